@@ -1,0 +1,101 @@
+"""What codegen hands to the runtime: Triton text, and everything that is needed to launch it, as plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import sympy
+
+from ..ir.types import Size
+
+
+class Ref(NamedTuple):
+    """A buffer: input i or output i of the group's graph, temporary i between its kernels, or scratch i of one kernel."""
+
+    kind: Literal["input", "output", "temporary", "scratch"]
+    index: int
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Memory that the runtime allocates before the launch. `zeroed` memory must hold zeros (arrival counters)."""
+
+    name: str
+    dtype: str
+    shape: tuple[Size, ...]
+    strides: tuple[Size, ...]
+    zeroed: bool = False
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """A pointer argument: its name in the text, the buffer, and an offset in elements that the kernel adds itself."""
+
+    name: str
+    buffer: Ref
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A run-time integer argument, as an expression over the symbols of the capture."""
+
+    name: str
+    value: Size
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One `@triton.jit` function and how to launch it.
+
+    `arguments` are passed in order, `constants` by name. `grid` is the number of programs. `pinned` are the symbols whose
+    values were compiled in, `guards` conditions over the others under which the text is right (each checked per call, cheaply).
+    `reads` and `writes` are bytes moved to and from device memory per buffer, as expressions.
+    """
+
+    name: str
+    source: str
+    arguments: tuple[Pointer | Scalar, ...]
+    constants: dict[str, int | float | bool]
+    grid: Size
+    num_warps: int
+    num_stages: int = 1
+    scratch: tuple[Buffer, ...] = ()
+    pinned: dict[sympy.Symbol, int] = field(default_factory=dict)
+    guards: tuple[sympy.Basic, ...] = ()
+    reads: dict[str, Size] = field(default_factory=dict)
+    writes: dict[str, Size] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The kernels of one group, in launch order, and the temporaries between them."""
+
+    kernels: tuple[Kernel, ...]
+    temporaries: tuple[Buffer, ...] = ()
+
+
+@dataclass(frozen=True)
+class Target:
+    """A device to generate for. `shared` and `l2` in bytes; `warp` in threads."""
+
+    kind: Literal["cuda", "hip", "interpret"]
+    arch: str
+    units: int
+    l2: int
+    shared: int
+    warp: int = 32
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.arch}" if self.arch else self.kind
+
+
+TARGETS = {
+    "cuda:80": Target("cuda", "80", units=108, l2=40 << 20, shared=163 << 10),
+    "cuda:90": Target("cuda", "90", units=132, l2=50 << 20, shared=227 << 10),
+    "cuda:100": Target("cuda", "100", units=148, l2=126 << 20, shared=227 << 10),
+    "hip:gfx942": Target("hip", "gfx942", units=304, l2=256 << 20, shared=64 << 10, warp=64),
+    # the interpreter pays per program, whatever the block: few programs, large blocks
+    "interpret": Target("interpret", "", units=4, l2=50 << 20, shared=227 << 10),
+}

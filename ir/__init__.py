@@ -1,0 +1,25 @@
+"""The ground: typed graphs on networkx, the closed list of primitives, and what can be said about both without torch."""
+
+from .errors import FusegradError, InvalidGraphError
+from .graph import Graph, Value, building, emit, provenance
+from .program import Place, Program
+from .text import parse, show
+from .types import Size, TensorType
+from .verify import verify
+
+__all__ = [
+    "FusegradError",
+    "Graph",
+    "InvalidGraphError",
+    "Place",
+    "Program",
+    "Size",
+    "TensorType",
+    "Value",
+    "building",
+    "emit",
+    "parse",
+    "provenance",
+    "show",
+    "verify",
+]

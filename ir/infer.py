@@ -1,0 +1,145 @@
+"""Type rules: one line per primitive, operand types and parameters to result types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import sympy
+
+from .errors import TypeRuleError
+from .prims import BINARY, COMPARE, PREDICATES, PRIMS, UNARY
+from .types import Size, TensorType, product, simplest
+
+Types = Sequence[TensorType]
+
+
+def infer(prim: str, operands: Sequence[tuple[TensorType, ...]], params: dict[str, Any]) -> tuple[TensorType, ...]:
+    """The result types of `prim`; raises TypeRuleError where the rule refuses."""
+    known = PRIMS.get(prim)
+    if known is None:
+        raise TypeRuleError("no such primitive", prim=prim)
+    if known.arity is not None and len(operands) != known.arity:
+        raise TypeRuleError(f"takes {known.arity} operands, got {len(operands)}", prim=prim)
+    if set(params) != set(known.params):
+        raise TypeRuleError(f"takes parameters {known.params}, got {tuple(params)}", prim=prim)
+    if prim == "pick":
+        return (operands[0][params["index"]],)
+    if any(len(o) != 1 for o in operands):
+        raise TypeRuleError("an operand has several results; read it through pick", prim=prim)
+    result = type_rules[prim](*[o[0] for o in operands], **params)
+    return result if isinstance(result, tuple) else (result,)
+
+
+def require(condition: bool, prim: str, detail: str) -> None:
+    if not condition:
+        raise TypeRuleError(detail, prim=prim)
+
+
+def equal(a: Size, b: Size) -> bool:
+    """Provably the same size."""
+    return a == b or sympy.simplify(sympy.sympify(a) - sympy.sympify(b)) == 0
+
+
+def drop(shape: Sequence[Size], axes: Sequence[int]) -> tuple[Size, ...]:
+    return tuple(d for i, d in enumerate(shape) if i not in axes)
+
+
+def ceil_div(n: Size, d: Size) -> Size:
+    return simplest(sympy.ceiling(sympy.sympify(n) / d)) if d != 1 else n
+
+
+def _alike(*xs: TensorType) -> TensorType:
+    first = xs[0]
+    for x in xs[1:]:
+        same = x.dtype == first.dtype and len(x.shape) == len(first.shape)
+        if not same or not all(map(equal, x.shape, first.shape)):
+            raise TypeRuleError(f"operands differ: {first} and {x}", prim="elementwise")
+    return first
+
+
+def _where(c: TensorType, x: TensorType, y: TensorType) -> TensorType:
+    _alike(c.with_dtype("f32"), x.with_dtype("f32"))
+    return _alike(x, y)
+
+
+def _broadcast(x: TensorType, shape: tuple[Size, ...], axes: tuple[int, ...]) -> TensorType:
+    require(len(axes) == x.ndim and list(axes) == sorted(set(axes)), "broadcast", f"axes {axes} do not place {x}")
+    require(all(equal(d, 1) or equal(d, shape[a]) for d, a in zip(x.shape, axes, strict=True)), "broadcast", f"{x} to {shape}")
+    return x.with_shape(shape)
+
+
+def _reshape(x: TensorType, shape: tuple[Size, ...]) -> TensorType:
+    require(equal(x.numel, product(shape)), "reshape", f"{x} has not as many elements as {shape}")
+    return x.with_shape(shape)
+
+
+def _slice(x: TensorType, start: tuple[Size, ...], stop: tuple[Size, ...], step: tuple[int, ...]) -> TensorType:
+    return x.with_shape(ceil_div(simplest(sympy.sympify(b) - a), s) for a, b, s in zip(start, stop, step, strict=True))
+
+
+def _pad(x: TensorType, lo: tuple[Size, ...], hi: tuple[Size, ...], inner: tuple[int, ...]) -> TensorType:
+    return x.with_shape(n + a + b + (n - 1) * i for n, a, b, i in zip(x.shape, lo, hi, inner, strict=True))
+
+
+def _cat(*xs: TensorType, axis: int) -> TensorType:
+    shape = xs[0].shape
+    total = sum((x.shape[axis] for x in xs[1:]), start=sympy.sympify(shape[axis]))
+    return xs[0].with_shape((*shape[:axis], simplest(total), *shape[axis + 1 :]))
+
+
+def _dot(x: TensorType, y: TensorType, x_axes: tuple[int, ...], y_axes: tuple[int, ...], out_axes: tuple[int, ...]) -> TensorType:
+    require(x.dtype == y.dtype, "dot", f"{x} and {y} differ in dtype")
+    size = dict(zip(y_axes, y.shape, strict=True)) | dict(zip(x_axes, x.shape, strict=True))
+    return x.with_shape(size[label] for label in out_axes)
+
+
+def _gather(x: TensorType, *index: TensorType, axes: tuple[int, ...]) -> TensorType:
+    require(len(index) == len(axes) > 0, "gather", f"{len(index)} index tensors for axes {axes}")
+    _alike(*index)
+    return x.with_shape((*index[0].shape, *drop(x.shape, axes)))
+
+
+def _scatter(base: TensorType, src: TensorType, *index: TensorType, axes: tuple[int, ...], mode: str) -> TensorType:
+    require(mode in ("add", "set"), "scatter", f"mode {mode!r}")
+    _alike(_gather(base, *index, axes=axes), src)
+    return base
+
+
+def _reduced(x: TensorType, axes: tuple[int, ...]) -> TensorType:
+    require(list(axes) == sorted(set(axes)) and all(0 <= a < x.ndim for a in axes), "reduce", f"axes {axes} of {x}")
+    return x.with_shape(drop(x.shape, axes))
+
+
+def _index_of(x: TensorType, axis: int) -> TensorType:
+    return TensorType(drop(x.shape, (axis,)), "i64")
+
+
+type_rules: dict[str, Callable[..., TensorType | tuple[TensorType, ...]]] = {
+    **{name: (lambda x: x) for name in UNARY},
+    **{name: (lambda x: x.with_dtype("b1")) for name in PREDICATES},
+    **{name: _alike for name in BINARY},
+    **{name: (lambda x, y: _alike(x, y).with_dtype("b1")) for name in COMPARE},
+    "where": _where,
+    "cast": lambda x, dtype: x.with_dtype(dtype),
+    "full": lambda value, shape, dtype: TensorType(shape, dtype),
+    "iota": lambda size, dtype: TensorType((size,), dtype),
+    "broadcast": _broadcast,
+    "reshape": _reshape,
+    "permute": lambda x, perm: x.with_shape(x.shape[i] for i in perm),
+    "slice": _slice,
+    "pad": _pad,
+    "flip": lambda x, axes: x,
+    "cat": _cat,
+    **{name: _reduced for name in ("sum", "prod", "amax", "amin")},
+    "argmax": _index_of,
+    "argmin": _index_of,
+    "cumsum": lambda x, axis, reverse: x,
+    "dot": _dot,
+    "gather": _gather,
+    "scatter": _scatter,
+    "random": lambda seed, offset, shape, dtype, kind: TensorType(shape, dtype),
+    "aten": lambda *xs, op, spec, avals: avals,
+    "aten_effect": lambda *xs, op, spec, avals: avals,
+    "call": lambda *xs, target, spec, avals: avals,
+}
