@@ -1,0 +1,56 @@
+# make demo    set up .venv, install, run the main job
+# make test    set up .venv, install, lint, type-check, test
+#
+#   PYTHON=python3.12         another interpreter (>= 3.11)
+#   VENV=/path/to/venv        another environment, for example one that holds a CUDA build of torch already
+#   CONSTRAINTS=              without the pins: keeps the torch that VENV has, if it is new enough
+#   ARGS="--steps 20"         more arguments for the demo
+#   TESTS=tests/ir            fewer tests
+
+PYTHON ?= python3
+VENV ?= .venv
+CONSTRAINTS ?= constraints.txt
+JOBS ?= 2
+ARGS ?=
+TESTS ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+PINS := $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
+STAMP := $(VENV)/.fusegrad-installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint types tests clean
+
+help:
+	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
+
+install: $(STAMP)
+
+# torch first and alone, so that no other requirement chooses its version.
+$(STAMP): pyproject.toml Makefile $(CONSTRAINTS)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) $(PINS) 'torch>=2.11'
+	$(PIP) $(PINS) -e '.[test]'
+	touch $@
+
+demo: $(STAMP)
+	$(BIN)/python -m fusegrad demo $(ARGS)
+
+test: lint types tests
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+
+# Type checkers do not see an editable install, hence a folder in which the root goes by its name.
+types: $(STAMP)
+	mkdir -p .typings
+	test -e .typings/fusegrad || ln -s .. .typings/fusegrad
+	$(BIN)/mypy
+
+tests: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --timeout=300 $(TESTS)
+
+clean:
+	rm -rf .venv .typings .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist fusegrad.egg-info fusegrad-demo
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

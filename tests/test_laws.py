@@ -1,0 +1,131 @@
+"""The laws of the architecture: which room may import what, read from the sources with `ast`."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PACKAGES: list[str] = PROJECT["tool"]["setuptools"]["packages"]
+NOT_PACKAGED = {"tests", "examples", "benchmarks", "build", "dist"}
+
+# room -> the rooms that it may import, and the libraries that it may import besides Python's own
+ROOMS = {
+    "ir": {"ir"},
+    "tracer": {"ir", "tracer"},
+    "codegen": {"ir", "codegen"},
+    "runtime": {"ir", "tracer", "codegen", "runtime"},
+    "": {"ir", "tracer", "codegen", "runtime", ""},
+}
+LIBRARIES = {
+    "ir": {"networkx", "numpy", "sympy"},
+    "tracer": {"networkx", "numpy", "sympy", "torch"},
+    "codegen": {"networkx", "numpy", "sympy"},
+    "runtime": {"networkx", "numpy", "sympy", "torch", "triton"},
+    "": set(),
+}
+
+
+def folder(package: str) -> Path:
+    """fusegrad.ir.passes -> ROOT/ir/passes"""
+    return ROOT.joinpath(*package.split(".")[1:])
+
+
+MODULES = sorted(path for package in PACKAGES for path in folder(package).glob("*.py"))
+
+
+def dotted(path: Path) -> tuple[str, ...]:
+    """ROOT/ir/passes/fuse.py -> ("ir", "passes", "fuse")"""
+    return path.relative_to(ROOT).with_suffix("").parts
+
+
+def room_of(parts: tuple[str, ...]) -> str:
+    return parts[0] if parts and parts[0] in ROOMS else ""
+
+
+def inner_targets(node: ast.ImportFrom, parts: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """The modules that `from ..ir import Graph` in `parts` names, seen from the root."""
+    base = parts[: len(parts) - node.level] + tuple((node.module or "").split(".") if node.module else ())
+    yield from ((*base, alias.name) for alias in node.names)
+
+
+def imports(path: Path) -> Iterator[tuple[bool, tuple[str, ...]]]:
+    """(inside the package?, dotted name) of every import of a file, those inside functions included."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((False, tuple(alias.name.split("."))) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level:
+            yield from ((True, target) for target in inner_targets(node, dotted(path)))
+        elif isinstance(node, ast.ImportFrom):
+            yield False, tuple((node.module or "").split("."))
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name)
+def test_rooms_import_downwards(path: Path) -> None:
+    allowed = ROOMS[room_of(dotted(path))]
+    found = {room_of(target) for inside, target in imports(path) if inside}
+    assert found <= allowed, f"{name(path)} imports {sorted(found - allowed)}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name)
+def test_rooms_import_only_their_libraries(path: Path) -> None:
+    allowed = LIBRARIES[room_of(dotted(path))]
+    found = {target[0] for inside, target in imports(path) if not inside} - sys.stdlib_module_names
+    assert found <= allowed, f"{name(path)} imports {sorted(found - allowed)}"
+
+
+@pytest.mark.parametrize("path", [p for p in MODULES if dotted(p)[:2] == ("ir", "passes")], ids=name)
+def test_passes_do_not_derive_programs(path: Path) -> None:
+    assert not any(target[:2] == ("ir", "transforms") for inside, target in imports(path) if inside)
+
+
+@pytest.mark.parametrize("path", [p for p in MODULES if dotted(p)[:2] == ("ir", "transforms")], ids=name)
+def test_transforms_do_not_make_programs_cheaper(path: Path) -> None:
+    assert not any(target[:2] == ("ir", "passes") for inside, target in imports(path) if inside)
+
+
+def test_every_folder_with_modules_is_packaged() -> None:
+    tops = {d for d in ROOT.iterdir() if d.is_dir() and d.name.isidentifier() and d.name not in NOT_PACKAGED}
+    folders = {p.parent for top in tops for p in top.rglob("*.py")} | {ROOT}
+    assert {folder(package) for package in PACKAGES} == folders
+
+
+def test_every_package_has_an_init() -> None:
+    assert all((folder(package) / "__init__.py").is_file() for package in PACKAGES)
+
+
+def run_python(code: str) -> str:
+    """The standard output of `code` in a fresh interpreter."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_import_works_without_triton() -> None:
+    run_python("import sys; sys.modules['triton'] = None; import fusegrad; fusegrad.compile")
+
+
+def test_import_does_not_load_triton() -> None:
+    assert run_python("import fusegrad, sys; print('triton.language' in sys.modules)").strip() == "False"
+
+
+def test_the_ground_does_not_load_torch() -> None:
+    """ir alone, without the package's face, needs neither torch nor triton."""
+    code = (
+        "import importlib.util, sys, types\n"
+        f"root = types.ModuleType('fusegrad'); root.__path__ = [{str(ROOT)!r}]\n"
+        "sys.modules.update(fusegrad=root, torch=None, triton=None)\n"
+        "import fusegrad.ir, fusegrad.codegen"
+    )
+    run_python(code)
