@@ -1,0 +1,80 @@
+"""Settings: environment variables, `config.patch(...)` over them, the argument of `compile` under both."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from ..ir.errors import FusegradError
+
+BACKENDS = ("auto", "triton", "interpret", "reference", "inductor")
+
+
+class ConfigError(FusegradError, ValueError):
+    """A setting that does not exist, or a value that it cannot have."""
+
+    message = "{detail}\n  fix:  {fix}"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """backend: None leaves it to `compile(...)`. check: compare each first call with the user's own method.
+
+    check_bytes: above this many bytes of intermediates the first-call check runs on inputs cut to a few elements.
+    debug: verify every graph after every step.
+    """
+
+    backend: str | None = None
+    check: bool = True
+    check_bytes: int = 16 << 20
+    debug: bool = False
+
+
+_patched: ContextVar[Settings | None] = ContextVar("fusegrad_settings", default=None)
+
+
+def settings() -> Settings:
+    """The settings in force here and now."""
+    patched = _patched.get()
+    return patched if patched is not None else _from_environment()
+
+
+def backend_name(asked: str) -> str:
+    """The backend to use where `compile` was asked for `asked`."""
+    return settings().backend or asked
+
+
+@contextlib.contextmanager
+def patch(**changes: Any) -> Iterator[Settings]:
+    """`with fusegrad.config.patch(backend="interpret"): ...`, for this thread or task only."""
+    known = {f.name for f in fields(Settings)}
+    for name in changes.keys() - known:
+        raise ConfigError(f"there is no setting {name!r}", fix=f"use one of {', '.join(sorted(known))}")
+    if changes.get("backend") is not None:
+        valid_backend(changes["backend"])
+    token = _patched.set(replace(settings(), **changes))
+    try:
+        yield settings()
+    finally:
+        _patched.reset(token)
+
+
+def valid_backend(name: Any) -> str:
+    """The name, if it is a backend's; raises ConfigError otherwise."""
+    if name not in BACKENDS:
+        raise ConfigError(f"there is no backend {name!r}", fix=f"use one of {', '.join(BACKENDS)}")
+    return name  # type: ignore[no-any-return]
+
+
+def _from_environment() -> Settings:
+    backend = os.environ.get("FUSEGRAD_BACKEND") or None
+    if backend is not None:
+        valid_backend(backend)
+    return replace(_DEFAULT, backend=backend, debug=os.environ.get("FUSEGRAD_DEBUG", "0") not in ("", "0"))
+
+
+_DEFAULT = Settings()

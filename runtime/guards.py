@@ -1,0 +1,60 @@
+"""When may a captured graph be used again? Facts that are compared by equality, and conditions on sizes as one function.
+
+The facts hold everything that can change what a method does: dtypes, devices, requires_grad, constants, what is read from
+outside, and torch's global state. Sizes and strides are left to the guard expression of the ShapeEnv.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
+
+from ..tracer.capture import Session
+from ..tracer.reads import freeze
+
+Guard = Callable[[Sequence[torch.Tensor]], bool]
+
+
+def argument_fact(value: Any) -> Any:
+    """What must be equal of an argument, whatever its sizes."""
+    if isinstance(value, torch.Tensor):
+        return (value.dtype, value.device, value.requires_grad, value.dim(), value.is_conj(), value.is_neg())
+    return freeze(value)
+
+
+def layout_fact(value: torch.Tensor) -> Any:
+    """Sizes and strides: with them equal, no guard needs to be asked."""
+    return (value.shape, value.stride())
+
+
+def global_state() -> tuple[Any, ...]:
+    """torch's own state that a method may depend on."""
+    return (
+        torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
+        torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda"),
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch._C._len_torch_function_stack() and str(torch.get_default_device()),
+    )
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor can be captured: strided, and no subclass but Parameter."""
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and tensor.layout is torch.strided
+
+
+def size_guard(session: Session, fakes: Sequence[torch.Tensor]) -> Guard:
+    """The conditions on sizes and strides under which the session's graphs hold, compiled once."""
+    text = session.env.produce_guards_expression(list(fakes), ignore_static=False)
+    if not text:
+        return lambda tensors: True
+    text = re.sub(r"L\['t(\d+)'\]", r"t[\1]", text)
+    text = re.sub(r"t\[\d+\]\.storage_offset\(\)", "0", text)
+    names = dict(SYMPY_INTERP)
+    exec(f"def guard(t): return {text}", names)  # the text is torch's own, over sizes alone
+    return names["guard"]  # type: ignore[no-any-return]

@@ -1,0 +1,29 @@
+"""Counters of what the compiler did in this process."""
+
+from __future__ import annotations
+
+import threading
+
+COUNTERS = ("captures", "compiles", "cache_hits", "fallbacks")
+
+_counts = dict.fromkeys(COUNTERS, 0)
+_lock = threading.Lock()
+
+
+def count(name: str, by: int = 1) -> None:
+    """Add to a counter."""
+    with _lock:
+        _counts[name] += by
+
+
+def stats() -> dict[str, int]:
+    """captures: methods traced. compiles: kernels generated, and graphs prepared for the other backends.
+    cache_hits: kernels or binaries found again. fallbacks: methods that run as the user wrote them."""
+    with _lock:
+        return dict(_counts)
+
+
+def reset() -> None:
+    """All counters back to zero."""
+    with _lock:
+        _counts.update(dict.fromkeys(COUNTERS, 0))

@@ -1,0 +1,285 @@
+"""Capture: run Python once on fake tensors with symbolic sizes and keep the ATen operations as a graph.
+
+One `Session` (one ShapeEnv, one fake mode) serves forward and backward of a specialisation, so that both speak of the
+same symbols. Nothing of torch is patched outside a capture, and a capture restores what it touched even when it fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import os
+import re
+import sys
+import threading
+import traceback
+import types
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch._dynamo.source import ConstantSource, LocalSource
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.function import Function
+from torch.fx.experimental.proxy_tensor import (
+    disable_proxy_modes_tracing,
+    get_proxy_mode,
+    make_fx,
+    track_tensor_tree,
+)
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.overrides import TorchFunctionMode
+
+from ..ir.errors import FusegradError
+from .reads import Reads
+
+capture_lock = threading.RLock()
+"""One capture at a time in a process: make_fx patches module state while it runs."""
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_PACKAGE_ROOMS = tuple(_OURS + room + os.sep for room in ("ir", "tracer", "codegen", "runtime"))
+
+
+class CaptureError(FusegradError):
+    """The method cannot be captured. Internal: the runtime turns it into a record or into NotTraceableError."""
+
+    message = "{reason}\n  at:   {where}"
+
+
+@dataclass
+class Trace:
+    """A captured graph: its placeholders are `fakes`, then one per captured tensor, in order."""
+
+    graph_module: torch.fx.GraphModule
+    fakes: list[Any]
+    lifted: list[torch.Tensor] = field(default_factory=list)
+
+
+class Session:
+    """Where sizes have names. `size_limit`: sizes stay concrete when `dynamic` is False."""
+
+    def __init__(self, dynamic: bool = True) -> None:
+        self.dynamic = dynamic
+        self.env = ShapeEnv(duck_shape=False)
+        self.mode = FakeTensorMode(shape_env=self.env, allow_non_fake_inputs=True)
+        self.named: list[tuple[str, Any]] = []
+
+    def fake(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A fake of `tensor` whose sizes are fresh symbols; reading its memory raises."""
+        name = f"t{len(self.named)}"
+        sizes = DimDynamic.DYNAMIC if self.dynamic else DimDynamic.STATIC
+        strides = DimDynamic.INFER_STRIDE if self.dynamic else DimDynamic.STATIC
+        context: Any = StatelessSymbolicContext(
+            dynamic_sizes=[sizes] * tensor.dim(), dynamic_strides=[strides] * tensor.dim()
+        )
+        with torch.no_grad():
+            fake = self.mode.from_tensor(_without_memory(tensor), source=LocalSource(name), symbolic_context=context)
+        self.named.append((name, fake))
+        return _guarded_memory(fake, tensor.requires_grad)
+
+    def fake_like(self, like: torch.Tensor, expanded: bool = False) -> torch.Tensor:
+        """A fake gradient of a fake output: its shape, row-major, or every stride 0."""
+        with self.mode, torch.no_grad():
+            if expanded:
+                fake = torch.empty((), dtype=like.dtype, device=like.device).expand(like.shape)
+            else:
+                fake = torch.empty(like.shape, dtype=like.dtype, device=like.device)
+        return _guarded_memory(fake, False)
+
+    def integer(self, value: int) -> Any:
+        """A fresh symbolic integer with the hint `value`."""
+        source = ConstantSource(f"i{len(self.named)}")
+        symint = self.env.create_unspecified_symint_and_symbol(value, source, DimDynamic.DYNAMIC)
+        self.named.append((source.source_name if hasattr(source, "source_name") else f"i{len(self.named)}", symint))
+        return symint
+
+    def trace(self, fn: Callable[..., Any], fakes: Sequence[Any], reads: Reads | None = None) -> Trace:
+        """The ATen graph of `fn(*fakes)`. Tensors from outside become extra placeholders, each found in `reads`."""
+        cache = torch.is_autocast_cache_enabled()
+        with capture_lock, self.mode, torch.no_grad(), _nested_functions_as_calls(), _Provenance():
+            try:
+                torch.set_autocast_cache_enabled(False)
+                gm = make_fx(fn, tracing_mode="real", _allow_non_fake_inputs=True)(*fakes)
+            finally:
+                torch.set_autocast_cache_enabled(cache)
+        _refuse_data_dependence(gm)
+        return Trace(gm, list(fakes), _lift_captured(gm, reads))
+
+
+def is_capturing() -> bool:
+    """Whether Python code runs under a tracer (ours or another), so that no capture may begin."""
+    return bool(torch._C._len_torch_dispatch_stack()) or torch._C._get_tracing_state() is not None
+
+
+def _without_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """The same metadata at storage offset 0: where a view begins must not decide which graph is used."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+
+
+def _guarded_memory(fake: torch.Tensor, requires_grad: bool) -> torch.Tensor:
+    torch._C._set_throw_on_mutable_data_ptr(fake)
+    return fake.requires_grad_() if requires_grad else fake
+
+
+# ------------------------------------------------------------------ where something happened
+def user_frame() -> types.FrameType | None:
+    """The innermost frame outside torch and fusegrad's own rooms."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and not is_user_file(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
+
+
+def is_user_file(filename: str) -> bool:
+    return not filename.startswith((_TORCH, *_PACKAGE_ROOMS)) and not filename.startswith("<frozen")
+
+
+def where_raised(error: BaseException) -> str:
+    """`file:line` of the last user frame that the error passed through."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if is_user_file(f.filename)]
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "unknown"
+
+
+class _Provenance(TorchFunctionMode):
+    """Marks every node with the user's line that caused it: meta["fusegrad_origin"] = (name, where, line)."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        proxy_mode = get_proxy_mode()
+        if proxy_mode is None:
+            return func(*args, **(kwargs or {}))
+        graph = proxy_mode.tracer.graph
+        last = next(reversed(graph.nodes), graph._root)
+        result = func(*args, **(kwargs or {}))
+        node = last.next
+        if node is not graph._root:
+            origin = _origin_of(user_frame())
+            while node is not graph._root:
+                node.meta.setdefault("fusegrad_origin", origin)
+                node = node.next
+        return result
+
+
+_ASSIGNMENT = re.compile(r"^\s*([A-Za-z_]\w*)\s*(?::[^=]+)?=[^=]")
+
+
+def _origin_of(frame: types.FrameType | None) -> tuple[str | None, str, str] | None:
+    if frame is None:
+        return None
+    filename, lineno = frame.f_code.co_filename, frame.f_lineno
+    line = linecache.getline(filename, lineno).strip()
+    assigned = _ASSIGNMENT.match(line)
+    return (assigned.group(1) if assigned else None, f"{filename}:{lineno}", line)
+
+
+# ------------------------------------------------------------------ nested Functions stay one node
+_capturing = threading.local()
+
+
+class _Template:
+    """Holds the code that `Function.apply` runs during a capture; it has the same free variable."""
+
+    @classmethod
+    def apply(cls, *args, **kwargs):  # type: ignore[no-untyped-def]
+        __class__  # noqa: B018  the free variable that Function.apply's own code has
+        import torch as _torch
+
+        return _torch._fusegrad_nested_call(cls, args, kwargs)  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def _nested_functions_as_calls() -> Iterator[None]:
+    """While capturing, `Function.apply` (aliases included) becomes one `call` node instead of its inlined forward.
+
+    Only with grad mode off: where autograd records (derivatives), the nested Function's own backward is what it records.
+    """
+    if getattr(_capturing, "depth", 0):
+        yield
+        return
+    original = Function.apply.__func__  # type: ignore[attr-defined]
+    code = original.__code__
+    plain = types.FunctionType(code, original.__globals__, original.__name__, original.__defaults__, original.__closure__)
+    _capturing.depth = 1
+    torch._fusegrad_nested_call = lambda cls, args, kwargs: _nested_call(plain, cls, args, kwargs)  # type: ignore[attr-defined]
+    try:
+        original.__code__ = _Template.apply.__func__.__code__  # type: ignore[attr-defined]
+        yield
+    finally:
+        original.__code__ = code
+        del torch._fusegrad_nested_call  # type: ignore[attr-defined]
+        _capturing.depth = 0
+
+
+def _nested_call(plain: Callable[..., Any], cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    mode = get_proxy_mode() if getattr(_capturing, "depth", 0) else None
+    if mode is None or torch.is_grad_enabled() or kwargs or torch._C._are_functorch_transforms_active():
+        return plain(cls, *args, **kwargs)
+    cls = getattr(cls, "_fusegrad_user_class", cls)
+    with disable_proxy_modes_tracing():
+        result = plain(cls, *args)
+    proxies = pytree.tree_map_only((torch.Tensor, torch.SymInt, torch.SymFloat), mode.tracer.unwrap_proxy, args)
+    proxy = mode.tracer.create_proxy("call_function", call_of(cls), proxies, {}, name=cls.__name__)
+    proxy.node.meta["fusegrad_origin"] = _origin_of(user_frame())
+    return track_tensor_tree(result, proxy, constant=None, tracer=mode.tracer)
+
+
+_calls: dict[type, Callable[..., Any]] = {}
+
+
+def call_of(cls: type) -> Callable[..., Any]:
+    """The function that a `call` node runs: the same object for the same class, so that nodes compare equal."""
+    if cls not in _calls:
+
+        def call(*args: Any) -> Any:
+            return cls.apply(*args)  # type: ignore[attr-defined]
+
+        call.__name__ = call.__qualname__ = f"call_{cls.__name__}"
+        call.fusegrad_call = cls  # type: ignore[attr-defined]
+        _calls[cls] = call
+    return _calls[cls]
+
+
+# ------------------------------------------------------------------ after the trace
+def _lift_captured(gm: torch.fx.GraphModule, reads: Reads | None) -> list[torch.Tensor]:
+    """Tensors from outside become placeholders at the end. A tensor made during the trace stays a constant."""
+    placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    anchor = placeholders[-1] if placeholders else None
+    lifted: list[torch.Tensor] = []
+    nodes: dict[int, torch.fx.Node] = {}
+    for node in [n for n in gm.graph.nodes if n.op == "get_attr"]:
+        tensor = getattr(gm, node.target, None)
+        if not isinstance(tensor, torch.Tensor) or _made_during_trace(node):
+            continue
+        if reads is not None and reads.tensor_path(tensor) is None:
+            raise CaptureError(reason=f"it reads a tensor {tuple(tensor.shape)} that cannot be found again on the next call", where="unknown")
+        if id(tensor) not in nodes:
+            insert = gm.graph.inserting_after(anchor) if anchor else gm.graph.inserting_before(next(iter(gm.graph.nodes)))
+            with insert:
+                anchor = nodes[id(tensor)] = gm.graph.placeholder(f"captured_{len(lifted)}")
+            anchor.meta["val"] = node.meta.get("val")
+            lifted.append(tensor)
+        node.replace_all_uses_with(nodes[id(tensor)])
+        gm.graph.erase_node(node)
+    gm.recompile()
+    return lifted
+
+
+def _made_during_trace(node: torch.fx.Node) -> bool:
+    return all(user.target is torch.ops.aten.lift_fresh_copy.default for user in node.users)
+
+
+_DATA_READS = {"aten::_local_scalar_dense", "aten::item", "aten::equal", "aten::is_nonzero"}
+
+
+def _refuse_data_dependence(gm: torch.fx.GraphModule) -> None:
+    """`.item()` used as a number replays right, but a promise of `is_traceable` excludes it: refuse by name and line."""
+    for node in gm.graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        if schema is not None and schema.name in _DATA_READS:
+            origin = node.meta.get("fusegrad_origin")
+            raise CaptureError(
+                reason=f"it reads the data of a tensor (`{schema.name.split('::')[1]}`)", where=origin[1] if origin else "unknown"
+            )

@@ -1,0 +1,76 @@
+"""The stand-ins for `ctx` while a method is captured: they record what the method does, and compute nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+
+class ForwardContext:
+    """What forward and setup_context see. Calls and attributes end up in the public fields, last call wins."""
+
+    def __init__(self, needs_input_grad: tuple[bool, ...]) -> None:
+        slots = {
+            "needs_input_grad": needs_input_grad,
+            "to_save": (),
+            "saved_for_forward": (),
+            "dirty": (),
+            "non_differentiable": (),
+            "materialize_grads": True,
+            "attributes": {},
+        }
+        self.__dict__.update(slots)
+
+    def save_for_backward(self, *tensors: Any) -> None:
+        self.__dict__["to_save"] = _only_tensors(tensors)
+
+    def save_for_forward(self, *tensors: Any) -> None:
+        self.__dict__["saved_for_forward"] = _only_tensors(tensors)
+
+    def mark_dirty(self, *tensors: Any) -> None:
+        self.__dict__["dirty"] = tensors
+
+    def mark_non_differentiable(self, *tensors: Any) -> None:
+        self.__dict__["non_differentiable"] = tensors
+
+    def set_materialize_grads(self, value: bool) -> None:
+        self.__dict__["materialize_grads"] = value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self.__dict__["attributes"][name] = value
+
+    def __delattr__(self, name: str) -> None:
+        try:
+            del self.__dict__["attributes"][name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__["attributes"][name]
+        except KeyError:
+            raise AttributeError(f"ctx has no attribute {name!r}") from None
+
+
+class BackwardContext:
+    """What backward and jvp see: the residuals, the attributes that forward left, `needs_input_grad`."""
+
+    def __init__(
+        self, saved_tensors: Sequence[Any], attributes: Mapping[str, Any], needs_input_grad: tuple[bool, ...]
+    ) -> None:
+        self.__dict__.update(attributes)
+        self.saved_tensors = tuple(saved_tensors)
+        self.needs_input_grad = needs_input_grad
+
+    @property
+    def saved_variables(self) -> tuple[Any, ...]:
+        return self.saved_tensors
+
+
+def _only_tensors(tensors: tuple[Any, ...]) -> tuple[Any, ...]:
+    for t in tensors:
+        if t is not None and not isinstance(t, torch.Tensor):
+            raise TypeError(f"save_for_backward can only save variables, but got an argument of type {type(t).__name__}")
+    return tensors

@@ -1,0 +1,319 @@
+"""A Function class, one specialisation at a time: forward and setup_context as one graph, backward as another.
+
+By object identity each tensor that the methods save, mark or return is found among the inputs, the outputs, or the
+values in between (`hidden`, which become extra outputs). That map is all that backward needs to be captured apart.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+import torch
+import torch.utils._pytree as pytree
+from torch.autograd.function import Function
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+from ..ir.errors import FusegradError
+from ..ir.program import Place
+from .capture import CaptureError, Session, Trace, where_raised
+from .context import BackwardContext, ForwardContext
+from .reads import Reads
+
+Tensor = torch.Tensor
+
+
+def uses_setup_context(cls: type) -> bool:
+    """Whether `cls` is written as forward + setup_context, not as forward(ctx, ...)."""
+    return cls.setup_context is not Function.setup_context  # type: ignore[attr-defined]
+
+
+def backward_method(cls: type) -> Callable[..., Any] | None:
+    """The user's backward, or the `vjp` that is an alias of it; None where there is none."""
+    for name in ("backward", "vjp"):
+        if getattr(cls, name) is not getattr(Function, name):
+            return getattr(cls, name)  # type: ignore[no-any-return]
+    return None
+
+
+def methods(cls: type) -> dict[str, Callable[..., Any]]:
+    """The methods that the user wrote, by name."""
+    names = ("forward", "setup_context", "backward", "vjp", "jvp", "vmap")
+    return {n: getattr(cls, n) for n in names if getattr(cls, n) is not getattr(Function, n)}
+
+
+@dataclass(frozen=True)
+class Output:
+    """One output of the user's forward: a tensor of its own, an input as it is, a view of an input, or a plain object."""
+
+    kind: str  # "tensor", "input", "view", "same", "object"
+    index: int = 0  # of the input (by tensor slot), or of the output that is the same object
+    value: Any = None
+
+
+@dataclass
+class ForwardCapture:
+    """forward + setup_context at one key.
+
+    The trace returns the user's tensor outputs, then the hidden tensors. `saved` and `tensor_attributes` say where
+    everything comes from that the real ctx must be given; `constants` may hold symbols of the session.
+    """
+
+    session: Session
+    trace: Trace
+    fakes: list[Tensor]
+    outputs: list[Output]
+    is_tuple: bool
+    tensor_outputs: list[int]  # positions among the user's outputs
+    fake_outputs: list[Tensor]  # of the tensor outputs
+    fake_hidden: list[Tensor]
+    saved: list[Place | None]
+    saved_for_forward: list[Place | None]
+    dirty: list[Place]
+    non_differentiable: list[Place]
+    materialize_grads: bool
+    needs_input_grad: tuple[bool, ...]
+    constants: dict[str, Any] = field(default_factory=dict)
+    tensor_attributes: dict[str, Place] = field(default_factory=dict)
+
+    @property
+    def hidden_count(self) -> int:
+        return len(self.fake_hidden)
+
+    def fake_at(self, place: Place | None) -> Tensor | None:
+        """The fake of what is at `place`."""
+        if place is None:
+            return None
+        source = {"input": self.fakes, "output": self.fake_outputs, "hidden": self.fake_hidden}[place.kind]
+        return source[place.index]
+
+
+def call_forward(cls: type, ctx: Any, args: Sequence[Any]) -> Any:
+    """The user's forward and, where there is one, setup_context, on whatever `args` are."""
+    if not uses_setup_context(cls):
+        return cls.forward(ctx, *args)  # type: ignore[attr-defined]
+    output = cls.forward(*args)  # type: ignore[attr-defined]
+    cls.setup_context(ctx, tuple(args), output)  # type: ignore[attr-defined]
+    return output
+
+
+def capture_forward(
+    cls: type, args: Sequence[Any], fakes: Sequence[Tensor], session: Session, reads: Reads, needs: tuple[bool, ...]
+) -> ForwardCapture:
+    """Trace forward with setup_context. `args`: the call's arguments; `fakes` stand for its tensors, in order."""
+    slots = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
+    recorded: dict[str, Any] = {}
+
+    def whole(*tensors: Tensor) -> tuple[Any, ...]:
+        full = list(args)
+        for slot, tensor in zip(slots, tensors, strict=True):
+            full[slot] = tensor
+        ctx = ForwardContext(needs)
+        output = call_forward(cls, ctx, full)
+        recorded.update(_classify(ctx, output, tensors))
+        return (*recorded["returned"], *recorded["fake_hidden"])
+
+    trace = guarded_trace(session, whole, fakes, reads)
+    recorded.pop("returned")
+    return ForwardCapture(session=session, trace=trace, fakes=list(fakes), needs_input_grad=needs, **recorded)
+
+
+def guarded_trace(session: Session, fn: Callable[..., Any], fakes: Sequence[Any], reads: Reads | None) -> Trace:
+    """`session.trace`, with whatever goes wrong in the user's code turned into a CaptureError with its place."""
+    try:
+        return session.trace(fn, fakes, reads)
+    except CaptureError:
+        raise
+    except (Exception, RecursionError) as error:
+        raise CaptureError(reason=_reason(error), where=where_raised(error)) from error
+
+
+_REASONS = (
+    ("GuardOnDataDependentSymNode", "its control flow depends on the data of a tensor"),
+    ("DataDependentOutputException", "an operation's result in Python depends on the data of a tensor"),
+    (".numpy() is not supported", "it leaves torch: a tensor is turned into a numpy array"),
+    ("Cannot access data pointer", "it reads the memory address of a tensor"),
+    ("data pointer", "it reads the memory address of a tensor"),
+    ("mutable data ptr", "it reads the memory address of a tensor"),
+    ("__array__", "it leaves torch: a tensor is turned into a numpy array"),
+)
+
+
+def _reason(error: BaseException) -> str:
+    text = f"{type(error).__name__}: {error}"
+    known = next((reason for mark, reason in _REASONS if mark in text), None)
+    first = str(error).strip().splitlines()[0] if str(error).strip() else ""
+    return known or (f"{type(error).__name__}: {first}" if first else type(error).__name__)
+
+
+def _classify(ctx: ForwardContext, output: Any, tensors: Sequence[Tensor]) -> dict[str, Any]:
+    """Where everything is that forward returned, saved and marked, by the identity of its objects."""
+    is_tuple = isinstance(output, tuple)
+    outputs = output if is_tuple else (output,)
+    places: dict[int, Place] = {}
+    for index, tensor in enumerate(tensors):
+        places.setdefault(id(tensor), Place("input", index))
+    described, returned, positions = _describe_outputs(outputs, tensors, places, ctx)
+    hidden: list[Tensor] = []
+    saved = [_place(t, places, hidden) for t in ctx.to_save]
+    saved_for_forward = [_place(t, places, hidden) for t in ctx.saved_for_forward]
+    tensor_attributes, constants = _split_attributes(ctx.attributes, places, hidden)
+    return {
+        "outputs": described,
+        "is_tuple": is_tuple,
+        "tensor_outputs": positions,
+        "returned": returned,
+        "fake_outputs": list(returned),
+        "fake_hidden": hidden,
+        "saved": saved,
+        "saved_for_forward": saved_for_forward,
+        "dirty": _marked(ctx.dirty, places, "mark_dirty"),
+        "non_differentiable": _marked(ctx.non_differentiable, places, "mark_non_differentiable"),
+        "materialize_grads": ctx.materialize_grads,
+        "constants": constants,
+        "tensor_attributes": tensor_attributes,
+    }
+
+
+def _describe_outputs(
+    outputs: Sequence[Any], tensors: Sequence[Tensor], places: dict[int, Place], ctx: ForwardContext
+) -> tuple[list[Output], list[Tensor], list[int]]:
+    described: list[Output] = []
+    returned: list[Tensor] = []
+    positions: list[int] = []
+    for position, value in enumerate(outputs):
+        if not isinstance(value, Tensor):
+            described.append(Output("object", value=_concrete(value)))
+            continue
+        known = places.get(id(value))
+        if known is not None and known.kind == "output":
+            described.append(Output("same", known.index))
+        elif known is not None:
+            described.append(Output("input", known.index))
+        else:
+            described.append(_own_or_view(value, tensors))
+            places[id(value)] = Place("output", len(returned))
+        positions.append(position)
+        returned.append(value)
+    return described, returned, positions
+
+
+def _own_or_view(value: Tensor, tensors: Sequence[Tensor]) -> Output:
+    for index, tensor in enumerate(tensors):
+        if value.untyped_storage()._cdata == tensor.untyped_storage()._cdata:
+            return Output("view", index)
+    return Output("tensor")
+
+
+def _concrete(value: Any) -> Any:
+    """A Python value that goes back to the user must not hold symbols."""
+    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        raise CaptureError(reason="it returns a size as a Python number", where="unknown")
+    return value
+
+
+def _place(tensor: Tensor | None, places: dict[int, Place], hidden: list[Tensor]) -> Place | None:
+    if tensor is None:
+        return None
+    if id(tensor) not in places:
+        places[id(tensor)] = Place("hidden", len(hidden))
+        hidden.append(tensor)
+    return places[id(tensor)]
+
+
+def _marked(tensors: Sequence[Any], places: dict[int, Place], call: str) -> list[Place]:
+    unknown = [t for t in tensors if id(t) not in places]
+    if unknown:
+        raise CaptureError(reason=f"{call} is given something that is neither an input nor an output", where="unknown")
+    return [places[id(t)] for t in tensors]
+
+
+def _split_attributes(
+    attributes: dict[str, Any], places: dict[int, Place], hidden: list[Tensor]
+) -> tuple[dict[str, Place], dict[str, Any]]:
+    """ctx attributes by nature: tensors have a place, everything else is constant at this key."""
+    tensors: dict[str, Place] = {}
+    constants: dict[str, Any] = {}
+    for name, value in attributes.items():
+        if isinstance(value, Tensor):
+            place = _place(value, places, hidden)
+            assert place is not None
+            tensors[name] = place
+            continue
+        for leaf in _leaves(value):
+            _refuse_leaf(name, leaf)
+        constants[name] = value
+    return tensors, constants
+
+
+def _leaves(value: Any) -> list[Any]:
+    return pytree.tree_leaves(tuple(value) if isinstance(value, torch.Size) else value)
+
+
+def _refuse_leaf(name: str, leaf: Any) -> None:
+    if isinstance(leaf, Tensor):
+        raise CaptureError(reason=f"`ctx.{name}` is a container with tensors", where="unknown")
+    if isinstance(leaf, torch.SymInt | torch.SymFloat) and has_unbacked(leaf):
+        raise CaptureError(reason=f"`ctx.{name}` depends on the data of a tensor", where="unknown")
+
+
+def has_unbacked(symbol: Any) -> bool:
+    """Whether the size is known only once data is seen (the result of nonzero, say)."""
+    return any(s.name.startswith(("u", "zuf")) for s in symbol.node.expr.free_symbols)
+
+
+def symbols_in(values: Iterable[Any]) -> set[sympy.Symbol]:
+    """The session symbols inside Python values (sizes kept on ctx)."""
+    leaves = [leaf for value in values for leaf in _leaves(value)]
+    exprs = [leaf.node.expr for leaf in leaves if isinstance(leaf, torch.SymInt | torch.SymFloat | torch.SymBool)]
+    return {s for e in exprs for s in e.free_symbols}
+
+
+def rebind(value: Any, sizes: Mapping[sympy.Symbol, Any]) -> Any:
+    """`value` with every session symbol replaced: by ints at run time, by another session's SymInts while tracing."""
+
+    def leaf(x: Any) -> Any:
+        if isinstance(x, torch.SymInt | torch.SymFloat | torch.SymBool):
+            return sympy_interp(PythonReferenceAnalysis, dict(sizes), x.node.expr)
+        return x
+
+    if isinstance(value, torch.Size):
+        return torch.Size(tuple(leaf(x) for x in value))
+    return pytree.tree_map(leaf, value)
+
+
+# ------------------------------------------------------------------ backward
+class GradientCountError(FusegradError):
+    """backward returned too few or too many gradients. The text is torch's own."""
+
+    message = "function {function}Backward returned an incorrect number of gradients (expected {expected}, got {got})"
+
+
+def exact_gradients(cls: type, result: Any, count: int) -> tuple[Any, ...]:
+    """backward's result as a tuple of `count` gradients; extra trailing Nones are dropped, as torch does."""
+    gradients = result if isinstance(result, tuple) else (result,)
+    if isinstance(result, list):
+        gradients = tuple(result)
+    if len(gradients) < count or any(g is not None for g in gradients[count:]):
+        raise GradientCountError(function=cls.__name__, expected=count, got=len(gradients))
+    return gradients[:count]
+
+
+def run_backward(
+    cls: type,
+    forward: ForwardCapture,
+    saved: Sequence[Any],
+    attributes: dict[str, Any],
+    gradients: Sequence[Any],
+    count: int,
+) -> tuple[Any, ...]:
+    """The user's own backward body on `saved`, `attributes` and `gradients`, fake or real."""
+    method = backward_method(cls)
+    assert method is not None
+    body = inspect.unwrap(method) if getattr(method, "__wrapped__", None) is not None else method
+    ctx = BackwardContext(saved, attributes, forward.needs_input_grad)
+    return exact_gradients(cls, body(ctx, *gradients), count)

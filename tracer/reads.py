@@ -1,0 +1,236 @@
+"""What a method reads besides its arguments, found in its byte code: globals, closure cells, attribute chains, helpers.
+
+Scalars are compared by value on every call, tensors become inputs by reference, everything else is compared by identity
+(and, for plain containers and objects, by content). Writes and calls that a captured graph would lose are `effects`.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import inspect
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+SCALARS = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size, torch.layout)
+LIBRARIES = {"torch", "math", "numpy", "builtins", "operator", "functools", "itertools", "typing", "collections", "triton"}
+IMPURE_BUILTINS = {"print", "open", "input", "id", "hash", "repr", "exec", "eval", "globals", "locals", "setattr", "breakpoint"}
+IMPURE_MODULES = {"time", "random", "os", "sys", "io", "logging", "datetime", "uuid", "secrets"}
+DEPTH = 3
+
+
+@dataclass(frozen=True)
+class Read:
+    """One thing read: `get` fetches the present object, `kind` says how it is compared."""
+
+    path: str
+    kind: str  # "value", "tensor", "identity"
+    get: Callable[[], Any]
+
+    def fact(self) -> Any:
+        """What goes into the key of a specialisation."""
+        try:
+            present = self.get()
+        except (AttributeError, KeyError, IndexError, ValueError, TypeError) as error:
+            return ("missing", type(error).__name__)
+        if self.kind == "tensor":
+            return tensor_fact(present) if isinstance(present, torch.Tensor) else ("not a tensor", id(present))
+        return freeze(present) if self.kind == "value" else ("id", id(present))
+
+
+@dataclass
+class Reads:
+    """All reads of some functions, and the effects that make them unfit for capture (reason, file:line)."""
+
+    entries: dict[str, Read] = field(default_factory=dict)
+    effects: list[tuple[str, str]] = field(default_factory=list)
+    alive: list[Any] = field(default_factory=list)  # what is compared by identity must not be collected
+
+    def facts(self) -> tuple[Any, ...]:
+        return tuple(read.fact() for read in self.entries.values())
+
+    def tensor_path(self, tensor: torch.Tensor) -> Read | None:
+        """The read that yields this very tensor."""
+        return next((r for r in self.entries.values() if r.kind == "tensor" and _same(r, tensor)), None)
+
+
+def _same(read: Read, tensor: torch.Tensor) -> bool:
+    try:
+        return read.get() is tensor
+    except (AttributeError, KeyError, IndexError, ValueError, TypeError):
+        return False
+
+
+def tensor_fact(t: torch.Tensor) -> tuple[Any, ...]:
+    """What is compared of a tensor that is not an argument: everything but its data."""
+    return ("tensor", t.dtype, t.device, tuple(t.shape), t.stride() if t.layout is torch.strided else None, t.requires_grad)
+
+
+def freeze(value: Any, depth: int = DEPTH) -> Any:
+    """A hashable picture of a value; NaN equals itself, 1, 1.0 and True differ, objects count by identity and content."""
+    if isinstance(value, float | complex):
+        return (type(value).__name__, repr(value))
+    if isinstance(value, SCALARS):
+        return (type(value).__name__, value)
+    if isinstance(value, torch.Tensor):
+        return tensor_fact(value)
+    if depth == 0:
+        return ("id", id(value))
+    if isinstance(value, list | tuple):
+        return (type(value).__name__, tuple(freeze(v, depth - 1) for v in value))
+    if isinstance(value, dict):
+        return ("dict", tuple((freeze(k, depth - 1), freeze(v, depth - 1)) for k, v in value.items()))
+    if _is_plain_object(value):
+        return ("object", id(value), tuple((k, freeze(v, depth - 1)) for k, v in vars(value).items()))
+    return ("id", id(value))
+
+
+def _is_plain_object(value: Any) -> bool:
+    library = (getattr(type(value), "__module__", "") or "").split(".")[0] in LIBRARIES
+    return hasattr(value, "__dict__") and not library and not isinstance(value, type) and not callable(value)
+
+
+def scan(*functions: Callable[..., Any]) -> Reads:
+    """The reads of `functions` and of every helper that they call by a name that can be resolved."""
+    reads, seen = Reads(), set()
+    for function in functions:
+        _scan(inspect.unwrap(function), reads, seen)
+    return reads
+
+
+def _scan(function: Any, reads: Reads, seen: set[Any]) -> None:
+    code = getattr(function, "__code__", None)
+    if code is None or (code, id(function)) in seen or is_library(function):
+        return
+    seen.add((code, id(function)))
+    reads.alive.append(function)
+    cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=False))
+    _scan_code(code, function.__globals__, cells, reads, seen)
+
+
+def _scan_code(code: types.CodeType, env: dict[str, Any], cells: dict[str, Any], reads: Reads, seen: set[Any]) -> None:
+    instructions = [i for i in dis.get_instructions(code) if i.opname not in _NOISE]
+    line = code.co_firstlineno
+    for at, instruction in enumerate(instructions):
+        line = (instruction.positions.lineno if instruction.positions else None) or line
+        if (why := _effect(instruction, env)) is not None:
+            reads.effects.append((why, f"{code.co_filename}:{line}"))
+        if (root := _root(instruction, env, cells)) is not None:
+            _follow(*root, instructions[at + 1 :], reads, seen, f"{code.co_filename}:{line}")
+    for nested in code.co_consts:
+        if isinstance(nested, types.CodeType):
+            _scan_code(nested, env, cells, reads, seen)
+
+
+_NOISE = {"CACHE", "PRECALL", "PUSH_NULL", "RESUME", "NOP", "COPY_FREE_VARS", "EXTENDED_ARG", "NOT_TAKEN"}
+_ATTRIBUTE = {"LOAD_ATTR", "LOAD_METHOD"}
+
+
+def _effect(instruction: dis.Instruction, env: dict[str, Any]) -> str | None:
+    """Why this instruction does something that a captured graph would lose."""
+    name = instruction.argval
+    if instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
+        return f"it assigns the global `{name}`"
+    if instruction.opname == "STORE_ATTR" and name in ("data", "grad", "requires_grad"):
+        return f"it assigns `.{name}` of a tensor"
+    if instruction.opname == "LOAD_GLOBAL" and name in IMPURE_BUILTINS and name not in env and hasattr(builtins, name):
+        return f"it calls `{name}`"
+    if instruction.opname == "LOAD_GLOBAL" and isinstance(env.get(name), types.ModuleType) and name in IMPURE_MODULES:
+        return f"it uses the module `{name}`"
+    return None
+
+
+def _root(instruction: dis.Instruction, env: dict[str, Any], cells: dict[str, Any]) -> tuple[str, Callable[[], Any]] | None:
+    name = instruction.argval
+    if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME") and name in env:
+        return f"global {name} in {env.get('__name__', '?')}@{id(env)}", lambda: env[name]
+    if instruction.opname in ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF") and name in cells:
+        cell = cells[name]
+        return f"closure {name}@{id(cell)}", lambda: cell.cell_contents
+    return None
+
+
+def _follow(
+    path: str, get: Callable[[], Any], rest: list[dis.Instruction], reads: Reads, seen: set[Any], where: str
+) -> None:
+    """Follow `a.b.c` as long as attributes are loaded, then record what stands at the end."""
+    try:
+        value = get()
+    except (ValueError, KeyError):  # an empty cell: a name bound later
+        return
+    owner: Any = None
+    for instruction in rest:
+        if instruction.opname not in _ATTRIBUTE or isinstance(value, torch.Tensor) or _is_library_module(value):
+            break
+        if not hasattr(value, instruction.argval):
+            break
+        get, path = _attribute(get, instruction.argval), f"{path}.{instruction.argval}"
+        owner, value = value, getattr(value, instruction.argval)
+    _record(path, get, value, reads, seen)
+    if owner is not None and isinstance(value, types.MethodType) and _is_plain_object(owner):
+        _record(f"{path}.__self__", lambda: get().__self__, owner, reads, seen)
+    if isinstance(value, types.ModuleType) and value.__name__ in IMPURE_MODULES:
+        reads.effects.append((f"it uses the module `{value.__name__}`", where))
+
+
+def _attribute(get: Callable[[], Any], name: str) -> Callable[[], Any]:
+    return lambda: getattr(get(), name)
+
+
+def _record(path: str, get: Callable[[], Any], value: Any, reads: Reads, seen: set[Any]) -> None:
+    if path in reads.entries:
+        return
+    if isinstance(value, torch.Tensor):
+        reads.entries[path] = Read(path, "tensor", get)
+        return
+    if isinstance(value, types.FunctionType | types.MethodType):
+        if not is_library(value):
+            reads.entries[path] = Read(path, "identity", get)
+            reads.alive.append(value)
+            _scan(inspect.unwrap(getattr(value, "__func__", value)), reads, seen)
+        return
+    if _is_library_module(value) or isinstance(value, types.ModuleType) or is_library(value):
+        return
+    if isinstance(value, SCALARS) or isinstance(value, list | tuple | dict) or _is_plain_object(value):
+        reads.entries[path] = Read(path, "value", get)
+        for name, inner in _tensors_inside(value, get, DEPTH):
+            reads.entries[path + name] = Read(path + name, "tensor", inner)
+        return
+    reads.entries[path] = Read(path, "identity", get)
+    reads.alive.append(value)
+
+
+def _tensors_inside(value: Any, get: Callable[[], Any], depth: int) -> Iterator[tuple[str, Callable[[], Any]]]:
+    if isinstance(value, torch.Tensor):
+        yield "", get
+    if depth == 0:
+        return
+    for name, inner, fetch in _items(value, get):
+        for path, getter in _tensors_inside(inner, fetch, depth - 1):
+            yield f"{name}{path}", getter
+
+
+def _items(value: Any, get: Callable[[], Any]) -> Iterator[tuple[str, Any, Callable[[], Any]]]:
+    if isinstance(value, list | tuple):
+        yield from ((f"[{i}]", v, _item(get, i)) for i, v in enumerate(value))
+    elif isinstance(value, dict):
+        yield from ((f"[{k!r}]", v, _item(get, k)) for k, v in value.items())
+    elif _is_plain_object(value):
+        yield from ((f".{k}", v, _attribute(get, k)) for k, v in vars(value).items())
+
+
+def _item(get: Callable[[], Any], key: Any) -> Callable[[], Any]:
+    return lambda: get()[key]
+
+
+def is_library(value: Any) -> bool:
+    module = getattr(value, "__module__", None) or ""
+    return isinstance(module, str) and module.split(".")[0] in LIBRARIES
+
+
+def _is_library_module(value: Any) -> bool:
+    return isinstance(value, types.ModuleType) and value.__name__.split(".")[0] in LIBRARIES
