@@ -1,0 +1,206 @@
+"""Rewriting by rebuilding: a graph is copied node by node, and rules replace what they recognise on the way.
+
+    algebra = rules((neg(neg(X)), lambda x: x), (mul(X, Number(1)), lambda x: x))
+    better = rebuild(graph, algebra)
+
+A rule looks at a node of the graph being built, whose operands are rewritten already, and returns its replacement or
+None ("does not apply"). Rules build with `make`, so whatever they return is in normal form itself. Inputs, outputs,
+strides, mutations, origins and the order of effects are kept; nodes that nothing needs are left behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import sympy
+
+from .errors import InvalidGraphError
+from .graph import Graph, Value, building, emit, provenance
+from .types import Size
+
+Rule: TypeAlias = Callable[[Value], "Value | None"]
+Rules: TypeAlias = Mapping[str, Sequence[Rule]]
+"""Rules by the primitive that they look at; the first that applies wins."""
+
+
+# ------------------------------------------------------------------------------------------------------ patterns
+class Pattern(Protocol):
+    """What a value may look like. `match` records in `bound` what the wildcards stand for."""
+
+    def match(self, value: Value, bound: dict[Wildcard, Value]) -> bool: ...
+
+
+@dataclass(frozen=True)
+class Wildcard:
+    """Any value; the same one wherever the wildcard occurs again."""
+
+    name: str
+
+    def match(self, value: Value, bound: dict[Wildcard, Value]) -> bool:
+        return bound.setdefault(self, value) == value
+
+
+@dataclass(frozen=True)
+class Number:
+    """A `full` of this number: 1 matches 1.0 and True, 0.0 does not match -0.0."""
+
+    number: float
+
+    def match(self, value: Value, bound: dict[Wildcard, Value]) -> bool:
+        found = number_of(value)
+        return found is not None and found == self.number and math.copysign(1, found) == math.copysign(1, self.number)
+
+
+@dataclass(frozen=True)
+class Op:
+    """A node of this primitive whose operands match in turn."""
+
+    prim: str
+    args: tuple[Pattern, ...]
+    when: Callable[[Value], bool] = lambda value: True
+
+    def match(self, value: Value, bound: dict[Wildcard, Value]) -> bool:
+        if value.prim != self.prim or not self.when(value):
+            return False
+        return all(p.match(a, bound) for p, a in zip(self.args, value.args, strict=True))
+
+
+X, Y, Z = Wildcard("X"), Wildcard("Y"), Wildcard("Z")
+
+
+def number_of(value: Value) -> float | int | None:
+    """The number that a `full` holds everywhere, if it is one and not an expression over sizes."""
+    number = value.params["value"] if value.prim == "full" else None
+    if isinstance(number, (sympy.Integer, sympy.Float)):
+        return int(number) if number.is_Integer else float(number)
+    return number if isinstance(number, (bool, int, float)) else None
+
+
+def rules(*pairs: tuple[Op, Callable[..., Value | None]]) -> Rules:
+    """Pairs of a pattern and a function of what its wildcards stand for, in order of first appearance."""
+    table: dict[str, list[Rule]] = {}
+    for pattern, build in pairs:
+        table.setdefault(pattern.prim, []).append(_rule(pattern, build))
+    return table
+
+
+def _rule(pattern: Op, build: Callable[..., Value | None]) -> Rule:
+    def rule(value: Value) -> Value | None:
+        bound: dict[Wildcard, Value] = {}
+        return build(*bound.values()) if pattern.match(value, bound) else None
+
+    return rule
+
+
+def joined(*tables: Rules) -> Rules:
+    """All the rules; those of an earlier table are tried first."""
+    prims = {prim for table in tables for prim in table}
+    return {prim: tuple(rule for table in tables for rule in table.get(prim, ())) for prim in sorted(prims)}
+
+
+# ------------------------------------------------------------------------------------------------------- driving
+_rules: ContextVar[Rules] = ContextVar("fusegrad_rules", default={})  # noqa: B039  (never mutated)
+
+
+@contextlib.contextmanager
+def rewriting(table: Rules) -> Iterator[None]:
+    """Within the block, `make` applies these rules."""
+    token = _rules.set(table)
+    try:
+        yield
+    finally:
+        _rules.reset(token)
+
+
+def make(prim: str, *args: Value, **params: Any) -> Value:
+    """`emit`, then what the rules make of it."""
+    value = emit(prim, *args, **params)
+    for rule in _rules.get().get(prim, ()):
+        better = rule(value)
+        if better is not None:
+            return better
+    return value
+
+
+def rebuild(graph: Graph, table: Rules) -> Graph:
+    """A copy of the graph in which every rule has been applied wherever it does."""
+    out = Graph(graph.name)
+    env = {v.id: out.input(v.aval, v.params["name"], v.params["strides"]) for v in graph.inputs}
+    with building(out), rewriting(table):
+        copy_into(graph.order(), env)
+    out.mutations = {i: env[v.id] for i, v in graph.mutations.items()}
+    return out.returning([None if o is None else env[o.id] for o in graph.outputs], graph.output_strides)
+
+
+def copy_into(nodes: Iterable[Value], env: dict[int, Value]) -> None:
+    """Make these nodes again in the graph being built. `env` maps ids of operands to values there, and is extended."""
+    for value in nodes:
+        if value.id not in env:
+            with provenance(value.origin):
+                env[value.id] = make(value.prim, *(env[a.id] for a in value.args), **value.params)
+
+
+# ---------------------------------------------------------------------------------------------------- extraction
+def extract(
+    outputs: Sequence[Value | None],
+    inputs: Sequence[Value],
+    *,
+    name: str,
+    strides: Sequence[tuple[Size, ...] | None] | None = None,
+) -> Graph:
+    """The part of a graph between `inputs` and `outputs`, standing alone.
+
+    An input of the whole graph keeps its name and strides; any other value is taken as row-major, under the name that
+    the user gave it. `strides` are those of the outputs.
+    """
+    out = Graph(name)
+    names = unique_names(inputs)
+    env = {v.id: out.input(v.aval, n, v.params.get("strides")) for v, n in zip(inputs, names, strict=True)}
+    with building(out):
+        copy_into(between([o for o in outputs if o is not None], env), env)
+    return out.returning([None if o is None else env[o.id] for o in outputs], strides)
+
+
+def between(outputs: Iterable[Value], known: Iterable[int]) -> list[Value]:
+    """The nodes that compute `outputs` from the values with the ids `known`, operands first."""
+    seen = set(known)
+    found: dict[int, Value] = {}
+    todo = [o for o in outputs if o.id not in seen]
+    while todo:
+        value = todo.pop()
+        if value.id in found:
+            continue
+        if value.prim == "input":
+            raise InvalidGraphError(f"input {value.params['name']!r} is needed and not given", node=repr(value))
+        found[value.id] = value
+        todo.extend(a for a in value.args if a.id not in seen)
+    return [found[i] for i in sorted(found)]
+
+
+def unique_names(values: Iterable[Value]) -> list[str]:
+    """A name for each value, an identifier: the user's where there is one, made unique by a number."""
+    taken: set[str] = set()
+    return [_free_name(name_of(v), taken) for v in values]
+
+
+def name_of(value: Value) -> str:
+    """The user's name for a value, else its primitive and number."""
+    known = value.params["name"] if value.prim == "input" else value.origin.name
+    name = re.sub(r"\W", "_", known or f"{value.prim}_{value.id}")
+    return f"_{name}" if name[:1].isdigit() else name
+
+
+def _free_name(name: str, taken: set[str]) -> str:
+    number = 1
+    free = name
+    while free in taken:
+        number += 1
+        free = f"{name}_{number}"
+    taken.add(free)
+    return free
