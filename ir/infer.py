@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import sympy
@@ -38,7 +39,15 @@ def require(condition: bool, prim: str, detail: str) -> None:
 
 def equal(a: Size, b: Size) -> bool:
     """Provably the same size."""
-    return a == b or sympy.simplify(sympy.sympify(a) - sympy.sympify(b)) == 0
+    return a == b or (not (isinstance(a, int) and isinstance(b, int)) and _vanishes(a, b))
+
+
+@lru_cache(maxsize=4096)
+def _vanishes(a: Size, b: Size) -> bool:
+    difference = sympy.expand(sympy.sympify(a) - sympy.sympify(b))
+    if isinstance(difference, (sympy.Integer, sympy.Symbol)):
+        return bool(difference == 0)
+    return bool(sympy.simplify(difference) == 0)
 
 
 def drop(shape: Sequence[Size], axes: Sequence[int]) -> tuple[Size, ...]:
@@ -65,7 +74,7 @@ def _where(c: TensorType, x: TensorType, y: TensorType) -> TensorType:
 
 def _broadcast(x: TensorType, shape: tuple[Size, ...], axes: tuple[int, ...]) -> TensorType:
     require(len(axes) == x.ndim and list(axes) == sorted(set(axes)), "broadcast", f"axes {axes} do not place {x}")
-    require(all(equal(d, 1) or equal(d, shape[a]) for d, a in zip(x.shape, axes, strict=True)), "broadcast", f"{x} to {shape}")
+    require(all(equal(d, shape[a]) or equal(d, 1) for d, a in zip(x.shape, axes, strict=True)), "broadcast", f"{x} to {shape}")
     return x.with_shape(shape)
 
 
