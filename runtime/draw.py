@@ -128,7 +128,7 @@ def add_residual(picture: Picture, source: Node, target: Node) -> None:
 def add_panel(
     picture: Picture, graph: Graph, prefix: str, title: str, home: dict[Value, int], visible: int | None = None
 ) -> None:
-    """Add a graph below what is there: inputs in its first layer, outputs (`visible` of them the user's) in its last."""
+    """Add a graph below what is there: inputs in its first layer, `visible` outputs and the hidden ones in its last."""
     names = {value: f"{prefix}:in{value.params['index']}" for value in graph.inputs}
     body = [value for value in graph.order() if not is_constant(value) or value in graph.results]
     names |= {value: f"{prefix}:{value.id}" for value in body}
