@@ -153,15 +153,16 @@ def extract(
     *,
     name: str,
     strides: Sequence[tuple[Size, ...] | None] | None = None,
+    layouts: Mapping[int, tuple[Size, ...] | None] | None = None,
 ) -> Graph:
     """The part of a graph between `inputs` and `outputs`, standing alone.
 
-    An input of the whole graph keeps its name and strides; any other value is taken as row-major, under the name that
-    the user gave it. `strides` are those of the outputs.
+    An input of the whole graph keeps its name and strides; any other value is taken as row-major unless `layouts` has
+    strides for its id, under the name that the user gave it. `strides` are those of the outputs.
     """
     out = Graph(name)
-    names = unique_names(inputs)
-    env = {v.id: out.input(v.aval, n, v.params.get("strides")) for v, n in zip(inputs, names, strict=True)}
+    known = {v.id: v.params.get("strides") for v in inputs} | dict(layouts or {})
+    env = {v.id: out.input(v.aval, n, known[v.id]) for v, n in zip(inputs, unique_names(inputs), strict=True)}
     with building(out):
         copy_into(between([o for o in outputs if o is not None], env), env)
     return out.returning([None if o is None else env[o.id] for o in outputs], strides)

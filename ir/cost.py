@@ -1,0 +1,56 @@
+"""Bytes: what a graph has to move at least, and guesses for symbolic sizes where two costs are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import sympy
+
+from .graph import Graph, Value
+from .types import ITEMSIZE, Size, product, simplest
+
+Hints = Mapping[sympy.Symbol, int]
+TYPICAL = 4096
+"""What an unknown size is taken for."""
+
+
+def estimate(size: Size, hints: Hints | None = None) -> int:
+    """The size under the hints; a symbol without one counts as 4096."""
+    if isinstance(size, int):
+        return size
+    known = {s: (hints or {}).get(s, TYPICAL) for s in size.free_symbols}
+    return int(size.xreplace(known))
+
+
+def minimal_bytes(graph: Graph) -> Size:
+    """Each input that is used read once, each output written once: no kernel can move less.
+
+    An expanded input counts the elements that it has, an input that is only gathered from or sliced those taken.
+    """
+    live = graph.live()
+    reads = [bytes_read(v) for v in graph.inputs if v.id in live]
+    writes = [v.aval.nbytes for v in dict.fromkeys(graph.results) if v.prim != "input"]
+    return _total([*reads, *writes])
+
+
+def bytes_read(value: Value) -> Size:
+    """What has to be read of an input."""
+    live = value.graph.live()
+    users = [u for u in value.users if u.id in live]
+    whole = value in value.graph.results or not all(_takes_part(u, value) for u in users)
+    elements = _elements(value) if whole else _total(u.aval.numel for u in users)
+    return simplest(elements * ITEMSIZE[value.dtype])
+
+
+def _takes_part(user: Value, value: Value) -> bool:
+    return user.prim in ("gather", "slice") and user.args[0] == value and value not in user.args[1:]
+
+
+def _elements(value: Value) -> Size:
+    """The elements in memory: an axis of stride 0 has one."""
+    strides = value.params.get("strides", (1,) * value.ndim)
+    return product(size for size, stride in zip(value.shape, strides, strict=True) if stride != 0)
+
+
+def _total(sizes: Iterable[Size]) -> Size:
+    return simplest(sum(sizes, start=sympy.Integer(0)))

@@ -1,0 +1,346 @@
+"""Cut a graph into steps: groups that become kernels, calls of what is not ours, and views that cost nothing.
+
+A group is as large as legality allows: everything connected that no extern node separates, and beside it what reads the
+same value over the same space. The generator cuts further where one launch cannot do it. What crosses a boundary is
+written to memory, unless reading its sources again moves no more bytes; then the consumer computes it once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import combinations, pairwise
+from typing import TypeAlias
+
+import networkx as nx
+
+from ..cost import Hints, estimate
+from ..graph import Graph, Value
+from ..infer import equal
+from ..prims import PRIMS
+from ..rewrite import extract
+from ..types import COMPLEX, Size, contiguous_strides, product
+from .layout import only_ones, same_shape
+
+EXTERN = ("extern", "contract")
+VIEWS = ("permute", "broadcast", "slice", "reshape")
+SOURCES = ("full", "iota")
+CHEAP = ("elementwise", "layout", "source")
+MOST_RECOMPUTED = 32
+
+
+@dataclass(frozen=True)
+class Group:
+    """Fusible nodes that run together. `graph` stands alone; `inputs` and `outputs` are its ends in the whole graph."""
+
+    graph: Graph
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+
+
+@dataclass(frozen=True)
+class Extern:
+    """One node that is called as it is. Results of a node with several are read through its picks."""
+
+    value: Value
+
+
+@dataclass(frozen=True)
+class View:
+    """One layout node on something in memory, or a constant: torch does it, and no kernel is generated."""
+
+    value: Value
+
+
+Step: TypeAlias = Group | Extern | View
+
+
+@dataclass(frozen=True)
+class Fuse:
+    """Graph -> steps in an order that runs. `apart`: ids of fusible values that are to be called instead.
+
+    `hints` are sizes to compare costs at.
+    """
+
+    apart: frozenset[int] = frozenset()
+    hints: Hints = field(default_factory=dict, hash=False)
+
+    def __call__(self, graph: Graph) -> list[Step]:
+        return list(Cut(graph, self.apart, self.hints).steps())
+
+
+# ------------------------------------------------------------------------------------------------------- kinds
+def is_extern(value: Value, apart: frozenset[int] = frozenset()) -> bool:
+    """Called as it is: no primitive of ours, a product, complex numbers, or told so."""
+    complex_ = any(t.dtype in COMPLEX for v in (value, *value.args) for t in v.avals)
+    return PRIMS[value.prim].family in EXTERN or complex_ or value.id in apart
+
+
+def is_view(value: Value) -> bool:
+    """A layout node that torch performs without touching memory."""
+    if value.prim != "reshape":
+        return value.prim in VIEWS
+    (source,) = value.args
+    return only_ones(source.shape, value.shape) or is_packed(source)
+
+
+def is_packed(value: Value) -> bool:
+    """Row-major in memory, once it is in memory."""
+    if value.prim == "input":
+        return same_shape(value.params["strides"], contiguous_strides(value.shape))
+    return is_packed(value.args[0]) if value.prim == "reshape" else value.prim not in VIEWS
+
+
+def base_of(value: Value) -> Value:
+    """What a chain of views looks at."""
+    while is_view(value):
+        (value,) = value.args
+    return value
+
+
+# ---------------------------------------------------------------------------------------------------------- cut
+class Cut:
+    """The work of one call: clusters of nodes, then what is materialised, then the steps."""
+
+    def __init__(self, graph: Graph, apart: frozenset[int], hints: Hints) -> None:
+        self.graph, self.apart, self.hints = graph, apart, hints
+        self.nodes = {v.id: v for v in graph.order()}
+        self.clusters = Clusters(self)
+        self.stored: dict[int, Value] = {}
+        self._store_results()
+
+    # ------------------------------------------------------------------ kinds of this graph
+    def extern(self, value: Value) -> bool:
+        return is_extern(value, self.apart)
+
+    def given(self, value: Value) -> bool:
+        """In memory without a kernel of ours."""
+        return value.prim in ("input", "pick") or self.extern(value)
+
+    def free(self, value: Value) -> bool:
+        """Costs nothing wherever it is needed, and so belongs to no cluster."""
+        return not self.given(value) and (value.prim in SOURCES or is_view(value))
+
+    def core(self, value: Value) -> bool:
+        return not self.given(value) and not self.free(value)
+
+    @cached_property
+    def externs(self) -> list[Value]:
+        return [v for v in self.nodes.values() if self.extern(v)]
+
+    def sources(self, value: Value) -> list[Value]:
+        """The core and given values that a node reads, through whatever is free."""
+        found: dict[Value, None] = {}
+        todo = list(value.args)
+        while todo:
+            arg = todo.pop()
+            if self.free(arg):
+                todo.extend(arg.args)
+            else:
+                found[arg] = None
+        return sorted(found, key=lambda v: v.id, reverse=True)
+
+    # ------------------------------------------------------------------ what is in memory
+    def _store_results(self) -> None:
+        """Results that are computed here, and what externs look at; a view of something in memory stays a view."""
+        results = self.graph.results
+        read = [base_of(a) for v in self.externs for a in v.args]
+        for value in (*(r for r in results if self.core(r)), *(b for b in read if self.core(b))):
+            self.stored[value.id] = value
+        for value in results:
+            base = base_of(value)
+            if self.free(value) and self.core(base) and (base.id not in self.stored or base in results):
+                self.stored[value.id] = value
+
+    def inputs(self, outputs: Iterable[Value], cluster: int) -> list[Value]:
+        """What a cluster reads to compute `outputs`: a value of another cluster is stored, or computed again."""
+        reads: dict[int, Value] = {}
+        seen: set[int] = set()
+        todo = list(outputs)
+        while todo:
+            value = todo.pop()
+            if value.id in seen:
+                continue
+            seen.add(value.id)
+            if self.given(value):
+                reads[value.id] = value
+            elif self.free(value) or self.clusters.of(value) == cluster or self._again(value):
+                todo.extend(value.args)
+            else:
+                reads[value.id] = self.stored[value.id] = value
+        return [reads[i] for i in sorted(reads)]
+
+    def _again(self, value: Value) -> bool:
+        """Whether computing a value of another cluster again moves no more bytes than having it in memory."""
+        roots: dict[int, Value] = {}
+        count, todo = 0, [value]
+        while todo:
+            at = todo.pop()
+            if self.given(at) or (at.id in self.stored and at != value):
+                roots[at.id] = at
+                continue
+            count += 1
+            if PRIMS[at.prim].family not in CHEAP or count > MOST_RECOMPUTED:
+                return False
+            todo.extend(at.args)
+        reading = sum(estimate(r.aval.nbytes, self.hints) for r in roots.values())
+        return reading <= estimate(value.aval.nbytes, self.hints) * (1 if value.id in self.stored else 2)
+
+    # ------------------------------------------------------------------ steps
+    def steps(self) -> Iterator[Step]:
+        done: set[int] = set()
+        groups = self._groups()
+        for cluster in self.clusters.ordered():
+            value = self.nodes[cluster]
+            if self.extern(value):
+                yield from self._views(value.args, done)
+                yield Extern(value)
+            elif cluster in groups:
+                yield groups[cluster]
+        yield from self._views(self.graph.results, done)
+
+    def _views(self, values: Sequence[Value], done: set[int]) -> Iterator[View]:
+        """Views that lead to these values from what is in memory; each once."""
+        for value in values:
+            if self.free(value) and value.id not in self.stored and value.id not in done:
+                yield from self._views(value.args, done)
+                done.add(value.id)
+                yield View(value)
+
+    def _groups(self) -> dict[int, Group]:
+        """Later clusters first, so that an earlier one knows all that is read of it."""
+        ends: dict[int, tuple[list[Value], list[Value]]] = {}
+        for cluster in reversed(self.clusters.ordered()):
+            outputs = [v for _, v in sorted(self.stored.items()) if self.clusters.of(base_of(v)) == cluster]
+            if outputs:
+                ends[cluster] = (self.inputs(outputs, cluster), outputs)
+        numbers = {c: i for i, c in enumerate(sorted(ends), start=1)}
+        return {c: self._group(*ends[c], f"_{numbers[c]}" if len(ends) > 1 else "") for c in ends}
+
+    def _group(self, inputs: list[Value], outputs: list[Value], suffix: str) -> Group:
+        layouts = {v.id: s for v in inputs if (s := self._strides(v)) is not None}
+        strides = [self._strides(v) or contiguous_strides(v.shape) for v in outputs]
+        graph = extract(outputs, inputs, name=f"{self.graph.name}{suffix}", strides=strides, layouts=layouts)
+        return Group(graph, tuple(inputs), tuple(outputs))
+
+    def _strides(self, value: Value) -> tuple[Size, ...] | None:
+        """The layout in which a result leaves the graph."""
+        pairs = zip(self.graph.outputs, self.graph.output_strides, strict=True)
+        return next((s for o, s in pairs if o == value and value.id in self.stored), None)
+
+
+# ------------------------------------------------------------------------------------------------------ clusters
+class Clusters:
+    """Core and extern nodes in clusters whose quotient graph has no cycle; a cluster is named by its first node."""
+
+    def __init__(self, cut: Cut) -> None:
+        self.cut = cut
+        self.leader: dict[int, int] = {}
+        self.dag = nx.DiGraph()
+        for value in cut.nodes.values():
+            if not cut.free(value) and value.prim != "pick":
+                self._add(value)
+        self._keep_effects_in_order()
+        self._join_producers()
+        self._join_siblings()
+
+    def of(self, value: Value) -> int | None:
+        at = value.id
+        if at not in self.leader:
+            return None
+        while self.leader[at] != at:
+            at = self.leader[at]
+        return at
+
+    def ordered(self) -> list[int]:
+        """Clusters in an order that runs, named by their first nodes."""
+        return [c for c in nx.lexicographical_topological_sort(self.dag) if c >= 0]
+
+    def _add(self, value: Value) -> None:
+        """A node; behind a scatter a barrier, as its result is whole only when the kernel has ended."""
+        self.leader[value.id] = value.id
+        self.dag.add_node(value.id)
+        for source in self.cut.sources(value):
+            if (origin := _origin(source)).prim != "input":
+                self.dag.add_edge(self._exit(origin), value.id)
+        if value.prim == "scatter" and not self.cut.extern(value):
+            self.dag.add_edge(value.id, -1 - value.id)
+
+    def _exit(self, value: Value) -> int:
+        return -1 - value.id if value.prim == "scatter" and not self.cut.extern(value) else value.id
+
+    def _keep_effects_in_order(self) -> None:
+        effects = [v.id for v in self.cut.nodes.values() if PRIMS[v.prim].effect]
+        self.dag.add_edges_from(pairwise(effects))
+
+    def _join_producers(self) -> None:
+        """Users in order, and for each its nearest producer first: then every legal pair is seen as legal."""
+        for value in self.cut.nodes.values():
+            if self.cut.core(value):
+                for source in self.cut.sources(value):
+                    if self.cut.core(source):
+                        self._join(source, value)
+
+    def _join_siblings(self) -> None:
+        """Clusters that read the same value and iterate over the same space."""
+        for source, readers in self._readers().items():
+            for first, second in combinations(readers, 2):
+                if self._same_space(first, second, source):
+                    self._join(first, second)
+
+    def _readers(self) -> dict[Value, list[Value]]:
+        readers: dict[Value, list[Value]] = {}
+        for value in self.cut.nodes.values():
+            if self.cut.core(value):
+                for source in self.cut.sources(value):
+                    readers.setdefault(source, []).append(value)
+        return readers
+
+    def _same_space(self, first: Value, second: Value, source: Value) -> bool:
+        """Whether two readers iterate alike: over the same shape, or both over as many elements as `source` has."""
+        a, b = self.of(first), self.of(second)
+        if a is None or b is None or a == b:
+            return False
+        one, other = self._space(a), self._space(b)
+        everything = source.aval.numel
+        return same_shape(one, other) or (equal(product(one), everything) and equal(product(other), everything))
+
+    def _space(self, cluster: int) -> tuple[Size, ...]:
+        """The largest shape that a cluster computes with, axes of size 1 apart."""
+        members = [v for v in self.cut.nodes.values() if self.of(v) == cluster]
+        shapes = [x.shape for v in members for x in (v, *v.args) if len(x.avals) == 1]
+        largest = max(shapes, key=lambda s: estimate(product(s), self.cut.hints))
+        return tuple(d for d in largest if d != 1)
+
+    def _join(self, first: Value, second: Value) -> None:
+        a, b = self.of(first), self.of(second)
+        if a is None or b is None or a == b or not self._legal(a, b):
+            return
+        keep, gone = min(a, b), max(a, b)
+        self.leader[gone] = keep
+        self.dag.add_edges_from((p, keep) for p in list(self.dag.predecessors(gone)) if p != keep)
+        self.dag.add_edges_from((keep, s) for s in list(self.dag.successors(gone)) if s != keep)
+        self.dag.remove_node(gone)
+
+    def _legal(self, a: int, b: int) -> bool:
+        """No third cluster between the two, either way."""
+        return not (self._around(a, b) or self._around(b, a))
+
+    def _around(self, a: int, b: int) -> bool:
+        """Whether a path of two edges or more leads from a to b."""
+        todo = [c for c in self.dag.successors(a) if c != b]
+        seen = set(todo)
+        while todo:
+            for follower in self.dag.successors(todo.pop()):
+                if follower == b:
+                    return True
+                if follower not in seen:
+                    seen.add(follower)
+                    todo.append(follower)
+        return False
+
+
+def _origin(value: Value) -> Value:
+    """The node whose result a pick reads."""
+    return value.args[0] if value.prim == "pick" else value
