@@ -44,6 +44,12 @@ class NotTraceableError(FusegradError):
     )
 
 
+class LoweringError(FusegradError):
+    """A captured graph cannot be written in primitives; it is run as it was captured."""
+
+    message = "cannot lower: {detail}"
+
+
 class UnsupportedBackendError(FusegradError):
     """The backend asked for cannot run here."""
 
@@ -54,6 +60,12 @@ class KernelCompileError(FusegradError):
     """Triton refused or failed to compile a kernel that fusegrad emitted."""
 
     message = "kernel {kernel} does not compile for {target}: {reason}"
+
+
+class KernelFaultError(FusegradError):
+    """A kernel that fusegrad emitted failed while the interpreter ran it: a mistake of fusegrad, not of the user."""
+
+    message = "kernel {kernel}, program {program}: {reason}\n  at:   {where}\n  fix:  this is a fusegrad bug; please report it."
 
 
 class SpecError(FusegradError, ValueError):

@@ -1,0 +1,106 @@
+"""Emitted text -> a Python module -> a function that launches one of its kernels.
+
+The text is executed from memory; the copy in the cache directory is for debuggers and profilers: it is never run.
+"""
+
+from __future__ import annotations
+
+import functools
+import linecache
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any, TypeAlias
+
+import torch
+
+from ..codegen.kernel import Kernel, Scalar
+from ..ir.errors import UnsupportedBackendError
+from . import cache
+
+Argument: TypeAlias = "torch.Tensor | int"
+Launch: TypeAlias = Callable[[Sequence[Argument], int], None]
+
+TRITON_DTYPE = {
+    "b1": "i1", "f16": "fp16", "bf16": "bf16", "f32": "fp32", "f64": "fp64",
+    **{name: name for name in ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64")},
+    "f8e4m3fn": "fp8e4nv", "f8e5m2": "fp8e5", "f8e4m3fnuz": "fp8e4b8", "f8e5m2fnuz": "fp8e5b16",
+}  # fmt: skip
+"""The IR's dtypes by Triton's names."""
+
+
+def require_triton(backend: str, what: str) -> None:
+    """Raise UnsupportedBackendError where triton cannot be imported."""
+    try:
+        import triton  # noqa: F401
+    except ImportError as error:
+        reason, fix = f"triton cannot be imported ({error})", "pip install triton, or use backend='reference'."
+        raise UnsupportedBackendError(backend=backend, what=what, reason=reason, fix=fix) from error
+
+
+def _path(key: str, module_text: str) -> str:
+    """A file with the text, for people; where the disk cannot be used, a name that only linecache knows."""
+    name = f"fusegrad_kernels_{key[:16]}.py"
+    store = cache.default()
+    if store.get(key) is None:
+        store.put(key, {name: module_text.encode()})
+    directory = store.directory(key)
+    return str(directory / name) if directory and directory.is_dir() else name
+
+
+@functools.lru_cache(maxsize=1024)
+def load(module_text: str) -> ModuleType:
+    """Execute the text as a module of its own. Triton reads the source of its functions back through linecache."""
+    require_triton("triton", "kernels")
+    key = cache.key_of("module", *cache.versions().items(), module_text)
+    path = _path(key, module_text)
+    module = ModuleType(f"fusegrad_kernels_{key[:16]}")
+    module.__file__ = path
+    linecache.cache[path] = (len(module_text), None, module_text.splitlines(keepends=True), path)
+    exec(compile(module_text, path, "exec"), module.__dict__)
+    return module
+
+
+@functools.lru_cache(maxsize=1024)
+def jit_function(module_text: str, name: str, scalars: tuple[str, ...]) -> Any:
+    """The @triton.jit function of a kernel. Sizes are not specialised on: a new batch size compiles nothing."""
+    import triton
+
+    return triton.jit(getattr(load(module_text), name).fn, do_not_specialize=list(scalars))
+
+
+def _on_device(kernel: Kernel, module_text: str, device: torch.device) -> Launch:
+    scalars = tuple(argument.name for argument in kernel.arguments if isinstance(argument, Scalar))
+    function = jit_function(module_text, kernel.name, scalars)
+    facts = {**kernel.constants, "num_warps": kernel.num_warps, "num_stages": kernel.num_stages}
+
+    def launch(arguments: Sequence[Argument], grid: int) -> None:
+        if grid:
+            with torch.cuda.device(device):
+                function[(grid,)](*arguments, **facts)
+
+    return launch
+
+
+def _interpreted(kernel: Kernel, module_text: str) -> Launch:
+    from . import interpret
+
+    def launch(arguments: Sequence[Argument], grid: int) -> None:
+        if grid:
+            interpret.run(kernel, module_text, arguments, grid)
+
+    return launch
+
+
+def launcher(kernel: Kernel, module_text: str, backend: str, device: torch.device | str | None = None) -> Launch:
+    """`f(arguments, grid)`: launch `grid` programs of a kernel on tensors and sizes in the order of `kernel.arguments`.
+
+    "triton" runs on `device` (CUDA or HIP), on its current stream; "interpret" runs on the CPU before it returns.
+    """
+    require_triton(backend, kernel.name)
+    if backend == "interpret":
+        return _interpreted(kernel, module_text)
+    place = torch.device("cuda" if device is None else device)
+    if backend != "triton" or place.type != "cuda":
+        fix = "use backend='interpret' or 'reference'."
+        raise UnsupportedBackendError(backend=backend, what=kernel.name, reason=f"{place} is not a GPU", fix=fix)
+    return _on_device(kernel, module_text, place)
