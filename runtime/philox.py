@@ -1,0 +1,54 @@
+"""Philox4x32-10 in torch integer arithmetic: the same numbers as triton.language.rand and randn.
+
+Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). Words are held in int64 tensors, 0 <= word < 2**32.
+"""
+
+from __future__ import annotations
+
+import torch
+
+_ROUNDS = 10
+_MASK = 0xFFFFFFFF
+_KEYS = (0x9E3779B9, 0xBB67AE85)
+_FACTORS = (0xD2511F53, 0xCD9E8D57)
+_UNIFORM_SCALE = 4.6566127342e-10
+_SMALLEST_UNIFORM = 1.0e-7
+_TURN = 6.283185307179586
+
+Words = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def _multiplied(factor: int, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """High and low word of factor*x; the product of two words does not fit int64, so x goes in halves."""
+    high, low = x >> 16, x & 0xFFFF
+    return (factor * high + (factor * low >> 16)) >> 16, (factor * x) & _MASK
+
+
+def philox(seed: torch.Tensor, offset: torch.Tensor) -> Words:
+    """Four random words for each i64 offset."""
+    zero = torch.zeros_like(offset)
+    c0, c1, c2, c3 = offset & _MASK, (offset >> 32) & _MASK, zero, zero
+    k0, k1 = seed & _MASK, (seed >> 32) & _MASK
+    for _ in range(_ROUNDS):
+        high_a, low_a = _multiplied(_FACTORS[0], c0)
+        high_b, low_b = _multiplied(_FACTORS[1], c2)
+        c0, c1, c2, c3 = high_b ^ c1 ^ k0, low_b, high_a ^ c3 ^ k1, low_a
+        k0, k1 = (k0 + _KEYS[0]) & _MASK, (k1 + _KEYS[1]) & _MASK
+    return c0, c1, c2, c3
+
+
+def _uniform(word: torch.Tensor) -> torch.Tensor:
+    signed = torch.where(word >= 1 << 31, word - (1 << 32), word)
+    return torch.where(signed < 0, -signed - 1, signed).to(torch.float32) * _UNIFORM_SCALE
+
+
+def uniform(seed: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
+    """tl.rand(seed, offset): float32 in [0, 1)."""
+    return _uniform(philox(seed, offset)[0])
+
+
+def normal(seed: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
+    """tl.randn(seed, offset): the cosine half of a Box-Muller pair."""
+    first, second, _, _ = philox(seed, offset)
+    radius = torch.sqrt(-2.0 * torch.log(torch.clamp(_uniform(first), min=_SMALLEST_UNIFORM)))
+    return radius * torch.cos(_TURN * _uniform(second))

@@ -1,0 +1,285 @@
+"""The reference executor: an IR graph through torch, node by node, on any device. One line per primitive.
+
+Values have no strides here: results are whatever layout torch gives them.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import sympy
+import torch
+import torch.utils._pytree as pytree
+
+from ..ir import Graph, Value
+from ..ir.prims import Arg
+from ..tracer.dtypes import to_torch
+from . import philox
+
+Sizes = Mapping[sympy.Symbol, Any]
+
+
+# ---------------------------------------------------------------------------------------------- sizes
+def number(expr: Any, sizes: Sizes) -> Any:
+    """An expression as a number: an int where it is whole, else a float."""
+    if not isinstance(expr, sympy.Basic):
+        return expr
+    if isinstance(expr, sympy.Symbol):
+        return sizes[expr]
+    value = _compiled(expr)(*(sizes[s] for s in _symbols(expr)))
+    return value if isinstance(value, (int, float)) else float(value)
+
+
+@functools.lru_cache(maxsize=4096)
+def _symbols(expr: sympy.Expr) -> tuple[sympy.Symbol, ...]:
+    return tuple(sorted(expr.free_symbols, key=str))
+
+
+@functools.lru_cache(maxsize=4096)
+def _compiled(expr: sympy.Expr) -> Callable[..., Any]:
+    """Exact arithmetic, memoised by the values of the symbols."""
+
+    @functools.lru_cache(maxsize=256)
+    def evaluate(*values: Any) -> Any:
+        result = expr.xreplace({s: sympy.sympify(v) for s, v in zip(_symbols(expr), values, strict=True)}).doit()
+        return int(result) if result.is_Integer else float(result)
+
+    return evaluate
+
+
+def numbers(exprs: Sequence[Any], sizes: Sizes) -> list[Any]:
+    return [number(e, sizes) for e in exprs]
+
+
+# ---------------------------------------------------------------------------------------------- one node
+class Node:
+    """A node as the rules below read it: parameters as numbers, the dtype as torch's, and where constants are made."""
+
+    def __init__(self, value: Value, sizes: Sizes, device: torch.device | None) -> None:
+        self.value, self.params, self.sizes, self.device = value, value.params, sizes, device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return to_torch(self.value.dtype)
+
+    def __getitem__(self, name: str) -> Any:
+        """The parameter; a tuple of sizes as a list of numbers."""
+        param = self.params[name]
+        return numbers(param, self.sizes) if isinstance(param, tuple) else number(param, self.sizes)
+
+
+def call_node(value: Value, operands: Sequence[Any], sizes: Sizes, device: torch.device | None = None) -> Any:
+    """The result of one node: a tensor, or a list where the node has several results.
+
+    `device`: where a node without operands makes its result; else that of its operands.
+    """
+    place = device if device is not None else next((o.device for o in operands if isinstance(o, torch.Tensor)), None)
+    return table[value.prim](Node(value, sizes, place), *operands)
+
+
+def _broadcast(node: Node, x: torch.Tensor) -> torch.Tensor:
+    shape, axes = node["shape"], node.params["axes"]
+    aligned = [1] * len(shape)
+    for axis, size in zip(axes, x.shape, strict=True):
+        aligned[axis] = size
+    return x.reshape(aligned).expand(shape)
+
+
+def _slice(node: Node, x: torch.Tensor) -> torch.Tensor:
+    return x[tuple(map(slice, node["start"], node["stop"], node["step"]))]
+
+
+def _pad(node: Node, x: torch.Tensor) -> torch.Tensor:
+    lo, hi, inner = node["lo"], node["hi"], node["inner"]
+    spans = [n + max(n - 1, 0) * i for n, i in zip(x.shape, inner, strict=True)]
+    out = x.new_zeros([a + n + b for a, n, b in zip(lo, spans, hi, strict=True)])
+    out[tuple(slice(a, a + n, i + 1) for a, n, i in zip(lo, spans, inner, strict=True))] = x
+    return out
+
+
+def _sum(node: Node, x: torch.Tensor) -> torch.Tensor:
+    return x.sum(node["axes"], dtype=node.dtype) if node["axes"] else x
+
+
+def _prod(node: Node, x: torch.Tensor) -> torch.Tensor:
+    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    for axis in sorted(node["axes"], reverse=True):
+        wide = wide.prod(axis, dtype=wide.dtype)
+    return wide.to(x.dtype)
+
+
+def _extreme(of: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    return lambda node, x: of(x, node["axes"]) if node["axes"] else x
+
+
+def _cumsum(node: Node, x: torch.Tensor) -> torch.Tensor:
+    axis = node["axis"]
+    if not node["reverse"]:
+        return x.cumsum(axis, dtype=x.dtype)
+    return x.flip(axis).cumsum(axis, dtype=x.dtype).flip(axis)
+
+
+def _dot(node: Node, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.einsum(x, list(node["x_axes"]), y, list(node["y_axes"]), list(node["out_axes"]))
+
+
+def _in_front(axes: Sequence[int], ndim: int) -> list[int]:
+    return [*axes, *(a for a in range(ndim) if a not in axes)]
+
+
+def _gather(node: Node, x: torch.Tensor, *index: torch.Tensor) -> torch.Tensor:
+    return x.permute(_in_front(node["axes"], x.ndim))[index]
+
+
+def _scatter(node: Node, base: torch.Tensor, source: torch.Tensor, *index: torch.Tensor) -> torch.Tensor:
+    perm = _in_front(node["axes"], base.ndim)
+    moved = base.permute(perm).index_put(index, source, accumulate=node["mode"] == "add")
+    return moved.permute([perm.index(a) for a in range(base.ndim)])
+
+
+def _random(node: Node, seed: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
+    shape = node["shape"]
+    count = torch.Size(shape).numel()
+    offsets = offset + torch.arange(count, dtype=torch.int64, device=seed.device)
+    draw = philox.uniform if node["kind"] == "uniform" else philox.normal
+    return draw(seed, offsets).reshape(shape).to(node.dtype)
+
+
+def _logical(on_bits: Callable[..., torch.Tensor], on_bools: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    return lambda node, *xs: (on_bools if xs[0].dtype == torch.bool else on_bits)(*xs)
+
+
+def _low(f: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """An elementwise function of torch, its result in the node's dtype."""
+    return lambda node, *xs: f(*xs).to(node.dtype)
+
+
+# ---------------------------------------------------------------------------------------------- nodes that call torch
+def find_op(name: str) -> Any:
+    """"aten.sort.default" -> torch.ops.aten.sort.default"""
+    found: Any = torch.ops
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+_WORDS: dict[str, Callable[[str, torch.device | None], Any]] = {
+    "dtype": lambda word, device: to_torch(word),
+    "device": lambda word, device: device,
+    "layout": lambda word, device: getattr(torch, word),
+    "memory_format": lambda word, device: getattr(torch, word),
+}
+
+
+def _argument(spec: Any, operands: Sequence[Any], node: Node) -> Any:
+    """The argument that a spec writes down: operands in their places, words of torch, lists, numbers."""
+    if isinstance(spec, Arg):
+        return operands[spec.index]
+    if not isinstance(spec, tuple):
+        return number(spec, node.sizes)
+    if len(spec) == 2 and isinstance(spec[0], str) and spec[0] in _WORDS:
+        return _WORDS[spec[0]](spec[1], node.device or torch.device("cpu"))
+    return [_argument(s, operands, node) for s in spec]
+
+
+def _extern(node: Node, *operands: Any) -> Any:
+    args, named = node.params["spec"]
+    function = node.params["target"] if "target" in node.params else find_op(node.params["op"])
+    result = function(*(_argument(a, operands, node) for a in args), **{k: _argument(v, operands, node) for k, v in named})
+    tensors = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
+    return tensors[0] if len(node.value.avals) == 1 else tensors
+
+
+UNARY = {name: getattr(torch, name) for name in (
+    "neg abs sign exp exp2 expm1 log log2 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh "
+    "sigmoid erf lgamma floor ceil round trunc reciprocal isnan isinf".split()
+)}  # fmt: skip
+BINARY = {
+    **{name: getattr(torch, name) for name in "add sub mul div pow fmod atan2 eq ne lt le gt ge".split()},
+    "max": torch.maximum, "min": torch.minimum, "rem": torch.remainder,
+    "floordiv": functools.partial(torch.div, rounding_mode="floor"),
+    "shl": torch.bitwise_left_shift, "shr": torch.bitwise_right_shift,
+}  # fmt: skip
+
+table: dict[str, Callable[..., Any]] = {
+    **{name: _low(f) for name, f in (UNARY | BINARY).items()},
+    "conj": lambda node, x: torch.conj_physical(x),
+    "not": _logical(torch.bitwise_not, torch.logical_not),
+    "and": _logical(torch.bitwise_and, torch.logical_and),
+    "or": _logical(torch.bitwise_or, torch.logical_or),
+    "xor": _logical(torch.bitwise_xor, torch.logical_xor),
+    "where": lambda node, c, x, y: torch.where(c, x, y),
+    "cast": lambda node, x: x.to(node.dtype),
+    "full": lambda node: torch.full(node["shape"], node["value"], dtype=node.dtype, device=node.device),
+    "iota": lambda node: torch.arange(node["size"], dtype=node.dtype, device=node.device),
+    "broadcast": _broadcast,
+    "reshape": lambda node, x: x.reshape(node["shape"]),
+    "permute": lambda node, x: x.permute(node["perm"]),
+    "slice": _slice,
+    "pad": _pad,
+    "flip": lambda node, x: x.flip(node["axes"]),
+    "cat": lambda node, *xs: torch.cat(xs, node["axis"]),
+    "sum": _sum,
+    "prod": _prod,
+    "amax": _extreme(torch.amax),
+    "amin": _extreme(torch.amin),
+    "argmax": lambda node, x: torch.argmax(x, node["axis"]),
+    "argmin": lambda node, x: torch.argmin(x, node["axis"]),
+    "cumsum": _cumsum,
+    "dot": _dot,
+    "gather": _gather,
+    "scatter": _scatter,
+    "random": _random,
+    "aten": _extern,
+    "aten_effect": _extern,
+    "call": _extern,
+    "pick": lambda node, results: results[node["index"]],
+}
+
+
+# ---------------------------------------------------------------------------------------------- a whole graph
+class Order:
+    """The nodes of a graph in order, each with the ids of the values that nobody reads after it."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.steps: list[tuple[Value, tuple[int, ...], tuple[int, ...]]] = []
+        kept = {v.id for v in graph.results}
+        for value in reversed(graph.order()):
+            args = tuple(a.id for a in value.args)
+            dead = tuple({a for a in args if a not in kept})
+            kept.update(args)
+            self.steps.append((value, args, dead))
+        self.steps.reverse()
+
+
+_orders: weakref.WeakKeyDictionary[Graph, tuple[Any, Order]] = weakref.WeakKeyDictionary()
+
+
+def order_of(graph: Graph) -> Order:
+    """Memoised; a graph that has grown, or has other results, is ordered again."""
+    state = (len(graph), tuple(v.id for v in graph.results))
+    known = _orders.get(graph)
+    if known is None or known[0] != state:
+        known = _orders[graph] = (state, Order(graph))
+    return known[1]
+
+
+def run(
+    graph: Graph, inputs: Sequence[torch.Tensor], sizes: Sizes, device: torch.device | None = None
+) -> list[torch.Tensor | None]:
+    """The outputs of the graph, then its mutated inputs are written back.
+
+    sizes: the value of every symbol. `device`: where constants are made, the device of the first input if not given.
+    """
+    place = device if device is not None else next((t.device for t in inputs), torch.device("cpu"))
+    known: dict[int, Any] = {v.id: t for v, t in zip(graph.inputs, inputs, strict=True)}
+    for value, args, dead in order_of(graph).steps:
+        known[value.id] = call_node(value, [known[a] for a in args], sizes, place)
+        for unread in dead:
+            del known[unread]
+    for index, value in graph.mutations.items():
+        inputs[index].copy_(known[value.id])
+    return [None if o is None else known[o.id] for o in graph.outputs]

@@ -1,0 +1,401 @@
+"""ATen -> IR: a captured graph is replayed on its fakes, functionalised, under a mode that writes what it sees as primitives.
+
+    functionalize(replay(gm))  ->  ops without in-place writes  ->  a rule, a formula, torch's decomposition, or an `aten` node
+
+Nothing is unknown: an op without a rule becomes an `aten` node (`aten_effect` where it draws random numbers). LoweringError
+is left for graphs that are not about tensor values alone: sizes read from data, memory read by strides, several devices.
+
+What an `aten` or `call` node calls is its `spec`, (args, kwargs): Arg(i) for operand i, tuples for lists, ((name, value), ..)
+for keywords, numbers and expressions as they are, and ("dtype", "f32"), ("device", ""), ("layout", "strided"),
+("memory_format", "contiguous_format") for torch's own words. The device "" is the graph's device.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import fx
+from torch._ops import HigherOrderOperator, OpOverload
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._mode_utils import no_dispatch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..ir import Graph, TensorType, Value, building, emit, provenance
+from ..ir.errors import LoweringError, TypeRuleError
+from ..ir.graph import Origin
+from ..ir.prims import Arg
+from . import rules_composite, rules_index, rules_layout, rules_pointwise, rules_reduce  # noqa: F401  they fill the tables
+from .dtypes import from_torch
+from .rules import Call, broadcast, cast, composites, expand, full, iota, reshape, rules, same_shape
+from .rules_composite import decompositions
+from .sizes import SYMBOLIC, Sizes
+
+MOST_CONSTANT_ELEMENTS = 256
+_MOST_ATTEMPTS = 3
+
+
+def lower(gm: fx.GraphModule, fakes: Sequence[Any], *, name: str = "graph", input_names: Sequence[str] | None = None) -> Graph:
+    """The IR graph of a captured ATen graph. Raises LoweringError where the graph has to run as it was captured.
+
+    fakes: one per placeholder, tensors and SymInts of one FakeTensorMode. Only tensors become inputs of the graph, in
+    order; sizes are expressions over the symbols of the mode, which the caller binds from shapes, strides and SymInts.
+    Outputs that are no tensors are None. A guard that lowering adds may rename symbols: then it starts again.
+    """
+    placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    given = [_fake_of(f, n) for f, n in zip([*fakes, *[None] * (len(placeholders) - len(fakes))], placeholders, strict=True)]
+    mode = _fake_mode(gm, given)
+    names = list(input_names or (str(n.target) for n in placeholders))
+    for _ in range(_MOST_ATTEMPTS):
+        known = _renamings(mode)
+        graph = _lower_once(gm, given, mode, name, names)
+        if _renamings(mode) == known:
+            break
+    return graph
+
+
+def _lower_once(gm: fx.GraphModule, given: Sequence[Any], mode: FakeTensorMode, name: str, names: Sequence[str]) -> Graph:
+    graph = Graph(name)
+    lowering = Lowering(graph, given, names)
+    replay = _Replay(gm, lowering)
+    with mode, torch.no_grad(), torch._C._DisableAutocast(), building(graph), lowering:
+        outputs = torch.func.functionalize(lambda *args: replay.run(*args), remove="mutations")(*given)
+    flat = pytree.tree_leaves(outputs, is_leaf=lambda x: x is None)
+    with building(graph):
+        values = [lowering.value(o) if isinstance(o, torch.Tensor) else None for o in flat]
+    return graph.returning(values, _output_strides(gm, values, lowering.sizes))
+
+
+def _output_strides(gm: fx.GraphModule, values: Sequence[Value | None], sizes: Sizes) -> list[Any]:
+    """The strides that the captured graph's own outputs have."""
+    result = next(n for n in gm.graph.nodes if n.op == "output").args[0]
+    metas = [n.meta.get("val") if isinstance(n, fx.Node) else None for n in pytree.tree_leaves(result, is_leaf=lambda x: x is None)]
+    return [None if v is None else sizes.tree(m.stride()) for v, m in zip(values, metas, strict=True)]
+
+
+def _fake_of(given: Any, placeholder: fx.Node) -> Any:
+    """What stands for an input: the caller's fake, or (real tensor, nothing given) the one that the capture recorded."""
+    if given is None or (isinstance(given, torch.Tensor) and not isinstance(given, FakeTensor)):
+        return placeholder.meta.get("val", given)
+    return given
+
+
+def _fake_mode(gm: fx.GraphModule, given: Sequence[Any]) -> FakeTensorMode:
+    metas = (n.meta.get("val") for n in gm.graph.nodes)
+    for item in pytree.tree_leaves([list(given), list(metas)]):
+        if isinstance(item, FakeTensor):
+            return item.fake_mode
+    raise LoweringError("the graph has no tensors")
+
+
+def _renamings(mode: FakeTensorMode) -> int:
+    return len(mode.shape_env.replacements) if mode.shape_env is not None else 0
+
+
+# ---------------------------------------------------------------------------------------------- the mode
+class Lowering(TorchDispatchMode):
+    """Sees every functional op on fakes and adds what it computes to the graph. `latest` is the newest result."""
+
+    def __init__(self, graph: Graph, given: Sequence[Any], names: Sequence[str]) -> None:
+        super().__init__()
+        self.graph, self.sizes = graph, Sizes()
+        self.device = _one_device([g for g in given if isinstance(g, torch.Tensor)])
+        self.latest: Value | None = None
+        self.read_by: Callable[[OpOverload, int], bool] = lambda op, index: True
+        self._values: dict[int, Value] = {}
+        self._alive: list[torch.Tensor] = []
+        self._inputs: dict[int, int] = {}
+        for tensor, name in zip(given, names, strict=True):
+            if isinstance(tensor, torch.Tensor):
+                self._add_input(tensor, name)
+
+    def _add_input(self, tensor: torch.Tensor, name: str) -> None:
+        self._inputs[id(tensor)] = len(self.graph.inputs)
+        self.bind(tensor, self.graph.input(self.aval(tensor), name, self.sizes.tree(tensor.stride())))
+
+    # ------------------------------------------------------------------ tensors and values
+    def aval(self, tensor: torch.Tensor) -> TensorType:
+        return TensorType(self.sizes.tree(tuple(tensor.shape)), from_torch(tensor.dtype))
+
+    def bind(self, tensor: torch.Tensor, value: Value) -> None:
+        self._values[id(tensor)] = value
+        self._alive.append(tensor)
+        self.latest = value
+
+    def value(self, tensor: torch.Tensor) -> Value:
+        """The value of a tensor that an op made, else of a constant."""
+        if id(tensor) not in self._values:
+            self.bind(tensor, self._constant(tensor))
+        return self._values[id(tensor)]
+
+    def _constant(self, tensor: torch.Tensor) -> Value:
+        real = tensor.constant if isinstance(tensor, FakeTensor) else tensor
+        if real is None:
+            raise LoweringError(f"a tensor {tuple(tensor.shape)} comes from outside the graph")
+        with no_dispatch():
+            numbers = real.detach().reshape(-1).tolist()
+        return constant(numbers, self.aval(tensor))
+
+    def _arguments(self, item: Any) -> Any:
+        """The arguments of a call as rules take them: values and expressions."""
+        return pytree.tree_map(lambda x: self.value(x) if isinstance(x, torch.Tensor) else self.sizes(x), item)
+
+    # ------------------------------------------------------------------ the ladder
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func.namespace == "prim" or not _has_tensors(func):
+            return func(*args, **kwargs)
+        if func is torch.ops.aten.copy_.default and id(args[0]) in self._inputs:
+            return self._write_input(args[0], args[1])
+        _refuse(func, args)
+        for step in (self._by_rule, self._by_formula, self._by_decomposition):
+            result = step(func, args, kwargs)
+            if result is not NotImplemented:
+                return result
+        return self._extern(func, args, kwargs)
+
+    def _write_input(self, target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        index = self._inputs[id(target)]
+        aval = self.graph.inputs[index].aval
+        self.graph.mutations[index] = expand(cast(self.value(source), aval.dtype), aval.shape)
+        return target
+
+    def _by_rule(self, func: OpOverload, args: Any, kwargs: Any) -> Any:
+        rule = rules.get(func)
+        if rule is None or _is_complex((args, kwargs)):
+            return NotImplemented
+        result = func(*args, **kwargs)
+        if _is_complex(result):
+            return NotImplemented
+        tensors = _tensors(result)
+        call = Call(func, args, tuple(map(self.aval, tensors)), self.sizes, lambda i: self.read_by(func, i))
+        try:
+            values = rule(call, *self._arguments(args), **self._arguments(kwargs))
+        except TypeRuleError:  # sizes that cannot be proved equal
+            return NotImplemented
+        values = values if isinstance(values, tuple) else (values,)
+        if len(values) != len(tensors) or not all(map(_fits, values, call.outs)) or values == (None,):
+            return NotImplemented
+        for tensor, value in zip(tensors, values, strict=True):
+            if value is not None:
+                self.bind(tensor, value)
+        return result
+
+    def _by_formula(self, func: OpOverload, args: Any, kwargs: Any) -> Any:
+        formula = composites.get(func)
+        return NotImplemented if formula is None or _is_complex((args, kwargs)) else self._run(formula, args, kwargs)
+
+    def _by_decomposition(self, func: OpOverload, args: Any, kwargs: Any) -> Any:
+        table = decompositions()
+        if func in table and not _is_complex((args, kwargs)):
+            result = self._run(table[func], args, kwargs)
+            if result is not NotImplemented:
+                return result
+        return self._run(func.decompose, args, kwargs) if func._can_decompose() else NotImplemented
+
+    def _run(self, formula: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A formula in torch, under this mode; NotImplemented where it writes in place or asks for data."""
+        try:
+            with self:
+                return formula(*args, **kwargs)
+        except (LoweringError, NotImplementedError):
+            return NotImplemented
+
+    # ------------------------------------------------------------------ nodes that call torch
+    def _extern(self, func: OpOverload, args: Any, kwargs: Any) -> Any:
+        result = func(*args, **kwargs)
+        effect = torch.Tag.nondeterministic_seeded in func.tags or not _tensors(result)
+        self._emit_extern("aten_effect" if effect else "aten", "op", str(func), (args, kwargs), result)
+        return result
+
+    def call(self, target: Callable[..., Any], args: Any, result: Any) -> None:
+        """One `call` node; `result` are the fakes that stand for what it returns."""
+        self._emit_extern("call", "target", target, (args, {}), result)
+
+    def _emit_extern(self, prim: str, key: str, target: Any, arguments: Any, result: Any) -> None:
+        operands: list[Value] = []
+        spec = self._spec(arguments, operands)
+        tensors = _tensors(result)
+        avals = tuple(map(self.aval, tensors))
+        self.device = _one_device(tensors, self.device)
+        node = emit(prim, *operands, spec=spec, avals=avals, **{key: target})
+        for index, tensor in enumerate(tensors):
+            self.bind(tensor, emit("pick", node, index=index) if len(tensors) > 1 else node)
+
+    def _spec(self, item: Any, operands: list[Value]) -> Any:
+        if isinstance(item, torch.Tensor):
+            self.device = _one_device([item] if item.dim() else [], self.device)
+            operands.append(self.value(item))
+            return Arg(len(operands) - 1)
+        if isinstance(item, dict):
+            return tuple((k, self._spec(v, operands)) for k, v in item.items())
+        if isinstance(item, (list, tuple)):
+            return tuple(self._spec(i, operands) for i in item)
+        return self.sizes(item) if isinstance(item, SYMBOLIC) else self._word(item)
+
+    def _word(self, item: Any) -> Any:
+        if isinstance(item, torch.device):
+            if self.device is not None and item.type != self.device.type:
+                raise LoweringError(f"it works on {item} and on {self.device}")
+            return ("device", "")
+        if isinstance(item, torch.dtype):
+            return ("dtype", from_torch(item))
+        if isinstance(item, (torch.layout, torch.memory_format)):
+            return (type(item).__name__, str(item).removeprefix("torch."))
+        if item is None or isinstance(item, (bool, int, float, complex, str)):
+            return item
+        if callable(item) or isinstance(item, type):
+            return item
+        raise LoweringError(f"an argument {item!r} cannot be written down")
+
+
+def _tensors(result: Any) -> list[torch.Tensor]:
+    return [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
+
+
+def _has_tensors(func: OpOverload) -> bool:
+    return any("Tensor" in str(part.type) for part in (*func._schema.arguments, *func._schema.returns))
+
+
+def _is_complex(item: Any) -> bool:
+    return any(t.is_complex() for t in _tensors(item))
+
+
+def _fits(value: Value | None, aval: TensorType) -> bool:
+    return value is None or (value.dtype == aval.dtype and same_shape(value.shape, aval.shape))
+
+
+def _one_device(tensors: Sequence[torch.Tensor], known: torch.device | None = None) -> torch.device | None:
+    for tensor in tensors:
+        if known is not None and tensor.device != known:
+            raise LoweringError(f"it works on {known} and on {tensor.device}")
+        known = tensor.device
+    return known
+
+
+_DATA = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+
+
+def _refuse(func: OpOverload, args: Any) -> None:
+    """Ops that are about more than tensor values."""
+    if any(tag in func.tags for tag in _DATA):
+        raise LoweringError(f"`{func}` reads the values of a tensor")
+    if func._schema.is_mutable:
+        raise LoweringError(f"`{func}` writes in place")
+
+
+def constant(numbers: Sequence[Any], aval: TensorType) -> Value:
+    """A tensor made during the capture: one number everywhere, a count, or its elements side by side."""
+    if len(set(map(repr, numbers))) <= 1:
+        return full(numbers[0] if numbers else 0, aval)
+    if aval.dtype == "i64" and list(numbers) == list(range(len(numbers))):
+        return reshape(iota(len(numbers)), aval.shape)
+    if len(numbers) > MOST_CONSTANT_ELEMENTS or any(isinstance(n, complex) for n in numbers):
+        raise LoweringError(f"a constant of {len(numbers)} elements is made inside")
+    return reshape(emit("cat", *[full(n, TensorType((1,), aval.dtype)) for n in numbers], axis=0), aval.shape)
+
+
+# ---------------------------------------------------------------------------------------------- the replay
+_RESPELLED = {"__iand__": "bitwise_and_", "__ior__": "bitwise_or_", "__ixor__": "bitwise_xor_",
+              "__ilshift__": "bitwise_left_shift_", "__irshift__": "bitwise_right_shift_"}  # fmt: skip
+"""In-place spellings that functionalisation does not know."""
+
+
+class _Replay(fx.Interpreter):
+    """Runs the captured graph on functional tensors; sizes are taken as they were recorded."""
+
+    def __init__(self, gm: fx.GraphModule, lowering: Lowering) -> None:
+        super().__init__(gm)
+        self.lowering, self.origins = lowering, dict(_origins(gm))
+        self.lowering.read_by = self._is_read
+        self.node: fx.Node | None = None
+
+    def run_node(self, node: fx.Node) -> Any:
+        recorded = node.meta.get("val")
+        if node.op == "call_function" and isinstance(recorded, (*SYMBOLIC, int, float, bool)):
+            self.lowering.sizes(recorded)
+            return recorded
+        self.node, (origin, variable) = node, self.origins[node]
+        self.lowering.latest = None
+        with provenance(origin):
+            result = super().run_node(node)
+        _name(self.lowering.latest, variable)
+        return result
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if hasattr(target, "fusegrad_call"):
+            return self._call(target, args)
+        if isinstance(target, HigherOrderOperator):
+            raise LoweringError(f"`{target}` holds graphs of its own")
+        packet = target._schema.name.split("::")[1] if isinstance(target, OpOverload) else ""
+        if packet in _RESPELLED:
+            target = getattr(getattr(torch.ops.aten, _RESPELLED[packet]), target._overloadname)
+        if target is torch.ops.aten._assert_scalar.default:
+            return None
+        try:
+            return super().call_function(target, args, kwargs)
+        except (RuntimeError, NotImplementedError) as error:
+            if isinstance(error, LoweringError) or not isinstance(target, OpOverload):
+                raise
+            raise LoweringError(f"`{target}` cannot be replayed: {error}") from error
+
+    def _call(self, target: Callable[..., Any], args: Any) -> Any:
+        """A nested autograd Function: one node, and fresh fakes like the ones that were recorded."""
+        assert self.node is not None
+        inner = pytree.tree_map_only(torch.Tensor, _unwrapped, args)
+        recorded = self.node.meta["val"]
+        fresh = pytree.tree_map_only(torch.Tensor, lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device), recorded)
+        self.lowering.call(target, inner, pytree.tree_map_only(torch.Tensor, _unwrapped, fresh))
+        return fresh
+
+    def _is_read(self, op: OpOverload, index: int) -> bool:
+        """Whether result `index` of the captured op has a reader. Ops inside a formula: yes."""
+        if self.node is None or self.node.target is not op:
+            return True
+        picks = [u for u in self.node.users if u.target is operator.getitem]
+        return len(picks) < len(self.node.users) or any(u.args[1] == index and u.users for u in picks)
+
+
+def _unwrapped(tensor: torch.Tensor) -> torch.Tensor:
+    if not torch._is_functional_tensor(tensor):
+        return tensor
+    torch._sync(tensor)
+    return torch._from_functional_tensor(tensor)
+
+
+# ---------------------------------------------------------------------------------------------- provenance
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)[^\n]*\n\s*([^\n]*)')
+_ASSIGNED = re.compile(r"^\s*([A-Za-z_]\w*)\s*(?::[^=]+)?[-+*/@&|^]?=[^=]")
+
+
+def _origins(gm: fx.GraphModule) -> Iterator[tuple[fx.Node, tuple[Origin, str | None]]]:
+    """Each node's origin, and the user's name for its value on the last node of a line."""
+    nodes = list(gm.graph.nodes)
+    found = [_place(n) for n in nodes]
+    for node, place, following in zip(nodes, found, [*found[1:], None], strict=True):
+        variable, where, line = place or (None, None, None)
+        op = str(node.target) if node.op == "call_function" else None
+        yield node, (Origin(op=op, where=where, line=line), None if following == place else variable)
+
+
+def _place(node: fx.Node) -> tuple[str | None, str | None, str | None] | None:
+    """(name, file:line, text): from the tracer, else from a recorded stack."""
+    if "fusegrad_origin" in node.meta:
+        return node.meta["fusegrad_origin"]  # type: ignore[no-any-return]
+    frames = _FRAME.findall(node.stack_trace or "")
+    if not frames:
+        return None
+    filename, number, line = frames[-1]
+    assigned = _ASSIGNED.match(line)
+    return assigned.group(1) if assigned else None, f"{filename}:{number}", line.strip()
+
+
+def _name(value: Value | None, variable: str | None) -> None:
+    """The user's name for the newest value, unless it has one."""
+    if value is not None and variable is not None and value.prim != "input" and value.origin.name is None:
+        value.attrs["origin"] = replace(value.origin, name=variable)

@@ -1,0 +1,123 @@
+"""Indexing: torch's gather, index, index_put, scatter and embedding are the primitives gather and scatter plus iota."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..ir import Size, TensorType, Value, emit
+from ..ir.infer import drop, equal
+from .rules import Call, Result, broadcast, cast, compare, fit, full, permute, positions, reshape, rule, same_shape, where
+from .rules_reduce import at_one_index
+
+
+def grid(index: Value, axis: int) -> list[Value]:
+    """Index tensors for every axis: the element's own position, and `index` along one axis."""
+    return [index if a == axis else positions(index.shape, a) for a in range(index.ndim)]
+
+
+@rule("gather")
+def _gather(call: Call, x: Value, dim: int, index: Value, **_: Any) -> Result:
+    if x.ndim == 0 or index.ndim == 0:
+        return reshape(x, call.out.shape)
+    axis, index = dim % x.ndim, cast(index, "i64")
+    if index.shape[axis] == 1 and same_shape(drop(index.shape, (axis,)), drop(x.shape, (axis,))):
+        return reshape(at_one_index(x, reshape(index, drop(index.shape, (axis,))), axis), call.out.shape)
+    return emit("gather", x, *grid(index, axis), axes=tuple(range(x.ndim)))
+
+
+@rule("scatter_add scatter.src scatter.value")
+def _scatter(call: Call, x: Value, dim: int, index: Value, source: Any) -> Result:
+    if x.ndim == 0 or index.ndim != x.ndim:
+        return None
+    mode = "add" if call.name == "scatter_add" else "set"
+    index = cast(index, "i64")
+    if isinstance(source, Value):
+        source = emit("slice", source, start=(0,) * x.ndim, stop=index.shape, step=(1,) * x.ndim)
+    source = fit(source, TensorType(index.shape, x.dtype))
+    return emit("scatter", x, source, *grid(index, dim % x.ndim), axes=tuple(range(x.ndim)), mode=mode)
+
+
+@rule("index_select")
+def _index_select(call: Call, x: Value, dim: int, index: Value) -> Result:
+    if x.ndim == 0:
+        return x
+    axis = dim % x.ndim
+    picked = emit("gather", x, reshape(cast(index, "i64"), (index.aval.numel,)), axes=(axis,))
+    return permute(picked, [*range(1, axis + 1), 0, *range(axis + 1, x.ndim)])
+
+
+@rule("embedding")
+def _embedding(call: Call, weight: Value, index: Value, *_: Any) -> Result:
+    return emit("gather", weight, cast(index, "i64"), axes=(0,))
+
+
+# ---------------------------------------------------------------------------------------------- x[i, :, j]
+def wrapped(index: Value, size: Size) -> Value:
+    """Negative indices count from the end; an index that is a count itself is never negative."""
+    index = cast(index, "i64")
+    if _counts(index):
+        return index
+    return where(compare("lt", index, 0), emit("add", index, full(size, index.aval)), index)
+
+
+def _counts(index: Value) -> bool:
+    if index.prim in ("broadcast", "reshape", "permute"):
+        return _counts(index.args[0])
+    return index.prim in ("iota", "argmax", "argmin")
+
+
+def common_shape(shapes: Sequence[Sequence[Size]]) -> tuple[Size, ...]:
+    """The shape that the index tensors broadcast to."""
+    ndim = max(map(len, shapes))
+    padded = [(*(1,) * (ndim - len(s)), *s) for s in shapes]
+    return tuple(next((d for d in sizes if not equal(d, 1)), 1) for sizes in zip(*padded, strict=True))
+
+
+def indexed(x: Value, index: Sequence[Value | None]) -> tuple[list[int], list[Value]] | None:
+    """The indexed axes and their index tensors, wrapped and of one shape; None where a mask is among them."""
+    axes = [a for a, i in enumerate(index) if i is not None]
+    given = [i for i in index if i is not None]
+    if any(i.dtype in ("b1", "u8") for i in given):
+        return None
+    shape = common_shape([i.shape for i in given])
+    return axes, [fit(wrapped(i, x.shape[a]), TensorType(shape, "i64")) for a, i in zip(axes, given, strict=True)]
+
+
+def first_place(axes: Sequence[int]) -> int:
+    """Where the result has the indexed dimensions: in place when the axes are adjacent, else in front."""
+    return axes[0] if list(axes) == list(range(axes[0], axes[0] + len(axes))) else 0
+
+
+@rule("index.Tensor _unsafe_index.Tensor")
+def _index(call: Call, x: Value, index: Sequence[Value | None]) -> Result:
+    found = indexed(x, index)
+    if found is None:
+        return None
+    axes, given = found
+    picked = emit("gather", x, *given, axes=tuple(axes))
+    at, front = first_place(axes), given[0].ndim
+    return permute(picked, [*range(front, front + at), *range(front), *range(front + at, picked.ndim)])
+
+
+@rule("index_put _unsafe_index_put")
+def _index_put(call: Call, x: Value, index: Sequence[Value | None], source: Value, accumulate: bool = False) -> Result:
+    if (masked := _masked_put(x, index, source, accumulate)) is not None:
+        return masked
+    found = indexed(x, index)
+    if found is None:
+        return None
+    axes, given = found
+    rest, at, front = drop(x.shape, axes), first_place(axes), given[0].ndim
+    source = fit(source, TensorType((*rest[:at], *given[0].shape, *rest[at:]), x.dtype))
+    source = permute(source, [*range(at, at + front), *range(at), *range(at + front, source.ndim)])
+    return emit("scatter", x, source, *given, axes=tuple(axes), mode="add" if accumulate else "set")
+
+
+def _masked_put(x: Value, index: Sequence[Value | None], source: Value, accumulate: bool) -> Value | None:
+    """x[mask] = number is a choice."""
+    mask = index[0]
+    if accumulate or len(index) != 1 or mask is None or mask.dtype != "b1" or source.aval.numel != 1:
+        return None
+    number = fit(reshape(source, ()), x.aval)
+    return emit("where", broadcast(mask, x.shape, range(mask.ndim)), number, x)

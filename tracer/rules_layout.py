@@ -1,0 +1,261 @@
+"""Views and copies that move elements: values have no strides, so each is one or two layout primitives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..ir import Size, Value, emit
+from ..ir.errors import LoweringError
+from ..ir.infer import drop, equal
+from ..ir.types import contiguous_strides, simplest
+from .rules import Call, Result, broadcast, cast, cut, expand, fit, full, iota, permute, place, reshape, rule, same_shape
+
+
+@rule("view.default _unsafe_view reshape unsqueeze squeeze _reshape_alias view_copy.default squeeze_copy unsqueeze_copy flatten")
+def _reshape(call: Call, x: Value, *_: Any, **__: Any) -> Result:
+    return reshape(x, call.out.shape)
+
+
+@rule("expand expand_copy")
+def _expand(call: Call, x: Value, *_: Any, **__: Any) -> Result:
+    return expand(x, call.out.shape)
+
+
+@rule("permute permute_copy")
+def _permute(call: Call, x: Value, dims: Sequence[int]) -> Result:
+    return permute(x, [d % x.ndim for d in dims])
+
+
+@rule("transpose.int transpose_copy")
+def _transpose(call: Call, x: Value, i: int, j: int) -> Result:
+    return swap(x, i, j) if x.ndim else x
+
+
+@rule("t t_copy")
+def _t(call: Call, x: Value) -> Result:
+    return swap(x, 0, 1) if x.ndim == 2 else x
+
+
+def swap(x: Value, i: int, j: int) -> Value:
+    perm = list(range(x.ndim))
+    perm[i], perm[j] = perm[j], perm[i]
+    return permute(x, perm)
+
+
+@rule("flip")
+def _flip(call: Call, x: Value, dims: Sequence[int]) -> Result:
+    axes = tuple(sorted(d % x.ndim for d in dims)) if x.ndim else ()
+    return emit("flip", x, axes=axes) if axes else x
+
+
+@rule("roll")
+def _roll(call: Call, x: Value, shifts: Any, dims: Any = ()) -> Result:
+    """cat(x[n-s:], x[:n-s]) along each axis; without dims, on the flat tensor."""
+    shifts, dims = _tuple(shifts), _tuple(dims)
+    if not dims:
+        flat = reshape(x, (x.aval.numel,))
+        return reshape(_rolled(flat, 0, shifts[0]), x.shape)
+    for shift, dim in zip(shifts, dims, strict=True):
+        x = _rolled(x, dim % x.ndim, shift)
+    return x
+
+
+def _rolled(x: Value, axis: int, shift: Any) -> Value:
+    size = x.shape[axis]
+    if size == 0:
+        return x
+    at = simplest((size - shift) % size)
+    return x if at == 0 else emit("cat", cut(x, axis, at, size), cut(x, axis, 0, at), axis=axis)
+
+
+def _tuple(item: Any) -> tuple[Any, ...]:
+    return tuple(item) if isinstance(item, (list, tuple)) else (item,)
+
+
+# ---------------------------------------------------------------------------------------------- slices
+def _first(call: Call, argument: int, axis: int, start: Any) -> Size:
+    """Where a slice begins: negative from the end, clipped to the axis, by the guards that the fake result already set."""
+    size = call.args[0].shape[axis]
+    start = 0 if start is None else start
+    start = start + size if start < 0 else start
+    start = 0 if start < 0 else size if start > size else start
+    return call.sizes(start)  # type: ignore[no-any-return]
+
+
+def _span(call: Call, axis: int, start: Any, length: Size, step: int) -> tuple[Size, Size]:
+    first = _first(call, 2, axis, start)
+    return first, first if length == 0 else simplest(first + (length - 1) * step + 1)
+
+
+@rule("slice.Tensor slice_copy.Tensor")
+def _slice(call: Call, x: Value, dim: int = 0, *_: Any, step: int = 1, **__: Any) -> Result:
+    axis, step = dim % x.ndim, call.argument(4, step)
+    first, last = _span(call, axis, call.argument(2), call.out.shape[axis], step)
+    return cut(x, axis, first, last, step)
+
+
+@rule("slice_scatter")
+def _slice_scatter(call: Call, x: Value, source: Value, dim: int = 0, *_: Any, step: int = 1, **__: Any) -> Result:
+    axis, step = dim % x.ndim, call.argument(5, step)
+    first, last = _span(call, axis, call.argument(3), source.shape[axis], step)
+    return _overwritten(x, cast(source, x.dtype), axis, first, last, step)
+
+
+def _overwritten(x: Value, source: Value, axis: int, first: Size, last: Size, step: int) -> Value:
+    """x with x[first:last:step] = source, as a choice between the padded source and x."""
+    if same_shape(source.shape, x.shape):
+        return source
+    rest = simplest(x.shape[axis] - last)
+    inside = place(full(True, source.aval.with_dtype("b1")), axis, first, rest, step)
+    return emit("where", inside, place(source, axis, first, rest, step), x)
+
+
+@rule("select.int select_copy.int")
+def _select(call: Call, x: Value, dim: int, index: Any) -> Result:
+    axis = dim % x.ndim
+    first = _first(call, 2, axis, call.args[2])
+    return reshape(cut(x, axis, first, simplest(first + 1)), call.out.shape)
+
+
+@rule("select_scatter")
+def _select_scatter(call: Call, x: Value, source: Value, dim: int, index: Any) -> Result:
+    axis = dim % x.ndim
+    first = _first(call, 3, axis, call.args[3])
+    line = reshape(cast(source, x.dtype), (*x.shape[:axis], 1, *x.shape[axis + 1 :]))
+    return _overwritten(x, line, axis, first, simplest(first + 1), 1)
+
+
+@rule("split_with_sizes split.Tensor unsafe_split.Tensor unsafe_split_with_sizes split_with_sizes_copy split_copy.Tensor")
+def _split(call: Call, x: Value, sizes: Any, dim: int = 0) -> Result:
+    axis, at, parts = dim % x.ndim, 0, []
+    for aval in call.outs:
+        end = simplest(at + aval.shape[axis])
+        parts.append(cut(x, axis, at, end))
+        at = end
+    return tuple(parts)
+
+
+@rule("unbind.int unbind_copy.int")
+def _unbind(call: Call, x: Value, dim: int = 0) -> Result:
+    axis = dim % x.ndim
+    return tuple(reshape(cut(x, axis, i, i + 1), aval.shape) for i, aval in enumerate(call.outs))
+
+
+# ---------------------------------------------------------------------------------------------- joining, padding
+@rule("cat")
+def _cat(call: Call, xs: Sequence[Value], dim: int = 0) -> Result:
+    """The one-dimensional empty tensor that torch lets pass among others is left out."""
+    out = call.out
+    parts = [cast(x, out.dtype) for x in xs if len(out.shape) == 1 or x.shape != (0,)]
+    return emit("cat", *parts, axis=dim % len(out.shape)) if len(parts) > 1 else parts[0]
+
+
+@rule("stack")
+def _stack(call: Call, xs: Sequence[Value], dim: int = 0) -> Result:
+    axis = dim % len(call.out.shape)
+    parts = [reshape(cast(x, call.out.dtype), (*x.shape[:axis], 1, *x.shape[axis:])) for x in xs]
+    return emit("cat", *parts, axis=axis) if len(parts) > 1 else parts[0]
+
+
+@rule("constant_pad_nd")
+def _pad(call: Call, x: Value, pad: Sequence[Any], value: Any = 0) -> Result:
+    """Negative amounts cut; another value than zero fills where a padded mask is false."""
+    amounts = {x.ndim - 1 - i // 2: (pad[i], pad[i + 1]) for i in range(0, len(pad), 2)}
+    if not all(isinstance(p, int) for p in pad):
+        return None
+    for axis, (lo, hi) in amounts.items():
+        x = cut(x, axis, max(-lo, 0), simplest(x.shape[axis] - max(-hi, 0)))
+    around = [(max(lo, 0), max(hi, 0)) for lo, hi in (amounts.get(a, (0, 0)) for a in range(x.ndim))]
+    lows, highs = (tuple(pair[side] for pair in around) for side in (0, 1))
+    if not any(lows + highs):
+        return x
+    padded = emit("pad", x, lo=lows, hi=highs, inner=(0,) * x.ndim)
+    if value == 0:
+        return padded
+    inside = emit("pad", full(True, x.aval.with_dtype("b1")), lo=lows, hi=highs, inner=(0,) * x.ndim)
+    return emit("where", inside, padded, full(value, padded.aval))
+
+
+@rule("repeat")
+def _repeat(call: Call, x: Value, repeats: Sequence[Size]) -> Result:
+    """(n,) -> (r, n) -> (r*n,), on every axis at once."""
+    shape = (*(1,) * (len(repeats) - x.ndim), *x.shape)
+    pairs = [part for r, n in zip(repeats, shape, strict=True) for part in (r, n)]
+    if all(isinstance(r, int) and r == 1 for r in repeats):
+        return reshape(x, shape)
+    if all(equal(n, 1) for n in shape):
+        return expand(reshape(x, shape), call.out.shape)
+    spread = broadcast(reshape(x, shape), pairs, range(1, 2 * len(shape), 2))
+    return reshape(spread, call.out.shape)
+
+
+# ---------------------------------------------------------------------------------------------- diagonals, strides
+@rule("diagonal diagonal_copy")
+def _diagonal(call: Call, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Result:
+    rows, columns = dim1 % x.ndim, dim2 % x.ndim
+    step = iota(call.out.shape[-1])
+    index = [_shifted(step, max(-offset, 0)), _shifted(step, max(offset, 0))]
+    if rows > columns:
+        rows, columns, index = columns, rows, index[::-1]
+    picked = emit("gather", x, *index, axes=(rows, columns))
+    return permute(picked, (*range(1, picked.ndim), 0))
+
+
+def _shifted(x: Value, by: int) -> Value:
+    return x if by == 0 else emit("add", x, full(by, x.aval))
+
+
+@rule("as_strided as_strided_copy")
+def _as_strided(call: Call, x: Value, size: Sequence[Size], stride: Sequence[Size], offset: Any = None) -> Result:
+    """Element at sum(i*stride): a gather from the flat tensor, which must be all of its memory, in order."""
+    if not _is_whole_memory(call, x):
+        raise LoweringError(f"`{call.op}` reads memory by strides, of a tensor that is not row-major or part of another")
+    if not offset and tuple(stride) == contiguous_strides(size) and equal(x.aval.numel, call.out.numel):
+        return reshape(x, size)
+    where = full(offset or 0, call.out.with_dtype("i64"))
+    for axis, step in enumerate(stride):
+        steps = emit("mul", iota(size[axis]), full(step, iota(size[axis]).aval))
+        where = emit("add", where, broadcast(steps, call.out.shape, (axis,)))
+    return emit("gather", reshape(x, (x.aval.numel,)), where, axes=(0,))
+
+
+def _is_whole_memory(call: Call, x: Value) -> bool:
+    fake = call.args[0]
+    layout = tuple(call.sizes(s) for s in fake.stride())
+    held = call.sizes(fake.untyped_storage().nbytes())
+    return layout == contiguous_strides(x.shape) and fake.storage_offset() == 0 and equal(held, x.aval.nbytes)
+
+
+@rule("unfold")
+def _unfold(call: Call, x: Value, dim: int, size: int, step: int) -> Result:
+    """Windows along an axis: gather at window*step + position, the position last."""
+    axis = dim % x.ndim if x.ndim else 0
+    if not x.ndim:
+        return reshape(x, call.out.shape)
+    windows = (call.out.shape[axis], size)
+    starts = emit("mul", iota(windows[0]), full(step, iota(windows[0]).aval))
+    index = emit("add", broadcast(starts, windows, (0,)), broadcast(iota(size), windows, (1,)))
+    picked = emit("gather", x, index, axes=(axis,))
+    rest = range(2, picked.ndim)
+    return permute(picked, (*rest[:axis], 0, *rest[axis:], 1))
+
+
+@rule("tril triu")
+def _triangle(call: Call, x: Value, diagonal: Any = 0) -> Result:
+    rows, columns = (broadcast(iota(x.shape[a]), x.shape, (a,)) for a in (x.ndim - 2, x.ndim - 1))
+    edge = emit("add", rows, fit(diagonal, rows.aval)) if diagonal != 0 else rows
+    keep = emit("le" if call.name == "tril" else "ge", columns, edge)
+    return emit("where", keep, x, full(0, x.aval))
+
+
+@rule("diagonal_scatter")
+def _diagonal_scatter(call: Call, x: Value, source: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Result:
+    rows, columns = dim1 % x.ndim, dim2 % x.ndim
+    step = iota(source.shape[-1])
+    index = [_shifted(step, max(-offset, 0)), _shifted(step, max(offset, 0))]
+    if rows > columns:
+        rows, columns, index = columns, rows, index[::-1]
+    lines = permute(cast(source, x.dtype), (source.ndim - 1, *range(source.ndim - 1)))
+    assert lines.shape[1:] == drop(x.shape, (rows, columns))
+    return emit("scatter", x, lines, *index, axes=(rows, columns), mode="set")

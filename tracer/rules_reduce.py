@@ -1,0 +1,135 @@
+"""Reductions, scans and products. Low floats: a sum accumulates in float32 and rounds once, so what follows a sum does too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..ir import TensorType, Value, emit
+
+from .rules import Call, Result, axes_of, broadcast, cast, compute_dtype, count, fit, full, reshape, rule
+
+
+def reduced(prim: str, x: Value, axes: Sequence[int]) -> Value:
+    return emit(prim, x, axes=tuple(axes)) if axes else x
+
+
+def reduction(prim: str) -> Any:
+    """The rule of sum, prod, amax, amin: operands of the result's dtype, kept axes put back by a reshape."""
+
+    def apply(call: Call, x: Value, dim: Any = None, keepdim: bool = False, **_: Any) -> Result:
+        axes = axes_of(dim, x.ndim)
+        return reshape(reduced(prim, cast(x, call.out.dtype), axes), call.out.shape)
+
+    return apply
+
+
+rule("sum.default sum.dim_IntList")(reduction("sum"))
+rule("prod.default prod.dim_int")(reduction("prod"))
+rule("amax max.default")(reduction("amax"))
+rule("amin min.default")(reduction("amin"))
+
+
+@rule("mean.default mean.dim")
+def _mean(call: Call, x: Value, dim: Any = None, keepdim: bool = False, **_: Any) -> Result:
+    axes = axes_of(dim, x.ndim)
+    total = reduced("sum", cast(x, compute_dtype(call.out.dtype)), axes)
+    average = emit("div", total, full(count(x.shape, axes), total.aval))
+    return cast(reshape(average, call.out.shape), call.out.dtype)
+
+
+@rule("any.default any.dim any.dims all.default all.dim all.dims")
+def _any(call: Call, x: Value, dim: Any = None, keepdim: bool = False) -> Result:
+    """The largest (smallest) of 0 and 1. An empty list of dims reduces all; no dims at all does too."""
+    axes = axes_of(dim, x.ndim)
+    bits = cast(cast(x, "b1"), "i32")
+    found = reduced("amax" if call.name == "any" else "amin", bits, axes)
+    return cast(reshape(cast(found, "b1"), call.out.shape), call.out.dtype)
+
+
+@rule("argmax argmin")
+def _argmax(call: Call, x: Value, dim: Any = None, keepdim: bool = False) -> Result:
+    if x.ndim == 0:
+        return full(0, call.out)
+    flat = reshape(x, (x.aval.numel,)) if dim is None else x
+    return reshape(emit(call.name, flat, axis=0 if dim is None else dim % x.ndim), call.out.shape)
+
+
+@rule("max.dim min.dim")
+def _extreme(call: Call, x: Value, dim: int, keepdim: bool = False) -> Result:
+    """(value, index). The value is read at the index, whose element gets the whole gradient; alone it is amax or amin."""
+    value, index = call.outs
+    if x.ndim == 0:
+        return x, full(0, index)
+    axis, name = dim % x.ndim, call.name
+    if not call.reads(1):
+        return reshape(reduced(f"a{name}", x, (axis,)), value.shape), None
+    at = emit(f"arg{name}", x, axis=axis)
+    return reshape(at_one_index(x, at, axis), value.shape), reshape(at, index.shape)
+
+
+def at_one_index(x: Value, index: Value, axis: int) -> Value:
+    """x at one index along an axis: a gather from memory, or the sum over a mask where x is computed.
+
+    index: x.shape without the axis; so is the result.
+    """
+    others = [a for a in range(x.ndim) if a != axis]
+    if x.prim == "input":
+        grid = [broadcast(emit("iota", size=n, dtype="i64"), index.shape, (a,)) for a, n in enumerate(index.shape)]
+        return emit("gather", x, *grid[:axis], index, *grid[axis:], axes=tuple(range(x.ndim)))
+    here = emit("eq", broadcast(emit("iota", size=x.shape[axis], dtype="i64"), x.shape, (axis,)), broadcast(index, x.shape, others))
+    if x.dtype == "b1":
+        return cast(emit("amax", cast(emit("and", here, x), "i32"), axes=(axis,)), "b1")
+    return emit("sum", emit("where", here, x, full(0, x.aval)), axes=(axis,))
+
+
+@rule("cumsum")
+def _cumsum(call: Call, x: Value, dim: int, **_: Any) -> Result:
+    x = cast(x, call.out.dtype)
+    return emit("cumsum", x, axis=dim % x.ndim, reverse=False) if x.ndim else x
+
+
+# ---------------------------------------------------------------------------------------------- products
+def dot(x: Value, y: Value, labels: str) -> Value:
+    """A two-operand einsum, "ik,kj->ij". Low floats accumulate in float32 and round once."""
+    left, right, out = labels.replace("->", ",").split(",")
+    number = {label: i for i, label in enumerate(sorted({*left, *right}))}
+    axes = [tuple(number[label] for label in part) for part in (left, right, out)]
+    return emit("dot", x, y, x_axes=axes[0], y_axes=axes[1], out_axes=axes[2])
+
+
+products = {"mm.default": "ik,kj->ij", "bmm.default": "bik,bkj->bij", "mv": "ik,k->i", "dot": "i,i->", "vdot": "i,i->"}
+
+
+def product(labels: str) -> Any:
+    return lambda call, x, y: dot(x, y, labels)
+
+
+for name, labels in products.items():
+    rule(name)(product(labels))
+
+sums_with_products = {
+    "addmm.default": "ik,kj->ij", "baddbmm.default": "bik,bkj->bij", "addmv": "ik,k->i", "addbmm": "bik,bkj->ij", "addr": "i,j->ij",
+}  # fmt: skip
+
+
+def sum_with_product(labels: str) -> Any:
+    """beta*c + alpha*(x @ y). beta = 0 drops c, NaNs included. Low floats: the product rounds first where it is a node of its own."""
+
+    def apply(call: Call, c: Value, x: Value, y: Value, *, beta: Any = 1, alpha: Any = 1) -> Result:
+        out = call.out.with_dtype(compute_dtype(call.out.dtype))
+        z = _scaled(cast(dot(x, y, labels), out.dtype), alpha, out)
+        z = z if beta == 0 else emit("add", _scaled(fit(c, out), beta, out), z)
+        return cast(z, call.out.dtype)
+
+    return apply
+
+
+def _scaled(x: Value, factor: Any, aval: TensorType) -> Value:
+    return x if factor == 1 else emit("mul", x, full(factor, aval))
+
+
+for name, labels in sums_with_products.items():
+    rule(name)(sum_with_product(labels))
+
+
