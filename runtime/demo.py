@@ -1,0 +1,326 @@
+"""`python -m fusegrad demo`: a small language model trains on real text, its custom Functions eager and compiled.
+
+Same weights, same batches, one step of each in turn. Then what the compiler did, and its kernels' numerics. The exit
+code is 1 where the losses part, or a kernel is wrong under Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.graph import saved_tensors_hooks
+
+from .config import BACKENDS, patch
+from .demo_functions import FUNCTIONS
+from .demo_model import IGNORED, ByteModel, Functions, Sizes, call, read_text, seeded_model, windows
+from .draw import svg
+from .explain import Explanation, explain
+from .function import compile as compiled
+
+SUMMARY = "train a small language model with eager and with compiled Functions, and compare"
+NAMES = ("eager", "compiled")
+LEARNING_RATE = 2e-3
+TARGET = "cuda:90"
+ROWS = 12  # of the table of losses
+VERDICTS = {True: "ok", False: "WRONG"}
+
+# Rounding each norm's output by one ulp moves the loss by 2e-7 (relative) within 60 steps, by 3e-5 within 300, and by
+# anything after that: training is chaotic. A norm without its weight's gradient, the mildest mistake that was tried,
+# moves it by 4e-3 within 60. The tolerance lies between; later steps are shown but not judged.
+TOLERANCE = 3e-4
+JUDGED_STEPS = 300
+
+# One ulp of the largest value, and some more for sums in another order.
+INTERPRETER_TOLERANCE = 1e-5
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--steps", type=positive, default=60, help="training steps (default 60)")
+    parser.add_argument("--backend", choices=BACKENDS, default="auto", help="what runs the compiled Functions")
+    parser.add_argument("--out", type=Path, default=Path("fusegrad-demo"), help="folder for the files (fusegrad-demo)")
+    parser.add_argument("--seed", type=int, default=0, help="of the weights and of the batches")
+
+
+def positive(text: str) -> int:
+    """The number, at least 1; argparse turns the ValueError into its own message."""
+    if (number := int(text)) < 1:
+        raise ValueError(text)
+    return number
+
+
+class Trained(NamedTuple):
+    """A model in training, with the seconds and the loss of each step so far."""
+
+    model: ByteModel
+    optimizer: torch.optim.Optimizer
+    seconds: list[float]
+    losses: list[float]
+
+
+@dataclass
+class Case:
+    """One Function with arguments at the model's sizes (as specifications) and at odd small ones (as tensors)."""
+
+    function: type[Function]
+    specs: tuple[Any, ...]
+    small: Callable[[Callable[..., Tensor]], tuple[Any, ...]]
+    fast: type[Function] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.fast = compiled(self.function)
+
+    @property
+    def name(self) -> str:
+        return self.function.__name__
+
+
+def cases(sizes: Sizes) -> list[Case]:
+    """The Functions of the model and what it gives them. `small` takes a maker of random tensors."""
+    rows, scores = sizes.batch * sizes.context, (sizes.batch, sizes.heads, sizes.context, sizes.context)
+    target = torch.tensor([3, 0, IGNORED, 76, 5] * 4)
+    rms_norm, softmax, swiglu, cross_entropy = FUNCTIONS
+    return [
+        Case(
+            rms_norm,
+            (spec(rows, sizes.width), spec(sizes.width), 1e-6),
+            lambda random: (random(37, 96), random(96), 1e-6),
+        ),
+        Case(
+            softmax,
+            (spec(*scores), (sizes.width // sizes.heads) ** -0.5),
+            lambda random: (random(2, 2, 33, 33), 0.2),
+        ),
+        Case(swiglu, (spec(rows, sizes.hidden),) * 2, lambda random: (random(29, 70), random(29, 70))),
+        Case(
+            cross_entropy,
+            (spec(rows, 256), spec(rows, dtype="i64"), IGNORED),
+            lambda random: (random(20, 77), target, IGNORED),
+        ),
+    ]
+
+
+def spec(*shape: int, dtype: str = "f32") -> str:
+    return f"{dtype}[{','.join(map(str, shape))}]"
+
+
+# ---------------------------------------------------------------------- the job
+def run(options: argparse.Namespace) -> int:
+    """The whole demo; returns the exit code."""
+    sizes = Sizes()
+    device = device_for(options.backend)
+    known = cases(sizes)
+    options.out.mkdir(parents=True, exist_ok=True)
+    pair = both_models(known, sizes, options.seed, device)
+    introduce(pair[0], sizes, device, options)
+    with patch(backend=options.backend):
+        batches = windows(read_text(device), sizes, options.seed)
+        train(pair, batches, options.steps)
+        kept = [saved_bytes(trained.model, next(batches)) for trained in pair]
+    report_training(pair, kept)
+    write_losses(options.out / "losses.csv", pair)
+    report_kernels(known, options.out)
+    numerics = report_numerics(known, options.seed)
+    print(f"\nwritten to {options.out.resolve()}:")
+    print("".join(f"  {path.name}\n" for path in sorted(options.out.iterdir())))
+    return verdict(pair, numerics)
+
+
+def device_for(backend: str) -> torch.device:
+    """The GPU where there is one and the backend can use it."""
+    on_gpu = torch.cuda.is_available() and backend in ("auto", "triton", "inductor")
+    return torch.device("cuda" if on_gpu else "cpu")
+
+
+def introduce(trained: Trained, sizes: Sizes, device: torch.device, options: argparse.Namespace) -> None:
+    weights = sum(p.numel() for p in trained.model.parameters())
+    where = torch.cuda.get_device_name() if device.type == "cuda" else f"cpu, {torch.get_num_threads()} threads"
+    print(f"fusegrad demo: torch {torch.__version__}, {where}, backend {options.backend}, seed {options.seed}")
+    print(
+        f"{weights:,} weights, {sizes.layers} layers of width {sizes.width}, "
+        f"batches of {sizes.batch} x {sizes.context} bytes from Python's standard library\n"
+    )
+
+
+def both_models(known: Sequence[Case], sizes: Sizes, seed: int, device: torch.device) -> tuple[Trained, Trained]:
+    """The model with the eager classes, and with the compiled ones."""
+    eager = Functions(*(case.function for case in known))
+    fast = Functions(*(case.fast for case in known))
+    return started(eager, sizes, seed, device), started(fast, sizes, seed, device)
+
+
+def started(functions: Functions, sizes: Sizes, seed: int, device: torch.device) -> Trained:
+    model = seeded_model(functions, sizes, seed, device)
+    return Trained(model, torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE), [], [])
+
+
+def train(pair: Sequence[Trained], batches: Iterator[tuple[Tensor, Tensor]], steps: int) -> None:
+    """One step of each model on each batch, with a line of progress now and then."""
+    for step, batch in zip(range(1, steps + 1), batches, strict=False):
+        for trained in pair:
+            train_step(trained, *batch)
+        if step in (1, steps) or step % max(1, steps // 6) == 0:
+            print(f"step {step:>4}/{steps}", *map(progress, NAMES, pair), sep="   ", flush=True)
+
+
+def progress(name: str, trained: Trained) -> str:
+    return f"{name} {trained.losses[-1]:.4f} in {trained.seconds[-1] * 1e3:7.1f} ms"
+
+
+def train_step(trained: Trained, text: Tensor, following: Tensor) -> None:
+    start = time.perf_counter()
+    trained.optimizer.zero_grad()
+    loss = trained.model(text, following)
+    loss.backward()
+    trained.optimizer.step()
+    trained.losses.append(loss.item())  # waits for the device
+    trained.seconds.append(time.perf_counter() - start)
+
+
+def saved_bytes(model: ByteModel, batch: tuple[Tensor, Tensor]) -> int:
+    """Bytes that one forward keeps for its backward, each storage once, the weights and the batch left out."""
+    ours = {t.untyped_storage().data_ptr() for t in [*model.parameters(), *batch]}
+    kept: dict[int, int] = {}
+    alive: list[Tensor] = []  # so that no address is used twice
+
+    def pack(tensor: Tensor) -> Tensor:
+        alive.append(tensor)
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        model(*batch)
+    return sum(size for address, size in kept.items() if address not in ours)
+
+
+# ---------------------------------------------------------------------- reports
+def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Columns as wide as their widest cell: the first aligned left, the others right."""
+    cells = [list(header), *([str(cell) for cell in row] for row in rows)]
+    first, *others = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ["  ".join([f"{row[0]:<{first}}", *map("{:>{}}".format, row[1:], others)]) for row in cells]
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+
+
+def report_training(pair: Sequence[Trained], kept: Sequence[int]) -> None:
+    eager, fast = (trained.losses for trained in pair)
+    shown = sorted({round(i * (len(eager) - 1) / (ROWS - 1)) for i in range(ROWS)})
+    rows = [(i + 1, f"{eager[i]:.6f}", f"{fast[i]:.6f}", f"{fast[i] - eager[i]:+.1e}") for i in shown]
+    print("\n" + table(("step", "eager loss", "compiled loss", "difference"), rows) + "\n")
+    first = [f"{trained.seconds[0] * 1e3:.0f}" for trained in pair]
+    later = [f"{median(trained.seconds[1:] or trained.seconds) * 1e3:.1f}" for trained in pair]
+    costs = [
+        ("first step, ms", *first),
+        ("median of the others, ms", *later),
+        ("saved for backward, MB", *(f"{size / 1e6:.2f}" for size in kept)),
+    ]
+    print(table(("", *NAMES), costs))
+
+
+def write_losses(path: Path, pair: Sequence[Trained]) -> None:
+    """Every step's losses, as CSV."""
+    lines = [f"{i},{a!r},{b!r}" for i, (a, b) in enumerate(zip(*(t.losses for t in pair), strict=True), 1)]
+    path.write_text("\n".join(["step,eager,compiled", *lines]) + "\n", encoding="utf-8")
+
+
+def report_kernels(known: Sequence[Case], out: Path) -> None:
+    """A row per kernel at the model's sizes; the Triton text and the first Function's picture go to `out`."""
+    explanations = [explain(case.fast, *case.specs, target=TARGET) for case in known]
+    rows = [row for case, each in zip(known, explanations, strict=True) for row in kernel_rows(case.name, each)]
+    header = ("kernels for sm_90", "launches", "bytes / minimal", "saved, kB", "registers", "spills")
+    print("\n" + table(header, rows))
+    for case, explanation in zip(known, explanations, strict=True):
+        (out / f"{case.name}.py").write_text(explanation.module, encoding="utf-8")
+    (out / f"{known[0].name}.svg").write_text(svg(explanations[0].program), encoding="utf-8")
+
+
+def kernel_rows(name: str, explanation: Explanation) -> Iterator[tuple[object, ...]]:
+    """The Function's forward and backward, then each of its kernels with what the assembler says."""
+    facts = explanation.to_dict()
+    metrics = explanation.metrics(TARGET)
+    for direction in ("forward", "backward"):
+        moved, minimal = facts["bytes"][direction], facts["bytes"][f"minimal_{direction}"]
+        kept = f"{facts['saved_bytes'] / 1e3:.1f}" if direction == "forward" else ""
+        yield f"{name} {direction}", facts["launches"][direction], f"{moved / minimal:.2f}", kept, "", ""
+        for kernel in facts["kernels"]:
+            if kernel["direction"] == direction:
+                found = metrics[kernel["name"]]
+                yield f"  {kernel['name']}", "", "", "", found["registers"], found["spills"]
+
+
+class Numerics(NamedTuple):
+    """How far a Function's generated kernels are from float64, next to eager's own distance."""
+
+    name: str
+    direction: str
+    eager: float
+    kernels: float
+
+    @property
+    def good(self) -> bool:
+        return self.kernels <= max(INTERPRETER_TOLERANCE, 2 * self.eager)
+
+
+def report_numerics(known: Sequence[Case], seed: int) -> list[Numerics]:
+    """The generated kernels on small odd shapes under Triton's interpreter, against float64."""
+    found = [line for case in known for line in numerics_of(case, seed)]
+    rows = [(f"{n.name} {n.direction}", f"{n.eager:.1e}", f"{n.kernels:.1e}", VERDICTS[n.good]) for n in found]
+    print("\n" + table(("largest error against float64", "eager", "interpreted kernels", ""), rows))
+    return found
+
+
+def numerics_of(case: Case, seed: int) -> Iterator[Numerics]:
+    """Forward and backward errors, relative to the largest value."""
+    draw = torch.Generator().manual_seed(seed)
+    arguments = case.small(lambda *shape: torch.randn(shape, generator=draw, requires_grad=True))
+    exact = forward_backward(case.function, [a.double() if is_float(a) else a for a in arguments])
+    eager = forward_backward(case.function, arguments)
+    with patch(backend="interpret"):
+        kernels = forward_backward(case.fast, arguments)
+    for direction, part in (("forward", slice(0, 1)), ("backward", slice(1, None))):
+        yield Numerics(case.name, direction, distance(eager[part], exact[part]), distance(kernels[part], exact[part]))
+
+
+def is_float(argument: Any) -> bool:
+    return isinstance(argument, Tensor) and argument.is_floating_point()
+
+
+def forward_backward(function: type[Function], arguments: Sequence[Any]) -> list[Tensor]:
+    """The output and the gradients of all float arguments, for a fixed output gradient."""
+    fresh = [a.detach().requires_grad_() if is_float(a) else a for a in arguments]
+    output = call(function, *fresh)
+    gradient = torch.randn(output.shape, generator=torch.Generator().manual_seed(1)).to(output.dtype)
+    return [output.detach(), *torch.autograd.grad(output, [a for a in fresh if is_float(a)], gradient)]
+
+
+def distance(got: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
+    return max(((a.double() - b).abs().max() / b.abs().max()).item() for a, b in zip(got, exact, strict=True))
+
+
+# ---------------------------------------------------------------------- verdict
+def verdict(pair: Sequence[Trained], numerics: Sequence[Numerics]) -> int:
+    """Say what was found; 1 where something is wrong."""
+    largest = divergence(*(trained.losses[:JUDGED_STEPS] for trained in pair))
+    wrong = [f"{n.name} {n.direction}" for n in numerics if not n.good]
+    parted = not largest <= TOLERANCE  # also where a loss is NaN
+    found = f"largest relative difference {largest:.1e}, tolerance {TOLERANCE:.0e}"
+    print(f"losses {'DIVERGE' if parted else 'agree'}: {found}")
+    if wrong:
+        print(f"WRONG under the interpreter: {', '.join(wrong)}")
+    return int(parted or bool(wrong))
+
+
+def divergence(eager: Sequence[float], fast: Sequence[float]) -> float:
+    """The largest relative difference of two runs' losses; NaN where one is not a number."""
+    differences = [abs(a - b) / abs(a) for a, b in zip(eager, fast, strict=True)]
+    return math.nan if any(map(math.isnan, differences)) else max(differences)
+
