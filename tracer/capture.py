@@ -89,6 +89,17 @@ class Session:
                 fake = torch.empty(like.shape, dtype=like.dtype, device=like.device)
         return _guarded_memory(fake, False)
 
+    def fake_permuted(self, like: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+        """A fake gradient of a fake output: its shape, dense, with `order` naming its axes from outermost to innermost."""
+        strides: list[Any] = [1] * like.dim()
+        step: Any = 1
+        for axis in reversed(order):
+            strides[axis] = step
+            step = step * like.shape[axis]
+        with self.mode, torch.no_grad():
+            fake = torch.empty_strided(like.shape, strides, dtype=like.dtype, device=like.device)
+        return _guarded_memory(fake, False)
+
     def integer(self, value: int) -> Any:
         """A fresh symbolic integer with the hint `value`."""
         source = ConstantSource(f"i{len(self.named)}")

@@ -6,7 +6,6 @@ values in between (`hidden`, which become extra outputs). That map is all that b
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -314,6 +313,5 @@ def run_backward(
     """The user's own backward body on `saved`, `attributes` and `gradients`, fake or real."""
     method = backward_method(cls)
     assert method is not None
-    body = inspect.unwrap(method) if getattr(method, "__wrapped__", None) is not None else method
     ctx = BackwardContext(saved, attributes, forward.needs_input_grad)
-    return exact_gradients(cls, body(ctx, *gradients), count)
+    return exact_gradients(cls, method(ctx, *gradients), count)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 SCALARS = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size, torch.layout)
-LIBRARIES = {"torch", "math", "numpy", "builtins", "operator", "functools", "itertools", "typing", "collections", "triton"}
+LIBRARIES = {"torch", "math", "numpy", "builtins", "operator", "functools", "itertools", "typing", "collections", "triton", "fusegrad"}
 IMPURE_BUILTINS = {"print", "open", "input", "id", "hash", "repr", "exec", "eval", "globals", "locals", "setattr", "breakpoint"}
 IMPURE_MODULES = {"time", "random", "os", "sys", "io", "logging", "datetime", "uuid", "secrets"}
 DEPTH = 3

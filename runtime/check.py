@@ -1,0 +1,128 @@
+"""The first call is compared with the user's own method, bit for bit: what fake tensors hide is found, not trusted.
+
+Where the user's method would fill memory, both run on inputs cut to a few elements per symbolic size instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import sympy
+import torch
+
+from .guards import Guard
+
+Tensor = torch.Tensor
+Call = Callable[[Sequence[Any]], Sequence[Any]]
+CUTS = (4, 5, 8, 16, 64)
+
+
+def intermediate_bytes(gm: torch.fx.GraphModule) -> int:
+    """Bytes that the graph's own results would take, all at once, at the sizes of the capture."""
+    total = 0
+    for node in gm.graph.nodes:
+        value = node.meta.get("val")
+        if node.op == "call_function" and isinstance(value, Tensor) and not _is_view(node):
+            total += _hint(value.numel()) * value.element_size()
+    return total
+
+
+def _is_view(node: torch.fx.Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and any(r.alias_info is not None for r in schema.returns)
+
+
+def _hint(size: Any) -> int:
+    return int(size) if isinstance(size, int) else int(size.node.hint or 0)
+
+
+def differs(mine: Call, users: Call, args: Sequence[Any]) -> str | None:
+    """Why the captured graph is not the user's method on `args`; None where it is. Arguments are cloned for both."""
+    with torch.no_grad(), _same_random_numbers(args) as rewind:
+        theirs_in = [_copy(a) for a in args]
+        theirs = list(users(theirs_in))
+        rewind()
+        ours_in = [_copy(a) for a in args]
+        ours = list(mine(ours_in))
+    if len(theirs) != len(ours):
+        return f"the captured graph returns {len(ours)} values, the method {len(theirs)}"
+    pairs = [*zip(ours, theirs, strict=True), *zip(ours_in, theirs_in, strict=True)]
+    return next((fault for i, (a, b) in enumerate(pairs) if (fault := _difference(i, a, b))), None)
+
+
+def _difference(index: int, ours: Any, theirs: Any) -> str | None:
+    if not isinstance(theirs, Tensor) or not isinstance(ours, Tensor):
+        return None if isinstance(theirs, Tensor) == isinstance(ours, Tensor) else f"value {index} is a tensor in one and not in the other"
+    facts = [(t.dtype, tuple(t.shape), t.device) for t in (ours, theirs)]
+    if facts[0] != facts[1]:
+        return f"value {index} is {_describe(ours)} captured and {_describe(theirs)} in the method"
+    if not _equal_bits(ours, theirs):
+        return f"value {index} differs in content between the captured graph and the method"
+    return None
+
+
+def _describe(t: Tensor) -> str:
+    return f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}"
+
+
+def _equal_bits(a: Tensor, b: Tensor) -> bool:
+    if a.is_complex():
+        a, b = torch.view_as_real(a), torch.view_as_real(b)
+    same = (a == b) | ((a != a) & (b != b)) if a.is_floating_point() else a == b
+    return bool(same.all())
+
+
+def _copy(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    copy = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+    if 0 in value.stride() and value.numel():
+        copy = value.detach()[tuple(slice(0, 1) if s == 0 else slice(None) for s in value.stride())].clone().expand(value.shape)
+    else:
+        copy.copy_(value.detach())
+    return copy.requires_grad_(value.requires_grad)
+
+
+@contextmanager
+def _same_random_numbers(args: Sequence[Any]) -> Iterator[Callable[[], None]]:
+    devices = sorted({a.device.index or 0 for a in args if isinstance(a, Tensor) and a.device.type == "cuda"})
+    with torch.random.fork_rng(devices=devices):
+        cpu, cuda = torch.get_rng_state(), [torch.cuda.get_rng_state(d) for d in devices]
+
+        def rewind() -> None:
+            torch.set_rng_state(cpu)
+            for device, state in zip(devices, cuda, strict=True):
+                torch.cuda.set_rng_state(state, device)
+
+        yield rewind
+
+
+def cut(
+    args: Sequence[Any], fakes: Sequence[Tensor], sizes: Mapping[sympy.Symbol, int], guard: Guard
+) -> list[Any] | None:
+    """The arguments with every symbolic size a few elements long, where the guard still holds; None if it never does."""
+    for small in CUTS:
+        trial = {s: min(n, small + i % 3) for i, (s, n) in enumerate(sizes.items())}
+        tensors = [_cut_tensor(t, f, trial) for t, f in zip([a for a in args if isinstance(a, Tensor)], fakes, strict=True)]
+        if guard(tensors):
+            supply = iter(tensors)
+            return [next(supply) if isinstance(a, Tensor) else a for a in args]
+    return None
+
+
+def _cut_tensor(tensor: Tensor, fake: Tensor, sizes: Mapping[sympy.Symbol, int]) -> Tensor:
+    shape, strides = _evaluate(fake.shape, sizes), _evaluate(fake.stride(), sizes)
+    small = torch.empty_strided(shape, strides, dtype=tensor.dtype, device=tensor.device)
+    data = tensor.detach()[tuple(slice(0, n) for n in shape)]
+    if not data.is_floating_point() and not data.is_complex() and data.dtype is not torch.bool:
+        limit = min(sizes.values(), default=1)
+        data = torch.where(data >= 0, data % limit, data)  # indices stay inside the cut sizes
+    if 0 in strides:
+        return data.as_strided(shape, data.stride()).requires_grad_(tensor.requires_grad)
+    return small.copy_(data).requires_grad_(tensor.requires_grad)
+
+
+def _evaluate(exprs: Sequence[Any], sizes: Mapping[sympy.Symbol, int]) -> tuple[int, ...]:
+    return tuple(e if isinstance(e, int) else int(e.node.expr.xreplace(sizes)) for e in exprs)

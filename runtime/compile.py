@@ -1,0 +1,65 @@
+"""The whole pipeline, top to bottom: a captured graph becomes steps, and each fused step becomes Triton kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sympy
+
+from .. import codegen
+from ..codegen import Kernels, Target
+from ..ir import Graph, verify
+from ..ir.passes.contract import Contract
+from ..ir.passes.fuse import Fuse, Group, Step
+from ..ir.passes.simplify import Simplify
+from ..tracer.aten import lower
+from ..tracer.capture import Trace
+from .config import settings
+from .stats import count
+
+PASSES = (Simplify(), Contract(), Simplify())
+
+
+def graph_of(trace: Trace, name: str) -> Graph:
+    """trace -> lower -> simplify -> contract -> simplify."""
+    return cheaper(lower(trace.graph_module, [*trace.fakes, *trace.lifted], name=name))
+
+
+def cheaper(graph: Graph) -> Graph:
+    """The same program after the passes; verified after each under `config.debug`."""
+    for step in PASSES:
+        graph = step(graph)
+        if settings().debug:
+            verify(graph)
+    return graph
+
+
+def steps_of(graph: Graph) -> list[Step]:
+    """The graph as fused groups, views and calls, in an order that runs."""
+    return Fuse()(graph)
+
+
+def kernels_of(group: Group, target: Target, hints: Mapping[sympy.Symbol, int], name: str) -> Kernels:
+    """schedule -> lower to loops -> emit Triton text."""
+    kernels = codegen.generate(group.graph, target=target, hints=hints, name=name)
+    count("compiles", len(kernels.kernels))
+    return kernels
+
+
+def text_of(kernels: Kernels, header: str = "") -> str:
+    """The importable module that holds these kernels."""
+    return codegen.module(kernels.kernels, header)
+
+
+def hints_of(sizes: Mapping[sympy.Symbol, Any]) -> dict[sympy.Symbol, int]:
+    return {symbol: int(value) for symbol, value in sizes.items()}
+
+
+def group_names(name: str, steps: Sequence[Step]) -> list[str]:
+    """A name for each step's kernels: the method's, numbered where there are several groups."""
+    groups = [s for s in steps if isinstance(s, Group)]
+    if len(groups) == 1:
+        return [name if isinstance(s, Group) else "" for s in steps]
+    numbers = iter(range(1, len(groups) + 1))
+    return [f"{name}_{next(numbers)}" if isinstance(s, Group) else "" for s in steps]

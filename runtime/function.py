@@ -1,0 +1,416 @@
+"""`@fusegrad.compile`: the class that the user gets, and the Function that runs for him when no transform is active.
+
+A generated ctx-style Function is the real thing: version checks, saved-tensor hooks, `grad_fn` names and errors are
+autograd's own. Its forward and backward only execute what was captured.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, overload
+
+import torch
+from torch.autograd.function import Function, once_differentiable
+
+from ..ir.errors import FusegradError, NotTraceableError
+from ..tracer.capture import CaptureError, capture_lock, is_capturing
+from ..tracer.function import backward_method, methods, run_backward, uses_setup_context
+from ..tracer.reads import Reads, scan
+from .config import backend_name, valid_backend
+from .guards import argument_fact, global_state, is_plain, layout_fact
+from .specialization import Specialization
+from .stats import count
+from .unit import BackwardUnit, transformed
+
+Tensor = torch.Tensor
+C = TypeVar("C", bound=type)
+REMEMBERED = 1024
+"""Exact layouts that a class remembers before it asks the guards again."""
+
+
+class CompileTargetError(FusegradError, TypeError):
+    """`compile` was given something that it cannot compile."""
+
+    message = "fusegrad.compile({what}): {detail}\n  fix:  {fix}"
+
+
+@dataclass(frozen=True)
+class Record:
+    """What became of a method: compiled, opaque (why, where), derived, or absent."""
+
+    status: str
+    reason: str | None = None
+    where: str | None = None
+
+
+class FallbackWarning(UserWarning):
+    """A method runs as the user wrote it, uncompiled."""
+
+
+class Compiler:
+    """Everything that is known about one class: its specialisations by key, and the methods that stay the user's own."""
+
+    def __init__(self, cls: type, backend: str, fullgraph: bool, dynamic: bool) -> None:
+        self.cls, self.backend, self.fullgraph, self.dynamic = cls, backend, fullgraph, dynamic
+        self.setup_style = uses_setup_context(cls)
+        self.signature = inspect.signature(cls.forward) if self.setup_style else None  # type: ignore[attr-defined]
+        self.traceable = declared_traceable(cls)
+        self.records: dict[str, Record] = {}
+        self.exact: OrderedDict[Any, Specialization | None] = OrderedDict()
+        self.known: dict[Any, list[Specialization]] = {}
+        self.refused: dict[Any, CaptureError] = {}
+        self.reads: Reads | None = None
+        self.nodes: dict[tuple[int, str], Any] = {}
+        self.lock = threading.RLock()
+
+    # ------------------------------------------------------------------ calls
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.setup_style and (kwargs or len(args) != len(self._parameters())):
+            args, kwargs = self._bound(args, kwargs), {}
+        if kwargs or self.traceable is False or is_capturing():
+            return self.users(*args, **kwargs)
+        if torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0:
+            return transformed(self, args)
+        specialization = self.specialization(args)
+        if specialization is None:
+            return self.users(*args)
+        return self.node(specialization, self.backend_for(args)).apply(*args)
+
+    def _parameters(self) -> Any:
+        assert self.signature is not None
+        return self.signature.parameters
+
+    def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        assert self.signature is not None
+        bound = self.signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return bound.args
+
+    def users(self, *args: Any, **kwargs: Any) -> Any:
+        """The class as the user wrote it, uncompiled."""
+        return Function.apply.__func__(self.cls, *args, **kwargs)  # type: ignore[attr-defined]
+
+    def backend_for(self, args: Sequence[Any]) -> str:
+        """The backend of this call: "auto" is triton for GPU tensors and the reference for CPU tensors."""
+        asked = backend_name(self.backend)
+        if asked != "auto":
+            return asked
+        on_gpu = any(isinstance(a, Tensor) and a.device.type == "cuda" for a in args)
+        return "triton" if on_gpu and triton_is_here() else "reference"
+
+    # ------------------------------------------------------------------ specialisations
+    def specialization(self, args: Sequence[Any], needs: bool = False) -> Specialization | None:
+        """The specialisation that fits these arguments, captured if need be; None: the user's own methods run."""
+        facts = self.facts(args)
+        layouts = tuple(layout_fact(a) for a in args if isinstance(a, Tensor))
+        try:
+            found = self.exact[facts, layouts]
+        except KeyError:
+            found = self._look_up(facts, layouts, args)
+        return found
+
+    def facts(self, args: Sequence[Any]) -> Any:
+        """What has to be equal for a specialisation to be used again, sizes and strides apart."""
+        return (*map(argument_fact, args), *global_state(), *self.reads_now().facts())
+
+    def reads_now(self) -> Reads:
+        """What the methods read besides their arguments, scanned once."""
+        if self.reads is None:
+            sources = getattr(self.cls, "_fusegrad_sources", None) or methods(self.cls).values()
+            self.reads = scan(*sources)
+        return self.reads
+
+    def complete(self, args: Sequence[Any]) -> Sequence[Any]:
+        """The arguments with defaults filled in, where the class's style fills them in."""
+        if self.setup_style and len(args) != len(self._parameters()):
+            return self._bound(tuple(args), {})
+        return args
+
+    def require_capturable(self) -> None:
+        """Raises CaptureError where the class says, or its code shows, that it must not be captured."""
+        if self.traceable is False:
+            raise CaptureError(reason="it declares is_traceable = False", where=method_place(self.cls.forward))  # type: ignore[attr-defined]
+        if self.reads_now().effects and self.traceable is not True:
+            reason, where = self.reads_now().effects[0]
+            raise CaptureError(reason=reason, where=where)
+
+    def compare(self, specialization: Specialization, args: Sequence[Any]) -> None:
+        """The first call's comparison with the user's own forward; raises CaptureError where they differ."""
+        why = specialization.check_forward(args)
+        if why is not None:
+            raise CaptureError(reason=why, where=method_place(self.cls.forward))  # type: ignore[attr-defined]
+
+    def _look_up(self, facts: Any, layouts: Any, args: Sequence[Any]) -> Specialization | None:
+        with capture_lock, self.lock:
+            tensors = [a for a in args if isinstance(a, Tensor)]
+            found = next((s for s in self.known.get(facts, ()) if s.guard(tensors)), None)
+            if found is None and facts not in self.refused:
+                found = self._captured(facts, args)
+            self.exact[facts, layouts] = found
+            if len(self.exact) > REMEMBERED:
+                self.exact.popitem(last=False)
+            return found
+
+    def _captured(self, facts: Any, args: Sequence[Any]) -> Specialization | None:
+        try:
+            specialization = self._capture(args)
+        except CaptureError as error:
+            self._refuse("forward", error)
+            self.refused[facts] = error
+            return None
+        self.known.setdefault(facts, []).append(specialization)
+        self.records.setdefault("forward", Record("compiled"))
+        return specialization
+
+    def _capture(self, args: Sequence[Any]) -> Specialization:
+        if not all(is_plain(a) for a in args if isinstance(a, Tensor)):
+            raise CaptureError(reason="an argument is a tensor subclass or not strided", where="the call")
+        self.require_capturable()
+        specialization = Specialization(self.cls, args, self.reads_now(), self.dynamic)
+        self.compare(specialization, args)
+        specialization.executable(self.backend_for(args))
+        if self.must_capture:
+            self._capture_predicted_backward(specialization)
+        return specialization
+
+    @property
+    def must_capture(self) -> bool:
+        return self.fullgraph or self.traceable is True
+
+    def _capture_predicted_backward(self, specialization: Specialization) -> None:
+        """Where falling back is not allowed, backward's failure has to show at the call, not in the engine."""
+        if backward_method(self.cls) is None or not any(specialization.forward.needs_input_grad):
+            return
+        try:
+            specialization.entry(specialization.predicted_kinds())
+        except CaptureError as error:
+            self._refuse("backward", error)
+
+    def _refuse(self, method: str, error: CaptureError) -> None:
+        """Put a failed capture on record; raise where the user asked for that."""
+        record = self.record_of(method, error)
+        reason, where = record.reason, record.where
+        if self.must_capture:
+            raise NotTraceableError(function=self.cls.__name__, method=method, reason=reason, where=where) from error
+        if method not in self.records or self.records[method].status != "opaque":
+            self.records[method] = record
+            count("fallbacks")
+            message = f"{self.cls.__name__}.{method} runs as you wrote it, uncompiled: {reason} ({where})"
+            warnings.warn(message, FallbackWarning, stacklevel=2)
+
+    def record_of(self, method: str, error: CaptureError) -> Record:
+        """The record of a failed capture."""
+        reason, where = error.facts["reason"], error.facts["where"]
+        if where == "unknown":
+            known = backward_method(self.cls) if method == "backward" else getattr(self.cls, method)
+            where = method_place(known)
+        return Record("opaque", reason, where)
+
+    # ------------------------------------------------------------------ the Function that runs
+    def node(self, specialization: Specialization, backend: str) -> Any:
+        """The generated Function of a specialisation on a backend."""
+        key = (id(specialization), backend)
+        if key not in self.nodes:
+            self.nodes[key] = make_node(self, specialization, backend)
+        return self.nodes[key]
+
+    def backward(self, specialization: Specialization, backend: str, ctx: Any, gradients: Sequence[Any]) -> Any:
+        """backward of a generated Function: kernels, or the user's own body with the reason on record."""
+        residuals = [*ctx.saved_tensors, *ctx._fusegrad_tensors]
+        sizes = ctx._fusegrad_sizes
+        if torch.is_grad_enabled() and any(_tracked(v) for v in (*residuals, *gradients)):
+            return BackwardUnit.of(self, specialization, backend).differentiable(residuals, sizes, gradients)
+        return self.run_backward(specialization, backend, residuals, sizes, gradients)
+
+    def run_backward(
+        self, specialization: Specialization, backend: str, residuals: Sequence[Any], sizes: Any, gradients: Sequence[Any]
+    ) -> tuple[Any, ...]:
+        """The gradients on plain tensors, no autograd recording."""
+        if self.records.get("backward", Record("")).status != "opaque":
+            try:
+                results = specialization.run_backward(residuals, sizes, gradients, backend)
+                self.records.setdefault("backward", Record("compiled"))
+                return results
+            except CaptureError as error:
+                self._refuse("backward", error)
+        return self.users_backward(specialization, residuals, sizes, gradients)
+
+    def users_backward(
+        self, specialization: Specialization, residuals: Sequence[Any], sizes: Any, gradients: Sequence[Any]
+    ) -> tuple[Any, ...]:
+        """The user's own backward on real tensors."""
+        forward = specialization.forward
+        n = len(forward.saved)
+        attributes = specialization.attributes(residuals[n:], sizes)
+        return run_backward(self.cls, forward, residuals[:n], attributes, gradients, len(specialization.arguments))
+
+
+def _tracked(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad
+
+
+def make_node(compiler: Compiler, specialization: Specialization, backend: str) -> Any:
+    """A ctx-style Function over the captured graphs."""
+    forward_capture = specialization.forward
+    places = specialization.forward.saved
+    attribute_places = list(forward_capture.tensor_attributes.values())
+
+    def forward(ctx: Any, *args: Any) -> Any:
+        outputs, hidden = specialization.run_forward(args, backend)
+        inputs = specialization.tensors_of(args)
+
+        def at(place: Any) -> Any:
+            return specialization.at(place, inputs, outputs, hidden)
+
+        ctx.save_for_backward(*map(at, places))
+        ctx._fusegrad_tensors = tuple(map(at, attribute_places))
+        ctx._fusegrad_sizes = specialization.sizes(args)
+        if forward_capture.saved_for_forward:
+            ctx.save_for_forward(*map(at, forward_capture.saved_for_forward))
+        if forward_capture.dirty:
+            ctx.mark_dirty(*map(at, forward_capture.dirty))
+        if forward_capture.non_differentiable:
+            ctx.mark_non_differentiable(*map(at, forward_capture.non_differentiable))
+        if not forward_capture.materialize_grads:
+            ctx.set_materialize_grads(False)
+        return specialization.returned(outputs)
+
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return compiler.backward(specialization, backend, ctx, gradients)
+
+    cls = compiler.cls
+    method = backward_method(cls)
+    if method is not None and is_once_differentiable(method):
+        backward = once_differentiable(backward)
+    body: dict[str, Any] = {"forward": staticmethod(forward), "__module__": cls.__module__, "__qualname__": cls.__qualname__}
+    if method is not None:
+        body["backward"] = staticmethod(backward)
+    for flag in ("clear_saved_tensors_on_access", "boxed_grads_call"):
+        if hasattr(cls, flag):
+            body[flag] = getattr(cls, flag)
+    node = type(cls.__name__, (Function,), body)
+    return node
+
+
+def is_once_differentiable(method: Callable[..., Any]) -> bool:
+    """Whether torch's `once_differentiable` wraps the method."""
+    return getattr(method, "__wrapped__", None) is not None and method.__code__ is _ONCE.__code__
+
+
+def _probe(ctx: Any, *gradients: Any) -> None:
+    return None
+
+
+_ONCE = once_differentiable(_probe)
+
+
+def declared_traceable(cls: type) -> bool | None:
+    """The class's `is_traceable`, inherited: True, False, or None where it is not declared."""
+    declared = getattr(cls, "is_traceable", None)
+    if declared is not None and type(declared) is not bool:
+        raise TypeError(f"{cls.__name__}.is_traceable must be exactly a bool, not {type(declared).__name__}")
+    return declared
+
+
+def method_place(method: Any) -> str:
+    """`file:line` of a method's definition."""
+    code = getattr(inspect.unwrap(method), "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else "unknown"
+
+
+@functools.cache
+def triton_is_here() -> bool:
+    """Whether triton can be imported; warns once where it cannot."""
+    try:
+        import triton  # noqa: F401
+    except ImportError:
+        warnings.warn("triton is not installed: GPU tensors run on the reference backend", FallbackWarning, stacklevel=2)
+        return False
+    return True
+
+
+# ------------------------------------------------------------------ the decorator
+@overload
+def compile(target: C, /) -> C: ...
+@overload
+def compile(target: Callable[..., Any], /) -> Callable[..., Any]: ...
+@overload
+def compile(
+    target: Any = None, /, *, backend: str = "auto", fullgraph: bool = False, dynamic: bool = True
+) -> Any: ...
+def compile(
+    target: Any = None, /, *, backend: str = "auto", fullgraph: bool = False, dynamic: bool = True
+) -> Any:
+    """Compile a `torch.autograd.Function` class, or a plain function of tensors.
+
+    The result is used as the original: `Fast.apply(...)`, or `fast(...)`. backend: "auto" (triton for GPU tensors, the
+    reference for CPU tensors), "triton", "interpret" (the generated Triton text under Triton's interpreter, on CPU),
+    "reference" (the captured ATen operations), "inductor". fullgraph: raise NotTraceableError where a method cannot be
+    captured, instead of running it as written. dynamic: sizes are symbols, so that one capture serves every batch size.
+
+    Raises CompileTargetError for anything else, ConfigError for an unknown backend.
+    """
+    valid_backend(backend)
+    if target is None:
+        return functools.partial(compile, backend=backend, fullgraph=fullgraph, dynamic=dynamic)
+    if isinstance(target, type):
+        return compile_class(target, backend, fullgraph, dynamic)
+    if callable(target):
+        from .plain import compile_function
+
+        return compile_function(target, backend, fullgraph, dynamic)
+    raise CompileTargetError(
+        what=repr(target)[:60], detail="it is neither a Function class nor a function", fix="pass the class or the function itself"
+    )
+
+
+def compile_class(cls: type, backend: str, fullgraph: bool, dynamic: bool) -> type:
+    """A subclass of `cls` whose `apply` runs what was compiled."""
+    if not issubclass(cls, Function):
+        raise CompileTargetError(
+            what=cls.__name__, detail="the class is no torch.autograd.Function", fix="derive it from torch.autograd.Function"
+        )
+    if issubclass(cls, torch.autograd.function.NestedIOFunction):
+        raise CompileTargetError(
+            what=cls.__name__, detail="NestedIOFunction is a legacy class that torch keeps for old code", fix="derive from torch.autograd.Function"
+        )
+    cls = getattr(cls, "_fusegrad_user_class", cls)
+    compiler = Compiler(cls, backend, fullgraph, dynamic)
+
+    def apply(own: type, *args: Any, **kwargs: Any) -> Any:
+        if own is not fast:  # a subclass of the compiled class has methods of its own
+            return compiled_subclass(own, compiler).apply(*args, **kwargs)
+        return compiler(args, kwargs)
+
+    body = {
+        "apply": classmethod(apply),
+        "_fusegrad": compiler,
+        "_fusegrad_user_class": cls,
+        "__doc__": cls.__doc__,
+        "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
+    }
+    fast = type(cls.__name__, (cls,), body)
+    return fast
+
+
+_subclasses: dict[type, Any] = {}
+
+
+def compiled_subclass(cls: type, parent: Compiler) -> Any:
+    """A user's subclass of a compiled class, compiled with its parent's options."""
+    if cls not in _subclasses:
+        plain = type(cls.__name__, (cls,), {"_fusegrad_user_class": None, "__module__": cls.__module__})
+        plain._fusegrad_user_class = plain  # type: ignore[attr-defined]
+        plain.apply = classmethod(Function.apply.__func__)  # type: ignore[attr-defined]
+        _subclasses[cls] = compile_class(plain, parent.backend, parent.fullgraph, parent.dynamic)
+    return _subclasses[cls]
+
+
+__all__ = ["CompileTargetError", "Compiler", "FallbackWarning", "Record", "compile"]

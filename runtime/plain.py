@@ -1,0 +1,59 @@
+"""A plain function of tensors, compiled: it becomes a Function whose backward is the derivative of its own body."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.autograd.function import Function
+
+from .unit import vjp_of
+
+Tensor = torch.Tensor
+
+
+def compile_function(fn: Callable[..., Any], backend: str, fullgraph: bool, dynamic: bool) -> Callable[..., Any]:
+    """`fn` with its tensors captured; keyword arguments and defaults work as in `fn`."""
+    from .function import compile_class
+
+    fast = compile_class(function_class(fn), backend, fullgraph, dynamic)
+    signature = inspect.signature(fn)
+
+    @functools.wraps(fn)
+    def compiled(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        if bound.kwargs:
+            raise TypeError(f"{fn.__name__}: a compiled function takes no keyword-only arguments; pass {list(bound.kwargs)} by position")
+        return fast.apply(*bound.args)  # type: ignore[attr-defined]
+
+    compiled._fusegrad = fast._fusegrad  # type: ignore[attr-defined]
+    return compiled
+
+
+def function_class(fn: Callable[..., Any]) -> type:
+    """A setup_context-style Function around `fn`: forward is `fn`, backward its vjp, recomputed from the inputs."""
+
+    def forward(*args: Any) -> Any:
+        return fn(*args)
+
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*[a if isinstance(a, Tensor) else None for a in inputs])
+        ctx.others = tuple(None if isinstance(a, Tensor) else a for a in inputs)
+
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        args = [t if t is not None else o for t, o in zip(ctx.saved_tensors, ctx.others, strict=True)]
+        return tuple(vjp_of(lambda *a: _as_tuple(fn(*a)), args, gradients))
+
+    rules = {"forward": forward, "setup_context": setup_context, "backward": backward}
+    body: dict[str, Any] = {name: staticmethod(rule) for name, rule in rules.items()}
+    forward.__signature__ = inspect.signature(fn)  # type: ignore[attr-defined]
+    name = getattr(fn, "__name__", type(fn).__name__)
+    return type(name, (Function,), {**body, "__module__": fn.__module__, "_fusegrad_sources": (fn,), "__doc__": fn.__doc__})
+
+
+def _as_tuple(outputs: Any) -> tuple[Any, ...]:
+    return outputs if isinstance(outputs, tuple) else (outputs,)

@@ -1,0 +1,380 @@
+"""Executing one captured graph on one backend: what to allocate, launch and call, looked up by the sizes at hand."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+import torch
+
+from ..codegen import TARGETS, Buffer, Kernel, Kernels, Pointer, Ref, Scalar, Target
+from ..ir import Graph, Value
+from ..ir.errors import FusegradError, UnsupportedBackendError
+from ..ir.passes.fuse import Extern, Group, Step, View
+from ..ir.types import Size
+from ..tracer.capture import Trace
+from ..tracer.dtypes import TO_TORCH
+from . import launch, reference
+from .compile import graph_of, group_names, kernels_of, steps_of, text_of
+from .stats import count
+
+Tensor = torch.Tensor
+Sizes = Mapping[sympy.Symbol, int]
+RECORDS = 512
+"""Distinct size tuples that a plan remembers; older ones are evaluated again."""
+
+
+def number(expr: Size, sizes: Sizes) -> int:
+    """The value of a size expression."""
+    if isinstance(expr, int):
+        return expr
+    if isinstance(expr, sympy.Symbol):
+        return sizes[expr]
+    return int(expr.xreplace(sizes))
+
+
+def numbers(exprs: Sequence[Size], sizes: Sizes) -> tuple[int, ...]:
+    return tuple(number(e, sizes) for e in exprs)
+
+
+class Binder:
+    """Reads the values of a session's symbols off the real inputs of a graph."""
+
+    def __init__(self, fakes: Sequence[Any]) -> None:
+        self.sources: dict[sympy.Symbol, tuple[int, str, int]] = {}
+        for position, fake in enumerate(fakes):
+            if isinstance(fake, torch.SymInt):
+                self._offer(fake.node.expr, position, "value", 0)
+        for kind in ("size", "stride"):
+            for position, fake in enumerate(fakes):
+                if isinstance(fake, Tensor):
+                    for axis, size in enumerate(getattr(fake, kind)()):
+                        self._offer(getattr(getattr(size, "node", None), "expr", None), position, kind, axis)
+
+    def _offer(self, expr: Any, position: int, kind: str, axis: int) -> None:
+        if isinstance(expr, sympy.Symbol):
+            self.sources.setdefault(expr, (position, kind, axis))
+
+    def __call__(self, inputs: Sequence[Any]) -> dict[sympy.Symbol, int]:
+        return {s: _read(inputs[position], kind, axis) for s, (position, kind, axis) in self.sources.items()}
+
+
+def _read(value: Any, kind: str, axis: int) -> int:
+    if kind == "value":
+        return int(value)
+    return int(value.shape[axis] if kind == "size" else value.stride(axis))
+
+
+@dataclass
+class Prepared:
+    """One group at one size tuple: everything a launch needs as plain numbers."""
+
+    kernels: Kernels
+    launches: list[tuple[Kernel, Callable[..., None], list[tuple[str, int]], int, list[Any]]]
+    outputs: list[tuple[tuple[int, ...], tuple[int, ...], torch.dtype]]
+    temporaries: list[tuple[tuple[int, ...], tuple[int, ...], torch.dtype]]
+
+
+@dataclass
+class Variant:
+    """Kernels of one group that hold for the pinned symbols and under the guards."""
+
+    kernels: Kernels
+    pinned: dict[sympy.Symbol, int]
+    guards: tuple[sympy.Basic, ...]
+    text: str
+    launchers: list[Callable[..., None]] = field(default_factory=list)
+
+    def admits(self, sizes: Sizes) -> bool:
+        return all(sizes[s] == v for s, v in self.pinned.items()) and all(bool(g.xreplace(sizes)) for g in self.guards)
+
+
+class GroupRunner:
+    """A fused group: variants by pinned sizes, launches by all sizes."""
+
+    def __init__(self, group: Group, name: str, backend: str, target: Target, device: torch.device) -> None:
+        self.group, self.name, self.backend, self.target, self.device = group, name, backend, target, device
+        self.variants: list[Variant] = []
+        self.prepared: OrderedDict[tuple[int, ...], Prepared] = OrderedDict()
+        self.counters: dict[Any, Tensor] = {}
+
+    def __call__(self, inputs: Sequence[Tensor], sizes: Sizes, key: tuple[int, ...]) -> list[Tensor]:
+        ready = self.prepared.get(key) or self._prepare(sizes, key)
+        outputs = [torch.empty_strided(*o[:2], dtype=o[2], device=self.device) for o in ready.outputs]
+        temporaries = [torch.empty_strided(*t[:2], dtype=t[2], device=self.device) for t in ready.temporaries]
+        memory: dict[str, Sequence[Tensor]] = {"input": inputs, "output": outputs, "temporary": temporaries}
+        for kernel, run, arguments, grid, scratch in ready.launches:
+            if grid:
+                memory["scratch"] = [self._scratch(kernel, i, s) for i, s in enumerate(scratch)]
+                run([value if kind == "number" else memory[kind][value] for kind, value in arguments], grid)
+        return outputs
+
+    def _scratch(self, kernel: Kernel, index: int, spec: Any) -> Tensor:
+        shape, dtype, zeroed = spec
+        if not zeroed:
+            return torch.empty(shape, dtype=dtype, device=self.device)
+        stream = torch.cuda.current_stream(self.device).cuda_stream if self.device.type == "cuda" else 0
+        key = (kernel.name, index, shape, stream)
+        if key not in self.counters:  # kernels leave their counters at zero, so that one per stream serves every launch
+            self.counters[key] = torch.zeros(shape, dtype=dtype, device=self.device)
+        return self.counters[key]
+
+    def _prepare(self, sizes: Sizes, key: tuple[int, ...]) -> Prepared:
+        variant = next((v for v in self.variants if v.admits(sizes)), None) or self._generate(sizes)
+        graph = self.group.graph
+        ready = Prepared(
+            kernels=variant.kernels,
+            launches=[_launch(k, f, sizes) for k, f in zip(variant.kernels.kernels, variant.launchers, strict=True)],
+            outputs=[
+                (numbers(o.shape, sizes), numbers(s, sizes), TO_TORCH[o.dtype])
+                for o, s in zip(graph.outputs, graph.output_strides, strict=True)
+                if o is not None and s is not None
+            ],
+            temporaries=[
+                (numbers(b.shape, sizes), numbers(b.strides, sizes), TO_TORCH[b.dtype])
+                for b in variant.kernels.temporaries
+            ],
+        )
+        self.prepared[key] = ready
+        if len(self.prepared) > RECORDS:
+            self.prepared.popitem(last=False)
+        return ready
+
+    def _generate(self, sizes: Sizes) -> Variant:
+        kernels = kernels_of(self.group, self.target, dict(sizes), self.name)
+        text = text_of(kernels)
+        pinned = {s: v for k in kernels.kernels for s, v in k.pinned.items()}
+        guards = tuple(dict.fromkeys(g for k in kernels.kernels for g in k.guards))
+        variant = Variant(kernels, pinned, guards, text)
+        variant.launchers = [launch.launcher(k, text, self.backend, self.device) for k in kernels.kernels]
+        self.variants.append(variant)
+        return variant
+
+
+def _launch(kernel: Kernel, run: Callable[..., None], sizes: Sizes) -> Any:
+    arguments: list[tuple[str, int]] = []
+    for argument in kernel.arguments:
+        match argument:
+            case Pointer(buffer=Ref(kind=kind, index=index)):
+                arguments.append((kind, index))
+            case Scalar(value=value):
+                arguments.append(("number", number(value, sizes)))
+    scratch = [_scratch_spec(b, sizes) for b in kernel.scratch]
+    return kernel, run, arguments, number(kernel.grid, sizes), scratch
+
+
+def _scratch_spec(buffer: Buffer, sizes: Sizes) -> tuple[tuple[int, ...], torch.dtype, bool]:
+    return numbers(buffer.shape, sizes), TO_TORCH[buffer.dtype], buffer.zeroed
+
+
+class KernelPlan:
+    """A lowered graph on a GPU or under the interpreter."""
+
+    def __init__(self, graph: Graph, name: str, backend: str, device: torch.device) -> None:
+        self.graph, self.device = graph, device
+        target = target_for(backend, device)
+        self.steps: list[Step] = steps_of(graph)
+        self.runners = {
+            at: GroupRunner(step, kernel_name, backend, target, device)
+            for at, (step, kernel_name) in enumerate(zip(self.steps, group_names(name, self.steps), strict=True))
+            if isinstance(step, Group)
+        }
+        self.last_use = _last_uses(self.steps)
+
+    def __call__(self, inputs: Sequence[Tensor], sizes: Sizes) -> list[Tensor | None]:
+        key = tuple(sizes.values())
+        memory: dict[int, Any] = {
+            v.id: _expected_layout(t, v, sizes) for v, t in zip(self.graph.inputs, inputs, strict=True)
+        }
+        for at, step in enumerate(self.steps):
+            self._run(at, step, memory, sizes, key)
+            for dead in self.last_use.get(at, ()):
+                memory.pop(dead, None)
+        for index, value in self.graph.mutations.items():
+            inputs[index].copy_(_value(memory, value))
+        return self._outputs(memory, inputs, sizes)
+
+    def _run(self, at: int, step: Step, memory: dict[int, Any], sizes: Sizes, key: tuple[int, ...]) -> None:
+        match step:
+            case Group():
+                results = self.runners[at]([_value(memory, v) for v in step.inputs], sizes, key)
+                memory.update({v.id: t for v, t in zip(step.outputs, results, strict=True)})
+            case Extern(value=value) | View(value=value):
+                memory[value.id] = reference.call_node(value, [_value(memory, a) for a in value.args], sizes)
+
+    def _outputs(self, memory: dict[int, Any], inputs: Sequence[Tensor], sizes: Sizes) -> list[Tensor | None]:
+        taken = {t.untyped_storage()._cdata for t in inputs}
+        outputs: list[Tensor | None] = []
+        for value, strides in zip(self.graph.outputs, self.graph.output_strides, strict=True):
+            if value is None or strides is None:
+                outputs.append(None)
+                continue
+            tensor = _own(_value(memory, value), numbers(strides, sizes), taken)
+            taken.add(tensor.untyped_storage()._cdata)
+            outputs.append(tensor)
+        return outputs
+
+
+def _last_uses(steps: Sequence[Step]) -> dict[int, list[int]]:
+    """Per step, the values that nothing later reads: their memory is free for what comes next. Results stay."""
+    last: dict[int, int] = {}
+    for at, step in enumerate(steps):
+        for value in step.inputs if isinstance(step, Group) else step.value.args:
+            while value.prim == "pick":
+                value = value.args[0]
+            last[value.id] = at
+    graph = next((s.value.graph if not isinstance(s, Group) else None for s in steps), None)
+    kept = _results(steps, graph)
+    freed: dict[int, list[int]] = {}
+    for value_id, at in last.items():
+        if value_id not in kept:
+            freed.setdefault(at, []).append(value_id)
+    return freed
+
+
+def _results(steps: Sequence[Step], graph: Graph | None) -> set[int]:
+    source = graph or next((v.graph for s in steps if isinstance(s, Group) for v in (*s.inputs, *s.outputs)), None)
+    if source is None:
+        return set()
+    kept: set[int] = set()
+    for value in source.results:
+        while value.prim == "pick":
+            value = value.args[0]
+        kept.add(value.id)
+    return kept
+
+
+def _value(memory: Mapping[int, Any], value: Value) -> Any:
+    if value.id in memory:
+        return memory[value.id]
+    if value.prim == "pick":
+        return _value(memory, value.args[0])[value.params["index"]]
+    raise FusegradError(f"internal: no step computes {value!r} = {value.prim}")
+
+
+def _expected_layout(tensor: Tensor, value: Value, sizes: Sizes) -> Tensor:
+    """The tensor in the layout that the graph was captured with (a hook may have handed back another one)."""
+    strides = numbers(value.params["strides"], sizes)
+    return tensor if _same_layout(tensor, strides) else _restrided(tensor, strides)
+
+
+def _same_layout(tensor: Tensor, strides: tuple[int, ...]) -> bool:
+    actual = tensor.stride()
+    if actual == strides:
+        return True
+    return all(a == b or n <= 1 for a, b, n in zip(actual, strides, tensor.shape, strict=True)) or tensor.numel() == 0
+
+
+def _restrided(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
+    if 0 in strides and tensor.numel():
+        return tensor.as_strided(tensor.shape, tensor.stride())  # an expanded fake of a tensor that is not: read as it is
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
+def _own(tensor: Tensor, strides: tuple[int, ...], taken: set[int]) -> Tensor:
+    """An output must not share memory with an input or another output, and has eager's strides."""
+    if tensor.untyped_storage()._cdata in taken or not _same_layout(tensor, strides):
+        return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+    return tensor
+
+
+def target_for(backend: str, device: torch.device) -> Target:
+    """What to generate for: the interpreter, or the GPU at hand with its own number of units and its L2."""
+    if backend == "interpret":
+        return TARGETS["interpret"]
+    if device.type != "cuda":
+        raise UnsupportedBackendError(
+            backend=backend, what=f"{device.type} tensors", reason="Triton needs a GPU",
+            fix='use backend="reference", or backend="interpret" to run the generated text without a GPU',
+        )  # fmt: skip
+    properties: Any = torch.cuda.get_device_properties(device)
+    if torch.version.hip:
+        arch = properties.gcnArchName.split(":")[0]
+        base = TARGETS["hip:gfx942"]
+        return Target("hip", arch, properties.multi_processor_count, base.l2, base.shared, 64)
+    l2 = getattr(properties, "L2_cache_size", 40 << 20)
+    shared = getattr(properties, "shared_memory_per_block_optin", 163 << 10)
+    arch = f"{properties.major}{properties.minor}"
+    return Target("cuda", arch, properties.multi_processor_count, l2, shared)
+
+
+# ------------------------------------------------------------------ one captured graph, any backend
+class Executable:
+    """Calls a trace on real inputs: `(tensors and ints) -> outputs`. `skip`: outputs that the caller makes himself."""
+
+    def __init__(self, trace: Trace, name: str, backend: str, skip: frozenset[int] = frozenset()) -> None:
+        self.trace, self.name, self.backend, self.skip = trace, name, backend, skip
+        self.binder = Binder(trace.fakes)
+        self.run = self._choose()
+
+    def __call__(self, inputs: Sequence[Any], lifted: Sequence[Tensor]) -> list[Any]:
+        return self.run(inputs, lifted)
+
+    def _choose(self) -> Callable[[Sequence[Any], Sequence[Tensor]], list[Any]]:
+        count("compiles", 0)
+        if self.backend in ("triton", "interpret"):
+            return self._kernels()
+        count("compiles")
+        if self.backend == "inductor":
+            return self._inductor()
+        return self._contracted() if _has_outer_product(self.trace) else self._replay
+
+    def _replay(self, inputs: Sequence[Any], lifted: Sequence[Tensor]) -> list[Any]:
+        """The captured ATen operations as they are: bitwise what the user's method computes."""
+        return list(self.trace.graph_module(*inputs, *lifted))
+
+    def _contracted(self) -> Callable[[Sequence[Any], Sequence[Tensor]], list[Any]]:
+        """The lowered graph through torch, where a broadcast product would otherwise fill memory."""
+        graph = graph_of(self.trace, self.name)
+
+        def run(inputs: Sequence[Any], lifted: Sequence[Tensor]) -> list[Any]:
+            tensors = [t for t in (*inputs, *lifted) if isinstance(t, Tensor)]
+            sizes = self.binder(inputs)
+            results = reference.run(graph, tensors, sizes)
+            for index, value in graph.mutations.items():
+                raise FusegradError(f"internal: input {index} is written by {value!r}")
+            return [
+                None if r is None or s is None else _own(r, numbers(s, sizes), set())
+                for r, s in zip(results, graph.output_strides, strict=True)
+            ]
+
+        return run if not graph.mutations else self._replay
+
+    def _kernels(self) -> Callable[[Sequence[Any], Sequence[Tensor]], list[Any]]:
+        graph = graph_of(self.trace, self.name)
+        graph.outputs = [None if i in self.skip else o for i, o in enumerate(graph.outputs)]
+        plans: dict[torch.device, KernelPlan] = {}
+
+        def run(inputs: Sequence[Any], lifted: Sequence[Tensor]) -> list[Any]:
+            tensors = [t for t in (*inputs, *lifted) if isinstance(t, Tensor)]
+            device = tensors[0].device
+            if device not in plans:
+                plans[device] = KernelPlan(graph, self.name, self.backend, device)
+            return plans[device](tensors, self.binder(inputs))
+
+        return run
+
+    def _inductor(self) -> Callable[[Sequence[Any], Sequence[Tensor]], list[Any]]:
+        from .inductor import compiled
+
+        return compiled(self.trace.graph_module)
+
+
+def _has_outer_product(trace: Trace) -> bool:
+    """A product larger than both its operands, somewhere in the graph: the only case in which `contract` can help."""
+    for node in trace.graph_module.graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        if schema is None or schema.name != "aten::mul":
+            continue
+        operands = [a.meta["val"] for a in node.args if isinstance(a, torch.fx.Node) and "val" in a.meta]
+        operands = [v for v in operands if isinstance(v, Tensor)]
+        if len(operands) == 2 and all(_hint(node.meta["val"].numel()) > _hint(v.numel()) for v in operands):
+            return True
+    return False
+
+
+def _hint(size: Any) -> int:
+    return int(size) if isinstance(size, int) else int(size.node.hint or 0)

@@ -1,0 +1,356 @@
+"""A Function class at one key: its captured forward, its backward per None-mask, and how to run them on real tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+import torch
+
+from ..ir.program import Place
+from ..tracer.capture import CaptureError, Session, Trace
+from ..tracer.context import ForwardContext
+from ..tracer.function import (
+    ForwardCapture,
+    call_forward,
+    capture_forward,
+    guarded_trace,
+    rebind,
+    run_backward,
+    symbols_in,
+)
+from ..tracer.reads import Reads
+from .check import cut, differs, intermediate_bytes
+from .config import settings
+from .guards import size_guard
+from .plan import Binder, Executable
+from .stats import count
+
+Tensor = torch.Tensor
+
+
+@dataclass
+class BackwardEntry:
+    """backward at one None-mask and gradient layout."""
+
+    trace: Trace
+    guards: tuple[sympy.Basic, ...]
+    lifted: list[Any]
+    executables: dict[str, Executable] = field(default_factory=dict)
+    admitted: dict[tuple[int, ...], bool] = field(default_factory=dict)
+
+    def admits(self, sizes: dict[sympy.Symbol, int]) -> bool:
+        """Whether what this trace assumed about sizes holds."""
+        key = tuple(sizes.values())
+        if key not in self.admitted:
+            self.admitted[key] = all(bool(g.xreplace(sizes)) for g in self.guards)
+        return self.admitted[key]
+
+
+class Specialization:
+    """One key of one class. Raises CaptureError from the constructor where forward cannot be captured."""
+
+    def __init__(self, cls: type, args: Sequence[Any], reads: Reads, dynamic: bool = True) -> None:
+        self.cls, self.reads, self.name = cls, reads, cls.__name__
+        self.slots = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
+        self.arguments = tuple(None if isinstance(a, Tensor) else a for a in args)
+        self.session = Session(dynamic)
+        needs = tuple(isinstance(a, Tensor) and a.requires_grad for a in args)
+        fakes = [self.session.fake(args[i]) for i in self.slots]
+        count("captures")
+        self.forward: ForwardCapture = capture_forward(cls, args, fakes, self.session, reads, needs)
+        self.guard = size_guard(self.session, fakes)
+        self.binder = Binder(fakes)
+        self.lifted = [reads.tensor_path(t) for t in self.forward.trace.lifted]
+        self.skip = frozenset(i for i, k in enumerate(self._kinds()) if k in ("input", "view", "same"))
+        self.executables: dict[str, Executable] = {}
+        self.entries: dict[Any, BackwardEntry | CaptureError] = {}
+        self.backward_symbols = self._unbound_symbols()
+
+    # ------------------------------------------------------------------ forward
+    def _kinds(self) -> list[str]:
+        return [self.forward.outputs[i].kind for i in self.forward.tensor_outputs]
+
+    def sizes(self, args: Sequence[Any]) -> dict[sympy.Symbol, int]:
+        """The session's symbols at this call."""
+        return self.binder([args[i] for i in self.slots])
+
+    def tensors_of(self, args: Sequence[Any]) -> list[Tensor]:
+        return [args[i] for i in self.slots]
+
+    def executable(self, backend: str) -> Executable:
+        """forward on `backend`, prepared once."""
+        if backend not in self.executables:
+            skip = self.skip if backend in ("triton", "interpret") else frozenset()
+            self.executables[backend] = Executable(self.forward.trace, f"{self.name}_forward", backend, skip)
+        return self.executables[backend]
+
+    def run_forward(self, args: Sequence[Any], backend: str) -> tuple[list[Tensor], list[Tensor]]:
+        """(the user's tensor outputs, the hidden ones) on real tensors."""
+        inputs = self.tensors_of(args)
+        with _without_autocast():
+            results = self.executable(backend)(inputs, [r.get() for r in self.lifted if r is not None])
+        n = len(self.forward.fake_outputs)
+        outputs = self._aliased(results[:n], inputs, self.sizes(args)) if self.skip else results[:n]
+        return outputs, results[n:]
+
+    def _aliased(self, outputs: list[Any], inputs: list[Tensor], sizes: dict[sympy.Symbol, int]) -> list[Tensor]:
+        """Outputs that are an input, a view of one, or the same object twice are what they are in eager."""
+        for i, position in enumerate(self.forward.tensor_outputs):
+            kind, index = self.forward.outputs[position].kind, self.forward.outputs[position].index
+            if kind == "input":
+                outputs[i] = inputs[index]
+            elif kind == "same":
+                outputs[i] = outputs[index]
+            elif kind == "view":
+                outputs[i] = _view(inputs[index], self.forward.fakes[index], self.forward.fake_outputs[i], sizes)
+        return outputs
+
+    def returned(self, outputs: Sequence[Tensor]) -> Any:
+        """The user's return value: tensors in their places among plain objects, a tuple where he returned one."""
+        supply = iter(outputs)
+        full = tuple(o.value if o.kind == "object" else next(supply) for o in self.forward.outputs)
+        return full if self.forward.is_tuple else full[0]
+
+    def at(self, place: Place | None, inputs: Sequence[Any], outputs: Sequence[Any], hidden: Sequence[Any]) -> Any:
+        """The real tensor at a place."""
+        if place is None:
+            return None
+        return {"input": inputs, "output": outputs, "hidden": hidden}[place.kind][place.index]
+
+    # ------------------------------------------------------------------ backward
+    @property
+    def residual_places(self) -> list[Place | None]:
+        """What is kept for backward: the saved tensors, then tensors that were put on ctx as attributes."""
+        return [*self.forward.saved, *self.forward.tensor_attributes.values()]
+
+    def _unbound_symbols(self) -> list[sympy.Symbol]:
+        """Symbols that backward may need and that the shapes of its own inputs do not tell."""
+        kept = [f for p in self.residual_places if (f := self.forward.fake_at(p)) is not None]
+        bound = set(Binder([*kept, *self.forward.fake_outputs]).sources)
+        known = set(self.binder.sources)
+        shapes = [e for f in (*kept, *self.forward.fake_outputs) for e in (*f.shape, *f.stride())]
+        wanted = symbols_in(self.forward.constants.values()) | symbols_in(shapes)
+        masked = set(Binder(kept).sources)
+        return sorted(((wanted & known) - (bound & masked)), key=str)
+
+    def attributes(self, tensors: Sequence[Any], sizes: dict[sympy.Symbol, Any]) -> dict[str, Any]:
+        """ctx attributes for a run of the user's own body."""
+        constants = {k: rebind(v, sizes) for k, v in self.forward.constants.items()}
+        return constants | dict(zip(self.forward.tensor_attributes, tensors, strict=True))
+
+    def users_backward(self, residuals: Sequence[Any], sizes: dict[sympy.Symbol, Any], gradients: Sequence[Any]) -> tuple[Any, ...]:
+        """The user's own backward body on whatever is given; then each gradient as autograd would take it."""
+        n = len(self.forward.saved)
+        attributes = self.attributes(residuals[n:], sizes)
+        return run_backward(self.cls, self.forward, residuals[:n], attributes, gradients, len(self.arguments))
+
+    def entry(self, kinds: tuple[Any, ...]) -> BackwardEntry:
+        """The captured backward for these gradients; raises CaptureError (the same each time) where it cannot be."""
+        if kinds not in self.entries:
+            try:
+                self.entries[kinds] = self._capture_backward(kinds)
+            except CaptureError as error:
+                self.entries[kinds] = error
+        entry = self.entries[kinds]
+        if isinstance(entry, CaptureError):
+            raise entry
+        return entry
+
+    def _capture_backward(self, kinds: tuple[Any, ...]) -> BackwardEntry:
+        count("captures")
+        before = len(self.session.env.guards)
+        residuals = [self.forward.fake_at(p) for p in self.residual_places]
+        residuals = [r.detach() if r is not None else None for r in residuals]
+        symbols = [self.session.env.create_symintnode(s, hint=_hint_of(self.session, s)) for s in self.backward_symbols]
+        fakes = [self._fake_gradient(i, k) for i, k in enumerate(kinds)]
+        live = [i for i, v in enumerate([*residuals, *symbols, *fakes]) if v is not None]
+        total = len(residuals) + len(symbols) + len(fakes)
+
+        def body(*present: Any) -> tuple[Any, ...]:
+            full: list[Any] = [None] * total
+            for i, value in zip(live, present, strict=True):
+                full[i] = value
+            r, s = len(residuals), len(residuals) + len(symbols)
+            sizes = {k: k_int for k, k_int in zip(self.backward_symbols, full[r:s], strict=True)}
+            return self._finished(self.users_backward(full[:r], sizes, full[s:]))
+
+        everything = [*residuals, *symbols, *fakes]
+        trace = guarded_trace(self.session, body, [everything[i] for i in live], self.reads)
+        guards = tuple(g.expr for g in self.session.env.guards[before:])
+        return BackwardEntry(trace, guards, [self.reads.tensor_path(t) for t in trace.lifted])
+
+    def predicted_kinds(self) -> tuple[Any, ...]:
+        """The commonest backward: every differentiable output has a gradient, each row-major."""
+        none = {p.index for p in self.forward.non_differentiable if p.kind == "output"}
+        likes = self._gradient_likes()
+        return tuple(
+            None if like is None or (not self.forward.materialize_grads and self._position(i) in none) else "contiguous"
+            for i, like in enumerate(likes)
+        )
+
+    def _position(self, output: int) -> int:
+        return self.forward.tensor_outputs.index(output)
+
+    def _fake_gradient(self, index: int, kind: Any) -> Any:
+        if kind is None:
+            return None
+        like = self._gradient_likes()[index]
+        if isinstance(kind, tuple):
+            return self.session.fake_permuted(like, kind)
+        return self.session.fake_like(like, expanded=kind == "expanded")
+
+    def _gradient_likes(self) -> list[Any]:
+        """Per user output: the fake that its gradient looks like, None for outputs that are no tensors."""
+        supply = iter(self.forward.fake_outputs)
+        return [None if o.kind == "object" else next(supply) for o in self.forward.outputs]
+
+    def _finished(self, gradients: Sequence[Any]) -> tuple[Any, ...]:
+        """What autograd does to a gradient, done in the graph: reduced to the input's shape, cast to its dtype."""
+        finished: list[Any] = []
+        for argument, gradient in enumerate(gradients):
+            if self._unwanted(argument):
+                finished.append(None)
+            elif isinstance(gradient, Tensor) and argument in self.slots:
+                finished.append(_as_gradient_of(self.forward.fakes[self.slots.index(argument)], gradient))
+            else:
+                finished.append(gradient if gradient is None or isinstance(gradient, Tensor) else _refuse(gradient))
+        return tuple(finished)
+
+    def as_autograd_takes(self, argument: int, gradient: Any, sizes: dict[sympy.Symbol, Any]) -> Any:
+        """One gradient reduced to its argument's shape and cast to its dtype, at the given sizes."""
+        if not isinstance(gradient, Tensor) or argument not in self.slots:
+            return gradient
+        fake = self.forward.fakes[self.slots.index(argument)]
+        shape = rebind(fake.shape, sizes)
+        if tuple(gradient.shape) != tuple(shape):
+            gradient = gradient.sum_to_size(shape)
+        return gradient if gradient.dtype == fake.dtype else gradient.to(fake.dtype)
+
+    def _unwanted(self, argument: int) -> bool:
+        """A tensor argument that needs no gradient: autograd would drop what backward returns for it."""
+        return argument in self.slots and not self.forward.needs_input_grad[argument]
+
+    def run_backward(
+        self, residuals: Sequence[Any], sizes: dict[sympy.Symbol, int], gradients: Sequence[Tensor | None], backend: str
+    ) -> tuple[Any, ...]:
+        """The gradients, from kernels. Raises CaptureError where the user's own body has to run instead."""
+        gradients = [in_a_class(g) for g in gradients]
+        entry = self.entry(tuple(gradient_kind(g) for g in gradients))
+        if not entry.admits(sizes):
+            raise CaptureError(reason="its capture assumed sizes that this call does not have", where="unknown")
+        symbols = [sizes[s] for s in self.backward_symbols]
+        inputs = [v for v in (*residuals, *symbols, *gradients) if v is not None]
+        if backend not in entry.executables:
+            self._check_backward(entry, residuals, sizes, gradients)
+            entry.executables[backend] = Executable(entry.trace, f"{self.name}_backward", backend)
+        lifted = [r.get() for r in entry.lifted if r is not None]
+        with _without_autocast():
+            return tuple(entry.executables[backend](inputs, lifted))
+
+    # ------------------------------------------------------------------ first calls
+    def check_forward(self, args: Sequence[Any]) -> str | None:
+        """Why the captured forward is not the user's method; None where it is (or where it cannot be compared)."""
+        if not settings().check:
+            return None
+        arguments: Sequence[Any] | None = args
+        if intermediate_bytes(self.forward.trace.graph_module) > settings().check_bytes:
+            arguments = cut(args, self.forward.fakes, self.sizes(args), self.guard)
+        if arguments is None:
+            return None
+        try:
+            return differs(self._replay_forward, self._users_forward, arguments)
+        except Exception:
+            if arguments is not args:  # cut data may be illegal for the method where the real data is not
+                return None
+            raise
+
+    def _replay_forward(self, args: Sequence[Any]) -> list[Any]:
+        with _without_autocast():
+            lifted = [r.get() for r in self.lifted if r is not None]
+            return list(self.forward.trace.graph_module(*self.tensors_of(args), *lifted))
+
+    def _users_forward(self, args: Sequence[Any]) -> list[Any]:
+        ctx = ForwardContext(self.forward.needs_input_grad)
+        output = call_forward(self.cls, ctx, args)
+        outputs = output if isinstance(output, tuple) else (output,)
+        tensors = [o for o in outputs if isinstance(o, Tensor)]
+        seen = {id(t): t for t in (*self.tensors_of(args), *tensors)}
+        hidden: list[Tensor] = []
+        kept = (*ctx.to_save, *ctx.saved_for_forward, *(v for v in ctx.attributes.values() if isinstance(v, Tensor)))
+        for t in kept:
+            if t is not None and id(t) not in seen:
+                seen[id(t)] = t
+                hidden.append(t)
+        return [*tensors, *hidden]
+
+    def _check_backward(self, entry: BackwardEntry, residuals: Sequence[Any], sizes: Any, gradients: Sequence[Any]) -> None:
+        heavy = intermediate_bytes(entry.trace.graph_module) > settings().check_bytes
+        if not settings().check or entry.executables or heavy:
+            return
+        r = len(residuals)
+
+        def users(values: Sequence[Any]) -> Sequence[Any]:
+            results = self.users_backward(values[:r], sizes, values[r:])
+            wanted = [None if self._unwanted(i) else g for i, g in enumerate(results)]
+            return [self.as_autograd_takes(i, g, sizes) for i, g in enumerate(wanted)]
+
+        def mine(values: Sequence[Any]) -> Sequence[Any]:
+            symbols = [sizes[s] for s in self.backward_symbols]
+            inputs = [v for v in (*values[:r], *symbols, *values[r:]) if v is not None]
+            with _without_autocast():
+                return entry.trace.graph_module(*inputs, *[p.get() for p in entry.lifted if p is not None])  # type: ignore[no-any-return]
+
+        why = differs(mine, users, [*residuals, *gradients])
+        if why is not None:
+            raise CaptureError(reason=why, where="unknown")
+
+
+def gradient_kind(gradient: Tensor | None) -> Any:
+    """The layout class of a gradient: None, "contiguous", "expanded" (every stride 0), or the order of its dense axes."""
+    if gradient is None:
+        return None
+    if gradient.is_contiguous():
+        return "contiguous"
+    return "expanded" if not any(gradient.stride()) else _dense_order(gradient)
+
+
+def _dense_order(t: Tensor) -> tuple[int, ...] | None:
+    """The axes from outermost to innermost where `t` is dense in that order; None where it has gaps."""
+    order = tuple(sorted(range(t.dim()), key=lambda i: (-t.stride(i), -t.size(i), i)))
+    return order if t.permute(order).is_contiguous() else None
+
+
+def in_a_class(gradient: Tensor | None) -> Tensor | None:
+    """The gradient itself where its layout has a class, else its row-major copy (sliced and stepped gradients)."""
+    if gradient is None or gradient.is_contiguous() or not any(gradient.stride()) or _dense_order(gradient) is not None:
+        return gradient
+    return gradient.contiguous()
+
+
+def _as_gradient_of(like: Tensor, gradient: Tensor) -> Tensor:
+    if gradient.shape != like.shape:
+        gradient = gradient.sum_to_size(like.shape)
+    return gradient if gradient.dtype == like.dtype else gradient.to(like.dtype)
+
+
+def _refuse(value: Any) -> Any:
+    raise CaptureError(reason=f"backward returns a {type(value).__name__} as a gradient", where="unknown")
+
+
+def _view(base: Tensor, fake_base: Tensor, fake: Tensor, sizes: dict[sympy.Symbol, int]) -> Tensor:
+    shape, strides = rebind(fake.shape, sizes), rebind(tuple(fake.stride()), sizes)
+    offset = rebind(fake.storage_offset(), sizes)
+    return base.as_strided(shape, strides, base.storage_offset() + int(offset))
+
+
+def _hint_of(session: Session, symbol: sympy.Symbol) -> int:
+    values = getattr(session.env, "backed_var_to_val", None) or session.env.var_to_val
+    return int(values[symbol])
+
+
+def _without_autocast() -> Any:
+    """Casts are part of the captured graph: autocast must not add its own while it is replayed."""
+    return torch._C._DisableAutocast() if hasattr(torch._C, "_DisableAutocast") else torch.autocast("cpu", enabled=False)

@@ -1,0 +1,325 @@
+"""A captured body that differentiates: functorch drives the levels, each derivative is a unit again, captured lazily.
+
+A derivative is traced through autograd itself (so nested Functions, `detach` and custom gradients are eager's by
+construction); batching is applied to flat captured graphs, never to the Python of a derivative.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import sympy
+import torch
+from torch._functorch.autograd_function import custom_function_call
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch.autograd.function import Function
+
+from ..tracer.capture import Session, capture_lock, is_capturing
+from ..tracer.function import guarded_trace
+from .guards import Guard, argument_fact, global_state, size_guard
+from .plan import Executable
+from .specialization import Specialization
+from .stats import count
+
+if TYPE_CHECKING:
+    from .function import Compiler
+
+Tensor = torch.Tensor
+Body = Callable[..., Sequence[Any]]
+
+
+@contextlib.contextmanager
+def functorch_off() -> Iterator[None]:
+    """Within the block no transform is active: for capturing, which works on plain tensors."""
+    with temporarily_clear_interpreter_stack():
+        yield
+
+
+def example(value: Any) -> Any:
+    """A plain tensor of the logical shape behind any number of functorch wrappers; other values as they are."""
+    if not isinstance(value, Tensor):
+        return value
+    inner = value
+    while torch._C._functorch.is_functorch_wrapped_tensor(inner):
+        inner = torch._C._functorch.get_unwrapped(inner)
+    if inner is value and not value.requires_grad and torch.autograd.forward_ad._current_level < 0:
+        return value
+    shape, strides, differentiable = tuple(value.shape), _strides(value), value.is_floating_point()
+    with functorch_off():
+        plain = torch.empty_strided(shape, strides, dtype=inner.dtype, device=inner.device).zero_()
+        return plain.requires_grad_(differentiable)
+
+
+def _strides(value: Tensor) -> tuple[int, ...]:
+    """The logical strides; row-major where the wrapper has none that fit its shape."""
+    return tuple(value.stride()) if value.dim() else ()
+
+
+class Unit:
+    """A Python function of tensors, ints and Nones, captured per key, run as kernels, differentiable to any order."""
+
+    def __init__(self, name: str, body: Body, backend: str) -> None:
+        self.name, self.body, self.backend = name, body, backend
+        self.graphs: list[tuple[Any, Guard, Executable, list[Tensor]]] = []
+        self._function: Any = None
+        self._vjp: dict[int, Unit] = {}
+
+    def __call__(self, *args: Any) -> Sequence[Any]:
+        if is_capturing():
+            return self.body(*args)
+        if not (torch.is_grad_enabled() or torch._C._are_functorch_transforms_active()):
+            return self.execute(args)
+        return custom_function_call(self.function, *args)  # type: ignore[no-any-return]
+
+    # ------------------------------------------------------------------ plain execution
+    def execute(self, args: Sequence[Any]) -> Sequence[Any]:
+        """Run on plain tensors, from the captured graph."""
+        if is_capturing():
+            return self.body(*args)
+        executable, lifted = self.captured(args)
+        return executable([a for a in args if isinstance(a, Tensor | int)], lifted)
+
+    def captured(self, args: Sequence[Any]) -> tuple[Executable, list[Tensor]]:
+        """The graph for arguments like these."""
+        facts = (*(argument_fact(a) if not isinstance(a, int) else "int" for a in args), *global_state())
+        tensors = [a for a in args if isinstance(a, Tensor)]
+        with capture_lock:
+            for known, guard, executable, lifted in self.graphs:
+                if known == facts and guard(tensors):
+                    return executable, lifted
+            return self._capture(args, facts, tensors)
+
+    def _capture(self, args: Sequence[Any], facts: Any, tensors: Sequence[Tensor]) -> tuple[Executable, list[Tensor]]:
+        count("captures")
+        session = Session()
+        live = [i for i, a in enumerate(args) if isinstance(a, Tensor | int)]
+        fakes = [session.fake(a) if isinstance(a := args[i], Tensor) else session.integer(a) for i in live]
+
+        def run(*present: Any) -> tuple[Any, ...]:
+            full = list(args)
+            for i, value in zip(live, present, strict=True):
+                full[i] = value
+            return tuple(self.body(*full))
+
+        trace = guarded_trace(session, run, fakes, None)
+        executable = Executable(trace, self.name, self.backend)
+        guard = size_guard(session, [f for f in fakes if isinstance(f, Tensor)])
+        self.graphs.append((facts, guard, executable, trace.lifted))
+        return executable, trace.lifted
+
+    # ------------------------------------------------------------------ derivatives
+    @property
+    def function(self) -> Any:
+        """The Function that executes this unit and whose rules are units again."""
+        if self._function is None:
+            self._function = _function_of(self)
+        return self._function
+
+    def vjp(self, inputs: int) -> Unit:
+        """(inputs, cotangents of the outputs) -> cotangents of the inputs."""
+        if inputs not in self._vjp:
+            self._vjp[inputs] = Unit(f"{self.name}_vjp", lambda *a: vjp_of(self.body, a[:inputs], a[inputs:]), self.backend)
+        return self._vjp[inputs]
+
+    def jvp(self, inputs: int) -> Unit:
+        """(inputs, tangents) -> tangents of the outputs."""
+        return Unit(f"{self.name}_jvp", lambda *a: jvp_of(self.body, a[:inputs], a[inputs:]), self.backend)
+
+    def batched(self, in_dims: Sequence[int | None], args: Sequence[Any], randomness: str) -> Sequence[Any]:
+        """The captured graph under vmap, as a unit: no Python of a derivative is ever batched."""
+        lanes = [a if d is None else a.select(d, 0) for a, d in zip(args, in_dims, strict=True)]
+        with functorch_off():
+            executable, lifted = self.captured([example(lane) for lane in lanes])
+        flat = batchable(executable.trace.graph_module)
+
+        def whole(*values: Any) -> Sequence[Any]:
+            present = [v for v in values if isinstance(v, Tensor | int)]
+            dims = tuple(d for v, d in zip(values, in_dims, strict=True) if isinstance(v, Tensor | int))
+            return present_under_vmap(lambda *a: flat(*a, *lifted), dims, present, randomness)
+
+        return Unit(f"{self.name}_batched", whole, self.backend)(*args)
+
+
+def present_under_vmap(fn: Body, dims: tuple[int | None, ...], args: Sequence[Any], randomness: str) -> Sequence[Any]:
+    """vmap of a function whose outputs may be None."""
+    present: list[int] = []
+    total = 0
+
+    def only_tensors(*lanes: Any) -> tuple[Any, ...]:
+        nonlocal total
+        outputs = tuple(fn(*lanes))
+        total = len(outputs)
+        present[:] = [i for i, o in enumerate(outputs) if o is not None]
+        return tuple(outputs[i] for i in present)
+
+    results = torch.vmap(only_tensors, dims, 0, randomness=randomness)(*args)
+    full: list[Any] = [None] * total
+    for i, r in zip(present, results, strict=True):
+        full[i] = r
+    return full
+
+
+_PYTHON_SIZES: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten.sym_size.int: lambda t, i: t.shape[i],
+    torch.ops.aten.sym_stride.int: lambda t, i: t.stride(i),
+    torch.ops.aten.sym_numel.default: lambda t: t.numel(),
+    torch.ops.aten.sym_storage_offset.default: lambda t: t.storage_offset(),
+}
+
+
+def batchable(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """The graph with sizes read in Python: the ops that read them have no batching rule."""
+    graph = torch.fx.Graph()
+    graph.output(graph.graph_copy(gm.graph, {}))  # type: ignore[arg-type]
+    for node in graph.nodes:
+        if node.op == "call_function" and node.target in _PYTHON_SIZES:
+            node.target = _PYTHON_SIZES[node.target]
+            node.target.__module__ = __name__
+    return torch.fx.GraphModule(gm, graph)
+
+
+def vjp_of(body: Body, inputs: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+    """Gradients of `body` at `inputs`, through eager's own autograd."""
+    with torch.enable_grad():
+        leaves = [_tracked_alias(x) for x in inputs]
+        outputs = body(*leaves)
+        pairs = [(o, c) for o, c in zip(outputs, cotangents, strict=True) if _differentiable(o) and c is not None]
+        wanted = [leaf for leaf in leaves if _is_float(leaf)]
+        found: Sequence[Any] = [None] * len(wanted)
+        if pairs and wanted:
+            found = torch.autograd.grad([p[0] for p in pairs], wanted, [p[1] for p in pairs], allow_unused=True, create_graph=True)
+    supply = iter(found)
+    return [next(supply) if _is_float(leaf) else None for leaf in leaves]
+
+
+def jvp_of(body: Body, inputs: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
+    """Tangents of `body` by differentiating its vjp, so that the custom backward of nested Functions is honoured."""
+    with torch.enable_grad():
+        leaves = [x.detach().requires_grad_() if _is_float(x) else x for x in inputs]
+        outputs = list(body(*leaves))
+        duals = [torch.zeros_like(o).requires_grad_() if _differentiable(o) else None for o in outputs]
+        used = [d for d in duals if d is not None]
+        moved = [leaves[i] for i, t in enumerate(tangents) if t is not None and _is_float(leaves[i])]
+        steps = [t for i, t in enumerate(tangents) if t is not None and _is_float(leaves[i])]
+        live = [o for o, d in zip(outputs, duals, strict=True) if d is not None]
+        pulled = torch.autograd.grad(live, moved, used, create_graph=True, allow_unused=True) if live and moved else ()
+        pairs = [(p, t) for p, t in zip(pulled, steps, strict=False) if _differentiable(p)]
+        pushed = torch.autograd.grad([p for p, _ in pairs], used, [t for _, t in pairs], allow_unused=True, create_graph=True) if pairs else [None] * len(used)
+    supply = iter(pushed)
+    return [_zeros_if_none(next(supply), o) if d is not None else None for d, o in zip(duals, outputs, strict=True)]
+
+
+def _zeros_if_none(tangent: Any, output: Tensor) -> Tensor:
+    return torch.zeros_like(output) if tangent is None else tangent
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+def _differentiable(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad
+
+
+def _tracked_alias(value: Any) -> Any:
+    if not _is_float(value):
+        return value
+    return value.view_as(value) if value.requires_grad else value.detach().requires_grad_()
+
+
+def _function_of(unit: Unit) -> Any:
+    def forward(*args: Any) -> Any:
+        return tuple(unit.execute(args))
+
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.set_materialize_grads(False)
+        tensors = [a if isinstance(a, Tensor) else None for a in inputs]
+        ctx.others = [None if isinstance(a, Tensor) else a for a in inputs]
+        ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
+
+    def arguments(ctx: Any) -> list[Any]:
+        return [t if t is not None else o for t, o in zip(ctx.saved_tensors, ctx.others, strict=True)]
+
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        args = arguments(ctx)
+        return tuple(unit.vjp(len(args))(*args, *gradients))
+
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        args = arguments(ctx)
+        return tuple(unit.jvp(len(args))(*args, *tangents))
+
+    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
+        outputs = unit.batched(in_dims, args, info.randomness)
+        return tuple(outputs), tuple(None if o is None else 0 for o in outputs)
+
+    rules = {"forward": forward, "setup_context": setup_context, "backward": backward, "jvp": jvp, "vmap": vmap}
+    return type(unit.name, (Function,), {name: staticmethod(rule) for name, rule in rules.items()})
+
+
+class BackwardUnit(Unit):
+    """The user's backward as a unit of (residuals, symbol values, gradients): its first order runs the captured kernels."""
+
+    def __init__(self, compiler: Compiler, specialization: Specialization, backend: str) -> None:
+        self.compiler, self.specialization = compiler, specialization
+        self.symbols = sorted(specialization.binder.sources, key=str)
+        self.split = len(specialization.residual_places)
+        super().__init__(f"{specialization.name}_backward", self._python, backend)
+
+    @classmethod
+    def of(cls, compiler: Compiler, specialization: Specialization, backend: str) -> BackwardUnit:
+        """The one unit of this specialisation on this backend."""
+        key = (id(specialization), backend, "backward")
+        if key not in compiler.nodes:
+            compiler.nodes[key] = cls(compiler, specialization, backend)  # type: ignore[index]
+        return compiler.nodes[key]  # type: ignore[index,no-any-return]
+
+    def differentiable(self, residuals: Sequence[Any], sizes: dict[sympy.Symbol, int], gradients: Sequence[Any]) -> tuple[Any, ...]:
+        """Gradients that can be differentiated again."""
+        return tuple(self(*residuals, *(sizes[s] for s in self.symbols), *gradients))
+
+    def _parts(self, args: Sequence[Any]) -> tuple[Sequence[Any], dict[sympy.Symbol, Any], Sequence[Any]]:
+        middle = self.split + len(self.symbols)
+        return args[: self.split], dict(zip(self.symbols, args[self.split : middle], strict=True)), args[middle:]
+
+    def _python(self, *args: Any) -> Sequence[Any]:
+        residuals, sizes, gradients = self._parts(args)
+        results = self.specialization.users_backward(residuals, sizes, gradients)
+        return [self.specialization.as_autograd_takes(i, g, sizes) for i, g in enumerate(results)]
+
+    def execute(self, args: Sequence[Any]) -> Sequence[Any]:
+        if is_capturing():
+            return self.body(*args)
+        residuals, sizes, gradients = self._parts(args)
+        return self.compiler.run_backward(self.specialization, self.backend, residuals, sizes, gradients)
+
+
+# ------------------------------------------------------------------ under torch.func and dual numbers
+def transformed(compiler: Compiler, args: tuple[Any, ...]) -> Any:
+    """A call while a transform or a dual level is active: functorch drives, our graphs run at the bottom."""
+    with functorch_off():
+        pass
+    plain = [example(a) for a in args]
+    with functorch_off(), torch.no_grad():
+        level = torch.autograd.forward_ad._current_level
+        torch.autograd.forward_ad._current_level = -1
+        try:
+            specialization = compiler.specialization(plain)
+        finally:
+            torch.autograd.forward_ad._current_level = level
+    if specialization is None or _is_the_users_own(compiler, specialization):
+        return compiler.users(*args)
+    from .whole import whole_of
+
+    function = whole_of(compiler, specialization, compiler.backend_for(plain))
+    outputs = custom_function_call(function, *args) if torch._C._are_functorch_transforms_active() else function.apply(*args)
+    return specialization.returned(outputs[: len(specialization.forward.tensor_outputs)])
+
+
+def _is_the_users_own(compiler: Compiler, specialization: Specialization) -> bool:
+    """Effects on arguments, and rules of the user's beside hidden outputs, are left to the user's own class."""
+    forward = specialization.forward
+    own_rules = any(getattr(compiler.cls, n) is not getattr(Function, n) for n in ("vmap", "jvp"))
+    return bool(forward.dirty) or (own_rules and bool(forward.hidden_count)) or bool(specialization.skip)
