@@ -27,6 +27,8 @@ from .types import Size
 Rule: TypeAlias = Callable[[Value], "Value | None"]
 Rules: TypeAlias = Mapping[str, Sequence[Rule]]
 """Rules by the primitive that they look at; the first that applies wins."""
+Replacements: TypeAlias = Mapping[int, Callable[[dict[int, Value]], Value]]
+NOTHING: Replacements = {}
 
 
 # ------------------------------------------------------------------------------------------------------ patterns
@@ -128,22 +130,28 @@ def make(prim: str, *args: Value, **params: Any) -> Value:
     return value
 
 
-def rebuild(graph: Graph, table: Rules) -> Graph:
-    """A copy of the graph in which every rule has been applied wherever it does."""
+def rebuild(graph: Graph, table: Rules, replacing: Replacements = NOTHING) -> Graph:
+    """A copy of the graph in which every rule has been applied wherever it does.
+
+    `replacing` has builders for single nodes, by id: each is called with the values built so far, by old id.
+    """
     out = Graph(graph.name)
     env = {v.id: out.input(v.aval, v.params["name"], v.params["strides"]) for v in graph.inputs}
     with building(out), rewriting(table):
-        copy_into(graph.order(), env)
+        copy_into(graph.order(), env, replacing)
     out.mutations = {i: env[v.id] for i, v in graph.mutations.items()}
     return out.returning([None if o is None else env[o.id] for o in graph.outputs], graph.output_strides)
 
 
-def copy_into(nodes: Iterable[Value], env: dict[int, Value]) -> None:
+def copy_into(nodes: Iterable[Value], env: dict[int, Value], replacing: Replacements = NOTHING) -> None:
     """Make these nodes again in the graph being built. `env` maps ids of operands to values there, and is extended."""
     for value in nodes:
-        if value.id not in env:
-            with provenance(value.origin):
-                env[value.id] = make(value.prim, *(env[a.id] for a in value.args), **value.params)
+        if value.id in env:
+            continue
+        with provenance(value.origin):
+            build = replacing.get(value.id)
+            again = build(env) if build else make(value.prim, *(env[a.id] for a in value.args), **value.params)
+        env[value.id] = again
 
 
 # ---------------------------------------------------------------------------------------------------- extraction

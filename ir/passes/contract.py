@@ -1,0 +1,177 @@
+"""A broadcast product that is summed is a matrix product: the product of three or more axes is never formed.
+
+    sum(mul(broadcast(g [B, O]), broadcast(w [O, I])) [B, O, I], 1)  ->  dot(g, w, labels bo,oi->bi)
+
+Applied where each operand has an axis that the other lacks. sum(x * y) over equal shapes and sum(x [M, N] * w [N]) are
+bound by memory, and stay fused reductions. In low floats eager rounds the product before adding it; here it is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ..graph import Graph, Value
+from ..rewrite import make, rebuild
+from ..types import FLOATS, Size
+from .layout import only_ones, squeezed, wide
+from .simplify import HOLDERS
+
+MOST_FACTORS = 8
+
+
+@dataclass(frozen=True)
+class Contract:
+    """Graph -> an equal graph where sums of outer products are `dot`."""
+
+    def __call__(self, graph: Graph) -> Graph:
+        found = {v: c for v in graph.order() if (c := contraction(v)) is not None}
+        chosen = _not_needed_otherwise(graph, found)
+        return rebuild(graph, {}, {v.id: c.build for v, c in chosen.items()}) if chosen else graph
+
+
+class Factor(NamedTuple):
+    """An operand of the product: axis i of `value` is axis `labels[i]` of what is summed; None where its size is 1."""
+
+    value: Value
+    labels: tuple[int | None, ...]
+
+    @property
+    def axes(self) -> set[int]:
+        return {a for a in self.labels if a is not None}
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """A sum as the product of two operands, each the product of factors. `inside`: nodes that it makes needless."""
+
+    sum: Value
+    left: tuple[Factor, ...]
+    right: tuple[Factor, ...]
+    inside: frozenset[Value]
+
+    @property
+    def products(self) -> list[Value]:
+        """The nodes inside that are as large as what is summed."""
+        everything = wide(self.sum.args[0].shape)
+        return [v for v in self.inside if len(wide(v.shape)) == len(everything)]
+
+    def build(self, env: dict[int, Value]) -> Value:
+        summed = set(self.sum.params["axes"])
+        x, x_axes = _early_sum(*self._operand(env, self.left), summed - _axes(self.right))
+        y, y_axes = _early_sum(*self._operand(env, self.right), summed - _axes(self.left))
+        kept = tuple(a for a in wide(self.sum.args[0].shape) if a not in summed)
+        if summed & set(x_axes):
+            result = make("dot", x, y, x_axes=x_axes, y_axes=y_axes, out_axes=kept)
+        else:
+            shape = tuple(self.sum.args[0].shape[a] for a in kept)
+            result = make("mul", _spread(x, x_axes, kept, shape), _spread(y, y_axes, kept, shape))
+        return make("reshape", result, shape=self.sum.shape) if result.shape != self.sum.shape else result
+
+    def _operand(self, env: dict[int, Value], factors: Sequence[Factor]) -> tuple[Value, tuple[int, ...]]:
+        """The product of some factors, over the axes of the first, which has them all."""
+        axes = tuple(a for a in factors[0].labels if a is not None)
+        values = [_plain(env[f.value.id], self.sum.dtype) for f in factors]
+        product = values[0]
+        for factor, value in zip(factors[1:], values[1:], strict=True):
+            own = tuple(a for a in factor.labels if a is not None)
+            product = make("mul", product, _spread(value, own, axes, product.shape))
+        return product, axes
+
+
+def contraction(value: Value) -> Contraction | None:
+    """The sum as a contraction, where it is the sum of a product with outer structure."""
+    if value.prim != "sum" or value.dtype not in FLOATS:
+        return None
+    (x,) = value.args
+    inside: set[Value] = set()
+    factors = _factors(x, tuple(a if x.shape[a] != 1 else None for a in range(x.ndim)), set(wide(x.shape)), inside)
+    operands = _two_operands(factors)
+    if operands is None or _axes(factors) != set(wide(x.shape)):
+        return None
+    return Contraction(value, *operands, frozenset(inside))
+
+
+def _factors(value: Value, labels: tuple[int | None, ...], everything: set[int], inside: set[Value]) -> list[Factor]:
+    """What is multiplied, seen through products over all the axes, casts that lose nothing, and layout."""
+    if value.prim == "mul" and {a for a in labels if a is not None} == everything:
+        inside.add(value)
+        return [f for arg in value.args for f in _factors(arg, labels, everything, inside)]
+    if value.prim == "cast" and value.args[0].dtype in FLOATS and value.dtype in HOLDERS[value.args[0].dtype]:
+        inside.add(value)
+        return _factors(value.args[0], labels, everything, inside)
+    source = _through(value, labels)
+    return [Factor(value, labels)] if source is None else _factors(value.args[0], source, everything, inside)
+
+
+def _through(value: Value, labels: tuple[int | None, ...]) -> tuple[int | None, ...] | None:
+    """The labels of what a layout node moves."""
+    if value.prim == "broadcast":
+        pairs = zip(value.params["axes"], value.args[0].shape, strict=True)
+        return tuple(labels[a] if n != 1 else None for a, n in pairs)
+    if value.prim == "permute":
+        place = {old: new for new, old in enumerate(value.params["perm"])}
+        return tuple(labels[place[i]] for i in range(value.ndim))
+    if value.prim == "reshape" and only_ones(value.args[0].shape, value.shape):
+        known = iter([labels[a] for a in wide(value.shape)])
+        return tuple(next(known) if n != 1 else None for n in value.args[0].shape)
+    return None
+
+
+def _two_operands(factors: list[Factor]) -> tuple[tuple[Factor, ...], tuple[Factor, ...]] | None:
+    """Two factors that each have an axis of their own and have all the axes of the rest, which joins them."""
+    if not 2 <= len(factors) <= MOST_FACTORS:
+        return None
+    largest = sorted(factors, key=lambda f: -len(f.axes))
+    left = largest[0]
+    right = next((f for f in largest if f.axes - left.axes), None)
+    if right is None or not left.axes - right.axes:
+        return None
+    rest = [f for f in factors if f is not left and f is not right]
+    if any(not (f.axes <= left.axes or f.axes <= right.axes) for f in rest):
+        return None
+    with_left = [f for f in rest if f.axes <= left.axes]
+    return (left, *with_left), (right, *(f for f in rest if f not in with_left))
+
+
+def _axes(factors: Iterable[Factor]) -> set[int]:
+    return {a for f in factors for a in f.axes}
+
+
+def _not_needed_otherwise(graph: Graph, found: dict[Value, Contraction]) -> dict[Value, Contraction]:
+    """Those whose product nothing else needs: otherwise it is formed anyway, and summing it on the way is free."""
+    live, results = graph.live(), set(graph.results)
+    chosen = dict(found)
+    while True:
+        gone = {v for c in chosen.values() for v in c.inside} | set(chosen)
+        kept = {s: c for s, c in chosen.items() if not any(_escapes(v, gone, live, results) for v in c.products)}
+        if len(kept) == len(chosen):
+            return kept
+        chosen = kept
+
+
+def _escapes(value: Value, gone: set[Value], live: set[int], results: set[Value]) -> bool:
+    return value in results or any(u.id in live and u not in gone for u in value.users)
+
+
+def _plain(value: Value, dtype: str) -> Value:
+    """An operand of `dot`: without axes of size 1, in the dtype of the sum."""
+    small = squeezed(value) if 1 in value.shape else value
+    return make("cast", small, dtype=dtype) if small.dtype != dtype else small
+
+
+def _early_sum(value: Value, axes: tuple[int, ...], alone: set[int]) -> tuple[Value, tuple[int, ...]]:
+    """Axes that are summed and that the other operand lacks go first; a low float sum would round too early."""
+    gone = tuple(i for i, a in enumerate(axes) if a in alone)
+    if not gone or value.dtype not in ("f32", "f64"):
+        return value, axes
+    return make("sum", value, axes=gone), tuple(a for a in axes if a not in alone)
+
+
+def _spread(value: Value, axes: tuple[int, ...], target: tuple[int, ...], shape: tuple[Size, ...]) -> Value:
+    """A value over `axes` as one over `target`, in that order."""
+    order = sorted(range(len(axes)), key=lambda i: target.index(axes[i]))
+    moved = make("permute", value, perm=tuple(order)) if order != list(range(len(axes))) else value
+    places = tuple(target.index(axes[i]) for i in order)
+    return make("broadcast", moved, shape=shape, axes=places) if len(places) != len(shape) else moved

@@ -1,0 +1,192 @@
+"""What forward hands to backward, chosen by a minimum cut on the joint graph, weighted by bytes moved.
+
+    saved: x, w, x_hat [M, N] f32   ->   saved: x, w, rstd [M]; backward begins with x_hat = x * rstd
+
+Candidates are hidden intermediates only. What the user saved among inputs and outputs stays saved as it is, and
+backward may read it; what he did not save is never held. Reductions, products and calls are not done twice; elementwise
+work, layout, gathers and random numbers are. Bytes saved never grow: what the user's class asks for is one of the cuts.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import networkx as nx
+
+from ..cost import Hints, estimate
+from ..graph import Graph, Value, building
+from ..prims import PRIMS
+from ..program import Place, Program
+from ..rewrite import between, copy_into, rebuild, unique_names
+from ..types import contiguous_strides
+
+Mask = tuple[bool, ...]
+AGAIN = ("elementwise", "layout", "source", "gather", "random", "pick")
+"""Families that backward may compute again."""
+CHOICE = "residuals"
+"""The attribute of a program under which the choice is kept."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The program as it was captured, and the values of its forward graph that are handed over in place of its own."""
+
+    captured: Program
+    saved: tuple[Value, ...]
+
+
+@dataclass(frozen=True)
+class Recompute:
+    """Program -> the same program with residuals that cost less. `hints`: the sizes to weigh at."""
+
+    hints: Hints = field(default_factory=dict, hash=False)
+
+    def __call__(self, program: Program) -> Program:
+        old = hidden_values(program)
+        saved = cheapest(program, self.hints) if old and program.backward else old
+        if set(saved) == set(old):
+            return program
+        new = Program(program.name, _forward(program, saved), _places(program, len(saved)), program.user_outputs)
+        new.attributes = program.attributes | {CHOICE: Choice(program, tuple(saved))}
+        for mask, backward in program.backward.items():
+            apply_choice(new, mask, backward)
+        return new
+
+
+def apply_choice(program: Program, mask: Mask, backward: Graph) -> Graph:
+    """A backward graph on the captured residuals, made to start from those of `program`, which keeps it."""
+    choice: Choice | None = program.attributes.get(CHOICE)
+    program.backward[mask] = backward if choice is None else _rebased(program, choice, backward)
+    return program.backward[mask]
+
+
+# ---------------------------------------------------------------------------------------------------- the places
+def present(program: Program) -> list[Place]:
+    """The residuals that are tensors: backward graphs have an input for each."""
+    return [p for p in program.residuals if p is not None]
+
+
+def hidden_values(program: Program) -> list[Value]:
+    """The hidden values of forward that backward receives."""
+    values = [value_at(program, p) for p in present(program) if p.kind == "hidden"]
+    return list(dict.fromkeys(v for v in values if v is not None))
+
+
+def value_at(program: Program, place: Place) -> Value | None:
+    """The value of the forward graph at a place."""
+    if place.kind == "input":
+        return program.forward.inputs[place.index]
+    return program.forward.outputs[place.index + (program.user_outputs if place.kind == "hidden" else 0)]
+
+
+def _places(program: Program, hidden: int) -> tuple[Place | None, ...]:
+    """The user's own residuals in his order, then the hidden ones."""
+    kept = [p for p in program.residuals if p is None or p.kind != "hidden"]
+    return (*kept, *(Place("hidden", i) for i in range(hidden)))
+
+
+def _forward(program: Program, saved: Sequence[Value]) -> Graph:
+    """forward, with these values as its hidden outputs."""
+    graph = copy.copy(program.forward)
+    users, strides = graph.outputs[: program.user_outputs], graph.output_strides[: program.user_outputs]
+    graph.outputs = [*users, *saved]
+    graph.output_strides = [*strides, *(contiguous_strides(v.shape) for v in saved)]
+    return rebuild(graph, {})
+
+
+# ------------------------------------------------------------------------------------------------------- the cut
+def cheapest(program: Program, hints: Hints) -> list[Value]:
+    """The hidden values to hand over: those on the minimum cut nearest to backward, so that little is done twice."""
+    cost, (_, near) = nx.minimum_cut(_network(program, hints), "forward", "backward")
+    old = hidden_values(program)
+    if cost >= sum(_both_ways(v, hints) for v in old):
+        return old
+    held = _held(program)
+    cut = [v for v in program.forward if ("out", v.id) in near and ("in", v.id) not in near]
+    return [v for v in cut if v.id not in held]
+
+
+def _network(program: Program, hints: Hints) -> nx.DiGraph:
+    """An edge per value, its capacity what it costs to have it in backward; edges to a value from what it is made of.
+
+    A value saved is written once and read once; one that the user holds is read, for nothing where backward reads it.
+    networkx gives the cut that is nearest to the target.
+    """
+    network, held, read = nx.DiGraph(), _held(program), _read(program)
+    network.add_nodes_from(("forward", "backward"))
+    network.add_edges_from((("out", v.id), "backward") for v in hidden_values(program))
+    for value in program.forward:
+        network.add_edge(("in", value.id), ("out", value.id), **_capacity(value, held, read, hints))
+        if value.id in held or PRIMS[value.prim].family not in AGAIN:
+            network.add_edge("forward", ("in", value.id))
+        else:
+            network.add_edges_from((("out", a.id), ("in", value.id)) for a in value.args)
+    return network
+
+
+def _capacity(value: Value, held: set[int], read: set[int], hints: Hints) -> dict[str, int]:
+    """{} is without bound: an input that the user did not save, or a node with several results."""
+    if value.id in held:
+        return {"capacity": 0 if value.id in read else estimate(value.aval.nbytes, hints)}
+    savable = value.prim != "input" and len(value.avals) == 1
+    return {"capacity": _both_ways(value, hints)} if savable else {}
+
+
+def _both_ways(value: Value, hints: Hints) -> int:
+    return 2 * estimate(value.aval.nbytes, hints)
+
+
+def _held(program: Program) -> set[int]:
+    """Values that the user saved himself: inputs that forward does not write to, and outputs."""
+    places = [p for p in present(program) if p.kind != "hidden"]
+    written = {("input", i) for i in program.forward.mutations}
+    return {v.id for p in places if tuple(p) not in written and (v := value_at(program, p)) is not None}
+
+
+def _read(program: Program) -> set[int]:
+    """Values of forward that some backward graph reads."""
+    read: set[int] = set()
+    for graph in program.backward.values():
+        live = graph.live()
+        for place, source in zip(present(program), graph.inputs, strict=False):
+            value = value_at(program, place) if source.id in live else None
+            read |= {value.id} if value is not None else set()
+    return read
+
+
+# -------------------------------------------------------------------------------------------------- the backward
+def _rebased(program: Program, choice: Choice, backward: Graph) -> Graph:
+    """backward on the new residuals: the captured ones are computed first, then its own nodes."""
+    out = Graph(backward.name)
+    old = choice.captured
+    places = present(old)
+    env, known = _receive(out, old, choice, backward)
+    hidden = [(v, value_at(old, p)) for v, p in zip(backward.inputs, places, strict=False) if p.kind == "hidden"]
+    with building(out):
+        copy_into(between([value for _, value in hidden if value is not None], known), known)
+        env |= {v.id: known[value.id] for v, value in hidden if value is not None}
+        copy_into(backward.order(), env)
+    out.mutations = {i: env[v.id] for i, v in backward.mutations.items()}
+    return out.returning([None if o is None else env[o.id] for o in backward.outputs], backward.output_strides)
+
+
+def _receive(out: Graph, old: Program, choice: Choice, backward: Graph) -> tuple[dict[int, Value], dict[int, Value]]:
+    """The inputs of a rebased backward: the user's residuals, the saved values, the gradients.
+
+    Returned as a map from the old inputs of backward, and as one from the values of forward that are at hand.
+    """
+    places, held = present(old), _held(old)
+    names = iter(unique_names([*backward.inputs, *choice.saved])[len(backward.inputs) :])
+    env: dict[int, Value] = {}
+    known: dict[int, Value] = {}
+    for source, place in zip(backward.inputs, places, strict=False):
+        value = value_at(old, place)
+        if place.kind != "hidden" and value is not None:
+            env[source.id] = out.input(source.aval, source.params["name"], source.params["strides"])
+            known |= {value.id: env[source.id]} if value.id in held else {}
+    known |= {v.id: out.input(v.aval, next(names)) for v in choice.saved}
+    for source in backward.inputs[len(places) :]:
+        env[source.id] = out.input(source.aval, source.params["name"], source.params["strides"])
+    return env, known
