@@ -23,7 +23,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from .config import BACKENDS, patch
 from .demo_functions import FUNCTIONS
 from .demo_model import IGNORED, ByteModel, Functions, Sizes, call, read_text, seeded_model, windows
-from .draw import svg
+from .draw import shaded, svg
 from .explain import Explanation, explain
 from .function import compile as compiled
 
@@ -240,7 +240,13 @@ def report_kernels(known: Sequence[Case], out: Path) -> None:
     print("\n" + table(header, rows))
     for case, explanation in zip(known, explanations, strict=True):
         (out / f"{case.name}.py").write_text(explanation.module, encoding="utf-8")
-    (out / f"{known[0].name}.svg").write_text(svg(explanations[0].program), encoding="utf-8")
+    (out / f"{known[0].name}.svg").write_text(picture(explanations[0]), encoding="utf-8")
+
+
+def picture(explanation: Explanation) -> str:
+    """Forward and backward as SVG, the fusion groups shaded."""
+    groups = [group for report in explanation.directions.values() for group in shaded(report.steps)]
+    return svg(explanation.program, groups)
 
 
 def kernel_rows(name: str, explanation: Explanation) -> Iterator[tuple[object, ...]]:

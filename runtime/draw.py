@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import networkx as nx
 
 from ..ir import Graph, Place, Program, Value
+from ..ir.passes.fuse import Group, Step
 from ..ir.prims import PRIMS
 from .layers import Layout, Node, arrange, ranks
 
@@ -98,6 +99,23 @@ def svg(drawn: Graph | Program, groups: Sequence[Collection[Value]] | None = Non
     return render(picture, arrange(picture.graph, picture.rank, widths(picture), picture.cluster))
 
 
+def shaded(steps: Iterable[Step]) -> list[list[Value]]:
+    """What each fused group of `Fuse()(graph)` computes, as values of the whole graph: the `groups` of a picture."""
+    return [members(step) for step in steps if isinstance(step, Group)]
+
+
+def members(group: Group) -> list[Value]:
+    """The values between the group's outputs and its inputs."""
+    found: dict[Value, None] = {}
+    todo = [*group.outputs]
+    while todo:
+        value = todo.pop()
+        if value not in group.inputs and value not in found:
+            found[value] = None
+            todo.extend(value.args)
+    return list(found)
+
+
 def widths(picture: Picture) -> dict[Node, float]:
     return {node: box.width for node, box in picture.boxes.items()}
 
@@ -145,12 +163,13 @@ def add_panel(
 
 
 def stack(picture: Picture, panel: nx.DiGraph, title: str) -> None:
-    """Give the panel the layers below those taken."""
+    """Give the panel the layers below those taken: inputs alone in its first one, outputs alone in its last."""
     first = 1 + max((last for _, _, last in picture.panels), default=-1)
-    rank = ranks(panel)
-    last = max([*rank.values(), 1])
+    depth = ranks(panel)
+    crowded = any(depth[node] == 0 and ":in" not in node for node in panel)
+    last = max([*depth.values(), 1]) + crowded
     pinned = {node: 0 if ":in" in node else last for node in panel if ":in" in node or ":out" in node}
-    picture.rank |= {node: first + r for node, r in (rank | pinned).items()}
+    picture.rank |= {node: first + pinned.get(node, depth[node] + crowded) for node in panel}
     picture.panels.append((title, first, first + last))
 
 
@@ -202,8 +221,8 @@ def operation(value: Value) -> str:
 
 
 def compact(parameter: Any) -> str:
-    """(1,) -> 1, and (0, 1) -> 0,1"""
-    return ",".join(map(str, parameter)) if isinstance(parameter, tuple) else str(parameter)
+    """(1,) -> 1, (0, 1) -> 0,1 and () -> ()"""
+    return ",".join(map(str, parameter)) if isinstance(parameter, tuple) and parameter else str(parameter)
 
 
 def clipped(text: str) -> str:

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.function import Function
 
 from ..codegen import TARGETS, Kernel, Kernels, Target
-from ..ir import Graph
+from ..ir import Graph, Place, Program
 from ..ir.cost import minimal_bytes
 from ..ir.errors import FusegradError, SpecError
 from ..ir.passes.fuse import Extern, Group, Step
@@ -68,6 +68,8 @@ class Explanation:
     methods: dict[str, Record]
     directions: dict[str, DirectionReport]
     saved_bytes: int
+    residuals: tuple[Place, ...] = ()
+    user_outputs: int = 0
 
     @property
     def kernels(self) -> list[KernelReport]:
@@ -89,6 +91,12 @@ class Explanation:
     def graph(self, direction: str = "forward") -> Graph:
         """The graph after the passes."""
         return self.directions[direction].graph
+
+    @property
+    def program(self) -> Program:
+        """Both graphs after the passes, and where backward's residuals come from. Only where forward is compiled."""
+        backward = {(True,) * self.user_outputs: self.graph("backward")} if "backward" in self.directions else {}
+        return Program(self.name, self.graph(), self.residuals, self.user_outputs, dict(backward))
 
     def metrics(self, target: str | None = None) -> dict[str, dict[str, Any]]:
         """Registers, spills, shared memory and access widths per kernel, cross-compiled for `target`; needs no GPU."""
@@ -205,8 +213,11 @@ def explain(target_class: Any, /, *args: Any, target: str | None = None) -> Expl
     methods = _methods(compiler)
     directions: dict[str, DirectionReport] = {}
     specialization = _forward(compiler, stand_ins, args, methods)
-    saved = 0
+    saved, user_outputs = 0, 0
+    residuals: tuple[Place, ...] = ()
     if specialization is not None:
+        residuals = tuple(p for p in specialization.residual_places if p is not None)
+        user_outputs = len(specialization.forward.fake_outputs)
         sizes = specialization.sizes(stand_ins)
         describe: Callable[..., DirectionReport] = _on_cpu if where == "cpu" else _on_gpu
         options = () if where == "cpu" else (TARGETS[where],)
@@ -217,7 +228,7 @@ def explain(target_class: Any, /, *args: Any, target: str | None = None) -> Expl
         if trace is not None:
             own = {**sizes, **_sizes_of(trace, sizes)}
             directions["backward"] = describe(trace, f"{name}_backward", "backward", own, frozenset(), *options)
-    return Explanation(compiler.cls.__name__, where, methods, directions, saved)
+    return Explanation(compiler.cls.__name__, where, methods, directions, saved, residuals, user_outputs)
 
 
 def compiler_of(target: Any) -> Compiler:
