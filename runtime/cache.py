@@ -137,7 +137,8 @@ class Cache:
 
     def _usable(self, root: Path) -> Path | None:
         try:
-            root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            root.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            root.mkdir(mode=0o700, exist_ok=True)
             _private(root.parent.resolve())
             _private(root)
             for name in ("entries", "tmp", "locks"):

@@ -102,5 +102,5 @@ def launcher(kernel: Kernel, module_text: str, backend: str, device: torch.devic
     place = torch.device("cuda" if device is None else device)
     if backend != "triton" or place.type != "cuda":
         fix = "use backend='interpret' or 'reference'."
-        raise UnsupportedBackendError(backend=backend, what=kernel.name, reason=f"{place} is not a GPU", fix=fix)
+        raise UnsupportedBackendError(backend=backend, what=kernel.name, reason=f"it needs a GPU, not {place}", fix=fix)
     return _on_device(kernel, module_text, place)

@@ -1,0 +1,125 @@
+"""Text -> module -> launch: what can be tested without a GPU, and a real launch where there is one."""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+import triton_samples as k
+
+from fusegrad.ir.errors import UnsupportedBackendError
+from fusegrad.runtime import launch
+
+
+@pytest.fixture(autouse=True)
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSEGRAD_CACHE_DIR", str(tmp_path / "cache"))
+    launch.load.cache_clear()
+    launch.jit_function.cache_clear()
+
+
+def test_module_has_a_readable_file_and_its_source() -> None:
+    module = launch.load(k.SOFTMAX)
+    assert Path(module.__file__ or "").read_text() == k.SOFTMAX
+    assert "def softmax" in inspect.getsource(module.softmax.fn)
+    assert launch.load(k.SOFTMAX) is module
+
+
+def test_tampered_file_is_never_run() -> None:
+    path = Path(launch.load(k.SOFTMAX).__file__ or "")
+    path.write_text("raise SystemExit('foreign code ran')")
+    launch.load.cache_clear()
+    module = launch.load(k.SOFTMAX)
+    assert "def softmax" in inspect.getsource(module.softmax.fn)
+    assert Path(module.__file__ or "").read_text() == k.SOFTMAX
+
+
+def test_without_a_usable_cache_directory_the_module_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FUSEGRAD_CACHE_DIR", str(tmp_path / "file" / "below"))
+    with pytest.warns(RuntimeWarning, match="in memory only"):
+        module = launch.load(k.SOFTMAX)
+    assert not Path(module.__file__ or "").exists()
+    assert "def softmax" in inspect.getsource(module.softmax.fn)
+
+
+def test_sizes_are_not_specialised() -> None:
+    function = launch.jit_function(k.SOFTMAX, "softmax", ("rows",))
+    assert {p.name for p in function.params if p.do_not_specialize} == {"rows"}
+    assert [p.name for p in function.params if p.is_constexpr] == ["N", "BLOCK"]
+
+
+class Recorder:
+    """Stands in for a jit function: records how it is launched."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        return lambda *args, **kwargs: self.calls.append((grid, args, kwargs))
+
+
+def test_arguments_in_order_and_constants_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder, devices = Recorder(), []
+    monkeypatch.setattr(launch, "jit_function", lambda *_: recorder)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: devices.append(device) or torch.no_grad())
+    run = launch.launcher(k.softmax(50, 64), k.SOFTMAX, "triton", "cuda:1")
+    x, y = torch.zeros(2), torch.zeros(2)
+    run([x, y, 7], 3)
+    run([x, y, 0], 0)
+    ((grid, arguments, named),) = recorder.calls
+    assert grid == (3,) and arguments[0] is x and arguments[1] is y and arguments[2] == 7
+    assert named == {"N": 50, "BLOCK": 64, "num_warps": 4, "num_stages": 1}
+    assert devices == [torch.device("cuda:1")]
+
+
+def test_empty_grid_is_skipped_by_the_interpreter() -> None:
+    launch.launcher(k.softmax(50, 64), k.SOFTMAX, "interpret")([torch.zeros(0), torch.zeros(0), 0], 0)
+
+
+@pytest.mark.parametrize(("backend", "device"), [("triton", "cpu"), ("nonsense", None)])
+def test_impossible_backends_are_refused(backend: str, device: str | None) -> None:
+    with pytest.raises(UnsupportedBackendError, match=backend):
+        launch.launcher(k.softmax(50, 64), k.SOFTMAX, backend, device)
+
+
+@pytest.mark.parametrize("backend", ["triton", "interpret"])
+def test_without_triton_the_error_says_so(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without_triton(name: str, *rest: Any) -> Any:
+        if name.partition(".")[0] == "triton":
+            raise ImportError("No module named 'triton'")
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without_triton)
+    with pytest.raises(UnsupportedBackendError, match=r"triton cannot be imported.*\n.*pip install triton"):
+        launch.launcher(k.softmax(50, 64), k.SOFTMAX, backend, "cuda")
+
+
+def test_importing_launch_and_interpret_does_not_import_triton() -> None:
+    import subprocess
+
+    script = "import sys, fusegrad.runtime.interpret, fusegrad.runtime.workers; sys.exit('triton' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], timeout=100).returncode == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_real_launch_compiles_once_for_all_batch_sizes() -> None:
+    run = launch.launcher(k.softmax(50, 64), k.SOFTMAX, "triton", "cuda")
+    for rows in (1, 5, 16, 17):
+        x = torch.randn(rows, 50, device="cuda", dtype=torch.bfloat16)
+        y = torch.empty_like(x)
+        run([x, y, rows], 4)
+        torch.testing.assert_close(y, x.softmax(-1))
+    function = launch.jit_function(k.SOFTMAX, "softmax", ("rows",))
+    assert sum(len(per_device[0]) for per_device in function.device_caches.values()) == 1
