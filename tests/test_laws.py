@@ -105,19 +105,14 @@ def test_every_package_has_an_init() -> None:
     assert all((folder(package) / "__init__.py").is_file() for package in PACKAGES)
 
 
-def run_python(code: str) -> str:
-    """The standard output of `code` in a fresh interpreter."""
+def run_python(code: str) -> None:
+    """Run `code` in a fresh interpreter; it must not fail."""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def test_import_works_without_triton() -> None:
     run_python("import sys; sys.modules['triton'] = None; import fusegrad; fusegrad.compile")
-
-
-def test_import_does_not_load_triton() -> None:
-    assert run_python("import fusegrad, sys; print('triton.language' in sys.modules)").strip() == "False"
 
 
 def test_the_ground_does_not_load_torch() -> None:
