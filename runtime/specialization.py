@@ -10,7 +10,7 @@ import sympy
 import torch
 
 from ..ir.program import Place
-from ..tracer.capture import CaptureError, Session, Trace
+from ..tracer.capture import CaptureError, Session, Trace, settled
 from ..tracer.context import ForwardContext
 from ..tracer.function import (
     ForwardCapture,
@@ -163,7 +163,7 @@ class Specialization:
         count("captures")
         before = len(self.session.env.guards)
         residuals = [self.forward.fake_at(p) for p in self.residual_places]
-        residuals = [r.detach() if r is not None else None for r in residuals]
+        residuals = [self.session.fake_again(r) if r is not None else None for r in residuals]
         symbols = [self.session.env.create_symintnode(s, hint=_hint_of(self.session, s)) for s in self.backward_symbols]
         fakes = [self._fake_gradient(i, k) for i, k in enumerate(kinds)]
         live = [i for i, v in enumerate([*residuals, *symbols, *fakes]) if v is not None]
@@ -331,9 +331,14 @@ def in_a_class(gradient: Tensor | None) -> Tensor | None:
 
 
 def _as_gradient_of(like: Tensor, gradient: Tensor) -> Tensor:
-    if gradient.shape != like.shape:
-        gradient = gradient.sum_to_size(like.shape)
+    shape = settled(like.shape)
+    if [_expr(n) for n in gradient.shape] != [_expr(n) for n in shape]:
+        gradient = gradient.sum_to_size(shape)
     return gradient if gradient.dtype == like.dtype else gradient.to(like.dtype)
+
+
+def _expr(size: Any) -> Any:
+    return size if isinstance(size, int) else size.node.expr
 
 
 def _refuse(value: Any) -> Any:

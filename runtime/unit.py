@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import sympy
 import torch
@@ -16,7 +16,8 @@ from torch._functorch.autograd_function import custom_function_call
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.autograd.function import Function
 
-from ..tracer.capture import Session, capture_lock, is_capturing
+from ..ir.errors import FusegradError
+from ..tracer.capture import Session, Trace, capture_lock, is_capturing
 from ..tracer.function import guarded_trace
 from .guards import Guard, argument_fact, global_state, size_guard
 from .plan import Executable
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
     from .function import Compiler
 
 Tensor = torch.Tensor
+VALUES = (Tensor, int, torch.SymInt)
 Body = Callable[..., Sequence[Any]]
+OutDim = int | Literal["sum"] | None
 
 
 @contextlib.contextmanager
@@ -64,7 +67,7 @@ class Unit:
         self.name, self.body, self.backend = name, body, backend
         self.graphs: list[tuple[Any, Guard, Executable, list[Tensor]]] = []
         self._function: Any = None
-        self._vjp: dict[int, Unit] = {}
+        self._derived: dict[Any, Unit] = {}
 
     def __call__(self, *args: Any) -> Sequence[Any]:
         if is_capturing():
@@ -79,7 +82,7 @@ class Unit:
         if is_capturing():
             return self.body(*args)
         executable, lifted = self.captured(args)
-        return executable([a for a in args if isinstance(a, Tensor | int)], lifted)
+        return executable([a for a in args if isinstance(a, VALUES)], lifted)
 
     def captured(self, args: Sequence[Any]) -> tuple[Executable, list[Tensor]]:
         """The graph for arguments like these."""
@@ -91,10 +94,15 @@ class Unit:
                     return executable, lifted
             return self._capture(args, facts, tensors)
 
+    def flat(self, args: Sequence[Any]) -> tuple[Trace, Sequence[Tensor]]:
+        """The captured graph itself, for batching."""
+        executable, lifted = self.captured(args)
+        return executable.trace, lifted
+
     def _capture(self, args: Sequence[Any], facts: Any, tensors: Sequence[Tensor]) -> tuple[Executable, list[Tensor]]:
         count("captures")
         session = Session()
-        live = [i for i, a in enumerate(args) if isinstance(a, Tensor | int)]
+        live = [i for i, a in enumerate(args) if isinstance(a, VALUES)]
         fakes = [session.fake(a) if isinstance(a := args[i], Tensor) else session.integer(a) for i in live]
 
         def run(*present: Any) -> tuple[Any, ...]:
@@ -119,27 +127,97 @@ class Unit:
 
     def vjp(self, inputs: int) -> Unit:
         """(inputs, cotangents of the outputs) -> cotangents of the inputs."""
-        if inputs not in self._vjp:
-            self._vjp[inputs] = Unit(f"{self.name}_vjp", lambda *a: vjp_of(self.body, a[:inputs], a[inputs:]), self.backend)
-        return self._vjp[inputs]
+        if inputs not in self._derived:
+            self._derived[inputs] = Unit(f"{self.name}_vjp", lambda *a: vjp_of(self.body, a[:inputs], a[inputs:]), self.backend)
+        return self._derived[inputs]
 
     def jvp(self, inputs: int) -> Unit:
         """(inputs, tangents) -> tangents of the outputs."""
-        return Unit(f"{self.name}_jvp", lambda *a: jvp_of(self.body, a[:inputs], a[inputs:]), self.backend)
+        key = ("jvp", inputs)
+        if key not in self._derived:
+            self._derived[key] = Unit(f"{self.name}_jvp", lambda *a: jvp_of(self.body, a[:inputs], a[inputs:]), self.backend)
+        return self._derived[key]
 
-    def batched(self, in_dims: Sequence[int | None], args: Sequence[Any], randomness: str) -> Sequence[Any]:
-        """The captured graph under vmap, as a unit: no Python of a derivative is ever batched."""
-        lanes = [a if d is None else a.select(d, 0) for a, d in zip(args, in_dims, strict=True)]
+    def pullback(self, args: Sequence[Any], cotangents: Sequence[Any]) -> Sequence[Any]:
+        """Cotangents of `args`."""
+        return self.vjp(len(args))(*args, *cotangents)
+
+    def pushforward(self, args: Sequence[Any], tangents: Sequence[Any]) -> Sequence[Any]:
+        """Tangents of the outputs."""
+        return self.jvp(len(args))(*args, *tangents)
+
+    def batch(self, in_dims: Sequence[int | None], randomness: str, out_dims: Sequence[OutDim] | None = None) -> BatchedUnit:
+        """This unit over a batch; `out_dims` as in BatchedUnit."""
+        key = ("batch", tuple(in_dims), randomness, None if out_dims is None else tuple(out_dims))
+        if key not in self._derived:
+            self._derived[key] = BatchedUnit(self, key[1], randomness, key[3])  # type: ignore[arg-type]
+        return self._derived[key]  # type: ignore[return-value]
+
+
+class BatchedUnit(Unit):
+    """A unit under vmap: its parent's captured graph with a batch axis, so that no Python of a derivative is batched.
+
+    out_dims per output: where the batch axis goes, or "sum" over it; by default the front. Its derivatives are the
+    parent's, batched: a cotangent of an input that has no batch axis is the sum over the batch.
+    """
+
+    def __init__(self, parent: Unit, in_dims: tuple[int | None, ...], randomness: str, out_dims: tuple[OutDim, ...] | None) -> None:
+        super().__init__(f"{parent.name}_batched", self._vmapped, parent.backend)
+        self.parent, self.in_dims, self.randomness, self.out_dims = parent, in_dims, randomness, out_dims
+        self._flat: Any = None
+
+    def _vmapped(self, *args: Any) -> Sequence[Any]:
+        flat = self._flat
+        if flat is None:
+            raise FusegradError(f"internal: {self.name} is inlined into a capture before its graph is known")
+        present = [i for i, a in enumerate(args) if isinstance(a, VALUES)]
+        dims = tuple(self.in_dims[i] for i in present)
+        results = present_under_vmap(flat, dims, [args[i] for i in present], self.randomness)
+        outs = self.out_dims or (0,) * len(results)
+        return [None if r is None else _placed(r, d) for r, d in zip(results, outs, strict=True)]
+
+    def execute(self, args: Sequence[Any]) -> Sequence[Any]:
+        args = [a if d in (None, 0) or not isinstance(a, Tensor) else a.contiguous() for a, d in zip(args, self.in_dims, strict=True)]
+        if not is_capturing():
+            self._prepare(args)
+        return super().execute(args)
+
+    def _prepare(self, args: Sequence[Any]) -> None:
+        """Have the parent's graph at hand before this one is captured: captures do not nest."""
+        lanes = [_lane(a, d) for a, d in zip(args, self.in_dims, strict=True)]
+        if isinstance(self.parent, BatchedUnit):
+            self.parent._prepare(lanes)
         with functorch_off():
-            executable, lifted = self.captured([example(lane) for lane in lanes])
-        flat = batchable(executable.trace.graph_module)
+            trace, lifted = self.parent.flat([example(lane) for lane in lanes])
+        graph = batchable(trace.graph_module)
+        self._flat = lambda *values: graph(*values, *lifted)
 
-        def whole(*values: Any) -> Sequence[Any]:
-            present = [v for v in values if isinstance(v, Tensor | int)]
-            dims = tuple(d for v, d in zip(values, in_dims, strict=True) if isinstance(v, Tensor | int))
-            return present_under_vmap(lambda *a: flat(*a, *lifted), dims, present, randomness)
+    def pullback(self, args: Sequence[Any], cotangents: Sequence[Any]) -> Sequence[Any]:
+        outs = self.out_dims or (0,) * len(cotangents)
+        given = [None if c is None or d == "sum" else d for c, d in zip(cotangents, outs, strict=True)]
+        back: list[OutDim] = ["sum" if d is None else d for d in self.in_dims]
+        unit = self.parent.vjp(len(args)).batch((*self.in_dims, *given), self.randomness, back)  # type: ignore[arg-type]
+        return unit(*args, *cotangents)
 
-        return Unit(f"{self.name}_batched", whole, self.backend)(*args)
+    def pushforward(self, args: Sequence[Any], tangents: Sequence[Any]) -> Sequence[Any]:
+        moving = [None if t is None else d for t, d in zip(tangents, self.in_dims, strict=True)]
+        unit = self.parent.jvp(len(args)).batch((*self.in_dims, *moving), self.randomness, self.out_dims)
+        return unit(*args, *tangents)
+
+    def vjp(self, inputs: int) -> Unit:
+        raise FusegradError("internal: the vjp of a batched unit depends on which cotangents there are; use pullback")
+
+    jvp = vjp
+
+
+def _lane(value: Any, dim: int | None) -> Any:
+    return value.select(dim, 0) if isinstance(value, Tensor) and dim is not None else value
+
+
+def _placed(result: Tensor, dim: OutDim) -> Tensor:
+    if dim == "sum":
+        return result.sum(0)
+    return result.movedim(0, dim) if dim else result
 
 
 def present_under_vmap(fn: Body, dims: tuple[int | None, ...], args: Sequence[Any], randomness: str) -> Sequence[Any]:
@@ -245,14 +323,14 @@ def _function_of(unit: Unit) -> Any:
 
     def backward(ctx: Any, *gradients: Any) -> Any:
         args = arguments(ctx)
-        return tuple(unit.vjp(len(args))(*args, *gradients))
+        return tuple(unit.pullback(args, gradients))
 
     def jvp(ctx: Any, *tangents: Any) -> Any:
         args = arguments(ctx)
-        return tuple(unit.jvp(len(args))(*args, *tangents))
+        return tuple(unit.pushforward(args, tangents))
 
     def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
-        outputs = unit.batched(in_dims, args, info.randomness)
+        outputs = unit.batch(in_dims, info.randomness)(*args)
         return tuple(outputs), tuple(None if o is None else 0 for o in outputs)
 
     rules = {"forward": forward, "setup_context": setup_context, "backward": backward, "jvp": jvp, "vmap": vmap}
@@ -299,8 +377,6 @@ class BackwardUnit(Unit):
 # ------------------------------------------------------------------ under torch.func and dual numbers
 def transformed(compiler: Compiler, args: tuple[Any, ...]) -> Any:
     """A call while a transform or a dual level is active: functorch drives, our graphs run at the bottom."""
-    with functorch_off():
-        pass
     plain = [example(a) for a in args]
     with functorch_off(), torch.no_grad():
         level = torch.autograd.forward_ad._current_level

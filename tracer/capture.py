@@ -82,12 +82,19 @@ class Session:
 
     def fake_like(self, like: torch.Tensor, expanded: bool = False) -> torch.Tensor:
         """A fake gradient of a fake output: its shape, row-major, or every stride 0."""
+        shape = settled(like.shape)
         with self.mode, torch.no_grad():
             if expanded:
-                fake = torch.empty((), dtype=like.dtype, device=like.device).expand(like.shape)
+                fake = torch.empty((), dtype=like.dtype, device=like.device).expand(shape)
             else:
-                fake = torch.empty(like.shape, dtype=like.dtype, device=like.device)
+                fake = torch.empty(shape, dtype=like.dtype, device=like.device)
         return _guarded_memory(fake, False)
+
+    def fake_again(self, fake: torch.Tensor) -> torch.Tensor:
+        """The same metadata as a fresh fake: sizes that an earlier trace made constant are plain ints in it."""
+        with self.mode, torch.no_grad():
+            again = torch.empty_strided(settled(fake.shape), settled(fake.stride()), dtype=fake.dtype, device=fake.device)
+        return _guarded_memory(again, fake.requires_grad)
 
     def fake_permuted(self, like: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
         """A fake gradient of a fake output: its shape, dense, with `order` naming its axes from outermost to innermost."""
@@ -97,7 +104,7 @@ class Session:
             strides[axis] = step
             step = step * like.shape[axis]
         with self.mode, torch.no_grad():
-            fake = torch.empty_strided(like.shape, strides, dtype=like.dtype, device=like.device)
+            fake = torch.empty_strided(settled(like.shape), settled(strides), dtype=like.dtype, device=like.device)
         return _guarded_memory(fake, False)
 
     def integer(self, value: int) -> Any:
@@ -118,6 +125,11 @@ class Session:
                 torch.set_autocast_cache_enabled(cache)
         _refuse_data_dependence(gm)
         return Trace(gm, list(fakes), _lift_captured(gm, reads))
+
+
+def settled(sizes: Sequence[Any]) -> list[Any]:
+    """Sizes as ints where the session has learnt their value, else as the symbols that they are."""
+    return [s if isinstance(s, int) or not s.node.expr.is_number else int(s.node.expr) for s in sizes]
 
 
 def is_capturing() -> bool:

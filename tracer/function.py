@@ -250,7 +250,12 @@ def _split_attributes(
 
 
 def _leaves(value: Any) -> list[Any]:
-    return pytree.tree_leaves(tuple(value) if isinstance(value, torch.Size) else value)
+    leaves = pytree.tree_leaves(value, is_leaf=_is_size)
+    return [inner for leaf in leaves for inner in (leaf if _is_size(leaf) else (leaf,))]
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, torch.Size)
 
 
 def _refuse_leaf(name: str, leaf: Any) -> None:
@@ -278,11 +283,9 @@ def rebind(value: Any, sizes: Mapping[sympy.Symbol, Any]) -> Any:
     def leaf(x: Any) -> Any:
         if isinstance(x, torch.SymInt | torch.SymFloat | torch.SymBool):
             return sympy_interp(PythonReferenceAnalysis, dict(sizes), x.node.expr)
-        return x
+        return torch.Size(tuple(leaf(n) for n in x)) if _is_size(x) else x
 
-    if isinstance(value, torch.Size):
-        return torch.Size(tuple(leaf(x) for x in value))
-    return pytree.tree_map(leaf, value)
+    return pytree.tree_map(leaf, value, is_leaf=_is_size)
 
 
 # ------------------------------------------------------------------ backward
