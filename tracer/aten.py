@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 from torch import fx
+from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._mode_utils import no_dispatch
@@ -63,7 +64,7 @@ def _lower_once(gm: fx.GraphModule, given: Sequence[Any], mode: FakeTensorMode, 
     graph = Graph(name)
     lowering = Lowering(graph, given, names)
     replay = _Replay(gm, lowering)
-    with mode, torch.no_grad(), torch._C._DisableAutocast(), building(graph), lowering:
+    with mode, torch.no_grad(), torch._C._DisableAutocast(), enable_python_dispatcher(), building(graph), lowering:
         outputs = torch.func.functionalize(lambda *args: replay.run(*args), remove="mutations")(*given)
     flat = pytree.tree_leaves(outputs, is_leaf=lambda x: x is None)
     with building(graph):
@@ -278,12 +279,14 @@ def _one_device(tensors: Sequence[torch.Tensor], known: torch.device | None = No
     return known
 
 
+_MASKS = (torch.bool, torch.uint8)
 _DATA = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
 
 def _refuse(func: OpOverload, args: Any) -> None:
-    """Ops that are about more than tensor values."""
-    if any(tag in func.tags for tag in _DATA):
+    """Ops that are about more than tensor values. Indexing reads sizes from a mask only."""
+    by_numbers = func is torch.ops.aten.index.Tensor and not any(i is not None and i.dtype in _MASKS for i in args[1])
+    if any(tag in func.tags for tag in _DATA) and not by_numbers:
         raise LoweringError(f"`{func}` reads the values of a tensor")
     if func._schema.is_mutable:
         raise LoweringError(f"`{func}` writes in place")
@@ -311,6 +314,7 @@ class _Replay(fx.Interpreter):
 
     def __init__(self, gm: fx.GraphModule, lowering: Lowering) -> None:
         super().__init__(gm)
+        self.extra_traceback = False
         self.lowering, self.origins = lowering, dict(_origins(gm))
         self.lowering.read_by = self._is_read
         self.node: fx.Node | None = None

@@ -90,6 +90,14 @@ for _names, _formula in elementwise.items():
     composite(_names)(in_float32(_formula))
 
 
+@composite("_trilinear")
+def _trilinear(a: Any, b: Any, c: Any, expand1: Any, expand2: Any, expand3: Any, sumdim: Any, unroll_dim: int = 1) -> Any:
+    """The product of three tensors, each with axes put in, summed."""
+    for axes in (sorted(expand1), sorted(expand2), sorted(expand3)):
+        a, b, c = b, c, functools.reduce(torch.unsqueeze, axes, a)
+    return torch.sum(a * b * c, list(sumdim))
+
+
 @composite("fmax")
 def _fmax(x: Any, y: Any) -> Any:
     return torch.where(torch.isnan(x), y, torch.where(torch.isnan(y), x, torch.maximum(x, y)))
@@ -213,6 +221,15 @@ def _group_norm(x: Any, weight: Any, bias: Any, n: Any, c: Any, inner: Any, grou
     y = _affine((wide - mean) * rstd, w, b)
     mean, rstd = (_statistic(s.reshape(n, groups), x) for s in (mean, rstd))
     return y.reshape(x.shape).to(x.dtype), mean, rstd
+
+
+@composite("_native_batch_norm_legit_no_training.default")
+def _batch_norm_eval(x: Any, weight: Any, bias: Any, mean: Any, var: Any, momentum: float, eps: float) -> Any:
+    """With the running statistics; nothing is saved."""
+    column = [-1, *[1] * (x.dim() - 2)]
+    mean, var, weight, bias = (p if p is None else _wide(p).reshape(column) for p in (mean, var, weight, bias))
+    y = _affine((_wide(x) - mean) * torch.rsqrt(var + eps), weight, bias)
+    return y.to(x.dtype), x.new_zeros((0,)), x.new_zeros((0,))
 
 
 @composite("_fused_rms_norm.default")

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from ..ir import Size, TensorType, Value, emit
 from ..ir.infer import drop, equal
-from .rules import Call, Result, broadcast, cast, compare, fit, full, permute, positions, reshape, rule, same_shape, where
+from .rules import Call, Result, broadcast, cast, compare, fit, full, permute, positions, reshape, rule, where
 from .rules_reduce import at_one_index
 
 
@@ -21,9 +23,15 @@ def _gather(call: Call, x: Value, dim: int, index: Value, **_: Any) -> Result:
     if x.ndim == 0 or index.ndim == 0:
         return reshape(x, call.out.shape)
     axis, index = dim % x.ndim, cast(index, "i64")
-    if index.shape[axis] == 1 and same_shape(drop(index.shape, (axis,)), drop(x.shape, (axis,))):
+    if index.shape[axis] == 1 and _one_per_line(call, axis):
         return reshape(at_one_index(x, reshape(index, drop(index.shape, (axis,))), axis), call.out.shape)
     return emit("gather", x, *grid(index, axis), axes=tuple(range(x.ndim)))
+
+
+def _one_per_line(call: Call, axis: int) -> bool:
+    """Whether the index has the sizes of x on the other axes."""
+    pairs = zip(call.args[0].shape, call.args[2].shape, strict=True)
+    return all(a == axis or call.agree(*pair) for a, pair in enumerate(pairs))
 
 
 @rule("scatter_add scatter.src scatter.value")
@@ -102,22 +110,35 @@ def _index(call: Call, x: Value, index: Sequence[Value | None]) -> Result:
 
 @rule("index_put _unsafe_index_put")
 def _index_put(call: Call, x: Value, index: Sequence[Value | None], source: Value, accumulate: bool = False) -> Result:
-    if (masked := _masked_put(x, index, source, accumulate)) is not None:
+    if (masked := _masked_put(call, x, index, source, accumulate)) is not None:
         return masked
     found = indexed(x, index)
     if found is None:
         return None
     axes, given = found
     rest, at, front = drop(x.shape, axes), first_place(axes), given[0].ndim
+    _source_fits(call, axes, at)
     source = fit(source, TensorType((*rest[:at], *given[0].shape, *rest[at:]), x.dtype))
     source = permute(source, [*range(at, at + front), *range(at), *range(at + front, source.ndim)])
     return emit("scatter", x, source, *given, axes=tuple(axes), mode="add" if accumulate else "set")
 
 
-def _masked_put(x: Value, index: Sequence[Value | None], source: Value, accumulate: bool) -> Value | None:
+def _source_fits(call: Call, axes: Sequence[int], at: int) -> None:
+    """Guards that the source's sizes are those of its place, which torch does not: the indices' first, then the rest."""
+    x, index, source = call.args[:3]
+    shape = torch.broadcast_shapes(*[i.shape for i in index if i is not None])
+    rest = drop(x.shape, axes)
+    place = (*rest[:at], *shape, *rest[at:])
+    for a, b in zip(reversed(place), reversed(source.shape), strict=False):
+        call.agree(a, b)
+
+
+def _masked_put(call: Call, x: Value, index: Sequence[Value | None], source: Value, accumulate: bool) -> Value | None:
     """x[mask] = number is a choice."""
     mask = index[0]
     if accumulate or len(index) != 1 or mask is None or mask.dtype != "b1" or source.aval.numel != 1:
         return None
+    for a, b in zip(call.args[0].shape, call.args[1][0].shape, strict=False):
+        call.agree(a, b)
     number = fit(reshape(source, ()), x.aval)
     return emit("where", broadcast(mask, x.shape, range(mask.ndim)), number, x)

@@ -98,8 +98,17 @@ def _slice(call: Call, x: Value, dim: int = 0, *_: Any, step: int = 1, **__: Any
 @rule("slice_scatter")
 def _slice_scatter(call: Call, x: Value, source: Value, dim: int = 0, *_: Any, step: int = 1, **__: Any) -> Result:
     axis, step = dim % x.ndim, call.argument(5, step)
+    _one_shape(call, axis)
     first, last = _span(call, axis, call.argument(3), source.shape[axis], step)
     return _overwritten(x, cast(source, x.dtype), axis, first, last, step)
+
+
+def _one_shape(call: Call, axis: int, dropped: bool = False) -> None:
+    """The source has the sizes of its place on the other axes: torch does not guard it."""
+    target, source = list(call.args[0].shape), list(call.args[1].shape)
+    del target[axis], source[axis : axis + (not dropped)]
+    for a, b in zip(target, source, strict=True):
+        call.agree(a, b)
 
 
 def _overwritten(x: Value, source: Value, axis: int, first: Size, last: Size, step: int) -> Value:
@@ -121,6 +130,7 @@ def _select(call: Call, x: Value, dim: int, index: Any) -> Result:
 @rule("select_scatter")
 def _select_scatter(call: Call, x: Value, source: Value, dim: int, index: Any) -> Result:
     axis = dim % x.ndim
+    _one_shape(call, axis, dropped=True)
     first = _first(call, 3, axis, call.args[3])
     line = reshape(cast(source, x.dtype), (*x.shape[:axis], 1, *x.shape[axis + 1 :]))
     return _overwritten(x, line, axis, first, simplest(first + 1), 1)

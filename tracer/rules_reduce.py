@@ -64,7 +64,7 @@ def _extreme(call: Call, x: Value, dim: int, keepdim: bool = False) -> Result:
     axis, name = dim % x.ndim, call.name
     if not call.reads(1):
         return reshape(reduced(f"a{name}", x, (axis,)), value.shape), None
-    at = emit(f"arg{name}", x, axis=axis)
+    at = emit(f"arg{name}", cast(x, "i32") if x.dtype == "b1" else x, axis=axis)
     return reshape(at_one_index(x, at, axis), value.shape), reshape(at, index.shape)
 
 
