@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import inspect
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -105,10 +106,8 @@ def test_without_triton_the_error_says_so(backend: str, monkeypatch: pytest.Monk
         launch.launcher(k.softmax(50, 64), k.SOFTMAX, backend, "cuda")
 
 
-def test_importing_launch_and_interpret_does_not_import_triton() -> None:
-    import subprocess
-
-    script = "import sys, fusegrad.runtime.interpret, fusegrad.runtime.workers; sys.exit('triton' in sys.modules)"
+def test_the_modules_can_be_imported_without_triton() -> None:
+    script = "import sys; sys.modules['triton'] = None; import fusegrad.runtime.interpret, fusegrad.runtime.workers"
     assert subprocess.run([sys.executable, "-c", script], timeout=100).returncode == 0
 
 
