@@ -5,6 +5,7 @@ Where the user's method would fill memory, both run on inputs cut to a few eleme
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -12,30 +13,25 @@ from typing import Any
 import sympy
 import torch
 
-from .guards import Guard
-
 Tensor = torch.Tensor
 Call = Callable[[Sequence[Any]], Sequence[Any]]
+Sizes = Mapping[sympy.Symbol, int]
 CUTS = (4, 5, 8, 16, 64)
 
 
-def intermediate_bytes(gm: torch.fx.GraphModule) -> int:
-    """Bytes that the graph's own results would take, all at once, at the sizes of the capture."""
+def intermediate_bytes(gm: torch.fx.GraphModule, sizes: Sizes) -> int:
+    """Bytes that the graph's own results would take, all at once, at these sizes."""
     total = 0
     for node in gm.graph.nodes:
         value = node.meta.get("val")
         if node.op == "call_function" and isinstance(value, Tensor) and not _is_view(node):
-            total += _hint(value.numel()) * value.element_size()
+            total += math.prod(_evaluate(value.shape, sizes)) * value.element_size()
     return total
 
 
 def _is_view(node: torch.fx.Node) -> bool:
     schema = getattr(node.target, "_schema", None)
     return schema is not None and any(r.alias_info is not None for r in schema.returns)
-
-
-def _hint(size: Any) -> int:
-    return int(size) if isinstance(size, int) else int(size.node.hint or 0)
 
 
 def differs(mine: Call, users: Call, args: Sequence[Any]) -> str | None:
@@ -99,30 +95,29 @@ def _same_random_numbers(args: Sequence[Any]) -> Iterator[Callable[[], None]]:
         yield rewind
 
 
-def cut(
-    args: Sequence[Any], fakes: Sequence[Tensor], sizes: Mapping[sympy.Symbol, int], guard: Guard
-) -> list[Any] | None:
-    """The arguments with every symbolic size a few elements long, where the guard still holds; None if it never does."""
+def cut(values: Sequence[Any], fakes: Sequence[Any], sizes: Sizes, conditions: Sequence[sympy.Basic]) -> list[Any] | None:
+    """The values with every symbolic size a few elements long, where the conditions still hold; None if they never do.
+
+    values and fakes correspond; what is no tensor stays as it is.
+    """
     for small in CUTS:
         trial = {s: min(n, small + i % 3) for i, (s, n) in enumerate(sizes.items())}
-        tensors = [_cut_tensor(t, f, trial) for t, f in zip([a for a in args if isinstance(a, Tensor)], fakes, strict=True)]
-        if guard(tensors):
-            supply = iter(tensors)
-            return [next(supply) if isinstance(a, Tensor) else a for a in args]
+        if all(bool(c.xreplace(trial)) for c in conditions):
+            return [_cut_tensor(v, f, trial) if isinstance(v, Tensor) else v for v, f in zip(values, fakes, strict=True)]
     return None
 
 
-def _cut_tensor(tensor: Tensor, fake: Tensor, sizes: Mapping[sympy.Symbol, int]) -> Tensor:
+def _cut_tensor(tensor: Tensor, fake: Tensor, sizes: Sizes) -> Tensor:
     shape, strides = _evaluate(fake.shape, sizes), _evaluate(fake.stride(), sizes)
-    small = torch.empty_strided(shape, strides, dtype=tensor.dtype, device=tensor.device)
     data = tensor.detach()[tuple(slice(0, n) for n in shape)]
     if not data.is_floating_point() and not data.is_complex() and data.dtype is not torch.bool:
         limit = min(sizes.values(), default=1)
         data = torch.where(data >= 0, data % limit, data)  # indices stay inside the cut sizes
     if 0 in strides:
         return data.as_strided(shape, data.stride()).requires_grad_(tensor.requires_grad)
+    small = torch.empty_strided(shape, strides, dtype=tensor.dtype, device=tensor.device)
     return small.copy_(data).requires_grad_(tensor.requires_grad)
 
 
-def _evaluate(exprs: Sequence[Any], sizes: Mapping[sympy.Symbol, int]) -> tuple[int, ...]:
+def _evaluate(exprs: Sequence[Any], sizes: Sizes) -> tuple[int, ...]:
     return tuple(e if isinstance(e, int) else int(e.node.expr.xreplace(sizes)) for e in exprs)

@@ -172,7 +172,7 @@ class Compiler:
         if not all(is_plain(a) for a in args if isinstance(a, Tensor)):
             raise CaptureError(reason="an argument is a tensor subclass or not strided", where="the call")
         self.require_capturable()
-        specialization = Specialization(self.cls, args, self.reads_now(), self.dynamic)
+        specialization = Specialization(self.cls, args, self.reads_now(), self.dynamic, self.report)
         self.compare(specialization, args)
         specialization.executable(self.backend_for(args))
         if self.must_capture:
@@ -203,6 +203,12 @@ class Compiler:
             count("fallbacks")
             message = f"{self.cls.__name__}.{method} runs as you wrote it, uncompiled: {reason} ({where})"
             warnings.warn(message, FallbackWarning, stacklevel=2)
+
+    def report(self, method: str, why: str) -> None:
+        """A captured method runs slower than its backend promises: on record, with a warning."""
+        self.records[method] = Record("compiled", why, method_place(backward_method(self.cls) if method == "backward" else self.cls.forward))  # type: ignore[attr-defined]
+        count("fallbacks")
+        warnings.warn(f"{self.cls.__name__}.{method}: {why}", FallbackWarning, stacklevel=2)
 
     def record_of(self, method: str, error: CaptureError) -> Record:
         """The record of a failed capture."""

@@ -12,7 +12,7 @@ import torch
 
 from ..codegen import TARGETS, Buffer, Kernel, Kernels, Pointer, Ref, Scalar, Target
 from ..ir import Graph, Value
-from ..ir.errors import FusegradError, UnsupportedBackendError
+from ..ir.errors import FusegradError, LoweringError, UnsupportedBackendError
 from ..ir.passes.fuse import Extern, Group, Step, View
 from ..ir.types import Size
 from ..tracer.capture import Trace
@@ -305,8 +305,11 @@ def target_for(backend: str, device: torch.device) -> Target:
 class Executable:
     """Calls a trace on real inputs: `(tensors and ints) -> outputs`. `skip`: outputs that the caller makes himself."""
 
-    def __init__(self, trace: Trace, name: str, backend: str, skip: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self, trace: Trace, name: str, backend: str, skip: frozenset[int] = frozenset(), report: Callable[[str], None] | None = None
+    ) -> None:
         self.trace, self.name, self.backend, self.skip = trace, name, backend, skip
+        self.report = report or (lambda why: None)
         self.binder = Binder(trace.fakes)
         self.run = self._choose()
 
@@ -314,7 +317,6 @@ class Executable:
         return self.run(inputs, lifted)
 
     def _choose(self) -> Callable[[Sequence[Any], Sequence[Tensor]], list[Any]]:
-        count("compiles", 0)
         if self.backend in ("triton", "interpret"):
             return self._kernels()
         count("compiles")
@@ -328,7 +330,10 @@ class Executable:
 
     def _contracted(self) -> Callable[[Sequence[Any], Sequence[Tensor]], list[Any]]:
         """The lowered graph through torch, where a broadcast product would otherwise fill memory."""
-        graph = graph_of(self.trace, self.name)
+        try:
+            graph = graph_of(self.trace, self.name)
+        except LoweringError:
+            return self._replay
 
         def run(inputs: Sequence[Any], lifted: Sequence[Tensor]) -> list[Any]:
             tensors = [t for t in (*inputs, *lifted) if isinstance(t, Tensor)]
@@ -344,7 +349,11 @@ class Executable:
         return run if not graph.mutations else self._replay
 
     def _kernels(self) -> Callable[[Sequence[Any], Sequence[Tensor]], list[Any]]:
-        graph = graph_of(self.trace, self.name)
+        try:
+            graph = graph_of(self.trace, self.name)
+        except LoweringError as error:
+            self.report(f"no kernels, the captured ATen operations run one by one: {error}")
+            return self._replay
         graph.outputs = [None if i in self.skip else o for i, o in enumerate(graph.outputs)]
         plans: dict[torch.device, KernelPlan] = {}
 

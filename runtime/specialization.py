@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import sympy
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ..ir.program import Place
 from ..tracer.capture import CaptureError, Session, Trace, settled
@@ -29,6 +31,8 @@ from .plan import Binder, Executable
 from .stats import count
 
 Tensor = torch.Tensor
+Report = Callable[[str, str], None]
+"""(method, why) is called where a captured method runs slower than its backend promises."""
 
 
 @dataclass
@@ -38,6 +42,7 @@ class BackwardEntry:
     trace: Trace
     guards: tuple[sympy.Basic, ...]
     lifted: list[Any]
+    since: int  # the session's guards from this number on are its own
     executables: dict[str, Executable] = field(default_factory=dict)
     admitted: dict[tuple[int, ...], bool] = field(default_factory=dict)
 
@@ -48,12 +53,20 @@ class BackwardEntry:
             self.admitted[key] = all(bool(g.xreplace(sizes)) for g in self.guards)
         return self.admitted[key]
 
+    def learn(self, guards: tuple[sympy.Basic, ...]) -> None:
+        """Lowering added to what is assumed."""
+        if guards != self.guards:
+            self.guards = guards
+            self.admitted.clear()
+
 
 class Specialization:
     """One key of one class. Raises CaptureError from the constructor where forward cannot be captured."""
 
-    def __init__(self, cls: type, args: Sequence[Any], reads: Reads, dynamic: bool = True) -> None:
-        self.cls, self.reads, self.name = cls, reads, cls.__name__
+    def __init__(self, cls: type, args: Sequence[Any], reads: Reads, dynamic: bool = True, report: Report | None = None) -> None:
+        self.cls, self.reads, self.name, self.dynamic = cls, reads, cls.__name__, dynamic
+        self.report = report or (lambda method, why: None)
+        self.siblings: list[tuple[Specialization, list[Any]]] = []
         self.slots = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
         self.arguments = tuple(None if isinstance(a, Tensor) else a for a in args)
         self.session = Session(dynamic)
@@ -84,7 +97,9 @@ class Specialization:
         """forward on `backend`, prepared once."""
         if backend not in self.executables:
             skip = self.skip if backend in ("triton", "interpret") else frozenset()
-            self.executables[backend] = Executable(self.forward.trace, f"{self.name}_forward", backend, skip)
+            name = f"{self.name}_forward"
+            self.executables[backend] = Executable(self.forward.trace, name, backend, skip, partial(self.report, "forward"))
+            self.guard = size_guard(self.session, self.forward.fakes)  # lowering may have learnt more about sizes
         return self.executables[backend]
 
     def run_forward(self, args: Sequence[Any], backend: str) -> tuple[list[Tensor], list[Tensor]]:
@@ -179,8 +194,8 @@ class Specialization:
 
         everything = [*residuals, *symbols, *fakes]
         trace = guarded_trace(self.session, body, [everything[i] for i in live], self.reads)
-        guards = tuple(g.expr for g in self.session.env.guards[before:])
-        return BackwardEntry(trace, guards, [self.reads.tensor_path(t) for t in trace.lifted])
+        guards = self.session.conditions(self.binder.sources, before)
+        return BackwardEntry(trace, guards, [self.reads.tensor_path(t) for t in trace.lifted], before)
 
     def predicted_kinds(self) -> tuple[Any, ...]:
         """The commonest backward: every differentiable output has a gradient, each row-major."""
@@ -239,33 +254,53 @@ class Specialization:
         """The gradients, from kernels. Raises CaptureError where the user's own body has to run instead."""
         gradients = [in_a_class(g) for g in gradients]
         entry = self.entry(tuple(gradient_kind(g) for g in gradients))
+        if entry.admits(sizes) and backend not in entry.executables:
+            self._check_backward(entry, residuals, sizes, gradients)
+            report = partial(self.report, "backward")
+            entry.executables[backend] = Executable(entry.trace, f"{self.name}_backward", backend, report=report)
+            entry.learn(self.session.conditions(self.binder.sources, entry.since))
         if not entry.admits(sizes):
-            raise CaptureError(reason="its capture assumed sizes that this call does not have", where="unknown")
+            return self._sibling_backward(residuals, sizes, gradients, backend)
         symbols = [sizes[s] for s in self.backward_symbols]
         inputs = [v for v in (*residuals, *symbols, *gradients) if v is not None]
-        if backend not in entry.executables:
-            self._check_backward(entry, residuals, sizes, gradients)
-            entry.executables[backend] = Executable(entry.trace, f"{self.name}_backward", backend)
         lifted = [r.get() for r in entry.lifted if r is not None]
         with _without_autocast():
             return tuple(entry.executables[backend](inputs, lifted))
+
+    def _sibling_backward(
+        self, residuals: Sequence[Any], sizes: dict[sympy.Symbol, int], gradients: Sequence[Any], backend: str
+    ) -> tuple[Any, ...]:
+        """backward where this capture's backward assumed other sizes than the call has: from a capture at these sizes."""
+        for sibling, args in self.siblings:
+            if all(_same_shape(a, f, sizes) for a, f in zip(args, self.forward.fakes, strict=True)):
+                return sibling.run_backward(residuals, sibling.binder(args), gradients, backend)
+        args = [_stand_in(f, sizes) for f in self.forward.fakes]
+        supply = iter(args)
+        full = [next(supply) if i in self.slots else a for i, a in enumerate(self.arguments)]
+        sibling = Specialization(self.cls, full, self.reads, self.dynamic, self.report)
+        if sibling.residual_places != self.residual_places:
+            raise CaptureError(reason="what it saves depends on the sizes", where="unknown")
+        self.siblings.append((sibling, args))
+        return self._sibling_backward(residuals, sizes, gradients, backend)
 
     # ------------------------------------------------------------------ first calls
     def check_forward(self, args: Sequence[Any]) -> str | None:
         """Why the captured forward is not the user's method; None where it is (or where it cannot be compared)."""
         if not settings().check:
             return None
-        arguments: Sequence[Any] | None = args
-        if intermediate_bytes(self.forward.trace.graph_module) > settings().check_bytes:
-            arguments = cut(args, self.forward.fakes, self.sizes(args), self.guard)
-        if arguments is None:
+        sizes = self.sizes(args)
+        values = self._light([args[i] for i in self.slots], self.forward.fakes, self.forward.trace, sizes)
+        if values is None:
             return None
-        try:
-            return differs(self._replay_forward, self._users_forward, arguments)
-        except Exception:
-            if arguments is not args:  # cut data may be illegal for the method where the real data is not
-                return None
-            raise
+        supply = iter(values)
+        arguments = [next(supply) if i in self.slots else a for i, a in enumerate(args)]
+        return self._compared(self._replay_forward, self._users_forward, arguments, cut_down=any(a is not b for a, b in zip(arguments, args, strict=True)))
+
+    def _light(self, values: Sequence[Any], fakes: Sequence[Any], trace: Trace, sizes: dict[sympy.Symbol, int]) -> list[Any] | None:
+        """The values, cut down where the user's method would fill memory; None where no cut is legal."""
+        if intermediate_bytes(trace.graph_module, sizes) <= settings().check_bytes:
+            return list(values)
+        return cut(values, fakes, sizes, self.session.conditions(sizes))
 
     def _replay_forward(self, args: Sequence[Any]) -> list[Any]:
         with _without_autocast():
@@ -287,25 +322,42 @@ class Specialization:
         return [*tensors, *hidden]
 
     def _check_backward(self, entry: BackwardEntry, residuals: Sequence[Any], sizes: Any, gradients: Sequence[Any]) -> None:
-        heavy = intermediate_bytes(entry.trace.graph_module) > settings().check_bytes
-        if not settings().check or entry.executables or heavy:
+        if not settings().check or entry.executables:
             return
+        fakes = [*(self.forward.fake_at(p) for p in self.residual_places), *self._gradient_likes()]
+        values = self._light([*residuals, *gradients], fakes, entry.trace, sizes)
+        if values is None:
+            return
+        at = self.binder_of_values(values, fakes, sizes)
         r = len(residuals)
 
-        def users(values: Sequence[Any]) -> Sequence[Any]:
-            results = self.users_backward(values[:r], sizes, values[r:])
-            wanted = [None if self._unwanted(i) else g for i, g in enumerate(results)]
-            return [self.as_autograd_takes(i, g, sizes) for i, g in enumerate(wanted)]
+        def users(given: Sequence[Any]) -> Sequence[Any]:
+            results = self.users_backward(given[:r], at, given[r:])
+            return [None if self._unwanted(i) else self.as_autograd_takes(i, g, at) for i, g in enumerate(results)]
 
-        def mine(values: Sequence[Any]) -> Sequence[Any]:
-            symbols = [sizes[s] for s in self.backward_symbols]
-            inputs = [v for v in (*values[:r], *symbols, *values[r:]) if v is not None]
+        def mine(given: Sequence[Any]) -> Sequence[Any]:
+            symbols = [at[s] for s in self.backward_symbols]
+            inputs = [v for v in (*given[:r], *symbols, *given[r:]) if v is not None]
             with _without_autocast():
                 return entry.trace.graph_module(*inputs, *[p.get() for p in entry.lifted if p is not None])  # type: ignore[no-any-return]
 
-        why = differs(mine, users, [*residuals, *gradients])
+        why = self._compared(mine, users, values, cut_down=at is not sizes)
         if why is not None:
             raise CaptureError(reason=why, where="unknown")
+
+    def binder_of_values(self, values: Sequence[Any], fakes: Sequence[Any], sizes: Any) -> Any:
+        """The sizes at which cut-down values stand; the given ones where nothing was cut."""
+        present = [(v, f) for v, f in zip(values, fakes, strict=True) if v is not None and f is not None]
+        found = Binder([f for _, f in present])([v for v, _ in present])
+        return sizes if all(sizes.get(s) == n for s, n in found.items()) else {**sizes, **found}
+
+    def _compared(self, mine: Any, users: Any, arguments: Sequence[Any], cut_down: bool) -> str | None:
+        try:
+            return differs(mine, users, arguments)
+        except Exception:
+            if cut_down:  # cut data may be illegal for the method where the real data is not
+                return None
+            raise
 
 
 def gradient_kind(gradient: Tensor | None) -> Any:
@@ -339,6 +391,16 @@ def _as_gradient_of(like: Tensor, gradient: Tensor) -> Tensor:
 
 def _expr(size: Any) -> Any:
     return size if isinstance(size, int) else size.node.expr
+
+
+def _stand_in(fake: Tensor, sizes: dict[sympy.Symbol, int]) -> Tensor:
+    shape, strides = rebind(fake.shape, sizes), rebind(tuple(fake.stride()), sizes)
+    with FakeTensorMode():
+        return torch.empty_strided(shape, strides, dtype=fake.dtype, device=fake.device).requires_grad_(fake.requires_grad)
+
+
+def _same_shape(tensor: Tensor, fake: Tensor, sizes: dict[sympy.Symbol, int]) -> bool:
+    return tuple(tensor.shape) == tuple(rebind(fake.shape, sizes))
 
 
 def _refuse(value: Any) -> Any:

@@ -14,10 +14,11 @@ import sys
 import threading
 import traceback
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import sympy
 import torch
 import torch.utils._pytree as pytree
 from torch._dynamo.source import ConstantSource, LocalSource
@@ -79,6 +80,11 @@ class Session:
             fake = self.mode.from_tensor(_without_memory(tensor), source=LocalSource(name), symbolic_context=context)
         self.named.append((name, fake))
         return _guarded_memory(fake, tensor.requires_grad)
+
+    def conditions(self, known: Collection[sympy.Symbol], since: int = 0) -> tuple[sympy.Basic, ...]:
+        """What the traces assumed about sizes, from guard number `since` on, over the symbols that are `known`."""
+        found = (g.expr if g.expr.free_symbols <= set(known) else self.env.replace(g.expr) for g in self.env.guards[since:])
+        return tuple(dict.fromkeys(c for c in found if c is not sympy.true and c.free_symbols <= set(known)))
 
     def fake_like(self, like: torch.Tensor, expanded: bool = False) -> torch.Tensor:
         """A fake gradient of a fake output: its shape, row-major, or every stride 0."""
