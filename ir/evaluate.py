@@ -1,5 +1,6 @@
-"""The numpy evaluator: what a graph means, without torch. Every float is float64 and every sum exact to that, so it is an
-oracle of the mathematics, not of rounding; integers keep their width.
+"""The numpy evaluator: what a graph means, without torch.
+
+Every float is float64, so it is an oracle of mathematics, not of rounding; integers keep their width.
 """
 
 from __future__ import annotations
@@ -128,19 +129,19 @@ def _shift(f: Callable[..., Array]) -> Callable[..., Array]:
 
 
 # ---------------------------------------------------------------------------------------------- random numbers
-_MASK = np.uint64(0xFFFFFFFF)
+_MASK, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 _KEYS, _FACTORS = (0x9E3779B9, 0xBB67AE85), (0xD2511F53, 0xCD9E8D57)
 
 
 def philox(seed: int, offsets: Array) -> tuple[Array, Array, Array, Array]:
     """Philox4x32-10: four 32-bit words, held in uint64, for each offset."""
     wide = offsets.astype(np.uint64)
-    c = [wide & _MASK, wide >> np.uint64(32), np.zeros_like(wide), np.zeros_like(wide)]
+    c = [wide & _MASK, wide >> _HALF, np.zeros_like(wide), np.zeros_like(wide)]
     keys = [seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF]
     for _ in range(10):
         a, b = np.uint64(_FACTORS[0]) * c[0], np.uint64(_FACTORS[1]) * c[2]
-        high = [np.uint64(32)] * 2
-        c = [(b >> high[0]) ^ c[1] ^ np.uint64(keys[0]), b & _MASK, (a >> high[1]) ^ c[3] ^ np.uint64(keys[1]), a & _MASK]
+        k0, k1 = map(np.uint64, keys)
+        c = [(b >> _HALF) ^ c[1] ^ k0, b & _MASK, (a >> _HALF) ^ c[3] ^ k1, a & _MASK]
         keys = [(k + step) & 0xFFFFFFFF for k, step in zip(keys, _KEYS, strict=True)]
     return c[0], c[1], c[2], c[3]
 

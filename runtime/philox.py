@@ -1,6 +1,6 @@
 """Philox4x32-10 in torch integer arithmetic: the same numbers as triton.language.rand and randn.
 
-Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). Words are held in int64 tensors, 0 <= word < 2**32.
+Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). A word, 0 <= word < 2**32, is held in an int64.
 """
 
 from __future__ import annotations

@@ -148,7 +148,9 @@ def _random(node: Node, seed: torch.Tensor, offset: torch.Tensor) -> torch.Tenso
     return draw(seed, offsets).reshape(shape).to(node.dtype)
 
 
-def _logical(on_bits: Callable[..., torch.Tensor], on_bools: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def _logical(
+    on_bits: Callable[..., torch.Tensor], on_bools: Callable[..., torch.Tensor]
+) -> Callable[..., torch.Tensor]:
     return lambda node, *xs: (on_bools if xs[0].dtype == torch.bool else on_bits)(*xs)
 
 
@@ -159,7 +161,7 @@ def _low(f: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
 
 # ---------------------------------------------------------------------------------------------- nodes that call torch
 def find_op(name: str) -> Any:
-    """"aten.sort.default" -> torch.ops.aten.sort.default"""
+    """ "aten.sort.default" -> torch.ops.aten.sort.default"""
     found: Any = torch.ops
     for part in name.split("."):
         found = getattr(found, part)
@@ -188,7 +190,9 @@ def _argument(spec: Any, operands: Sequence[Any], node: Node) -> Any:
 def _extern(node: Node, *operands: Any) -> Any:
     args, named = node.params["spec"]
     function = node.params["target"] if "target" in node.params else find_op(node.params["op"])
-    result = function(*(_argument(a, operands, node) for a in args), **{k: _argument(v, operands, node) for k, v in named})
+    result = function(
+        *(_argument(a, operands, node) for a in args), **{k: _argument(v, operands, node) for k, v in named}
+    )
     tensors = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
     return tensors[0] if len(node.value.avals) == 1 else tensors
 

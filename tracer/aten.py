@@ -1,13 +1,14 @@
-"""ATen -> IR: a captured graph is replayed on its fakes, functionalised, under a mode that writes what it sees as primitives.
+"""ATen -> IR: a captured graph is replayed on its fakes, functionalised, under a mode that writes it as primitives.
 
-    functionalize(replay(gm))  ->  ops without in-place writes  ->  a rule, a formula, torch's decomposition, or an `aten` node
+    functionalize(replay(gm))  ->  ops that write nothing  ->  a rule, a formula, a decomposition, an `aten` node
 
-Nothing is unknown: an op without a rule becomes an `aten` node (`aten_effect` where it draws random numbers). LoweringError
-is left for graphs that are not about tensor values alone: sizes read from data, memory read by strides, several devices.
+Nothing is unknown: an op without a rule becomes an `aten` node (`aten_effect` where it draws random numbers).
+LoweringError is left for graphs that are not about tensor values alone: sizes read from data, memory read by strides,
+several devices.
 
-What an `aten` or `call` node calls is its `spec`, (args, kwargs): Arg(i) for operand i, tuples for lists, ((name, value), ..)
-for keywords, numbers and expressions as they are, and ("dtype", "f32"), ("device", ""), ("layout", "strided"),
-("memory_format", "contiguous_format") for torch's own words. The device "" is the graph's device.
+The arguments of an `aten` or `call` node are its `spec`, (args, kwargs): Arg(i) for operand i, tuples for lists,
+((name, value), ..) for keywords, numbers and expressions as they are, and for torch's own words ("dtype", "f32"),
+("device", ""), ("layout", "strided"), ("memory_format", "contiguous_format"). The device "" is that of the graph.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -33,7 +35,7 @@ from ..ir.graph import Origin
 from ..ir.prims import Arg
 from . import rules_composite, rules_index, rules_layout, rules_pointwise, rules_reduce  # noqa: F401  they fill the tables
 from .dtypes import from_torch
-from .rules import Call, broadcast, cast, composites, expand, full, iota, reshape, rules, same_shape
+from .rules import Call, cast, composites, expand, full, iota, reshape, rules, same_shape
 from .rules_composite import decompositions
 from .sizes import SYMBOLIC, Sizes
 
@@ -41,7 +43,9 @@ MOST_CONSTANT_ELEMENTS = 256
 _MOST_ATTEMPTS = 3
 
 
-def lower(gm: fx.GraphModule, fakes: Sequence[Any], *, name: str = "graph", input_names: Sequence[str] | None = None) -> Graph:
+def lower(
+    gm: fx.GraphModule, fakes: Sequence[Any], *, name: str = "graph", input_names: Sequence[str] | None = None
+) -> Graph:
     """The IR graph of a captured ATen graph. Raises LoweringError where the graph has to run as it was captured.
 
     fakes: one per placeholder, tensors and SymInts of one FakeTensorMode. Only tensors become inputs of the graph, in
@@ -49,7 +53,9 @@ def lower(gm: fx.GraphModule, fakes: Sequence[Any], *, name: str = "graph", inpu
     Outputs that are no tensors are None. A guard that lowering adds may rename symbols: then it starts again.
     """
     placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
-    given = [_fake_of(f, n) for f, n in zip([*fakes, *[None] * (len(placeholders) - len(fakes))], placeholders, strict=True)]
+    given = [
+        _fake_of(f, n) for f, n in zip([*fakes, *[None] * (len(placeholders) - len(fakes))], placeholders, strict=True)
+    ]
     mode = _fake_mode(gm, given)
     names = list(input_names or (str(n.target) for n in placeholders))
     for _ in range(_MOST_ATTEMPTS):
@@ -60,7 +66,9 @@ def lower(gm: fx.GraphModule, fakes: Sequence[Any], *, name: str = "graph", inpu
     return graph
 
 
-def _lower_once(gm: fx.GraphModule, given: Sequence[Any], mode: FakeTensorMode, name: str, names: Sequence[str]) -> Graph:
+def _lower_once(
+    gm: fx.GraphModule, given: Sequence[Any], mode: FakeTensorMode, name: str, names: Sequence[str]
+) -> Graph:
     graph = Graph(name)
     lowering = Lowering(graph, given, names)
     replay = _Replay(gm, lowering)
@@ -75,12 +83,12 @@ def _lower_once(gm: fx.GraphModule, given: Sequence[Any], mode: FakeTensorMode, 
 def _output_strides(gm: fx.GraphModule, values: Sequence[Value | None], sizes: Sizes) -> list[Any]:
     """The strides that the captured graph's own outputs have."""
     result = next(n for n in gm.graph.nodes if n.op == "output").args[0]
-    metas = [n.meta.get("val") if isinstance(n, fx.Node) else None for n in pytree.tree_leaves(result, is_leaf=lambda x: x is None)]
-    return [None if v is None else sizes.tree(m.stride()) for v, m in zip(values, metas, strict=True)]
+    nodes = pytree.tree_leaves(result, is_leaf=lambda x: x is None)
+    return [None if v is None else sizes.tree(n.meta["val"].stride()) for v, n in zip(values, nodes, strict=True)]
 
 
 def _fake_of(given: Any, placeholder: fx.Node) -> Any:
-    """What stands for an input: the caller's fake, or (real tensor, nothing given) the one that the capture recorded."""
+    """What stands for an input: the caller's fake, or, where it gave none, the one that the capture recorded."""
     if given is None or (isinstance(given, torch.Tensor) and not isinstance(given, FakeTensor)):
         return placeholder.meta.get("val", given)
     return given
@@ -99,11 +107,11 @@ def _renamings(mode: FakeTensorMode) -> int:
 
 
 # ---------------------------------------------------------------------------------------------- the mode
-class Lowering(TorchDispatchMode):
+class Lowering(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees every functional op on fakes and adds what it computes to the graph. `latest` is the newest result."""
 
     def __init__(self, graph: Graph, given: Sequence[Any], names: Sequence[str]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.graph, self.sizes = graph, Sizes()
         self.device = _one_device([g for g in given if isinstance(g, torch.Tensor)])
         self.latest: Value | None = None
@@ -197,7 +205,7 @@ class Lowering(TorchDispatchMode):
             result = self._run(table[func], args, kwargs)
             if result is not NotImplemented:
                 return result
-        return self._run(func.decompose, args, kwargs) if func._can_decompose() else NotImplemented
+        return self._run(func.decompose, args, kwargs)
 
     def _run(self, formula: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A formula in torch, under this mode; NotImplemented where it writes in place or asks for data."""
@@ -322,7 +330,8 @@ class _Replay(fx.Interpreter):
     def run_node(self, node: fx.Node) -> Any:
         recorded = node.meta.get("val")
         if node.op == "call_function" and isinstance(recorded, (*SYMBOLIC, int, float, bool)):
-            self.lowering.sizes(recorded)
+            if free_unbacked_symbols(recorded):
+                raise LoweringError(f"`{node.target}` reads the values of a tensor")
             return recorded
         self.node, (origin, variable) = node, self.origins[node]
         self.lowering.latest = None
@@ -353,7 +362,9 @@ class _Replay(fx.Interpreter):
         assert self.node is not None
         inner = pytree.tree_map_only(torch.Tensor, _unwrapped, args)
         recorded = self.node.meta["val"]
-        fresh = pytree.tree_map_only(torch.Tensor, lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device), recorded)
+        fresh = pytree.tree_map_only(
+            torch.Tensor, lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device), recorded
+        )
         self.lowering.call(target, inner, pytree.tree_map_only(torch.Tensor, _unwrapped, fresh))
         return fresh
 
@@ -368,7 +379,7 @@ class _Replay(fx.Interpreter):
 def _unwrapped(tensor: torch.Tensor) -> torch.Tensor:
     if not torch._is_functional_tensor(tensor):
         return tensor
-    torch._sync(tensor)
+    torch._sync(tensor)  # type: ignore[attr-defined,no-untyped-call]
     return torch._from_functional_tensor(tensor)
 
 

@@ -70,8 +70,8 @@ def overloads(names: str, namespace: str = "aten") -> Iterator[OpOverload]:
         found = getattr(getattr(torch.ops, namespace), packet, None)
         if not isinstance(found, OpOverloadPacket):
             continue
-        for each in [overload] if overload else found.overloads():
-            if each in found.overloads():
+        for each in [overload] if overload else found.overloads():  # type: ignore[no-untyped-call]
+            if each in found.overloads():  # type: ignore[no-untyped-call]
                 yield getattr(found, each)
 
 
@@ -166,7 +166,13 @@ def cut(x: Value, axis: int, start: Size, stop: Size, step: int = 1) -> Value:
     """x[..., start:stop:step, ...]"""
     if step == 1 and equal(start, 0) and equal(stop, x.shape[axis]):
         return x
-    return emit("slice", x, start=_at((0,) * x.ndim, axis, start), stop=_at(x.shape, axis, stop), step=_at((1,) * x.ndim, axis, step))
+    return emit(
+        "slice",
+        x,
+        start=_at((0,) * x.ndim, axis, start),
+        stop=_at(x.shape, axis, stop),
+        step=_at((1,) * x.ndim, axis, step),
+    )
 
 
 def place(x: Value, axis: int, lo: Size, hi: Size, step: int = 1) -> Value:

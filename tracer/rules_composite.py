@@ -60,6 +60,12 @@ def _log_sigmoid(x: Any) -> Any:
     return torch.clamp(x, max=0) - torch.log1p(torch.exp(-torch.abs(x)))
 
 
+def _logaddexp(x: Any, y: Any) -> Any:
+    """Equal operands, infinities among them, have no difference to take."""
+    apart = torch.maximum(x, y) + torch.log1p(torch.exp(-torch.abs(x - y)))
+    return torch.where(x == y, x + math.log(2), apart)
+
+
 elementwise: dict[str, Callable[..., Any]] = {
     "gelu": _gelu,
     "gelu_backward.default": _gelu_backward,
@@ -76,7 +82,7 @@ elementwise: dict[str, Callable[..., Any]] = {
     "threshold_backward.default": lambda g, x, limit: torch.where(x <= limit, 0.0, g),
     "log10": lambda x: torch.log2(x) * math.log10(2),
     "hypot": lambda x, y: torch.sqrt(x * x + y * y),
-    "logaddexp": lambda x, y: torch.where(x == y, x + math.log(2), torch.maximum(x, y) + torch.log1p(torch.exp(-torch.abs(x - y)))),
+    "logaddexp": _logaddexp,
     "lerp.Scalar": lambda x, y, weight: x + weight * (y - x) if abs(weight) < 0.5 else y - (y - x) * (1 - weight),
     "lerp.Tensor": lambda x, y, w: torch.where(torch.abs(w) < 0.5, x + w * (y - x), y - (y - x) * (1 - w)),
     "addcmul": lambda x, a, b, *, value=1: x + (value * a if value != 1 else a) * b,
@@ -91,7 +97,9 @@ for _names, _formula in elementwise.items():
 
 
 @composite("_trilinear")
-def _trilinear(a: Any, b: Any, c: Any, expand1: Any, expand2: Any, expand3: Any, sumdim: Any, unroll_dim: int = 1) -> Any:
+def _trilinear(
+    a: Any, b: Any, c: Any, expand1: Any, expand2: Any, expand3: Any, sumdim: Any, unroll_dim: int = 1
+) -> Any:
     """The product of three tensors, each with axes put in, summed."""
     for axes in (sorted(expand1), sorted(expand2), sorted(expand3)):
         a, b, c = b, c, functools.reduce(torch.unsqueeze, axes, a)
@@ -118,7 +126,13 @@ def _log_sigmoid_forward(x: Any) -> Any:
 
 # ---------------------------------------------------------------------------------------------- statistics
 def _dims(x: Any, dim: Any) -> list[int]:
-    chosen = range(x.dim()) if dim is None or (not isinstance(dim, int) and len(dim) == 0) else [dim] if isinstance(dim, int) else dim
+    chosen = (
+        range(x.dim())
+        if dim is None or (not isinstance(dim, int) and len(dim) == 0)
+        else [dim]
+        if isinstance(dim, int)
+        else dim
+    )
     return sorted({d % x.dim() for d in chosen}) if x.dim() else []
 
 
@@ -130,8 +144,9 @@ def _var_mean(x: Any, dim: Any = None, *, correction: Any = 1, keepdim: bool = F
     total = torch.sum(centered * centered, dims, keepdim=True) if dims else centered * centered
     free = n - (1 if correction is None else correction)
     free = max(free, 0) if isinstance(free, (int, float)) else free
-    squeeze = (lambda t: t) if keepdim or not dims else lambda t: torch.squeeze(t, dims)
-    return squeeze(total / free), squeeze(mean)
+    if keepdim or not dims:
+        return total / free, mean
+    return torch.squeeze(total / free, dims), torch.squeeze(mean, dims)
 
 
 def _moments(finish: Callable[[Any, Any], Any]) -> Callable[..., Any]:
@@ -166,8 +181,9 @@ def _vector_norm(x: Any, ord: float = 2, dim: Any = None, keepdim: bool = False,
     dims = _dims(x, dim)
     if not dims:
         return torch.abs(wide).to(result) if ord != 0 else (wide != 0).to(result)
-    general = lambda t, d, k: torch.pow(torch.sum(torch.pow(torch.abs(t), ord), d, keepdim=k), 1 / ord)  # noqa: E731
-    return norms.get(ord, general)(wide, dims, keepdim).to(result)
+    if ord in norms:
+        return norms[ord](wide, dims, keepdim).to(result)
+    return torch.pow(torch.sum(torch.pow(torch.abs(wide), ord), dims, keepdim=keepdim), 1 / ord).to(result)
 
 
 @composite("logsumexp")
@@ -242,11 +258,15 @@ def _rms_norm(x: Any, shape: Any, weight: Any, eps: float | None) -> Any:
 
 # ---------------------------------------------------------------------------------------------- losses
 @composite("nll_loss_backward.default")
-def _nll_loss_backward(g: Any, x: Any, target: Any, weight: Any, reduction: int, ignore_index: int, total_weight: Any) -> Any:
+def _nll_loss_backward(
+    g: Any, x: Any, target: Any, weight: Any, reduction: int, ignore_index: int, total_weight: Any
+) -> Any:
     """-g*w at the target's class, 0 elsewhere: a comparison with the class index, no scatter."""
     axis = 1 if x.dim() == 2 else 0
     at, kept = target.unsqueeze(axis), (target != ignore_index).unsqueeze(axis)
-    classes = torch.arange(x.shape[axis], device=x.device).unsqueeze(0) if axis else torch.arange(x.shape[0], device=x.device)
+    classes = (
+        torch.arange(x.shape[axis], device=x.device).unsqueeze(0) if axis else torch.arange(x.shape[0], device=x.device)
+    )
     g = g / total_weight if reduction == 1 else g
     g = g.unsqueeze(axis) if g.dim() else g
     w = 1.0 if weight is None else weight.unsqueeze(0) if axis else weight
@@ -254,17 +274,17 @@ def _nll_loss_backward(g: Any, x: Any, target: Any, weight: Any, reduction: int,
 
 
 # ---------------------------------------------------------------------------------------------- torch's own
-_EXTRA = (
-    "_softmax.default _log_softmax.default _softmax_backward_data.default _log_softmax_backward_data.default "
-    "native_layer_norm_backward native_group_norm_backward native_batch_norm_backward "
-    "_native_batch_norm_legit_functional _native_batch_norm_legit.no_stats _native_batch_norm_legit_no_training "
-    "_batch_norm_with_update_functional _batch_norm_no_update batch_norm_backward _fused_rms_norm_backward "
-    "nll_loss_forward.default nll_loss2d_forward.default nll_loss2d_backward.default embedding_dense_backward mse_loss mse_loss_backward "
-    "smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits index_add index_copy index_fill "
-    "round.decimals special_entr special_xlog1py _prelu_kernel _prelu_kernel_backward rms_norm ldexp "
-    "linspace dist upsample_nearest2d.vec pixel_shuffle pixel_unshuffle signbit copysign "
-    "trace nan_to_num heaviside std_mean var_mean aminmax.default isposinf isneginf"
-)
+_EXTRA = """
+    _softmax.default _log_softmax.default _softmax_backward_data.default _log_softmax_backward_data.default
+    native_layer_norm_backward native_group_norm_backward native_batch_norm_backward batch_norm_backward
+    _native_batch_norm_legit_functional _native_batch_norm_legit.no_stats _batch_norm_with_update_functional
+    _batch_norm_no_update _fused_rms_norm_backward nll_loss_forward.default nll_loss2d_forward.default
+    nll_loss2d_backward.default mse_loss mse_loss_backward smooth_l1_loss huber_loss binary_cross_entropy
+    binary_cross_entropy_with_logits embedding_dense_backward index_add index_copy index_fill round.decimals
+    special_entr special_xlog1py _prelu_kernel _prelu_kernel_backward rms_norm ldexp linspace dist signbit copysign
+    upsample_nearest2d.vec pixel_shuffle pixel_unshuffle trace nan_to_num heaviside std_mean var_mean aminmax.default
+    isposinf isneginf
+"""
 _NOT_DECOMPOSED = "split split_with_sizes unbind stack repeat tril triu select_scatter"
 
 

@@ -124,9 +124,9 @@ def _index_put(call: Call, x: Value, index: Sequence[Value | None], source: Valu
 
 
 def _source_fits(call: Call, axes: Sequence[int], at: int) -> None:
-    """Guards that the source's sizes are those of its place, which torch does not: the indices' first, then the rest."""
+    """Guards that the source has the sizes of its place, which torch does not: those of the indices, then the rest."""
     x, index, source = call.args[:3]
-    shape = torch.broadcast_shapes(*[i.shape for i in index if i is not None])
+    shape = torch.broadcast_shapes(*[i.shape for i in index if i is not None])  # type: ignore[no-untyped-call]
     rest = drop(x.shape, axes)
     place = (*rest[:at], *shape, *rest[at:])
     for a, b in zip(reversed(place), reversed(source.shape), strict=False):

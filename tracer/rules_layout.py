@@ -9,10 +9,26 @@ from ..ir import Size, Value, emit
 from ..ir.errors import LoweringError
 from ..ir.infer import drop, equal
 from ..ir.types import contiguous_strides, simplest
-from .rules import Call, Result, broadcast, cast, cut, expand, fit, full, iota, permute, place, reshape, rule, same_shape
+from .rules import (
+    Call,
+    Result,
+    broadcast,
+    cast,
+    cut,
+    expand,
+    fit,
+    full,
+    iota,
+    permute,
+    place,
+    reshape,
+    rule,
+    same_shape,
+)
 
 
-@rule("view.default _unsafe_view reshape unsqueeze squeeze _reshape_alias view_copy.default squeeze_copy unsqueeze_copy flatten")
+@rule("view.default _unsafe_view reshape unsqueeze squeeze flatten _reshape_alias")
+@rule("view_copy.default squeeze_copy unsqueeze_copy")
 def _reshape(call: Call, x: Value, *_: Any, **__: Any) -> Result:
     return reshape(x, call.out.shape)
 
@@ -75,12 +91,12 @@ def _tuple(item: Any) -> tuple[Any, ...]:
 
 # ---------------------------------------------------------------------------------------------- slices
 def _first(call: Call, argument: int, axis: int, start: Any) -> Size:
-    """Where a slice begins: negative from the end, clipped to the axis, by the guards that the fake result already set."""
+    """Where a slice begins: negative from the end, clipped to the axis, by guards that the fake result has set."""
     size = call.args[0].shape[axis]
     start = 0 if start is None else start
     start = start + size if start < 0 else start
     start = 0 if start < 0 else size if start > size else start
-    return call.sizes(start)  # type: ignore[no-any-return]
+    return call.sizes(start)
 
 
 def _span(call: Call, axis: int, start: Any, length: Size, step: int) -> tuple[Size, Size]:
@@ -136,7 +152,9 @@ def _select_scatter(call: Call, x: Value, source: Value, dim: int, index: Any) -
     return _overwritten(x, line, axis, first, simplest(first + 1), 1)
 
 
-@rule("split_with_sizes split.Tensor unsafe_split.Tensor unsafe_split_with_sizes split_with_sizes_copy split_copy.Tensor")
+@rule(
+    "split_with_sizes split.Tensor unsafe_split.Tensor unsafe_split_with_sizes split_with_sizes_copy split_copy.Tensor"
+)
 def _split(call: Call, x: Value, sizes: Any, dim: int = 0) -> Result:
     axis, at, parts = dim % x.ndim, 0, []
     for aval in call.outs:
@@ -220,7 +238,9 @@ def _shifted(x: Value, by: int) -> Value:
 def _as_strided(call: Call, x: Value, size: Sequence[Size], stride: Sequence[Size], offset: Any = None) -> Result:
     """Element at sum(i*stride): a gather from the flat tensor, which must be all of its memory, in order."""
     if not _is_whole_memory(call, x):
-        raise LoweringError(f"`{call.op}` reads memory by strides, of a tensor that is not row-major or part of another")
+        raise LoweringError(
+            f"`{call.op}` reads memory by strides, of a tensor that is not row-major or part of another"
+        )
     if not offset and tuple(stride) == contiguous_strides(size) and equal(x.aval.numel, call.out.numel):
         return reshape(x, size)
     where = full(offset or 0, call.out.with_dtype("i64"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import sympy
@@ -16,9 +17,8 @@ WITH_SCALARS_IN_FLOAT32 = ("add", "sub", "mul", "div", "pow")
 
 table = {
     **{name: name for name in (
-        "exp exp2 expm1 log log2 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh sigmoid erf "
-        "lgamma reciprocal neg abs sign mul remainder fmod atan2 logical_and logical_or logical_xor maximum minimum "
-        "eq ne lt le gt ge isnan isinf floor ceil trunc round.default".split()
+        "exp exp2 expm1 log log2 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf "
+        "lgamma sigmoid reciprocal neg abs sign mul fmod atan2 eq ne lt le gt ge isnan isinf floor ceil trunc".split()
     )},
     "sgn": "sign", "logical_not": "not", "bitwise_not": "not", "remainder": "rem", "maximum": "max", "minimum": "min",
     "logical_and": "and", "logical_or": "or", "logical_xor": "xor", "bitwise_and": "and", "bitwise_or": "or",
@@ -26,11 +26,12 @@ table = {
     "bitwise_right_shift": "shr", "__lshift__": "shl", "__rshift__": "shr", "div.Tensor": "div", "div.Scalar": "div",
     "floor_divide": "floordiv", "round.default": "round",
 }  # fmt: skip
+"""ATen name -> primitive, for the ops that are one primitive."""
 
 INTEGERS_ALREADY = ("floor", "ceil", "trunc", "round")
 
 
-def pointwise(prim: str) -> Any:
+def pointwise(prim: str) -> Callable[..., Result]:
     """The rule of an op that is one primitive: operands fitted to the result type (comparisons: to the common type)."""
 
     def apply(call: Call, *xs: Any, **_: Any) -> Result:
@@ -52,16 +53,16 @@ for names, prim in table.items():
 
 @rule("add sub rsub")
 def _add(call: Call, x: Any, y: Any, alpha: Any = 1) -> Result:
-    """x +- alpha*y; with a factor, low floats round once."""
-    if call.name == "rsub":
-        x, y = (x, y) if alpha == 1 else (_times(call, x, alpha), y)
-        return pointwise("sub")(call, y, x)
+    """x +- alpha*y; with a factor, low floats round once. rsub has its operands the other way round."""
+    prim = call.name.removeprefix("r")
     if call.out.dtype == "b1":
         return pointwise("or")(call, x, y)
+    if call.name == "rsub":
+        x, y = y, x
     if alpha == 1:
-        return pointwise(call.name)(call, x, y)
+        return pointwise(prim)(call, x, y)
     scaled = _times(call, y, alpha)
-    return cast(emit(call.name, fit(x, scaled.aval), scaled), call.out.dtype)
+    return cast(emit(prim, fit(x, scaled.aval), scaled), call.out.dtype)
 
 
 def _times(call: Call, x: Any, factor: Any) -> Value:
@@ -81,7 +82,7 @@ def _div_mode(call: Call, x: Any, y: Any, rounding_mode: str | None = None) -> R
     return emit("floordiv", emit("sub", a, emit("fmod", a, b)), b)
 
 
-POWERS = {
+POWERS: dict[float, Callable[[Value], Value]] = {
     0: lambda x: full(1, x.aval),
     1: lambda x: x,
     2: lambda x: emit("mul", x, x),
@@ -140,8 +141,8 @@ def _masked_fill(call: Call, x: Value, mask: Value, value: Any) -> Result:
 
 
 # ---------------------------------------------------------------------------------------------- conversions
-@rule("_to_copy clone alias detach lift lift_fresh lift_fresh_copy contiguous copy _conj_physical resolve_conj resolve_neg "
-      "positive alias_copy detach_copy")  # fmt: skip
+@rule("_to_copy clone alias detach lift lift_fresh lift_fresh_copy contiguous copy positive")
+@rule("alias_copy detach_copy resolve_conj resolve_neg")
 def _same(call: Call, x: Value, *source: Any, **_: Any) -> Result:
     """copy(x, source) has the values of its source and the type of x."""
     return fit(source[0] if call.name == "copy" else x, call.out)
@@ -158,11 +159,13 @@ def _convert(call: Call, x: Value, *_: Any) -> Result:
 
 
 # ---------------------------------------------------------------------------------------------- constants
-def constant(value: Any) -> Any:
+def constant(value: Any) -> Callable[..., Result]:
     return lambda call, *args, **kwargs: full(value, call.out)
 
 
-rule("zeros zeros_like new_zeros empty empty_like new_empty empty_permuted empty_strided new_empty_strided zero")(constant(0))
+rule("zeros zeros_like new_zeros empty empty_like new_empty empty_permuted empty_strided new_empty_strided zero")(
+    constant(0)
+)
 rule("ones ones_like new_ones")(constant(1))
 
 

@@ -1,4 +1,4 @@
-"""Reductions, scans and products. Low floats: a sum accumulates in float32 and rounds once, so what follows a sum does too."""
+"""Reductions, scans and products. Low floats: sums and products accumulate in float32 and round once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..ir import TensorType, Value, emit
-
 from .rules import Call, Result, axes_of, broadcast, cast, compute_dtype, count, fit, full, reshape, rule
 
 
@@ -57,7 +56,7 @@ def _argmax(call: Call, x: Value, dim: Any = None, keepdim: bool = False) -> Res
 
 @rule("max.dim min.dim")
 def _extreme(call: Call, x: Value, dim: int, keepdim: bool = False) -> Result:
-    """(value, index). The value is read at the index, whose element gets the whole gradient; alone it is amax or amin."""
+    """(value, index). The value is read at the index, whose element gets all the gradient; alone it is amax or amin."""
     value, index = call.outs
     if x.ndim == 0:
         return x, full(0, index)
@@ -77,7 +76,11 @@ def at_one_index(x: Value, index: Value, axis: int) -> Value:
     if x.prim == "input":
         grid = [broadcast(emit("iota", size=n, dtype="i64"), index.shape, (a,)) for a, n in enumerate(index.shape)]
         return emit("gather", x, *grid[:axis], index, *grid[axis:], axes=tuple(range(x.ndim)))
-    here = emit("eq", broadcast(emit("iota", size=x.shape[axis], dtype="i64"), x.shape, (axis,)), broadcast(index, x.shape, others))
+    here = emit(
+        "eq",
+        broadcast(emit("iota", size=x.shape[axis], dtype="i64"), x.shape, (axis,)),
+        broadcast(index, x.shape, others),
+    )
     if x.dtype == "b1":
         return cast(emit("amax", cast(emit("and", here, x), "i32"), axes=(axis,)), "b1")
     return emit("sum", emit("where", here, x, full(0, x.aval)), axes=(axis,))
@@ -109,12 +112,13 @@ for name, labels in products.items():
     rule(name)(product(labels))
 
 sums_with_products = {
-    "addmm.default": "ik,kj->ij", "baddbmm.default": "bik,bkj->bij", "addmv": "ik,k->i", "addbmm": "bik,bkj->ij", "addr": "i,j->ij",
+    "addmm.default": "ik,kj->ij", "baddbmm.default": "bik,bkj->bij", "addmv": "ik,k->i", "addbmm": "bik,bkj->ij",
+    "addr": "i,j->ij",
 }  # fmt: skip
 
 
 def sum_with_product(labels: str) -> Any:
-    """beta*c + alpha*(x @ y). beta = 0 drops c, NaNs included. Low floats: the product rounds first where it is a node of its own."""
+    """beta*c + alpha*(x @ y). beta = 0 drops c, NaNs included. Low floats: the product rounds, then the sum."""
 
     def apply(call: Call, c: Value, x: Value, y: Value, *, beta: Any = 1, alpha: Any = 1) -> Result:
         out = call.out.with_dtype(compute_dtype(call.out.dtype))
@@ -131,5 +135,3 @@ def _scaled(x: Value, factor: Any, aval: TensorType) -> Value:
 
 for name, labels in sums_with_products.items():
     rule(name)(sum_with_product(labels))
-
-

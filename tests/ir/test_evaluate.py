@@ -43,7 +43,9 @@ def sample(aval: TensorType, positive: bool) -> torch.Tensor:
     generator = torch.Generator().manual_seed(len(shape))
     if aval.dtype == "i64":
         return torch.randint(0, 3, shape, generator=generator)
-    numbers = torch.rand(shape, generator=generator, dtype=torch.float64) * (0.8 if positive else 4) - (0 if positive else 2)
+    numbers = torch.rand(shape, generator=generator, dtype=torch.float64) * (0.8 if positive else 4) - (
+        0 if positive else 2
+    )
     return numbers > 0 if aval.dtype == "b1" else numbers + (0.1 if positive else 0)
 
 
@@ -51,7 +53,10 @@ def e(prim: str, **params: Any) -> Any:
     return lambda *xs: emit(prim, *xs, **params)
 
 
-FLOAT_UNARY = "neg abs sign exp exp2 expm1 sin cos tan atan sinh cosh tanh asinh sigmoid erf floor ceil round trunc reciprocal isnan isinf".split()
+FLOAT_UNARY = (
+    "neg abs sign exp exp2 expm1 sin cos tan atan sinh cosh tanh asinh sigmoid erf floor ceil round trunc reciprocal "
+    "isnan isinf"
+).split()
 POSITIVE_UNARY = "log log2 log1p sqrt rsqrt asin acos atanh lgamma".split()
 FLOAT_BINARY = "add sub mul div max min rem fmod floordiv atan2 eq ne lt le gt ge".split()
 INT_BINARY = "add sub mul max min and or xor shl shr eq lt".split()
@@ -113,7 +118,12 @@ def test_every_primitive_is_covered() -> None:
 
 def test_philox_known_answers() -> None:
     """The vectors of Random123 for counter 0 and key 0, and for all bits set."""
-    assert [hex(int(w[0])) for w in philox(0, np.zeros(1, np.int64))] == ["0x6627e8d5", "0xe169c58d", "0xbc57ac4c", "0x9b00dbd8"]
+    assert [hex(int(w[0])) for w in philox(0, np.zeros(1, np.int64))] == [
+        "0x6627e8d5",
+        "0xe169c58d",
+        "0xbc57ac4c",
+        "0x9b00dbd8",
+    ]
 
 
 def test_low_floats_are_evaluated_without_rounding() -> None:
@@ -124,8 +134,12 @@ def test_low_floats_are_evaluated_without_rounding() -> None:
 
 def test_extern_nodes_are_handed_out() -> None:
     types = (TensorType((n,), "f64"), TensorType((n,), "i64"))
-    graph = graph_of(lambda x: emit("pick", emit("aten", x, op="aten.sort.default", spec=((), ()), avals=types), index=1), f64(n))
+    graph = graph_of(
+        lambda x: emit("pick", emit("aten", x, op="aten.sort.default", spec=((), ()), avals=types), index=1), f64(n)
+    )
     with pytest.raises(InvalidGraphError, match="nobody to call"):
         evaluate(graph, [np.arange(4.0)], SIZES)
-    (got,) = evaluate(graph, [-np.arange(4.0)], SIZES, extern=lambda value, xs, sizes: [np.sort(xs[0]), np.argsort(xs[0])])
+    (got,) = evaluate(
+        graph, [-np.arange(4.0)], SIZES, extern=lambda value, xs, sizes: [np.sort(xs[0]), np.argsort(xs[0])]
+    )
     assert got is not None and got.tolist() == [3, 2, 1, 0]

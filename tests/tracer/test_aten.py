@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import pytest
@@ -43,7 +44,148 @@ def test_lowered_program_computes_what_torch_does(program: Program) -> None:
         close(mine, reference)
         if reference.numel():
             significant = [(number(s, sizes), n) for s, n in zip(strides, reference.shape, strict=True)]
-            assert [s for s, n in significant if n > 1] == [s for s, n in zip(reference.stride(), reference.shape, strict=True) if n > 1]
+            assert [s for s, n in significant if n > 1] == [
+                s for s, n in zip(reference.stride(), reference.shape, strict=True) if n > 1
+            ]
     for mine, reference in zip(ours, theirs, strict=True):
         close(mine, reference)
     assert len(extern(graph)) == program.aten, extern(graph)
+
+
+# ---------------------------------------------------------------------------------------------- what stays outside
+def lowered(function: Any, *tensors: torch.Tensor) -> Graph:
+    return verify(lower(*capture(function, tensors)))
+
+
+def test_a_reshape_by_a_divisor_is_exact() -> None:
+    graph = lowered(lambda a: a.view(a.shape[0], 2, -1) * 2, torch.ones(4, 6))
+    (size,) = [v.params["shape"][2] for v in graph.order() if v.prim == "reshape"]
+    assert size == graph.inputs[0].shape[1] / 2  # a fraction: the guard says that 2 divides it
+
+
+def test_random_ops_are_effects_in_order_and_never_merged() -> None:
+    def draw(a: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.rand_like(a), torch.rand_like(a), torch.bernoulli(a), a.clone().normal_()
+
+    graph = lowered(draw, torch.full((4, 6), 0.5))
+    assert [v.prim for v in graph.order() if v.prim.startswith("aten")] == ["aten_effect"] * 4
+    assert [op.split(".")[1] for op in extern(graph)] == ["rand_like", "rand_like", "bernoulli", "normal_functional"]
+    a = torch.full((4, 6), 0.5)
+    torch.manual_seed(0)
+    want = draw(a)
+    torch.manual_seed(0)
+    got = run(graph, [a], symbols(graph, [a]))
+    assert all(torch.equal(g, w) for g, w in zip(got, want, strict=True) if g is not None)
+
+
+def test_dropout_draws_as_eager_does() -> None:
+    a = torch.ones(8, 8)
+    drop = lambda t: torch.nn.functional.dropout(t, 0.5)  # noqa: E731
+    graph = lowered(drop, a)
+    torch.manual_seed(3)
+    want = drop(a)
+    torch.manual_seed(3)
+    (got,) = run(graph, [a], symbols(graph, [a]))
+    assert got is not None and torch.equal(got, want)
+
+
+def test_complex_values_stay_with_torch() -> None:
+    graph = lowered(lambda a: torch.fft.fft(a).abs() + 1, torch.ones(4, 8))
+    assert [v.prim for v in graph.order()][-2:] == ["full", "add"]
+    (got,) = run(graph, [torch.ones(4, 8)], symbols(graph, [torch.ones(4, 8)]))
+    assert got is not None
+    torch.testing.assert_close(got, torch.fft.fft(torch.ones(4, 8)).abs() + 1)
+
+
+def test_spec_has_words_sizes_and_operands() -> None:
+    graph = lowered(lambda a: torch.rand(a.shape[0], 3, device=a.device, dtype=torch.float64), torch.ones(4))
+    (node,) = [v for v in graph.order() if v.prim == "aten_effect"]
+    args, named = node.params["spec"]
+    assert args == ((graph.inputs[0].shape[0], 3),)
+    assert dict(named)["dtype"] == ("dtype", "f64") and dict(named)["device"] == ("device", "")
+
+
+def test_custom_ops_are_called() -> None:
+    with torch.library._scoped_library("fusegrad_test", "FRAGMENT") as library:
+        library.define("double(Tensor x) -> Tensor")
+        library.impl("double", lambda x: x * 2, "CompositeExplicitAutograd")
+        graph = lowered(lambda a: torch.ops.fusegrad_test.double(a) + 1, torch.ones(4))
+        assert extern(graph) == ["fusegrad_test.double.default"]
+        assert torch.equal(run(graph, [torch.ones(4)], symbols(graph, [torch.ones(4)]))[0], torch.full((4,), 3.0))
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [
+        ("aten.nonzero", lambda a: torch.nonzero(a)),
+        ("aten.index.Tensor", lambda a: a[a > 0]),
+        ("aten.masked_select", lambda a: torch.masked_select(a, a > 0)),
+        ("aten._local_scalar_dense", lambda a: a * a.sum().item()),
+        ("aten.as_strided", lambda a: torch.as_strided(a.t(), (2, 2), (1, 1)) * 1),
+    ],
+)
+def test_what_is_not_about_values_is_refused_by_name(name: str, function: Any) -> None:
+    gm, fakes = capture(function, [torch.ones(4, 6)])
+    with pytest.raises(LoweringError, match=name):
+        lower(gm, fakes)
+
+
+def test_large_constants_are_refused() -> None:
+    numbers = torch.arange(600.0).sin().tolist()
+    with pytest.raises(LoweringError, match="constant of 600"):
+        lower(*capture(lambda a: a * torch.tensor(numbers).sum(), [torch.ones(4)]))
+
+
+# ---------------------------------------------------------------------------------------------- edges of the graph
+def test_inputs_have_names_and_strides_and_outputs_the_strides_of_the_capture() -> None:
+    gm, fakes = capture(lambda a: (a * 2, a.t(), None), [torch.ones(6, 4).t()])
+    graph = lower(gm, fakes, name="scale", input_names=["x"])
+    (rows, columns), x = graph.inputs[0].shape, graph.inputs[0]
+    assert (graph.name, x.params["name"], x.params["strides"]) == ("scale", "x", (1, rows))
+    assert graph.outputs[2] is None and graph.output_strides == [(1, rows), (rows, 1), None]
+    assert str(columns) != str(rows)
+
+
+def test_mutated_inputs_are_on_record() -> None:
+    graph = lowered(lambda a, b: a.add_(b), torch.ones(4), torch.ones(4))
+    assert graph.mutations == {0: graph.outputs[0]}
+
+
+def test_origin_is_the_line_and_the_last_node_of_a_line_has_its_name() -> None:
+    gm, fakes = capture(lambda a: torch.sigmoid(a * 2) + 1, [torch.ones(4)])
+    nodes = [n for n in gm.graph.nodes if n.op == "call_function"]
+    for node, origin in zip(
+        nodes, [("y", "f.py:1", "y = sigmoid(a * 2)")] * 2 + [(None, "f.py:2", "return y + 1")], strict=True
+    ):
+        node.meta["fusegrad_origin"] = origin
+    graph = lower(gm, fakes)
+    named = {v.prim: (v.origin.name, v.origin.op, v.origin.where) for v in graph.order() if v.prim != "full"}
+    assert named == {
+        "mul": (None, "aten.mul.Tensor", "f.py:1"),
+        "sigmoid": ("y", "aten.sigmoid.default", "f.py:1"),
+        "add": (None, "aten.add.Tensor", "f.py:2"),
+    }
+
+
+def test_a_nested_function_is_one_call_node() -> None:
+    def target(a: torch.Tensor, factor: float) -> tuple[torch.Tensor, torch.Tensor]:
+        return a * factor, a.sum(0)
+
+    target.fusegrad_call = "Nested"  # type: ignore[attr-defined]
+    gm, fakes = capture(lambda a: (a * 3.0, a.sum(0)), [torch.ones(4, 6)])
+    made = torch.fx.Graph()
+    a = made.placeholder("a")
+    a.meta["val"] = fakes[0]
+    twice = made.call_function(torch.ops.aten.mul.Tensor, (a, 2.0))
+    call = made.call_function(target, (twice, 3.0))
+    call.meta["val"] = tuple(n.meta["val"] for n in gm.graph.nodes if n.op == "call_function")
+    first, second = (made.call_function(operator.getitem, (call, i)) for i in (0, 1))
+    first.meta["val"], second.meta["val"] = call.meta["val"]
+    changed = made.call_function(torch.ops.aten.add_.Tensor, (first, 1.0))
+    changed.meta["val"] = first.meta["val"]
+    made.output((changed, second))
+    graph = verify(lower(torch.fx.GraphModule(torch.nn.Module(), made), fakes))
+    assert [v.prim for v in graph.order() if v.prim in ("call", "pick")] == ["call", "pick", "pick"]
+    x = torch.ones(4, 6)
+    got = run(graph, [x], symbols(graph, [x]))
+    assert torch.equal(got[0], x * 6 + 1) and torch.equal(got[1], (x * 2).sum(0))
