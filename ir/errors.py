@@ -72,3 +72,13 @@ class SpecError(FusegradError, ValueError):
     """An argument specification such as "bf16[8192,4096]" could not be read."""
 
     message = "cannot read {spec!r} as a tensor specification\n  fix:  write dtype[size,size,...], for example \"bf16[8192,4096]\" or \"i64[8192]\"."
+
+
+class Unfusible(FusegradError):
+    """The code generator cannot emit a value; the runtime calls its operation as it is."""
+
+    message = "cannot generate code for {value}: {reason}"
+
+    def __init__(self, value: Any, reason: str) -> None:
+        super().__init__(value=value, reason=reason)
+        self.value, self.reason = value, reason

@@ -1,0 +1,283 @@
+"""A group's graph to kernels: as few as the rules allow, with a temporary wherever a value has to be complete first.
+
+    build the axis program of one stage -> unify -> schedule -> emit
+        Cut(values)      materialise them: they become stores of an earlier stage, and loads here
+        Separate(sinks)  give them a kernel of their own
+        symbols of a resident row are pinned: the stage is built again with their values
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import sympy
+
+from ..ir import Graph, Value
+from ..ir.errors import Unfusible
+from ..ir.graph import building, emit, provenance
+from ..ir.prims import PRIMS
+from ..ir.types import COMPLEX, FLOAT8, LOW_FLOATS, TensorType, contiguous_strides
+from . import prelude
+from .axes import Axis, Builder, Cut, Goal, Memory, Program, Sink, below, unify
+from .emit import Emitter
+from .kernel import Buffer, Kernel, Kernels, Ref, Target
+from .mathematics import rules as elementwise_rules
+from .names import identifier
+from .schedule import Scheduler, Separate
+from .sizes import Hints, symbols
+
+FUSIBLE = frozenset({"input", "elementwise", "source", "layout", "reduce", "scan", "gather", "scatter", "random"})
+DEPTH = 120
+"""Longest chain of values inside one kernel."""
+ATOMIC = frozenset({"i32", "i64", "u32", "u64", "f32", "f64"})
+
+
+def generate(graph: Graph, *, target: Target, hints: Mapping[sympy.Symbol, int], name: str) -> Kernels:
+    """The kernels that compute the outputs of `graph`, in launch order, and the temporaries between them.
+
+    `hints`: the current value of every symbol; they choose blocks, never meaning. Raises Unfusible.
+    """
+    plain = _expanded(graph)
+    for value in plain.order():
+        _check_fusible(value)
+    return _Group(plain, target, hints, identifier(name) or "kernel").kernels()
+
+
+def module(kernels: Iterable[Kernel], header: str = "") -> str:
+    """A self-contained Python module with the kernels and the helpers they use."""
+    sources = [k.source for k in kernels]
+    parts = ["import triton\nimport triton.language as tl", *prelude.helpers_in(sources), *sources]
+    body = "\n\n\n".join(p.strip("\n") for p in parts) + "\n"
+    comment = "".join(f"# {line}".rstrip() + "\n" for line in header.splitlines())
+    return f"{comment}\n{body}" if comment else body
+
+
+def _check_fusible(value: Value) -> None:
+    if PRIMS[value.prim].family not in FUSIBLE:
+        raise Unfusible(value, f"{value.prim} is not emitted")
+    if value.dtype in COMPLEX or value.dtype in FLOAT8:
+        raise Unfusible(value, f"dtype {value.dtype} is not emitted")
+    if PRIMS[value.prim].family == "elementwise" and value.prim != "cast" and value.prim not in elementwise_rules:
+        raise Unfusible(value, f"{value.prim} has no rule")
+    if value.prim == "scatter" and value.params["mode"] == "add" and value.dtype == "b1":
+        raise Unfusible(value, "no atomic addition of booleans")
+
+
+# ---------------------------------------------------------------------- before: fewer primitives
+def _expanded(graph: Graph) -> Graph:
+    """The live part of the graph, argmax and argmin spelled out: where(x == max, place, size), then the minimum."""
+    out = Graph(graph.name)
+    new = {v.id: out.input(v.aval, v.params["name"], v.params["strides"]) for v in graph.inputs}
+    with building(out):
+        for value in graph.order():
+            with provenance(value.origin):
+                args = [new[a.id] for a in value.args]
+                spelled = _spelled(value, args[0]) if value.prim in ("argmax", "argmin") else None
+                new[value.id] = spelled or out.emit(value.prim, args, value.params)
+    outputs = [None if o is None else new[o.id] for o in graph.outputs]
+    return out.returning(outputs, graph.output_strides)
+
+
+def _spelled(value: Value, x: Value) -> Value:
+    axis = value.params["axis"]
+    axes = tuple(d for d in range(x.ndim) if d != axis)
+    top = emit("amax" if value.prim == "argmax" else "amin", x, axes=(axis,))
+    hit = emit("eq", x, emit("broadcast", top, shape=x.shape, axes=axes))
+    if x.aval.is_float:
+        hit = emit("or", hit, emit("isnan", x))
+    counted = emit("broadcast", emit("iota", size=x.shape[axis], dtype="i64"), shape=x.shape, axes=(axis,))
+    beyond = emit("full", value=x.shape[axis], shape=x.shape, dtype="i64")
+    return emit("amin", emit("where", hit, counted, beyond), axes=(axis,))
+
+
+def _substituted(graph: Graph, pins: Mapping[sympy.Symbol, int]) -> Graph:
+    """The same graph, node for node, with symbols replaced by numbers."""
+    out = Graph(graph.name)
+    for node, attrs in graph.nx.nodes(data=True):
+        params = {k: _with(v, pins) for k, v in attrs["params"].items()}
+        avals = tuple(TensorType(_with(a.shape, pins), a.dtype) for a in attrs["avals"])
+        out.nx.add_node(node, **{**attrs, "params": params, "avals": avals})
+    out.nx.add_edges_from(graph.nx.edges(keys=True))
+    out.inputs = [Value(out, v.id) for v in graph.inputs]
+    outputs = [None if o is None else Value(out, o.id) for o in graph.outputs]
+    return out.returning(outputs, [_with(s, pins) for s in graph.output_strides])
+
+
+def _with(param: Any, pins: Mapping[sympy.Symbol, int]) -> Any:
+    if isinstance(param, tuple):
+        return tuple(_with(p, pins) for p in param)
+    if not isinstance(param, sympy.Basic) or not param.free_symbols & pins.keys():
+        return param
+    replaced = param.subs(dict(pins))
+    return int(replaced) if replaced.is_Integer else replaced
+
+
+# ---------------------------------------------------------------------- the search for kernels
+class _Group:
+    """One graph on its way to kernels: what is materialised, and which goals were told apart."""
+
+    def __init__(self, graph: Graph, target: Target, hints: Hints, name: str) -> None:
+        self.graph, self.target, self.hints, self.name = graph, target, hints, name
+        self.order = graph.order()
+        self.cut: dict[int, None] = {}
+        self.apart: set[frozenset[int]] = set()
+        self.alone: set[int] = set()
+        self._cut_deep()
+
+    def _cut_deep(self) -> None:
+        depth: dict[int, int] = {}
+        for v in self.order:
+            if v.prim == "scatter":
+                self.cut[v.id] = None
+            depth[v.id] = max((0 if a.id in self.cut else depth.get(a.id, 0) + 1 for a in v.args), default=0)
+            if depth[v.id] >= DEPTH:
+                self.cut[v.id] = None
+
+    def kernels(self) -> Kernels:
+        """Build; wherever a kernel asks for a cut, materialise and build again."""
+        for _ in range(4 * len(self.order) + 8):
+            try:
+                return self._attempt()
+            except Cut as wanted:
+                self._take(wanted)
+        raise Unfusible(self.order[-1], "no division into kernels was found")
+
+    def _take(self, wanted: Cut) -> None:
+        new = [n.id for n in wanted.nodes if n.id not in self.cut and n.prim != "input"]
+        if new:
+            self.cut.update(dict.fromkeys(new))
+            return
+        told = {n.id for n in wanted.nodes} - self.alone
+        if not told:
+            raise Unfusible(wanted.nodes[0] if wanted.nodes else self.order[-1], "it cannot be computed by one kernel")
+        self.alone |= told
+
+    # ------------------------------------------------------------------ memory
+    def _memory(self) -> tuple[dict[int, Memory], list[Buffer]]:
+        """Where cut values live: the output that returns them, or a temporary."""
+        memory: dict[int, Memory] = {}
+        temporaries: list[Buffer] = []
+        for position, (value, strides) in enumerate(zip(self.graph.outputs, self.graph.output_strides, strict=True)):
+            if value is not None and value.id in self.cut and self._keeps(value) and strides is not None:
+                memory.setdefault(value.id, Memory(Ref("output", position), strides, value.dtype))
+        for v in self.order:
+            if v.id in self.cut and v.id not in memory:
+                buffer = self._temporary(v, len(temporaries))
+                memory[v.id] = Memory(Ref("temporary", len(temporaries)), buffer.strides, buffer.dtype)
+                temporaries.append(buffer)
+        return memory, temporaries
+
+    def _keeps(self, value: Value) -> bool:
+        """The output's own dtype can hold what is accumulated into it."""
+        return not (value.prim == "scatter" and value.params["mode"] == "add") or value.dtype in ATOMIC
+
+    def _temporary(self, value: Value, number: int) -> Buffer:
+        dtype = value.dtype
+        if not self._keeps(value):
+            dtype = "f32" if dtype in LOW_FLOATS else "i32"
+        label = identifier(value.origin.name) or value.prim
+        return Buffer(f"{label}_{number}", dtype, value.shape, contiguous_strides(value.shape))
+
+    # ------------------------------------------------------------------ stages
+    def _goals(self, memory: Mapping[int, Memory]) -> list[list[Goal]]:
+        """What to write, by stage: a value's stage is above those of the cut values that it reads."""
+        ready: dict[int, int] = {v.id: 0 for v in self.graph.inputs}
+        goals: dict[int, list[Goal]] = {}
+        for v in self.order:
+            stage = max((ready[a.id] for a in v.args), default=0)
+            if v.prim == "scatter":
+                base = max(ready[v.args[0].id], 0)
+                goals.setdefault(base, []).append(Goal(v.args[0], memory[v.id]))
+                stage = max(stage, base + 1)
+                goals.setdefault(stage, []).append(Goal(v, memory[v.id], scatter=True))
+            elif v.id in self.cut:
+                goals.setdefault(stage, []).append(Goal(v, memory[v.id]))
+            ready[v.id] = stage + 1 if v.id in self.cut else stage
+        for position, (value, strides) in enumerate(zip(self.graph.outputs, self.graph.output_strides, strict=True)):
+            if value is None or strides is None:
+                continue
+            ref = Ref("output", position)
+            if value.id not in memory or memory[value.id].ref != ref:
+                goals.setdefault(ready[value.id], []).append(Goal(value, Memory(ref, strides, value.dtype)))
+        return [goals[s] for s in sorted(goals)]
+
+    def _attempt(self) -> Kernels:
+        memory, temporaries = self._memory()
+        found: list[Kernel] = []
+        for goals in self._goals(memory):
+            for part in self._parts(goals):
+                found += self._stage(part, memory, len(found))
+        if len(found) == 1:
+            found = [self._renamed(found[0], self.name)]
+        return Kernels(tuple(found), tuple(temporaries))
+
+    def _parts(self, goals: Sequence[Goal]) -> list[list[Goal]]:
+        """Goals that may share a kernel: scatters and values told apart get their own."""
+        single = [g for g in goals if g.scatter or g.node.id in self.alone]
+        rest = [g for g in goals if g not in single]
+        return [*([rest] if rest else []), *([g] for g in single)]
+
+    def _renamed(self, kernel: Kernel, label: str) -> Kernel:
+        return replace(kernel, name=label, source=kernel.source.replace(f"def {kernel.name}(", f"def {label}(", 1))
+
+    # ------------------------------------------------------------------ one stage
+    def _stage(self, goals: Sequence[Goal], memory: Mapping[int, Memory], number: int) -> list[Kernel]:
+        todo = [list(goals)]
+        kernels: list[Kernel] = []
+        while todo:
+            part = todo.pop(0)
+            kernel = self._kernel(part, memory, {}, f"{self.name}_{number + len(kernels)}")
+            if isinstance(kernel, Kernel):
+                kernels.append(kernel)
+            else:
+                todo[:0] = kernel
+        return kernels
+
+    def _kernel(
+        self, goals: list[Goal], memory: Mapping[int, Memory], pins: dict[sympy.Symbol, int], label: str
+    ) -> Kernel | list[list[Goal]]:
+        """A kernel for the goals, or the goals in parts that have to be kernels of their own."""
+        graph = _substituted(self.graph, pins) if pins else self.graph
+        builder = Builder(graph, {k: _pinned(m, pins) for k, m in memory.items()})
+        own = [Goal(Value(graph, g.node.id), _pinned(g.memory, pins), g.scatter) for g in goals]
+        sinks = unify(builder, builder.sinks(own))
+        groups = _together(sinks)
+        if len(groups) > 1:
+            return [[g for g in goals if any(g.memory.ref == s.ref for s in group)] for group in groups]
+        program = Program(sinks)
+        try:
+            plan = Scheduler(program, self.target, self.hints).schedule()
+        except Separate as wanted:
+            refs = {s.ref for s in wanted.sinks}
+            return [[g for g in goals if g.memory.ref not in refs], [g for g in goals if g.memory.ref in refs]]
+        free = symbols(a.size for a in plan.row) if not plan.chunked else set()
+        if free:
+            chosen = {**pins, **{s: int(self.hints[s]) for s in sorted(free, key=str)}}
+            return self._kernel(goals, memory, chosen, label)
+        return replace(Emitter(program, plan, self.target, self.hints, label).kernel_of(), pinned=pins)
+
+
+def _pinned(memory: Memory, pins: Mapping[sympy.Symbol, int]) -> Memory:
+    return Memory(memory.ref, _with(memory.strides, pins), memory.dtype) if pins else memory
+
+
+def _together(sinks: Sequence[Sink]) -> list[list[Sink]]:
+    """Sinks whose axes nest: one kernel walks the largest set."""
+    walked = [(s, _cone(s)) for s in sinks]
+    groups: list[tuple[list[Sink], frozenset[Axis]]] = []
+    for sink, axes in sorted(walked, key=lambda w: -len(w[1])):
+        for number, (members, own) in enumerate(groups):
+            same_memory = any(m.ref == sink.ref for m in members)
+            if axes <= own or own <= axes or same_memory:
+                groups[number] = ([*members, sink], own | axes)
+                break
+        else:
+            groups.append(([sink], axes))
+    return [members for members, _ in groups]
+
+
+def _cone(sink: Sink) -> frozenset[Axis]:
+    return frozenset(sink.axes).union(*(t.axes for t in below(sink.terms)))
+

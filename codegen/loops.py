@@ -1,0 +1,242 @@
+"""Expressions and a small tree of statements: what a kernel body is before it is text.
+
+    Let(x, load)   For(row, range, [ .. Accumulate(dw_acc, +, ..) .. Store(..) ])   If(last, [ .. ])
+
+`prune` drops what nothing reads, `check` proves that every name is defined once and before its use, and that a vector
+store to lanes that may lie outside carries a mask; `render` is the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from ..ir.errors import InvalidGraphError
+
+ATOM, UNARY, PRODUCT, SUM, SHIFT, AND, XOR, OR, COMPARISON = 10, 9, 8, 7, 6, 5, 4, 3, 2
+STRENGTH = {
+    "*": PRODUCT, "/": PRODUCT, "//": PRODUCT, "%": PRODUCT, "+": SUM, "-": SUM, "<<": SHIFT, ">>": SHIFT,
+    "&": AND, "^": XOR, "|": OR, "==": COMPARISON, "!=": COMPARISON, "<": COMPARISON, "<=": COMPARISON,
+    ">": COMPARISON, ">=": COMPARISON,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Expr:
+    """Text, how tightly it binds, and the names that it reads (helpers and arguments included)."""
+
+    text: str
+    strength: int = ATOM
+    names: frozenset[str] = frozenset()
+
+    def __str__(self) -> str:
+        return self.text
+
+    def inside(self, strength: int) -> str:
+        """The text as an operand of something that binds with `strength`."""
+        return self.text if self.strength >= strength else f"({self.text})"
+
+
+def name(text: str) -> Expr:
+    return Expr(text, ATOM, frozenset([text]))
+
+
+def literal(text: str | int | float) -> Expr:
+    """A number or constant; a negative one binds as a unary minus does."""
+    text = str(text)
+    return Expr(text, UNARY if text.startswith("-") else ATOM)
+
+
+def binary(operator: str, left: Expr, right: Expr) -> Expr:
+    """left operator right, left-associative; comparisons never chain."""
+    own = STRENGTH[operator]
+    chained = own if own != COMPARISON else own + 1
+    return Expr(f"{left.inside(chained)} {operator} {right.inside(own + 1)}", own, left.names | right.names)
+
+
+def unary(operator: str, operand: Expr) -> Expr:
+    return Expr(f"{operator}{operand.inside(UNARY)}", UNARY, operand.names)
+
+
+def call(function: str, *operands: Expr, **keywords: Expr | str) -> Expr:
+    """function(operands, keyword=..); a helper's name counts as read."""
+    given = [o.text for o in operands] + [f"{k}={v}" for k, v in keywords.items()]
+    names = frozenset().union(*(o.names for o in (*operands, *keywords.values()) if isinstance(o, Expr)))
+    return Expr(f"{function}({', '.join(given)})", ATOM, names | {function.split(".")[0]})
+
+
+def method(operand: Expr, call_text: str) -> Expr:
+    """operand.call_text"""
+    return Expr(f"{operand.inside(ATOM)}.{call_text}", ATOM, operand.names)
+
+
+def total(operator: str, operands: Iterable[Expr]) -> Expr | None:
+    """a + b + .., None for nothing."""
+    result: Expr | None = None
+    for operand in operands:
+        result = operand if result is None else binary(operator, result, operand)
+    return result
+
+
+@dataclass(slots=True)
+class Let:
+    name: str
+    value: Expr
+    comment: str = ""
+
+
+@dataclass(slots=True)
+class Accumulate:
+    """name = combined, where combined reads name; `name += value` for sums."""
+
+    name: str
+    operator: str  # "+=", "*=" or "="
+    value: Expr
+    comment: str = ""
+
+
+@dataclass(slots=True)
+class Store:
+    """A store or, for `atomic`, an atomic addition. `lanes`: masks of the lanes that may lie outside."""
+
+    pointer: Expr
+    value: Expr
+    mask: Expr | None
+    lanes: frozenset[str] = frozenset()
+    atomic: bool = False
+    comment: str = ""
+
+
+@dataclass(slots=True)
+class For:
+    variable: str
+    over: Expr
+    body: list[Statement]
+
+
+@dataclass(slots=True)
+class If:
+    condition: Expr
+    body: list[Statement]
+
+
+Statement = Let | Accumulate | Store | For | If
+
+
+@dataclass(slots=True)
+class Scope:
+    """A block under construction. `memo` remembers which expression stands for what; lookups go outward."""
+
+    level: int
+    parent: Scope | None = None
+    body: list[Statement] = field(default_factory=list)
+    memo: dict[object, Expr] = field(default_factory=dict)
+    closed: bool = False
+
+    def find(self, key: object) -> Expr | None:
+        scope: Scope | None = self
+        while scope is not None:
+            if key in scope.memo:
+                return scope.memo[key]
+            scope = scope.parent
+        return None
+
+    def home(self, level: int) -> Scope:
+        """The outermost open block at or below which something of this level may be computed."""
+        scope = self
+        while scope.level > level and scope.parent is not None and not scope.parent.closed:
+            scope = scope.parent
+        return scope
+
+
+def prune(body: list[Statement], needed: set[str]) -> list[Statement]:
+    """The statements that a store depends on; `needed` collects what they read, last first."""
+    kept: list[Statement] = []
+    for statement in reversed(body):
+        if isinstance(statement, (For, If)):
+            kept += _pruned_block(statement, needed)
+        elif isinstance(statement, Store) or statement.name in needed:
+            needed |= _reads(statement)
+            kept.append(statement)
+    return kept[::-1]
+
+
+def _pruned_block(block: For | If, needed: set[str]) -> list[Statement]:
+    """Twice, for what one turn of a loop reads and an earlier turn wrote."""
+    for _ in range(2):
+        inner = prune(block.body, needed)
+    if not inner:
+        return []
+    head = block.over if isinstance(block, For) else block.condition
+    needed |= head.names
+    block.body = inner
+    return [block]
+
+
+def _reads(statement: Let | Accumulate | Store) -> frozenset[str]:
+    if isinstance(statement, Store):
+        return statement.pointer.names | statement.value.names | (statement.mask.names if statement.mask else frozenset())
+    own = {statement.name} if isinstance(statement, Accumulate) else set()
+    return statement.value.names | own
+
+
+def check(body: Sequence[Statement], known: Iterable[str], kernel: str) -> None:
+    """Every name defined once and before its use, every store masked where its lanes may lie outside."""
+    defined = set(known)
+    for fault in _faults(body, defined):
+        raise InvalidGraphError(fault, node=f"kernel {kernel}")
+
+
+def _faults(body: Sequence[Statement], defined: set[str]) -> Iterator[str]:
+    for statement in body:
+        yield from (f"{n} is read before it is defined" for n in sorted(_head(statement) - defined))
+        if isinstance(statement, (For, If)):
+            inner = set(defined) | ({statement.variable} if isinstance(statement, For) else set())
+            yield from _faults(statement.body, inner)
+        elif isinstance(statement, Let):
+            if statement.name in defined:
+                yield f"{statement.name} is defined twice"
+            defined.add(statement.name)
+        elif isinstance(statement, Store):
+            written = statement.mask.names if statement.mask else frozenset()
+            yield from (f"a store lacks the mask {n}" for n in sorted(statement.lanes - written))
+
+
+def _head(statement: Statement) -> frozenset[str]:
+    if isinstance(statement, For):
+        return statement.over.names
+    return statement.condition.names if isinstance(statement, If) else _reads(statement)
+
+
+def render(body: Iterable[Statement], indent: str = "    ") -> Iterator[str]:
+    """The lines of text."""
+    for statement in body:
+        if isinstance(statement, For):
+            yield f"{indent}for {statement.variable} in {statement.over}:"
+            yield from render(statement.body, indent + "    ")
+        elif isinstance(statement, If):
+            yield f"{indent}if {statement.condition}:"
+            yield from render(statement.body, indent + "    ")
+        else:
+            yield f"{indent}{_line(statement)}{'  # ' + statement.comment if statement.comment else ''}"
+
+
+def _line(statement: Let | Accumulate | Store) -> str:
+    if isinstance(statement, Let):
+        return f"{statement.name} = {statement.value}"
+    if isinstance(statement, Accumulate):
+        return f"{statement.name} {statement.operator} {statement.value}"
+    mask = f", mask={statement.mask}" if statement.mask else ""
+    if statement.atomic:
+        return f'tl.atomic_add({statement.pointer}, {statement.value}{mask}, sem="relaxed")'
+    return f"tl.store({statement.pointer}, {statement.value}{mask})"
+
+
+def read_names(body: Iterable[Statement]) -> set[str]:
+    """Every name that a body reads."""
+    found: set[str] = set()
+    for statement in body:
+        found |= _head(statement)
+        if isinstance(statement, (For, If)):
+            found |= read_names(statement.body)
+    return found

@@ -1,0 +1,190 @@
+"""What every elementwise primitive is in Triton, as a table; low floats are computed in float32 and rounded by the caller."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import sympy
+
+from ..ir.types import LOW_FLOATS, UNSIGNED
+from .loops import Expr, binary, call, literal, method, unary
+
+TL = {
+    "b1": "tl.int1", "i8": "tl.int8", "i16": "tl.int16", "i32": "tl.int32", "i64": "tl.int64", "u8": "tl.uint8",
+    "u16": "tl.uint16", "u32": "tl.uint32", "u64": "tl.uint64", "f16": "tl.float16", "bf16": "tl.bfloat16",
+    "f32": "tl.float32", "f64": "tl.float64",
+}  # fmt: skip
+FLOATING = frozenset({"f16", "bf16", "f32", "f64"})
+BITS = {name: int(name[1:]) for name in ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64")}
+
+
+def held(dtype: str) -> str:
+    """The dtype that registers hold: float32 for low floats."""
+    return "f32" if dtype in LOW_FLOATS else dtype
+
+
+def number(value: Any, dtype: str) -> str:
+    """A Python number as a literal of this dtype."""
+    if dtype == "b1":
+        return str(bool(value))
+    if dtype in FLOATING:
+        value = _as_low(float(value), dtype)
+        return repr(value) if math.isfinite(value) else f'float("{value}")'
+    bits = BITS[dtype]
+    wrapped = int(value) % (1 << bits)
+    return str(wrapped if dtype in UNSIGNED or wrapped < 1 << (bits - 1) else wrapped - (1 << bits))
+
+
+def _as_low(value: float, dtype: str) -> float:
+    """The nearest value of a low float dtype."""
+    if not math.isfinite(value) or dtype in ("f32", "f64"):
+        return value
+    if dtype == "f16":
+        try:
+            return float(struct.unpack("<e", struct.pack("<e", value))[0])
+        except OverflowError:
+            return math.copysign(math.inf, value)
+    try:
+        (bits,) = struct.unpack("<I", struct.pack("<f", value))
+    except OverflowError:
+        return math.copysign(math.inf, value)
+    bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+    return float(struct.unpack("<f", struct.pack("<I", bits))[0])
+
+
+def lowest(kind: str, dtype: str) -> Any:
+    """The neutral element of a reduction, held in `dtype`."""
+    if kind in ("sum", "prod"):
+        return 0 if kind == "sum" else 1
+    if dtype in FLOATING:
+        return -math.inf if kind == "amax" else math.inf
+    if dtype == "b1":
+        return kind == "amin"
+    low, high = (0, 2 ** BITS[dtype] - 1) if dtype in UNSIGNED else (-(2 ** (BITS[dtype] - 1)), 2 ** (BITS[dtype] - 1) - 1)
+    return low if kind == "amax" else high
+
+
+def cast(x: Expr, source: str, target: str) -> Expr:
+    """torch's conversion between dtypes as registers hold them; the caller rounds to low floats."""
+    if target == "b1":
+        return x if source == "b1" else binary("!=", x, literal("0.0" if source in FLOATING else 0))
+    if held(source) == held(target):
+        return x
+    return method(x, f"to({TL[held(target)]})")
+
+
+Rule = Callable[..., Expr]
+
+
+def _infix(operator: str) -> Rule:
+    return lambda d, x, y: binary(operator, x, y)
+
+
+def _tl(name: str) -> Rule:
+    return lambda d, *xs: call(f"tl.{name}", *xs)
+
+
+def _helper(name: str) -> Rule:
+    return lambda d, *xs: call(name, *xs)
+
+
+def _floats_only(name: str) -> Rule:
+    """A rounding function: integers are whole already."""
+    return lambda d, x: call(name, x) if d in FLOATING else x
+
+
+def _by_kind(floats: Rule, integers: Rule, booleans: Rule | None = None) -> Rule:
+    return lambda d, *xs: (floats if d in FLOATING else booleans if d == "b1" and booleans else integers)(d, *xs)
+
+
+def _ordered(operator: str) -> Rule:
+    """A comparison; booleans compare as 0 < 1, not as signed bits."""
+    widened = lambda x: method(x, "to(tl.int32)")  # noqa: E731
+    return lambda d, x, y: binary(operator, widened(x), widened(y)) if d == "b1" else binary(operator, x, y)
+
+
+def _power(d: str, x: Expr, y: Expr) -> Expr:
+    """Small constant exponents are multiplications."""
+    short = {"2.0": lambda: binary("*", x, x), "1.0": lambda: x, "0.5": lambda: call("tl.sqrt", x)}
+    if d in FLOATING and y.text in short and x.text.isidentifier():
+        return short[y.text]()
+    return call("power" if d in FLOATING else "integer_power", x, y)
+
+
+_absolute: Rule = lambda d, x: x if d in UNSIGNED or d == "b1" else call("tl.abs", x)  # noqa: E731
+_infinite: Rule = lambda d, x: binary("==", call("tl.abs", x), literal('float("inf")'))  # noqa: E731
+
+rules: dict[str, Rule] = {
+    "add": _by_kind(_infix("+"), _infix("+"), _infix("|")),
+    "sub": _infix("-"),
+    "mul": _by_kind(_infix("*"), _infix("*"), _infix("&")),
+    "div": _infix("/"),
+    "and": _infix("&"),
+    "or": _infix("|"),
+    "xor": _infix("^"),
+    "shl": _infix("<<"),
+    "shr": _infix(">>"),
+    "eq": _infix("=="),
+    "ne": _infix("!="),
+    "lt": _ordered("<"),
+    "le": _ordered("<="),
+    "gt": _ordered(">"),
+    "ge": _ordered(">="),
+    "max": _by_kind(_helper("larger"), _tl("maximum"), _infix("|")),
+    "min": _by_kind(_helper("smaller"), _tl("minimum"), _infix("&")),
+    "rem": _helper("modulo"),
+    "fmod": _infix("%"),
+    "floordiv": _by_kind(_helper("floor_division"), _helper("floor_quotient")),
+    "pow": _power,
+    "atan2": _helper("atan2"),
+    "where": _tl("where"),
+    "neg": lambda d, x: unary("-", x),
+    "conj": lambda d, x: x,
+    "abs": _absolute,
+    "sign": _helper("sign"),
+    "not": lambda d, x: unary("~", x),
+    "isnan": lambda d, x: binary("!=", x, x),
+    "isinf": lambda d, x: _infinite(d, x) if d in FLOATING else binary("!=", x, x),
+    "reciprocal": lambda d, x: binary("/", literal("1.0"), x),
+    "floor": _floats_only("tl.floor"),
+    "ceil": _floats_only("tl.ceil"),
+    "trunc": _floats_only("trunc"),
+    "round": _floats_only("rint"),
+    **{name: _tl(name) for name in ("exp", "exp2", "log", "log2", "sqrt", "rsqrt", "sin", "cos", "sigmoid", "erf")},
+    **{name: _helper(name) for name in (
+        "expm1", "log1p", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "lgamma",
+    )},
+}  # fmt: skip
+
+EXACT = frozenset("neg conj abs sign max min where floor ceil trunc round spread load amax amin fmod".split())
+"""Operations on low floats whose result needs no rounding."""
+
+
+def of_sizes(value: sympy.Expr, symbol: Callable[[sympy.Symbol], Expr]) -> Expr:
+    """A sympy expression over sizes, computed in float64 in the kernel."""
+    if value.is_Symbol:
+        return call("tl.cast", symbol(value), literal("tl.float64"))
+    if value.is_number:
+        return literal(repr(float(value)))
+    args = [of_sizes(a, symbol) for a in value.args]
+    if value.is_Add or value.is_Mul:
+        folded = args[0]
+        for a in args[1:]:
+            folded = binary("+" if value.is_Add else "*", folded, a)
+        return folded
+    if value.is_Pow and value.exp == -1:
+        return binary("/", literal("1.0"), args[0])
+    if value.is_Pow and value.exp in (sympy.Rational(1, 2), sympy.Rational(-1, 2)):
+        root = call("tl.sqrt", args[0])
+        return root if value.exp > 0 else binary("/", literal("1.0"), root)
+    return _call_of_sizes(value, args)
+
+
+def _call_of_sizes(value: sympy.Expr, args: list[Expr]) -> Expr:
+    if value.is_Pow:
+        return call("tl.exp", binary("*", args[1], call("tl.log", args[0])))
+    function = {sympy.floor: "tl.floor", sympy.ceiling: "tl.ceil", sympy.Max: "tl.maximum", sympy.Min: "tl.minimum"}[value.func]
+    return call(function, *args)

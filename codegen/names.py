@@ -1,0 +1,36 @@
+"""Names for the emitted text: the user's own where there are any, never one twice, never one that Python or Triton owns."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Iterable
+
+RESERVED = frozenset(keyword.kwlist) | {
+    "tl", "triton", "range", "float", "int", "bool", "min", "max", "sum", "abs", "pow", "print", "len", "constexpr",
+    "static_range", "cdiv", "minimum", "maximum", "self",
+}  # fmt: skip
+
+
+def identifier(text: str | None) -> str:
+    """The text as a plain ASCII identifier, or "" where nothing is left of it."""
+    word = re.sub(r"[^0-9A-Za-z_]+", "_", text or "").strip("_")
+    return f"v{word}" if word[:1].isdigit() else word
+
+
+class Names:
+    """Hands out each name once: x, x_2, x_3 .."""
+
+    def __init__(self, reserved: Iterable[str] = ()) -> None:
+        self._taken = set(RESERVED) | set(reserved)
+
+    def fresh(self, wish: str | None, otherwise: str = "v") -> str:
+        base = identifier(wish) or otherwise
+        chosen, number = base, 2
+        while chosen in self._taken:
+            chosen, number = f"{base}_{number}", number + 1
+        self._taken.add(chosen)
+        return chosen
+
+    def taken(self, text: str) -> bool:
+        return text in self._taken

@@ -1,0 +1,349 @@
+"""Who walks which axis: every axis gets a role, every value a phase. Rules in order of importance; nothing is searched.
+
+    row    axes that one program covers whole, because a reduction over them is needed inside (in registers, or in chunks)
+    walk   axes that final reductions sum over: persistent programs walk them, the last to arrive adds the partial sums
+    grid   the rest: one program per block
+    tile   block sizes of the axes that are vector dimensions; the others are scalars
+
+Phase of a value: how many reductions inside the program lie below it. A row in chunks is read once per phase.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import sympy
+
+from ..ir import Value
+from ..ir.types import ITEMSIZE, Size, product
+from .axes import REDUCTIONS, SCANS, Axis, Cut, Program, Sink, Term, below
+from .kernel import Target
+from .sizes import Hints, blocks, number, positive, power_of_two
+
+
+class Separate(Exception):
+    """These sinks belong in a kernel of their own."""
+
+    def __init__(self, sinks: Iterable[Sink]) -> None:
+        self.sinks = tuple(sinks)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What one program may hold, in elements. `held`: of resident rows; `lanes`: of one tile; `chunk`: of a row in pieces."""
+
+    held: int
+    lanes: int
+    chunk: int
+    units: int
+    least_items: int
+
+    @staticmethod
+    def of(target: Target) -> Budget:
+        if target.kind == "interpret":
+            held = max(16, target.shared * 8)
+            return Budget(held, min(1 << 16, held), max(16, min(1 << 15, held // 2)), target.units, target.units)
+        return Budget(48 << 10, 2048, 4096, target.units, target.units // 2)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The roles. `programs` and `items` are per strip (block of grid axes); both None where nothing is walked."""
+
+    row: tuple[Axis, ...]
+    chunked: bool
+    walk: tuple[Axis, ...]
+    grid: tuple[Axis, ...]
+    tile: dict[Axis, int]
+    inner: frozenset[Term]
+    final: tuple[Term, ...]
+    after: frozenset[Term]
+    phase: dict[Term, int]
+    items: Size | None
+    programs: Size | None
+    warps: int
+    stages: int
+    order: tuple[Axis, ...]
+
+    def blocks(self, axis: Axis) -> Size:
+        return blocks(axis.size, self.tile.get(axis, 1))
+
+    @property
+    def strips(self) -> Size:
+        return product(self.blocks(a) for a in self.grid)
+
+    @property
+    def lanes(self) -> int:
+        return math.prod(self.tile.values())
+
+
+class Scheduler:
+    """One program, one target, the current sizes."""
+
+    def __init__(self, program: Program, target: Target, hints: Hints) -> None:
+        self.program, self.target, self.hints = program, target, hints
+        self.budget = Budget.of(target)
+        self.size = {a: number(a.size, hints) for a in program.axes}
+        self.reductions = [t for t in program.terms if t.op in REDUCTIONS]
+        self.scans = [t for t in program.terms if t.op in SCANS]
+        self.under = {t: set(below([t])) - {t} for t in program.terms}
+
+    def schedule(self) -> Schedule:
+        order = self._by_stride()
+        row = self._row()
+        inner = [r for r in self.reductions if set(r.param) <= row]
+        final = [r for r in self.reductions if r not in set(inner)]
+        self._check_finals(final, row)
+        outer = [a for a in order if a not in row]
+        walk = self._walk(final, outer, row)
+        rows = tuple(a for a in order if a in row)
+        self._check_serial(inner, rows, outer)
+        accumulators = [r for r in final if r.args[0].axes & row]
+        chunked = self._chunked(rows, accumulators, inner, final)
+        walked = tuple(a for a in outer if a in walk)
+        if chunked and not final:
+            walked = tuple(outer)
+        grid = tuple(a for a in outer if a not in walked)
+        tile = self._tile(rows, chunked, outer, order)
+        after = frozenset(t for t in self.program.terms if t in set(final) or self.under[t] & set(final))
+        self._check_after(final, after, grid, rows)
+        warps = self._warps(math.prod(tile.values()), bool(accumulators))
+        items, programs = self._persistent(walked, grid, tile, rows, chunked, warps, bool(final))
+        if programs is None:
+            walked, grid = (), tuple(outer)
+        return Schedule(
+            rows, chunked, walked, grid, tile, frozenset(inner), tuple(final), after, self._phases(frozenset(inner)),
+            items, programs, warps, self._stages(tile, chunked), tuple(order),
+        )  # fmt: skip
+
+    # ------------------------------------------------------------------ roles
+    def _by_stride(self) -> list[Axis]:
+        """Axes, the largest stride first; the last is the vector: it has stride 1 in most of the memory that moves."""
+        stride = {a: 0 for a in self.program.axes}
+        weight = {a: 0 for a in self.program.axes}
+        for terms, axes, itemsize in self._accesses():
+            moved = math.prod(self.size[a] for a in axes) * itemsize
+            for axis, coefficient in terms:
+                step = abs(number(coefficient, self.hints))
+                stride[axis] = max(stride[axis], step)
+                weight[axis] += moved if step == 1 else 0
+        vector = max(self.program.axes, key=lambda a: (weight[a], -stride[a], a.order), default=None)
+        self.weight = weight
+        return sorted(self.program.axes, key=lambda a: (a is vector, -stride[a], a.order))
+
+    def _accesses(self) -> Iterable[tuple[Sequence[tuple[Axis, Size]], frozenset[Axis], int]]:
+        for term in self.program.terms:
+            if term.op == "load":
+                yield term.param.place.terms, term.axes, ITEMSIZE[term.dtype]
+        for sink in self.program.sinks:
+            yield sink.place.terms, frozenset(sink.axes), ITEMSIZE[sink.dtype]
+
+    def _row(self) -> set[Axis]:
+        """Axes reduced inside: where the result meets its own axes again, or where enough items stay parallel anyway."""
+        row: set[Axis] = {a for s in self.scans for a in s.param}
+        for r in self.reductions:
+            if any(r in self.under[t] and t.axes & set(r.param) for t in self.program.terms) or self._stored_along(r):
+                row |= set(r.param)
+        for r in self.reductions:
+            parallel = math.prod(self.size[a] for a in self.program.axes if a not in row and a not in r.param)
+            if set(r.param) <= row or not self._promotable(r, row):
+                continue
+            vector = max(self.program.axes, key=lambda a: self.weight[a])
+            if parallel >= self.budget.least_items * (1 if vector in r.param else 64):
+                row |= set(r.param)
+        return row
+
+    def _stored_along(self, r: Term) -> bool:
+        """A sink stores something of `r` along an axis that `r` reduces."""
+        return any(
+            set(s.axes) & set(r.param) and any(r is t or r in self.under[t] for t in s.terms) for s in self.program.sinks
+        )
+
+    def _promotable(self, r: Term, row: set[Axis]) -> bool:
+        """No sink or other reduction wants the axes of `r` in parallel."""
+        reduced = set(r.param)
+        if any(set(s.axes) & reduced for s in self.program.sinks):
+            return False
+        return not any(q.axes & reduced for q in self.reductions if q is not r and not set(q.param) <= row)
+
+    # ------------------------------------------------------------------ legality
+    def _check_finals(self, final: list[Term], row: set[Axis]) -> None:
+        """Nothing inside the program may wait for a final reduction; an atomic sink may not either."""
+        waiting = [*self.reductions, *self.scans, *(t for s in self.program.sinks if s.mode != "store" for t in s.terms)]
+        bad = [f for f in final if any(f in self.under[t] or (f is t and t not in self.reductions) for t in waiting)]
+        if bad:
+            raise Cut(_nodes(bad))
+
+    def _walk(self, final: list[Term], outer: list[Axis], row: set[Axis]) -> set[Axis]:
+        """The outer axes that all final reductions sum over (or that a few sum over entirely)."""
+        if not final:
+            return set()
+        reduced = {r: frozenset(r.param) - row for r in final}
+        walk = min((reduced[r] for r in final), key=lambda axes: (len(axes), sorted(a.order for a in axes)))
+        masked = all(positive(a.size) for a in outer if a not in walk)
+        for r in final:
+            everything = reduced[r] == set(outer) and set(outer) <= r.args[0].axes and masked
+            if not (walk <= r.args[0].axes and (reduced[r] == walk or everything)):
+                self._apart(r)
+        return set(walk)
+
+    def _apart(self, r: Term) -> None:
+        """Move what depends on `r` to another kernel, or, where everything does, compute `r` beforehand."""
+        mine = [s for s in self.program.sinks if any(r is t or r in self.under[t] for t in s.terms)]
+        if len(mine) < len(self.program.sinks):
+            raise Separate(mine)
+        raise Cut(_nodes([r]))
+
+    def _check_serial(self, inner: list[Term], row: tuple[Axis, ...], outer: list[Axis]) -> None:
+        """A few long rows would leave most of the device idle: reduce them in a kernel of their own."""
+        length = math.prod(self.size[a] for a in row)
+        items = math.prod(self.size[a] for a in outer)
+        used = [r for r in inner if not self._is_result(r)]
+        if length > self.budget.held // 2 and items < self.budget.units // 4 and used and not self.scans:
+            first = [r for r in used if not any(q in self.under[r] for q in inner)]
+            if first:
+                raise Cut(_nodes(first))
+
+    def _is_result(self, r: Term) -> bool:
+        return not any(r in t.args and t.axes - r.axes for t in self.program.terms if t not in self.reductions)
+
+    def _chunked(self, row: tuple[Axis, ...], accumulators: list[Term], inner: list[Term], final: list[Term]) -> bool:
+        """Whether a row has to be read in chunks; what cannot be done in chunks is cut."""
+        if not row or self._resident(row, accumulators):
+            return False
+        kept = [r for r in (*inner, *self.scans) if r.axes & set(row) and r not in self.scans]
+        if kept:
+            raise Cut(_nodes(kept))
+        if self.scans and (len(row) > 1 or len({s.op for s in self.scans}) > 1):
+            other = [r for s in self.scans for r in self.under[s] if r.op in REDUCTIONS and set(r.param) != set(s.param)]
+            raise Cut(_nodes(other or self.scans))
+        wide = [r for r in final if r.axes & set(row)]
+        for r in wide:
+            below_r = [i for i in inner if i in self.under[r]]
+            if below_r:
+                raise Cut(_nodes(below_r))
+        if wide:
+            self._apart(wide[0])
+        return True
+
+    def _resident(self, row: tuple[Axis, ...], accumulators: list[Term]) -> bool:
+        loads = {t.param for t in self.program.terms if t.op == "load" and t.axes >= set(row)}
+        width = 1 if row[-1] is self._vector() else min(16, power_of_two(self.size[self._vector()]))
+        wide = 2 if any(t.dtype == "f64" for t in self.program.terms) else 1
+        copies = max(1, len(loads) + len(accumulators)) * wide
+        padded = self._padded(row)
+        wasteful = padded > 32768 and padded > 1.25 * math.prod(self.size[a] for a in row)
+        return padded * width * copies <= self.budget.held and not wasteful
+
+    def _vector(self) -> Axis:
+        return self._by_stride()[-1]
+
+    def _padded(self, row: Iterable[Axis]) -> int:
+        return math.prod(power_of_two(self.size[a]) for a in row)
+
+    def _check_after(self, final: list[Term], after: frozenset[Term], grid: tuple[Axis, ...], row: tuple[Axis, ...]) -> None:
+        """What follows a final reduction is stored by the finishing program: only along axes that the reduction keeps."""
+        for sink in self.program.sinks:
+            mine = [r for r in final if any(r is t or r in self.under[t] for t in sink.terms)]
+            if not mine:
+                continue
+            axes = set(sink.axes).union(*(t.axes for t in set(below(sink.terms)) & after if t not in final))
+            partial = [r for r in mine if axes - r.axes or set(r.param) - set(row) != set(mine[0].param) - set(row)]
+            if partial:
+                raise Cut(_nodes(partial))
+
+    # ------------------------------------------------------------------ blocks
+    def _tile(self, row: tuple[Axis, ...], chunked: bool, outer: list[Axis], order: list[Axis]) -> dict[Axis, int]:
+        tile: dict[Axis, int] = {}
+        if not order:
+            return tile
+        vector, left = order[-1], self.budget.lanes
+        if row and not chunked:
+            tile = {a: power_of_two(self.size[a]) for a in row}
+            left = max(1, self.budget.lanes // math.prod(tile.values()))
+        elif row:
+            left = self.budget.chunk if vector in row else min(256, self.budget.chunk // 16)
+            for a in [a for a in reversed(order) if a in row]:
+                tile[a] = min(power_of_two(self.size[a]), left)
+                left //= tile[a]
+            left = 1
+        self._tile_outer(tile, vector, left, [a for a in reversed(order) if a in outer], bool(row))
+        tile = {a: n for a, n in tile.items() if n > 1 or (a in row and not chunked)}
+        return {a: tile[a] for a in order if a in tile}
+
+    def _tile_outer(self, tile: dict[Axis, int], vector: Axis, left: int, outer: list[Axis], row: bool) -> None:
+        """Blocks for the vector, then for the next axes, until a program has enough lanes."""
+        if vector in outer:
+            least = min(32 if row else 1, power_of_two(self.size[vector]))
+            second = [a for a in outer if a is not vector and self.weight[a] * 4 > self.weight[vector]]
+            tile[vector] = min(power_of_two(self.size[vector]), max(least, min(left, 64) if second and left > 64 else left))
+            left //= tile[vector]
+            outer = [*second, *(a for a in outer if a is not vector and a not in second)]
+        for a in outer[: 1 if self.target.kind != "interpret" else 2]:
+            if left > 1 and len(tile) < 4:
+                tile[a] = min(power_of_two(self.size[a]), left)
+                left //= tile[a]
+
+    def _warps(self, lanes: int, accumulators: bool) -> int:
+        steps = ((512, 1), (2048, 4), (4095 if accumulators else 8192, 8), (16384, 16))
+        warps = next((w for most, w in steps if lanes <= most), 32)
+        return max(1, warps * 32 // self.target.warp)
+
+    def _stages(self, tile: dict[Axis, int], chunked: bool) -> int:
+        """Loads in flight per loop, as far as shared memory holds them; 1 where only registers are used."""
+        if self.target.kind == "hip":
+            return 1
+        loads = {t.param: ITEMSIZE[t.dtype] for t in self.program.terms if t.op == "load"}
+        turn = math.prod(tile.values()) * sum(loads.values())
+        wanted = 3 if chunked else 2
+        return next((n for n in range(wanted, 1, -1) if n * turn <= self.target.shared * 3 // 4), 1)
+
+    # ------------------------------------------------------------------ persistence
+    def _persistent(
+        self, walk: tuple[Axis, ...], grid: tuple[Axis, ...], tile: dict[Axis, int], row: tuple[Axis, ...], chunked: bool,
+        warps: int, final: bool,
+    ) -> tuple[Size | None, Size | None]:  # fmt: skip
+        """(items to walk, programs that walk them), per strip of the grid."""
+        if not final and not (chunked and walk and self._passes() > 1):
+            return None, None
+        items = product(blocks(a.size, tile.get(a, 1)) for a in walk)
+        strips = product(blocks(a.size, tile.get(a, 1)) for a in grid)
+        per_unit = max(1, 16 * 32 // (warps * self.target.warp)) if self.target.kind != "interpret" else 1
+        wanted: Size = self.budget.units * per_unit
+        if chunked:
+            wanted = self._fitting_l2(row, tile, wanted)
+        shared = -(-wanted // strips) if isinstance(strips, int) and strips and isinstance(wanted, int) else None
+        if shared is None:
+            shared = sympy.Max(1, sympy.ceiling(sympy.sympify(wanted) / sympy.Max(1, strips)))
+        return items, _least(shared, items)
+
+    def _passes(self) -> int:
+        return 1 + max((self._phases(frozenset(self.reductions))[t] for t in self.program.terms), default=0)
+
+    def _fitting_l2(self, row: tuple[Axis, ...], tile: dict[Axis, int], wanted: Size) -> Size:
+        """So few rows in flight that the second pass over them reads L2, not memory."""
+        loads = {t.param: ITEMSIZE[t.dtype] for t in self.program.terms if t.op == "load" and t.axes & set(row)}
+        width = math.prod(n for a, n in tile.items() if a not in row)
+        length = product(a.size for a in row) * max(1, sum(loads.values())) * width
+        if isinstance(length, int):
+            return max(1, min(int(wanted), self.target.l2 // 2 // max(1, length)))
+        return sympy.Max(1, sympy.Min(wanted, sympy.floor(sympy.Integer(self.target.l2 // 2) / sympy.Max(1, length))))
+
+    def _phases(self, inner: frozenset[Term]) -> dict[Term, int]:
+        phase: dict[Term, int] = {}
+        for term in self.program.terms:
+            phase[term] = max((phase[a] for a in term.args), default=0) + (term in inner)
+        return phase
+
+
+def _least(a: Size, b: Size) -> Size:
+    """min(a, max(b, 1))"""
+    if isinstance(a, int) and isinstance(b, int):
+        return min(a, max(b, 1))
+    return sympy.Min(a, sympy.Max(b, 1))
+
+
+def _nodes(terms: Iterable[Term]) -> list[Value]:
+    return [t.node for t in terms if t.node is not None]

@@ -1,0 +1,83 @@
+"""Arithmetic on sizes: ints or polynomials in the symbols of the capture. Every answer is a proof, or None/False."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+
+import sympy
+
+from ..ir.types import Size, simplest
+
+Hints = Mapping[sympy.Symbol, int]
+
+
+def tidy(size: Size | sympy.Basic) -> Size:
+    """The size multiplied out: equal polynomials come out equal."""
+    return size if isinstance(size, int) else _expanded(size)
+
+
+@lru_cache(maxsize=65536)
+def _expanded(size: sympy.Expr) -> Size:
+    return simplest(sympy.expand(size))
+
+
+def same(a: Size, b: Size) -> bool:
+    """Provably equal."""
+    return a == b or tidy(sympy.sympify(a) - b) == 0
+
+
+def divide(a: Size, b: Size) -> Size | None:
+    """a / b where b provably divides a, else None."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a // b if b and a % b == 0 else None
+    return _quotient(sympy.sympify(a), sympy.sympify(b))
+
+
+@lru_cache(maxsize=65536)
+def _quotient(a: sympy.Expr, b: sympy.Expr) -> Size | None:
+    if b == 0:
+        return None
+    top, bottom = sympy.fraction(sympy.cancel(a / b))
+    whole = sympy.expand(top / bottom) if bottom.is_Integer else None
+    if whole is None or not all(c.is_Integer for c in whole.as_coefficients_dict().values()):
+        return None
+    return simplest(whole)
+
+
+def nonnegative(size: Size) -> bool:
+    """Provably >= 0, for symbols >= 0."""
+    size = tidy(size)
+    if isinstance(size, int):
+        return size >= 0
+    return all(c >= 0 and _factors_nonnegative(m) for m, c in size.as_coefficients_dict().items())
+
+
+def _factors_nonnegative(monomial: sympy.Expr) -> bool:
+    return all(bool(f.is_nonnegative) or f.is_Symbol for f in monomial.as_powers_dict())
+
+
+def positive(size: Size) -> bool:
+    """Provably > 0; a symbol may be zero."""
+    return isinstance(size, int) and size > 0
+
+
+def number(size: Size, hints: Hints) -> int:
+    """The size at the current values of the symbols."""
+    return size if isinstance(size, int) else int(sympy.sympify(size).subs(dict(hints)))
+
+
+def symbols(sizes: Iterable[Size]) -> set[sympy.Symbol]:
+    return set().union(*(s.free_symbols for s in sizes if not isinstance(s, int)))
+
+
+def blocks(size: Size, block: int) -> Size:
+    """ceil(size / block)."""
+    if block == 1:
+        return size
+    return -(-size // block) if isinstance(size, int) else simplest(sympy.ceiling(size / block))
+
+
+def power_of_two(n: int) -> int:
+    """The smallest power of two that is not below n (nor below one)."""
+    return 1 << max(0, n - 1).bit_length()
