@@ -252,7 +252,7 @@ class _Reader:
         terms = [self.product()]
         while self.text in ("+", "-") and self.kind == "punct":
             terms.append(self.product())
-        return terms[0] if len(terms) == 1 else simplest(sympy.Add(*terms))
+        return terms[0] if len(terms) == 1 else simplest(sympy.Add(*map(_number, terms)))
 
     def product(self) -> Any:
         """product := ['-' | '+'] power (('*' | '/') power)*"""
@@ -261,18 +261,18 @@ class _Reader:
         factors = [self.power()]
         while self.text in ("*", "/") and self.kind == "punct":
             divide = self.next() == "/"
-            factors.append(sympy.Pow(self.power(), -1) if divide else self.power())
+            factors.append(sympy.Pow(_number(self.power()), -1) if divide else self.power())
         if len(factors) == 1 and not isinstance(factors[0], sympy.Basic):
-            return -factors[0] if negative else factors[0]
-        return simplest(sympy.Mul(*([-1] if negative else []), *factors))
+            return -_number(factors[0]) if negative else factors[0]
+        return simplest(sympy.Mul(*([-1] if negative else []), *map(_number, factors)))
 
     def power(self) -> Any:
         base = self.atom()
         if not self.accept("**"):
             return base
         negative = self.accept("-")
-        exponent = self.power()
-        return sympy.Pow(base, -exponent if negative else exponent)
+        exponent = _number(self.power())
+        return sympy.Pow(_number(base), -exponent if negative else exponent)
 
     def atom(self) -> Any:
         kind, token = self.kind, self.next()
@@ -330,7 +330,14 @@ def _tokens(line: str) -> Iterator[tuple[str, str]]:
 def _applied(function: str, args: list[Any]) -> Any:
     if function == "complex":
         return complex(*args)
-    return FUNCTIONS.get(function, sympy.Function(function))(*args)
+    return FUNCTIONS.get(function, sympy.Function(function))(*map(_number, args))
+
+
+def _number(item: Any) -> Any:
+    """The item, which must be a number: sympy would evaluate a string."""
+    if not isinstance(item, (int, float, complex, sympy.Basic)):
+        raise ValueError(f"{item!r} is not a number")
+    return item
 
 
 class _GraphReader:

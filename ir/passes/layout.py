@@ -249,12 +249,17 @@ def reduced(value: Value) -> Value | None:
     """A reduction over nothing, over axes of size 1, of a reduction, of a permuted, reshaped or broadcast value."""
     (x,) = value.args
     axes: Axes = value.params["axes"]
-    if not axes:
-        return x
     if all(x.shape[a] == 1 for a in axes):
-        return make("reshape", x, shape=value.shape)
+        return _from_zero(make("reshape", x, shape=value.shape), value.prim)
     rule = of_layout.get(x.prim)
     return rule(value, x, axes) if rule is not None else None
+
+
+def _from_zero(x: Value, prim: str) -> Value:
+    """A sum begins at 0.0, which -0.0 does not survive: the sum of a single -0.0 is 0.0."""
+    if prim != "sum" or not x.aval.is_float:
+        return x
+    return make("add", x, make("full", value=0.0, shape=x.shape, dtype=x.dtype))
 
 
 def _of_reduction(value: Value, x: Value, axes: Axes) -> Value | None:
@@ -302,7 +307,7 @@ def _of_broadcast(value: Value, x: Value, axes: Axes) -> Value | None:
     small = make(value.prim, source, axes=inner)
     if value.prim == "sum":
         count = make("full", value=product(spread), shape=small.shape, dtype=small.dtype)
-        small = make("mul", small, count)
+        small = _from_zero(make("mul", small, count), "sum")
     place = {a: i for i, a in enumerate(a for a in range(x.ndim) if a not in axes)}
     return make("broadcast", small, shape=value.shape, axes=tuple(place[a] for a in filled if a not in axes))
 
