@@ -298,9 +298,15 @@ def _result(future: Future[Binary]) -> Binary:
         return Binary(error=f"the compiler did not finish within {TIMEOUT:g} seconds")
 
 
+@functools.cache
+def _recipe() -> str:
+    """Changes with the code that makes a cached binary from a job."""
+    return cache.key_of(*(Path(__file__).with_name(name).read_bytes() for name in ("worker.py", "metrics.py")))
+
+
 def _binary(workers: Pool, job: Mapping[str, Any]) -> Binary:
     """From the cache, or made by one worker of one process, and cached."""
-    key = cache.key_of("binary", *cache.versions().items(), json.dumps(job, sort_keys=True))
+    key = cache.key_of("binary", _recipe(), *cache.versions().items(), json.dumps(job, sort_keys=True))
     store = cache.default()
     known = store.get(key)
     if known:

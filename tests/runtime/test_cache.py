@@ -132,9 +132,10 @@ def test_damaged_entries_are_misses_and_heal(store: Cache, damage: str) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
-def test_entry_of_another_user_is_a_miss(store: Cache) -> None:
+@pytest.mark.parametrize("part", ["", "kernel.cubin", "manifest.json"])
+def test_entry_of_another_user_is_a_miss(store: Cache, part: str) -> None:
     store.put(KEY, FILES)
-    os.chown(entry(store) / "kernel.cubin", 12345, 12345)
+    os.chown(entry(store) / part, 12345, 12345)
     assert store.get(KEY) is None
 
 

@@ -289,6 +289,12 @@ def test_control_flow_means_what_it_means_in_a_kernel() -> None:
     same(apply(body, torch.tensor([1.0, 3.0, 5.0]), torch.float32, y_dtype="f32"), torch.tensor([4.0, 0.0, 4.0]))
 
 
+@pytest.mark.parametrize("block", ["for step in range(n - n):", "while n < 0:", "if n < 0:"])
+def test_variables_that_a_block_may_change_are_tensors(block: str) -> None:
+    body = f"count = 5\n{block}\n    count += 1\ny = x + count.to(tl.float32)"
+    same(apply(body, torch.zeros(2), torch.float32, y_dtype="f32"), torch.full((2,), 5.0))
+
+
 def test_loop_variables_overflow_as_32_bit_integers() -> None:
     body = "far = 0\nfor step in range(1):\n    far = (step + 70000) * 70000\ny = x + (far < 2147483648).to(tl.float32)"
     same(apply(body, torch.zeros(2), torch.float32, y_dtype="f32"), torch.ones(2))
@@ -330,11 +336,13 @@ def test_language_is_restored_even_after_a_fault() -> None:
     with pytest.raises(KernelFaultError):
         apply("y = nothing", torch.ones(3), torch.float32, y_dtype="f32")
     assert snapshot() == before
+    assert all(vars(e.owner).get(e.name) is not e.replacement for e in interpret._exchanges())
 
 
 def test_interpretation_then_ordinary_compilation_in_one_process() -> None:
     script = "import test_interpret; test_interpret.interpret_then_compile()"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    environment = {**os.environ, "PYTHONPATH": path, "TRITON_ALWAYS_COMPILE": "1", "TRITON_INTERPRET": "0"}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, env=environment)
     assert done.returncode == 0 and "ld.global" in done.stdout, done.stderr[-2000:]
 

@@ -210,18 +210,26 @@ def test_damaged_binaries_are_compiled_again() -> None:
     assert compile_for([record(text)], text, ["cuda:90"]) == first  # type: ignore[list-item]
 
 
+SLEEPING = """
+import threading, time
+sleeping = [k.kernel("k", text, {"x_ptr": "f32"}, ("n",)) for text in [k.HEADER + "import time\\ntime.sleep(100)\\n"]]
+threading.Thread(target=workers.compile_for, args=(sleeping, sleeping[0].source, ["cuda:90"])).start()
+time.sleep(0.5)
+"""
+
+
+@pytest.mark.parametrize("work", ["", SLEEPING])
 @pytest.mark.parametrize("end", ["", "os.kill(os.getpid(), 9)"])
-def test_no_process_and_no_file_is_left(end: str, tmp_path: Path) -> None:
+def test_no_process_and_no_file_is_left(work: str, end: str, tmp_path: Path) -> None:
+    if work and not end:
+        end = "workers.pool().close()"
     script = (
         "import os, triton_samples as k\nfrom fusegrad.runtime import workers\n"
         "workers.compile_for([k.softmax(64, 64)], k.SOFTMAX, ['cuda:90'])\n"
-        f"print(*(w.process.pid for w in workers.pool().workers), flush=True)\n{end}\n"
+        f"print(*(w.process.pid for w in workers.pool().workers), flush=True)\n{work}\n{end}\n"
     )
-    environment = {
-        **os.environ,
-        "TMPDIR": str(tmp_path),
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]),
-    }
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": path}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, env=environment)
     pids = [int(pid) for pid in done.stdout.split()]
     assert pids, done.stderr
@@ -229,7 +237,7 @@ def test_no_process_and_no_file_is_left(end: str, tmp_path: Path) -> None:
     while any(map(alive, pids)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(map(alive, pids))
-    assert end or not list(tmp_path.glob("fusegrad-*"))
+    assert "kill" in end or not list(tmp_path.glob("fusegrad-*"))
 
 
 def alive(pid: int) -> bool:
