@@ -27,8 +27,8 @@ CONSTANTS = {"f32": SPECIAL, "bf16": SPECIAL, "f16": SPECIAL, "f64": SPECIAL, "i
 NUMPY = {"f32": np.float32, "f16": np.float16, "f64": np.float64, "i32": np.int32, "i64": np.int64, "b1": np.bool_}
 
 
-def _count(size: Any) -> int:
-    return int(size.xreplace(SIZES)) if isinstance(size, sympy.Basic) else size
+def _count(size: Any, sizes: Mapping[Any, int] = SIZES) -> int:
+    return int(size.xreplace(sizes)) if isinstance(size, sympy.Basic) else size
 
 
 class Grower:
@@ -125,14 +125,16 @@ class Grower:
         return emit(self.rng.choice(("sum", "amax", "amin")), x, axes=axes)
 
 
-def random_inputs(graph: Graph, seed: int = 0, special: bool = True) -> list[np.ndarray]:
+def random_inputs(
+    graph: Graph, seed: int = 0, special: bool = True, sizes: Mapping[Any, int] = SIZES
+) -> list[np.ndarray]:
     """Arrays for the inputs of a graph; floats are small dyadic numbers, so that sums of them are exact."""
     rng = np.random.default_rng(seed)
-    return [_array(v.aval, rng, special) for v in graph.inputs]
+    return [_array(v.aval, rng, special, sizes) for v in graph.inputs]
 
 
-def _array(aval: TensorType, rng: np.random.Generator, special: bool) -> np.ndarray:
-    shape = tuple(map(_count, aval.shape))
+def _array(aval: TensorType, rng: np.random.Generator, special: bool, sizes: Mapping[Any, int]) -> np.ndarray:
+    shape = tuple(_count(n, sizes) for n in aval.shape)
     values = rng.integers(-8, 9, size=shape) / 4
     if special and aval.is_float:
         values = np.where(rng.random(shape) < 0.2, rng.choice(SPECIAL, size=shape), values)
@@ -190,7 +192,7 @@ def same() -> Callable[..., None]:
     """Asserts that two graphs compute the same: bit for bit, or within `rtol`."""
 
     def check(a: Graph, b: Graph, seed: int = 0, rtol: float = 0.0, sizes: Mapping[Any, int] = SIZES) -> None:
-        inputs = random_inputs(a, seed, special=rtol == 0.0)
+        inputs = random_inputs(a, seed, special=rtol == 0.0, sizes=sizes)
         compute = evaluate if rtol else run_rounded
         for x, y in zip(compute(a, inputs, sizes), compute(b, inputs, sizes), strict=True):
             if rtol:

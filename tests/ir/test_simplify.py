@@ -209,8 +209,8 @@ def test_holders_hold_every_value(dtype: str) -> None:
 
 ROUNDED = [
     (1 + 2**-8, "bf16", 1.0), (1 + 3 * 2**-8, "bf16", 1 + 2**-6), (0.1, "f32", 0.10000000149011612),
-    (3.5e38, "f32", INF), (3.4e38, "bf16", INF), (70000.0, "f16", INF), (-2.7, "i32", -2), (NAN, "i32", None), (300, "u8", None),
-    (2, "b1", True),
+    (3.5e38, "f32", INF), (3.4e38, "bf16", INF), (70000.0, "f16", INF), (-2.7, "i32", -2), (NAN, "i32", None),
+    (300, "u8", None), (2, "b1", True),
 ]  # fmt: skip
 
 

@@ -1,0 +1,164 @@
+"""Contract: the products that become `dot`, those that stay, and that the numbers agree."""
+
+from collections.abc import Callable
+
+import pytest
+import sympy
+
+from fusegrad.ir import Graph, TensorType, Value, building, emit, show, verify
+from fusegrad.ir.cost import estimate
+from fusegrad.ir.passes.contract import Contract
+from fusegrad.ir.passes.simplify import Simplify
+
+B, P, Q, H = sympy.symbols("B P Q H", integer=True, positive=True)
+SIZES = {B: 3, P: 4, Q: 5, H: 2}
+
+
+def spread(x: Value, shape: tuple[object, ...], *axes: int) -> Value:
+    """x over the axes `axes` of a larger shape."""
+    return emit("broadcast", x, shape=shape, axes=axes)
+
+
+def product(x: Value, x_axes: tuple[int, ...], y: Value, y_axes: tuple[int, ...], shape: tuple[object, ...]) -> Value:
+    return emit("mul", spread(x, shape, *x_axes), spread(y, shape, *y_axes))
+
+
+def inputs(dtype: str, *shapes: tuple[object, ...]) -> tuple[Graph, list[Value]]:
+    graph = Graph("g")
+    return graph, [graph.input(TensorType(s, dtype), f"x{i}") for i, s in enumerate(shapes)]
+
+
+def contracted(graph: Graph) -> Graph:
+    return verify(Simplify()(verify(Contract()(verify(Simplify()(graph))))))
+
+
+def prims(graph: Graph) -> list[str]:
+    return [v.prim for v in graph.order()]
+
+
+def largest(graph: Graph) -> int:
+    return max(estimate(v.aval.numel) for v in graph)
+
+
+def largest_rank(graph: Graph) -> int:
+    return max(v.ndim for v in graph)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f64"])
+def test_a_linear_layer_written_by_broadcasting(dtype: str, same) -> None:
+    """(w.unsqueeze(0) * x.unsqueeze(1)).sum(-1), and both its gradients, one summed over the batch afterwards."""
+    graph, (x, w, g) = inputs(dtype, (B, Q), (P, Q), (B, P))
+    full = (B, P, Q)
+    with building(graph):
+        row, col = emit("reshape", w, shape=(1, P, Q)), emit("reshape", x, shape=(B, 1, Q))
+        up = emit("reshape", g, shape=(B, P, 1))
+        y = emit("sum", product(row, (0, 1, 2), col, (0, 1, 2), full), axes=(2,))
+        x_bar = emit("sum", product(up, (0, 1, 2), row, (0, 1, 2), full), axes=(1,))
+        unreduced = product(up, (0, 1, 2), col, (0, 1, 2), full)
+        w_bar = emit("reshape", emit("sum", unreduced, axes=(0,)), shape=(P, Q))
+    graph.returning([y, x_bar, w_bar])
+    after = contracted(graph)
+    assert prims(after) == ["dot", "dot", "dot"]
+    assert largest_rank(after) == 2
+    same(graph, after, rtol=1e-12, sizes=SIZES)
+
+
+CONTRACTS: list[tuple[str, list[tuple[object, ...]], Callable[..., Value]]] = [
+    ("batched", [(B, H, P), (B, P, Q)], lambda x, y: emit(
+        "sum", product(x, (0, 1, 2), y, (0, 2, 3), (B, H, P, Q)), axes=(2,))),
+    ("permuted", [(Q, B), (P, Q)], lambda x, y: emit(
+        "sum", emit("permute", emit("mul", emit("permute", spread(x, (Q, B, P), 0, 1), perm=(1, 2, 0)),
+                                    spread(y, (B, P, Q), 1, 2)), perm=(2, 0, 1)), axes=(0,))),
+    ("two axes at once", [(B, P, H), (P, H, Q)], lambda x, y: emit(
+        "sum", product(x, (0, 1, 2), y, (1, 2, 3), (B, P, H, Q)), axes=(1, 2))),
+    ("a row factor", [(B, P), (P, Q), (B,)], lambda x, y, s: emit(
+        "sum", emit("mul", product(x, (0, 1), y, (1, 2), (B, P, Q)), spread(s, (B, P, Q), 0)), axes=(1,))),
+    ("a factor of the right operand", [(B, P), (P, Q), (Q,)], lambda x, y, s: emit(
+        "sum", emit("mul", spread(s, (B, P, Q), 2), product(x, (0, 1), y, (1, 2), (B, P, Q))), axes=(1,))),
+    ("keeping an axis of size 1", [(B, P), (P, Q)], lambda x, y: emit(
+        "sum", product(x, (1, 2), y, (2, 3), (1, B, P, Q)), axes=(2,))),
+    ("an early sum", [(B, P, H), (P, Q)], lambda x, y: emit(
+        "sum", product(x, (0, 1, 2), y, (1, 3), (B, P, H, Q)), axes=(1, 2))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "shapes", "build"), CONTRACTS, ids=[n for n, *_ in CONTRACTS])
+def test_becomes_a_product_of_matrices(name: str, shapes: list, build: Callable[..., Value], same) -> None:
+    graph, values = inputs("f32", *shapes)
+    with building(graph):
+        graph.returning([build(*values)])
+    after = contracted(graph)
+    assert prims(after).count("dot") == 1
+    assert largest(after) < largest(Simplify()(graph))
+    same(graph, after, rtol=1e-12, sizes=SIZES)
+
+
+STAYS: list[tuple[str, list[tuple[object, ...]], Callable[..., Value]]] = [
+    ("row products", [(B, Q), (B, Q)], lambda x, y: emit("sum", emit("mul", x, y), axes=(1,))),
+    ("squares", [(B, Q)], lambda x: emit("sum", emit("mul", x, x), axes=(1,))),
+    ("matrix times vector", [(B, Q), (Q,)], lambda x, w: emit("sum", emit("mul", x, spread(w, (B, Q), 1)), axes=(1,))),
+    ("weight gradient", [(B, Q), (B, Q), (B,)], lambda g, x, r: emit(
+        "sum", emit("mul", emit("mul", g, x), spread(r, (B, Q), 0)), axes=(0,))),
+    ("an outer product that is wanted", [(B,), (Q,)], lambda x, y: product(x, (0,), y, (1,), (B, Q))),
+    ("a sum of sums", [(B, P), (P, Q)], lambda x, y: emit(
+        "sum", emit("add", spread(x, (B, P, Q), 0, 1), spread(y, (B, P, Q), 1, 2)), axes=(1,))),
+    ("a maximum", [(B, P), (P, Q)], lambda x, y: emit("amax", product(x, (0, 1), y, (1, 2), (B, P, Q)), axes=(1,))),
+    ("three outer factors", [(B, P), (P, Q), (Q, B)], lambda x, y, z: emit("sum", emit(
+        "mul", product(x, (0, 1), y, (1, 2), (B, P, Q)),
+        spread(emit("permute", z, perm=(1, 0)), (B, P, Q), 0, 2)), axes=(1,))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "shapes", "build"), STAYS, ids=[n for n, *_ in STAYS])
+def test_stays_a_fused_reduction(name: str, shapes: list, build: Callable[..., Value]) -> None:
+    graph, values = inputs("f32", *shapes)
+    with building(graph):
+        graph.returning([build(*values)])
+    simple = Simplify()(graph)
+    assert Contract()(simple) is simple
+
+
+def test_a_product_that_is_needed_anyway_is_summed_on_the_way() -> None:
+    graph, (x, y) = inputs("f32", (B, P), (P, Q))
+    with building(graph):
+        outer = product(x, (0, 1), y, (1, 2), (B, P, Q))
+        graph.returning([outer, emit("sum", outer, axes=(1,))])
+    assert "dot" not in prims(contracted(graph))
+
+
+def test_one_use_of_the_product_keeps_all_its_sums() -> None:
+    graph, (x, y) = inputs("f32", (B, P), (P, Q))
+    with building(graph):
+        outer = product(x, (0, 1), y, (1, 2), (B, P, Q))
+        graph.returning([emit("sum", outer, axes=(1,)), emit("sum", outer, axes=(0,)), emit("amax", outer, axes=(1,))])
+    assert "dot" not in prims(contracted(graph))
+
+
+def test_several_sums_of_one_product(same) -> None:
+    graph, (x, y) = inputs("f32", (B, P), (P, Q))
+    with building(graph):
+        outer = product(x, (0, 1), y, (1, 2), (B, P, Q))
+        graph.returning([emit("sum", outer, axes=(1,)), emit("sum", outer, axes=(0,))])
+    after = contracted(graph)
+    assert "dot" in prims(after) and largest_rank(after) == 2
+    same(graph, after, rtol=1e-12, sizes=SIZES)
+
+
+def test_summing_both_lone_axes_leaves_an_outer_product(same) -> None:
+    """sum over i of x[b] * y[o, i]: y is summed first, and nothing is left to contract."""
+    graph, (x, y) = inputs("f32", (B,), (P, Q))
+    with building(graph):
+        graph.returning([emit("sum", product(x, (0,), y, (1, 2), (B, P, Q)), axes=(2,))])
+    after = contracted(graph)
+    assert largest_rank(after) == 2
+    same(graph, after, rtol=1e-12, sizes=SIZES)
+
+
+def test_casts_of_the_factors_and_of_the_product_are_seen_through() -> None:
+    graph, (x, y) = inputs("bf16", (B, P), (P, Q))
+    with building(graph):
+        outer = emit("cast", product(x, (0, 1), y, (1, 2), (B, P, Q)), dtype="f32")
+        graph.returning([emit("sum", outer, axes=(1,))])
+    after = contracted(graph)
+    assert "dot(%2, %3" in show(after) and after.outputs[0].dtype == "f32"
+    assert largest_rank(after) == 2
