@@ -240,6 +240,20 @@ def test_no_process_and_no_file_is_left(work: str, end: str, tmp_path: Path) -> 
     assert "kill" in end or not list(tmp_path.glob("fusegrad-*"))
 
 
+def test_a_forked_child_has_workers_of_its_own() -> None:
+    script = (
+        "import os, triton_samples as k\nfrom fusegrad.runtime import workers\n"
+        "def compiled(n):\n"
+        "    return workers.compile_for([k.softmax(n, 64)], k.SOFTMAX, ['cuda:90'])['softmax']['cuda:90']\n"
+        "assert compiled(64).error is None\nchild = os.fork()\n"
+        "if child == 0: os._exit(0 if compiled(63).error is None else 1)\n"
+        "assert os.waitpid(child, 0)[1] == 0 and compiled(62).error is None\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=40, env=environment)
+    assert done.returncode == 0, done.stderr
+
+
 def alive(pid: int) -> bool:
     """Whether a process runs (a zombie that nobody has waited for does not)."""
     try:
