@@ -284,6 +284,21 @@ def run(
         known[value.id] = call_node(value, [known[a] for a in args], sizes, place)
         for unread in dead:
             del known[unread]
-    for index, value in graph.mutations.items():
-        inputs[index].copy_(known[value.id])
-    return [None if o is None else known[o.id] for o in graph.outputs]
+    outputs = [None if o is None else known[o.id] for o in graph.outputs]
+    return _written(outputs, {inputs[i]: known[v.id] for i, v in graph.mutations.items()})
+
+
+def _written(
+    outputs: list[torch.Tensor | None], writes: Mapping[torch.Tensor, torch.Tensor]
+) -> list[torch.Tensor | None]:
+    """Write the new values into the mutated inputs; an output or new value that shares their memory is copied first."""
+    memory = {target.untyped_storage().data_ptr() for target in writes}
+    outputs, sources = [_apart(o, memory) for o in outputs], [_apart(v, memory) for v in writes.values()]
+    for target, source in zip(writes, sources, strict=True):
+        target.copy_(source)
+    return outputs
+
+
+def _apart(tensor: Any, memory: set[int]) -> Any:
+    shared = tensor is not None and tensor.untyped_storage().data_ptr() in memory
+    return tensor.clone() if shared else tensor

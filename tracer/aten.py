@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -249,18 +249,20 @@ class Lowering(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _word(self, item: Any) -> Any:
         if isinstance(item, torch.device):
-            if self.device is not None and item.type != self.device.type:
-                raise LoweringError(f"it works on {item} and on {self.device}")
-            return ("device", "")
+            return self._same_device(item)
         if isinstance(item, torch.dtype):
             return ("dtype", from_torch(item))
         if isinstance(item, (torch.layout, torch.memory_format)):
             return (type(item).__name__, str(item).removeprefix("torch."))
-        if item is None or isinstance(item, (bool, int, float, complex, str)):
-            return item
-        if callable(item) or isinstance(item, type):
-            return item
-        raise LoweringError(f"an argument {item!r} cannot be written down")
+        if not isinstance(item, Hashable):
+            raise LoweringError(f"an argument of type {type(item).__name__} cannot be written down")
+        return item
+
+    def _same_device(self, device: torch.device) -> tuple[str, str]:
+        known = self.device or device
+        if device.type != known.type or device.index not in (None, known.index):
+            raise LoweringError(f"it works on {known} and on {device}")
+        return ("device", "")
 
 
 def _tensors(result: Any) -> list[torch.Tensor]:
@@ -329,7 +331,7 @@ class _Replay(fx.Interpreter):
 
     def run_node(self, node: fx.Node) -> Any:
         recorded = node.meta.get("val")
-        if node.op == "call_function" and isinstance(recorded, (*SYMBOLIC, int, float, bool)):
+        if node.op == "call_function" and _is_number(recorded):
             if free_unbacked_symbols(recorded):
                 raise LoweringError(f"`{node.target}` reads the values of a tensor")
             return recorded
@@ -374,6 +376,13 @@ class _Replay(fx.Interpreter):
             return True
         picks = [u for u in self.node.users if u.target is operator.getitem]
         return len(picks) < len(self.node.users) or any(u.args[1] == index and u.users for u in picks)
+
+
+def _is_number(recorded: Any) -> bool:
+    """Whether a node computes a size or another number, or a list of them."""
+    if isinstance(recorded, (list, tuple)):
+        return bool(recorded) and all(map(_is_number, recorded))
+    return isinstance(recorded, (*SYMBOLIC, int, float, bool))
 
 
 def _unwrapped(tensor: torch.Tensor) -> torch.Tensor:

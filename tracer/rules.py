@@ -7,6 +7,7 @@ a tuple of values, or None where it does not apply. `composite` formulas are wri
 from __future__ import annotations
 
 import functools
+import math
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -106,7 +107,7 @@ def typed(value: Any, dtype: str) -> Any:
         return value
     if dtype == "b1":
         return bool(value)
-    return int(value) if dtype in INTEGERS else float(value)
+    return int(value) if dtype in INTEGERS else rounded(float(value), dtype)
 
 
 def cast(x: Value, dtype: str) -> Value:
@@ -218,19 +219,23 @@ def operand_dtype(call: Call) -> str:
     return from_torch(computed)
 
 
-def is_exact(number: Any, dtype: str) -> bool:
-    """Whether a Python number survives being stored in a low float."""
-    if not isinstance(number, (int, float)):
-        return False
-    if dtype not in LOW_FLOATS or number != number or number in (float("inf"), float("-inf")):
-        return True
+def rounded(number: float, dtype: str) -> float:
+    """The number as a low float holds it: to nearest, ties to even, too large to infinity."""
+    if number != number or dtype not in LOW_FLOATS:
+        return number
     try:
-        half: float = struct.unpack("<e", struct.pack("<e", number))[0]
-        bits: int = struct.unpack("<I", struct.pack("<f", number))[0]
-        single: float = struct.unpack("<f", struct.pack("<f", number))[0]
+        if dtype == "f16":
+            return float(struct.unpack("<e", struct.pack("<e", number))[0])
+        (bits,) = struct.unpack("<I", struct.pack("<f", number))
+        bits = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
+        return float(struct.unpack("<f", struct.pack("<I", bits))[0])
     except OverflowError:
-        return False
-    return half == number if dtype == "f16" else bits & 0xFFFF == 0 and single == number
+        return math.copysign(math.inf, number)
+
+
+def is_exact(number: Any, dtype: str) -> bool:
+    """Whether a Python number survives being stored in that dtype; False for an expression."""
+    return isinstance(number, (int, float)) and (dtype not in LOW_FLOATS or rounded(number, dtype) == number)
 
 
 LOW_TORCH = (torch.float16, torch.bfloat16)

@@ -87,6 +87,7 @@ elementwise: dict[str, Callable[..., Any]] = {
     "lerp.Tensor": lambda x, y, w: torch.where(torch.abs(w) < 0.5, x + w * (y - x), y - (y - x) * (1 - w)),
     "addcmul": lambda x, a, b, *, value=1: x + (value * a if value != 1 else a) * b,
     "addcdiv": lambda x, a, b, *, value=1: x + (value * a if value != 1 else a) / b,
+    "round.decimals": lambda x, *, decimals: torch.round(x * 10.0**decimals) / 10.0**decimals,
     "frac": lambda x: x - torch.trunc(x),
     "square": lambda x: x * x,
 }  # fmt: skip
@@ -94,6 +95,18 @@ elementwise: dict[str, Callable[..., Any]] = {
 
 for _names, _formula in elementwise.items():
     composite(_names)(in_float32(_formula))
+
+
+@composite("signbit")
+def _signbit(x: Any) -> Any:
+    """-0.0 has its sign in its reciprocal."""
+    return (x < 0) | ((x == 0) & (torch.reciprocal(x) < 0)) if x.is_floating_point() else x < 0
+
+
+@composite("copysign.Tensor")
+def _copysign(x: Any, y: Any) -> Any:
+    size = torch.abs(x)
+    return torch.where(torch.signbit(y), -size, size)
 
 
 @composite("_trilinear")
@@ -280,8 +293,8 @@ _EXTRA = """
     _native_batch_norm_legit_functional _native_batch_norm_legit.no_stats _batch_norm_with_update_functional
     _batch_norm_no_update _fused_rms_norm_backward nll_loss_forward.default nll_loss2d_forward.default
     nll_loss2d_backward.default mse_loss mse_loss_backward smooth_l1_loss huber_loss binary_cross_entropy
-    binary_cross_entropy_with_logits embedding_dense_backward index_add index_copy index_fill round.decimals
-    special_entr special_xlog1py _prelu_kernel _prelu_kernel_backward rms_norm ldexp linspace dist signbit copysign
+    binary_cross_entropy_with_logits embedding_dense_backward index_add index_copy index_fill
+    special_entr special_xlog1py _prelu_kernel _prelu_kernel_backward rms_norm ldexp linspace dist
     upsample_nearest2d.vec pixel_shuffle pixel_unshuffle trace nan_to_num heaviside std_mean var_mean aminmax.default
     isposinf isneginf
 """

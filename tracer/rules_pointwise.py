@@ -50,6 +50,9 @@ def pointwise(prim: str) -> Callable[..., Result]:
 for names, prim in table.items():
     rule(names)(pointwise(prim))
 
+for name in "add sub mul div pow neg abs sqrt rsqrt exp log sin cos round floor ceil trunc eq ne lt le gt ge".split():
+    rule(name, namespace="prims")(pointwise(name))
+
 
 @rule("add sub rsub")
 def _add(call: Call, x: Any, y: Any, alpha: Any = 1) -> Result:
@@ -131,6 +134,7 @@ def _bounded(beyond: str, x: Value, bound: Any) -> Value:
 
 
 @rule("where.self")
+@rule("where", namespace="prims")
 def _where(call: Call, condition: Value, x: Any, y: Any) -> Result:
     return emit("where", fit(condition, call.out.with_dtype("b1")), fit(x, call.out), fit(y, call.out))
 
@@ -207,3 +211,13 @@ def _eye(call: Call, *_: Any, **__: Any) -> Result:
 def _line(aval: TensorType, axis: int) -> Value:
     shape = tuple(aval.shape[axis] if a == axis else 1 for a in (0, 1))
     return fit(reshape(iota(aval.shape[axis]), shape), aval.with_dtype("i64"))
+
+
+# ---------------------------------------------------------------------------------------------- random numbers
+@rule("philox_rand", namespace="rngprims")
+def _philox_rand(call: Call, size: Any, seed: Value, offset: Value, *_: Any, **__: Any) -> Result:
+    """(uniform numbers at seed and offset + flat index, how many were drawn)."""
+    numbers, drawn = call.outs
+    at = [reshape(cast(v, "i64"), ()) for v in (seed, offset)]
+    uniform = emit("random", *at, shape=numbers.shape, dtype=numbers.dtype, kind="uniform")
+    return uniform, full(numbers.numel, drawn)
