@@ -1,9 +1,9 @@
 """fusegrad: custom `torch.autograd.Function` classes, compiled to fused Triton kernels.
 
-    @fusegrad.compile                 a Function class, or a plain function of tensors
-    fusegrad.explain(Fast, *args)     what it becomes: kernels, launches, bytes, and why a method is not compiled
-    fusegrad.stats()                  counters of this process
-    fusegrad.config.patch(...)        settings for a block of code
+@fusegrad.compile                 a Function class, or a plain function of tensors
+fusegrad.explain(Fast, *args)     what it becomes: kernels, launches, bytes, and why a method is not compiled
+fusegrad.stats()                  counters of this process
+fusegrad.config.patch(...)        settings for a block of code
 """
 
 from .ir.errors import FusegradError, NotTraceableError

@@ -14,7 +14,7 @@ class Ref(NamedTuple):
     """A buffer: input i or output i of the group's graph, temporary i between its kernels, or scratch i of one kernel."""
 
     kind: Literal["input", "output", "temporary", "scratch"]
-    index: int
+    index: int  # type: ignore[assignment]  # shadows tuple.index, which nobody needs here
 
 
 @dataclass(frozen=True)

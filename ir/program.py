@@ -12,7 +12,7 @@ class Place(NamedTuple):
     """Where forward has a tensor that backward reads: input i, user output i, or hidden (extra) output i of the graph."""
 
     kind: Literal["input", "output", "hidden"]
-    index: int
+    index: int  # type: ignore[assignment]  # shadows tuple.index, which nobody needs here
 
 
 @dataclass

@@ -50,7 +50,11 @@ def differs(mine: Call, users: Call, args: Sequence[Any]) -> str | None:
 
 def _difference(index: int, ours: Any, theirs: Any) -> str | None:
     if not isinstance(theirs, Tensor) or not isinstance(ours, Tensor):
-        return None if isinstance(theirs, Tensor) == isinstance(ours, Tensor) else f"value {index} is a tensor in one and not in the other"
+        return (
+            None
+            if isinstance(theirs, Tensor) == isinstance(ours, Tensor)
+            else f"value {index} is a tensor in one and not in the other"
+        )
     facts = [(t.dtype, tuple(t.shape), t.device) for t in (ours, theirs)]
     if facts[0] != facts[1]:
         return f"value {index} is {_describe(ours)} captured and {_describe(theirs)} in the method"
@@ -75,7 +79,11 @@ def _copy(value: Any) -> Any:
         return value
     copy = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
     if 0 in value.stride() and value.numel():
-        copy = value.detach()[tuple(slice(0, 1) if s == 0 else slice(None) for s in value.stride())].clone().expand(value.shape)
+        copy = (
+            value.detach()[tuple(slice(0, 1) if s == 0 else slice(None) for s in value.stride())]
+            .clone()
+            .expand(value.shape)
+        )
     else:
         copy.copy_(value.detach())
     return copy.requires_grad_(value.requires_grad)
@@ -95,7 +103,9 @@ def _same_random_numbers(args: Sequence[Any]) -> Iterator[Callable[[], None]]:
         yield rewind
 
 
-def cut(values: Sequence[Any], fakes: Sequence[Any], sizes: Sizes, conditions: Sequence[sympy.Basic]) -> list[Any] | None:
+def cut(
+    values: Sequence[Any], fakes: Sequence[Any], sizes: Sizes, conditions: Sequence[sympy.Basic]
+) -> list[Any] | None:
     """The values with every symbolic size a few elements long, where the conditions still hold; None if they never do.
 
     values and fakes correspond; what is no tensor stays as it is.
@@ -103,7 +113,9 @@ def cut(values: Sequence[Any], fakes: Sequence[Any], sizes: Sizes, conditions: S
     for small in CUTS:
         trial = {s: min(n, small + i % 3) for i, (s, n) in enumerate(sizes.items())}
         if all(bool(c.xreplace(trial)) for c in conditions):
-            return [_cut_tensor(v, f, trial) if isinstance(v, Tensor) else v for v, f in zip(values, fakes, strict=True)]
+            return [
+                _cut_tensor(v, f, trial) if isinstance(v, Tensor) else v for v, f in zip(values, fakes, strict=True)
+            ]
     return None
 
 

@@ -23,7 +23,8 @@ PASSES = (Simplify(), Contract(), Simplify())
 
 def graph_of(trace: Trace, name: str) -> Graph:
     """trace -> lower -> simplify -> contract -> simplify."""
-    return cheaper(lower(trace.graph_module, [*trace.fakes, *trace.lifted], name=name))
+    names = [*trace.names, *(f"captured_{i}" for i in range(len(trace.lifted)))] if trace.names else None
+    return cheaper(lower(trace.graph_module, [*trace.fakes, *trace.lifted], name=name, input_names=names))
 
 
 def cheaper(graph: Graph) -> Graph:

@@ -15,7 +15,9 @@ from torch.autograd.function import Function
 from ..codegen import TARGETS, Kernel, Kernels, Target
 from ..ir import Graph, Place, Program
 from ..ir.cost import minimal_bytes
-from ..ir.errors import FusegradError, SpecError
+from ..ir import Graph, Value
+from ..ir.errors import FusegradError, LoweringError, SpecError, Unfusible
+from ..ir.prims import PRIMS
 from ..ir.passes.fuse import Extern, Group, Step
 from ..tracer.capture import CaptureError, Trace
 from ..tracer.dtypes import TO_TORCH
@@ -23,7 +25,7 @@ from ..tracer.function import backward_method, uses_setup_context
 from .compile import graph_of, group_names, kernels_of, steps_of, text_of
 from .function import Compiler, Record
 from .guards import is_plain
-from .plan import Binder, number
+from .plan import Binder, has_outer_product, number
 from .specialization import Specialization
 
 Tensor = torch.Tensor
@@ -57,6 +59,7 @@ class DirectionReport:
     launches: list[KernelReport]
     minimal: int
     kernels: list[Kernels] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -186,7 +189,11 @@ def _stand_in(value: Any) -> Any:
 
 def _memoryless(shape: Any, strides: Any, dtype: torch.dtype, device: torch.device, grad: bool) -> Tensor:
     with FakeTensorMode():
-        fake = torch.empty(shape, dtype=dtype, device=device) if strides is None else torch.empty_strided(shape, strides, dtype=dtype, device=device)
+        fake = (
+            torch.empty(shape, dtype=dtype, device=device)
+            if strides is None
+            else torch.empty_strided(shape, strides, dtype=dtype, device=device)
+        )
     return fake.requires_grad_() if grad else fake
 
 
@@ -222,12 +229,17 @@ def explain(target_class: Any, /, *args: Any, target: str | None = None) -> Expl
         describe: Callable[..., DirectionReport] = _on_cpu if where == "cpu" else _on_gpu
         options = () if where == "cpu" else (TARGETS[where],)
         name = compiler.cls.__name__
-        directions["forward"] = describe(specialization.forward.trace, f"{name}_forward", "forward", sizes, specialization.skip, *options)
+        directions["forward"] = describe(
+            specialization.forward.trace, f"{name}_forward", "forward", sizes, specialization.skip, *options
+        )
         saved = saved_bytes(specialization, sizes)
         trace = _backward(compiler, specialization, methods)
         if trace is not None:
             own = {**sizes, **_sizes_of(trace, sizes)}
             directions["backward"] = describe(trace, f"{name}_backward", "backward", own, frozenset(), *options)
+    for direction, report in directions.items():
+        if report.reasons:
+            methods[direction] = Record("compiled", "; ".join(report.reasons), methods[direction].where)
     return Explanation(compiler.cls.__name__, where, methods, directions, saved, residuals, user_outputs)
 
 
@@ -256,13 +268,17 @@ def _methods(compiler: Compiler) -> dict[str, Record]:
     } | {n: r for n, r in compiler.records.items() if r.status == "opaque"}
 
 
-def _forward(compiler: Compiler, stand_ins: Sequence[Any], real: Sequence[Any], methods: dict[str, Record]) -> Specialization | None:
+def _forward(
+    compiler: Compiler, stand_ins: Sequence[Any], real: Sequence[Any], methods: dict[str, Record]
+) -> Specialization | None:
     if methods["forward"].status == "opaque":
         return None
     try:
         compiler.require_capturable()
         specialization = Specialization(compiler.cls, stand_ins, compiler.reads_now(), compiler.dynamic)
-        if all(is_plain(a) and a.device.type != "meta" for a in real if isinstance(a, Tensor)) and not any(map(_is_spec, real)):
+        if all(is_plain(a) and a.device.type != "meta" for a in real if isinstance(a, Tensor)) and not any(
+            map(_is_spec, real)
+        ):
             compiler.compare(specialization, compiler.complete(real))
     except CaptureError as error:
         record = compiler.record_of("forward", error)
@@ -308,20 +324,33 @@ def _sizes_of(trace: Trace, sizes: dict[sympy.Symbol, int]) -> dict[sympy.Symbol
     return {s: int(v) for s, v in values.items() if getattr(v, "is_number", False)}
 
 
-def _on_gpu(trace: Trace, name: str, direction: str, sizes: dict[sympy.Symbol, int], skip: frozenset[int], target: Target) -> DirectionReport:
-    graph = graph_of(trace, name)
+def _on_gpu(
+    trace: Trace, name: str, direction: str, sizes: dict[sympy.Symbol, int], skip: frozenset[int], target: Target
+) -> DirectionReport:
+    try:
+        graph = graph_of(trace, name)
+    except LoweringError as error:
+        report = _on_cpu(trace, name, direction, sizes, skip)
+        report.reasons.append(f"no kernels, the captured ATen operations run one by one: {error}")
+        return report
     graph.outputs = [None if i in skip else o for i, o in enumerate(graph.outputs)]
     steps = steps_of(graph)
     launches: list[KernelReport] = []
     generated: list[Kernels] = []
+    reasons: list[str] = []
     for step, kernel_name in zip(steps, group_names(name, steps), strict=True):
         if isinstance(step, Group):
-            kernels = kernels_of(step, target, sizes, kernel_name)
+            try:
+                kernels = kernels_of(step, target, sizes, kernel_name)
+            except Unfusible as error:
+                reasons.append(str(error))
+                launches += [_node_report(v, direction, sizes) for v in step.graph.order()]
+                continue
             generated.append(kernels)
             launches += [_kernel_report(k, direction, sizes) for k in kernels.kernels]
         elif isinstance(step, Extern):
-            launches.append(_extern_report(step, direction, sizes))
-    return DirectionReport(graph, steps, launches, number(minimal_bytes(graph), sizes), generated)
+            launches.append(_node_report(step.value, direction, sizes))
+    return DirectionReport(graph, steps, launches, number(minimal_bytes(graph), sizes), generated, reasons)
 
 
 def _kernel_report(kernel: Kernel, direction: str, sizes: dict[sympy.Symbol, int]) -> KernelReport:
@@ -331,17 +360,25 @@ def _kernel_report(kernel: Kernel, direction: str, sizes: dict[sympy.Symbol, int
     return KernelReport(kernel.name, direction, text, read, written)
 
 
-def _extern_report(step: Extern, direction: str, sizes: dict[sympy.Symbol, int]) -> KernelReport:
-    value = step.value
+def _node_report(value: Value, direction: str, sizes: dict[sympy.Symbol, int]) -> KernelReport:
     name = str(value.params.get("op") or getattr(value.params.get("target"), "__name__", value.prim))
     read = sum(number(t.nbytes, sizes) for a in value.args for t in a.avals)
     written = sum(number(t.nbytes, sizes) for t in value.avals)
     return KernelReport(name, direction, "", read, written, kind="library")
 
 
-def _on_cpu(trace: Trace, name: str, direction: str, sizes: dict[sympy.Symbol, int], skip: frozenset[int]) -> DirectionReport:
+def _on_cpu(
+    trace: Trace, name: str, direction: str, sizes: dict[sympy.Symbol, int], skip: frozenset[int]
+) -> DirectionReport:
     """The reference backend calls the captured ATen operations one by one."""
-    graph = graph_of(trace, name)
+    try:
+        graph = graph_of(trace, name)
+    except LoweringError:
+        graph = Graph(name)
+    if has_outer_product(trace) and not graph.mutations and len(graph):
+        moved = [v for v in graph.order() if PRIMS[v.prim].family not in ("layout", "source", "pick")]
+        launches = [_node_report(v, direction, sizes) for v in moved]
+        return DirectionReport(graph, [], launches, number(minimal_bytes(graph), sizes))
     launches = []
     for node in trace.graph_module.graph.nodes:
         value = node.meta.get("val")
@@ -351,5 +388,9 @@ def _on_cpu(trace: Trace, name: str, direction: str, sizes: dict[sympy.Symbol, i
         if any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns):
             continue
         operands = [a.meta["val"] for a in node.all_input_nodes if isinstance(a.meta.get("val"), Tensor)]
-        launches.append(KernelReport(str(node.target), direction, "", sum(_bytes(o, sizes) for o in operands), _bytes(value, sizes), "aten"))
+        launches.append(
+            KernelReport(
+                str(node.target), direction, "", sum(_bytes(o, sizes) for o in operands), _bytes(value, sizes), "aten"
+            )
+        )
     return DirectionReport(graph, [], launches, number(minimal_bytes(graph), sizes))

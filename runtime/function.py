@@ -66,7 +66,7 @@ class Compiler:
         self.known: dict[Any, list[Specialization]] = {}
         self.refused: dict[Any, CaptureError] = {}
         self.reads: Reads | None = None
-        self.nodes: dict[tuple[int, str], Any] = {}
+        self.nodes: dict[Any, Any] = {}
         self.lock = threading.RLock()
 
     # ------------------------------------------------------------------ calls
@@ -206,7 +206,9 @@ class Compiler:
 
     def report(self, method: str, why: str) -> None:
         """A captured method runs slower than its backend promises: on record, with a warning."""
-        self.records[method] = Record("compiled", why, method_place(backward_method(self.cls) if method == "backward" else self.cls.forward))  # type: ignore[attr-defined]
+        self.records[method] = Record(
+            "compiled", why, method_place(backward_method(self.cls) if method == "backward" else self.cls.forward)
+        )  # type: ignore[attr-defined]
         count("fallbacks")
         warnings.warn(f"{self.cls.__name__}.{method}: {why}", FallbackWarning, stacklevel=2)
 
@@ -235,7 +237,12 @@ class Compiler:
         return self.run_backward(specialization, backend, residuals, sizes, gradients)
 
     def run_backward(
-        self, specialization: Specialization, backend: str, residuals: Sequence[Any], sizes: Any, gradients: Sequence[Any]
+        self,
+        specialization: Specialization,
+        backend: str,
+        residuals: Sequence[Any],
+        sizes: Any,
+        gradients: Sequence[Any],
     ) -> tuple[Any, ...]:
         """The gradients on plain tensors, no autograd recording."""
         if self.records.get("backward", Record("")).status != "opaque":
@@ -293,8 +300,12 @@ def make_node(compiler: Compiler, specialization: Specialization, backend: str) 
     cls = compiler.cls
     method = backward_method(cls)
     if method is not None and is_once_differentiable(method):
-        backward = once_differentiable(backward)
-    body: dict[str, Any] = {"forward": staticmethod(forward), "__module__": cls.__module__, "__qualname__": cls.__qualname__}
+        backward = once_differentiable(backward)  # type: ignore[assignment]
+    body: dict[str, Any] = {
+        "forward": staticmethod(forward),
+        "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
+    }
     if method is not None:
         body["backward"] = staticmethod(backward)
     for flag in ("clear_saved_tensors_on_access", "boxed_grads_call"):
@@ -336,7 +347,9 @@ def triton_is_here() -> bool:
     try:
         import triton  # noqa: F401
     except ImportError:
-        warnings.warn("triton is not installed: GPU tensors run on the reference backend", FallbackWarning, stacklevel=2)
+        warnings.warn(
+            "triton is not installed: GPU tensors run on the reference backend", FallbackWarning, stacklevel=2
+        )
         return False
     return True
 
@@ -347,12 +360,8 @@ def compile(target: C, /) -> C: ...
 @overload
 def compile(target: Callable[..., Any], /) -> Callable[..., Any]: ...
 @overload
-def compile(
-    target: Any = None, /, *, backend: str = "auto", fullgraph: bool = False, dynamic: bool = True
-) -> Any: ...
-def compile(
-    target: Any = None, /, *, backend: str = "auto", fullgraph: bool = False, dynamic: bool = True
-) -> Any:
+def compile(target: Any = None, /, *, backend: str = "auto", fullgraph: bool = False, dynamic: bool = True) -> Any: ...
+def compile(target: Any = None, /, *, backend: str = "auto", fullgraph: bool = False, dynamic: bool = True) -> Any:
     """Compile a `torch.autograd.Function` class, or a plain function of tensors.
 
     The result is used as the original: `Fast.apply(...)`, or `fast(...)`. backend: "auto" (triton for GPU tensors, the
@@ -372,7 +381,9 @@ def compile(
 
         return compile_function(target, backend, fullgraph, dynamic)
     raise CompileTargetError(
-        what=repr(target)[:60], detail="it is neither a Function class nor a function", fix="pass the class or the function itself"
+        what=repr(target)[:60],
+        detail="it is neither a Function class nor a function",
+        fix="pass the class or the function itself",
     )
 
 
@@ -380,11 +391,15 @@ def compile_class(cls: type, backend: str, fullgraph: bool, dynamic: bool) -> ty
     """A subclass of `cls` whose `apply` runs what was compiled."""
     if not issubclass(cls, Function):
         raise CompileTargetError(
-            what=cls.__name__, detail="the class is no torch.autograd.Function", fix="derive it from torch.autograd.Function"
+            what=cls.__name__,
+            detail="the class is no torch.autograd.Function",
+            fix="derive it from torch.autograd.Function",
         )
     if issubclass(cls, torch.autograd.function.NestedIOFunction):
         raise CompileTargetError(
-            what=cls.__name__, detail="NestedIOFunction is a legacy class that torch keeps for old code", fix="derive from torch.autograd.Function"
+            what=cls.__name__,
+            detail="NestedIOFunction is a legacy class that torch keeps for old code",
+            fix="derive from torch.autograd.Function",
         )
     cls = getattr(cls, "_fusegrad_user_class", cls)
     compiler = Compiler(cls, backend, fullgraph, dynamic)
@@ -394,7 +409,7 @@ def compile_class(cls: type, backend: str, fullgraph: bool, dynamic: bool) -> ty
             return compiled_subclass(own, compiler).apply(*args, **kwargs)
         return compiler(args, kwargs)
 
-    body = {
+    body: dict[str, Any] = {
         "apply": classmethod(apply),
         "_fusegrad": compiler,
         "_fusegrad_user_class": cls,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
@@ -50,11 +50,11 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 def size_guard(session: Session, fakes: Sequence[torch.Tensor]) -> Guard:
     """The conditions on sizes and strides under which the session's graphs hold, compiled once."""
-    text = session.env.produce_guards_expression(list(fakes), ignore_static=False)
+    text = session.env.produce_guards_expression(cast(Any, list(fakes)), ignore_static=False)
     if not text:
         return lambda tensors: True
     text = re.sub(r"L\['t(\d+)'\]", r"t[\1]", text)
     text = re.sub(r"t\[\d+\]\.storage_offset\(\)", "0", text)
-    names = dict(SYMPY_INTERP)
+    names: dict[str, Any] = dict(SYMPY_INTERP)
     exec(f"def guard(t): return {text}", names)  # the text is torch's own, over sizes alone
-    return names["guard"]  # type: ignore[no-any-return]
+    return cast(Guard, names["guard"])

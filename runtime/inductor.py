@@ -23,7 +23,10 @@ def cpp_compiler() -> str | None:
 def compiled(gm: torch.fx.GraphModule) -> Callable[[Sequence[Any], Sequence[torch.Tensor]], list[Any]]:
     """`gm` compiled by `torch.compile`, one call per segment; falls back to `gm` itself where nothing can compile C++."""
     if cpp_compiler() is None and not torch.cuda.is_available():
-        warnings.warn("backend='inductor' needs a C++ compiler (set CXX or install g++); running the reference instead", stacklevel=2)
+        warnings.warn(
+            "backend='inductor' needs a C++ compiler (set CXX or install g++); running the reference instead",
+            stacklevel=2,
+        )
         return lambda inputs, lifted: list(gm(*inputs, *lifted))
     fast = torch.compile(gm, dynamic=None)
 

@@ -27,7 +27,9 @@ def compile_function(fn: Callable[..., Any], backend: str, fullgraph: bool, dyna
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         if bound.kwargs:
-            raise TypeError(f"{fn.__name__}: a compiled function takes no keyword-only arguments; pass {list(bound.kwargs)} by position")
+            raise TypeError(
+                f"{fn.__name__}: a compiled function takes no keyword-only arguments; pass {list(bound.kwargs)} by position"
+            )
         return fast.apply(*bound.args)  # type: ignore[attr-defined]
 
     compiled._fusegrad = fast._fusegrad  # type: ignore[attr-defined]
@@ -52,7 +54,9 @@ def function_class(fn: Callable[..., Any]) -> type:
     body: dict[str, Any] = {name: staticmethod(rule) for name, rule in rules.items()}
     forward.__signature__ = inspect.signature(fn)  # type: ignore[attr-defined]
     name = getattr(fn, "__name__", type(fn).__name__)
-    return type(name, (Function,), {**body, "__module__": fn.__module__, "_fusegrad_sources": (fn,), "__doc__": fn.__doc__})
+    return type(
+        name, (Function,), {**body, "__module__": fn.__module__, "_fusegrad_sources": (fn,), "__doc__": fn.__doc__}
+    )
 
 
 def _as_tuple(outputs: Any) -> tuple[Any, ...]:

@@ -12,7 +12,7 @@ import torch
 
 from ..codegen import TARGETS, Buffer, Kernel, Kernels, Pointer, Ref, Scalar, Target
 from ..ir import Graph, Value
-from ..ir.errors import FusegradError, LoweringError, UnsupportedBackendError
+from ..ir.errors import FusegradError, LoweringError, Unfusible, UnsupportedBackendError
 from ..ir.passes.fuse import Extern, Group, Step, View
 from ..ir.types import Size
 from ..tracer.capture import Trace
@@ -95,14 +95,20 @@ class Variant:
 class GroupRunner:
     """A fused group: variants by pinned sizes, launches by all sizes."""
 
-    def __init__(self, group: Group, name: str, backend: str, target: Target, device: torch.device) -> None:
+    def __init__(
+        self, group: Group, name: str, backend: str, target: Target, device: torch.device, report: Callable[[str], None]
+    ) -> None:
         self.group, self.name, self.backend, self.target, self.device = group, name, backend, target, device
+        self.report = report
+        self.one_by_one = False
         self.variants: list[Variant] = []
         self.prepared: OrderedDict[tuple[int, ...], Prepared] = OrderedDict()
         self.counters: dict[Any, Tensor] = {}
 
     def __call__(self, inputs: Sequence[Tensor], sizes: Sizes, key: tuple[int, ...]) -> list[Tensor]:
-        ready = self.prepared.get(key) or self._prepare(sizes, key)
+        ready = self.prepared.get(key) or self._prepared(sizes, key)
+        if ready is None:
+            return self._through_torch(inputs, sizes)
         outputs = [torch.empty_strided(*o[:2], dtype=o[2], device=self.device) for o in ready.outputs]
         temporaries = [torch.empty_strided(*t[:2], dtype=t[2], device=self.device) for t in ready.temporaries]
         memory: dict[str, Sequence[Tensor]] = {"input": inputs, "output": outputs, "temporary": temporaries}
@@ -111,6 +117,22 @@ class GroupRunner:
                 memory["scratch"] = [self._scratch(kernel, i, s) for i, s in enumerate(scratch)]
                 run([value if kind == "number" else memory[kind][value] for kind, value in arguments], grid)
         return outputs
+
+    def _prepared(self, sizes: Sizes, key: tuple[int, ...]) -> Prepared | None:
+        if self.one_by_one:
+            return None
+        try:
+            return self._prepare(sizes, key)
+        except Unfusible as error:
+            self.one_by_one = True
+            self.report(f"{self.name} runs operation by operation: {error}")
+            return None
+
+    def _through_torch(self, inputs: Sequence[Tensor], sizes: Sizes) -> list[Tensor]:
+        graph = self.group.graph
+        results = reference.run(graph, inputs, sizes)
+        pairs = zip(results, graph.output_strides, strict=True)
+        return [_own(r, numbers(s, sizes), set()) for r, s in pairs if r is not None and s is not None]
 
     def _scratch(self, kernel: Kernel, index: int, spec: Any) -> Tensor:
         shape, dtype, zeroed = spec
@@ -173,12 +195,14 @@ def _scratch_spec(buffer: Buffer, sizes: Sizes) -> tuple[tuple[int, ...], torch.
 class KernelPlan:
     """A lowered graph on a GPU or under the interpreter."""
 
-    def __init__(self, graph: Graph, name: str, backend: str, device: torch.device) -> None:
+    def __init__(
+        self, graph: Graph, name: str, backend: str, device: torch.device, report: Callable[[str], None] = lambda why: None
+    ) -> None:
         self.graph, self.device = graph, device
         target = target_for(backend, device)
         self.steps: list[Step] = steps_of(graph)
         self.runners = {
-            at: GroupRunner(step, kernel_name, backend, target, device)
+            at: GroupRunner(step, kernel_name, backend, target, device, report)
             for at, (step, kernel_name) in enumerate(zip(self.steps, group_names(name, self.steps), strict=True))
             if isinstance(step, Group)
         }
@@ -270,7 +294,9 @@ def _same_layout(tensor: Tensor, strides: tuple[int, ...]) -> bool:
 
 def _restrided(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
     if 0 in strides and tensor.numel():
-        return tensor.as_strided(tensor.shape, tensor.stride())  # an expanded fake of a tensor that is not: read as it is
+        return tensor.as_strided(
+            tensor.shape, tensor.stride()
+        )  # an expanded fake of a tensor that is not: read as it is
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
@@ -306,7 +332,12 @@ class Executable:
     """Calls a trace on real inputs: `(tensors and ints) -> outputs`. `skip`: outputs that the caller makes himself."""
 
     def __init__(
-        self, trace: Trace, name: str, backend: str, skip: frozenset[int] = frozenset(), report: Callable[[str], None] | None = None
+        self,
+        trace: Trace,
+        name: str,
+        backend: str,
+        skip: frozenset[int] = frozenset(),
+        report: Callable[[str], None] | None = None,
     ) -> None:
         self.trace, self.name, self.backend, self.skip = trace, name, backend, skip
         self.report = report or (lambda why: None)
@@ -322,7 +353,7 @@ class Executable:
         count("compiles")
         if self.backend == "inductor":
             return self._inductor()
-        return self._contracted() if _has_outer_product(self.trace) else self._replay
+        return self._contracted() if has_outer_product(self.trace) else self._replay
 
     def _replay(self, inputs: Sequence[Any], lifted: Sequence[Tensor]) -> list[Any]:
         """The captured ATen operations as they are: bitwise what the user's method computes."""
@@ -361,7 +392,7 @@ class Executable:
             tensors = [t for t in (*inputs, *lifted) if isinstance(t, Tensor)]
             device = tensors[0].device
             if device not in plans:
-                plans[device] = KernelPlan(graph, self.name, self.backend, device)
+                plans[device] = KernelPlan(graph, self.name, self.backend, device, self.report)
             return plans[device](tensors, self.binder(inputs))
 
         return run
@@ -372,7 +403,7 @@ class Executable:
         return compiled(self.trace.graph_module)
 
 
-def _has_outer_product(trace: Trace) -> bool:
+def has_outer_product(trace: Trace) -> bool:
     """A product larger than both its operands, somewhere in the graph: the only case in which `contract` can help."""
     for node in trace.graph_module.graph.nodes:
         schema = getattr(node.target, "_schema", None)

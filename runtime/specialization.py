@@ -16,12 +16,15 @@ from ..tracer.capture import CaptureError, Session, Trace, settled
 from ..tracer.context import ForwardContext
 from ..tracer.function import (
     ForwardCapture,
+    backward_method,
     call_forward,
     capture_forward,
     guarded_trace,
+    parameter_names,
     rebind,
     run_backward,
     symbols_in,
+    uses_setup_context,
 )
 from ..tracer.reads import Reads
 from .check import cut, differs, intermediate_bytes
@@ -63,7 +66,9 @@ class BackwardEntry:
 class Specialization:
     """One key of one class. Raises CaptureError from the constructor where forward cannot be captured."""
 
-    def __init__(self, cls: type, args: Sequence[Any], reads: Reads, dynamic: bool = True, report: Report | None = None) -> None:
+    def __init__(
+        self, cls: type, args: Sequence[Any], reads: Reads, dynamic: bool = True, report: Report | None = None
+    ) -> None:
         self.cls, self.reads, self.name, self.dynamic = cls, reads, cls.__name__, dynamic
         self.report = report or (lambda method, why: None)
         self.siblings: list[tuple[Specialization, list[Any]]] = []
@@ -74,6 +79,8 @@ class Specialization:
         fakes = [self.session.fake(args[i]) for i in self.slots]
         count("captures")
         self.forward: ForwardCapture = capture_forward(cls, args, fakes, self.session, reads, needs)
+        self.names = self._argument_names(len(args))
+        self.forward.trace.names = [self.names[i] for i in self.slots]
         self.guard = size_guard(self.session, fakes)
         self.binder = Binder(fakes)
         self.lifted = [reads.tensor_path(t) for t in self.forward.trace.lifted]
@@ -81,6 +88,26 @@ class Specialization:
         self.executables: dict[str, Executable] = {}
         self.entries: dict[Any, BackwardEntry | CaptureError] = {}
         self.backward_symbols = self._unbound_symbols()
+
+    def _argument_names(self, count: int) -> list[str]:
+        skip = 0 if uses_setup_context(self.cls) else 1
+        return parameter_names(self.cls.forward, count, skip, "argument")  # type: ignore[attr-defined]
+
+    def _backward_names(self) -> list[str]:
+        """The user's names for what backward reads: his arguments, what forward made, his gradients."""
+        method = backward_method(self.cls)
+        assert method is not None
+        residuals = ["" if p is None else self._name_at(p) for p in self.residual_places]
+        symbols = [str(s) for s in self.backward_symbols]
+        return [*residuals, *symbols, *parameter_names(method, len(self.forward.outputs), 1, "gradient")]
+
+    def _name_at(self, place: Place) -> str:
+        if place.kind == "input":
+            return self.names[self.slots[place.index]]
+        position = place.index + (len(self.forward.fake_outputs) if place.kind == "hidden" else 0)
+        node = list(self.forward.trace.graph_module.graph.nodes)[-1].args[0][position]
+        origin = getattr(node, "meta", {}).get("fusegrad_origin")
+        return origin[0] if origin and origin[0] else f"{place.kind}_{place.index}"
 
     # ------------------------------------------------------------------ forward
     def _kinds(self) -> list[str]:
@@ -98,7 +125,9 @@ class Specialization:
         if backend not in self.executables:
             skip = self.skip if backend in ("triton", "interpret") else frozenset()
             name = f"{self.name}_forward"
-            self.executables[backend] = Executable(self.forward.trace, name, backend, skip, partial(self.report, "forward"))
+            self.executables[backend] = Executable(
+                self.forward.trace, name, backend, skip, partial(self.report, "forward")
+            )
             self.guard = size_guard(self.session, self.forward.fakes)  # lowering may have learnt more about sizes
         return self.executables[backend]
 
@@ -156,7 +185,9 @@ class Specialization:
         constants = {k: rebind(v, sizes) for k, v in self.forward.constants.items()}
         return constants | dict(zip(self.forward.tensor_attributes, tensors, strict=True))
 
-    def users_backward(self, residuals: Sequence[Any], sizes: dict[sympy.Symbol, Any], gradients: Sequence[Any]) -> tuple[Any, ...]:
+    def users_backward(
+        self, residuals: Sequence[Any], sizes: dict[sympy.Symbol, Any], gradients: Sequence[Any]
+    ) -> tuple[Any, ...]:
         """The user's own backward body on whatever is given; then each gradient as autograd would take it."""
         n = len(self.forward.saved)
         attributes = self.attributes(residuals[n:], sizes)
@@ -194,6 +225,8 @@ class Specialization:
 
         everything = [*residuals, *symbols, *fakes]
         trace = guarded_trace(self.session, body, [everything[i] for i in live], self.reads)
+        names = self._backward_names()
+        trace.names = [names[i] for i in live]
         guards = self.session.conditions(self.binder.sources, before)
         return BackwardEntry(trace, guards, [self.reads.tensor_path(t) for t in trace.lifted], before)
 
@@ -294,9 +327,16 @@ class Specialization:
             return None
         supply = iter(values)
         arguments = [next(supply) if i in self.slots else a for i, a in enumerate(args)]
-        return self._compared(self._replay_forward, self._users_forward, arguments, cut_down=any(a is not b for a, b in zip(arguments, args, strict=True)))
+        return self._compared(
+            self._replay_forward,
+            self._users_forward,
+            arguments,
+            cut_down=any(a is not b for a, b in zip(arguments, args, strict=True)),
+        )
 
-    def _light(self, values: Sequence[Any], fakes: Sequence[Any], trace: Trace, sizes: dict[sympy.Symbol, int]) -> list[Any] | None:
+    def _light(
+        self, values: Sequence[Any], fakes: Sequence[Any], trace: Trace, sizes: dict[sympy.Symbol, int]
+    ) -> list[Any] | None:
         """The values, cut down where the user's method would fill memory; None where no cut is legal."""
         if intermediate_bytes(trace.graph_module, sizes) <= settings().check_bytes:
             return list(values)
@@ -321,7 +361,9 @@ class Specialization:
                 hidden.append(t)
         return [*tensors, *hidden]
 
-    def _check_backward(self, entry: BackwardEntry, residuals: Sequence[Any], sizes: Any, gradients: Sequence[Any]) -> None:
+    def _check_backward(
+        self, entry: BackwardEntry, residuals: Sequence[Any], sizes: Any, gradients: Sequence[Any]
+    ) -> None:
         if not settings().check or entry.executables:
             return
         fakes = [*(self.forward.fake_at(p) for p in self.residual_places), *self._gradient_likes()]
@@ -371,7 +413,7 @@ def gradient_kind(gradient: Tensor | None) -> Any:
 
 def _dense_order(t: Tensor) -> tuple[int, ...] | None:
     """The axes from outermost to innermost where `t` is dense in that order; None where it has gaps."""
-    order = tuple(sorted(range(t.dim()), key=lambda i: (-t.stride(i), -t.size(i), i)))
+    order = tuple(sorted(range(t.dim()), key=lambda i: (-t.stride()[i], -t.shape[i], i)))
     return order if t.permute(order).is_contiguous() else None
 
 
@@ -396,7 +438,9 @@ def _expr(size: Any) -> Any:
 def _stand_in(fake: Tensor, sizes: dict[sympy.Symbol, int]) -> Tensor:
     shape, strides = rebind(fake.shape, sizes), rebind(tuple(fake.stride()), sizes)
     with FakeTensorMode():
-        return torch.empty_strided(shape, strides, dtype=fake.dtype, device=fake.device).requires_grad_(fake.requires_grad)
+        return torch.empty_strided(shape, strides, dtype=fake.dtype, device=fake.device).requires_grad_(
+            fake.requires_grad
+        )
 
 
 def _same_shape(tensor: Tensor, fake: Tensor, sizes: dict[sympy.Symbol, int]) -> bool:
@@ -420,4 +464,6 @@ def _hint_of(session: Session, symbol: sympy.Symbol) -> int:
 
 def _without_autocast() -> Any:
     """Casts are part of the captured graph: autocast must not add its own while it is replayed."""
-    return torch._C._DisableAutocast() if hasattr(torch._C, "_DisableAutocast") else torch.autocast("cpu", enabled=False)
+    return (
+        torch._C._DisableAutocast() if hasattr(torch._C, "_DisableAutocast") else torch.autocast("cpu", enabled=False)
+    )

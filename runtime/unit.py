@@ -128,14 +128,18 @@ class Unit:
     def vjp(self, inputs: int) -> Unit:
         """(inputs, cotangents of the outputs) -> cotangents of the inputs."""
         if inputs not in self._derived:
-            self._derived[inputs] = Unit(f"{self.name}_vjp", lambda *a: vjp_of(self.body, a[:inputs], a[inputs:]), self.backend)
+            self._derived[inputs] = Unit(
+                f"{self.name}_vjp", lambda *a: vjp_of(self.body, a[:inputs], a[inputs:]), self.backend
+            )
         return self._derived[inputs]
 
     def jvp(self, inputs: int) -> Unit:
         """(inputs, tangents) -> tangents of the outputs."""
         key = ("jvp", inputs)
         if key not in self._derived:
-            self._derived[key] = Unit(f"{self.name}_jvp", lambda *a: jvp_of(self.body, a[:inputs], a[inputs:]), self.backend)
+            self._derived[key] = Unit(
+                f"{self.name}_jvp", lambda *a: jvp_of(self.body, a[:inputs], a[inputs:]), self.backend
+            )
         return self._derived[key]
 
     def pullback(self, args: Sequence[Any], cotangents: Sequence[Any]) -> Sequence[Any]:
@@ -146,12 +150,14 @@ class Unit:
         """Tangents of the outputs."""
         return self.jvp(len(args))(*args, *tangents)
 
-    def batch(self, in_dims: Sequence[int | None], randomness: str, out_dims: Sequence[OutDim] | None = None) -> BatchedUnit:
+    def batch(
+        self, in_dims: Sequence[int | None], randomness: str, out_dims: Sequence[OutDim] | None = None
+    ) -> BatchedUnit:
         """This unit over a batch; `out_dims` as in BatchedUnit."""
         key = ("batch", tuple(in_dims), randomness, None if out_dims is None else tuple(out_dims))
         if key not in self._derived:
-            self._derived[key] = BatchedUnit(self, key[1], randomness, key[3])  # type: ignore[arg-type]
-        return self._derived[key]  # type: ignore[return-value]
+            self._derived[key] = BatchedUnit(self, key[1], randomness, key[3])
+        return self._derived[key]
 
 
 class BatchedUnit(Unit):
@@ -161,7 +167,9 @@ class BatchedUnit(Unit):
     parent's, batched: a cotangent of an input that has no batch axis is the sum over the batch.
     """
 
-    def __init__(self, parent: Unit, in_dims: tuple[int | None, ...], randomness: str, out_dims: tuple[OutDim, ...] | None) -> None:
+    def __init__(
+        self, parent: Unit, in_dims: tuple[int | None, ...], randomness: str, out_dims: tuple[OutDim, ...] | None
+    ) -> None:
         super().__init__(f"{parent.name}_batched", self._vmapped, parent.backend)
         self.parent, self.in_dims, self.randomness, self.out_dims = parent, in_dims, randomness, out_dims
         self._flat: Any = None
@@ -177,7 +185,10 @@ class BatchedUnit(Unit):
         return [None if r is None else _placed(r, d) for r, d in zip(results, outs, strict=True)]
 
     def execute(self, args: Sequence[Any]) -> Sequence[Any]:
-        args = [a if d in (None, 0) or not isinstance(a, Tensor) else a.contiguous() for a, d in zip(args, self.in_dims, strict=True)]
+        args = [
+            a if d in (None, 0) or not isinstance(a, Tensor) else a.contiguous()
+            for a, d in zip(args, self.in_dims, strict=True)
+        ]
         if not is_capturing():
             self._prepare(args)
         return super().execute(args)
@@ -267,7 +278,9 @@ def vjp_of(body: Body, inputs: Sequence[Any], cotangents: Sequence[Any]) -> list
         wanted = [leaf for leaf in leaves if _is_float(leaf)]
         found: Sequence[Any] = [None] * len(wanted)
         if pairs and wanted:
-            found = torch.autograd.grad([p[0] for p in pairs], wanted, [p[1] for p in pairs], allow_unused=True, create_graph=True)
+            found = torch.autograd.grad(
+                [p[0] for p in pairs], wanted, [p[1] for p in pairs], allow_unused=True, create_graph=True
+            )
     supply = iter(found)
     return [next(supply) if _is_float(leaf) else None for leaf in leaves]
 
@@ -284,7 +297,13 @@ def jvp_of(body: Body, inputs: Sequence[Any], tangents: Sequence[Any]) -> list[A
         live = [o for o, d in zip(outputs, duals, strict=True) if d is not None]
         pulled = torch.autograd.grad(live, moved, used, create_graph=True, allow_unused=True) if live and moved else ()
         pairs = [(p, t) for p, t in zip(pulled, steps, strict=False) if _differentiable(p)]
-        pushed = torch.autograd.grad([p for p, _ in pairs], used, [t for _, t in pairs], allow_unused=True, create_graph=True) if pairs else [None] * len(used)
+        pushed = (
+            torch.autograd.grad(
+                [p for p, _ in pairs], used, [t for _, t in pairs], allow_unused=True, create_graph=True
+            )
+            if pairs
+            else [None] * len(used)
+        )
     supply = iter(pushed)
     return [_zeros_if_none(next(supply), o) if d is not None else None for d, o in zip(duals, outputs, strict=True)]
 
@@ -351,10 +370,12 @@ class BackwardUnit(Unit):
         """The one unit of this specialisation on this backend."""
         key = (id(specialization), backend, "backward")
         if key not in compiler.nodes:
-            compiler.nodes[key] = cls(compiler, specialization, backend)  # type: ignore[index]
-        return compiler.nodes[key]  # type: ignore[index,no-any-return]
+            compiler.nodes[key] = cls(compiler, specialization, backend)
+        return compiler.nodes[key]  # type: ignore[no-any-return]
 
-    def differentiable(self, residuals: Sequence[Any], sizes: dict[sympy.Symbol, int], gradients: Sequence[Any]) -> tuple[Any, ...]:
+    def differentiable(
+        self, residuals: Sequence[Any], sizes: dict[sympy.Symbol, int], gradients: Sequence[Any]
+    ) -> tuple[Any, ...]:
         """Gradients that can be differentiated again."""
         return tuple(self(*residuals, *(sizes[s] for s in self.symbols), *gradients))
 
@@ -390,7 +411,9 @@ def transformed(compiler: Compiler, args: tuple[Any, ...]) -> Any:
     from .whole import whole_of
 
     function = whole_of(compiler, specialization, compiler.backend_for(plain))
-    outputs = custom_function_call(function, *args) if torch._C._are_functorch_transforms_active() else function.apply(*args)
+    outputs = (
+        custom_function_call(function, *args) if torch._C._are_functorch_transforms_active() else function.apply(*args)
+    )
     return specialization.returned(outputs[: len(specialization.forward.tensor_outputs)])
 
 

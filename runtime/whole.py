@@ -29,8 +29,8 @@ def whole_of(compiler: Compiler, specialization: Specialization, backend: str) -
     """The one such Function of a specialisation on a backend."""
     key = (id(specialization), backend, "whole")
     if key not in compiler.nodes:
-        compiler.nodes[key] = Whole(compiler, specialization, backend).function()  # type: ignore[index]
-    return compiler.nodes[key]  # type: ignore[index]
+        compiler.nodes[key] = Whole(compiler, specialization, backend).function()
+    return compiler.nodes[key]
 
 
 class Rules:
@@ -60,9 +60,10 @@ class Rules:
         raise NotImplementedError
 
     def function(self) -> Any:
-        rules = {"forward": self.forward, "setup_context": self.setup_context, "backward": self.backward}
+        rules: dict[str, Any] = {"forward": self.forward, "setup_context": self.setup_context, "backward": self.backward}
         rules |= {"jvp": self.jvp, "vmap": self.vmap}
-        return type(self.spec.name, (Function,), {n: staticmethod(r) for n, r in rules.items()})
+        body: dict[str, Any] = {name: staticmethod(rule) for name, rule in rules.items()}
+        return type(self.spec.name, (Function,), body)
 
     # ------------------------------------------------------------------ forward
     def forward(self, *args: Any) -> tuple[Any, ...]:
@@ -248,7 +249,11 @@ class Batched(Rules):
 
     def parent_backward(self, gradients: Sequence[Any]) -> Unit:
         if isinstance(self.parent, Batched):
-            dims = (*self.parent.residual_dims, *[None] * len(self.symbols), *[None if g is None else 0 for g in gradients])
+            dims = (
+                *self.parent.residual_dims,
+                *[None] * len(self.symbols),
+                *[None if g is None else 0 for g in gradients],
+            )
             back: list[OutDim] = ["sum" if d is None else d for d in self.parent.in_dims]
             return self.parent.parent_backward(gradients).batch(dims, self.parent.randomness, back)
         return self.parent.backward_unit
@@ -269,7 +274,11 @@ def transposed_backward(
         full = [None if o.kind == "object" else next(supply) for o in spec.forward.outputs]
         gradients = spec.users_backward(residuals, sizes, full)
         gradients = tuple(spec.as_autograd_takes(i, g, sizes) for i, g in enumerate(gradients))
-        pairs = [(g, t) for g, t in zip(gradients, tangents, strict=True) if g is not None and t is not None and g.requires_grad]
+        pairs = [
+            (g, t)
+            for g, t in zip(gradients, tangents, strict=True)
+            if g is not None and t is not None and g.requires_grad
+        ]
         wanted = [p for p in probes if p.requires_grad]
         found: Sequence[Any] = [None] * len(wanted)
         if pairs and wanted:
@@ -278,7 +287,9 @@ def transposed_backward(
             )
     pushed = iter(found)
     results = [next(pushed) if p.requires_grad else None for p in probes]
-    return [torch.zeros_like(o) if r is None and o.is_floating_point() else r for r, o in zip(results, outputs, strict=True)]
+    return [
+        torch.zeros_like(o) if r is None and o.is_floating_point() else r for r, o in zip(results, outputs, strict=True)
+    ]
 
 
 def zeros(like: tuple[Any, Any, Any]) -> Tensor:

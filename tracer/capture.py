@@ -42,6 +42,7 @@ capture_lock = threading.RLock()
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _PACKAGE_ROOMS = tuple(_OURS + room + os.sep for room in ("ir", "tracer", "codegen", "runtime"))
+_DEMO = os.path.join(_OURS, "runtime", "demo_functions.py")  # written as a user would, and treated as his
 
 
 class CaptureError(FusegradError):
@@ -57,6 +58,7 @@ class Trace:
     graph_module: torch.fx.GraphModule
     fakes: list[Any]
     lifted: list[torch.Tensor] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)  # of `fakes`, in the user's words; empty: the placeholders' own
 
 
 class Session:
@@ -83,7 +85,9 @@ class Session:
 
     def conditions(self, known: Collection[sympy.Symbol], since: int = 0) -> tuple[sympy.Basic, ...]:
         """What the traces assumed about sizes, from guard number `since` on, over the symbols that are `known`."""
-        found = (g.expr if g.expr.free_symbols <= set(known) else self.env.replace(g.expr) for g in self.env.guards[since:])
+        found = (
+            g.expr if g.expr.free_symbols <= set(known) else self.env.replace(g.expr) for g in self.env.guards[since:]
+        )
         return tuple(dict.fromkeys(c for c in found if c is not sympy.true and c.free_symbols <= set(known)))
 
     def fake_like(self, like: torch.Tensor, expanded: bool = False) -> torch.Tensor:
@@ -99,7 +103,9 @@ class Session:
     def fake_again(self, fake: torch.Tensor) -> torch.Tensor:
         """The same metadata as a fresh fake: sizes that an earlier trace made constant are plain ints in it."""
         with self.mode, torch.no_grad():
-            again = torch.empty_strided(settled(fake.shape), settled(fake.stride()), dtype=fake.dtype, device=fake.device)
+            again = torch.empty_strided(
+                settled(fake.shape), settled(fake.stride()), dtype=fake.dtype, device=fake.device
+            )
         return _guarded_memory(again, fake.requires_grad)
 
     def fake_permuted(self, like: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
@@ -164,7 +170,7 @@ def user_frame() -> types.FrameType | None:
 
 
 def is_user_file(filename: str) -> bool:
-    return not filename.startswith((_TORCH, *_PACKAGE_ROOMS)) and not filename.startswith("<frozen")
+    return filename == _DEMO or not filename.startswith((_TORCH, *_PACKAGE_ROOMS, "<frozen"))
 
 
 def where_raised(error: BaseException) -> str:
@@ -213,7 +219,7 @@ class _Template:
 
     @classmethod
     def apply(cls, *args, **kwargs):  # type: ignore[no-untyped-def]
-        __class__  # noqa: B018  the free variable that Function.apply's own code has
+        __class__  # type: ignore[name-defined]  # noqa: B018  the free variable that Function.apply's own code has
         import torch as _torch
 
         return _torch._fusegrad_nested_call(cls, args, kwargs)  # type: ignore[attr-defined]
@@ -230,7 +236,9 @@ def _nested_functions_as_calls() -> Iterator[None]:
         return
     original = Function.apply.__func__  # type: ignore[attr-defined]
     code = original.__code__
-    plain = types.FunctionType(code, original.__globals__, original.__name__, original.__defaults__, original.__closure__)
+    plain = types.FunctionType(
+        code, original.__globals__, original.__name__, original.__defaults__, original.__closure__
+    )
     _capturing.depth = 1
     torch._fusegrad_nested_call = lambda cls, args, kwargs: _nested_call(plain, cls, args, kwargs)  # type: ignore[attr-defined]
     try:
@@ -249,7 +257,7 @@ def _nested_call(plain: Callable[..., Any], cls: type, args: tuple[Any, ...], kw
     cls = getattr(cls, "_fusegrad_user_class", cls)
     with disable_proxy_modes_tracing():
         result = plain(cls, *args)
-    proxies = pytree.tree_map_only((torch.Tensor, torch.SymInt, torch.SymFloat), mode.tracer.unwrap_proxy, args)
+    proxies = pytree.tree_map_only((torch.Tensor, torch.SymInt, torch.SymFloat), mode.tracer.unwrap_proxy, args)  # type: ignore[union-attr]
     proxy = mode.tracer.create_proxy("call_function", call_of(cls), proxies, {}, name=cls.__name__)
     proxy.node.meta["fusegrad_origin"] = _origin_of(user_frame())
     return track_tensor_tree(result, proxy, constant=None, tracer=mode.tracer)
@@ -283,9 +291,14 @@ def _lift_captured(gm: torch.fx.GraphModule, reads: Reads | None) -> list[torch.
         if not isinstance(tensor, torch.Tensor) or _made_during_trace(node):
             continue
         if reads is not None and reads.tensor_path(tensor) is None:
-            raise CaptureError(reason=f"it reads a tensor {tuple(tensor.shape)} that cannot be found again on the next call", where="unknown")
+            raise CaptureError(
+                reason=f"it reads a tensor {tuple(tensor.shape)} that cannot be found again on the next call",
+                where="unknown",
+            )
         if id(tensor) not in nodes:
-            insert = gm.graph.inserting_after(anchor) if anchor else gm.graph.inserting_before(next(iter(gm.graph.nodes)))
+            insert = (
+                gm.graph.inserting_after(anchor) if anchor else gm.graph.inserting_before(next(iter(gm.graph.nodes)))
+            )
             with insert:
                 anchor = nodes[id(tensor)] = gm.graph.placeholder(f"captured_{len(lifted)}")
             anchor.meta["val"] = node.meta.get("val")
@@ -310,5 +323,6 @@ def _refuse_data_dependence(gm: torch.fx.GraphModule) -> None:
         if schema is not None and schema.name in _DATA_READS:
             origin = node.meta.get("fusegrad_origin")
             raise CaptureError(
-                reason=f"it reads the data of a tensor (`{schema.name.split('::')[1]}`)", where=origin[1] if origin else "unknown"
+                reason=f"it reads the data of a tensor (`{schema.name.split('::')[1]}`)",
+                where=origin[1] if origin else "unknown",
             )

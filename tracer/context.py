@@ -72,5 +72,7 @@ class BackwardContext:
 def _only_tensors(tensors: tuple[Any, ...]) -> tuple[Any, ...]:
     for t in tensors:
         if t is not None and not isinstance(t, torch.Tensor):
-            raise TypeError(f"save_for_backward can only save variables, but got an argument of type {type(t).__name__}")
+            raise TypeError(
+                f"save_for_backward can only save variables, but got an argument of type {type(t).__name__}"
+            )
     return tensors

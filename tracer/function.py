@@ -6,6 +6,7 @@ values in between (`hidden`, which become extra outputs). That map is all that b
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,6 +44,13 @@ def methods(cls: type) -> dict[str, Callable[..., Any]]:
     """The methods that the user wrote, by name."""
     names = ("forward", "setup_context", "backward", "vjp", "jvp", "vmap")
     return {n: getattr(cls, n) for n in names if getattr(cls, n) is not getattr(Function, n)}
+
+
+def parameter_names(method: Callable[..., Any], count: int, skip: int, stem: str) -> list[str]:
+    """The user's names for `count` arguments of a method after the first `skip`; `stem_i` beyond his parameters."""
+    code = getattr(inspect.unwrap(method), "__code__", None)
+    known = code.co_varnames[skip : code.co_argcount] if code is not None else ()
+    return [known[i] if i < len(known) else f"{stem}_{i}" for i in range(count)]
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,33 @@ from typing import Any
 import torch
 
 SCALARS = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size, torch.layout)
-LIBRARIES = {"torch", "math", "numpy", "builtins", "operator", "functools", "itertools", "typing", "collections", "triton", "fusegrad"}
-IMPURE_BUILTINS = {"print", "open", "input", "id", "hash", "repr", "exec", "eval", "globals", "locals", "setattr", "breakpoint"}
+LIBRARIES = {
+    "torch",
+    "math",
+    "numpy",
+    "builtins",
+    "operator",
+    "functools",
+    "itertools",
+    "typing",
+    "collections",
+    "triton",
+    "fusegrad",
+}
+IMPURE_BUILTINS = {
+    "print",
+    "open",
+    "input",
+    "id",
+    "hash",
+    "repr",
+    "exec",
+    "eval",
+    "globals",
+    "locals",
+    "setattr",
+    "breakpoint",
+}
 IMPURE_MODULES = {"time", "random", "os", "sys", "io", "logging", "datetime", "uuid", "secrets"}
 DEPTH = 3
 
@@ -67,7 +92,14 @@ def _same(read: Read, tensor: torch.Tensor) -> bool:
 
 def tensor_fact(t: torch.Tensor) -> tuple[Any, ...]:
     """What is compared of a tensor that is not an argument: everything but its data."""
-    return ("tensor", t.dtype, t.device, tuple(t.shape), t.stride() if t.layout is torch.strided else None, t.requires_grad)
+    return (
+        "tensor",
+        t.dtype,
+        t.device,
+        tuple(t.shape),
+        t.stride() if t.layout is torch.strided else None,
+        t.requires_grad,
+    )
 
 
 def freeze(value: Any, depth: int = DEPTH) -> Any:
@@ -96,7 +128,8 @@ def _is_plain_object(value: Any) -> bool:
 
 def scan(*functions: Callable[..., Any]) -> Reads:
     """The reads of `functions` and of every helper that they call by a name that can be resolved."""
-    reads, seen = Reads(), set()
+    reads = Reads()
+    seen: set[Any] = set()
     for function in functions:
         _scan(inspect.unwrap(function), reads, seen)
     return reads
@@ -144,7 +177,9 @@ def _effect(instruction: dis.Instruction, env: dict[str, Any]) -> str | None:
     return None
 
 
-def _root(instruction: dis.Instruction, env: dict[str, Any], cells: dict[str, Any]) -> tuple[str, Callable[[], Any]] | None:
+def _root(
+    instruction: dis.Instruction, env: dict[str, Any], cells: dict[str, Any]
+) -> tuple[str, Callable[[], Any]] | None:
     name = instruction.argval
     if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME") and name in env:
         return f"global {name} in {env.get('__name__', '?')}@{id(env)}", lambda: env[name]
