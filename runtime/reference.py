@@ -188,11 +188,13 @@ def _argument(spec: Any, operands: Sequence[Any], node: Node) -> Any:
 
 
 def _extern(node: Node, *operands: Any) -> Any:
+    """The call that a node writes down. A view of memory gets row-major memory: values have no strides."""
     args, named = node.params["spec"]
     function = node.params["target"] if "target" in node.params else find_op(node.params["op"])
-    result = function(
-        *(_argument(a, operands, node) for a in args), **{k: _argument(v, operands, node) for k, v in named}
-    )
+    if getattr(function, "is_view", False):
+        operands = tuple(o.contiguous() for o in operands)
+    positional = [_argument(a, operands, node) for a in args]
+    result = function(*positional, **{k: _argument(v, operands, node) for k, v in named})
     tensors = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
     return tensors[0] if len(node.value.avals) == 1 else tensors
 

@@ -75,6 +75,7 @@ def _lower_once(
     with mode, torch.no_grad(), torch._C._DisableAutocast(), enable_python_dispatcher(), building(graph), lowering:
         outputs = torch.func.functionalize(lambda *args: replay.run(*args), remove="mutations")(*given)
     flat = pytree.tree_leaves(outputs, is_leaf=lambda x: x is None)
+    _one_device([o for o in flat if isinstance(o, torch.Tensor)], lowering.device)
     with building(graph):
         values = [lowering.value(o) if isinstance(o, torch.Tensor) else None for o in flat]
     return graph.returning(values, _output_strides(gm, values, lowering.sizes))

@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch._dynamo.source import ConstantSource
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic
 
 from fusegrad.ir import Graph, verify
 from fusegrad.ir.errors import LoweringError
@@ -17,7 +20,7 @@ from fusegrad.runtime.reference import number, run
 from fusegrad.tracer.aten import lower
 from fusegrad.tracer.rules import rounded
 
-from .capturing import capture, symbols
+from .capturing import capture, fakes_of, symbols
 from .programs import TABLE, Program
 
 LOW = {torch.bfloat16: (1e-2, 1e-2), torch.float16: (2e-3, 2e-3)}
@@ -239,3 +242,29 @@ def test_what_was_read_before_a_write_keeps_its_value() -> None:
 def test_constants_of_low_floats_are_rounded(number: float, dtype: torch.dtype) -> None:
     name = "bf16" if dtype == torch.bfloat16 else "f16"
     assert rounded(number, name) == torch.tensor(number, dtype=dtype).item()
+
+
+def test_several_devices_are_refused() -> None:
+    for function in (lambda a: a.to("meta"), lambda a: (a + 1, torch.ones(3, device="meta"))):
+        with pytest.raises(LoweringError, match="works on cpu and on meta"):
+            lowered(function, torch.ones(4))
+
+
+def test_views_of_memory_that_stay_with_torch_do_not_see_strides() -> None:
+    graph = lowered(lambda a: a.t().contiguous().view(torch.int16), torch.ones(4, 6))
+    (got,) = run(graph, [torch.ones(4, 6)], symbols(graph, [torch.ones(4, 6)]))
+    assert got is not None and torch.equal(got, torch.ones(6, 4).view(torch.int16))
+
+
+def test_sizes_that_are_arguments_are_symbols_of_the_graph() -> None:
+    fakes = fakes_of([torch.ones(4, 6)])
+    env = fakes[0].fake_mode.shape_env
+    count = env.create_unspecified_symint_and_symbol(3, ConstantSource("count"), DimDynamic.DYNAMIC)
+    with fakes[0].fake_mode, torch.no_grad():
+        gm = make_fx(lambda a, k: (a * k, a[:k], a.shape[0] * k))(*fakes, count)
+    graph = verify(lower(gm, [*fakes, count]))
+    assert len(graph.inputs) == 1 and graph.outputs[2] is None
+    a = torch.arange(24.0).reshape(4, 6)
+    scaled, cut, _ = run(graph, [a], symbols(graph, [a]) | {count.node.expr: 3})
+    assert scaled is not None and cut is not None
+    assert torch.equal(scaled, a * 3) and torch.equal(cut, a[:3])
