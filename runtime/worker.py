@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -92,10 +93,19 @@ def _safely(function: Callable[[dict[str, Any]], dict[str, Any]], line: str) -> 
         shutil.rmtree(os.environ["TRITON_CACHE_DIR"], ignore_errors=True)
 
 
+def _remove_files() -> None:
+    """Remove this process's folder, and the pool's folder around it when it was the last."""
+    directory = Path(os.environ["TMPDIR"])
+    shutil.rmtree(directory, ignore_errors=True)
+    with suppress(OSError):
+        directory.parent.rmdir()
+
+
 def _leave_with(parent: int) -> None:
     """End this process when its parent is gone, even in the middle of a compilation."""
     while os.getppid() == parent:
         time.sleep(1)
+    _remove_files()
     os._exit(1)
 
 
@@ -108,6 +118,7 @@ def main() -> None:
     for line in sys.stdin:
         replies.write(_safely(act, line) + "\n")
         act = answer
+    _remove_files()
 
 
 if __name__ == "__main__":
