@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.graph import saved_tensors_hooks
 
+from ..ir.errors import KernelCompileError
 from .config import BACKENDS, patch
 from .demo_functions import FUNCTIONS
 from .demo_model import IGNORED, ByteModel, Functions, Sizes, call, read_text, seeded_model, windows
@@ -118,6 +119,7 @@ def run(options: argparse.Namespace) -> int:
     """The whole demo; returns the exit code."""
     sizes = Sizes()
     device = device_for(options.backend)
+    torch.set_num_threads(1)  # matrices this small gain little from more, and lose much on a busy machine
     known = cases(sizes)
     options.out.mkdir(parents=True, exist_ok=True)
     pair = both_models(known, sizes, options.seed, device)
@@ -143,7 +145,7 @@ def device_for(backend: str) -> torch.device:
 
 def introduce(trained: Trained, sizes: Sizes, device: torch.device, options: argparse.Namespace) -> None:
     weights = sum(p.numel() for p in trained.model.parameters())
-    where = torch.cuda.get_device_name() if device.type == "cuda" else f"cpu, {torch.get_num_threads()} threads"
+    where = torch.cuda.get_device_name() if device.type == "cuda" else "one cpu thread"
     print(f"fusegrad demo: torch {torch.__version__}, {where}, backend {options.backend}, seed {options.seed}")
     print(
         f"{weights:,} weights, {sizes.layers} layers of width {sizes.width}, "
@@ -233,10 +235,10 @@ def write_losses(path: Path, pair: Sequence[Trained]) -> None:
 
 
 def report_kernels(known: Sequence[Case], out: Path) -> None:
-    """A row per kernel at the model's sizes; the Triton text and the first Function's picture go to `out`."""
+    """A row per direction at the model's sizes; the Triton text and the first Function's picture go to `out`."""
     explanations = [explain(case.fast, *case.specs, target=TARGET) for case in known]
-    rows = [row for case, each in zip(known, explanations, strict=True) for row in kernel_rows(case.name, each)]
-    header = ("kernels for sm_90", "launches", "bytes / minimal", "saved, kB", "registers", "spills")
+    rows = [row for explanation in explanations for row in kernel_rows(explanation)]
+    header = ("for sm_90", "kernels", "launches", "bytes / minimal", "saved, kB", "registers", "spills")
     print("\n" + table(header, rows))
     for case, explanation in zip(known, explanations, strict=True):
         (out / f"{case.name}.py").write_text(explanation.module, encoding="utf-8")
@@ -249,18 +251,18 @@ def picture(explanation: Explanation) -> str:
     return svg(explanation.program, groups)
 
 
-def kernel_rows(name: str, explanation: Explanation) -> Iterator[tuple[object, ...]]:
-    """The Function's forward and backward, then each of its kernels with what the assembler says."""
-    facts = explanation.to_dict()
-    metrics = explanation.metrics(TARGET)
-    for direction in ("forward", "backward"):
-        moved, minimal = facts["bytes"][direction], facts["bytes"][f"minimal_{direction}"]
+def kernel_rows(explanation: Explanation) -> Iterator[tuple[object, ...]]:
+    """Forward and backward: what is launched, what moves, and what the assembler says of the worst kernel."""
+    facts, metrics = explanation.to_dict(), explanation.metrics(TARGET)
+    failed = next((name for name, found in metrics.items() if found["error"]), None)
+    if failed is not None:
+        raise KernelCompileError(kernel=failed, target=TARGET, reason=metrics[failed]["error"])
+    for direction, launches in facts["launches"].items():
+        own = [k["name"] for k in facts["kernels"] if k["direction"] == direction and k["name"] in metrics]
+        ratio = facts["bytes"][direction] / facts["bytes"][f"minimal_{direction}"]
         kept = f"{facts['saved_bytes'] / 1e3:.1f}" if direction == "forward" else ""
-        yield f"{name} {direction}", facts["launches"][direction], f"{moved / minimal:.2f}", kept, "", ""
-        for kernel in facts["kernels"]:
-            if kernel["direction"] == direction:
-                found = metrics[kernel["name"]]
-                yield f"  {kernel['name']}", "", "", "", found["registers"], found["spills"]
+        worst = [max((metrics[name][figure] for name in own), default="") for figure in ("registers", "spills")]
+        yield f"{explanation.name} {direction}", len(own), launches, f"{ratio:.2f}", kept, *worst
 
 
 class Numerics(NamedTuple):

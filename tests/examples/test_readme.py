@@ -23,7 +23,7 @@ def test_the_example_runs(tmp_path: Path) -> None:
 
 def test_make_targets_exist() -> None:
     rules = (ROOT / "Makefile").read_text(encoding="utf-8")
-    promised = set(re.findall(r"\bmake ([a-z]+)\b", README))
+    promised = set(re.findall(r"(?:^ {4}|`)make ([a-z]+)", README, re.MULTILINE))
     assert {"demo", "test"} <= promised
     assert all(re.search(rf"^{target}:", rules, re.MULTILINE) for target in promised)
 
