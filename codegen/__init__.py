@@ -1,7 +1,7 @@
 """A group of fusible primitives to Triton text: named axes, levels, phases. Knows `ir`; needs neither torch nor a GPU."""
 
 from ..ir.errors import Unfusible
-from .generate import generate, module
+from .cuts import generate, module
 from .kernel import TARGETS, Buffer, Kernel, Kernels, Pointer, Ref, Scalar, Target
 
 __all__ = [

@@ -43,7 +43,8 @@ from .mathematics import EXACT, FLOATING, TL, cast, held, lowest, number, of_siz
 from .names import Names, identifier
 from .prelude import HELPERS
 from .schedule import Schedule
-from .sizes import Hints, same, tidy
+from .sizes import Hints, same, symbols, tidy
+from .sizes import number as evaluated
 
 FAN = 12
 """Partial sums that one program adds: about the square root of the programs on a device."""
@@ -75,6 +76,7 @@ class Emitter:
         self.constants: dict[str, int] = {}
         self.scratch: list[Buffer] = []
         self.guards: dict[sympy.Basic, None] = {}
+        self.steps: set[str] = set()  # scalars whose divisibility makes accesses wide
         self.coords: dict[Axis, Coord] = {}
         self.levels: dict[Term, int] = {}
         self.top = Scope(0)
@@ -203,7 +205,7 @@ class Emitter:
         mask = None
         if not (isinstance(axis.size, int) and axis.size % self.plan.tile[axis] == 0):
             label = self.names.fresh("inside" if len(self.plan.tile) == 1 else f"inside_{axis.name}")
-            scope.body.append(Let(label, binary("<", lane, binary("-", self.size(axis.size), name(first)))))
+            scope.body.append(Let(label, binary("<", lane, binary("-", self._step(axis.size, "size"), name(first)))))
             mask = name(label)
         self.coords[axis] = Coord(name(first), lane, mask, level)
 
@@ -371,7 +373,7 @@ class Emitter:
             if coord.lane is not None:
                 lanes.append(self._lane_times(axis, coord.lane, coefficient, buffer))
         if place.offset != 0:
-            scalar.append(self.size(place.offset, f"{buffer}_offset"))
+            scalar.append(self._step(place.offset, f"{buffer}_offset"))
         for value, coefficient, term in values:
             (lanes if self.lanes(term.axes) else scalar).append(self._times(value, coefficient, buffer))
         return self._sum(scalar), self._sum(lanes)
@@ -389,7 +391,13 @@ class Emitter:
             return value
         if coefficient == -1:
             return unary("-", value)
-        return binary("*", value, self.size(coefficient, f"{buffer}_stride"))
+        return binary("*", value, self._step(coefficient, f"{buffer}_stride"))
+
+    def _step(self, size: Size, wish: str) -> Expr:
+        """A size whose divisibility decides how wide accesses are."""
+        text = self.size(size, wish)
+        self.steps |= text.names
+        return text
 
     def _lane_times(self, axis: Axis, lane: Expr, coefficient: Size, buffer: str) -> Expr:
         """Lanes stay 32 bits wide where the tile provably spans less."""
@@ -684,9 +692,10 @@ class Emitter:
         """The loop variable and range of a program's share of the items."""
         plan = self.plan
         assert plan.items is not None and plan.programs is not None
-        share: Size = -(-plan.items // plan.programs) if isinstance(plan.items, int) and isinstance(plan.programs, int) else (
-            sympy.ceiling(sympy.sympify(plan.items) / plan.programs)
-        )  # fmt: skip
+        both = isinstance(plan.items, int) and isinstance(plan.programs, int)
+        share = -(-plan.items // plan.programs) if both else sympy.ceiling(sympy.sympify(plan.items) / plan.programs)
+        for symbol in sorted(symbols([plan.items, plan.programs]), key=str):
+            self.guards[sympy.Gt(symbol, 0, evaluate=False)] = None
         each = self.fixed("ITEMS", share)
         whole = self.fixed("TOTAL", plan.items) if not same(plan.items, plan.walk[0].size) else self.size(plan.walk[0].size)
         if not isinstance(plan.items, int):
@@ -747,6 +756,7 @@ class Emitter:
         for axis in axes:
             del self.coords[axis]
         self.levels.clear()
+        self.names.release([v for v, _ in loops] + [s.name for s in chunk.body if isinstance(s, Let)])
         for term, label in after:
             self._folded(term, label)
 
@@ -947,8 +957,9 @@ class Emitter:
 
     # ------------------------------------------------------------------ the result
     def kernel_of(self) -> Kernel:
-        body = self._aligned() + self.build_pruned()
+        body = prune(self.build(), set())
         used = read_names(body)
+        body = self._aligned(used) + body
         pointers = [Pointer(p, ref, self.pointer_dtype[ref]) for ref, p in self.pointers.items()]
         scalars = [Scalar(label, value) for value, label in self.scalars.items() if label in used]
         constants = {k: v for k, v in self.constants.items() if k in used}
@@ -964,11 +975,14 @@ class Emitter:
             tuple(self.scratch), {}, tuple(self.guards), reads, writes,
         )  # fmt: skip
 
-    def build_pruned(self) -> list[Statement]:
-        return prune(self.build(), set())
-
-    def _aligned(self) -> list[Statement]:
-        return []
+    def _aligned(self, used: set[str]) -> list[Statement]:
+        """N = N // 16 * 16: row lengths and strides that are multiples now have to stay so, or another kernel serves."""
+        found: list[Statement] = []
+        for size, label in self.scalars.items():
+            if label in used and label in self.steps and evaluated(size, self.hints) % 16 == 0:
+                found.append(Accumulate(label, "=", binary("*", binary("//", name(label), literal(16)), literal(16)), "a multiple of 16: accesses are wide"))
+                self.guards[sympy.Eq(sympy.Mod(size, 16), 0)] = None
+        return found
 
     def _traffic(self) -> tuple[dict[str, Size], dict[str, Size]]:
         """Bytes per buffer: every distinct place once, however often a row is read again out of L2."""

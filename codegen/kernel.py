@@ -11,7 +11,7 @@ from ..ir.types import Size
 
 
 class Ref(NamedTuple):
-    """A buffer: input i or output i of the group's graph, temporary i between its kernels, or scratch i of one kernel."""
+    """A buffer: input or output i of the group's graph, temporary i between its kernels, or scratch i of one kernel."""
 
     kind: Literal["input", "output", "temporary", "scratch"]
     index: int  # type: ignore[assignment]  # shadows tuple.index, which nobody needs here
@@ -49,8 +49,8 @@ class Scalar:
 class Kernel:
     """One `@triton.jit` function and how to launch it.
 
-    `arguments` are passed in order, `constants` by name. `grid` is the number of programs. `pinned` are the symbols whose
-    values were compiled in, `guards` conditions over the others under which the text is right (each checked per call, cheaply).
+    `arguments` are passed in order, `constants` by name. `grid` is the number of programs. `pinned` are the symbols
+    whose values were compiled in, `guards` conditions over the others under which the text is right (checked per call).
     `reads` and `writes` are bytes moved to and from device memory per buffer, as expressions.
     """
 

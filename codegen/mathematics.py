@@ -145,7 +145,7 @@ rules: dict[str, Rule] = {
     "conj": lambda d, x: x,
     "abs": _absolute,
     "sign": _helper("sign"),
-    "not": lambda d, x: unary("~", x),
+    "not": lambda d, x: binary("^", x, literal(2 ** BITS[d] - 1)) if d in UNSIGNED else unary("~", x),
     "isnan": lambda d, x: binary("!=", x, x),
     "isinf": lambda d, x: _infinite(d, x) if d in FLOATING else binary("!=", x, x),
     "reciprocal": lambda d, x: binary("/", literal("1.0"), x),

@@ -32,5 +32,9 @@ class Names:
         self._taken.add(chosen)
         return chosen
 
+    def release(self, texts: Iterable[str]) -> None:
+        """Names of a block that is closed: its neighbours may use them again."""
+        self._taken.difference_update(texts)
+
     def taken(self, text: str) -> bool:
         return text in self._taken

@@ -20,7 +20,7 @@ from ..ir import Value
 from ..ir.types import ITEMSIZE, Size, product
 from .axes import REDUCTIONS, SCANS, Axis, Cut, Program, Sink, Term, below
 from .kernel import Target
-from .sizes import Hints, blocks, number, positive, power_of_two
+from .sizes import Hints, blocks, number, positive, power_of_two, tidy
 
 
 class Separate(Exception):
@@ -72,7 +72,9 @@ class Schedule:
 
     @property
     def strips(self) -> Size:
-        return product(self.blocks(a) for a in self.grid)
+        """Blocks of the grid axes; one at least where a reduction is over them too."""
+        count = product(self.blocks(a) for a in self.grid)
+        return count if isinstance(count, int) or not self.final else sympy.Max(1, count)
 
     @property
     def lanes(self) -> int:
@@ -106,7 +108,7 @@ class Scheduler:
         if chunked and not final:
             walked = tuple(outer)
         grid = tuple(a for a in outer if a not in walked)
-        tile = self._tile(rows, chunked, outer, order)
+        tile = self._tile(rows, chunked, outer, order, bool(final))
         after = frozenset(t for t in self.program.terms if t in set(final) or self.under[t] & set(final))
         self._check_after(final, after, grid, rows)
         warps = self._warps(math.prod(tile.values()), bool(accumulators))
@@ -144,25 +146,32 @@ class Scheduler:
         """Axes reduced inside: where the result meets its own axes again, or where enough items stay parallel anyway."""
         row: set[Axis] = {a for s in self.scans for a in s.param}
         for r in self.reductions:
-            if any(r in self.under[t] and t.axes & set(r.param) for t in self.program.terms) or self._stored_along(r):
+            if self._meets_itself(r):
                 row |= set(r.param)
         for r in self.reductions:
-            parallel = math.prod(self.size[a] for a in self.program.axes if a not in row and a not in r.param)
-            if set(r.param) <= row or not self._promotable(r, row):
-                continue
-            vector = max(self.program.axes, key=lambda a: self.weight[a])
-            if parallel >= self.budget.least_items * (1 if vector in r.param else 64):
+            if not set(r.param) <= row and self._worth_a_row(r, row):
                 row |= set(r.param)
         return row
 
-    def _stored_along(self, r: Term) -> bool:
-        """A sink stores something of `r` along an axis that `r` reduces."""
-        return any(
-            set(s.axes) & set(r.param) and any(r is t or r in self.under[t] for t in s.terms) for s in self.program.sinks
-        )
+    def _meets_itself(self, r: Term) -> bool:
+        """Something computed or stored from `r` varies along an axis that `r` reduces (or `r` is stored along one it ignores)."""
+        reduced = set(r.param)
+        if any(r in self.under[t] and t.axes & reduced for t in self.program.terms):
+            return True
+        stored = [s for s in self.program.sinks if any(r is t or r in self.under[t] for t in s.terms)]
+        return any(set(s.axes) & reduced or (s.node == r.node and set(s.axes) - r.axes) for s in stored)
 
-    def _promotable(self, r: Term, row: set[Axis]) -> bool:
-        """No sink or other reduction wants the axes of `r` in parallel."""
+    def _worth_a_row(self, r: Term, row: set[Axis]) -> bool:
+        """Enough other items stay parallel, and the axes are wanted in parallel by nobody else, or fit in registers."""
+        parallel = math.prod(self.size[a] for a in self.program.axes if a not in row and a not in r.param)
+        along_vector = self._vector() in r.param
+        if parallel < self.budget.least_items * (1 if along_vector else 64):
+            return False
+        short = self._padded(row | set(r.param)) * 4 <= self.budget.held
+        return self._unshared(r, row) or (along_vector and short)
+
+    def _unshared(self, r: Term, row: set[Axis]) -> bool:
+        """No sink or other reduction walks the axes of `r`."""
         reduced = set(r.param)
         if any(set(s.axes) & reduced for s in self.program.sinks):
             return False
@@ -182,7 +191,7 @@ class Scheduler:
             return set()
         reduced = {r: frozenset(r.param) - row for r in final}
         walk = min((reduced[r] for r in final), key=lambda axes: (len(axes), sorted(a.order for a in axes)))
-        masked = all(positive(a.size) for a in outer if a not in walk)
+        masked = all(positive(a.size) or a is self._vector() for a in outer if a not in walk)
         for r in final:
             everything = reduced[r] == set(outer) and set(outer) <= r.args[0].axes and masked
             if not (walk <= r.args[0].axes and (reduced[r] == walk or everything)):
@@ -200,14 +209,11 @@ class Scheduler:
         """A few long rows would leave most of the device idle: reduce them in a kernel of their own."""
         length = math.prod(self.size[a] for a in row)
         items = math.prod(self.size[a] for a in outer)
-        used = [r for r in inner if not self._is_result(r)]
+        used = [r for r in inner if self._meets_itself(r)]
         if length > self.budget.held // 2 and items < self.budget.units // 4 and used and not self.scans:
             first = [r for r in used if not any(q in self.under[r] for q in inner)]
             if first:
                 raise Cut(_nodes(first))
-
-    def _is_result(self, r: Term) -> bool:
-        return not any(r in t.args and t.axes - r.axes for t in self.program.terms if t not in self.reductions)
 
     def _chunked(self, row: tuple[Axis, ...], accumulators: list[Term], inner: list[Term], final: list[Term]) -> bool:
         """Whether a row has to be read in chunks; what cannot be done in chunks is cut."""
@@ -255,11 +261,11 @@ class Scheduler:
                 raise Cut(_nodes(partial))
 
     # ------------------------------------------------------------------ blocks
-    def _tile(self, row: tuple[Axis, ...], chunked: bool, outer: list[Axis], order: list[Axis]) -> dict[Axis, int]:
+    def _tile(self, row: tuple[Axis, ...], chunked: bool, outer: list[Axis], order: list[Axis], final: bool) -> dict[Axis, int]:
         tile: dict[Axis, int] = {}
         if not order:
             return tile
-        vector, left = order[-1], self.budget.lanes
+        vector, left = order[-1], self.budget.lanes // (2 if final and not row else 1)
         if row and not chunked:
             tile = {a: power_of_two(self.size[a]) for a in row}
             left = max(1, self.budget.lanes // math.prod(tile.values()))
@@ -314,10 +320,7 @@ class Scheduler:
         wanted: Size = self.budget.units * per_unit
         if chunked:
             wanted = self._fitting_l2(row, tile, wanted)
-        shared = -(-wanted // strips) if isinstance(strips, int) and strips and isinstance(wanted, int) else None
-        if shared is None:
-            shared = sympy.Max(1, sympy.ceiling(sympy.sympify(wanted) / sympy.Max(1, strips)))
-        return items, _least(shared, items)
+        return items, tidy(_least(_per_strip(wanted, strips), items))
 
     def _passes(self) -> int:
         return 1 + max((self._phases(frozenset(self.reductions))[t] for t in self.program.terms), default=0)
@@ -329,7 +332,7 @@ class Scheduler:
         length = product(a.size for a in row) * max(1, sum(loads.values())) * width
         if isinstance(length, int):
             return max(1, min(int(wanted), self.target.l2 // 2 // max(1, length)))
-        return sympy.Max(1, sympy.Min(wanted, sympy.floor(sympy.Integer(self.target.l2 // 2) / sympy.Max(1, length))))
+        return sympy.Max(1, sympy.Min(wanted, sympy.floor(sympy.Integer(self.target.l2 // 2) / length)))
 
     def _phases(self, inner: frozenset[Term]) -> dict[Term, int]:
         phase: dict[Term, int] = {}
@@ -338,11 +341,16 @@ class Scheduler:
         return phase
 
 
+def _per_strip(wanted: Size, strips: Size) -> Size:
+    """ceil(wanted / strips), at least one."""
+    if isinstance(wanted, int) and isinstance(strips, int):
+        return max(1, -(-wanted // max(1, strips)))
+    return sympy.ceiling(sympy.sympify(wanted) / (strips if strips != 0 else 1))
+
+
 def _least(a: Size, b: Size) -> Size:
-    """min(a, max(b, 1))"""
-    if isinstance(a, int) and isinstance(b, int):
-        return min(a, max(b, 1))
-    return sympy.Min(a, sympy.Max(b, 1))
+    """The smaller one, at least one; symbols are not zero here (see Emitter._share)."""
+    return min(a, max(b, 1)) if isinstance(a, int) and isinstance(b, int) else sympy.Min(a, b)
 
 
 def _nodes(terms: Iterable[Term]) -> list[Value]:

@@ -121,6 +121,7 @@ class _Group:
     def __init__(self, graph: Graph, target: Target, hints: Hints, name: str) -> None:
         self.graph, self.target, self.hints, self.name = graph, target, hints, name
         self.order = graph.order()
+        self.empty = {s: 0 for s, n in hints.items() if n == 0}  # sizes of zero are compiled in
         self.cut: dict[int, None] = {}
         self.apart: set[frozenset[int]] = set()
         self.alone: set[int] = set()
@@ -228,7 +229,7 @@ class _Group:
         kernels: list[Kernel] = []
         while todo:
             part = todo.pop(0)
-            kernel = self._kernel(part, memory, {}, f"{self.name}_{number + len(kernels)}")
+            kernel = self._kernel(part, memory, self.empty, f"{self.name}_{number + len(kernels)}")
             if isinstance(kernel, Kernel):
                 kernels.append(kernel)
             else:
