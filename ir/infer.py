@@ -45,7 +45,7 @@ def equal(a: Size, b: Size) -> bool:
 @lru_cache(maxsize=4096)
 def _vanishes(a: Size, b: Size) -> bool:
     difference = sympy.expand(sympy.sympify(a) - sympy.sympify(b))
-    if isinstance(difference, (sympy.Integer, sympy.Symbol)):
+    if difference.is_polynomial():  # expanded, so that it is zero only if it is written so
         return bool(difference == 0)
     return bool(sympy.simplify(difference) == 0)
 

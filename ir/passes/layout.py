@@ -193,6 +193,11 @@ def pad(value: Value) -> Value | None:
     return None
 
 
+def iota(value: Value) -> Value | None:
+    """iota(1) -> full(0)"""
+    return make("full", value=0, shape=(1,), dtype=value.dtype) if value.params["size"] == 1 else None
+
+
 def cat(value: Value) -> Value | None:
     """cat(x) -> x; cat(cat(x, y), z) -> cat(x, y, z); pieces without elements go; equal constants join"""
     axis = value.params["axis"]
@@ -343,6 +348,7 @@ layout: Rules = {
     "flip": (flip,),
     "pad": (pad,),
     "cat": (cat,),
+    "iota": (iota,),
     **{prim: (reduced,) for prim in ("sum", "prod", "amax", "amin")},
     **{p.name: (hoist,) for p in PRIMS.values() if p.family == "elementwise"},
 }

@@ -155,6 +155,8 @@ BECOMES: list[tuple[str, Build, TensorType, list[str]]] = [
      ["%1 = full(dtype=\"f32\", shape=(M + 1, 5), value=0.0) : f32[M + 1, 5]"]),
     ("moves an axis of size 1", lambda x: emit("permute", emit("reshape", x, shape=(1, M, 4)), perm=(1, 0, 2)), F32,
      ["%1 = reshape(%0, shape=(M, 1, 4)) : f32[M, 1, 4]"]),
+    ("iota of one", lambda x: emit("iota", size=1, dtype="i64"), F32,
+     ["%1 = full(dtype=\"i64\", shape=(1,), value=0) : i64[1]"]),
     ("amax over size 1", lambda x: emit("amax", emit("reshape", x, shape=(M, 4, 1)), axes=(2,)), F32, []),
 ]  # fmt: skip
 
