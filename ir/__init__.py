@@ -1,4 +1,4 @@
-"""The ground: typed graphs on networkx, the closed list of primitives, and what can be said about both without torch."""
+"""The ground: typed graphs on networkx, the closed list of primitives, what can be said of both without torch."""
 
 from .errors import FusegradError, InvalidGraphError
 from .graph import Graph, Value, building, emit, provenance

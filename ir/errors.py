@@ -18,7 +18,10 @@ class FusegradError(RuntimeError):
 class InvalidGraphError(FusegradError):
     """A graph broke a rule of the IR: a mistake of fusegrad, not of the user."""
 
-    message = "invalid graph: {detail}\n  at:   {node}\n  fix:  this is a fusegrad bug; please report it with the text of the graph."
+    message = (
+        "invalid graph: {detail}\n  at:   {node}\n"
+        "  fix:  this is a fusegrad bug; please report it with the text of the graph."
+    )
 
 
 class TypeRuleError(FusegradError):
@@ -65,13 +68,19 @@ class KernelCompileError(FusegradError):
 class KernelFaultError(FusegradError):
     """A kernel that fusegrad emitted failed while the interpreter ran it: a mistake of fusegrad, not of the user."""
 
-    message = "kernel {kernel}, program {program}: {reason}\n  at:   {where}\n  fix:  this is a fusegrad bug; please report it."
+    message = (
+        "kernel {kernel}, program {program}: {reason}\n  at:   {where}\n"
+        "  fix:  this is a fusegrad bug; please report it."
+    )
 
 
 class SpecError(FusegradError, ValueError):
     """An argument specification such as "bf16[8192,4096]" could not be read."""
 
-    message = "cannot read {spec!r} as a tensor specification\n  fix:  write dtype[size,size,...], for example \"bf16[8192,4096]\" or \"i64[8192]\"."
+    message = (
+        "cannot read {spec!r} as a tensor specification\n"
+        '  fix:  write dtype[size,size,...], for example "bf16[8192,4096]" or "i64[8192]".'
+    )
 
 
 class Unfusible(FusegradError):

@@ -134,7 +134,9 @@ class Graph:
             self._interned[key] = value.id
         return value
 
-    def returning(self, outputs: Sequence[Value | None], strides: Sequence[tuple[Size, ...] | None] | None = None) -> Graph:
+    def returning(
+        self, outputs: Sequence[Value | None], strides: Sequence[tuple[Size, ...] | None] | None = None
+    ) -> Graph:
         """Set the outputs; `strides` (elements) default to row-major. Returns the graph."""
         self.outputs = list(outputs)
         self.output_strides = (
@@ -190,7 +192,8 @@ def _exactly(param: Any) -> Any:
 
 
 _building: ContextVar[Graph] = ContextVar("fusegrad_building")
-_origin: ContextVar[Origin] = ContextVar("fusegrad_origin", default=Origin())
+_NOWHERE = Origin()
+_origin: ContextVar[Origin] = ContextVar("fusegrad_origin", default=_NOWHERE)
 
 
 @contextlib.contextmanager

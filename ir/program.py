@@ -9,7 +9,7 @@ from .graph import Graph
 
 
 class Place(NamedTuple):
-    """Where forward has a tensor that backward reads: input i, user output i, or hidden (extra) output i of the graph."""
+    """Where forward has a tensor that backward reads: input i, user output i, or hidden output i of the graph."""
 
     kind: Literal["input", "output", "hidden"]
     index: int  # type: ignore[assignment]  # shadows tuple.index, which nobody needs here
@@ -20,7 +20,7 @@ class Program:
     """One Function at one key.
 
     forward's outputs: the user's tensor outputs, then the hidden ones. A backward graph's inputs: the residuals in the
-    order of `residuals`, then the gradients that are not None; its outputs: one per forward argument, None for no gradient.
+    order of `residuals`, then the gradients that are not None; its outputs: one per forward argument, None for none.
     Backward graphs are captured lazily, one per None-mask of the incoming gradients (True: the gradient is there).
     """
 

@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import sympy
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.function import Function
 
 from ..codegen import TARGETS, Kernel, Kernels, Target
-from ..ir import Graph, Place, Program
+from ..ir import Graph, Place, Program, Value
 from ..ir.cost import minimal_bytes
-from ..ir import Graph, Value
-from ..ir.errors import FusegradError, LoweringError, SpecError, Unfusible
-from ..ir.prims import PRIMS
+from ..ir.errors import FusegradError, LoweringError, Unfusible
 from ..ir.passes.fuse import Extern, Group, Step
+from ..ir.prims import PRIMS
 from ..tracer.capture import CaptureError, Trace
-from ..tracer.dtypes import TO_TORCH
 from ..tracer.function import backward_method, uses_setup_context
-from .compile import graph_of, group_names, kernels_of, steps_of, text_of
+from .compile import cheaper, graph_of, group_names, kernels_of, steps_of, text_of
 from .function import Compiler, Record
 from .guards import is_plain
-from .plan import Binder, has_outer_product, number
+from .plan import has_outer_product, number
+from .residuals import Chosen, choose
 from .specialization import Specialization
+from .specs import differentiable, is_spec, stand_in
 
+Sizes = dict[sympy.Symbol, int]
 Tensor = torch.Tensor
 DEFAULT_TARGET = "cuda:90"
 
@@ -159,51 +158,6 @@ def _kernel_line(kernel: KernelReport) -> str:
     return f"    {kernel.name:<32} {kernel.kind:<7} reads {kernel.bytes_read:,}  writes {kernel.bytes_written:,}"
 
 
-# ------------------------------------------------------------------ arguments
-_SPEC = re.compile(r"^\s*(\w+)\s*\[([\d\s,_]*)\]\s*$")
-_ALIASES = {"float32": "f32", "float64": "f64", "float16": "f16", "bfloat16": "bf16", "int64": "i64", "int32": "i32",
-            "int16": "i16", "int8": "i8", "uint8": "u8", "bool": "b1", "float": "f32", "double": "f64", "half": "f16",
-            "long": "i64", "int": "i32"}  # fmt: skip
-
-
-def parse_spec(spec: str) -> tuple[torch.dtype, tuple[int, ...]]:
-    """ "bf16[8192,4096]" -> (torch.bfloat16, (8192, 4096)). Raises SpecError."""
-    found = _SPEC.match(spec)
-    dtype = _ALIASES.get(found.group(1), found.group(1)) if found else ""
-    if found is None or dtype not in TO_TORCH:
-        raise SpecError(spec=spec)
-    sizes = [s for s in found.group(2).replace("_", "").split(",") if s.strip()]
-    return TO_TORCH[dtype], tuple(int(s) for s in sizes)
-
-
-def _stand_in(value: Any) -> Any:
-    """A tensor without memory for a specification, a meta or a real tensor; other arguments as they are."""
-    if isinstance(value, str) and "[" in value and value.rstrip().endswith("]"):
-        dtype, shape = parse_spec(value)
-        return _memoryless(shape, None, dtype, torch.device("cpu"), dtype.is_floating_point)
-    if isinstance(value, Tensor):
-        device = torch.device("cpu") if value.device.type == "meta" else value.device
-        return _memoryless(tuple(value.shape), value.stride(), value.dtype, device, value.requires_grad)
-    return value
-
-
-def _memoryless(shape: Any, strides: Any, dtype: torch.dtype, device: torch.device, grad: bool) -> Tensor:
-    with FakeTensorMode():
-        fake = (
-            torch.empty(shape, dtype=dtype, device=device)
-            if strides is None
-            else torch.empty_strided(shape, strides, dtype=dtype, device=device)
-        )
-    return fake.requires_grad_() if grad else fake
-
-
-def _differentiable(args: Sequence[Any]) -> list[Any]:
-    """Where no argument asks for a gradient, every floating one is taken to: backward is to be explained too."""
-    if any(isinstance(a, Tensor) and a.requires_grad for a in args):
-        return list(args)
-    return [a.requires_grad_() if isinstance(a, Tensor) and a.is_floating_point() else a for a in args]
-
-
 # ------------------------------------------------------------------ the report
 def explain(target_class: Any, /, *args: Any, target: str | None = None) -> Explanation:
     """What `target_class` (compiled or not yet) becomes for these arguments.
@@ -216,31 +170,19 @@ def explain(target_class: Any, /, *args: Any, target: str | None = None) -> Expl
     where = target or DEFAULT_TARGET
     if where != "cpu" and where not in TARGETS:
         raise UnknownTargetError(target=where, known=", ".join(TARGETS))
-    stand_ins = _differentiable([_stand_in(a) for a in compiler.complete(args)])
+    stand_ins = differentiable([stand_in(a) for a in compiler.complete(args)])
     methods = _methods(compiler)
-    directions: dict[str, DirectionReport] = {}
     specialization = _forward(compiler, stand_ins, args, methods)
-    saved, user_outputs = 0, 0
-    residuals: tuple[Place, ...] = ()
+    found = Explanation(compiler.cls.__name__, where, methods, {}, 0)
     if specialization is not None:
-        residuals = tuple(p for p in specialization.residual_places if p is not None)
-        user_outputs = len(specialization.forward.fake_outputs)
         sizes = specialization.sizes(stand_ins)
-        describe: Callable[..., DirectionReport] = _on_cpu if where == "cpu" else _on_gpu
-        options = () if where == "cpu" else (TARGETS[where],)
-        name = compiler.cls.__name__
-        directions["forward"] = describe(
-            specialization.forward.trace, f"{name}_forward", "forward", sizes, specialization.skip, *options
-        )
-        saved = saved_bytes(specialization, sizes)
-        trace = _backward(compiler, specialization, methods)
-        if trace is not None:
-            own = {**sizes, **_sizes_of(trace, sizes)}
-            directions["backward"] = describe(trace, f"{name}_backward", "backward", own, frozenset(), *options)
-    for direction, report in directions.items():
+        has_backward = _backward_is_captured(compiler, specialization, methods)
+        describe = _on_cpu if where == "cpu" else _on_gpu
+        describe(found, specialization, sizes, has_backward)
+    for direction, report in found.directions.items():
         if report.reasons:
             methods[direction] = Record("compiled", "; ".join(report.reasons), methods[direction].where)
-    return Explanation(compiler.cls.__name__, where, methods, directions, saved, residuals, user_outputs)
+    return found
 
 
 def compiler_of(target: Any) -> Compiler:
@@ -277,7 +219,7 @@ def _forward(
         compiler.require_capturable()
         specialization = Specialization(compiler.cls, stand_ins, compiler.reads_now(), compiler.dynamic)
         if all(is_plain(a) and a.device.type != "meta" for a in real if isinstance(a, Tensor)) and not any(
-            map(_is_spec, real)
+            map(is_spec, real)
         ):
             compiler.compare(specialization, compiler.complete(real))
     except CaptureError as error:
@@ -289,108 +231,133 @@ def _forward(
     return specialization
 
 
-def _is_spec(value: Any) -> bool:
-    return isinstance(value, str) and _SPEC.match(value) is not None
-
-
-def _backward(compiler: Compiler, specialization: Specialization, methods: dict[str, Record]) -> Trace | None:
+def _backward_is_captured(compiler: Compiler, specialization: Specialization, methods: dict[str, Record]) -> bool:
     if methods["backward"].status != "compiled":
-        return None
+        return False
     try:
-        return specialization.entry(specialization.predicted_kinds()).trace
+        specialization.entry(specialization.predicted_kinds())
     except CaptureError as error:
         methods["backward"] = compiler.record_of("backward", error)
-        return None
+        return False
+    return True
 
 
-def saved_bytes(specialization: Specialization, sizes: dict[sympy.Symbol, int]) -> int:
+def _on_gpu(found: Explanation, spec: Specialization, sizes: Sizes, has_backward: bool) -> None:
+    """Kernels and library calls, with the residuals that a GPU backend would choose."""
+    target = TARGETS[found.target]
+    chosen = choose(spec, sizes) if has_backward else None
+    found.user_outputs = len(spec.forward.fake_outputs)
+    try:
+        forward = cheaper(chosen.program.forward) if chosen else graph_of(spec.forward.trace, f"{spec.name}_forward")
+        places = chosen.places if chosen else spec.residual_places
+        found.residuals = tuple(p for p in places if p is not None)
+        found.saved_bytes = _saved_bytes(forward, found, spec, sizes)
+        hidden = [None if i in spec.skip else o for i, o in enumerate(forward.outputs)]
+        forward.outputs = hidden
+        found.directions["forward"] = _kernels_report(forward, "forward", sizes, target)
+        if has_backward:
+            found.directions["backward"] = _kernels_report(_backward_graph(spec, chosen), "backward", sizes, target)
+    except LoweringError as error:
+        _on_cpu(found, spec, sizes, has_backward)
+        for report in found.directions.values():
+            report.reasons.append(f"no kernels, the captured ATen operations run one by one: {error}")
+
+
+def _backward_graph(spec: Specialization, chosen: Chosen | None) -> Graph:
+    kinds, name = spec.predicted_kinds(), f"{spec.name}_backward"
+    entry = spec.entry(kinds)
+    return graph_of(entry.trace, name) if chosen is None else chosen.backward_graph(kinds, entry, name)
+
+
+def _saved_bytes(forward: Graph, found: Explanation, spec: Specialization, sizes: Sizes) -> int:
     """Bytes of the distinct tensors kept for backward."""
-    places = dict.fromkeys(p for p in specialization.residual_places if p is not None)
-    fakes = [specialization.forward.fake_at(p) for p in places]
-    return sum(_bytes(f, sizes) for f in fakes if f is not None)
+    total = 0
+    for place in dict.fromkeys(found.residuals):
+        if place.kind == "hidden":
+            value = forward.outputs[found.user_outputs + place.index]
+            total += number(value.aval.nbytes, sizes) if value is not None else 0
+        else:
+            fake = spec.forward.fake_at(place)
+            total += _bytes(fake, sizes) if fake is not None else 0
+    return total
 
 
-def _bytes(fake: Tensor, sizes: dict[sympy.Symbol, int]) -> int:
+def _bytes(fake: Tensor, sizes: Sizes) -> int:
     total = fake.element_size()
     for size in fake.shape:
         total *= size if isinstance(size, int) else number(size.node.expr, sizes)
     return total
 
 
-def _sizes_of(trace: Trace, sizes: dict[sympy.Symbol, int]) -> dict[sympy.Symbol, int]:
-    """Symbols of the trace's inputs that forward's inputs do not bind, from their hints."""
-    unbound = [s for s in Binder(trace.fakes).sources if s not in sizes]
-    values = {s: f for s, f in zip(unbound, unbound, strict=True)}
-    return {s: int(v) for s, v in values.items() if getattr(v, "is_number", False)}
-
-
-def _on_gpu(
-    trace: Trace, name: str, direction: str, sizes: dict[sympy.Symbol, int], skip: frozenset[int], target: Target
-) -> DirectionReport:
-    try:
-        graph = graph_of(trace, name)
-    except LoweringError as error:
-        report = _on_cpu(trace, name, direction, sizes, skip)
-        report.reasons.append(f"no kernels, the captured ATen operations run one by one: {error}")
-        return report
-    graph.outputs = [None if i in skip else o for i, o in enumerate(graph.outputs)]
+def _kernels_report(graph: Graph, direction: str, sizes: Sizes, target: Target) -> DirectionReport:
     steps = steps_of(graph)
-    launches: list[KernelReport] = []
-    generated: list[Kernels] = []
-    reasons: list[str] = []
-    for step, kernel_name in zip(steps, group_names(name, steps), strict=True):
+    report = DirectionReport(graph, steps, [], number(minimal_bytes(graph), sizes))
+    for step, name in zip(steps, group_names(graph.name, steps), strict=True):
         if isinstance(step, Group):
-            try:
-                kernels = kernels_of(step, target, sizes, kernel_name)
-            except Unfusible as error:
-                reasons.append(str(error))
-                launches += [_node_report(v, direction, sizes) for v in step.graph.order()]
-                continue
-            generated.append(kernels)
-            launches += [_kernel_report(k, direction, sizes) for k in kernels.kernels]
+            _add_group(report, step, name, direction, sizes, target)
         elif isinstance(step, Extern):
-            launches.append(_node_report(step.value, direction, sizes))
-    return DirectionReport(graph, steps, launches, number(minimal_bytes(graph), sizes), generated, reasons)
+            report.launches.append(_node_report(step.value, direction, sizes))
+    return report
 
 
-def _kernel_report(kernel: Kernel, direction: str, sizes: dict[sympy.Symbol, int]) -> KernelReport:
+def _add_group(report: DirectionReport, step: Group, name: str, direction: str, sizes: Sizes, target: Target) -> None:
+    try:
+        kernels = kernels_of(step, target, sizes, name)
+    except Unfusible as error:
+        report.reasons.append(str(error))
+        report.launches += [_node_report(v, direction, sizes) for v in _computed(step.graph)]
+        return
+    report.kernels.append(kernels)
+    report.launches += [_kernel_report(k, direction, sizes) for k in kernels.kernels]
+
+
+def _computed(graph: Graph) -> list[Value]:
+    return [v for v in graph.order() if PRIMS[v.prim].family not in ("layout", "source", "pick")]
+
+
+def _kernel_report(kernel: Kernel, direction: str, sizes: Sizes) -> KernelReport:
     read = sum(number(b, sizes) for b in kernel.reads.values())
     written = sum(number(b, sizes) for b in kernel.writes.values())
     text = text_of(Kernels((kernel,)))
     return KernelReport(kernel.name, direction, text, read, written)
 
 
-def _node_report(value: Value, direction: str, sizes: dict[sympy.Symbol, int]) -> KernelReport:
+def _node_report(value: Value, direction: str, sizes: Sizes) -> KernelReport:
     name = str(value.params.get("op") or getattr(value.params.get("target"), "__name__", value.prim))
     read = sum(number(t.nbytes, sizes) for a in value.args for t in a.avals)
     written = sum(number(t.nbytes, sizes) for t in value.avals)
     return KernelReport(name, direction, "", read, written, kind="library")
 
 
-def _on_cpu(
-    trace: Trace, name: str, direction: str, sizes: dict[sympy.Symbol, int], skip: frozenset[int]
-) -> DirectionReport:
+def _on_cpu(found: Explanation, spec: Specialization, sizes: Sizes, has_backward: bool) -> None:
     """The reference backend calls the captured ATen operations one by one."""
+    places = dict.fromkeys(p for p in spec.residual_places if p is not None)
+    found.residuals, found.user_outputs = tuple(spec.residual_places_present), len(spec.forward.fake_outputs)
+    found.saved_bytes = sum(_bytes(f, sizes) for p in places if (f := spec.forward.fake_at(p)) is not None)
+    traces = {"forward": spec.forward.trace}
+    if has_backward:
+        traces["backward"] = spec.entry(spec.predicted_kinds()).trace
+    for direction, trace in traces.items():
+        found.directions[direction] = _aten_report(trace, f"{spec.name}_{direction}", direction, sizes)
+
+
+def _aten_report(trace: Trace, name: str, direction: str, sizes: Sizes) -> DirectionReport:
     try:
         graph = graph_of(trace, name)
     except LoweringError:
         graph = Graph(name)
-    if has_outer_product(trace) and not graph.mutations and len(graph):
-        moved = [v for v in graph.order() if PRIMS[v.prim].family not in ("layout", "source", "pick")]
-        launches = [_node_report(v, direction, sizes) for v in moved]
-        return DirectionReport(graph, [], launches, number(minimal_bytes(graph), sizes))
-    launches = []
-    for node in trace.graph_module.graph.nodes:
-        value = node.meta.get("val")
-        schema = getattr(node.target, "_schema", None)
-        if node.op != "call_function" or not isinstance(value, Tensor) or schema is None:
-            continue
-        if any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns):
-            continue
-        operands = [a.meta["val"] for a in node.all_input_nodes if isinstance(a.meta.get("val"), Tensor)]
-        launches.append(
-            KernelReport(
-                str(node.target), direction, "", sum(_bytes(o, sizes) for o in operands), _bytes(value, sizes), "aten"
-            )
-        )
+    launches = [r for n in trace.graph_module.graph.nodes if (r := _aten_launch(n, direction, sizes)) is not None]
+    if has_outer_product(trace) and not graph.mutations and len(graph):  # then the lowered graph runs, through torch
+        launches = [_node_report(v, direction, sizes) for v in _computed(graph)]
     return DirectionReport(graph, [], launches, number(minimal_bytes(graph), sizes))
+
+
+def _aten_launch(node: torch.fx.Node, direction: str, sizes: Sizes) -> KernelReport | None:
+    value, schema = node.meta.get("val"), getattr(node.target, "_schema", None)
+    if node.op != "call_function" or not isinstance(value, Tensor) or schema is None:
+        return None
+    if any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns):
+        return None
+    operands = [a.meta["val"] for a in node.all_input_nodes if isinstance(a.meta.get("val"), Tensor)]
+    read = sum(_bytes(o, sizes) for o in operands)
+    return KernelReport(str(node.target), direction, "", read, _bytes(value, sizes), "aten")

@@ -20,10 +20,11 @@ from torch.autograd.function import Function, once_differentiable
 
 from ..ir.errors import FusegradError, NotTraceableError
 from ..tracer.capture import CaptureError, capture_lock, is_capturing
-from ..tracer.function import backward_method, methods, run_backward, uses_setup_context
+from ..tracer.function import ForwardCapture, backward_method, methods, run_backward, uses_setup_context
 from ..tracer.reads import Reads, scan
 from .config import backend_name, valid_backend
 from .guards import argument_fact, global_state, is_plain, layout_fact
+from .residuals import Chosen, hooks_are_active
 from .specialization import Specialization
 from .stats import count
 from .unit import BackwardUnit, transformed
@@ -54,7 +55,7 @@ class FallbackWarning(UserWarning):
 
 
 class Compiler:
-    """Everything that is known about one class: its specialisations by key, and the methods that stay the user's own."""
+    """All that is known about one class: its specialisations by key, and the methods that stay the user's own."""
 
     def __init__(self, cls: type, backend: str, fullgraph: bool, dynamic: bool) -> None:
         self.cls, self.backend, self.fullgraph, self.dynamic = cls, backend, fullgraph, dynamic
@@ -80,7 +81,7 @@ class Compiler:
         specialization = self.specialization(args)
         if specialization is None:
             return self.users(*args)
-        return self.node(specialization, self.backend_for(args)).apply(*args)
+        return self.node(specialization, self.backend_for(args), args).apply(*args)
 
     def _parameters(self) -> Any:
         assert self.signature is not None
@@ -206,9 +207,7 @@ class Compiler:
 
     def report(self, method: str, why: str) -> None:
         """A captured method runs slower than its backend promises: on record, with a warning."""
-        self.records[method] = Record(
-            "compiled", why, method_place(backward_method(self.cls) if method == "backward" else self.cls.forward)
-        )  # type: ignore[attr-defined]
+        self.records[method] = Record("compiled", why, method_place(self._method(method)))
         count("fallbacks")
         warnings.warn(f"{self.cls.__name__}.{method}: {why}", FallbackWarning, stacklevel=2)
 
@@ -216,25 +215,41 @@ class Compiler:
         """The record of a failed capture."""
         reason, where = error.facts["reason"], error.facts["where"]
         if where == "unknown":
-            known = backward_method(self.cls) if method == "backward" else getattr(self.cls, method)
-            where = method_place(known)
+            where = method_place(self._method(method))
         return Record("opaque", reason, where)
 
+    def _method(self, name: str) -> Any:
+        return backward_method(self.cls) if name == "backward" else getattr(self.cls, name)
+
     # ------------------------------------------------------------------ the Function that runs
-    def node(self, specialization: Specialization, backend: str) -> Any:
+    def node(self, specialization: Specialization, backend: str, args: Sequence[Any]) -> Any:
         """The generated Function of a specialisation on a backend."""
-        key = (id(specialization), backend)
+        observed = hooks_are_active()
+        key = (id(specialization), backend, observed)
         if key not in self.nodes:
-            self.nodes[key] = make_node(self, specialization, backend)
+            free = backward_method(self.cls) is not None and not observed
+            chosen = specialization.chosen(backend, specialization.sizes(args)) if free else None
+            self.nodes[key] = make_node(self, specialization, backend, chosen)
         return self.nodes[key]
 
-    def backward(self, specialization: Specialization, backend: str, ctx: Any, gradients: Sequence[Any]) -> Any:
+    def backward(
+        self, specialization: Specialization, backend: str, chosen: Chosen | None, ctx: Any, gradients: Sequence[Any]
+    ) -> Any:
         """backward of a generated Function: kernels, or the user's own body with the reason on record."""
         residuals = [*ctx.saved_tensors, *ctx._fusegrad_tensors]
         sizes = ctx._fusegrad_sizes
         if torch.is_grad_enabled() and any(_tracked(v) for v in (*residuals, *gradients)):
-            return BackwardUnit.of(self, specialization, backend).differentiable(residuals, sizes, gradients)
-        return self.run_backward(specialization, backend, residuals, sizes, gradients)
+            originals = residuals if chosen is None else self._originals(chosen, residuals, ctx)
+            return BackwardUnit.of(self, specialization, backend).differentiable(originals, sizes, gradients)
+        return self.run_backward(specialization, backend, residuals, sizes, gradients, chosen)
+
+    def _originals(self, chosen: Chosen, residuals: Sequence[Any], ctx: Any) -> list[Any]:
+        """What the user saved: his own tensors with their history, the rebuilt ones without (as in eager)."""
+        with torch.no_grad():
+            rebuilt = chosen.rebuilt(residuals, ctx._fusegrad_sizes)
+        supply = iter(r for r, p in zip(residuals, chosen.places, strict=True) if p is None or p.kind != "hidden")
+        own = [p is None or p.kind != "hidden" for p in chosen.captured.residuals]
+        return [next(supply) if mine else value for mine, value in zip(own, rebuilt, strict=True)]
 
     def run_backward(
         self,
@@ -243,16 +258,18 @@ class Compiler:
         residuals: Sequence[Any],
         sizes: Any,
         gradients: Sequence[Any],
+        chosen: Chosen | None = None,
     ) -> tuple[Any, ...]:
         """The gradients on plain tensors, no autograd recording."""
         if self.records.get("backward", Record("")).status != "opaque":
             try:
-                results = specialization.run_backward(residuals, sizes, gradients, backend)
+                results = specialization.run_backward(residuals, sizes, gradients, backend, chosen)
                 self.records.setdefault("backward", Record("compiled"))
                 return results
             except CaptureError as error:
                 self._refuse("backward", error)
-        return self.users_backward(specialization, residuals, sizes, gradients)
+        originals = residuals if chosen is None else chosen.rebuilt(residuals, sizes)
+        return self.users_backward(specialization, originals, sizes, gradients)
 
     def users_backward(
         self, specialization: Specialization, residuals: Sequence[Any], sizes: Any, gradients: Sequence[Any]
@@ -268,14 +285,15 @@ def _tracked(value: Any) -> bool:
     return isinstance(value, Tensor) and value.requires_grad
 
 
-def make_node(compiler: Compiler, specialization: Specialization, backend: str) -> Any:
+def make_node(compiler: Compiler, specialization: Specialization, backend: str, chosen: Chosen | None) -> Any:
     """A ctx-style Function over the captured graphs."""
     forward_capture = specialization.forward
-    places = specialization.forward.saved
+    places = specialization.forward.saved if chosen is None else chosen.places
     attribute_places = list(forward_capture.tensor_attributes.values())
+    marks = _marks(forward_capture)
 
     def forward(ctx: Any, *args: Any) -> Any:
-        outputs, hidden = specialization.run_forward(args, backend)
+        outputs, hidden = specialization.run_forward(args, backend, chosen)
         inputs = specialization.tensors_of(args)
 
         def at(place: Any) -> Any:
@@ -284,18 +302,14 @@ def make_node(compiler: Compiler, specialization: Specialization, backend: str) 
         ctx.save_for_backward(*map(at, places))
         ctx._fusegrad_tensors = tuple(map(at, attribute_places))
         ctx._fusegrad_sizes = specialization.sizes(args)
-        if forward_capture.saved_for_forward:
-            ctx.save_for_forward(*map(at, forward_capture.saved_for_forward))
-        if forward_capture.dirty:
-            ctx.mark_dirty(*map(at, forward_capture.dirty))
-        if forward_capture.non_differentiable:
-            ctx.mark_non_differentiable(*map(at, forward_capture.non_differentiable))
+        for mark, marked in marks:
+            getattr(ctx, mark)(*map(at, marked))
         if not forward_capture.materialize_grads:
             ctx.set_materialize_grads(False)
         return specialization.returned(outputs)
 
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return compiler.backward(specialization, backend, ctx, gradients)
+        return compiler.backward(specialization, backend, chosen, ctx, gradients)
 
     cls = compiler.cls
     method = backward_method(cls)
@@ -313,6 +327,16 @@ def make_node(compiler: Compiler, specialization: Specialization, backend: str) 
             body[flag] = getattr(cls, flag)
     node = type(cls.__name__, (Function,), body)
     return node
+
+
+def _marks(forward: ForwardCapture) -> list[tuple[str, list[Any]]]:
+    """The calls on ctx that forward made, with the places of what they were given."""
+    calls: dict[str, list[Any]] = {
+        "save_for_forward": forward.saved_for_forward,
+        "mark_dirty": forward.dirty,
+        "mark_non_differentiable": forward.non_differentiable,
+    }
+    return [(name, places) for name, places in calls.items() if places]
 
 
 def is_once_differentiable(method: Callable[..., Any]) -> bool:

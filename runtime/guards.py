@@ -1,7 +1,7 @@
-"""When may a captured graph be used again? Facts that are compared by equality, and conditions on sizes as one function.
+"""When may a captured graph be used again? Facts compared by equality, and conditions on sizes as one function.
 
-The facts hold everything that can change what a method does: dtypes, devices, requires_grad, constants, what is read from
-outside, and torch's global state. Sizes and strides are left to the guard expression of the ShapeEnv.
+The facts hold everything that can change what a method does: dtypes, devices, requires_grad, constants, what is read
+from outside, and torch's global state. Sizes and strides are left to the guard expression of the ShapeEnv.
 """
 
 from __future__ import annotations

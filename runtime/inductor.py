@@ -1,4 +1,4 @@
-"""backend="inductor": a captured graph through Inductor's C++ backend; without a C++ compiler, the reference with a warning."""
+"""backend="inductor": a captured graph through Inductor's C++ backend; without a C++ compiler, the reference."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def cpp_compiler() -> str | None:
 
 
 def compiled(gm: torch.fx.GraphModule) -> Callable[[Sequence[Any], Sequence[torch.Tensor]], list[Any]]:
-    """`gm` compiled by `torch.compile`, one call per segment; falls back to `gm` itself where nothing can compile C++."""
+    """`gm` compiled by `torch.compile`; `gm` itself, with a warning, where nothing can compile C++."""
     if cpp_compiler() is None and not torch.cuda.is_available():
         warnings.warn(
             "backend='inductor' needs a C++ compiler (set CXX or install g++); running the reference instead",

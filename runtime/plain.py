@@ -28,7 +28,7 @@ def compile_function(fn: Callable[..., Any], backend: str, fullgraph: bool, dyna
         bound.apply_defaults()
         if bound.kwargs:
             raise TypeError(
-                f"{fn.__name__}: a compiled function takes no keyword-only arguments; pass {list(bound.kwargs)} by position"
+                f"{fn.__name__}: keyword-only arguments cannot be compiled; pass {list(bound.kwargs)} by position"
             )
         return fast.apply(*bound.args)  # type: ignore[attr-defined]
 

@@ -196,7 +196,12 @@ class KernelPlan:
     """A lowered graph on a GPU or under the interpreter."""
 
     def __init__(
-        self, graph: Graph, name: str, backend: str, device: torch.device, report: Callable[[str], None] = lambda why: None
+        self,
+        graph: Graph,
+        name: str,
+        backend: str,
+        device: torch.device,
+        report: Callable[[str], None] = lambda why: None,
     ) -> None:
         self.graph, self.device = graph, device
         target = target_for(backend, device)
@@ -328,8 +333,15 @@ def target_for(backend: str, device: torch.device) -> Target:
 
 
 # ------------------------------------------------------------------ one captured graph, any backend
+Run = Callable[[Sequence[Any], Sequence[Tensor], "Sizes | None"], list[Any]]
+
+
 class Executable:
-    """Calls a trace on real inputs: `(tensors and ints) -> outputs`. `skip`: outputs that the caller makes himself."""
+    """Calls a trace on real inputs: `(tensors and ints) -> outputs`. `skip`: outputs that the caller makes himself.
+
+    `graph`: a program to run in place of the trace's own, on a kernel backend. `sizes`: the symbols' values where the
+    inputs alone do not tell them.
+    """
 
     def __init__(
         self,
@@ -338,16 +350,18 @@ class Executable:
         backend: str,
         skip: frozenset[int] = frozenset(),
         report: Callable[[str], None] | None = None,
+        graph: Graph | None = None,
     ) -> None:
         self.trace, self.name, self.backend, self.skip = trace, name, backend, skip
+        self.graph = graph
         self.report = report or (lambda why: None)
         self.binder = Binder(trace.fakes)
         self.run = self._choose()
 
-    def __call__(self, inputs: Sequence[Any], lifted: Sequence[Tensor]) -> list[Any]:
-        return self.run(inputs, lifted)
+    def __call__(self, inputs: Sequence[Any], lifted: Sequence[Tensor], sizes: Sizes | None = None) -> list[Any]:
+        return self.run(inputs, lifted, sizes)
 
-    def _choose(self) -> Callable[[Sequence[Any], Sequence[Tensor]], list[Any]]:
+    def _choose(self) -> Run:
         if self.backend in ("triton", "interpret"):
             return self._kernels()
         count("compiles")
@@ -355,52 +369,55 @@ class Executable:
             return self._inductor()
         return self._contracted() if has_outer_product(self.trace) else self._replay
 
-    def _replay(self, inputs: Sequence[Any], lifted: Sequence[Tensor]) -> list[Any]:
+    def _replay(self, inputs: Sequence[Any], lifted: Sequence[Tensor], sizes: Sizes | None) -> list[Any]:
         """The captured ATen operations as they are: bitwise what the user's method computes."""
         return list(self.trace.graph_module(*inputs, *lifted))
 
-    def _contracted(self) -> Callable[[Sequence[Any], Sequence[Tensor]], list[Any]]:
+    def _contracted(self) -> Run:
         """The lowered graph through torch, where a broadcast product would otherwise fill memory."""
         try:
             graph = graph_of(self.trace, self.name)
         except LoweringError:
             return self._replay
 
-        def run(inputs: Sequence[Any], lifted: Sequence[Tensor]) -> list[Any]:
+        if graph.mutations:
+            return self._replay
+
+        def run(inputs: Sequence[Any], lifted: Sequence[Tensor], sizes: Sizes | None) -> list[Any]:
             tensors = [t for t in (*inputs, *lifted) if isinstance(t, Tensor)]
-            sizes = self.binder(inputs)
-            results = reference.run(graph, tensors, sizes)
-            for index, value in graph.mutations.items():
-                raise FusegradError(f"internal: input {index} is written by {value!r}")
+            known = sizes or self.binder(inputs)
+            results = reference.run(graph, tensors, known)
+            taken = {t.untyped_storage()._cdata for t in tensors}
             return [
-                None if r is None or s is None else _own(r, numbers(s, sizes), set())
+                None if r is None or s is None else _own(r, numbers(s, known), taken)
                 for r, s in zip(results, graph.output_strides, strict=True)
             ]
 
-        return run if not graph.mutations else self._replay
+        return run
 
-    def _kernels(self) -> Callable[[Sequence[Any], Sequence[Tensor]], list[Any]]:
+    def _kernels(self) -> Run:
         try:
-            graph = graph_of(self.trace, self.name)
+            graph = self.graph or graph_of(self.trace, self.name)
         except LoweringError as error:
             self.report(f"no kernels, the captured ATen operations run one by one: {error}")
             return self._replay
         graph.outputs = [None if i in self.skip else o for i, o in enumerate(graph.outputs)]
         plans: dict[torch.device, KernelPlan] = {}
 
-        def run(inputs: Sequence[Any], lifted: Sequence[Tensor]) -> list[Any]:
+        def run(inputs: Sequence[Any], lifted: Sequence[Tensor], sizes: Sizes | None) -> list[Any]:
             tensors = [t for t in (*inputs, *lifted) if isinstance(t, Tensor)]
             device = tensors[0].device
             if device not in plans:
                 plans[device] = KernelPlan(graph, self.name, self.backend, device, self.report)
-            return plans[device](tensors, self.binder(inputs))
+            return plans[device](tensors, sizes or self.binder(inputs))
 
         return run
 
-    def _inductor(self) -> Callable[[Sequence[Any], Sequence[Tensor]], list[Any]]:
+    def _inductor(self) -> Run:
         from .inductor import compiled
 
-        return compiled(self.trace.graph_module)
+        fast = compiled(self.trace.graph_module)
+        return lambda inputs, lifted, sizes: fast(inputs, lifted)
 
 
 def has_outer_product(trace: Trace) -> bool:

@@ -1,4 +1,4 @@
-"""A Function class at one key: its captured forward, its backward per None-mask, and how to run them on real tensors."""
+"""A Function class at one key: its captured forward, its backward per None-mask, and how to run them."""
 
 from __future__ import annotations
 
@@ -28,12 +28,15 @@ from ..tracer.function import (
 )
 from ..tracer.reads import Reads
 from .check import cut, differs, intermediate_bytes
+from .compile import cheaper
 from .config import settings
 from .guards import size_guard
 from .plan import Binder, Executable
+from .residuals import Chosen, choose
 from .stats import count
 
 Tensor = torch.Tensor
+KERNEL_BACKENDS = ("triton", "interpret")
 Report = Callable[[str, str], None]
 """(method, why) is called where a captured method runs slower than its backend promises."""
 
@@ -86,6 +89,8 @@ class Specialization:
         self.lifted = [reads.tensor_path(t) for t in self.forward.trace.lifted]
         self.skip = frozenset(i for i, k in enumerate(self._kinds()) if k in ("input", "view", "same"))
         self.executables: dict[str, Executable] = {}
+        self._chosen: Chosen | None = None
+        self._decided = False
         self.entries: dict[Any, BackwardEntry | CaptureError] = {}
         self.backward_symbols = self._unbound_symbols()
 
@@ -131,13 +136,33 @@ class Specialization:
             self.guard = size_guard(self.session, self.forward.fakes)  # lowering may have learnt more about sizes
         return self.executables[backend]
 
-    def run_forward(self, args: Sequence[Any], backend: str) -> tuple[list[Tensor], list[Tensor]]:
+    def chosen(self, backend: str, sizes: dict[sympy.Symbol, int]) -> Chosen | None:
+        """Cheaper residuals than the user's, on a kernel backend; decided once, at the first sizes."""
+        if backend not in KERNEL_BACKENDS:
+            return None
+        if not self._decided:
+            self._chosen, self._decided = choose(self, sizes), True
+        return self._chosen
+
+    def chosen_executable(self, backend: str, chosen: Chosen) -> Executable:
+        """forward on `backend`, with the chosen values as its hidden outputs."""
+        key = f"{backend} chosen"
+        if key not in self.executables:
+            name, report = f"{self.name}_forward", partial(self.report, "forward")
+            graph = cheaper(chosen.program.forward)
+            self.executables[key] = Executable(self.forward.trace, name, backend, self.skip, report, graph)
+        return self.executables[key]
+
+    def run_forward(
+        self, args: Sequence[Any], backend: str, chosen: Chosen | None = None
+    ) -> tuple[list[Tensor], list[Tensor]]:
         """(the user's tensor outputs, the hidden ones) on real tensors."""
-        inputs = self.tensors_of(args)
+        inputs, sizes = self.tensors_of(args), self.sizes(args)
+        executable = self.executable(backend) if chosen is None else self.chosen_executable(backend, chosen)
         with _without_autocast():
-            results = self.executable(backend)(inputs, [r.get() for r in self.lifted if r is not None])
+            results = executable(inputs, [r.get() for r in self.lifted if r is not None], sizes)
         n = len(self.forward.fake_outputs)
-        outputs = self._aliased(results[:n], inputs, self.sizes(args)) if self.skip else results[:n]
+        outputs = self._aliased(results[:n], inputs, sizes) if self.skip else results[:n]
         return outputs, results[n:]
 
     def _aliased(self, outputs: list[Any], inputs: list[Tensor], sizes: dict[sympy.Symbol, int]) -> list[Tensor]:
@@ -169,6 +194,11 @@ class Specialization:
     def residual_places(self) -> list[Place | None]:
         """What is kept for backward: the saved tensors, then tensors that were put on ctx as attributes."""
         return [*self.forward.saved, *self.forward.tensor_attributes.values()]
+
+    @property
+    def residual_places_present(self) -> list[Place]:
+        """The places that hold a tensor."""
+        return [p for p in self.residual_places if p is not None]
 
     def _unbound_symbols(self) -> list[sympy.Symbol]:
         """Symbols that backward may need and that the shapes of its own inputs do not tell."""
@@ -282,28 +312,43 @@ class Specialization:
         return argument in self.slots and not self.forward.needs_input_grad[argument]
 
     def run_backward(
-        self, residuals: Sequence[Any], sizes: dict[sympy.Symbol, int], gradients: Sequence[Tensor | None], backend: str
+        self,
+        residuals: Sequence[Any],
+        sizes: dict[sympy.Symbol, int],
+        gradients: Sequence[Tensor | None],
+        backend: str,
+        chosen: Chosen | None = None,
     ) -> tuple[Any, ...]:
         """The gradients, from kernels. Raises CaptureError where the user's own body has to run instead."""
         gradients = [in_a_class(g) for g in gradients]
-        entry = self.entry(tuple(gradient_kind(g) for g in gradients))
-        if entry.admits(sizes) and backend not in entry.executables:
-            self._check_backward(entry, residuals, sizes, gradients)
-            report = partial(self.report, "backward")
-            entry.executables[backend] = Executable(entry.trace, f"{self.name}_backward", backend, report=report)
+        kinds = tuple(gradient_kind(g) for g in gradients)
+        entry = self.entry(kinds)
+        key = backend if chosen is None else f"{backend} chosen"
+        if entry.admits(sizes) and key not in entry.executables:
+            originals = residuals if chosen is None else chosen.rebuilt(residuals, sizes)
+            self._check_backward(entry, originals, sizes, gradients)
+            entry.executables[key] = self._backward_executable(entry, kinds, backend, chosen)
             entry.learn(self.session.conditions(self.binder.sources, entry.since))
         if not entry.admits(sizes):
-            return self._sibling_backward(residuals, sizes, gradients, backend)
+            originals = residuals if chosen is None else chosen.rebuilt(residuals, sizes)
+            return self._sibling_backward(originals, sizes, gradients, backend)
         symbols = [sizes[s] for s in self.backward_symbols]
         inputs = [v for v in (*residuals, *symbols, *gradients) if v is not None]
         lifted = [r.get() for r in entry.lifted if r is not None]
         with _without_autocast():
-            return tuple(entry.executables[backend](inputs, lifted))
+            return tuple(entry.executables[key](inputs, lifted, sizes))
+
+    def _backward_executable(
+        self, entry: BackwardEntry, kinds: tuple[Any, ...], backend: str, chosen: Chosen | None
+    ) -> Executable:
+        name, report = f"{self.name}_backward", partial(self.report, "backward")
+        graph = None if chosen is None else chosen.backward_graph(kinds, entry, name)
+        return Executable(entry.trace, name, backend, report=report, graph=graph)
 
     def _sibling_backward(
         self, residuals: Sequence[Any], sizes: dict[sympy.Symbol, int], gradients: Sequence[Any], backend: str
     ) -> tuple[Any, ...]:
-        """backward where this capture's backward assumed other sizes than the call has: from a capture at these sizes."""
+        """backward where its capture assumed other sizes than the call has: from a capture at these sizes."""
         for sibling, args in self.siblings:
             if all(_same_shape(a, f, sizes) for a, f in zip(args, self.forward.fakes, strict=True)):
                 return sibling.run_backward(residuals, sibling.binder(args), gradients, backend)
@@ -403,7 +448,7 @@ class Specialization:
 
 
 def gradient_kind(gradient: Tensor | None) -> Any:
-    """The layout class of a gradient: None, "contiguous", "expanded" (every stride 0), or the order of its dense axes."""
+    """The layout class of a gradient: "contiguous", "expanded" (every stride 0), or the order of its dense axes."""
     if gradient is None:
         return None
     if gradient.is_contiguous():

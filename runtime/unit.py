@@ -157,7 +157,9 @@ class Unit:
         key = ("batch", tuple(in_dims), randomness, None if out_dims is None else tuple(out_dims))
         if key not in self._derived:
             self._derived[key] = BatchedUnit(self, key[1], randomness, key[3])
-        return self._derived[key]
+        unit = self._derived[key]
+        assert isinstance(unit, BatchedUnit)
+        return unit
 
 
 class BatchedUnit(Unit):
@@ -207,7 +209,7 @@ class BatchedUnit(Unit):
         outs = self.out_dims or (0,) * len(cotangents)
         given = [None if c is None or d == "sum" else d for c, d in zip(cotangents, outs, strict=True)]
         back: list[OutDim] = ["sum" if d is None else d for d in self.in_dims]
-        unit = self.parent.vjp(len(args)).batch((*self.in_dims, *given), self.randomness, back)  # type: ignore[arg-type]
+        unit = self.parent.vjp(len(args)).batch((*self.in_dims, *given), self.randomness, back)
         return unit(*args, *cotangents)
 
     def pushforward(self, args: Sequence[Any], tangents: Sequence[Any]) -> Sequence[Any]:
@@ -261,7 +263,7 @@ _PYTHON_SIZES: dict[Any, Callable[..., Any]] = {
 def batchable(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """The graph with sizes read in Python: the ops that read them have no batching rule."""
     graph = torch.fx.Graph()
-    graph.output(graph.graph_copy(gm.graph, {}))  # type: ignore[arg-type]
+    graph.output(graph.graph_copy(gm.graph, {}))
     for node in graph.nodes:
         if node.op == "call_function" and node.target in _PYTHON_SIZES:
             node.target = _PYTHON_SIZES[node.target]

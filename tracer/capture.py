@@ -21,7 +21,6 @@ from typing import Any
 import sympy
 import torch
 import torch.utils._pytree as pytree
-from torch._dynamo.source import ConstantSource, LocalSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.function import Function
 from torch.fx.experimental.proxy_tensor import (
@@ -65,6 +64,7 @@ class Session:
     """Where sizes have names. `size_limit`: sizes stay concrete when `dynamic` is False."""
 
     def __init__(self, dynamic: bool = True) -> None:
+        self.local, self.constant = _sources()
         self.dynamic = dynamic
         self.env = ShapeEnv(duck_shape=False)
         self.mode = FakeTensorMode(shape_env=self.env, allow_non_fake_inputs=True)
@@ -74,12 +74,11 @@ class Session:
         """A fake of `tensor` whose sizes are fresh symbols; reading its memory raises."""
         name = f"t{len(self.named)}"
         sizes = DimDynamic.DYNAMIC if self.dynamic else DimDynamic.STATIC
-        strides = DimDynamic.INFER_STRIDE if self.dynamic else DimDynamic.STATIC
         context: Any = StatelessSymbolicContext(
-            dynamic_sizes=[sizes] * tensor.dim(), dynamic_strides=[strides] * tensor.dim()
+            dynamic_sizes=[sizes] * tensor.dim(), dynamic_strides=[DimDynamic.INFER_STRIDE] * tensor.dim()
         )
         with torch.no_grad():
-            fake = self.mode.from_tensor(_without_memory(tensor), source=LocalSource(name), symbolic_context=context)
+            fake = self.mode.from_tensor(_without_memory(tensor), source=self.local(name), symbolic_context=context)
         self.named.append((name, fake))
         return _guarded_memory(fake, tensor.requires_grad)
 
@@ -121,7 +120,7 @@ class Session:
 
     def integer(self, value: int) -> Any:
         """A fresh symbolic integer with the hint `value`."""
-        source = ConstantSource(f"i{len(self.named)}")
+        source = self.constant(f"i{len(self.named)}")
         symint = self.env.create_unspecified_symint_and_symbol(value, source, DimDynamic.DYNAMIC)
         self.named.append((source.source_name if hasattr(source, "source_name") else f"i{len(self.named)}", symint))
         return symint
@@ -129,7 +128,7 @@ class Session:
     def trace(self, fn: Callable[..., Any], fakes: Sequence[Any], reads: Reads | None = None) -> Trace:
         """The ATen graph of `fn(*fakes)`. Tensors from outside become extra placeholders, each found in `reads`."""
         cache = torch.is_autocast_cache_enabled()
-        with capture_lock, self.mode, torch.no_grad(), _nested_functions_as_calls(), _Provenance():
+        with capture_lock, self.mode, torch.no_grad(), _symbolic_python(), _nested_functions_as_calls(), _Provenance():
             try:
                 torch.set_autocast_cache_enabled(False)
                 gm = make_fx(fn, tracing_mode="real", _allow_non_fake_inputs=True)(*fakes)
@@ -137,6 +136,19 @@ class Session:
                 torch.set_autocast_cache_enabled(cache)
         _refuse_data_dependence(gm)
         return Trace(gm, list(fakes), _lift_captured(gm, reads))
+
+
+def _sources() -> tuple[Any, Any]:
+    from torch._dynamo.source import ConstantSource, LocalSource  # slow to import, and only needed to capture
+
+    return LocalSource, ConstantSource
+
+
+def _symbolic_python() -> Any:
+    """Python decompositions ahead of the C++ ones, which turn some sizes (of F.pad, say) into constants."""
+    from torch._dispatch.python import enable_python_dispatcher
+
+    return enable_python_dispatcher()
 
 
 def settled(sizes: Sequence[Any]) -> list[Any]:

@@ -1,0 +1,89 @@
+"""What a compiled forward hands to backward: by default what the user saved, where it pays what a minimum cut chooses.
+
+Only values that the user computed in between are exchanged for cheaper ones; what autograd can observe (saved inputs
+and outputs, their version checks) stays as he declared it, and under saved-tensor hooks nothing is exchanged at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import sympy
+import torch
+
+from ..ir import Graph
+from ..ir.errors import LoweringError
+from ..ir.passes.recompute import Recompute, apply_choice, present, value_at
+from ..ir.program import Place, Program
+from ..tracer.capture import CaptureError
+from . import reference
+from .compile import cheaper, graph_of
+
+if TYPE_CHECKING:
+    from .specialization import BackwardEntry, Specialization
+
+Tensor = torch.Tensor
+
+
+def choose(spec: Specialization, sizes: dict[sympy.Symbol, int]) -> Chosen | None:
+    """The cheaper residuals of a specialisation, None where the user's own are best (or have to stay)."""
+    if not spec.forward.hidden_count or spec.forward.tensor_attributes or spec.forward.saved_for_forward:
+        return None
+    try:
+        program = _program(spec)
+    except (CaptureError, LoweringError):
+        return None
+    new = Recompute(sizes)(program)
+    return None if new is program or program.forward.mutations else Chosen(program, new)
+
+
+def _program(spec: Specialization) -> Program:
+    kinds = spec.predicted_kinds()
+    trace = spec.entry(kinds).trace
+    forward = graph_of(spec.forward.trace, f"{spec.name}_forward")
+    program = Program(spec.name, forward, tuple(spec.residual_places), len(spec.forward.fake_outputs))
+    program.backward[mask_of(kinds)] = graph_of(trace, f"{spec.name}_backward")
+    return program
+
+
+def mask_of(kinds: Sequence[Any]) -> tuple[bool, ...]:
+    return tuple(k is not None for k in kinds)
+
+
+class Chosen:
+    """A program with its own residuals exchanged for cheaper ones, and the way back."""
+
+    def __init__(self, captured: Program, program: Program) -> None:
+        self.captured, self.program = captured, program
+        self.places: list[Place | None] = list(program.residuals)
+        self._rebuild: Graph | None = None
+
+    @property
+    def hidden_count(self) -> int:
+        return sum(p is not None and p.kind == "hidden" for p in self.places)
+
+    def backward_graph(self, kinds: Sequence[Any], entry: BackwardEntry, name: str) -> Graph:
+        """backward for these gradients, beginning with what rebuilds the user's residuals."""
+        return cheaper(apply_choice(self.program, mask_of(kinds), graph_of(entry.trace, name)))
+
+    def rebuilt(self, residuals: Sequence[Any], sizes: dict[sympy.Symbol, int]) -> list[Any]:
+        """The residuals that the user saved, from those that were kept: for his own backward body."""
+        if self._rebuild is None:
+            self._rebuild = apply_choice(self.program, (), self._identity())
+        values = iter(reference.run(self._rebuild, [r for r in residuals if r is not None], sizes))
+        return [None if p is None else next(values) for p in self.captured.residuals]
+
+    def _identity(self) -> Graph:
+        graph = Graph("residuals")
+        for i, place in enumerate(present(self.captured)):
+            value = value_at(self.captured, place)
+            assert value is not None
+            graph.input(value.aval, f"residual_{i}")
+        return graph.returning(graph.inputs)
+
+
+def hooks_are_active() -> bool:
+    """Whether saved tensors are packed by hooks: then autograd must see exactly what the user saved."""
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    return top is not None and top(False) is not None
