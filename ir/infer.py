@@ -74,7 +74,8 @@ def _where(c: TensorType, x: TensorType, y: TensorType) -> TensorType:
 
 def _broadcast(x: TensorType, shape: tuple[Size, ...], axes: tuple[int, ...]) -> TensorType:
     require(len(axes) == x.ndim and list(axes) == sorted(set(axes)), "broadcast", f"axes {axes} do not place {x}")
-    require(all(equal(d, shape[a]) or equal(d, 1) for d, a in zip(x.shape, axes, strict=True)), "broadcast", f"{x} to {shape}")
+    fits = all(equal(d, shape[a]) or equal(d, 1) for d, a in zip(x.shape, axes, strict=True))
+    require(fits, "broadcast", f"{x} to {shape}")
     return x.with_shape(shape)
 
 
@@ -97,7 +98,9 @@ def _cat(*xs: TensorType, axis: int) -> TensorType:
     return xs[0].with_shape((*shape[:axis], simplest(total), *shape[axis + 1 :]))
 
 
-def _dot(x: TensorType, y: TensorType, x_axes: tuple[int, ...], y_axes: tuple[int, ...], out_axes: tuple[int, ...]) -> TensorType:
+def _dot(
+    x: TensorType, y: TensorType, x_axes: tuple[int, ...], y_axes: tuple[int, ...], out_axes: tuple[int, ...]
+) -> TensorType:
     require(x.dtype == y.dtype, "dot", f"{x} and {y} differ in dtype")
     size = dict(zip(y_axes, y.shape, strict=True)) | dict(zip(x_axes, x.shape, strict=True))
     return x.with_shape(size[label] for label in out_axes)

@@ -49,8 +49,8 @@ class Arg:
 
 
 UNARY = tuple(
-    "neg conj abs sign exp exp2 expm1 log log2 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh "
-    "sigmoid erf lgamma floor ceil round trunc reciprocal not isnan isinf".split()
+    "neg conj abs sign exp exp2 expm1 log log2 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh asinh acosh "
+    "atanh sigmoid erf lgamma floor ceil round trunc reciprocal not isnan isinf".split()
 )
 BINARY = tuple("add sub mul div pow max min rem fmod floordiv atan2 and or xor shl shr".split())
 COMPARE = tuple("eq ne lt le gt ge".split())

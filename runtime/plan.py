@@ -229,7 +229,7 @@ class KernelPlan:
     def _run(self, at: int, step: Step, memory: dict[int, Any], sizes: Sizes, key: tuple[int, ...]) -> None:
         match step:
             case Group():
-                results = self.runners[at]([_value(memory, v) for v in step.inputs], sizes, key)
+                results = self.runners[at]([_for_group(memory, v) for v in step.inputs], sizes, key)
                 memory.update({v.id: t for v, t in zip(step.outputs, results, strict=True)})
             case Extern(value=value) | View(value=value):
                 memory[value.id] = reference.call_node(value, [_value(memory, a) for a in value.args], sizes)
@@ -282,6 +282,12 @@ def _value(memory: Mapping[int, Any], value: Value) -> Any:
     if value.prim == "pick":
         return _value(memory, value.args[0])[value.params["index"]]
     raise FusegradError(f"internal: no step computes {value!r} = {value.prim}")
+
+
+def _for_group(memory: Mapping[int, Any], value: Value) -> Tensor:
+    """What a kernel reads: graph inputs in their own layout, results of library calls row-major."""
+    tensor: Tensor = _value(memory, value)
+    return tensor if value.prim == "input" else tensor.contiguous()
 
 
 def _expected_layout(tensor: Tensor, value: Value, sizes: Sizes) -> Tensor:

@@ -359,7 +359,7 @@ def _function_of(unit: Unit) -> Any:
 
 
 class BackwardUnit(Unit):
-    """The user's backward as a unit of (residuals, symbol values, gradients): its first order runs the captured kernels."""
+    """The user's backward as a unit of (residuals, symbol values, gradients); its first order runs the kernels."""
 
     def __init__(self, compiler: Compiler, specialization: Specialization, backend: str) -> None:
         self.compiler, self.specialization = compiler, specialization

@@ -60,9 +60,8 @@ class Rules:
         raise NotImplementedError
 
     def function(self) -> Any:
-        rules: dict[str, Any] = {"forward": self.forward, "setup_context": self.setup_context, "backward": self.backward}
-        rules |= {"jvp": self.jvp, "vmap": self.vmap}
-        body: dict[str, Any] = {name: staticmethod(rule) for name, rule in rules.items()}
+        names = ("forward", "setup_context", "backward", "jvp", "vmap")
+        body: dict[str, Any] = {name: staticmethod(getattr(self, name)) for name in names}
         return type(self.spec.name, (Function,), body)
 
     # ------------------------------------------------------------------ forward

@@ -108,7 +108,7 @@ class Session:
         return _guarded_memory(again, fake.requires_grad)
 
     def fake_permuted(self, like: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
-        """A fake gradient of a fake output: its shape, dense, with `order` naming its axes from outermost to innermost."""
+        """A fake gradient of a fake output: its shape, dense; `order` names its axes from outermost to innermost."""
         strides: list[Any] = [1] * like.dim()
         step: Any = 1
         for axis in reversed(order):
@@ -241,7 +241,7 @@ class _Template:
 def _nested_functions_as_calls() -> Iterator[None]:
     """While capturing, `Function.apply` (aliases included) becomes one `call` node instead of its inlined forward.
 
-    Only with grad mode off: where autograd records (derivatives), the nested Function's own backward is what it records.
+    Only with grad mode off: where autograd records (derivatives), it records the nested Function's own backward.
     """
     if getattr(_capturing, "depth", 0):
         yield
