@@ -1,4 +1,4 @@
-"""A group of fusible primitives to Triton text: named axes, levels, phases. Knows `ir`; needs neither torch nor a GPU."""
+"""A group of fusible primitives to Triton text: named axes, levels, phases. Needs neither torch nor a GPU."""
 
 from ..ir.errors import Unfusible
 from .cuts import generate, module

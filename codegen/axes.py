@@ -3,14 +3,14 @@
     y = x - x.sum(1)      sink y[i, j] = sub(load x {i: N, j: 1}, sum over j of load x {i: N, j: 1})
 
 Layout primitives vanish into index arithmetic: a value is asked for *at an index*, one `Index` per dimension, and a
-permute, slice, flip or reshape asks its operand at another index. Equal questions have one answer (hash-consing), so what
-is shared in the mathematics is shared in the kernel. Merging two axes is a renaming: it is legal when no value varies
-along both, and it only ever decides how fast the kernel is, never what it computes.
+permute, slice, flip or reshape asks its operand at another index. Equal questions have one answer (hash-consing), so
+what is shared in the mathematics is shared in the kernel. Merging two axes is a renaming: it is legal when no value
+varies along both, and it only ever decides how fast the kernel is, never what it computes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -49,7 +49,7 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """offset + sum of coefficient * axis + sum of coefficient * value: where one looks along one dimension, or in memory."""
+    """offset + sum of coefficient * axis + sum of coefficient * value: a place along a dimension, or in memory."""
 
     terms: tuple[tuple[Axis, Size], ...] = ()
     offset: Size = 0
@@ -62,13 +62,15 @@ class Index:
     def __add__(self, other: Index | Size) -> Index:
         if not isinstance(other, Index):
             return Index(self.terms, tidy(self.offset + other), self.values)
-        return Index(_added(self.terms, other.terms), tidy(self.offset + other.offset), _added(self.values, other.values))
+        return Index(
+            _added(self.terms, other.terms), tidy(self.offset + other.offset), _added(self.values, other.values)
+        )
 
     def __mul__(self, by: Size) -> Index:
         if by == 0:
             return Index()
-        scaled = lambda pairs: tuple((what, tidy(c * by)) for what, c in pairs)  # noqa: E731
-        return Index(scaled(self.terms), tidy(self.offset * by), scaled(self.values))
+        terms = tuple((axis, tidy(c * by)) for axis, c in self.terms)
+        return Index(terms, tidy(self.offset * by), tuple((value, tidy(c * by)) for value, c in self.values))
 
     @property
     def axes(self) -> frozenset[Axis]:
@@ -197,11 +199,11 @@ class Program:
     def __init__(self, sinks: Sequence[Sink]) -> None:
         self.sinks = tuple(sinks)
         self.terms = below(t for s in self.sinks for t in s.terms)
-        found = {a for s in self.sinks for a in s.axes}.union(*(_mentioned(t) for t in self.terms))
+        found = {a for s in self.sinks for a in s.axes}.union(*(mentioned(t) for t in self.terms))
         self.axes = tuple(sorted(found, key=lambda a: a.order))
 
 
-def _mentioned(term: Term) -> set[Axis]:
+def mentioned(term: Term) -> set[Axis]:
     return set(term.axes) | (set(term.param) if term.op in (*REDUCTIONS, *SCANS) else set())
 
 
@@ -270,6 +272,8 @@ class Builder:
         return total
 
     def load(self, memory: Memory, index: Sequence[Index], guards: tuple[Term, ...], node: Value) -> Term:
+        if any(n == 0 for n in node.shape):  # there is no memory to read
+            return self.const(0, node.dtype)
         place = Index()
         for i, stride in zip(index, memory.strides, strict=True):
             place = place + i * stride
@@ -362,8 +366,7 @@ class Builder:
         whole = [self._dimension(node, d, n, 0) for d, n in enumerate(node.shape)]
         for (goal, dim), sizes in self._pieces.items():
             if goal == self.goal:
-                starts = [sum(sizes[:k]) for k in range(len(sizes))]
-                pieces = [self._dimension(node, dim, n, k + 1) + at for k, (n, at) in enumerate(zip(sizes, starts, strict=True))]
+                pieces = [self._dimension(node, dim, n, k + 1) + sum(sizes[:k]) for k, n in enumerate(sizes)]
                 return [(*whole[:dim], piece, *whole[dim + 1 :]) for piece in pieces]
         return [tuple(whole)]
 
@@ -375,7 +378,8 @@ class Builder:
         for i, stride in zip(index, goal.memory.strides, strict=True):
             place = place + i * stride
         axes = tuple(a for i in index for a in self.settled(i).walked)
-        value = self.at(goal.node, index) if self._elsewhere(goal) else self._rule_of(goal.node)(self, goal.node, index, ())
+        node = goal.node
+        value = self.at(node, index) if self._elsewhere(goal) else self._rule_of(node)(self, node, index, ())
         return Sink(goal.memory.ref, value, self.settled(place), axes, goal.memory.dtype, "store", goal.node)
 
     def _elsewhere(self, goal: Goal) -> bool:
@@ -384,20 +388,20 @@ class Builder:
 
     def _scatter(self, goal: Goal) -> list[Sink]:
         node = goal.node
-        base, source, *targets = node.args
+        _, source, *targets = node.args
         (index,) = [tuple(self._dimension(source, d, n, 0) for d, n in enumerate(source.shape))]
         rank, axes = targets[0].ndim, node.params["axes"]
         found = {a: Index(values=((self.at(t, index[:rank]), 1),)) for a, t in zip(axes, targets, strict=True)}
         others = iter(index[rank:])
         place = Index()
         for dim, stride in enumerate(goal.memory.strides):
-            place = place + self._as_i64(found[dim] if dim in found else next(others)) * stride
+            place = place + self.as_i64(found[dim] if dim in found else next(others)) * stride
         loop = tuple(sorted((a for i in index for a in self.settled(i).walked), key=lambda a: a.order))
         value = self.at(source, index)
-        mode = "add" if node.params["mode"] == "add" else "set"
+        mode: Literal["add", "set"] = "add" if node.params["mode"] == "add" else "set"
         return [Sink(goal.memory.ref, value, self.settled(place), loop, goal.memory.dtype, mode, node)]
 
-    def _as_i64(self, index: Index) -> Index:
+    def as_i64(self, index: Index) -> Index:
         """An index whose values are 64 bits wide, constants folded into the offset."""
         wide = Index(index.terms, index.offset)
         for value, coefficient in index.values:
@@ -409,8 +413,9 @@ class Builder:
         return wide
 
     def pieces(self, index: Index, sizes: tuple[Size, ...]) -> None:
-        """Store a concatenation piece by piece, where the pieces are alike and the index is a whole dimension of the sink."""
-        if len(sizes) > 4 or not all(same(n, sizes[0]) for n in sizes[1:]) or any(g == self.goal for g, _ in self._pieces):
+        """Store a concatenation piece by piece, where pieces are alike and the index is a dimension of the sink."""
+        alike = len(sizes) <= 4 and all(same(n, sizes[0]) for n in sizes[1:])
+        if not alike or any(goal == self.goal for goal, _ in self._pieces):
             return
         for key, axis in self._axes.items():
             if key[0] == "goal" and key[1] == self.goal and key[4] == 0 and index == Index.over(axis):
@@ -611,14 +616,14 @@ def _refine_for(b: Builder, place: Index, size: Size) -> None:
     """Split the axis that straddles a multiple of `size`, if it divides."""
     for axis, coefficient in place.terms:
         per = divide(size, coefficient)
-        if per is None or per == 1 or not positive_or_symbolic(per):
+        if per is None or per == 1 or not longer_than_one(per):
             continue
         quotient = divide(axis.size, per)
         if quotient is not None and quotient != 1 and not same(axis.size, per):
             b.refine(axis, per)
 
 
-def positive_or_symbolic(size: Size) -> bool:
+def longer_than_one(size: Size) -> bool:
     return not isinstance(size, int) or size > 1
 
 
@@ -696,7 +701,7 @@ def _gather(b: Builder, node: Value, index: Place, guards: Guards) -> Term:
     rank, axes = positions[0].ndim, node.params["axes"]
     found = {a: Index(values=((b.at(p, index[:rank], guards), 1),)) for a, p in zip(axes, positions, strict=True)}
     others = iter(index[rank:])
-    place = [b._as_i64(found[d]) if d in found else next(others) for d in range(x.ndim)]
+    place = [b.as_i64(found[d]) if d in found else next(others) for d in range(x.ndim)]
     return b.at(x, place, guards)
 
 
@@ -736,165 +741,3 @@ family_rules: dict[str, Rule] = {
     "scatter": _scattered,
     "random": _random,
 }
-
-
-# ---------------------------------------------------------------------- fewer axes
-def unify(b: Builder, sinks: list[Sink]) -> list[Sink]:
-    """Give one name to axes that walk the same memory, then to axes of one size; then make neighbours one axis."""
-    while (finer := _refinement(b, sinks)) is not None:
-        sinks = b.renamed(sinks, finer)
-    joined = _Joined(sinks)
-    for one, two in _alike(sinks):
-        joined.try_all(one, two)
-    sinks = b.renamed(sinks, joined.mapping())
-    while (pair := _neighbours(sinks)) is not None:
-        sinks = _merged(b, sinks, *pair)
-    return sinks
-
-
-def _refinement(b: Builder, sinks: Sequence[Sink]) -> dict[Axis, Index] | None:
-    """An axis to divide, because another load walks the same memory with the same stride in shorter runs."""
-    terms = below(t for s in sinks for t in s.terms)
-    scanned = {a for t in terms if t.op in SCANS for a in t.param}
-    loads = [t.param for t in terms if t.op == "load"]
-    for long in loads:
-        for short in loads:
-            if long.ref != short.ref or long is short:
-                continue
-            for axis, stride in long.place.terms:
-                inner = next((a.size for a, c in short.place.terms if same(c, stride)), axis.size)
-                if axis not in scanned and positive_or_symbolic(inner) and (outer := _shorter(axis, inner)) is not None:
-                    pair = b.axis((axis, "outer"), outer), b.axis((axis, "inner"), inner)
-                    return {axis: Index.over(pair[0]) * inner + Index.over(pair[1])}
-    return None
-
-
-def _shorter(axis: Axis, inner: Size) -> Size | None:
-    outer = divide(axis.size, inner)
-    return None if outer is None or outer == 1 or same(axis.size, inner) else outer
-
-
-class _Joined:
-    """A union of axes: two may join unless some value varies along both."""
-
-    def __init__(self, sinks: Sequence[Sink]) -> None:
-        self.sets = {frozenset(s.axes) | s.value.axes | s.place.axes for s in sinks}
-        self.sets |= {frozenset(_mentioned(t)) | _over(t) for t in below(t for s in sinks for t in s.terms)}
-        self.axes = sorted(frozenset().union(*self.sets), key=lambda a: a.order)
-        self.into: dict[Axis, Axis] = {}
-
-    def find(self, axis: Axis) -> Axis:
-        while axis in self.into:
-            axis = self.into[axis]
-        return axis
-
-    def fits(self, a: Axis, b: Axis) -> bool:
-        return same(a.size, b.size) and not any(a in s and b in s for s in self.sets)
-
-    def try_all(self, one: Sequence[Axis], two: Sequence[Axis]) -> None:
-        """Join pairwise, all or none."""
-        before = (dict(self.into), set(self.sets))
-        for a, b in zip(one, two, strict=True):
-            a, b = self.find(a), self.find(b)
-            if a is b:
-                continue
-            if not self.fits(a, b):
-                self.into, self.sets = before
-                return
-            keep, drop = sorted((a, b), key=lambda axis: axis.order)
-            self.into[drop] = keep
-            self.sets = {frozenset(keep if x is drop else x for x in s) for s in self.sets}
-
-    def mapping(self) -> dict[Axis, Index]:
-        return {a: Index.over(self.find(a)) for a in self.axes if self.find(a) is not a}
-
-
-def _over(term: Term) -> frozenset[Axis]:
-    return term.args[0].axes if term.op in REDUCTIONS else frozenset()
-
-
-def _alike(sinks: Sequence[Sink]) -> Iterator[tuple[list[Axis], list[Axis]]]:
-    """Candidates for joining, the most telling first: same buffer and place, same buffer and stride, same strides, same size."""
-    terms = below(t for s in sinks for t in s.terms)
-    loads = sorted((t for t in terms if t.op == "load"), key=lambda t: -len(t.param.place.terms))
-    ranked = [(t.param.ref, _by_stride(t.param.place)) for t in loads]
-    ranked += [(s.ref, _by_stride(s.place)) for s in sinks]
-    pairs = [(x, y) for i, x in enumerate(ranked) for y in ranked[i + 1 :]]
-    for (ref, one), (other, two) in pairs:
-        if ref == other and [c for _, c in one] == [c for _, c in two]:
-            yield [a for a, _ in one], [a for a, _ in two]
-    for (ref, one), (other, two) in pairs:
-        if ref == other:
-            yield from (([a], [b]) for a, c in one for b, d in two if same(c, d) and same(a.size, b.size))
-    for (_, one), (_, two) in pairs:
-        if [c for _, c in one] == [c for _, c in two]:
-            yield [a for a, _ in one], [a for a, _ in two]
-    for (_, one), (_, two) in pairs:
-        yield from (([a], [b]) for a, c in one for b, d in two if same(c, d) and same(a.size, b.size))
-    axes = _Joined(sinks).axes
-    yield from (([a], [b]) for i, a in enumerate(axes) for b in axes[i + 1 :])
-
-
-def _by_stride(place: Index) -> list[tuple[Axis, Size]]:
-    return sorted(place.terms, key=lambda t: (str(t[1]), t[0].order))
-
-
-def _neighbours(sinks: Sequence[Sink]) -> tuple[Axis, Axis] | None:
-    """Two axes that every access treats as one: stride(p) = stride(q) * size(q) wherever either occurs."""
-    program = Program(sinks)
-    places = [t.param.place for t in program.terms if t.op == "load"]
-    places += [t.param for t in program.terms if t.op == "index"] + [s.place for s in sinks]
-    sets = [set(t.param) for t in program.terms if t.op in (*REDUCTIONS, *SCANS, "spread")] + [set(s.axes) for s in sinks]
-    scanned = {a for t in program.terms if t.op in SCANS for a in t.param}
-    strides = [dict(p.terms) for p in places]
-    for p in program.axes:
-        for q in program.axes:
-            if p is not q and not {p, q} & scanned and _one_axis(p, q, strides, sets):
-                return p, q
-    return None
-
-
-def _one_axis(p: Axis, q: Axis, strides: Sequence[Mapping[Axis, Size]], sets: Sequence[set[Axis]]) -> bool:
-    if any((p in s) != (q in s) for s in sets):
-        return False
-    return all((p in s) == (q in s) and (p not in s or same(s[p], s[q] * q.size)) for s in strides)
-
-
-def _merged(b: Builder, sinks: Sequence[Sink], p: Axis, q: Axis) -> list[Sink]:
-    """p, q  ->  one axis: the stride of q is its stride, p disappears."""
-    whole = b.axis((p, q, "merged"), tidy(p.size * q.size))
-    new: dict[Term, Term] = {}
-    old, b._terms = below(t for s in sinks for t in s.terms), {}
-    for term in old:
-        args = tuple(new[a] for a in term.args)
-        new[term] = b.term(term.op, *args, dtype=term.dtype, param=_merged_param(term, p, q, whole), node=term.node)
-    return [
-        Sink(
-            s.ref,
-            new[s.value],
-            Index(_merged_terms(s.place, p, q, whole).terms, s.place.offset, tuple((new[v], c) for v, c in s.place.values)),
-            _merged_axes(s.axes, p, q, whole),
-            s.dtype,
-            s.mode,
-            s.node,
-        )
-        for s in sinks
-    ]
-
-
-def _merged_param(term: Term, p: Axis, q: Axis, whole: Axis) -> Any:
-    if term.op == "load":
-        return Access(term.param.ref, _merged_terms(term.param.place, p, q, whole), term.param.indirect)
-    if term.op == "index":
-        return _merged_terms(term.param, p, q, whole)
-    return _merged_axes(term.param, p, q, whole) if term.op in (*REDUCTIONS, *SCANS, "spread") else term.param
-
-
-def _merged_terms(place: Index, p: Axis, q: Axis, whole: Axis) -> Index:
-    terms = tuple((whole if a is q else a, c) for a, c in place.terms if a is not p)
-    return Index(tuple(sorted(terms, key=lambda t: t[0].order)), place.offset, place.values)
-
-
-def _merged_axes(axes: Iterable[Axis], p: Axis, q: Axis, whole: Axis) -> tuple[Axis, ...]:
-    kept = (whole if a is q else a for a in axes if a is not p)
-    return tuple(sorted(dict.fromkeys(kept), key=lambda a: a.order))

@@ -1,9 +1,11 @@
 """A group's graph to kernels: as few as the rules allow, with a temporary wherever a value has to be complete first.
 
-    build the axis program of one stage -> unify -> schedule -> emit
-        Cut(values)      materialise them: they become stores of an earlier stage, and loads here
-        Separate(sinks)  give them a kernel of their own
-        symbols of a resident row are pinned: the stage is built again with their values
+Each stage is built (axes), unified, scheduled and emitted, and on the way a step may ask for another division:
+
+    Cut(values)      materialise them: they become stores of an earlier stage, and loads here
+    Separate(sinks)  give them a kernel of their own
+
+The symbols of a resident row are pinned: the stage is built again with their values.
 """
 
 from __future__ import annotations
@@ -20,13 +22,14 @@ from ..ir.graph import building, emit, provenance
 from ..ir.prims import PRIMS
 from ..ir.types import COMPLEX, FLOAT8, LOW_FLOATS, TensorType, contiguous_strides
 from . import prelude
-from .axes import Axis, Builder, Cut, Goal, Memory, Program, Sink, below, unify
+from .axes import Axis, Builder, Cut, Goal, Memory, Program, Sink, below
 from .emit import Emitter
 from .kernel import Buffer, Kernel, Kernels, Ref, Target
 from .mathematics import rules as elementwise_rules
 from .names import identifier
 from .schedule import Scheduler, Separate
 from .sizes import Hints, symbols
+from .unify import unify
 
 FUSIBLE = frozenset({"input", "elementwise", "source", "layout", "reduce", "scan", "gather", "scatter", "random"})
 DEPTH = 120
@@ -281,4 +284,3 @@ def _together(sinks: Sequence[Sink]) -> list[list[Sink]]:
 
 def _cone(sink: Sink) -> frozenset[Axis]:
     return frozenset(sink.axes).union(*(t.axes for t in below(sink.terms)))
-

@@ -175,7 +175,9 @@ def _pruned_block(block: For | If, needed: set[str]) -> list[Statement]:
 
 def _reads(statement: Let | Accumulate | Store) -> frozenset[str]:
     if isinstance(statement, Store):
-        return statement.pointer.names | statement.value.names | (statement.mask.names if statement.mask else frozenset())
+        return (
+            statement.pointer.names | statement.value.names | (statement.mask.names if statement.mask else frozenset())
+        )
     own = {statement.name} if isinstance(statement, Accumulate) else set()
     return statement.value.names | own
 

@@ -1,4 +1,4 @@
-"""What every elementwise primitive is in Triton, as a table; low floats are computed in float32 and rounded by the caller."""
+"""What every elementwise primitive is in Triton, as a table. Low floats are held in float32; the caller rounds."""
 
 from __future__ import annotations
 
@@ -63,7 +63,9 @@ def lowest(kind: str, dtype: str) -> Any:
         return -math.inf if kind == "amax" else math.inf
     if dtype == "b1":
         return kind == "amin"
-    low, high = (0, 2 ** BITS[dtype] - 1) if dtype in UNSIGNED else (-(2 ** (BITS[dtype] - 1)), 2 ** (BITS[dtype] - 1) - 1)
+    low, high = (
+        (0, 2 ** BITS[dtype] - 1) if dtype in UNSIGNED else (-(2 ** (BITS[dtype] - 1)), 2 ** (BITS[dtype] - 1) - 1)
+    )
     return low if kind == "amax" else high
 
 
@@ -97,13 +99,20 @@ def _floats_only(name: str) -> Rule:
 
 
 def _by_kind(floats: Rule, integers: Rule, booleans: Rule | None = None) -> Rule:
-    return lambda d, *xs: (floats if d in FLOATING else booleans if d == "b1" and booleans else integers)(d, *xs)
+    def rule(d: str, *xs: Expr) -> Expr:
+        chosen = floats if d in FLOATING else booleans if d == "b1" and booleans else integers
+        return chosen(d, *xs)
+
+    return rule
 
 
 def _ordered(operator: str) -> Rule:
     """A comparison; booleans compare as 0 < 1, not as signed bits."""
-    widened = lambda x: method(x, "to(tl.int32)")  # noqa: E731
-    return lambda d, x, y: binary(operator, widened(x), widened(y)) if d == "b1" else binary(operator, x, y)
+    return lambda d, x, y: binary(operator, _widened(d, x), _widened(d, y))
+
+
+def _widened(d: str, x: Expr) -> Expr:
+    return method(x, "to(tl.int32)") if d == "b1" else x
 
 
 def _power(d: str, x: Expr, y: Expr) -> Expr:
@@ -186,5 +195,7 @@ def of_sizes(value: sympy.Expr, symbol: Callable[[sympy.Symbol], Expr]) -> Expr:
 def _call_of_sizes(value: sympy.Expr, args: list[Expr]) -> Expr:
     if value.is_Pow:
         return call("tl.exp", binary("*", args[1], call("tl.log", args[0])))
-    function = {sympy.floor: "tl.floor", sympy.ceiling: "tl.ceil", sympy.Max: "tl.maximum", sympy.Min: "tl.minimum"}[value.func]
+    function = {sympy.floor: "tl.floor", sympy.ceiling: "tl.ceil", sympy.Max: "tl.maximum", sympy.Min: "tl.minimum"}[
+        value.func
+    ]
     return call(function, *args)

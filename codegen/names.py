@@ -1,4 +1,4 @@
-"""Names for the emitted text: the user's own where there are any, never one twice, never one that Python or Triton owns."""
+"""Names for the emitted text: the user's own where there are any, none twice, none that Python or Triton owns."""
 
 from __future__ import annotations
 

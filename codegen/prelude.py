@@ -1,4 +1,4 @@
-"""Small @triton.jit functions that the kernels call, as text: a module includes the ones it uses, and what those use."""
+"""Small @triton.jit functions that kernels call, as text: a module includes the ones it uses, and what those use."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Who walks which axis: every axis gets a role, every value a phase. Rules in order of importance; nothing is searched.
 
-    row    axes that one program covers whole, because a reduction over them is needed inside (in registers, or in chunks)
+    row    axes that one program covers whole, because a reduction over them is needed inside (at once, or in chunks)
     walk   axes that final reductions sum over: persistent programs walk them, the last to arrive adds the partial sums
     grid   the rest: one program per block
     tile   block sizes of the axes that are vector dimensions; the others are scalars
@@ -32,7 +32,7 @@ class Separate(Exception):
 
 @dataclass(frozen=True)
 class Budget:
-    """What one program may hold, in elements. `held`: of resident rows; `lanes`: of one tile; `chunk`: of a row in pieces."""
+    """What one program may hold, in elements: `held` in resident rows, `lanes` in a tile, `chunk` of a row."""
 
     held: int
     lanes: int
@@ -143,7 +143,7 @@ class Scheduler:
             yield sink.place.terms, frozenset(sink.axes), ITEMSIZE[sink.dtype]
 
     def _row(self) -> set[Axis]:
-        """Axes reduced inside: where the result meets its own axes again, or where enough items stay parallel anyway."""
+        """Axes reduced inside: the result meets its own axes again, or enough items stay parallel anyway."""
         row: set[Axis] = {a for s in self.scans for a in s.param}
         for r in self.reductions:
             if self._meets_itself(r):
@@ -154,7 +154,7 @@ class Scheduler:
         return row
 
     def _meets_itself(self, r: Term) -> bool:
-        """Something computed or stored from `r` varies along an axis that `r` reduces (or `r` is stored along one it ignores)."""
+        """What is made of `r` varies along an axis that `r` reduces (or `r` is stored along one that it ignores)."""
         reduced = set(r.param)
         if any(r in self.under[t] and t.axes & reduced for t in self.program.terms):
             return True
@@ -180,7 +180,11 @@ class Scheduler:
     # ------------------------------------------------------------------ legality
     def _check_finals(self, final: list[Term], row: set[Axis]) -> None:
         """Nothing inside the program may wait for a final reduction; an atomic sink may not either."""
-        waiting = [*self.reductions, *self.scans, *(t for s in self.program.sinks if s.mode != "store" for t in s.terms)]
+        waiting = [
+            *self.reductions,
+            *self.scans,
+            *(t for s in self.program.sinks if s.mode != "store" for t in s.terms),
+        ]
         bad = [f for f in final if any(f in self.under[t] or (f is t and t not in self.reductions) for t in waiting)]
         if bad:
             raise Cut(_nodes(bad))
@@ -223,7 +227,9 @@ class Scheduler:
         if kept:
             raise Cut(_nodes(kept))
         if self.scans and (len(row) > 1 or len({s.op for s in self.scans}) > 1):
-            other = [r for s in self.scans for r in self.under[s] if r.op in REDUCTIONS and set(r.param) != set(s.param)]
+            other = [
+                r for s in self.scans for r in self.under[s] if r.op in REDUCTIONS and set(r.param) != set(s.param)
+            ]
             raise Cut(_nodes(other or self.scans))
         wide = [r for r in final if r.axes & set(row)]
         for r in wide:
@@ -249,8 +255,10 @@ class Scheduler:
     def _padded(self, row: Iterable[Axis]) -> int:
         return math.prod(power_of_two(self.size[a]) for a in row)
 
-    def _check_after(self, final: list[Term], after: frozenset[Term], grid: tuple[Axis, ...], row: tuple[Axis, ...]) -> None:
-        """What follows a final reduction is stored by the finishing program: only along axes that the reduction keeps."""
+    def _check_after(
+        self, final: list[Term], after: frozenset[Term], grid: tuple[Axis, ...], row: tuple[Axis, ...]
+    ) -> None:
+        """The finishing program stores what follows a final reduction, only along axes that the reduction keeps."""
         for sink in self.program.sinks:
             mine = [r for r in final if any(r is t or r in self.under[t] for t in sink.terms)]
             if not mine:
@@ -261,7 +269,9 @@ class Scheduler:
                 raise Cut(_nodes(partial))
 
     # ------------------------------------------------------------------ blocks
-    def _tile(self, row: tuple[Axis, ...], chunked: bool, outer: list[Axis], order: list[Axis], final: bool) -> dict[Axis, int]:
+    def _tile(
+        self, row: tuple[Axis, ...], chunked: bool, outer: list[Axis], order: list[Axis], final: bool
+    ) -> dict[Axis, int]:
         tile: dict[Axis, int] = {}
         if not order:
             return tile
@@ -284,7 +294,9 @@ class Scheduler:
         if vector in outer:
             least = min(32 if row else 1, power_of_two(self.size[vector]))
             second = [a for a in outer if a is not vector and self.weight[a] * 4 > self.weight[vector]]
-            tile[vector] = min(power_of_two(self.size[vector]), max(least, min(left, 64) if second and left > 64 else left))
+            tile[vector] = min(
+                power_of_two(self.size[vector]), max(least, min(left, 64) if second and left > 64 else left)
+            )
             left //= tile[vector]
             outer = [*second, *(a for a in outer if a is not vector and a not in second)]
         for a in outer[: 1 if self.target.kind != "interpret" else 2]:
@@ -308,9 +320,15 @@ class Scheduler:
 
     # ------------------------------------------------------------------ persistence
     def _persistent(
-        self, walk: tuple[Axis, ...], grid: tuple[Axis, ...], tile: dict[Axis, int], row: tuple[Axis, ...], chunked: bool,
-        warps: int, final: bool,
-    ) -> tuple[Size | None, Size | None]:  # fmt: skip
+        self,
+        walk: tuple[Axis, ...],
+        grid: tuple[Axis, ...],
+        tile: dict[Axis, int],
+        row: tuple[Axis, ...],
+        chunked: bool,
+        warps: int,
+        final: bool,
+    ) -> tuple[Size | None, Size | None]:
         """(items to walk, programs that walk them), per strip of the grid."""
         if not final and not (chunked and walk and self._passes() > 1):
             return None, None
@@ -350,7 +368,8 @@ def _per_strip(wanted: Size, strips: Size) -> Size:
 
 def _least(a: Size, b: Size) -> Size:
     """The smaller one, at least one; symbols are not zero here (see Emitter._share)."""
-    return min(a, max(b, 1)) if isinstance(a, int) and isinstance(b, int) else sympy.Min(a, b)
+    b = max(b, 1) if isinstance(b, int) else b
+    return min(a, b) if isinstance(a, int) and isinstance(b, int) else sympy.Min(a, b)
 
 
 def _nodes(terms: Iterable[Term]) -> list[Value]:

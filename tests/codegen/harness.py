@@ -1,4 +1,4 @@
-"""Build IR graphs the way one writes mathematics, run their kernels under the interpreter, compare with the reference."""
+"""Build IR graphs as one writes mathematics, run their kernels under the interpreter, compare with the reference."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fusegrad.tracer.dtypes import TO_TORCH
 INTERPRET = TARGETS["interpret"]
 SMALL = replace(INTERPRET, shared=2)
 """Room for almost nothing: rows go in chunks of 16."""
-MANY = replace(INTERPRET, units=20)
+MANY = replace(INTERPRET, units=20, shared=16)
 """Enough units for the two-level finish."""
 
 
@@ -139,8 +139,8 @@ def scatter(base: T, src: T, *index: T, axes: tuple[int, ...], mode: str = "add"
     return T(emit("scatter", base.v, src.v, *[i.v for i in index], axes=axes, mode=mode))
 
 
-_OPERATORS = {"add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "mod": "rem", "floordiv": "floordiv", "pow": "pow",
-              "and": "and", "or": "or", "lt": "lt", "le": "le", "gt": "gt", "ge": "ge"}  # fmt: skip
+_OPERATORS = {name: name for name in ("add", "sub", "mul", "floordiv", "pow", "and", "or", "lt", "le", "gt", "ge")}
+_OPERATORS |= {"truediv": "div", "mod": "rem"}
 for _python, _prim in _OPERATORS.items():
     setattr(T, f"__{_python}__", lambda self, other, prim=_prim: op(prim, self, other))
     setattr(T, f"__r{_python}__", lambda self, other, prim=_prim: op(prim, other, self))
@@ -196,7 +196,9 @@ def inputs_of(graph: Graph, sizes: Mapping[sympy.Symbol, int], seed: int = 0) ->
     return [tensor(v.aval, v.params["strides"], sizes, seed + k) for k, v in enumerate(graph.inputs)]
 
 
-def run(kernels: Kernels, text: str, graph: Graph, inputs: Sequence[torch.Tensor], sizes: Mapping[sympy.Symbol, int]) -> list[torch.Tensor]:
+def run(
+    kernels: Kernels, text: str, graph: Graph, inputs: Sequence[torch.Tensor], sizes: Mapping[sympy.Symbol, int]
+) -> list[torch.Tensor]:
     """Launch every kernel under the interpreter; outputs start as NaN (or as a recognisable number)."""
     outputs = [empty([evaluated(n, sizes) for n in o.shape], o.dtype) for o in graph.outputs]
     temporaries = [empty([evaluated(n, sizes) for n in b.shape], b.dtype) for b in kernels.temporaries]
@@ -257,7 +259,9 @@ def agree(
     return kernels
 
 
-def text_of(body: Callable[..., Any], sizes: Mapping[sympy.Symbol, int] | None = None, target: str = "cuda:90", **inputs: Input) -> str:
+def text_of(
+    body: Callable[..., Any], sizes: Mapping[sympy.Symbol, int] | None = None, target: str = "cuda:90", **inputs: Input
+) -> str:
     """The module for a real device."""
     kernels = generate(graph_of(body, **inputs), target=TARGETS[target], hints=sizes or {}, name="body")
     return module(kernels.kernels)

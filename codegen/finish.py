@@ -1,0 +1,228 @@
+"""Final reductions: every program stores its partial sum, and the last to arrive adds them, in order, level by level.
+
+programs of a group -> groups of a strip -> strips        deterministic; nobody waits; counters reset themselves
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import sympy
+
+from ..ir.types import LOW_FLOATS, Size, product
+from .axes import Axis, Sink, Term, below
+from .kernel import Buffer, Ref
+from .loops import (
+    Accumulate,
+    Expr,
+    For,
+    If,
+    Let,
+    Scope,
+    Statement,
+    Store,
+    binary,
+    call,
+    literal,
+    name,
+)
+from .mathematics import TL
+from .names import identifier
+from .sizes import tidy
+from .values import FINISH, Values, name_of
+
+FAN = 12
+"""Partial sums that one program adds: about the square root of the programs on a device."""
+
+
+@dataclass(slots=True)
+class Partial:
+    """A final reduction on its way: the folded accumulator, the lanes it keeps, its scratch buffer."""
+
+    term: Term
+    folded: str
+    kept: list[Axis]
+    pointer: str
+
+
+@dataclass(slots=True)
+class Level:
+    """One level of arrivals: who counts where, whose slots are added, and which reductions are complete then."""
+
+    setup: list[Statement]
+    counter: Expr
+    count: Expr
+    first: Expr
+    step: Expr | None
+    completes: str
+
+
+class Finishing(Values):
+    """Accumulators, partial sums and what is stored once they are complete."""
+
+    # ------------------------------------------------------------------ final reductions
+    def _accumulate(self, term: Term, scope: Scope) -> None:
+        """A final reduction takes in its value, lanes apart."""
+        value = self._neutral(term, self.value(term.args[0], scope), scope)
+        label = self.names.fresh(f"{self._final_name(term)}_acc")
+        self.top.body.append(self._accumulator(term, label, self._lanes_of(term)))
+        operator, combined = self._combine(term.op, term.dtype, label, value)
+        scope.body.append(Accumulate(label, operator, combined, self._comment(term)))
+        self.top.memo[("acc", term)] = name(label)
+
+    def _final_name(self, term: Term) -> str:
+        users = [s for s in self.program.sinks if term in below(s.terms)]
+        return identifier(name_of(term) or (name_of(users[0]) if users else None)) or term.op
+
+    def _finish(self) -> None:
+        """Fold the lanes; store partial sums; the last to arrive, level by level, adds them and stores the results."""
+        plan = self.plan
+        partials = [self._partial(r) for r in plan.final]
+        everything = [r for r in plan.final if set(r.param) - set(plan.row) != set(plan.walk)]
+        if plan.programs == 1 and not everything:
+            scope = Scope(FINISH, self.top)
+            self._complete(scope, {p.term: name(p.folded) for p in partials}, set(plan.final))
+            self.top.body.extend(scope.body)
+            return
+        for p in partials:
+            self._store_partial(p)
+        body, parent, left = self.top.body, self.top, list(partials)
+        for level in self._levels(bool(everything)):
+            scope = Scope(FINISH, parent)
+            totals = {p.term: self._add_partials(p, level, scope) for p in left}
+            done = {
+                p.term
+                for p in left
+                if level.completes == "all" or (level.completes == "walk" and p.term not in everything)
+            }
+            left = [p for p in left if p.term not in done]
+            for p in left:
+                scope.body.append(Store(self._slot(p, level.first), totals[p.term], None))
+            self._complete(scope, {t: v for t, v in totals.items() if t in done}, done)
+            body.extend(level.setup)
+            body.append(If(call("last_to_arrive", level.counter, level.count), scope.body))
+            body, parent = scope.body, scope
+            scope.closed = True
+
+    def _partial(self, term: Term) -> Partial:
+        label = self.top.memo["acc", term].text
+        lanes = self._lanes_of(term)
+        kept = [a for a in lanes if a in term.axes]
+        if len(kept) < len(lanes):
+            folded = self._fold_accumulator(term, label)
+            label = self.names.fresh(label)
+            self.top.body.append(Let(label, folded))
+        return Partial(term, label, kept, "")
+
+    def _fold_accumulator(self, term: Term, label: str) -> Expr:
+        dims = [d for d, a in enumerate(self.plan.tile) if a in term.param and a in term.args[0].axes]
+        function, value = self._folding(term), name(label)
+        if not self.lanes(term.axes):
+            return call(function, value, literal(0 if len(self.plan.tile) == 1 else "None"))
+        for d in reversed(dims):
+            value = call(function, value, literal(d), keep_dims="True")
+        return value
+
+    def _store_partial(self, p: Partial) -> None:
+        width = product(self.plan.tile[a] for a in p.kept)
+        p.pointer = self.names.fresh(f"{self._final_name(p.term)}_partial_ptr")
+        slots = tidy(product([self.plan.programs or 1, self.plan.strips]) * width)
+        ref = Ref("scratch", len(self.scratch))
+        self.scratch.append(Buffer(p.pointer.removesuffix("_ptr"), self._accumulator_dtype(p.term), (slots,), (1,)))
+        self.pointers[ref], self.pointer_dtype[ref] = p.pointer, self._accumulator_dtype(p.term)
+        self.top.body.append(Store(self._slot(p, name("pid")), name(p.folded), None))
+
+    def _slot(self, p: Partial, slot: Expr) -> Expr:
+        """The address of a program's partial sum."""
+        pointer = name(p.pointer)
+        if not p.kept:
+            return pointer if slot.text == "0" else binary("+", pointer, slot)
+        stride = 1
+        lanes: list[Expr] = []
+        for a in reversed(p.kept):
+            lanes.insert(0, self._times(self.lane(a), stride, "slot"))
+            stride *= self.plan.tile[a]
+        base = binary("*", call("tl.cast", slot, literal("tl.int64")), literal(stride))
+        parts = [pointer] + ([] if slot.text == "0" else [base])
+        result = self._sum([*parts, *lanes])
+        assert result is not None
+        return result
+
+    def _levels(self, everything: bool) -> list[Level]:
+        """A tree of arrivals: FAN programs, the programs of a strip, the strips."""
+        programs = name("PROGRAMS") if "PROGRAMS" in self.constants else name(self.scalars[self.plan.programs or 1])
+        strips = self._strips()
+        base = binary("*", name("strip"), programs) if strips else literal(0)
+        part = name("part") if strips else name("pid")
+        counter = self._counter()
+        number_ = name("strip") if strips else literal(0)
+        levels: list[Level] = []
+        if self.target.units > 16:
+            groups = self.fixed("GROUPS", _ceiling(self.plan.programs or 1, FAN))
+            fan = self.fixed("FAN", FAN)
+            first = binary("*", name("group"), fan)
+            members = call("tl.minimum", fan, binary("-", programs, binary("*", name("group"), fan)))
+            setup: list[Statement] = [Let("group", binary("//", part, fan)), Let("members", members)]
+            own = self._plus(binary("*", number_, groups), name("group")) if strips else name("group")
+            levels.append(
+                Level(setup, self._plus(counter, own), name("members"), self._plus(base, first), None, "none")
+            )
+            count = self.fixed("STRIPS", self.plan.strips) if strips else literal(1)
+            done = self._plus(self._plus(counter, binary("*", count, groups) if strips else groups), number_)
+            levels.append(Level([], done, groups, base, fan, "walk"))
+            last = self._plus(counter, binary("*", count, binary("+", groups, literal(1))))
+        else:
+            levels.append(Level([], self._plus(counter, number_), programs, base, None, "walk"))
+            last = self._plus(counter, self.fixed("STRIPS", self.plan.strips)) if strips else counter
+        if everything and strips:
+            levels.append(Level([], last, self.fixed("STRIPS", self.plan.strips), literal(0), programs, "all"))
+        elif everything:
+            levels[-1].completes = "all"
+        return levels
+
+    def _plus(self, a: Expr, b: Expr) -> Expr:
+        return a if b.text == "0" else b if a.text == "0" else binary("+", a, b)
+
+    def _counter(self) -> Expr:
+        groups = _ceiling(self.plan.programs or 1, FAN) + 1 if self.target.units > 16 else 1
+        ref = Ref("scratch", len(self.scratch))
+        counters = tidy(product([self.plan.strips, groups]) + 1)
+        self.scratch.append(Buffer("arrived", "i32", (counters,), (1,), zeroed=True))
+        self.pointers[ref], self.pointer_dtype[ref] = self.names.fresh("arrived_ptr"), "i32"
+        return name(self.pointers[ref])
+
+    def _add_partials(self, p: Partial, level: Level, scope: Scope) -> Expr:
+        label = self.names.fresh(f"{self._final_name(p.term)}_total")
+        scope.body.append(self._accumulator(p.term, label, p.kept))
+        step = name("k") if level.step is None else binary("*", name("k"), level.step)
+        loaded = call("tl.load", self._slot(p, self._plus(level.first, step)), cache_modifier='".cg"')
+        operator, combined = self._combine(p.term.op, p.term.dtype, label, loaded)
+        over = call("range", level.count)
+        scope.body.append(For("k", over, [Accumulate(label, operator, combined)]))
+        return name(label)
+
+    def _complete(self, scope: Scope, totals: Mapping[Term, Expr], done: set[Term]) -> None:
+        """Give the finished sums their values and store what depends on nothing else."""
+        self.levels.clear()
+        for term, value in totals.items():
+            value = self._as_result(term, value)
+            if term.dtype in LOW_FLOATS and self._rounds(term):
+                value = call("rounded", value, literal(TL[term.dtype]))
+            scope.memo[term] = self._let(scope, self._final_name(term), value)
+        for sink in self.program.sinks:
+            mine = set(below(sink.terms)) & set(self.plan.final)
+            if mine & done and all(scope.find(t) is not None for t in mine):
+                self._store_last(sink, scope)
+
+    def _store_last(self, sink: Sink, scope: Scope) -> None:
+        """A store in the finishing program: everything it still needs is computed there."""
+        self.finishing = True
+        self.levels.clear()
+        self.store(sink, scope)
+        self.finishing = False
+        self.levels.clear()
+
+
+def _ceiling(a: Size, b: int) -> Size:
+    return -(-a // b) if isinstance(a, int) else sympy.ceiling(a / b)

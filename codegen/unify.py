@@ -1,0 +1,191 @@
+"""Fewer axes: one name for axes that walk the same memory, then for axes of one size; then neighbours become one axis.
+
+x[i, j], sum over k of x[i, k]   ->  k is j           x[p, q] everywhere at stride(p) = size(q) * stride(q)  ->  x[pq]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from ..ir.types import Size
+from .axes import (
+    REDUCTIONS,
+    SCANS,
+    Access,
+    Axis,
+    Builder,
+    Index,
+    Program,
+    Sink,
+    Term,
+    below,
+    longer_than_one,
+    mentioned,
+)
+from .sizes import divide, same, tidy
+
+
+def unify(b: Builder, sinks: list[Sink]) -> list[Sink]:
+    """Give one name to axes that walk the same memory, then to axes of one size; then make neighbours one axis."""
+    while (finer := _refinement(b, sinks)) is not None:
+        sinks = b.renamed(sinks, finer)
+    joined = _Joined(sinks)
+    for one, two in _alike(sinks):
+        joined.try_all(one, two)
+    sinks = b.renamed(sinks, joined.mapping())
+    while (pair := _neighbours(sinks)) is not None:
+        sinks = _merged(b, sinks, *pair)
+    return sinks
+
+
+def _refinement(b: Builder, sinks: Sequence[Sink]) -> dict[Axis, Index] | None:
+    """An axis to divide, because another load walks the same memory with the same stride in shorter runs."""
+    terms = below(t for s in sinks for t in s.terms)
+    scanned = {a for t in terms if t.op in SCANS for a in t.param}
+    loads = [t.param for t in terms if t.op == "load"]
+    for long in loads:
+        for short in loads:
+            if long.ref != short.ref or long is short:
+                continue
+            for axis, stride in long.place.terms:
+                inner = next((a.size for a, c in short.place.terms if same(c, stride)), axis.size)
+                if axis not in scanned and longer_than_one(inner) and (outer := _shorter(axis, inner)) is not None:
+                    pair = b.axis((axis, "outer"), outer), b.axis((axis, "inner"), inner)
+                    return {axis: Index.over(pair[0]) * inner + Index.over(pair[1])}
+    return None
+
+
+def _shorter(axis: Axis, inner: Size) -> Size | None:
+    outer = divide(axis.size, inner)
+    return None if outer is None or outer == 1 or same(axis.size, inner) else outer
+
+
+class _Joined:
+    """A union of axes: two may join unless some value varies along both."""
+
+    def __init__(self, sinks: Sequence[Sink]) -> None:
+        self.sets = {frozenset(s.axes) | s.value.axes | s.place.axes for s in sinks}
+        self.sets |= {frozenset(mentioned(t)) | _over(t) for t in below(t for s in sinks for t in s.terms)}
+        self.axes = sorted(frozenset().union(*self.sets), key=lambda a: a.order)
+        self.into: dict[Axis, Axis] = {}
+
+    def find(self, axis: Axis) -> Axis:
+        while axis in self.into:
+            axis = self.into[axis]
+        return axis
+
+    def fits(self, a: Axis, b: Axis) -> bool:
+        return same(a.size, b.size) and not any(a in s and b in s for s in self.sets)
+
+    def try_all(self, one: Sequence[Axis], two: Sequence[Axis]) -> None:
+        """Join pairwise, all or none."""
+        before = (dict(self.into), set(self.sets))
+        for a, b in zip(one, two, strict=True):
+            a, b = self.find(a), self.find(b)
+            if a is b:
+                continue
+            if not self.fits(a, b):
+                self.into, self.sets = before
+                return
+            keep, drop = sorted((a, b), key=lambda axis: axis.order)
+            self.into[drop] = keep
+            self.sets = {frozenset(keep if x is drop else x for x in s) for s in self.sets}
+
+    def mapping(self) -> dict[Axis, Index]:
+        return {a: Index.over(self.find(a)) for a in self.axes if self.find(a) is not a}
+
+
+def _over(term: Term) -> frozenset[Axis]:
+    return term.args[0].axes if term.op in REDUCTIONS else frozenset()
+
+
+def _alike(sinks: Sequence[Sink]) -> Iterator[tuple[list[Axis], list[Axis]]]:
+    """Candidates for joining, most telling first: same buffer and place, same stride in it, same strides, same size."""
+    terms = below(t for s in sinks for t in s.terms)
+    loads = sorted((t for t in terms if t.op == "load"), key=lambda t: -len(t.param.place.terms))
+    ranked = [(t.param.ref, _by_stride(t.param.place)) for t in loads]
+    ranked += [(s.ref, _by_stride(s.place)) for s in sinks]
+    pairs = [(x, y) for i, x in enumerate(ranked) for y in ranked[i + 1 :]]
+    for (ref, one), (other, two) in pairs:
+        if ref == other and [c for _, c in one] == [c for _, c in two]:
+            yield [a for a, _ in one], [a for a, _ in two]
+    for (ref, one), (other, two) in pairs:
+        if ref == other:
+            yield from (([a], [b]) for a, c in one for b, d in two if same(c, d) and same(a.size, b.size))
+    for (_, one), (_, two) in pairs:
+        if [c for _, c in one] == [c for _, c in two]:
+            yield [a for a, _ in one], [a for a, _ in two]
+    for (_, one), (_, two) in pairs:
+        yield from (([a], [b]) for a, c in one for b, d in two if same(c, d) and same(a.size, b.size))
+    axes = _Joined(sinks).axes
+    yield from (([a], [b]) for i, a in enumerate(axes) for b in axes[i + 1 :])
+
+
+def _by_stride(place: Index) -> list[tuple[Axis, Size]]:
+    return sorted(place.terms, key=lambda t: (str(t[1]), t[0].order))
+
+
+def _neighbours(sinks: Sequence[Sink]) -> tuple[Axis, Axis] | None:
+    """Two axes that every access treats as one: stride(p) = stride(q) * size(q) wherever either occurs."""
+    program = Program(sinks)
+    places = [t.param.place for t in program.terms if t.op == "load"]
+    places += [t.param for t in program.terms if t.op == "index"] + [s.place for s in sinks]
+    sets = [set(t.param) for t in program.terms if t.op in (*REDUCTIONS, *SCANS, "spread")] + [
+        set(s.axes) for s in sinks
+    ]
+    scanned = {a for t in program.terms if t.op in SCANS for a in t.param}
+    strides = [dict(p.terms) for p in places]
+    for p in program.axes:
+        for q in program.axes:
+            if p is not q and not {p, q} & scanned and _one_axis(p, q, strides, sets):
+                return p, q
+    return None
+
+
+def _one_axis(p: Axis, q: Axis, strides: Sequence[Mapping[Axis, Size]], sets: Sequence[set[Axis]]) -> bool:
+    if any((p in s) != (q in s) for s in sets):
+        return False
+    return all((p in s) == (q in s) and (p not in s or same(s[p], s[q] * q.size)) for s in strides)
+
+
+def _merged(b: Builder, sinks: Sequence[Sink], p: Axis, q: Axis) -> list[Sink]:
+    """p, q  ->  one axis: the stride of q is its stride, p disappears."""
+    whole = b.axis((p, q, "merged"), tidy(p.size * q.size))
+    new: dict[Term, Term] = {}
+    old, b._terms = below(t for s in sinks for t in s.terms), {}
+    for term in old:
+        args = tuple(new[a] for a in term.args)
+        new[term] = b.term(term.op, *args, dtype=term.dtype, param=_merged_param(term, p, q, whole), node=term.node)
+    return [
+        Sink(
+            s.ref,
+            new[s.value],
+            Index(
+                _merged_terms(s.place, p, q, whole).terms, s.place.offset, tuple((new[v], c) for v, c in s.place.values)
+            ),
+            _merged_axes(s.axes, p, q, whole),
+            s.dtype,
+            s.mode,
+            s.node,
+        )
+        for s in sinks
+    ]
+
+
+def _merged_param(term: Term, p: Axis, q: Axis, whole: Axis) -> Any:
+    if term.op == "load":
+        return Access(term.param.ref, _merged_terms(term.param.place, p, q, whole), term.param.indirect)
+    if term.op == "index":
+        return _merged_terms(term.param, p, q, whole)
+    return _merged_axes(term.param, p, q, whole) if term.op in (*REDUCTIONS, *SCANS, "spread") else term.param
+
+
+def _merged_terms(place: Index, p: Axis, q: Axis, whole: Axis) -> Index:
+    terms = tuple((whole if a is q else a, c) for a, c in place.terms if a is not p)
+    return Index(tuple(sorted(terms, key=lambda t: t[0].order)), place.offset, place.values)
+
+
+def _merged_axes(axes: Iterable[Axis], p: Axis, q: Axis, whole: Axis) -> tuple[Axis, ...]:
+    kept = (whole if a is q else a for a in axes if a is not p)
+    return tuple(sorted(dict.fromkeys(kept), key=lambda a: a.order))

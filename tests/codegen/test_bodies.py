@@ -1,0 +1,67 @@
+"""The Functions of the suite: one kernel each where that is promised, right at awkward sizes, in one piece or in chunks."""
+
+from __future__ import annotations
+
+import pytest
+import sympy
+from bodies import BODIES
+from harness import INTERPRET, MANY, SMALL, K, M, N, agree, graph_of, inputs_of, run
+
+from fusegrad.codegen import TARGETS, Target, generate, module
+
+SIZES = {"odd": {M: 13, N: 50, K: 3}, "one": {M: 1, N: 1, K: 1}, "even": {M: 6, N: 64, K: 2}}
+DEVICES = {"whole": INTERPRET, "chunked": SMALL, "tree": MANY}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("sizes", SIZES)
+def test_agrees(body: str, sizes: str, device: str) -> None:
+    function, inputs = BODIES[body]
+    agree(function, SIZES[sizes], DEVICES[device], slack=12, **inputs)
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_is_one_kernel(body: str) -> None:
+    function, inputs = BODIES[body]
+    sizes = {M: 4096, N: 4096, K: 8}
+    for target in ("cuda:80", "cuda:90", "cuda:100", "hip:gfx942"):
+        kernels = generate(graph_of(function, **inputs), target=TARGETS[target], hints=sizes, name=body)
+        assert len(kernels.kernels) == 1, target
+        assert kernels.kernels[0].name == body
+
+
+@pytest.mark.parametrize("body", ["rms_backward", "softmax", "cross_entropy", "group_backward", "swiglu", "jsd"])
+@pytest.mark.parametrize("device", ["whole", "chunked"])
+def test_a_new_batch_size_needs_no_new_kernel(body: str, device: str) -> None:
+    function, inputs = BODIES[body]
+    graph = graph_of(function, **inputs)
+    kernels = generate(graph, target=DEVICES[device], hints={M: 7, N: 24}, name="body")
+    text = module(kernels.kernels)
+    for rows in (1, 7, 32):
+        sizes = {M: rows, N: 24}
+        for k in kernels.kernels:
+            assert M not in k.pinned and all(bool(g.xreplace(sizes)) for g in k.guards)
+        values = inputs_of(graph, sizes)
+        got = run(kernels, text, graph, values, sizes)
+        from harness import close, reference
+
+        for g, w in zip(got, reference.run(graph, values, dict(sizes)), strict=True):
+            assert w is not None
+            close(g, w, 12)
+
+
+def _moved(body: str, sizes: dict[sympy.Symbol, int], target: Target) -> float:
+    """Bytes moved over the bytes of inputs and outputs, partial sums left out."""
+    function, inputs = BODIES[body]
+    graph = graph_of(function, **inputs)
+    kernels = generate(graph, target=target, hints=sizes, name=body).kernels
+    ends = [v.aval.nbytes for v in (*graph.inputs, *graph.outputs) if v is not None]
+    least = sum(int(sympy.sympify(n).subs(sizes)) for n in ends)
+    moved = [n for k in kernels for side in (k.reads, k.writes) for p, n in side.items() if "partial" not in p]
+    return sum(int(sympy.sympify(n).subs(sizes)) for n in moved) / least
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_every_byte_moves_once(body: str) -> None:
+    assert _moved(body, {M: 4096, N: 4096, K: 8}, TARGETS["cuda:90"]) <= 1.03
