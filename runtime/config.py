@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Iterator
 from contextvars import ContextVar
@@ -71,10 +72,12 @@ def valid_backend(name: Any) -> str:
 
 
 def _from_environment() -> Settings:
-    backend = os.environ.get("FUSEGRAD_BACKEND") or None
-    if backend is not None:
-        valid_backend(backend)
-    return replace(_DEFAULT, backend=backend, debug=os.environ.get("FUSEGRAD_DEBUG", "0") not in ("", "0"))
+    return _settings_of(os.environ.get("FUSEGRAD_BACKEND"))
 
 
-_DEFAULT = Settings()
+@functools.lru_cache(maxsize=16)
+def _settings_of(backend: str | None) -> Settings:
+    return Settings(backend=valid_backend(backend) if backend else None, debug=_DEBUG)
+
+
+_DEBUG = os.environ.get("FUSEGRAD_DEBUG", "0") not in ("", "0")

@@ -11,7 +11,7 @@ import inspect
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
@@ -19,11 +19,12 @@ import torch
 from torch.autograd.function import Function, once_differentiable
 
 from ..ir.errors import FusegradError, NotTraceableError
+from ..ir.program import Place
 from ..tracer.capture import CaptureError, capture_lock, is_capturing
 from ..tracer.function import ForwardCapture, backward_method, methods, run_backward, uses_setup_context
 from ..tracer.reads import Reads, scan
 from .config import backend_name, valid_backend
-from .guards import argument_fact, global_state, is_plain, layout_fact
+from .guards import argument_fact, exact_key, global_state, is_plain
 from .residuals import Chosen, hooks_are_active
 from .specialization import Specialization
 from .stats import count
@@ -33,6 +34,8 @@ Tensor = torch.Tensor
 C = TypeVar("C", bound=type)
 REMEMBERED = 1024
 """Exact layouts that a class remembers before it asks the guards again."""
+VARIANTS = 128
+"""Keys other than sizes (dtypes, constants, ...) whose captures a class keeps; the oldest go first."""
 
 
 class CompileTargetError(FusegradError, TypeError):
@@ -64,10 +67,9 @@ class Compiler:
         self.traceable = declared_traceable(cls)
         self.records: dict[str, Record] = {}
         self.exact: OrderedDict[Any, Specialization | None] = OrderedDict()
-        self.known: dict[Any, list[Specialization]] = {}
-        self.refused: dict[Any, CaptureError] = {}
+        self.known: OrderedDict[Any, list[Specialization]] = OrderedDict()
+        self.refused: OrderedDict[Any, CaptureError] = OrderedDict()
         self.reads: Reads | None = None
-        self.nodes: dict[Any, Any] = {}
         self.lock = threading.RLock()
 
     # ------------------------------------------------------------------ calls
@@ -81,7 +83,7 @@ class Compiler:
         specialization = self.specialization(args)
         if specialization is None:
             return self.users(*args)
-        return self.node(specialization, self.backend_for(args), args).apply(*args)
+        return self.node(specialization, self.backend_for(args), args)(*args)
 
     def _parameters(self) -> Any:
         assert self.signature is not None
@@ -108,13 +110,11 @@ class Compiler:
     # ------------------------------------------------------------------ specialisations
     def specialization(self, args: Sequence[Any], needs: bool = False) -> Specialization | None:
         """The specialisation that fits these arguments, captured if need be; None: the user's own methods run."""
-        facts = self.facts(args)
-        layouts = tuple(layout_fact(a) for a in args if isinstance(a, Tensor))
+        key = (exact_key(args), global_state(), self.reads_now().facts())
         try:
-            found = self.exact[facts, layouts]
+            return self.exact[key]
         except KeyError:
-            found = self._look_up(facts, layouts, args)
-        return found
+            return self._look_up(key, self.facts(args), args)
 
     def facts(self, args: Sequence[Any]) -> Any:
         """What has to be equal for a specialisation to be used again, sizes and strides apart."""
@@ -147,15 +147,16 @@ class Compiler:
         if why is not None:
             raise CaptureError(reason=why, where=method_place(self.cls.forward))  # type: ignore[attr-defined]
 
-    def _look_up(self, facts: Any, layouts: Any, args: Sequence[Any]) -> Specialization | None:
+    def _look_up(self, key: Any, facts: Any, args: Sequence[Any]) -> Specialization | None:
         with capture_lock, self.lock:
             tensors = [a for a in args if isinstance(a, Tensor)]
             found = next((s for s in self.known.get(facts, ()) if s.guard(tensors)), None)
             if found is None and facts not in self.refused:
                 found = self._captured(facts, args)
-            self.exact[facts, layouts] = found
-            if len(self.exact) > REMEMBERED:
-                self.exact.popitem(last=False)
+            self.exact[key] = found
+            _forget(self.exact, REMEMBERED)
+            _forget(self.known, VARIANTS)
+            _forget(self.refused, VARIANTS)
             return found
 
     def _captured(self, facts: Any, args: Sequence[Any]) -> Specialization | None:
@@ -222,15 +223,17 @@ class Compiler:
         return backward_method(self.cls) if name == "backward" else getattr(self.cls, name)
 
     # ------------------------------------------------------------------ the Function that runs
-    def node(self, specialization: Specialization, backend: str, args: Sequence[Any]) -> Any:
-        """The generated Function of a specialisation on a backend."""
+    def node(self, specialization: Specialization, backend: str, args: Sequence[Any]) -> Callable[..., Any]:
+        """`apply` of the generated Function of a specialisation on a backend."""
         observed = hooks_are_active()
-        key = (id(specialization), backend, observed)
-        if key not in self.nodes:
+        key = (backend, observed)
+        if key not in specialization.nodes:
             free = backward_method(self.cls) is not None and not observed
             chosen = specialization.chosen(backend, specialization.sizes(args)) if free else None
-            self.nodes[key] = make_node(self, specialization, backend, chosen)
-        return self.nodes[key]
+            node = make_node(self, specialization, backend, chosen)
+            # the C++ apply: no transform is active, so the Python one in between has nothing to do
+            specialization.nodes[key] = super(Function, node).apply
+        return specialization.nodes[key]
 
     def backward(
         self, specialization: Specialization, backend: str, chosen: Chosen | None, ctx: Any, gradients: Sequence[Any]
@@ -281,30 +284,33 @@ class Compiler:
         return run_backward(self.cls, forward, residuals[:n], attributes, gradients, len(specialization.arguments))
 
 
+def _forget(table: OrderedDict[Any, Any], limit: int) -> None:
+    while len(table) > limit:
+        table.popitem(last=False)
+
+
 def _tracked(value: Any) -> bool:
     return isinstance(value, Tensor) and value.requires_grad
 
 
 def make_node(compiler: Compiler, specialization: Specialization, backend: str, chosen: Chosen | None) -> Any:
     """A ctx-style Function over the captured graphs."""
-    forward_capture = specialization.forward
-    places = specialization.forward.saved if chosen is None else chosen.places
-    attribute_places = list(forward_capture.tensor_attributes.values())
-    marks = _marks(forward_capture)
+    captured = specialization.forward
+    saved = _pickers(captured.saved if chosen is None else chosen.places)
+    attributes = _pickers(captured.tensor_attributes.values())
+    marks = [(name, _pickers(places)) for name, places in _marks(captured) if places]
+    slots = specialization.slots
 
     def forward(ctx: Any, *args: Any) -> Any:
-        outputs, hidden = specialization.run_forward(args, backend, chosen)
-        inputs = specialization.tensors_of(args)
-
-        def at(place: Any) -> Any:
-            return specialization.at(place, inputs, outputs, hidden)
-
-        ctx.save_for_backward(*map(at, places))
-        ctx._fusegrad_tensors = tuple(map(at, attribute_places))
-        ctx._fusegrad_sizes = specialization.sizes(args)
+        sizes = specialization.sizes(args)
+        outputs, hidden = specialization.run_forward(args, backend, chosen, sizes)
+        pools = ([args[i] for i in slots], outputs, hidden)
+        ctx.save_for_backward(*[pools[pool][i] if pool >= 0 else None for pool, i in saved])
+        ctx._fusegrad_tensors = [pools[pool][i] for pool, i in attributes]
+        ctx._fusegrad_sizes = sizes
         for mark, marked in marks:
-            getattr(ctx, mark)(*map(at, marked))
-        if not forward_capture.materialize_grads:
+            getattr(ctx, mark)(*[pools[pool][i] for pool, i in marked])
+        if not captured.materialize_grads:
             ctx.set_materialize_grads(False)
         return specialization.returned(outputs)
 
@@ -331,12 +337,19 @@ def make_node(compiler: Compiler, specialization: Specialization, backend: str, 
 
 def _marks(forward: ForwardCapture) -> list[tuple[str, list[Any]]]:
     """The calls on ctx that forward made, with the places of what they were given."""
-    calls: dict[str, list[Any]] = {
-        "save_for_forward": forward.saved_for_forward,
-        "mark_dirty": forward.dirty,
-        "mark_non_differentiable": forward.non_differentiable,
-    }
-    return [(name, places) for name, places in calls.items() if places]
+    return [
+        ("save_for_forward", forward.saved_for_forward),
+        ("mark_dirty", list(forward.dirty)),
+        ("mark_non_differentiable", list(forward.non_differentiable)),
+    ]
+
+
+_POOLS = ("input", "output", "hidden")
+
+
+def _pickers(places: Iterable[Place | None]) -> list[tuple[int, int]]:
+    """Places as (pool, index); pool -1 is None."""
+    return [(-1, 0) if p is None else (_POOLS.index(p.kind), p.index) for p in places]
 
 
 def is_once_differentiable(method: Callable[..., Any]) -> bool:

@@ -26,9 +26,13 @@ def argument_fact(value: Any) -> Any:
     return freeze(value)
 
 
-def layout_fact(value: torch.Tensor) -> Any:
-    """Sizes and strides: with them equal, no guard needs to be asked."""
-    return (value.shape, value.stride())
+def exact_key(args: Sequence[Any]) -> tuple[Any, ...]:
+    """Everything about the arguments but their data: with it equal, no guard needs to be asked."""
+    return tuple([_exactly(a) if isinstance(a, torch.Tensor) else freeze(a) for a in args])
+
+
+def _exactly(t: torch.Tensor) -> tuple[Any, ...]:
+    return (t.shape, t.stride(), t.dtype, t.device, t.requires_grad, t.is_conj(), t.is_neg(), type(t))
 
 
 def global_state() -> tuple[Any, ...]:

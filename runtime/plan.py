@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import sympy
@@ -19,6 +20,7 @@ from ..tracer.capture import Trace
 from ..tracer.dtypes import TO_TORCH
 from . import launch, reference
 from .compile import graph_of, group_names, kernels_of, steps_of, text_of
+from .replay import straight
 from .stats import count
 
 Tensor = torch.Tensor
@@ -40,6 +42,14 @@ def numbers(exprs: Sequence[Size], sizes: Sizes) -> tuple[int, ...]:
     return tuple(number(e, sizes) for e in exprs)
 
 
+class BoundSizes(dict[sympy.Symbol, int]):
+    """The symbols' values at one call; `key` is made once."""
+
+    @cached_property
+    def key(self) -> tuple[int, ...]:
+        return tuple(self.values())
+
+
 class Binder:
     """Reads the values of a session's symbols off the real inputs of a graph."""
 
@@ -58,8 +68,8 @@ class Binder:
         if isinstance(expr, sympy.Symbol):
             self.sources.setdefault(expr, (position, kind, axis))
 
-    def __call__(self, inputs: Sequence[Any]) -> dict[sympy.Symbol, int]:
-        return {s: _read(inputs[position], kind, axis) for s, (position, kind, axis) in self.sources.items()}
+    def __call__(self, inputs: Sequence[Any]) -> BoundSizes:
+        return BoundSizes({s: _read(inputs[at], kind, axis) for s, (at, kind, axis) in self.sources.items()})
 
 
 def _read(value: Any, kind: str, axis: int) -> int:
@@ -214,7 +224,7 @@ class KernelPlan:
         self.last_use = _last_uses(self.steps)
 
     def __call__(self, inputs: Sequence[Tensor], sizes: Sizes) -> list[Tensor | None]:
-        key = tuple(sizes.values())
+        key = sizes.key if isinstance(sizes, BoundSizes) else tuple(sizes.values())
         memory: dict[int, Any] = {
             v.id: _expected_layout(t, v, sizes) for v, t in zip(self.graph.inputs, inputs, strict=True)
         }
@@ -367,6 +377,10 @@ class Executable:
     def __call__(self, inputs: Sequence[Any], lifted: Sequence[Tensor], sizes: Sizes | None = None) -> list[Any]:
         return self.run(inputs, lifted, sizes)
 
+    @cached_property
+    def replay(self) -> Callable[..., Any]:
+        return straight(self.trace.graph_module)
+
     def _choose(self) -> Run:
         if self.backend in ("triton", "interpret"):
             return self._kernels()
@@ -377,7 +391,7 @@ class Executable:
 
     def _replay(self, inputs: Sequence[Any], lifted: Sequence[Tensor], sizes: Sizes | None) -> list[Any]:
         """The captured ATen operations as they are: bitwise what the user's method computes."""
-        return list(self.trace.graph_module(*inputs, *lifted))
+        return list(self.replay(*inputs, *lifted))
 
     def _contracted(self) -> Run:
         """The lowered graph through torch, where a broadcast product would otherwise fill memory."""

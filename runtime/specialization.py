@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -31,11 +32,13 @@ from .check import cut, differs, intermediate_bytes
 from .compile import cheaper
 from .config import settings
 from .guards import size_guard
-from .plan import Binder, Executable
+from .plan import Binder, BoundSizes, Executable
 from .residuals import Chosen, choose
 from .stats import count
 
 Tensor = torch.Tensor
+Sizes = BoundSizes
+_AS_IT_IS = nullcontext()
 KERNEL_BACKENDS = ("triton", "interpret")
 Report = Callable[[str, str], None]
 """(method, why) is called where a captured method runs slower than its backend promises."""
@@ -52,9 +55,11 @@ class BackwardEntry:
     executables: dict[str, Executable] = field(default_factory=dict)
     admitted: dict[tuple[int, ...], bool] = field(default_factory=dict)
 
-    def admits(self, sizes: dict[sympy.Symbol, int]) -> bool:
+    def admits(self, sizes: Sizes) -> bool:
         """Whether what this trace assumed about sizes holds."""
-        key = tuple(sizes.values())
+        if not self.guards:
+            return True
+        key = sizes.key
         if key not in self.admitted:
             self.admitted[key] = all(bool(g.xreplace(sizes)) for g in self.guards)
         return self.admitted[key]
@@ -89,6 +94,8 @@ class Specialization:
         self.lifted = [reads.tensor_path(t) for t in self.forward.trace.lifted]
         self.skip = frozenset(i for i, k in enumerate(self._kinds()) if k in ("input", "view", "same"))
         self.executables: dict[str, Executable] = {}
+        self.nodes: dict[Any, Any] = {}  # the generated Functions and units over this specialisation
+        self.under_autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
         self._chosen: Chosen | None = None
         self._decided = False
         self.entries: dict[Any, BackwardEntry | CaptureError] = {}
@@ -118,7 +125,7 @@ class Specialization:
     def _kinds(self) -> list[str]:
         return [self.forward.outputs[i].kind for i in self.forward.tensor_outputs]
 
-    def sizes(self, args: Sequence[Any]) -> dict[sympy.Symbol, int]:
+    def sizes(self, args: Sequence[Any]) -> Sizes:
         """The session's symbols at this call."""
         return self.binder([args[i] for i in self.slots])
 
@@ -136,7 +143,7 @@ class Specialization:
             self.guard = size_guard(self.session, self.forward.fakes)  # lowering may have learnt more about sizes
         return self.executables[backend]
 
-    def chosen(self, backend: str, sizes: dict[sympy.Symbol, int]) -> Chosen | None:
+    def chosen(self, backend: str, sizes: Sizes) -> Chosen | None:
         """Cheaper residuals than the user's, on a kernel backend; decided once, at the first sizes."""
         if backend not in KERNEL_BACKENDS:
             return None
@@ -153,19 +160,24 @@ class Specialization:
             self.executables[key] = Executable(self.forward.trace, name, backend, self.skip, report, graph)
         return self.executables[key]
 
+    def _exactly_as_captured(self) -> Any:
+        """Casts are part of the captured graph: autocast must not add its own while it is replayed."""
+        return torch._C._DisableAutocast() if self.under_autocast else _AS_IT_IS
+
     def run_forward(
-        self, args: Sequence[Any], backend: str, chosen: Chosen | None = None
+        self, args: Sequence[Any], backend: str, chosen: Chosen | None = None, sizes: Sizes | None = None
     ) -> tuple[list[Tensor], list[Tensor]]:
         """(the user's tensor outputs, the hidden ones) on real tensors."""
-        inputs, sizes = self.tensors_of(args), self.sizes(args)
+        inputs = self.tensors_of(args)
+        sizes = sizes or self.sizes(args)
         executable = self.executable(backend) if chosen is None else self.chosen_executable(backend, chosen)
-        with _without_autocast():
+        with self._exactly_as_captured():
             results = executable(inputs, [r.get() for r in self.lifted if r is not None], sizes)
         n = len(self.forward.fake_outputs)
         outputs = self._aliased(results[:n], inputs, sizes) if self.skip else results[:n]
         return outputs, results[n:]
 
-    def _aliased(self, outputs: list[Any], inputs: list[Tensor], sizes: dict[sympy.Symbol, int]) -> list[Tensor]:
+    def _aliased(self, outputs: list[Any], inputs: list[Tensor], sizes: Sizes) -> list[Tensor]:
         """Outputs that are an input, a view of one, or the same object twice are what they are in eager."""
         for i, position in enumerate(self.forward.tensor_outputs):
             kind, index = self.forward.outputs[position].kind, self.forward.outputs[position].index
@@ -314,7 +326,7 @@ class Specialization:
     def run_backward(
         self,
         residuals: Sequence[Any],
-        sizes: dict[sympy.Symbol, int],
+        sizes: Sizes,
         gradients: Sequence[Tensor | None],
         backend: str,
         chosen: Chosen | None = None,
@@ -335,7 +347,7 @@ class Specialization:
         symbols = [sizes[s] for s in self.backward_symbols]
         inputs = [v for v in (*residuals, *symbols, *gradients) if v is not None]
         lifted = [r.get() for r in entry.lifted if r is not None]
-        with _without_autocast():
+        with self._exactly_as_captured():
             return tuple(entry.executables[key](inputs, lifted, sizes))
 
     def _backward_executable(
@@ -346,7 +358,7 @@ class Specialization:
         return Executable(entry.trace, name, backend, report=report, graph=graph)
 
     def _sibling_backward(
-        self, residuals: Sequence[Any], sizes: dict[sympy.Symbol, int], gradients: Sequence[Any], backend: str
+        self, residuals: Sequence[Any], sizes: Sizes, gradients: Sequence[Any], backend: str
     ) -> tuple[Any, ...]:
         """backward where its capture assumed other sizes than the call has: from a capture at these sizes."""
         for sibling, args in self.siblings:
@@ -379,16 +391,14 @@ class Specialization:
             cut_down=any(a is not b for a, b in zip(arguments, args, strict=True)),
         )
 
-    def _light(
-        self, values: Sequence[Any], fakes: Sequence[Any], trace: Trace, sizes: dict[sympy.Symbol, int]
-    ) -> list[Any] | None:
+    def _light(self, values: Sequence[Any], fakes: Sequence[Any], trace: Trace, sizes: Sizes) -> list[Any] | None:
         """The values, cut down where the user's method would fill memory; None where no cut is legal."""
         if intermediate_bytes(trace.graph_module, sizes) <= settings().check_bytes:
             return list(values)
         return cut(values, fakes, sizes, self.session.conditions(sizes))
 
     def _replay_forward(self, args: Sequence[Any]) -> list[Any]:
-        with _without_autocast():
+        with self._exactly_as_captured():
             lifted = [r.get() for r in self.lifted if r is not None]
             return list(self.forward.trace.graph_module(*self.tensors_of(args), *lifted))
 
@@ -425,7 +435,7 @@ class Specialization:
         def mine(given: Sequence[Any]) -> Sequence[Any]:
             symbols = [at[s] for s in self.backward_symbols]
             inputs = [v for v in (*given[:r], *symbols, *given[r:]) if v is not None]
-            with _without_autocast():
+            with self._exactly_as_captured():
                 return entry.trace.graph_module(*inputs, *[p.get() for p in entry.lifted if p is not None])  # type: ignore[no-any-return]
 
         why = self._compared(mine, users, values, cut_down=at is not sizes)
@@ -436,7 +446,7 @@ class Specialization:
         """The sizes at which cut-down values stand; the given ones where nothing was cut."""
         present = [(v, f) for v, f in zip(values, fakes, strict=True) if v is not None and f is not None]
         found = Binder([f for _, f in present])([v for v, _ in present])
-        return sizes if all(sizes.get(s) == n for s, n in found.items()) else {**sizes, **found}
+        return sizes if all(sizes.get(s) == n for s, n in found.items()) else BoundSizes({**sizes, **found})
 
     def _compared(self, mine: Any, users: Any, arguments: Sequence[Any], cut_down: bool) -> str | None:
         try:
@@ -480,7 +490,7 @@ def _expr(size: Any) -> Any:
     return size if isinstance(size, int) else size.node.expr
 
 
-def _stand_in(fake: Tensor, sizes: dict[sympy.Symbol, int]) -> Tensor:
+def _stand_in(fake: Tensor, sizes: Sizes) -> Tensor:
     shape, strides = rebind(fake.shape, sizes), rebind(tuple(fake.stride()), sizes)
     with FakeTensorMode():
         return torch.empty_strided(shape, strides, dtype=fake.dtype, device=fake.device).requires_grad_(
@@ -488,7 +498,7 @@ def _stand_in(fake: Tensor, sizes: dict[sympy.Symbol, int]) -> Tensor:
         )
 
 
-def _same_shape(tensor: Tensor, fake: Tensor, sizes: dict[sympy.Symbol, int]) -> bool:
+def _same_shape(tensor: Tensor, fake: Tensor, sizes: Sizes) -> bool:
     return tuple(tensor.shape) == tuple(rebind(fake.shape, sizes))
 
 
@@ -496,7 +506,7 @@ def _refuse(value: Any) -> Any:
     raise CaptureError(reason=f"backward returns a {type(value).__name__} as a gradient", where="unknown")
 
 
-def _view(base: Tensor, fake_base: Tensor, fake: Tensor, sizes: dict[sympy.Symbol, int]) -> Tensor:
+def _view(base: Tensor, fake_base: Tensor, fake: Tensor, sizes: Sizes) -> Tensor:
     shape, strides = rebind(fake.shape, sizes), rebind(tuple(fake.stride()), sizes)
     offset = rebind(fake.storage_offset(), sizes)
     return base.as_strided(shape, strides, base.storage_offset() + int(offset))
@@ -505,10 +515,3 @@ def _view(base: Tensor, fake_base: Tensor, fake: Tensor, sizes: dict[sympy.Symbo
 def _hint_of(session: Session, symbol: sympy.Symbol) -> int:
     values = getattr(session.env, "backed_var_to_val", None) or session.env.var_to_val
     return int(values[symbol])
-
-
-def _without_autocast() -> Any:
-    """Casts are part of the captured graph: autocast must not add its own while it is replayed."""
-    return (
-        torch._C._DisableAutocast() if hasattr(torch._C, "_DisableAutocast") else torch.autocast("cpu", enabled=False)
-    )

@@ -370,10 +370,10 @@ class BackwardUnit(Unit):
     @classmethod
     def of(cls, compiler: Compiler, specialization: Specialization, backend: str) -> BackwardUnit:
         """The one unit of this specialisation on this backend."""
-        key = (id(specialization), backend, "backward")
-        if key not in compiler.nodes:
-            compiler.nodes[key] = cls(compiler, specialization, backend)
-        return compiler.nodes[key]  # type: ignore[no-any-return]
+        key = (backend, "backward")
+        if key not in specialization.nodes:
+            specialization.nodes[key] = cls(compiler, specialization, backend)
+        return specialization.nodes[key]  # type: ignore[no-any-return]
 
     def differentiable(
         self, residuals: Sequence[Any], sizes: dict[sympy.Symbol, int], gradients: Sequence[Any]

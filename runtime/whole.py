@@ -27,10 +27,10 @@ Dims = tuple[int | None, ...]
 
 def whole_of(compiler: Compiler, specialization: Specialization, backend: str) -> Any:
     """The one such Function of a specialisation on a backend."""
-    key = (id(specialization), backend, "whole")
-    if key not in compiler.nodes:
-        compiler.nodes[key] = Whole(compiler, specialization, backend).function()
-    return compiler.nodes[key]
+    key = (backend, "whole")
+    if key not in specialization.nodes:
+        specialization.nodes[key] = Whole(compiler, specialization, backend).function()
+    return specialization.nodes[key]
 
 
 class Rules:

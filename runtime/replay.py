@@ -1,0 +1,87 @@
+"""A captured graph as one straight Python function: every operation bound once, every value dropped after its last use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+
+def straight(gm: GraphModule) -> Callable[..., Any]:
+    """`gm` without module calls and attribute look-ups: about half the host time of a call."""
+    writer = _Writer(gm)
+    for node in gm.graph.nodes:
+        writer.write(node)
+    return writer.function()
+
+
+class _Writer:
+    """Writes one line per node; operations and constants that have no literal are names of the function's own globals."""
+
+    def __init__(self, gm: GraphModule) -> None:
+        self.gm = gm
+        self.names: dict[Node, str] = {}
+        self.bound: dict[str, Any] = {}
+        self.parameters: list[str] = []
+        self.lines: list[str] = []
+        self.dying = _last_uses(gm)
+
+    def write(self, node: Node) -> None:
+        name = self.names[node] = f"v{len(self.names)}"
+        if node.op == "placeholder":
+            self.parameters.append(name)
+        elif node.op == "get_attr":
+            self.names[node] = self.constant(getattr(self.gm, str(node.target)))
+        elif node.op == "call_function":
+            self.lines.append(f"{name} = {self.constant(_operation(node.target))}({self.arguments(node)})")
+        elif node.op == "output":
+            self.lines.append(f"return {self.text(node.args[0])}")
+        else:
+            raise ValueError(f"a captured graph has no {node.op} nodes")
+        if node.op != "output" and (dead := [self.names[d] for d in self.dying.get(node, ())]):
+            self.lines.append(" = ".join(dead) + " = None")
+
+    def arguments(self, node: Node) -> str:
+        keywords = (f"{key}={self.text(value)}" for key, value in node.kwargs.items())
+        return ", ".join([*map(self.text, node.args), *keywords])
+
+    def text(self, value: Any) -> str:
+        if isinstance(value, Node):
+            return self.names[value]
+        if isinstance(value, list | tuple):
+            inner = "".join(f"{self.text(v)}, " for v in value)
+            return f"[{inner}]" if isinstance(value, list) else f"({inner})"
+        if isinstance(value, dict):
+            return "{" + ", ".join(f"{k!r}: {self.text(v)}" for k, v in value.items()) + "}"
+        if value is None or isinstance(value, bool | int | str):
+            return repr(value)
+        return self.constant(value)
+
+    def constant(self, value: Any) -> str:
+        name = f"c{len(self.bound)}"
+        self.bound[name] = value
+        return name
+
+    def function(self) -> Callable[..., Any]:
+        body = "\n    ".join(self.lines)
+        exec(f"def replay({', '.join(self.parameters)}):\n    {body}\n", self.bound)  # names and literals of our own
+        return self.bound["replay"]  # type: ignore[no-any-return]
+
+
+def _operation(target: Any) -> Any:
+    """The C function behind an ATen operation, where torch shows it; the operation itself otherwise."""
+    return getattr(target, "_op", target) if isinstance(target, torch._ops.OpOverload) else target
+
+
+def _last_uses(gm: GraphModule) -> dict[Node, list[Node]]:
+    seen: set[Node] = set()
+    last: dict[Node, list[Node]] = {}
+    for node in reversed(gm.graph.nodes):
+        dying = [a for a in dict.fromkeys(node.all_input_nodes) if a not in seen and a.op != "get_attr"]
+        if node.op == "call_function" and not node.users and node not in seen:
+            dying.append(node)
+        seen.update(dying)
+        last[node] = dying
+    return last
