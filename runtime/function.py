@@ -232,8 +232,9 @@ class Compiler:
             chosen = specialization.chosen(backend, specialization.sizes(args)) if free else None
             node = make_node(self, specialization, backend, chosen)
             # the C++ apply: no transform is active, so the Python one in between has nothing to do
-            specialization.nodes[key] = super(Function, node).apply
-        return specialization.nodes[key]
+            specialization.nodes[key] = super(Function, node).apply  # type: ignore[misc]
+        apply: Callable[..., Any] = specialization.nodes[key]
+        return apply
 
     def backward(
         self, specialization: Specialization, backend: str, chosen: Chosen | None, ctx: Any, gradients: Sequence[Any]

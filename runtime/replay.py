@@ -1,4 +1,4 @@
-"""A captured graph as one straight Python function: every operation bound once, every value dropped after its last use."""
+"""A captured graph as one straight Python function: operations bound once, values dropped after their last use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def straight(gm: GraphModule) -> Callable[..., Any]:
 
 
 class _Writer:
-    """Writes one line per node; operations and constants that have no literal are names of the function's own globals."""
+    """Writes one line per node; operations, and constants without a literal, are globals of the function."""
 
     def __init__(self, gm: GraphModule) -> None:
         self.gm = gm

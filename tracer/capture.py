@@ -21,6 +21,8 @@ from typing import Any
 import sympy
 import torch
 import torch.utils._pytree as pytree
+from torch._dispatch.python import enable_python_dispatcher
+from torch._dynamo.source import ConstantSource, LocalSource  # a second, paid at import and not in the first call
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.function import Function
 from torch.fx.experimental.proxy_tensor import (
@@ -64,7 +66,6 @@ class Session:
     """Where sizes have names. `size_limit`: sizes stay concrete when `dynamic` is False."""
 
     def __init__(self, dynamic: bool = True) -> None:
-        self.local, self.constant = _sources()
         self.dynamic = dynamic
         self.env = ShapeEnv(duck_shape=False)
         self.mode = FakeTensorMode(shape_env=self.env, allow_non_fake_inputs=True)
@@ -78,7 +79,7 @@ class Session:
             dynamic_sizes=[sizes] * tensor.dim(), dynamic_strides=[DimDynamic.INFER_STRIDE] * tensor.dim()
         )
         with torch.no_grad():
-            fake = self.mode.from_tensor(_without_memory(tensor), source=self.local(name), symbolic_context=context)
+            fake = self.mode.from_tensor(_without_memory(tensor), source=LocalSource(name), symbolic_context=context)
         self.named.append((name, fake))
         return _guarded_memory(fake, tensor.requires_grad)
 
@@ -120,7 +121,7 @@ class Session:
 
     def integer(self, value: int) -> Any:
         """A fresh symbolic integer with the hint `value`."""
-        source = self.constant(f"i{len(self.named)}")
+        source = ConstantSource(f"i{len(self.named)}")
         symint = self.env.create_unspecified_symint_and_symbol(value, source, DimDynamic.DYNAMIC)
         self.named.append((source.source_name if hasattr(source, "source_name") else f"i{len(self.named)}", symint))
         return symint
@@ -138,16 +139,8 @@ class Session:
         return Trace(gm, list(fakes), _lift_captured(gm, reads))
 
 
-def _sources() -> tuple[Any, Any]:
-    from torch._dynamo.source import ConstantSource, LocalSource  # slow to import, and only needed to capture
-
-    return LocalSource, ConstantSource
-
-
 def _symbolic_python() -> Any:
     """Python decompositions ahead of the C++ ones, which turn some sizes (of F.pad, say) into constants."""
-    from torch._dispatch.python import enable_python_dispatcher
-
     return enable_python_dispatcher()
 
 
