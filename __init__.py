@@ -7,10 +7,10 @@ fusegrad.config.patch(...)        settings for a block of code
 """
 
 from .ir.errors import FusegradError, NotTraceableError
-from .runtime import config
+from .runtime import config, random
 from .runtime.explain import explain
 from .runtime.function import FallbackWarning, compile
 from .runtime.stats import stats
 
-__all__ = ["FallbackWarning", "FusegradError", "NotTraceableError", "compile", "config", "explain", "stats"]
+__all__ = ["FallbackWarning", "FusegradError", "NotTraceableError", "compile", "config", "explain", "random", "stats"]
 __version__ = "0.1.0"

@@ -1,0 +1,57 @@
+"""Random numbers from an explicit seed and offset: the same on every device, in eager code and inside a kernel.
+
+    mask = fusegrad.random.uniform(x.shape, seed, like=x) > p        # drawn again in backward, not saved
+
+They are Triton's `tl.rand` and `tl.randn` (Philox4x32-10), number i of a shape being the one at `offset + i`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..ir import Value, emit
+from ..tracer.rules import Call, cast, reshape, rules
+from . import philox
+
+Tensor = torch.Tensor
+
+
+def uniform(shape: Sequence[int], seed: int | Tensor, offset: int | Tensor = 0, *, like: Tensor) -> Tensor:
+    """float32 numbers in [0, 1) of `shape` on the device of `like`. seed, offset: ints, or 0-d int64 tensors."""
+    return _op(_scalar(seed, like), _scalar(offset, like), list(shape), "uniform")  # type: ignore[no-any-return]
+
+
+def normal(shape: Sequence[int], seed: int | Tensor, offset: int | Tensor = 0, *, like: Tensor) -> Tensor:
+    """float32 standard normal numbers of `shape` on the device of `like`. seed, offset: ints, or 0-d int64 tensors."""
+    return _op(_scalar(seed, like), _scalar(offset, like), list(shape), "normal")  # type: ignore[no-any-return]
+
+
+def _scalar(value: int | Tensor, like: Tensor) -> Tensor:
+    if isinstance(value, Tensor):
+        return value.to(torch.int64)
+    return torch.full((), value, dtype=torch.int64, device=like.device)
+
+
+@torch.library.custom_op("fusegrad::philox", mutates_args=())
+def _op(seed: Tensor, offset: Tensor, shape: list[int], kind: str) -> Tensor:
+    numel = 1
+    for size in shape:
+        numel *= size
+    at = torch.arange(numel, dtype=torch.int64, device=seed.device) + offset
+    draw = philox.uniform if kind == "uniform" else philox.normal
+    return draw(seed.expand(numel), at).reshape(shape)
+
+
+@_op.register_fake
+def _(seed: Tensor, offset: Tensor, shape: list[int], kind: str) -> Tensor:
+    return torch.empty(shape, dtype=torch.float32, device=seed.device)
+
+
+def _lowered(call: Call, seed: Value, offset: Value, shape: Sequence[int], kind: str) -> Value:
+    at = [reshape(cast(v, "i64"), ()) for v in (seed, offset)]
+    return emit("random", *at, shape=call.out.shape, dtype="f32", kind=kind)
+
+
+rules[torch.ops.fusegrad.philox.default] = _lowered
