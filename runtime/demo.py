@@ -223,7 +223,7 @@ def report_training(pair: Sequence[Trained], kept: Sequence[int]) -> None:
     costs = [
         ("first step, ms", *first),
         ("median of the others, ms", *later),
-        ("saved for backward, MB", *(f"{size / 1e6:.2f}" for size in kept)),
+        ("saved (as hooks see it), MB", *(f"{size / 1e6:.2f}" for size in kept)),
     ]
     print(table(("", *NAMES), costs))
 
