@@ -13,8 +13,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ..ir.program import Place
-from ..tracer.capture import CaptureError, Session, Trace, settled
-from ..tracer.context import ForwardContext
+from ..tracer.capture import CaptureError, Session, Trace, capture_lock, settled, writes_to_placeholders
+from ..tracer.context import ForwardContext, attributes_of
 from ..tracer.function import (
     ForwardCapture,
     backward_method,
@@ -95,6 +95,7 @@ class Specialization:
         self.skip = frozenset(i for i, k in enumerate(self._kinds()) if k in ("input", "view", "same"))
         self.executables: dict[str, Executable] = {}
         self.nodes: dict[Any, Any] = {}  # the generated Functions and units over this specialisation
+        self._mutates = writes_to_placeholders(self.forward.trace.graph_module)
         self.under_autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
         self._chosen: Chosen | None = None
         self._decided = False
@@ -203,6 +204,11 @@ class Specialization:
 
     # ------------------------------------------------------------------ backward
     @property
+    def writes_inputs(self) -> bool:
+        """Whether forward writes to an argument's memory: then it matters whether arguments share memory."""
+        return bool(self.forward.dirty) or self._mutates
+
+    @property
     def residual_places(self) -> list[Place | None]:
         """What is kept for backward: the saved tensors, then tensors that were put on ctx as attributes."""
         return [*self.forward.saved, *self.forward.tensor_attributes.values()]
@@ -217,7 +223,9 @@ class Specialization:
         kept = [f for p in self.residual_places if (f := self.forward.fake_at(p)) is not None]
         bound = set(Binder([*kept, *self.forward.fake_outputs]).sources)
         known = set(self.binder.sources)
+        wanting = [f for i, f in zip(self.slots, self.forward.fakes, strict=True) if self.forward.needs_input_grad[i]]
         shapes = [e for f in (*kept, *self.forward.fake_outputs) for e in (*f.shape, *f.stride())]
+        shapes += [e for f in wanting for e in f.shape]
         wanted = symbols_in(self.forward.constants.values()) | symbols_in(shapes)
         masked = set(Binder(kept).sources)
         return sorted(((wanted & known) - (bound & masked)), key=str)
@@ -238,14 +246,20 @@ class Specialization:
     def entry(self, kinds: tuple[Any, ...]) -> BackwardEntry:
         """The captured backward for these gradients; raises CaptureError (the same each time) where it cannot be."""
         if kinds not in self.entries:
-            try:
-                self.entries[kinds] = self._capture_backward(kinds)
-            except CaptureError as error:
-                self.entries[kinds] = error
+            with capture_lock:
+                self._add_entry(kinds)
         entry = self.entries[kinds]
         if isinstance(entry, CaptureError):
             raise entry
         return entry
+
+    def _add_entry(self, kinds: tuple[Any, ...]) -> None:
+        if kinds in self.entries:  # another thread was first
+            return
+        try:
+            self.entries[kinds] = self._capture_backward(kinds)
+        except CaptureError as error:
+            self.entries[kinds] = error
 
     def _capture_backward(self, kinds: tuple[Any, ...]) -> BackwardEntry:
         count("captures")
@@ -262,7 +276,7 @@ class Specialization:
             for i, value in zip(live, present, strict=True):
                 full[i] = value
             r, s = len(residuals), len(residuals) + len(symbols)
-            sizes = {k: k_int for k, k_int in zip(self.backward_symbols, full[r:s], strict=True)}
+            sizes = Binder(residuals).read(full[:r]) | dict(zip(self.backward_symbols, full[r:s], strict=True))
             return self._finished(self.users_backward(full[:r], sizes, full[s:]))
 
         everything = [*residuals, *symbols, *fakes]
@@ -338,9 +352,11 @@ class Specialization:
         key = backend if chosen is None else f"{backend} chosen"
         if entry.admits(sizes) and key not in entry.executables:
             originals = residuals if chosen is None else chosen.rebuilt(residuals, sizes)
-            self._check_backward(entry, originals, sizes, gradients)
-            entry.executables[key] = self._backward_executable(entry, kinds, backend, chosen)
-            entry.learn(self.session.conditions(self.binder.sources, entry.since))
+            with capture_lock:
+                self._compare_backward(kinds, entry, originals, sizes, gradients)
+                executable = self._backward_executable(entry, kinds, backend, chosen)
+                entry.learn(self.session.conditions(self.binder.sources, entry.since))
+                entry.executables[key] = executable
         if not entry.admits(sizes):
             originals = residuals if chosen is None else chosen.rebuilt(residuals, sizes)
             return self._sibling_backward(originals, sizes, gradients, backend)
@@ -409,12 +425,22 @@ class Specialization:
         tensors = [o for o in outputs if isinstance(o, Tensor)]
         seen = {id(t): t for t in (*self.tensors_of(args), *tensors)}
         hidden: list[Tensor] = []
-        kept = (*ctx.to_save, *ctx.saved_for_forward, *(v for v in ctx.attributes.values() if isinstance(v, Tensor)))
+        kept = (*ctx.to_save, *ctx.saved_for_forward, *(v for v in attributes_of(ctx).values() if isinstance(v, Tensor)))
         for t in kept:
             if t is not None and id(t) not in seen:
                 seen[id(t)] = t
                 hidden.append(t)
         return [*tensors, *hidden]
+
+    def _compare_backward(
+        self, kinds: tuple[Any, ...], entry: BackwardEntry, residuals: Sequence[Any], sizes: Any, gradients: Sequence[Any]
+    ) -> None:
+        """The first call's comparison with the user's own backward; where they differ, his own runs from now on."""
+        try:
+            self._check_backward(entry, residuals, sizes, gradients)
+        except CaptureError as error:
+            self.entries[kinds] = error
+            raise
 
     def _check_backward(
         self, entry: BackwardEntry, residuals: Sequence[Any], sizes: Any, gradients: Sequence[Any]

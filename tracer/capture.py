@@ -23,7 +23,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource, LocalSource  # a second, paid at import and not in the first call
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd.function import Function
 from torch.fx.experimental.proxy_tensor import (
     disable_proxy_modes_tracing,
@@ -128,7 +128,7 @@ class Session:
 
     def trace(self, fn: Callable[..., Any], fakes: Sequence[Any], reads: Reads | None = None) -> Trace:
         """The ATen graph of `fn(*fakes)`. Tensors from outside become extra placeholders, each found in `reads`."""
-        cache = torch.is_autocast_cache_enabled()
+        cache, before = torch.is_autocast_cache_enabled(), reads.facts() if reads is not None else ()
         with capture_lock, self.mode, torch.no_grad(), _symbolic_python(), _nested_functions_as_calls(), _Provenance():
             try:
                 torch.set_autocast_cache_enabled(False)
@@ -136,7 +136,11 @@ class Session:
             finally:
                 torch.set_autocast_cache_enabled(cache)
         _refuse_data_dependence(gm)
-        return Trace(gm, list(fakes), _lift_captured(gm, reads))
+        lifted = _lift_captured(gm, reads)
+        _refuse_outside_writes(gm, len(lifted))
+        if reads is not None and (changed := reads.changed(before)) is not None:
+            raise CaptureError(reason=f"it changes the {changed}, which it also reads", where="unknown")
+        return Trace(gm, list(fakes), lifted)
 
 
 def _symbolic_python() -> Any:
@@ -191,6 +195,7 @@ class _Provenance(TorchFunctionMode):
         proxy_mode = get_proxy_mode()
         if proxy_mode is None:
             return func(*args, **(kwargs or {}))
+        _refuse_real_write(func, args, kwargs or {})
         graph = proxy_mode.tracer.graph
         last = next(reversed(graph.nodes), graph._root)
         result = func(*args, **(kwargs or {}))
@@ -203,6 +208,22 @@ class _Provenance(TorchFunctionMode):
         return result
 
 
+def _refuse_real_write(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """A tensor from outside is no fake: a write to it would happen while tracing."""
+    written = kwargs.get("out", args[0] if args and _is_in_place(getattr(func, "__name__", "")) else None)
+    real = isinstance(written, torch.Tensor) and not isinstance(written, FakeTensor)
+    if real and (frame := user_frame()) is not None:
+        place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        raise CaptureError(reason="it writes to a tensor that is no argument", where=place)
+
+
+def _is_in_place(name: str) -> bool:
+    return name in ("__setitem__", "__delitem__") or (name.startswith("__i") and name not in _QUESTIONS) or (
+        name.endswith("_") and not name.endswith("__")
+    )  # fmt: skip
+
+
+_QUESTIONS = ("__invert__", "__int__", "__index__", "__iter__", "__init__")
 _ASSIGNMENT = re.compile(r"^\s*([A-Za-z_]\w*)\s*(?::[^=]+)?=[^=]")
 
 
@@ -331,3 +352,40 @@ def _refuse_data_dependence(gm: torch.fx.GraphModule) -> None:
                 reason=f"it reads the data of a tensor (`{schema.name.split('::')[1]}`)",
                 where=origin[1] if origin else "unknown",
             )
+
+
+def _refuse_outside_writes(gm: torch.fx.GraphModule, lifted: int) -> None:
+    """A write to a tensor that is no argument has to happen once a call, in the user's own body."""
+    placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    write = _first_write(gm, placeholders[len(placeholders) - lifted :])
+    if write is not None:
+        origin = write.meta.get("fusegrad_origin")
+        raise CaptureError(
+            reason="it writes to a tensor that is no argument", where=origin[1] if origin else "unknown"
+        )
+
+
+def writes_to_placeholders(gm: torch.fx.GraphModule) -> bool:
+    """Whether the graph writes to the memory of one of its inputs."""
+    return _first_write(gm, [n for n in gm.graph.nodes if n.op == "placeholder"]) is not None
+
+
+def _first_write(gm: torch.fx.GraphModule, roots: Sequence[torch.fx.Node]) -> torch.fx.Node | None:
+    """The first node that writes to one of `roots`, or to a view of one."""
+    watched = set(roots)
+    for node in gm.graph.nodes if watched else ():
+        touched = [a for a in node.all_input_nodes if a in watched]
+        if not touched or (schema := getattr(node.target, "_schema", None)) is None:
+            continue
+        if any(_writes(schema, node, a) for a in touched):
+            return node  # type: ignore[no-any-return]
+        if any(r.alias_info is not None for r in schema.returns):
+            watched.add(node)
+    return None
+
+
+def _writes(schema: Any, node: torch.fx.Node, operand: torch.fx.Node) -> bool:
+    given = [*zip(schema.arguments, node.args, strict=False)]
+    given += [(a, node.kwargs[a.name]) for a in schema.arguments if a.name in node.kwargs]
+    written = [v for a, v in given if a.alias_info is not None and a.alias_info.is_write]
+    return any(operand in (v if isinstance(v, list | tuple) else (v,)) for v in written)

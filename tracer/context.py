@@ -8,18 +8,22 @@ from typing import Any
 import torch
 
 
+_TORCHS = ("to_save", "saved_for_forward", "dirty_tensors", "non_differentiable", "materialize_grads")
+"""Fields of the real ctx: a user who assigns one has called the method that sets it."""
+
+
 class ForwardContext:
-    """What forward and setup_context see. Calls and attributes end up in the public fields, last call wins."""
+    """What forward and setup_context see. Calls end up in the fields that the real ctx has, last call wins."""
 
     def __init__(self, needs_input_grad: tuple[bool, ...]) -> None:
         slots = {
             "needs_input_grad": needs_input_grad,
             "to_save": (),
             "saved_for_forward": (),
-            "dirty": (),
+            "dirty_tensors": (),
             "non_differentiable": (),
             "materialize_grads": True,
-            "attributes": {},
+            "_fusegrad_attributes": {},
         }
         self.__dict__.update(slots)
 
@@ -30,7 +34,7 @@ class ForwardContext:
         self.__dict__["saved_for_forward"] = _only_tensors(tensors)
 
     def mark_dirty(self, *tensors: Any) -> None:
-        self.__dict__["dirty"] = tensors
+        self.__dict__["dirty_tensors"] = tensors
 
     def mark_non_differentiable(self, *tensors: Any) -> None:
         self.__dict__["non_differentiable"] = tensors
@@ -39,19 +43,24 @@ class ForwardContext:
         self.__dict__["materialize_grads"] = value
 
     def __setattr__(self, name: str, value: Any) -> None:
-        self.__dict__["attributes"][name] = value
+        (self.__dict__ if name in _TORCHS else self.__dict__["_fusegrad_attributes"])[name] = value
 
     def __delattr__(self, name: str) -> None:
         try:
-            del self.__dict__["attributes"][name]
+            del self.__dict__["_fusegrad_attributes"][name]
         except KeyError:
             raise AttributeError(name) from None
 
     def __getattr__(self, name: str) -> Any:
         try:
-            return self.__dict__["attributes"][name]
+            return self.__dict__["_fusegrad_attributes"][name]
         except KeyError:
             raise AttributeError(f"ctx has no attribute {name!r}") from None
+
+
+def attributes_of(ctx: ForwardContext) -> dict[str, Any]:
+    """What the user put on ctx himself."""
+    return ctx.__dict__["_fusegrad_attributes"]  # type: ignore[no-any-return]
 
 
 class BackwardContext:

@@ -21,7 +21,7 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 from ..ir.errors import FusegradError
 from ..ir.program import Place
 from .capture import CaptureError, Session, Trace, where_raised
-from .context import BackwardContext, ForwardContext
+from .context import BackwardContext, ForwardContext, attributes_of
 from .reads import Reads
 
 Tensor = torch.Tensor
@@ -168,7 +168,7 @@ def _classify(ctx: ForwardContext, output: Any, tensors: Sequence[Tensor]) -> di
     hidden: list[Tensor] = []
     saved = [_place(t, places, hidden) for t in ctx.to_save]
     saved_for_forward = [_place(t, places, hidden) for t in ctx.saved_for_forward]
-    tensor_attributes, constants = _split_attributes(ctx.attributes, places, hidden)
+    tensor_attributes, constants = _split_attributes(attributes_of(ctx), places, hidden)
     return {
         "outputs": described,
         "is_tuple": is_tuple,
@@ -178,7 +178,7 @@ def _classify(ctx: ForwardContext, output: Any, tensors: Sequence[Tensor]) -> di
         "fake_hidden": hidden,
         "saved": saved,
         "saved_for_forward": saved_for_forward,
-        "dirty": _marked(ctx.dirty, places, "mark_dirty"),
+        "dirty": _marked(ctx.dirty_tensors, places, "mark_dirty"),
         "non_differentiable": _marked(ctx.non_differentiable, places, "mark_non_differentiable"),
         "materialize_grads": ctx.materialize_grads,
         "constants": constants,

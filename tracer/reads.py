@@ -7,6 +7,7 @@ Scalars are compared by value on every call, tensors become inputs by reference,
 from __future__ import annotations
 
 import builtins
+import collections
 import dis
 import inspect
 import types
@@ -64,7 +65,7 @@ class Read:
             return ("missing", type(error).__name__)
         if self.kind == "tensor":
             return tensor_fact(present) if isinstance(present, torch.Tensor) else ("not a tensor", id(present))
-        return freeze(present) if self.kind == "value" else ("id", id(present))
+        return freeze(present) if self.kind == "value" else identity(present)
 
 
 @dataclass
@@ -78,6 +79,11 @@ class Reads:
     def facts(self) -> tuple[Any, ...]:
         return tuple(read.fact() for read in self.entries.values())
 
+    def changed(self, before: tuple[Any, ...]) -> str | None:
+        """The name of what is no longer as it was when `facts` said `before`."""
+        paths = (p for p, old, now in zip(self.entries, before, self.facts(), strict=True) if old != now)
+        return next((p.split(" in ")[0].split("@")[0] for p in paths), None)
+
     def tensor_path(self, tensor: torch.Tensor) -> Read | None:
         """The read that yields this very tensor."""
         return next((r for r in self.entries.values() if r.kind == "tensor" and _same(r, tensor)), None)
@@ -88,6 +94,16 @@ def _same(read: Read, tensor: torch.Tensor) -> bool:
         return read.get() is tensor
     except (AttributeError, KeyError, IndexError, ValueError, TypeError):
         return False
+
+
+def identity(value: Any) -> tuple[Any, ...]:
+    """Which object it is; bound methods are made anew at each access, so their function and their object count."""
+    owner = getattr(value, "__self__", None)
+    if isinstance(value, types.MethodType):
+        return ("method", id(value.__func__), id(owner))
+    if isinstance(value, types.BuiltinMethodType) and not isinstance(owner, types.ModuleType):
+        return ("method", value.__name__, id(owner))
+    return ("id", id(value))
 
 
 def tensor_fact(t: torch.Tensor) -> tuple[Any, ...]:
@@ -150,7 +166,8 @@ def _scan_code(code: types.CodeType, env: dict[str, Any], cells: dict[str, Any],
     line = code.co_firstlineno
     for at, instruction in enumerate(instructions):
         line = (instruction.positions.lineno if instruction.positions else None) or line
-        if (why := _effect(instruction, env)) is not None:
+        why = _effect(instruction, env) or _outside_write(instructions[: at + 1], code, env, cells)
+        if why is not None:
             reads.effects.append((why, f"{code.co_filename}:{line}"))
         if (root := _root(instruction, env, cells)) is not None:
             _follow(*root, instructions[at + 1 :], reads, seen, f"{code.co_filename}:{line}")
@@ -174,6 +191,27 @@ def _effect(instruction: dis.Instruction, env: dict[str, Any]) -> str | None:
         return f"it calls `{name}`"
     if instruction.opname == "LOAD_GLOBAL" and isinstance(env.get(name), types.ModuleType) and name in IMPURE_MODULES:
         return f"it uses the module `{name}`"
+    return None
+
+
+_LOADS = {"LOAD_CONST", "LOAD_FAST", "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_NAME"}
+
+
+def _outside_write(
+    ran: list[dis.Instruction], code: types.CodeType, env: dict[str, Any], cells: dict[str, Any]
+) -> str | None:
+    """Why the last of `ran` changes something outside the function: `nonlocal k`, `table[i] = ...`, `settings.k = ...`."""
+    last, before = ran[-1], ran[:-1]
+    if last.opname in ("STORE_DEREF", "DELETE_DEREF") and last.argval in cells and last.argval in code.co_freevars:
+        return f"it assigns the nonlocal `{last.argval}`"
+    if last.opname in ("STORE_SUBSCR", "DELETE_SUBSCR") and before and before[-1].opname in _LOADS:
+        before = before[:-1]  # the index
+    elif last.opname not in ("STORE_ATTR", "DELETE_ATTR"):
+        return None
+    while before and before[-1].opname in _ATTRIBUTE:
+        before = before[:-1]
+    if before and (root := _root(before[-1], env, cells)) is not None and not isinstance(root[1](), torch.Tensor):
+        return f"it changes `{before[-1].argval}`, which is not its own"
     return None
 
 
@@ -205,11 +243,24 @@ def _follow(
             break
         get, path = _attribute(get, instruction.argval), f"{path}.{instruction.argval}"
         owner, value = value, getattr(value, instruction.argval)
+    if isinstance(owner, _CONTAINERS) and isinstance(value, types.BuiltinMethodType):
+        if value.__name__ in _CHANGES:
+            reads.effects.append((f"it calls `{value.__name__}` of a {type(owner).__name__} from outside", where))
+        _record(f"{path}.__self__", lambda: get().__self__, owner, reads, seen)
+        return
     _record(path, get, value, reads, seen)
     if owner is not None and isinstance(value, types.MethodType) and _is_plain_object(owner):
         _record(f"{path}.__self__", lambda: get().__self__, owner, reads, seen)
     if isinstance(value, types.ModuleType) and value.__name__ in IMPURE_MODULES:
         reads.effects.append((f"it uses the module `{value.__name__}`", where))
+
+
+_CONTAINERS = (list, dict, set, bytearray, collections.deque)
+_CHANGES = {
+    *("append", "extend", "insert", "remove", "pop", "popitem", "popleft", "appendleft", "extendleft", "clear"),
+    *("sort", "reverse", "rotate", "add", "discard", "update", "setdefault", "__setitem__", "__delitem__"),
+    *("difference_update", "intersection_update", "symmetric_difference_update"),
+}
 
 
 def _attribute(get: Callable[[], Any], name: str) -> Callable[[], Any]:
