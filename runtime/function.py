@@ -57,6 +57,14 @@ class FallbackWarning(UserWarning):
     """A method runs as the user wrote it, uncompiled."""
 
 
+class NotCaptured(Exception):
+    """forward could not be captured for a call: the user's own method is to run, and the reason to be put on record."""
+
+    def __init__(self, error: CaptureError, key: Any, facts: Any) -> None:
+        super().__init__(str(error))
+        self.error, self.key, self.facts = error, key, facts
+
+
 class Compiler:
     """All that is known about one class: its specialisations by key, and the methods that stay the user's own."""
 
@@ -80,10 +88,21 @@ class Compiler:
             return self.users(*args, **kwargs)
         if torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0:
             return transformed(self, args)
-        specialization = self.specialization(args)
-        if specialization is None:
+        try:
+            specialization = self.specialization(args)
+        except NotCaptured as missing:
+            return self.run_users(missing, args)
+        if specialization is None or (specialization.writes_inputs and share_memory(args)):
             return self.users(*args)
         return self.node(specialization, self.backend_for(args), args)(*args)
+
+    def run_users(self, missing: NotCaptured, args: Sequence[Any]) -> Any:
+        """The user's own class, and only then the record: a call that is wrong by itself raises its own error here."""
+        result = self.users(*args)
+        self._refuse("forward", missing.error)
+        self.refused[missing.facts] = missing.error
+        self.exact[missing.key] = None
+        return result
 
     def _parameters(self) -> Any:
         assert self.signature is not None
@@ -108,8 +127,11 @@ class Compiler:
         return "triton" if on_gpu and triton_is_here() else "reference"
 
     # ------------------------------------------------------------------ specialisations
-    def specialization(self, args: Sequence[Any], needs: bool = False) -> Specialization | None:
-        """The specialisation that fits these arguments, captured if need be; None: the user's own methods run."""
+    def specialization(self, args: Sequence[Any]) -> Specialization | None:
+        """The specialisation that fits these arguments, captured if need be; None: the user's own methods run.
+
+        Raises NotCaptured at the first call for which they have to.
+        """
         key = (exact_key(args), global_state(), self.reads_now().facts())
         try:
             return self.exact[key]
@@ -152,20 +174,20 @@ class Compiler:
             tensors = [a for a in args if isinstance(a, Tensor)]
             found = next((s for s in self.known.get(facts, ()) if s.guard(tensors)), None)
             if found is None and facts not in self.refused:
-                found = self._captured(facts, args)
+                found = self._captured(key, facts, args)
             self.exact[key] = found
             _forget(self.exact, REMEMBERED)
             _forget(self.known, VARIANTS)
             _forget(self.refused, VARIANTS)
             return found
 
-    def _captured(self, facts: Any, args: Sequence[Any]) -> Specialization | None:
+    def _captured(self, key: Any, facts: Any, args: Sequence[Any]) -> Specialization:
         try:
             specialization = self._capture(args)
         except CaptureError as error:
-            self._refuse("forward", error)
-            self.refused[facts] = error
-            return None
+            if self.must_capture:
+                self._refuse("forward", error)
+            raise NotCaptured(error, key, facts) from error
         self.known.setdefault(facts, []).append(specialization)
         self.records.setdefault("forward", Record("compiled"))
         return specialization
@@ -265,15 +287,15 @@ class Compiler:
         chosen: Chosen | None = None,
     ) -> tuple[Any, ...]:
         """The gradients on plain tensors, no autograd recording."""
-        if self.records.get("backward", Record("")).status != "opaque":
-            try:
-                results = specialization.run_backward(residuals, sizes, gradients, backend, chosen)
-                self.records.setdefault("backward", Record("compiled"))
-                return results
-            except CaptureError as error:
-                self._refuse("backward", error)
-        originals = residuals if chosen is None else chosen.rebuilt(residuals, sizes)
-        return self.users_backward(specialization, originals, sizes, gradients)
+        try:
+            results = specialization.run_backward(residuals, sizes, gradients, backend, chosen)
+        except CaptureError as error:
+            originals = residuals if chosen is None else chosen.rebuilt(residuals, sizes)
+            results = self.users_backward(specialization, originals, sizes, gradients)
+            self._refuse("backward", error)
+            return results
+        self.records.setdefault("backward", Record("compiled"))
+        return results
 
     def users_backward(
         self, specialization: Specialization, residuals: Sequence[Any], sizes: Any, gradients: Sequence[Any]
@@ -283,6 +305,12 @@ class Compiler:
         n = len(forward.saved)
         attributes = specialization.attributes(residuals[n:], sizes)
         return run_backward(self.cls, forward, residuals[:n], attributes, gradients, len(specialization.arguments))
+
+
+def share_memory(args: Sequence[Any]) -> bool:
+    """Whether two tensor arguments look at the same memory."""
+    storages = [a.untyped_storage()._cdata for a in args if isinstance(a, Tensor)]
+    return len(set(storages)) < len(storages)
 
 
 def _forget(table: OrderedDict[Any, Any], limit: int) -> None:

@@ -400,14 +400,22 @@ class BackwardUnit(Unit):
 # ------------------------------------------------------------------ under torch.func and dual numbers
 def transformed(compiler: Compiler, args: tuple[Any, ...]) -> Any:
     """A call while a transform or a dual level is active: functorch drives, our graphs run at the bottom."""
+    from .function import NotCaptured
+
     plain = [example(a) for a in args]
     with functorch_off(), torch.no_grad():
         level = torch.autograd.forward_ad._current_level
         torch.autograd.forward_ad._current_level = -1
+        missing: NotCaptured | None = None
+        specialization = None
         try:
             specialization = compiler.specialization(plain)
+        except NotCaptured as error:
+            missing = error
         finally:
             torch.autograd.forward_ad._current_level = level
+    if missing is not None:
+        return compiler.run_users(missing, args)
     if specialization is None or _is_the_users_own(compiler, specialization):
         return compiler.users(*args)
     from .whole import whole_of
