@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
 
 import sympy
 
@@ -24,7 +24,16 @@ PASSES = (Simplify(), Contract(), Simplify())
 def graph_of(trace: Trace, name: str) -> Graph:
     """trace -> lower -> simplify -> contract -> simplify."""
     names = [*trace.names, *(f"captured_{i}" for i in range(len(trace.lifted)))] if trace.names else None
-    return cheaper(lower(trace.graph_module, [*trace.fakes, *trace.lifted], name=name, input_names=names))
+    graph = cheaper(lower(trace.graph_module, [*trace.fakes, *trace.lifted], name=name, input_names=names))
+    _name_outputs(graph, trace.output_names)
+    return graph
+
+
+def _name_outputs(graph: Graph, names: Sequence[str]) -> None:
+    """Outputs that the user's source gives no name get one, so that the kernels' pointers say what they are."""
+    for output, name in zip(graph.outputs, names, strict=False):
+        if output is not None and output.prim != "input" and output.origin.name is None:
+            output.attrs["origin"] = replace(output.origin, name=name)
 
 
 def cheaper(graph: Graph) -> Graph:
@@ -51,10 +60,6 @@ def kernels_of(group: Group, target: Target, hints: Mapping[sympy.Symbol, int], 
 def text_of(kernels: Kernels, header: str = "") -> str:
     """The importable module that holds these kernels."""
     return codegen.module(kernels.kernels, header)
-
-
-def hints_of(sizes: Mapping[sympy.Symbol, Any]) -> dict[sympy.Symbol, int]:
-    return {symbol: int(value) for symbol, value in sizes.items()}
 
 
 def group_names(name: str, steps: Sequence[Step]) -> list[str]:

@@ -51,7 +51,7 @@ class BackwardEntry:
     trace: Trace
     guards: tuple[sympy.Basic, ...]
     lifted: list[Any]
-    since: int  # the session's guards from this number on are its own
+    since: int  # the session's guards from this number on are backward's
     executables: dict[str, Executable] = field(default_factory=dict)
     admitted: dict[tuple[int, ...], bool] = field(default_factory=dict)
 
@@ -89,6 +89,8 @@ class Specialization:
         self.forward: ForwardCapture = capture_forward(cls, args, fakes, self.session, reads, needs)
         self.names = self._argument_names(len(args))
         self.forward.trace.names = [self.names[i] for i in self.slots]
+        visible = len(self.forward.fake_outputs)
+        self.forward.trace.output_names = ["out"] if visible == 1 else [f"out_{i}" for i in range(visible)]
         self.guard = size_guard(self.session, fakes)
         self.binder = Binder(fakes)
         self.lifted = [reads.tensor_path(t) for t in self.forward.trace.lifted]
@@ -101,6 +103,7 @@ class Specialization:
         self._decided = False
         self.entries: dict[Any, BackwardEntry | CaptureError] = {}
         self.backward_symbols = self._unbound_symbols()
+        self.since = len(self.session.env.guards)  # what one backward assumed, every later one was captured under
 
     def _argument_names(self, count: int) -> list[str]:
         skip = 0 if uses_setup_context(self.cls) else 1
@@ -263,7 +266,6 @@ class Specialization:
 
     def _capture_backward(self, kinds: tuple[Any, ...]) -> BackwardEntry:
         count("captures")
-        before = len(self.session.env.guards)
         residuals = [self.forward.fake_at(p) for p in self.residual_places]
         residuals = [self.session.fake_again(r) if r is not None else None for r in residuals]
         symbols = [self.session.env.create_symintnode(s, hint=_hint_of(self.session, s)) for s in self.backward_symbols]
@@ -283,8 +285,9 @@ class Specialization:
         trace = guarded_trace(self.session, body, [everything[i] for i in live], self.reads)
         names = self._backward_names()
         trace.names = [names[i] for i in live]
-        guards = self.session.conditions(self.binder.sources, before)
-        return BackwardEntry(trace, guards, [self.reads.tensor_path(t) for t in trace.lifted], before)
+        trace.output_names = [f"grad_{name}" for name in self.names]
+        guards = self.session.conditions(self.binder.sources, self.since)
+        return BackwardEntry(trace, guards, [self.reads.tensor_path(t) for t in trace.lifted], self.since)
 
     def predicted_kinds(self) -> tuple[Any, ...]:
         """The commonest backward: every differentiable output has a gradient, each row-major."""

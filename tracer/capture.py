@@ -60,6 +60,7 @@ class Trace:
     fakes: list[Any]
     lifted: list[torch.Tensor] = field(default_factory=list)
     names: list[str] = field(default_factory=list)  # of `fakes`, in the user's words; empty: the placeholders' own
+    output_names: list[str] = field(default_factory=list)  # for outputs that have no name in the user's source
 
 
 class Session:
