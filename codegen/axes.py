@@ -18,6 +18,7 @@ from ..ir import Graph, Value
 from ..ir.prims import PRIMS
 from ..ir.types import Size, product
 from .kernel import Ref
+from .mathematics import lowest
 from .sizes import divide, nonnegative, positive, same, tidy
 
 REDUCTIONS = ("sum", "prod", "amax", "amin")
@@ -272,8 +273,6 @@ class Builder:
         return total
 
     def load(self, memory: Memory, index: Sequence[Index], guards: tuple[Term, ...], node: Value) -> Term:
-        if any(n == 0 for n in node.shape):  # there is no memory to read
-            return self.const(0, node.dtype)
         place = Index()
         for i, stride in zip(index, memory.strides, strict=True):
             place = place + i * stride
@@ -302,6 +301,8 @@ class Builder:
     # ------------------------------------------------------------------ asking
     def at(self, node: Value, index: Sequence[Index], guards: tuple[Term, ...] = ()) -> Term:
         """The value of `node` at an index."""
+        if any(n == 0 for n in node.shape):  # never looked at: there may be no memory behind it
+            return self.const(0, node.dtype)
         place = tuple(self.settled(i) for i in index)
         key = (node.id, place, guards)
         if key not in self._asked:
@@ -313,6 +314,10 @@ class Builder:
         if node.id in self.memory:
             return lambda b, n, index, guards: b.load(b.memory[n.id], index, guards, n)
         return self._rule_of(node)
+
+    def _own(self, node: Value, index: tuple[Index, ...]) -> Term:
+        """The value computed here, though its memory is known."""
+        return self.const(0, node.dtype) if 0 in node.shape else self._rule_of(node)(self, node, index, ())
 
     def _rule_of(self, node: Value) -> Callable[[Builder, Value, tuple[Index, ...], tuple[Term, ...]], Term]:
         return rules.get(node.prim) or family_rules[PRIMS[node.prim].family]
@@ -379,7 +384,7 @@ class Builder:
             place = place + i * stride
         axes = tuple(a for i in index for a in self.settled(i).walked)
         node = goal.node
-        value = self.at(node, index) if self._elsewhere(goal) else self._rule_of(node)(self, node, index, ())
+        value = self.at(node, index) if self._elsewhere(goal) else self._own(node, index)
         return Sink(goal.memory.ref, value, self.settled(place), axes, goal.memory.dtype, "store", goal.node)
 
     def _elsewhere(self, goal: Goal) -> bool:
@@ -644,6 +649,8 @@ def _reduced(b: Builder, node: Value, dim: int, size: Size) -> Index:
 
 def _folded(b: Builder, node: Value, arg: Term, over: list[Axis]) -> Term:
     """The reduction of a term; a sum along an axis that the term does not know is a multiplication."""
+    if any(a.size == 0 for a in over):
+        return b.const(lowest(node.prim, node.dtype), node.dtype)
     absent = [a for a in over if a not in arg.axes]
     if absent and node.prim == "sum" and all(positive(a.size) for a in absent):
         over = [a for a in over if a in arg.axes]

@@ -205,7 +205,11 @@ class _Group:
             ref = Ref("output", position)
             if value.id not in memory or memory[value.id].ref != ref:
                 goals.setdefault(ready[value.id], []).append(Goal(value, Memory(ref, strides, value.dtype)))
-        return [goals[s] for s in sorted(goals)]
+        wanted = [[g for g in goals[s] if not self._is_empty(g.node)] for s in sorted(goals)]
+        return [part for part in wanted if part]
+
+    def _is_empty(self, value: Value) -> bool:
+        return any(_with(n, self.empty) == 0 for n in value.shape)
 
     def _attempt(self) -> Kernels:
         memory, temporaries = self._memory()

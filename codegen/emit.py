@@ -10,7 +10,7 @@ Only `Coord` differs between the roles of an axis; everything else is written on
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import sympy
 
@@ -86,7 +86,8 @@ class Emitter(Finishing):
             for axis in plan.row:
                 self._resident(axis)
         if plan.programs is None:
-            self.body = self.top
+            if any(set(plan.grid) - set(s.axes) for s in self.program.sinks):  # no program, no store
+                self._never_zero(a.size for a in plan.grid)
             self._grid(plan.grid, "tl.program_id(0)")
             self._phases()
             return self.top.body
@@ -126,14 +127,17 @@ class Emitter(Finishing):
             top.closed = True
             self._finish()
 
+    def _never_zero(self, sizes: Iterable[Size]) -> None:
+        for symbol in sorted(symbols(sizes), key=str):
+            self.guards[sympy.Gt(symbol, 0, evaluate=False)] = None
+
     def _share(self, part: Expr) -> tuple[str, Expr]:
         """The loop variable and range of a program's share of the items."""
         plan = self.plan
         assert plan.items is not None and plan.programs is not None
         both = isinstance(plan.items, int) and isinstance(plan.programs, int)
         share = -(-plan.items // plan.programs) if both else sympy.ceiling(sympy.sympify(plan.items) / plan.programs)
-        for symbol in sorted(symbols([plan.items, plan.programs]), key=str):
-            self.guards[sympy.Gt(symbol, 0, evaluate=False)] = None
+        self._never_zero([plan.items, plan.programs, *(a.size for a in plan.grid)])
         each = self.fixed("ITEMS", share)
         whole = (
             self.fixed("TOTAL", plan.items) if not same(plan.items, plan.walk[0].size) else self.size(plan.walk[0].size)

@@ -120,7 +120,12 @@ def _power(d: str, x: Expr, y: Expr) -> Expr:
     short = {"2.0": lambda: binary("*", x, x), "1.0": lambda: x, "0.5": lambda: call("tl.sqrt", x)}
     if d in FLOATING and y.text in short and x.text.isidentifier():
         return short[y.text]()
-    return call("power" if d in FLOATING else "integer_power", x, y)
+    return call("power" if d in FLOATING else "integer_power", _tensor(d, x), _tensor(d, y))
+
+
+def _tensor(d: str, x: Expr) -> Expr:
+    """A literal as a tensor: helpers convert their operands."""
+    return x if x.names else call("tl.full", literal("()"), x, literal(TL[d]))
 
 
 _absolute: Rule = lambda d, x: x if d in UNSIGNED or d == "b1" else call("tl.abs", x)  # noqa: E731

@@ -91,9 +91,10 @@ class Scheduler:
         self.reductions = [t for t in program.terms if t.op in REDUCTIONS]
         self.scans = [t for t in program.terms if t.op in SCANS]
         self.under = {t: set(below([t])) - {t} for t in program.terms}
+        self.order = self._by_stride()
 
     def schedule(self) -> Schedule:
-        order = self._by_stride()
+        order = self.order
         row = self._row()
         inner = [r for r in self.reductions if set(r.param) <= row]
         final = [r for r in self.reductions if r not in set(inner)]
@@ -167,7 +168,7 @@ class Scheduler:
         along_vector = self._vector() in r.param
         if parallel < self.budget.least_items * (1 if along_vector else 64):
             return False
-        short = self._padded(row | set(r.param)) * 4 <= self.budget.held
+        short = self._padded(row | set(r.param)) * 4 <= self.budget.held and self._pinnable(r.param)
         return self._unshared(r, row) or (along_vector and short)
 
     def _unshared(self, r: Term, row: set[Axis]) -> bool:
@@ -240,7 +241,13 @@ class Scheduler:
             self._apart(wide[0])
         return True
 
+    def _pinnable(self, axes: Iterable[Axis]) -> bool:
+        """Only the length of a row may be compiled in: a new batch size needs no new kernel."""
+        return all(isinstance(a.size, int) or a is self._vector() for a in axes)
+
     def _resident(self, row: tuple[Axis, ...], accumulators: list[Term]) -> bool:
+        if not self._pinnable(row):
+            return False
         loads = {t.param for t in self.program.terms if t.op == "load" and t.axes >= set(row)}
         width = 1 if row[-1] is self._vector() else min(16, power_of_two(self.size[self._vector()]))
         wide = 2 if any(t.dtype == "f64" for t in self.program.terms) else 1
@@ -250,7 +257,7 @@ class Scheduler:
         return padded * width * copies <= self.budget.held and not wasteful
 
     def _vector(self) -> Axis:
-        return self._by_stride()[-1]
+        return self.order[-1]
 
     def _padded(self, row: Iterable[Axis]) -> int:
         return math.prod(power_of_two(self.size[a]) for a in row)

@@ -1,13 +1,14 @@
-"""The Functions of the suite: one kernel each where that is promised, right at awkward sizes, in one piece or in chunks."""
+"""The Functions of the suite: one kernel each, right at awkward sizes, in one piece or in chunks."""
 
 from __future__ import annotations
 
 import pytest
 import sympy
 from bodies import BODIES
-from harness import INTERPRET, MANY, SMALL, K, M, N, agree, graph_of, inputs_of, run
+from harness import INTERPRET, MANY, SMALL, K, M, N, agree, close, graph_of, inputs_of, run
 
 from fusegrad.codegen import TARGETS, Target, generate, module
+from fusegrad.runtime import reference
 
 SIZES = {"odd": {M: 13, N: 50, K: 3}, "one": {M: 1, N: 1, K: 1}, "even": {M: 6, N: 64, K: 2}}
 DEVICES = {"whole": INTERPRET, "chunked": SMALL, "tree": MANY}
@@ -44,8 +45,6 @@ def test_a_new_batch_size_needs_no_new_kernel(body: str, device: str) -> None:
             assert M not in k.pinned and all(bool(g.xreplace(sizes)) for g in k.guards)
         values = inputs_of(graph, sizes)
         got = run(kernels, text, graph, values, sizes)
-        from harness import close, reference
-
         for g, w in zip(got, reference.run(graph, values, dict(sizes)), strict=True):
             assert w is not None
             close(g, w, 12)

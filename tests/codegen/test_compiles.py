@@ -1,0 +1,75 @@
+"""The text compiles for every device without one: no spills, wide accesses, the same bytes every time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from bodies import BODIES
+from harness import K, M, N, evaluated, graph_of
+
+from fusegrad.codegen import TARGETS, Pointer, generate, module
+from fusegrad.codegen.prelude import HELPERS
+from fusegrad.runtime.launch import TRITON_DTYPE, load
+
+SIZES = {M: 4096, N: 4096, K: 8}
+
+
+def compiled(body: str, target: str) -> Any:
+    triton = pytest.importorskip("triton")
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    function, inputs = BODIES[body]
+    device = TARGETS[target]
+    (kernel,) = generate(graph_of(function, **inputs), target=device, hints=SIZES, name=body).kernels
+    jit = getattr(load(module([kernel])), kernel.name)
+    signature = {a.name: "*" + TRITON_DTYPE[a.dtype] if isinstance(a, Pointer) else "i32" for a in kernel.arguments}
+    signature |= dict.fromkeys(kernel.constants, "constexpr")
+    attrs = {(i,): [["tt.divisibility", 16]] for i, a in enumerate(kernel.arguments) if isinstance(a, Pointer)}
+    places = {(jit.arg_names.index(c),): v for c, v in kernel.constants.items()}
+    arch = int(device.arch) if device.arch.isdigit() else device.arch
+    source = ASTSource(fn=jit, signature=signature, constexprs=places, attrs=attrs)
+    options = {"num_warps": kernel.num_warps, "num_stages": kernel.num_stages}
+    return triton.compile(source, target=GPUTarget(device.kind, arch, device.warp), options=options)
+
+
+@pytest.mark.parametrize("body", ["rms_backward", "softmax", "cross_entropy", "swiglu", "dyt_backward", "jsd"])
+def test_accesses_are_wide(body: str) -> None:
+    lines = [line.split() for line in compiled(body, "cuda:90").asm["ptx"].splitlines()]
+    operations = [w for words in lines for w in words[:3] if w.startswith(("ld.global", "st.global", "cp.async.cg"))]
+    assert any(".v4" in w or "cp.async" in w for w in operations)
+    assert not any(w.endswith((".b16", ".u16")) and ".v" not in w for w in operations if body not in ("cross_entropy",))
+
+
+@pytest.mark.parametrize("target", ["cuda:80", "cuda:100", "hip:gfx942"])
+@pytest.mark.parametrize("body", ["rms_backward", "cross_entropy_full", "rope"])
+def test_compiles_everywhere(body: str, target: str) -> None:
+    assert compiled(body, target).asm
+
+
+def test_the_same_text_every_time() -> None:
+    for body in ("group_backward", "cross_entropy", "jsd"):
+        function, inputs = BODIES[body]
+        texts = {
+            module(
+                generate(graph_of(function, **inputs), target=TARGETS["cuda:90"], hints=SIZES, name=body).kernels, "x"
+            )
+            for _ in range(3)
+        }
+        assert len(texts) == 1
+
+
+def test_a_module_includes_what_it_uses() -> None:
+    function, inputs = BODIES["dyt_backward"]
+    text = module(generate(graph_of(function, **inputs), target=TARGETS["cuda:90"], hints=SIZES, name="dyt").kernels)
+    included = {n for n in HELPERS if f"def {n}(" in text}
+    assert included == {"tanh", "expm1", "last_to_arrive"}
+
+
+def test_grids_and_scratch_follow_the_sizes() -> None:
+    function, inputs = BODIES["rms_backward"]
+    (kernel,) = generate(graph_of(function, **inputs), target=TARGETS["cuda:90"], hints=SIZES, name="rms").kernels
+    assert [evaluated(kernel.grid, {M: m}) for m in (1, 100, 100000)] == [1, 100, 132]
+    assert kernel.pinned == {N: 4096}
+    assert {b.name: b.zeroed for b in kernel.scratch} == {"dw_partial": False, "arrived": True}

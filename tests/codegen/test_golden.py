@@ -1,0 +1,34 @@
+"""What a person reads: the emitted text of a few kernels. `pytest --update-golden` rewrites tests/golden."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from bodies import BODIES
+from harness import K, M, N, graph_of
+
+from fusegrad.codegen import TARGETS, generate, module
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+KERNELS = {
+    "rms_forward": {M: 4096, N: 4096},
+    "rms_backward": {M: 4096, N: 4096},
+    "softmax": {M: 4096, N: 4096},
+    "cross_entropy": {M: 8192, N: 128256},
+    "swiglu": {M: 32},
+    "rope": {M: 4096},
+    "dyt_backward": {M: 16384, N: 4096},
+}
+
+
+@pytest.mark.parametrize("body", KERNELS)
+def test_golden(body: str, request: pytest.FixtureRequest) -> None:
+    function, inputs = BODIES[body]
+    sizes = {K: 8, N: 64, **KERNELS[body]}
+    kernels = generate(graph_of(function, **inputs), target=TARGETS["cuda:90"], hints=sizes, name=body)
+    text = module(kernels.kernels, f"{body} for cuda:90")
+    path = GOLDEN / f"{body}.py"
+    if request.config.getoption("--update-golden"):
+        path.write_text(text)
+    assert text == path.read_text()

@@ -1,0 +1,93 @@
+# cross_entropy for cuda:90
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def larger(a, b):
+    """The maximum; NaN wins, as in torch."""
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def row_max(v, axis: tl.constexpr, keep_dims: tl.constexpr = False):
+    """The maximum along an axis; NaN wins."""
+    return tl.reduce(v, axis, larger, keep_dims=keep_dims)
+
+
+@triton.jit
+def last_to_arrive(counter, count):
+    """True in the last of `count` programs; leaves the counter at zero for the next launch."""
+    tl.debug_barrier()
+    last = tl.atomic_add(counter, 1, sem="acq_rel") == count - 1
+    if last:
+        tl.store(counter, 0)
+    return last
+
+
+@triton.jit
+def cross_entropy(x_ptr, labels_ptr, loss_ptr, count_ptr, dx_ptr, loss_partial_ptr, count_partial_ptr, arrived_ptr, N, M, PROGRAMS, ITEMS, GROUPS, BLOCK_N: tl.constexpr, FAN: tl.constexpr):
+    N = N // 16 * 16  # a multiple of 16: accesses are wide
+    pid = tl.program_id(0)
+    col = tl.arange(0, BLOCK_N)
+    count_acc = tl.full([], 0.0, tl.float32)
+    loss_acc = tl.full([], 0.0, tl.float32)
+    for item in tl.range(pid * ITEMS, tl.minimum((pid + 1) * ITEMS, M)):
+        row = tl.cast(item, tl.int64)
+        amax_lanes = tl.full([BLOCK_N], float("-inf"), tl.float32)
+        for col_at in tl.range(0, N, BLOCK_N, num_stages=3):
+            first_col = tl.cast(col_at, tl.int64)
+            inside = col < N - first_col
+            at = row * N + first_col
+            x = tl.load(x_ptr + at + col, mask=inside, other=float("-inf"), eviction_policy="evict_last").to(tl.float32)
+            amax_lanes = larger(amax_lanes, x)
+        top = row_max(amax_lanes, 0)
+        labels = tl.load(labels_ptr + row)
+        valid = labels != -100  # body.py:3  valid = target != ignore_index
+        count_acc += valid.to(tl.float32)  # body.py:6  count = valid.float().sum()
+        sum_lanes = tl.zeros([BLOCK_N], tl.float32)
+        for col_at in tl.range(0, N, BLOCK_N, num_stages=3):
+            first_col = tl.cast(col_at, tl.int64)
+            inside = col < N - first_col
+            at = row * N + first_col
+            x = tl.load(x_ptr + at + col, mask=inside, other=float("-inf"), eviction_policy="evict_last").to(tl.float32)
+            exp_v = tl.exp(x - top)
+            sum_lanes += exp_v
+        total = tl.sum(sum_lanes, 0)
+        label = tl.where(valid, labels, 0)  # body.py:4  label = torch.where(valid, target, 0)
+        for col_at in tl.range(0, N, BLOCK_N, num_stages=3):
+            first_col = tl.cast(col_at, tl.int64)
+            inside = col < N - first_col
+            at = row * N + first_col
+            x = tl.load(x_ptr + at + col, mask=inside, other=float("-inf"), eviction_policy="evict_first").to(tl.float32)
+            exp_v = tl.exp(x - top)
+            div_v = exp_v / total
+            dx = tl.where(first_col + col == label, div_v - 1.0, div_v)  # body.py:7  dx = torch.where(valid, torch.where(hot, p - 1, p), 0)
+            tl.store(dx_ptr + at + col, tl.where(valid, dx, 0.0).to(tl.bfloat16), mask=inside)
+        at = row * N + label
+        x = tl.load(x_ptr + at).to(tl.float32)
+        loss = tl.where(valid, tl.log(total) + top - x, 0.0)  # body.py:5  loss = total.log() + top - x.gather(1, label)
+        loss_acc += loss
+    tl.store(loss_partial_ptr + pid, loss_acc)
+    tl.store(count_partial_ptr + pid, count_acc)
+    group = pid // FAN
+    members = tl.minimum(FAN, PROGRAMS - group * FAN)
+    if last_to_arrive(arrived_ptr + group, members):
+        loss_total = tl.full([], 0.0, tl.float32)
+        for k in range(members):
+            loss_total += tl.load(loss_partial_ptr + (group * FAN + k), cache_modifier=".cg")
+        count_total = tl.full([], 0.0, tl.float32)
+        for k in range(members):
+            count_total += tl.load(count_partial_ptr + (group * FAN + k), cache_modifier=".cg")
+        tl.store(loss_partial_ptr + group * FAN, loss_total)
+        tl.store(count_partial_ptr + group * FAN, count_total)
+        if last_to_arrive(arrived_ptr + GROUPS, GROUPS):
+            loss_total_2 = tl.full([], 0.0, tl.float32)
+            for k in range(GROUPS):
+                loss_total_2 += tl.load(loss_partial_ptr + k * FAN, cache_modifier=".cg")
+            count_total_2 = tl.full([], 0.0, tl.float32)
+            for k in range(GROUPS):
+                count_total_2 += tl.load(count_partial_ptr + k * FAN, cache_modifier=".cg")
+            tl.store(loss_ptr, loss_total_2)
+            tl.store(count_ptr, count_total_2)

@@ -1,0 +1,103 @@
+# dyt_backward for cuda:90
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def last_to_arrive(counter, count):
+    """True in the last of `count` programs; leaves the counter at zero for the next launch."""
+    tl.debug_barrier()
+    last = tl.atomic_add(counter, 1, sem="acq_rel") == count - 1
+    if last:
+        tl.store(counter, 0)
+    return last
+
+
+@triton.jit
+def expm1(x):
+    """exp(x) - 1 without cancellation (Kahan)."""
+    u = tl.exp(x)
+    y = tl.where(u == 1.0, x, (u - 1.0) * (x / tl.log(u)))
+    y = tl.where(u - 1.0 == -1.0, -1.0, y)
+    return tl.where(u == float("inf"), u, y)
+
+
+@triton.jit
+def tanh(x):
+    """Odd polynomial near zero (Cephes), 1 - 2 / (exp(2 |x|) + 1) elsewhere; expm1 for float64."""
+    a = tl.abs(x)
+    if x.dtype == tl.float64:
+        e = expm1(2.0 * a)
+        t = tl.where(a > 22.0, 1.0, e / (e + 2.0))
+        return tl.where(x < 0.0, -t, tl.where(x == 0.0, x, t))
+    else:
+        z = x * x
+        p = (((-5.70498872745e-3 * z + 2.06390887954e-2) * z - 5.37397155531e-2) * z + 1.33314422036e-1) * z
+        near = x + x * z * (p - 3.33332819422e-1)
+        t = 1.0 - 2.0 / (tl.exp(2.0 * a) + 1.0)
+        return tl.where(a < 0.625, near, tl.where(x < 0.0, -t, t))
+
+
+@triton.jit
+def dyt_backward(g_ptr, x_ptr, alpha_ptr, w_ptr, output_ptr, output_ptr_2, output_ptr_3, output_ptr_4, sum_partial_ptr, sum_partial_ptr_2, sum_partial_ptr_3, arrived_ptr, N, M, PROGRAMS, ITEMS, GROUPS, STRIPS, BLOCK_N: tl.constexpr, FAN: tl.constexpr):
+    N = N // 16 * 16  # a multiple of 16: accesses are wide
+    pid = tl.program_id(0)
+    strip = pid // PROGRAMS
+    part = pid % PROGRAMS
+    col = tl.arange(0, BLOCK_N)
+    first_col = tl.cast(strip, tl.int64) * BLOCK_N
+    inside = col < N - first_col
+    w = tl.load(w_ptr + first_col + col, mask=inside, other=0.0)
+    alpha = tl.load(alpha_ptr)
+    sum_acc = tl.zeros([BLOCK_N], tl.float32)
+    sum_acc_2 = tl.zeros([BLOCK_N], tl.float32)
+    sum_acc_3 = tl.zeros([BLOCK_N], tl.float32)
+    for item in tl.range(part * ITEMS, tl.minimum((part + 1) * ITEMS, M), num_stages=2):
+        row = tl.cast(item, tl.int64)
+        at = row * N + first_col
+        g = tl.load(g_ptr + at + col, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
+        x = tl.load(x_ptr + at + col, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
+        tanh_v = tanh(alpha * x)
+        mul_v = g * w * (1.0 - tanh_v * tanh_v)
+        sum_acc += tl.where(inside, mul_v * x, 0.0)
+        sum_acc_2 += g * tanh_v
+        sum_acc_3 += g
+        tl.store(output_ptr + at + col, (mul_v * alpha).to(tl.bfloat16), mask=inside)
+    sum_acc_4 = tl.sum(sum_acc, 0)
+    tl.store(sum_partial_ptr + pid, sum_acc_4)
+    tl.store(sum_partial_ptr_2 + tl.cast(pid, tl.int64) * 1024 + col, sum_acc_2)
+    tl.store(sum_partial_ptr_3 + tl.cast(pid, tl.int64) * 1024 + col, sum_acc_3)
+    group = part // FAN
+    members = tl.minimum(FAN, PROGRAMS - group * FAN)
+    if last_to_arrive(arrived_ptr + (strip * GROUPS + group), members):
+        sum_total = tl.full([], 0.0, tl.float32)
+        for k in range(members):
+            sum_total += tl.load(sum_partial_ptr + (strip * PROGRAMS + group * FAN + k), cache_modifier=".cg")
+        sum_total_2 = tl.zeros([BLOCK_N], tl.float32)
+        for k in range(members):
+            sum_total_2 += tl.load(sum_partial_ptr_2 + tl.cast(strip * PROGRAMS + group * FAN + k, tl.int64) * 1024 + col, cache_modifier=".cg")
+        sum_total_3 = tl.zeros([BLOCK_N], tl.float32)
+        for k in range(members):
+            sum_total_3 += tl.load(sum_partial_ptr_3 + tl.cast(strip * PROGRAMS + group * FAN + k, tl.int64) * 1024 + col, cache_modifier=".cg")
+        tl.store(sum_partial_ptr + (strip * PROGRAMS + group * FAN), sum_total)
+        tl.store(sum_partial_ptr_2 + tl.cast(strip * PROGRAMS + group * FAN, tl.int64) * 1024 + col, sum_total_2)
+        tl.store(sum_partial_ptr_3 + tl.cast(strip * PROGRAMS + group * FAN, tl.int64) * 1024 + col, sum_total_3)
+        if last_to_arrive(arrived_ptr + STRIPS * GROUPS + strip, GROUPS):
+            sum_total_4 = tl.full([], 0.0, tl.float32)
+            for k in range(GROUPS):
+                sum_total_4 += tl.load(sum_partial_ptr + (strip * PROGRAMS + k * FAN), cache_modifier=".cg")
+            sum_total_5 = tl.zeros([BLOCK_N], tl.float32)
+            for k in range(GROUPS):
+                sum_total_5 += tl.load(sum_partial_ptr_2 + tl.cast(strip * PROGRAMS + k * FAN, tl.int64) * 1024 + col, cache_modifier=".cg")
+            sum_total_6 = tl.zeros([BLOCK_N], tl.float32)
+            for k in range(GROUPS):
+                sum_total_6 += tl.load(sum_partial_ptr_3 + tl.cast(strip * PROGRAMS + k * FAN, tl.int64) * 1024 + col, cache_modifier=".cg")
+            tl.store(sum_partial_ptr + strip * PROGRAMS, sum_total_4)
+            tl.store(output_ptr_3 + first_col + col, sum_total_5, mask=inside)
+            tl.store(output_ptr_4 + first_col + col, sum_total_6, mask=inside)
+            if last_to_arrive(arrived_ptr + STRIPS * (GROUPS + 1), STRIPS):
+                sum_total_7 = tl.full([], 0.0, tl.float32)
+                for k in range(STRIPS):
+                    sum_total_7 += tl.load(sum_partial_ptr + k * PROGRAMS, cache_modifier=".cg")
+                tl.store(output_ptr_2, sum_total_7)

@@ -1,0 +1,47 @@
+# rms_backward for cuda:90
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def last_to_arrive(counter, count):
+    """True in the last of `count` programs; leaves the counter at zero for the next launch."""
+    tl.debug_barrier()
+    last = tl.atomic_add(counter, 1, sem="acq_rel") == count - 1
+    if last:
+        tl.store(counter, 0)
+    return last
+
+
+@triton.jit
+def rms_backward(dy_ptr, x_ptr, w_ptr, rstd_ptr, dx_ptr, dw_ptr, dw_partial_ptr, arrived_ptr, M, PROGRAMS, ITEMS, GROUPS, N: tl.constexpr, BLOCK_N: tl.constexpr, FAN: tl.constexpr):
+    col = tl.arange(0, BLOCK_N)
+    pid = tl.program_id(0)
+    dw_acc = tl.zeros([BLOCK_N], tl.float32)
+    w = tl.load(w_ptr + col).to(tl.float32)
+    for item in tl.range(pid * ITEMS, tl.minimum((pid + 1) * ITEMS, M), num_stages=2):
+        row = tl.cast(item, tl.int64)
+        at = row * N
+        dy = tl.load(dy_ptr + at + col, eviction_policy="evict_first").to(tl.float32)
+        x = tl.load(x_ptr + at + col, eviction_policy="evict_first").to(tl.float32)
+        rstd = tl.load(rstd_ptr + row)
+        x_hat = x * rstd  # body.py:1  x_hat = x.float() * rstd
+        dw_acc += dy * x_hat  # body.py:6  dw = (g * x_hat).sum(0).to(w.dtype)
+        gw = dy * w  # body.py:3  gw = g * w.float()
+        c = tl.sum(gw * x_hat, 0)  # body.py:4  c = (gw * x_hat).mean(-1, keepdim=True)
+        dx = gw - x_hat * (c / 4096.0)  # body.py:5  dx = ((gw - x_hat * c) * rstd).to(x.dtype)
+        tl.store(dx_ptr + at + col, (dx * rstd).to(tl.bfloat16))
+    tl.store(dw_partial_ptr + tl.cast(pid, tl.int64) * 4096 + col, dw_acc)
+    group = pid // FAN
+    members = tl.minimum(FAN, PROGRAMS - group * FAN)
+    if last_to_arrive(arrived_ptr + group, members):
+        dw_total = tl.zeros([BLOCK_N], tl.float32)
+        for k in range(members):
+            dw_total += tl.load(dw_partial_ptr + tl.cast(group * FAN + k, tl.int64) * 4096 + col, cache_modifier=".cg")
+        tl.store(dw_partial_ptr + tl.cast(group * FAN, tl.int64) * 4096 + col, dw_total)
+        if last_to_arrive(arrived_ptr + GROUPS, GROUPS):
+            dw_total_2 = tl.zeros([BLOCK_N], tl.float32)
+            for k in range(GROUPS):
+                dw_total_2 += tl.load(dw_partial_ptr + tl.cast(k * FAN, tl.int64) * 4096 + col, cache_modifier=".cg")
+            tl.store(dw_ptr + col, dw_total_2.to(tl.bfloat16))
