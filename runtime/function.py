@@ -23,9 +23,10 @@ from ..ir.program import Place
 from ..tracer.capture import CaptureError, capture_lock, is_capturing
 from ..tracer.function import ForwardCapture, backward_method, methods, run_backward, uses_setup_context
 from ..tracer.reads import Reads, scan
+from ..tracer.torch_private import direct_apply, dual_level, hooks_are_active, memory_of, transforms_active
 from .config import backend_name, valid_backend
 from .guards import argument_fact, exact_key, global_state, is_plain
-from .residuals import Chosen, hooks_are_active
+from .residuals import Chosen
 from .specialization import Specialization
 from .stats import count
 from .unit import BackwardUnit, transformed
@@ -86,7 +87,7 @@ class Compiler:
             args, kwargs = self._bound(args, kwargs), {}
         if kwargs or self.traceable is False or is_capturing():
             return self.users(*args, **kwargs)
-        if torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0:
+        if transforms_active() or dual_level() >= 0:
             return transformed(self, args)
         try:
             specialization = self.specialization(args)
@@ -253,8 +254,7 @@ class Compiler:
             free = backward_method(self.cls) is not None and not observed
             chosen = specialization.chosen(backend, specialization.sizes(args)) if free else None
             node = make_node(self, specialization, backend, chosen)
-            # the C++ apply: no transform is active, so the Python one in between has nothing to do
-            specialization.nodes[key] = super(Function, node).apply  # type: ignore[misc]
+            specialization.nodes[key] = direct_apply(node)
         apply: Callable[..., Any] = specialization.nodes[key]
         return apply
 
@@ -309,7 +309,7 @@ class Compiler:
 
 def share_memory(args: Sequence[Any]) -> bool:
     """Whether two tensor arguments look at the same memory."""
-    storages = [a.untyped_storage()._cdata for a in args if isinstance(a, Tensor)]
+    storages = [memory_of(a) for a in args if isinstance(a, Tensor)]
     return len(set(storages)) < len(storages)
 
 

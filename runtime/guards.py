@@ -15,6 +15,7 @@ from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 
 from ..tracer.capture import Session
 from ..tracer.reads import freeze
+from ..tracer.torch_private import function_modes
 
 Guard = Callable[[Sequence[torch.Tensor]], bool]
 
@@ -43,7 +44,7 @@ def global_state() -> tuple[Any, ...]:
         torch.get_default_dtype(),
         torch.are_deterministic_algorithms_enabled(),
         torch.is_inference_mode_enabled(),
-        torch._C._len_torch_function_stack() and str(torch.get_default_device()),
+        function_modes() and str(torch.get_default_device()),
     )
 
 

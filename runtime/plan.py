@@ -18,6 +18,7 @@ from ..ir.passes.fuse import Extern, Group, Step, View
 from ..ir.types import Size
 from ..tracer.capture import Trace
 from ..tracer.dtypes import TO_TORCH
+from ..tracer.torch_private import memory_of
 from . import launch, reference
 from .compile import graph_of, group_names, kernels_of, steps_of, text_of
 from .replay import straight
@@ -69,13 +70,17 @@ class Binder:
             self.sources.setdefault(expr, (position, kind, axis))
 
     def __call__(self, inputs: Sequence[Any]) -> BoundSizes:
-        return BoundSizes({s: _read(inputs[at], kind, axis) for s, (at, kind, axis) in self.sources.items()})
+        return BoundSizes(self.read(inputs))
+
+    def read(self, inputs: Sequence[Any]) -> dict[sympy.Symbol, Any]:
+        """The same from tensors that are being traced: symbols as the tracer's own numbers."""
+        return {s: _read(inputs[at], kind, axis) for s, (at, kind, axis) in self.sources.items()}
 
 
-def _read(value: Any, kind: str, axis: int) -> int:
+def _read(value: Any, kind: str, axis: int) -> Any:
     if kind == "value":
-        return int(value)
-    return int(value.shape[axis] if kind == "size" else value.stride(axis))
+        return value
+    return value.shape[axis] if kind == "size" else value.stride(axis)
 
 
 @dataclass
@@ -245,14 +250,14 @@ class KernelPlan:
                 memory[value.id] = reference.call_node(value, [_value(memory, a) for a in value.args], sizes)
 
     def _outputs(self, memory: dict[int, Any], inputs: Sequence[Tensor], sizes: Sizes) -> list[Tensor | None]:
-        taken = {t.untyped_storage()._cdata for t in inputs}
+        taken = {memory_of(t) for t in inputs}
         outputs: list[Tensor | None] = []
         for value, strides in zip(self.graph.outputs, self.graph.output_strides, strict=True):
             if value is None or strides is None:
                 outputs.append(None)
                 continue
             tensor = _own(_value(memory, value), numbers(strides, sizes), taken)
-            taken.add(tensor.untyped_storage()._cdata)
+            taken.add(memory_of(tensor))
             outputs.append(tensor)
         return outputs
 
@@ -323,7 +328,7 @@ def _restrided(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
 
 def _own(tensor: Tensor, strides: tuple[int, ...], taken: set[int]) -> Tensor:
     """An output must not share memory with an input or another output, and has eager's strides."""
-    if tensor.untyped_storage()._cdata in taken or not _same_layout(tensor, strides):
+    if memory_of(tensor) in taken or not _same_layout(tensor, strides):
         return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
     return tensor
 
@@ -407,7 +412,7 @@ class Executable:
             tensors = [t for t in (*inputs, *lifted) if isinstance(t, Tensor)]
             known = sizes or self.binder(inputs)
             results = reference.run(graph, tensors, known)
-            taken = {t.untyped_storage()._cdata for t in tensors}
+            taken = {memory_of(t) for t in tensors}
             return [
                 None if r is None or s is None else _own(r, numbers(s, known), taken)
                 for r, s in zip(results, graph.output_strides, strict=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch.fx import GraphModule, Node
+
+from ..tracer.torch_private import operation
 
 
 def straight(gm: GraphModule) -> Callable[..., Any]:
@@ -35,7 +36,7 @@ class _Writer:
         elif node.op == "get_attr":
             self.names[node] = self.constant(getattr(self.gm, str(node.target)))
         elif node.op == "call_function":
-            self.lines.append(f"{name} = {self.constant(_operation(node.target))}({self.arguments(node)})")
+            self.lines.append(f"{name} = {self.constant(operation(node.target))}({self.arguments(node)})")
         elif node.op == "output":
             self.lines.append(f"return {self.text(node.args[0])}")
         else:
@@ -68,11 +69,6 @@ class _Writer:
         body = "\n    ".join(self.lines)
         exec(f"def replay({', '.join(self.parameters)}):\n    {body}\n", self.bound)  # names and literals of our own
         return self.bound["replay"]  # type: ignore[no-any-return]
-
-
-def _operation(target: Any) -> Any:
-    """The C function behind an ATen operation, where torch shows it; the operation itself otherwise."""
-    return getattr(target, "_op", target) if isinstance(target, torch._ops.OpOverload) else target
 
 
 def _last_uses(gm: GraphModule) -> dict[Node, list[Node]]:

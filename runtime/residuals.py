@@ -81,9 +81,3 @@ class Chosen:
             assert value is not None
             graph.input(value.aval, f"residual_{i}")
         return graph.returning(graph.inputs)
-
-
-def hooks_are_active() -> bool:
-    """Whether saved tensors are packed by hooks: then autograd must see exactly what the user saved."""
-    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
-    return top is not None and top(False) is not None

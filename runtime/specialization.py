@@ -10,7 +10,6 @@ from typing import Any
 
 import sympy
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ..ir.program import Place
 from ..tracer.capture import CaptureError, Session, Trace, capture_lock, settled, writes_to_placeholders
@@ -28,6 +27,7 @@ from ..tracer.function import (
     uses_setup_context,
 )
 from ..tracer.reads import Reads
+from ..tracer.torch_private import FakeTensorMode, no_autocast
 from .check import cut, differs, intermediate_bytes
 from .compile import cheaper
 from .config import settings
@@ -166,7 +166,7 @@ class Specialization:
 
     def _exactly_as_captured(self) -> Any:
         """Casts are part of the captured graph: autocast must not add its own while it is replayed."""
-        return torch._C._DisableAutocast() if self.under_autocast else _AS_IT_IS
+        return no_autocast() if self.under_autocast else _AS_IT_IS
 
     def run_forward(
         self, args: Sequence[Any], backend: str, chosen: Chosen | None = None, sizes: Sizes | None = None

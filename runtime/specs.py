@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ..ir.errors import SpecError
 from ..tracer.dtypes import TO_TORCH
+from ..tracer.torch_private import FakeTensorMode
 
 Tensor = torch.Tensor
 _SPEC = re.compile(r"^\s*(\w+)\s*\[([\d\s,_]*)\]\s*$")

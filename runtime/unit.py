@@ -6,19 +6,17 @@ construction); batching is applied to flat captured graphs, never to the Python 
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import sympy
 import torch
-from torch._functorch.autograd_function import custom_function_call
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.autograd.function import Function
 
 from ..ir.errors import FusegradError
 from ..tracer.capture import Session, Trace, capture_lock, is_capturing
 from ..tracer.function import guarded_trace
+from ..tracer.torch_private import custom_function_call, dual_level, plain_tensors, transforms_active, unwrapped
 from .guards import Guard, argument_fact, global_state, size_guard
 from .plan import Executable
 from .specialization import Specialization
@@ -33,24 +31,15 @@ Body = Callable[..., Sequence[Any]]
 OutDim = int | Literal["sum"] | None
 
 
-@contextlib.contextmanager
-def functorch_off() -> Iterator[None]:
-    """Within the block no transform is active: for capturing, which works on plain tensors."""
-    with temporarily_clear_interpreter_stack():
-        yield
-
-
 def example(value: Any) -> Any:
     """A plain tensor of the logical shape behind any number of functorch wrappers; other values as they are."""
     if not isinstance(value, Tensor):
         return value
-    inner = value
-    while torch._C._functorch.is_functorch_wrapped_tensor(inner):
-        inner = torch._C._functorch.get_unwrapped(inner)
-    if inner is value and not value.requires_grad and torch.autograd.forward_ad._current_level < 0:
+    inner = unwrapped(value)
+    if inner is value and not value.requires_grad and dual_level() < 0:
         return value
     shape, strides, differentiable = tuple(value.shape), _strides(value), value.is_floating_point()
-    with functorch_off():
+    with plain_tensors():
         plain = torch.empty_strided(shape, strides, dtype=inner.dtype, device=inner.device).zero_()
         return plain.requires_grad_(differentiable)
 
@@ -72,7 +61,7 @@ class Unit:
     def __call__(self, *args: Any) -> Sequence[Any]:
         if is_capturing():
             return self.body(*args)
-        if not (torch.is_grad_enabled() or torch._C._are_functorch_transforms_active()):
+        if not (torch.is_grad_enabled() or transforms_active()):
             return self.execute(args)
         return custom_function_call(self.function, *args)  # type: ignore[no-any-return]
 
@@ -200,7 +189,7 @@ class BatchedUnit(Unit):
         lanes = [_lane(a, d) for a, d in zip(args, self.in_dims, strict=True)]
         if isinstance(self.parent, BatchedUnit):
             self.parent._prepare(lanes)
-        with functorch_off():
+        with plain_tensors():
             trace, lifted = self.parent.flat([example(lane) for lane in lanes])
         graph = batchable(trace.graph_module)
         self._flat = lambda *values: graph(*values, *lifted)
@@ -403,17 +392,13 @@ def transformed(compiler: Compiler, args: tuple[Any, ...]) -> Any:
     from .function import NotCaptured
 
     plain = [example(a) for a in args]
-    with functorch_off(), torch.no_grad():
-        level = torch.autograd.forward_ad._current_level
-        torch.autograd.forward_ad._current_level = -1
-        missing: NotCaptured | None = None
-        specialization = None
+    missing: NotCaptured | None = None
+    specialization = None
+    with plain_tensors(), torch.no_grad():
         try:
             specialization = compiler.specialization(plain)
         except NotCaptured as error:
             missing = error
-        finally:
-            torch.autograd.forward_ad._current_level = level
     if missing is not None:
         return compiler.run_users(missing, args)
     if specialization is None or _is_the_users_own(compiler, specialization):
@@ -422,7 +407,7 @@ def transformed(compiler: Compiler, args: tuple[Any, ...]) -> Any:
 
     function = whole_of(compiler, specialization, compiler.backend_for(plain))
     outputs = (
-        custom_function_call(function, *args) if torch._C._are_functorch_transforms_active() else function.apply(*args)
+        custom_function_call(function, *args) if transforms_active() else function.apply(*args)
     )
     return specialization.returned(outputs[: len(specialization.forward.tensor_outputs)])
 

@@ -22,9 +22,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 from torch import fx
-from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import HigherOrderOperator, OpOverload
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -38,6 +36,7 @@ from .dtypes import from_torch
 from .rules import Call, cast, composites, expand, full, iota, reshape, rules, same_shape
 from .rules_composite import decompositions
 from .sizes import SYMBOLIC, Sizes
+from .torch_private import FakeTensor, FakeTensorMode, enable_python_dispatcher, no_autocast
 
 MOST_CONSTANT_ELEMENTS = 256
 _MOST_ATTEMPTS = 3
@@ -72,7 +71,7 @@ def _lower_once(
     graph = Graph(name)
     lowering = Lowering(graph, given, names)
     replay = _Replay(gm, lowering)
-    with mode, torch.no_grad(), torch._C._DisableAutocast(), enable_python_dispatcher(), building(graph), lowering:
+    with mode, torch.no_grad(), no_autocast(), enable_python_dispatcher(), building(graph), lowering:
         outputs = torch.func.functionalize(lambda *args: replay.run(*args), remove="mutations")(*given)
     flat = pytree.tree_leaves(outputs, is_leaf=lambda x: x is None)
     _one_device([o for o in flat if isinstance(o, torch.Tensor)], lowering.device)

@@ -21,9 +21,7 @@ from typing import Any
 import sympy
 import torch
 import torch.utils._pytree as pytree
-from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource, LocalSource  # a second, paid at import and not in the first call
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd.function import Function
 from torch.fx.experimental.proxy_tensor import (
     disable_proxy_modes_tracing,
@@ -36,6 +34,15 @@ from torch.overrides import TorchFunctionMode
 
 from ..ir.errors import FusegradError
 from .reads import Reads
+from .torch_private import (
+    FakeTensor,
+    FakeTensorMode,
+    dispatch_modes,
+    enable_python_dispatcher,
+    jit_tracing,
+    transforms_active,
+    without_address,
+)
 
 capture_lock = threading.RLock()
 """One capture at a time in a process: make_fx patches module state while it runs."""
@@ -156,7 +163,7 @@ def settled(sizes: Sequence[Any]) -> list[Any]:
 
 def is_capturing() -> bool:
     """Whether Python code runs under a tracer (ours or another), so that no capture may begin."""
-    return bool(torch._C._len_torch_dispatch_stack()) or torch._C._get_tracing_state() is not None
+    return bool(dispatch_modes()) or bool(jit_tracing())
 
 
 def _without_memory(tensor: torch.Tensor) -> torch.Tensor:
@@ -166,7 +173,7 @@ def _without_memory(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _guarded_memory(fake: torch.Tensor, requires_grad: bool) -> torch.Tensor:
-    torch._C._set_throw_on_mutable_data_ptr(fake)
+    without_address(fake)
     return fake.requires_grad_() if requires_grad else fake
 
 
@@ -279,7 +286,7 @@ def _nested_functions_as_calls() -> Iterator[None]:
 
 def _nested_call(plain: Callable[..., Any], cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     mode = get_proxy_mode() if getattr(_capturing, "depth", 0) else None
-    if mode is None or torch.is_grad_enabled() or kwargs or torch._C._are_functorch_transforms_active():
+    if mode is None or torch.is_grad_enabled() or kwargs or transforms_active():
         return plain(cls, *args, **kwargs)
     cls = getattr(cls, "_fusegrad_user_class", cls)
     with disable_proxy_modes_tracing():

@@ -23,6 +23,7 @@ from ..ir.program import Place
 from .capture import CaptureError, Session, Trace, where_raised
 from .context import BackwardContext, ForwardContext, attributes_of
 from .reads import Reads
+from .torch_private import memory_of
 
 Tensor = torch.Tensor
 
@@ -211,7 +212,7 @@ def _describe_outputs(
 
 def _own_or_view(value: Tensor, tensors: Sequence[Tensor]) -> Output:
     for index, tensor in enumerate(tensors):
-        if value.untyped_storage()._cdata == tensor.untyped_storage()._cdata:
+        if memory_of(value) == memory_of(tensor):
             return Output("view", index)
     return Output("tensor")
 

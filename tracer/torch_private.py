@@ -1,0 +1,134 @@
+"""The private corners of torch that fusegrad needs, in one file; each has a public substitute where torch lacks it.
+
+The substitutes are slower or refuse more often, never wrong: they are chosen at import by whether the name is there and
+does what it should.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.autograd.forward_ad as forward_ad
+from torch._dispatch.python import enable_python_dispatcher
+from torch._functorch.autograd_function import custom_function_call
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.autograd.function import Function
+
+Tensor = torch.Tensor
+
+
+def _private(path: str) -> Any:
+    """torch's object at a dotted path, None where this version has none."""
+    found: Any = torch
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    return found
+
+
+# ------------------------------------------------------------------ what is active around a call
+def _transforms_active_by_interpreter() -> bool:
+    from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
+
+    return bool(retrieve_all_functorch_interpreters())
+
+
+transforms_active: Callable[[], bool] = _private("_C._are_functorch_transforms_active") or _transforms_active_by_interpreter
+"""Whether a torch.func transform is active."""
+
+dispatch_modes: Callable[[], int] = _private("_C._len_torch_dispatch_stack") or (lambda: 0)
+"""How many TorchDispatchModes are active (tracers, fake tensors)."""
+
+function_modes: Callable[[], int] = _private("_C._len_torch_function_stack") or (lambda: 1)
+"""How many TorchFunctionModes are active; 1 where torch does not say."""
+
+jit_tracing: Callable[[], Any] = _private("_C._get_tracing_state") or torch.jit.is_tracing  # type: ignore[attr-defined]
+"""Whether torch.jit.trace runs."""
+
+
+def dual_level() -> int:
+    """The level of forward-mode AD, -1 outside."""
+    return int(getattr(forward_ad, "_current_level", -1))
+
+
+@contextlib.contextmanager
+def plain_tensors() -> Iterator[None]:
+    """Within the block neither a transform nor a dual level is active: for capturing, which works on plain tensors."""
+    level = dual_level()
+    forward_ad._current_level = -1
+    try:
+        with temporarily_clear_interpreter_stack():
+            yield
+    finally:
+        forward_ad._current_level = level
+
+
+def hooks_are_active() -> bool:
+    """Whether saved tensors are packed by hooks: then autograd must see exactly what the user saved."""
+    top = _private("_C._autograd._top_saved_tensors_default_hooks")
+    return True if top is None else top(False) is not None
+
+
+# ------------------------------------------------------------------ tensors
+def unwrapped(tensor: Tensor) -> Tensor:
+    """The tensor behind all functorch wrappers."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
+
+
+def memory_of(tensor: Tensor) -> int:
+    """An identity of the memory that a tensor looks at, fake tensors included."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+_throw = _private("_C._set_throw_on_mutable_data_ptr")
+
+
+def without_address(fake: Tensor) -> Tensor:
+    """The fake tensor, on which `data_ptr()` raises instead of giving 0 (torch warns where it cannot be made to)."""
+    if _throw is not None:
+        _throw(fake)
+    return fake
+
+
+# ------------------------------------------------------------------ running things
+def direct_apply(node: type) -> Callable[..., Any]:
+    """`apply` of a ctx-style Function without the Python one in between, which looks for transforms and binds defaults."""
+    raw = getattr(super(Function, node), "apply", None)
+    return raw if raw is not None else node.apply  # type: ignore[attr-defined,no-any-return]
+
+
+def no_autocast() -> Any:
+    """Within the block autocast adds no casts."""
+    guard = _private("_C._DisableAutocast")
+    return guard() if guard is not None else torch.autocast("cpu", enabled=False)
+
+
+def operation(target: Any) -> Any:
+    """The C function behind an ATen operation, where torch shows it; the operation itself otherwise."""
+    return getattr(target, "_op", target) if isinstance(target, torch._ops.OpOverload) else target
+
+
+__all__ = [
+    "FakeTensor",
+    "FakeTensorMode",
+    "custom_function_call",
+    "direct_apply",
+    "dispatch_modes",
+    "dual_level",
+    "enable_python_dispatcher",
+    "function_modes",
+    "hooks_are_active",
+    "jit_tracing",
+    "memory_of",
+    "no_autocast",
+    "operation",
+    "plain_tensors",
+    "transforms_active",
+    "unwrapped",
+    "without_address",
+]
