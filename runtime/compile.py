@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import sympy
 
 from .. import codegen
 from ..codegen import Kernels, Target
-from ..ir import Graph, verify
+from ..ir import Graph, Value, verify
+from ..ir.errors import Unfusible
 from ..ir.passes.contract import Contract
 from ..ir.passes.fuse import Fuse, Group, Step
 from ..ir.passes.simplify import Simplify
+from ..ir.prims import PRIMS
 from ..tracer.aten import lower
 from ..tracer.capture import Trace
 from .config import settings
@@ -45,9 +47,37 @@ def cheaper(graph: Graph) -> Graph:
     return graph
 
 
-def steps_of(graph: Graph) -> list[Step]:
-    """The graph as fused groups, views and calls, in an order that runs."""
-    return Fuse()(graph)
+@dataclass(frozen=True)
+class Generated:
+    """A graph as steps in an order that runs, the kernels of its groups by step, and why nodes were left to torch."""
+
+    steps: list[Step]
+    names: list[str]
+    kernels: dict[int, Kernels]
+    reasons: list[str]
+
+
+def generate(graph: Graph, target: Target, hints: Mapping[sympy.Symbol, int], name: str) -> Generated:
+    """fuse -> schedule -> loops -> Triton text. A node that cannot be generated is called as it is, between kernels."""
+    apart: frozenset[int] = frozenset()
+    reasons: list[str] = []
+    while True:
+        steps = Fuse(apart)(graph)
+        names = group_names(name, steps)
+        try:
+            groups = [(at, step) for at, step in enumerate(steps) if isinstance(step, Group)]
+            kernels = {at: kernels_of(step, target, hints, names[at]) for at, step in groups}
+        except Unfusible as error:
+            apart, reasons = apart | _alike(graph, error.value, apart), [*reasons, str(error)]
+            continue
+        return Generated(steps, names, kernels, reasons)
+
+
+def _alike(graph: Graph, refused: Value, apart: frozenset[int]) -> frozenset[int]:
+    """The nodes that the generator would refuse for the same reason; all of them where none is found."""
+    fusible = [v for v in graph.order() if v.id not in apart and PRIMS[v.prim].family not in ("extern", "contract", "pick")]
+    alike = frozenset(v.id for v in fusible if v.prim == refused.prim and v.dtype == refused.dtype)
+    return alike or frozenset(v.id for v in fusible)
 
 
 def kernels_of(group: Group, target: Target, hints: Mapping[sympy.Symbol, int], name: str) -> Kernels:

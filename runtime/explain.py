@@ -13,12 +13,12 @@ from torch.autograd.function import Function
 from ..codegen import TARGETS, Kernel, Kernels, Target
 from ..ir import Graph, Place, Program, Value
 from ..ir.cost import minimal_bytes
-from ..ir.errors import FusegradError, LoweringError, Unfusible
-from ..ir.passes.fuse import Extern, Group, Step
+from ..ir.errors import FusegradError, LoweringError
+from ..ir.passes.fuse import Extern, Step
 from ..ir.prims import PRIMS
 from ..tracer.capture import CaptureError, Trace
 from ..tracer.function import backward_method, uses_setup_context
-from .compile import cheaper, graph_of, group_names, kernels_of, steps_of, text_of
+from .compile import cheaper, generate, graph_of, text_of
 from .function import Compiler, Record
 from .guards import is_plain
 from .plan import has_outer_product, number
@@ -290,25 +290,15 @@ def _bytes(fake: Tensor, sizes: Sizes) -> int:
 
 
 def _kernels_report(graph: Graph, direction: str, sizes: Sizes, target: Target) -> DirectionReport:
-    steps = steps_of(graph)
-    report = DirectionReport(graph, steps, [], number(minimal_bytes(graph), sizes))
-    for step, name in zip(steps, group_names(graph.name, steps), strict=True):
-        if isinstance(step, Group):
-            _add_group(report, step, name, direction, sizes, target)
+    made = generate(graph, target, sizes, graph.name)
+    least = number(minimal_bytes(graph), sizes)
+    report = DirectionReport(graph, made.steps, [], least, list(made.kernels.values()), made.reasons)
+    for at, step in enumerate(made.steps):
+        if at in made.kernels:
+            report.launches += [_kernel_report(k, direction, sizes) for k in made.kernels[at].kernels]
         elif isinstance(step, Extern):
             report.launches.append(_node_report(step.value, direction, sizes))
     return report
-
-
-def _add_group(report: DirectionReport, step: Group, name: str, direction: str, sizes: Sizes, target: Target) -> None:
-    try:
-        kernels = kernels_of(step, target, sizes, name)
-    except Unfusible as error:
-        report.reasons.append(str(error))
-        report.launches += [_node_report(v, direction, sizes) for v in _computed(step.graph)]
-        return
-    report.kernels.append(kernels)
-    report.launches += [_kernel_report(k, direction, sizes) for k in kernels.kernels]
 
 
 def _computed(graph: Graph) -> list[Value]:

@@ -16,11 +16,11 @@ from ..ir import Graph, Value
 from ..ir.errors import FusegradError, LoweringError, Unfusible, UnsupportedBackendError
 from ..ir.passes.fuse import Extern, Group, Step, View
 from ..ir.types import Size
-from ..tracer.capture import Trace
+from ..tracer.capture import Trace, capture_lock
 from ..tracer.dtypes import TO_TORCH
 from ..tracer.torch_private import memory_of
 from . import launch, reference
-from .compile import graph_of, group_names, kernels_of, steps_of, text_of
+from .compile import generate, graph_of, kernels_of, text_of
 from .replay import straight
 from .stats import count
 
@@ -115,7 +115,7 @@ class GroupRunner:
     ) -> None:
         self.group, self.name, self.backend, self.target, self.device = group, name, backend, target, device
         self.report = report
-        self.one_by_one = False
+        self.one_by_one = False  # where the generator refuses at sizes met later
         self.variants: list[Variant] = []
         self.prepared: OrderedDict[tuple[int, ...], Prepared] = OrderedDict()
         self.counters: dict[Any, Tensor] = {}
@@ -124,6 +124,15 @@ class GroupRunner:
         ready = self.prepared.get(key) or self._prepared(sizes, key)
         if ready is None:
             return self._through_torch(inputs, sizes)
+        try:
+            return self._launched(ready, inputs)
+        except Exception as error:
+            if not type(error).__module__.startswith("triton."):
+                raise
+            self._give_up(error)  # Triton refused before anything was launched: too many resources, or no compilation
+            return self._through_torch(inputs, sizes)
+
+    def _launched(self, ready: Prepared, inputs: Sequence[Tensor]) -> list[Tensor]:
         outputs = [torch.empty_strided(*o[:2], dtype=o[2], device=self.device) for o in ready.outputs]
         temporaries = [torch.empty_strided(*t[:2], dtype=t[2], device=self.device) for t in ready.temporaries]
         memory: dict[str, Sequence[Tensor]] = {"input": inputs, "output": outputs, "temporary": temporaries}
@@ -139,9 +148,12 @@ class GroupRunner:
         try:
             return self._prepare(sizes, key)
         except Unfusible as error:
-            self.one_by_one = True
-            self.report(f"{self.name} runs operation by operation: {error}")
+            self._give_up(error)
             return None
+
+    def _give_up(self, error: Exception) -> None:
+        self.one_by_one = True
+        self.report(f"{self.name} runs operation by operation: {error}")
 
     def _through_torch(self, inputs: Sequence[Tensor], sizes: Sizes) -> list[Tensor]:
         graph = self.group.graph
@@ -181,7 +193,10 @@ class GroupRunner:
         return ready
 
     def _generate(self, sizes: Sizes) -> Variant:
-        kernels = kernels_of(self.group, self.target, dict(sizes), self.name)
+        return self.add(kernels_of(self.group, self.target, dict(sizes), self.name))
+
+    def add(self, kernels: Kernels) -> Variant:
+        """Kernels that are known already, made ready to launch."""
         text = text_of(kernels)
         pinned = {s: v for k in kernels.kernels for s, v in k.pinned.items()}
         guards = tuple(dict.fromkeys(g for k in kernels.kernels for g in k.guards))
@@ -208,7 +223,7 @@ def _scratch_spec(buffer: Buffer, sizes: Sizes) -> tuple[tuple[int, ...], torch.
 
 
 class KernelPlan:
-    """A lowered graph on a GPU or under the interpreter."""
+    """A lowered graph on a GPU or under the interpreter. It is cut into steps at the first call, for its sizes."""
 
     def __init__(
         self,
@@ -218,28 +233,48 @@ class KernelPlan:
         device: torch.device,
         report: Callable[[str], None] = lambda why: None,
     ) -> None:
-        self.graph, self.device = graph, device
-        target = target_for(backend, device)
-        self.steps: list[Step] = steps_of(graph)
-        self.runners = {
-            at: GroupRunner(step, kernel_name, backend, target, device, report)
-            for at, (step, kernel_name) in enumerate(zip(self.steps, group_names(name, self.steps), strict=True))
-            if isinstance(step, Group)
-        }
-        self.last_use = _last_uses(self.steps)
+        self.graph, self.name, self.backend, self.device, self.report = graph, name, backend, device, report
+        self.target = target_for(backend, device)
+        self.steps: list[Step] | None = None
+        self.runners: dict[int, GroupRunner] = {}
+        self.last_use: dict[int, list[int]] = {}
 
     def __call__(self, inputs: Sequence[Tensor], sizes: Sizes) -> list[Tensor | None]:
         key = sizes.key if isinstance(sizes, BoundSizes) else tuple(sizes.values())
+        steps = self.steps if self.steps is not None else self._cut(sizes)
         memory: dict[int, Any] = {
             v.id: _expected_layout(t, v, sizes) for v, t in zip(self.graph.inputs, inputs, strict=True)
         }
-        for at, step in enumerate(self.steps):
+        for at, step in enumerate(steps):
             self._run(at, step, memory, sizes, key)
             for dead in self.last_use.get(at, ()):
                 memory.pop(dead, None)
-        for index, value in self.graph.mutations.items():
-            inputs[index].copy_(_value(memory, value))
-        return self._outputs(memory, inputs, sizes)
+        outputs = self._outputs(memory, inputs, sizes)
+        self._write_back(memory, inputs)
+        return outputs
+
+    def _cut(self, sizes: Sizes) -> list[Step]:
+        with capture_lock:
+            made = generate(self.graph, self.target, dict(sizes), self.name)
+            for reason in made.reasons:
+                self.report(f"an operation runs between the kernels: {reason}")
+            for at, kernels in made.kernels.items():
+                step = made.steps[at]
+                assert isinstance(step, Group)
+                runner = GroupRunner(step, made.names[at], self.backend, self.target, self.device, self.report)
+                runner.add(kernels)
+                self.runners[at] = runner
+            self.last_use = _last_uses(made.steps)
+            self.steps = made.steps
+        return made.steps
+
+    def _write_back(self, memory: dict[int, Any], inputs: Sequence[Tensor]) -> None:
+        """Values that forward wrote to its arguments; all are known before the first is written."""
+        held = {memory_of(t) for t in inputs}
+        values = {i: _value(memory, v) for i, v in self.graph.mutations.items()}
+        safe = {i: v.clone() if memory_of(v) in held else v for i, v in values.items()}
+        for index, value in safe.items():
+            inputs[index].copy_(value)
 
     def _run(self, at: int, step: Step, memory: dict[int, Any], sizes: Sizes, key: tuple[int, ...]) -> None:
         match step:

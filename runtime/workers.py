@@ -29,6 +29,7 @@ from ..codegen.kernel import TARGETS, Kernel, Pointer
 from ..ir.errors import UnsupportedBackendError
 from . import cache
 from .launch import TRITON_DTYPE, require_triton
+from .stats import count
 
 SIZE = 4
 TIMEOUT = 120.0
@@ -310,6 +311,7 @@ def _binary(workers: Pool, job: Mapping[str, Any]) -> Binary:
     store = cache.default()
     known = store.get(key)
     if known:
+        count("cache_hits")
         return _read(known, job["target"])
     with store.claimed(key):
         known = store.get(key)
