@@ -35,8 +35,8 @@ Tensor = torch.Tensor
 C = TypeVar("C", bound=type)
 REMEMBERED = 1024
 """Exact layouts that a class remembers before it asks the guards again."""
-VARIANTS = 128
-"""Keys other than sizes (dtypes, constants, ...) whose captures a class keeps; the oldest go first."""
+VARIANTS = 64
+"""Keys other than sizes (dtypes, constants, ...) that a class is captured for; beyond them its own methods run."""
 
 
 class CompileTargetError(FusegradError, TypeError):
@@ -178,8 +178,7 @@ class Compiler:
                 found = self._captured(key, facts, args)
             self.exact[key] = found
             _forget(self.exact, REMEMBERED)
-            _forget(self.known, VARIANTS)
-            _forget(self.refused, VARIANTS)
+            _forget(self.refused, REMEMBERED)
             return found
 
     def _captured(self, key: Any, facts: Any, args: Sequence[Any]) -> Specialization:
@@ -194,6 +193,12 @@ class Compiler:
         return specialization
 
     def _capture(self, args: Sequence[Any]) -> Specialization:
+        if len(self.known) >= VARIANTS:
+            reason = (
+                f"it is captured for {VARIANTS} combinations of constants and dtypes already; "
+                "pass a number that changes at every call as a 0-d tensor"
+            )
+            raise CaptureError(reason=reason, where="the call")
         if not all(is_plain(a) for a in args if isinstance(a, Tensor)):
             raise CaptureError(reason="an argument is a tensor subclass or not strided", where="the call")
         self.require_capturable()
