@@ -207,7 +207,7 @@ def _methods(compiler: Compiler) -> dict[str, Record]:
         "backward": Record("compiled") if has_backward else absent,
         "jvp": Record("opaque", "the user's own rule runs as it is") if own["jvp"] else derived,
         "vmap": Record("opaque", "the user's own rule runs as it is") if own["vmap"] else Record("derived"),
-    } | {n: r for n, r in compiler.records.items() if r.status == "opaque"}
+    } | {n: r for n, r in compiler.records.items() if r.status == "opaque" and not (n == "forward" and compiler.known)}
 
 
 def _forward(

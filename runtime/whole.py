@@ -37,18 +37,20 @@ class Rules:
     """forward, backward and jvp of a Function as units, over the arguments of its specialisation.
 
     forward_unit: tensor arguments -> (user's tensors, hidden tensors)
-    backward_unit: (residuals, sizes, one gradient per user output) -> one gradient per argument
+    backward_for(gradients): (residuals, sizes, one gradient per user output) -> one gradient per argument
     tangent_unit(mask): (residuals, sizes, outputs, the tangents that are there) -> tangents of the user's tensors
     """
 
     forward_unit: Unit
-    backward_unit: Unit
 
     def __init__(self, compiler: Compiler, spec: Specialization) -> None:
         self.compiler, self.spec = compiler, spec
         self.visible = len(spec.forward.tensor_outputs)
         self.symbols = sorted(spec.binder.sources, key=str)
         self.batches: dict[Any, Any] = {}
+
+    def backward_for(self, gradients: Sequence[Any]) -> Unit:
+        raise NotImplementedError
 
     def tangent_unit(self, mask: tuple[bool, ...]) -> Unit:
         raise NotImplementedError
@@ -99,8 +101,8 @@ class Rules:
         given, hidden = gradients[: self.visible], gradients[self.visible :]
         result: list[Any] = [None] * len(self.spec.arguments)
         if any(g is not None for g in given) or not any(g is not None for g in hidden):
-            args = (*residuals, *(ctx.sizes[s] for s in self.symbols), *self._per_output(ctx, given))
-            result = list(self.backward_unit(*args))
+            full = self._per_output(ctx, given)
+            result = list(self.backward_for(full)(*residuals, *(ctx.sizes[s] for s in self.symbols), *full))
         if any(g is not None for g in hidden):
             self._add_hidden(result, inputs, hidden)
         return tuple(result)
@@ -150,8 +152,10 @@ class Whole(Rules):
         super().__init__(compiler, spec)
         self.backend = backend
         self.forward_unit = Unit(f"{spec.name}_forward", self._forward_body, backend)
-        self.backward_unit = BackwardUnit.of(compiler, spec, backend)
         self.tangent_units: dict[tuple[bool, ...], Unit] = {}
+
+    def backward_for(self, gradients: Sequence[Any]) -> Unit:
+        return BackwardUnit.of(self.compiler, self.spec, self.backend)
 
     def run_forward(self, args: Sequence[Any]) -> tuple[Any, ...]:
         outputs, hidden = self.spec.run_forward(args, self.backend)
@@ -238,24 +242,11 @@ class Batched(Rules):
         lanes = [t if d is None else t.select(d, 0) for t, d in zip(inputs, self.dims, strict=True)]
         return self.parent.sizes_of(lanes)
 
-    def _per_output(self, ctx: Any, given: Sequence[Any]) -> list[Any]:
-        """Also chooses the backward that is batched over just these gradients."""
-        full = super()._per_output(ctx, given)
-        dims = (*self.residual_dims, *[None] * len(self.symbols), *[None if g is None else 0 for g in full])
+    def backward_for(self, gradients: Sequence[Any]) -> Unit:
+        given = [None if g is None else 0 for g in gradients]
+        dims = (*self.residual_dims, *[None] * len(self.symbols), *given)
         back: list[OutDim] = ["sum" if d is None else d for d in self.in_dims]
-        self.backward_unit = self.parent_backward(full).batch(dims, self.randomness, back)
-        return full
-
-    def parent_backward(self, gradients: Sequence[Any]) -> Unit:
-        if isinstance(self.parent, Batched):
-            dims = (
-                *self.parent.residual_dims,
-                *[None] * len(self.symbols),
-                *[None if g is None else 0 for g in gradients],
-            )
-            back: list[OutDim] = ["sum" if d is None else d for d in self.parent.in_dims]
-            return self.parent.parent_backward(gradients).batch(dims, self.parent.randomness, back)
-        return self.parent.backward_unit
+        return self.parent.backward_for(gradients).batch(dims, self.randomness, back)
 
     def tangent_unit(self, mask: tuple[bool, ...]) -> Unit:
         moving = [d for d, there in zip(self.in_dims, mask, strict=True) if there]
