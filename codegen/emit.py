@@ -34,7 +34,7 @@ from .loops import (
     read_names,
     render,
 )
-from .mathematics import TL
+from .mathematics import TL, held
 from .names import identifier
 from .prelude import HELPERS
 from .sizes import number as evaluated
@@ -172,7 +172,8 @@ class Emitter(Finishing):
         plan, row = self.plan, frozenset(self.plan.row)
         work: dict[frozenset[Axis], list[Term | Sink]] = {}
         for t in self.program.terms:
-            if (t in plan.inner or t in plan.final) and plan.phase[t.args[0]] == phase and t.args[0].axes & row:
+            reduced = (t in plan.inner or t in plan.final) and t not in plan.online
+            if reduced and plan.phase[t.args[0]] == phase and t.args[0].axes & row:
                 work.setdefault(t.args[0].axes & row, []).append(t)
         for s in sinks:
             if phase_of[id(s)] == phase and set(s.axes) & row:
@@ -187,12 +188,15 @@ class Emitter(Finishing):
     def _pass(self, axes: frozenset[Axis], work: Sequence[Term | Sink]) -> None:
         """One nest of loops over chunks of the row: lane accumulators before, the loops, the folds after."""
         chunk, after = Scope(2, self.body), []
+        totals = {top: total for total, top in self.plan.online.items()}
         loops = self._chunk_loops(axes, chunk)
         for item in work:
             if isinstance(item, Sink):
                 self.store(item, chunk)
             elif item in self.plan.final:
                 self._accumulate(item, chunk)
+            elif item in totals:
+                self._online_lanes(item, totals[item], chunk)
             else:
                 after.append((item, self._lane_accumulator(item, chunk)))
         body = chunk.body
@@ -205,6 +209,9 @@ class Emitter(Finishing):
         self.names.release([v for v, _ in loops] + [s.name for s in chunk.body if isinstance(s, Let)])
         for term, label in after:
             self._folded(term, label)
+        for top, total in totals.items():
+            if top in work:
+                self._online_folded(top, total)
 
     def _chunk_loops(self, axes: frozenset[Axis], chunk: Scope) -> list[tuple[str, Expr]]:
         self.levels.clear()
@@ -225,6 +232,33 @@ class Emitter(Finishing):
             else:
                 self.coords[axis] = Coord(name(label), None, None, 2)
         return loops
+
+    def _online_lanes(self, top: Term, total: Term, chunk: Scope) -> None:
+        """Per lane, the maximum so far and the sum relative to it; finite at first: -inf - -inf never arises."""
+        value = self._let(chunk, "value", self._neutral(top, self.value(top.args[0], chunk), chunk))
+        tops, sums = (self.names.fresh(f"{identifier(name_of(t)) or default_name(t)}_lanes") for t in (top, total))
+        dtype, shape = literal(TL[held(top.dtype)]), self.shape(self._lanes_of(top))
+        start = literal("-3.4028234663852886e38" if top.dtype == "f32" else "-1.7976931348623157e308")
+        self.body.body.append(Let(tops, call("tl.full", shape, start, dtype)))
+        self.body.body.append(Let(sums, call("tl.full", shape, literal("0.0"), dtype)))
+        higher = self._let(chunk, "higher", call("larger", name(tops), value))
+        before = binary("*", name(sums), call("tl.exp", binary("-", name(tops), higher)))
+        grown = binary("+", before, call("tl.exp", binary("-", value, higher)))
+        chunk.body.append(Accumulate(sums, "=", grown, self._comment(total)))
+        chunk.body.append(Accumulate(tops, "=", higher, self._comment(top)))
+        self.body.memo["lanes", top], self.body.memo["lanes", total] = name(tops), name(sums)
+
+    def _online_folded(self, top: Term, total: Term) -> None:
+        """Maximum and sum of the row; a row of nothing but -inf ends as in torch, with NaN for the sum."""
+        tops, sums = self.body.memo["lanes", top], self.body.memo["lanes", total]
+        highest = self._let(self.body, "highest", self._fold(top, tops, top.args[0].axes))
+        relative = binary("*", sums, call("tl.exp", binary("-", tops, highest)))
+        added = self._let(self.body, "added", self._fold(total, relative, top.args[0].axes))
+        nothing = binary("==", added, literal("0.0"))
+        for term, value, otherwise in ((top, highest, 'float("-inf")'), (total, added, 'float("nan")')):
+            label = self.names.fresh(name_of(term), default_name(term))
+            self.body.body.append(Let(label, call("tl.where", nothing, literal(otherwise), value)))
+            self.body.memo[term] = name(label)
 
     def _lane_accumulator(self, term: Term, chunk: Scope) -> str:
         value = self._neutral(term, self.value(term.args[0], chunk), chunk)

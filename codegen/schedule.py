@@ -66,6 +66,8 @@ class Schedule:
     warps: int
     stages: int
     order: tuple[Axis, ...]
+    hoisted: bool
+    online: dict[Term, Term]
 
     def blocks(self, axis: Axis) -> Size:
         return blocks(axis.size, self.tile.get(axis, 1))
@@ -92,10 +94,11 @@ class Scheduler:
         self.scans = [t for t in program.terms if t.op in SCANS]
         self.under = {t: set(below([t])) - {t} for t in program.terms}
         self.order = self._by_stride()
+        self.online: dict[Term, Term] = {}
 
     def schedule(self) -> Schedule:
         order = self.order
-        row = self._row()
+        row = self.row = self._row()
         inner = [r for r in self.reductions if set(r.param) <= row]
         final = [r for r in self.reductions if r not in set(inner)]
         self._check_finals(final, row)
@@ -105,6 +108,7 @@ class Scheduler:
         self._check_serial(inner, rows, outer)
         accumulators = [r for r in final if r.args[0].axes & row]
         chunked = self._chunked(rows, accumulators, inner, final)
+        self.online = self._online(inner) if chunked else {}
         walked = tuple(a for a in outer if a in walk)
         if chunked and not final:
             walked = tuple(outer)
@@ -112,13 +116,15 @@ class Scheduler:
         tile = self._tile(rows, chunked, outer, order, bool(final))
         after = frozenset(t for t in self.program.terms if t in set(final) or self.under[t] & set(final))
         self._check_after(final, after, grid, rows)
-        warps = self._warps(math.prod(tile.values()), bool(accumulators))
+        odd = chunked and any(self.size[a] % 8 for a in order[-1:])  # narrow accesses want more threads
+        warps = self._warps(math.prod(tile.values()) * (4 if odd else 1), bool(accumulators))
         items, programs = self._persistent(walked, grid, tile, rows, chunked, warps, bool(final))
         if programs is None:
             walked, grid = (), tuple(outer)
         return Schedule(
             rows, chunked, walked, grid, tile, frozenset(inner), tuple(final), after, self._phases(frozenset(inner)),
             items, programs, warps, self._stages(tile, chunked), tuple(order),
+            chunked or self._hoisted(rows, tile, accumulators), self.online,
         )  # fmt: skip
 
     # ------------------------------------------------------------------ roles
@@ -166,7 +172,7 @@ class Scheduler:
         """Enough other items stay parallel, and the axes are wanted in parallel by nobody else, or fit in registers."""
         parallel = math.prod(self.size[a] for a in self.program.axes if a not in row and a not in r.param)
         along_vector = self._vector() in r.param
-        if parallel < self.budget.least_items * (1 if along_vector else 64):
+        if parallel < self.budget.least_items * (1 if along_vector else 1024):
             return False
         short = self._padded(row | set(r.param)) * 4 <= self.budget.held and self._pinnable(r.param)
         return self._unshared(r, row) or (along_vector and short)
@@ -200,15 +206,15 @@ class Scheduler:
         for r in final:
             everything = reduced[r] == set(outer) and set(outer) <= r.args[0].axes and masked
             if not (walk <= r.args[0].axes and (reduced[r] == walk or everything)):
-                self._apart(r)
+                self._apart([r])
         return set(walk)
 
-    def _apart(self, r: Term) -> None:
-        """Move what depends on `r` to another kernel, or, where everything does, compute `r` beforehand."""
-        mine = [s for s in self.program.sinks if any(r is t or r in self.under[t] for t in s.terms)]
+    def _apart(self, reductions: list[Term]) -> None:
+        """Move what depends on them to another kernel, or, where everything does, compute them beforehand."""
+        mine = [s for s in self.program.sinks if set(below(s.terms)) & set(reductions)]
         if len(mine) < len(self.program.sinks):
             raise Separate(mine)
-        raise Cut(_nodes([r]))
+        raise Cut(_nodes(reductions))
 
     def _check_serial(self, inner: list[Term], row: tuple[Axis, ...], outer: list[Axis]) -> None:
         """A few long rows would leave most of the device idle: reduce them in a kernel of their own."""
@@ -238,7 +244,7 @@ class Scheduler:
             if below_r:
                 raise Cut(_nodes(below_r))
         if wide:
-            self._apart(wide[0])
+            self._apart(wide)
         return True
 
     def _pinnable(self, axes: Iterable[Axis]) -> bool:
@@ -248,13 +254,23 @@ class Scheduler:
     def _resident(self, row: tuple[Axis, ...], accumulators: list[Term]) -> bool:
         if not self._pinnable(row):
             return False
-        loads = {t.param for t in self.program.terms if t.op == "load" and t.axes >= set(row)}
+        loads = self._row_loads(row)
         width = 1 if row[-1] is self._vector() else min(16, power_of_two(self.size[self._vector()]))
         wide = 2 if any(t.dtype == "f64" for t in self.program.terms) else 1
-        copies = max(1, len(loads) + len(accumulators)) * wide
+        copies = max(1, len([t for t in loads if t.axes - set(row)]) + len(accumulators)) * wide
         padded = self._padded(row)
         wasteful = padded > 32768 and padded > 1.25 * math.prod(self.size[a] for a in row)
-        return padded * width * copies <= self.budget.held and not wasteful
+        crowded = padded >= 32768 and len(self.reductions) > 2 and self.target.kind != "interpret"
+        return padded * width * copies <= self.budget.held and not wasteful and not crowded
+
+    def _row_loads(self, row: Iterable[Axis]) -> list[Term]:
+        """One load of every whole row that is read."""
+        return list({t.param: t for t in self.program.terms if t.op == "load" and t.axes >= set(row)}.values())
+
+    def _hoisted(self, row: tuple[Axis, ...], tile: dict[Axis, int], accumulators: list[Term]) -> bool:
+        """Whether rows that no item changes (weights) stay in registers; else every item reads them again, from L2."""
+        copies = len(self._row_loads(row)) + len(accumulators)
+        return not row or math.prod(tile.values()) * copies <= self.budget.held
 
     def _vector(self) -> Axis:
         return self.order[-1]
@@ -348,7 +364,10 @@ class Scheduler:
         return items, tidy(_least(_per_strip(wanted, strips), items))
 
     def _passes(self) -> int:
-        return 1 + max((self._phases(frozenset(self.reductions))[t] for t in self.program.terms), default=0)
+        """How often a chunked row is read: once per phase in which something walks it."""
+        row, phase = set(self.row), self._phases(frozenset(self.reductions))
+        walked = {phase[r.args[0]] for r in self.reductions if r.args[0].axes & row and r not in self.online}
+        return len(walked | {max(phase[t] for t in s.terms) for s in self.program.sinks if set(s.axes) & row})
 
     def _fitting_l2(self, row: tuple[Axis, ...], tile: dict[Axis, int], wanted: Size) -> Size:
         """So few rows in flight that the second pass over them reads L2, not memory."""
@@ -363,7 +382,20 @@ class Scheduler:
         phase: dict[Term, int] = {}
         for term in self.program.terms:
             phase[term] = max((phase[a] for a in term.args), default=0) + (term in inner)
+            if term in self.online:
+                phase[term] = phase[self.online[term]]
         return phase
+
+    def _online(self, inner: list[Term]) -> dict[Term, Term]:
+        """sum(exp(x - max(x))) -> max(x): in chunks, the sum rides along in the pass of the maximum."""
+        found: dict[Term, Term] = {}
+        for total in inner:
+            e = total.args[0]
+            d = e.args[0] if total.op == "sum" and e.op == "exp" else e
+            if d.op == "sub" and d is not e and d.dtype in ("f32", "f64") and (top := d.args[1]) in inner:
+                if top.op == "amax" and top.args[0] is d.args[0] and top.param == total.param:
+                    found[total] = top
+        return {total: top for total, top in found.items() if list(found.values()).count(top) == 1}
 
 
 def _per_strip(wanted: Size, strips: Size) -> Size:

@@ -210,6 +210,8 @@ class Values:
             return FINISH
         if self.plan.chunked and term in self.plan.inner:
             return self.body.level
+        if term.op == "load" and not self.plan.hoisted and term.axes & set(self.plan.row):
+            args.append(self.body.level)
         if term.op in ("load", "index"):
             place = term.param.place if term.op == "load" else term.param
             args += [self._coord_level(a) for a, _ in place.terms]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import sympy
+import torch
 from bodies import BODIES
 from harness import INTERPRET, MANY, SMALL, K, M, N, agree, close, graph_of, inputs_of, run
 
@@ -64,3 +65,17 @@ def _moved(body: str, sizes: dict[sympy.Symbol, int], target: Target) -> float:
 @pytest.mark.parametrize("body", BODIES)
 def test_every_byte_moves_once(body: str) -> None:
     assert _moved(body, {M: 4096, N: 4096, K: 8}, TARGETS["cuda:90"]) <= 1.03
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_softmax_at_the_edges(device: str) -> None:
+    inf = float("inf")
+    x = torch.randn(5, 40).bfloat16()
+    x[0] = -inf
+    x[1, 3] = inf
+    x[2, 30] = float("nan")
+    x[3, :39] = -inf
+    x[4, 5] = -inf
+    function, inputs = BODIES["softmax"]
+    agree(function, {M: 5, N: 40}, DEVICES[device], given={"x": x}, **inputs)
+    agree(lambda x: x.amax(1), {M: 5, N: 40}, DEVICES[device], given={"x": x}, **inputs)
