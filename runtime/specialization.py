@@ -10,6 +10,7 @@ from typing import Any
 
 import sympy
 import torch
+import torch.utils._pytree as pytree
 
 from ..ir.program import Place
 from ..tracer.capture import CaptureError, Session, Trace, capture_lock, settled, writes_to_placeholders
@@ -153,6 +154,7 @@ class Specialization:
             return None
         if not self._decided:
             self._chosen, self._decided = choose(self, sizes), True
+            self.guard = size_guard(self.session, self.forward.fakes)  # what backward assumed is in both graphs
         return self._chosen
 
     def chosen_executable(self, backend: str, chosen: Chosen) -> Executable:
@@ -184,19 +186,21 @@ class Specialization:
     def _aliased(self, outputs: list[Any], inputs: list[Tensor], sizes: Sizes) -> list[Tensor]:
         """Outputs that are an input, a view of one, or the same object twice are what they are in eager."""
         for i, position in enumerate(self.forward.tensor_outputs):
-            kind, index = self.forward.outputs[position].kind, self.forward.outputs[position].index
+            described = self.forward.outputs[position]
+            kind, index = described.kind, described.index
             if kind == "input":
                 outputs[i] = inputs[index]
             elif kind == "same":
                 outputs[i] = outputs[index]
             elif kind == "view":
-                outputs[i] = _view(inputs[index], self.forward.fakes[index], self.forward.fake_outputs[i], sizes)
+                view = _view(inputs[index], self.forward.fakes[index], self.forward.fake_outputs[i], sizes)
+                outputs[i] = view if described.value else view.detach()
         return outputs
 
     def returned(self, outputs: Sequence[Tensor]) -> Any:
         """The user's return value: tensors in their places among plain objects, a tuple where he returned one."""
         supply = iter(outputs)
-        full = tuple(o.value if o.kind == "object" else next(supply) for o in self.forward.outputs)
+        full = tuple(_anew(o.value) if o.kind == "object" else next(supply) for o in self.forward.outputs)
         return full if self.forward.is_tuple else full[0]
 
     def at(self, place: Place | None, inputs: Sequence[Any], outputs: Sequence[Any], hidden: Sequence[Any]) -> Any:
@@ -403,12 +407,27 @@ class Specialization:
             return None
         supply = iter(values)
         arguments = [next(supply) if i in self.slots else a for i, a in enumerate(args)]
-        return self._compared(
-            self._replay_forward,
-            self._users_forward,
-            arguments,
-            cut_down=any(a is not b for a, b in zip(arguments, args, strict=True)),
-        )
+        replay = _Recorded(self._replay_forward)
+        cut_down = any(a is not b for a, b in zip(arguments, args, strict=True))
+        why = self._compared(replay, self._users_forward, arguments, cut_down)
+        if why is None:
+            captured = self.forward
+            fakes = self._with_real_strides(captured.trace, replay.results, self.sizes(arguments))
+            for kept in (captured.fake_outputs, captured.fake_hidden):
+                kept[:] = [f if f is not None else k for f, k in zip(fakes, kept, strict=False)]
+                fakes = fakes[len(kept) :]
+        return why
+
+    def _with_real_strides(self, trace: Trace, results: Sequence[Any], sizes: Sizes) -> list[Tensor | None]:
+        """Per output a fake with the strides that eager gave it, where the captured fake had others: in the trace too."""
+        (made,) = trace.graph_module.graph.find_nodes(op="output")[0].args
+        found: list[Tensor | None] = []
+        for node, result in zip(made, results, strict=False):
+            order = None if node is None else order_unlike(node.meta.get("val"), result, sizes)
+            found.append(None if order is None else self.session.fake_permuted(node.meta["val"], order))
+            if found[-1] is not None:
+                node.meta["val"] = found[-1]
+        return found
 
     def _light(self, values: Sequence[Any], fakes: Sequence[Any], trace: Trace, sizes: Sizes) -> list[Any] | None:
         """The values, cut down where the user's method would fill memory; None where no cut is legal."""
@@ -467,9 +486,11 @@ class Specialization:
             with self._exactly_as_captured():
                 return entry.trace.graph_module(*inputs, *[p.get() for p in entry.lifted if p is not None])  # type: ignore[no-any-return]
 
-        why = self._compared(mine, users, values, cut_down=at is not sizes)
+        replay = _Recorded(mine)
+        why = self._compared(replay, users, values, cut_down=at is not sizes)
         if why is not None:
             raise CaptureError(reason=why, where="unknown")
+        self._with_real_strides(entry.trace, replay.results, at)
 
     def binder_of_values(self, values: Sequence[Any], fakes: Sequence[Any], sizes: Any) -> Any:
         """The sizes at which cut-down values stand; the given ones where nothing was cut."""
@@ -484,6 +505,27 @@ class Specialization:
             if cut_down:  # cut data may be illegal for the method where the real data is not
                 return None
             raise
+
+
+class _Recorded:
+    """A call that remembers its results."""
+
+    def __init__(self, call: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
+        self.call, self.results = call, list[Any]()
+
+    def __call__(self, given: Sequence[Any]) -> Sequence[Any]:
+        self.results = list(self.call(given))
+        return list(self.results)
+
+
+def order_unlike(fake: Any, real: Any, sizes: Sizes) -> tuple[int, ...] | None:
+    """The axes of `real` from outermost to innermost, where it is dense and its strides are not those of `fake`."""
+    if not isinstance(fake, Tensor) or not isinstance(real, Tensor) or not real.numel():
+        return None
+    expected = rebind(tuple(fake.stride()), sizes)
+    if all(a == b or n == 1 for a, b, n in zip(expected, real.stride(), real.shape, strict=True)):
+        return None
+    return _dense_order(real)
 
 
 def gradient_kind(gradient: Tensor | None) -> Any:
@@ -529,6 +571,11 @@ def _stand_in(fake: Tensor, sizes: Sizes) -> Tensor:
 
 def _same_shape(tensor: Tensor, fake: Tensor, sizes: Sizes) -> bool:
     return tuple(tensor.shape) == tuple(rebind(fake.shape, sizes))
+
+
+def _anew(value: Any) -> Any:
+    """A container of its own for every call."""
+    return pytree.tree_map(lambda leaf: leaf, value) if isinstance(value, list | tuple | dict) else value
 
 
 def _refuse(value: Any) -> Any:

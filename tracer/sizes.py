@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -17,13 +18,14 @@ _DIVISIONS = (torch_sympy.FloorDiv, torch_sympy.CleanDiv)
 
 
 class Sizes:
-    """Turns SymInts into expressions; a division that a guard proved exact becomes a fraction.
+    """Turns SymInts into expressions, simplified by what the guards say; a division proved exact becomes a fraction.
 
-    FloorDiv(s0, 2)  ->  s0/2 where Mod(s0, 2) == 0 is known, else floor(s0/2)
+    FloorDiv(s0, 2)  ->  s0/2 where Mod(s0, 2) == 0 is known, s1 where it was compared with s1, else floor(s0/2)
     """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[sympy.Basic, int], Any] = {}
+        self._known: dict[tuple[sympy.Basic, int, int], Any] = {}
+        self._equations: dict[int, dict[sympy.Basic, sympy.Basic]] = {}
 
     def __call__(self, size: Any) -> Any:
         """int, float, bool or a symbolic number of torch -> the same as a number or a sympy expression."""
@@ -31,17 +33,55 @@ class Sizes:
             return size
         if free_unbacked_symbols(size):
             raise LoweringError(f"the size {size} depends on the values of a tensor")
-        expr, facts = size.node.expr, _divisible(size.node.shape_env)
-        key = (expr, len(facts))
+        expr, env = size.node.expr, size.node.shape_env
+        facts = _divisible(env)
+        key = (expr, len(facts), len(env.guards))
         if key not in self._known:
-            self._known[key] = _number(plain(_exact(expr, facts)))
+            self._known[key] = _number(plain(_replaced(_exact(expr, facts), self._solved(env))))
         return self._known[key]
+
+    def _solved(self, env: Any) -> dict[sympy.Basic, sympy.Basic]:
+        if len(env.guards) not in self._equations:
+            exprs = (env.replace(g.expr) for g in env.guards)
+            self._equations[len(env.guards)] = solved([e for e in exprs if isinstance(e, sympy.Eq)])
+        return self._equations[len(env.guards)]
 
     def tree(self, item: Any) -> Any:
         """The same for every symbolic number in nested lists and tuples."""
         if isinstance(item, (list, tuple)):
             return tuple(self.tree(i) for i in item)
         return self(item)
+
+
+def solved(equations: Sequence[sympy.Eq]) -> dict[sympy.Basic, sympy.Basic]:
+    """What the equations say about divisions and symbols, each in terms of what is left.
+
+    s1 // 2 == s0, s1 - s1 // 2 == s0   ->   s1 // 2: s0, s1: 2 * s0
+    """
+    known: dict[sympy.Basic, sympy.Basic] = {}
+    for equation in equations:
+        unknown = _solution(sympy.expand(_replaced(equation.lhs - equation.rhs, known)))
+        if unknown is not None:
+            known = {k: v.xreplace(dict([unknown])) for k, v in known.items()} | dict([unknown])
+    return known
+
+
+def _solution(zero: sympy.Expr) -> tuple[sympy.Basic, sympy.Basic] | None:
+    """A division, or a symbol with coefficient 1 or -1, that `zero == 0` gives in terms of the rest."""
+    terms = zero.as_coefficients_dict()
+    divisions = [t for t in terms if isinstance(t, _DIVISIONS)]
+    symbols = [t for t in terms if t.is_Symbol and abs(terms[t]) == 1]
+    for unknown in sorted(divisions, key=str) + sorted(symbols, key=str):
+        rest = zero - terms[unknown] * unknown
+        if not rest.has(unknown) and rest != 0:
+            return unknown, sympy.expand(-rest / terms[unknown])
+    return None
+
+
+def _replaced(expr: Any, known: Mapping[sympy.Basic, sympy.Basic]) -> Any:
+    for _ in known:
+        expr = expr.xreplace(dict(known))
+    return expr
 
 
 def _divisible(shape_env: Any) -> Any:
