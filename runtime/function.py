@@ -362,6 +362,8 @@ def make_node(compiler: Compiler, specialization: Specialization, backend: str, 
     }
     if method is not None:
         body["backward"] = staticmethod(backward)
+        if all(getattr(cls, n) is not getattr(Function, n) for n in ("backward", "vjp")):
+            body["vjp"] = staticmethod(backward)  # torch refuses the two together, at backward time
     for flag in ("clear_saved_tensors_on_access", "boxed_grads_call"):
         if hasattr(cls, flag):
             body[flag] = getattr(cls, flag)

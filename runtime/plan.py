@@ -364,7 +364,9 @@ def _restrided(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
 def _own(tensor: Tensor, strides: tuple[int, ...], taken: set[int]) -> Tensor:
     """An output must not share memory with an input or another output, and has eager's strides."""
     if memory_of(tensor) in taken or not _same_layout(tensor, strides):
-        return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+        distinct = tensor[tuple(slice(0, 1) if s == 0 else slice(None) for s in strides)]  # one element per stride 0
+        own = torch.empty_strided(distinct.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(distinct)
+        return own if own.shape == tensor.shape else own.expand(tensor.shape).detach()
     return tensor
 
 

@@ -18,7 +18,7 @@ from ..tracer.capture import Session, Trace, capture_lock, is_capturing
 from ..tracer.function import guarded_trace
 from ..tracer.torch_private import custom_function_call, dual_level, plain_tensors, transforms_active, unwrapped
 from .guards import Guard, argument_fact, global_state, size_guard
-from .plan import Executable
+from .plan import BoundSizes, Executable
 from .specialization import Specialization
 from .stats import count
 
@@ -370,9 +370,10 @@ class BackwardUnit(Unit):
         """Gradients that can be differentiated again."""
         return tuple(self(*residuals, *(sizes[s] for s in self.symbols), *gradients))
 
-    def _parts(self, args: Sequence[Any]) -> tuple[Sequence[Any], dict[sympy.Symbol, Any], Sequence[Any]]:
+    def _parts(self, args: Sequence[Any]) -> tuple[Sequence[Any], BoundSizes, Sequence[Any]]:
         middle = self.split + len(self.symbols)
-        return args[: self.split], dict(zip(self.symbols, args[self.split : middle], strict=True)), args[middle:]
+        sizes = BoundSizes(zip(self.symbols, args[self.split : middle], strict=True))
+        return args[: self.split], sizes, args[middle:]
 
     def _python(self, *args: Any) -> Sequence[Any]:
         residuals, sizes, gradients = self._parts(args)

@@ -22,7 +22,7 @@ from ..ir.errors import FusegradError
 from ..ir.program import Place
 from .capture import CaptureError, Session, Trace, where_raised
 from .context import BackwardContext, ForwardContext, attributes_of
-from .reads import Reads
+from .reads import SCALARS, Reads
 from .torch_private import memory_of
 
 Tensor = torch.Tensor
@@ -195,7 +195,7 @@ def _describe_outputs(
     positions: list[int] = []
     for position, value in enumerate(outputs):
         if not isinstance(value, Tensor):
-            described.append(Output("object", value=_concrete(value)))
+            described.append(Output("object", value=_plain(value)))
             continue
         known = places.get(id(value))
         if known is not None and known.kind == "output":
@@ -213,14 +213,19 @@ def _describe_outputs(
 def _own_or_view(value: Tensor, tensors: Sequence[Tensor]) -> Output:
     for index, tensor in enumerate(tensors):
         if memory_of(value) == memory_of(tensor):
-            return Output("view", index)
+            return Output("view", index, value._is_view())  # detach() shares memory and is no view to autograd
     return Output("tensor")
 
 
-def _concrete(value: Any) -> Any:
-    """A Python value that goes back to the user must not hold symbols."""
-    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
-        raise CaptureError(reason="it returns a size as a Python number", where="unknown")
+def _plain(value: Any) -> Any:
+    """A Python value that goes back to the user as it is: no symbols, no fakes, nothing that a call makes anew."""
+    for leaf in _leaves(value):
+        if isinstance(leaf, torch.SymInt | torch.SymFloat | torch.SymBool):
+            raise CaptureError(reason="it returns a size as a Python number", where="unknown")
+        if isinstance(leaf, Tensor):
+            raise CaptureError(reason="it returns a container with tensors", where="unknown")
+        if not isinstance(leaf, SCALARS) and not callable(leaf):
+            raise CaptureError(reason=f"it returns a {type(leaf).__name__}", where="unknown")
     return value
 
 
@@ -307,8 +312,6 @@ class GradientCountError(FusegradError):
 def exact_gradients(cls: type, result: Any, count: int) -> tuple[Any, ...]:
     """backward's result as a tuple of `count` gradients; extra trailing Nones are dropped, as torch does."""
     gradients = result if isinstance(result, tuple) else (result,)
-    if isinstance(result, list):
-        gradients = tuple(result)
     if len(gradients) < count or any(g is not None for g in gradients[count:]):
         raise GradientCountError(function=cls.__name__, expected=count, got=len(gradients))
     return gradients[:count]

@@ -30,6 +30,8 @@ LIBRARIES = {
     "collections",
     "triton",
     "fusegrad",
+    "pytest",
+    "_pytest",  # what a rewritten `assert` calls
 }
 IMPURE_BUILTINS = {
     "print",
