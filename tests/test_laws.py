@@ -124,3 +124,17 @@ def test_the_ground_does_not_load_torch() -> None:
         "import fusegrad.ir, fusegrad.codegen"
     )
     run_python(code)
+
+
+def test_private_corners_of_torch_live_in_one_file() -> None:
+    """`torch._C` and private attributes of its objects appear in tracer/torch_private.py and nowhere else."""
+    spelled = ("torch._C", "_cdata", "forward_ad._current_level")
+    found = [
+        f"{path.relative_to(ROOT)}: {word}"
+        for room in ("tracer", "runtime")
+        for path in sorted((ROOT / room).glob("*.py"))
+        if path.name != "torch_private.py"
+        for word in spelled
+        if word in path.read_text(encoding="utf-8")
+    ]
+    assert not found
