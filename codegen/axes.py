@@ -243,6 +243,7 @@ class Builder:
         self._asked: dict[Any, Term] = {}
         self._places: dict[int, int] = {}
         self.goal = -1
+        self.nested = 0
 
     # ------------------------------------------------------------------ making
     def axis(self, key: Any, size: Size) -> Axis:
@@ -309,6 +310,13 @@ class Builder:
             self._count(node)
             self._asked[key] = self._rule(node)(self, node, place, guards)
         return self._asked[key]
+
+    def whole(self, node: Value, index: Sequence[Index]) -> Term:
+        """The argument of a reduction or scan: it is never looked at piece by piece."""
+        self.nested += 1
+        term = self.at(node, index)
+        self.nested -= 1
+        return term
 
     def _rule(self, node: Value) -> Callable[[Builder, Value, tuple[Index, ...], tuple[Term, ...]], Term]:
         if node.id in self.memory:
@@ -419,7 +427,7 @@ class Builder:
 
     def pieces(self, index: Index, sizes: tuple[Size, ...]) -> None:
         """Store a concatenation piece by piece, where pieces are alike and the index is a dimension of the sink."""
-        alike = len(sizes) <= 4 and all(same(n, sizes[0]) for n in sizes[1:])
+        alike = not self.nested and len(sizes) <= 4 and all(same(n, sizes[0]) for n in sizes[1:])
         if not alike or any(goal == self.goal for goal, _ in self._pieces):
             return
         for key, axis in self._axes.items():
@@ -638,7 +646,7 @@ def _reduce(b: Builder, node: Value, index: Place, guards: Guards) -> Term:
     axes = node.params["axes"]
     kept = iter(index)
     own = {d: _reduced(b, node, d, x.shape[d]) for d in axes}
-    arg = b.at(x, [own[d] if d in own else next(kept) for d in range(x.ndim)])
+    arg = b.whole(x, [own[d] if d in own else next(kept) for d in range(x.ndim)])
     over = [a for d in axes for a in b.settled(own[d]).walked]
     return _folded(b, node, arg, over)
 
@@ -696,7 +704,7 @@ def _cumsum(b: Builder, node: Value, index: Place, guards: Guards) -> Term:
     if len(along.terms) != 1:
         raise Cut([x] if x.prim != "input" and x.id not in b.memory else [node])
     ((axis, _),) = along.terms
-    arg = b.at(x, index)
+    arg = b.whole(x, index)
     if axis not in arg.axes:
         arg = b.term("spread", arg, dtype=arg.dtype, param=(axis,), node=node)
     op = "cumsum_reverse" if node.params["reverse"] else "cumsum"

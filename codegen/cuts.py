@@ -28,7 +28,7 @@ from .kernel import Buffer, Kernel, Kernels, Ref, Target
 from .mathematics import rules as elementwise_rules
 from .names import identifier
 from .schedule import Scheduler, Separate
-from .sizes import Hints, symbols
+from .sizes import Hints, number, symbols
 from .unify import unify
 
 FUSIBLE = frozenset({"input", "elementwise", "source", "layout", "reduce", "scan", "gather", "scatter", "random"})
@@ -124,11 +124,17 @@ class _Group:
     def __init__(self, graph: Graph, target: Target, hints: Hints, name: str) -> None:
         self.graph, self.target, self.hints, self.name = graph, target, hints, name
         self.order = graph.order()
-        self.empty = {s: 0 for s, n in hints.items() if n == 0}  # sizes of zero are compiled in
+        self.empty = self._empty()
         self.cut: dict[int, None] = {}
         self.apart: set[frozenset[int]] = set()
         self.alone: set[int] = set()
         self._cut_deep()
+
+    def _empty(self) -> dict[sympy.Symbol, int]:
+        """Symbols that make a size zero: they are compiled in."""
+        sizes = {n for v in (*self.graph.inputs, *self.order) for n in v.shape if not isinstance(n, int)}
+        nothing = symbols(n for n in sizes if number(n, self.hints) == 0)
+        return {s: int(self.hints[s]) for s in sorted(nothing, key=str)}
 
     def _cut_deep(self) -> None:
         depth: dict[int, int] = {}
@@ -276,10 +282,10 @@ def _together(sinks: Sequence[Sink]) -> list[list[Sink]]:
     walked = [(s, _cone(s)) for s in sinks]
     groups: list[tuple[list[Sink], frozenset[Axis]]] = []
     for sink, axes in sorted(walked, key=lambda w: -len(w[1])):
-        for number, (members, own) in enumerate(groups):
+        for place, (members, own) in enumerate(groups):
             same_memory = any(m.ref == sink.ref for m in members)
             if axes <= own or own <= axes or same_memory:
-                groups[number] = ([*members, sink], own | axes)
+                groups[place] = ([*members, sink], own | axes)
                 break
         else:
             groups.append(([sink], axes))

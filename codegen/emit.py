@@ -38,7 +38,7 @@ from .mathematics import TL, held
 from .names import identifier
 from .prelude import HELPERS
 from .sizes import number as evaluated
-from .sizes import same, symbols, tidy
+from .sizes import same, tidy
 from .values import Coord, default_name, name_of
 
 
@@ -128,8 +128,10 @@ class Emitter(Finishing):
             self._finish()
 
     def _never_zero(self, sizes: Iterable[Size]) -> None:
-        for symbol in sorted(symbols(sizes), key=str):
-            self.guards[sympy.Gt(symbol, 0, evaluate=False)] = None
+        """Kernels with sizes of zero are kernels of their own."""
+        for size in sizes:
+            if not isinstance(size, int):
+                self.guards[sympy.Gt(size, 0, evaluate=False)] = None
 
     def _share(self, part: Expr) -> tuple[str, Expr]:
         """The loop variable and range of a program's share of the items."""
@@ -137,7 +139,7 @@ class Emitter(Finishing):
         assert plan.items is not None and plan.programs is not None
         both = isinstance(plan.items, int) and isinstance(plan.programs, int)
         share = -(-plan.items // plan.programs) if both else sympy.ceiling(sympy.sympify(plan.items) / plan.programs)
-        self._never_zero([plan.items, plan.programs, *(a.size for a in plan.grid)])
+        self._never_zero(a.size for a in (*plan.walk, *plan.grid, *plan.row))
         each = self.fixed("ITEMS", share)
         whole = (
             self.fixed("TOTAL", plan.items) if not same(plan.items, plan.walk[0].size) else self.size(plan.walk[0].size)

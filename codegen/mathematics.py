@@ -32,6 +32,8 @@ def number(value: Any, dtype: str) -> str:
         return str(bool(value))
     if dtype in FLOATING:
         value = _as_low(float(value), dtype)
+        if value == 0 and math.copysign(1.0, value) < 0:  # Triton makes any zero constant a positive one
+            return f"(tl.full([], 0.0, {TL[held(dtype)]}) * -1.0)"
         return repr(value) if math.isfinite(value) else f'float("{value}")'
     bits = BITS[dtype]
     wrapped = int(value) % (1 << bits)
@@ -155,7 +157,8 @@ rules: dict[str, Rule] = {
     "pow": _power,
     "atan2": _helper("atan2"),
     "where": _tl("where"),
-    "neg": lambda d, x: unary("-", x),
+    # Triton's -x is 0 - x, which loses the sign of zero
+    "neg": _by_kind(lambda d, x: binary("*", x, literal("-1.0")), lambda d, x: unary("-", x)),
     "conj": lambda d, x: x,
     "abs": _absolute,
     "sign": _helper("sign"),

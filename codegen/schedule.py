@@ -115,7 +115,7 @@ class Scheduler:
         grid = tuple(a for a in outer if a not in walked)
         tile = self._tile(rows, chunked, outer, order, bool(final))
         after = frozenset(t for t in self.program.terms if t in set(final) or self.under[t] & set(final))
-        self._check_after(final, after, grid, rows)
+        self._check_after(final, after, chunked, rows)
         odd = chunked and any(self.size[a] % 8 for a in order[-1:])  # narrow accesses want more threads
         warps = self._warps(math.prod(tile.values()) * (4 if odd else 1), bool(accumulators))
         items, programs = self._persistent(walked, grid, tile, rows, chunked, warps, bool(final))
@@ -232,7 +232,7 @@ class Scheduler:
             return False
         kept = [r for r in (*inner, *self.scans) if r.axes & set(row) and r not in self.scans]
         if kept:
-            raise Cut(_nodes(kept))
+            raise Cut(_nodes([s for s in self.scans if any(s in self.under[r] for r in kept)] or kept))
         if self.scans and (len(row) > 1 or len({s.op for s in self.scans}) > 1):
             other = [
                 r for s in self.scans for r in self.under[s] if r.op in REDUCTIONS and set(r.param) != set(s.param)
@@ -240,7 +240,7 @@ class Scheduler:
             raise Cut(_nodes(other or self.scans))
         wide = [r for r in final if r.axes & set(row)]
         for r in wide:
-            below_r = [i for i in inner if i in self.under[r]]
+            below_r = [i for i in (*inner, *self.scans) if i in self.under[r]]
             if below_r:
                 raise Cut(_nodes(below_r))
         if wide:
@@ -278,9 +278,7 @@ class Scheduler:
     def _padded(self, row: Iterable[Axis]) -> int:
         return math.prod(power_of_two(self.size[a]) for a in row)
 
-    def _check_after(
-        self, final: list[Term], after: frozenset[Term], grid: tuple[Axis, ...], row: tuple[Axis, ...]
-    ) -> None:
+    def _check_after(self, final: list[Term], after: frozenset[Term], chunked: bool, row: tuple[Axis, ...]) -> None:
         """The finishing program stores what follows a final reduction, only along axes that the reduction keeps."""
         for sink in self.program.sinks:
             mine = [r for r in final if any(r is t or r in self.under[t] for t in sink.terms)]
@@ -288,8 +286,9 @@ class Scheduler:
                 continue
             axes = set(sink.axes).union(*(t.axes for t in set(below(sink.terms)) & after if t not in final))
             partial = [r for r in mine if axes - r.axes or set(r.param) - set(row) != set(mine[0].param) - set(row)]
-            if partial:
-                raise Cut(_nodes(partial))
+            lost = [t for t in _between(sink, set(final)) if chunked and t.op in REDUCTIONS]
+            if partial or lost:
+                raise Cut(_nodes(partial or lost))
 
     # ------------------------------------------------------------------ blocks
     def _tile(
@@ -409,6 +408,18 @@ def _least(a: Size, b: Size) -> Size:
     """The smaller one, at least one; symbols are not zero here (see Emitter._share)."""
     b = max(b, 1) if isinstance(b, int) else b
     return min(a, b) if isinstance(a, int) and isinstance(b, int) else sympy.Min(a, b)
+
+
+def _between(sink: Sink, final: set[Term]) -> list[Term]:
+    """What a sink needs besides final reductions: terms that are reached without passing through one."""
+    found: dict[Term, None] = {}
+    todo = list(sink.terms)
+    while todo:
+        term = todo.pop()
+        if term not in final and term not in found:
+            found[term] = None
+            todo += term.args
+    return list(found)
 
 
 def _nodes(terms: Iterable[Term]) -> list[Value]:
