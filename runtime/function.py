@@ -23,7 +23,14 @@ from ..ir.program import Place
 from ..tracer.capture import CaptureError, capture_lock, is_capturing
 from ..tracer.function import ForwardCapture, backward_method, methods, run_backward, uses_setup_context
 from ..tracer.reads import Reads, scan
-from ..tracer.torch_private import direct_apply, dual_level, hooks_are_active, memory_of, transforms_active
+from ..tracer.torch_private import (
+    direct_apply,
+    dual_level,
+    hooks_are_active,
+    is_batched,
+    memory_of,
+    transforms_active,
+)
 from .config import backend_name, valid_backend
 from .guards import argument_fact, exact_key, global_state, is_plain
 from .residuals import Chosen
@@ -79,6 +86,7 @@ class Compiler:
         self.known: OrderedDict[Any, list[Specialization]] = OrderedDict()
         self.refused: OrderedDict[Any, CaptureError] = OrderedDict()
         self.reads: Reads | None = None
+        self.marks: dict[Any, int] = {}
         self.lock = threading.RLock()
 
     # ------------------------------------------------------------------ calls
@@ -133,22 +141,34 @@ class Compiler:
 
         Raises NotCaptured at the first call for which they have to.
         """
-        key = (exact_key(args), global_state(), self.reads_now().facts())
         try:
-            return self.exact[key]
+            return self.exact[self._key(args)]
         except KeyError:
-            return self._look_up(key, self.facts(args), args)
+            return self._look_up(args)
+
+    def _key(self, args: Sequence[Any]) -> Any:
+        reads = self.reads_now()
+        return (exact_key(args), global_state(), reads.mark, reads.facts())
 
     def facts(self, args: Sequence[Any]) -> Any:
         """What has to be equal for a specialisation to be used again, sizes and strides apart."""
-        return (*map(argument_fact, args), *global_state(), *self.reads_now().facts())
+        reads = self.reads_now()
+        return (*map(argument_fact, args), *global_state(), reads.mark, *reads.facts())
 
     def reads_now(self) -> Reads:
         """What the methods read besides their arguments, scanned once."""
         if self.reads is None:
-            sources = getattr(self.cls, "_fusegrad_sources", None) or methods(self.cls).values()
-            self.reads = scan(*sources)
+            self._scan()
+            assert self.reads is not None
         return self.reads
+
+    def _scan(self) -> None:
+        """What is read may have become something else (a number a tensor, a helper another): its `mark` tells."""
+        sources = getattr(self.cls, "_fusegrad_sources", None) or methods(self.cls).values()
+        reads = scan(*sources)
+        reads.mark = self.marks.setdefault(reads.signature(), len(self.marks))
+        if self.reads is None or reads.mark != self.reads.mark:
+            self.reads = reads
 
     def complete(self, args: Sequence[Any]) -> Sequence[Any]:
         """The arguments with defaults filled in, where the class's style fills them in."""
@@ -160,7 +180,7 @@ class Compiler:
         """Raises CaptureError where the class says, or its code shows, that it must not be captured."""
         if self.traceable is False:
             raise CaptureError(reason="it declares is_traceable = False", where=method_place(self.cls.forward))  # type: ignore[attr-defined]
-        if self.reads_now().effects and self.traceable is not True:
+        if self.reads_now().effects:
             reason, where = self.reads_now().effects[0]
             raise CaptureError(reason=reason, where=where)
 
@@ -170,8 +190,12 @@ class Compiler:
         if why is not None:
             raise CaptureError(reason=why, where=method_place(self.cls.forward))  # type: ignore[attr-defined]
 
-    def _look_up(self, key: Any, facts: Any, args: Sequence[Any]) -> Specialization | None:
+    def _look_up(self, args: Sequence[Any]) -> Specialization | None:
         with capture_lock, self.lock:
+            facts = self.facts(args)
+            if facts not in self.known and self.marks:
+                self._scan()
+            key, facts = self._key(args), self.facts(args)
             tensors = [a for a in args if isinstance(a, Tensor)]
             found = next((s for s in self.known.get(facts, ()) if s.guard(tensors)), None)
             if found is None and facts not in self.refused:
@@ -269,8 +293,12 @@ class Compiler:
         """backward of a generated Function: kernels, or the user's own body with the reason on record."""
         residuals = [*ctx.saved_tensors, *ctx._fusegrad_tensors]
         sizes = ctx._fusegrad_sizes
-        if torch.is_grad_enabled() and any(_tracked(v) for v in (*residuals, *gradients)):
+        recording = torch.is_grad_enabled() and any(_tracked(v) for v in (*residuals, *gradients))
+        in_a_batch = any(map(is_batched, gradients))
+        if recording or in_a_batch or transforms_active():
             originals = residuals if chosen is None else self._originals(chosen, residuals, ctx)
+            if in_a_batch or self.records.get("backward", Record("")).status == "opaque":
+                return self.users_backward(specialization, originals, sizes, gradients)
             return BackwardUnit.of(self, specialization, backend).differentiable(originals, sizes, gradients)
         return self.run_backward(specialization, backend, residuals, sizes, gradients, chosen)
 

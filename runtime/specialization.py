@@ -252,21 +252,26 @@ class Specialization:
 
     def entry(self, kinds: tuple[Any, ...]) -> BackwardEntry:
         """The captured backward for these gradients; raises CaptureError (the same each time) where it cannot be."""
-        if kinds not in self.entries:
+        key = self._now(kinds)
+        if key not in self.entries:
             with capture_lock:
-                self._add_entry(kinds)
-        entry = self.entries[kinds]
+                self._add_entry(key, kinds)
+        entry = self.entries[key]
         if isinstance(entry, CaptureError):
             raise entry
         return entry
 
-    def _add_entry(self, kinds: tuple[Any, ...]) -> None:
-        if kinds in self.entries:  # another thread was first
+    def _now(self, kinds: tuple[Any, ...]) -> Any:
+        """What backward depends on: the gradients, and what is read from outside, which may have changed since forward."""
+        return kinds, self.reads.facts()
+
+    def _add_entry(self, key: Any, kinds: tuple[Any, ...]) -> None:
+        if key in self.entries:  # another thread was first
             return
         try:
-            self.entries[kinds] = self._capture_backward(kinds)
+            self.entries[key] = self._capture_backward(kinds)
         except CaptureError as error:
-            self.entries[kinds] = error
+            self.entries[key] = error
 
     def _capture_backward(self, kinds: tuple[Any, ...]) -> BackwardEntry:
         count("captures")
@@ -461,7 +466,7 @@ class Specialization:
         try:
             self._check_backward(entry, residuals, sizes, gradients)
         except CaptureError as error:
-            self.entries[kinds] = error
+            self.entries[self._now(kinds)] = error
             raise
 
     def _check_backward(

@@ -14,9 +14,17 @@ import torch
 from torch.autograd.function import Function
 
 from ..ir.errors import FusegradError
-from ..tracer.capture import Session, Trace, capture_lock, is_capturing
+from ..tracer.capture import CaptureError, Session, Trace, capture_lock, is_capturing
 from ..tracer.function import guarded_trace
-from ..tracer.torch_private import custom_function_call, dual_level, plain_tensors, transforms_active, unwrapped
+from ..tracer.reads import Read, Reads
+from ..tracer.torch_private import (
+    custom_function_call,
+    dual_level,
+    is_batched,
+    plain_tensors,
+    transforms_active,
+    unwrapped,
+)
 from .guards import Guard, argument_fact, global_state, size_guard
 from .plan import BoundSizes, Executable
 from .specialization import Specialization
@@ -52,9 +60,9 @@ def _strides(value: Tensor) -> tuple[int, ...]:
 class Unit:
     """A Python function of tensors, ints and Nones, captured per key, run as kernels, differentiable to any order."""
 
-    def __init__(self, name: str, body: Body, backend: str) -> None:
-        self.name, self.body, self.backend = name, body, backend
-        self.graphs: list[tuple[Any, Guard, Executable, list[Tensor]]] = []
+    def __init__(self, name: str, body: Body, backend: str, reads: Reads) -> None:
+        self.name, self.body, self.backend, self.reads = name, body, backend, reads
+        self.graphs: list[tuple[Any, Guard, Executable, list[Read]]] = []
         self._function: Any = None
         self._derived: dict[Any, Unit] = {}
 
@@ -70,17 +78,24 @@ class Unit:
         """Run on plain tensors, from the captured graph."""
         if is_capturing():
             return self.body(*args)
-        executable, lifted = self.captured(args)
-        return executable([a for a in args if isinstance(a, VALUES)], lifted)
+        try:
+            executable, lifted = self.captured(args)
+        except CaptureError:
+            return self.body(*args)  # a derivative of a method that cannot be captured: through autograd, as in eager
+        values = [a for a in args if isinstance(a, VALUES)]
+        if any(map(is_batched, values)):  # no memory that a kernel could read
+            return list(executable.replay(*values, *lifted))
+        return executable(values, lifted)
 
     def captured(self, args: Sequence[Any]) -> tuple[Executable, list[Tensor]]:
         """The graph for arguments like these."""
-        facts = (*(argument_fact(a) if not isinstance(a, int) else "int" for a in args), *global_state())
+        given = (argument_fact(a) if not isinstance(a, int) else "int" for a in args)
+        facts = (*given, *global_state(), *self.reads.facts())
         tensors = [a for a in args if isinstance(a, Tensor)]
         with capture_lock:
             for known, guard, executable, lifted in self.graphs:
                 if known == facts and guard(tensors):
-                    return executable, lifted
+                    return executable, [read.get() for read in lifted]
             return self._capture(args, facts, tensors)
 
     def flat(self, args: Sequence[Any]) -> tuple[Trace, Sequence[Tensor]]:
@@ -100,10 +115,11 @@ class Unit:
                 full[i] = value
             return tuple(self.body(*full))
 
-        trace = guarded_trace(session, run, fakes, None)
+        trace = guarded_trace(session, run, fakes, self.reads)
+        lifted = [read for t in trace.lifted if (read := self.reads.tensor_path(t)) is not None]
         executable = Executable(trace, self.name, self.backend)
         guard = size_guard(session, [f for f in fakes if isinstance(f, Tensor)])
-        self.graphs.append((facts, guard, executable, trace.lifted))
+        self.graphs.append((facts, guard, executable, lifted))
         return executable, trace.lifted
 
     # ------------------------------------------------------------------ derivatives
@@ -118,7 +134,7 @@ class Unit:
         """(inputs, cotangents of the outputs) -> cotangents of the inputs."""
         if inputs not in self._derived:
             self._derived[inputs] = Unit(
-                f"{self.name}_vjp", lambda *a: vjp_of(self.body, a[:inputs], a[inputs:]), self.backend
+                f"{self.name}_vjp", lambda *a: vjp_of(self.body, a[:inputs], a[inputs:]), self.backend, self.reads
             )
         return self._derived[inputs]
 
@@ -127,7 +143,7 @@ class Unit:
         key = ("jvp", inputs)
         if key not in self._derived:
             self._derived[key] = Unit(
-                f"{self.name}_jvp", lambda *a: jvp_of(self.body, a[:inputs], a[inputs:]), self.backend
+                f"{self.name}_jvp", lambda *a: jvp_of(self.body, a[:inputs], a[inputs:]), self.backend, self.reads
             )
         return self._derived[key]
 
@@ -161,7 +177,7 @@ class BatchedUnit(Unit):
     def __init__(
         self, parent: Unit, in_dims: tuple[int | None, ...], randomness: str, out_dims: tuple[OutDim, ...] | None
     ) -> None:
-        super().__init__(f"{parent.name}_batched", self._vmapped, parent.backend)
+        super().__init__(f"{parent.name}_batched", self._vmapped, parent.backend, parent.reads)
         self.parent, self.in_dims, self.randomness, self.out_dims = parent, in_dims, randomness, out_dims
         self._flat: Any = None
 
@@ -354,7 +370,7 @@ class BackwardUnit(Unit):
         self.compiler, self.specialization = compiler, specialization
         self.symbols = sorted(specialization.binder.sources, key=str)
         self.split = len(specialization.residual_places)
-        super().__init__(f"{specialization.name}_backward", self._python, backend)
+        super().__init__(f"{specialization.name}_backward", self._python, backend, specialization.reads)
 
     @classmethod
     def of(cls, compiler: Compiler, specialization: Specialization, backend: str) -> BackwardUnit:

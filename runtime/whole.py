@@ -151,7 +151,7 @@ class Whole(Rules):
     def __init__(self, compiler: Compiler, spec: Specialization, backend: str) -> None:
         super().__init__(compiler, spec)
         self.backend = backend
-        self.forward_unit = Unit(f"{spec.name}_forward", self._forward_body, backend)
+        self.forward_unit = Unit(f"{spec.name}_forward", self._forward_body, backend, spec.reads)
         self.tangent_units: dict[tuple[bool, ...], Unit] = {}
 
     def backward_for(self, gradients: Sequence[Any]) -> Unit:
@@ -171,7 +171,8 @@ class Whole(Rules):
 
     def tangent_unit(self, mask: tuple[bool, ...]) -> Unit:
         if mask not in self.tangent_units:
-            self.tangent_units[mask] = Unit(f"{self.spec.name}_jvp", self._tangent_body(mask), self.backend)
+            body = self._tangent_body(mask)
+            self.tangent_units[mask] = Unit(f"{self.spec.name}_jvp", body, self.backend, self.spec.reads)
         return self.tangent_units[mask]
 
     def _tangent_body(self, mask: tuple[bool, ...]) -> Any:

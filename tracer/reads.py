@@ -47,6 +47,8 @@ IMPURE_BUILTINS = {
     "setattr",
     "breakpoint",
 }
+NOT_IN_A_GRAPH = {"storage_offset", "_version", "_base", "is_leaf", "grad_fn"}
+"""What a tensor tells about its memory and its history: another answer for tensors that one graph serves."""
 IMPURE_MODULES = {"time", "random", "os", "sys", "io", "logging", "datetime", "uuid", "secrets"}
 DEPTH = 3
 
@@ -76,10 +78,15 @@ class Reads:
 
     entries: dict[str, Read] = field(default_factory=dict)
     effects: list[tuple[str, str]] = field(default_factory=list)
+    mark: int = 0  # two scans of one class with the same mark found the same paths
     alive: list[Any] = field(default_factory=list)  # what is compared by identity must not be collected
 
     def facts(self) -> tuple[Any, ...]:
         return tuple(read.fact() for read in self.entries.values())
+
+    def signature(self) -> tuple[Any, ...]:
+        """Which paths are read, and how each is compared."""
+        return tuple((path, read.kind) for path, read in self.entries.items())
 
     def changed(self, before: tuple[Any, ...]) -> str | None:
         """The name of what is no longer as it was when `facts` said `before`."""
@@ -189,6 +196,8 @@ def _effect(instruction: dis.Instruction, env: dict[str, Any]) -> str | None:
         return f"it assigns the global `{name}`"
     if instruction.opname == "STORE_ATTR" and name in ("data", "grad", "requires_grad"):
         return f"it assigns `.{name}` of a tensor"
+    if instruction.opname in _ATTRIBUTE and name in NOT_IN_A_GRAPH:
+        return f"it reads `.{name}` of a tensor"
     if instruction.opname == "LOAD_GLOBAL" and name in IMPURE_BUILTINS and name not in env and hasattr(builtins, name):
         return f"it calls `{name}`"
     if instruction.opname == "LOAD_GLOBAL" and isinstance(env.get(name), types.ModuleType) and name in IMPURE_MODULES:

@@ -80,6 +80,18 @@ def unwrapped(tensor: Tensor) -> Tensor:
     return tensor
 
 
+_dispatch_keys: Callable[[Any], Any] | None = _private("_C._dispatch_keys")
+_parse = _private("_C._parse_dispatch_key")
+_BATCHED = _parse("Batched") if _parse is not None else None
+
+
+def is_batched(tensor: Any) -> bool:
+    """Whether `autograd.grad(..., is_grads_batched=True)` made the tensor: one that torch.func does not know."""
+    if not isinstance(tensor, Tensor) or _dispatch_keys is None or _BATCHED is None:
+        return False
+    return bool(_dispatch_keys(tensor).has(_BATCHED))
+
+
 def memory_of(tensor: Tensor) -> int:
     """An identity of the memory that a tensor looks at, fake tensors included."""
     return int(tensor.untyped_storage()._cdata)
@@ -123,6 +135,7 @@ __all__ = [
     "enable_python_dispatcher",
     "function_modes",
     "hooks_are_active",
+    "is_batched",
     "jit_tracing",
     "memory_of",
     "no_autocast",

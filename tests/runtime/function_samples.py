@@ -194,7 +194,7 @@ class Decorated(Function):
 
 
 def leaf(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
-    made = torch.randn(*shape, generator=torch.Generator().manual_seed(seed + 17 * len(shape))).to(dtype)
+    made = torch.randn(shape, generator=torch.Generator().manual_seed(seed + 17 * len(shape))).to(dtype)
     return made.requires_grad_()
 
 
