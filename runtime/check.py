@@ -25,8 +25,15 @@ def intermediate_bytes(gm: torch.fx.GraphModule, sizes: Sizes) -> int:
     for node in gm.graph.nodes:
         value = node.meta.get("val")
         if node.op == "call_function" and isinstance(value, Tensor) and not _is_view(node):
-            total += math.prod(_evaluate(value.shape, sizes)) * value.element_size()
+            total += math.prod(_assumed(value.shape, sizes)) * value.element_size()
     return total
+
+
+def _assumed(shape: Sequence[Any], sizes: Sizes) -> tuple[int, ...]:
+    """A shape in which a size that depends on data (of x[mask], say) counts as the largest of the others."""
+    symbols = {s for n in shape if not isinstance(n, int) for s in n.node.expr.free_symbols}
+    largest = max(sizes.values(), default=1)
+    return _evaluate(shape, {s: sizes.get(s, largest) for s in symbols})
 
 
 def _is_view(node: torch.fx.Node) -> bool:

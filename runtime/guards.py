@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
+from torch._dynamo.source import LocalSource
 from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 
 from ..tracer.capture import Session
@@ -55,9 +56,11 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 def size_guard(session: Session, fakes: Sequence[torch.Tensor]) -> Guard:
     """The conditions on sizes and strides under which the session's graphs hold, compiled once."""
-    text = session.env.produce_guards_expression(cast(Any, list(fakes)), ignore_static=False)
-    if not text:
+    sources = [LocalSource(f"t{i}") for i in range(len(fakes))]
+    conditions = session.env.produce_guards(cast(Any, list(fakes)), sources, ignore_static=False)
+    if not conditions:
         return lambda tensors: True
+    text = " and ".join(f"({c})" for c in conditions)  # a condition may be a disjunction
     text = re.sub(r"L\['t(\d+)'\]", r"t[\1]", text)
     text = re.sub(r"t\[\d+\]\.storage_offset\(\)", "0", text)
     names: dict[str, Any] = dict(SYMPY_INTERP)

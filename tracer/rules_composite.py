@@ -207,6 +207,9 @@ def _logsumexp(x: Any, dim: Any, keepdim: bool = False) -> Any:
     wide = wide if wide.is_floating_point() else wide.to(torch.get_default_dtype())
     if not dims:
         return wide.to(x.dtype) if x.is_floating_point() else wide
+    if any(isinstance(x.shape[d], int) and x.shape[d] == 0 for d in dims):
+        result = torch.log(torch.sum(torch.exp(wide), dims, keepdim=keepdim))
+        return result.to(x.dtype) if x.is_floating_point() else result
     top = torch.amax(wide, dims, keepdim=True)
     top = torch.where(torch.abs(top) == math.inf, 0.0, top)
     result = torch.log(torch.sum(torch.exp(wide - top), dims, keepdim=True)) + top

@@ -39,11 +39,25 @@ def _scatter(call: Call, x: Value, dim: int, index: Value, source: Any) -> Resul
     if x.ndim == 0 or index.ndim != x.ndim:
         return None
     mode = "add" if call.name == "scatter_add" else "set"
-    index = cast(index, "i64")
+    axis, index = dim % x.ndim, cast(index, "i64")
     if isinstance(source, Value):
         source = emit("slice", source, start=(0,) * x.ndim, stop=index.shape, step=(1,) * x.ndim)
     source = fit(source, TensorType(index.shape, x.dtype))
-    return emit("scatter", x, source, *grid(index, dim % x.ndim), axes=tuple(range(x.ndim)), mode=mode)
+    if index.shape[axis] == 1 and _one_per_line(call, axis):
+        line = drop(index.shape, (axis,))
+        return put_at_one_index(x, reshape(index, line), reshape(source, line), axis, mode)
+    return emit("scatter", x, source, *grid(index, axis), axes=tuple(range(x.ndim)), mode=mode)
+
+
+def put_at_one_index(x: Value, index: Value, source: Value, axis: int, mode: str) -> Value:
+    """x with `source` put, or added, at one index along an axis: a choice per element, no scatter.
+
+    index, source: x.shape without the axis.
+    """
+    others = [a for a in range(x.ndim) if a != axis]
+    here = emit("eq", positions(x.shape, axis), broadcast(index, x.shape, others))
+    source = broadcast(source, x.shape, others)
+    return emit("where", here, emit("add", x, source) if mode == "add" else source, x)
 
 
 @rule("index_select")
@@ -103,6 +117,8 @@ def _index(call: Call, x: Value, index: Sequence[Value | None]) -> Result:
     if found is None:
         return None
     axes, given = found
+    if (axis := _line_axis(call, axes, given)) is not None:
+        return at_one_index(x, given[axis], axis)
     picked = emit("gather", x, *given, axes=tuple(axes))
     at, front = first_place(axes), given[0].ndim
     return permute(picked, [*range(front, front + at), *range(front), *range(front + at, picked.ndim)])
@@ -120,7 +136,35 @@ def _index_put(call: Call, x: Value, index: Sequence[Value | None], source: Valu
     _source_fits(call, axes, at)
     source = fit(source, TensorType((*rest[:at], *given[0].shape, *rest[at:]), x.dtype))
     source = permute(source, [*range(at, at + front), *range(at), *range(at + front, source.ndim)])
+    if (axis := _line_axis(call, axes, given)) is not None:
+        return put_at_one_index(x, given[axis], source, axis, "add" if accumulate else "set")
     return emit("scatter", x, source, *given, axes=tuple(axes), mode="add" if accumulate else "set")
+
+
+def _line_axis(call: Call, axes: Sequence[int], given: Sequence[Value]) -> int | None:
+    """The only axis that is indexed: x[arange(n), i] picks one element per row. None where that is not so."""
+    rank = len(call.args[0].shape)
+    if list(axes) != list(range(rank)) or given[0].ndim != rank - 1:
+        return None
+    shape = torch.broadcast_shapes(*[i.shape for i in call.args[1]])  # type: ignore[no-untyped-call]
+    for axis in reversed(axes):
+        others = [a for a in axes if a != axis]
+        if all(_walks(given[a], d) and call.agree(call.args[0].shape[a], shape[d]) for d, a in enumerate(others)):
+            return axis
+    return None
+
+
+def _walks(index: Value, axis: int) -> bool:
+    """Whether every element of an index is its own position along `axis`."""
+    if index.prim == "iota":
+        return axis == 0
+    if index.prim not in ("broadcast", "reshape"):
+        return False
+    (inner,) = index.args
+    if index.prim == "reshape":
+        return inner.prim == "iota" and equal(index.shape[axis], inner.shape[0])
+    axes = index.params["axes"]
+    return axis in axes and equal(inner.shape[axes.index(axis)], index.shape[axis]) and _walks(inner, axes.index(axis))
 
 
 def _source_fits(call: Call, axes: Sequence[int], at: int) -> None:
