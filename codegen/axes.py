@@ -26,10 +26,10 @@ SCANS = ("cumsum", "cumsum_reverse")
 
 
 class Cut(Exception):
-    """These values have to be materialised in front of the kernel that wants them."""
+    """These values have to be materialised before the kernel that wants them, or `otherwise` these, where they are."""
 
-    def __init__(self, nodes: Iterable[Value]) -> None:
-        self.nodes = tuple(dict.fromkeys(nodes))
+    def __init__(self, nodes: Iterable[Value], otherwise: Iterable[Value] = ()) -> None:
+        self.nodes, self.otherwise = tuple(dict.fromkeys(nodes)), tuple(dict.fromkeys(otherwise))
 
 
 class _Restart(Exception):
@@ -696,11 +696,11 @@ def _arg_extremum(b: Builder, node: Value, index: Place, guards: Guards) -> Term
 
 
 def _cumsum(b: Builder, node: Value, index: Place, guards: Guards) -> Term:
-    b.plain(node, index)
     (x,) = node.args
-    along = b.settled(index[node.params["axis"]])
     if node.shape[node.params["axis"]] == 1:
         return b.at(x, index)
+    b.plain(node, index)
+    along = b.settled(index[node.params["axis"]])
     if len(along.terms) != 1:
         raise Cut([x] if x.prim != "input" and x.id not in b.memory else [node])
     ((axis, _),) = along.terms

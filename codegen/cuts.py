@@ -155,10 +155,11 @@ class _Group:
         raise Unfusible(self.order[-1], "no division into kernels was found")
 
     def _take(self, wanted: Cut) -> None:
-        new = [n.id for n in wanted.nodes if n.id not in self.cut and n.prim != "input"]
-        if new:
-            self.cut.update(dict.fromkeys(new))
-            return
+        for nodes in (wanted.nodes, wanted.otherwise):
+            new = [n.id for n in nodes if n.id not in self.cut and n.prim != "input"]
+            if new:
+                self.cut.update(dict.fromkeys(new))
+                return
         told = {n.id for n in wanted.nodes} - self.alone
         if not told:
             raise Unfusible(wanted.nodes[0] if wanted.nodes else self.order[-1], "it cannot be computed by one kernel")

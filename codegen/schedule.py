@@ -232,7 +232,8 @@ class Scheduler:
             return False
         kept = [r for r in (*inner, *self.scans) if r.axes & set(row) and r not in self.scans]
         if kept:
-            raise Cut(_nodes([s for s in self.scans if any(s in self.under[r] for r in kept)] or kept))
+            lower = [i for i in (*self.scans, *inner) if any(i in self.under[r] for r in kept)]
+            raise Cut(_nodes([s for s in lower if s in self.scans] or kept), _nodes(lower))
         if self.scans and (len(row) > 1 or len({s.op for s in self.scans}) > 1):
             other = [
                 r for s in self.scans for r in self.under[s] if r.op in REDUCTIONS and set(r.param) != set(s.param)
@@ -370,7 +371,7 @@ class Scheduler:
 
     def _fitting_l2(self, row: tuple[Axis, ...], tile: dict[Axis, int], wanted: Size) -> Size:
         """So few rows in flight that the second pass over them reads L2, not memory."""
-        loads = {t.param: ITEMSIZE[t.dtype] for t in self.program.terms if t.op == "load" and t.axes & set(row)}
+        loads = {t.param: ITEMSIZE[t.dtype] for t in self.program.terms if t.op == "load" and t.axes >= set(row)}
         width = math.prod(n for a, n in tile.items() if a not in row)
         length = product(a.size for a in row) * max(1, sum(loads.values())) * width
         if isinstance(length, int):

@@ -602,7 +602,10 @@ class Values:
             value = self._broadcast(value, sink.axes)
         masks = self._masks(sink.axes)
         lanes = frozenset().union(*(m.names for m in masks)) if masks else frozenset()
-        scope.body.append(Store(pointer, value, total("&", masks), lanes, sink.mode == "add", self._comment(sink)))
+        comment = self._comment(sink)
+        if sink.mode == "add" and sink.dtype in FLOATING:
+            comment = f"atomic: in no fixed order  {comment}".rstrip()
+        scope.body.append(Store(pointer, value, total("&", masks), lanes, sink.mode == "add", comment))
 
     def _stored(self, sink: Sink, scope: Scope) -> Expr:
         """The value in the dtype of the memory; the store itself rounds what is computed for it alone."""
