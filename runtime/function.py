@@ -21,7 +21,14 @@ from torch.autograd.function import Function, once_differentiable
 from ..ir.errors import FusegradError, NotTraceableError
 from ..ir.program import Place
 from ..tracer.capture import CaptureError, capture_lock, is_capturing
-from ..tracer.function import ForwardCapture, backward_method, methods, run_backward, uses_setup_context
+from ..tracer.function import (
+    ForwardCapture,
+    backward_method,
+    is_once_differentiable,
+    methods,
+    run_backward,
+    uses_setup_context,
+)
 from ..tracer.reads import Reads, scan
 from ..tracer.torch_private import (
     direct_apply,
@@ -414,18 +421,6 @@ _POOLS = ("input", "output", "hidden")
 def _pickers(places: Iterable[Place | None]) -> list[tuple[int, int]]:
     """Places as (pool, index); pool -1 is None."""
     return [(-1, 0) if p is None else (_POOLS.index(p.kind), p.index) for p in places]
-
-
-def is_once_differentiable(method: Callable[..., Any]) -> bool:
-    """Whether torch's `once_differentiable` wraps the method."""
-    return getattr(method, "__wrapped__", None) is not None and method.__code__ is _ONCE.__code__
-
-
-def _probe(ctx: Any, *gradients: Any) -> None:
-    return None
-
-
-_ONCE = once_differentiable(_probe)
 
 
 def declared_traceable(cls: type) -> bool | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -243,12 +244,18 @@ class Specialization:
         return constants | dict(zip(self.forward.tensor_attributes, tensors, strict=True))
 
     def users_backward(
-        self, residuals: Sequence[Any], sizes: dict[sympy.Symbol, Any], gradients: Sequence[Any]
+        self, residuals: Sequence[Any], sizes: dict[sympy.Symbol, Any], gradients: Sequence[Any], attached: bool = False
     ) -> tuple[Any, ...]:
-        """The user's own backward body on whatever is given; then each gradient as autograd would take it."""
+        """The user's own backward body on whatever is given. attached: without its `once_differentiable`."""
         n = len(self.forward.saved)
         attributes = self.attributes(residuals[n:], sizes)
-        return run_backward(self.cls, self.forward, residuals[:n], attributes, gradients, len(self.arguments))
+        count = len(self.arguments)
+        return run_backward(self.cls, self.forward, residuals[:n], attributes, gradients, count, attached)
+
+    def backward_place(self) -> str:
+        """`file:line` of the user's backward."""
+        code = getattr(inspect.unwrap(backward_method(self.cls) or self.cls.forward), "__code__", None)  # type: ignore[attr-defined]
+        return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else "unknown"
 
     def entry(self, kinds: tuple[Any, ...]) -> BackwardEntry:
         """The captured backward for these gradients; raises CaptureError (the same each time) where it cannot be."""

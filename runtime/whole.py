@@ -15,6 +15,7 @@ from torch.autograd.function import Function
 from ..ir.program import Place
 from ..tracer.context import BackwardContext
 from ..tracer.function import rebind
+from .linear import AttachedGradients, NonLinearBackward, why_not_linear
 from .unit import BackwardUnit, OutDim, Unit, batchable
 
 if TYPE_CHECKING:
@@ -133,7 +134,8 @@ class Rules:
         hidden: Sequence[Any] = []
         if self.spec.forward.hidden_count:
             hidden = self.forward_unit.pushforward(inputs, moving)[self.visible :]
-        return (*visible, *hidden)
+        fixed = {p.index for p in self.spec.forward.non_differentiable if p.kind == "output"}
+        return (*(None if i in fixed else t for i, t in enumerate(visible)), *hidden)
 
     # ------------------------------------------------------------------ vmap
     def vmap(self, info: Any, in_dims: Any, *args: Any) -> Any:
@@ -263,7 +265,8 @@ def transposed_backward(
         probes = [torch.zeros_like(o).requires_grad_(o.is_floating_point()) for o in outputs]
         supply = iter(probes)
         full = [None if o.kind == "object" else next(supply) for o in spec.forward.outputs]
-        gradients = spec.users_backward(residuals, sizes, full)
+        with AttachedGradients(probes):
+            gradients = spec.users_backward(residuals, sizes, full, attached=True)
         gradients = tuple(spec.as_autograd_takes(i, g, sizes) for i, g in enumerate(gradients))
         pairs = [
             (g, t)
@@ -276,6 +279,8 @@ def transposed_backward(
             found = torch.autograd.grad(
                 [g for g, _ in pairs], wanted, [t for _, t in pairs], allow_unused=True, create_graph=True
             )
+        if (why := why_not_linear([g for g, _ in pairs], found, wanted)) is not None:
+            raise NonLinearBackward(function=spec.name, why=why, where=spec.backward_place())
     pushed = iter(found)
     results = [next(pushed) if p.requires_grad else None for p in probes]
     return [

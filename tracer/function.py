@@ -14,7 +14,7 @@ from typing import Any
 import sympy
 import torch
 import torch.utils._pytree as pytree
-from torch.autograd.function import Function
+from torch.autograd.function import Function, once_differentiable
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
@@ -45,6 +45,18 @@ def methods(cls: type) -> dict[str, Callable[..., Any]]:
     """The methods that the user wrote, by name."""
     names = ("forward", "setup_context", "backward", "vjp", "jvp", "vmap")
     return {n: getattr(cls, n) for n in names if getattr(cls, n) is not getattr(Function, n)}
+
+
+def is_once_differentiable(method: Callable[..., Any]) -> bool:
+    """Whether torch's `once_differentiable` wraps the method."""
+    return getattr(method, "__wrapped__", None) is not None and method.__code__ is _ONCE.__code__
+
+
+def _probe(ctx: Any, *gradients: Any) -> None:
+    return None
+
+
+_ONCE = once_differentiable(_probe)
 
 
 def parameter_names(method: Callable[..., Any], count: int, skip: int, stem: str) -> list[str]:
@@ -324,9 +336,15 @@ def run_backward(
     attributes: dict[str, Any],
     gradients: Sequence[Any],
     count: int,
+    attached: bool = False,
 ) -> tuple[Any, ...]:
-    """The user's own backward body on `saved`, `attributes` and `gradients`, fake or real."""
+    """The user's own backward body on `saved`, `attributes` and `gradients`, fake or real.
+
+    attached: without the `once_differentiable` around it, which would cut the gradients off.
+    """
     method = backward_method(cls)
     assert method is not None
+    if attached and is_once_differentiable(method):
+        method = method.__wrapped__  # type: ignore[attr-defined]
     ctx = BackwardContext(saved, attributes, forward.needs_input_grad)
     return exact_gradients(cls, method(ctx, *gradients), count)
