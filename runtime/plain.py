@@ -20,7 +20,7 @@ def compile_function(fn: Callable[..., Any], backend: str, fullgraph: bool, dyna
     from .function import compile_class
 
     fast = compile_class(function_class(fn), backend, fullgraph, dynamic)
-    signature = inspect.signature(fn)
+    signature = signature_of(fn)
 
     @functools.wraps(fn)
     def compiled(*args: Any, **kwargs: Any) -> Any:
@@ -34,6 +34,14 @@ def compile_function(fn: Callable[..., Any], backend: str, fullgraph: bool, dyna
 
     compiled._fusegrad = fast._fusegrad  # type: ignore[attr-defined]
     return compiled
+
+
+def signature_of(fn: Callable[..., Any]) -> inspect.Signature:
+    """The parameters of `fn`; any number by position for a built-in that does not tell."""
+    try:
+        return inspect.signature(fn)
+    except ValueError:
+        return inspect.signature(lambda *args: None)
 
 
 def function_class(fn: Callable[..., Any]) -> type:
@@ -52,7 +60,7 @@ def function_class(fn: Callable[..., Any]) -> type:
 
     rules = {"forward": forward, "setup_context": setup_context, "backward": backward}
     body: dict[str, Any] = {name: staticmethod(rule) for name, rule in rules.items()}
-    forward.__signature__ = inspect.signature(fn)  # type: ignore[attr-defined]
+    forward.__signature__ = signature_of(fn)  # type: ignore[attr-defined]
     name = getattr(fn, "__name__", type(fn).__name__)
     return type(
         name, (Function,), {**body, "__module__": fn.__module__, "_fusegrad_sources": (fn,), "__doc__": fn.__doc__}

@@ -1,0 +1,248 @@
+"""`explain`: launches, bytes, reasons; from tensors, meta tensors and specifications."""
+
+from __future__ import annotations
+
+import ast
+import json
+
+import pytest
+import torch
+from function_samples import Cube, CrossEntropy, LayerNorm, Linear, RMSNorm, Softmax, SwiGLU, leaf
+from test_traceable import Branch, Declared, Numpy
+from torch.autograd import Function
+
+import fusegrad
+from fusegrad.ir import verify
+from fusegrad.ir.errors import SpecError
+from fusegrad.runtime.explain import UnknownTargetError
+from fusegrad.runtime.specs import parse_spec
+
+ROWS, WIDTH = 512, 1024
+SUITE = {
+    "Softmax": (Softmax, (f"f32[{ROWS},{WIDTH}]",), 4 * ROWS * WIDTH),
+    "RMSNorm": (RMSNorm, (f"f32[{ROWS},{WIDTH}]", f"f32[{WIDTH}]"), 4 * (ROWS * WIDTH + WIDTH + ROWS)),
+    "LayerNorm": (LayerNorm, (f"f32[{ROWS},{WIDTH}]", f"f32[{WIDTH}]", f"f32[{WIDTH}]"),
+                  4 * (ROWS * WIDTH + WIDTH + ROWS)),
+    "CrossEntropy": (CrossEntropy, (f"f32[{ROWS},{WIDTH}]", f"i64[{ROWS}]"), 4 * ROWS * WIDTH + 8 * ROWS),
+    "SwiGLU": (SwiGLU, (f"f32[{ROWS},{WIDTH}]", f"f32[{ROWS},{WIDTH}]"), 4 * 3 * ROWS * WIDTH),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SUITE)
+def test_launches_and_saved_bytes(name) -> None:
+    cls, args, saved = SUITE[name]
+    found = fusegrad.explain(cls, *args).to_dict()
+    assert found["launches"]["forward"] == 1 or name == "CrossEntropy"
+    assert found["launches"]["forward"] <= 2 and 1 <= found["launches"]["backward"] <= 2
+    assert all(k["kind"] == "triton" for k in found["kernels"])
+    assert found["saved_bytes"] <= saved
+    for direction in ("forward", "backward"):
+        moved, least = found["bytes"][direction], found["bytes"][f"minimal_{direction}"]
+        assert 0 < least <= moved <= 2 * least
+
+
+def test_a_minimum_cut_saves_less_than_the_user() -> None:
+    assert fusegrad.explain(SwiGLU, *SUITE["SwiGLU"][1]).saved_bytes == 4 * 2 * ROWS * WIDTH
+    assert fusegrad.explain(SwiGLU, *SUITE["SwiGLU"][1], target="cpu").saved_bytes == 4 * 3 * ROWS * WIDTH
+
+
+def test_bytes_of_a_kernel_that_is_known() -> None:
+    class Add(Function):
+        @staticmethod
+        def forward(ctx, a, b):
+            return a + b
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * 2, g * 3
+
+    found = fusegrad.explain(Add, "bf16[100,60]", "bf16[100,60]").to_dict()
+    assert found["bytes"] == {
+        "forward": 3 * 2 * 6000, "backward": 3 * 2 * 6000, "minimal_forward": 3 * 2 * 6000,
+        "minimal_backward": 3 * 2 * 6000,
+    }  # fmt: skip
+    (forward,) = [k for k in found["kernels"] if k["direction"] == "forward"]
+    assert (forward["bytes_read"], forward["bytes_written"]) == (2 * 2 * 6000, 2 * 6000)
+    assert found["saved_bytes"] == 0
+
+
+def test_the_schema_of_the_dictionary() -> None:
+    found = fusegrad.explain(RMSNorm, *SUITE["RMSNorm"][1]).to_dict()
+    assert set(found) == {"name", "target", "methods", "kernels", "launches", "bytes", "saved_bytes"}
+    assert (found["name"], found["target"]) == ("RMSNorm", "cuda:90")
+    assert set(found["methods"]) == {"forward", "setup_context", "backward", "jvp", "vmap"}
+    assert all(set(m) == {"status", "reason", "where"} for m in found["methods"].values())
+    assert {n: m["status"] for n, m in found["methods"].items()} == {
+        "forward": "compiled", "setup_context": "compiled", "backward": "compiled", "jvp": "derived",
+        "vmap": "derived",
+    }  # fmt: skip
+    for kernel in found["kernels"]:
+        assert set(kernel) == {"name", "direction", "source", "bytes_read", "bytes_written", "kind"}
+        assert kernel["direction"] in ("forward", "backward")
+        ast.parse(kernel["source"])
+        assert kernel["name"] in kernel["source"]
+    json.dumps(found)
+
+
+def test_the_text_and_the_module() -> None:
+    found = fusegrad.explain(fusegrad.compile(RMSNorm), *SUITE["RMSNorm"][1])
+    text = str(found)
+    for part in ("RMSNorm on cuda:90", "forward: 1 launches", "saved for backward:", "x the least possible"):
+        assert part in text
+    assert repr(found) == text
+    ast.parse(found.module)
+    assert all(k.name in found.module for k in found.kernel_records)
+    assert len(found.kernels) == len(found.kernel_records)
+
+
+def test_the_program_is_valid() -> None:
+    found = fusegrad.explain(LayerNorm, *SUITE["LayerNorm"][1])
+    program = found.program
+    verify(program.forward)
+    for graph in program.backward.values():
+        verify(graph)
+    assert found.graph() is program.forward and found.graph("backward") in program.backward.values()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ("f32[8,16]", "f32[16]"),
+        lambda: (torch.empty(8, 16, device="meta"), torch.empty(16, device="meta")),
+        lambda: (torch.randn(8, 16), torch.randn(16)),
+        lambda: (leaf(8, 16), leaf(16)),
+    ],
+)
+def test_arguments_of_every_kind(make) -> None:
+    expected = fusegrad.explain(RMSNorm, "f32[8,16]", "f32[16]").to_dict()
+    assert fusegrad.explain(RMSNorm, *make()).to_dict() == expected
+
+
+def test_nothing_runs_and_nothing_is_kept(monkeypatch) -> None:
+    fast = fusegrad.compile(Softmax)
+    fusegrad.explain(fast, "f32[1000000,100000]")
+    assert not fast._fusegrad.known and not fast._fusegrad.records
+
+
+def test_inputs_that_need_no_gradient() -> None:
+    found = fusegrad.explain(Softmax, leaf(3, 4)).to_dict()
+    assert found["launches"]["backward"] == 1
+
+
+@pytest.mark.parametrize("target", ["cuda:80", "cuda:90", "cuda:100", "hip:gfx942", "cpu"])
+def test_targets(target) -> None:
+    found = fusegrad.explain(RMSNorm, *SUITE["RMSNorm"][1], target=target).to_dict()
+    assert found["target"] == target
+    kinds = {k["kind"] for k in found["kernels"]}
+    assert kinds == ({"aten"} if target == "cpu" else {"triton"})
+    if target == "cpu":
+        assert found["launches"]["forward"] > 4 and all(k["source"] == "" for k in found["kernels"])
+
+
+@pytest.mark.parametrize("target", ["cuda:42", "tpu", "", "cuda"])
+def test_an_unknown_target(target) -> None:
+    if not target:
+        assert fusegrad.explain(Softmax, "f32[3,4]", target=target).target == "cuda:90"
+        return
+    with pytest.raises(UnknownTargetError, match=f"there is no target '{target}'") as found:
+        fusegrad.explain(Softmax, "f32[3,4]", target=target)
+    assert "cuda:90" in str(found.value) and isinstance(found.value, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ("f32[3,4]", (torch.float32, (3, 4))),
+        (" bf16 [ 8_192 , 4 ] ", (torch.bfloat16, (8192, 4))),
+        ("float16[2]", (torch.float16, (2,))),
+        ("i64[]", (torch.int64, ())),
+        ("bool[2,0]", (torch.bool, (2, 0))),
+        ("double[1,]", (torch.float64, (1,))),
+    ],
+)
+def test_specifications(spec, expected) -> None:
+    assert parse_spec(spec) == expected
+
+
+@pytest.mark.parametrize("spec", ["f31[3]", "f32[3", "[3]", "f32[a]", "f32[-1]", "f32(3)", ""])
+def test_specifications_that_cannot_be_read(spec) -> None:
+    with pytest.raises(SpecError, match="cannot read"):
+        parse_spec(spec)
+
+
+def test_a_misspelt_specification_is_an_error_and_a_text_argument_is_none() -> None:
+    with pytest.raises(SpecError):
+        fusegrad.explain(Softmax, "f99[3,4]")
+
+    class Mode(Function):
+        @staticmethod
+        def forward(ctx, x, mode):
+            return x.sum() if mode == "sum" else x.mean()
+
+        @staticmethod
+        def backward(ctx, g):
+            return g, None
+
+    assert fusegrad.explain(Mode, "f32[3,4]", "sum").to_dict()["methods"]["forward"]["status"] == "compiled"
+
+
+@pytest.mark.parametrize(("cls", "reason"), [(Numpy, "numpy"), (Branch, "control flow"), (Declared, "is_traceable")])
+def test_opaque_methods(cls, reason) -> None:
+    found = fusegrad.explain(cls, "f32[3]").to_dict()
+    forward = found["methods"]["forward"]
+    assert forward["status"] == "opaque" and reason in forward["reason"]
+    assert forward["where"].rsplit(":", 1)[0] == cls.forward.__code__.co_filename
+    assert found["launches"] == {"forward": 0, "backward": 0} and found["saved_bytes"] == 0
+    assert reason in str(fusegrad.explain(cls, "f32[3]"))
+
+
+def test_an_opaque_backward() -> None:
+    class Backward(Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * g.sum().item()
+
+    found = fusegrad.explain(Backward, "f32[3]").to_dict()
+    assert found["methods"]["forward"]["status"] == "compiled"
+    assert found["methods"]["backward"]["status"] == "opaque" and found["launches"]["backward"] == 0
+
+
+def test_own_rules_are_named() -> None:
+    from test_torch_func import OwnRules
+
+    methods = fusegrad.explain(OwnRules, "f32[3]").to_dict()["methods"]
+    assert {methods[n]["status"] for n in ("jvp", "vmap")} == {"opaque"}
+    assert "user's own rule" in methods["jvp"]["reason"]
+
+
+def test_absent_methods() -> None:
+    class Forward(Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+    methods = fusegrad.explain(Forward, "f32[3]").to_dict()["methods"]
+    assert [methods[n]["status"] for n in ("forward", "setup_context", "backward")] == ["compiled", "absent", "absent"]
+
+
+def test_products_are_library_calls() -> None:
+    found = fusegrad.explain(Linear, "f32[64,128]", "f32[32,128]", "f32[32]").to_dict()
+    assert any(k["kind"] == "library" for k in found["kernels"])
+    assert found["bytes"]["forward"] < 10 * 4 * (64 * 128 + 32 * 128 + 64 * 32)
+
+
+def test_outputs_that_are_saved_count_once() -> None:
+    assert fusegrad.explain(Cube, "f32[100]").saved_bytes == 2 * 400
+
+
+def test_plain_functions() -> None:
+    @fusegrad.compile
+    def f(x, k=2.0):
+        return x.exp() * k
+
+    found = fusegrad.explain(f, "f32[100]").to_dict()
+    assert found["name"] == "f" and found["launches"] == {"forward": 1, "backward": 1}

@@ -1,0 +1,149 @@
+"""Compiled plain functions: their backward is the derivative of their own body."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from function_samples import BACKENDS, Wrong, assert_same, leaf, raised
+from torch.func import grad, hessian, jvp, vmap
+
+import fusegrad
+
+both = pytest.mark.parametrize("backend", BACKENDS)
+TEMPERATURE = 2.0
+
+
+def scaled(x, y, scale=2.0):
+    """Documented."""
+    return (x * y).exp() * scale
+
+
+def grads(f, *args, **kwargs):
+    fresh = [a.detach().clone().requires_grad_() for a in args]
+    out = f(*fresh, **kwargs)
+    outs = out if isinstance(out, tuple) else (out,)
+    return [*(o.detach() for o in outs), *torch.autograd.grad(sum(o.pow(2).sum() for o in outs), fresh)]
+
+
+@both
+def test_values_and_gradients(backend) -> None:
+    fast = fusegrad.compile(scaled, backend=backend)
+    args = leaf(3, 4), leaf(3, 4, seed=1)
+    for _ in range(2):
+        assert_same(grads(fast, *args), grads(scaled, *args), tolerance=1e-4)
+
+
+@both
+def test_keywords_and_defaults(backend) -> None:
+    fast = fusegrad.compile(backend=backend)(scaled)
+    x, y = leaf(3), leaf(3, seed=1)
+    for args, kwargs in (((x, y), {"scale": 3.0}), ((x, y, 3.0), {}), ((x,), {"y": y}), ((), {"y": y, "x": x})):
+        assert_same([fast(*args, **kwargs).detach()], [scaled(*args, **kwargs).detach()])
+
+
+def test_it_is_still_the_function() -> None:
+    fast = fusegrad.compile(scaled)
+    assert (fast.__name__, fast.__doc__, fast.__module__) == (scaled.__name__, "Documented.", scaled.__module__)
+    assert fast.__wrapped__ is scaled
+    assert "scaled" in fast(leaf(3), leaf(3)).grad_fn.name()
+
+
+def test_wrong_calls_raise_type_errors() -> None:
+    fast = fusegrad.compile(scaled)
+    for call in (lambda f: f(leaf(3)), lambda f: f(leaf(3), leaf(3), 1.0, 2.0), lambda f: f(leaf(3), z=1)):
+        assert raised(lambda c=call: c(fast))[0] is raised(lambda c=call: c(scaled))[0] is TypeError
+
+
+def test_keyword_only_arguments_are_refused_by_name() -> None:
+    def f(x, *, k=2.0):
+        return x * k
+
+    with pytest.raises(TypeError, match="keyword-only"):
+        fusegrad.compile(f)(leaf(3))
+
+
+@both
+def test_several_outputs_and_arguments_that_are_not_used(backend) -> None:
+    def f(x, unused, k):
+        return x * k, x.sum(-1)
+
+    fast = fusegrad.compile(f, backend=backend)
+    x, unused = leaf(3, 4), leaf(2)
+    a, b = fast(x, unused, 3)
+    (a.sum() + b.pow(2).sum()).backward()
+    p = x.detach().clone().requires_grad_()
+    (p.mul(3).sum() + p.sum(-1).pow(2).sum()).backward()
+    torch.testing.assert_close(x.grad, p.grad)
+    assert unused.grad is None
+
+
+@both
+def test_higher_orders_and_transforms(backend) -> None:
+    fast = fusegrad.compile(scaled, backend=backend)
+    x = torch.linspace(-1, 1, 4)
+    for compose in (
+        lambda f: grad(lambda x: f(x, x).sum())(x),
+        lambda f: vmap(f, (0, None))(x, x),
+        lambda f: vmap(f, (0, 0, None))(x, x, 3.0),
+        lambda f: hessian(lambda x: f(x, x + 1).sum())(x),
+        lambda f: jvp(lambda x: f(x, x), (x,), (x + 1,))[1],
+        lambda f: vmap(grad(lambda x: f(x, x)))(x),
+    ):
+        torch.testing.assert_close(compose(fast), compose(scaled), rtol=1e-4, atol=1e-4)
+
+
+def test_second_order_in_plain_autograd() -> None:
+    fast = fusegrad.compile(scaled)
+    results = []
+    for f in (fast, scaled):
+        x, y = leaf(4), leaf(4, seed=1)
+        first = torch.autograd.grad(f(x, y).sum(), (x, y), create_graph=True)
+        results.append(torch.autograd.grad(sum(g.pow(2).sum() for g in first), (x, y)))
+    assert_same(*results, tolerance=1e-4)
+
+
+@both
+def test_a_custom_function_inside_keeps_its_own_backward(backend) -> None:
+    @fusegrad.compile(backend=backend)
+    def f(x):
+        return Wrong.apply(x * 2)
+
+    x = leaf(4)
+    f(x).sum().backward()
+    torch.testing.assert_close(x.grad, 400 * x.detach())
+    torch.testing.assert_close(grad(lambda x: f(x).sum())(x.detach()), 400 * x.detach())
+
+
+def test_globals_are_read_again() -> None:
+    global TEMPERATURE
+    fast = fusegrad.compile(lambda x: x / TEMPERATURE)
+    try:
+        for TEMPERATURE in (2.0, 4.0, 2.0):
+            x = leaf(3)
+            fast(x).sum().backward()
+            assert x.grad.tolist() == [1 / TEMPERATURE] * 3
+    finally:
+        TEMPERATURE = 2.0
+
+
+@pytest.mark.parametrize("make", [lambda: lambda x: x * 2, lambda: functools.partial(scaled, leaf(3).detach()),
+                                  lambda: torch.nn.functional.gelu, lambda: torch.nn.GELU()])  # fmt: skip
+def test_callables_of_every_kind(make) -> None:
+    f = make()
+    x = leaf(3)
+    torch.testing.assert_close(fusegrad.compile(f)(x), f(x))
+
+
+def test_an_opaque_function_runs_as_written() -> None:
+    def f(x):
+        return x * x.sum().item()
+
+    fast = fusegrad.compile(f)
+    with pytest.warns(fusegrad.FallbackWarning, match="reads the data of a tensor"):
+        assert_same([fast(leaf(3)).detach()], [f(leaf(3)).detach()])
+    x, p = leaf(3), leaf(3)
+    fast(x).sum().backward()
+    f(p).sum().backward()
+    torch.testing.assert_close(x.grad, p.grad)

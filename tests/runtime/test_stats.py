@@ -1,0 +1,48 @@
+"""The counters."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from function_samples import Softmax, leaf, run
+from test_traceable import Branch
+
+import fusegrad
+from fusegrad.runtime.stats import COUNTERS, count, reset
+
+
+def test_what_is_counted() -> None:
+    reset()
+    assert fusegrad.stats() == dict.fromkeys(COUNTERS, 0)
+    fast = fusegrad.compile(Softmax)
+    run(fast, leaf(3, 4))
+    first = fusegrad.stats()
+    assert first["captures"] == 2 and first["compiles"] == 2 and first["fallbacks"] == 0
+    run(fast, leaf(5, 4))
+    assert fusegrad.stats() == first
+    with pytest.warns(fusegrad.FallbackWarning):
+        run(fusegrad.compile(Branch), leaf(3))
+    assert fusegrad.stats()["fallbacks"] == 1
+
+
+def test_kernels_are_counted_on_the_interpreter() -> None:
+    reset()
+    run(fusegrad.compile(Softmax, backend="interpret"), leaf(3, 4))
+    assert fusegrad.stats()["compiles"] == 2
+
+
+def test_the_answer_is_a_copy() -> None:
+    fusegrad.stats()["captures"] = -1
+    assert fusegrad.stats()["captures"] >= 0
+
+
+def test_counting_from_threads() -> None:
+    reset()
+    threads = [threading.Thread(target=lambda: [count("compiles") for _ in range(1000)]) for _ in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert fusegrad.stats()["compiles"] == 8000
+    reset()
