@@ -628,7 +628,7 @@ def _radix(place: Index, size: Size) -> tuple[Index, Index] | None:
 def _refine_for(b: Builder, place: Index, size: Size) -> None:
     """Split the axis that straddles a multiple of `size`, if it divides."""
     for axis, coefficient in place.terms:
-        per = divide(size, coefficient)
+        per = divide(size, coefficient if nonnegative(coefficient) else tidy(-coefficient))
         if per is None or per == 1 or not longer_than_one(per):
             continue
         quotient = divide(axis.size, per)

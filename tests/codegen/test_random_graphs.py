@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fusegrad.codegen import TARGETS, Target
-from fusegrad.ir import Graph
+from fusegrad.ir import Graph, TensorType, building, emit
 from fusegrad.runtime import reference
 from fusegrad.runtime.compile import cheaper
 from fusegrad.runtime.plan import BoundSizes, KernelPlan, number
@@ -59,3 +59,15 @@ def test_kernels_compute_what_the_graph_says(seed):
             low = output.dtype in ("bf16", "f16")
             tolerance = {"rtol": 2e-2, "atol": 2e-2} if low else {"rtol": 3e-5, "atol": 1e-5}
             torch.testing.assert_close(mine, theirs, equal_nan=True, **tolerance)
+
+
+def test_a_flipped_concatenation_of_a_merged_axis():
+    """Refining an axis that is walked backwards: its inner part has to have a positive length."""
+    graph = Graph("flipped")
+    x = graph.input(TensorType((2, RANDOM.M), "f32"), "x")
+    with building(graph):
+        flat = emit("reshape", x, shape=(2 * RANDOM.M,))
+        y = emit("flip", emit("exp", emit("cat", flat, flat, axis=0)), axes=(0,))
+    plan = KernelPlan(graph.returning([y]), "kernel", "interpret", torch.device("cpu"))
+    (mine,) = plan([torch.arange(6.0).reshape(2, 3)], BoundSizes({RANDOM.M: 3}))
+    assert torch.equal(mine, torch.arange(6.0).repeat(2).flip(0).exp())
