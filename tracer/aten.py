@@ -33,6 +33,7 @@ from ..ir.graph import Origin
 from ..ir.prims import Arg
 from . import rules_composite, rules_index, rules_layout, rules_pointwise, rules_reduce  # noqa: F401  they fill the tables
 from .dtypes import from_torch
+from .masked import dense
 from .rules import Call, cast, composites, expand, full, iota, reshape, rules, same_shape
 from .rules_composite import decompositions
 from .sizes import SYMBOLIC, Sizes
@@ -51,6 +52,7 @@ def lower(
     order; sizes are expressions over the symbols of the mode, which the caller binds from shapes, strides and SymInts.
     Outputs that are no tensors are None. A guard that lowering adds may rename symbols: then it starts again.
     """
+    gm = dense(gm)
     placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
     given = [
         _fake_of(f, n) for f, n in zip([*fakes, *[None] * (len(placeholders) - len(fakes))], placeholders, strict=True)

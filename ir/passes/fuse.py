@@ -20,7 +20,7 @@ from ..graph import Graph, Value
 from ..infer import equal
 from ..prims import PRIMS
 from ..rewrite import extract
-from ..types import COMPLEX, Size, contiguous_strides, product
+from ..types import COMPLEX, FLOAT8, Size, contiguous_strides, product
 from .layout import only_ones, same_shape
 
 EXTERN = ("extern", "contract")
@@ -72,9 +72,9 @@ class Fuse:
 
 # ------------------------------------------------------------------------------------------------------- kinds
 def is_extern(value: Value, apart: frozenset[int] = frozenset()) -> bool:
-    """Called as it is: no primitive of ours, a product, complex numbers, or told so."""
-    complex_ = any(t.dtype in COMPLEX for v in (value, *value.args) for t in v.avals)
-    return PRIMS[value.prim].family in EXTERN or complex_ or value.id in apart
+    """Called as it is: no primitive of ours, a product, dtypes that torch alone rounds as torch does, or told so."""
+    torchs = any(t.dtype in (*COMPLEX, *FLOAT8) for v in (value, *value.args) for t in v.avals)
+    return PRIMS[value.prim].family in EXTERN or torchs or value.id in apart
 
 
 def is_view(value: Value) -> bool:

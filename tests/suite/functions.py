@@ -718,7 +718,7 @@ class StdStandardize(Function):
 _group[0] = "softmaxes"
 
 
-# ------------------------------------------------------------------------------------------------ softmaxes and attention
+# -------------------------------------------------------------------------------------- softmaxes and attention
 @case(lambda n: (rand(3, n + 1),))
 class Softmax(Function):
     @staticmethod
@@ -1102,7 +1102,7 @@ class LearnedStepQuantizer(Function):
 
     @staticmethod
     def backward(ctx, g):
-        q, scale = ctx.saved_tensors
+        q, _scale = ctx.saved_tensors
         lo, hi = ctx.range
         small, big = (q < lo).to(g.dtype), (q > hi).to(g.dtype)
         middle = 1.0 - small - big
@@ -1634,3 +1634,654 @@ class LastDimStats(Function):
         a, b, c, d, e = g.unsqueeze(-1).split(3, dim=1)
         out = a / 5 + b * (x == x.amax(-1, keepdim=True)) + c * x.softmax(-1) + d * x / x.norm(dim=-1, keepdim=True)
         return out + e * (x - x.mean(-1, keepdim=True)) / (4 * x.std(-1, keepdim=True))
+
+
+_group[0] = "varied"
+
+
+# ------------------------------------------------------------------------------------------------ varied
+@case(lambda n: (rand(n, 5), rand(5)))
+class Wide1000(Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        x = x.repeat(1, 301)  # 1505 columns
+        r = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+        ctx.save_for_backward(x, r, w)
+        return (x * r)[:, :5] * w
+
+    @staticmethod
+    def backward(ctx, g):
+        x, r, w = ctx.saved_tensors
+        return g * w * r, (g * (x * r)[:, :5]).sum(0)
+
+
+@case(lambda n: (rand(n, 1030), positive(1030)))
+class RmsNormWide(Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        r = torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-6).to(x.dtype)
+        ctx.save_for_backward(x, r, w)
+        return x * r * w
+
+    @staticmethod
+    def backward(ctx, g):
+        x, r, w = ctx.saved_tensors
+        gw = g * w
+        return r * gw - x * r**3 * (gw * x).mean(-1, keepdim=True), (g * x * r).sum(0)
+
+
+@case(lambda n: (rand(n, 2049),))
+class SoftmaxWide(Function):
+    @staticmethod
+    def forward(ctx, x):
+        y = x.softmax(-1)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx, g):
+        (y,) = ctx.saved_tensors
+        return y * (g - (y * g).sum(-1, keepdim=True))
+
+
+@case(lambda n: (rand(2, 2049),))
+class CumsumWide(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.cumsum(1)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g.flip(1).cumsum(1).flip(1)
+
+
+@case(lambda n: (rand(n, 3000), classes(3000, n)), WIDE)
+class CEWide(Function):
+    @staticmethod
+    def forward(ctx, x, t):
+        m = x.max(1).values
+        lse = m + (x - m[:, None]).exp().sum(1).log()
+        ctx.save_for_backward(x, t, lse)
+        return (lse - x[torch.arange(x.shape[0]), t]).mean()
+
+    @staticmethod
+    def backward(ctx, g):
+        x, t, lse = ctx.saved_tensors
+        p = (x - lse.unsqueeze(1)).exp()
+        p[torch.arange(x.shape[0]), t] -= 1
+        return p * (g / x.shape[0]), None
+
+
+@case(lambda n: (rand(n, 4),))
+class ListReturn(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return tuple(x[:, i] * i for i in range(4))
+
+    @staticmethod
+    def backward(ctx, *gs):
+        return torch.stack([g * i for i, g in enumerate(gs)], 1)
+
+
+@case(lambda n: (rand(n, 4), rand(n, 4)))
+class AddcOps(Function):
+    @staticmethod
+    def forward(ctx, a, b):
+        ctx.save_for_backward(a, b)
+        return (
+            torch.addcmul(a, a, b, value=0.5)
+            + torch.addcdiv(a, b, a.abs() + 1, value=2)
+            - torch.sub(a, b, alpha=3)
+            + torch.rsub(a, b)
+        )
+
+    @staticmethod
+    def backward(ctx, g):
+        a, b = ctx.saved_tensors
+        return torch.add(g, b, alpha=2) * a.sigmoid(), g / 2
+
+
+@case(lambda n: (rand(n, 4),))
+class FillDiag(Function):
+    @staticmethod
+    def forward(ctx, x):
+        y = x @ x.t()
+        y.fill_diagonal_(0)
+        ctx.save_for_backward(x)
+        return y.sum()
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return 2 * g * (x.sum(0, keepdim=True) - x)
+
+
+@case(lambda n: (rand(n, 4),))
+class DiagTrace(Function):
+    @staticmethod
+    def forward(ctx, x):
+        d = torch.diag_embed(x)
+        ctx.save_for_backward(x)
+        return d, torch.diagonal(d, dim1=1, dim2=2) * 2
+
+    @staticmethod
+    def backward(ctx, g, h):
+        return g.diagonal(dim1=-2, dim2=-1) + 2 * h
+
+
+@case(lambda n: (rand(n, 6),))
+class WhereChain(Function):
+    @staticmethod
+    def forward(ctx, x):
+        y = x.clone()
+        y[x < 0] *= 0.1
+        y[x > 1] = 1
+        ctx.save_for_backward(x)
+        return y
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        g = g.clone()
+        g[x < 0] *= 0.1
+        g[x > 1] = 0
+        return g
+
+
+@case(lambda n: (rand(n, 6),))
+class NonzeroDependent(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x[x > 0].sum()
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return g * (x > 0)
+
+
+@case(lambda n: (rand(2, 3, n, n),))
+class AvgPool(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.shape = x.shape
+        return F.adaptive_avg_pool2d(x, 1).flatten(1)
+
+    @staticmethod
+    def backward(ctx, g):
+        n, c, h, w = ctx.shape
+        return (g / (h * w)).view(n, c, 1, 1).expand(n, c, h, w)
+
+
+@case(lambda n: (rand(2, 3, 2 * n, 4),), WIDE)
+class PoolUpsample(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return F.avg_pool2d(x, 2) + F.max_pool2d(x, 2)
+
+    @staticmethod
+    def backward(ctx, g):
+        return F.interpolate(g, scale_factor=2, mode="nearest") / 4
+
+
+@case(lambda n: (rand(n, 8),))
+class FloorDivShift(Function):
+    @staticmethod
+    def forward(ctx, x):
+        q = (x * 16).to(torch.int32)
+        a = (q >> 2) & 3
+        b = (q << 1) | 1
+        c = q % 5
+        d = q // 3
+        e = torch.bitwise_xor(q, 7)
+        f = ~q
+        ctx.mark_non_differentiable(a, b, c, d, e, f)
+        return x * 2, a, b, c, d, e, f
+
+    @staticmethod
+    def backward(ctx, g, *_):
+        return g * 2
+
+
+@case(lambda n: (rand(n, 8),))
+class PackInt4(Function):
+    @staticmethod
+    def forward(ctx, x):
+        s = x.abs().amax(1, keepdim=True) / 7 + 1e-6
+        q = (x / s).round().clamp(-8, 7).to(torch.int8)
+        lo, hi = q[:, 0::2], q[:, 1::2]
+        packed = ((hi << 4) | (lo & 0xF)).to(torch.uint8)
+        deq = torch.stack(((packed & 0xF).to(torch.int8) << 4 >> 4, packed.view(torch.int8) >> 4), -1).flatten(1)
+        ctx.mark_non_differentiable(packed)
+        return deq * s, packed
+
+    @staticmethod
+    def backward(ctx, g, _):
+        return g
+
+
+@case(lambda n: (rand(n, 8),))
+class Fp8Cast(Function):
+    @staticmethod
+    def forward(ctx, x):
+        s = 448.0 / x.abs().max().clamp(min=1e-6)
+        return (x * s).to(torch.float8_e4m3fn).to(x.dtype) / s
+
+    @staticmethod
+    def backward(ctx, g):
+        return g
+
+
+@case(lambda n: (rand(n, 5), rand(n, 5)))
+class MinMaxOps(Function):
+    @staticmethod
+    def forward(ctx, a, b):
+        ctx.save_for_backward(a, b)
+        return torch.fmax(a, b) + torch.fmin(a, b) + a.clamp(min=b) + torch.min(a, dim=0).values + torch.amax(b, (0, 1))
+
+    @staticmethod
+    def backward(ctx, g):
+        a, b = ctx.saved_tensors
+        return g * (a > b) + g * torch.logical_and(a > 0, b > 0), g * torch.logical_not(a > b)
+
+
+@case(lambda n: (rand(n, 3, 4),))
+class MovedAxes(Function):
+    @staticmethod
+    def forward(ctx, x):
+        y = x.movedim(0, -1).swapaxes(0, 1)
+        return y.flatten(0, 1), torch.einsum("abc->cab", x), x.mT.contiguous()
+
+    @staticmethod
+    def backward(ctx, g, h, k):
+        return g.unflatten(0, (4, 3)).swapaxes(0, 1).movedim(-1, 0) + h.permute(1, 2, 0) + k.mT
+
+
+@case(lambda n: (rand(n, 7),))
+class OddChunks(Function):
+    @staticmethod
+    def forward(ctx, x):
+        a, b, c = x.chunk(3, 1)
+        p, q = x.split([2, 5], 1)
+        r = torch.tensor_split(x, 2, dim=1)
+        return a * 2, b.exp(), c + 1, p.sum(), q.neg(), r[0] * r[0]
+
+    @staticmethod
+    def backward(ctx, ga, gb, gc, gp, gq, gr):
+        out = torch.cat([ga * 2, gb, gc], 1)
+        out[:, :2] += gp
+        out[:, 2:] -= gq
+        return out + F.pad(gr, (0, 3))
+
+
+@case(lambda n: (rand(n, 4), 0.5, True, "mean"))
+class StringOptions(Function):
+    @staticmethod
+    def forward(ctx, x, a, flag, reduction="sum"):
+        ctx.k = (a, flag, reduction)
+        ctx.numel = x.numel()
+        y = x * a if flag else x
+        return y.mean() if reduction == "mean" else y.sum()
+
+    @staticmethod
+    def backward(ctx, g):
+        a, flag, r = ctx.k
+        g = g * (a if flag else 1)
+        g = g / ctx.numel if r == "mean" else g
+        return g.expand(ctx.numel // 4, 4), None, None, None
+
+
+@case(lambda n: (rand(n, 4),))
+class ExpandedGrad(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.shape = x.shape
+        return x.sum()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g.expand(ctx.shape)
+
+
+@case(lambda n: (rand(n, 4),))
+class OnesGrad(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.norm()
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return g * x / x.norm()
+
+
+@case(lambda n: (rand(n, 4), rand(n, 4)))
+class GradShapes(Function):
+    """gradients broadcast down by autograd"""
+
+    @staticmethod
+    def forward(ctx, x, y):
+        ctx.save_for_backward(x, y)
+        return x + y.mean(0)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g, (g.sum(0) / g.shape[0]).expand_as(g)
+
+
+@case(lambda n: (rand(n, 4), rand(1, 4), rand(4), rand(1)))
+class AutoReduce(Function):
+    @staticmethod
+    def forward(ctx, x, a, b, c):
+        ctx.save_for_backward(x, a, b, c)
+        return x * a + b * c
+
+    @staticmethod
+    def backward(ctx, g):
+        x, a, b, c = ctx.saved_tensors
+        return g * a, g * x, g * c, g * b
+
+
+@case(lambda n: (rand(n, 4),))
+class DtypeOfGrad(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.dtype = x.dtype
+        return x.double().sin()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g.float() * 2
+
+
+@case(lambda n: (rand(n, 3), rand(n, 3)))
+class SaveMany(Function):
+    @staticmethod
+    def forward(ctx, a, b):
+        s = torch.sigmoid(a)
+        t = torch.tanh(b)
+        u = s * t
+        ctx.save_for_backward(s, t, u)
+        ctx.extra = u.sum()
+        return u
+
+    @staticmethod
+    def backward(ctx, g):
+        s, t, u = ctx.saved_tensors
+        return g * u * (1 - s) + 0 * ctx.extra, g * s * (1 - t * t)
+
+
+@case(lambda n: (rand(3, n, 4), rand(3, 4, 5)), WIDE)
+class BmmBias(Function):
+    @staticmethod
+    def forward(ctx, a, b):
+        ctx.save_for_backward(a, b)
+        return torch.baddbmm(torch.ones(3, 1, 5, dtype=a.dtype), a, b, beta=0.5)
+
+    @staticmethod
+    def backward(ctx, g):
+        a, b = ctx.saved_tensors
+        return torch.bmm(g, b.transpose(1, 2)), torch.matmul(a.transpose(1, 2), g)
+
+
+@case(lambda n: (rand(4, n), rand(n)), WIDE)
+class MatVec(Function):
+    @staticmethod
+    def forward(ctx, a, v):
+        ctx.save_for_backward(a, v)
+        return torch.mv(a, v) + torch.dot(v, v)
+
+    @staticmethod
+    def backward(ctx, g):
+        a, v = ctx.saved_tensors
+        return torch.outer(g, v), a.t() @ g + 2 * v * g.sum()
+
+
+@case(lambda n: (rand(n, 3, 8, 8), rand(4, 3, 3, 3)), WIDE)
+class Conv2dRelu(Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        y = F.conv2d(x, w, padding=1, stride=2).relu_()
+        ctx.save_for_backward(x, w, y)
+        return y
+
+    @staticmethod
+    def backward(ctx, g):
+        x, w, y = ctx.saved_tensors
+        g = g * (y > 0)
+        return torch.nn.grad.conv2d_input(x.shape, w, g, stride=2, padding=1), torch.nn.grad.conv2d_weight(
+            x, w.shape, g, stride=2, padding=1
+        )
+
+
+@case(lambda n: (rand(n, 6),))
+class RunningStats(Function):
+    @staticmethod
+    def forward(ctx, x):
+        mn, mx = torch.aminmax(x, dim=1, keepdim=True)
+        v, m = torch.var_mean(x, dim=0)
+        ctx.save_for_backward(mx - mn)
+        return (x - mn) / (mx - mn + 1e-3), v, m, x.median(dim=1).values
+
+    @staticmethod
+    def backward(ctx, g, *_):
+        return g / (ctx.saved_tensors[0] + 1e-3)
+
+
+@case(lambda n: (rand(n, 4), torch.arange(4.0)))
+class LinspaceEye(Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        pos = torch.arange(x.shape[0], dtype=x.dtype, device=x.device) / max(x.shape[0], 1)
+        eye = torch.eye(4, dtype=x.dtype)
+        lin = torch.linspace(0, 1, 4, dtype=x.dtype)
+        inv = 1.0 / (10000 ** (torch.arange(0, 4, 2, dtype=x.dtype) / 4))
+        ang = torch.outer(pos, inv)
+        emb = torch.cat([ang.sin(), ang.cos()], -1)
+        return x + eye.sum(0) * lin * w + emb
+
+    @staticmethod
+    def backward(ctx, g):
+        return g, (g * torch.linspace(0, 1, 4, dtype=g.dtype)).sum(0)
+
+
+@case(lambda n: (rand(n, 4), rand(n, 4)))
+class Comparisons(Function):
+    @staticmethod
+    def forward(ctx, a, b):
+        m = (a > b) & (a > 0) | ~(b < 0)
+        n_ = torch.isclose(a, b, atol=0.5)
+        k = torch.isfinite(a)
+        s = torch.signbit(a)
+        c = torch.copysign(a, b)
+        h = torch.heaviside(a, b)
+        ctx.save_for_backward(m)
+        return torch.where(m, a, b) + c + h, n_, k ^ s, a.argsort(1)
+
+    @staticmethod
+    def backward(ctx, g, *_):
+        (m,) = ctx.saved_tensors
+        return torch.where(m, g, 0), torch.where(m, 0, g)
+
+
+@case(lambda n: (rand(n, 5),))
+class GumbelHard(Function):
+    @staticmethod
+    def forward(ctx, x):
+        y = x.softmax(-1)
+        idx = y.max(-1, keepdim=True)[1]
+        hard = torch.zeros_like(x).scatter_(-1, idx, 1.0)
+        ctx.save_for_backward(y)
+        return hard - y + y
+
+    @staticmethod
+    def backward(ctx, g):
+        (y,) = ctx.saved_tensors
+        return y * (g - (g * y).sum(-1, keepdim=True))
+
+
+@case(lambda n: (rand(n, 16),))
+class GroupedQuant(Function):
+    @staticmethod
+    def forward(ctx, x):
+        b = x.view(-1, 4)
+        s = b.abs().amax(-1, keepdim=True).clamp_min(1e-6)
+        q = torch.round(b / s * 7)
+        return (q * s / 7).view_as(x), s.squeeze(-1)
+
+    @staticmethod
+    def backward(ctx, g, gs):
+        return g + gs.repeat_interleave(4).view_as(g)
+
+
+@case(lambda n: (rand(n, 3, 4, 5), rand(4)))
+class NormChannels(Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        m = x.mean(dim=2, keepdim=True)
+        v = ((x - m) ** 2).mean(dim=2, keepdim=True)
+        xh = (x - m) * torch.rsqrt(v + 1e-6)
+        ctx.save_for_backward(xh, v, w)
+        return xh * w[:, None]
+
+    @staticmethod
+    def backward(ctx, g):
+        xh, v, w = ctx.saved_tensors
+        gw = g * w.view(1, 1, -1, 1)
+        dx = (gw - gw.mean(2, keepdim=True) - xh * (gw * xh).mean(2, keepdim=True)) * torch.rsqrt(v + 1e-6)
+        return dx, (g * xh).sum((0, 1, 3))
+
+
+@case(lambda n: (rand(n, 12), rand(12), rand(12)))
+class InstanceRms(Function):
+    @staticmethod
+    def forward(ctx, x, w, b):
+        h = x.view(x.shape[0], 3, 4)
+        r = (h * h).mean(-1, keepdim=True).add(1e-5).rsqrt()
+        ctx.save_for_backward(x, w, r)
+        return torch.addcmul(b, (h * r).view(x.shape[0], 12), w)
+
+    @staticmethod
+    def backward(ctx, g):
+        x, w, r = ctx.saved_tensors
+        n = x.shape[0]
+        h = x.view(n, 3, 4)
+        gw = (g * w).view(n, 3, 4)
+        dx = r * gw - h * r.pow(3) * (gw * h).mean(-1, keepdim=True)
+        return dx.view(n, 12), (g * (h * r).view(n, 12)).sum(0), g.sum(0)
+
+
+@case(lambda n: (rand(n, 3),))
+class NestedHelper(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return Silu.apply(x) + x
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        with torch.enable_grad():
+            y = x.detach().requires_grad_()
+            z = y * y.sigmoid() + y
+        return torch.autograd.grad(z, y, g)[0]
+
+
+@case(lambda n: (rand(n, 3),))
+class NoSaved(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return torch.zeros_like(x), torch.ones(3, dtype=x.dtype), torch.full((2,), 7)
+
+    @staticmethod
+    def backward(ctx, g, h, _):
+        return g + h
+
+
+@case(lambda n: (rand(n, 4), rand(n, 4)))
+class Dirty(Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        z = x.clone()
+        z.add_(y)
+        ctx.save_for_backward(z)
+        return z
+
+    @staticmethod
+    def backward(ctx, g):
+        (z,) = ctx.saved_tensors
+        return g * z.cos(), g.clone().mul_(2)
+
+
+@case(lambda n: (rand(n, 4),))
+class MultiReturnSame(Function):
+    @staticmethod
+    def forward(ctx, x):
+        y = x * 2
+        return y, y.t(), y[:, :2]
+
+    @staticmethod
+    def backward(ctx, a, b, c):
+        return 2 * (a + b.t() + F.pad(c, (0, 2)))
+
+
+@case(lambda n: (rand(n, 4),))
+class IntMath(Function):
+    @staticmethod
+    def forward(ctx, x):
+        i = torch.arange(x.shape[0]).unsqueeze(1) * 4 + torch.arange(4)
+        j = i**2 % 7
+        ctx.save_for_backward(j)
+        return x * j, j.sum(), j.float().mean(), i.max()
+
+    @staticmethod
+    def backward(ctx, g, a, b, c):
+        (j,) = ctx.saved_tensors
+        return g * j
+
+
+@case(lambda n: (rand(n, 4).to(torch.float32),))
+class LogSumExpPairs(Function):
+    @staticmethod
+    def forward(ctx, x):
+        y = torch.logaddexp(x[:, None, :], x[None, :, :])
+        ctx.save_for_backward(x)
+        return y.sum((0, 1)), torch.logcumsumexp(x, 0), torch.cummax(x, 1).values
+
+    @staticmethod
+    def backward(ctx, g, h, k):
+        (x,) = ctx.saved_tensors
+        return g.expand_as(x) + h * x + k
+
+
+@case(lambda n: (positive(n, 4),))
+class SpecialFns(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return (
+            torch.lgamma(x)
+            + torch.special.expit(x)
+            + torch.xlogy(x, x)
+            + torch.special.entr(x)
+            + x.exp().log10()
+            + torch.erfc(x)
+        )
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return g * (
+            torch.digamma(x)
+            + torch.special.erfinv(torch.tanh(x * 0.1))
+            + torch.pow(2.0, x)
+            + x**1.7
+            + x**-1.5
+            + x**4
+            + torch.erfc(x)
+            + torch.special.log_ndtr(x)
+            + torch.i0(x)
+        )
