@@ -25,6 +25,7 @@ from .plan import has_outer_product, number
 from .residuals import Chosen, choose
 from .specialization import Specialization
 from .specs import differentiable, is_spec, stand_in
+from .workers import Binary
 
 Sizes = dict[sympy.Symbol, int]
 Tensor = torch.Tensor
@@ -100,13 +101,20 @@ class Explanation:
         backward = {(True,) * self.user_outputs: self.graph("backward")} if "backward" in self.directions else {}
         return Program(self.name, self.graph(), self.residuals, self.user_outputs, dict(backward))
 
-    def metrics(self, target: str | None = None) -> dict[str, dict[str, Any]]:
-        """Registers, spills, shared memory and access widths per kernel, cross-compiled for `target`; needs no GPU."""
+    def binaries(self, *targets: str) -> dict[str, dict[str, Binary]]:
+        """The kernels compiled in worker processes, without a GPU: {kernel: {target: Binary}}.
+
+        targets: "cuda:80", "cuda:90", "cuda:100", "hip:gfx942"; by default the explanation's own. A Binary has `asm`
+        (ptx and cubin, or amdgcn and hsaco), registers, spills and shared memory (bytes), access widths, or an error.
+        """
         from .workers import compile_for
 
+        return compile_for(self.kernel_records, self.module, list(targets) or [self.target])
+
+    def metrics(self, target: str | None = None) -> dict[str, dict[str, Any]]:
+        """Registers, spills, shared memory and access widths per kernel, cross-compiled for `target`; needs no GPU."""
         where = target or self.target
-        binaries = compile_for(self.kernel_records, self.module, [where])
-        return {kernel: vars_of(by_target[where]) for kernel, by_target in binaries.items()}
+        return {kernel: vars_of(by_target[where]) for kernel, by_target in self.binaries(where).items()}
 
     def to_dict(self) -> dict[str, Any]:
         """The facts as plain values."""
