@@ -12,6 +12,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ..ir.errors import FusegradError
+from ..tracer.torch_private import grad_switch
 
 Tensor = torch.Tensor
 
@@ -76,7 +77,7 @@ class AttachedGradients(TorchFunctionMode):
         self.probes = probes
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch._C._set_grad_enabled:
+        if func is grad_switch:
             return None
         if func in _CUTS and depends_on(args[0], self.probes):
             return args[0].view_as(args[0])

@@ -45,6 +45,9 @@ dispatch_modes: Callable[[], int] = _private("_C._len_torch_dispatch_stack") or 
 function_modes: Callable[[], int] = _private("_C._len_torch_function_stack") or (lambda: 1)
 """How many TorchFunctionModes are active; 1 where torch does not say."""
 
+grad_switch: Any = _private("_C._set_grad_enabled")
+"""What `torch.no_grad()` calls, as a TorchFunctionMode sees it."""
+
 jit_tracing: Callable[[], Any] = _private("_C._get_tracing_state") or torch.jit.is_tracing  # type: ignore[attr-defined]
 """Whether torch.jit.trace runs."""
 
@@ -134,6 +137,7 @@ __all__ = [
     "dual_level",
     "enable_python_dispatcher",
     "function_modes",
+    "grad_switch",
     "hooks_are_active",
     "is_batched",
     "jit_tracing",
