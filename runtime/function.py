@@ -302,9 +302,10 @@ class Compiler:
         sizes = ctx._fusegrad_sizes
         recording = torch.is_grad_enabled() and any(_tracked(v) for v in (*residuals, *gradients))
         in_a_batch = any(map(is_batched, gradients))
-        if recording or in_a_batch or transforms_active():
+        traced = is_capturing()  # by another mode: no capture may begin, and none is refused for good
+        if recording or in_a_batch or traced or transforms_active():
             originals = residuals if chosen is None else self._originals(chosen, residuals, ctx)
-            if in_a_batch or self.records.get("backward", Record("")).status == "opaque":
+            if in_a_batch or traced or self.records.get("backward", Record("")).status == "opaque":
                 return self.users_backward(specialization, originals, sizes, gradients)
             return BackwardUnit.of(self, specialization, backend).differentiable(originals, sizes, gradients)
         return self.run_backward(specialization, backend, residuals, sizes, gradients, chosen)

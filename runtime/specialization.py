@@ -422,7 +422,7 @@ class Specialization:
         replay = _Recorded(self._replay_forward)
         cut_down = any(a is not b for a, b in zip(arguments, args, strict=True))
         why = self._compared(replay, self._users_forward, arguments, cut_down)
-        if why is None:
+        if why is None and replay.results:  # empty where cut data was no fit for the method
             captured = self.forward
             fakes = self._with_real_strides(captured.trace, replay.results, self.sizes(arguments))
             for kept in (captured.fake_outputs, captured.fake_hidden):
