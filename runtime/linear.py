@@ -1,4 +1,4 @@
-"""The user's backward as a linear map of its gradients: what is transposed for forward mode, and what is refused by name.
+"""The user's backward as a linear map of its gradients: what is transposed for forward mode, what is refused by name.
 
 A backward that is not linear in its gradients is no vjp, and no transpose of it would be the jvp.
 """

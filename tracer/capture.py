@@ -117,10 +117,13 @@ class Session:
         return _guarded_memory(again, fake.requires_grad)
 
     def fake_permuted(self, like: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
-        """A fake gradient of a fake output: its shape, dense; `order` names its axes from outermost to innermost."""
-        strides: list[Any] = [1] * like.dim()
+        """A fake gradient of a fake output: its shape, dense; `order` names its axes from outermost to innermost.
+
+        ~axis: the stride along it is 0.
+        """
+        strides: list[Any] = [0] * like.dim()
         step: Any = 1
-        for axis in reversed(order):
+        for axis in (a for a in reversed(order) if a >= 0):
             strides[axis] = step
             step = step * like.shape[axis]
         with self.mode, torch.no_grad():
@@ -351,7 +354,7 @@ _DATA_READS = {"aten::_local_scalar_dense", "aten::item", "aten::equal", "aten::
 
 
 def _refuse_data_dependence(gm: torch.fx.GraphModule) -> None:
-    """`.item()` used as a number replays right, but a promise of `is_traceable` excludes it: refuse by name and line."""
+    """`.item()` used as a number replays right, but a promise of `is_traceable` excludes it: refused with its line."""
     for node in gm.graph.nodes:
         schema = getattr(node.target, "_schema", None)
         if schema is not None and schema.name in _DATA_READS:

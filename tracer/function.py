@@ -68,7 +68,7 @@ def parameter_names(method: Callable[..., Any], count: int, skip: int, stem: str
 
 @dataclass(frozen=True)
 class Output:
-    """One output of the user's forward: a tensor of its own, an input as it is, a view of an input, or a plain object."""
+    """One output of the user's forward: a tensor of its own, an input as it is, a view of an input, a plain object."""
 
     kind: str  # "tensor", "input", "view", "same", "object"
     index: int = 0  # of the input (by tensor slot), or of the output that is the same object

@@ -128,7 +128,7 @@ def tensor_fact(t: torch.Tensor) -> tuple[Any, ...]:
 
 
 def freeze(value: Any, depth: int = DEPTH) -> Any:
-    """A hashable picture of a value; NaN equals itself, 1, 1.0 and True differ, objects count by identity and content."""
+    """A hashable picture of a value; NaN equals itself; 1, 1.0, True differ; objects count by identity and content."""
     if isinstance(value, float | complex):
         return (type(value).__name__, repr(value))
     if isinstance(value, SCALARS):
@@ -211,7 +211,7 @@ _LOADS = {"LOAD_CONST", "LOAD_FAST", "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_NAME"}
 def _outside_write(
     ran: list[dis.Instruction], code: types.CodeType, env: dict[str, Any], cells: dict[str, Any]
 ) -> str | None:
-    """Why the last of `ran` changes something outside the function: `nonlocal k`, `table[i] = ...`, `settings.k = ...`."""
+    """Why the last of `ran` changes something outside the function: `nonlocal k`, `table[i] = ...`, `cfg.k = ...`."""
     last, before = ran[-1], ran[:-1]
     if last.opname in ("STORE_DEREF", "DELETE_DEREF") and last.argval in cells and last.argval in code.co_freevars:
         return f"it assigns the nonlocal `{last.argval}`"

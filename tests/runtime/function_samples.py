@@ -251,6 +251,6 @@ def status(fast: Any, method: str = "forward") -> str:
 
 def raised(call: Callable[[], Any]) -> tuple[type, str]:
     """The type and the text of what a call raises."""
-    with pytest.raises(Exception) as found:  # noqa: PT011  the caller compares the two
+    with pytest.raises(Exception) as found:
         call()
     return found.type, str(found.value)

@@ -7,7 +7,7 @@ import json
 
 import pytest
 import torch
-from function_samples import Cube, CrossEntropy, LayerNorm, Linear, RMSNorm, Softmax, SwiGLU, leaf
+from function_samples import CrossEntropy, Cube, LayerNorm, Linear, RMSNorm, Softmax, SwiGLU, leaf
 from test_traceable import Branch, Declared, Numpy
 from torch.autograd import Function
 

@@ -202,7 +202,7 @@ def test_old_style_defaults_are_not_arguments() -> None:
     assert_same(run(fast, leaf(3), 2.0), run(OldDefault, leaf(3), 2.0))
 
 
-@pytest.mark.parametrize("values", [(1, 1.0, True), (0.0, -0.0), (float("nan"), 2.0), ("sum", "mean"), (None, 1), (2, 3)])
+@pytest.mark.parametrize("values", [(1, 1.0, True), (0.0, -0.0), (float("nan"), 2.0), ("sum", "mean"), (None, 1)])
 def test_python_arguments_count_by_value_and_type(values) -> None:
     class Scaled(Function):
         @staticmethod

@@ -205,10 +205,11 @@ def test_several_outputs_and_arguments_that_are_no_tensors(backend) -> None:
 
     fast = fusegrad.compile(Scaled, backend=backend)
     x = leaf(3, 4).detach()
+    pull = lambda c: grad(lambda r: sum(o.pow(2).sum() for o in vmap(c)(r)))(x)  # noqa: E731
     for mode in ("sum", "mean"):
-        assert_same(vmap(lambda r: fast.apply(r, 2.0, mode))(x), vmap(lambda r: Scaled.apply(r, 2.0, mode))(x))
-        pull = lambda c: grad(lambda r: sum(o.pow(2).sum() for o in vmap(c)(r)))(x)  # noqa: E731
-        close(pull(lambda r: fast.apply(r, 2.0, mode)), pull(lambda r: Scaled.apply(r, 2.0, mode)))
+        mine, theirs = (lambda r, cls=cls, mode=mode: cls.apply(r, 2.0, mode) for cls in (fast, Scaled))
+        assert_same(vmap(mine)(x), vmap(theirs)(x))
+        close(pull(mine), pull(theirs))
 
 
 @both
@@ -380,7 +381,7 @@ class NumpySort(Function):
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        x, dim = inputs
+        _, dim = inputs
         _, ind, ind_inv = output
         ctx.mark_non_differentiable(ind, ind_inv)
         ctx.save_for_backward(ind, ind_inv)
@@ -409,7 +410,7 @@ class NumpyTake(Function):
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        x, ind, ind_inv, dim = inputs
+        _, ind, ind_inv, dim = inputs
         ctx.save_for_backward(ind, ind_inv)
         ctx.dim = dim
 

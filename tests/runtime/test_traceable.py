@@ -1,4 +1,4 @@
-"""What is compiled and what runs as written: `is_traceable`, fullgraph, opaque methods with their reason and warning."""
+"""What is compiled and what runs as written: `is_traceable`, fullgraph, opaque methods and their reasons."""
 
 from __future__ import annotations
 
@@ -277,9 +277,9 @@ def test_fullgraph_names_backward() -> None:
             (x,) = ctx.saved_tensors
             return g * 2 if x.sum() > 0 else g
 
-    with pytest.raises(fusegrad.NotTraceableError, match="Backward.backward cannot be captured: its control flow"):
+    with pytest.raises(fusegrad.NotTraceableError, match=r"Backward\.backward cannot be captured: its control flow"):
         fusegrad.compile(Backward, fullgraph=True).apply(leaf(3))
-    with pytest.warns(fusegrad.FallbackWarning, match="Backward.backward runs as you wrote it"):
+    with pytest.warns(fusegrad.FallbackWarning, match=r"Backward\.backward runs as you wrote it"):
         fast = fusegrad.compile(Backward)
         assert_same(run(fast, leaf(3)), run(Backward, leaf(3)))
     assert status(fast) == "compiled" and status(fast, "backward") == "opaque"
@@ -302,7 +302,7 @@ def test_an_opaque_backward_behind_a_compiled_forward(backend) -> None:
             return g * x.exp() * 3 / max(norm, 1.0) * ctx.k + 0 * twice
 
     fast = fusegrad.compile(Clipped, backend=backend)
-    with pytest.warns(fusegrad.FallbackWarning, match="Clipped.backward"):
+    with pytest.warns(fusegrad.FallbackWarning, match=r"Clipped\.backward"):
         assert_same(run(fast, leaf(4)), run(Clipped, leaf(4)))
     for n in (7, 4):
         assert_same(run(fast, leaf(n)), run(Clipped, leaf(n)))

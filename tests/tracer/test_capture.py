@@ -158,7 +158,7 @@ def test_another_thread_calls_functions_as_ever_while_one_captures() -> None:
     inside, done = threading.Event(), threading.Event()
     found: list[Any] = []
 
-    def body(x):
+    def body(x, inside=inside, done=done):
         inside.set()
         assert done.wait(10)
         return (x * 2,)
@@ -284,7 +284,7 @@ def test_item_is_refused_with_its_line() -> None:
 
 
 def test_reading_memory_raises_instead_of_giving_zero() -> None:
-    with pytest.raises(RuntimeError, match="[Dd]ata pointer|data ptr"):
+    with pytest.raises(RuntimeError, match=r"[Dd]ata pointer|data ptr"):
         trace(lambda x: (x + x.data_ptr(),), torch.randn(3))
 
 
