@@ -202,11 +202,11 @@ class BatchedUnit(Unit):
 
     def _prepare(self, args: Sequence[Any]) -> None:
         """Have the parent's graph at hand before this one is captured: captures do not nest."""
-        lanes = [_lane(a, d) for a, d in zip(args, self.in_dims, strict=True)]
+        lanes = [lane(a, d) for a, d in zip(args, self.in_dims, strict=True)]
         if isinstance(self.parent, BatchedUnit):
             self.parent._prepare(lanes)
         with plain_tensors():
-            trace, lifted = self.parent.flat([example(lane) for lane in lanes])
+            trace, lifted = self.parent.flat([example(a) for a in lanes])
         graph = batchable(trace.graph_module)
         self._flat = lambda *values: graph(*values, *lifted)
 
@@ -228,8 +228,14 @@ class BatchedUnit(Unit):
     jvp = vjp
 
 
-def _lane(value: Any, dim: int | None) -> Any:
-    return value.select(dim, 0) if isinstance(value, Tensor) and dim is not None else value
+def lane(value: Any, dim: int | None) -> Any:
+    if not isinstance(value, Tensor) or dim is None:
+        return value
+    return value.select(dim, 0) if value.shape[dim] else value.new_empty(_without(value.shape, dim))
+
+
+def _without(sizes: Sequence[int], dim: int) -> list[int]:
+    return [n for i, n in enumerate(sizes) if i != dim % len(sizes)]
 
 
 def _placed(result: Tensor, dim: OutDim) -> Tensor:
@@ -333,9 +339,13 @@ def _tracked_alias(value: Any) -> Any:
     return value.view_as(value) if value.requires_grad else value.detach().requires_grad_()
 
 
+def _is_one_of(output: Any, args: Sequence[Any]) -> bool:
+    return isinstance(output, Tensor) and any(output is a for a in args)
+
+
 def _function_of(unit: Unit) -> Any:
     def forward(*args: Any) -> Any:
-        return tuple(unit.execute(args))
+        return tuple(o.view_as(o) if _is_one_of(o, args) else o for o in unit.execute(args))
 
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         ctx.set_materialize_grads(False)
@@ -432,5 +442,7 @@ def transformed(compiler: Compiler, args: tuple[Any, ...]) -> Any:
 def _is_the_users_own(compiler: Compiler, specialization: Specialization) -> bool:
     """Effects on arguments, and rules of the user's beside hidden outputs, are left to the user's own class."""
     forward = specialization.forward
+    if getattr(compiler.cls, "generate_vmap_rule", False) and compiler.cls.vmap is not Function.vmap:  # type: ignore[attr-defined]
+        return True  # torch names the contradiction
     own_rules = any(getattr(compiler.cls, n) is not getattr(Function, n) for n in ("vmap", "jvp"))
     return bool(forward.dirty) or (own_rules and bool(forward.hidden_count)) or bool(specialization.skip)

@@ -14,9 +14,9 @@ from torch.autograd.function import Function
 
 from ..ir.program import Place
 from ..tracer.context import BackwardContext
-from ..tracer.function import rebind
+from ..tracer.function import backward_method, rebind
 from .linear import AttachedGradients, NonLinearBackward, why_not_linear
-from .unit import BackwardUnit, OutDim, Unit, batchable
+from .unit import BackwardUnit, OutDim, Unit, batchable, lane
 
 if TYPE_CHECKING:
     from .function import Compiler
@@ -99,6 +99,8 @@ class Rules:
     # ------------------------------------------------------------------ reverse
     def backward(self, ctx: Any, *gradients: Any) -> tuple[Any, ...]:
         residuals, inputs = self.split(ctx.saved_tensors)
+        if backward_method(self.compiler.cls) is None:
+            return self._derived_backward(inputs, gradients)
         given, hidden = gradients[: self.visible], gradients[self.visible :]
         result: list[Any] = [None] * len(self.spec.arguments)
         if any(g is not None for g in given) or not any(g is not None for g in hidden):
@@ -115,6 +117,13 @@ class Rules:
         supply = iter(given)
         return [None if o.kind == "object" else next(supply) for o in self.spec.forward.outputs]
 
+    def _derived_backward(self, inputs: Sequence[Any], gradients: Sequence[Any]) -> tuple[Any, ...]:
+        """The derivative of forward itself, where the user wrote forward alone."""
+        if self.compiler.cls.jvp is not Function.jvp:  # type: ignore[attr-defined]
+            Function.backward(None, *gradients)  # his jvp may say otherwise: torch's own error
+        found = iter(self.forward_unit.pullback(inputs, gradients))
+        return tuple(next(found) if i in self.spec.slots else None for i in range(len(self.spec.arguments)))
+
     def _add_hidden(self, result: list[Any], inputs: Sequence[Any], hidden: Sequence[Any]) -> None:
         """The second-order contribution of values that forward kept: their gradient goes back through forward."""
         extra = self.forward_unit.pullback(inputs, [*[None] * self.visible, *hidden])
@@ -127,6 +136,8 @@ class Rules:
         """The transpose of backward in its gradients: a custom gradient is honoured in forward mode too."""
         residuals, inputs = self.split(ctx.saved_tensors)
         moving = [t for i, t in enumerate(tangents) if i in self.spec.slots]
+        if backward_method(self.compiler.cls) is None:
+            return tuple(self.forward_unit.pushforward(inputs, moving))
         sizes = [ctx.sizes[s] for s in self.symbols]
         likes = [torch.empty(s[0], dtype=s[1], device=s[2]) for s in ctx.likes]
         unit = self.tangent_unit(tuple(t is not None for t in tangents))
@@ -242,7 +253,7 @@ class Batched(Rules):
         return tuple(self.forward_unit(*self.spec.tensors_of(args)))
 
     def sizes_of(self, inputs: Sequence[Any]) -> dict[Any, int]:
-        lanes = [t if d is None else t.select(d, 0) for t, d in zip(inputs, self.dims, strict=True)]
+        lanes = [lane(t, d) for t, d in zip(inputs, self.dims, strict=True)]
         return self.parent.sizes_of(lanes)
 
     def backward_for(self, gradients: Sequence[Any]) -> Unit:

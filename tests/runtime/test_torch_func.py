@@ -9,6 +9,7 @@ import pytest
 import torch
 from function_samples import (
     BACKENDS,
+    CrossEntropy,
     Cube,
     LayerNorm,
     Linear,
@@ -534,6 +535,127 @@ def test_a_backward_that_is_not_linear_has_no_jvp(how) -> None:
             jvp(fast.apply, (X,), (torch.ones(5),))
         assert why in str(found.value) and f"at:   {__file__}:" in str(found.value)
     close(grad(lambda x: fast.apply(x).sum())(X), change(torch.ones(5)))
+
+
+@pytest.mark.xfail(strict=True, reason="a constant term in backward is not seen; its linear part is transposed")
+def test_an_affine_backward_has_no_jvp() -> None:
+    class Affine(Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, g):
+            (x,) = ctx.saved_tensors
+            return g + x
+
+    with pytest.raises(fusegrad.FusegradError, match="not linear"):
+        jvp(fusegrad.compile(Affine).apply, (X,), (torch.ones(5),))
+
+
+class ForwardOnly(Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        return x.sin() * y
+
+
+@both
+def test_forward_alone_has_all_its_rules_derived(backend) -> None:
+    f = fusegrad.compile(ForwardOnly, backend=backend).apply
+    y = X + 2
+    plain = lambda x, y: x.sin() * y  # noqa: E731
+    for compose in (
+        lambda f: grad(lambda x, y: f(x, y).sum(), (0, 1))(X, y),
+        lambda f: jvp(f, (X, y), (y, X)),
+        lambda f: vmap(f, (0, None))(X, y),
+        lambda f: vmap(grad(f, (0, 1)))(X, y),
+        lambda f: hessian(lambda x: f(x, y).sum())(X),
+    ):
+        close(compose(f), compose(plain))
+
+
+def test_where_only_a_jvp_is_written_reverse_mode_raises_as_in_eager() -> None:
+    class OnlyJvp(Function):
+        @staticmethod
+        def forward(x):
+            return x * x
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.save_for_forward(inputs[0])
+
+        @staticmethod
+        def jvp(ctx, t):
+            return 7 * ctx.saved_tensors[0] * t
+
+    fast = fusegrad.compile(OnlyJvp)
+    close(jvp(fast.apply, (X,), (X,))[1], 7 * X * X)
+    call = lambda c: grad(lambda x: c.apply(x).sum())(X)  # noqa: E731
+    assert raised(lambda: call(fast)) == raised(lambda: call(OnlyJvp))
+
+
+def test_a_wrong_number_of_tangents_raises_as_in_eager() -> None:
+    class Two(Function):
+        @staticmethod
+        def forward(x):
+            return x * 2, x * 3
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            pass
+
+        @staticmethod
+        def jvp(ctx, t):
+            return t * 2
+
+    fast = fusegrad.compile(Two)
+    call = lambda c: jvp(c.apply, (X,), (X,))  # noqa: E731
+    assert raised(lambda: call(fast)) == raised(lambda: call(Two))
+
+
+def test_two_vmap_rules_at_once_raise_as_in_eager() -> None:
+    class Both(OwnRules):
+        generate_vmap_rule = True
+
+    assert raised(lambda: vmap(fusegrad.compile(Both).apply)(X)) == raised(lambda: vmap(Both.apply)(X))
+
+
+@pytest.mark.parametrize("batch", [0, 1, 2])
+def test_batches_of_every_size(batch) -> None:
+    f = fusegrad.compile(Softmax).apply
+    x = leaf(batch, 4).detach()
+    close(vmap(f)(x), x.softmax(-1))
+    close(vmap(grad(lambda r: f(r).pow(2).sum()))(x), vmap(grad(lambda r: r.softmax(-1).pow(2).sum()))(x))
+
+
+def test_integers_beside_tensors_under_vmap() -> None:
+    f = fusegrad.compile(CrossEntropy).apply
+    logits, target = leaf(2, 3, 5).detach(), torch.tensor([[0, 1, 2], [4, 3, 2]])
+    plain = torch.nn.functional.cross_entropy
+    close(vmap(grad(f))(logits, target), vmap(grad(plain))(logits, target))
+    close(vmap(f)(logits, target), vmap(plain)(logits, target))
+
+
+@pytest.mark.parametrize("make", [lambda g: g, lambda g: g * 1])
+def test_a_gradient_handed_on_as_it_is(make) -> None:
+    class Through(Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.round()
+
+        @staticmethod
+        def backward(ctx, g):
+            return make(g)
+
+    f = fusegrad.compile(Through).apply
+    t = torch.linspace(1, 2, 5)
+    close(jvp(f, (X,), (t,))[1], t)
+    close(jacfwd(f)(X), torch.eye(5))
+    close(vmap(grad(f))(X), torch.ones(5))
+    x = X.clone().requires_grad_()
+    (g,) = torch.autograd.grad(f(x).sum(), x, torch.ones(()), create_graph=True)
+    close(g, torch.ones(5))
 
 
 DETACHED = {
