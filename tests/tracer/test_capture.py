@@ -158,7 +158,7 @@ def test_another_thread_calls_functions_as_ever_while_one_captures() -> None:
     inside, done = threading.Event(), threading.Event()
     found: list[Any] = []
 
-    def body(x, inside=inside, done=done):
+    def body(x):
         inside.set()
         assert done.wait(10)
         return (x * 2,)
@@ -173,7 +173,8 @@ def test_another_thread_calls_functions_as_ever_while_one_captures() -> None:
 
     worker = threading.Thread(target=other)
     worker.start()
-    trace(body, torch.randn(3))
+    session = Session()
+    session.trace(body, [session.fake(torch.randn(3))], None)
     worker.join()
     ((y, grad, name),) = found
     assert torch.equal(y, torch.ones(2).sin()) and torch.equal(grad, torch.full((2,), 100.0))
