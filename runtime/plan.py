@@ -279,7 +279,8 @@ class KernelPlan:
     def _run(self, at: int, step: Step, memory: dict[int, Any], sizes: Sizes, key: tuple[int, ...]) -> None:
         match step:
             case Group():
-                results = self.runners[at]([_for_group(memory, v) for v in step.inputs], sizes, key)
+                given = zip(step.inputs, step.graph.inputs, strict=True)
+                results = self.runners[at]([_for_group(memory, v, own, sizes) for v, own in given], sizes, key)
                 memory.update({v.id: t for v, t in zip(step.outputs, results, strict=True)})
             case Extern(value=value) | View(value=value):
                 memory[value.id] = reference.call_node(value, [_value(memory, a) for a in value.args], sizes)
@@ -334,10 +335,10 @@ def _value(memory: Mapping[int, Any], value: Value) -> Any:
     raise FusegradError(f"internal: no step computes {value!r} = {value.prim}")
 
 
-def _for_group(memory: Mapping[int, Any], value: Value) -> Tensor:
-    """What a kernel reads: graph inputs in their own layout, results of library calls row-major."""
+def _for_group(memory: Mapping[int, Any], value: Value, own: Value, sizes: Sizes) -> Tensor:
+    """What a kernel reads as its input `own`: graph inputs are laid out already, the rest as the group was told."""
     tensor: Tensor = _value(memory, value)
-    return tensor if value.prim == "input" else tensor.contiguous()
+    return tensor if value.prim == "input" else _expected_layout(tensor, own, sizes)
 
 
 def _expected_layout(tensor: Tensor, value: Value, sizes: Sizes) -> Tensor:

@@ -54,6 +54,7 @@ class BackwardEntry:
     guards: tuple[sympy.Basic, ...]
     lifted: list[Any]
     since: int  # the session's guards from this number on are backward's
+    passed: dict[int, int] = field(default_factory=dict)  # results that are a gradient as it came, by its number
     executables: dict[str, Executable] = field(default_factory=dict)
     admitted: dict[tuple[int, ...], bool] = field(default_factory=dict)
 
@@ -269,7 +270,7 @@ class Specialization:
         return entry
 
     def _now(self, kinds: tuple[Any, ...]) -> Any:
-        """What backward depends on: the gradients, and what is read from outside, which may have changed since forward."""
+        """What backward depends on: the gradients, and what is read from outside, which may change after forward."""
         return kinds, self.reads.facts()
 
     def _add_entry(self, key: Any, kinds: tuple[Any, ...]) -> None:
@@ -303,7 +304,9 @@ class Specialization:
         trace.names = [names[i] for i in live]
         trace.output_names = [f"grad_{name}" for name in self.names]
         guards = self.session.conditions(self.binder.sources, self.since)
-        return BackwardEntry(trace, guards, [self.reads.tensor_path(t) for t in trace.lifted], self.since)
+        first = len(residuals) + len(symbols)
+        passed = {r: live[p] - first for r, p in _passed_through(trace).items() if p < len(live) and live[p] >= first}
+        return BackwardEntry(trace, guards, [self.reads.tensor_path(t) for t in trace.lifted], self.since, passed)
 
     def predicted_kinds(self) -> tuple[Any, ...]:
         """The commonest backward: every differentiable output has a gradient, each row-major."""
@@ -365,7 +368,8 @@ class Specialization:
         chosen: Chosen | None = None,
     ) -> tuple[Any, ...]:
         """The gradients, from kernels. Raises CaptureError where the user's own body has to run instead."""
-        gradients = [in_a_class(g) for g in gradients]
+        given = gradients
+        gradients = [in_a_class(g) for g in given]
         kinds = tuple(gradient_kind(g) for g in gradients)
         entry = self.entry(kinds)
         key = backend if chosen is None else f"{backend} chosen"
@@ -383,14 +387,17 @@ class Specialization:
         inputs = [v for v in (*residuals, *symbols, *gradients) if v is not None]
         lifted = [r.get() for r in entry.lifted if r is not None]
         with self._exactly_as_captured():
-            return tuple(entry.executables[key](inputs, lifted, sizes))
+            results = entry.executables[key](inputs, lifted, sizes)
+        for result, gradient in entry.passed.items():
+            results[result] = given[gradient]
+        return tuple(results)
 
     def _backward_executable(
         self, entry: BackwardEntry, kinds: tuple[Any, ...], backend: str, chosen: Chosen | None
     ) -> Executable:
         name, report = f"{self.name}_backward", partial(self.report, "backward")
         graph = None if chosen is None else chosen.backward_graph(kinds, entry, name)
-        return Executable(entry.trace, name, backend, report=report, graph=graph)
+        return Executable(entry.trace, name, backend, frozenset(entry.passed), report, graph)
 
     def _sibling_backward(
         self, residuals: Sequence[Any], sizes: Sizes, gradients: Sequence[Any], backend: str
@@ -431,7 +438,7 @@ class Specialization:
         return why
 
     def _with_real_strides(self, trace: Trace, results: Sequence[Any], sizes: Sizes) -> list[Tensor | None]:
-        """Per output a fake with the strides that eager gave it, where the captured fake had others: in the trace too."""
+        """Per output a fake with eager's strides where the captured one had others; the trace is told as well."""
         (made,) = trace.graph_module.graph.find_nodes(op="output")[0].args
         found: list[Tensor | None] = []
         for node, result in zip(made, results, strict=False):
@@ -519,6 +526,20 @@ class Specialization:
             raise
 
 
+def _passed_through(trace: Trace) -> dict[int, int]:
+    """Results of a trace that are one of its inputs, untouched: {result: input}."""
+    graph = trace.graph_module.graph
+    (made,) = graph.find_nodes(op="output")[0].args
+    inputs = [n for n in graph.nodes if n.op == "placeholder"]
+    untouched = {n: i for i, n in enumerate(inputs) if not any(map(_is_write, n.users))}
+    return {r: untouched[n] for r, n in enumerate(made) if n in untouched}
+
+
+def _is_write(node: torch.fx.Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and schema.is_mutable
+
+
 class _Recorded:
     """A call that remembers its results."""
 
@@ -541,25 +562,41 @@ def order_unlike(fake: Any, real: Any, sizes: Sizes) -> tuple[int, ...] | None:
 
 
 def gradient_kind(gradient: Tensor | None) -> Any:
-    """The layout class of a gradient: "contiguous", "expanded" (every stride 0), or the order of its dense axes."""
+    """The layout class of a gradient: "contiguous", "expanded" (every stride 0), or its axes, outermost first.
+
+    (1, 0)  dense, transposed      (0, ~1)  expanded along axis 1, dense otherwise: what `.sum(1)` hands back
+    """
     if gradient is None:
         return None
     if gradient.is_contiguous():
         return "contiguous"
-    return "expanded" if not any(gradient.stride()) else _dense_order(gradient)
+    return "expanded" if not any(gradient.stride()) else _axes_by_stride(gradient)
+
+
+def _axes_by_stride(t: Tensor) -> tuple[int, ...]:
+    order = sorted(range(t.dim()), key=lambda i: (-t.stride()[i], -t.shape[i], i))
+    still = [i for i in order if t.stride()[i] == 0 and t.shape[i] > 1]
+    return (*(i for i in order if i not in still), *(~i for i in still))
 
 
 def _dense_order(t: Tensor) -> tuple[int, ...] | None:
-    """The axes from outermost to innermost where `t` is dense in that order; None where it has gaps."""
-    order = tuple(sorted(range(t.dim()), key=lambda i: (-t.stride()[i], -t.shape[i], i)))
-    return order if t.permute(order).is_contiguous() else None
+    """The axes, outermost first, where `t` is dense in that order; None where it has gaps or stands still."""
+    order = _axes_by_stride(t)
+    return order if min(order, default=0) >= 0 and t.permute(order).is_contiguous() else None
 
 
 def in_a_class(gradient: Tensor | None) -> Tensor | None:
-    """The gradient itself where its layout has a class, else its row-major copy (sliced and stepped gradients)."""
-    if gradient is None or gradient.is_contiguous() or not any(gradient.stride()) or _dense_order(gradient) is not None:
+    """The gradient itself where its layout has a class, else a copy without the gaps (sliced and stepped gradients)."""
+    if gradient is None or gradient.is_contiguous() or not any(gradient.stride()):
         return gradient
-    return gradient.contiguous()
+    order = _axes_by_stride(gradient)
+    moving = tuple(axis for axis in order if axis >= 0)
+    core = gradient[tuple(slice(None) if axis in moving else slice(0, 1) for axis in range(gradient.dim()))]
+    axes = [*moving, *(~axis for axis in order[len(moving) :])]
+    if core.permute(axes).is_contiguous():
+        return gradient
+    back = sorted(range(len(axes)), key=axes.__getitem__)
+    return core.permute(axes).contiguous().permute(back).expand(gradient.shape)
 
 
 def _as_gradient_of(like: Tensor, gradient: Tensor) -> Tensor:

@@ -1,14 +1,13 @@
-"""x[mask] has as many elements as the data says. Where all that happens to them is elementwise, the whole tensor will do.
+"""x[mask] has as many elements as the data says. Where only elementwise things happen to them, the whole tensor does.
 
-    v = x[m] * 0.1;  y[m] = v      ->   y = where(m, x * 0.1, y)
-    x[m].sum()                     ->   where(m, x, 0).sum()
+v = x[m] * 0.1;  y[m] = v      ->   y = where(m, x * 0.1, y)
+x[m].sum()                     ->   where(m, x, 0).sum()
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import fx
