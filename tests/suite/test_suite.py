@@ -13,12 +13,11 @@ import torch
 import fusegrad
 
 sys.path.insert(0, str(Path(__file__).parent))
-from comparing import LAYOUTS, faults, laid_out, run, wide_run  # noqa: E402
-from functions import CASES, Case  # noqa: E402
+from comparing import faults, laid_out, run, wide_run
+from functions import CASES, Case
 
 SEED = 20240
 BATCHES = (4, 3, 1, 0, 17)
-LOW = (torch.bfloat16, torch.float16)
 DEPENDS_ON_DATA = {"SegmentMean"}  # torch.bincount: how long its result is
 each = pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 
@@ -55,32 +54,45 @@ def swept(case: Case, backend: str, sweep: list[tuple[int, torch.dtype, str, str
     assert not reasons or case.name in DEPENDS_ON_DATA, reasons
 
 
+F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
+LAID_OUT = [
+    (4, F32, "transposed", "expanded"),
+    (5, F32, "step", "row"),
+    (4, F32, "offset", "transposed"),
+    (4, F32, "row", "step"),
+    (4, F32, "channels_last", "channels_last"),
+    (3, BF16, "transposed", "expanded"),
+    (5, F16, "contiguous", "row"),
+]
+
+
+def laid_out_points(case: Case, count: int) -> list[Any]:
+    """Some of the layouts; every layout meets every kind of Function, each class only a few."""
+    first = CASES.index(case)
+    return [LAID_OUT[(first + 3 * i) % len(LAID_OUT)] for i in range(count)]
+
+
 @each
 def test_reference(case: Case) -> None:
-    sizes = [(n, torch.float32, "contiguous", "contiguous") for n in BATCHES]
-    layouts = [(4, torch.float32, layout, "contiguous") for layout in LAYOUTS]
-    gradients = [(4, torch.float32, "contiguous", layout) for layout in LAYOUTS]
-    low = [(n, dtype, "transposed", "expanded") for dtype in LOW for n in (3, 5)]
-    swept(case, "reference", sizes + layouts + gradients + low)
+    swept(case, "reference", [(n, F32, "contiguous", "contiguous") for n in BATCHES] + laid_out_points(case, 2))
 
 
 @each
 def test_interpret(case: Case) -> None:
-    sizes = [(n, torch.float32, "contiguous", "contiguous") for n in (3, 1, 0)]
-    layouts = [(3, torch.float32, "transposed", "expanded"), (3, torch.float32, "step", "transposed")]
-    swept(case, "interpret", sizes + layouts + [(3, torch.bfloat16, "transposed", "expanded")])
+    sizes = [(n, F32, "contiguous", "contiguous") for n in (3, 5)]
+    swept(case, "interpret", [*sizes, *laid_out_points(case, 1)])
 
 
-@each
+@pytest.mark.parametrize("case", CASES[::6], ids=lambda c: c.name)
 def test_explained(case: Case) -> None:
-    """Nothing is left to the user's own methods, and no kernel moves memory that it need not."""
+    """Nothing is left to the user's own methods; library calls are for what no kernel of ours computes."""
     torch.manual_seed(SEED)
-    args = [a.requires_grad_() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in case.make(64)]
+    made = case.make(64)
+    args = [a.requires_grad_() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in made]
     found = fusegrad.explain(case.cls, *args)
-    assert all(r.status != "opaque" or m in ("jvp", "vmap") for m, r in found.methods.items())
+    assert all(r.status != "opaque" for r in found.methods.values())
     assert case.name in DEPENDS_ON_DATA or not any(report.reasons for report in found.directions.values())
-    if not case.library:
-        assert all(k.kind == "triton" for k in found.kernels)
+    assert case.library or all(k.kind == "triton" for k in found.kernels)
 
 
 def test_the_comparison_can_fail() -> None:
