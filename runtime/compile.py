@@ -75,7 +75,8 @@ def generate(graph: Graph, target: Target, hints: Mapping[sympy.Symbol, int], na
 
 def _alike(graph: Graph, refused: Value, apart: frozenset[int]) -> frozenset[int]:
     """The nodes that the generator would refuse for the same reason; all of them where none is found."""
-    fusible = [v for v in graph.order() if v.id not in apart and PRIMS[v.prim].family not in ("extern", "contract", "pick")]
+    left = [v for v in graph.order() if v.id not in apart]
+    fusible = [v for v in left if PRIMS[v.prim].family not in ("extern", "contract", "pick")]
     alike = frozenset(v.id for v in fusible if v.prim == refused.prim and v.dtype == refused.dtype)
     return alike or frozenset(v.id for v in fusible)
 

@@ -466,7 +466,8 @@ class Specialization:
         tensors = [o for o in outputs if isinstance(o, Tensor)]
         seen = {id(t): t for t in (*self.tensors_of(args), *tensors)}
         hidden: list[Tensor] = []
-        kept = (*ctx.to_save, *ctx.saved_for_forward, *(v for v in attributes_of(ctx).values() if isinstance(v, Tensor)))
+        attributes = [v for v in attributes_of(ctx).values() if isinstance(v, Tensor)]
+        kept = (*ctx.to_save, *ctx.saved_for_forward, *attributes)
         for t in kept:
             if t is not None and id(t) not in seen:
                 seen[id(t)] = t
@@ -474,7 +475,12 @@ class Specialization:
         return [*tensors, *hidden]
 
     def _compare_backward(
-        self, kinds: tuple[Any, ...], entry: BackwardEntry, residuals: Sequence[Any], sizes: Any, gradients: Sequence[Any]
+        self,
+        kinds: tuple[Any, ...],
+        entry: BackwardEntry,
+        residuals: Sequence[Any],
+        sizes: Any,
+        gradients: Sequence[Any],
     ) -> None:
         """The first call's comparison with the user's own backward; where they differ, his own runs from now on."""
         try:

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-
 _TORCHS = ("to_save", "saved_for_forward", "dirty_tensors", "non_differentiable", "materialize_grads")
 """Fields of the real ctx: a user who assigns one has called the method that sets it."""
 

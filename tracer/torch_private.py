@@ -36,7 +36,8 @@ def _transforms_active_by_interpreter() -> bool:
     return bool(retrieve_all_functorch_interpreters())
 
 
-transforms_active: Callable[[], bool] = _private("_C._are_functorch_transforms_active") or _transforms_active_by_interpreter
+_functorch = _private("_C._are_functorch_transforms_active")
+transforms_active: Callable[[], bool] = _functorch or _transforms_active_by_interpreter
 """Whether a torch.func transform is active."""
 
 dispatch_modes: Callable[[], int] = _private("_C._len_torch_dispatch_stack") or (lambda: 0)
@@ -112,7 +113,7 @@ def without_address(fake: Tensor) -> Tensor:
 
 # ------------------------------------------------------------------ running things
 def direct_apply(node: type) -> Callable[..., Any]:
-    """`apply` of a ctx-style Function without the Python one in between, which looks for transforms and binds defaults."""
+    """`apply` of a ctx-style Function without the Python one in between, which looks for transforms."""
     raw = getattr(super(Function, node), "apply", None)
     return raw if raw is not None else node.apply  # type: ignore[attr-defined,no-any-return]
 

@@ -34,7 +34,8 @@ def forward_and_gradient(cls, seed):
 def test_compiled_dropout_draws_the_numbers_of_eager(backend, seed):
     expected = forward_and_gradient(Dropout, seed)
     assert 0 < (expected[0] == 0).sum() < 35
-    for mine, theirs in zip(forward_and_gradient(fusegrad.compile(Dropout, backend=backend), seed), expected, strict=True):
+    found = forward_and_gradient(fusegrad.compile(Dropout, backend=backend), seed)
+    for mine, theirs in zip(found, expected, strict=True):
         assert torch.equal(mine, theirs)
 
 
