@@ -151,6 +151,12 @@ class Explanation:
     __repr__ = __str__
 
 
+def _assumed(expr: sympy.Expr, sizes: Sizes) -> Sizes:
+    """The sizes; one that depends on data (of x[mask], say) counts as the largest of the others."""
+    largest = max(sizes.values(), default=1)
+    return sizes if expr.free_symbols <= set(sizes) else {**dict.fromkeys(expr.free_symbols, largest), **sizes}
+
+
 def vars_of(binary: Any) -> dict[str, Any]:
     """A binary's figures without its machine code."""
     names = ("registers", "spills", "shared", "accesses", "error")
@@ -293,7 +299,7 @@ def _saved_bytes(forward: Graph, found: Explanation, spec: Specialization, sizes
 def _bytes(fake: Tensor, sizes: Sizes) -> int:
     total = fake.element_size()
     for size in fake.shape:
-        total *= size if isinstance(size, int) else number(size.node.expr, sizes)
+        total *= size if isinstance(size, int) else number(size.node.expr, _assumed(size.node.expr, sizes))
     return total
 
 

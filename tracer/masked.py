@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import fx
@@ -22,12 +23,27 @@ def dense(gm: fx.GraphModule) -> fx.GraphModule:
     if not any(_is_masked(n) for n in gm.graph.nodes):
         return gm
     result = fx.GraphModule(gm, copy.deepcopy(gm.graph))
+    _merge_masks(result.graph)
     for mask in dict.fromkeys(n.args[1][0] for n in result.graph.nodes if _is_masked(n)):
         region = _region(mask)
         if region is not None:
             _rewrite(mask, *region)
     result.recompile()
     return result
+
+
+def _merge_masks(graph: fx.Graph) -> None:
+    """g[g > 0] = f(g[g > 0]) computes its mask twice: once will do where nothing is written in between."""
+    seen: dict[Any, fx.Node] = {}
+    for node in list(graph.nodes):
+        schema = getattr(node.target, "_schema", None)
+        if schema is None or schema.is_mutable or torch.Tag.nondeterministic_seeded in node.target.tags:
+            seen.clear()
+        elif isinstance(node.meta.get("val"), torch.Tensor) and node.meta["val"].dtype is torch.bool:
+            first = seen.setdefault((node.target, node.args, tuple(node.kwargs.items())), node)
+            if first is not node:
+                node.replace_all_uses_with(first)
+                graph.erase_node(node)
 
 
 def _is_masked(node: fx.Node) -> bool:

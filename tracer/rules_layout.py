@@ -8,7 +8,7 @@ from typing import Any
 from ..ir import Size, Value, emit
 from ..ir.errors import LoweringError
 from ..ir.infer import drop, equal
-from ..ir.types import contiguous_strides, simplest
+from ..ir.types import INTEGERS, ITEMSIZE, contiguous_strides, simplest
 from .rules import (
     Call,
     Result,
@@ -107,8 +107,26 @@ def _span(call: Call, axis: int, start: Any, length: Size, step: int) -> tuple[S
 @rule("slice.Tensor slice_copy.Tensor")
 def _slice(call: Call, x: Value, dim: int = 0, *_: Any, step: int = 1, **__: Any) -> Result:
     axis, step = dim % x.ndim, call.argument(4, step)
-    first, last = _span(call, axis, call.argument(2), call.out.shape[axis], step)
+    size, start = call.out.shape[axis], call.argument(2) or 0
+    if step > 1 and isinstance(start, int) and 0 <= start < step and equal(simplest(size * step), x.shape[axis]):
+        return _phase(x, axis, size, step, start)
+    first, last = _span(call, axis, call.argument(2), size, step)
     return cut(x, axis, first, last, step)
+
+
+def _phase(x: Value, axis: int, size: Size, step: int, first: int) -> Value:
+    """x[first::step] of an axis that step divides: one column of (size, step), whatever the size."""
+    before, after = x.shape[:axis], x.shape[axis + 1 :]
+    column = cut(reshape(x, (*before, size, step, *after)), axis + 1, first, first + 1)
+    return reshape(column, (*before, size, *after))
+
+
+@rule("view.dtype")
+def _view_dtype(call: Call, x: Value, dtype: Any) -> Result:
+    """Integers of one width, read with and without sign: what a conversion between them does."""
+    found = call.out.dtype
+    integers = {found, x.dtype} <= set(INTEGERS) and ITEMSIZE[found] == ITEMSIZE[x.dtype]
+    return cast(x, found) if integers else None
 
 
 @rule("slice_scatter")

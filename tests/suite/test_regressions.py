@@ -1,0 +1,248 @@
+"""What once went wrong, each in its smallest form."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sympy
+import torch
+import torch.nn.functional as F
+from torch.autograd import Function
+
+import fusegrad
+from fusegrad.tracer.sizes import solved
+
+sys.path.insert(0, str(Path(__file__).parent))
+from comparing import faults, laid_out, run, wide_run
+
+BACKENDS = pytest.mark.parametrize("backend", ["reference", "interpret"])
+
+
+def same(cls: type, fast: Any, args: list[Any], layout: str = "contiguous") -> None:
+    eager = run(cls.apply, args, 0, layout)  # type: ignore[attr-defined]
+    wide = wide_run(cls.apply, args, eager.cotangents)  # type: ignore[attr-defined]
+    found = faults(run(fast.apply, args, 0, layout), eager, wide)
+    assert not found, found
+
+
+def graphs(cls: type, *args: Any) -> set[str]:
+    """The primitives of both directions."""
+    found = fusegrad.explain(cls, *args)
+    assert not any(report.reasons for report in found.directions.values())
+    return {v.prim for d in found.directions for v in found.graph(d).order()}
+
+
+class DividedByRoot(Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        return g / math.sqrt(g.numel())
+
+
+@BACKENDS
+def test_a_size_that_one_backward_made_a_constant_is_none_for_the_next(backend: str) -> None:
+    fast = fusegrad.compile(DividedByRoot, backend=backend)
+    for n in (4, 3, 7):
+        for layout in ("contiguous", "transposed", "expanded"):
+            same(DividedByRoot, fast, [torch.randn(n, 5)], layout)
+
+
+class Convolved(Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, w)
+        return F.conv2d(x, w, padding=1, stride=2)
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x, w = ctx.saved_tensors
+        gx = torch.nn.grad.conv2d_input(x.shape, w, g, stride=2, padding=1)
+        return gx, torch.nn.grad.conv2d_weight(x, w.shape, g, stride=2, padding=1)
+
+
+def test_a_guard_that_is_a_disjunction_admits_no_more_than_it_says() -> None:
+    fast = fusegrad.compile(Convolved)
+    w = torch.randn(4, 3, 3, 3)
+    for n, layout in ((4, "contiguous"), (0, "contiguous"), (4, "transposed")):
+        same(Convolved, fast, [laid_out(torch.randn(n, 3, 8, 8), layout), w])
+
+
+class Packed(Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x * 2
+        return y, torch.sort(y, 1).values * y
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
+        return g + h
+
+
+def test_a_kernel_reads_the_output_of_another_in_its_own_layout() -> None:
+    fast = fusegrad.compile(Packed, backend="interpret")
+    same(Packed, fast, [laid_out(torch.randn(5, 4), "transposed")])
+
+
+class StraightThrough(Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.round()
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        return g
+
+
+@BACKENDS
+@pytest.mark.parametrize("layout", ["contiguous", "transposed", "step", "row", "expanded", "offset"])
+def test_a_gradient_that_is_handed_on_stays_what_it_is(backend: str, layout: str) -> None:
+    same(StraightThrough, fusegrad.compile(StraightThrough, backend=backend), [torch.randn(4, 6)], layout)
+
+
+class Times(Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        return 2 * g * ctx.saved_tensors[0]
+
+
+@BACKENDS
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_strides_are_those_of_eager_where_fakes_have_others(backend: str, dtype: torch.dtype) -> None:
+    x = laid_out(torch.randn(3, 6, dtype=dtype), "transposed")
+    same(Times, fusegrad.compile(Times, backend=backend), [x], "expanded")
+
+
+class Index(Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, t)
+        return x[torch.arange(x.shape[0]), t]
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> tuple[torch.Tensor, None]:
+        x, t = ctx.saved_tensors
+        p = x.exp()
+        p[torch.arange(t.shape[0]), t] -= 1
+        return p.scatter_add_(1, t[:, None], g[:, None]), None
+
+
+@BACKENDS
+def test_one_index_per_row_is_a_choice(backend: str) -> None:
+    same(Index, fusegrad.compile(Index, backend=backend), [torch.randn(5, 7), torch.tensor([0, 6, 2, 2, 5])])
+    assert "scatter" not in graphs(Index, torch.randn(5, 7).requires_grad_(), torch.tensor([0, 6, 2, 2, 5]))
+
+
+class Masked(Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x.clone()
+        y[x < 0] *= 0.1
+        return y, x[x > 1].exp().sum()
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
+        g = g.clone()
+        g[g > 0] = g[g > 0].sqrt() * 2
+        return g
+
+
+@BACKENDS
+def test_masked_elements_are_a_choice(backend: str) -> None:
+    fast = fusegrad.compile(Masked, backend=backend)
+    for n in (4, 3, 17):
+        same(Masked, fast, [torch.randn(n, 5)])
+    assert "aten" not in graphs(Masked, torch.randn(5, 7).requires_grad_())
+
+
+class Halves(Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(c)
+        h = x.shape[-1] // 2
+        return torch.cat([x[..., :h] * c, x[..., h:] - c, x[..., ::2] + c], -1)
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (c,) = ctx.saved_tensors
+        a, b, _ = g.chunk(3, -1)
+        return torch.cat([a * c, b], -1), None
+
+
+@BACKENDS
+def test_sizes_that_were_compared_are_one_size(backend: str) -> None:
+    fast = fusegrad.compile(Halves, backend=backend)
+    for n in (3, 8):
+        same(Halves, fast, [torch.randn(2, 2 * n), torch.randn(2, n)])
+    assert "aten" not in graphs(Halves, torch.randn(2, 6).requires_grad_(), torch.randn(2, 3))
+
+
+def test_equations_are_solved_for_divisions_and_symbols() -> None:
+    from torch.utils._sympy.functions import FloorDiv
+
+    s0, s1 = sympy.symbols("s0 s1", integer=True, positive=True)
+    half = FloorDiv(s1, 2)
+    known = solved([sympy.Eq(half, s0, evaluate=False), sympy.Eq(s1 - half, s0, evaluate=False)])
+    assert known == {half: s0, s1: 2 * s0} or known == {half: s0, s0: s1 / 2}
+
+
+class Shapes(Function):
+    """backward needs sizes that none of what it reads tells."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        values, index = x.max(dim=1)
+        ctx.save_for_backward(index)
+        ctx.shape = x.shape
+        return values
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        (index,) = ctx.saved_tensors
+        return g.new_zeros(ctx.shape).scatter_(1, index[:, None], g[:, None])
+
+
+@BACKENDS
+def test_a_shape_on_ctx_of_which_backward_knows_a_part(backend: str) -> None:
+    fast = fusegrad.compile(Shapes, backend=backend, fullgraph=True)
+    for n in (4, 3):
+        same(Shapes, fast, [torch.randn(n, 5)])
+
+
+class Power(Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x**4 + 2.0**x + x**1.7
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        return g
+
+
+def test_powers_with_a_number_on_either_side() -> None:
+    same(Power, fusegrad.compile(Power, backend="interpret"), [torch.rand(3, 5) + 0.5])
+
+
+class Eighth(Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return (x * 2).to(torch.float8_e4m3fn).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        return g
+
+
+def test_float8_is_rounded_by_torch() -> None:
+    same(Eighth, fusegrad.compile(Eighth, backend="interpret"), [torch.randn(3, 5)])
