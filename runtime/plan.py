@@ -26,6 +26,8 @@ from .stats import count
 
 Tensor = torch.Tensor
 Sizes = Mapping[sympy.Symbol, int]
+ALIGNED = 16
+"""Kernels for sizes that are multiples of this make wide accesses."""
 RECORDS = 512
 """Distinct size tuples that a plan remembers; older ones are evaluated again."""
 
@@ -103,6 +105,11 @@ class Variant:
     text: str
     launchers: list[Callable[..., None]] = field(default_factory=list)
 
+    @property
+    def aligned(self) -> bool:
+        """Whether it is for sizes that are multiples only."""
+        return any(g.has(sympy.Mod) for g in self.guards)
+
     def admits(self, sizes: Sizes) -> bool:
         return all(sizes[s] == v for s, v in self.pinned.items()) and all(bool(g.xreplace(sizes)) for g in self.guards)
 
@@ -172,7 +179,7 @@ class GroupRunner:
         return self.counters[key]
 
     def _prepare(self, sizes: Sizes, key: tuple[int, ...]) -> Prepared:
-        variant = next((v for v in self.variants if v.admits(sizes)), None) or self._generate(sizes)
+        variant = self._fitting(sizes) or self._generate(sizes)
         graph = self.group.graph
         ready = Prepared(
             kernels=variant.kernels,
@@ -192,17 +199,37 @@ class GroupRunner:
             self.prepared.popitem(last=False)
         return ready
 
-    def _generate(self, sizes: Sizes) -> Variant:
-        return self.add(kernels_of(self.group, self.target, dict(sizes), self.name))
+    def _fitting(self, sizes: Sizes) -> Variant | None:
+        return next((v for v in self.variants if v.admits(sizes)), None)
 
-    def add(self, kernels: Kernels) -> Variant:
-        """Kernels that are known already, made ready to launch."""
+    def _generate(self, sizes: Sizes) -> Variant:
+        self.add(kernels_of(self.group, self.target, dict(sizes), self.name), sizes)
+        fitting = self._fitting(sizes)
+        assert fitting is not None, "kernels generated for these sizes do not admit them"
+        return fitting
+
+    def add(self, kernels: Kernels, sizes: Sizes) -> None:
+        """Kernels generated for these sizes, and their counterpart: wide accesses where sizes allow them, any size else.
+
+        Both at once, so that neither the order in which sizes come nor a new batch size decides what is compiled.
+        """
+        variant = self._ready(kernels)
+        self.variants.append(variant)
+        other = {s: n for s, n in sizes.items() if s not in variant.pinned and n > 0}
+        if not other:
+            return
+        odd = 1 if variant.aligned else 0
+        hints = {s: -(-n // ALIGNED) * ALIGNED + odd for s, n in other.items()}
+        counterpart = self._ready(kernels_of(self.group, self.target, {**sizes, **hints}, self.name))
+        if counterpart.aligned != variant.aligned and counterpart.pinned == variant.pinned:
+            self.variants.insert(len(self.variants) - (not variant.aligned), counterpart)
+
+    def _ready(self, kernels: Kernels) -> Variant:
         text = text_of(kernels)
         pinned = {s: v for k in kernels.kernels for s, v in k.pinned.items()}
         guards = tuple(dict.fromkeys(g for k in kernels.kernels for g in k.guards))
         variant = Variant(kernels, pinned, guards, text)
         variant.launchers = [launch.launcher(k, text, self.backend, self.device) for k in kernels.kernels]
-        self.variants.append(variant)
         return variant
 
 
@@ -262,7 +289,7 @@ class KernelPlan:
                 step = made.steps[at]
                 assert isinstance(step, Group)
                 runner = GroupRunner(step, made.names[at], self.backend, self.target, self.device, self.report)
-                runner.add(kernels)
+                runner.add(kernels, sizes)
                 self.runners[at] = runner
             self.last_use = _last_uses(made.steps)
             self.steps = made.steps

@@ -6,7 +6,9 @@ import pytest
 import sympy
 import torch
 from function_samples import Linear, RMSNorm, Softmax, assert_same, leaf
+from torch.autograd import Function
 
+import fusegrad
 from fusegrad.ir.errors import UnsupportedBackendError
 from fusegrad.runtime.plan import (
     Binder,
@@ -143,3 +145,22 @@ def test_a_plan_serves_many_sizes_with_few_variants(cls) -> None:
     before = fusegrad.stats()["compiles"]
     run(fast, *args)
     assert fusegrad.stats()["compiles"] == before
+
+
+class Shifted(Function):
+    @staticmethod
+    def forward(ctx, x, b):
+        return torch.tanh(x + b)
+
+
+@pytest.mark.parametrize("rows", [(64, 7, 33, 128, 2), (7, 64, 128, 33, 2)], ids=["aligned first", "odd first"])
+def test_kernels_for_aligned_and_for_any_sizes_come_together(rows):
+    """Whatever size comes first: wide accesses where sizes allow them, and nothing compiled later."""
+    fast = fusegrad.compile(type("Shifted", (Shifted,), {}), backend="interpret")
+    bias = torch.randn(48)
+    counts = set()
+    for n in rows:
+        x = torch.randn(n, 48)
+        torch.testing.assert_close(fast.apply(x, bias), torch.tanh(x + bias))
+        counts.add(fusegrad.stats()["compiles"])
+    assert len(counts) == 1
