@@ -209,7 +209,7 @@ class GroupRunner:
         return fitting
 
     def add(self, kernels: Kernels, sizes: Sizes) -> None:
-        """Kernels generated for these sizes, and their counterpart: wide accesses where sizes allow them, any size else.
+        """Kernels generated for these sizes, and their counterpart: wide accesses where sizes allow, any size else.
 
         Both at once, so that neither the order in which sizes come nor a new batch size decides what is compiled.
         """
