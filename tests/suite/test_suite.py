@@ -74,7 +74,7 @@ def laid_out_points(case: Case, count: int) -> list[Any]:
 
 @each
 def test_reference(case: Case) -> None:
-    swept(case, "reference", [(n, F32, "contiguous", "contiguous") for n in BATCHES] + laid_out_points(case, 2))
+    swept(case, "reference", [(n, F32, "contiguous", "contiguous") for n in BATCHES] + laid_out_points(case, 1))
 
 
 @each
