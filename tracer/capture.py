@@ -279,7 +279,8 @@ def _nested_functions_as_calls() -> Iterator[None]:
     _capturing.depth = 1
     torch._fusegrad_nested_call = lambda cls, args, kwargs: _nested_call(plain, cls, args, kwargs)  # type: ignore[attr-defined]
     try:
-        original.__code__ = _Template.apply.__func__.__code__  # type: ignore[attr-defined]
+        with contextlib.suppress(ValueError):  # a torch whose apply has other free variables: nested calls are inlined
+            original.__code__ = _Template.apply.__func__.__code__  # type: ignore[attr-defined]
         yield
     finally:
         original.__code__ = code
