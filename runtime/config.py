@@ -13,6 +13,8 @@ from typing import Any
 from ..ir.errors import FusegradError
 
 BACKENDS = ("auto", "triton", "interpret", "reference", "inductor")
+KERNEL_BACKENDS = ("triton", "interpret")
+"""The backends that run generated Triton text."""
 
 
 class ConfigError(FusegradError, ValueError):

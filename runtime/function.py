@@ -25,8 +25,8 @@ from ..tracer.function import (
     ForwardCapture,
     backward_method,
     is_once_differentiable,
+    method_place,
     methods,
-    run_backward,
     uses_setup_context,
 )
 from ..tracer.reads import Reads, scan
@@ -306,7 +306,7 @@ class Compiler:
         if recording or in_a_batch or traced or transforms_active():
             originals = residuals if chosen is None else self._originals(chosen, residuals, ctx)
             if in_a_batch or traced or self.records.get("backward", Record("")).status == "opaque":
-                return self.users_backward(specialization, originals, sizes, gradients)
+                return specialization.users_backward(originals, sizes, gradients)
             return BackwardUnit.of(self, specialization, backend).differentiable(originals, sizes, gradients)
         return self.run_backward(specialization, backend, residuals, sizes, gradients, chosen)
 
@@ -332,20 +332,11 @@ class Compiler:
             results = specialization.run_backward(residuals, sizes, gradients, backend, chosen)
         except CaptureError as error:
             originals = residuals if chosen is None else chosen.rebuilt(residuals, sizes)
-            results = self.users_backward(specialization, originals, sizes, gradients)
+            results = specialization.users_backward(originals, sizes, gradients)
             self._refuse("backward", error)
             return results
         self.records.setdefault("backward", Record("compiled"))
         return results
-
-    def users_backward(
-        self, specialization: Specialization, residuals: Sequence[Any], sizes: Any, gradients: Sequence[Any]
-    ) -> tuple[Any, ...]:
-        """The user's own backward on real tensors."""
-        forward = specialization.forward
-        n = len(forward.saved)
-        attributes = specialization.attributes(residuals[n:], sizes)
-        return run_backward(self.cls, forward, residuals[:n], attributes, gradients, len(specialization.arguments))
 
 
 def share_memory(args: Sequence[Any]) -> bool:
@@ -430,12 +421,6 @@ def declared_traceable(cls: type) -> bool | None:
     if declared is not None and type(declared) is not bool:
         raise TypeError(f"{cls.__name__}.is_traceable must be exactly a bool, not {type(declared).__name__}")
     return declared
-
-
-def method_place(method: Any) -> str:
-    """`file:line` of a method's definition."""
-    code = getattr(inspect.unwrap(method), "__code__", None)
-    return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else "unknown"
 
 
 @functools.cache

@@ -21,6 +21,7 @@ from ..tracer.dtypes import TO_TORCH
 from ..tracer.torch_private import memory_of
 from . import launch, reference
 from .compile import generate, graph_of, kernels_of, text_of
+from .config import KERNEL_BACKENDS
 from .replay import straight
 from .stats import count
 
@@ -452,7 +453,7 @@ class Executable:
         return straight(self.trace.graph_module)
 
     def _choose(self) -> Run:
-        if self.backend in ("triton", "interpret"):
+        if self.backend in KERNEL_BACKENDS:
             return self._kernels()
         count("compiles")
         if self.backend == "inductor":

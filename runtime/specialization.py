@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from ..tracer.function import (
     call_forward,
     capture_forward,
     guarded_trace,
+    method_place,
     parameter_names,
     rebind,
     run_backward,
@@ -32,7 +32,7 @@ from ..tracer.reads import Reads
 from ..tracer.torch_private import FakeTensorMode, no_autocast
 from .check import cut, differs, intermediate_bytes
 from .compile import cheaper
-from .config import settings
+from .config import KERNEL_BACKENDS, settings
 from .guards import size_guard
 from .plan import Binder, BoundSizes, Executable
 from .residuals import Chosen, choose
@@ -41,7 +41,6 @@ from .stats import count
 Tensor = torch.Tensor
 Sizes = BoundSizes
 _AS_IT_IS = nullcontext()
-KERNEL_BACKENDS = ("triton", "interpret")
 Report = Callable[[str, str], None]
 """(method, why) is called where a captured method runs slower than its backend promises."""
 
@@ -134,7 +133,7 @@ class Specialization:
 
     def sizes(self, args: Sequence[Any]) -> Sizes:
         """The session's symbols at this call."""
-        return self.binder([args[i] for i in self.slots])
+        return self.binder(self.tensors_of(args))
 
     def tensors_of(self, args: Sequence[Any]) -> list[Tensor]:
         return [args[i] for i in self.slots]
@@ -142,7 +141,7 @@ class Specialization:
     def executable(self, backend: str) -> Executable:
         """forward on `backend`, prepared once."""
         if backend not in self.executables:
-            skip = self.skip if backend in ("triton", "interpret") else frozenset()
+            skip = self.skip if backend in KERNEL_BACKENDS else frozenset()
             name = f"{self.name}_forward"
             self.executables[backend] = Executable(
                 self.forward.trace, name, backend, skip, partial(self.report, "forward")
@@ -255,8 +254,7 @@ class Specialization:
 
     def backward_place(self) -> str:
         """`file:line` of the user's backward."""
-        code = getattr(inspect.unwrap(backward_method(self.cls) or self.cls.forward), "__code__", None)  # type: ignore[attr-defined]
-        return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else "unknown"
+        return method_place(backward_method(self.cls) or self.cls.forward)  # type: ignore[attr-defined]
 
     def entry(self, kinds: tuple[Any, ...]) -> BackwardEntry:
         """The captured backward for these gradients; raises CaptureError (the same each time) where it cannot be."""

@@ -66,6 +66,12 @@ def parameter_names(method: Callable[..., Any], count: int, skip: int, stem: str
     return [known[i] if i < len(known) else f"{stem}_{i}" for i in range(count)]
 
 
+def method_place(method: Any) -> str:
+    """`file:line` of a method's definition."""
+    code = getattr(inspect.unwrap(method), "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else "unknown"
+
+
 @dataclass(frozen=True)
 class Output:
     """One output of the user's forward: a tensor of its own, an input as it is, a view of an input, a plain object."""
