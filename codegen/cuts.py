@@ -19,6 +19,7 @@ import sympy
 from ..ir import Graph, Value
 from ..ir.errors import Unfusible
 from ..ir.graph import building, emit, provenance
+from ..ir.passes.fuse import only_moves
 from ..ir.prims import PRIMS
 from ..ir.types import COMPLEX, FLOAT8, LOW_FLOATS, TensorType, contiguous_strides
 from . import prelude
@@ -60,7 +61,7 @@ def module(kernels: Iterable[Kernel], header: str = "") -> str:
 def _check_fusible(value: Value) -> None:
     if PRIMS[value.prim].family not in FUSIBLE:
         raise Unfusible(value, f"{value.prim} is not emitted")
-    if value.dtype in COMPLEX or value.dtype in FLOAT8:
+    if value.dtype in COMPLEX or (value.dtype in FLOAT8 and not only_moves(value)):
         raise Unfusible(value, f"dtype {value.dtype} is not emitted")
     if PRIMS[value.prim].family == "elementwise" and value.prim != "cast" and value.prim not in elementwise_rules:
         raise Unfusible(value, f"{value.prim} has no rule")

@@ -9,7 +9,8 @@ from typing import Any
 
 import sympy
 
-from ..ir.types import LOW_FLOATS, UNSIGNED
+from ..ir.errors import FusegradError
+from ..ir.types import FLOAT8, LOW_FLOATS, UNSIGNED
 from .loops import Expr, binary, call, literal, method, unary
 
 TL = {
@@ -18,12 +19,33 @@ TL = {
     "f32": "tl.float32", "f64": "tl.float64",
 }  # fmt: skip
 FLOATING = frozenset({"f16", "bf16", "f32", "f64"})
+NARROW = frozenset({*LOW_FLOATS, *FLOAT8})
+"""Dtypes that registers hold as float32."""
 BITS = {name: int(name[1:]) for name in ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64")}
 
 
 def held(dtype: str) -> str:
     """The dtype that registers hold: float32 for low floats."""
-    return "f32" if dtype in LOW_FLOATS else dtype
+    return "f32" if dtype in NARROW else dtype
+
+
+def loaded(bits: Expr, dtype: str) -> Expr:
+    """What was read from memory, as registers hold it. Eight-bit floats are bytes to Triton: no target has them all."""
+    if dtype in FLOAT8:
+        return call(f"from_{dtype}", bits)
+    return method(bits, "to(tl.float32)") if dtype in LOW_FLOATS else bits
+
+
+def narrowed(value: Expr, dtype: str) -> Expr:
+    """A float32 value as memory holds it in a low float dtype: rounded to nearest, ties to even."""
+    return call(f"to_{dtype}", value) if dtype in FLOAT8 else method(value, f"to({TL[dtype]})")
+
+
+def rounded(value: Expr, dtype: str) -> Expr:
+    """The float32 value that a low float dtype can hold."""
+    if dtype in FLOAT8:
+        return loaded(narrowed(value, dtype), dtype)
+    return call("rounded", value, literal(TL[dtype]))
 
 
 def number(value: Any, dtype: str) -> str:
@@ -35,9 +57,15 @@ def number(value: Any, dtype: str) -> str:
         if value == 0 and math.copysign(1.0, value) < 0:  # Triton makes any zero constant a positive one
             return f"(tl.full([], 0.0, {TL[held(dtype)]}) * -1.0)"
         return repr(value) if math.isfinite(value) else f'float("{value}")'
+    if dtype in FLOAT8:
+        return "0.0" if value == 0 else _refused(value, dtype)
     bits = BITS[dtype]
     wrapped = int(value) % (1 << bits)
     return str(wrapped if dtype in UNSIGNED or wrapped < 1 << (bits - 1) else wrapped - (1 << bits))
+
+
+def _refused(value: Any, dtype: str) -> str:
+    raise FusegradError(f"internal: the constant {value!r} of dtype {dtype} is not emitted")
 
 
 def _as_low(value: float, dtype: str) -> float:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import sympy
 
-from ..ir.types import LOW_FLOATS, Size
+from ..ir.types import FLOAT8, Size
 from .axes import REDUCTIONS, SCANS, Axis, Index, Program, Sink, Term
 from .kernel import Buffer, Ref, Target
 from .loops import (
@@ -27,7 +27,21 @@ from .loops import (
     total,
     unary,
 )
-from .mathematics import EXACT, FLOATING, TL, cast, held, lowest, number, of_sizes, rules
+from .mathematics import (
+    EXACT,
+    FLOATING,
+    NARROW,
+    TL,
+    cast,
+    held,
+    loaded,
+    lowest,
+    narrowed,
+    number,
+    of_sizes,
+    rounded,
+    rules,
+)
 from .names import Names, identifier
 from .prelude import HELPERS
 from .schedule import Schedule
@@ -231,8 +245,8 @@ class Values:
             return known
         home = scope.home(self.level(term))
         text = self._computed(term, home)
-        if term.dtype in LOW_FLOATS and self._rounds(term):
-            text = call("rounded", text, literal(TL[term.dtype]))
+        if term.dtype in NARROW and self._rounds(term):
+            text = rounded(text, term.dtype)
         return self._named(term, text, home, scope)
 
     def _rounds(self, term: Term) -> bool:
@@ -262,7 +276,7 @@ class Values:
             integral = isinstance(value, int) or value.is_integer
             text = self.size(value) if integral else of_sizes(value, lambda s: self.size(s, str(s)))
             text = call("tl.cast", text, literal(TL[held(term.dtype)]))
-            return call("rounded", text, literal(TL[term.dtype])) if term.dtype in LOW_FLOATS else text
+            return rounded(text, term.dtype) if term.dtype in NARROW else text
         if isinstance(value, sympy.Basic):
             value = int(value) if value.is_integer else float(value)
         return literal(number(value, term.dtype))
@@ -414,18 +428,15 @@ class Values:
         keywords = self._mask_keywords(term, self._masks(term.axes) + guards)
         if self.lanes(term.axes) and not values and (policy := self._policy(term, scope)):
             keywords["eviction_policy"] = literal(f'"{policy}"')
-        loaded = call("tl.load", pointer, **keywords)
-        return method(loaded, "to(tl.float32)") if term.dtype in LOW_FLOATS else loaded
+        return loaded(call("tl.load", pointer, **keywords), term.dtype)
 
     def _mask_keywords(self, term: Term, masks: list[Expr]) -> dict[str, Expr | str]:
         mask = total("&", masks)
         if mask is None:
             return {}
-        fill = 0.0 if term.dtype in FLOATING else 0
-        return {
-            "mask": mask,
-            "other": literal(number(self.padding.get(term, fill), term.dtype if term.dtype != "b1" else "i8")),
-        }
+        fill = self.padding.get(term, 0.0 if term.dtype in FLOATING else 0)
+        dtype = "i8" if term.dtype in ("b1", *FLOAT8) else term.dtype
+        return {"mask": mask, "other": literal(number(fill, dtype))}
 
     def _policy(self, term: Term, scope: Scope) -> str:
         """Rows that come by once leave the cache first; a row that is read again stays until its last pass."""
@@ -609,14 +620,14 @@ class Values:
 
     def _stored(self, sink: Sink, scope: Scope) -> Expr:
         """The value in the dtype of the memory; the store itself rounds what is computed for it alone."""
-        term, low = sink.value, sink.dtype in LOW_FLOATS
+        term, low = sink.value, sink.dtype in NARROW
         alone = self.uses.get(term, 0) <= 1 and scope.find(term) is None and scope.home(self.level(term)) is scope
         if low and term.dtype == sink.dtype and alone and term.op not in ("load", "const") and self._rounds(term):
             value = self._computed(term, scope)
         else:
             value = self._typed(term, self.value(term, scope)) if term.op == "const" else self.value(term, scope)
         if low:
-            return method(value, f"to({TL[sink.dtype]})")
+            return narrowed(value, sink.dtype)
         return cast(value, term.dtype, sink.dtype)
 
 

@@ -13,8 +13,9 @@ from typing import Any, TypeAlias
 
 import torch
 
-from ..codegen.kernel import Kernel, Scalar
+from ..codegen.kernel import Kernel, Pointer, Scalar
 from ..ir.errors import UnsupportedBackendError
+from ..ir.types import FLOAT8
 from . import cache
 
 Argument: TypeAlias = "torch.Tensor | int"
@@ -23,9 +24,9 @@ Launch: TypeAlias = Callable[[Sequence[Argument], int], None]
 TRITON_DTYPE = {
     "b1": "i1", "f16": "fp16", "bf16": "bf16", "f32": "fp32", "f64": "fp64",
     **{name: name for name in ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64")},
-    "f8e4m3fn": "fp8e4nv", "f8e5m2": "fp8e5", "f8e4m3fnuz": "fp8e4b8", "f8e5m2fnuz": "fp8e5b16",
+    **dict.fromkeys(FLOAT8, "u8"),
 }  # fmt: skip
-"""The IR's dtypes by Triton's names."""
+"""The IR's dtypes by Triton's names. Eight-bit floats are bytes: kernels convert them alike on every target."""
 
 
 def require_triton(backend: str, what: str) -> None:
@@ -98,9 +99,24 @@ def launcher(kernel: Kernel, module_text: str, backend: str, device: torch.devic
     """
     require_triton(backend, kernel.name)
     if backend == "interpret":
-        return _interpreted(kernel, module_text)
+        return _as_bytes(kernel, _interpreted(kernel, module_text))
     place = torch.device("cuda" if device is None else device)
     if backend != "triton" or place.type != "cuda":
         fix = "use backend='interpret' or 'reference'."
         raise UnsupportedBackendError(backend=backend, what=kernel.name, reason=f"it needs a GPU, not {place}", fix=fix)
-    return _on_device(kernel, module_text, place)
+    return _as_bytes(kernel, _on_device(kernel, module_text, place))
+
+
+def _as_bytes(kernel: Kernel, launch: Launch) -> Launch:
+    """The same launch with eight-bit floats handed over as bytes."""
+    places = [i for i, a in enumerate(kernel.arguments) if isinstance(a, Pointer) and a.dtype in FLOAT8]
+    if not places:
+        return launch
+
+    def on_bytes(arguments: Sequence[Argument], grid: int) -> None:
+        given = list(arguments)
+        for i in places:
+            given[i] = given[i].view(torch.uint8)  # type: ignore[union-attr]
+        launch(given, grid)
+
+    return on_bytes

@@ -111,7 +111,20 @@ def typed(value: Any, dtype: str) -> Any:
 
 
 def cast(x: Value, dtype: str) -> Value:
-    return x if x.dtype == dtype else emit("cast", x, dtype=dtype)
+    if x.dtype == dtype:
+        return x
+    return emit("cast", x if dtype != "f8e4m3fn" or SATURATES else _nan_beyond(x), dtype=dtype)
+
+
+SATURATES = bool(torch.tensor(500.0).to(torch.float8_e4m3fn).float() == 448.0)
+"""Whether this torch makes what is too large for float8_e4m3fn the largest value, as the primitive does, or NaN."""
+
+
+def _nan_beyond(x: Value) -> Value:
+    """x, with NaN where rounding to float8_e4m3fn leaves its range."""
+    wide = cast(x, "f32")
+    beyond = emit("gt", emit("abs", wide), full(464.0, wide.aval))
+    return emit("where", beyond, full(math.nan, wide.aval), wide)
 
 
 def same_shape(a: Sequence[Size], b: Sequence[Size]) -> bool:

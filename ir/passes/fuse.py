@@ -73,8 +73,16 @@ class Fuse:
 # ------------------------------------------------------------------------------------------------------- kinds
 def is_extern(value: Value, apart: frozenset[int] = frozenset()) -> bool:
     """Called as it is: no primitive of ours, a product, dtypes that torch alone rounds as torch does, or told so."""
-    torchs = any(t.dtype in (*COMPLEX, *FLOAT8) for v in (value, *value.args) for t in v.avals)
-    return PRIMS[value.prim].family in EXTERN or torchs or value.id in apart
+    dtypes = {t.dtype for v in (value, *value.args) for t in v.avals}
+    torchs = dtypes & set(COMPLEX) or (dtypes & set(FLOAT8) and not only_moves(value))
+    return bool(torchs) or PRIMS[value.prim].family in EXTERN or value.id in apart
+
+
+def only_moves(value: Value) -> bool:
+    """The value is stored, moved, converted or chosen, not computed: all that eight-bit floats are for."""
+    if value.prim == "full":
+        return bool(value.params["value"] == 0)
+    return value.prim in ("cast", "where") or PRIMS[value.prim].family in ("input", "layout", "gather")
 
 
 def is_view(value: Value) -> bool:
