@@ -215,13 +215,32 @@ def _methods(compiler: Compiler) -> dict[str, Record]:
     has_backward = backward_method(cls) is not None
     derived = Record("derived") if has_backward else absent
     own = {n: getattr(cls, n) is not getattr(Function, n) for n in ("jvp", "vmap")}
-    return {
+    reasons = {role: compiler.opaque(role) for role in compiler.methods.roles()}
+    opaque = {role: compiler.record_of(role, error) for role, error in reasons.items() if error is not None}
+    found = {
         "forward": Record("compiled"),
         "setup_context": Record("compiled") if uses_setup_context(cls) else absent,
         "backward": Record("compiled") if has_backward else absent,
         "jvp": Record("opaque", "the user's own rule runs as it is") if own["jvp"] else derived,
         "vmap": Record("opaque", "the user's own rule runs as it is") if own["vmap"] else Record("derived"),
-    } | {n: r for n, r in compiler.records.items() if r.status == "opaque" and not (n == "forward" and compiler.known)}
+    }
+    usable = bool(compiler.known)  # for some arguments at least forward is compiled
+    known = {n: r for n, r in compiler.records.items() if r.status == "opaque" and not (n == "forward" and usable)}
+    return _beside_opaque_ones(compiler, found | opaque | known)
+
+
+def _beside_opaque_ones(compiler: Compiler, methods: dict[str, Record]) -> dict[str, Record]:
+    """Nothing is derived over an opaque method; backward is captured at its first call where forward is one."""
+    forward, known = methods["forward"], compiler.records.get("backward", Record("absent"))
+    if "opaque" in (forward.status, methods["backward"].status):
+        methods |= {name: Record("absent") for name, r in methods.items() if r.status == "derived"}
+    if forward.status != "opaque":
+        return methods
+    if methods["setup_context"].status == "compiled":
+        methods["setup_context"] = forward
+    if methods["backward"].status == "compiled" and known.status != "compiled":
+        methods["backward"] = Record("not yet captured", "forward runs as written, so it is captured at its first call")
+    return methods
 
 
 def _forward(
@@ -237,10 +256,8 @@ def _forward(
         ):
             compiler.compare(specialization, compiler.complete(real))
     except CaptureError as error:
-        record = compiler.record_of("forward", error)
-        methods["forward"] = record
-        if methods["setup_context"].status == "compiled":
-            methods["setup_context"] = record
+        methods["forward"] = compiler.record_of("forward", error)
+        _beside_opaque_ones(compiler, methods)
         return None
     return specialization
 
@@ -252,6 +269,7 @@ def _backward_is_captured(compiler: Compiler, specialization: Specialization, me
         specialization.entry(specialization.predicted_kinds())
     except CaptureError as error:
         methods["backward"] = compiler.record_of("backward", error)
+        _beside_opaque_ones(compiler, methods)
         return False
     return True
 

@@ -26,10 +26,9 @@ from ..tracer.function import (
     backward_method,
     is_once_differentiable,
     method_place,
-    methods,
     uses_setup_context,
 )
-from ..tracer.reads import Reads, scan
+from ..tracer.reads import Reads
 from ..tracer.torch_private import (
     direct_apply,
     dual_level,
@@ -40,9 +39,11 @@ from ..tracer.torch_private import (
 )
 from .config import backend_name, valid_backend
 from .guards import argument_fact, exact_key, global_state, is_plain
+from .opaque import opaque_forward_of
 from .residuals import Chosen
 from .specialization import Specialization
 from .stats import count
+from .traceable import Option, Traceability
 from .unit import BackwardUnit, transformed
 
 Tensor = torch.Tensor
@@ -83,11 +84,13 @@ class NotCaptured(Exception):
 class Compiler:
     """All that is known about one class: its specialisations by key, and the methods that stay the user's own."""
 
-    def __init__(self, cls: type, backend: str, fullgraph: bool, dynamic: bool) -> None:
+    def __init__(
+        self, cls: type, backend: str, fullgraph: bool, dynamic: bool, traceable: Option = None
+    ) -> None:
         self.cls, self.backend, self.fullgraph, self.dynamic = cls, backend, fullgraph, dynamic
+        self.methods = Traceability(cls, traceable)
         self.setup_style = uses_setup_context(cls)
         self.signature = inspect.signature(cls.forward) if self.setup_style else None  # type: ignore[attr-defined]
-        self.traceable = declared_traceable(cls)
         self.records: dict[str, Record] = {}
         self.exact: OrderedDict[Any, Specialization | None] = OrderedDict()
         self.known: OrderedDict[Any, list[Specialization]] = OrderedDict()
@@ -95,12 +98,16 @@ class Compiler:
         self.reads: Reads | None = None
         self.marks: dict[Any, int] = {}
         self.lock = threading.RLock()
+        for role in self.methods.declared_opaque():
+            self._put_on_record(role)
 
     # ------------------------------------------------------------------ calls
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.methods.declared["forward"].value is False:
+            return self.as_written(*args, **kwargs)
         if self.setup_style and (kwargs or len(args) != len(self._parameters())):
             args, kwargs = self._bound(args, kwargs), {}
-        if kwargs or self.traceable is False or is_capturing():
+        if kwargs or is_capturing():
             return self.users(*args, **kwargs)
         if transforms_active() or dual_level() >= 0:
             return transformed(self, args)
@@ -109,13 +116,13 @@ class Compiler:
         except NotCaptured as missing:
             return self.run_users(missing, args)
         if specialization is None or (specialization.writes_inputs and share_memory(args)):
-            return self.users(*args)
+            return self.as_written(*args)
         return self.node(specialization, self.backend_for(args), args)(*args)
 
     def run_users(self, missing: NotCaptured, args: Sequence[Any]) -> Any:
         """The user's own class, and only then the record: a call that is wrong by itself raises its own error here."""
-        result = self.users(*args)
-        self._refuse("forward", missing.error)
+        result = self.as_written(*args)
+        self.refuse("forward", missing.error)
         self.refused[missing.facts] = missing.error
         self.exact[missing.key] = None
         return result
@@ -131,8 +138,24 @@ class Compiler:
         return bound.args
 
     def users(self, *args: Any, **kwargs: Any) -> Any:
-        """The class as the user wrote it, uncompiled."""
+        """The class (or the plain function) as the user wrote it, uncompiled."""
+        if (function := getattr(self.cls, "_fusegrad_sources", None)) is not None:
+            return function[0](*args, **kwargs)
         return Function.apply.__func__(self.cls, *args, **kwargs)  # type: ignore[attr-defined]
+
+    def as_written(self, *args: Any, **kwargs: Any) -> Any:
+        """forward as the user wrote it; backward is captured by itself, where it may be."""
+        if is_capturing() or transforms_active() or dual_level() >= 0:
+            return self.users(*args, **kwargs)
+        return self.beside(*args, **kwargs)
+
+    @functools.cached_property
+    def beside(self) -> Callable[..., Any]:
+        """The class with its forward as it is and a backward that is captured, or just as it is."""
+        found = opaque_forward_of(self)
+        if found is None and not hasattr(self.cls, "_fusegrad_sources"):
+            self._put_on_record("backward")
+        return found or self.users
 
     def backend_for(self, args: Sequence[Any]) -> str:
         """The backend of this call: "auto" is triton for GPU tensors and the reference for CPU tensors."""
@@ -171,8 +194,7 @@ class Compiler:
 
     def _scan(self) -> None:
         """What is read may have become something else (a number a tensor, a helper another): its `mark` tells."""
-        sources = getattr(self.cls, "_fusegrad_sources", None) or methods(self.cls).values()
-        reads = scan(*sources)
+        reads = self.methods.scan()
         reads.mark = self.marks.setdefault(reads.signature(), len(self.marks))
         if self.reads is None or reads.mark != self.reads.mark:
             self.reads = reads
@@ -185,11 +207,24 @@ class Compiler:
 
     def require_capturable(self) -> None:
         """Raises CaptureError where the class says, or its code shows, that it must not be captured."""
-        if self.traceable is False:
-            raise CaptureError(reason="it declares is_traceable = False", where=method_place(self.cls.forward))  # type: ignore[attr-defined]
-        if self.reads_now().effects:
-            reason, where = self.reads_now().effects[0]
-            raise CaptureError(reason=reason, where=where)
+        if (error := self.opaque("forward")) is not None:
+            raise error
+
+    def opaque(self, role: str) -> CaptureError | None:
+        """Why a role must not be captured, by declaration or by its code; None where it may be tried."""
+        self.reads_now()
+        return self.methods.opaque(role)
+
+    def backward_is_captured(self, specialization: Specialization) -> bool:
+        """Whether rules may be derived from backward (or there is none): where it is opaque, the user's own serve."""
+        if backward_method(self.cls) is None:
+            return True
+        try:
+            specialization.entry(specialization.predicted_kinds())
+        except CaptureError as error:
+            self.refuse("backward", error)
+            return False
+        return True
 
     def compare(self, specialization: Specialization, args: Sequence[Any]) -> None:
         """The first call's comparison with the user's own forward; raises CaptureError where they differ."""
@@ -216,8 +251,8 @@ class Compiler:
         try:
             specialization = self._capture(args)
         except CaptureError as error:
-            if self.must_capture:
-                self._refuse("forward", error)
+            if self.must_capture("forward"):
+                self.refuse("forward", error)
             raise NotCaptured(error, key, facts) from error
         self.known.setdefault(facts, []).append(specialization)
         self.records.setdefault("forward", Record("compiled"))
@@ -236,13 +271,16 @@ class Compiler:
         specialization = Specialization(self.cls, args, self.reads_now(), self.dynamic, self.report)
         self.compare(specialization, args)
         specialization.executable(self.backend_for(args))
-        if self.must_capture:
+        if self.opaque("backward") is not None:
+            self._put_on_record("backward")
+        elif self.must_capture("backward"):
             self._capture_predicted_backward(specialization)
         return specialization
 
-    @property
-    def must_capture(self) -> bool:
-        return self.fullgraph or self.traceable is True
+    def must_capture(self, role: str) -> bool:
+        """Whether falling back is not allowed: asked for, and not taken back by the author for this role."""
+        declared = self.methods.declared[role].value
+        return self.fullgraph if declared is None else declared
 
     def _capture_predicted_backward(self, specialization: Specialization) -> None:
         """Where falling back is not allowed, backward's failure has to show at the call, not in the engine."""
@@ -251,13 +289,25 @@ class Compiler:
         try:
             specialization.entry(specialization.predicted_kinds())
         except CaptureError as error:
-            self._refuse("backward", error)
+            self.refuse("backward", error)
 
-    def _refuse(self, method: str, error: CaptureError) -> None:
+    def is_compiled(self, method: str) -> None:
+        """A method was captured; what became of it before stays on record."""
+        self.records.setdefault(method, Record("compiled"))
+
+    def _put_on_record(self, role: str) -> None:
+        """A role that must not be captured: with a warning, but for one that was declared so."""
+        error = self.methods.opaque(role)
+        if error is not None and self.methods.declared[role].value is False:
+            self.records[role] = self.record_of(role, error)
+        elif error is not None:
+            self.refuse(role, error)
+
+    def refuse(self, method: str, error: CaptureError) -> None:
         """Put a failed capture on record; raise where the user asked for that."""
         record = self.record_of(method, error)
         reason, where = record.reason, record.where
-        if self.must_capture:
+        if self.must_capture(method):
             raise NotTraceableError(function=self.cls.__name__, method=method, reason=reason, where=where) from error
         if method not in self.records or self.records[method].status != "opaque":
             self.records[method] = record
@@ -284,12 +334,12 @@ class Compiler:
     # ------------------------------------------------------------------ the Function that runs
     def node(self, specialization: Specialization, backend: str, args: Sequence[Any]) -> Callable[..., Any]:
         """`apply` of the generated Function of a specialisation on a backend."""
-        observed = hooks_are_active()
-        key = (backend, observed)
+        observed, own = hooks_are_active(), self.methods.is_opaque("backward") or specialization.backward_failed
+        key = (backend, observed, own)
         if key not in specialization.nodes:
-            free = backward_method(self.cls) is not None and not observed
+            free = backward_method(self.cls) is not None and not observed and not own
             chosen = specialization.chosen(backend, specialization.sizes(args)) if free else None
-            node = make_node(self, specialization, backend, chosen)
+            node = make_node(self, specialization, backend, chosen, own)
             specialization.nodes[key] = direct_apply(node)
         apply: Callable[..., Any] = specialization.nodes[key]
         return apply
@@ -333,7 +383,7 @@ class Compiler:
         except CaptureError as error:
             originals = residuals if chosen is None else chosen.rebuilt(residuals, sizes)
             results = specialization.users_backward(originals, sizes, gradients)
-            self._refuse("backward", error)
+            self.refuse("backward", error)
             return results
         self.records.setdefault("backward", Record("compiled"))
         return results
@@ -354,8 +404,10 @@ def _tracked(value: Any) -> bool:
     return isinstance(value, Tensor) and value.requires_grad
 
 
-def make_node(compiler: Compiler, specialization: Specialization, backend: str, chosen: Chosen | None) -> Any:
-    """A ctx-style Function over the captured graphs."""
+def make_node(
+    compiler: Compiler, specialization: Specialization, backend: str, chosen: Chosen | None, own_backward: bool = False
+) -> Any:
+    """A ctx-style Function over the captured graphs. own_backward: the user's, on a ctx as his forward leaves it."""
     captured = specialization.forward
     saved = _pickers(captured.saved if chosen is None else chosen.places)
     attributes = _pickers(captured.tensor_attributes.values())
@@ -367,8 +419,11 @@ def make_node(compiler: Compiler, specialization: Specialization, backend: str, 
         outputs, hidden = specialization.run_forward(args, backend, chosen, sizes)
         pools = ([args[i] for i in slots], outputs, hidden)
         ctx.save_for_backward(*[pools[pool][i] if pool >= 0 else None for pool, i in saved])
-        ctx._fusegrad_tensors = [pools[pool][i] for pool, i in attributes]
-        ctx._fusegrad_sizes = sizes
+        kept = [pools[pool][i] for pool, i in attributes]
+        if own_backward:
+            vars(ctx).update(specialization.attributes(kept, sizes))
+        else:
+            ctx._fusegrad_tensors, ctx._fusegrad_sizes = kept, sizes
         for mark, marked in marks:
             getattr(ctx, mark)(*[pools[pool][i] for pool, i in marked])
         if not captured.materialize_grads:
@@ -378,24 +433,25 @@ def make_node(compiler: Compiler, specialization: Specialization, backend: str, 
     def backward(ctx: Any, *gradients: Any) -> Any:
         return compiler.backward(specialization, backend, chosen, ctx, gradients)
 
-    cls = compiler.cls
+    rule = backward_method(compiler.cls) if own_backward else backward
+    return type(compiler.cls.__name__, (Function,), _body(compiler.cls, forward, rule))
+
+
+def _body(cls: type, forward: Any, backward: Any) -> dict[str, Any]:
+    """The names of a generated class: what runs, and whatever of the user's class torch looks at."""
     method = backward_method(cls)
-    if method is not None and is_once_differentiable(method):
-        backward = once_differentiable(backward)  # type: ignore[assignment]
     body: dict[str, Any] = {
         "forward": staticmethod(forward),
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,
     }
     if method is not None:
-        body["backward"] = staticmethod(backward)
+        wrap = is_once_differentiable(method) and backward is not method
+        body["backward"] = staticmethod(once_differentiable(backward) if wrap else backward)
         if all(getattr(cls, n) is not getattr(Function, n) for n in ("backward", "vjp")):
-            body["vjp"] = staticmethod(backward)  # torch refuses the two together, at backward time
-    for flag in ("clear_saved_tensors_on_access", "boxed_grads_call"):
-        if hasattr(cls, flag):
-            body[flag] = getattr(cls, flag)
-    node = type(cls.__name__, (Function,), body)
-    return node
+            body["vjp"] = body["backward"]  # torch refuses the two together, at backward time
+    flags = ("clear_saved_tensors_on_access", "boxed_grads_call")
+    return body | {flag: getattr(cls, flag) for flag in flags if hasattr(cls, flag)}
 
 
 def _marks(forward: ForwardCapture) -> list[tuple[str, list[Any]]]:
@@ -413,14 +469,6 @@ _POOLS = ("input", "output", "hidden")
 def _pickers(places: Iterable[Place | None]) -> list[tuple[int, int]]:
     """Places as (pool, index); pool -1 is None."""
     return [(-1, 0) if p is None else (_POOLS.index(p.kind), p.index) for p in places]
-
-
-def declared_traceable(cls: type) -> bool | None:
-    """The class's `is_traceable`, inherited: True, False, or None where it is not declared."""
-    declared = getattr(cls, "is_traceable", None)
-    if declared is not None and type(declared) is not bool:
-        raise TypeError(f"{cls.__name__}.is_traceable must be exactly a bool, not {type(declared).__name__}")
-    return declared
 
 
 @functools.cache
@@ -442,26 +490,46 @@ def compile(target: C, /) -> C: ...
 @overload
 def compile(target: Callable[..., Any], /) -> Callable[..., Any]: ...
 @overload
-def compile(target: Any = None, /, *, backend: str = "auto", fullgraph: bool = False, dynamic: bool = True) -> Any: ...
-def compile(target: Any = None, /, *, backend: str = "auto", fullgraph: bool = False, dynamic: bool = True) -> Any:
+def compile(
+    target: Any = None,
+    /,
+    *,
+    backend: str = "auto",
+    fullgraph: bool = False,
+    dynamic: bool = True,
+    traceable: Option = None,
+) -> Any: ...
+def compile(
+    target: Any = None,
+    /,
+    *,
+    backend: str = "auto",
+    fullgraph: bool = False,
+    dynamic: bool = True,
+    traceable: Option = None,
+) -> Any:
     """Compile a `torch.autograd.Function` class, or a plain function of tensors.
 
     The result is used as the original: `Fast.apply(...)`, or `fast(...)`. backend: "auto" (triton for GPU tensors, the
     reference for CPU tensors), "triton", "interpret" (the generated Triton text under Triton's interpreter, on CPU),
     "reference" (the captured ATen operations), "inductor". fullgraph: raise NotTraceableError where a method cannot be
     captured, instead of running it as written. dynamic: sizes are symbols, so that one capture serves every batch size.
+    traceable: True, False, or a dict of these by method ("forward", "backward", "jvp"), ahead of what the class says: a
+    method that is not traceable runs as written and is never captured, one that is has to be (else NotTraceableError).
 
-    Raises CompileTargetError for anything else, ConfigError for an unknown backend.
+    Raises CompileTargetError for anything else, ConfigError for an unknown backend, DeclarationError for `traceable`.
     """
     valid_backend(backend)
     if target is None:
-        return functools.partial(compile, backend=backend, fullgraph=fullgraph, dynamic=dynamic)
+        return functools.partial(
+            compile, backend=backend, fullgraph=fullgraph, dynamic=dynamic, traceable=traceable
+        )
     if isinstance(target, type):
-        return compile_class(target, backend, fullgraph, dynamic)
+        return compile_class(target, backend, fullgraph, dynamic, traceable)
     if callable(target):
         from .plain import compile_function
 
-        return compile_function(target, backend, fullgraph, dynamic)
+        return compile_function(target, backend, fullgraph, dynamic, traceable)
     raise CompileTargetError(
         what=repr(target)[:60],
         detail="it is neither a Function class nor a function",
@@ -469,7 +537,7 @@ def compile(target: Any = None, /, *, backend: str = "auto", fullgraph: bool = F
     )
 
 
-def compile_class(cls: type, backend: str, fullgraph: bool, dynamic: bool) -> type:
+def compile_class(cls: type, backend: str, fullgraph: bool, dynamic: bool, traceable: Option = None) -> type:
     """A subclass of `cls` whose `apply` runs what was compiled."""
     if not issubclass(cls, Function):
         raise CompileTargetError(
@@ -483,8 +551,8 @@ def compile_class(cls: type, backend: str, fullgraph: bool, dynamic: bool) -> ty
             detail="NestedIOFunction is a legacy class that torch keeps for old code",
             fix="derive from torch.autograd.Function",
         )
-    cls = getattr(cls, "_fusegrad_user_class", cls)
-    compiler = Compiler(cls, backend, fullgraph, dynamic)
+    cls = vars(cls).get("_fusegrad_user_class", cls)
+    compiler = Compiler(cls, backend, fullgraph, dynamic, traceable)
 
     def apply(own: type, *args: Any, **kwargs: Any) -> Any:
         if own is not fast:  # a subclass of the compiled class has methods of its own
@@ -512,7 +580,8 @@ def compiled_subclass(cls: type, parent: Compiler) -> Any:
         plain = type(cls.__name__, (cls,), {"_fusegrad_user_class": None, "__module__": cls.__module__})
         plain._fusegrad_user_class = plain  # type: ignore[attr-defined]
         plain.apply = classmethod(Function.apply.__func__)  # type: ignore[attr-defined]
-        _subclasses[cls] = compile_class(plain, parent.backend, parent.fullgraph, parent.dynamic)
+        options = (parent.backend, parent.fullgraph, parent.dynamic, parent.methods.option)
+        _subclasses[cls] = compile_class(plain, *options)
     return _subclasses[cls]
 
 

@@ -10,20 +10,29 @@ from typing import Any
 import torch
 from torch.autograd.function import Function
 
+from .traceable import DeclarationError, Option, call_place
 from .unit import vjp_of
 
 Tensor = torch.Tensor
 
 
-def compile_function(fn: Callable[..., Any], backend: str, fullgraph: bool, dynamic: bool) -> Callable[..., Any]:
-    """`fn` with its tensors captured; keyword arguments and defaults work as in `fn`."""
+def compile_function(
+    fn: Callable[..., Any], backend: str, fullgraph: bool, dynamic: bool, traceable: Option = None
+) -> Callable[..., Any]:
+    """`fn` with its tensors captured; keyword arguments and defaults work as in `fn`.
+
+    traceable: True where `fn` must be captured; where it is False, `fn` runs as it is.
+    """
     from .function import compile_class
 
-    fast = compile_class(function_class(fn), backend, fullgraph, dynamic)
+    require_one_body(fn, traceable)
+    fast = compile_class(function_class(fn), backend, fullgraph, dynamic, traceable)
     signature = signature_of(fn)
 
     @functools.wraps(fn)
     def compiled(*args: Any, **kwargs: Any) -> Any:
+        if traceable is False:
+            return fn(*args, **kwargs)
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         if bound.kwargs:
@@ -34,6 +43,18 @@ def compile_function(fn: Callable[..., Any], backend: str, fullgraph: bool, dyna
 
     compiled._fusegrad = fast._fusegrad  # type: ignore[attr-defined]
     return compiled
+
+
+def require_one_body(fn: Callable[..., Any], traceable: Any) -> None:
+    """A function has one body: `traceable` says one thing of it."""
+    if traceable is None or type(traceable) is bool:
+        return
+    raise DeclarationError(
+        function=getattr(fn, "__name__", type(fn).__name__),
+        what=f"compile(traceable=...) of a plain function must be exactly a bool, not {type(traceable).__name__}",
+        where=call_place(),
+        fix="write True or False; only the methods of a Function class are told apart",
+    )
 
 
 def signature_of(fn: Callable[..., Any]) -> inspect.Signature:

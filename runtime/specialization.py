@@ -104,6 +104,7 @@ class Specialization:
         self._chosen: Chosen | None = None
         self._decided = False
         self.entries: dict[Any, BackwardEntry | CaptureError] = {}
+        self.backward_failed = False  # then the user's own runs, from the next call on
         self.backward_symbols = self._unbound_symbols()
         self.since = len(self.session.env.guards)  # what one backward assumed, every later one was captured under
 
@@ -277,7 +278,7 @@ class Specialization:
         try:
             self.entries[key] = self._capture_backward(kinds)
         except CaptureError as error:
-            self.entries[key] = error
+            self.entries[key], self.backward_failed = error, True
 
     def _capture_backward(self, kinds: tuple[Any, ...]) -> BackwardEntry:
         count("captures")
@@ -484,7 +485,7 @@ class Specialization:
         try:
             self._check_backward(entry, residuals, sizes, gradients)
         except CaptureError as error:
-            self.entries[self._now(kinds)] = error
+            self.entries[self._now(kinds)], self.backward_failed = error, True
             raise
 
     def _check_backward(

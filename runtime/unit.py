@@ -116,11 +116,15 @@ class Unit:
             return tuple(self.body(*full))
 
         trace = guarded_trace(session, run, fakes, self.reads)
+        self.check(session, trace, args, trace.lifted)
         lifted = [read for t in trace.lifted if (read := self.reads.tensor_path(t)) is not None]
         executable = Executable(trace, self.name, self.backend)
         guard = size_guard(session, [f for f in fakes if isinstance(f, Tensor)])
         self.graphs.append((facts, guard, executable, lifted))
         return executable, trace.lifted
+
+    def check(self, session: Session, trace: Trace, args: Sequence[Any], lifted: Sequence[Tensor]) -> None:
+        """Raises CaptureError where a fresh capture is not what was to be captured."""
 
     # ------------------------------------------------------------------ derivatives
     @property
@@ -418,17 +422,20 @@ def transformed(compiler: Compiler, args: tuple[Any, ...]) -> Any:
     """A call while a transform or a dual level is active: functorch drives, our graphs run at the bottom."""
     from .function import NotCaptured
 
+    if any(compiler.opaque(role) is not None for role in compiler.methods.roles()):
+        return compiler.users(*args)  # over an opaque method no rule is derived
     plain = [example(a) for a in args]
     missing: NotCaptured | None = None
-    specialization = None
+    specialization, derivable = None, False
     with plain_tensors(), torch.no_grad():
         try:
             specialization = compiler.specialization(plain)
+            derivable = specialization is not None and compiler.backward_is_captured(specialization)
         except NotCaptured as error:
             missing = error
     if missing is not None:
         return compiler.run_users(missing, args)
-    if specialization is None or _is_the_users_own(compiler, specialization):
+    if specialization is None or not derivable or _is_the_users_own(compiler, specialization):
         return compiler.users(*args)
     from .whole import whole_of
 

@@ -1,0 +1,259 @@
+"""A class whose forward runs as written: backward alone is captured, for what forward left on the real ctx.
+
+The Function that runs is a subclass of the user's with another backward: forward, setup_context, the ctx, its hooks and
+its version checks are eager's. What cannot be a key (a container with tensors, say) leaves backward to the user too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import types
+from collections import OrderedDict
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch.autograd.function import Function, once_differentiable
+
+from ..tracer.capture import CaptureError, Session, Trace, capture_lock, is_capturing
+from ..tracer.context import BackwardContext
+from ..tracer.function import backward_method, is_once_differentiable
+from ..tracer.reads import DEPTH, SCALARS, Reads, freeze, is_library, scan
+from ..tracer.torch_private import dual_level, is_batched, no_autocast, transforms_active
+from .check import cut, differs, intermediate_bytes
+from .config import settings
+from .guards import global_state, is_plain
+from .plan import Binder
+from .unit import VALUES, Unit
+
+if TYPE_CHECKING:
+    from .function import Compiler
+
+Tensor = torch.Tensor
+BACKWARDS = 64
+"""Captures of one backward; beyond them the user's own runs."""
+REMEMBERED = 1024
+
+
+def opaque_forward_of(compiler: Compiler) -> OpaqueForward | None:
+    """The Function for a class whose forward runs as written; None where its backward does, too."""
+    cls: Any = compiler.cls
+    both = cls.backward is not Function.backward and cls.vjp is not Function.vjp  # torch refuses the two together
+    delicate = any(getattr(cls, f, False) for f in ("clear_saved_tensors_on_access", "boxed_grads_call"))
+    if backward_method(cls) is None or both or delicate or hasattr(cls, "_fusegrad_sources"):
+        return None
+    return None if compiler.opaque("backward") is not None else OpaqueForward(compiler)
+
+
+class OpaqueForward:
+    """The Function of a class whose forward must not (or cannot) be captured, with a backward that may be."""
+
+    def __init__(self, compiler: Compiler) -> None:
+        method = backward_method(compiler.cls)
+        assert method is not None
+        self.compiler, self.method = compiler, method
+        self.units: dict[Any, OpaqueBackward] = {}
+        self.refused: OrderedDict[Any, None] = OrderedDict()
+        self.marks: dict[Any, int] = {}
+        self.reads = self._scanned()
+        self.node = self._node()
+
+    def _scanned(self) -> Reads:
+        """What backward reads besides its arguments, at present."""
+        reads = scan(*self.compiler.methods.sources("backward"))
+        reads.mark = self.marks.setdefault(reads.signature(), len(self.marks))
+        return reads
+
+    def _node(self) -> type:
+        cls = self.compiler.cls
+
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            return self.backward(ctx, gradients)
+
+        name = "backward" if cls.backward is not Function.backward else "vjp"  # type: ignore[attr-defined]
+        rule = once_differentiable(backward) if is_once_differentiable(self.method) else backward
+        body = {name: staticmethod(rule), "__module__": cls.__module__, "__qualname__": cls.__qualname__}
+        return type(cls.__name__, (cls,), body)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return Function.apply.__func__(self.node, *args, **kwargs)  # type: ignore[attr-defined]
+
+    # ------------------------------------------------------------------ backward
+    def backward(self, ctx: Any, gradients: Sequence[Any]) -> Any:
+        """The gradients from what was captured, or from the user's own body on the real ctx."""
+        if is_capturing() or transforms_active() or dual_level() >= 0 or any(map(is_batched, gradients)):
+            return self.method(ctx, *gradients)
+        left = _Left(ctx)
+        shape = (left.facts, ctx.needs_input_grad, tuple(g is not None for g in gradients))
+        if shape in self.refused:
+            return self.method(ctx, *gradients)
+        try:
+            left.require_constants()
+            saved = ctx.saved_tensors
+            results = self._unit(left, shape, saved, gradients)(*saved, *left.tensors.values(), *gradients)
+        except CaptureError as error:
+            return self._users(ctx, gradients, shape, error)
+        self.compiler.is_compiled("backward")
+        return tuple(results)
+
+    def _users(self, ctx: Any, gradients: Sequence[Any], shape: Any, error: CaptureError) -> Any:
+        """The user's own body, and only then the record: a call that is wrong by itself raises its own error."""
+        results = self.method(ctx, *gradients)
+        self.compiler.refuse("backward", error)
+        self.refused[shape] = None
+        if len(self.refused) > REMEMBERED:
+            self.refused.popitem(last=False)
+        return results
+
+    def _unit(self, left: _Left, shape: Any, saved: Sequence[Any], gradients: Sequence[Any]) -> OpaqueBackward:
+        """backward for these constants, on this backend, and for what it reads outside at present."""
+        backend = self.compiler.backend_for((*gradients, *saved))
+        unit = self.units.get(self._key(shape, len(saved), backend))
+        if unit is not None:
+            return unit
+        with capture_lock:
+            self.reads = self._scanned()
+            if self.reads.effects:
+                raise CaptureError(reason=self.reads.effects[0][0], where=self.reads.effects[0][1])
+            key = self._key(shape, len(saved), backend)
+            if key not in self.units:
+                self.units[key] = OpaqueBackward(self, left, len(saved), shape[1], backend)
+            return self.units[key]
+
+    def _key(self, shape: Any, saved: int, backend: str) -> Any:
+        return (shape, saved, backend, global_state(), self.reads.mark, self.reads.facts())
+
+    def require_room(self) -> None:
+        """Raises CaptureError where backward was captured often enough."""
+        if sum(len(unit.graphs) for unit in self.units.values()) >= BACKWARDS:
+            raise CaptureError(
+                reason=f"it is captured for {BACKWARDS} combinations of what forward leaves on ctx already; "
+                "save a number that changes at every call as a 0-d tensor",
+                where="unknown",
+            )
+
+
+class _Left:
+    """What forward left on ctx besides saved tensors: tensors, and constants that become part of the key."""
+
+    def __init__(self, ctx: Any) -> None:
+        attributes = vars(ctx)
+        self.tensors = {k: v for k, v in attributes.items() if isinstance(v, Tensor)}
+        self.constants = {k: v for k, v in attributes.items() if k not in self.tensors}
+        frozen = ((k, why_no_constant(v) or freeze(v)) for k, v in self.constants.items())
+        self.facts = (tuple(self.tensors), tuple(frozen))
+
+    def require_constants(self) -> None:
+        """Raises CaptureError where an attribute can be no part of a key."""
+        for name, value in self.constants.items():
+            if (why := why_no_constant(value)) is not None:
+                raise CaptureError(reason=f"`ctx.{name}` {why}", where="unknown")
+
+
+def why_no_constant(value: Any, depth: int = DEPTH) -> str | None:
+    """Why a value cannot be part of a key: it holds tensors, or something whose content equality does not tell."""
+    if isinstance(value, Tensor):
+        return "is a container with tensors"
+    if isinstance(value, SCALARS) or _is_of_a_library(value):
+        return None
+    inner = _inner(value)
+    if inner is None or depth == 0:
+        return f"holds a {type(value).__name__}"
+    return next((why for v in inner if (why := why_no_constant(v, depth - 1)) is not None), None)
+
+
+def _is_of_a_library(value: Any) -> bool:
+    kinds = (type, types.FunctionType, types.BuiltinFunctionType)
+    return isinstance(value, kinds) and (is_library(value) or is_library(getattr(value, "__self__", None)))
+
+
+def _inner(value: Any) -> list[Any] | None:
+    """What a container or a record of plain fields holds; None for everything else."""
+    if type(value) in (list, tuple) or (isinstance(value, tuple) and hasattr(value, "_fields")):
+        return list(value)
+    if type(value) is dict:
+        return [*value.keys(), *value.values()]
+    if isinstance(value, enum.Enum):
+        return [value.value]
+    is_record = dataclasses.is_dataclass(value) and not isinstance(value, type)
+    return list(vars(value).values()) if is_record or isinstance(value, types.SimpleNamespace) else None
+
+
+class OpaqueBackward(Unit):
+    """backward as a unit of (saved tensors, tensors among ctx's attributes, gradients), for given constants."""
+
+    def __init__(self, owner: OpaqueForward, left: _Left, saved: int, needs: tuple[bool, ...], backend: str) -> None:
+        self.owner, self.saved, self.needs = owner, saved, needs
+        self.names, self.constants = list(left.tensors), _anew(left.constants)
+        self.under_autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+        super().__init__(f"{owner.compiler.cls.__name__}_backward", self._python, backend, owner.reads)
+
+    def _python(self, *args: Any) -> Sequence[Any]:
+        middle = self.saved + len(self.names)
+        attributes = _anew(self.constants) | dict(zip(self.names, args[self.saved : middle], strict=True))
+        ctx = BackwardContext(args[: self.saved], attributes, self.needs)
+        before = {k: (id(v), _content(v)) for k, v in vars(ctx).items()}
+        results = self.owner.method(ctx, *args[middle:])
+        _require_unchanged(before, ctx)
+        return [_gradient(r) for r in (results if isinstance(results, tuple) else (results,))]
+
+    def execute(self, args: Sequence[Any]) -> Sequence[Any]:
+        """As for any unit, but a failed capture is told: the user's body is to run on the real ctx."""
+        if is_capturing():
+            return self.body(*args)
+        executable, lifted = self.captured(args)
+        with no_autocast() if self.under_autocast else nullcontext():
+            return executable([a for a in args if isinstance(a, VALUES)], lifted)
+
+    def _capture(self, args: Sequence[Any], facts: Any, tensors: Sequence[Tensor]) -> Any:
+        if not all(map(is_plain, tensors)):
+            raise CaptureError(reason="it is given a tensor subclass, or one that is not strided", where="unknown")
+        self.owner.require_room()
+        return super()._capture(args, facts, tensors)
+
+    def check(self, session: Session, trace: Trace, args: Sequence[Any], lifted: Sequence[Tensor]) -> None:
+        """The first comparison with the user's own body; raises CaptureError where they differ."""
+        live = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
+        values = [args[i] for i in live]
+        sizes = Binder(trace.fakes)(values)
+        if intermediate_bytes(trace.graph_module, sizes) > settings().check_bytes:
+            small = cut(values, trace.fakes, sizes, session.conditions(sizes))
+            if small is None:
+                return
+            values = small
+
+        def users(given: Sequence[Any]) -> Sequence[Any]:
+            full = list(args)
+            for i, value in zip(live, given, strict=True):
+                full[i] = value
+            return self.body(*full)
+
+        why = differs(lambda given: trace.graph_module(*given, *lifted), users, values) if settings().check else None
+        if why is not None:
+            raise CaptureError(reason=why, where="unknown")
+
+
+def _anew(value: Any) -> Any:
+    """Containers of their own for every run."""
+    return pytree.tree_map(lambda leaf: leaf, value)
+
+
+def _content(value: Any) -> Any:
+    return None if isinstance(value, Tensor) else freeze(value)
+
+
+def _require_unchanged(before: dict[str, Any], ctx: Any) -> None:
+    """A captured graph would not write to ctx, and a second backward may read there."""
+    after = {k: (id(v), _content(v)) for k, v in vars(ctx).items()}
+    changed = next((k for k in {**before, **after} if before.get(k) != after.get(k)), None)
+    if changed is not None:
+        raise CaptureError(reason=f"backward changes `ctx.{changed}`", where="unknown")
+
+
+def _gradient(value: Any) -> Any:
+    if value is None or isinstance(value, Tensor):
+        return value
+    raise CaptureError(reason=f"backward returns a {type(value).__name__} as a gradient", where="unknown")
