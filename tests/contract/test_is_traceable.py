@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import inspect
 import random
-import subprocess
 import sys
-import textwrap
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,8 +21,7 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
-from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+from torch.func import grad, jacrev, jvp, vmap
 
 import fusegrad
 
@@ -154,13 +151,13 @@ def test_option_then_dict_then_flag(body, option, expected) -> None:
 def test_inheritance_takes_the_nearest_of_each_key() -> None:
     class A(Sine):
         is_traceable = True
-        traceable = {"forward": False, "jvp": False}
+        traceable = {"forward": False, "jvp": False}  # noqa: RUF012  as users write it
 
     class B(A):
-        traceable = {"forward": True}
+        traceable = {"forward": True}  # noqa: RUF012  as users write it
 
     class C(Sine):
-        traceable = {"backward": False, "forward": False}
+        traceable = {"backward": False, "forward": False}  # noqa: RUF012  as users write it
 
     class D(B, C):
         pass
