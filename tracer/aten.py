@@ -224,9 +224,9 @@ class Lowering(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._emit_extern("aten_effect" if effect else "aten", "op", str(func), (args, kwargs), result)
         return result
 
-    def call(self, target: Callable[..., Any], args: Any, result: Any) -> None:
+    def call(self, target: Callable[..., Any], arguments: Any, result: Any) -> None:
         """One `call` node; `result` are the fakes that stand for what it returns."""
-        self._emit_extern("call", "target", target, (args, {}), result)
+        self._emit_extern("call", "target", target, arguments, result)
 
     def _emit_extern(self, prim: str, key: str, target: Any, arguments: Any, result: Any) -> None:
         operands: list[Value] = []
@@ -346,7 +346,7 @@ class _Replay(fx.Interpreter):
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if hasattr(target, "fusegrad_call"):
-            return self._call(target, args)
+            return self._call(target, args, kwargs)
         if isinstance(target, HigherOrderOperator):
             raise LoweringError(f"`{target}` holds graphs of its own")
         packet = target._schema.name.split("::")[1] if isinstance(target, OpOverload) else ""
@@ -361,10 +361,10 @@ class _Replay(fx.Interpreter):
                 raise
             raise LoweringError(f"`{target}` cannot be replayed: {error}") from error
 
-    def _call(self, target: Callable[..., Any], args: Any) -> Any:
-        """A nested autograd Function: one node, and fresh fakes like the ones that were recorded."""
+    def _call(self, target: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A nested autograd Function, or compiled code: one node, and fresh fakes like the ones that were recorded."""
         assert self.node is not None
-        inner = pytree.tree_map_only(torch.Tensor, _unwrapped, args)
+        inner = pytree.tree_map_only(torch.Tensor, _unwrapped, (tuple(args), dict(kwargs)))
         recorded = self.node.meta["val"]
         fresh = pytree.tree_map_only(
             torch.Tensor, lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device), recorded

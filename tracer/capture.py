@@ -33,6 +33,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from torch.overrides import TorchFunctionMode
 
 from ..ir.errors import FusegradError
+from .compiled import callees_as_nodes, has_own_autograd, operator_node, stray_node
 from .reads import Reads
 from .torch_private import (
     FakeTensor,
@@ -140,13 +141,18 @@ class Session:
     def trace(self, fn: Callable[..., Any], fakes: Sequence[Any], reads: Reads | None = None) -> Trace:
         """The ATen graph of `fn(*fakes)`. Tensors from outside become extra placeholders, each found in `reads`."""
         cache, before = torch.is_autocast_cache_enabled(), reads.facts() if reads is not None else ()
-        with capture_lock, self.mode, torch.no_grad(), _symbolic_python(), _nested_functions_as_calls(), _Provenance():
+        callees = list(reads.callees.values()) if reads is not None else []
+        with (
+            capture_lock, self.mode, torch.no_grad(), _symbolic_python(), _nested_functions_as_calls(), _Provenance(),
+            callees_as_nodes(callees, lambda: _origin_of(user_frame())),
+        ):  # fmt: skip
             try:
                 torch.set_autocast_cache_enabled(False)
                 gm = make_fx(fn, tracing_mode="real", _allow_non_fake_inputs=True)(*fakes)
             finally:
                 torch.set_autocast_cache_enabled(cache)
         _refuse_data_dependence(gm)
+        _refuse_unseen_calls(gm)
         lifted = _lift_captured(gm, reads)
         _refuse_outside_writes(gm, len(lifted))
         if reads is not None and (changed := reads.changed(before)) is not None:
@@ -207,6 +213,8 @@ class _Provenance(TorchFunctionMode):
         if proxy_mode is None:
             return func(*args, **(kwargs or {}))
         _refuse_real_write(func, args, kwargs or {})
+        if not torch.is_grad_enabled() and not transforms_active() and has_own_autograd(func):
+            return operator_node(func, args, kwargs or {}, _origin_of(user_frame()))
         graph = proxy_mode.tracer.graph
         last = next(reversed(graph.nodes), graph._root)
         result = func(*args, **(kwargs or {}))
@@ -364,6 +372,14 @@ def _refuse_data_dependence(gm: torch.fx.GraphModule) -> None:
                 reason=f"it reads the data of a tensor (`{schema.name.split('::')[1]}`)",
                 where=origin[1] if origin else "unknown",
             )
+
+
+def _refuse_unseen_calls(gm: torch.fx.GraphModule) -> None:
+    """Operations that compiled code made behind Python's back: a backward that it brings would be lost."""
+    stray = stray_node(gm)
+    if stray is not None:
+        reason = f"it calls compiled code (its `{stray.target}`) in a way that the source does not show"
+        raise CaptureError(reason=reason, where="unknown")
 
 
 def _refuse_outside_writes(gm: torch.fx.GraphModule, lifted: int) -> None:

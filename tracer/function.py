@@ -21,6 +21,7 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 from ..ir.errors import FusegradError
 from ..ir.program import Place
 from .capture import CaptureError, Session, Trace, where_raised
+from .compiled import CompiledCallError
 from .context import BackwardContext, ForwardContext, attributes_of
 from .reads import SCALARS, Reads
 from .torch_private import memory_of
@@ -170,6 +171,8 @@ _REASONS = (
 
 
 def _reason(error: BaseException) -> str:
+    if isinstance(error, CompiledCallError):
+        return str(error)
     text = f"{type(error).__name__}: {error}"
     known = next((reason for mark, reason in _REASONS if mark in text), None)
     first = str(error).strip().splitlines()[0] if str(error).strip() else ""

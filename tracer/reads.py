@@ -10,9 +10,11 @@ import builtins
 import collections
 import dis
 import inspect
+import sys
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -72,6 +74,15 @@ class Read:
         return freeze(present) if self.kind == "value" else identity(present)
 
 
+@dataclass(frozen=True)
+class Callee:
+    """A compiled function of an extension module, called by the code; `put` sets what stands in its place."""
+
+    name: str
+    get: Callable[[], Any]
+    put: Callable[[Any], None]
+
+
 @dataclass
 class Reads:
     """All reads of some functions, and the effects that make them unfit for capture (reason, file:line)."""
@@ -80,6 +91,7 @@ class Reads:
     effects: list[tuple[str, str]] = field(default_factory=list)
     mark: int = 0  # two scans of one class with the same mark found the same paths
     alive: list[Any] = field(default_factory=list)  # what is compared by identity must not be collected
+    callees: dict[str, Callee] = field(default_factory=dict)
 
     def facts(self) -> tuple[Any, ...]:
         return tuple(read.fact() for read in self.entries.values())
@@ -179,7 +191,7 @@ def _scan_code(code: types.CodeType, env: dict[str, Any], cells: dict[str, Any],
         if why is not None:
             reads.effects.append((why, f"{code.co_filename}:{line}"))
         if (root := _root(instruction, env, cells)) is not None:
-            _follow(*root, instructions[at + 1 :], reads, seen, f"{code.co_filename}:{line}")
+            _follow(root, instructions[at + 1 :], reads, seen, f"{code.co_filename}:{line}")
     for nested in code.co_consts:
         if isinstance(nested, types.CodeType):
             _scan_code(nested, env, cells, reads, seen)
@@ -221,27 +233,34 @@ def _outside_write(
         return None
     while before and before[-1].opname in _ATTRIBUTE:
         before = before[:-1]
-    if before and (root := _root(before[-1], env, cells)) is not None and not isinstance(root[1](), torch.Tensor):
+    if before and (root := _root(before[-1], env, cells)) is not None and not isinstance(root.get(), torch.Tensor):
         return f"it changes `{before[-1].argval}`, which is not its own"
     return None
 
 
-def _root(
-    instruction: dis.Instruction, env: dict[str, Any], cells: dict[str, Any]
-) -> tuple[str, Callable[[], Any]] | None:
+@dataclass(frozen=True)
+class _Root:
+    """A name of the code's surroundings: how its path begins, and how the object there is fetched and replaced."""
+
+    path: str
+    get: Callable[[], Any]
+    put: Callable[[Any], None]
+
+
+def _root(instruction: dis.Instruction, env: dict[str, Any], cells: dict[str, Any]) -> _Root | None:
     name = instruction.argval
     if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME") and name in env:
-        return f"global {name} in {env.get('__name__', '?')}@{id(env)}", lambda: env[name]
+        path = f"global {name} in {env.get('__name__', '?')}@{id(env)}"
+        return _Root(path, lambda: env[name], partial(env.__setitem__, name))
     if instruction.opname in ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF") and name in cells:
         cell = cells[name]
-        return f"closure {name}@{id(cell)}", lambda: cell.cell_contents
+        return _Root(f"closure {name}@{id(cell)}", lambda: cell.cell_contents, partial(setattr, cell, "cell_contents"))
     return None
 
 
-def _follow(
-    path: str, get: Callable[[], Any], rest: list[dis.Instruction], reads: Reads, seen: set[Any], where: str
-) -> None:
+def _follow(root: _Root, rest: list[dis.Instruction], reads: Reads, seen: set[Any], where: str) -> None:
     """Follow `a.b.c` as long as attributes are loaded, then record what stands at the end."""
+    path, get, put = root.path, root.get, root.put
     try:
         value = get()
     except (ValueError, KeyError):  # an empty cell: a name bound later
@@ -253,13 +272,15 @@ def _follow(
         if not hasattr(value, instruction.argval):
             break
         get, path = _attribute(get, instruction.argval), f"{path}.{instruction.argval}"
-        owner, value = value, getattr(value, instruction.argval)
+        owner, value, put = value, getattr(value, instruction.argval), partial(setattr, value, instruction.argval)
     if isinstance(owner, _CONTAINERS) and isinstance(value, types.BuiltinMethodType):
         if value.__name__ in _CHANGES:
             reads.effects.append((f"it calls `{value.__name__}` of a {type(owner).__name__} from outside", where))
         _record(f"{path}.__self__", lambda: get().__self__, owner, reads, seen)
         return
     _record(path, get, value, reads, seen)
+    if is_compiled(value):
+        reads.callees.setdefault(path, Callee(value.__name__, get, put))
     if owner is not None and isinstance(value, types.MethodType) and _is_plain_object(owner):
         _record(f"{path}.__self__", lambda: get().__self__, owner, reads, seen)
     if isinstance(value, types.ModuleType) and value.__name__ in IMPURE_MODULES:
@@ -322,6 +343,16 @@ def _items(value: Any, get: Callable[[], Any]) -> Iterator[tuple[str, Any, Calla
 
 def _item(get: Callable[[], Any], key: Any) -> Callable[[], Any]:
     return lambda: get()[key]
+
+
+def is_compiled(value: Any) -> bool:
+    """Whether the value is a function of an extension module that is neither torch's nor Python's own."""
+    module = getattr(value, "__module__", None)
+    if not callable(value) or isinstance(value, type) or not isinstance(module, str) or is_library(value):
+        return False
+    native = not isinstance(type(value).__call__, types.FunctionType)
+    python = isinstance(value, types.FunctionType | types.MethodType)
+    return native and not python and module.split(".")[0] not in sys.stdlib_module_names and hasattr(value, "__name__")
 
 
 def is_library(value: Any) -> bool:

@@ -124,6 +124,19 @@ def no_autocast() -> Any:
     return guard() if guard is not None else torch.autocast("cpu", enabled=False)
 
 
+def has_kernel(operator: str, key: str) -> bool:
+    """Whether a kernel is registered for `operator` ("namespace::name.overload") at a dispatch key or alias."""
+    asked = _private("_C._dispatch_has_kernel_for_dispatch_key")
+    return True if asked is None else bool(asked(operator, key))
+
+
+def resolve_overload(packet: Any, args: Any, kwargs: Any) -> Any:
+    """The overload of an operator that takes these arguments."""
+    if len(packet.overloads()) == 1:
+        return getattr(packet, packet.overloads()[0])
+    return getattr(packet, torch._C._jit_resolve_packet(packet._qualified_op_name, *args, **kwargs) or "default")
+
+
 def operation(target: Any) -> Any:
     """The C function behind an ATen operation, where torch shows it; the operation itself otherwise."""
     return getattr(target, "_op", target) if isinstance(target, torch._ops.OpOverload) else target
@@ -139,6 +152,7 @@ __all__ = [
     "enable_python_dispatcher",
     "function_modes",
     "grad_switch",
+    "has_kernel",
     "hooks_are_active",
     "is_batched",
     "jit_tracing",
@@ -146,6 +160,7 @@ __all__ = [
     "no_autocast",
     "operation",
     "plain_tensors",
+    "resolve_overload",
     "transforms_active",
     "unwrapped",
     "without_address",

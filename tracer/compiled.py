@@ -1,0 +1,163 @@
+"""Calls into compiled code: operators with an autograd kernel of their own, and functions of extension modules.
+
+What C++ reads, and the backward that it brings, is out of the tracer's sight: such a call stays one node, so that it is
+made as it is at run time and brings its own backward wherever the captured graph is differentiated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch._ops import OpOverload, OpOverloadPacket
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode, track_tensor_tree
+
+from ..ir.errors import FusegradError
+from .reads import Callee
+from .torch_private import has_kernel, memory_of, resolve_overload, transforms_active
+
+Tensor = torch.Tensor
+Origin = Callable[[], Any]
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+TORCHS_OWN = {"aten", "prims", "prim", "profiler", "inductor", "c10d", "_c10d_functional", "rngprims"}
+"""Namespaces of operators whose derivatives the tracer may see through."""
+OWN_AUTOGRAD = ("Autograd", "AutogradCPU", "AutogradCUDA", "CompositeImplicitAutograd")
+
+
+class CompiledCallError(FusegradError):
+    """A call into compiled code cannot become a node. Internal: it ends as the reason of a record."""
+
+    message = "{callee} is compiled code and {detail}"
+
+
+# ------------------------------------------------------------------ operators
+def has_own_autograd(func: Any) -> bool:
+    """Whether `func` is an operator, not torch's own, whose C++ may record a backward of its own."""
+    if not isinstance(func, OpOverload | OpOverloadPacket):
+        return False
+    name = func._qualified_op_name if isinstance(func, OpOverloadPacket) else func._schema.name
+    if name.split("::")[0] in TORCHS_OWN:
+        return False
+    return any(has_kernel(_dispatch_name(o), key) for o in _overloads(func) for key in OWN_AUTOGRAD)
+
+
+def _overloads(func: OpOverload | OpOverloadPacket) -> Sequence[OpOverload]:
+    return [func] if isinstance(func, OpOverload) else [getattr(func, name) for name in func.overloads()]  # type: ignore[no-untyped-call]
+
+
+def _dispatch_name(op: OpOverload) -> str:
+    overload = op._schema.overload_name
+    return f"{op._schema.name}.{overload}" if overload else str(op._schema.name)
+
+
+def operator_node(func: Any, args: Sequence[Any], kwargs: dict[str, Any], origin: Any) -> Any:
+    """The call of an operator as one node, whatever operators its kernels call."""
+    op = func if isinstance(func, OpOverload) else resolve_overload(func, args, kwargs)
+    with disable_proxy_modes_tracing():
+        result = func(*args, **kwargs)
+    return _node(op, args, kwargs, result, op._schema.name.split("::")[1], origin)
+
+
+def _node(target: Any, args: Any, kwargs: Any, result: Any, name: str, origin: Any) -> Any:
+    mode = get_proxy_mode()
+    assert mode is not None
+    traced = (Tensor, *SYMBOLIC)
+    proxies, named = pytree.tree_map_only(traced, mode.tracer.unwrap_proxy, (tuple(args), kwargs))  # type: ignore[union-attr]
+    proxy = mode.tracer.create_proxy("call_function", target, proxies, named, name=name)
+    proxy.node.meta["fusegrad_origin"] = origin
+    return track_tensor_tree(result, proxy, constant=None, tracer=mode.tracer)
+
+
+# ------------------------------------------------------------------ functions of extension modules
+_recording = threading.local()
+
+
+@contextlib.contextmanager
+def callees_as_nodes(callees: Sequence[Callee], origin: Origin) -> Iterator[None]:
+    """Within the block this thread's calls of `callees` are recorded: they stand where the code finds them."""
+    before = getattr(_recording, "origin", None)
+    put: list[tuple[Callee, Any]] = []
+    _recording.origin = origin
+    try:
+        for callee in callees:
+            original = callee.get()
+            callee.put(recorder_of(original, callee.name))
+            put.append((callee, original))
+        yield
+    finally:
+        _recording.origin = before
+        for callee, original in reversed(put):
+            callee.put(original)
+
+
+def recorder_of(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """What stands for `function` during a capture: it records in the capturing thread, and calls in any other."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        origin = _recording_origin()
+        if origin is None or torch.is_grad_enabled() or transforms_active():
+            return _inlined(function, args, kwargs)  # in a derivative: its own backward is recorded with it
+        with disable_proxy_modes_tracing():
+            result = _without_effects(function, name, args, kwargs)
+        return _node(call_of(function, name), args, kwargs, result, name, origin())
+
+    return call
+
+
+def _recording_origin() -> Origin | None:
+    """What tells the present line of the source; None where this thread records nothing."""
+    return getattr(_recording, "origin", None) if get_proxy_mode() is not None else None
+
+
+def _inlined(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """The call itself; the nodes that its operators leave, if any, are its line's."""
+    origin, mode = _recording_origin(), get_proxy_mode()
+    if origin is None or mode is None:
+        return function(*args, **kwargs)
+    known = set(mode.tracer.graph.nodes)
+    result = function(*args, **kwargs)
+    for node in mode.tracer.graph.nodes:
+        if node not in known:
+            node.meta.setdefault("fusegrad_origin", origin())
+    return result
+
+
+def _without_effects(function: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
+    """What the function returns for fakes; refused where no node could stand for the call."""
+    given = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+    versions, memory = [t._version for t in given], {memory_of(t) for t in given}
+    result = function(*args, **kwargs)
+    if [t._version for t in given] != versions:
+        raise CompiledCallError(callee=name, detail="writes to its arguments")
+    for leaf in pytree.tree_leaves(result):
+        if not isinstance(leaf, Tensor | None):
+            raise CompiledCallError(callee=name, detail=f"returns a {type(leaf).__name__}")
+        if isinstance(leaf, Tensor) and memory_of(leaf) in memory:
+            raise CompiledCallError(callee=name, detail="returns memory of its arguments")
+    return result
+
+
+_calls: dict[int, Callable[..., Any]] = {}
+
+
+def call_of(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """The function that such a node runs: the same object for the same callee, so that nodes compare equal."""
+    if id(function) not in _calls:
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return _inlined(function, args, kwargs)
+
+        call.__name__ = call.__qualname__ = f"call_{name}"
+        call.fusegrad_call = function  # type: ignore[attr-defined]
+        _calls[id(function)] = call
+    return _calls[id(function)]
+
+
+def stray_node(gm: torch.fx.GraphModule) -> torch.fx.Node | None:
+    """The first operation that no line of Python called: compiled code did, which no scan of the source had found."""
+    calls = (n for n in gm.graph.nodes if isinstance(n.target, OpOverload) and isinstance(n.meta.get("val"), Tensor))
+    return next((n for n in calls if "fusegrad_origin" not in n.meta), None)
