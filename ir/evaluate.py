@@ -124,6 +124,11 @@ def _sigmoid(x: Array) -> Array:
     return 1 / (1 + np.exp(-x))
 
 
+def _sign(x: Array) -> Array:
+    """torch's: 0 for NaN."""
+    return np.where(np.isnan(x), 0, np.sign(x))
+
+
 def _shift(f: Callable[..., Array]) -> Callable[..., Array]:
     return lambda node, x, y: f(x, y.astype(x.dtype))
 
@@ -163,7 +168,7 @@ def _random(node: _Node, seed: Array, offset: Array) -> Array:
 
 # ---------------------------------------------------------------------------------------------- the table
 UNARY: dict[str, Callable[..., Any]] = {
-    "neg": np.negative, "conj": np.conj, "abs": np.abs, "sign": np.sign, "exp": np.exp, "exp2": np.exp2,
+    "neg": np.negative, "conj": np.conj, "abs": np.abs, "sign": _sign, "exp": np.exp, "exp2": np.exp2,
     "expm1": np.expm1, "log": np.log, "log2": np.log2, "log1p": np.log1p, "sqrt": np.sqrt,
     "rsqrt": lambda x: 1 / np.sqrt(x), "sin": np.sin, "cos": np.cos, "tan": np.tan, "asin": np.arcsin,
     "acos": np.arccos, "atan": np.arctan, "sinh": np.sinh, "cosh": np.cosh, "tanh": np.tanh, "asinh": np.arcsinh,

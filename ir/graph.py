@@ -40,8 +40,7 @@ class Value:
 
     @property
     def attrs(self) -> dict[str, Any]:
-        attrs: dict[str, Any] = self.graph.nx.nodes[self.id]
-        return attrs
+        return self.graph.attributes[self.id]
 
     @property
     def prim(self) -> str:
@@ -108,6 +107,7 @@ class Graph:
         self.outputs: list[Value | None] = []
         self.output_strides: list[tuple[Size, ...] | None] = []
         self.mutations: dict[int, Value] = {}
+        self.attributes: dict[int, dict[str, Any]] = self.nx._node  # what the view `nx.nodes` shows, without the view
         self._interned: dict[Any, int] = {}
         self._next = 0
 

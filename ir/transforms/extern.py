@@ -1,0 +1,94 @@
+"""Rules of the nodes that are not primitives: `aten` (the rules of one op) and `call` (a nested Function's own).
+
+They come from outside as graphs to inline, in the symbols of the caller, memoised by whoever supplies them. `node` is
+the node itself: its `params` say what is called, its `args` and `avals` of what types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from ..errors import FusegradError, InvalidGraphError
+from ..graph import Graph, Value
+from ..types import Size
+from .ops import inlined, same_type
+
+
+class Batched(NamedTuple):
+    """A graph over a batch, and which of its outputs have the batch axis, in front; the rest is one for all lanes."""
+
+    graph: Graph
+    mapped: tuple[bool, ...]
+
+
+class ExternRules(Protocol):
+    """What a supplier of rules answers. Graphs take operands and results of the node as it has them."""
+
+    def batch(self, node: Value, mapped: tuple[bool, ...], size: Size, randomness: str) -> Batched:
+        """operands, the mapped ones with a leading axis of `size`  ->  one output per result of the node"""
+
+    def jvp(self, node: Value, wrt: tuple[int, ...]) -> Graph:
+        """operands, results, tangents of the operands `wrt`  ->  tangents of the results, None for zero"""
+
+    def vjp(self, node: Value, wrt: tuple[int, ...], given: tuple[int, ...]) -> Graph:
+        """operands, results, cotangents of the results `given`  ->  cotangents of the operands `wrt`, None for zero"""
+
+    def is_linear(self, node: Value, wrt: tuple[int, ...]) -> bool | None:
+        """Whether the results are linear in the operands `wrt` together; None where that is not known.
+
+        Where they are, `vjp` may be given zeros for these operands and for the results.
+        """
+
+
+class NoRuleError(FusegradError):
+    """A transform met an operation that it cannot be applied to."""
+
+    message = (
+        "{transform}: `{op}` {why}\n  at:   {where}\n"
+        "  fix:  write the rule in the Function (`backward`, `jvp` or `vmap`), or keep the operation out of it."
+    )
+
+
+class NoRules:
+    """The supplier that knows nothing: graphs of primitives need no more."""
+
+    def batch(self, node: Value, mapped: tuple[bool, ...], size: Size, randomness: str) -> Batched:
+        raise no_rule("vmap", node, NOBODY)
+
+    def jvp(self, node: Value, wrt: tuple[int, ...]) -> Graph:
+        raise no_rule("jvp", node, NOBODY)
+
+    def vjp(self, node: Value, wrt: tuple[int, ...], given: tuple[int, ...]) -> Graph:
+        raise no_rule("vjp", node, NOBODY)
+
+    def is_linear(self, node: Value, wrt: tuple[int, ...]) -> bool | None:
+        return None
+
+
+NOBODY = "is not a primitive, and nobody supplies its rules"
+NO_RULES: ExternRules = NoRules()
+
+
+def op_name(node: Value) -> str:
+    """What the user called: "clamp" for a node that came of aten.clamp.default."""
+    called = node.origin.op or str(node.params.get("op", node.params.get("target", node.prim)))
+    parts = called.split(".")
+    return parts[1] if len(parts) == 3 else called
+
+
+def place_of(node: Value) -> str:
+    where, line = node.origin.where, node.origin.line
+    return "unknown" if where is None else where if line is None else f"{where}: {line}"
+
+
+def no_rule(transform: str, node: Value, why: str) -> NoRuleError:
+    return NoRuleError(transform=transform, op=op_name(node), why=why, where=place_of(node))
+
+
+def applied(rule: Graph, node: Value, args: Sequence[Value]) -> list[Value | None]:
+    """The rule that was supplied for `node`, inlined."""
+    wrong = [f"{a.aval} for {v.aval}" for v, a in zip(rule.inputs, args, strict=True) if not same_type(v.aval, a.aval)]
+    if wrong:
+        raise InvalidGraphError(f"the rule of `{op_name(node)}` is given {', '.join(wrong)}", node=repr(node))
+    return inlined(rule, args)

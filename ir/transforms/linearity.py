@@ -1,0 +1,140 @@
+"""Which primitives are linear, in which operands: one table, read by `linearize` and `transpose`, and as a proof.
+
+    add: (0, 1)    linear in both together: with one of them constant it is affine, unless the constant is zero
+    mul: bilinear  linear in either while the other is constant
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from ..errors import FusegradError
+from ..graph import Graph, Value
+from ..rewrite import number_of
+from .extern import NO_RULES, ExternRules, op_name, place_of
+from .ops import DIFFERENTIABLE, EXTERN
+
+Kind: TypeAlias = Literal["non-linear", "affine", "unknown"]
+
+linear: dict[str, tuple[int, ...] | Literal["all"]] = {
+    **dict.fromkeys("neg conj cast broadcast reshape permute slice pad flip sum cumsum gather".split(), (0,)),
+    **dict.fromkeys(("add", "sub", "scatter"), (0, 1)),
+    "where": (1, 2),
+    "cat": "all",
+    "div": (0,),
+}
+"""Over the reals: conj, and a cast of complex numbers to real ones, are linear too."""
+
+bilinear = ("mul", "dot")
+_KEEPS_ZERO = tuple(prim for prim in linear if prim != "div")  # 0/0 is not 0
+
+
+def positions(prim: str, operands: int) -> tuple[int, ...]:
+    """The operands, of so many, in which a primitive is linear together."""
+    found = linear.get(prim, ())
+    return tuple(range(operands)) if found == "all" else found
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a graph is not linear: the operation as the user wrote it, its place, and what it does.
+
+    "unknown" is an operation that is not a primitive and about which nobody knows.
+    """
+
+    kind: Kind
+    op: str
+    where: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"`{self.op}` {self.why}"
+
+
+class NonLinearError(FusegradError):
+    """Only a graph that is linear in its inputs has a transpose. `refusal` says why this one is not."""
+
+    message = (
+        "{graph} is not linear in {inputs}: {refusal}\n  at:   {where}\n"
+        "  fix:  keep the operation off the way of {inputs}, or write the rule yourself."
+    )
+
+    @property
+    def refusal(self) -> Refusal:
+        return self.facts["refusal"]  # type: ignore[no-any-return]
+
+
+def why_not_linear(graph: Graph, inputs: Sequence[int], rules: ExternRules = NO_RULES) -> Refusal | None:
+    """Why the results of the graph are not linear in the inputs at these positions together; None where they are."""
+    return _analysed(graph, inputs, rules)[1]
+
+
+def linear_part(graph: Graph, inputs: Sequence[int], rules: ExternRules = NO_RULES) -> set[int]:
+    """Ids of the values that are linear in these inputs, as every result is proved to be. Raises NonLinearError."""
+    found, refusal = _analysed(graph, inputs, rules)
+    if refusal is not None:
+        names = ", ".join(f"`{graph.inputs[i].params['name']}`" for i in inputs)
+        raise NonLinearError(graph=graph.name, inputs=names, refusal=refusal, where=refusal.where)
+    return {value for value, reason in found.items() if reason is None}
+
+
+def _analysed(
+    graph: Graph, inputs: Sequence[int], rules: ExternRules
+) -> tuple[dict[int, Refusal | None], Refusal | None]:
+    """Every value that depends on the inputs (None: linear in them, else the first reason why not); and the reason
+    why a result is not linear."""
+    found: dict[int, Refusal | None] = {graph.inputs[i].id: None for i in inputs}
+    zero: set[int] = set()
+    for node in graph.order():
+        hits = tuple(i for i, a in enumerate(node.args) if a.id in found)
+        if hits:
+            before = (found[node.args[i].id] for i in hits)
+            found[node.id] = next((r for r in before if r is not None), None) or _refusal(node, hits, zero, rules)
+        elif _is_zero(node, zero):
+            zero.add(node.id)
+    for result in graph.results:
+        refusal = found[result.id] if result.id in found else _constant(result, zero)
+        if refusal is not None:
+            return found, refusal
+    return found, None
+
+
+def _refusal(node: Value, hits: tuple[int, ...], zero: set[int], rules: ExternRules) -> Refusal | None:
+    """Why a node is not linear in the operands `hits`, the others being constant."""
+    if node.prim == "pick":
+        return None
+    if node.prim in EXTERN:
+        known = rules.is_linear(node, hits)
+        return None if known else _refused(node, *(UNKNOWN if known is None else NON_LINEAR))
+    if node.prim in bilinear:
+        return _refused(node, "non-linear", "multiplies it by itself") if len(hits) > 1 else None
+    together = positions(node.prim, len(node.args))
+    if node.dtype not in DIFFERENTIABLE or not set(hits) <= set(together):
+        return _refused(node, *NON_LINEAR)
+    if all(i in hits or node.args[i].id in zero for i in together):
+        return None
+    return _refused(node, "affine", "adds a term that does not depend on it (affine)")
+
+
+NON_LINEAR: tuple[Kind, str] = ("non-linear", "is not linear in it")
+UNKNOWN: tuple[Kind, str] = ("unknown", "is not known to be linear in it")
+
+
+def _constant(result: Value, zero: set[int]) -> Refusal | None:
+    """A result that does not depend on the inputs at all has to be zero."""
+    if result.id in zero or result.dtype not in DIFFERENTIABLE:
+        return None
+    return _refused(result, "affine", "gives a result that does not depend on it (affine)")
+
+
+def _is_zero(node: Value, zero: set[int]) -> bool:
+    """Whether a node is zero everywhere, by construction: a linear map of zeros is zero."""
+    if node.prim == "full":
+        return number_of(node) == 0
+    return node.prim in _KEEPS_ZERO and all(node.args[i].id in zero for i in positions(node.prim, len(node.args)))
+
+
+def _refused(node: Value, kind: Kind, why: str) -> Refusal:
+    return Refusal(kind, op_name(node), place_of(node), why)
