@@ -25,6 +25,7 @@ from .plan import has_outer_product, number
 from .residuals import Chosen, choose
 from .specialization import Specialization
 from .specs import differentiable, is_spec, stand_in
+from .trees import arguments
 from .workers import Binary
 
 Sizes = dict[sympy.Symbol, int]
@@ -180,7 +181,7 @@ def explain(target_class: Any, /, *args: Any, target: str | None = None) -> Expl
     target: "cuda:80", "cuda:90", "cuda:100", "hip:gfx942", "cpu"; by default the GPU generation sm_90.
     Nothing runs but, for real tensors, the comparison of the first call. Raises SpecError, UnknownTargetError.
     """
-    compiler = compiler_of(target_class)
+    compiler, args = compiler_of(target_class), arguments(target_class, args)
     where = target or DEFAULT_TARGET
     if where != "cpu" and where not in TARGETS:
         raise UnknownTargetError(target=where, known=", ".join(TARGETS))

@@ -498,6 +498,7 @@ def compile(
     fullgraph: bool = False,
     dynamic: bool = True,
     traceable: Option = None,
+    pytree: bool = False,
 ) -> Any: ...
 def compile(
     target: Any = None,
@@ -507,6 +508,7 @@ def compile(
     fullgraph: bool = False,
     dynamic: bool = True,
     traceable: Option = None,
+    pytree: bool = False,
 ) -> Any:
     """Compile a `torch.autograd.Function` class, or a plain function of tensors.
 
@@ -516,14 +518,21 @@ def compile(
     captured, instead of running it as written. dynamic: sizes are symbols, so that one capture serves every batch size.
     traceable: True, False, or a dict of these by method ("forward", "backward", "jvp"), ahead of what the class says: a
     method that is not traceable runs as written and is never captured, one that is has to be (else NotTraceableError).
+    pytree: dicts, lists, tuples and registered containers of tensors are tracked, as arguments and as results; backward
+    gets gradients in the structure of the output and returns one value in the structure of each argument.
 
     Raises CompileTargetError for anything else, ConfigError for an unknown backend, DeclarationError for `traceable`.
     """
     valid_backend(backend)
     if target is None:
         return functools.partial(
-            compile, backend=backend, fullgraph=fullgraph, dynamic=dynamic, traceable=traceable
+            compile, backend=backend, fullgraph=fullgraph, dynamic=dynamic, traceable=traceable, pytree=pytree
         )
+    if pytree:
+        from .trees import compile_tree
+
+        options = {"backend": backend, "fullgraph": fullgraph, "dynamic": dynamic, "traceable": traceable}
+        return compile_tree(target, functools.partial(compile, **options))
     if isinstance(target, type):
         return compile_class(target, backend, fullgraph, dynamic, traceable)
     if callable(target):
@@ -549,7 +558,9 @@ def compile_class(cls: type, backend: str, fullgraph: bool, dynamic: bool, trace
         raise CompileTargetError(
             what=cls.__name__,
             detail="NestedIOFunction is a legacy class that torch keeps for old code",
-            fix="derive from torch.autograd.Function",
+            fix="derive from torch.autograd.Function, with forward and backward as staticmethods instead of "
+            "forward_extended and backward_extended, and compile it with pytree=True: nested arguments, results and "
+            "gradients are tracked then",
         )
     cls = vars(cls).get("_fusegrad_user_class", cls)
     compiler = Compiler(cls, backend, fullgraph, dynamic, traceable)

@@ -215,7 +215,14 @@ class Whole(Rules):
             tangents = tuple(self._materialized(i, t, ctx.sizes) for i, t in enumerate(tangents))
         own = BackwardContext(ctx.saved_tensors, self.spec.attributes([], ctx.sizes), forward.needs_input_grad)
         result = self.compiler.cls.jvp(own, *tangents)  # type: ignore[attr-defined]
-        return result if isinstance(result, tuple) else (result,)
+        return self._of_tensors(result if isinstance(result, tuple) else (result,))
+
+    def _of_tensors(self, results: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Of what a rule gives for each of the user's outputs, what it gives for tensors."""
+        forward = self.spec.forward
+        if len(results) != len(forward.outputs):
+            return results  # torch counts them
+        return tuple(results[i] for i in forward.tensor_outputs)
 
     def _materialized(self, argument: int, tangent: Any, sizes: Any) -> Any:
         if tangent is not None or argument not in self.spec.slots:
@@ -230,7 +237,7 @@ class Whole(Rules):
         outputs, out_dims = self.compiler.cls.vmap(info, in_dims, *args)  # type: ignore[attr-defined]
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         dims = (out_dims,) * len(outputs) if isinstance(out_dims, int) or out_dims is None else out_dims
-        return outputs, dims
+        return self._of_tensors(outputs), self._of_tensors(tuple(dims))
 
 
 class Batched(Rules):

@@ -62,9 +62,16 @@ _ONCE = once_differentiable(_probe)
 
 def parameter_names(method: Callable[..., Any], count: int, skip: int, stem: str) -> list[str]:
     """The user's names for `count` arguments of a method after the first `skip`; `stem_i` beyond his parameters."""
-    code = getattr(inspect.unwrap(method), "__code__", None)
-    known = code.co_varnames[skip : code.co_argcount] if code is not None else ()
+    known = _positional(method)[skip:]
     return [known[i] if i < len(known) else f"{stem}_{i}" for i in range(count)]
+
+
+def _positional(method: Callable[..., Any]) -> Sequence[str]:
+    """The names of a method's positional parameters; of its `__signature__`, where that says something else."""
+    if (signature := getattr(method, "__signature__", None)) is not None:
+        return [p.name for p in signature.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    code = getattr(inspect.unwrap(method), "__code__", None)
+    return code.co_varnames[: code.co_argcount] if code is not None else ()
 
 
 def method_place(method: Any) -> str:

@@ -755,3 +755,28 @@ def test_outputs_that_alias_inputs(make) -> None:
     x = leaf(3, 3).detach()
     for compose in (lambda c: grad(lambda x: c.apply(x)[1].sum())(x), lambda c: vmap(c.apply)(x.expand(2, 3, 3))):
         close(compose(fast), compose(Alias))
+
+
+def test_own_rules_of_a_function_that_returns_a_number_beside_tensors() -> None:
+    """torch counts the tensors that a rule returns, the rule answers for every output."""
+
+    class Counted(Function):
+        @staticmethod
+        def forward(x):
+            return 3, x * x
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.save_for_forward(*inputs)
+
+        @staticmethod
+        def jvp(ctx, t):
+            return None, 20 * t * ctx.saved_tensors[0]
+
+        @staticmethod
+        def vmap(info, in_dims, x):
+            return (3, 100 * x * x), (None, in_dims[0])
+
+    fast = fusegrad.compile(Counted)
+    close(jvp(lambda x: fast.apply(x)[1], (X,), (torch.ones(5),))[1], 20 * X)
+    close(vmap(lambda x: fast.apply(x)[1])(X), 100 * X * X)

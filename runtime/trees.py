@@ -1,0 +1,360 @@
+"""`compile(pytree=True)`: dicts, lists, tuples, registered containers of tensors, tracked as arguments and as results.
+
+The class becomes a flat one, `forward(structure, *leaves)`, around the user's methods, which see their own structures.
+Capture, guards and transforms meet flat tensors only; a Structure is a constant among the arguments.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import torch
+import torch.utils._pytree as pytree
+from torch.autograd.function import Function, once_differentiable
+
+from ..ir.errors import FusegradError
+from ..tracer.function import (
+    backward_method,
+    exact_gradients,
+    is_once_differentiable,
+    method_place,
+    methods,
+    uses_setup_context,
+)
+
+Tensor = torch.Tensor
+Compile = Callable[[Any], Any]
+FLAGS = ("is_traceable", "traceable", "generate_vmap_rule", "clear_saved_tensors_on_access")
+
+
+class TreeError(FusegradError, TypeError):
+    """A structure that a method returned does not fit what it answers to."""
+
+    message = (
+        "{function}.{method}: {path} is {got}, expected {expected}\n  at:   {where}\n"
+        "  fix:  return {what} in the structure of {model}; None stands for a whole one or for a leaf."
+    )
+
+
+# ------------------------------------------------------------------ structures
+class Structure:
+    """What is left of a nested value without its leaves; one object for each structure, so that keys may hold it."""
+
+    known: ClassVar[dict[Any, Structure]] = {}
+
+    def __init__(self, spec: pytree.TreeSpec, several: bool) -> None:
+        self.spec, self.several = spec, several
+
+    @classmethod
+    def of(cls, spec: pytree.TreeSpec, several: bool) -> Structure:
+        """several: the top is the tuple of all arguments or outputs, not a value of its own."""
+        return cls.known.setdefault((spec, several), cls(spec, several))
+
+    def __call__(self, leaves: Sequence[Any]) -> Any:
+        return pytree.tree_unflatten(list(leaves), self.spec)
+
+    def each(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
+        """The leaves as one value for each argument or output."""
+        whole = self(leaves)
+        return tuple(whole) if self.several else (whole,)
+
+    def models(self) -> tuple[Any, ...]:
+        """One value for each argument or output, with LEAF in place of its leaves."""
+        return self.each([LEAF] * self.spec.num_leaves)
+
+
+class _Leaf:
+    def __repr__(self) -> str:
+        return "*"
+
+
+LEAF = _Leaf()
+
+
+def flatten(value: Any, several: bool) -> tuple[list[Any], Structure]:
+    """A nested value -> its leaves and its structure."""
+    leaves, spec = pytree.tree_flatten(value)
+    return leaves, Structure.of(spec, several)
+
+
+def flatten_outputs(output: Any) -> tuple[list[Any], Structure]:
+    """A tuple is several outputs; a dict, a list or a named tuple is one."""
+    return flatten(output, type(output) is tuple)
+
+
+class Misfit(Exception):
+    """A value without the structure of its model: where, what it is, what it should be."""
+
+
+def leaves_like(model: Any, value: Any, path: str, whole: Callable[[Any], bool]) -> list[Any]:
+    """The leaves of a value in the order of its model's; what is `whole` counts for every leaf under it.
+
+    {"w": *, "b": [*, *]}, {"b": None, "w": g}  ->  [g, None, None]
+    """
+    if whole(value):
+        return [value] * len(pytree.tree_leaves(model))
+    if model is LEAF:
+        return [value]
+    expected, found = one_level(model), one_level(value)
+    if not _same_container(model, value) or expected.keys() != found.keys():
+        raise Misfit(path, described(value), described(model))
+    return [leaf for key in expected for leaf in leaves_like(expected[key], found[key], path + key, whole)]
+
+
+def one_level(value: Any) -> dict[str, Any]:
+    """The children of a container by their keys, written as in an expression: "['w']", "[1]", ".field"."""
+
+    def is_child(inner: Any) -> bool:
+        return inner is not value
+
+    try:
+        pairs, _ = pytree.tree_flatten_with_path(value, is_leaf=is_child)
+        return {pytree.keystr(path): child for path, child in pairs}
+    except ValueError:  # registered without keys
+        return {f"[{i}]": child for i, child in enumerate(pytree.tree_leaves(value, is_leaf=is_child))}
+
+
+def _same_container(model: Any, value: Any) -> bool:
+    plain = (list, tuple)
+    return type(model) is type(value) or (type(model) in plain and type(value) in plain)
+
+
+def described(value: Any) -> str:
+    """`a dict with keys ['w'], ['b']`"""
+    if value is LEAF:
+        return "a tensor"
+    keys = one_level(value)
+    if keys.keys() == {""}:
+        return f"a {type(value).__name__}"
+    return f"a {type(value).__name__} with {', '.join(keys) or 'nothing in it'}"
+
+
+def paths_of(model: Any, path: str) -> list[str]:
+    """Where each leaf of a model is: `args[0]['w'][1]`."""
+    return [path + pytree.keystr(keys) for keys, _ in _with_paths(model)]
+
+
+def _with_paths(model: Any) -> list[Any]:
+    try:
+        return pytree.tree_flatten_with_path(model)[0]
+    except ValueError:
+        return [((pytree.SequenceKey(i),), leaf) for i, leaf in enumerate(pytree.tree_leaves(model))]
+
+
+# ------------------------------------------------------------------ the flat class
+class TreeContext:
+    """The ctx that the user's methods see: the real one, with `needs_input_grad` in the structure of the arguments."""
+
+    def __init__(self, ctx: Any, inputs: Structure) -> None:
+        self.__dict__.update(_ctx=ctx, _inputs=inputs)
+
+    @property
+    def needs_input_grad(self) -> tuple[Any, ...]:
+        return self._inputs.each(self._ctx.needs_input_grad[1:])  # type: ignore[no-any-return]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ctx, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._ctx, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._ctx, name)
+
+
+def flat_class(cls: type) -> type:
+    """`forward(structure, *leaves) -> (*leaves, structure)` around the methods of `cls`, and so for each method."""
+    makers = {"forward": _forward, "setup_context": _setup_context, "jvp": _jvp, "vmap": _vmap}
+    written = methods(cls)
+    body: dict[str, Any] = {name: staticmethod(make(cls)) for name, make in makers.items() if name in written}
+    body |= {name: staticmethod(_backward(cls)) for name in ("backward", "vjp") if name in written}
+    body |= {name: getattr(cls, name) for name in FLAGS if hasattr(cls, name)}
+    named = {n: getattr(cls, n) for n in ("__module__", "__qualname__", "__doc__")}
+    return type(cls.__name__, (Function,), {**body, **named})
+
+
+def _around(method: Any) -> Callable[[Any], Any]:
+    """Marks a flat method: errors and reports name the place of the user's own."""
+
+    def mark(flat: Any) -> Any:
+        flat.__wrapped__, flat.__signature__ = method, inspect.signature(flat)
+        return flat
+
+    return mark
+
+
+def _forward(cls: Any) -> Any:
+    @_around(cls.forward)
+    def with_context(ctx: Any, structure: Structure, *leaves: Any) -> Any:
+        output = cls.forward(TreeContext(ctx, structure), *structure.each(leaves))
+        results, outputs = flatten_outputs(output)
+        ctx._fusegrad_trees = (structure, outputs)
+        return (*results, outputs)
+
+    @_around(cls.forward)
+    def without_context(structure: Structure, *leaves: Any) -> Any:
+        results, outputs = flatten_outputs(cls.forward(*structure.each(leaves)))
+        return (*results, outputs)
+
+    return without_context if uses_setup_context(cls) else with_context
+
+
+def _setup_context(cls: Any) -> Any:
+    @_around(cls.setup_context)
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        (structure, *leaves), (*results, outputs) = inputs, output
+        ctx._fusegrad_trees = (structure, outputs)
+        cls.setup_context(TreeContext(ctx, structure), structure.each(leaves), outputs(results))
+
+    return setup_context
+
+
+def _backward(cls: Any) -> Any:
+    method: Any = backward_method(cls)
+    once = is_once_differentiable(method)
+    body = method.__wrapped__ if once else method
+
+    @_around(method)
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        inputs, outputs = ctx._fusegrad_trees
+        result = body(TreeContext(ctx, inputs), *outputs.each(gradients[:-1]))
+        models = inputs.models()
+        given = exact_gradients(cls, result, len(models))
+        flat = [_gradients(cls, method, i, m, g) for i, (m, g) in enumerate(zip(models, given, strict=True))]
+        return (None, *(leaf for leaves in flat for leaf in leaves))
+
+    return once_differentiable(backward) if once else backward
+
+
+def _gradients(cls: Any, method: Any, argument: int, model: Any, value: Any) -> list[Any]:
+    """The gradients of one argument, leaf by leaf."""
+    path, what = f"args[{argument}]", "the gradient"
+    with _named(cls, "backward", method, what, path):
+        leaves = leaves_like(model, value, path, lambda v: v is None)
+        for leaf, at in zip(leaves, paths_of(model, path), strict=True):
+            if leaf is not None and not isinstance(leaf, Tensor):
+                raise Misfit(at, described(leaf), "a tensor or None")
+    return leaves
+
+
+class _named:
+    """Turns a Misfit into a TreeError that names method, leaf and place."""
+
+    def __init__(self, cls: Any, method: str, body: Any, what: str, model: str) -> None:
+        self.facts = {"function": cls.__name__, "method": method, "what": what, "model": model}
+        self.body = body
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if isinstance(error, Misfit):
+            path, got, expected = error.args
+            facts = {**self.facts, "path": f"{self.facts['what']} of {path}", "got": got, "expected": expected}
+            raise TreeError(where=method_place(self.body), **facts) from None
+
+
+def _jvp(cls: Any) -> Any:
+    @_around(cls.jvp)
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        inputs, outputs = ctx._fusegrad_trees
+        result = cls.jvp(TreeContext(ctx, inputs), *inputs.each(tangents[1:]))
+        whole = result if outputs.several else (result,)
+        with _named(cls, "jvp", cls.jvp, "the tangent", "output"):
+            return (*leaves_like(outputs.models(), whole, "output", lambda v: v is None), None)
+
+    return jvp
+
+
+def _vmap(cls: Any) -> Any:
+    @_around(cls.vmap)
+    def vmap(info: Any, in_dims: Any, structure: Structure, *leaves: Any) -> Any:
+        output, out_dims = cls.vmap(info, structure.each(in_dims[1:]), *structure.each(leaves))
+        results, outputs = flatten_outputs(output)
+        model = outputs([LEAF] * len(results))
+        with _named(cls, "vmap", cls.vmap, "the batch axis", "output"):
+            dims = leaves_like(model, out_dims, "output", lambda v: v is None or isinstance(v, int))
+        return (*results, outputs), (*dims, None)
+
+    return vmap
+
+
+# ------------------------------------------------------------------ what the user gets
+def compile_tree(target: Any, compiled: Compile) -> Any:
+    """`target` with nested arguments and results; `compiled` is `compile` with the other options given."""
+    legacy = torch.autograd.function.NestedIOFunction
+    if isinstance(target, type) and issubclass(target, Function) and not issubclass(target, legacy):
+        return _tree_class(target.__dict__.get("_fusegrad_user_class", target), compiled)
+    if callable(target) and not isinstance(target, type):
+        return _tree_function(target, compiled)
+    return compiled(target)  # which says what is wrong with it
+
+
+def _tree_class(cls: Any, compiled: Compile) -> type:
+    flat = compiled(flat_class(cls))
+    subclasses: dict[type, Any] = {}
+
+    def apply(own: Any, *args: Any, **kwargs: Any) -> Any:
+        if own is not fast:  # a subclass has methods of its own
+            return subclasses.setdefault(own, subclasses.get(own) or _tree_class(own, compiled)).apply(*args, **kwargs)
+        return call_flat(flat.apply, bound(cls, args, kwargs))
+
+    body = {n: getattr(cls, n) for n in ("__doc__", "__module__", "__qualname__")}
+    facts = {"_fusegrad": flat._fusegrad, "_fusegrad_flat": flat, "_fusegrad_user_class": cls}
+    fast: Any = type(cls.__name__, (cls,), {"apply": classmethod(apply), **facts, **body})
+    return fast  # type: ignore[no-any-return]
+
+
+def call_flat(apply: Callable[..., Any], args: Sequence[Any]) -> Any:
+    """A flat `apply` on nested arguments, its result nested again."""
+    leaves, structure = flatten(tuple(args), True)
+    *results, outputs = apply(structure, *leaves)
+    return outputs(results)
+
+
+def arguments(target: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What the Function behind `target` is called with: flat where it is compiled with pytree=True."""
+    if not hasattr(target, "_fusegrad_flat"):
+        return args
+    leaves, structure = flatten(args, True)
+    return (structure, *leaves)
+
+
+def bound(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """The arguments by position; with keywords, and in setup_context style always, the defaults are filled in."""
+    setup = uses_setup_context(cls)
+    if not kwargs and not setup:
+        return args
+    parameters = list(inspect.signature(cls.forward).parameters.values())[0 if setup else 1 :]
+    found = inspect.Signature(parameters).bind(*args, **kwargs)
+    found.apply_defaults()
+    if found.kwargs:
+        raise TypeError(f"{cls.__name__}: pass {list(found.kwargs)} by position")
+    return found.args
+
+
+def _tree_function(fn: Callable[..., Any], compiled: Compile) -> Callable[..., Any]:
+    def flat(structure: Structure, *leaves: Any) -> Any:
+        results, outputs = flatten_outputs(fn(*structure.each(leaves)))
+        return (*results, outputs)
+
+    named = {"__name__": getattr(fn, "__name__", "f"), "__module__": fn.__module__, "__doc__": fn.__doc__}
+    flat.__dict__.update(__wrapped__=fn, __signature__=inspect.signature(flat))
+    for name, value in named.items():
+        setattr(flat, name, value)
+    fast = compiled(flat)
+    signature = inspect.signature(fn)
+
+    @functools.wraps(fn)
+    def nested(*args: Any, **kwargs: Any) -> Any:
+        found = signature.bind(*args, **kwargs)
+        found.apply_defaults()
+        if found.kwargs:
+            raise TypeError(f"{fn.__name__}: pass {list(found.kwargs)} by position")
+        return call_flat(fast, found.args)
+
+    nested._fusegrad, nested._fusegrad_flat = fast._fusegrad, fast  # type: ignore[attr-defined]
+    return nested
