@@ -39,6 +39,15 @@ class UnknownTargetError(FusegradError, ValueError):
     message = 'there is no target {target!r}\n  fix:  use "cpu" or one of {known}'
 
 
+class NothingCapturedError(FusegradError):
+    """A graph of a method was asked for that runs as the user wrote it."""
+
+    message = (
+        "{function}.{method} has no graph: {reason}\n  at:   {where}\n"
+        "  fix:  ask for a method that is compiled, or make this one traceable."
+    )
+
+
 @dataclass(frozen=True)
 class KernelReport:
     """One launch: a generated kernel, or the call of a library op (`source` is then empty)."""
@@ -93,8 +102,13 @@ class Explanation:
         return codegen.module(self.kernel_records)
 
     def graph(self, direction: str = "forward") -> Graph:
-        """The graph after the passes."""
-        return self.directions[direction].graph
+        """The graph after the passes. Raises NothingCapturedError for a method that runs as written."""
+        if direction in self.directions:
+            return self.directions[direction].graph
+        record = self.methods[direction]
+        raise NothingCapturedError(
+            function=self.name, method=direction, reason=record.reason or record.status, where=record.where or "unknown"
+        )
 
     @property
     def program(self) -> Program:

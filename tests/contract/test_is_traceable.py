@@ -1,131 +1,49 @@
-"""`is_traceable` and `traceable`, line by line of the contract: how often each body runs, on what, and what comes out.
-
-Bodies are counted from outside, through the profiler: a counter inside would be an effect that makes a method opaque.
-"""
+"""`is_traceable` and `traceable`: how they are declared, and lines T1, T2, T5, T6, T8, T9 and T10 of the contract."""
 
 from __future__ import annotations
 
 import inspect
-import random
 import sys
+import textwrap
 import warnings
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.autograd.forward_ad as forward_ad
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import Function
-from torch.func import grad, jacrev, jvp, vmap
+from torch.func import jacfwd
+from watching import (
+    ALL,
+    Opaque,
+    Sine,
+    captures,
+    first_of,
+    first_order,
+    leaf,
+    line_of,
+    outcome,
+    record,
+    same,
+    second_order,
+    through_numpy,
+    touching,
+    twice_backward,
+    under_autocast,
+    watching,
+)
 
 import fusegrad
 
 Tensor = torch.Tensor
 SCALE = 2.0
-METHODS = ("forward", "setup_context", "backward", "vjp", "jvp", "vmap")
-
-
-# ------------------------------------------------------------------ watching bodies run
-@dataclass
-class Seen:
-    """What was seen of the bodies of some classes: calls by name, calls on fakes, and torch's modes at each call."""
-
-    calls: Counter[str] = field(default_factory=Counter)
-    on_fakes: Counter[str] = field(default_factory=Counter)
-    modes: list[tuple[str, bool, bool, bool]] = field(default_factory=list)
-
-
-@contextmanager
-def watching(*classes: type) -> Iterator[Seen]:
-    seen = Seen()
-    codes = {inspect.unwrap(getattr(c, n)).__code__: n for c in classes for n in METHODS if n in vars(c)}
-
-    def look(frame: Any, event: str, _: Any) -> None:
-        if event != "call" or frame.f_code not in codes:
-            return
-        name = codes[frame.f_code]
-        seen.calls[name] += 1
-        flat = torch.utils._pytree.tree_leaves(list(frame.f_locals.values()))
-        seen.on_fakes[name] += any(isinstance(v, FakeTensor | torch.SymInt) for v in flat)
-        autocast = torch.is_autocast_enabled("cpu")
-        seen.modes.append((name, torch.is_grad_enabled(), autocast, torch.is_inference_mode_enabled()))
-
-    before = sys.getprofile()
-    sys.setprofile(look)
-    try:
-        yield seen
-    finally:
-        sys.setprofile(before)
-
-
-def leaf(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
-    made = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
-    return made.requires_grad_()
-
-
-def outcome(action: Callable[[Any], Any], cls: Any) -> Any:
-    """What an action gives, flat and detached, or the error that it raises."""
-    torch.manual_seed(0)
-    random.seed(0)
-    try:
-        result = action(cls)
-    except Exception as error:
-        return type(error), str(error)
-    flat = torch.utils._pytree.tree_leaves(result)
-    return [v.detach().clone() if isinstance(v, Tensor) else v for v in flat]
-
-
-def same(mine: Any, theirs: Any) -> None:
-    if isinstance(theirs, tuple):
-        assert mine == theirs
-        return
-    assert isinstance(mine, list), mine
-    assert len(mine) == len(theirs)
-    for a, b in zip(mine, theirs, strict=True):
-        if isinstance(b, Tensor):
-            assert (a.dtype, a.shape) == (b.dtype, b.shape) and torch.equal(a, b)
-        else:
-            assert type(a) is type(b) and a == b
-
-
-def record(fast: Any, method: str) -> Any:
-    return fast._fusegrad.records[method]
-
-
-def captures() -> int:
-    return fusegrad.stats()["captures"]
-
-
-def line_of(method: Any, text: str) -> str:
-    lines, first = inspect.getsourcelines(inspect.unwrap(method))
-    at = next(i for i, line in enumerate(lines) if text in line)
-    return f"{inspect.getsourcefile(inspect.unwrap(method))}:{first + at}"
 
 
 # ------------------------------------------------------------------ declaring
-class Sine(Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x.sin()
-
-    @staticmethod
-    def backward(ctx, g):
-        (x,) = ctx.saved_tensors
-        return g * x.cos()
-
-
 def declared(cls: type, **options: Any) -> dict[str, bool | None]:
     made = fusegrad.compile(cls, **options)
     return {role: d.value for role, d in made._fusegrad.methods.declared.items()}
-
-
-ALL = ("forward", "backward", "jvp")
 
 
 @pytest.mark.parametrize(
@@ -316,159 +234,238 @@ def test_t2_scalars_from_a_closure() -> None:
         assert torch.equal(y, x * value) and torch.equal(g, torch.full((3,), float(value)))
 
 
-# ------------------------------------------------------------------ T3
-def through_numpy(t: Tensor) -> Tensor:
-    return torch.from_numpy(np.cos(t.detach().numpy()))
+# ------------------------------------------------------------------ T5
+def lies(where: str) -> type:
+    """A class that promises to be traceable, with an operation in `where` that is not."""
 
-
-def prints(t: Tensor) -> float:
-    print("seen", float(t.sum()))
-    return 2.0
-
-
-TOUCHES: dict[str, Callable[[Tensor], Any]] = {
-    "numpy": through_numpy,
-    "item": lambda t: 1 + t.detach().sum().item(),
-    "data_ptr": lambda t: 2.0 if t.data_ptr() else 3.0,
-    "print": prints,
-    "torch random": lambda t: torch.rand(t.shape),
-    "python random": lambda t: random.random(),
-}
-
-
-def touching(touch: Callable[[Tensor], Any], roles: tuple[str, ...], **body: Any) -> type:
-    """A Function that touches what no graph can hold in the methods of `roles`, and nowhere else."""
-    inside = {role: touch if role in roles else (lambda t: 1.5) for role in ALL}
-    in_forward, in_backward, in_jvp = (inside[role] for role in ALL)
-
-    class Touching(Function):
-        @staticmethod
-        def forward(x, k):
-            return x.sin() * in_forward(x) * k
+    class Lying(Function):
+        is_traceable = True
 
         @staticmethod
-        def setup_context(ctx, inputs, output):
-            x, ctx.k = inputs
+        def forward(ctx, x, flag):
             ctx.save_for_backward(x)
-            ctx.save_for_forward(x)
+            ctx.flag = flag
+            return x * x.sum().item() if where == "forward" and flag else x * 2
 
         @staticmethod
         def backward(ctx, g):
             (x,) = ctx.saved_tensors
-            return g * x.cos() * in_backward(g) * ctx.k, None
+            return g * x.sum().item() if where == "backward" and ctx.flag else g * 2, None
+
+    return Lying
+
+
+@pytest.mark.parametrize("option", [None, True, {"forward": True, "backward": True}])
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_t5_a_lie_raises_at_the_call_each_time_and_names_operation_and_line(where, option) -> None:
+    cls = lies(where)
+    fast = fusegrad.compile(cls, traceable=option)
+    for flag in (True, False, True):
+        if not flag:
+            same(outcome(lambda c: first_of(c, False), fast), outcome(lambda c: first_of(c, False), cls))
+            continue
+        with watching(cls) as seen, pytest.raises(fusegrad.NotTraceableError) as found:
+            fast.apply(leaf(3), flag)
+        text = str(found.value)
+        assert text.startswith(f"Lying.{where} cannot be captured: it reads the data of a tensor")
+        assert line_of(getattr(cls, where), ".item()") in text and "is_traceable = False" in text
+        assert seen.calls[where] == seen.on_fakes[where]
+
+
+def test_t5_a_lying_backward_behind_an_opaque_forward_raises_when_it_is_called() -> None:
+    class Lying(Opaque):
+        traceable = {"forward": False, "backward": True}  # noqa: RUF012  as users write it
 
         @staticmethod
-        def jvp(ctx, t, _):
-            (x,) = ctx.saved_tensors
-            return t * x.cos() * in_jvp(t) * ctx.k
+        def backward(ctx, g):
+            return g * (2 if g.sum() > 0 else 3)
+
+    fast = fusegrad.compile(Lying)
+    for _ in range(2):
+        y = fast.apply(leaf(3))
+        with pytest.raises(fusegrad.NotTraceableError, match=r"Lying\.backward cannot be captured: its control flow"):
+            y.sum().backward()
+    assert y.requires_grad and torch.equal(y, leaf(3).sin())
+
+
+def test_t5_a_promise_with_an_effect_raises_before_the_body_runs() -> None:
+    seen: list[int] = []
+
+    class Loud(Sine):
+        traceable = {"backward": True}  # noqa: RUF012  as users write it
 
         @staticmethod
-        def vmap(info, in_dims, x, k):
-            return Touching.apply(x, k), in_dims[0]
+        def backward(ctx, g):
+            seen.append(1)
+            return g
 
-    for name, value in body.items():
-        setattr(Touching, name, value)
-    return Touching
-
-
-def first_order(cls: Any) -> Any:
-    x = leaf(3)
-    y = cls.apply(x, 2)
-    return y, torch.autograd.grad(y.sum(), x)
+    fast = fusegrad.compile(Loud)
+    for _ in range(2):
+        with pytest.raises(fusegrad.NotTraceableError, match=r"Loud\.backward .* it calls `append`"):
+            fast.apply(leaf(3))
+    assert not seen
 
 
-def second_order(cls: Any) -> Any:
-    x = leaf(3)
-    (g,) = torch.autograd.grad(cls.apply(x, 2).sum(), x, create_graph=True)
-    return g, torch.autograd.grad((g * g).sum(), x)
-
-
-def twice_backward(cls: Any) -> Any:
-    x = leaf(3)
-    y = cls.apply(x, 2)
-    return [torch.autograd.grad(y, x, torch.full_like(y, k), retain_graph=True) for k in (1.0, 2.0)]
-
-
-def under_autocast(cls: Any) -> Any:
-    x = leaf(3)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        return torch.autograd.grad(cls.apply(x, 2).sum(), x)
-
-
-def duals(cls: Any) -> Any:
-    with forward_ad.dual_level():
-        return tuple(forward_ad.unpack_dual(cls.apply(forward_ad.make_dual(leaf(3), torch.ones(3)), 2)))
-
-
-ACTIONS: dict[str, Callable[[Any], Any]] = {
-    "no grad": lambda cls: cls.apply(leaf(3).detach(), 2),
-    "first": first_order,
-    "second": second_order,
-    "twice": twice_backward,
-    "autocast": under_autocast,
-    "duals": duals,
-    "grad": lambda cls: grad(lambda x: cls.apply(x, 2).sum())(leaf(3).detach()),
-    "vmap": lambda cls: vmap(lambda x: cls.apply(x, 2))(leaf(2, 3).detach()),
-    "jvp": lambda cls: jvp(lambda x: cls.apply(x, 2), (leaf(3).detach(),), (torch.ones(3),)),
-    "jacrev": lambda cls: jacrev(lambda x: cls.apply(x, 2))(leaf(3).detach()),
-    "vmap grad": lambda cls: vmap(grad(lambda x: cls.apply(x, 2).sum()))(leaf(2, 3).detach()),
-}
-DECLARATIONS = {
-    "flag": ({"is_traceable": False}, ALL),
-    "forward": ({"traceable": {"forward": False}}, ("forward",)),
-    "backward": ({"traceable": {"backward": False}}, ("backward",)),
-    "jvp": ({"traceable": {"jvp": False}}, ("jvp",)),
-}
-
-
-@pytest.mark.parametrize("how", DECLARATIONS)
-@pytest.mark.parametrize("touch", TOUCHES)
-def test_t3_an_opaque_method_runs_as_often_as_in_eager_and_on_real_tensors(touch, how, capsys) -> None:
-    body, roles = DECLARATIONS[how]
-    cls = touching(TOUCHES[touch], roles, **body)
-    fast = fusegrad.compile(cls)
-    names = [n for role in roles for n in ((role, "setup_context") if role == "forward" else (role,))]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", fusegrad.FallbackWarning)
-        for name, action in ACTIONS.items():
-            for _ in range(2):
-                found = []
-                for version in (cls, fast):
-                    with watching(cls) as seen:
-                        result = outcome(action, version)
-                    calls = {n: seen.calls[n] for n in names}
-                    modes = [m for m in seen.modes if m[0] in names]
-                    found.append((result, calls, modes, sum(seen.on_fakes[n] for n in names), capsys.readouterr().out))
-                same(found[1][0], found[0][0])
-                assert found[1][1:] == found[0][1:], name
-                assert found[1][3] == 0
-
-
-def test_t3_the_other_methods_are_compiled() -> None:
-    for how, others in {"forward": ["backward"], "backward": ["forward", "setup_context"]}.items():
-        body, roles = DECLARATIONS[how]
-        cls = touching(through_numpy, roles, **body)
-        fast = fusegrad.compile(cls)
-        outcome(first_order, fast)
-        with watching(cls) as seen:
-            for _ in range(3):
-                outcome(first_order, fast)
-        assert seen.calls[how] == 3 and not any(seen.calls[n] for n in others)
-        found = fusegrad.explain(fast, leaf(3), 2).to_dict()["methods"]
-        assert found[how]["status"] == "opaque" and f"traceable['{how}'] = False" in found[how]["reason"]
-        assert found[how]["where"] == line_of(getattr(cls, how), "@staticmethod")
-        assert all(found[name]["status"] == "compiled" for name in others if name != "setup_context")
-
-
-def test_t3_class_wide_false_compiles_nothing_and_says_so() -> None:
-    cls = touching(through_numpy, (), is_traceable=False)
-    before = captures()
+def test_false_for_one_method_is_no_fault_under_fullgraph() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        fast = fusegrad.compile(cls)
-        for action in ACTIONS.values():
-            same(outcome(action, fast), outcome(action, cls))
-        found = fusegrad.explain(fast, leaf(3), 2).to_dict()["methods"]
-    assert captures() == before
-    for name in ("forward", "setup_context", "backward", "jvp"):
-        assert found[name]["status"] == "opaque" and found[name]["reason"] == "it declares is_traceable = False"
+        fast = fusegrad.compile(Opaque, fullgraph=True, traceable={"forward": False})
+        same(outcome(first_of, fast), outcome(first_of, Opaque))
+    assert record(fast, "backward").status == "compiled"
+    with pytest.raises(fusegrad.NotTraceableError, match=r"Opaque\.forward"):
+        fusegrad.compile(Opaque, fullgraph=True).apply(leaf(3))
+
+
+# ------------------------------------------------------------------ T6
+@pytest.mark.parametrize("roles", [("forward",), ("backward",), ("forward", "backward")], ids=str)
+def test_t6_what_is_found_untraceable_runs_as_in_eager_from_then_on(roles) -> None:
+    cls = touching(through_numpy, roles)
+    fast = fusegrad.compile(cls)
+    with pytest.warns(fusegrad.FallbackWarning) as caught:
+        same(outcome(first_order, fast), outcome(first_order, cls))
+    texts = sorted(str(w.message) for w in caught if issubclass(w.category, fusegrad.FallbackWarning))
+    assert [t.split(" ")[0] for t in texts] == sorted(f"Touching.{role}" for role in roles)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", fusegrad.FallbackWarning)
+        for action in (first_order, twice_backward, under_autocast, second_order):
+            outcome(action, fast)  # what is compiled warms up
+            found = []
+            for version in (cls, fast):
+                with watching(cls) as seen:
+                    result = outcome(action, version)
+                found.append((result, {n: seen.calls[n] for n in roles}))
+                assert not any(seen.on_fakes[n] for n in roles)
+            same(found[1][0], found[0][0])
+            assert found[1][1] == found[0][1]
+    methods = fusegrad.explain(fast, leaf(3), 2).to_dict()["methods"]
+    for role in ("forward", "backward"):
+        assert methods[role]["status"] == ("opaque" if role in roles else "compiled")
+    source = inspect.getsourcefile(cls.forward)
+    assert all("numpy" in methods[r]["reason"] and source in methods[r]["where"] for r in roles)
+
+
+def test_a_counter_in_backward_leaves_forward_compiled() -> None:
+    seen: list[int] = []
+
+    class Counting(Sine):
+        @staticmethod
+        def backward(ctx, g):
+            seen.append(len(seen))
+            return Sine.backward(ctx, g)
+
+    fast = fusegrad.compile(Counting)
+    with pytest.warns(fusegrad.FallbackWarning, match=r"Counting\.backward runs as you wrote it.* it calls `append`"):
+        same(outcome(first_of, fast), outcome(first_of, Sine))
+    before = captures()
+    for _ in range(3):
+        same(outcome(first_of, fast), outcome(first_of, Sine))
+    assert captures() == before and len(seen) == 4
+    assert record(fast, "forward").status == "compiled"
+
+
+# ------------------------------------------------------------------ T8, T9, T10
+class Marks(Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        x.mul_(2)
+        signs = y.sign()
+        ctx.mark_dirty(x)
+        ctx.mark_non_differentiable(signs)
+        ctx.save_for_backward(y)
+        return x, y * 3, signs
+
+    @staticmethod
+    def backward(ctx, g, h, _):
+        (y,) = ctx.saved_tensors
+        return g * 2 * y, h * 3
+
+
+def marked(cls: Any) -> Any:
+    x, y = leaf(3), leaf(3, seed=1)
+    given = x.clone()
+    out, tripled, signs = cls.apply(given, y)
+    facts = (out is given, out._version, tripled.requires_grad, signs.requires_grad)
+    return facts, out.detach(), signs, torch.autograd.grad(out.sum() + tripled.sum(), [x, y])
+
+
+@pytest.mark.parametrize("option", [True, False, {"forward": False}, {"backward": False}, None], ids=str)
+def test_t8_marks_are_legal_with_either_value(option) -> None:
+    fast = fusegrad.compile(Marks, traceable=option)
+    for _ in range(2):
+        same(outcome(marked, fast), outcome(marked, Marks))
+
+
+def test_t9_a_class_redefined_under_its_name_is_another_class() -> None:
+    def cell(k: float, opaque: bool) -> Any:
+        source = f"""
+        @fusegrad.compile
+        class Cell(Function):
+            is_traceable = {not opaque}
+            @staticmethod
+            def forward(ctx, x):
+                return x * {k}
+            @staticmethod
+            def backward(ctx, g):
+                return g * {k} * 10
+        """
+        env = {"fusegrad": fusegrad, "Function": Function, "__name__": "notebook"}
+        exec(textwrap.dedent(source), env)
+        return env["Cell"]
+
+    versions = [(cell(k, opaque), k) for k, opaque in ((2.0, False), (3.0, False), (3.0, True), (2.0, True))]
+    for _ in range(2):
+        for cls, k in versions:
+            x = torch.ones(3, requires_grad=True)
+            y = cls.apply(x)
+            (g,) = torch.autograd.grad(y.sum(), x)
+            assert y.tolist() == [k] * 3 and g.tolist() == [k * 10] * 3
+
+
+def test_t10_what_is_not_captured_is_refused_by_name() -> None:
+    found = fusegrad.explain(fusegrad.compile(Opaque, traceable={"forward": False}), leaf(3))
+    for ask in (lambda: found.program, lambda: found.graph("forward")):
+        with pytest.raises(fusegrad.FusegradError, match=r"Opaque\.forward .*traceable=\{'forward': False\}") as error:
+            ask()
+        assert f"{inspect.getsourcefile(Opaque)}:" in str(error.value)
+    assert found.kernels == [] and "opaque" in str(found)
+
+
+# ------------------------------------------------------------------ plain functions
+def test_plain_functions_take_one_bool() -> None:
+    def f(x, k=2, *, flag=False):
+        return x.sin() * k if flag else x.cos() * k
+
+    as_it_is = fusegrad.compile(f, traceable=False)
+    must = fusegrad.compile(lambda x: x * x.sum().item(), traceable=True)
+    before = captures()
+    x = leaf(3)
+    assert torch.equal(as_it_is(x, 3, flag=True), f(x, 3, flag=True)) and captures() == before
+    assert torch.equal(jacfwd(as_it_is)(x.detach()), jacfwd(f)(x.detach()))
+    assert fusegrad.explain(as_it_is, x).to_dict()["methods"]["forward"]["status"] == "opaque"
+    for _ in range(2):
+        with pytest.raises(fusegrad.NotTraceableError, match="reads the data of a tensor"):
+            must(x)
+    for thing in ({"forward": False}, 1, "no"):
+        with pytest.raises(TypeError, match="plain function must be exactly a bool"):
+            fusegrad.compile(f, traceable=thing)
+
+
+def test_a_plain_function_that_cannot_be_captured_runs_as_often_as_in_eager() -> None:
+    def f(x):
+        return x * x.sum().item()
+
+    fast, times = fusegrad.compile(f), 0
+
+    def look(frame: Any, event: str, _: Any) -> None:
+        nonlocal times
+        times += event == "call" and frame.f_code is f.__code__
+
+    with pytest.warns(fusegrad.FallbackWarning, match=r"f\.forward"):
+        fast(leaf(3))
+    x = leaf(3)
+    sys.setprofile(look)
+    try:
+        (g,) = torch.autograd.grad(fast(x).sum(), x)
+    finally:
+        sys.setprofile(None)
+    assert times == 1 and torch.equal(g, torch.autograd.grad(f(x).sum(), x)[0])
