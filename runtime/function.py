@@ -21,11 +21,13 @@ from torch.autograd.function import Function, once_differentiable
 from ..ir.errors import FusegradError, NotTraceableError
 from ..ir.program import Place
 from ..tracer.capture import CaptureError, capture_lock, is_capturing
+from ..tracer.containers import opened
 from ..tracer.function import (
     ForwardCapture,
     backward_method,
     is_once_differentiable,
     method_place,
+    takes_boxed_gradients,
     uses_setup_context,
 )
 from ..tracer.reads import Reads
@@ -38,7 +40,7 @@ from ..tracer.torch_private import (
     transforms_active,
 )
 from .config import backend_name, valid_backend
-from .guards import argument_fact, exact_key, global_state, is_plain
+from .guards import argument_fact, exact_key, global_state, is_plain, unseen_state
 from .opaque import opaque_forward_of
 from .residuals import Chosen
 from .specialization import Specialization
@@ -111,13 +113,14 @@ class Compiler:
             return self.users(*args, **kwargs)
         if transforms_active() or dual_level() >= 0:
             return transformed(self, args)
+        given = opened(args)
         try:
-            specialization = self.specialization(args)
+            specialization = self.specialization(given)
         except NotCaptured as missing:
             return self.run_users(missing, args)
-        if specialization is None or (specialization.writes_inputs and share_memory(args)):
+        if specialization is None or (specialization.writes_inputs and share_memory(given)):
             return self.as_written(*args)
-        return self.node(specialization, self.backend_for(args), args)(*args)
+        return self.node(specialization, self.backend_for(given), given)(*args)
 
     def run_users(self, missing: NotCaptured, args: Sequence[Any]) -> Any:
         """The user's own class, and only then the record: a call that is wrong by itself raises its own error here."""
@@ -202,8 +205,8 @@ class Compiler:
     def complete(self, args: Sequence[Any]) -> Sequence[Any]:
         """The arguments with defaults filled in, where the class's style fills them in."""
         if self.setup_style and len(args) != len(self._parameters()):
-            return self._bound(tuple(args), {})
-        return args
+            args = self._bound(tuple(args), {})
+        return opened(args)
 
     def require_capturable(self) -> None:
         """Raises CaptureError where the class says, or its code shows, that it must not be captured."""
@@ -267,6 +270,8 @@ class Compiler:
             raise CaptureError(reason=reason, where="the call")
         if not all(is_plain(a) for a in args if isinstance(a, Tensor)):
             raise CaptureError(reason="an argument is a tensor subclass or not strided", where="the call")
+        if (why := unseen_state(args)) is not None:
+            raise CaptureError(reason=why, where="the call")
         self.require_capturable()
         specialization = Specialization(self.cls, args, self.reads_now(), self.dynamic, self.report)
         self.compare(specialization, args)
@@ -412,9 +417,10 @@ def make_node(
     saved = _pickers(captured.saved if chosen is None else chosen.places)
     attributes = _pickers(captured.tensor_attributes.values())
     marks = [(name, _pickers(places)) for name, places in _marks(captured) if places]
-    slots = specialization.slots
+    slots, contained = specialization.slots, len(specialization.arguments) > specialization.count
 
     def forward(ctx: Any, *args: Any) -> Any:
+        args = opened(args) if contained else args
         sizes = specialization.sizes(args)
         outputs, hidden = specialization.run_forward(args, backend, chosen, sizes)
         pools = ([args[i] for i in slots], outputs, hidden)
@@ -428,30 +434,55 @@ def make_node(
             getattr(ctx, mark)(*[pools[pool][i] for pool, i in marked])
         if not captured.materialize_grads:
             ctx.set_materialize_grads(False)
-        return specialization.returned(outputs)
+        return specialization.returned(outputs, pools[0], hidden, sizes)
 
     def backward(ctx: Any, *gradients: Any) -> Any:
         return compiler.backward(specialization, backend, chosen, ctx, gradients)
 
-    rule = backward_method(compiler.cls) if own_backward else backward
-    return type(compiler.cls.__name__, (Function,), _body(compiler.cls, forward, rule))
+    def boxed(ctx: Any, gradients: list[Any]) -> Any:
+        given = tuple(gradients)
+        gradients.clear()
+        return compiler.backward(specialization, backend, chosen, ctx, given)
+
+    rule = boxed if takes_boxed_gradients(compiler.cls) else backward
+    if own_backward:
+        return type(compiler.cls.__name__, (Function,), _body(compiler.cls, forward, backward_method(compiler.cls)))
+    node = type(compiler.cls.__name__, (Function,), _body(compiler.cls, forward, rule))
+    show_attributes(node, specialization.attributes)
+    return node
 
 
 def _body(cls: type, forward: Any, backward: Any) -> dict[str, Any]:
     """The names of a generated class: what runs, and whatever of the user's class torch looks at."""
-    method = backward_method(cls)
     body: dict[str, Any] = {
         "forward": staticmethod(forward),
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,
     }
+    method = backward_method(cls)
     if method is not None:
         wrap = is_once_differentiable(method) and backward is not method
         body["backward"] = staticmethod(once_differentiable(backward) if wrap else backward)
         if all(getattr(cls, n) is not getattr(Function, n) for n in ("backward", "vjp")):
             body["vjp"] = body["backward"]  # torch refuses the two together, at backward time
+    if cls._compiled_autograd_key is not Function._compiled_autograd_key:  # type: ignore[attr-defined]
+        users_key = cls._compiled_autograd_key  # type: ignore[attr-defined]
+        body["_compiled_autograd_key"] = staticmethod(lambda ctx: (*users_key(ctx), ctx._autograd_function_id))
     flags = ("clear_saved_tensors_on_access", "boxed_grads_call")
     return body | {flag: getattr(cls, flag) for flag in flags if hasattr(cls, flag)}
+
+
+def show_attributes(node: Any, attributes: Callable[[Sequence[Any], Any], dict[str, Any]]) -> None:
+    """What the user put on ctx is seen on `grad_fn`, made when it is asked for."""
+
+    def missing(ctx: Any, name: str) -> Any:
+        if not name.startswith("_fusegrad"):
+            found = attributes(ctx._fusegrad_tensors, ctx._fusegrad_sizes)
+            if name in found:
+                return found[name]
+        raise AttributeError(f"{type(ctx).__name__!r} object has no attribute {name!r}")
+
+    node._backward_cls.__getattr__ = missing
 
 
 def _marks(forward: ForwardCapture) -> list[tuple[str, list[Any]]]:

@@ -15,7 +15,8 @@ from torch._dynamo.source import LocalSource
 from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 
 from ..tracer.capture import Session
-from ..tracer.reads import freeze
+from ..tracer.containers import DEPTH
+from ..tracer.reads import freeze, unfit
 from ..tracer.torch_private import function_modes
 
 Guard = Callable[[Sequence[torch.Tensor]], bool]
@@ -25,12 +26,17 @@ def argument_fact(value: Any) -> Any:
     """What must be equal of an argument, whatever its sizes."""
     if isinstance(value, torch.Tensor):
         return (value.dtype, value.device, value.requires_grad, value.dim(), value.is_conj(), value.is_neg())
-    return freeze(value)
+    return freeze(value, DEPTH)
+
+
+def unseen_state(args: Sequence[Any]) -> str | None:
+    """Why no key can tell two states of an argument apart; None where one can."""
+    return next((why for a in args if (why := unfit(a, DEPTH))), None)
 
 
 def exact_key(args: Sequence[Any]) -> tuple[Any, ...]:
     """Everything about the arguments but their data: with it equal, no guard needs to be asked."""
-    return tuple([_exactly(a) if isinstance(a, torch.Tensor) else freeze(a) for a in args])
+    return tuple([_exactly(a) if isinstance(a, torch.Tensor) else freeze(a, DEPTH) for a in args])
 
 
 def _exactly(t: torch.Tensor) -> tuple[Any, ...]:

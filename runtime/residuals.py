@@ -28,7 +28,8 @@ Tensor = torch.Tensor
 
 def choose(spec: Specialization, sizes: dict[sympy.Symbol, int]) -> Chosen | None:
     """The cheaper residuals of a specialisation, None where the user's own are best (or have to stay)."""
-    if not spec.forward.hidden_count or spec.forward.tensor_attributes or spec.forward.saved_for_forward:
+    forward = spec.forward
+    if not forward.hidden_count or forward.tensor_attributes or forward.saved_for_forward or forward.returns_hidden:
         return None
     try:
         program = _program(spec)

@@ -10,10 +10,10 @@ from typing import Any
 
 import sympy
 import torch
-import torch.utils._pytree as pytree
 
 from ..ir.program import Place
 from ..tracer.capture import CaptureError, Session, Trace, capture_lock, settled, writes_to_placeholders
+from ..tracer.containers import Hole, anew, closed, exchanged, leaves
 from ..tracer.context import ForwardContext, attributes_of
 from ..tracer.function import (
     ForwardCapture,
@@ -23,9 +23,12 @@ from ..tracer.function import (
     guarded_trace,
     method_place,
     parameter_names,
+    put_together,
     rebind,
     run_backward,
     symbols_in,
+    tensors_of_attributes,
+    user_count,
     uses_setup_context,
 )
 from ..tracer.reads import Reads
@@ -83,9 +86,10 @@ class Specialization:
         self.report = report or (lambda method, why: None)
         self.siblings: list[tuple[Specialization, list[Any]]] = []
         self.slots = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
-        self.arguments = tuple(None if isinstance(a, Tensor) else a for a in args)
+        self.arguments = tuple(None if isinstance(a, Tensor) else anew(a) for a in args)
+        self.count = user_count(args)  # tensors from inside the user's containers stand behind his arguments
         self.session = Session(dynamic)
-        needs = tuple(isinstance(a, Tensor) and a.requires_grad for a in args)
+        needs = tuple(isinstance(a, Tensor) and a.requires_grad and i < self.count for i, a in enumerate(args))
         fakes = [self.session.fake(args[i]) for i in self.slots]
         count("captures")
         self.forward: ForwardCapture = capture_forward(cls, args, fakes, self.session, reads, needs)
@@ -199,10 +203,18 @@ class Specialization:
                 outputs[i] = view if described.value else view.detach()
         return outputs
 
-    def returned(self, outputs: Sequence[Tensor]) -> Any:
+    def returned(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Any] = (), hidden: Sequence[Any] = (), sizes: Any = None
+    ) -> Any:
         """The user's return value: tensors in their places among plain objects, a tuple where he returned one."""
         supply = iter(outputs)
-        full = tuple(_anew(o.value) if o.kind == "object" else next(supply) for o in self.forward.outputs)
+
+        def leaf(value: Any) -> Any:
+            return self.at(value.key, inputs, outputs, hidden) if isinstance(value, Hole) else rebind(value, sizes)
+
+        full = tuple(
+            exchanged(o.value, leaf) if o.kind == "object" else next(supply) for o in self.forward.outputs
+        )
         return full if self.forward.is_tuple else full[0]
 
     def at(self, place: Place | None, inputs: Sequence[Any], outputs: Sequence[Any], hidden: Sequence[Any]) -> Any:
@@ -242,7 +254,7 @@ class Specialization:
     def attributes(self, tensors: Sequence[Any], sizes: dict[sympy.Symbol, Any]) -> dict[str, Any]:
         """ctx attributes for a run of the user's own body."""
         constants = {k: rebind(v, sizes) for k, v in self.forward.constants.items()}
-        return constants | dict(zip(self.forward.tensor_attributes, tensors, strict=True))
+        return put_together(constants, dict(zip(self.forward.tensor_attributes, tensors, strict=True)))
 
     def users_backward(
         self, residuals: Sequence[Any], sizes: dict[sympy.Symbol, Any], gradients: Sequence[Any], attached: bool = False
@@ -250,8 +262,7 @@ class Specialization:
         """The user's own backward body on whatever is given. attached: without its `once_differentiable`."""
         n = len(self.forward.saved)
         attributes = self.attributes(residuals[n:], sizes)
-        count = len(self.arguments)
-        return run_backward(self.cls, self.forward, residuals[:n], attributes, gradients, count, attached)
+        return run_backward(self.cls, self.forward, residuals[:n], attributes, gradients, self.count, attached)
 
     def backward_place(self) -> str:
         """`file:line` of the user's backward."""
@@ -459,14 +470,14 @@ class Specialization:
             return list(self.forward.trace.graph_module(*self.tensors_of(args), *lifted))
 
     def _users_forward(self, args: Sequence[Any]) -> list[Any]:
-        ctx = ForwardContext(self.forward.needs_input_grad)
-        output = call_forward(self.cls, ctx, args)
+        ctx = ForwardContext(self.forward.needs_input_grad[: self.count])
+        output = call_forward(self.cls, ctx, closed(args, self.count))
         outputs = output if isinstance(output, tuple) else (output,)
         tensors = [o for o in outputs if isinstance(o, Tensor)]
         seen = {id(t): t for t in (*self.tensors_of(args), *tensors)}
         hidden: list[Tensor] = []
-        attributes = [v for v in attributes_of(ctx).values() if isinstance(v, Tensor)]
-        kept = (*ctx.to_save, *ctx.saved_for_forward, *attributes)
+        contained = [v for o in outputs if not isinstance(o, Tensor) for v in leaves(o) if isinstance(v, Tensor)]
+        kept = (*contained, *ctx.to_save, *ctx.saved_for_forward, *tensors_of_attributes(attributes_of(ctx)))
         for t in kept:
             if t is not None and id(t) not in seen:
                 seen[id(t)] = t
@@ -625,11 +636,6 @@ def _stand_in(fake: Tensor, sizes: Sizes) -> Tensor:
 
 def _same_shape(tensor: Tensor, fake: Tensor, sizes: Sizes) -> bool:
     return tuple(tensor.shape) == tuple(rebind(fake.shape, sizes))
-
-
-def _anew(value: Any) -> Any:
-    """A container of its own for every call."""
-    return pytree.tree_map(lambda leaf: leaf, value) if isinstance(value, list | tuple | dict) else value
 
 
 def _refuse(value: Any) -> Any:

@@ -7,13 +7,13 @@ values in between (`hidden`, which become extra outputs). That map is all that b
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import sympy
 import torch
-import torch.utils._pytree as pytree
 from torch.autograd.function import Function, once_differentiable
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
@@ -22,8 +22,9 @@ from ..ir.errors import FusegradError
 from ..ir.program import Place
 from .capture import CaptureError, Session, Trace, where_raised
 from .compiled import CompiledCallError
+from .containers import Hole, anew, closed, exchanged, filled, holds_tensors, holes, leaves
 from .context import BackwardContext, ForwardContext, attributes_of
-from .reads import SCALARS, Reads
+from .reads import SCALARS, Reads, state_of
 from .torch_private import memory_of
 
 Tensor = torch.Tensor
@@ -82,7 +83,10 @@ def method_place(method: Any) -> str:
 
 @dataclass(frozen=True)
 class Output:
-    """One output of the user's forward: a tensor of its own, an input as it is, a view of an input, a plain object."""
+    """One output of the user's forward: a tensor of its own, an input as it is, a view of an input, a plain object.
+
+    Tensors inside a plain object are holes with their Place: autograd does not track them.
+    """
 
     kind: str  # "tensor", "input", "view", "same", "object"
     index: int = 0  # of the input (by tensor slot), or of the output that is the same object
@@ -118,6 +122,11 @@ class ForwardCapture:
     def hidden_count(self) -> int:
         return len(self.fake_hidden)
 
+    @property
+    def returns_hidden(self) -> bool:
+        """Whether the user gets to see a hidden tensor, inside a container."""
+        return any(hole.key.kind == "hidden" for o in self.outputs if o.kind == "object" for hole in holes(o.value))
+
     def fake_at(self, place: Place | None) -> Tensor | None:
         """The fake of what is at `place`."""
         if place is None:
@@ -140,20 +149,57 @@ def capture_forward(
 ) -> ForwardCapture:
     """Trace forward with setup_context. `args`: the call's arguments; `fakes` stand for its tensors, in order."""
     slots = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
+    count = user_count(args)
     recorded: dict[str, Any] = {}
 
     def whole(*tensors: Tensor) -> tuple[Any, ...]:
         full = list(args)
         for slot, tensor in zip(slots, tensors, strict=True):
             full[slot] = tensor
-        ctx = ForwardContext(needs)
-        output = call_forward(cls, ctx, full)
+        ctx = ForwardContext(needs[:count])
+        given = closed(full, count)
+        before = [leaves(a) for a in given]
+        states = [(leaf, state_of(leaf)) for found in before for leaf in found if not isinstance(leaf, Tensor | type)]
+        output = call_forward(cls, ctx, given)
+        _refuse_changed(before, given)
+        _refuse_changed_objects(states)
         recorded.update(_classify(ctx, output, tensors))
         return (*recorded["returned"], *recorded["fake_hidden"])
 
     trace = guarded_trace(session, whole, fakes, reads)
     recorded.pop("returned")
     return ForwardCapture(session=session, trace=trace, fakes=list(fakes), needs_input_grad=needs, **recorded)
+
+
+def user_count(args: Sequence[Any]) -> int:
+    """How many arguments the user gave: tensors from inside his containers stand behind them."""
+    return len(args) - sum(len(holes(a)) for a in args if not isinstance(a, Tensor))
+
+
+def _refuse_changed(before: Sequence[Sequence[Any]], given: Sequence[Any]) -> None:
+    """A container that forward changes has to be changed at every call."""
+    for old, argument in zip(before, given, strict=True):
+        now = leaves(argument)
+        if len(old) != len(now) or any(a is not b for a, b in zip(old, now, strict=True)):
+            raise CaptureError(reason=f"it changes a {type(argument).__name__} that is an argument", where="unknown")
+
+
+_ABSENT = object()
+
+
+def _refuse_changed_objects(states: Sequence[tuple[Any, dict[str, Any]]]) -> None:
+    """The same for objects, which cannot be copied: they become what they were."""
+    changed = None
+    for value, before in states:
+        now = state_of(value)
+        for name in (n for n in {**now, **before} if now.get(n, _ABSENT) is not before.get(n, _ABSENT)):
+            changed = value
+            if name in before:
+                object.__setattr__(value, name, before[name])
+            else:
+                object.__delattr__(value, name)
+    if changed is not None:
+        raise CaptureError(reason=f"it changes a {type(changed).__name__} that is an argument", where="unknown")
 
 
 def guarded_trace(session: Session, fn: Callable[..., Any], fakes: Sequence[Any], reads: Reads | None) -> Trace:
@@ -195,6 +241,7 @@ def _classify(ctx: ForwardContext, output: Any, tensors: Sequence[Tensor]) -> di
         places.setdefault(id(tensor), Place("input", index))
     described, returned, positions = _describe_outputs(outputs, tensors, places, ctx)
     hidden: list[Tensor] = []
+    described = [_plain(o, tensors, places, hidden) if o.kind == "object" else o for o in described]
     saved = [_place(t, places, hidden) for t in ctx.to_save]
     saved_for_forward = [_place(t, places, hidden) for t in ctx.saved_for_forward]
     tensor_attributes, constants = _split_attributes(attributes_of(ctx), places, hidden)
@@ -223,7 +270,7 @@ def _describe_outputs(
     positions: list[int] = []
     for position, value in enumerate(outputs):
         if not isinstance(value, Tensor):
-            described.append(Output("object", value=_plain(value)))
+            described.append(Output("object", value=value))  # settled once the outputs are known
             continue
         known = places.get(id(value))
         if known is not None and known.kind == "output":
@@ -245,16 +292,29 @@ def _own_or_view(value: Tensor, tensors: Sequence[Tensor]) -> Output:
     return Output("tensor")
 
 
-def _plain(value: Any) -> Any:
-    """A Python value that goes back to the user as it is: no symbols, no fakes, nothing that a call makes anew."""
-    for leaf in _leaves(value):
-        if isinstance(leaf, torch.SymInt | torch.SymFloat | torch.SymBool):
-            raise CaptureError(reason="it returns a size as a Python number", where="unknown")
-        if isinstance(leaf, Tensor):
-            raise CaptureError(reason="it returns a container with tensors", where="unknown")
-        if not isinstance(leaf, SCALARS) and not callable(leaf):
-            raise CaptureError(reason=f"it returns a {type(leaf).__name__}", where="unknown")
-    return value
+def _plain(output: Output, inputs: Sequence[Tensor], places: dict[int, Place], hidden: list[Tensor]) -> Output:
+    """A Python value that goes back to the user as it is; sizes and tensors in it are those of each call."""
+
+    def leaf(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return Hole(_place_returned(value, inputs, places, hidden))
+        if isinstance(value, torch.SymInt | torch.SymFloat) and has_unbacked(value):
+            raise CaptureError(reason="it returns a number that depends on the data of a tensor", where="unknown")
+        if not isinstance(value, (*SCALARS, torch.SymInt, torch.SymFloat, torch.SymBool)) and not callable(value):
+            raise CaptureError(reason=f"it returns a {type(value).__name__}", where="unknown")
+        return value
+
+    return Output("object", value=exchanged(output.value, leaf))
+
+
+def _place_returned(
+    tensor: Tensor, inputs: Sequence[Tensor], places: dict[int, Place], hidden: list[Tensor]
+) -> Place | None:
+    """Where a tensor comes from that is returned inside a container. It has memory of its own, or is an argument."""
+    known = id(tensor) in places
+    if not known and any(memory_of(tensor) == memory_of(t) for t in (*inputs, *hidden)):
+        raise CaptureError(reason="it returns a container with a view", where="unknown")
+    return _place(tensor, places, hidden)
 
 
 def _place(tensor: Tensor | None, places: dict[int, Place], hidden: list[Tensor]) -> Place | None:
@@ -279,32 +339,52 @@ def _split_attributes(
     """ctx attributes by nature: tensors have a place, everything else is constant at this key."""
     tensors: dict[str, Place] = {}
     constants: dict[str, Any] = {}
+
+    def placed(key: str, tensor: Tensor) -> str:
+        place = _place(tensor, places, hidden)
+        assert place is not None
+        tensors[key] = place
+        return key
+
     for name, value in attributes.items():
         if isinstance(value, Tensor):
-            place = _place(value, places, hidden)
-            assert place is not None
-            tensors[name] = place
-            continue
-        for leaf in _leaves(value):
+            placed(name, value)
+        elif holds_tensors(value):
+            constants[name] = exchanged(value, _numbered(name, placed))
+        else:
+            constants[name] = anew(value)
+        for leaf in leaves(value):
             _refuse_leaf(name, leaf)
-        constants[name] = value
     return tensors, constants
 
 
-def _leaves(value: Any) -> list[Any]:
-    leaves = pytree.tree_leaves(value, is_leaf=_is_size)
-    return [inner for leaf in leaves for inner in (leaf if _is_size(leaf) else (leaf,))]
+def _numbered(name: str, placed: Callable[[str, Tensor], str]) -> Callable[[Any], Any]:
+    """Every tensor of `ctx.name` becomes the hole `name[i]`."""
+    numbers = itertools.count()
+    return lambda leaf: Hole(placed(f"{name}[{next(numbers)}]", leaf)) if isinstance(leaf, Tensor) else leaf
+
+
+def tensors_of_attributes(attributes: Mapping[str, Any]) -> list[Tensor]:
+    """The tensors among ctx attributes and inside their containers, in the order of `tensor_attributes`."""
+    return [leaf for value in attributes.values() for leaf in leaves(value) if isinstance(leaf, Tensor)]
+
+
+def put_together(constants: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """ctx attributes again: tensors, containers with their holes filled, constants."""
+    held = {hole.key for value in constants.values() for hole in holes(value)}
+    whole = {k: filled(v, tensors) for k, v in constants.items()}
+    return whole | {k: t for k, t in tensors.items() if k not in held}
+
+
+def _refuse_leaf(name: str, leaf: Any) -> None:
+    if isinstance(leaf, torch.SymInt | torch.SymFloat) and has_unbacked(leaf):
+        raise CaptureError(reason=f"`ctx.{name}` depends on the data of a tensor", where="unknown")
+    if not isinstance(leaf, Tensor | type) and any(holds_tensors([v]) for v in state_of(leaf).values()):
+        raise CaptureError(reason=f"`ctx.{name}` is a {type(leaf).__name__} with tensors", where="unknown")
 
 
 def _is_size(value: Any) -> bool:
     return isinstance(value, torch.Size)
-
-
-def _refuse_leaf(name: str, leaf: Any) -> None:
-    if isinstance(leaf, Tensor):
-        raise CaptureError(reason=f"`ctx.{name}` is a container with tensors", where="unknown")
-    if isinstance(leaf, torch.SymInt | torch.SymFloat) and has_unbacked(leaf):
-        raise CaptureError(reason=f"`ctx.{name}` depends on the data of a tensor", where="unknown")
 
 
 def has_unbacked(symbol: Any) -> bool:
@@ -314,8 +394,8 @@ def has_unbacked(symbol: Any) -> bool:
 
 def symbols_in(values: Iterable[Any]) -> set[sympy.Symbol]:
     """The session symbols inside Python values (sizes kept on ctx)."""
-    leaves = [leaf for value in values for leaf in _leaves(value)]
-    exprs = [leaf.node.expr for leaf in leaves if isinstance(leaf, torch.SymInt | torch.SymFloat | torch.SymBool)]
+    found = [n for value in values for leaf in leaves(value) for n in (leaf if _is_size(leaf) else (leaf,))]
+    exprs = [n.node.expr for n in found if isinstance(n, torch.SymInt | torch.SymFloat | torch.SymBool)]
     return {s for e in exprs for s in e.free_symbols}
 
 
@@ -327,7 +407,7 @@ def rebind(value: Any, sizes: Mapping[sympy.Symbol, Any]) -> Any:
             return sympy_interp(PythonReferenceAnalysis, dict(sizes), x.node.expr)
         return torch.Size(tuple(leaf(n) for n in x)) if _is_size(x) else x
 
-    return pytree.tree_map(leaf, value, is_leaf=_is_size)
+    return exchanged(value, leaf)
 
 
 # ------------------------------------------------------------------ backward
@@ -362,5 +442,11 @@ def run_backward(
     assert method is not None
     if attached and is_once_differentiable(method):
         method = method.__wrapped__  # type: ignore[attr-defined]
-    ctx = BackwardContext(saved, attributes, forward.needs_input_grad)
-    return exact_gradients(cls, method(ctx, *gradients), count)
+    ctx = BackwardContext(saved, attributes, forward.needs_input_grad[:count])
+    result = method(ctx, list(gradients)) if takes_boxed_gradients(cls) else method(ctx, *gradients)
+    return exact_gradients(cls, result, count)
+
+
+def takes_boxed_gradients(cls: type) -> bool:
+    """Whether backward is given its gradients in one list, which it may empty."""
+    return bool(getattr(cls, "boxed_grads_call", False))

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import builtins
 import collections
+import dataclasses
 import dis
+import enum
+import functools
 import inspect
 import sys
 import types
@@ -19,7 +22,10 @@ from typing import Any
 
 import torch
 
-SCALARS = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size, torch.layout)
+from .containers import Hole
+
+SCALARS = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size, torch.layout,
+           torch.memory_format)  # fmt: skip
 LIBRARIES = {
     "torch",
     "math",
@@ -150,17 +156,90 @@ def freeze(value: Any, depth: int = DEPTH) -> Any:
     if depth == 0:
         return ("id", id(value))
     if isinstance(value, list | tuple):
-        return (type(value).__name__, tuple(freeze(v, depth - 1) for v in value))
+        return (_name(value), tuple(freeze(v, depth - 1) for v in value))
     if isinstance(value, dict):
-        return ("dict", tuple((freeze(k, depth - 1), freeze(v, depth - 1)) for k, v in value.items()))
+        return (_name(value), tuple((freeze(k, depth - 1), freeze(v, depth - 1)) for k, v in value.items()))
     if _is_plain_object(value):
-        return ("object", id(value), tuple((k, freeze(v, depth - 1)) for k, v in vars(value).items()))
+        who = type(value) if dataclasses.is_dataclass(value) else id(value)
+        return ("object", who, tuple((k, freeze(v, depth - 1)) for k, v in state_of(value).items()))
+    return _frozen_rarity(value, depth)
+
+
+def _frozen_rarity(value: Any, depth: int) -> Any:
+    if isinstance(value, slice):
+        return ("slice", freeze((value.start, value.stop, value.step), depth - 1))
+    if isinstance(value, functools.partial):
+        return ("partial", freeze((value.func, value.args, value.keywords), depth - 1))
+    if isinstance(value, collections.deque):
+        return ("deque", value.maxlen, freeze(list(value), depth - 1))
+    if isinstance(value, set | frozenset):
+        return (_name(value), frozenset(freeze(v, depth - 1) for v in value))
+    if isinstance(value, types.FunctionType):
+        return ("function", id(value), () if is_library(value) else reads_of(value).facts())
+    if isinstance(value, Hole) or is_a_value(value):
+        return (_name(value), value)
     return ("id", id(value))
+
+
+def _name(value: Any) -> str:
+    return type(value).__qualname__
+
+
+def is_a_value(value: Any) -> bool:
+    """Whether an object without visible state compares by value, and so never changes (a Decimal, a range)."""
+    hashed: Any = type(value).__hash__
+    is_code = isinstance(value, type | types.ModuleType | types.BuiltinFunctionType)
+    return not is_code and hashed is not None and hashed is not object.__hash__
+
+
+def state_of(value: Any) -> dict[str, Any]:
+    """The attributes of a plain object, those in slots included."""
+    slots = [n for c in type(value).__mro__ for n in _slots(c) if hasattr(value, n)]
+    return {n: getattr(value, n) for n in slots} | getattr(value, "__dict__", {})
+
+
+def _slots(cls: type) -> tuple[str, ...]:
+    named = cls.__dict__.get("__slots__", ())
+    return tuple(n for n in ((named,) if isinstance(named, str) else named) if n not in ("__dict__", "__weakref__"))
+
+
+@functools.lru_cache(maxsize=256)
+def reads_of(function: Any) -> Reads:
+    """What a function that is given as an argument reads itself."""
+    return scan(function)
 
 
 def _is_plain_object(value: Any) -> bool:
     library = (getattr(type(value), "__module__", "") or "").split(".")[0] in LIBRARIES
-    return hasattr(value, "__dict__") and not library and not isinstance(value, type) and not callable(value)
+    has_state = hasattr(value, "__dict__") or bool(_slots(type(value)))
+    return has_state and not library and not isinstance(value, type) and not callable(value)
+
+
+_SEEN = (*SCALARS, torch.Tensor, Hole, type, types.BuiltinFunctionType, types.EllipsisType, enum.Enum)
+
+
+def unfit(value: Any, depth: int) -> str | None:
+    """Why an argument's state cannot be seen, so that a capture could serve a call that it does not fit."""
+    if isinstance(value, _SEEN):
+        return None
+    if isinstance(value, types.FunctionType):
+        return reads_of(value).effects[0][0] if not is_library(value) and reads_of(value).effects else None
+    inner = _inner(value)
+    if inner is None or depth == 0:
+        return None if inner is None and is_a_value(value) else f"an argument holds a {_name(value)}"
+    return next((why for v in inner if (why := unfit(v, depth - 1))), None)
+
+
+def _inner(value: Any) -> list[Any] | None:
+    if isinstance(value, list | tuple | set | frozenset | collections.deque):
+        return list(value)
+    if isinstance(value, dict):
+        return [*value, *value.values()]
+    if isinstance(value, slice):
+        return [value.start, value.stop, value.step]
+    if isinstance(value, functools.partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    return list(state_of(value).values()) if _is_plain_object(value) else None
 
 
 def scan(*functions: Callable[..., Any]) -> Reads:

@@ -1,0 +1,119 @@
+"""Tensors inside Python containers: found, exchanged, put back. Autograd does not track them; a graph has to read them.
+
+    (x, [w, 2.0])  --opened-->  (x, [Hole(2), 2.0], w)  --filled-->  (x, [w, 2.0])
+"""
+
+from __future__ import annotations
+
+import collections
+import copy
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+Tensor = torch.Tensor
+Leaf = Callable[[Any], Any]
+DEPTH = 8
+ATOMS = frozenset({Tensor, torch.nn.Parameter, int, float, bool, str, bytes, complex, type(None), torch.dtype,
+                   torch.device, torch.Size, slice, torch.SymInt})  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Hole:
+    """Where a tensor was taken out of a container; `key` says which one belongs there."""
+
+    key: Any
+
+
+_REBUILD: dict[type, Callable[[Any, Leaf], Any]] = {
+    list: lambda value, each: [each(v) for v in value],
+    tuple: lambda value, each: tuple(each(v) for v in value),
+    dict: lambda value, each: {k: each(v) for k, v in value.items()},
+    collections.OrderedDict: lambda value, each: collections.OrderedDict((k, each(v)) for k, v in value.items()),
+    collections.defaultdict: lambda value, each: collections.defaultdict(
+        value.default_factory, {k: each(v) for k, v in value.items()}
+    ),
+    collections.deque: lambda value, each: collections.deque((each(v) for v in value), value.maxlen),
+    functools.partial: lambda value, each: functools.partial(
+        value.func, *map(each, value.args), **{k: each(v) for k, v in value.keywords.items()}
+    ),
+    slice: lambda value, each: slice(each(value.start), each(value.stop), each(value.step)),
+}
+
+
+def _rebuilder(value: Any) -> Callable[[Any, Leaf], Any] | None:
+    """How a container of this type is made again from other leaves; None for what is a leaf itself."""
+    known = _REBUILD.get(type(value))
+    if known is not None:
+        return known
+    if isinstance(value, tuple) and hasattr(value, "_fields") and not isinstance(value, torch.Size):
+        return lambda v, each: type(v)(*map(each, v))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type | Hole):
+        return _dataclass_again
+    return None
+
+
+def _dataclass_again(value: Any, each: Leaf) -> Any:
+    again = copy.copy(value)
+    for field in dataclasses.fields(value):
+        if hasattr(value, field.name):
+            object.__setattr__(again, field.name, each(getattr(value, field.name)))
+    return again
+
+
+def exchanged(value: Any, leaf: Leaf, depth: int = DEPTH) -> Any:
+    """`value` with every leaf exchanged; containers are made anew, other objects are leaves."""
+    rebuild = _rebuilder(value) if depth else None
+    return leaf(value) if rebuild is None else rebuild(value, lambda inner: exchanged(inner, leaf, depth - 1))
+
+
+def leaves(value: Any) -> list[Any]:
+    """The leaves in the order in which `exchanged` visits them."""
+    found: list[Any] = []
+    exchanged(value, found.append)
+    return found
+
+
+def anew(value: Any) -> Any:
+    """The same leaves in containers of their own."""
+    return exchanged(value, lambda leaf: leaf)
+
+
+def holds_tensors(value: Any) -> bool:
+    """Whether a container (not a tensor itself) has a tensor among its leaves."""
+    return not isinstance(value, Tensor) and any(isinstance(leaf, Tensor) for leaf in leaves(value))
+
+
+def opened(args: Sequence[Any]) -> tuple[Any, ...]:
+    """The arguments with holes for the tensors inside containers, those tensors behind them."""
+    if ATOMS.issuperset(map(type, args)):
+        return tuple(args)
+    inner: list[Tensor] = []
+
+    def take(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        inner.append(leaf)
+        return Hole(len(args) + len(inner) - 1)
+
+    holed = [a if isinstance(a, Tensor) or not holds_tensors(a) else exchanged(a, take) for a in args]
+    return (*holed, *inner)
+
+
+def holes(value: Any) -> list[Hole]:
+    """The holes of a container."""
+    return [leaf for leaf in leaves(value) if isinstance(leaf, Hole)]
+
+
+def filled(value: Any, tensors: Mapping[Any, Any] | Sequence[Any]) -> Any:
+    """A container with every hole filled by its key."""
+    return exchanged(value, lambda leaf: tensors[leaf.key] if isinstance(leaf, Hole) else leaf)
+
+
+def closed(args: Sequence[Any], count: int) -> list[Any]:
+    """The `count` arguments that the user gave, from `opened` ones; containers are copies."""
+    return [a if isinstance(a, Tensor) else filled(a, args) for a in args[:count]]
