@@ -36,7 +36,7 @@ from ..tracer.torch_private import (
     dual_level,
     hooks_are_active,
     is_batched,
-    memory_of,
+    share_memory,
     transforms_active,
 )
 from .config import backend_name, valid_backend
@@ -139,6 +139,10 @@ class Compiler:
         bound = self.signature.bind(*args, **kwargs)
         bound.apply_defaults()
         return bound.args
+
+    def writes(self, method: str) -> bool:
+        """Whether the user wrote this rule himself."""
+        return getattr(self.cls, method) is not getattr(Function, method)
 
     def users(self, *args: Any, **kwargs: Any) -> Any:
         """The class (or the plain function) as the user wrote it, uncompiled."""
@@ -284,7 +288,7 @@ class Compiler:
 
     def must_capture(self, role: str) -> bool:
         """Whether falling back is not allowed: asked for, and not taken back by the author for this role."""
-        declared = self.methods.declared[role].value
+        declared = self.methods.declared[role].value if role in self.methods.declared else None
         return self.fullgraph if declared is None else declared
 
     def _capture_predicted_backward(self, specialization: Specialization) -> None:
@@ -319,6 +323,10 @@ class Compiler:
             count("fallbacks")
             message = f"{self.cls.__name__}.{method} runs as you wrote it, uncompiled: {reason} ({where})"
             warnings.warn(message, FallbackWarning, stacklevel=2)
+
+    def leave_to_the_user(self, method: str, reason: str) -> None:
+        """What is compiled cannot serve here: the user's own class does, with the reason on record."""
+        self.refuse(method, CaptureError(reason=reason, where=method_place(self.cls.forward)))  # type: ignore[attr-defined]
 
     def report(self, method: str, why: str) -> None:
         """A captured method runs slower than its backend promises: on record, with a warning."""
@@ -392,12 +400,6 @@ class Compiler:
             return results
         self.records.setdefault("backward", Record("compiled"))
         return results
-
-
-def share_memory(args: Sequence[Any]) -> bool:
-    """Whether two tensor arguments look at the same memory."""
-    storages = [memory_of(a) for a in args if isinstance(a, Tensor)]
-    return len(set(storages)) < len(storages)
 
 
 def _forget(table: OrderedDict[Any, Any], limit: int) -> None:

@@ -12,7 +12,7 @@ import sympy
 import torch
 
 from ..ir.program import Place
-from ..tracer.capture import CaptureError, Session, Trace, capture_lock, settled, writes_to_placeholders
+from ..tracer.capture import CaptureError, Session, Trace, capture_lock, settled, written_placeholders
 from ..tracer.containers import Hole, anew, closed, exchanged, leaves
 from ..tracer.context import ForwardContext, attributes_of
 from ..tracer.function import (
@@ -103,7 +103,7 @@ class Specialization:
         self.skip = frozenset(i for i, k in enumerate(self._kinds()) if k in ("input", "view", "same"))
         self.executables: dict[str, Executable] = {}
         self.nodes: dict[Any, Any] = {}  # the generated Functions and units over this specialisation
-        self._mutates = writes_to_placeholders(self.forward.trace.graph_module)
+        self.written = written_placeholders(self.forward.trace.graph_module, len(fakes))
         self.under_autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
         self._chosen: Chosen | None = None
         self._decided = False
@@ -227,7 +227,7 @@ class Specialization:
     @property
     def writes_inputs(self) -> bool:
         """Whether forward writes to an argument's memory: then it matters whether arguments share memory."""
-        return bool(self.forward.dirty) or self._mutates
+        return bool(self.forward.dirty) or bool(self.written)
 
     @property
     def residual_places(self) -> list[Place | None]:
@@ -438,7 +438,7 @@ class Specialization:
         arguments = [next(supply) if i in self.slots else a for i, a in enumerate(args)]
         replay = _Recorded(self._replay_forward)
         cut_down = any(a is not b for a, b in zip(arguments, args, strict=True))
-        why = self._compared(replay, self._users_forward, arguments, cut_down)
+        why = self._compared(replay, self.users_forward, arguments, cut_down)
         if why is None and replay.results:  # empty where cut data was no fit for the method
             captured = self.forward
             fakes = self._with_real_strides(captured.trace, replay.results, self.sizes(arguments))
@@ -469,20 +469,36 @@ class Specialization:
             lifted = [r.get() for r in self.lifted if r is not None]
             return list(self.forward.trace.graph_module(*self.tensors_of(args), *lifted))
 
-    def _users_forward(self, args: Sequence[Any]) -> list[Any]:
+    def users_forward(self, args: Sequence[Any]) -> list[Any]:
+        """The user's own forward: his tensors, then the hidden ones."""
         ctx = ForwardContext(self.forward.needs_input_grad[: self.count])
         output = call_forward(self.cls, ctx, closed(args, self.count))
-        outputs = output if isinstance(output, tuple) else (output,)
-        tensors = [o for o in outputs if isinstance(o, Tensor)]
-        seen = {id(t): t for t in (*self.tensors_of(args), *tensors)}
-        hidden: list[Tensor] = []
+        tensors = [o for o in _as_tuple(output) if isinstance(o, Tensor)]
+        return [*tensors, *self._hidden_in(ctx, output, self.tensors_of(args))]
+
+    def users_hidden(self, args: Sequence[Any], output: Any) -> list[Any]:
+        """What the user's setup_context keeps besides arguments and outputs."""
+        ctx = ForwardContext(self.forward.needs_input_grad[: self.count])
+        self.cls.setup_context(ctx, tuple(closed(args, self.count)), output)  # type: ignore[attr-defined]
+        return self._hidden_in(ctx, output, self.tensors_of(args))
+
+    def _hidden_in(self, ctx: ForwardContext, output: Any, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """The tensors that are kept and neither arguments nor outputs, in the order of `fake_hidden`."""
+        outputs = _as_tuple(output)
+        seen = {id(t): t for t in (*inputs, *(o for o in outputs if isinstance(o, Tensor)))}
         contained = [v for o in outputs if not isinstance(o, Tensor) for v in leaves(o) if isinstance(v, Tensor)]
         kept = (*contained, *ctx.to_save, *ctx.saved_for_forward, *tensors_of_attributes(attributes_of(ctx)))
+        hidden: list[Tensor] = []
         for t in kept:
             if t is not None and id(t) not in seen:
                 seen[id(t)] = t
                 hidden.append(t)
-        return [*tensors, *hidden]
+        return hidden
+
+    def with_tensors(self, tensors: Sequence[Any]) -> list[Any]:
+        """The arguments of this specialisation with other tensors."""
+        supply = iter(tensors)
+        return [next(supply) if i in self.slots else a for i, a in enumerate(self.arguments)]
 
     def _compare_backward(
         self,
@@ -554,6 +570,10 @@ def _passed_through(trace: Trace) -> dict[int, int]:
 def _is_write(node: torch.fx.Node) -> bool:
     schema = getattr(node.target, "_schema", None)
     return schema is not None and schema.is_mutable
+
+
+def _as_tuple(output: Any) -> tuple[Any, ...]:
+    return output if isinstance(output, tuple) else (output,)
 
 
 class _Recorded:

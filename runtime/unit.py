@@ -15,6 +15,7 @@ from torch.autograd.function import Function
 
 from ..ir.errors import FusegradError
 from ..tracer.capture import CaptureError, Session, Trace, capture_lock, is_capturing
+from ..tracer.containers import opened
 from ..tracer.function import guarded_trace
 from ..tracer.reads import Read, Reads
 from ..tracer.torch_private import (
@@ -115,7 +116,7 @@ class Unit:
                 full[i] = value
             return tuple(self.body(*full))
 
-        trace = guarded_trace(session, run, fakes, self.reads)
+        trace = guarded_trace(session, run, fakes, self.reads, not isinstance(self, BatchedUnit))
         self.check(session, trace, args, trace.lifted)
         lifted = [read for t in trace.lifted if (read := self.reads.tensor_path(t)) is not None]
         executable = Executable(trace, self.name, self.backend)
@@ -424,7 +425,8 @@ def transformed(compiler: Compiler, args: tuple[Any, ...]) -> Any:
 
     if any(compiler.opaque(role) is not None for role in compiler.methods.roles()):
         return compiler.users(*args)  # over an opaque method no rule is derived
-    plain = [example(a) for a in args]
+    given = opened(args)
+    plain = [example(a) for a in given]
     missing: NotCaptured | None = None
     specialization, derivable = None, False
     with plain_tensors(), torch.no_grad():
@@ -435,21 +437,17 @@ def transformed(compiler: Compiler, args: tuple[Any, ...]) -> Any:
             missing = error
     if missing is not None:
         return compiler.run_users(missing, args)
-    if specialization is None or not derivable or _is_the_users_own(compiler, specialization):
+    if specialization is None or not derivable:
         return compiler.users(*args)
-    from .whole import whole_of
+    from .whole import whole_of, why_not_whole
 
+    if (why := why_not_whole(compiler, specialization)) is not None:
+        compiler.leave_to_the_user("torch.func", why)
+        return compiler.users(*args)
     function = whole_of(compiler, specialization, compiler.backend_for(plain))
-    outputs = (
-        custom_function_call(function, *args) if transforms_active() else function.apply(*args)
-    )
-    return specialization.returned(outputs[: len(specialization.forward.tensor_outputs)])
-
-
-def _is_the_users_own(compiler: Compiler, specialization: Specialization) -> bool:
-    """Effects on arguments, and rules of the user's beside hidden outputs, are left to the user's own class."""
-    forward = specialization.forward
-    if getattr(compiler.cls, "generate_vmap_rule", False) and compiler.cls.vmap is not Function.vmap:  # type: ignore[attr-defined]
-        return True  # torch names the contradiction
-    own_rules = any(getattr(compiler.cls, n) is not getattr(Function, n) for n in ("vmap", "jvp"))
-    return bool(forward.dirty) or (own_rules and bool(forward.hidden_count)) or bool(specialization.skip)
+    flat = [a if isinstance(a, Tensor) else None for a in given]  # the rest is a constant of the specialisation
+    outputs = custom_function_call(function, *flat) if transforms_active() else function.apply(*flat)
+    visible = len(specialization.forward.tensor_outputs)
+    hidden = [h.detach() for h in outputs[visible:]] if specialization.forward.returns_hidden else ()
+    inputs, sizes = specialization.tensors_of(given), specialization.sizes(plain)
+    return specialization.returned(outputs[:visible], inputs, hidden, sizes)

@@ -10,13 +10,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch.autograd.function import Function
 
+from ..ir.errors import FusegradError
 from ..ir.program import Place
+from ..tracer.containers import Hole, closed
 from ..tracer.context import BackwardContext
 from ..tracer.function import backward_method, rebind
+from ..tracer.torch_private import forward_mode_is_active, share_memory
 from .linear import AttachedGradients, NonLinearBackward, why_not_linear
-from .unit import BackwardUnit, OutDim, Unit, batchable, lane
+from .unit import BackwardUnit, OutDim, Unit, batchable, lane, present_under_vmap
 
 if TYPE_CHECKING:
     from .function import Compiler
@@ -28,16 +32,27 @@ Dims = tuple[int | None, ...]
 
 def whole_of(compiler: Compiler, specialization: Specialization, backend: str) -> Any:
     """The one such Function of a specialisation on a backend."""
-    key = (backend, "whole")
+    copies = bool(specialization.skip) and forward_mode_is_active() and not compiler.writes("jvp")
+    key = (backend, "whole", copies)
     if key not in specialization.nodes:
-        specialization.nodes[key] = Whole(compiler, specialization, backend).function()
+        specialization.nodes[key] = Whole(compiler, specialization, backend, copies).function()
     return specialization.nodes[key]
+
+
+def why_not_whole(compiler: Compiler, spec: Specialization) -> str | None:
+    """Why torch.func gets the user's own class; None where it gets the compiled one."""
+    forward = spec.forward
+    if spec.writes_inputs and (forward.hidden_count or backward_method(compiler.cls) is None):
+        return "it writes to an argument and keeps a value from in between, which torch.func differentiates"
+    if forward.returns_hidden and compiler.writes("vmap"):
+        return "it returns a container with tensors, of which its own vmap tells nothing"
+    return None
 
 
 class Rules:
     """forward, backward and jvp of a Function as units, over the arguments of its specialisation.
 
-    forward_unit: tensor arguments -> (user's tensors, hidden tensors)
+    forward_unit: tensor arguments -> (user's tensors, hidden tensors, what forward made of arguments that it writes)
     backward_for(gradients): (residuals, sizes, one gradient per user output) -> one gradient per argument
     tangent_unit(mask): (residuals, sizes, outputs, the tangents that are there) -> tangents of the user's tensors
     """
@@ -47,8 +62,11 @@ class Rules:
     def __init__(self, compiler: Compiler, spec: Specialization) -> None:
         self.compiler, self.spec = compiler, spec
         self.visible = len(spec.forward.tensor_outputs)
+        self.made = self.visible + spec.forward.hidden_count
+        self.tracked = sum(i < spec.count for i in spec.slots)  # tensors from inside containers are not
         self.symbols = sorted(spec.binder.sources, key=str)
-        self.batches: dict[Any, Any] = {}
+        self.batches: dict[Any, Batched] = {}
+        self._function: Any = None
 
     def backward_for(self, gradients: Sequence[Any]) -> Unit:
         raise NotImplementedError
@@ -63,8 +81,16 @@ class Rules:
         raise NotImplementedError
 
     def function(self) -> Any:
+        """The Function of these rules, the same at each call."""
+        if self._function is None:
+            self._function = self._made()
+        return self._function
+
+    def _made(self) -> Any:
         names = ("forward", "setup_context", "backward", "jvp", "vmap")
         body: dict[str, Any] = {name: staticmethod(getattr(self, name)) for name in names}
+        if self.compiler.writes("vmap"):
+            body["generate_vmap_rule"] = self.compiler.cls.generate_vmap_rule  # type: ignore[attr-defined]  # torch raises
         return type(self.spec.name, (Function,), body)
 
     # ------------------------------------------------------------------ forward
@@ -79,33 +105,35 @@ class Rules:
             return self.spec.at(place, tensors, outputs, hidden)
 
         ctx.set_materialize_grads(False)
-        kept = (*map(at, self.spec.residual_places), *tensors)
-        ctx.save_for_backward(*kept)
-        ctx.save_for_forward(*self.kept_for_jvp(kept, at))
+        ctx.save_for_backward(*map(at, self.spec.residual_places), *tensors)
+        ctx.save_for_forward(*map(at, self.jvp_places), *tensors)
+        if dirty := self.spec.forward.dirty:
+            ctx.mark_dirty(*map(at, dirty))
         integers = [o for o in outputs if not o.is_floating_point() and not o.is_complex()]
         if marked := [*map(at, self.spec.forward.non_differentiable), *integers]:
             ctx.mark_non_differentiable(*marked)
         ctx.likes = [(o.shape, o.dtype, o.device) for o in outputs]
         ctx.sizes = self.sizes_of(tensors)
 
-    def kept_for_jvp(self, kept: tuple[Any, ...], at: Any) -> Sequence[Any]:
-        return kept
-
-    def split(self, saved: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
-        """(residuals, tensor arguments)."""
-        n = len(self.spec.residual_places)
-        return saved[:n], saved[n:]
+    @property
+    def jvp_places(self) -> list[Place | None]:
+        """What jvp reads: what the user's own asks for, else what his backward does."""
+        if not self.compiler.writes("jvp"):
+            return self.spec.residual_places
+        return [*self.spec.forward.saved_for_forward, *self.spec.forward.tensor_attributes.values()]
 
     # ------------------------------------------------------------------ reverse
     def backward(self, ctx: Any, *gradients: Any) -> tuple[Any, ...]:
-        residuals, inputs = self.split(ctx.saved_tensors)
+        n = len(self.spec.residual_places)
+        residuals, inputs = ctx.saved_tensors[:n], ctx.saved_tensors[n:]
         if backward_method(self.compiler.cls) is None:
             return self._derived_backward(inputs, gradients)
         given, hidden = gradients[: self.visible], gradients[self.visible :]
         result: list[Any] = [None] * len(self.spec.arguments)
         if any(g is not None for g in given) or not any(g is not None for g in hidden):
             full = self._per_output(ctx, given)
-            result = list(self.backward_for(full)(*residuals, *(ctx.sizes[s] for s in self.symbols), *full))
+            found = self.backward_for(full)(*residuals, *(ctx.sizes[s] for s in self.symbols), *full)
+            result[: self.spec.count] = found
         if any(g is not None for g in hidden):
             self._add_hidden(result, inputs, hidden)
         return tuple(result)
@@ -121,58 +149,117 @@ class Rules:
         """The derivative of forward itself, where the user wrote forward alone."""
         if self.compiler.cls.jvp is not Function.jvp:  # type: ignore[attr-defined]
             Function.backward(None, *gradients)  # his jvp may say otherwise: torch's own error
-        found = iter(self.forward_unit.pullback(inputs, gradients))
-        return tuple(next(found) if i in self.spec.slots else None for i in range(len(self.spec.arguments)))
+        result: list[Any] = [None] * len(self.spec.arguments)
+        self._add(result, self.forward_unit.pullback(inputs, gradients))
+        return tuple(result)
 
     def _add_hidden(self, result: list[Any], inputs: Sequence[Any], hidden: Sequence[Any]) -> None:
         """The second-order contribution of values that forward kept: their gradient goes back through forward."""
-        extra = self.forward_unit.pullback(inputs, [*[None] * self.visible, *hidden])
-        for slot, gradient in zip(self.spec.slots, extra, strict=True):
+        self._add(result, self.forward_unit.pullback(inputs, [*[None] * self.visible, *hidden]))
+
+    def _add(self, result: list[Any], gradients: Sequence[Any]) -> None:
+        """Gradients of the tensor arguments, added to what is there."""
+        for slot, gradient in zip(self.spec.slots[: self.tracked], gradients, strict=False):
             if gradient is not None:
                 result[slot] = gradient if result[slot] is None else result[slot] + gradient
 
     # ------------------------------------------------------------------ forward mode
     def jvp(self, ctx: Any, *tangents: Any) -> tuple[Any, ...]:
-        """The transpose of backward in its gradients: a custom gradient is honoured in forward mode too."""
-        residuals, inputs = self.split(ctx.saved_tensors)
-        moving = [t for i, t in enumerate(tangents) if i in self.spec.slots]
-        if backward_method(self.compiler.cls) is None:
-            return tuple(self.forward_unit.pushforward(inputs, moving))
+        """The user's own, else the transpose of backward in its gradients: a custom gradient is honoured here too."""
+        n = len(self.jvp_places)
+        kept, inputs = ctx.saved_tensors[:n], ctx.saved_tensors[n:]
+        tangents = tangents[: self.spec.count]
+        moving = [tangents[i] for i in self.spec.slots[: self.tracked]]
+        moving += [None] * (len(inputs) - self.tracked)
+        if self.compiler.writes("jvp"):
+            visible = self.of_tensors(self.own_jvp(kept, ctx.sizes, tangents))
+        elif backward_method(self.compiler.cls) is None:
+            return tuple(self.forward_unit.pushforward(inputs, moving)[: self.made])
+        else:
+            visible = self._written(self._transposed(ctx, kept, tangents), moving)
+        hidden = self.forward_unit.pushforward(inputs, moving)[self.visible : self.made] if self._has_hidden else ()
+        return (*visible, *hidden)
+
+    @property
+    def _has_hidden(self) -> bool:
+        return self.made > self.visible
+
+    def _transposed(self, ctx: Any, residuals: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
         sizes = [ctx.sizes[s] for s in self.symbols]
         likes = [torch.empty(s[0], dtype=s[1], device=s[2]) for s in ctx.likes]
         unit = self.tangent_unit(tuple(t is not None for t in tangents))
-        visible = unit(*residuals, *sizes, *likes, *[t for t in tangents if t is not None])
-        hidden: Sequence[Any] = []
-        if self.spec.forward.hidden_count:
-            hidden = self.forward_unit.pushforward(inputs, moving)[self.visible :]
+        found = unit(*residuals, *sizes, *likes, *[t for t in tangents if t is not None])
         fixed = {p.index for p in self.spec.forward.non_differentiable if p.kind == "output"}
-        return (*(None if i in fixed else t for i, t in enumerate(visible)), *hidden)
+        return [None if i in fixed else t for i, t in enumerate(found)]
+
+    def _written(self, found: list[Any], moving: Sequence[Any]) -> list[Any]:
+        """autograd wants the tangent of an argument that forward writes to be written as well, and returned."""
+        for i, index in self.dirty_outputs():
+            if moving[index] is not None:
+                found[i] = moving[index].copy_(found[i])
+        return found
+
+    def dirty_outputs(self) -> list[tuple[int, int]]:
+        """(number among the tensor outputs, of the tensor argument) of each output that is an argument written to."""
+        kinds = [self.spec.forward.outputs[p] for p in self.spec.forward.tensor_outputs]
+        dirty = {p.index for p in self.spec.forward.dirty}
+        return [(i, o.index) for i, o in enumerate(kinds) if o.kind == "input" and o.index in dirty]
+
+    def as_views(self, outputs: Sequence[Any], tensors: Sequence[Any]) -> list[Any]:
+        """Arguments that are returned as they are, as views: torch wants nothing else of what is saved as well."""
+        dirty = [tensors[index] for _, index in self.dirty_outputs()]
+        given = [t for t in tensors if not _is_one_of(t, dirty)]
+        return [o.view_as(o) if _is_one_of(o, given) else o for o in outputs]
+
+    def own_jvp(self, kept: Sequence[Any], sizes: Any, tangents: Sequence[Any]) -> tuple[Any, ...]:
+        """The user's jvp: one tangent per output of his."""
+        raise NotImplementedError
+
+    def of_tensors(self, results: tuple[Any, ...]) -> Sequence[Any]:
+        """What the user's rule says about his tensor outputs; all of it where the number is wrong: torch refuses it."""
+        outputs = self.spec.forward.outputs
+        if len(results) != len(outputs):
+            raise TangentCountError(expected=len(outputs), got=len(results))
+        return [results[i] for i in self.spec.forward.tensor_outputs]
 
     # ------------------------------------------------------------------ vmap
     def vmap(self, info: Any, in_dims: Any, *args: Any) -> Any:
         """The same rules over a batch, as a Function again."""
         key = (tuple(in_dims), info.randomness)
         if key not in self.batches:
-            self.batches[key] = Batched(self, *key).function()
-        outputs = self.batches[key].apply(*args)
-        return outputs, tuple(None if o is None else 0 for o in outputs)
+            self.batches[key] = Batched(self, *key)
+        return self.batches[key].function().apply(*args), tuple(self.batches[key].out_dims())
+
+
+class TangentCountError(FusegradError):
+    """jvp returned too few or too many tangents. The text is torch's own."""
+
+    message = "Function's jvp returned an invalid number of forward gradients (expected {expected} but got {got})"
 
 
 class Whole(Rules):
     """The rules of a specialisation itself. The user's own jvp and vmap are used where he wrote them."""
 
-    def __init__(self, compiler: Compiler, spec: Specialization, backend: str) -> None:
+    def __init__(self, compiler: Compiler, spec: Specialization, backend: str, copies: bool) -> None:
         super().__init__(compiler, spec)
-        self.backend = backend
+        self.backend, self.copies = backend, copies
+        self.written = spec.written
         self.forward_unit = Unit(f"{spec.name}_forward", self._forward_body, backend, spec.reads)
+        self.setup_unit = Unit(f"{spec.name}_setup_context", self._setup_body, backend, spec.reads)
         self.tangent_units: dict[tuple[bool, ...], Unit] = {}
 
     def backward_for(self, gradients: Sequence[Any]) -> Unit:
         return BackwardUnit.of(self.compiler, self.spec, self.backend)
 
     def run_forward(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        tensors = self.spec.tensors_of(args)
+        if self.spec.writes_inputs and share_memory(tensors):
+            return tuple(self.spec.users_forward(args))
         outputs, hidden = self.spec.run_forward(args, self.backend)
-        return (*outputs, *hidden)
+        if self.copies:  # a tangent that is derived is no view of another, so that its primal must not be one
+            dirty = {i for i, _ in self.dirty_outputs()}
+            outputs = [o.clone() if i in self.spec.skip - dirty else o for i, o in enumerate(outputs)]
+        return (*self.as_views(outputs, tensors), *hidden)
 
     def sizes_of(self, inputs: Sequence[Any]) -> dict[Any, int]:
         return self.spec.binder(inputs)
@@ -180,7 +267,15 @@ class Whole(Rules):
     def _forward_body(self, *tensors: Any) -> Sequence[Any]:
         """The captured forward as a body: what derivatives of hidden values are taken of."""
         lifted = [r.get() for r in self.spec.lifted if r is not None]
-        return batchable(self.spec.forward.trace.graph_module)(*tensors, *lifted)  # type: ignore[no-any-return]
+        given = [t.clone() if i in self.written else t for i, t in enumerate(tensors)]
+        results = batchable(self.spec.forward.trace.graph_module)(*given, *lifted)
+        return (*results, *(given[i] for i in self.written))
+
+    def _setup_body(self, *tensors: Any) -> Sequence[Any]:
+        """setup_context alone: what it keeps, of the tensor arguments and the tensors that forward returned."""
+        inputs, outputs = tensors[: len(self.spec.slots)], tensors[len(self.spec.slots) :]
+        output = self.spec.returned(outputs, inputs, (), self.spec.binder(inputs))
+        return self.spec.users_hidden(self.spec.with_tensors(inputs), output)
 
     def tangent_unit(self, mask: tuple[bool, ...]) -> Unit:
         if mask not in self.tangent_units:
@@ -201,28 +296,15 @@ class Whole(Rules):
         return body
 
     # ------------------------------------------------------------------ the user's own rules
-    def _has(self, method: str) -> bool:
-        return getattr(self.compiler.cls, method) is not getattr(Function, method)
-
-    def kept_for_jvp(self, kept: tuple[Any, ...], at: Any) -> Sequence[Any]:
-        return list(map(at, self.spec.forward.saved_for_forward)) if self._has("jvp") else kept
-
-    def jvp(self, ctx: Any, *tangents: Any) -> tuple[Any, ...]:
-        if not self._has("jvp"):
-            return super().jvp(ctx, *tangents)
+    def own_jvp(self, kept: Sequence[Any], sizes: Any, tangents: Sequence[Any]) -> tuple[Any, ...]:
         forward = self.spec.forward
         if forward.materialize_grads:
-            tangents = tuple(self._materialized(i, t, ctx.sizes) for i, t in enumerate(tangents))
-        own = BackwardContext(ctx.saved_tensors, self.spec.attributes([], ctx.sizes), forward.needs_input_grad)
+            tangents = tuple(self._materialized(i, t, sizes) for i, t in enumerate(tangents))
+        n = len(forward.saved_for_forward)
+        needs = forward.needs_input_grad[: self.spec.count]
+        own = BackwardContext(kept[:n], self.spec.attributes(kept[n:], sizes), needs)
         result = self.compiler.cls.jvp(own, *tangents)  # type: ignore[attr-defined]
-        return self._of_tensors(result if isinstance(result, tuple) else (result,))
-
-    def _of_tensors(self, results: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Of what a rule gives for each of the user's outputs, what it gives for tensors."""
-        forward = self.spec.forward
-        if len(results) != len(forward.outputs):
-            return results  # torch counts them
-        return tuple(results[i] for i in forward.tensor_outputs)
+        return result if isinstance(result, tuple) else (result,)
 
     def _materialized(self, argument: int, tangent: Any, sizes: Any) -> Any:
         if tangent is not None or argument not in self.spec.slots:
@@ -232,12 +314,40 @@ class Whole(Rules):
         return torch.zeros(shape, dtype=fake.dtype, device=fake.device) if fake.is_floating_point() else None
 
     def vmap(self, info: Any, in_dims: Any, *args: Any) -> Any:
-        if not self._has("vmap"):
+        if not self.compiler.writes("vmap"):
             return super().vmap(info, in_dims, *args)
-        outputs, out_dims = self.compiler.cls.vmap(info, in_dims, *args)  # type: ignore[attr-defined]
-        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-        dims = (out_dims,) * len(outputs) if isinstance(out_dims, int) or out_dims is None else out_dims
-        return self._of_tensors(outputs), self._of_tensors(tuple(dims))
+        given = closed(self.spec.with_tensors(self.spec.tensors_of(args)), self.spec.count)
+        dims = self._closed_dims(in_dims)
+        result = self.compiler.cls.vmap(info, dims, *given)  # type: ignore[attr-defined]
+        if not isinstance(result, tuple) or len(result) != 2:
+            return result  # torch says what is wrong
+        several = isinstance(result[0], tuple)
+        outputs = result[0] if several else (result[0],)
+        outs = result[1] if isinstance(result[1], tuple) and several else (result[1],) * len(outputs)
+        if len(outputs) != len(outs) or not all(d is None or isinstance(d, int) for d in outs):
+            return result
+        outputs, outs = tuple(self.of_tensors(outputs)), tuple(self.of_tensors(outs))
+        hidden = self._hidden(info, in_dims, args, outputs, outs) if self._has_hidden else ()
+        return (*outputs, *hidden), (*outs, *[0] * len(hidden))
+
+    def _closed_dims(self, in_dims: Sequence[Any]) -> tuple[Any, ...]:
+        """The batch dimensions in the form of the user's arguments."""
+
+        def of(leaf: Any) -> Any:
+            return in_dims[leaf.key] if isinstance(leaf, Hole) else None
+
+        given = self.spec.arguments[: self.spec.count]
+        return tuple(in_dims[i] if i in self.spec.slots else pytree.tree_map(of, a) for i, a in enumerate(given))
+
+    def _hidden(
+        self, info: Any, in_dims: Any, args: Sequence[Any], outputs: Sequence[Any], out_dims: Sequence[Any]
+    ) -> Sequence[Any]:
+        """What setup_context keeps besides, of the outputs that the user's vmap made; old-style forwards run again."""
+        tensors = self.spec.tensors_of(args)
+        dims = tuple(in_dims[i] for i in self.spec.slots)
+        if not self.compiler.setup_style:
+            return self.forward_unit.batch(dims, info.randomness)(*tensors)[self.visible : self.made]
+        return self.setup_unit.batch((*dims, *out_dims), info.randomness)(*tensors, *outputs)
 
 
 class Batched(Rules):
@@ -248,8 +358,7 @@ class Batched(Rules):
         self.parent, self.in_dims, self.randomness = parent, in_dims, randomness
         self.dims = tuple(in_dims[i] for i in self.spec.slots)
         self.forward_unit = parent.forward_unit.batch(self.dims, randomness)
-        residual = [self._dim_of(p) for p in self.spec.residual_places]
-        self.residual_dims: Dims = tuple(residual)
+        self.residual_dims: Dims = tuple(self._dim_of(p) for p in self.spec.residual_places)
 
     def _dim_of(self, place: Place | None) -> int | None:
         if place is None:
@@ -257,7 +366,32 @@ class Batched(Rules):
         return self.dims[place.index] if place.kind == "input" else 0
 
     def run_forward(self, args: Sequence[Any]) -> tuple[Any, ...]:
-        return tuple(self.forward_unit(*self.spec.tensors_of(args)))
+        tensors = self.spec.tensors_of(args)
+        results = list(self.forward_unit(*tensors))
+        for i, made in zip(self.spec.written, results[self.made :], strict=True):
+            tensors[i].copy_(made.movedim(0, self.dims[i] or 0))
+        for i, position in enumerate(self.spec.forward.tensor_outputs):
+            described = self.spec.forward.outputs[position]
+            results[i] = results[described.index] if described.kind == "same" else results[i]
+        results = [_own_batch(r) for r in self.as_views(results[: self.made], tensors)]
+        for i, index in self.dirty_outputs():
+            results[i] = tensors[index]
+        return tuple(results)
+
+    def out_dims(self) -> list[int | None]:
+        written = dict(self.dirty_outputs())
+        return [self.dims[written[i]] if i in written else 0 for i in range(self.made)]
+
+    def own_jvp(self, kept: Sequence[Any], sizes: Any, tangents: Sequence[Any]) -> tuple[Any, ...]:
+        live = [i for i, t in enumerate(tangents) if t is not None]
+
+        def one(*values: Any) -> Sequence[Any]:
+            supply = iter(values[len(kept) :])
+            lanes = [next(supply) if i in live else None for i in range(len(tangents))]
+            return self.parent.own_jvp(values[: len(kept)], sizes, lanes)
+
+        dims = (*map(self._dim_of, self.jvp_places), *(self.in_dims[i] for i in live))
+        return tuple(present_under_vmap(one, dims, [*kept, *(tangents[i] for i in live)], self.randomness))
 
     def sizes_of(self, inputs: Sequence[Any]) -> dict[Any, int]:
         lanes = [lane(t, d) for t, d in zip(inputs, self.dims, strict=True)]
@@ -266,11 +400,11 @@ class Batched(Rules):
     def backward_for(self, gradients: Sequence[Any]) -> Unit:
         given = [None if g is None else 0 for g in gradients]
         dims = (*self.residual_dims, *[None] * len(self.symbols), *given)
-        back: list[OutDim] = ["sum" if d is None else d for d in self.in_dims]
+        back: list[OutDim] = ["sum" if d is None else d for d in self.in_dims[: self.spec.count]]
         return self.parent.backward_for(gradients).batch(dims, self.randomness, back)
 
     def tangent_unit(self, mask: tuple[bool, ...]) -> Unit:
-        moving = [d for d, there in zip(self.in_dims, mask, strict=True) if there]
+        moving = [d for d, there in zip(self.in_dims, mask, strict=False) if there]
         dims = (*self.residual_dims, *[None] * len(self.symbols), *[0] * self.visible, *moving)
         return self.parent.tangent_unit(mask).batch(dims, self.randomness)
 
@@ -304,6 +438,18 @@ def transposed_backward(
     return [
         torch.zeros_like(o) if r is None and o.is_floating_point() else r for r, o in zip(results, outputs, strict=True)
     ]
+
+
+def _own_batch(result: Any) -> Any:
+    """A value that is the same in every lane, in memory of its own: no tangent could be written in its layout."""
+    if not isinstance(result, Tensor):
+        return result
+    repeats = any(step == 0 and n > 1 for step, n in zip(result.stride(), result.shape, strict=True))
+    return result.contiguous() if repeats else result
+
+
+def _is_one_of(value: Any, tensors: Sequence[Any]) -> bool:
+    return any(value is t for t in tensors)
 
 
 def zeros(like: tuple[Any, Any, Any]) -> Tensor:

@@ -138,8 +138,13 @@ class Session:
         self.named.append((source.source_name if hasattr(source, "source_name") else f"i{len(self.named)}", symint))
         return symint
 
-    def trace(self, fn: Callable[..., Any], fakes: Sequence[Any], reads: Reads | None = None) -> Trace:
-        """The ATen graph of `fn(*fakes)`. Tensors from outside become extra placeholders, each found in `reads`."""
+    def trace(
+        self, fn: Callable[..., Any], fakes: Sequence[Any], reads: Reads | None = None, from_source: bool = True
+    ) -> Trace:
+        """The ATen graph of `fn(*fakes)`. Tensors from outside become extra placeholders, each found in `reads`.
+
+        from_source: every operation has to come from a line of Python; not so where a captured graph is batched.
+        """
         cache, before = torch.is_autocast_cache_enabled(), reads.facts() if reads is not None else ()
         callees = list(reads.callees.values()) if reads is not None else []
         with (
@@ -152,7 +157,8 @@ class Session:
             finally:
                 torch.set_autocast_cache_enabled(cache)
         _refuse_data_dependence(gm)
-        _refuse_unseen_calls(gm)
+        if from_source:
+            _refuse_unseen_calls(gm)
         lifted = _lift_captured(gm, reads)
         _refuse_outside_writes(gm, len(lifted))
         if reads is not None and (changed := reads.changed(before)) is not None:
@@ -393,9 +399,10 @@ def _refuse_outside_writes(gm: torch.fx.GraphModule, lifted: int) -> None:
         )
 
 
-def writes_to_placeholders(gm: torch.fx.GraphModule) -> bool:
-    """Whether the graph writes to the memory of one of its inputs."""
-    return _first_write(gm, [n for n in gm.graph.nodes if n.op == "placeholder"]) is not None
+def written_placeholders(gm: torch.fx.GraphModule, count: int) -> list[int]:
+    """The first `count` inputs to whose memory the graph writes."""
+    placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"][:count]
+    return [i for i, node in enumerate(placeholders) if _first_write(gm, [node]) is not None]
 
 
 def _first_write(gm: torch.fx.GraphModule, roots: Sequence[torch.fx.Node]) -> torch.fx.Node | None:

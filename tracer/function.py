@@ -202,10 +202,12 @@ def _refuse_changed_objects(states: Sequence[tuple[Any, dict[str, Any]]]) -> Non
         raise CaptureError(reason=f"it changes a {type(changed).__name__} that is an argument", where="unknown")
 
 
-def guarded_trace(session: Session, fn: Callable[..., Any], fakes: Sequence[Any], reads: Reads | None) -> Trace:
+def guarded_trace(
+    session: Session, fn: Callable[..., Any], fakes: Sequence[Any], reads: Reads | None, from_source: bool = True
+) -> Trace:
     """`session.trace`, with whatever goes wrong in the user's code turned into a CaptureError with its place."""
     try:
-        return session.trace(fn, fakes, reads)
+        return session.trace(fn, fakes, reads, from_source)
     except CaptureError:
         raise
     except (Exception, RecursionError) as error:

@@ -220,7 +220,7 @@ _SEEN = (*SCALARS, torch.Tensor, Hole, type, types.BuiltinFunctionType, types.El
 
 def unfit(value: Any, depth: int) -> str | None:
     """Why an argument's state cannot be seen, so that a capture could serve a call that it does not fit."""
-    if isinstance(value, _SEEN):
+    if isinstance(value, _SEEN) or type(value).__module__.split(".")[0] == "fusegrad":
         return None
     if isinstance(value, types.FunctionType):
         return reads_of(value).effects[0][0] if not is_library(value) and reads_of(value).effects else None

@@ -7,7 +7,7 @@ does what it should.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -70,6 +70,13 @@ def plain_tensors() -> Iterator[None]:
         forward_ad._current_level = level
 
 
+def forward_mode_is_active() -> bool:
+    """Whether tangents are pushed forward, by torch.func.jvp or by dual numbers."""
+    from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
+
+    return dual_level() >= 0 or any(i.key().name == "Jvp" for i in retrieve_all_functorch_interpreters())
+
+
 def hooks_are_active() -> bool:
     """Whether saved tensors are packed by hooks: then autograd must see exactly what the user saved."""
     top = _private("_C._autograd._top_saved_tensors_default_hooks")
@@ -99,6 +106,12 @@ def is_batched(tensor: Any) -> bool:
 def memory_of(tensor: Tensor) -> int:
     """An identity of the memory that a tensor looks at, fake tensors included."""
     return int(tensor.untyped_storage()._cdata)
+
+
+def share_memory(args: Sequence[Any]) -> bool:
+    """Whether two tensors look at the same memory."""
+    storages = [memory_of(a) for a in args if isinstance(a, Tensor)]
+    return len(set(storages)) < len(storages)
 
 
 _throw = _private("_C._set_throw_on_mutable_data_ptr")
@@ -150,6 +163,7 @@ __all__ = [
     "dispatch_modes",
     "dual_level",
     "enable_python_dispatcher",
+    "forward_mode_is_active",
     "function_modes",
     "grad_switch",
     "has_kernel",
@@ -161,6 +175,7 @@ __all__ = [
     "operation",
     "plain_tensors",
     "resolve_overload",
+    "share_memory",
     "transforms_active",
     "unwrapped",
     "without_address",

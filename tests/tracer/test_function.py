@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from fusegrad.tracer.function import (
     is_once_differentiable,
     methods,
     parameter_names,
+    put_together,
     rebind,
     symbols_in,
     uses_setup_context,
@@ -170,8 +172,8 @@ REASONS = {
     "equal": (lambda ctx, a: a * 2 if torch.equal(a, a) else a, "depends on the data"),
     "address": (lambda ctx, a: a * a.data_ptr(), "memory address"),
     "own error": (lambda ctx, a: a @ a, "RuntimeError"),
-    "size": (lambda ctx, a: (a * 2, a.shape[0]), "returns a size"),
-    "list of tensors": (lambda ctx, a: (a * 2, [a + 1]), "returns a container with tensors"),
+    "view in a list": (lambda ctx, a: (a * 2, [a.view(-1)]), "returns a container with a view"),
+    "number": (lambda ctx, a: (a * 2, a.nonzero().shape[0]), "returns a number that depends on the data"),
     "object": (lambda ctx, a: (a * 2, object()), "returns a object"),
 }
 
@@ -182,16 +184,26 @@ def test_reasons(name) -> None:
     with pytest.raises(CaptureError) as found:
         capture(function(forward), x())
     assert reason in found.value.facts["reason"]
-    assert name in ("size", "list of tensors", "object") or found.value.facts["where"].startswith(f"{__file__}:")
+    assert name in ("view in a list", "number", "object") or found.value.facts["where"].startswith(f"{__file__}:")
     assert str(found.value).startswith(found.value.facts["reason"])
 
 
-def test_a_container_of_tensors_on_ctx_is_refused_by_name() -> None:
+def test_a_container_of_tensors_on_ctx_has_places() -> None:
     def forward(ctx, a):
-        ctx.parts = [a * 2]
+        ctx.parts = [a * 2, {"k": a}]
         return a
 
-    with pytest.raises(CaptureError, match=r"`ctx.parts` is a container with tensors"):
+    captured = capture(function(forward), x())
+    assert captured.tensor_attributes == {"parts[0]": Place("hidden", 0), "parts[1]": Place("input", 0)}
+    assert put_together(captured.constants, {"parts[0]": 5, "parts[1]": 6}) == {"parts": [5, {"k": 6}]}
+
+
+def test_an_object_with_tensors_on_ctx_is_refused_by_name() -> None:
+    def forward(ctx, a):
+        ctx.parts = types.SimpleNamespace(twice=a * 2)
+        return a
+
+    with pytest.raises(CaptureError, match=r"`ctx.parts` is a SimpleNamespace with tensors"):
         capture(function(forward), x())
 
 

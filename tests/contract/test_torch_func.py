@@ -1,0 +1,600 @@
+"""Lines 19 to 21 of docs/contract.md: every composition runs the user's rules, with kernels at the bottom."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from side_by_side import both, leaf, outcome, plain
+from side_by_side import same as same_with_flags
+from torch.autograd import Function
+from torch.autograd import forward_ad as fwd
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+
+import fusegrad
+
+Tensor = torch.Tensor
+X = torch.linspace(-1, 2, 5)
+T = torch.linspace(1, 2, 5)
+
+
+def same(cls: Any, story: Any, backend: str = "reference", **options: Any) -> Any:
+    return same_with_flags(cls, story, backend, flags=False, **options)
+
+
+def close(a: Any, b: Any) -> None:
+    torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+def compiled(fast: Any) -> bool:
+    """Nothing of the class was left to the user's own methods."""
+    return all(r.status == "compiled" for r in fast._fusegrad.records.values())
+
+
+# ------------------------------------------------------------------ 19
+class Recorded(Function):
+    """Three rules that no derivation would give; its vmap writes down what it was told."""
+
+    seen: list[Any] = []  # noqa: RUF012
+
+    @staticmethod
+    def forward(x, k):
+        return x * k, x.sum()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.k = inputs[1]
+        ctx.save_for_backward(inputs[0])
+        ctx.save_for_forward(inputs[0])
+
+    @staticmethod
+    def backward(ctx, g, h):
+        (x,) = ctx.saved_tensors
+        return g * 5 * x + h, None
+
+    @staticmethod
+    def jvp(ctx, t, _):
+        (x,) = ctx.saved_tensors
+        return t * 7 * x, t.sum() * ctx.k
+
+    @staticmethod
+    def vmap(info, in_dims, x, k):
+        Recorded.seen.append((info.batch_size, info.randomness, in_dims, tuple(x.shape)))
+        x = x.movedim(in_dims[0], 0)
+        return (Recorded.apply(x, k)[0] + 1000, x.flatten(1).sum(1)), (0, 0)
+
+
+COMPOSED = {
+    "grad": lambda f: grad(lambda x: f(x, 2.0)[0].sum())(X),
+    "grad grad": lambda f: grad(lambda x: grad(lambda x: f(x, 2.0)[0].sum())(x).sum())(X),
+    "vjp": lambda f: vjp(lambda x: f(x, 2.0), X)[1]((T, torch.ones(()))),
+    "jvp": lambda f: jvp(lambda x: f(x, 2.0), (X,), (T,)),
+    "vmap": lambda f: vmap(lambda x: f(x, 2.0))(X.expand(3, 5)),
+    "in_dims": lambda f: vmap(f, in_dims=(1, None))(X.expand(3, 5), 2.0),
+    "randomness": lambda f: vmap(lambda x: f(x, 2.0), randomness="different")(X.expand(3, 5)),
+    "chunks": lambda f: vmap(lambda x: f(x, 2.0), chunk_size=2)(X.expand(3, 5)),
+    "nested": lambda f: vmap(vmap(lambda x: f(x, 2.0)))(X.expand(2, 3, 5)),
+    "vmap grad": lambda f: vmap(grad(lambda x: f(x, 2.0)[0].sum()))(X.expand(3, 5)),
+    "grad vmap": lambda f: grad(lambda x: vmap(lambda x: f(x, 2.0))(x)[0].sum())(X.expand(3, 5)),
+    "vmap jvp": lambda f: vmap(lambda x, t: jvp(lambda x: f(x, 2.0), (x,), (t,)))(X.expand(3, 5), T.expand(3, 5)),
+    "jvp vmap": lambda f: jvp(vmap(lambda x: f(x, 2.0)), (X.expand(3, 5),), (T.expand(3, 5),)),
+    "jacfwd": lambda f: jacfwd(lambda x: f(x, 2.0)[0])(X),
+    "jacrev": lambda f: jacrev(lambda x: f(x, 2.0)[0])(X),
+    "nothing batched": lambda f: vmap(lambda y: f(X, 2.0)[0] + y)(torch.zeros(3)),
+}
+
+
+@both
+@pytest.mark.parametrize("name", COMPOSED)
+def test_19_every_composition_runs_the_users_own_rules(name, backend) -> None:
+    def story(c: Any) -> Any:
+        Recorded.seen.clear()
+        return COMPOSED[name](c.apply), list(Recorded.seen)
+
+    same(Recorded, story, backend)
+
+
+@pytest.mark.parametrize("out_dims", [0, 1, -1, (0,), None, (0, 0), "text", (None,)], ids=str)
+def test_19_out_dims_of_an_own_vmap_are_read_as_torch_reads_them(out_dims) -> None:
+    class Owner(Function):
+        @staticmethod
+        def forward(x):
+            return x * 2
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            pass
+
+        @staticmethod
+        def backward(ctx, g):
+            return g
+
+        @staticmethod
+        def vmap(info, in_dims, x):
+            return Owner.apply(x), out_dims
+
+    same(Owner, lambda c: vmap(c.apply)(plain(3, 3)))
+
+
+@pytest.mark.parametrize("result", [lambda x: x, lambda x: (x, 0, 0), lambda x: [x, 0]])
+def test_19_an_own_vmap_that_returns_anything_else_raises(result) -> None:
+    class Owner(Function):
+        @staticmethod
+        def forward(x):
+            return x * 2
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            pass
+
+        @staticmethod
+        def vmap(info, in_dims, x):
+            return result(x)
+
+    same(Owner, lambda c: vmap(c.apply)(plain(3, 3)))
+
+
+def test_19_containers_of_tensors_are_batched_and_not_tracked() -> None:
+    class Listed(Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(x, weights):
+            return x * weights["w"]
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.save_for_backward(inputs[0], inputs[1]["w"])
+
+        @staticmethod
+        def backward(ctx, g):
+            _, w = ctx.saved_tensors
+            return g * w * 10, None
+
+    x, w = plain(3, 4), plain(3, 4, seed=1)
+    for story in (
+        lambda c: vmap(lambda x, w: c.apply(x, {"w": w}))(x, w),
+        lambda c: vmap(lambda x: c.apply(x, {"w": w[0]}))(x),
+        lambda c: grad(lambda x: c.apply(x, {"w": w}).sum())(x),
+        lambda c: grad(lambda w: (c.apply(x, {"w": w}) + w).sum())(w),
+        lambda c: vmap(grad(lambda x, w: c.apply(x, {"w": w}).sum()))(x, w),
+    ):
+        same(Listed, story)
+
+
+def test_19_an_own_vmap_gets_containers_as_the_user_gave_them() -> None:
+    class Listed(Function):
+        @staticmethod
+        def forward(x, weights, k):
+            return x * weights["w"] * k
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            pass
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * 10, None, None
+
+        @staticmethod
+        def vmap(info, in_dims, x, weights, k):
+            assert in_dims == (0, {"w": 1}, None)
+            return Listed.apply(x, {"w": weights["w"].movedim(1, 0)}, k), 0
+
+    same(Listed, lambda c: vmap(lambda x, w: c.apply(x, {"w": w}, 3.0), (0, 1))(plain(3, 4), plain(4, 3)))
+
+
+# ------------------------------------------------------------------ 20
+@both
+def test_20_mark_non_differentiable_is_kept_where_eager_loses_it(backend) -> None:
+    class Marked(Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(x):
+            return x * 2, x * 3
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.mark_non_differentiable(output[1])
+
+        @staticmethod
+        def backward(ctx, g, h):
+            return g * 2
+
+    def both_outputs(c: Any) -> Any:
+        return vmap(grad(lambda x: sum(c.apply(x))))(X), grad(lambda x: sum(o.sum() for o in vmap(c.apply)(x)))(X)
+
+    fast = fusegrad.compile(Marked, backend=backend)
+    close(both_outputs(fast), (torch.full((5,), 2.0),) * 2)
+    assert compiled(fast)
+
+
+class InPlace(Function):
+    """Writes to its argument; jvp does the same to the tangent."""
+
+    @staticmethod
+    def forward(x):
+        return x.mul_(2)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.mark_dirty(inputs[0])
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 20
+
+
+class InPlaceJvp(InPlace):
+    @staticmethod
+    def jvp(ctx, t):
+        return t.mul_(70)
+
+
+def written(c: Any, x: Tensor) -> Any:
+    y = x * 1
+    out = c.apply(y)
+    return (out + y).sum()
+
+
+@both
+@pytest.mark.parametrize("cls", [InPlace, InPlaceJvp])
+def test_20_mark_dirty_under_grad(cls, backend) -> None:
+    same(cls, lambda c: grad(lambda x: written(c, x))(X), backend)
+    same(cls, lambda c: vjp(lambda x: c.apply(x * 1), X)[1](T), backend)
+
+
+@both
+def test_20_mark_dirty_under_vmap_where_eager_fails(backend) -> None:
+    class Generated(InPlace):
+        generate_vmap_rule = True
+
+    fast = fusegrad.compile(Generated, backend=backend)
+    with pytest.raises(RuntimeError):
+        vmap(lambda x: Generated.apply(x * 1))(X)
+    for dim in (0, 1):
+        x = torch.arange(6.0).view(2, 3)
+
+        def change(r: Tensor) -> Any:
+            y = r * 1
+            return fast.apply(y), y
+
+        close(vmap(change, dim, dim)(x), (2 * x, 2 * x))
+    close(vmap(grad(lambda x: written(fast, x)))(X), torch.full((5,), 40.0))
+    close(grad(lambda x: vmap(lambda x: fast.apply(x * 1))(x).sum())(X), torch.full((5,), 20.0))
+    assert compiled(fast)
+
+
+@both
+def test_20_mark_dirty_writes_the_tensor_that_was_given(backend) -> None:
+    fast = fusegrad.compile(InPlace, backend=backend)
+    x = X.clone()
+    vmap(fast.apply)(x)
+    close(x, 2 * X)
+    grad(lambda k: (k * fast.apply(x)).sum())(torch.ones(()))
+    close(x, 4 * X)
+
+
+@both
+def test_20_an_in_place_forward_has_its_tangent_written_and_returned(backend) -> None:
+    same(InPlaceJvp, lambda c: jvp(lambda x: c.apply(x * 1), (X,), (T,)), backend)
+    fast = fusegrad.compile(InPlace, backend=backend)
+    close(jvp(lambda x: c_of(fast, x), (X,), (T,)), (2 * X, 20 * T))
+
+    def dual(c: Any) -> Any:
+        with fwd.dual_level():
+            t = T.clone()
+            x = fwd.make_dual(X.clone(), t)
+            y = c.apply(x)
+            return y is x, fwd.unpack_dual(y).tangent.clone(), t
+
+    same(InPlaceJvp, dual, backend)
+    close(dual(fast)[1:], (20 * T, 20 * T))
+    assert compiled(fast)
+
+
+def c_of(c: Any, x: Tensor) -> Tensor:
+    return c.apply(x * 1)
+
+
+def test_20_a_tangent_that_is_not_written_raises() -> None:
+    class NotWritten(InPlace):
+        @staticmethod
+        def jvp(ctx, t):
+            return t * 70
+
+    same(NotWritten, lambda c: jvp(lambda x: c.apply(x * 1), (X,), (T,)))
+
+
+def test_20_different_tensors_saved_for_forward_and_for_backward() -> None:
+    class Different(Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(x, y):
+            return x * y, x + 1
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.save_for_backward(inputs[1], output[1])
+            ctx.save_for_forward(inputs[0])
+
+        @staticmethod
+        def backward(ctx, g, h):
+            y, z = ctx.saved_tensors
+            return g * y * 10, g * z
+
+        @staticmethod
+        def jvp(ctx, t, s):
+            (x,) = ctx.saved_tensors
+            return t * x * 100, t * 3
+
+    fast = fusegrad.compile(Different)
+    close(vmap(lambda x, y: jvp(fast.apply, (x, y), (x, y)))(X, T)[1], (X * X * 100, X * 3))
+    close(jvp(vmap(fast.apply), (X, T), (X, T))[1], (X * X * 100, X * 3))
+    close(vmap(grad(lambda x, y: fast.apply(x, y)[0]))(X, T), T * 10)
+    close(vmap(grad(lambda x, y: fast.apply(x, y)[0], 1))(X, T), X + 1)
+    same(Different, lambda c: jvp(c.apply, (X, T), (X, T)))
+
+
+# ------------------------------------------------------------------ 21
+@both
+def test_21_a_backward_on_purpose_wrong_is_what_runs_everywhere(backend) -> None:
+    class Wrong(Function):
+        @staticmethod
+        def forward(x):
+            return x.sin()
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.save_for_backward(*inputs)
+
+        @staticmethod
+        def backward(ctx, g):
+            (x,) = ctx.saved_tensors
+            return g * x * 100
+
+    fast = fusegrad.compile(Wrong, backend=backend)
+    f, hundred = fast.apply, 100 * X
+    diagonal = torch.diag(hundred)
+    for found, expected in (
+        (grad(lambda x: f(x).sum())(X), hundred),
+        (vmap(grad(f))(X), hundred),
+        (jvp(f, (X,), (T,))[1], hundred * T),
+        (jacrev(f)(X), diagonal),
+        (jacfwd(f)(X), diagonal),
+        (hessian(lambda x: f(x).sum())(X), torch.full((5,), 100.0).diag()),
+        (vmap(lambda x: jvp(f, (x,), (torch.ones(()),))[1])(X), hundred),
+        (functional_call(Module(f), {"w": X}, ()), X.sin()),
+    ):
+        close(found, expected)
+    assert compiled(fast)
+
+
+class Module(torch.nn.Module):
+    def __init__(self, f: Any) -> None:
+        super().__init__()
+        self.f, self.w = f, torch.nn.Parameter(torch.zeros(5))
+
+    def forward(self) -> Tensor:
+        return self.f(self.w)
+
+
+@both
+def test_21_an_own_jvp_serves_every_level_of_vmap(backend) -> None:
+    """`jvp` of a vmap whose rule is derived runs the jvp that the user wrote, lane by lane."""
+
+    class OnlyJvp(Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(x, y):
+            return x * y, y.sum()
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.save_for_forward(*inputs)
+
+        @staticmethod
+        def jvp(ctx, t, s):
+            x, _ = ctx.saved_tensors
+            return 7 * x * t + s, 3 * s.sum()
+
+    x, y = plain(3, 4), plain(4)
+    for story in (
+        lambda c: jvp(vmap(c.apply, (0, None)), (x, y), (x, y)),
+        lambda c: vmap(lambda x: jvp(c.apply, (x, y), (x, y)))(x),
+        lambda c: jvp(lambda x: vmap(c.apply, (0, None))(x, y), (x,), (x,)),
+        lambda c: jvp(vmap(vmap(c.apply, (0, None)), (0, None)), (x[None], y), (x[None], y)),
+    ):
+        same(OnlyJvp, story, backend)
+
+
+def test_21_an_own_vmap_beside_values_that_setup_context_computes() -> None:
+    class Keeps(Function):
+        @staticmethod
+        def forward(x):
+            return x * 2
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.save_for_backward(inputs[0] * output)
+            ctx.note = [output + 1]
+
+        @staticmethod
+        def backward(ctx, g):
+            (kept,) = ctx.saved_tensors
+            return g * kept + ctx.note[0]
+
+        @staticmethod
+        def vmap(info, in_dims, x):
+            return Keeps.apply(x.movedim(in_dims[0], 0)) + 1000, 0
+
+    x = plain(3, 5)
+    for story in (
+        lambda c: vmap(grad(lambda x: c.apply(x).sum()))(x),
+        lambda c: grad(lambda x: vmap(c.apply)(x).sum())(x),
+        lambda c: vmap(c.apply, 1)(x),
+        lambda c: vmap(vmap(grad(c.apply)))(x),
+    ):
+        same(Keeps, story, tolerance=1e-6)
+
+
+def test_21_an_own_jvp_beside_values_that_forward_keeps() -> None:
+    class Keeps(Function):
+        @staticmethod
+        def forward(ctx, x):
+            e = x.exp()
+            ctx.save_for_backward(e)
+            ctx.save_for_forward(e)
+            ctx.k = 3.0
+            return e + 1
+
+        @staticmethod
+        def backward(ctx, g):
+            (e,) = ctx.saved_tensors
+            return g * e * 10
+
+        @staticmethod
+        def jvp(ctx, t):
+            (e,) = ctx.saved_tensors
+            return t * e * 100 * ctx.k
+
+    fast = fusegrad.compile(Keeps)
+    e = X.exp()
+    close(jvp(fast.apply, (X,), (T,))[1], T * e * 300)
+    close(grad(lambda x: fast.apply(x).sum())(X), e * 10)
+    close(vmap(lambda x, t: jvp(fast.apply, (x,), (t,))[1])(X, T), T * e * 300)
+    close(jvp(vmap(fast.apply), (X,), (T,))[1], T * e * 300)
+    close(jvp(grad(lambda x: fast.apply(x).sum()), (X,), (T,))[1], e * 10 * T)
+    assert compiled(fast)
+
+
+ALIASES = {
+    "identity": lambda x: x,
+    "view_as": lambda x: x.view_as(x),
+    "flat": lambda x: x.view(-1),
+    "transposed": lambda x: x.t(),
+    "row": lambda x: x[1],
+    "detached": lambda x: x.detach(),
+}
+
+
+@both
+@pytest.mark.parametrize("kind", ALIASES)
+def test_21_outputs_that_are_views_of_arguments(kind, backend) -> None:
+    make = ALIASES[kind]
+
+    class Reversed(Function):
+        """Gradient reversal: what is returned is a view, the gradient is not its derivative."""
+
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(x):
+            return make(x), x * 2
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.shape = inputs[0].shape
+
+        @staticmethod
+        def backward(ctx, g, h):
+            return -(g.expand(3, 3) if g.dim() == 1 and g.numel() == 3 else g.reshape(3, 3)) + h * 10
+
+    x = plain(3, 3)
+    for story in (
+        lambda c: grad(lambda x: c.apply(x)[0].pow(2).sum())(x),
+        lambda c: grad(lambda x: sum(o.sum() for o in c.apply(x)))(x),
+        lambda c: vmap(c.apply)(x.expand(2, 3, 3)),
+        lambda c: vmap(grad(lambda x: c.apply(x)[0].pow(2).sum()))(x.expand(2, 3, 3)),
+    ):
+        fast = same(Reversed, story, backend)
+    tangent = plain(3, 3, seed=4)
+    y, pushed = jvp(lambda x: fast.apply(x), (x,), (tangent,))
+    g = [torch.sin(o + 1) for o in y]
+    (pulled,) = vjp(lambda x: fast.apply(x), x)[1](tuple(g))
+    close(sum((p * c).sum() for p, c in zip(pushed, g, strict=True)), (tangent * pulled).sum())
+    assert compiled(fast)
+
+
+def test_21_a_view_output_with_an_own_jvp_wants_a_view_of_the_tangent() -> None:
+    def make(rule: Any) -> Any:
+        class Viewed(Function):
+            @staticmethod
+            def forward(x):
+                return x.view(-1)
+
+            @staticmethod
+            def setup_context(ctx, inputs, output):
+                pass
+
+            @staticmethod
+            def jvp(ctx, t):
+                return rule(t)
+
+        return Viewed
+
+    x, t = plain(2, 3), plain(2, 3, seed=1)
+    for rule in (lambda t: t.view(-1), lambda t: t.reshape(-1).clone()):
+        same(make(rule), lambda c: jvp(c.apply, (x,), (t,)))
+
+
+def test_21_a_write_to_an_argument_beside_a_kept_value_is_left_to_the_user_on_record() -> None:
+    class Keeps(Function):
+        @staticmethod
+        def forward(x):
+            return x.mul_(2)
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.mark_dirty(inputs[0])
+            ctx.save_for_backward(output * 3)
+
+        @staticmethod
+        def backward(ctx, g):
+            (kept,) = ctx.saved_tensors
+            return g * kept
+
+    fast = same(Keeps, lambda c: grad(lambda x: written(c, x))(X), opaque=["torch.func"])
+    record = fast._fusegrad.records["torch.func"]
+    assert "writes to an argument" in record.reason and record.where.startswith(__file__)
+    strict = fusegrad.compile(Keeps, fullgraph=True)
+    assert isinstance(outcome(lambda c: grad(lambda x: written(c, x))(X), strict), fusegrad.NotTraceableError)
+
+
+def test_21_nothing_is_inferred_from_requires_grad_of_wrappers() -> None:
+    class Asks(Function):
+        @staticmethod
+        def forward(x, y):
+            return x * y
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.needs = ctx.needs_input_grad
+            ctx.save_for_backward(*inputs)
+
+        @staticmethod
+        def backward(ctx, g):
+            x, y = ctx.saved_tensors
+            return (g * y * 10 if ctx.needs_input_grad[0] else None), (g * x if ctx.needs[1] else None)
+
+    for story in (
+        lambda c: grad(lambda x: c.apply(x, T).sum())(X),
+        lambda c: grad(lambda y: c.apply(X, y).sum())(T),
+        lambda c: grad(lambda x, y: c.apply(x, y).sum(), (0, 1))(X, T),
+        lambda c: grad(lambda x: grad(lambda y: c.apply(x, y).sum())(T).sum())(X),
+    ):
+        same(Asks, story)
+
+
+def test_21_a_graph_outside_of_the_transform_is_reached() -> None:
+    def story(c: Any) -> Any:
+        x = leaf(3, 5)
+        Recorded.seen.clear()
+        vmap(lambda r: c.apply(r, 2.0)[0])(x).sum().backward()
+        return x.grad
+
+    same(Recorded, story)
