@@ -22,6 +22,7 @@ from ..ir.errors import FusegradError, NotTraceableError
 from ..ir.program import Place
 from ..tracer.capture import CaptureError, capture_lock, is_capturing
 from ..tracer.containers import opened
+from ..tracer.declared import Option
 from ..tracer.function import (
     ForwardCapture,
     backward_method,
@@ -45,7 +46,7 @@ from .opaque import opaque_forward_of
 from .residuals import Chosen
 from .specialization import Specialization
 from .stats import count
-from .traceable import Option, Traceability
+from .traceable import Traceability
 from .unit import BackwardUnit, transformed
 
 Tensor = torch.Tensor
@@ -54,6 +55,9 @@ REMEMBERED = 1024
 """Exact layouts that a class remembers before it asks the guards again."""
 VARIANTS = 64
 """Keys other than sizes (dtypes, constants, ...) that a class is captured for; beyond them its own methods run."""
+
+ATTEMPTS = 8
+"""Keys for which a capture is tried while none succeeds; after them the method runs as written without a trial."""
 
 
 class CompileTargetError(FusegradError, TypeError):
@@ -148,7 +152,16 @@ class Compiler:
         """The class (or the plain function) as the user wrote it, uncompiled."""
         if (function := getattr(self.cls, "_fusegrad_sources", None)) is not None:
             return function[0](*args, **kwargs)
-        return Function.apply.__func__(self.cls, *args, **kwargs)  # type: ignore[attr-defined]
+        cls = self.shown if is_capturing() else self.cls
+        return Function.apply.__func__(cls, *args, **kwargs)  # type: ignore[attr-defined]
+
+    @functools.cached_property
+    def shown(self) -> type:
+        """The class as a capture around it sees it: opaque as a whole where one of its methods is declared so."""
+        if not self.methods.declared_opaque():
+            return self.cls
+        names = {"is_traceable": False, "__module__": self.cls.__module__, "__qualname__": self.cls.__qualname__}
+        return type(self.cls.__name__, (self.cls,), names)
 
     def as_written(self, *args: Any, **kwargs: Any) -> Any:
         """forward as the user wrote it; backward is captured by itself, where it may be."""
@@ -247,12 +260,16 @@ class Compiler:
             key, facts = self._key(args), self.facts(args)
             tensors = [a for a in args if isinstance(a, Tensor)]
             found = next((s for s in self.known.get(facts, ()) if s.guard(tensors)), None)
-            if found is None and facts not in self.refused:
+            if found is None and facts not in self.refused and not self._is_hopeless():
                 found = self._captured(key, facts, args)
             self.exact[key] = found
             _forget(self.exact, REMEMBERED)
             _forget(self.refused, REMEMBERED)
             return found
+
+    def _is_hopeless(self) -> bool:
+        """Whether every attempt so far failed, and there were enough: a number that changes must not mean another."""
+        return not self.known and len(self.refused) >= ATTEMPTS
 
     def _captured(self, key: Any, facts: Any, args: Sequence[Any]) -> Specialization:
         try:

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 BACKWARDS = 64
 """Captures of one backward; beyond them the user's own runs."""
+ATTEMPTS = 8
+"""Keys for which a capture is tried while none succeeds."""
 REMEMBERED = 1024
 
 
@@ -88,7 +90,7 @@ class OpaqueForward:
             return self.method(ctx, *gradients)
         left = _Left(ctx)
         shape = (left.facts, ctx.needs_input_grad, tuple(g is not None for g in gradients))
-        if shape in self.refused:
+        if shape in self.refused or self._is_hopeless():
             return self.method(ctx, *gradients)
         try:
             left.require_constants()
@@ -98,6 +100,9 @@ class OpaqueForward:
             return self._users(ctx, gradients, shape, error)
         self.compiler.is_compiled("backward")
         return tuple(results)
+
+    def _is_hopeless(self) -> bool:
+        return len(self.refused) >= ATTEMPTS and not any(unit.graphs for unit in self.units.values())
 
     def _users(self, ctx: Any, gradients: Sequence[Any], shape: Any, error: CaptureError) -> Any:
         """The user's own body, and only then the record: a call that is wrong by itself raises its own error."""

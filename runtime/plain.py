@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.autograd.function import Function
 
-from .traceable import DeclarationError, Option, call_place
+from ..tracer.declared import DeclarationError, Option, call_place
 from .unit import vjp_of
 
 Tensor = torch.Tensor

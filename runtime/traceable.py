@@ -1,116 +1,17 @@
-"""Which methods may be captured: what the author declares (`is_traceable`, `traceable`), and what their code shows.
+"""Which methods of a class may be captured: what its author declares, and what their code shows.
 
 A method that must not be captured is *opaque*: it runs as written, on real tensors, as often as in eager.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from ..ir.errors import FusegradError
-from ..tracer.capture import CaptureError, user_frame
+from ..tracer.capture import CaptureError
+from ..tracer.declared import ROLES, Option, declarations
 from ..tracer.function import method_place, methods
 from ..tracer.reads import Reads, scan
-
-ROLES = {"forward": ("forward", "setup_context"), "backward": ("backward", "vjp"), "jvp": ("jvp",)}
-"""The keys of `traceable`, and the methods that each speaks of."""
-Option = bool | Mapping[str, bool] | None
-
-
-class DeclarationError(FusegradError, TypeError):
-    """`is_traceable` or `traceable` is not what it has to be."""
-
-    message = "{function}.{what}\n  at:   {where}\n  fix:  {fix}"
-
-
-@dataclass(frozen=True)
-class Declared:
-    """What was declared of one role; `how` quotes it."""
-
-    value: bool | None = None
-    how: str = ""
-
-
-def declarations(cls: type, option: Option) -> dict[str, Declared]:
-    """What holds for each role: the option of `compile`, else the class's `traceable`, else its `is_traceable`."""
-    found = {role: Declared() for role in ROLES}
-    if (whole := _whole(cls)) is not None:
-        found = dict.fromkeys(ROLES, Declared(whole, f"it declares is_traceable = {whole}"))
-    for owner in reversed(cls.__mro__):
-        if "traceable" in vars(owner):
-            table = _table(cls, "traceable", vars(owner)["traceable"], _class_place(owner))
-            found |= {role: Declared(v, f"it declares traceable[{role!r}] = {v}") for role, v in table.items()}
-    if isinstance(option, bool):
-        return dict.fromkeys(ROLES, Declared(option, f"it is compiled with traceable={option}"))
-    if option is not None:
-        table = _table(cls, "compile(traceable=...)", option, call_place())
-        found |= {role: Declared(v, f"it is compiled with traceable={{{role!r}: {v}}}") for role, v in table.items()}
-    return found
-
-
-def _whole(cls: type) -> bool | None:
-    """The class's `is_traceable`, inherited: True, False, or None where it is not declared."""
-    owner = next((c for c in cls.__mro__ if "is_traceable" in vars(c)), None)
-    if owner is None:
-        return None
-    declared = vars(owner)["is_traceable"]
-    if type(declared) is not bool:
-        raise DeclarationError(
-            function=cls.__name__,
-            what=f"is_traceable must be exactly a bool, not {type(declared).__name__}",
-            where=_class_place(owner),
-            fix="write True or False; leave it out to have every method tried",
-        )
-    return declared
-
-
-def _table(cls: type, name: str, table: Any, where: str) -> dict[str, bool]:
-    """A `traceable` dict by role; `vjp` is another name of `backward`."""
-    fix = "write a dict of bools with some of the keys 'forward', 'backward' (or 'vjp'), 'jvp'"
-    if not isinstance(table, Mapping):
-        what = f"{name} is a {type(table).__name__}, not a dict"
-        fix = f"{fix}; for every method at once declare is_traceable"
-        raise DeclarationError(function=cls.__name__, what=what, where=where, fix=fix)
-    found: dict[str, bool] = {}
-    for key, value in table.items():
-        if (fault := _fault(name, key, value, found)) is not None:
-            raise DeclarationError(function=cls.__name__, what=fault, where=where, fix=fix)
-        found[_role(key)] = value
-    return found
-
-
-def _role(key: Any) -> Any:
-    """The role that a key speaks of; what is none stays as it is."""
-    return "backward" if key == "vjp" else key
-
-
-def _fault(name: str, key: Any, value: Any, found: Mapping[str, bool]) -> str | None:
-    role = _role(key)
-    if not isinstance(role, str) or role not in ROLES:
-        return f"{name} has the unknown key {key!r}"
-    if type(value) is not bool:
-        return f"{name}[{key!r}] must be exactly a bool, not {type(value).__name__}"
-    if found.get(role, value) is not value:
-        return f"{name} says two things of {role!r} and of its other name"
-    return None
-
-
-def _class_place(cls: type) -> str:
-    """`file:line` of a class; of its first method where the source is gone."""
-    try:
-        return f"{inspect.getsourcefile(cls)}:{inspect.getsourcelines(cls)[1]}"
-    except (OSError, TypeError):
-        places = [method_place(m) for m in methods(cls).values()]
-        return next((p for p in places if p != "unknown"), "unknown")
-
-
-def call_place() -> str:
-    """`file:line` of the user's call of fusegrad."""
-    frame = user_frame()
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else "unknown"
 
 
 class Traceability:

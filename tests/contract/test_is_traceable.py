@@ -344,6 +344,27 @@ def test_t6_what_is_found_untraceable_runs_as_in_eager_from_then_on(roles) -> No
     assert all("numpy" in methods[r]["reason"] and source in methods[r]["where"] for r in roles)
 
 
+def test_t6_a_number_that_changes_does_not_mean_another_trial_each_time() -> None:
+    cls = touching(lambda t: 1 + t.detach().sum().item(), ("forward", "backward"))
+    fast = fusegrad.compile(cls)
+
+    def action(k: float) -> Callable[[Any], Any]:
+        def run(c: Any) -> Any:
+            x = leaf(3)
+            y = c.apply(x, k)
+            return y, torch.autograd.grad(y.sum(), x)
+
+        return run
+
+    with warnings.catch_warnings(), watching(cls) as seen:
+        warnings.simplefilter("ignore", fusegrad.FallbackWarning)
+        for i in range(20):
+            mine = outcome(action(i / 3), fast)
+            before = seen.on_fakes.copy()
+            same(mine, outcome(action(i / 3), cls))
+    assert before["forward"] == before["backward"] == 8
+
+
 def test_a_counter_in_backward_leaves_forward_compiled() -> None:
     seen: list[int] = []
 
