@@ -1,5 +1,6 @@
 # make demo    set up .venv, install, run the main job
 # make test    set up .venv, install, lint, type-check, test
+# make conformance    write docs/conformance.md: torch's own Functions by eager, fusegrad and torch.compile
 #
 #   PYTHON=python3.12         another interpreter (>= 3.11)
 #   VENV=/path/to/venv        another environment, for example one that holds a CUDA build of torch already
@@ -20,7 +21,7 @@ PINS := $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
 STAMP := $(VENV)/.fusegrad-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint types tests clean
+.PHONY: help install demo test lint types tests conformance clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -50,6 +51,9 @@ types: $(STAMP)
 
 tests: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --timeout=300 $(TESTS)
+
+conformance: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/conformance/run.py
 
 clean:
 	rm -rf .venv .typings .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist fusegrad.egg-info fusegrad-demo

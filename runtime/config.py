@@ -73,6 +73,11 @@ def valid_backend(name: Any) -> str:
     return name  # type: ignore[no-any-return]
 
 
+def warns() -> bool:
+    """Whether a method that runs as written says so once; FUSEGRAD_WARN=0 leaves it to `explain`."""
+    return os.environ.get("FUSEGRAD_WARN") != "0"
+
+
 def _from_environment() -> Settings:
     return _settings_of(os.environ.get("FUSEGRAD_BACKEND"))
 

@@ -28,6 +28,7 @@ from ..tracer.function import (
     backward_method,
     is_once_differentiable,
     method_place,
+    methods_now,
     takes_boxed_gradients,
     uses_setup_context,
 )
@@ -40,7 +41,7 @@ from ..tracer.torch_private import (
     share_memory,
     transforms_active,
 )
-from .config import backend_name, valid_backend
+from .config import backend_name, valid_backend, warns
 from .guards import argument_fact, exact_key, global_state, is_plain, unseen_state
 from .opaque import opaque_forward_of
 from .residuals import Chosen
@@ -198,12 +199,12 @@ class Compiler:
 
     def _key(self, args: Sequence[Any]) -> Any:
         reads = self.reads_now()
-        return (exact_key(args), global_state(), reads.mark, reads.facts())
+        return (exact_key(args), global_state(), reads.mark, reads.facts(), methods_now(self.cls))
 
     def facts(self, args: Sequence[Any]) -> Any:
         """What has to be equal for a specialisation to be used again, sizes and strides apart."""
         reads = self.reads_now()
-        return (*map(argument_fact, args), *global_state(), reads.mark, *reads.facts())
+        return (*map(argument_fact, args), *global_state(), reads.mark, *reads.facts(), methods_now(self.cls))
 
     def reads_now(self) -> Reads:
         """What the methods read besides their arguments, scanned once."""
@@ -339,7 +340,7 @@ class Compiler:
             self.records[method] = record
             count("fallbacks")
             message = f"{self.cls.__name__}.{method} runs as you wrote it, uncompiled: {reason} ({where})"
-            warnings.warn(message, FallbackWarning, stacklevel=2)
+            _warn(message)
 
     def leave_to_the_user(self, method: str, reason: str) -> None:
         """What is compiled cannot serve here: the user's own class does, with the reason on record."""
@@ -349,7 +350,7 @@ class Compiler:
         """A captured method runs slower than its backend promises: on record, with a warning."""
         self.records[method] = Record("compiled", why, method_place(self._method(method)))
         count("fallbacks")
-        warnings.warn(f"{self.cls.__name__}.{method}: {why}", FallbackWarning, stacklevel=2)
+        _warn(f"{self.cls.__name__}.{method}: {why}")
 
     def record_of(self, method: str, error: CaptureError) -> Record:
         """The record of a failed capture."""
@@ -417,6 +418,11 @@ class Compiler:
             return results
         self.records.setdefault("backward", Record("compiled"))
         return results
+
+
+def _warn(message: str) -> None:
+    if warns():
+        warnings.warn(message, FallbackWarning, stacklevel=3)
 
 
 def _forget(table: OrderedDict[Any, Any], limit: int) -> None:

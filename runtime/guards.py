@@ -19,7 +19,7 @@ from ..tracer.containers import DEPTH
 from ..tracer.reads import freeze, unfit
 from ..tracer.torch_private import function_modes
 
-Guard = Callable[[Sequence[torch.Tensor]], bool]
+Guard = Callable[[Sequence[Any]], bool]
 
 
 def argument_fact(value: Any) -> Any:
@@ -60,8 +60,8 @@ def is_plain(tensor: torch.Tensor) -> bool:
     return type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and tensor.layout is torch.strided
 
 
-def size_guard(session: Session, fakes: Sequence[torch.Tensor]) -> Guard:
-    """The conditions on sizes and strides under which the session's graphs hold, compiled once."""
+def size_guard(session: Session, fakes: Sequence[Any]) -> Guard:
+    """The conditions on sizes, strides and symbolic integers under which the session's graphs hold, compiled once."""
     sources = [LocalSource(f"t{i}") for i in range(len(fakes))]
     conditions = session.env.produce_guards(cast(Any, list(fakes)), sources, ignore_static=False)
     if not conditions:

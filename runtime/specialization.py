@@ -281,7 +281,7 @@ class Specialization:
 
     def _now(self, kinds: tuple[Any, ...]) -> Any:
         """What backward depends on: the gradients, and what is read from outside, which may change after forward."""
-        return kinds, self.reads.facts()
+        return kinds, self.reads.facts(), backward_method(self.cls)
 
     def _add_entry(self, key: Any, kinds: tuple[Any, ...]) -> None:
         if key in self.entries:  # another thread was first

@@ -6,6 +6,7 @@ construction); batching is applied to flat captured graphs, never to the Python 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,9 +27,10 @@ from ..tracer.torch_private import (
     transforms_active,
     unwrapped,
 )
+from .dependence import independent
 from .guards import Guard, argument_fact, global_state, size_guard
 from .plan import BoundSizes, Executable
-from .specialization import Specialization
+from .specialization import Specialization, gradient_kind, in_a_class
 from .stats import count
 
 if TYPE_CHECKING:
@@ -81,9 +83,12 @@ class Unit:
             return self.body(*args)
         try:
             executable, lifted = self.captured(args)
-        except CaptureError:
-            return self.body(*args)  # a derivative of a method that cannot be captured: through autograd, as in eager
+        except CaptureError:  # a derivative of a method that cannot be captured: through autograd, as in eager
+            results = self.body(*args)
+            _ran.captured = None
+            return results
         values = [a for a in args if isinstance(a, VALUES)]
+        _ran.captured = executable.trace, [i for i, a in enumerate(args) if isinstance(a, VALUES)]
         if any(map(is_batched, values)):  # no memory that a kernel could read
             return list(executable.replay(*values, *lifted))
         return executable(values, lifted)
@@ -92,19 +97,19 @@ class Unit:
         """The graph for arguments like these."""
         given = (argument_fact(a) if not isinstance(a, int) else "int" for a in args)
         facts = (*given, *global_state(), *self.reads.facts())
-        tensors = [a for a in args if isinstance(a, Tensor)]
+        present = [a for a in args if isinstance(a, VALUES)]
         with capture_lock:
             for known, guard, executable, lifted in self.graphs:
-                if known == facts and guard(tensors):
+                if known == facts and guard(present):
                     return executable, [read.get() for read in lifted]
-            return self._capture(args, facts, tensors)
+            return self._capture(args, facts)
 
     def flat(self, args: Sequence[Any]) -> tuple[Trace, Sequence[Tensor]]:
         """The captured graph itself, for batching."""
         executable, lifted = self.captured(args)
         return executable.trace, lifted
 
-    def _capture(self, args: Sequence[Any], facts: Any, tensors: Sequence[Tensor]) -> tuple[Executable, list[Tensor]]:
+    def _capture(self, args: Sequence[Any], facts: Any) -> tuple[Executable, list[Tensor]]:
         count("captures")
         session = Session()
         live = [i for i, a in enumerate(args) if isinstance(a, VALUES)]
@@ -120,7 +125,7 @@ class Unit:
         self.check(session, trace, args, trace.lifted)
         lifted = [read for t in trace.lifted if (read := self.reads.tensor_path(t)) is not None]
         executable = Executable(trace, self.name, self.backend)
-        guard = size_guard(session, [f for f in fakes if isinstance(f, Tensor)])
+        guard = size_guard(session, fakes)  # on integers too: sizes that no tensor here shows
         self.graphs.append((facts, guard, executable, lifted))
         return executable, trace.lifted
 
@@ -348,8 +353,22 @@ def _is_one_of(output: Any, args: Sequence[Any]) -> bool:
     return isinstance(output, Tensor) and any(output is a for a in args)
 
 
+_ran = threading.local()
+"""`captured`: of what this thread executed last, the graph and which arguments are its inputs, by number; or None."""
+
+
+def _constant_results(args: Sequence[Any], needs: Sequence[bool]) -> list[int]:
+    """The results of what ran last, on these arguments, that depend on none that needs a gradient."""
+    captured = getattr(_ran, "captured", None)
+    if captured is None:
+        return []
+    trace, live = captured
+    return independent(trace, [n for n, i in enumerate(live) if needs[i] and _is_float(args[i])])
+
+
 def _function_of(unit: Unit) -> Any:
     def forward(*args: Any) -> Any:
+        _ran.captured = None
         return tuple(o.view_as(o) if _is_one_of(o, args) else o for o in unit.execute(args))
 
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -358,6 +377,9 @@ def _function_of(unit: Unit) -> Any:
         ctx.others = [None if isinstance(a, Tensor) else a for a in inputs]
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)
+        needs = [True] * len(inputs) if transforms_active() else ctx.needs_input_grad
+        if constant := [o for i in _constant_results(inputs, needs) if _is_float(o := output[i])]:
+            ctx.mark_non_differentiable(*constant)
 
     def arguments(ctx: Any) -> list[Any]:
         return [t if t is not None else o for t, o in zip(ctx.saved_tensors, ctx.others, strict=True)]
@@ -415,7 +437,21 @@ class BackwardUnit(Unit):
         if is_capturing():
             return self.body(*args)
         residuals, sizes, gradients = self._parts(args)
-        return self.compiler.run_backward(self.specialization, self.backend, residuals, sizes, gradients)
+        results = self.compiler.run_backward(self.specialization, self.backend, residuals, sizes, gradients)
+        _ran.captured = self._captured_for(args, sizes, gradients)
+        return results
+
+    def _captured_for(
+        self, args: Sequence[Any], sizes: BoundSizes, gradients: Sequence[Any]
+    ) -> tuple[Trace, list[int]] | None:
+        """The graph of a backward that ran, and which arguments are its inputs; None where no graph is known."""
+        try:
+            entry = self.specialization.entry(tuple(gradient_kind(in_a_class(g)) for g in gradients))
+        except CaptureError:
+            return None
+        symbols = [self.split + self.symbols.index(s) for s in self.specialization.backward_symbols]
+        places = [*range(self.split), *symbols, *range(self.split + len(self.symbols), len(args))]
+        return (entry.trace, [i for i in places if args[i] is not None]) if entry.admits(sizes) else None
 
 
 # ------------------------------------------------------------------ under torch.func and dual numbers

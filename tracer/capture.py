@@ -216,12 +216,12 @@ class _Provenance(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         proxy_mode = get_proxy_mode()
-        if proxy_mode is None:
+        graph = getattr(getattr(proxy_mode, "tracer", None), "graph", None)
+        if graph is None:  # what runs by chance before the graph begins: a generator that is finalised, say
             return func(*args, **(kwargs or {}))
         _refuse_real_write(func, args, kwargs or {})
         if not torch.is_grad_enabled() and not transforms_active() and has_own_autograd(func):
             return operator_node(func, args, kwargs or {}, _origin_of(user_frame()))
-        graph = proxy_mode.tracer.graph
         last = next(reversed(graph.nodes), graph._root)
         result = func(*args, **(kwargs or {}))
         node = last.next

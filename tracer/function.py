@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,10 +25,12 @@ from .capture import CaptureError, Session, Trace, where_raised
 from .compiled import CompiledCallError
 from .containers import Hole, anew, closed, exchanged, filled, holds_tensors, holes, leaves
 from .context import BackwardContext, ForwardContext, attributes_of
+from .held import holds_fakes
 from .reads import SCALARS, Reads, state_of
 from .torch_private import memory_of
 
 Tensor = torch.Tensor
+SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def uses_setup_context(cls: type) -> bool:
@@ -47,6 +50,10 @@ def methods(cls: type) -> dict[str, Callable[..., Any]]:
     """The methods that the user wrote, by name."""
     names = ("forward", "setup_context", "backward", "vjp", "jvp", "vmap")
     return {n: getattr(cls, n) for n in names if getattr(cls, n) is not getattr(Function, n)}
+
+
+methods_now = operator.attrgetter("forward", "setup_context", "backward", "vjp", "jvp", "vmap")
+"""The methods of a class as they are at this moment: someone may have put others in their place."""
 
 
 def is_once_differentiable(method: Callable[..., Any]) -> bool:
@@ -304,6 +311,8 @@ def _plain(output: Output, inputs: Sequence[Tensor], places: dict[int, Place], h
             raise CaptureError(reason="it returns a number that depends on the data of a tensor", where="unknown")
         if not isinstance(value, (*SCALARS, torch.SymInt, torch.SymFloat, torch.SymBool)) and not callable(value):
             raise CaptureError(reason=f"it returns a {type(value).__name__}", where="unknown")
+        if not isinstance(value, SYMBOLS) and holds_fakes(value):
+            raise CaptureError(reason=f"it returns a {type(value).__name__} that holds tensors", where="unknown")
         return value
 
     return Output("object", value=exchanged(output.value, leaf))
@@ -383,6 +392,8 @@ def _refuse_leaf(name: str, leaf: Any) -> None:
         raise CaptureError(reason=f"`ctx.{name}` depends on the data of a tensor", where="unknown")
     if not isinstance(leaf, Tensor | type) and any(holds_tensors([v]) for v in state_of(leaf).values()):
         raise CaptureError(reason=f"`ctx.{name}` is a {type(leaf).__name__} with tensors", where="unknown")
+    if not isinstance(leaf, (Tensor, *SYMBOLS)) and holds_fakes(leaf):
+        raise CaptureError(reason=f"`ctx.{name}` is a {type(leaf).__name__} that holds tensors", where="unknown")
 
 
 def _is_size(value: Any) -> bool:

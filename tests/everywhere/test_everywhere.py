@@ -1,0 +1,130 @@
+"""Code that does not know fusegrad, run with every Function class compiled as it is defined: nothing new fails."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch.autograd import Function
+
+import fusegrad
+from fusegrad.runtime.everywhere import every_function, summary
+
+THIRD_PARTY = Path(__file__).parent / "third_party.py"
+PLUGIN = ("-p", "fusegrad.runtime.pytest_plugin")
+_OUTCOME = re.compile(r"^(PASSED|FAILED|ERROR) \S*?(::\S+)", re.MULTILINE)
+
+
+def outcomes(*options: str) -> tuple[dict[str, str], str]:
+    """{test: outcome} of the third party's tests in a process of their own, and what it printed."""
+    command = [sys.executable, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=short"]
+    done = subprocess.run(
+        [*command, "-c", "/dev/null", "--rootdir", str(THIRD_PARTY.parent), *options, str(THIRD_PARTY)],
+        capture_output=True, text=True, timeout=280,
+    )  # fmt: skip
+    return {test: status for status, test in _OUTCOME.findall(done.stdout)}, done.stdout + done.stderr
+
+
+def test_a_third_partys_tests_show_no_new_failure() -> None:
+    before, printed = outcomes()
+    assert len(before) == 17 and sum(s == "FAILED" for s in before.values()) == 2, printed
+    for backend in ("reference", "interpret"):
+        after, printed = outcomes(*PLUGIN, f"--fusegrad={backend}")
+        assert after == before, printed
+        told = re.search(r"fusegrad: (\d+) Function classes defined, (\d+) called, (\d+) compiled", printed)
+        assert told is not None and tuple(map(int, told.groups())) == (8, 8, 7), printed
+        assert "as written: third_party.Sine.forward: it leaves torch" in printed
+
+
+def test_without_the_option_the_plugin_changes_nothing() -> None:
+    before, _ = outcomes()
+    after, printed = outcomes(*PLUGIN)
+    assert after == before and "fusegrad:" not in printed
+
+
+def test_an_unknown_backend_is_named() -> None:
+    _, printed = outcomes(*PLUGIN, "--fusegrad=warp")
+    assert "there is no backend 'warp'" in printed
+
+
+def define() -> Any:
+    class Twice(Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * 2
+
+    return Twice
+
+
+def test_the_block_restores_what_it_changed() -> None:
+    attributes = dict(vars(Function))
+    with every_function("reference") as everywhere:
+        cls = define()
+        early = cls.apply
+        x = torch.randn(3, requires_grad=True)
+        early(x).sum().backward()
+        assert everywhere.seen[0].records["backward"].status == "compiled"
+    assert dict(vars(Function)) == attributes
+    assert "apply" not in vars(cls) and not any(name.startswith("_fusegrad") for name in vars(cls))
+    before = fusegrad.stats()["captures"]
+    assert torch.equal(early(torch.arange(7.0)), cls.apply(torch.arange(7.0)))
+    assert fusegrad.stats()["captures"] == before
+
+
+def test_classes_from_before_and_torchs_own_are_left_alone() -> None:
+    cls = define()
+    with every_function("reference") as everywhere:
+        x = torch.randn(3, requires_grad=True)
+        cls.apply(x)
+        torch.utils.checkpoint.checkpoint(torch.sin, x, use_reentrant=True).sum().backward()
+    assert everywhere.seen == []
+
+
+def test_an_exception_restores_too() -> None:
+    with pytest.raises(KeyError), every_function():
+        raise KeyError
+    assert "__init_subclass__" not in vars(Function)
+
+
+def test_the_summary_tells_reasons() -> None:
+    with every_function("reference") as everywhere:
+        cls = define()
+
+        class Item(Function):
+            @staticmethod
+            def forward(ctx, x):
+                return x * x.sum().item()
+
+        with pytest.warns(fusegrad.FallbackWarning):
+            Item.apply(torch.ones(2))
+    text = summary(everywhere)
+    assert cls is not None and text.startswith("fusegrad: 2 Function classes defined, 1 called, 0 compiled")
+    assert "Item.forward: it reads the data of a tensor" in text and "test_everywhere.py" in text
+
+
+def test_a_hook_that_was_there_still_runs() -> None:
+    class Root(Function):
+        met: ClassVar[list[str]] = []
+
+        def __init_subclass__(cls, **kwargs: Any) -> None:
+            super().__init_subclass__(**kwargs)
+            Root.met.append(cls.__name__)
+
+    with every_function("reference") as everywhere:
+
+        class Leaf(Root):
+            @staticmethod
+            def forward(ctx, x):
+                return x + 1
+
+        Leaf.apply(torch.ones(2))
+    assert Root.met[0] == "Leaf" and everywhere.seen[0].called
