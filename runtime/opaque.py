@@ -27,7 +27,7 @@ from .check import cut, differs, intermediate_bytes
 from .config import settings
 from .guards import global_state, is_plain
 from .plan import Binder
-from .unit import VALUES, Unit
+from .unit import VALUES, Unit, ran
 
 if TYPE_CHECKING:
     from .function import Compiler
@@ -210,14 +210,15 @@ class OpaqueBackward(Unit):
         if is_capturing():
             return self.body(*args)
         executable, lifted = self.captured(args)
+        live = [i for i, a in enumerate(args) if isinstance(a, VALUES)]
         with no_autocast() if self.under_autocast else nullcontext():
-            return executable([a for a in args if isinstance(a, VALUES)], lifted)
+            return ran((executable.trace, live), executable([args[i] for i in live], lifted))
 
-    def _capture(self, args: Sequence[Any], facts: Any, tensors: Sequence[Tensor]) -> Any:
-        if not all(map(is_plain, tensors)):
+    def _capture(self, args: Sequence[Any], facts: Any) -> Any:
+        if not all(is_plain(a) for a in args if isinstance(a, Tensor)):
             raise CaptureError(reason="it is given a tensor subclass, or one that is not strided", where="unknown")
         self.owner.require_room()
-        return super()._capture(args, facts, tensors)
+        return super()._capture(args, facts)
 
     def check(self, session: Session, trace: Trace, args: Sequence[Any], lifted: Sequence[Tensor]) -> None:
         """The first comparison with the user's own body; raises CaptureError where they differ."""

@@ -84,14 +84,12 @@ class Unit:
         try:
             executable, lifted = self.captured(args)
         except CaptureError:  # a derivative of a method that cannot be captured: through autograd, as in eager
-            results = self.body(*args)
-            _ran.captured = None
-            return results
-        values = [a for a in args if isinstance(a, VALUES)]
-        _ran.captured = executable.trace, [i for i, a in enumerate(args) if isinstance(a, VALUES)]
-        if any(map(is_batched, values)):  # no memory that a kernel could read
-            return list(executable.replay(*values, *lifted))
-        return executable(values, lifted)
+            return ran(None, self.body(*args))
+        live = [i for i, a in enumerate(args) if isinstance(a, VALUES)]
+        values = [args[i] for i in live]
+        batched = any(map(is_batched, values))  # no memory that a kernel could read
+        results = list(executable.replay(*values, *lifted)) if batched else executable(values, lifted)
+        return ran((executable.trace, live), results)
 
     def captured(self, args: Sequence[Any]) -> tuple[Executable, list[Tensor]]:
         """The graph for arguments like these."""
@@ -357,6 +355,12 @@ _ran = threading.local()
 """`captured`: of what this thread executed last, the graph and which arguments are its inputs, by number; or None."""
 
 
+def ran(captured: tuple[Trace, list[int]] | None, results: Sequence[Any]) -> Sequence[Any]:
+    """The results of an execution, with a note of what it executed."""
+    _ran.captured = captured
+    return results
+
+
 def _constant_results(args: Sequence[Any], needs: Sequence[bool]) -> list[int]:
     """The results of what ran last, on these arguments, that depend on none that needs a gradient."""
     captured = getattr(_ran, "captured", None)
@@ -438,8 +442,7 @@ class BackwardUnit(Unit):
             return self.body(*args)
         residuals, sizes, gradients = self._parts(args)
         results = self.compiler.run_backward(self.specialization, self.backend, residuals, sizes, gradients)
-        _ran.captured = self._captured_for(args, sizes, gradients)
-        return results
+        return ran(self._captured_for(args, sizes, gradients), results)
 
     def _captured_for(
         self, args: Sequence[Any], sizes: BoundSizes, gradients: Sequence[Any]
