@@ -37,7 +37,7 @@ def test_a_third_partys_tests_show_no_new_failure() -> None:
         after, printed = outcomes(*PLUGIN, f"--fusegrad={backend}")
         assert after == before, printed
         told = re.search(r"fusegrad: (\d+) Function classes defined, (\d+) called, (\d+) compiled", printed)
-        assert told is not None and tuple(map(int, told.groups())) == (8, 8, 7), printed
+        assert told is not None and tuple(map(int, told.groups())) == (8, 8, 8), printed  # of Sine: backward alone
         assert "as written: third_party.Sine.forward: it leaves torch" in printed
 
 
