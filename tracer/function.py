@@ -30,7 +30,7 @@ from .reads import SCALARS, Reads, state_of
 from .torch_private import memory_of
 
 Tensor = torch.Tensor
-SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool, torch.Size)
 
 
 def uses_setup_context(cls: type) -> bool:
