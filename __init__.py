@@ -2,6 +2,7 @@
 
 @fusegrad.compile                 a Function class, or a plain function of tensors
 fusegrad.explain(Fast, *args)     what it becomes: kernels, launches, bytes, and why a method is not compiled
+fusegrad.check(Fast, *args)       whether it is what you wrote, over transforms, dtypes, layouts and sizes
 fusegrad.stats()                  counters of this process
 fusegrad.config.patch(...)        settings for a block of code
 """
@@ -11,6 +12,18 @@ from .runtime import config, random
 from .runtime.explain import explain
 from .runtime.function import FallbackWarning, compile
 from .runtime.stats import stats
+from .runtime.trial import CheckError, check
 
-__all__ = ["FallbackWarning", "FusegradError", "NotTraceableError", "compile", "config", "explain", "random", "stats"]
+__all__ = [
+    "CheckError",
+    "FallbackWarning",
+    "FusegradError",
+    "NotTraceableError",
+    "check",
+    "compile",
+    "config",
+    "explain",
+    "random",
+    "stats",
+]
 __version__ = "0.1.0"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from .ir.errors import FusegradError
-from .runtime import demo
+from .runtime import check_command, demo
 
 
 class Command(Protocol):
@@ -21,7 +21,7 @@ class Command(Protocol):
     def run(self, options: argparse.Namespace) -> int: ...
 
 
-COMMANDS: dict[str, Command] = {"demo": demo}
+COMMANDS: dict[str, Command] = {"demo": demo, "check": check_command}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -40,18 +41,26 @@ class TreeError(FusegradError, TypeError):
 
 
 # ------------------------------------------------------------------ structures
+_one_by_one = threading.Lock()
+
+
 class Structure:
     """What is left of a nested value without its leaves; one object for each structure, so that keys may hold it."""
 
     known: ClassVar[dict[Any, Structure]] = {}
+    numbered: ClassVar[list[Structure]] = []
 
     def __init__(self, spec: pytree.TreeSpec, several: bool) -> None:
-        self.spec, self.several = spec, several
+        self.spec, self.several, self.number = spec, several, len(self.numbered)
 
     @classmethod
     def of(cls, spec: pytree.TreeSpec, several: bool) -> Structure:
         """several: the top is the tuple of all arguments or outputs, not a value of its own."""
-        return cls.known.setdefault((spec, several), cls(spec, several))
+        with _one_by_one:
+            if (spec, several) not in cls.known:
+                cls.known[spec, several] = cls(spec, several)
+                cls.numbered.append(cls.known[spec, several])
+            return cls.known[spec, several]
 
     def __call__(self, leaves: Sequence[Any]) -> Any:
         return pytree.tree_unflatten(list(leaves), self.spec)
@@ -165,6 +174,12 @@ class TreeContext:
         delattr(self._ctx, name)
 
 
+def _trees(ctx: Any) -> tuple[Structure, Structure]:
+    """The structures of arguments and outputs that forward left on ctx, by number: constants for every cache."""
+    inputs, outputs = ctx._fusegrad_trees
+    return Structure.numbered[inputs], Structure.numbered[outputs]
+
+
 def flat_class(cls: type) -> type:
     """`forward(structure, *leaves) -> (*leaves, structure)` around the methods of `cls`, and so for each method."""
     makers = {"forward": _forward, "setup_context": _setup_context, "jvp": _jvp, "vmap": _vmap}
@@ -191,7 +206,7 @@ def _forward(cls: Any) -> Any:
     def with_context(ctx: Any, structure: Structure, *leaves: Any) -> Any:
         output = cls.forward(TreeContext(ctx, structure), *structure.each(leaves))
         results, outputs = flatten_outputs(output)
-        ctx._fusegrad_trees = (structure, outputs)
+        ctx._fusegrad_trees = (structure.number, outputs.number)
         return (*results, outputs)
 
     @_around(cls.forward)
@@ -206,7 +221,7 @@ def _setup_context(cls: Any) -> Any:
     @_around(cls.setup_context)
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         (structure, *leaves), (*results, outputs) = inputs, output
-        ctx._fusegrad_trees = (structure, outputs)
+        ctx._fusegrad_trees = (structure.number, outputs.number)
         cls.setup_context(TreeContext(ctx, structure), structure.each(leaves), outputs(results))
 
     return setup_context
@@ -219,7 +234,7 @@ def _backward(cls: Any) -> Any:
 
     @_around(method)
     def backward(ctx: Any, *gradients: Any) -> Any:
-        inputs, outputs = ctx._fusegrad_trees
+        inputs, outputs = _trees(ctx)
         result = body(TreeContext(ctx, inputs), *outputs.each(gradients[:-1]))
         models = inputs.models()
         given = exact_gradients(cls, result, len(models))
@@ -260,7 +275,7 @@ class _named:
 def _jvp(cls: Any) -> Any:
     @_around(cls.jvp)
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        inputs, outputs = ctx._fusegrad_trees
+        inputs, outputs = _trees(ctx)
         result = cls.jvp(TreeContext(ctx, inputs), *inputs.each(tangents[1:]))
         whole = result if outputs.several else (result,)
         with _named(cls, "jvp", cls.jvp, "the tangent", "output"):

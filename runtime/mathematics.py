@@ -1,0 +1,173 @@
+"""torch.func's transforms from plain autograd and loops: what they mean, for Functions that eager has no rule for.
+
+grad and vjp are the user's backward; <jvp(t), e> = <t, backward(e)> for every e; vmap is a stack of single calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from .modes import as_tuple, dual_numbers
+
+Tensor = torch.Tensor
+F = Callable[..., Any]
+STEP = 1e-5  # of central differences in float64: errors of about 1e-10
+
+
+def tracked(xs: Sequence[Tensor], at: Sequence[int]) -> list[Tensor]:
+    return [x.detach().requires_grad_() if i in at else x for i, x in enumerate(xs)]
+
+
+def back(outputs: Sequence[Tensor], weights: Sequence[Tensor], xs: Sequence[Tensor], again: bool = False) -> list[Any]:
+    """The gradients of xs, zeros where there is none."""
+    pairs = [(o, w) for o, w in zip(outputs, weights, strict=True) if o.requires_grad]
+    if not pairs:
+        return [torch.zeros_like(x) for x in xs]
+    ends, given = zip(*pairs, strict=True)
+    found = torch.autograd.grad(ends, xs, given, allow_unused=True, retain_graph=True, create_graph=again)
+    return [torch.zeros_like(x) if g is None else g for g, x in zip(found, xs, strict=True)]
+
+
+def basis(like: Tensor) -> list[Tensor]:
+    """The unit tensors of a shape."""
+    return list(torch.eye(like.numel(), dtype=like.dtype).reshape(-1, *like.shape))
+
+
+def rows(output: Tensor, xs: Sequence[Tensor]) -> list[Tensor]:
+    """The jacobian of one output: backward of each unit gradient."""
+    found = [back([output], [e], xs) for e in basis(output)]
+    return [_stack([r[i] for r in found], (*output.shape, *x.shape), x) for i, x in enumerate(xs)]
+
+
+def _stack(parts: Sequence[Tensor], shape: Sequence[int], like: Tensor) -> Tensor:
+    return torch.stack(list(parts)).reshape(tuple(shape)) if parts else like.new_zeros(tuple(shape))
+
+
+def grad(fn: F, argnums: Sequence[int]) -> F:
+    def gradient(*xs: Tensor) -> Any:
+        xs = tuple(tracked(xs, argnums))
+        return tuple(back([fn(*xs)], [torch.ones(())], [xs[i] for i in argnums]))
+
+    return gradient
+
+
+def vjp(fn: F, *xs: Tensor) -> Any:
+    given = tracked(xs, range(len(xs)))
+    outputs = fn(*given)
+    return outputs, lambda weights: tuple(back(outputs, weights, given))
+
+
+def jvp(fn: F, xs: Sequence[Tensor], ts: Sequence[Tensor]) -> Any:
+    """The user's own jvp by dual numbers, or else the transpose of his backward."""
+    try:
+        return dual_numbers(fn, xs, ts)
+    except (RuntimeError, NotImplementedError):
+        given = tracked(xs, range(len(xs)))
+        outputs = fn(*given)
+        return outputs, tuple(_contracted(rows(o, given), ts, o) for o in outputs)
+
+
+def _contracted(jacobian: Sequence[Tensor], ts: Sequence[Tensor], output: Tensor) -> Tensor:
+    pairs = zip(jacobian, ts, strict=True)
+    return sum((torch.tensordot(j, t, t.dim()) for j, t in pairs), torch.zeros_like(output))
+
+
+def jacrev(fn: F, argnums: Sequence[int]) -> F:
+    def jacobian(*xs: Tensor) -> Any:
+        xs = tuple(tracked(xs, argnums))
+        return tuple(tuple(rows(o, [xs[i] for i in argnums])) for o in fn(*xs))
+
+    return jacobian
+
+
+def jacfwd(fn: F, argnums: Sequence[int]) -> F:
+    """Column by column with the user's own jvp, else from his backward."""
+
+    def jacobian(*xs: Tensor) -> Any:
+        try:
+            return _by_columns(fn, xs, argnums)
+        except (RuntimeError, NotImplementedError):
+            return jacrev(fn, argnums)(*xs)
+
+    return jacobian
+
+
+def _by_columns(fn: F, xs: Sequence[Tensor], argnums: Sequence[int]) -> Any:
+    outputs = fn(*xs)
+    columns = [[_pushed(fn, xs, i, e) for e in basis(xs[i])] for i in argnums]
+    return tuple(
+        tuple(
+            torch.stack([c[k] for c in found], -1).reshape((*o.shape, *xs[i].shape))
+            for i, found in zip(argnums, columns, strict=True)
+        )
+        for k, o in enumerate(outputs)
+    )
+
+
+def _pushed(fn: F, xs: Sequence[Tensor], at: int, tangent: Tensor) -> Any:
+    return dual_numbers(fn, xs, [tangent if i == at else torch.zeros_like(x) for i, x in enumerate(xs)])[1]
+
+
+def hessian(fn: F, argnums: Sequence[int]) -> F:
+    """The derivative of backward, by double backward."""
+
+    def second(*xs: Tensor) -> Any:
+        xs = tuple(tracked(xs, argnums))
+        wanted = [xs[i] for i in argnums]
+        return tuple(tuple(rows(g, wanted)) for g in back([fn(*xs)], [torch.ones(())], wanted, again=True))
+
+    return second
+
+
+def hessian_by_differences(fn: F, argnums: Sequence[int]) -> F:
+    """The derivative of backward as a function of the arguments; it needs float64."""
+
+    def second(*xs: Tensor) -> Any:
+        columns = [[_difference(grad(fn, argnums), xs, i, e) for e in basis(xs[i])] for i in argnums]
+        return tuple(
+            tuple(
+                torch.stack([c[k] for c in found], -1).reshape((*xs[a].shape, *xs[i].shape))
+                for i, found in zip(argnums, columns, strict=True)
+            )
+            for k, a in enumerate(argnums)
+        )
+
+    return second
+
+
+def _difference(fn: F, xs: Sequence[Tensor], at: int, unit: Tensor) -> list[Tensor]:
+    ahead, behind = (fn(*[x + s * STEP * unit if i == at else x for i, x in enumerate(xs)]) for s in (1, -1))
+    return [(a - b) / (2 * STEP) for a, b in zip(ahead, behind, strict=True)]
+
+
+def vmap(fn: F, in_dims: Any, out_dims: int = 0) -> F:
+    def stacked(*xs: Tensor) -> Any:
+        dims = (in_dims,) * len(xs) if isinstance(in_dims, int) else in_dims
+        count = next(x.shape[d] for x, d in zip(xs, dims, strict=True) if d is not None)
+        pairs = list(zip(xs, dims, strict=True))
+        lanes = [as_tuple(fn(*[x if d is None else x.select(d, i) for x, d in pairs])) for i in range(count)]
+        return tuple(torch.stack(parts) for parts in zip(*lanes, strict=True))
+
+    return stacked
+
+
+class Mathematics:
+    """The toolkit in place of torch's."""
+
+    dual = staticmethod(jvp)
+    grad = staticmethod(grad)
+    vjp = staticmethod(vjp)
+    jvp = staticmethod(jvp)
+    jacrev = staticmethod(jacrev)
+    jacfwd = staticmethod(jacfwd)
+    hessian = staticmethod(hessian)
+    vmap = staticmethod(vmap)
+
+
+class Differences(Mathematics):
+    """The same, with second derivatives as differences of backward: where eager's double backward is only a part."""
+
+    hessian = staticmethod(hessian_by_differences)

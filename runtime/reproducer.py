@@ -1,0 +1,290 @@
+"""A difference that `check` found, smaller, as a script that shows it without `check`.
+
+The script holds the source of the very functions that ran (`modes.py`), the tensors, and how to get the class.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import textwrap
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.utils._pytree as pytree
+
+from . import mathematics, modes
+from .layouts import lengths, resized
+from .modes import DERIVABLE, MODES
+from .subject import Case, Subject, Weights
+from .verdict import Difference
+
+if TYPE_CHECKING:
+    from .trial import Row
+
+Tensor = torch.Tensor
+ATTEMPTS, SECONDS = 24, 5.0
+LITERAL = 400  # numbers of a tensor that are written out; a larger one is drawn anew
+
+
+def reproduced(subject: Subject, case: Case, row: Row, found: Difference) -> tuple[Case, Difference, str]:
+    """(the smallest case that still differs, its difference, the script)."""
+    smaller, difference = shrunk(subject, case, found)
+    return smaller, difference, script(subject, smaller, row.backend, difference)
+
+
+# ------------------------------------------------------------------ shrinking
+def shrunk(subject: Subject, case: Case, found: Difference) -> tuple[Case, Difference]:
+    """Simpler layouts and sizes, as long as a fresh compilation differs too."""
+    stop = time.perf_counter() + SECONDS
+    attempts = 0
+    simpler = True
+    while simpler:
+        simpler = False
+        for candidate in candidates(case):
+            attempts += 1
+            if attempts > ATTEMPTS or time.perf_counter() > stop:
+                return case, found
+            if (difference := fails(subject, candidate)) is not None:
+                case, found, simpler = candidate, difference, True
+                break
+    return case, found
+
+
+def fails(subject: Subject, case: Case) -> Difference | None:
+    from .trial import tried
+
+    subject.fast, subject.compiler = subject.fresh()
+    return tried(subject, case)[1]
+
+
+def candidates(case: Case) -> Iterator[Case]:
+    """What is one step simpler."""
+    for n in lengths(case.xs):
+        for m in sorted({1, 2, 3, n // 2}):
+            if 0 < m < n:
+                yield replace(case, xs=tuple(resized(case.xs, {n: m})))
+    if case.weights.layout != "contiguous":
+        yield replace(case, weights=Weights("contiguous", case.weights.only))
+    for i, x in enumerate(case.xs):
+        if not x.is_contiguous():
+            simple = x.detach().contiguous().requires_grad_(x.requires_grad)
+            yield replace(case, xs=tuple(simple if i == j else y for j, y in enumerate(case.xs)))
+
+
+# ------------------------------------------------------------------ the script
+SCRIPT = '''# {title}
+# torch {torch}; raises AssertionError where the two differ.
+from __future__ import annotations
+
+import torch
+import torch.utils._pytree
+import torch.utils.checkpoint
+from torch.autograd import Function, forward_ad
+from torch.autograd.function import once_differentiable
+
+import fusegrad
+
+inf, nan = float("inf"), float("nan")
+Tensor = torch.Tensor
+
+
+{subject}
+
+
+def strided(numbers, shape, strides, dtype, requires_grad=False):
+    if 0 in strides and 0 not in shape:
+        whole = torch.tensor(numbers, dtype=dtype).view([1 if s == 0 else n for n, s in zip(shape, strides)])
+        return whole.expand(shape).requires_grad_(requires_grad)
+    memory = torch.empty_strided(shape, strides, dtype=dtype)
+    return memory.copy_(torch.tensor(numbers, dtype=dtype).view(shape)).requires_grad_(requires_grad)
+
+
+{tensors}
+
+
+def f(apply):
+    def call(*xs):
+        {clones}result = apply({call})
+        return result if isinstance(result, tuple) else tuple(torch.utils._pytree.tree_leaves(result))
+
+    return call
+
+
+# what ran, word for word out of fusegrad.runtime
+{sources}
+
+torch.manual_seed({seed})
+ours = {mode}({toolkit}, f(fast), xs, gs)
+{remade}
+torch.manual_seed({seed})
+eager = {mode}({other}, f(theirs), xs, gs)
+for name in eager:
+    print(name, "fusegrad:", ours[name], "eager:", eager[name], sep="\\n  ")
+# check said: {difference}
+assert ours.keys() == eager.keys()
+for name in eager:
+    a, b = ours[name], eager[name]
+    if isinstance(b, torch.Tensor) and isinstance(a, torch.Tensor):
+        facts = [(t.dtype, t.requires_grad, [s for s, n in zip(t.stride(), t.shape) if n > 1]) for t in (a, b)]
+        assert facts[0] == facts[1] or {loose}, (name, *facts)
+        torch.testing.assert_close(a, b{near})
+    else:
+        assert a == b or {loose}, (name, a, b)
+'''
+
+
+NESTED = '''
+from fusegrad.runtime.trees import bound, call_flat
+
+
+def theirs(*args, **kwargs):  # the user's methods, uncompiled, around flat tensors
+    return call_flat(fast.__self__._fusegrad.users, bound(subject, args, kwargs))'''
+
+
+def script(subject: Subject, case: Case, backend: str, found: Difference) -> str:
+    """The text; it runs where the class can be imported, or where its source is all that it needs."""
+    gs = subject.gradients(case.xs, case.weights)
+    derived = case.mode in DERIVABLE and _eager_raises(subject, case, gs)
+    function = MODES[case.mode]
+    wanted = [function, modes.Transforms, *([mathematics.Mathematics] if derived else [])]
+    tensors = "\n".join([_list("xs", case.xs), _list("gs", gs)])
+    return SCRIPT.format(
+        title=f"check({subject.name}): {case.mode}, {case.what}, backend {backend}",
+        torch=torch.__version__,
+        subject=_subject(subject, backend),
+        tensors=tensors,
+        remade=tensors,
+        clones="xs = [x.clone() for x in xs]\n        " if subject.cloned else "",
+        call=_call(subject),
+        sources="\n\n\n".join(_sources(wanted)),
+        seed=subject.seed,
+        mode=function.__name__,
+        toolkit="Transforms",
+        other="Mathematics" if derived else "Transforms",
+        difference=str(found).replace("\n", " "),
+        loose=case.mode in DERIVABLE or not subject.tolerance.strict,
+        near="" if found.index is None else ", equal_nan=True",
+    )
+
+
+def _eager_raises(subject: Subject, case: Case, gs: Sequence[Any]) -> bool:
+    return subject.run(subject.eager, case.mode, case.xs, gs).error is not None
+
+
+def _list(name: str, values: Sequence[Any]) -> str:
+    first: dict[int, int] = {}
+    lines = []
+    for i, value in enumerate(values):
+        again = first.setdefault(id(value), i)
+        lines.append(f"    {_tensor(value)}," if again == i else "    None,")
+    doubles = [(i, first[id(v)]) for i, v in enumerate(values) if first[id(v)] != i and v is not None]
+    aliases = [f"{name}[{i}] = {name}[{j}]" for i, j in doubles]
+    return "\n".join([f"{name} = [", *lines, "]", *aliases])
+
+
+def _tensor(value: Any) -> str:
+    """The call that makes a tensor again; numbers of large ones are drawn."""
+    if not isinstance(value, Tensor):
+        return repr(value)
+    expanded = 0 in value.stride() and value.numel()
+    shown = value.detach()
+    if expanded:
+        shown = shown[tuple(slice(0, 1) if s == 0 else slice(None) for s in value.stride())]
+    whole = tuple(value.shape), value.stride(), value.dtype
+    numbers: Any = shown.reshape(-1).tolist()
+    if len(numbers) > LITERAL:
+        drawn = f"torch.sin(torch.arange({len(numbers)}, dtype=torch.float64)).tolist()"
+        numbers = drawn if value.is_floating_point() else numbers
+    return f"strided({numbers}, {whole[0]}, {whole[1]}, {whole[2]}, {value.requires_grad})"
+
+
+def _call(subject: Subject) -> str:
+    """The user's call, its tensors written as xs[i]."""
+    at = iter(range(len(subject.leaves)))
+    shown = [_Text(f"xs[{next(at)}]") if isinstance(a, Tensor) else a for a in subject.leaves]
+    args, kwargs = pytree.tree_unflatten(shown, subject.spec)
+    return ", ".join([*map(repr, args), *(f"{k}={v!r}" for k, v in kwargs.items())])
+
+
+class _Text(str):
+    """Prints as it is inside the repr of a container."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _subject(subject: Subject, backend: str) -> str:
+    """How to get the class: its module where that can be imported, else its source."""
+    user, options = subject.user, {**subject.options, "backend": backend}
+    given = ", ".join(f"{k}={v!r}" for k, v in options.items())
+    name = subject.name if subject.name.isidentifier() else "subject"
+    is_class = isinstance(user, type)
+    original = "_fusegrad_user_class" if is_class else "__wrapped__"
+    lines = [
+        _source_of(user, name),
+        f"subject = getattr({name}, {original!r}, {name})",
+        f"fast = fusegrad.compile(subject, {given}){'.apply' if is_class else ''}",
+    ]
+    if options.get("pytree") and is_class:
+        return "\n".join([*lines, NESTED])
+    return "\n".join([*lines, f"theirs = subject{'.apply' if is_class else ''}"])
+
+
+def _source_of(user: Any, name: str) -> str:
+    module, qualified = user.__module__, user.__qualname__
+    if "<locals>" not in qualified and module != "__main__" and module in sys.modules and _importable(module):
+        top = qualified.split(".")[0]
+        alias = "" if qualified == name else f"\n{name} = {qualified}"
+        return f"from {module} import {top}{alias}"
+    try:
+        text = textwrap.dedent(inspect.getsource(user))
+    except (OSError, TypeError):
+        return f"# define {qualified} of module {module} here: its source cannot be read"
+    return f"# {qualified} of module {module}; what it reads from around it is to be added\n{text}"
+
+
+def _importable(module: str) -> bool:
+    import importlib.util
+
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ValueError, ImportError):
+        return False
+
+
+def _sources(roots: Sequence[Any]) -> list[str]:
+    """The source of functions and classes, and of everything out of the two modules that they use."""
+    found: dict[str, Any] = {}
+    waiting = list(roots)
+    while waiting:
+        item = waiting.pop()
+        if item.__name__ in found:
+            continue
+        found[item.__name__] = item
+        waiting += [known for name in _names_in(item) if (known := _ours(name, item.__module__)) is not None]
+    constants = [f"{n} = {getattr(m, n)}" for m, n in ((modes, "BATCH"), (mathematics, "STEP"))]
+    functions = [inspect.getsource(v).rstrip() for v in found.values() if not isinstance(v, type)]
+    classes = [inspect.getsource(v).rstrip() for v in found.values() if isinstance(v, type)]
+    return ["\n".join(constants), *functions, *classes]
+
+
+def _names_in(item: Any) -> set[str]:
+    if isinstance(item, type):
+        return {v.__func__.__name__ for v in vars(item).values() if isinstance(v, staticmethod)}
+    return _names_of(item.__code__)
+
+
+def _names_of(code: Any) -> set[str]:
+    inner = [c for c in code.co_consts if inspect.iscode(c)]
+    return set(code.co_names).union(*map(_names_of, inner))
+
+
+def _ours(name: str, module: str) -> Any:
+    space = vars(sys.modules[module]) if module in sys.modules else {}
+    found = space.get(name)
+    mine = (modes.__name__, mathematics.__name__)
+    return found if (inspect.isfunction(found) or isinstance(found, type)) and found.__module__ in mine else None
