@@ -236,12 +236,18 @@ def _methods(compiler: Compiler) -> dict[str, Record]:
         "forward": Record("compiled"),
         "setup_context": Record("compiled") if uses_setup_context(cls) else absent,
         "backward": Record("compiled") if has_backward else absent,
-        "jvp": Record("opaque", "the user's own rule runs as it is") if own["jvp"] else derived,
+        "jvp": _own_jvp(compiler) if own["jvp"] else derived,
         "vmap": Record("opaque", "the user's own rule runs as it is") if own["vmap"] else Record("derived"),
     }
     usable = bool(compiler.known)  # for some arguments at least forward is compiled
     known = {n: r for n, r in compiler.records.items() if r.status == "opaque" and not (n == "forward" and usable)}
     return _beside_opaque_ones(compiler, found | opaque | known)
+
+
+def _own_jvp(compiler: Compiler) -> Record:
+    """The user's jvp is compiled where it is declared traceable (or everything has to be)."""
+    promised = compiler.must_capture("jvp")
+    return Record("compiled") if promised else Record("opaque", "the user's own rule runs as it is")
 
 
 def _beside_opaque_ones(compiler: Compiler, methods: dict[str, Record]) -> dict[str, Record]:

@@ -23,10 +23,8 @@ from ..tracer.context import BackwardContext
 from ..tracer.function import backward_method, is_once_differentiable
 from ..tracer.reads import DEPTH, SCALARS, Reads, freeze, is_library, scan
 from ..tracer.torch_private import dual_level, is_batched, no_autocast, transforms_active
-from .check import cut, differs, intermediate_bytes
-from .config import settings
 from .guards import global_state, is_plain
-from .plan import Binder
+from .promised import compare
 from .unit import VALUES, Unit, ran
 
 if TYPE_CHECKING:
@@ -221,25 +219,7 @@ class OpaqueBackward(Unit):
         return super()._capture(args, facts)
 
     def check(self, session: Session, trace: Trace, args: Sequence[Any], lifted: Sequence[Tensor]) -> None:
-        """The first comparison with the user's own body; raises CaptureError where they differ."""
-        live = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
-        values = [args[i] for i in live]
-        sizes = Binder(trace.fakes)(values)
-        if intermediate_bytes(trace.graph_module, sizes) > settings().check_bytes:
-            small = cut(values, trace.fakes, sizes, session.conditions(sizes))
-            if small is None:
-                return
-            values = small
-
-        def users(given: Sequence[Any]) -> Sequence[Any]:
-            full = list(args)
-            for i, value in zip(live, given, strict=True):
-                full[i] = value
-            return self.body(*full)
-
-        why = differs(lambda given: trace.graph_module(*given, *lifted), users, values) if settings().check else None
-        if why is not None:
-            raise CaptureError(reason=why, where="unknown")
+        compare(self.body, session, trace, args, lifted)
 
 
 def _anew(value: Any) -> Any:

@@ -20,6 +20,7 @@ from ..tracer.context import BackwardContext
 from ..tracer.function import backward_method, rebind
 from ..tracer.torch_private import forward_mode_is_active, share_memory
 from .linear import AttachedGradients, NonLinearBackward, why_not_linear
+from .promised import PromisedJvp
 from .unit import BackwardUnit, OutDim, Unit, batchable, lane, present_under_vmap
 
 if TYPE_CHECKING:
@@ -247,6 +248,7 @@ class Whole(Rules):
         self.forward_unit = Unit(f"{spec.name}_forward", self._forward_body, backend, spec.reads)
         self.setup_unit = Unit(f"{spec.name}_setup_context", self._setup_body, backend, spec.reads)
         self.tangent_units: dict[tuple[bool, ...], Unit] = {}
+        self.promised: dict[tuple[bool, ...], Unit] = {}
 
     def backward_for(self, gradients: Sequence[Any]) -> Unit:
         return BackwardUnit.of(self.compiler, self.spec, self.backend)
@@ -297,6 +299,25 @@ class Whole(Rules):
 
     # ------------------------------------------------------------------ the user's own rules
     def own_jvp(self, kept: Sequence[Any], sizes: Any, tangents: Sequence[Any]) -> tuple[Any, ...]:
+        if not self.compiler.must_capture("jvp") or self.spec.writes_inputs:
+            return self._users_jvp(kept, sizes, tangents)
+        mask = tuple(t is not None for t in tangents)
+        numbers = [sizes[s] for s in self.symbols]
+        return tuple(self._promised_jvp(mask, len(kept))(*kept, *numbers, *[t for t in tangents if t is not None]))
+
+    def _promised_jvp(self, mask: tuple[bool, ...], kept: int) -> Unit:
+        if mask not in self.promised:
+            middle = kept + len(self.symbols)
+
+            def body(*args: Any) -> Sequence[Any]:
+                supply = iter(args[middle:])
+                sizes = dict(zip(self.symbols, args[kept:middle], strict=True))
+                return self._users_jvp(args[:kept], sizes, [next(supply) if there else None for there in mask])
+
+            self.promised[mask] = PromisedJvp(self.compiler, body, self.backend)
+        return self.promised[mask]
+
+    def _users_jvp(self, kept: Sequence[Any], sizes: Any, tangents: Sequence[Any]) -> tuple[Any, ...]:
         forward = self.spec.forward
         if forward.materialize_grads:
             tangents = tuple(self._materialized(i, t, sizes) for i, t in enumerate(tangents))

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import torch
 from torch.autograd import Function
-from torch.func import jacfwd
+from torch.func import hessian, jacfwd, jvp, vmap
 from watching import (
+    ACTIONS,
     ALL,
     Opaque,
     Sine,
@@ -490,3 +491,97 @@ def test_a_plain_function_that_cannot_be_captured_runs_as_often_as_in_eager() ->
     finally:
         sys.setprofile(None)
     assert times == 1 and torch.equal(g, torch.autograd.grad(f(x).sum(), x)[0])
+
+
+# ------------------------------------------------------------------ jvp
+class Promised(Function):
+    """A jvp that is deliberately not the derivative: it has to be seen, compiled or not."""
+
+    is_traceable = True
+
+    @staticmethod
+    def forward(x, k):
+        return x.sin() * k
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        x, ctx.k = inputs
+        ctx.save_for_backward(x)
+        ctx.save_for_forward(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return g * x.cos() * ctx.k, None
+
+    @staticmethod
+    def jvp(ctx, t, _):
+        (x,) = ctx.saved_tensors
+        return t * x.cos() * ctx.k * x.shape[0] * SCALE
+
+
+class PromisedVmap(Promised):
+    generate_vmap_rule = True
+
+
+FORWARD_MODE: dict[str, Callable[[Any], Any]] = {
+    "jvp": lambda cls: jvp(lambda x: cls.apply(x, 3), (leaf(4).detach(),), (torch.ones(4),)),
+    "duals": lambda cls: ACTIONS["duals"](cls),
+    "jacfwd": lambda cls: jacfwd(lambda x: cls.apply(x, 3))(leaf(3).detach()),
+    "hessian": lambda cls: hessian(lambda x: cls.apply(x, 3).sum())(leaf(3).detach()),
+    "vmap jvp": lambda cls: vmap(lambda x: jvp(lambda y: cls.apply(y, 3), (x,), (torch.ones(4),)))(leaf(2, 4).detach()),
+}
+
+
+@pytest.mark.parametrize("backend", ["reference", "interpret"])
+@pytest.mark.parametrize("name", FORWARD_MODE)
+def test_t1_a_promised_jvp_is_compiled_and_stays_what_it_says(name, backend) -> None:
+    fast, action = fusegrad.compile(PromisedVmap, backend=backend), FORWARD_MODE[name]
+    for _ in range(2):
+        mine, theirs = outcome(action, fast), outcome(action, PromisedVmap)
+        assert not isinstance(theirs, tuple)
+        torch.testing.assert_close(mine, theirs)
+    before = captures()
+    with watching(Promised) as seen:
+        outcome(action, fast)
+    assert not seen.calls and captures() == before
+    assert record(fast, "jvp").status == "compiled"
+    assert fusegrad.explain(fast, leaf(3), 3).to_dict()["methods"]["jvp"]["status"] == "compiled"
+
+
+def test_a_promised_jvp_has_a_second_order_where_eager_gives_zeros() -> None:
+    """A defect of torch 2.13: forward mode over a custom jvp, twice, loses what it saved and says 0."""
+    fast, x = fusegrad.compile(PromisedVmap), leaf(4).detach()
+
+    def twice(cls: Any) -> Tensor:
+        def once(x: Tensor) -> Tensor:
+            return jvp(lambda y: cls.apply(y, 3), (x,), (torch.ones(4),))[1]
+
+        return jvp(once, (x,), (torch.ones(4),))[1]
+
+    assert not twice(PromisedVmap).any()
+    torch.testing.assert_close(twice(fast), -x.sin() * 3 * 4 * SCALE)
+
+
+def test_t2_a_promised_jvp_follows_what_it_reads(monkeypatch) -> None:
+    fast = fusegrad.compile(PromisedVmap)
+    for scale in (2.0, 5.0, 2.0):
+        monkeypatch.setitem(globals(), "SCALE", scale)
+        for action in (FORWARD_MODE["jvp"], FORWARD_MODE["duals"]):
+            same(outcome(action, fast), outcome(action, PromisedVmap))
+
+
+def test_t5_a_lying_jvp_raises_each_time() -> None:
+    class Lying(Promised):
+        traceable = {"jvp": True}  # noqa: RUF012  as users write it
+
+        @staticmethod
+        def jvp(ctx, t, _):
+            return t * t.sum().item()
+
+    fast = fusegrad.compile(Lying)
+    for _ in range(2):
+        with pytest.raises(fusegrad.NotTraceableError, match=r"Lying\.jvp cannot be captured") as found:
+            FORWARD_MODE["jvp"](fast)
+        assert line_of(Lying.jvp, ".item()") in str(found.value)
+    same(outcome(lambda cls: first_of(cls, 2), fast), outcome(lambda cls: first_of(cls, 2), Promised))
