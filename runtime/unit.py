@@ -361,9 +361,8 @@ def ran(captured: tuple[Trace, list[int]] | None, results: Sequence[Any]) -> Seq
     return results
 
 
-def _constant_results(args: Sequence[Any], needs: Sequence[bool]) -> list[int]:
-    """The results of what ran last, on these arguments, that depend on none that needs a gradient."""
-    captured = getattr(_ran, "captured", None)
+def _constant_results(captured: Any, args: Sequence[Any], needs: Sequence[bool]) -> list[int]:
+    """The results of a noted execution on these arguments that depend on none that needs a gradient."""
     if captured is None:
         return []
     trace, live = captured
@@ -371,9 +370,13 @@ def _constant_results(args: Sequence[Any], needs: Sequence[bool]) -> list[int]:
 
 
 def _function_of(unit: Unit) -> Any:
+    noted = threading.local()  # other units run between forward and the setup_context of a level further out
+
     def forward(*args: Any) -> Any:
         _ran.captured = None
-        return tuple(o.view_as(o) if _is_one_of(o, args) else o for o in unit.execute(args))
+        results = unit.execute(args)
+        noted.captured = _ran.captured
+        return tuple(o.view_as(o) if _is_one_of(o, args) else o for o in results)
 
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         ctx.set_materialize_grads(False)
@@ -382,7 +385,8 @@ def _function_of(unit: Unit) -> Any:
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)
         needs = [True] * len(inputs) if transforms_active() else ctx.needs_input_grad
-        if constant := [o for i in _constant_results(inputs, needs) if _is_float(o := output[i])]:
+        fixed = _constant_results(noted.captured, inputs, needs)
+        if constant := [o for i in fixed if _is_float(o := output[i])]:
             ctx.mark_non_differentiable(*constant)
 
     def arguments(ctx: Any) -> list[Any]:
