@@ -66,6 +66,7 @@ class Unit:
     def __init__(self, name: str, body: Body, backend: str, reads: Reads) -> None:
         self.name, self.body, self.backend, self.reads = name, body, backend, reads
         self.graphs: list[tuple[Any, Guard, Executable, list[Read]]] = []
+        self.noted = threading.local()  # `captured`: what its function, or that of a batch of it, ran last
         self._function: Any = None
         self._derived: dict[Any, Unit] = {}
 
@@ -187,6 +188,7 @@ class BatchedUnit(Unit):
     ) -> None:
         super().__init__(f"{parent.name}_batched", self._vmapped, parent.backend, parent.reads)
         self.parent, self.in_dims, self.randomness, self.out_dims = parent, in_dims, randomness, out_dims
+        self.noted = parent.noted
         self._flat: Any = None
 
     def _vmapped(self, *args: Any) -> Sequence[Any]:
@@ -370,7 +372,7 @@ def _constant_results(captured: Any, args: Sequence[Any], needs: Sequence[bool])
 
 
 def _function_of(unit: Unit) -> Any:
-    noted = threading.local()  # other units run between forward and the setup_context of a level further out
+    noted = unit.noted  # other units run between forward and the setup_context of a level further out
 
     def forward(*args: Any) -> Any:
         _ran.captured = None
@@ -385,7 +387,7 @@ def _function_of(unit: Unit) -> Any:
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)
         needs = [True] * len(inputs) if transforms_active() else ctx.needs_input_grad
-        fixed = _constant_results(noted.captured, inputs, needs)
+        fixed = _constant_results(getattr(noted, "captured", None), inputs, needs)
         if constant := [o for i in fixed if _is_float(o := output[i])]:
             ctx.mark_non_differentiable(*constant)
 
