@@ -192,7 +192,7 @@ def both_forms(target: Any, backend: str) -> tuple[Any, dict[str, Any], Apply]:
     """(what the user wrote, the options that it is compiled with, the call of it as he wrote it)."""
     compiler, is_class = compiler_of(target), isinstance(target, type)
     options = {n: getattr(compiler, n) for n in inspect.signature(compiled).parameters if hasattr(compiler, n)}
-    options |= {"backend": backend, "pytree": hasattr(target, "_fusegrad_flat")}
+    options |= {"backend": backend, "pytree": hasattr(target, "_fusegrad_flat"), "traceable": compiler.methods.option}
     user = getattr(target, "_fusegrad_user_class" if is_class else "__wrapped__", target)
 
     def nested(*args: Any, **kwargs: Any) -> Any:

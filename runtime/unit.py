@@ -60,6 +60,9 @@ def _strides(value: Tensor) -> tuple[int, ...]:
     return tuple(value.stride()) if value.dim() else ()
 
 
+Needed = tuple[bool, ...] | None
+
+
 class Unit:
     """A Python function of tensors, ints and Nones, captured per key, run as kernels, differentiable to any order."""
 
@@ -139,13 +142,17 @@ class Unit:
             self._function = _function_of(self)
         return self._function
 
-    def vjp(self, inputs: int) -> Unit:
-        """(inputs, cotangents of the outputs) -> cotangents of the inputs."""
-        if inputs not in self._derived:
-            self._derived[inputs] = Unit(
-                f"{self.name}_vjp", lambda *a: vjp_of(self.body, a[:inputs], a[inputs:]), self.backend, self.reads
+    def vjp(self, inputs: int, needed: Needed = None) -> Unit:
+        """(inputs, cotangents of the outputs) -> cotangents of the inputs that need one (None: of all)."""
+        key = ("vjp", inputs, needed)
+        if key not in self._derived:
+            self._derived[key] = Unit(
+                f"{self.name}_vjp",
+                lambda *a: vjp_of(self.body, a[:inputs], a[inputs:], needed),
+                self.backend,
+                self.reads,
             )
-        return self._derived[inputs]
+        return self._derived[key]
 
     def jvp(self, inputs: int) -> Unit:
         """(inputs, tangents) -> tangents of the outputs."""
@@ -156,9 +163,9 @@ class Unit:
             )
         return self._derived[key]
 
-    def pullback(self, args: Sequence[Any], cotangents: Sequence[Any]) -> Sequence[Any]:
-        """Cotangents of `args`."""
-        return self.vjp(len(args))(*args, *cotangents)
+    def pullback(self, args: Sequence[Any], cotangents: Sequence[Any], needed: Needed = None) -> Sequence[Any]:
+        """Cotangents of `args`, of those that need one."""
+        return self.vjp(len(args), needed)(*args, *cotangents)
 
     def pushforward(self, args: Sequence[Any], tangents: Sequence[Any]) -> Sequence[Any]:
         """Tangents of the outputs."""
@@ -220,11 +227,11 @@ class BatchedUnit(Unit):
         graph = batchable(trace.graph_module)
         self._flat = lambda *values: graph(*values, *lifted)
 
-    def pullback(self, args: Sequence[Any], cotangents: Sequence[Any]) -> Sequence[Any]:
+    def pullback(self, args: Sequence[Any], cotangents: Sequence[Any], needed: Needed = None) -> Sequence[Any]:
         outs = self.out_dims or (0,) * len(cotangents)
         given = [None if c is None or d == "sum" else d for c, d in zip(cotangents, outs, strict=True)]
         back: list[OutDim] = ["sum" if d is None else d for d in self.in_dims]
-        unit = self.parent.vjp(len(args)).batch((*self.in_dims, *given), self.randomness, back)
+        unit = self.parent.vjp(len(args), needed).batch((*self.in_dims, *given), self.randomness, back)
         return unit(*args, *cotangents)
 
     def pushforward(self, args: Sequence[Any], tangents: Sequence[Any]) -> Sequence[Any]:
@@ -232,7 +239,7 @@ class BatchedUnit(Unit):
         unit = self.parent.jvp(len(args)).batch((*self.in_dims, *moving), self.randomness, self.out_dims)
         return unit(*args, *tangents)
 
-    def vjp(self, inputs: int) -> Unit:
+    def vjp(self, inputs: int, needed: Needed = None) -> Unit:
         raise FusegradError("internal: the vjp of a batched unit depends on which cotangents there are; use pullback")
 
     jvp = vjp
@@ -292,20 +299,21 @@ def batchable(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
     return torch.fx.GraphModule(gm, graph)
 
 
-def vjp_of(body: Body, inputs: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
-    """Gradients of `body` at `inputs`, through eager's own autograd."""
+def vjp_of(body: Body, inputs: Sequence[Any], cotangents: Sequence[Any], needed: Needed = None) -> list[Any]:
+    """Gradients of `body` at `inputs`, through eager's own autograd, which watches only what needs one."""
     with torch.enable_grad():
-        leaves = [_tracked_alias(x) for x in inputs]
+        asked = [_is_float(x) and (needed is None or needed[i]) for i, x in enumerate(inputs)]
+        leaves = [_tracked_alias(x) if a else x for a, x in zip(asked, inputs, strict=True)]
         outputs = body(*leaves)
         pairs = [(o, c) for o, c in zip(outputs, cotangents, strict=True) if _differentiable(o) and c is not None]
-        wanted = [leaf for leaf in leaves if _is_float(leaf)]
+        wanted = [leaf for a, leaf in zip(asked, leaves, strict=True) if a]
         found: Sequence[Any] = [None] * len(wanted)
         if pairs and wanted:
             found = torch.autograd.grad(
                 [p[0] for p in pairs], wanted, [p[1] for p in pairs], allow_unused=True, create_graph=True
             )
     supply = iter(found)
-    return [next(supply) if _is_float(leaf) else None for leaf in leaves]
+    return [next(supply) if a else None for a in asked]
 
 
 def jvp_of(body: Body, inputs: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
@@ -396,7 +404,7 @@ def _function_of(unit: Unit) -> Any:
 
     def backward(ctx: Any, *gradients: Any) -> Any:
         args = arguments(ctx)
-        return tuple(unit.pullback(args, gradients))
+        return tuple(unit.pullback(args, gradients, ctx.needs_input_grad))
 
     def jvp(ctx: Any, *tangents: Any) -> Any:
         args = arguments(ctx)

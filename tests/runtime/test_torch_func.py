@@ -762,3 +762,30 @@ def test_own_rules_of_a_function_that_returns_a_number_beside_tensors() -> None:
     fast = fusegrad.compile(Counted)
     close(jvp(lambda x: fast.apply(x)[1], (X,), (torch.ones(5),))[1], 20 * X)
     close(vmap(lambda x: fast.apply(x)[1])(X), 100 * X * X)
+
+
+def test_double_backward_watches_what_needs_a_gradient() -> None:
+    """backward writes into an intermediate of what no gradient is asked for: eager allows it."""
+
+    class Indexed(Function):
+        @staticmethod
+        def forward(x):
+            return x.sum(), x.detach() * 2
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.mark_non_differentiable(output[1])
+            ctx.save_for_backward(output[1])
+
+        @staticmethod
+        def backward(ctx, g, _):
+            grad = ctx.saved_tensors[0].exp()
+            grad[0] -= 1
+            return grad * g
+
+    def second(apply: Any) -> Tensor:
+        x, g = X.clone().requires_grad_(), torch.ones((), requires_grad=True)
+        (first,) = torch.autograd.grad(apply(x)[0], x, g, create_graph=True)
+        return torch.autograd.grad((first * X).sum(), g)[0]
+
+    close(second(fusegrad.compile(Indexed).apply), second(Indexed.apply))
