@@ -161,8 +161,9 @@ class Compiler:
         """The class as a capture around it sees it: opaque as a whole where one of its methods is declared so."""
         if not self.methods.declared_opaque():
             return self.cls
-        names = {"is_traceable": False, "__module__": self.cls.__module__, "__qualname__": self.cls.__qualname__}
-        return type(self.cls.__name__, (self.cls,), names)
+        flags = {"is_traceable": False, "traceable": dict.fromkeys(self.methods.declared, False)}
+        names = {"__module__": self.cls.__module__, "__qualname__": self.cls.__qualname__}
+        return type(self.cls.__name__, (self.cls,), {**flags, **names})
 
     def as_written(self, *args: Any, **kwargs: Any) -> Any:
         """forward as the user wrote it; backward is captured by itself, where it may be."""
