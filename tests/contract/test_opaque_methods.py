@@ -70,6 +70,22 @@ def test_t3_the_other_methods_are_compiled() -> None:
         assert all(found[name]["status"] == "compiled" for name in others if name != "setup_context")
 
 
+@pytest.mark.parametrize("how", DECLARATIONS)
+@pytest.mark.parametrize("options", [{}, {"fullgraph": True}, {"dynamic": False}, {"backend": "interpret"}], ids=str)
+def test_t3_no_option_and_no_question_runs_an_opaque_body_on_anything_else(options, how) -> None:
+    body, roles = DECLARATIONS[how]
+    cls = touching(through_numpy, roles, **body)
+    fast = fusegrad.compile(cls, **options)
+    names = [n for role in roles for n in ((role, "setup_context") if role == "forward" else (role,))]
+    with watching(cls) as seen:
+        text = str(fusegrad.explain(fast, "f32[3]", 2))
+    assert "opaque" in text and not any(seen.calls[n] for n in names)
+    with watching(cls) as seen:
+        mine = outcome(first_order, fast)
+    assert not any(seen.on_fakes[n] for n in names) and all(seen.calls[n] == 1 for n in names if n != "jvp")
+    torch.testing.assert_close(mine, outcome(first_order, cls))
+
+
 def test_t3_class_wide_false_compiles_nothing_and_says_so() -> None:
     cls = touching(through_numpy, (), is_traceable=False)
     before = captures()
