@@ -457,7 +457,7 @@ def make_node(
         else:
             ctx._fusegrad_tensors, ctx._fusegrad_sizes = kept, sizes
         for mark, marked in marks:
-            getattr(ctx, mark)(*[pools[pool][i] for pool, i in marked])
+            getattr(ctx, mark)(*[pools[pool][i] if pool >= 0 else None for pool, i in marked])
         if not captured.materialize_grads:
             ctx.set_materialize_grads(False)
         return specialization.returned(outputs, pools[0], hidden, sizes)

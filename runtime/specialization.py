@@ -363,7 +363,7 @@ class Specialization:
         shape = rebind(fake.shape, sizes)
         if tuple(gradient.shape) != tuple(shape):
             gradient = gradient.sum_to_size(shape)
-        return gradient if gradient.dtype == fake.dtype else gradient.to(fake.dtype)
+        return _cast(gradient, fake.dtype)
 
     def _unwanted(self, argument: int) -> bool:
         """A tensor argument that needs no gradient: autograd would drop what backward returns for it."""
@@ -639,7 +639,12 @@ def _as_gradient_of(like: Tensor, gradient: Tensor) -> Tensor:
     shape = settled(like.shape)
     if [_expr(n) for n in gradient.shape] != [_expr(n) for n in shape]:
         gradient = gradient.sum_to_size(shape)
-    return gradient if gradient.dtype == like.dtype else gradient.to(like.dtype)
+    return _cast(gradient, like.dtype)
+
+
+def _cast(gradient: Tensor, dtype: torch.dtype) -> Tensor:
+    """As autograd casts a gradient; a complex one for a real argument is left for it to refuse."""
+    return gradient if gradient.dtype == dtype or gradient.is_complex() > dtype.is_complex else gradient.to(dtype)
 
 
 def _expr(size: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 from ..tracer.capture import CaptureError
 from ..tracer.declared import ROLES, Option, declarations
 from ..tracer.function import method_place, methods
-from ..tracer.reads import Reads, scan
+from ..tracer.reads import Reads, backward_effects, scan
 
 
 class Traceability:
@@ -41,6 +41,9 @@ class Traceability:
             self.effects = {role: next(iter(scan(*self.sources(role)).effects), None) for role in tried}
             pure = [role for role in tried if self.effects[role] is None]
             reads = scan(*(f for role in pure for f in self.sources(role)))
+        if "backward" in tried and self.effects.get("backward") is None:
+            seen = [e for method in self.sources("backward") for e in backward_effects(method)]
+            self.effects["backward"] = next(iter(seen), None)
         return reads
 
     def opaque(self, role: str) -> CaptureError | None:

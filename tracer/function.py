@@ -21,7 +21,7 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from ..ir.errors import FusegradError
 from ..ir.program import Place
-from .capture import CaptureError, Session, Trace, where_raised
+from .capture import CaptureError, Session, Trace, is_capturing, where_raised
 from .compiled import CompiledCallError
 from .containers import Hole, anew, closed, exchanged, filled, holds_tensors, holes, leaves
 from .context import BackwardContext, ForwardContext, attributes_of
@@ -417,7 +417,8 @@ def rebind(value: Any, sizes: Mapping[sympy.Symbol, Any]) -> Any:
 
     def leaf(x: Any) -> Any:
         if isinstance(x, torch.SymInt | torch.SymFloat | torch.SymBool):
-            return sympy_interp(PythonReferenceAnalysis, dict(sizes), x.node.expr)
+            found = sympy_interp(PythonReferenceAnalysis, dict(sizes), x.node.expr)
+            return x.node.pytype(found) if isinstance(found, sympy.Basic) else found
         return torch.Size(tuple(leaf(n) for n in x)) if _is_size(x) else x
 
     return exchanged(value, leaf)
@@ -456,7 +457,10 @@ def run_backward(
     if attached and is_once_differentiable(method):
         method = method.__wrapped__  # type: ignore[attr-defined]
     ctx = BackwardContext(saved, attributes, forward.needs_input_grad[:count])
+    before = {k: [id(v), *map(id, leaves(v))] for k, v in vars(ctx).items()} if is_capturing() else None
     result = method(ctx, list(gradients)) if takes_boxed_gradients(cls) else method(ctx, *gradients)
+    if before is not None and before != {k: [id(v), *map(id, leaves(v))] for k, v in vars(ctx).items()}:
+        raise CaptureError(reason="it changes what is on ctx, which its next run reads", where="unknown")
     return exact_gradients(cls, result, count)
 
 

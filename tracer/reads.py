@@ -251,6 +251,55 @@ def scan(*functions: Callable[..., Any]) -> Reads:
     return reads
 
 
+def backward_effects(method: Callable[..., Any]) -> list[tuple[str, str]]:
+    """What a backward does to ctx that its next run would see, and what it asks that differs between runs."""
+    code = getattr(inspect.unwrap(method), "__code__", None)
+    if code is None or not code.co_argcount:
+        return []
+    found, line = [], code.co_firstlineno
+    instructions = [i for i in dis.get_instructions(code) if i.opname not in _NOISE]
+    for at, instruction in enumerate(instructions):
+        line = (instruction.positions.lineno if instruction.positions else None) or line
+        if (why := _kept_on(code.co_varnames[0], instructions[: at + 1])) is not None:
+            found.append((why, f"{code.co_filename}:{line}"))
+    return found
+
+
+def _kept_on(ctx: str, ran: list[dis.Instruction]) -> str | None:
+    """Why the last of `ran` is seen by the next run: `ctx.k = ...`, `ctx.table[i] = ...`, `ctx.seen.append(...)`."""
+    last, before = ran[-1], ran[:-1]
+    if last.argval == "is_grad_enabled":
+        return "it asks for the grad mode"
+    if last.opname in ("STORE_SUBSCR", "DELETE_SUBSCR") and before and before[-1].opname in _LOADS:
+        before = before[:-1]  # the index
+    elif last.opname in _ATTRIBUTE:
+        if last.argval not in _CHANGES - {"add", "sort"}:  # which tensors have as well
+            return None
+    elif last.opname not in ("STORE_ATTR", "DELETE_ATTR"):
+        return None
+    chain = 0
+    while before and before[-1].opname in _ATTRIBUTE:
+        before, chain = before[:-1], chain + 1
+    stored = last.opname in ("STORE_ATTR", "DELETE_ATTR") or chain
+    is_ctx = bool(before) and _loads(before[-1], ctx)
+    if (is_ctx and stored) or _is_augmented(ctx, last, ran):
+        return f"it changes what is on `{ctx}`, which its next run reads"
+    return None
+
+
+def _loads(instruction: dis.Instruction, name: str) -> bool:
+    return instruction.opname.startswith("LOAD_FAST") and instruction.argval == name
+
+
+def _is_augmented(ctx: str, store: dis.Instruction, ran: list[dis.Instruction]) -> bool:
+    """Whether a store ends `ctx.k += ...`: the object was loaded and copied before its attribute was read."""
+    triples = zip(ran, ran[1:], ran[2:], strict=False)
+    return store.opname == "STORE_ATTR" and any(
+        _loads(a, ctx) and b.opname.startswith(("COPY", "DUP")) and c.opname in _ATTRIBUTE and c.argval == store.argval
+        for a, b, c in triples
+    )
+
+
 def _scan(function: Any, reads: Reads, seen: set[Any]) -> None:
     code = getattr(function, "__code__", None)
     if code is None or (code, id(function)) in seen or is_library(function):
