@@ -2,22 +2,63 @@
 
 from __future__ import annotations
 
+import sys
+import types
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 
+def users_line() -> str:
+    """`file:line` of the innermost call that is neither fusegrad's nor torch's."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and str(frame.f_globals.get("__name__")).split(".")[0] in _NOT_THE_USERS:
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else "unknown"
+
+
+_NOT_THE_USERS = {__name__.split(".")[0], "torch", "contextlib", "functools"}
+
+
 class FusegradError(RuntimeError):
-    """Base class. `message` is a template; the keyword arguments that fill it stay readable as attributes."""
+    """Base class. `message` is a template; the keyword arguments that fill it stay readable as attributes.
+
+    speaks: "to the user" (call, fact, place, way out), "torch" (torch's own words), or "inside" (never leaves fusegrad,
+    or reports a mistake of its own). A place that is not given is the user's call.
+    """
 
     message: ClassVar[str] = "{detail}"
+    speaks: ClassVar[str] = "to the user"
 
     def __init__(self, detail: str = "", **facts: Any) -> None:
         self.facts = {"detail": detail, **facts}
+        if "{where}" in self.message:
+            self.facts.setdefault("where", users_line())
         super().__init__(self.message.format(**self.facts))
+
+
+class InternalError(FusegradError):
+    """A state that cannot be: a mistake of fusegrad, not of the user."""
+
+    message = "internal: {detail}\n  at:   {where}\n  fix:  this is a fusegrad bug; please report it with your call."
+    speaks = "inside"
+
+
+class KeywordOnlyError(FusegradError, TypeError):
+    """Arguments that can be given by keyword alone, where autograd takes arguments by position."""
+
+    message = "{function}: autograd takes no keyword-only arguments, and {names} are\n  at:   {where}\n  fix:  {fix}"
+
+    @classmethod
+    def of(cls, function: str, names: Iterable[str]) -> KeywordOnlyError:
+        """For a function that was given these."""
+        fix = "take the `*` out of its parameters, so that they can be given by position."
+        return cls(function=function, names=", ".join(names), fix=fix)
 
 
 class InvalidGraphError(FusegradError):
     """A graph broke a rule of the IR: a mistake of fusegrad, not of the user."""
 
+    speaks = "inside"
     message = (
         "invalid graph: {detail}\n  at:   {node}\n"
         "  fix:  this is a fusegrad bug; please report it with the text of the graph."
@@ -27,12 +68,14 @@ class InvalidGraphError(FusegradError):
 class TypeRuleError(FusegradError):
     """A primitive was emitted with operands that its type rule refuses."""
 
+    speaks = "inside"
     message = "{prim}: {detail}"
 
 
 class ParseError(FusegradError):
     """The text of a graph could not be read back."""
 
+    speaks = "inside"
     message = "line {line}: {detail}\n  at:   {text}"
 
 
@@ -50,24 +93,27 @@ class NotTraceableError(FusegradError):
 class LoweringError(FusegradError):
     """A captured graph cannot be written in primitives; it is run as it was captured."""
 
+    speaks = "inside"
     message = "cannot lower: {detail}"
 
 
 class UnsupportedBackendError(FusegradError):
     """The backend asked for cannot run here."""
 
-    message = "backend={backend!r} cannot run {what}: {reason}\n  fix:  {fix}"
+    message = "backend={backend!r} cannot run {what}: {reason}\n  at:   {where}\n  fix:  {fix}"
 
 
 class KernelCompileError(FusegradError):
     """Triton refused or failed to compile a kernel that fusegrad emitted."""
 
+    speaks = "inside"
     message = "kernel {kernel} does not compile for {target}: {reason}"
 
 
 class KernelFaultError(FusegradError):
     """A kernel that fusegrad emitted failed while the interpreter ran it: a mistake of fusegrad, not of the user."""
 
+    speaks = "inside"
     message = (
         "kernel {kernel}, program {program}: {reason}\n  at:   {where}\n"
         "  fix:  this is a fusegrad bug; please report it."
@@ -78,7 +124,7 @@ class SpecError(FusegradError, ValueError):
     """An argument specification such as "bf16[8192,4096]" could not be read."""
 
     message = (
-        "cannot read {spec!r} as a tensor specification\n"
+        "explain(..., {spec!r}): not a tensor specification\n  at:   {where}\n"
         '  fix:  write dtype[size,size,...], for example "bf16[8192,4096]" or "i64[8192]".'
     )
 
@@ -86,6 +132,7 @@ class SpecError(FusegradError, ValueError):
 class Unfusible(FusegradError):
     """The code generator cannot emit a value; the runtime calls its operation as it is."""
 
+    speaks = "inside"
     message = "cannot generate code for {value}: {reason}"
 
     def __init__(self, value: Any, reason: str) -> None:

@@ -20,7 +20,7 @@ KERNEL_BACKENDS = ("triton", "interpret")
 class ConfigError(FusegradError, ValueError):
     """A setting that does not exist, or a value that it cannot have."""
 
-    message = "{detail}\n  fix:  {fix}"
+    message = "{detail}\n  at:   {where}\n  fix:  {fix}"
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def patch(**changes: Any) -> Iterator[Settings]:
     """`with fusegrad.config.patch(backend="interpret"): ...`, for this thread or task only."""
     known = {f.name for f in fields(Settings)}
     for name in changes.keys() - known:
-        raise ConfigError(f"there is no setting {name!r}", fix=f"use one of {', '.join(sorted(known))}")
+        raise ConfigError(f"config.patch: there is no setting {name!r}", fix=f"use one of {', '.join(sorted(known))}")
     if changes.get("backend") is not None:
         valid_backend(changes["backend"])
     token = _patched.set(replace(settings(), **changes))

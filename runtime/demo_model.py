@@ -25,7 +25,7 @@ class NoTextError(FusegradError):
     """The standard library has no source files here."""
 
     message = (
-        "there is no Python source under {folder} to train on\n"
+        "demo: there is no Python source under {folder} to train on\n  at:   {where}\n"
         "  fix:  run a Python whose standard library is not zipped."
     )
 

@@ -36,7 +36,10 @@ DEFAULT_TARGET = "cuda:90"
 class UnknownTargetError(FusegradError, ValueError):
     """A target that is neither a GPU known by name nor "cpu"."""
 
-    message = 'there is no target {target!r}\n  fix:  use "cpu" or one of {known}'
+    message = (
+        "explain(target={target!r}): there is no such target\n  at:   {where}\n"
+        '  fix:  use "cpu" or one of {known}'
+    )
 
 
 class NothingCapturedError(FusegradError):

@@ -18,7 +18,7 @@ from typing import Any, TypeVar, overload
 import torch
 from torch.autograd.function import Function, once_differentiable
 
-from ..ir.errors import FusegradError, NotTraceableError
+from ..ir.errors import FusegradError, NotTraceableError, users_line
 from ..ir.program import Place
 from ..tracer.capture import CaptureError, capture_lock, is_capturing
 from ..tracer.containers import opened
@@ -38,6 +38,8 @@ from ..tracer.torch_private import (
     dual_level,
     hooks_are_active,
     is_batched,
+    saved_tensors_can_be_told_apart,
+    saved_tensors_of,
     share_memory,
     transforms_active,
 )
@@ -64,7 +66,7 @@ ATTEMPTS = 8
 class CompileTargetError(FusegradError, TypeError):
     """`compile` was given something that it cannot compile."""
 
-    message = "fusegrad.compile({what}): {detail}\n  fix:  {fix}"
+    message = "fusegrad.compile({what}): {detail}\n  at:   {where}\n  fix:  {fix}"
 
 
 @dataclass(frozen=True)
@@ -290,11 +292,11 @@ class Compiler:
                 f"it is captured for {VARIANTS} combinations of constants and dtypes already; "
                 "pass a number that changes at every call as a 0-d tensor"
             )
-            raise CaptureError(reason=reason, where="the call")
+            raise CaptureError(reason=reason, where=users_line())
         if not all(is_plain(a) for a in args if isinstance(a, Tensor)):
-            raise CaptureError(reason="an argument is a tensor subclass or not strided", where="the call")
+            raise CaptureError(reason="an argument is a tensor subclass or not strided", where=users_line())
         if (why := unseen_state(args)) is not None:
-            raise CaptureError(reason=why, where="the call")
+            raise CaptureError(reason=why, where=users_line())
         self.require_capturable()
         specialization = Specialization(self.cls, args, self.reads_now(), self.dynamic, self.report)
         self.compare(specialization, args)
@@ -380,19 +382,20 @@ class Compiler:
         self, specialization: Specialization, backend: str, chosen: Chosen | None, ctx: Any, gradients: Sequence[Any]
     ) -> Any:
         """backward of a generated Function: kernels, or the user's own body with the reason on record."""
-        residuals = [*ctx.saved_tensors, *ctx._fusegrad_tensors]
+        saved = ctx.saved_tensors if chosen is None else saved_tensors_of(ctx)
+        residuals = [*saved, *ctx._fusegrad_tensors]
         sizes = ctx._fusegrad_sizes
         recording = torch.is_grad_enabled() and any(_tracked(v) for v in (*residuals, *gradients))
         in_a_batch = any(map(is_batched, gradients))
         traced = is_capturing()  # by another mode: no capture may begin, and none is refused for good
         if recording or in_a_batch or traced or transforms_active():
-            originals = residuals if chosen is None else self._originals(chosen, residuals, ctx)
+            originals = residuals if chosen is None else self.originals(chosen, residuals, ctx)
             if in_a_batch or traced or self.records.get("backward", Record("")).status == "opaque":
                 return specialization.users_backward(originals, sizes, gradients)
             return BackwardUnit.of(self, specialization, backend).differentiable(originals, sizes, gradients)
         return self.run_backward(specialization, backend, residuals, sizes, gradients, chosen)
 
-    def _originals(self, chosen: Chosen, residuals: Sequence[Any], ctx: Any) -> list[Any]:
+    def originals(self, chosen: Chosen, residuals: Sequence[Any], ctx: Any) -> list[Any]:
         """What the user saved: his own tensors with their history, the rebuilt ones without (as in eager)."""
         with torch.no_grad():
             rebuilt = chosen.rebuilt(residuals, ctx._fusegrad_sizes)
@@ -475,6 +478,11 @@ def make_node(
         return type(compiler.cls.__name__, (Function,), _body(compiler.cls, forward, backward_method(compiler.cls)))
     node = type(compiler.cls.__name__, (Function,), _body(compiler.cls, forward, rule))
     show_attributes(node, specialization.attributes)
+    if chosen is not None and saved_tensors_can_be_told_apart:
+        users = len(captured.saved)
+        node._backward_cls.saved_tensors = property(  # type: ignore[attr-defined]
+            lambda ctx: tuple(compiler.originals(chosen, saved_tensors_of(ctx), ctx)[:users])
+        )
     return node
 
 

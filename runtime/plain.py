@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.autograd.function import Function
 
+from ..ir.errors import KeywordOnlyError
 from ..tracer.declared import DeclarationError, Option, call_place
 from .unit import vjp_of
 
@@ -36,9 +37,7 @@ def compile_function(
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         if bound.kwargs:
-            raise TypeError(
-                f"{fn.__name__}: keyword-only arguments cannot be compiled; pass {list(bound.kwargs)} by position"
-            )
+            raise KeywordOnlyError.of(fn.__name__, bound.kwargs)
         return fast.apply(*bound.args)  # type: ignore[attr-defined]
 
     compiled._fusegrad = fast._fusegrad  # type: ignore[attr-defined]

@@ -13,7 +13,7 @@ import torch
 
 from ..codegen import TARGETS, Buffer, Kernel, Kernels, Pointer, Ref, Scalar, Target
 from ..ir import Graph, Value
-from ..ir.errors import FusegradError, LoweringError, Unfusible, UnsupportedBackendError
+from ..ir.errors import InternalError, LoweringError, Unfusible, UnsupportedBackendError
 from ..ir.passes.fuse import Extern, Group, Step, View
 from ..ir.types import Size
 from ..tracer.capture import Trace, capture_lock
@@ -360,7 +360,7 @@ def _value(memory: Mapping[int, Any], value: Value) -> Any:
         return memory[value.id]
     if value.prim == "pick":
         return _value(memory, value.args[0])[value.params["index"]]
-    raise FusegradError(f"internal: no step computes {value!r} = {value.prim}")
+    raise InternalError(f"no step computes {value!r} = {value.prim}")
 
 
 def _for_group(memory: Mapping[int, Any], value: Value, own: Value, sizes: Sizes) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch.autograd.function import Function, once_differentiable
 
-from ..ir.errors import FusegradError
+from ..ir.errors import FusegradError, KeywordOnlyError
 from ..tracer.function import (
     backward_method,
     exact_gradients,
@@ -347,7 +347,7 @@ def bound(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any,
     found = inspect.Signature(parameters).bind(*args, **kwargs)
     found.apply_defaults()
     if found.kwargs:
-        raise TypeError(f"{cls.__name__}: pass {list(found.kwargs)} by position")
+        raise KeywordOnlyError.of(cls.__name__, found.kwargs)
     return found.args
 
 
@@ -368,7 +368,7 @@ def _tree_function(fn: Callable[..., Any], compiled: Compile) -> Callable[..., A
         found = signature.bind(*args, **kwargs)
         found.apply_defaults()
         if found.kwargs:
-            raise TypeError(f"{fn.__name__}: pass {list(found.kwargs)} by position")
+            raise KeywordOnlyError.of(fn.__name__, found.kwargs)
         return call_flat(fast, found.args)
 
     nested._fusegrad, nested._fusegrad_flat = fast._fusegrad, fast  # type: ignore[attr-defined]

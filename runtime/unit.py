@@ -14,7 +14,7 @@ import sympy
 import torch
 from torch.autograd.function import Function
 
-from ..ir.errors import FusegradError
+from ..ir.errors import InternalError
 from ..tracer.capture import CaptureError, Session, Trace, capture_lock, is_capturing
 from ..tracer.containers import opened
 from ..tracer.function import guarded_trace
@@ -201,7 +201,7 @@ class BatchedUnit(Unit):
     def _vmapped(self, *args: Any) -> Sequence[Any]:
         flat = self._flat
         if flat is None:
-            raise FusegradError(f"internal: {self.name} is inlined into a capture before its graph is known")
+            raise InternalError(f"{self.name} is inlined into a capture before its graph is known")
         present = [i for i, a in enumerate(args) if isinstance(a, VALUES)]
         dims = tuple(self.in_dims[i] for i in present)
         results = present_under_vmap(flat, dims, [args[i] for i in present], self.randomness)
@@ -240,7 +240,7 @@ class BatchedUnit(Unit):
         return unit(*args, *tangents)
 
     def vjp(self, inputs: int, needed: Needed = None) -> Unit:
-        raise FusegradError("internal: the vjp of a batched unit depends on which cotangents there are; use pullback")
+        raise InternalError("the vjp of a batched unit depends on which cotangents there are; use pullback")
 
     jvp = vjp
 

@@ -235,6 +235,7 @@ class Rules:
 class TangentCountError(FusegradError):
     """jvp returned too few or too many tangents. The text is torch's own."""
 
+    speaks = "torch"
     message = "Function's jvp returned an invalid number of forward gradients (expected {expected} but got {got})"
 
 

@@ -57,6 +57,7 @@ _DEMO = os.path.join(_OURS, "runtime", "demo_functions.py")  # written as a user
 class CaptureError(FusegradError):
     """The method cannot be captured. Internal: the runtime turns it into a record or into NotTraceableError."""
 
+    speaks = "inside"
     message = "{reason}\n  at:   {where}"
 
 

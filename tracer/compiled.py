@@ -31,6 +31,7 @@ OWN_AUTOGRAD = ("Autograd", "AutogradCPU", "AutogradCUDA", "CompositeImplicitAut
 class CompiledCallError(FusegradError):
     """A call into compiled code cannot become a node. Internal: it ends as the reason of a record."""
 
+    speaks = "inside"
     message = "{callee} is compiled code and {detail}"
 
 

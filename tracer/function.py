@@ -428,6 +428,7 @@ def rebind(value: Any, sizes: Mapping[sympy.Symbol, Any]) -> Any:
 class GradientCountError(FusegradError):
     """backward returned too few or too many gradients. The text is torch's own."""
 
+    speaks = "torch"
     message = "function {function}Backward returned an incorrect number of gradients (expected {expected}, got {got})"
 
 

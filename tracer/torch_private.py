@@ -150,6 +150,15 @@ def resolve_overload(packet: Any, args: Any, kwargs: Any) -> Any:
     return getattr(packet, torch._C._jit_resolve_packet(packet._qualified_op_name, *args, **kwargs) or "default")
 
 
+_saved = _private("_C._FunctionBase.saved_tensors")
+saved_tensors_can_be_told_apart = _saved is not None
+
+
+def saved_tensors_of(node: Any) -> tuple[Any, ...]:
+    """What a node saved, whatever its class shows as `saved_tensors`."""
+    return _saved.__get__(node) if _saved is not None else node.saved_tensors  # type: ignore[no-any-return]
+
+
 def operation(target: Any) -> Any:
     """The C function behind an ATen operation, where torch shows it; the operation itself otherwise."""
     return getattr(target, "_op", target) if isinstance(target, torch._ops.OpOverload) else target
@@ -175,6 +184,8 @@ __all__ = [
     "operation",
     "plain_tensors",
     "resolve_overload",
+    "saved_tensors_can_be_told_apart",
+    "saved_tensors_of",
     "share_memory",
     "transforms_active",
     "unwrapped",

@@ -91,7 +91,8 @@ def assert_same_tensor(a: Tensor, b: Tensor, tolerance: float, flags: bool) -> N
 def facts(t: Tensor) -> tuple[Any, ...]:
     """What is equal of two tensors besides their values."""
     stride = t.stride() if t.numel() > 1 else None
-    return t.dtype, tuple(t.shape), stride, t.requires_grad, t.is_leaf, t._is_view(), name_of(t.grad_fn)
+    view = t._is_view() if t.requires_grad else None  # of what autograd does not watch, nobody can tell
+    return t.dtype, tuple(t.shape), stride, t.requires_grad, t.is_leaf, view, name_of(t.grad_fn)
 
 
 def name_of(node: Any) -> str | None:

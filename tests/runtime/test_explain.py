@@ -144,7 +144,7 @@ def test_an_unknown_target(target) -> None:
     if not target:
         assert fusegrad.explain(Softmax, "f32[3,4]", target=target).target == "cuda:90"
         return
-    with pytest.raises(UnknownTargetError, match=f"there is no target '{target}'") as found:
+    with pytest.raises(UnknownTargetError, match=f"target='{target}'.*there is no such target") as found:
         fusegrad.explain(Softmax, "f32[3,4]", target=target)
     assert "cuda:90" in str(found.value) and isinstance(found.value, ValueError)
 
@@ -166,7 +166,7 @@ def test_specifications(spec, expected) -> None:
 
 @pytest.mark.parametrize("spec", ["f31[3]", "f32[3", "[3]", "f32[a]", "f32[-1]", "f32(3)", ""])
 def test_specifications_that_cannot_be_read(spec) -> None:
-    with pytest.raises(SpecError, match="cannot read"):
+    with pytest.raises(SpecError, match="not a tensor specification"):
         parse_spec(spec)
 
 
