@@ -29,7 +29,7 @@ KEPT_CAPTURES = 32  # then the class is compiled afresh: nobody calls it in so m
 class CheckArgumentError(FusegradError, ValueError):
     """`check` was asked for something that it does not know, or that eager itself cannot run."""
 
-    message = "check({function}): {detail}\n  fix:  {fix}"
+    message = "check({function}): {detail}\n  at:   {where}\n  fix:  {fix}"
 
 
 @dataclass(frozen=True)

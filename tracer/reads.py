@@ -247,8 +247,18 @@ def scan(*functions: Callable[..., Any]) -> Reads:
     reads = Reads()
     seen: set[Any] = set()
     for function in functions:
-        _scan(inspect.unwrap(function), reads, seen)
+        _scan_source(function, reads, seen)
     return reads
+
+
+def _scan_source(function: Any, reads: Reads, seen: set[Any]) -> None:
+    """A function, or a functools.partial of one with whatever was bound to it."""
+    if not isinstance(function, functools.partial):
+        _scan(inspect.unwrap(function), reads, seen)
+        return
+    for name in ("args", "keywords"):
+        _record(f"{name} of partial@{id(function)}", _attribute(lambda: function, name), getattr(function, name), reads, seen)
+    _scan_source(function.func, reads, seen)
 
 
 def backward_effects(method: Callable[..., Any]) -> list[tuple[str, str]]:

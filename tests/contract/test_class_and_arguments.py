@@ -708,6 +708,20 @@ def count_up(option: Any) -> None:
     option.k = option.k + 1
 
 
+@both
+def test_6_a_plain_function_that_is_a_partial_over_tensors(backend) -> None:
+    w = torch.full((3,), 2.0)
+    fast = fusegrad.compile(functools.partial(torch.lerp, w, weight=0.25), backend=backend)
+    for _ in range(3):
+        x = leaf(3)
+        y = fast(x)
+        y.sum().backward()
+        torch.testing.assert_close(y.detach(), w + 0.25 * (x.detach() - w))
+        assert x.grad.tolist() == [0.25] * 3
+        w.mul_(2)
+    assert all(r.status == "compiled" for r in fast._fusegrad.records.values())
+
+
 CHANGES: dict[str, tuple[Any, Any]] = {
     "append": (lambda o: o.append(1), list),
     "assign": (lambda o: o.__setitem__("n", o.get("n", 0) + 1), dict),

@@ -100,6 +100,9 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str, str]] = {
         lambda: fusegrad.compile(Doubled, backend="triton").apply(leaf(3)), "backend='triton'", "cannot run",
     ),
     "keyword-only": (lambda: fusegrad.compile(by_keyword)(plain(3), k=3.0), "by_keyword", "no keyword-only arguments"),
+    "a transform to check": (
+        lambda: fusegrad.check(Doubled, leaf(3), transforms=["vmpa"]), r"check\(Doubled\)", "there is no 'vmpa'",
+    ),
     "a structure": (
         lambda: fusegrad.compile(Nested, pytree=True).apply({"a": leaf(3)}).sum().backward(), r"Nested\.", "expected",
     ),
@@ -160,7 +163,12 @@ def test_every_error_of_the_package_has_place_and_way_out_or_says_whose_words_it
 def test_every_public_error_is_triggered_here() -> None:
     public = {e.__name__ for e in every_error() if e.speaks == "to the user"}
     triggered = {type(outcome_of(call)).__name__ for call, *_ in REFUSALS.values()}
-    elsewhere = {"NoTextError", "NonLinearError", "NoRuleError"}  # a Python without sources; of the graph's transforms
+    elsewhere = {
+        "NoTextError",
+        "NonLinearError",
+        "NoRuleError",
+        "CheckError",
+    }  # no sources; transforms of a graph; a bug
     missing = public - triggered - elsewhere
     assert not missing or (torch.cuda.is_available() and missing == {"UnsupportedBackendError"})
 
