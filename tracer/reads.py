@@ -257,7 +257,8 @@ def _scan_source(function: Any, reads: Reads, seen: set[Any]) -> None:
         _scan(inspect.unwrap(function), reads, seen)
         return
     for name in ("args", "keywords"):
-        _record(f"{name} of partial@{id(function)}", _attribute(lambda: function, name), getattr(function, name), reads, seen)
+        path, get = f"{name} of partial@{id(function)}", _attribute(lambda: function, name)
+        _record(path, get, get(), reads, seen)
     _scan_source(function.func, reads, seen)
 
 
