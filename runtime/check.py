@@ -43,7 +43,7 @@ def _is_view(node: torch.fx.Node) -> bool:
 
 def differs(mine: Call, users: Call, args: Sequence[Any]) -> str | None:
     """Why the captured graph is not the user's method on `args`; None where it is. Arguments are cloned for both."""
-    with torch.no_grad(), _same_random_numbers(args) as rewind:
+    with torch.no_grad(), same_random_numbers(args) as rewind:
         theirs_in = [_copy(a) for a in args]
         theirs = list(users(theirs_in))
         rewind()
@@ -97,7 +97,7 @@ def _copy(value: Any) -> Any:
 
 
 @contextmanager
-def _same_random_numbers(args: Sequence[Any]) -> Iterator[Callable[[], None]]:
+def same_random_numbers(args: Sequence[Any]) -> Iterator[Callable[[], None]]:
     devices = sorted({a.device.index or 0 for a in args if isinstance(a, Tensor) and a.device.type == "cuda"})
     with torch.random.fork_rng(devices=devices):
         cpu, cuda = torch.get_rng_state(), [torch.cuda.get_rng_state(d) for d in devices]
@@ -117,12 +117,18 @@ def cut(
 
     values and fakes correspond; what is no tensor stays as it is.
     """
+    trial = small_sizes(sizes, conditions)
+    if trial is None:
+        return None
+    return [_cut_tensor(v, f, trial) if isinstance(v, Tensor) else v for v, f in zip(values, fakes, strict=True)]
+
+
+def small_sizes(sizes: Sizes, conditions: Sequence[sympy.Basic]) -> dict[sympy.Symbol, int] | None:
+    """A few elements for each symbol, no more than it has, where the conditions hold; None if they never do."""
     for small in CUTS:
         trial = {s: min(n, small + i % 3) for i, (s, n) in enumerate(sizes.items())}
         if all(bool(c.xreplace(trial)) for c in conditions):
-            return [
-                _cut_tensor(v, f, trial) if isinstance(v, Tensor) else v for v, f in zip(values, fakes, strict=True)
-            ]
+            return trial
     return None
 
 

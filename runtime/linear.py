@@ -1,20 +1,37 @@
 """The user's backward as a linear map of its gradients: what is transposed for forward mode, what is refused by name.
 
-A backward that is not linear in its gradients is no vjp, and no transpose of it would be the jvp.
+A backward that is not linear in its gradients is no vjp, and no transpose of it would be the jvp. Its captured graph is
+judged by the table of linear primitives; a library call that is in no table is tried on small random tensors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ..ir.errors import FusegradError
-from ..tracer.torch_private import grad_switch
+from ..ir import Graph, Value
+from ..ir.errors import FusegradError, LoweringError
+from ..ir.prims import Arg
+from ..ir.transforms.extern import NoRules, op_name, place_of
+from ..ir.transforms.linearity import Refusal, why_not_linear
+from ..ir.transforms.ops import DIFFERENTIABLE
+from ..tracer.aten import lower
+from ..tracer.capture import CaptureError, capture_lock
+from ..tracer.function import rebind
+from ..tracer.torch_private import grad_switch, plain_tensors
+from .check import same_random_numbers, small_sizes
+from .specialization import hint_of
+
+if TYPE_CHECKING:
+    from .specialization import BackwardEntry, Specialization
 
 Tensor = torch.Tensor
+Linear = Callable[[Sequence[Tensor]], Sequence[Any]]
 
 
 class NonLinearBackward(FusegradError):
@@ -26,46 +43,187 @@ class NonLinearBackward(FusegradError):
     )
 
 
-_KINKS = ("Clamp", "Relu", "Abs", "Sgn", "Sign", "Max", "Min", "Amax", "Amin", "Sort", "Topk", "Hardtanh", "Threshold",
-          "LeakyRelu", "Round", "Floor", "Ceil", "Trunc", "LinalgVectorNorm", "Norm")  # fmt: skip
-"""autograd nodes that are linear in pieces only: their derivative tells nothing about another gradient."""
+def require_linear(spec: Specialization, moving: Sequence[int]) -> None:
+    """Raise NonLinearBackward unless the gradients of the arguments `moving` are linear in those of the outputs."""
+    kinds = tuple(None if o.kind == "object" else "contiguous" for o in spec.forward.outputs)
+    with plain_tensors(), torch.no_grad(), capture_lock:
+        try:
+            entry = spec.entry(kinds)
+        except CaptureError as error:
+            raise NonLinearBackward(function=spec.name, why=f"{error}", where=spec.backward_place()) from error
+        _judge(spec, entry, moving)
 
 
-def why_not_linear(gradients: Sequence[Tensor], transposed: Sequence[Any], probes: Sequence[Tensor]) -> str | None:
-    """Why what was computed from the probes is not linear in them; None where nothing speaks against it."""
-    for gradient in gradients:
-        for node in _ways(gradient, probes):
-            name = node.name().removesuffix("0").removesuffix("1").removesuffix("Backward")
-            if name in _KINKS:
-                return f"it goes through `{name.lower()}`"
-    depends = any(isinstance(t, Tensor) and depends_on(t, probes) for t in transposed)
-    return "its derivative depends on them" if depends else None
+def _judge(spec: Specialization, entry: BackwardEntry, moving: Sequence[int]) -> None:
+    trace = entry.trace
+    first = sum(isinstance(spec.forward.fake_at(p), Tensor) for p in spec.residual_places)
+    gradients = range(first, first + len(spec.forward.tensor_outputs))
+    known = Library()
+    try:
+        graph = lower(trace.graph_module, [*trace.fakes, *trace.lifted], name=f"{spec.name}_backward")
+        refusal = why_not_linear(graph, _floats(graph, gradients), known, moving)
+    except LoweringError:
+        refusal = None
+        known.doubtful.append(Refusal("unknown", "backward", spec.backward_place(), "as a whole is not linear"))
+    if refusal is None and known.doubtful and not _sums_on_small_tensors(spec, entry, moving):
+        refusal = known.doubtful[0]
+    if refusal is not None:
+        where = spec.backward_place() if refusal.where == "unknown" else refusal.where
+        raise NonLinearBackward(function=spec.name, why=str(refusal), where=where)
 
 
+def _floats(graph: Graph, positions: Sequence[int]) -> list[int]:
+    return [i for i in positions if graph.inputs[i].dtype in DIFFERENTIABLE]
+
+
+# ---------------------------------------------------------------------------------------------- library calls
+LINEAR_IN = {
+    **dict.fromkeys((
+        "view reshape _unsafe_view expand permute transpose t squeeze unsqueeze select slice unfold diagonal "
+        "as_strided flip roll rot90 repeat tril triu sum mean cumsum trace neg conj _conj conj_physical resolve_conj "
+        "real imag view_as_real view_as_complex clone alias detach _to_copy index_select gather take index embedding "
+        "unfold_backward _fft_r2c _fft_c2r _fft_c2c im2col col2im avg_pool1d avg_pool2d avg_pool3d "
+        "_adaptive_avg_pool2d _adaptive_avg_pool3d pixel_shuffle pixel_unshuffle split split_with_sizes unbind "
+        "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d "
+        "upsample_trilinear3d upsample_bicubic2d reflection_pad1d reflection_pad2d reflection_pad3d "
+        "replication_pad1d replication_pad2d replication_pad3d"
+    ).split(), ("self", "weight")),
+    **dict.fromkeys(("add", "sub", "where"), ("self other",)),
+    **dict.fromkeys(("cat", "stack"), ("tensors",)),
+    **dict.fromkeys(("mm", "bmm"), ("self", "mat2")),
+    **dict.fromkeys(("scatter_add", "scatter"), ("self src",)),
+    **dict.fromkeys(("index_add", "index_copy"), ("self source",)),
+    **dict.fromkeys(("index_put", "_unsafe_index_put"), ("self values",)),
+    "mul": ("self", "other"),
+    "div": ("self",),
+    "mv": ("self", "vec"),
+    "dot": ("self", "tensor"),
+    "convolution": ("input", "weight"),
+    "grid_sampler_2d": ("input",),
+    "_linalg_solve_ex": ("B",),
+    "linalg_solve_triangular": ("B",),
+    "cholesky_solve": ("self",),
+}  # fmt: skip
+"""ATen name -> the arguments in which it is linear, by their names: in those of one string together."""
+
+ADDED = ("bias",)
+"""Arguments that are added: where one is given, a call is not linear in the others alone."""
+
+
+@dataclass
+class Library(NoRules):
+    """What is known of library calls. What is not is taken for linear, and noted as `doubtful`."""
+
+    doubtful: list[Refusal] = field(default_factory=list)
+
+    def is_linear(self, node: Value, wrt: tuple[int, ...]) -> bool | None:
+        if node.avals and not _is_known(node, wrt):
+            self.doubtful.append(Refusal("unknown", op_name(node), place_of(node), "is not linear in it"))
+        return True
+
+
+def _is_known(node: Value, wrt: tuple[int, ...]) -> bool:
+    if node.prim != "aten":
+        return False
+    op = str(node.params["op"])
+    names = argument_names(op, node.params["spec"])
+    name = op.split(".")[1]
+    if "_backward" in name and all(names[i].startswith("grad") for i in wrt):
+        return True  # the vjp of a library call
+    if any(n in ADDED for i, n in names.items() if i not in wrt):
+        return False
+    return any(set(wrt) == {i for i, n in names.items() if n in t.split()} for t in LINEAR_IN.get(name, ()))
+
+
+def argument_names(op: str, spec: Any) -> dict[int, str]:
+    """Which argument of the op each operand of the node is, or is in."""
+    namespace, name, overload = op.split(".")
+    schema = getattr(getattr(getattr(torch.ops, namespace), name), overload)._schema
+    positional, keywords = spec
+    pairs = [*zip((a.name for a in schema.arguments), positional, strict=False), *keywords]
+    return {operand: argument for argument, part in pairs for operand in _operands(part)}
+
+
+def _operands(part: Any) -> list[int]:
+    if isinstance(part, Arg):
+        return [part.index]
+    return [i for p in part for i in _operands(p)] if isinstance(part, tuple) else []
+
+
+# ---------------------------------------------------------------------------------------------- trying it
+def _sums_on_small_tensors(spec: Specialization, entry: BackwardEntry, moving: Sequence[int]) -> bool:
+    """`sums` for the captured backward, on a few elements per symbolic size."""
+    fakes, symbols = entry.trace.fakes, spec.binder.sources
+    hints = {s: hint_of(spec.session, s) for s in symbols}
+    sizes = small_sizes(hints, spec.session.conditions(symbols))
+    if sizes is None or any(n is None for n in entry.lifted):
+        return False
+    values = [_random(f, sizes) if isinstance(f, Tensor) else rebind(f, sizes) for f in fakes]
+    lifted = [read.get() for read in entry.lifted]
+    last = len(spec.forward.tensor_outputs)
+
+    def backward(gradients: Sequence[Tensor]) -> Sequence[Any]:
+        results = entry.trace.graph_module(*values[:-last], *gradients, *lifted)
+        return [results[i] for i in moving]
+
+    try:
+        return sums(backward, values[-last:])
+    except Exception:  # data made up is no fit for the method
+        return False
+
+
+def _random(fake: Tensor, sizes: Mapping[Any, int]) -> Tensor:
+    """Made up: floats around 1, so that roots and logarithms have a value; every index 0."""
+    made = torch.empty_strided(
+        rebind(fake.shape, sizes), rebind(tuple(fake.stride()), sizes), dtype=fake.dtype, device=fake.device
+    )
+    return made.uniform_(0.5, 1.5) if fake.is_floating_point() else made.zero_()
+
+
+def sums(function: Linear, likes: Sequence[Tensor]) -> bool:
+    """Whether f(2a - 3b) is 2 f(a) - 3 f(b) for random a and b, as far as rounding tells and numbers are finite."""
+    with torch.no_grad(), same_random_numbers(likes) as rewind:
+        a, b = ([torch.randn_like(t) if _is_float(t) else torch.zeros_like(t) for t in likes] for _ in "ab")
+        mixed = [2 * x - 3 * y if _is_float(x) else x for x, y in zip(a, b, strict=True)]
+        found = []
+        for gradients in (a, b, mixed):
+            rewind()
+            found.append([None if r is None else r.detach().clone() for r in function(gradients)])
+    return all(_sums(*each) for each in zip(*found, strict=True))
+
+
+def _sums(a: Tensor | None, b: Tensor | None, mixed: Tensor | None) -> bool:
+    if a is None or b is None or mixed is None or not a.numel():
+        return a is b is mixed or (a is not None and not a.numel())
+    wide = torch.complex128 if a.is_complex() else torch.float64
+    parts = [2 * a.to(wide), 3 * b.to(wide), mixed.to(wide)]
+    finite = torch.isfinite(parts[0]) & torch.isfinite(parts[1]) & torch.isfinite(parts[2])
+    if not finite.any():
+        return False
+    scale = max(float(p[finite].abs().max()) for p in parts)
+    gap = float((parts[0] - parts[1] - parts[2])[finite].abs().max())
+    return gap <= scale * math.sqrt(torch.finfo(a.dtype).eps if _is_float(a) else 0.0)
+
+
+def _is_float(t: Tensor) -> bool:
+    return t.is_floating_point() or t.is_complex()
+
+
+# ---------------------------------------------------------------------------------------------- transposing it
 def depends_on(tensor: Tensor, probes: Sequence[Tensor]) -> bool:
     """Whether autograd recorded a way from a probe to the tensor."""
-    return any(tensor is p for p in probes) or bool(_ways(tensor, probes))
-
-
-def _ways(tensor: Tensor, probes: Sequence[Tensor]) -> list[Any]:
-    """The autograd nodes between the probes and the tensor."""
-    readers: dict[Any, list[Any]] = {}
+    if any(tensor is p for p in probes):
+        return True
     waiting = [tensor.grad_fn] if tensor.grad_fn is not None else []
     seen = set(waiting)
     while waiting:
         node = waiting.pop()
-        for source in (n for n, _ in node.next_functions if n is not None):
-            readers.setdefault(source, []).append(node)
-            if source not in seen:
-                seen.add(source)
-                waiting.append(source)
-    on_the_way = dict.fromkeys(n for n in seen if any(getattr(n, "variable", None) is p for p in probes))
-    waiting = list(on_the_way)
-    while waiting:
-        fresh = [r for r in readers.get(waiting.pop(), ()) if r not in on_the_way]
-        on_the_way.update(dict.fromkeys(fresh))
+        if any(getattr(node, "variable", None) is p for p in probes):
+            return True
+        fresh = [n for n, _ in node.next_functions if n is not None and n not in seen]
+        seen.update(fresh)
         waiting += fresh
-    return list(on_the_way)
+    return False
 
 
 class AttachedGradients(TorchFunctionMode):

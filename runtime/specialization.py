@@ -295,7 +295,7 @@ class Specialization:
         count("captures")
         residuals = [self.forward.fake_at(p) for p in self.residual_places]
         residuals = [self.session.fake_again(r) if r is not None else None for r in residuals]
-        symbols = [self.session.env.create_symintnode(s, hint=_hint_of(self.session, s)) for s in self.backward_symbols]
+        symbols = [self.session.env.create_symintnode(s, hint=hint_of(self.session, s)) for s in self.backward_symbols]
         fakes = [self._fake_gradient(i, k) for i, k in enumerate(kinds)]
         live = [i for i, v in enumerate([*residuals, *symbols, *fakes]) if v is not None]
         total = len(residuals) + len(symbols) + len(fakes)
@@ -673,6 +673,6 @@ def _view(base: Tensor, fake_base: Tensor, fake: Tensor, sizes: Sizes) -> Tensor
     return base.as_strided(shape, strides, base.storage_offset() + int(offset))
 
 
-def _hint_of(session: Session, symbol: sympy.Symbol) -> int:
+def hint_of(session: Session, symbol: sympy.Symbol) -> int:
     values = getattr(session.env, "backed_var_to_val", None) or session.env.var_to_val
     return int(values[symbol])

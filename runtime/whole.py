@@ -19,7 +19,7 @@ from ..tracer.containers import Hole, closed
 from ..tracer.context import BackwardContext
 from ..tracer.function import backward_method, rebind
 from ..tracer.torch_private import forward_mode_is_active, share_memory
-from .linear import AttachedGradients, NonLinearBackward, why_not_linear
+from .linear import AttachedGradients, require_linear
 from .promised import PromisedJvp
 from .unit import BackwardUnit, OutDim, Unit, batchable, lane, present_under_vmap
 
@@ -250,6 +250,7 @@ class Whole(Rules):
         self.setup_unit = Unit(f"{spec.name}_setup_context", self._setup_body, backend, spec.reads)
         self.tangent_units: dict[tuple[bool, ...], Unit] = {}
         self.promised: dict[tuple[bool, ...], Unit] = {}
+        self.judged: set[Any] = set()
 
     def backward_for(self, gradients: Sequence[Any]) -> Unit:
         return BackwardUnit.of(self.compiler, self.spec, self.backend)
@@ -281,10 +282,18 @@ class Whole(Rules):
         return self.spec.users_hidden(self.spec.with_tensors(inputs), output)
 
     def tangent_unit(self, mask: tuple[bool, ...]) -> Unit:
+        self._judge(mask)
         if mask not in self.tangent_units:
             body = self._tangent_body(mask)
             self.tangent_units[mask] = Unit(f"{self.spec.name}_jvp", body, self.backend, self.spec.reads)
         return self.tangent_units[mask]
+
+    def _judge(self, mask: tuple[bool, ...]) -> None:
+        """backward has to be linear, with what it reads from outside being what it is now."""
+        key = (mask, self.spec.reads.facts())
+        if key not in self.judged:
+            require_linear(self.spec, [i for i, there in enumerate(mask) if there])
+            self.judged.add(key)
 
     def _tangent_body(self, mask: tuple[bool, ...]) -> Any:
         spec, split, symbols = self.spec, len(self.spec.residual_places), self.symbols
@@ -453,8 +462,6 @@ def transposed_backward(
             found = torch.autograd.grad(
                 [g for g, _ in pairs], wanted, [t for _, t in pairs], allow_unused=True, create_graph=True
             )
-        if (why := why_not_linear([g for g, _ in pairs], found, wanted)) is not None:
-            raise NonLinearBackward(function=spec.name, why=why, where=spec.backward_place())
     pushed = iter(found)
     results = [next(pushed) if p.requires_grad else None for p in probes]
     return [

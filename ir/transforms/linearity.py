@@ -66,25 +66,28 @@ class NonLinearError(FusegradError):
         return self.facts["refusal"]  # type: ignore[no-any-return]
 
 
-def why_not_linear(graph: Graph, inputs: Sequence[int], rules: ExternRules = NO_RULES) -> Refusal | None:
-    """Why the results of the graph are not linear in the inputs at these positions together; None where they are."""
-    return _analysed(graph, inputs, rules)[1]
+def why_not_linear(
+    graph: Graph, inputs: Sequence[int], rules: ExternRules = NO_RULES, outputs: Sequence[int] | None = None
+) -> Refusal | None:
+    """Why the outputs (all, unless some are named, and what is written) are not linear in these inputs together."""
+    results = graph.results if outputs is None else [o for i in outputs if (o := graph.outputs[i]) is not None]
+    return _first_refusal(results, *_classified(graph, inputs, rules))
 
 
 def linear_part(graph: Graph, inputs: Sequence[int], rules: ExternRules = NO_RULES) -> set[int]:
     """Ids of the values that are linear in these inputs, as every result is proved to be. Raises NonLinearError."""
-    found, refusal = _analysed(graph, inputs, rules)
+    found, zero = _classified(graph, inputs, rules)
+    refusal = _first_refusal(graph.results, found, zero)
     if refusal is not None:
         names = ", ".join(f"`{graph.inputs[i].params['name']}`" for i in inputs)
         raise NonLinearError(graph=graph.name, inputs=names, refusal=refusal, where=refusal.where)
     return {value for value, reason in found.items() if reason is None}
 
 
-def _analysed(
+def _classified(
     graph: Graph, inputs: Sequence[int], rules: ExternRules
-) -> tuple[dict[int, Refusal | None], Refusal | None]:
-    """Every value that depends on the inputs (None: linear in them, else the first reason why not); and the reason
-    why a result is not linear."""
+) -> tuple[dict[int, Refusal | None], set[int]]:
+    """Values that depend on the inputs (None: linear, else the first reason why not), and those that are zero."""
     found: dict[int, Refusal | None] = {graph.inputs[i].id: None for i in inputs}
     zero: set[int] = set()
     for node in graph.order():
@@ -94,11 +97,12 @@ def _analysed(
             found[node.id] = next((r for r in before if r is not None), None) or _refusal(node, hits, zero, rules)
         elif _is_zero(node, zero):
             zero.add(node.id)
-    for result in graph.results:
-        refusal = found[result.id] if result.id in found else _constant(result, zero)
-        if refusal is not None:
-            return found, refusal
-    return found, None
+    return found, zero
+
+
+def _first_refusal(results: Sequence[Value], found: dict[int, Refusal | None], zero: set[int]) -> Refusal | None:
+    reasons = (found[r.id] if r.id in found else _constant(r, zero) for r in results)
+    return next((reason for reason in reasons if reason is not None), None)
 
 
 def _refusal(node: Value, hits: tuple[int, ...], zero: set[int], rules: ExternRules) -> Refusal | None:
@@ -130,9 +134,11 @@ def _constant(result: Value, zero: set[int]) -> Refusal | None:
 
 
 def _is_zero(node: Value, zero: set[int]) -> bool:
-    """Whether a node is zero everywhere, by construction: a linear map of zeros is zero."""
+    """Whether a node is zero everywhere, by construction: a linear map of zeros is. So is 0 * x, infinities apart."""
     if node.prim == "full":
         return number_of(node) == 0
+    if node.prim in bilinear:
+        return any(a.id in zero for a in node.args)
     return node.prim in _KEEPS_ZERO and all(node.args[i].id in zero for i in positions(node.prim, len(node.args)))
 
 

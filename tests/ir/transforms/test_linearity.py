@@ -90,6 +90,7 @@ PASSES: list[tuple[str, Build]] = [
     ("non-linear but unused", lambda g, x: [emit("sign", g), g][1]),
     ("zeros by construction", lambda g, x: emit("add", g, emit("reshape", emit("pad", constant(0.0, x),
      lo=(0, 0), hi=(0, 0), inner=(0, 0)), shape=x.shape))),
+    ("plus nothing", lambda g, x: emit("add", g, emit("mul", x, constant(0.0, x)))),
     ("residuals do what they like", lambda g, x: emit("mul", emit("exp", emit("mul", x, x)), g)),
     ("its shape", lambda g, x: emit("mul", g, emit("full", value=N, shape=g.shape, dtype="f64"))),
     ("minus itself", lambda g, x: emit("sub", g, emit("mul", x, g))),
