@@ -45,6 +45,7 @@ from ..tracer.torch_private import (
 )
 from .config import backend_name, valid_backend, warns
 from .guards import argument_fact, exact_key, global_state, is_plain, unseen_state
+from .interop import CompiledMeta, applied, fits_a_graph, shown, with_opaque_backward
 from .opaque import opaque_forward_of
 from .residuals import Chosen
 from .specialization import Specialization
@@ -107,6 +108,10 @@ class Compiler:
         self.reads: Reads | None = None
         self.marks: dict[Any, int] = {}
         self.lock = threading.RLock()
+        self.fits = fits_a_graph(cls, self.methods)
+        method = backward_method(cls)
+        kept_out = method is not None and self.methods.declared["backward"].value is False
+        self.written = with_opaque_backward(cls, method) if method is not None and kept_out else cls
         for role in self.methods.declared_opaque():
             self._put_on_record(role)
 
@@ -155,7 +160,7 @@ class Compiler:
         """The class (or the plain function) as the user wrote it, uncompiled."""
         if (function := getattr(self.cls, "_fusegrad_sources", None)) is not None:
             return function[0](*args, **kwargs)
-        cls = self.shown if is_capturing() else self.cls
+        cls = self.shown if is_capturing() else self.written
         return Function.apply.__func__(cls, *args, **kwargs)  # type: ignore[attr-defined]
 
     @functools.cached_property
@@ -473,9 +478,14 @@ def make_node(
         gradients.clear()
         return compiler.backward(specialization, backend, chosen, ctx, given)
 
-    rule = boxed if takes_boxed_gradients(compiler.cls) else backward
-    if own_backward:
-        return type(compiler.cls.__name__, (Function,), _body(compiler.cls, forward, backward_method(compiler.cls)))
+    method = backward_method(compiler.cls)
+    if method is not None and is_once_differentiable(method):
+        method = method.__wrapped__  # type: ignore[attr-defined]  # `_body` wraps it again
+    if own_backward and method is not None:
+        return type(compiler.cls.__name__, (Function,), _body(compiler.cls, forward, shown(method)))
+    bare = not captured.constants and not captured.tensor_attributes
+    follow = method if compiler.fits and chosen is None and bare else None
+    rule = shown(boxed) if takes_boxed_gradients(compiler.cls) else shown(backward, follow)
     node = type(compiler.cls.__name__, (Function,), _body(compiler.cls, forward, rule))
     show_attributes(node, specialization.attributes)
     if chosen is not None and saved_tensors_can_be_told_apart:
@@ -630,20 +640,24 @@ def compile_class(cls: type, backend: str, fullgraph: bool, dynamic: bool, trace
     cls = vars(cls).get("_fusegrad_user_class", cls)
     compiler = Compiler(cls, backend, fullgraph, dynamic, traceable)
 
-    def apply(own: type, *args: Any, **kwargs: Any) -> Any:
+    def run(own: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if own is not fast:  # a subclass of the compiled class has methods of its own
             return compiled_subclass(own, compiler).apply(*args, **kwargs)
         return compiler(args, kwargs)
 
+    itself: list[type] = []
+    apply = classmethod(applied(itself, cls, compiler.fits, run))
     body: dict[str, Any] = {
-        "apply": classmethod(apply),
+        "apply": apply,
+        "_fusegrad_apply": apply,  # Dynamo looks a bound method up by its own name
         "_fusegrad": compiler,
         "_fusegrad_user_class": cls,
         "__doc__": cls.__doc__,
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,
     }
-    fast = type(cls.__name__, (cls,), body)
+    fast: type = CompiledMeta(cls.__name__, (cls,), body)  # type: ignore[no-untyped-call]
+    itself.append(fast)
     return fast
 
 

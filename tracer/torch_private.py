@@ -7,7 +7,7 @@ does what it should.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -159,6 +159,13 @@ def saved_tensors_of(node: Any) -> tuple[Any, ...]:
     return _saved.__get__(node) if _saved is not None else node.saved_tensors  # type: ignore[no-any-return]
 
 
+def hide_from_dynamo(files: Iterable[str]) -> None:
+    """Dynamo compiles no code of these files; where torch has no such list it may, which is slower."""
+    listed = _private("_dynamo.trace_rules.FORCE_SKIP_FILES")
+    if isinstance(listed, set):
+        listed.update(files)
+
+
 def operation(target: Any) -> Any:
     """The C function behind an ATen operation, where torch shows it; the operation itself otherwise."""
     return getattr(target, "_op", target) if isinstance(target, torch._ops.OpOverload) else target
@@ -176,6 +183,7 @@ __all__ = [
     "function_modes",
     "grad_switch",
     "has_kernel",
+    "hide_from_dynamo",
     "hooks_are_active",
     "is_batched",
     "jit_tracing",

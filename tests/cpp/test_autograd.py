@@ -1,6 +1,7 @@
 """C++ Functions inside and around compiled ones: their backward, wrong on purpose, is the one that runs."""
 
 import warnings
+from contextlib import nullcontext
 
 import classes
 import pytest
@@ -218,3 +219,25 @@ def test_roi_align(extension, form, plain) -> None:
         warnings.simplefilter("ignore", FallbackWarning)
         for scalars in ((1.0, 2, True), (0.5, 3, False), (1.0, 2, True)):
             close(results(ours, *scalars), results(eagers, *scalars))
+
+
+# ------------------------------------------------------------------ compiled autograd
+@pytest.mark.parametrize("flag", [None, True, False])
+@pytest.mark.parametrize("form", ["pybind-traceable", "operator-opaque"])
+def test_under_compiled_autograd(extension, form, flag) -> None:
+    """The C++ nodes and the compiled one in one backward."""
+    relu = function(extension, form)
+    cls = classes.in_backward(relu, flag)
+    fast = fusegrad.compile(cls)
+
+    def gradient(apply, around):
+        x = sample()
+        loss = relu(apply(relu(x))).sum()
+        with around:
+            loss.backward()
+        return [x.grad]
+
+    torch._dynamo.reset()
+    for _ in range(2):
+        compiled = torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager"))
+        close(gradient(fast.apply, compiled), gradient(cls.apply, nullcontext()))

@@ -1,0 +1,113 @@
+"""How a compiled Function shows itself to torch.compile and to compiled autograd.
+
+Dynamo takes an autograd.Function apart by itself, and under a torch.func transform it drops its backward. So it meets
+a class of another metaclass here: `apply` is Python that it follows, and that either hands it the user's class (which
+then is in the graph, guards and all) or breaks the graph and runs what fusegrad compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+import torch
+from torch.autograd.function import FunctionMeta
+
+from ..tracer.function import methods
+from ..tracer.torch_private import dual_level, hide_from_dynamo, transforms_active
+from .traceable import Traceability
+
+in_dynamo: Callable[[], bool] = torch.compiler.is_dynamo_compiling
+"""Whether Dynamo follows the code that asks: false in all that really runs."""
+
+_REASON = (
+    "fusegrad runs a compiled Function outside of the graph; in the graph are Functions that declare "
+    "`is_traceable = True`, where no torch.func transform is active"
+)
+_NEEDS_RUNTIME = ("mark_dirty", "mark_non_differentiable", "set_materialize_grads", "save_for_forward")
+"""Calls on ctx whose meaning Dynamo's own rendering of a Function does not keep in every case."""
+
+
+class CompiledMeta(FunctionMeta):
+    """FunctionMeta by another name: Dynamo takes classes of exactly that metaclass apart, past their `apply`."""
+
+
+def fits_a_graph(cls: type, promised: Traceability) -> bool:
+    """Whether Dynamo may take the user's class into its graph: it is promised traceable, and plain enough."""
+    written = methods(cls)
+    plain = not written.keys() & {"jvp", "vjp", "vmap"} and not getattr(cls, "generate_vmap_rule", False)
+    names = {name for method in written.values() for name in _names(getattr(method, "__code__", None))}
+    traceable = all(promised.declared[role].value is True for role in promised.roles())
+    return traceable and plain and names.isdisjoint(_NEEDS_RUNTIME)
+
+
+def _names(code: CodeType | None) -> Iterator[str]:
+    """The attributes and globals that code mentions, functions inside it included."""
+    if code is None:
+        return
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _names(inner)
+
+
+@torch.compiler.disable(reason=_REASON)  # type: ignore[untyped-decorator,no-untyped-call]
+def outside(own: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`own.apply`, with a graph break around it."""
+    return own.apply(*args, **kwargs)  # type: ignore[attr-defined]
+
+
+@torch.compiler.disable(reason=_REASON)  # type: ignore[untyped-decorator,no-untyped-call]
+def outside_backward(run: Callable[..., Any], *args: Any) -> Any:
+    """A backward, with a graph break around it."""
+    return run(*args)
+
+
+def shown(run: Callable[..., Any], own: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    """`run` as the backward of a Function; to compiled autograd, which follows it, the user's `own` or a break."""
+
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        if not in_dynamo():
+            return run(ctx, *gradients)
+        return outside_backward(run, ctx, *gradients) if own is None else own(ctx, *gradients)
+
+    return backward
+
+
+def with_opaque_backward(cls: type, method: Callable[..., Any]) -> type:
+    """`cls` with its own backward, around which compiled autograd breaks the graph."""
+    name = "backward" if cls.backward is method else "vjp"  # type: ignore[attr-defined]
+    body = {name: staticmethod(shown(method)), "__module__": cls.__module__, "__qualname__": cls.__qualname__}
+    return type(cls)(cls.__name__, (cls,), body)
+
+
+def applied(compiled: list[type], users: type, fits: bool, run: Callable[..., Any]) -> Callable[..., Any]:
+    """`apply` of a compiled class: `run(own, args, kwargs)`; to Dynamo, the user's class or a break.
+
+    compiled: holds the compiled class alone, a subclass of which has methods of its own.
+    """
+
+    def _fusegrad_apply(own: type, *args: Any, **kwargs: Any) -> Any:
+        if not in_dynamo():
+            return run(own, args, kwargs)
+        if fits and own is compiled[0] and not transforms_active() and dual_level() < 0:
+            return users.apply(*args, **kwargs)  # type: ignore[attr-defined]
+        return outside(own, args, kwargs)
+
+    return _fusegrad_apply
+
+
+_ROOT = Path(__file__).parent.parent
+_FOLLOWED = ("interop.py", "demo_functions.py", "random.py", "philox.py", "torch_private.py")
+"""What Dynamo may follow: this, and what users write or call themselves."""
+
+hide_from_dynamo(
+    str(file)
+    for room in ("ir", "tracer", "codegen", "runtime")
+    for file in (_ROOT / room).rglob("*.py")
+    if file.name not in _FOLLOWED
+)
+
+__all__ = ["CompiledMeta", "applied", "fits_a_graph", "outside", "shown", "with_opaque_backward"]

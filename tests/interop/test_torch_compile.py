@@ -1,0 +1,120 @@
+"""A compiled class inside of torch.compile: the backward as it was written, wrong on purpose, is the one that runs."""
+
+import pytest
+import torch
+import wrong
+from torch.utils.checkpoint import checkpoint
+
+import fusegrad
+
+FLAGS = (None, True, False)
+BODIES = {
+    "call": lambda f: lambda x: f(x * 2) + 1,
+    "grad": lambda f: torch.func.grad(lambda x: f(x).sum()),
+    "grad of grad": lambda f: torch.func.grad(lambda y: torch.func.grad(lambda x: f(x).sum())(y).sum()),
+    "vmap": lambda f: lambda x: torch.vmap(f)(x) * 2,
+    "vmap of grad": lambda f: torch.vmap(torch.func.grad(lambda x: f(x).sum())),
+    "jvp": lambda f: lambda x: torch.func.jvp(f, (x,), (torch.ones_like(x),))[1],
+    "checkpoint": lambda f: lambda x: checkpoint(f, x, use_reentrant=False) * 2,
+}
+REFUSED = ("vmap", "vmap of grad", "jvp")  # where the class has no rule: derived, unless it is opaque
+
+
+def close(ours, theirs):
+    for mine, his in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, his)
+
+
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("flag", FLAGS)
+def test_the_written_backward_runs(flag, body) -> None:
+    fast = fusegrad.compile(wrong.sine(flag))
+    fn = torch.compile(BODIES[body](fast.apply), backend=wrong.Counting())
+    if flag is False and body in REFUSED:
+        with pytest.raises((RuntimeError, NotImplementedError), match=r"vmap support|implement the jvp"):
+            wrong.result(fn)
+        return
+    for _ in range(2):
+        close(wrong.result(fn), wrong.result(BODIES[body](fast.apply)))
+
+
+@pytest.mark.parametrize("spelling", ["class", "apply"])
+def test_a_traceable_class_is_in_the_graph(spelling) -> None:
+    fast = fusegrad.compile(wrong.sine(True))
+    alias = fast.apply
+    counting = wrong.Counting()
+    body = (lambda x: alias(x * 2) + 1) if spelling == "apply" else (lambda x: fast.apply(x * 2) + 1)
+    fn = torch.compile(body, backend=counting, fullgraph=True)
+    close(wrong.result(fn), wrong.result(body))
+    assert len(counting.graphs) == 1
+
+
+@pytest.mark.parametrize("flag", [None, False])
+def test_any_other_class_breaks_the_graph(flag) -> None:
+    fast = fusegrad.compile(wrong.sine(flag))
+    counting = wrong.Counting()
+    wrong.result(torch.compile(lambda x: fast.apply(x * 2) + 1, backend=counting))
+    assert len(counting.graphs) == 2
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="is_traceable = True"):
+        wrong.result(torch.compile(lambda x: fast.apply(x * 2) + 1, backend=counting, fullgraph=True))
+
+
+def test_a_transform_breaks_the_graph_whatever_is_promised() -> None:
+    fast = fusegrad.compile(wrong.sine(True))
+    fn = torch.compile(BODIES["grad"](fast.apply), backend=wrong.Counting(), fullgraph=True)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"no torch.func transform"):
+        wrong.result(fn)
+
+
+@pytest.mark.parametrize("make", [wrong.sine, wrong.marked])
+@pytest.mark.parametrize("flag", FLAGS)
+def test_through_aot_autograd(flag, make) -> None:
+    cls = make(flag)
+    fast = fusegrad.compile(cls)
+    fn = torch.compile(lambda x: fast.apply(x * 2), backend="aot_eager")
+    close(wrong.result(fn), wrong.result(lambda x: cls.apply(x * 2)))
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+def test_what_it_reads_may_change(flag, monkeypatch) -> None:
+    fast = fusegrad.compile(wrong.scaled(flag))
+    fn = torch.compile(lambda x: fast.apply(x) * 1, backend="aot_eager")
+    for scale in (1.0, 3.0, 1.0):
+        monkeypatch.setattr(wrong, "SCALE", scale)
+        value, gradient = wrong.result(fn)
+        torch.testing.assert_close(value, wrong.sample().detach() * scale)
+        torch.testing.assert_close(gradient, torch.full_like(gradient, 7 * scale))
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+def test_a_subclass_has_its_own_methods(flag) -> None:
+    class Doubled(fusegrad.compile(wrong.sine(flag))):
+        @staticmethod
+        def forward(x):
+            return x.sin() * 2
+
+    fn = torch.compile(lambda x: Doubled.apply(x) + 1, backend=wrong.Counting())
+    close(wrong.result(fn), wrong.result(lambda x: Doubled.apply(x) + 1))
+
+
+def test_a_compiled_function() -> None:
+    @fusegrad.compile
+    def f(x):
+        return x.sin() * x
+
+    fn = torch.compile(lambda x: f(x * 2) + 1, backend=wrong.Counting())
+    close(wrong.result(fn), wrong.result(lambda x: f(x * 2) + 1))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("flag", FLAGS)
+def test_checkpoint(flag, compiled, reentrant) -> None:
+    fast = fusegrad.compile(wrong.sine(flag))
+
+    def body(x):
+        return checkpoint(fast.apply, x * 2, use_reentrant=reentrant) * 2
+
+    x = wrong.sample()
+    (torch.compile(body, backend=wrong.Counting()) if compiled else body)(x).sum().backward()
+    torch.testing.assert_close(x.grad, (2 * x).cos().detach() * 28)
