@@ -156,7 +156,8 @@ saved_tensors_can_be_told_apart = _saved is not None
 
 def saved_tensors_of(node: Any) -> tuple[Any, ...]:
     """What a node saved, whatever its class shows as `saved_tensors`."""
-    return _saved.__get__(node) if _saved is not None else node.saved_tensors  # type: ignore[no-any-return]
+    real = _saved is not None and isinstance(node, torch._C._FunctionBase)  # compiled autograd has a stand-in
+    return _saved.__get__(node) if real else node.saved_tensors  # type: ignore[no-any-return]
 
 
 def hide_from_dynamo(files: Iterable[str]) -> None:

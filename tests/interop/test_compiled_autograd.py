@@ -67,3 +67,13 @@ def test_other_classes(flag, make) -> None:
     mine, his = wrong.sample(), wrong.sample()
     first(cls.apply)(his * 2).exp().sum().backward()
     torch.testing.assert_close(gradient(first(fast.apply), wrong.Counting(), mine), his.grad)
+
+
+@pytest.mark.parametrize("flag", [None, True])
+def test_with_generated_kernels(flag) -> None:
+    """There what is saved is chosen by fusegrad, and is not what the class's own backward reads."""
+    cls = wrong.sine(flag)
+    mine, his = wrong.sample(), wrong.sample()
+    cls.apply(his * 2).exp().sum().backward()
+    fast = fusegrad.compile(cls, backend="interpret")
+    torch.testing.assert_close(gradient(fast.apply, wrong.Counting(), mine), his.grad)
