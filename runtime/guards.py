@@ -70,5 +70,6 @@ def size_guard(session: Session, fakes: Sequence[Any]) -> Guard:
     text = re.sub(r"L\['t(\d+)'\]", r"t[\1]", text)
     text = re.sub(r"t\[\d+\]\.storage_offset\(\)", "0", text)
     names: dict[str, Any] = dict(SYMPY_INTERP)
-    exec(f"def guard(t): return {text}", names)  # the text is torch's own, over sizes alone
+    body = f"def guard(t):\n try: return {text}\n except ZeroDivisionError: return False"  # a size is 0 that was not
+    exec(body, names)  # the text is torch's own, over sizes alone
     return cast(Guard, names["guard"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import fusegrad
 from fusegrad.runtime.guards import argument_fact, exact_key, global_state, is_plain, size_guard
 from fusegrad.tracer.capture import Session
 from fusegrad.tracer.reads import scan
@@ -120,3 +121,22 @@ def test_plain_tensors() -> None:
     assert is_plain(torch.ones(2)) and is_plain(torch.nn.Parameter(torch.ones(2)))
     assert not is_plain(torch.ones(2).as_subclass(Mine))
     assert not is_plain(torch.ones(2).to_sparse())
+
+
+def test_a_condition_that_divides_by_a_size_that_is_zero_now_does_not_hold() -> None:
+    """A reshape with -1 leaves `numel % size`; eager's own error is raised, not the guard's."""
+
+    class Grouped(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.reshape(x.shape[0], 3, -1).sum(-1)
+
+        @staticmethod
+        def backward(ctx, g):
+            return g
+
+    fast = fusegrad.compile(Grouped)
+    fast.apply(torch.ones(2, 6, 4))
+    for apply in (fast.apply, Grouped.apply):
+        with pytest.raises(RuntimeError, match="cannot reshape tensor of 0 elements"):
+            apply(torch.ones(0, 6, 4))
