@@ -16,21 +16,23 @@ from ..ir.cost import minimal_bytes
 from ..ir.errors import FusegradError, LoweringError
 from ..ir.passes.fuse import Extern, Step
 from ..ir.prims import PRIMS
-from ..tracer.capture import CaptureError, Trace
+from ..tracer.capture import CaptureError, OpaqueMet, Trace
 from ..tracer.function import backward_method, uses_setup_context
-from .compile import cheaper, generate, graph_of, text_of
+from .compile import Generated, cheaper, generate, graph_of, text_of
 from .function import Compiler, Record
 from .guards import is_plain
-from .plan import has_outer_product, number
+from .plan import has_outer_product, is_opaque, number, opaque_of
 from .residuals import Chosen, choose
 from .specialization import Specialization
 from .specs import differentiable, is_spec, stand_in
+from .split import OpaqueCall
 from .trees import arguments
 from .workers import Binary
 
 Sizes = dict[sympy.Symbol, int]
 Tensor = torch.Tensor
 DEFAULT_TARGET = "cuda:90"
+NO_RULE = "over an opaque node no rule is derived; under transforms the class runs as it is written"
 
 
 class UnknownTargetError(FusegradError, ValueError):
@@ -72,6 +74,7 @@ class DirectionReport:
     launches: list[KernelReport]
     minimal: int
     kernels: list[Kernels] = field(default_factory=list)
+    segments: list[str] = field(default_factory=list)  # with opaque nodes: launches and eager calls, in their order
     reasons: list[str] = field(default_factory=list)
 
 
@@ -86,6 +89,7 @@ class Explanation:
     saved_bytes: int
     residuals: tuple[Place, ...] = ()
     user_outputs: int = 0
+    opaque: list[OpaqueCall] = field(default_factory=list)
 
     @property
     def kernels(self) -> list[KernelReport]:
@@ -144,6 +148,8 @@ class Explanation:
             "launches": {d: len(self._launches(d)) for d in ("forward", "backward")},
             "bytes": self._bytes(),
             "saved_bytes": self.saved_bytes,
+            "opaque": [vars(o) | {} for o in self.opaque],
+            "segments": {d: report.segments for d, report in self.directions.items()},
         }
 
     def _launches(self, direction: str) -> list[KernelReport]:
@@ -163,6 +169,7 @@ class Explanation:
             ratio = f", {moved / least:.2f} x the least possible" if least else ""
             lines.append(f"  {direction}: {facts['launches'][direction]} launches, {moved:,} bytes{ratio}")
             lines += [_kernel_line(k) for k in self._launches(direction)]
+            lines += [f"    {call}" for call in self.opaque if call.method == direction]
         lines.append(f"  saved for backward: {self.saved_bytes:,} bytes")
         return "\n".join(lines)
 
@@ -207,10 +214,15 @@ def explain(target_class: Any, /, *args: Any, target: str | None = None) -> Expl
     specialization = _forward(compiler, stand_ins, args, methods)
     found = Explanation(compiler.cls.__name__, where, methods, {}, 0)
     if specialization is not None:
-        sizes = specialization.sizes(stand_ins)
+        sizes = {**specialization.hints, **specialization.sizes(stand_ins)}
         has_backward = _backward_is_captured(compiler, specialization, methods)
         describe = _on_cpu if where == "cpu" else _on_gpu
         describe(found, specialization, sizes, has_backward)
+        found.opaque = opaque_calls(specialization, has_backward)
+    found.opaque = found.opaque or list(compiler.opaque_calls)
+    if found.opaque:
+        derived = [name for name, record in methods.items() if record.status == "derived"]
+        methods |= {name: Record("absent", NO_RULE, found.opaque[0].where) for name in derived}
     for direction, report in found.directions.items():
         if report.reasons:
             methods[direction] = Record("compiled", "; ".join(report.reasons), methods[direction].where)
@@ -279,6 +291,8 @@ def _forward(
             map(is_spec, real)
         ):
             compiler.compare(specialization, compiler.complete(real))
+    except OpaqueMet as met:
+        return _known_split(compiler, stand_ins, met, methods)
     except CaptureError as error:
         methods["forward"] = compiler.record_of("forward", error)
         _beside_opaque_ones(compiler, methods)
@@ -286,11 +300,37 @@ def _forward(
     return specialization
 
 
+def _known_split(
+    compiler: Compiler, stand_ins: Sequence[Any], met: OpaqueMet, methods: dict[str, Record]
+) -> Specialization | None:
+    """A method with opaque nodes, as its calls so far left it: explaining runs no opaque body."""
+    tensors = [a for a in stand_ins if isinstance(a, Tensor)]
+    known = [s for found in compiler.known.values() for s in found if s.opaque and s.takes(stand_ins)]
+    fitting = next((s for s in known if s.guard(tensors)), None)
+    if fitting is None:
+        reason = f"{met.facts['reason']}: its segments are known after a call"
+        methods["forward"] = Record("compiled", reason, met.where)
+    return fitting
+
+
+def opaque_calls(specialization: Specialization, has_backward: bool) -> list[OpaqueCall]:
+    """The nested calls that run as the user wrote them, forward's first."""
+    found = [OpaqueCall.of(node, "forward") for node in specialization.opaque]
+    if has_backward:
+        trace = specialization.entry(specialization.known_kinds()).trace
+        found += [OpaqueCall.of(node, "backward") for node in trace.opaque]
+    return found
+
+
 def _backward_is_captured(compiler: Compiler, specialization: Specialization, methods: dict[str, Record]) -> bool:
     if methods["backward"].status != "compiled":
         return False
     try:
-        specialization.entry(specialization.predicted_kinds())
+        specialization.entry(specialization.known_kinds())
+    except OpaqueMet as met:
+        reason = f"{met.facts['reason']}: its segments are known after a call"
+        methods["backward"] = Record("compiled", reason, met.where)
+        return False
     except CaptureError as error:
         methods["backward"] = compiler.record_of("backward", error)
         _beside_opaque_ones(compiler, methods)
@@ -320,7 +360,7 @@ def _on_gpu(found: Explanation, spec: Specialization, sizes: Sizes, has_backward
 
 
 def _backward_graph(spec: Specialization, chosen: Chosen | None) -> Graph:
-    kinds, name = spec.predicted_kinds(), f"{spec.name}_backward"
+    kinds, name = spec.known_kinds(), f"{spec.name}_backward"
     entry = spec.entry(kinds)
     return graph_of(entry.trace, name) if chosen is None else chosen.backward_graph(kinds, entry, name)
 
@@ -350,11 +390,27 @@ def _kernels_report(graph: Graph, direction: str, sizes: Sizes, target: Target) 
     least = number(minimal_bytes(graph), sizes)
     report = DirectionReport(graph, made.steps, [], least, list(made.kernels.values()), made.reasons)
     for at, step in enumerate(made.steps):
+        if is_opaque(step):
+            continue
         if at in made.kernels:
             report.launches += [_kernel_report(k, direction, sizes) for k in made.kernels[at].kernels]
         elif isinstance(step, Extern):
             report.launches.append(_node_report(step.value, direction, sizes))
+    if any(map(is_opaque, made.steps)):
+        report.segments = _segments(made)
     return report
+
+
+def _segments(made: Generated) -> list[str]:
+    """What runs, in order: kernels by name, library calls, and the user's own nested calls."""
+    lines: list[str] = []
+    for at, step in enumerate(made.steps):
+        if at in made.kernels:
+            lines += [kernel.name for kernel in made.kernels[at].kernels]
+        elif isinstance(step, Extern):
+            node, library = opaque_of(step.value), str(step.value.params.get("op", "call"))
+            lines.append(library if node is None else f"eager {node.name} ({node.where})")
+    return lines
 
 
 def _computed(graph: Graph) -> list[Value]:
@@ -382,7 +438,7 @@ def _on_cpu(found: Explanation, spec: Specialization, sizes: Sizes, has_backward
     found.saved_bytes = sum(_bytes(f, sizes) for p in places if (f := spec.forward.fake_at(p)) is not None)
     traces = {"forward": spec.forward.trace}
     if has_backward:
-        traces["backward"] = spec.entry(spec.predicted_kinds()).trace
+        traces["backward"] = spec.entry(spec.known_kinds()).trace
     for direction, trace in traces.items():
         found.directions[direction] = _aten_report(trace, f"{spec.name}_{direction}", direction, sizes)
 

@@ -20,7 +20,7 @@ from torch.autograd.function import Function, once_differentiable
 
 from ..ir.errors import FusegradError, NotTraceableError, users_line
 from ..ir.program import Place
-from ..tracer.capture import CaptureError, capture_lock, is_capturing
+from ..tracer.capture import CaptureError, OpaqueMet, capture_lock, is_capturing
 from ..tracer.containers import opened
 from ..tracer.declared import Option
 from ..tracer.function import (
@@ -32,6 +32,8 @@ from ..tracer.function import (
     takes_boxed_gradients,
     uses_setup_context,
 )
+from ..tracer.nested import Watcher, watcher
+from ..tracer.opaque import Mismatch, Tape, Why, remember
 from ..tracer.reads import Reads
 from ..tracer.torch_private import (
     direct_apply,
@@ -43,6 +45,7 @@ from ..tracer.torch_private import (
     share_memory,
     transforms_active,
 )
+from . import split
 from .config import backend_name, valid_backend, warns
 from .guards import argument_fact, exact_key, global_state, is_plain, unseen_state
 from .interop import CompiledMeta, applied, fits_a_graph, shown, with_opaque_backward
@@ -105,6 +108,8 @@ class Compiler:
         self.exact: OrderedDict[Any, Specialization | None] = OrderedDict()
         self.known: OrderedDict[Any, list[Specialization]] = OrderedDict()
         self.refused: OrderedDict[Any, CaptureError] = OrderedDict()
+        self.met: OrderedDict[Any, OpaqueMet] = OrderedDict()
+        self.opaque_calls: list[split.OpaqueCall] = []
         self.reads: Reads | None = None
         self.marks: dict[Any, int] = {}
         self.lock = threading.RLock()
@@ -117,6 +122,8 @@ class Compiler:
 
     # ------------------------------------------------------------------ calls
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if (watching := watcher()) is not None:
+            return self._watched(watching, args, kwargs)
         if self.methods.declared["forward"].value is False:
             return self.as_written(*args, **kwargs)
         if self.setup_style and (kwargs or len(args) != len(self._parameters())):
@@ -129,10 +136,23 @@ class Compiler:
         try:
             specialization = self.specialization(given)
         except NotCaptured as missing:
+            if isinstance(missing.error, OpaqueMet):
+                return split.first_call(self, missing.error, args)
             return self.run_users(missing, args)
+        if specialization is not None and specialization.opaque:
+            return split.run(self, specialization, args)
         if specialization is None or (specialization.writes_inputs and share_memory(given)):
             return self.as_written(*args)
         return self.node(specialization, self.backend_for(given), given)(*args)
+
+    def _watched(self, watching: Watcher, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call within a method that is captured, or recorded for that: it is the watcher's to decide."""
+        declared = self.methods.declared["forward"]
+        if declared.value is False:
+            remember(self.cls, Why(declared.how.removeprefix("it "), True))
+        elif self.setup_style and (kwargs or len(args) != len(self._parameters())):
+            args, kwargs = self._bound(args, kwargs), {}
+        return watching(self.cls, lambda *a, **k: self(a, k), args, kwargs)
 
     def run_users(self, missing: NotCaptured, args: Sequence[Any]) -> Any:
         """The user's own class, and only then the record: a call that is wrong by itself raises its own error here."""
@@ -249,15 +269,16 @@ class Compiler:
         if backward_method(self.cls) is None:
             return True
         try:
-            specialization.entry(specialization.predicted_kinds())
+            return not specialization.entry(specialization.predicted_kinds()).trace.opaque
+        except OpaqueMet:
+            return False
         except CaptureError as error:
             self.refuse("backward", error)
             return False
-        return True
 
-    def compare(self, specialization: Specialization, args: Sequence[Any]) -> None:
+    def compare(self, specialization: Specialization, args: Sequence[Any], tape: Tape | None = None) -> None:
         """The first call's comparison with the user's own forward; raises CaptureError where they differ."""
-        why = specialization.check_forward(args)
+        why = specialization.check_forward(args, tape)
         if why is not None:
             raise CaptureError(reason=why, where=method_place(self.cls.forward))  # type: ignore[attr-defined]
 
@@ -282,16 +303,40 @@ class Compiler:
 
     def _captured(self, key: Any, facts: Any, args: Sequence[Any]) -> Specialization:
         try:
+            if facts in self.met:
+                raise self.met[facts]
             specialization = self._capture(args)
         except CaptureError as error:
-            if self.must_capture("forward"):
+            opaque = isinstance(error, OpaqueMet)
+            if self.fullgraph if opaque else self.must_capture("forward"):
                 self.refuse("forward", error)
+            if isinstance(error, OpaqueMet):
+                self.met[facts] = error
+                _forget(self.met, REMEMBERED)
             raise NotCaptured(error, key, facts) from error
         self.known.setdefault(facts, []).append(specialization)
         self.records.setdefault("forward", Record("compiled"))
         return specialization
 
-    def _capture(self, args: Sequence[Any]) -> Specialization:
+    def capture_split(self, args: Sequence[Any], tape: Tape) -> Specialization:
+        """A specialisation with opaque nodes, whose results are on the tape; chosen first from now on."""
+        specialization = self._capture(args, tape)
+        self.known.setdefault(self.facts(args), []).insert(0, specialization)
+        self.records.setdefault("forward", Record("compiled"))
+        self.prefer(specialization, args)
+        return specialization
+
+    def prefer(self, specialization: Specialization, args: Sequence[Any]) -> None:
+        """Calls with arguments like these begin with this specialisation."""
+        self.exact[self._key(args)] = specialization
+
+    def give_up(self, args: Sequence[Any], error: CaptureError) -> None:
+        """Calls with arguments like these run as the user wrote them."""
+        self.refuse("forward", error)
+        self.refused[self.facts(args)] = error
+        self.exact[self._key(args)] = None
+
+    def _capture(self, args: Sequence[Any], tape: Tape | None = None) -> Specialization:
         if len(self.known) >= VARIANTS:
             reason = (
                 f"it is captured for {VARIANTS} combinations of constants and dtypes already; "
@@ -303,8 +348,9 @@ class Compiler:
         if (why := unseen_state(args)) is not None:
             raise CaptureError(reason=why, where=users_line())
         self.require_capturable()
-        specialization = Specialization(self.cls, args, self.reads_now(), self.dynamic, self.report)
-        self.compare(specialization, args)
+        replay = tape.again() if tape is not None else None
+        specialization = Specialization(self.cls, args, self.reads_now(), self.dynamic, self.report, replay)
+        self.compare(specialization, args, tape)
         specialization.executable(self.backend_for(args))
         if self.opaque("backward") is not None:
             self._put_on_record("backward")
@@ -324,7 +370,8 @@ class Compiler:
         try:
             specialization.entry(specialization.predicted_kinds())
         except CaptureError as error:
-            self.refuse("backward", error)
+            if self.fullgraph or not isinstance(error, OpaqueMet):
+                self.refuse("backward", error)
 
     def is_compiled(self, method: str) -> None:
         """A method was captured; what became of it before stays on record."""
@@ -359,6 +406,11 @@ class Compiler:
         self.records[method] = Record("compiled", why, method_place(self._method(method)))
         count("fallbacks")
         _warn(f"{self.cls.__name__}.{method}: {why}")
+
+    def report_once(self, method: str, why: str) -> None:
+        """The same, at the first time."""
+        if self.records.get(method, Record("")).reason != why:
+            self.report(method, why)
 
     def record_of(self, method: str, error: CaptureError) -> Record:
         """The record of a failed capture."""
@@ -395,7 +447,8 @@ class Compiler:
         traced = is_capturing()  # by another mode: no capture may begin, and none is refused for good
         if recording or in_a_batch or traced or transforms_active():
             originals = residuals if chosen is None else self.originals(chosen, residuals, ctx)
-            if in_a_batch or traced or self.records.get("backward", Record("")).status == "opaque":
+            opaque = self.records.get("backward", Record("")).status == "opaque"
+            if in_a_batch or traced or opaque or specialization.backward_is_split():
                 return specialization.users_backward(originals, sizes, gradients)
             return BackwardUnit.of(self, specialization, backend).differentiable(originals, sizes, gradients)
         return self.run_backward(specialization, backend, residuals, sizes, gradients, chosen)
@@ -420,6 +473,9 @@ class Compiler:
         """The gradients on plain tensors, no autograd recording."""
         try:
             results = specialization.run_backward(residuals, sizes, gradients, backend, chosen)
+        except (OpaqueMet, Mismatch) as error:
+            originals = residuals if chosen is None else chosen.rebuilt(residuals, sizes)
+            results = split.backward(self, specialization, backend, originals, sizes, gradients, error)
         except CaptureError as error:
             originals = residuals if chosen is None else chosen.rebuilt(residuals, sizes)
             results = specialization.users_backward(originals, sizes, gradients)

@@ -61,9 +61,15 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 
 def size_guard(session: Session, fakes: Sequence[Any]) -> Guard:
-    """The conditions on sizes, strides and symbolic integers under which the session's graphs hold, compiled once."""
-    sources = [LocalSource(f"t{i}") for i in range(len(fakes))]
-    conditions = session.env.produce_guards(cast(Any, list(fakes)), sources, ignore_static=False)
+    """The conditions on sizes, strides and symbolic integers under which the session's graphs hold, compiled once.
+
+    What is assumed of the results of opaque nodes is left to those nodes.
+    """
+    everything = [*fakes, *session.returned]
+    sources = [LocalSource(f"t{i}") for i in range(len(everything))]
+    conditions = session.env.produce_guards(cast(Any, everything), sources, ignore_static=False)
+    beyond = tuple(f"L['t{i}']" for i in range(len(fakes), len(everything)))
+    conditions = [c for c in conditions if not any(name in c for name in beyond)]
     if not conditions:
         return lambda tensors: True
     text = " and ".join(f"({c})" for c in conditions)  # a condition may be a disjunction

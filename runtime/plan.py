@@ -18,6 +18,7 @@ from ..ir.passes.fuse import Extern, Group, Step, View
 from ..ir.types import Size
 from ..tracer.capture import Trace, capture_lock
 from ..tracer.dtypes import TO_TORCH
+from ..tracer.opaque import OpaqueNode
 from ..tracer.torch_private import memory_of
 from . import launch, reference
 from .compile import generate, graph_of, kernels_of, text_of
@@ -52,6 +53,11 @@ class BoundSizes(dict[sympy.Symbol, int]):
     @cached_property
     def key(self) -> tuple[int, ...]:
         return tuple(self.values())
+
+    def learn(self, more: Mapping[sympy.Symbol, int]) -> None:
+        """Symbols that an opaque node brought."""
+        self.update(more)
+        self.__dict__.pop("key", None)
 
 
 class Binder:
@@ -268,13 +274,15 @@ class KernelPlan:
         self.last_use: dict[int, list[int]] = {}
 
     def __call__(self, inputs: Sequence[Tensor], sizes: Sizes) -> list[Tensor | None]:
-        key = sizes.key if isinstance(sizes, BoundSizes) else tuple(sizes.values())
+        key = _key(sizes)
         steps = self.steps if self.steps is not None else self._cut(sizes)
         memory: dict[int, Any] = {
             v.id: _expected_layout(t, v, sizes) for v, t in zip(self.graph.inputs, inputs, strict=True)
         }
         for at, step in enumerate(steps):
             self._run(at, step, memory, sizes, key)
+            if is_opaque(step):
+                key = _key(sizes)
             for dead in self.last_use.get(at, ()):
                 memory.pop(dead, None)
         outputs = self._outputs(memory, inputs, sizes)
@@ -283,7 +291,8 @@ class KernelPlan:
 
     def _cut(self, sizes: Sizes) -> list[Step]:
         with capture_lock:
-            made = generate(self.graph, self.target, dict(sizes), self.name)
+            sizes = {**self._hints(), **sizes}
+            made = generate(self.graph, self.target, sizes, self.name)
             for reason in made.reasons:
                 self.report(f"an operation runs between the kernels: {reason}")
             for at, kernels in made.kernels.items():
@@ -295,6 +304,10 @@ class KernelPlan:
             self.last_use = _last_uses(made.steps)
             self.steps = made.steps
         return made.steps
+
+    def _hints(self) -> dict[sympy.Symbol, int]:
+        """The sizes that opaque nodes returned when the graph was captured."""
+        return {s: n for v in self.graph if (node := opaque_of(v)) is not None for s, n in node.hints.items()}
 
     def _write_back(self, memory: dict[int, Any], inputs: Sequence[Tensor]) -> None:
         """Values that forward wrote to its arguments; all are known before the first is written."""
@@ -324,6 +337,20 @@ class KernelPlan:
             taken.add(memory_of(tensor))
             outputs.append(tensor)
         return outputs
+
+
+def opaque_of(value: Value) -> OpaqueNode | None:
+    """The opaque node that a `call` calls."""
+    return getattr(value.params.get("target"), "opaque", None)
+
+
+def is_opaque(step: Step) -> bool:
+    """Whether a step runs the user's own body of a nested call."""
+    return isinstance(step, Extern) and opaque_of(step.value) is not None
+
+
+def _key(sizes: Sizes) -> tuple[int, ...]:
+    return sizes.key if isinstance(sizes, BoundSizes) else tuple(sizes.values())
 
 
 def _last_uses(steps: Sequence[Step]) -> dict[int, list[int]]:

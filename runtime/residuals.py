@@ -42,6 +42,8 @@ def choose(spec: Specialization, sizes: dict[sympy.Symbol, int]) -> Chosen | Non
 def _program(spec: Specialization) -> Program:
     kinds = spec.predicted_kinds()
     trace = spec.entry(kinds).trace
+    if trace.opaque:
+        raise CaptureError(reason="its backward has opaque nodes", where=trace.opaque[0].where)
     forward = graph_of(spec.forward.trace, f"{spec.name}_forward")
     program = Program(spec.name, forward, tuple(spec.residual_places), len(spec.forward.fake_outputs))
     program.backward[mask_of(kinds)] = graph_of(trace, f"{spec.name}_backward")

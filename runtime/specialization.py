@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -12,7 +12,7 @@ import sympy
 import torch
 
 from ..ir.program import Place
-from ..tracer.capture import CaptureError, Session, Trace, capture_lock, settled, written_placeholders
+from ..tracer.capture import CaptureError, OpaqueMet, Session, Trace, capture_lock, written_placeholders
 from ..tracer.containers import Hole, anew, closed, exchanged, leaves
 from ..tracer.context import ForwardContext, attributes_of
 from ..tracer.function import (
@@ -31,8 +31,10 @@ from ..tracer.function import (
     user_count,
     uses_setup_context,
 )
+from ..tracer.opaque import Mismatch, Run, Tape, running
 from ..tracer.reads import Reads
-from ..tracer.torch_private import FakeTensorMode, no_autocast
+from ..tracer.torch_private import FakeTensorMode, no_autocast, plain_tensors
+from . import split
 from .check import cut, differs, intermediate_bytes
 from .compile import cheaper
 from .config import KERNEL_BACKENDS, settings
@@ -58,7 +60,9 @@ class BackwardEntry:
     since: int  # the session's guards from this number on are backward's
     passed: dict[int, int] = field(default_factory=dict)  # results that are a gradient as it came, by its number
     executables: dict[str, Executable] = field(default_factory=dict)
+    others: list[BackwardEntry] = field(default_factory=list)  # captured for other results of its opaque nodes
     admitted: dict[tuple[int, ...], bool] = field(default_factory=dict)
+    compared: bool = False
 
     def admits(self, sizes: Sizes) -> bool:
         """Whether what this trace assumed about sizes holds."""
@@ -80,7 +84,13 @@ class Specialization:
     """One key of one class. Raises CaptureError from the constructor where forward cannot be captured."""
 
     def __init__(
-        self, cls: type, args: Sequence[Any], reads: Reads, dynamic: bool = True, report: Report | None = None
+        self,
+        cls: type,
+        args: Sequence[Any],
+        reads: Reads,
+        dynamic: bool = True,
+        report: Report | None = None,
+        tape: Tape | None = None,
     ) -> None:
         self.cls, self.reads, self.name, self.dynamic = cls, reads, cls.__name__, dynamic
         self.report = report or (lambda method, why: None)
@@ -92,7 +102,7 @@ class Specialization:
         needs = tuple(isinstance(a, Tensor) and a.requires_grad and i < self.count for i, a in enumerate(args))
         fakes = [self.session.fake(args[i]) for i in self.slots]
         count("captures")
-        self.forward: ForwardCapture = capture_forward(cls, args, fakes, self.session, reads, needs)
+        self.forward: ForwardCapture = capture_forward(cls, args, fakes, self.session, reads, needs, tape)
         self.names = self._argument_names(len(args))
         self.forward.trace.names = [self.names[i] for i in self.slots]
         visible = len(self.forward.fake_outputs)
@@ -104,6 +114,10 @@ class Specialization:
         self.executables: dict[str, Executable] = {}
         self.nodes: dict[Any, Any] = {}  # the generated Functions and units over this specialisation
         self.written = written_placeholders(self.forward.trace.graph_module, len(fakes))
+        self.opaque = self.forward.trace.opaque
+        self.symbols = {*self.binder.sources, *(s for node in self.opaque for s in node.hints)}
+        if self.opaque and self.writes_inputs:
+            raise split.not_in_place(self.opaque[0])
         self.under_autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
         self._chosen: Chosen | None = None
         self._decided = False
@@ -183,8 +197,11 @@ class Specialization:
         inputs = self.tensors_of(args)
         sizes = sizes or self.sizes(args)
         executable = self.executable(backend) if chosen is None else self.chosen_executable(backend, chosen)
-        with self._exactly_as_captured():
-            results = executable(inputs, [r.get() for r in self.lifted if r is not None], sizes)
+        lifted = [r.get() for r in self.lifted if r is not None]
+        with self._between(executable, split.offered(), sizes) if self.opaque else self._exactly_as_captured() as now:
+            results = executable(inputs, lifted, sizes if now is None else now)
+        if now is not None:
+            sizes.learn(now)
         n = len(self.forward.fake_outputs)
         outputs = self._aliased(results[:n], inputs, sizes) if self.skip else results[:n]
         return outputs, results[n:]
@@ -239,11 +256,28 @@ class Specialization:
         """The places that hold a tensor."""
         return [p for p in self.residual_places if p is not None]
 
+    @property
+    def hints(self) -> dict[sympy.Symbol, int]:
+        """The sizes that opaque nodes returned when they were captured."""
+        entries = [e for e in self.entries.values() if isinstance(e, BackwardEntry)]
+        opaque = [*self.opaque, *(node for entry in entries for node in entry.trace.opaque)]
+        return {s: n for node in opaque for s, n in node.hints.items()}
+
+    def takes(self, args: Sequence[Any]) -> bool:
+        """Whether the arguments are of the kind that it was captured for, sizes apart."""
+        slots = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
+        if slots != self.slots or len(args) != len(self.arguments):
+            return False
+        pairs = zip((args[i] for i in slots), self.forward.fakes, strict=True)
+        constants = [a for i, a in enumerate(args) if i not in slots]
+        own = [a for i, a in enumerate(self.arguments) if i not in slots]
+        return constants == own and all(a.dtype == f.dtype and a.dim() == f.dim() for a, f in pairs)
+
     def _unbound_symbols(self) -> list[sympy.Symbol]:
         """Symbols that backward may need and that the shapes of its own inputs do not tell."""
         kept = [f for p in self.residual_places if (f := self.forward.fake_at(p)) is not None]
         bound = set(Binder([*kept, *self.forward.fake_outputs]).sources)
-        known = set(self.binder.sources)
+        known = self.symbols
         wanting = [f for i, f in zip(self.slots, self.forward.fakes, strict=True) if self.forward.needs_input_grad[i]]
         shapes = [e for f in (*kept, *self.forward.fake_outputs) for e in (*f.shape, *f.stride())]
         shapes += [e for f in wanting for e in f.shape]
@@ -283,15 +317,65 @@ class Specialization:
         """What backward depends on: the gradients, and what is read from outside, which may change after forward."""
         return kinds, self.reads.facts(), backward_method(self.cls)
 
+    def add_split_entry(
+        self, kinds: tuple[Any, ...], tape: Tape, residuals: Sequence[Any], sizes: Sizes, gradients: Sequence[Any]
+    ) -> BackwardEntry | None:
+        """Capture backward with opaque nodes, whose results are on the tape, and compare it at once."""
+        key, others = self._now(kinds), self.other_entries(kinds)
+        if len(others) >= split.VARIANTS:
+            return None
+        self.session.move_to(sizes)
+        try:
+            entry = self._capture_backward(kinds, tape.again())
+            self._compare_backward(kinds, entry, residuals, sizes, gradients, tape)
+        except CaptureError as error:
+            self.entries[key] = error
+            self.backward_failed = self.backward_failed or not isinstance(error, OpaqueMet)
+            raise
+        entry.others, entry.compared = others, True
+        self.entries[key] = entry
+        return entry
+
+    def other_entries(self, kinds: tuple[Any, ...]) -> list[BackwardEntry]:
+        """What backward was captured as for these gradients, newest first."""
+        known = self.entries.get(self._now(kinds))
+        return [known, *known.others] if isinstance(known, BackwardEntry) else []
+
+    def executable_of_entry(self, entry: BackwardEntry, kinds: tuple[Any, ...], backend: str) -> Executable:
+        """A captured backward on `backend`, on the user's own residuals."""
+        if backend not in entry.executables:
+            entry.executables[backend] = self._backward_executable(entry, kinds, backend, None)
+            entry.learn(self.session.conditions(self.symbols, entry.since))
+        return entry.executables[backend]
+
+    def known_kinds(self) -> tuple[Any, ...]:
+        """The gradients to explain backward for: the commonest; with opaque nodes, those that it was called with."""
+        predicted = self.predicted_kinds()
+        if isinstance(self.entries.get(self._now(predicted)), BackwardEntry):
+            return predicted
+        split_for = [k[0] for k, e in self.entries.items() if isinstance(e, BackwardEntry) and e.trace.opaque]
+        return split_for[-1] if split_for else predicted
+
+    def backward_is_split(self) -> bool:
+        """Whether the commonest backward has opaque nodes."""
+        try:
+            with plain_tensors(), torch.no_grad():
+                return bool(self.entry(self.predicted_kinds()).trace.opaque)
+        except OpaqueMet:
+            return True
+        except CaptureError:
+            return False
+
     def _add_entry(self, key: Any, kinds: tuple[Any, ...]) -> None:
         if key in self.entries:  # another thread was first
             return
         try:
             self.entries[key] = self._capture_backward(kinds)
         except CaptureError as error:
-            self.entries[key], self.backward_failed = error, True
+            self.entries[key] = error
+            self.backward_failed = self.backward_failed or not isinstance(error, OpaqueMet)
 
-    def _capture_backward(self, kinds: tuple[Any, ...]) -> BackwardEntry:
+    def _capture_backward(self, kinds: tuple[Any, ...], tape: Tape | None = None) -> BackwardEntry:
         count("captures")
         residuals = [self.forward.fake_at(p) for p in self.residual_places]
         residuals = [self.session.fake_again(r) if r is not None else None for r in residuals]
@@ -309,11 +393,11 @@ class Specialization:
             return self._finished(self.users_backward(full[:r], sizes, full[s:]))
 
         everything = [*residuals, *symbols, *fakes]
-        trace = guarded_trace(self.session, body, [everything[i] for i in live], self.reads)
+        trace = guarded_trace(self.session, body, [everything[i] for i in live], self.reads, tape=tape)
         names = self._backward_names()
         trace.names = [names[i] for i in live]
         trace.output_names = [f"grad_{name}" for name in self.names]
-        guards = self.session.conditions(self.binder.sources, self.since)
+        guards = self.session.conditions(self.symbols, self.since)
         first = len(residuals) + len(symbols)
         passed = {r: live[p] - first for r, p in _passed_through(trace).items() if p < len(live) and live[p] >= first}
         return BackwardEntry(trace, guards, [self.reads.tensor_path(t) for t in trace.lifted], self.since, passed)
@@ -350,7 +434,8 @@ class Specialization:
             if self._unwanted(argument):
                 finished.append(None)
             elif isinstance(gradient, Tensor) and argument in self.slots:
-                finished.append(_as_gradient_of(self.forward.fakes[self.slots.index(argument)], gradient))
+                like = self.forward.fakes[self.slots.index(argument)]
+                finished.append(_as_gradient_of(like.dtype, self.session.settled(like.shape), gradient))
             else:
                 finished.append(gradient if gradient is None or isinstance(gradient, Tensor) else _refuse(gradient))
         return tuple(finished)
@@ -388,19 +473,41 @@ class Specialization:
             with capture_lock:
                 self._compare_backward(kinds, entry, originals, sizes, gradients)
                 executable = self._backward_executable(entry, kinds, backend, chosen)
-                entry.learn(self.session.conditions(self.binder.sources, entry.since))
+                entry.learn(self.session.conditions(self.symbols, entry.since))
                 entry.executables[key] = executable
         if not entry.admits(sizes):
+            if entry.trace.opaque:
+                raise Mismatch(self.name, Tape())
             originals = residuals if chosen is None else chosen.rebuilt(residuals, sizes)
             return self._sibling_backward(originals, sizes, gradients, backend)
+        return self.run_entry(entry, entry.executables[key], residuals, sizes, given)
+
+    def run_entry(
+        self,
+        entry: BackwardEntry,
+        executable: Executable,
+        residuals: Sequence[Any],
+        sizes: Sizes,
+        given: Sequence[Any],
+        tape: Tape | None = None,
+    ) -> tuple[Any, ...]:
+        """The gradients from one captured backward. tape: results of its opaque nodes that there are already."""
         symbols = [sizes[s] for s in self.backward_symbols]
-        inputs = [v for v in (*residuals, *symbols, *gradients) if v is not None]
+        inputs = [v for v in (*residuals, *symbols, *map(in_a_class, given)) if v is not None]
         lifted = [r.get() for r in entry.lifted if r is not None]
-        with self._exactly_as_captured():
-            results = entry.executables[key](inputs, lifted, sizes)
+        with self._exactly_as_captured() if not entry.trace.opaque else self._between(executable, tape, sizes) as now:
+            results = executable(inputs, lifted, sizes if now is None else now)
         for result, gradient in entry.passed.items():
             results[result] = given[gradient]
         return tuple(results)
+
+    @contextmanager
+    def _between(self, executable: Executable, tape: Tape | None, sizes: Sizes) -> Iterator[Sizes]:
+        """Within the block a graph with opaque nodes runs; the sizes that it runs with, to which the nodes add."""
+        now = BoundSizes(sizes)
+        run = Run(tape or Tape(), now, laid_out=executable.backend in KERNEL_BACKENDS)
+        with self._exactly_as_captured(), running(run):
+            yield now
 
     def _backward_executable(
         self, entry: BackwardEntry, kinds: tuple[Any, ...], backend: str, chosen: Chosen | None
@@ -426,7 +533,7 @@ class Specialization:
         return self._sibling_backward(residuals, sizes, gradients, backend)
 
     # ------------------------------------------------------------------ first calls
-    def check_forward(self, args: Sequence[Any]) -> str | None:
+    def check_forward(self, args: Sequence[Any], tape: Tape | None = None) -> str | None:
         """Why the captured forward is not the user's method; None where it is (or where it cannot be compared)."""
         if not settings().check:
             return None
@@ -436,12 +543,15 @@ class Specialization:
             return None
         supply = iter(values)
         arguments = [next(supply) if i in self.slots else a for i, a in enumerate(args)]
-        replay = _Recorded(self._replay_forward)
         cut_down = any(a is not b for a, b in zip(arguments, args, strict=True))
-        why = self._compared(replay, self.users_forward, arguments, cut_down)
+        if cut_down and tape is not None:
+            return None
+        at = self.sizes(arguments)
+        replay = _Recorded(split.replayed(self._replay_forward, tape, at))
+        why = self._compared(replay, split.played(self.users_forward, tape), arguments, cut_down)
         if why is None and replay.results:  # empty where cut data was no fit for the method
             captured = self.forward
-            fakes = self._with_real_strides(captured.trace, replay.results, self.sizes(arguments))
+            fakes = self._with_real_strides(captured.trace, replay.results, at)
             for kept in (captured.fake_outputs, captured.fake_hidden):
                 kept[:] = [f if f is not None else k for f, k in zip(fakes, kept, strict=False)]
                 fakes = fakes[len(kept) :]
@@ -507,24 +617,32 @@ class Specialization:
         residuals: Sequence[Any],
         sizes: Any,
         gradients: Sequence[Any],
+        tape: Tape | None = None,
     ) -> None:
         """The first call's comparison with the user's own backward; where they differ, his own runs from now on."""
         try:
-            self._check_backward(entry, residuals, sizes, gradients)
+            self._check_backward(entry, residuals, sizes, gradients, tape)
         except CaptureError as error:
             self.entries[self._now(kinds)], self.backward_failed = error, True
             raise
 
     def _check_backward(
-        self, entry: BackwardEntry, residuals: Sequence[Any], sizes: Any, gradients: Sequence[Any]
+        self,
+        entry: BackwardEntry,
+        residuals: Sequence[Any],
+        sizes: Any,
+        gradients: Sequence[Any],
+        tape: Tape | None = None,
     ) -> None:
-        if not settings().check or entry.executables:
+        if not settings().check or entry.executables or entry.compared:
             return
         fakes = [*(self.forward.fake_at(p) for p in self.residual_places), *self._gradient_likes()]
         values = self._light([*residuals, *gradients], fakes, entry.trace, sizes)
         if values is None:
             return
         at = self.binder_of_values(values, fakes, sizes)
+        if at is not sizes and tape is not None:
+            return
         r = len(residuals)
 
         def users(given: Sequence[Any]) -> Sequence[Any]:
@@ -537,11 +655,11 @@ class Specialization:
             with self._exactly_as_captured():
                 return entry.trace.graph_module(*inputs, *[p.get() for p in entry.lifted if p is not None])  # type: ignore[no-any-return]
 
-        replay = _Recorded(mine)
-        why = self._compared(replay, users, values, cut_down=at is not sizes)
+        replay = _Recorded(split.replayed(mine, tape, known := BoundSizes(at)))
+        why = self._compared(replay, split.played(users, tape), values, cut_down=at is not sizes)
         if why is not None:
             raise CaptureError(reason=why, where="unknown")
-        self._with_real_strides(entry.trace, replay.results, at)
+        self._with_real_strides(entry.trace, replay.results, known)
 
     def binder_of_values(self, values: Sequence[Any], fakes: Sequence[Any], sizes: Any) -> Any:
         """The sizes at which cut-down values stand; the given ones where nothing was cut."""
@@ -635,11 +753,10 @@ def in_a_class(gradient: Tensor | None) -> Tensor | None:
     return core.permute(axes).contiguous().permute(back).expand(gradient.shape)
 
 
-def _as_gradient_of(like: Tensor, gradient: Tensor) -> Tensor:
-    shape = settled(like.shape)
+def _as_gradient_of(dtype: torch.dtype, shape: Sequence[Any], gradient: Tensor) -> Tensor:
     if [_expr(n) for n in gradient.shape] != [_expr(n) for n in shape]:
         gradient = gradient.sum_to_size(shape)
-    return _cast(gradient, like.dtype)
+    return _cast(gradient, dtype)
 
 
 def _cast(gradient: Tensor, dtype: torch.dtype) -> Tensor:

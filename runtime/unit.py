@@ -15,7 +15,7 @@ import torch
 from torch.autograd.function import Function
 
 from ..ir.errors import InternalError
-from ..tracer.capture import CaptureError, Session, Trace, capture_lock, is_capturing
+from ..tracer.capture import CaptureError, OpaqueMet, Session, Trace, capture_lock, is_capturing
 from ..tracer.containers import opened
 from ..tracer.function import guarded_trace
 from ..tracer.reads import Read, Reads
@@ -423,7 +423,7 @@ class BackwardUnit(Unit):
 
     def __init__(self, compiler: Compiler, specialization: Specialization, backend: str) -> None:
         self.compiler, self.specialization = compiler, specialization
-        self.symbols = sorted(specialization.binder.sources, key=str)
+        self.symbols = sorted(specialization.symbols, key=str)
         self.split = len(specialization.residual_places)
         super().__init__(f"{specialization.name}_backward", self._python, backend, specialization.reads)
 
@@ -489,8 +489,9 @@ def transformed(compiler: Compiler, args: tuple[Any, ...]) -> Any:
         except NotCaptured as error:
             missing = error
     if missing is not None:
-        return compiler.run_users(missing, args)
-    if specialization is None or not derivable:
+        apart = isinstance(missing.error, OpaqueMet)  # over an opaque node no rule is derived
+        return compiler.users(*args) if apart else compiler.run_users(missing, args)
+    if specialization is None or specialization.opaque or not derivable:
         return compiler.users(*args)
     from .whole import whole_of, why_not_whole
 

@@ -6,7 +6,6 @@ same symbols. Nothing of torch is patched outside a capture, and a capture resto
 
 from __future__ import annotations
 
-import contextlib
 import linecache
 import os
 import re
@@ -14,7 +13,7 @@ import sys
 import threading
 import traceback
 import types
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +21,6 @@ import sympy
 import torch
 import torch.utils._pytree as pytree
 from torch._dynamo.source import ConstantSource, LocalSource  # a second, paid at import and not in the first call
-from torch.autograd.function import Function
 from torch.fx.experimental.proxy_tensor import (
     disable_proxy_modes_tracing,
     get_proxy_mode,
@@ -33,7 +31,10 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from torch.overrides import TorchFunctionMode
 
 from ..ir.errors import FusegradError
-from .compiled import callees_as_nodes, has_own_autograd, operator_node, stray_node
+from .compiled import CompiledCallError, callees_as_nodes, has_own_autograd, operator_node, stray_node
+from .declared import declarations
+from .nested import plain, watched_by, watcher
+from .opaque import TRACED, OpaqueNode, Tape, Taped, Why, name_of, shown, tensors_in, why_opaque
 from .reads import Reads
 from .torch_private import (
     FakeTensor,
@@ -41,6 +42,7 @@ from .torch_private import (
     dispatch_modes,
     enable_python_dispatcher,
     jit_tracing,
+    operator_name,
     transforms_active,
     without_address,
 )
@@ -70,6 +72,28 @@ class Trace:
     lifted: list[torch.Tensor] = field(default_factory=list)
     names: list[str] = field(default_factory=list)  # of `fakes`, in the user's words; empty: the placeholders' own
     output_names: list[str] = field(default_factory=list)  # for outputs that have no name in the user's source
+    opaque: list[OpaqueNode] = field(default_factory=list)  # in the order of their calls
+
+
+class Env(ShapeEnv):
+    """A ShapeEnv that writes no size in terms of one that is known later: of what an opaque node returns.
+
+    age: which opaque node brought a symbol, counted from 1; the sizes of arguments have age 0.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self.age: dict[sympy.Symbol, int] = {}
+        super().__init__(**options)
+
+    def age_of(self, expr: Any) -> int:
+        """The age of an expression is that of its youngest symbol."""
+        return max((self.age.get(s, 0) for s in getattr(expr, "free_symbols", ())), default=0)
+
+    def _set_replacement(self, a: sympy.Symbol, tgt: sympy.Expr, msg: str) -> None:
+        if self.age_of(tgt) <= self.age_of(a):
+            super()._set_replacement(a, tgt, msg)
+        elif isinstance(tgt, sympy.Symbol):
+            super()._set_replacement(tgt, a, msg)
 
 
 class Session:
@@ -77,9 +101,11 @@ class Session:
 
     def __init__(self, dynamic: bool = True) -> None:
         self.dynamic = dynamic
-        self.env = ShapeEnv(duck_shape=False)
+        self.env = Env(duck_shape=False)
         self.mode = FakeTensorMode(shape_env=self.env, allow_non_fake_inputs=True)
         self.named: list[tuple[str, Any]] = []
+        self.returned: list[torch.Tensor] = []  # fakes of what opaque nodes returned
+        self.moved = False
 
     def fake(self, tensor: torch.Tensor) -> torch.Tensor:
         """A fake of `tensor` whose sizes are fresh symbols; reading its memory raises."""
@@ -93,6 +119,27 @@ class Session:
         self.named.append((name, fake))
         return _guarded_memory(fake, tensor.requires_grad)
 
+    def move_to(self, sizes: Mapping[sympy.Symbol, int]) -> None:
+        """What follows is traced at these sizes: an opaque node's results have the sizes of the call at hand."""
+        values = getattr(self.env, "backed_var_to_val", None) or self.env.var_to_val
+        values.update({s: sympy.Integer(n) for s, n in sizes.items() if s in values})
+        self.moved = True
+
+    def settled(self, sizes: Sequence[Any]) -> list[Any]:
+        """`settled` sizes that speak of the sizes of the call at hand."""
+        values = getattr(self.env, "backed_var_to_val", None) or self.env.var_to_val
+        found = settled(sizes)
+        if not self.moved:
+            return found
+        exprs = [n if isinstance(n, int) else n.node.expr for n in found]
+        return [e if isinstance(e, int) else self.env.create_symintnode(e, hint=int(e.xreplace(values))) for e in exprs]
+
+    def came_with(self, fake: torch.Tensor) -> None:
+        """The symbols of a fake that an opaque node returned are younger than all others."""
+        exprs = [n.node.expr for n in (*fake.shape, *fake.stride()) if not isinstance(n, int)]
+        for symbol in sorted({s for e in exprs for s in e.free_symbols} - set(self.env.age), key=str):
+            self.env.age[symbol] = len(self.returned)
+
     def conditions(self, known: Collection[sympy.Symbol], since: int = 0) -> tuple[sympy.Basic, ...]:
         """What the traces assumed about sizes, from guard number `since` on, over the symbols that are `known`."""
         found = (
@@ -102,7 +149,7 @@ class Session:
 
     def fake_like(self, like: torch.Tensor, expanded: bool = False) -> torch.Tensor:
         """A fake gradient of a fake output: its shape, row-major, or every stride 0."""
-        shape = settled(like.shape)
+        shape = self.settled(like.shape)
         with self.mode, torch.no_grad():
             if expanded:
                 fake = torch.empty((), dtype=like.dtype, device=like.device).expand(shape)
@@ -114,7 +161,7 @@ class Session:
         """The same metadata as a fresh fake: sizes that an earlier trace made constant are plain ints in it."""
         with self.mode, torch.no_grad():
             again = torch.empty_strided(
-                settled(fake.shape), settled(fake.stride()), dtype=fake.dtype, device=fake.device
+                self.settled(fake.shape), self.settled(fake.stride()), dtype=fake.dtype, device=fake.device
             )
         return _guarded_memory(again, fake.requires_grad)
 
@@ -123,13 +170,14 @@ class Session:
 
         ~axis: the stride along it is 0.
         """
+        shape = self.settled(like.shape)
         strides: list[Any] = [0] * like.dim()
         step: Any = 1
         for axis in (a for a in reversed(order) if a >= 0):
             strides[axis] = step
-            step = step * like.shape[axis]
+            step = step * shape[axis]
         with self.mode, torch.no_grad():
-            fake = torch.empty_strided(settled(like.shape), settled(strides), dtype=like.dtype, device=like.device)
+            fake = torch.empty_strided(shape, settled(strides), dtype=like.dtype, device=like.device)
         return _guarded_memory(fake, False)
 
     def integer(self, value: int) -> Any:
@@ -140,16 +188,23 @@ class Session:
         return symint
 
     def trace(
-        self, fn: Callable[..., Any], fakes: Sequence[Any], reads: Reads | None = None, from_source: bool = True
+        self,
+        fn: Callable[..., Any],
+        fakes: Sequence[Any],
+        reads: Reads | None = None,
+        from_source: bool = True,
+        tape: Tape | None = None,
     ) -> Trace:
         """The ATen graph of `fn(*fakes)`. Tensors from outside become extra placeholders, each found in `reads`.
 
         from_source: every operation has to come from a line of Python; not so where a captured graph is batched.
+        tape: the nested calls of a run of `fn` on real tensors; without one, an opaque call raises OpaqueMet.
         """
         cache, before = torch.is_autocast_cache_enabled(), reads.facts() if reads is not None else ()
         callees = list(reads.callees.values()) if reads is not None else []
+        calls = Calls(self, tape)
         with (
-            capture_lock, self.mode, torch.no_grad(), _symbolic_python(), _nested_functions_as_calls(), _Provenance(),
+            capture_lock, self.mode, torch.no_grad(), _symbolic_python(), watched_by(calls), _Provenance(),
             callees_as_nodes(callees, lambda: _origin_of(user_frame())),
         ):  # fmt: skip
             try:
@@ -164,7 +219,8 @@ class Session:
         _refuse_outside_writes(gm, len(lifted))
         if reads is not None and (changed := reads.changed(before)) is not None:
             raise CaptureError(reason=f"it changes the {changed}, which it also reads", where="unknown")
-        return Trace(gm, list(fakes), lifted)
+        _settle_opaque(gm, calls.nodes)
+        return Trace(gm, list(fakes), lifted, opaque=calls.nodes)
 
 
 def _symbolic_python() -> Any:
@@ -221,10 +277,8 @@ class _Provenance(TorchFunctionMode):
         if graph is None:  # what runs by chance before the graph begins: a generator that is finalised, say
             return func(*args, **(kwargs or {}))
         _refuse_real_write(func, args, kwargs or {})
-        if not torch.is_grad_enabled() and not transforms_active() and has_own_autograd(func):
-            return operator_node(func, args, kwargs or {}, _origin_of(user_frame()))
         last = next(reversed(graph.nodes), graph._root)
-        result = func(*args, **(kwargs or {}))
+        result = self._called(func, args, kwargs or {})
         node = last.next
         if node is not graph._root:
             origin = _origin_of(user_frame())
@@ -232,6 +286,12 @@ class _Provenance(TorchFunctionMode):
                 node.meta.setdefault("fusegrad_origin", origin)
                 node = node.next
         return result
+
+    def _called(self, func: Any, args: Any, kwargs: Any) -> Any:
+        name, watching = operator_name(func), watcher()
+        if name is None or watching is None:
+            return func(*args, **kwargs)
+        return watching(name, func, args, kwargs)
 
 
 def _refuse_real_write(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
@@ -262,58 +322,162 @@ def _origin_of(frame: types.FrameType | None) -> tuple[str | None, str, str] | N
     return (assigned.group(1) if assigned else None, f"{filename}:{lineno}", line)
 
 
-# ------------------------------------------------------------------ nested Functions stay one node
-_capturing = threading.local()
+# ------------------------------------------------------------------ nested calls stay one node
+class OpaqueMet(CaptureError):
+    """The method calls what must not be captured: it can be, once its calls were recorded on real tensors.
+
+    `what` is the class, or the name of an operator; `why` the reason. Internal, as CaptureError is.
+    """
+
+    def __init__(self, what: Any, why: Why, where: str) -> None:
+        super().__init__(reason=f"it calls `{name_of(what)}`, which {why.reason}", where=where)
+        self.what, self.why, self.where = what, why, where
 
 
-class _Template:
-    """Holds the code that `Function.apply` runs during a capture; it has the same free variable."""
-
-    @classmethod
-    def apply(cls, *args, **kwargs):  # type: ignore[no-untyped-def]
-        __class__  # type: ignore[name-defined]  # noqa: B018  the free variable that Function.apply's own code has
-        import torch as _torch
-
-        return _torch._fusegrad_nested_call(cls, args, kwargs)  # type: ignore[attr-defined]
-
-
-@contextlib.contextmanager
-def _nested_functions_as_calls() -> Iterator[None]:
-    """While capturing, `Function.apply` (aliases included) becomes one `call` node instead of its inlined forward.
+class Calls:
+    """While a method is traced, nested calls become `call` nodes, opaque ones their own kind; see tracer/opaque.py.
 
     Only with grad mode off: where autograd records (derivatives), it records the nested Function's own backward.
     """
-    if getattr(_capturing, "depth", 0):
-        yield
-        return
-    original = Function.apply.__func__  # type: ignore[attr-defined]
-    code = original.__code__
-    plain = types.FunctionType(
-        code, original.__globals__, original.__name__, original.__defaults__, original.__closure__
-    )
-    _capturing.depth = 1
-    torch._fusegrad_nested_call = lambda cls, args, kwargs: _nested_call(plain, cls, args, kwargs)  # type: ignore[attr-defined]
-    try:
-        with contextlib.suppress(ValueError):  # a torch whose apply has other free variables: nested calls are inlined
-            original.__code__ = _Template.apply.__func__.__code__  # type: ignore[attr-defined]
-        yield
-    finally:
-        original.__code__ = code
-        del torch._fusegrad_nested_call  # type: ignore[attr-defined]
-        _capturing.depth = 0
+
+    def __init__(self, session: Session, tape: Tape | None) -> None:
+        self.session, self.tape = session, tape
+        self.nodes: list[OpaqueNode] = []
+        self.depth = 0  # within a nested body that runs on fakes
+        self.inlined = 0  # within a nested body that is traced itself
+
+    def __call__(self, what: Any, apply: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        mode, why = get_proxy_mode(), why_opaque(what)
+        if self.depth or torch.is_grad_enabled() or transforms_active() or mode is None:
+            return self._inlined(what, apply, args, kwargs, why)
+        taped = self.tape.take(what) if self.tape is not None else None
+        if why is None and kwargs and not isinstance(what, str):
+            return self._inlined(what, apply, args, kwargs, None)
+        if why is None:
+            try:
+                if isinstance(what, str):
+                    return self._operator(apply, args, kwargs, mode)
+                return self._call_node(what, args, mode)
+            except Exception as error:
+                why = self._why(what, error)
+        return self._opaque_node(what, apply, args, kwargs, taped, why)
+
+    def _inlined(self, what: Any, apply: Any, args: Any, kwargs: Any, why: Why | None) -> Any:
+        """The body itself is traced, or runs on fakes within another body."""
+        if why is not None and self.depth:
+            raise OpaqueMet(what, why, _here())
+        if why is not None:
+            raise _not_apart(what, why)
+        self.inlined += 1
+        try:
+            return apply(*args, **kwargs) if isinstance(what, str) else plain(what, *args, **kwargs)
+        finally:
+            self.inlined -= 1
+
+    def _call_node(self, cls: type, args: tuple[Any, ...], mode: Any) -> Any:
+        self.depth += 1
+        try:
+            with disable_proxy_modes_tracing():
+                result = plain(cls, *args)
+        finally:
+            self.depth -= 1
+        return self._node(call_of(cls), args, cls.__name__, result, mode)
+
+    def _operator(self, apply: Any, args: Any, kwargs: Any, mode: Any) -> Any:
+        """A custom operator as one operation; nothing is left in the graph where it has no fake implementation."""
+        graph = mode.tracer.graph
+        last = next(reversed(graph.nodes), None)
+        try:
+            if has_own_autograd(apply):
+                return operator_node(apply, args, kwargs, _origin_of(user_frame()))
+            return apply(*args, **kwargs)
+        except Exception:
+            while (newest := next(reversed(graph.nodes), None)) is not last and newest is not None:
+                graph.erase_node(newest)
+            raise
+
+    def _node(self, target: Any, args: Sequence[Any], name: str, result: Any, mode: Any) -> Any:
+        proxies = pytree.tree_map_only(TRACED, mode.tracer.unwrap_proxy, tuple(args))
+        proxy = mode.tracer.create_proxy("call_function", target, proxies, {}, name=name)
+        proxy.node.meta["fusegrad_origin"] = _origin_of(user_frame())
+        return track_tensor_tree(result, proxy, constant=None, tracer=mode.tracer)
+
+    def _why(self, what: Any, error: Exception) -> Why:
+        """Why the body cannot run on fakes; raises the error where that is no reason to call it as it is."""
+        if isinstance(error, OpaqueMet):
+            return Why(error.facts["reason"].replace("it calls", "calls", 1), error.why.declared)
+        if isinstance(what, str) and not any(mark in str(error) + type(error).__name__ for mark in _NO_FAKE):
+            raise error
+        if not isinstance(what, str) and declarations(what, None)["forward"].value:
+            raise error
+        if isinstance(what, str):
+            return Why("has no fake implementation", True)
+        place = where_raised(error)
+        return Why(f"cannot be captured: {reason_of(error)} ({place})")
+
+    def _opaque_node(self, what: Any, apply: Any, args: Any, kwargs: Any, taped: Taped | None, why: Why) -> Any:
+        where = _here()
+        if self.inlined:
+            raise _not_apart(what, why)
+        if taped is None:
+            raise OpaqueMet(what, why, where)
+        if taped.fault is not None:
+            reason = f"it calls `{name_of(what)}`, which {why.reason} and {taped.fault}"
+            raise CaptureError(reason=reason, where=where)
+        node = OpaqueNode(what, apply, args, kwargs, taped, why, where)
+        with disable_proxy_modes_tracing():
+            node.leaves = self._stand_ins(taped, tensors_in((args, kwargs)))
+        node.learned(self.session, tensors_in(taped.leaves))
+        self.nodes.append(node)
+        taped.opaque = True
+        tensors = tuple(leaf for leaf in node.leaves if isinstance(leaf, torch.Tensor))
+        self._node(node.target(), node.given, node.name.replace("::", "_"), tensors, get_proxy_mode())
+        return pytree.tree_unflatten(node.leaves, taped.tree)
+
+    def _stand_ins(self, taped: Taped, given: Sequence[torch.Tensor]) -> list[Any]:
+        """Fakes of the results, their sizes fresh symbols; a result that shows an argument is a view of its fake."""
+        made: list[Any] = []
+        for leaf, alias in zip(taped.leaves, taped.aliases, strict=True):
+            if alias is not None:
+                leaf = shown(alias[0], given[alias[1]])
+            elif isinstance(leaf, torch.Tensor):
+                leaf = self.session.fake(leaf)
+                self.session.returned.append(leaf)
+                self.session.came_with(leaf)
+            made.append(leaf)
+        return made
 
 
-def _nested_call(plain: Callable[..., Any], cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    mode = get_proxy_mode() if getattr(_capturing, "depth", 0) else None
-    if mode is None or torch.is_grad_enabled() or kwargs or transforms_active():
-        return plain(cls, *args, **kwargs)
-    cls = getattr(cls, "_fusegrad_user_class", cls)
-    with disable_proxy_modes_tracing():
-        result = plain(cls, *args)
-    proxies = pytree.tree_map_only((torch.Tensor, torch.SymInt, torch.SymFloat), mode.tracer.unwrap_proxy, args)  # type: ignore[union-attr]
-    proxy = mode.tracer.create_proxy("call_function", call_of(cls), proxies, {}, name=cls.__name__)
-    proxy.node.meta["fusegrad_origin"] = _origin_of(user_frame())
-    return track_tensor_tree(result, proxy, constant=None, tracer=mode.tracer)
+def _not_apart(what: Any, why: Why) -> CaptureError:
+    reason = f"it calls `{name_of(what)}` within something that is traced whole, which {why.reason}"
+    return CaptureError(reason=reason, where=_here())
+
+
+_NO_FAKE = ("UnsupportedOperatorException", "no fake impl", "'Meta' backend", "fake impl")
+_REASONS = (
+    ("GuardOnDataDependentSymNode", "its control flow depends on the data of a tensor"),
+    ("DataDependentOutputException", "an operation's result in Python depends on the data of a tensor"),
+    (".numpy() is not supported", "it leaves torch: a tensor is turned into a numpy array"),
+    ("Cannot access data pointer", "it reads the memory address of a tensor"),
+    ("data pointer", "it reads the memory address of a tensor"),
+    ("mutable data ptr", "it reads the memory address of a tensor"),
+    ("__array__", "it leaves torch: a tensor is turned into a numpy array"),
+)
+
+
+def reason_of(error: BaseException) -> str:
+    """A failed capture in one line."""
+    if isinstance(error, CompiledCallError):
+        return str(error)
+    text = f"{type(error).__name__}: {error}"
+    known = next((reason for mark, reason in _REASONS if mark in text), None)
+    first = str(error).strip().splitlines()[0] if str(error).strip() else ""
+    return known or (f"{type(error).__name__}: {first}" if first else type(error).__name__)
+
+
+def _here() -> str:
+    frame = user_frame()
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else "unknown"
 
 
 _calls: dict[type, Callable[..., Any]] = {}
@@ -395,9 +559,19 @@ def _refuse_outside_writes(gm: torch.fx.GraphModule, lifted: int) -> None:
     write = _first_write(gm, placeholders[len(placeholders) - lifted :])
     if write is not None:
         origin = write.meta.get("fusegrad_origin")
-        raise CaptureError(
-            reason="it writes to a tensor that is no argument", where=origin[1] if origin else "unknown"
-        )
+        raise CaptureError(reason="it writes to a tensor that is no argument", where=origin[1] if origin else "unknown")
+
+
+def _settle_opaque(gm: torch.fx.GraphModule, opaque: Sequence[OpaqueNode]) -> None:
+    """What the rest of the graph means for its opaque nodes: none may share memory with what is written to."""
+    if not opaque:
+        return
+    writes = any(getattr(getattr(n.target, "_schema", None), "is_mutable", False) for n in gm.graph.nodes)
+    for node in opaque:
+        node.copies = writes
+        if writes and any(node.aliases):
+            reason = f"it calls `{node.name}`, which {node.why.reason} and returns an argument, and it writes in place"
+            raise CaptureError(reason=reason, where=node.where)
 
 
 def written_placeholders(gm: torch.fx.GraphModule, count: int) -> list[int]:

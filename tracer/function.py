@@ -21,11 +21,11 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from ..ir.errors import FusegradError
 from ..ir.program import Place
-from .capture import CaptureError, Session, Trace, is_capturing, where_raised
-from .compiled import CompiledCallError
+from .capture import CaptureError, Session, Trace, is_capturing, reason_of, where_raised
 from .containers import Hole, anew, closed, exchanged, filled, holds_tensors, holes, leaves
 from .context import BackwardContext, ForwardContext, attributes_of
 from .held import holds_fakes
+from .opaque import Tape
 from .reads import SCALARS, Reads, state_of
 from .torch_private import memory_of
 
@@ -152,7 +152,13 @@ def call_forward(cls: type, ctx: Any, args: Sequence[Any]) -> Any:
 
 
 def capture_forward(
-    cls: type, args: Sequence[Any], fakes: Sequence[Tensor], session: Session, reads: Reads, needs: tuple[bool, ...]
+    cls: type,
+    args: Sequence[Any],
+    fakes: Sequence[Tensor],
+    session: Session,
+    reads: Reads,
+    needs: tuple[bool, ...],
+    tape: Tape | None = None,
 ) -> ForwardCapture:
     """Trace forward with setup_context. `args`: the call's arguments; `fakes` stand for its tensors, in order."""
     slots = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
@@ -173,7 +179,7 @@ def capture_forward(
         recorded.update(_classify(ctx, output, tensors))
         return (*recorded["returned"], *recorded["fake_hidden"])
 
-    trace = guarded_trace(session, whole, fakes, reads)
+    trace = guarded_trace(session, whole, fakes, reads, tape=tape)
     recorded.pop("returned")
     return ForwardCapture(session=session, trace=trace, fakes=list(fakes), needs_input_grad=needs, **recorded)
 
@@ -210,35 +216,20 @@ def _refuse_changed_objects(states: Sequence[tuple[Any, dict[str, Any]]]) -> Non
 
 
 def guarded_trace(
-    session: Session, fn: Callable[..., Any], fakes: Sequence[Any], reads: Reads | None, from_source: bool = True
+    session: Session,
+    fn: Callable[..., Any],
+    fakes: Sequence[Any],
+    reads: Reads | None,
+    from_source: bool = True,
+    tape: Tape | None = None,
 ) -> Trace:
     """`session.trace`, with whatever goes wrong in the user's code turned into a CaptureError with its place."""
     try:
-        return session.trace(fn, fakes, reads, from_source)
+        return session.trace(fn, fakes, reads, from_source, tape)
     except CaptureError:
         raise
     except (Exception, RecursionError) as error:
-        raise CaptureError(reason=_reason(error), where=where_raised(error)) from error
-
-
-_REASONS = (
-    ("GuardOnDataDependentSymNode", "its control flow depends on the data of a tensor"),
-    ("DataDependentOutputException", "an operation's result in Python depends on the data of a tensor"),
-    (".numpy() is not supported", "it leaves torch: a tensor is turned into a numpy array"),
-    ("Cannot access data pointer", "it reads the memory address of a tensor"),
-    ("data pointer", "it reads the memory address of a tensor"),
-    ("mutable data ptr", "it reads the memory address of a tensor"),
-    ("__array__", "it leaves torch: a tensor is turned into a numpy array"),
-)
-
-
-def _reason(error: BaseException) -> str:
-    if isinstance(error, CompiledCallError):
-        return str(error)
-    text = f"{type(error).__name__}: {error}"
-    known = next((reason for mark, reason in _REASONS if mark in text), None)
-    first = str(error).strip().splitlines()[0] if str(error).strip() else ""
-    return known or (f"{type(error).__name__}: {first}" if first else type(error).__name__)
+        raise CaptureError(reason=reason_of(error), where=where_raised(error)) from error
 
 
 def _classify(ctx: ForwardContext, output: Any, tensors: Sequence[Tensor]) -> dict[str, Any]:

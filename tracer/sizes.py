@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -43,7 +43,8 @@ class Sizes:
     def _solved(self, env: Any) -> dict[sympy.Basic, sympy.Basic]:
         if len(env.guards) not in self._equations:
             exprs = (env.replace(g.expr) for g in env.guards)
-            self._equations[len(env.guards)] = solved([e for e in exprs if isinstance(e, sympy.Eq)])
+            age_of = getattr(env, "age_of", _ageless)
+            self._equations[len(env.guards)] = solved([e for e in exprs if isinstance(e, sympy.Eq)], age_of)
         return self._equations[len(env.guards)]
 
     def tree(self, item: Any) -> Any:
@@ -53,27 +54,31 @@ class Sizes:
         return self(item)
 
 
-def solved(equations: Sequence[sympy.Eq]) -> dict[sympy.Basic, sympy.Basic]:
-    """What the equations say about divisions and symbols, each in terms of what is left.
+def _ageless(expr: Any) -> int:
+    return 0
+
+
+def solved(equations: Sequence[sympy.Eq], age_of: Callable[[Any], int] = _ageless) -> dict[sympy.Basic, sympy.Basic]:
+    """What the equations say about divisions and symbols, each in terms of what is left, and is not younger.
 
     s1 // 2 == s0, s1 - s1 // 2 == s0   ->   s1 // 2: s0, s1: 2 * s0
     """
     known: dict[sympy.Basic, sympy.Basic] = {}
     for equation in equations:
-        unknown = _solution(sympy.expand(_replaced(equation.lhs - equation.rhs, known)))
+        unknown = _solution(sympy.expand(_replaced(equation.lhs - equation.rhs, known)), age_of)
         if unknown is not None:
             known = {k: v.xreplace(dict([unknown])) for k, v in known.items()} | dict([unknown])
     return known
 
 
-def _solution(zero: sympy.Expr) -> tuple[sympy.Basic, sympy.Basic] | None:
+def _solution(zero: sympy.Expr, age_of: Callable[[Any], int]) -> tuple[sympy.Basic, sympy.Basic] | None:
     """A division, or a symbol with coefficient 1 or -1, that `zero == 0` gives in terms of the rest."""
     terms = zero.as_coefficients_dict()
     divisions = [t for t in terms if isinstance(t, _DIVISIONS)]
     symbols = [t for t in terms if t.is_Symbol and abs(terms[t]) == 1]
     for unknown in sorted(divisions, key=str) + sorted(symbols, key=str):
         rest = zero - terms[unknown] * unknown
-        if not rest.has(unknown) and rest != 0:
+        if not rest.has(unknown) and rest != 0 and age_of(rest) <= age_of(unknown):
             return unknown, sympy.expand(-rest / terms[unknown])
     return None
 

@@ -167,6 +167,20 @@ def hide_from_dynamo(files: Iterable[str]) -> None:
         listed.update(files)
 
 
+_TORCHS_OWN = {"aten", "prims", "prim", "profiler", "inductor", "higher_order", "c10d", "_c10d_functional", "rngprims"}
+
+
+def operator_name(func: Any) -> str | None:
+    """ "namespace::name" of a custom operator that is called; None for torch's own and for anything else."""
+    if isinstance(func, torch._ops.OpOverload):
+        name = func._schema.name
+    elif isinstance(func, torch._ops.OpOverloadPacket):
+        name = func._qualified_op_name
+    else:
+        return None
+    return None if name.split("::")[0] in _TORCHS_OWN else name
+
+
 def operation(target: Any) -> Any:
     """The C function behind an ATen operation, where torch shows it; the operation itself otherwise."""
     return getattr(target, "_op", target) if isinstance(target, torch._ops.OpOverload) else target
@@ -191,6 +205,7 @@ __all__ = [
     "memory_of",
     "no_autocast",
     "operation",
+    "operator_name",
     "plain_tensors",
     "resolve_overload",
     "saved_tensors_can_be_told_apart",

@@ -1,0 +1,249 @@
+"""Methods around opaque nodes: compiled segment, the user's own nested call, compiled segment.
+
+The first call is the user's own method on real tensors, its nested calls recorded; the capture, its check and every
+later change of mind play them back. Where a node returns what no graph was captured for, the call is finished the same
+way, and another graph is captured for such results.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..ir.errors import FusegradError
+from ..tracer.capture import CaptureError, OpaqueMet, capture_lock
+from ..tracer.containers import opened
+from ..tracer.nested import recording
+from ..tracer.opaque import Mismatch, OpaqueNode, Run, Tape, remember, running, tensors_in, version
+from .stats import count
+
+if TYPE_CHECKING:
+    from .function import Compiler
+    from .specialization import Specialization
+
+Tensor = torch.Tensor
+Call = Callable[[Sequence[Any]], Sequence[Any]]
+VARIANTS = 8
+"""Graphs of one method that differ only in what its opaque nodes returned; beyond them its own Python runs."""
+
+
+MANY = f"what its opaque nodes return keeps changing: beyond {VARIANTS} graphs it runs as you wrote it"
+
+
+class OpaqueWriteError(FusegradError):
+    """An opaque body wrote to an argument of its caller, which it had not done when the caller was captured."""
+
+    message = (
+        "{function}: a nested call that runs as written changed an argument in place, which it did not at the capture\n"
+        "  fix:  declare `is_traceable = False` on {function}, so that all of it runs as you wrote it."
+    )
+
+
+@dataclass(frozen=True)
+class OpaqueCall:
+    """A nested call that runs as the user wrote it, for the report: in which method, where, and why."""
+
+    node: str
+    method: str
+    where: str
+    reason: str
+
+    @classmethod
+    def of(cls, node: OpaqueNode, method: str) -> OpaqueCall:
+        """The report of a node of a graph."""
+        return cls(node.name, method, node.where, node.why.reason)
+
+    def __str__(self) -> str:
+        return f"{self.method} calls `{self.node}`, which {self.reason}, between its segments ({self.where})"
+
+
+def not_in_place(node: OpaqueNode) -> CaptureError:
+    """A method that writes to its arguments would write twice if it had to be finished by hand."""
+    return CaptureError(
+        reason=f"it calls `{node.name}`, which {node.why.reason}, and writes to an argument", where=node.where
+    )
+
+
+# ------------------------------------------------------------------ the check
+def replayed(call: Call, tape: Tape | None, sizes: Any) -> Call:
+    """A captured graph on its inputs, its opaque nodes played back; what they are given counts as results."""
+    if tape is None:
+        return call
+
+    def run(args: Sequence[Any]) -> list[Any]:
+        given: list[Tensor] = []
+        with running(Run(Tape([t for t in tape.made if t.opaque]), sizes, given=given)):
+            return [*call(args), *given]
+
+    return run
+
+
+def played(call: Call, tape: Tape | None) -> Call:
+    """The user's method, its nested calls played back; what the opaque ones are given counts as results."""
+    if tape is None:
+        return call
+
+    def run(args: Sequence[Any]) -> list[Any]:
+        given: list[Tensor] = []
+        with recording(tape.again(), given=given):
+            return [*call(args), *given]
+
+    return run
+
+
+# ------------------------------------------------------------------ forward
+_offers = threading.local()
+
+
+def offered() -> Tape | None:
+    """The tape for the graph that starts now; it is handed over once."""
+    tape: Tape | None = getattr(_offers, "tape", None)
+    _offers.tape = None
+    return tape
+
+
+def first_call(compiler: Compiler, met: OpaqueMet, args: Sequence[Any]) -> Any:
+    """A call at which an opaque node was met: the user's own class, recorded, then the capture."""
+    if _differentiates_its_body(compiler, args):
+        return compiler.users(*args)
+    return _finished(compiler, args, Tape(), met)
+
+
+def run(compiler: Compiler, specialization: Specialization, args: Sequence[Any]) -> Any:
+    """A call of a specialisation with opaque nodes."""
+    if _differentiates_its_body(compiler, args):
+        return compiler.users(*args)
+    given = opened(args)
+    backend, tape, versions = compiler.backend_for(given), Tape(), list(map(version, given))
+    for candidate in _candidates(compiler, specialization, given):
+        _offers.tape = tape
+        try:
+            result = compiler.node(candidate, backend, given)(*args)
+        except Mismatch:
+            tape = tape.again()
+            _require_unwritten(compiler, given, versions)
+            continue
+        finally:
+            _offers.tape = None
+        if candidate is not specialization:
+            compiler.prefer(candidate, given)
+        return result
+    return _finished(compiler, args, tape)
+
+
+def _require_unwritten(compiler: Compiler, args: Sequence[Any], versions: Sequence[int]) -> None:
+    """A call can be finished by hand only on the arguments that it began with."""
+    if list(map(version, args)) != list(versions):
+        raise OpaqueWriteError(function=compiler.cls.__name__)
+
+
+def _candidates(compiler: Compiler, first: Specialization, args: Sequence[Any]) -> Iterator[Specialization]:
+    yield first
+    tensors = [a for a in args if isinstance(a, Tensor)]
+    yield from (s for s in list(compiler.known.get(compiler.facts(args), ())) if s is not first and s.guard(tensors))
+
+
+def _finished(compiler: Compiler, args: Sequence[Any], tape: Tape, met: OpaqueMet | None = None) -> Any:
+    """The user's own method for this call, then a graph for what its opaque nodes returned."""
+    with recording(tape, skip=compiler.cls, operators=met is not None and isinstance(met.what, str)):
+        result = compiler.users(*args)
+    if met is not None:  # only now: what was wrong by itself has raised its own error
+        remember(met.what, met.why)
+    with capture_lock, compiler.lock, torch.no_grad():
+        _add(compiler, opened(args), Tape(made=tape.made))
+    return result
+
+
+def _add(compiler: Compiler, args: Sequence[Any], tape: Tape) -> None:
+    known = [s for s in compiler.known.get(compiler.facts(args), ()) if s.opaque]
+    if any(_serves(s, args, tape) for s in known):  # another thread was first
+        return
+    if len(known) >= VARIANTS:
+        compiler.report_once("forward", MANY)
+        return
+    try:
+        specialization = compiler.capture_split(args, tape)
+    except OpaqueMet as error:  # one more opaque node, found only now: the next call records it
+        remember(error.what, error.why)
+        return
+    except CaptureError as error:
+        compiler.give_up(args, error)
+        return
+    for node in specialization.opaque:
+        note(compiler, OpaqueCall.of(node, "forward"), node.why.declared)
+
+
+def _serves(specialization: Specialization, args: Sequence[Any], tape: Tape) -> bool:
+    """Whether a graph is for these arguments and for what the opaque nodes returned."""
+    if not specialization.guard([a for a in args if isinstance(a, Tensor)]):
+        return False
+    sizes, calls = specialization.sizes(args), tape.again()
+    return all(node.fits(calls.take(node.what), sizes) for node in specialization.opaque)
+
+
+def note(compiler: Compiler, call: OpaqueCall, declared: bool) -> None:
+    """On record, once; with a warning where the author has not asked for it."""
+    if call in compiler.opaque_calls:
+        return
+    compiler.opaque_calls.append(call)
+    if not declared:
+        from .function import FallbackWarning
+
+        count("fallbacks")
+        warnings.warn(f"{compiler.cls.__name__}.{call}", FallbackWarning, stacklevel=2)
+
+
+def _differentiates_its_body(compiler: Compiler, args: Sequence[Any]) -> bool:
+    """A plain function that autograd records: its derived backward would run the opaque bodies once more."""
+    plain = hasattr(compiler.cls, "_fusegrad_sources")
+    return plain and torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in(args))
+
+
+# ------------------------------------------------------------------ backward
+def backward(
+    compiler: Compiler,
+    spec: Specialization,
+    backend: str,
+    residuals: Sequence[Any],
+    sizes: Any,
+    gradients: Sequence[Any],
+    why: OpaqueMet | Mismatch,
+) -> tuple[Any, ...]:
+    """backward of the user's own residuals: by another of its graphs, or by his Python, which is then captured."""
+    from .specialization import gradient_kind, in_a_class
+
+    met, tape = (why, Tape()) if isinstance(why, OpaqueMet) else (None, why.tape.again())
+    gradients_in_a_class = [in_a_class(g) for g in gradients]
+    kinds = tuple(gradient_kind(g) for g in gradients_in_a_class)
+    for entry in spec.other_entries(kinds):
+        if not entry.admits(sizes):
+            continue
+        try:
+            executable = spec.executable_of_entry(entry, kinds, backend)
+            return spec.run_entry(entry, executable, residuals, sizes, gradients, tape)
+        except Mismatch as mismatch:
+            tape = mismatch.tape.again()
+    with recording(tape, operators=met is not None and isinstance(met.what, str)):
+        results = spec.users_backward(residuals, sizes, gradients)
+    if met is not None:
+        remember(met.what, met.why)
+    with capture_lock, torch.no_grad():
+        try:
+            added = spec.add_split_entry(kinds, Tape(made=tape.made), residuals, sizes, gradients_in_a_class)
+        except OpaqueMet as error:
+            remember(error.what, error.why)
+            return results
+        except CaptureError as error:
+            compiler.refuse("backward", error)
+            return results
+    if added is None:
+        compiler.report_once("backward", MANY)
+        return results
+    for node in added.trace.opaque:
+        note(compiler, OpaqueCall.of(node, "backward"), node.why.declared)
+    return results

@@ -1,0 +1,417 @@
+"""Opaque nodes: nested calls that stay the user's own, each run once between the compiled segments of a graph.
+
+What such a call returns is known only by running it. A `Tape` keeps the calls of one run of a method, so that whatever
+runs the method again (its capture, the check, another graph half way) never runs an opaque body a second time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import sympy
+import torch
+import torch.utils._pytree as pytree
+
+from .declared import declarations
+from .reads import SCALARS, freeze, scan
+
+Tensor = torch.Tensor
+Sizes = dict[sympy.Symbol, int]
+REMEMBERED = 512
+"""Distinct sizes for which a node remembers that its results are as they were captured."""
+
+
+class Why(NamedTuple):
+    """Why calls of a class or an operator are not captured. declared: the author says so."""
+
+    reason: str
+    declared: bool = False
+
+
+_operators: dict[str, Why] = {}
+_classes: weakref.WeakKeyDictionary[type, Why | None] = weakref.WeakKeyDictionary()
+
+
+def why_opaque(what: Any) -> Why | None:
+    """Why a Function class, or an operator by its name, stays opaque; None where nothing speaks against a capture."""
+    if isinstance(what, str):
+        return _operators.get(what)
+    if what in _classes:
+        return _classes[what]
+    declared = declarations(what, None)["forward"]
+    if declared.value is not None:
+        return None if declared.value else Why(declared.how.removeprefix("it "), True)
+    if what not in _classes:
+        effects = scan(what.forward, what.setup_context).effects
+        _classes[what] = Why(f"is opaque: {effects[0][0]} ({effects[0][1]})") if effects else None
+    return _classes[what]
+
+
+def remember(what: Any, why: Why) -> None:
+    """From now on calls of `what` are opaque."""
+    if isinstance(what, str):
+        _operators[what] = why
+    else:
+        _classes[what] = why
+
+
+def opaque_operators() -> bool:
+    """Whether an operator turned out to be opaque, so that a recording has to look at operators."""
+    return bool(_operators)
+
+
+def name_of(what: Any) -> str:
+    return what if isinstance(what, str) else str(what.__name__)
+
+
+# ------------------------------------------------------------------ calls that happened
+@dataclass
+class Taped:
+    """One call of a nested body: what it returned, and what matters of what it was given.
+
+    aliases: per result None, or ("is" | "view" | "detached", number of the tensor argument whose memory it shows).
+    written: arguments that the body changed, with their new content. fault: why no graph may hold the call.
+    """
+
+    what: Any
+    flags: tuple[bool, ...]
+    leaves: list[Any]
+    tree: Any
+    aliases: list[tuple[str, int] | None]
+    written: dict[int, Tensor]
+    fault: str | None
+    opaque: bool = False  # a captured graph has it as an opaque node
+
+    def play(self, args: Any, kwargs: Any) -> Any:
+        """The result once more, without the body."""
+        given = tensors_in((args, kwargs))
+        with torch.no_grad():
+            for index, after in self.written.items():
+                given[index].copy_(after)
+            leaves = [self._leaf(leaf, alias, given) for leaf, alias in zip(self.leaves, self.aliases, strict=True)]
+        return pytree.tree_unflatten(leaves, self.tree)
+
+    def _leaf(self, leaf: Any, alias: tuple[str, int] | None, given: Sequence[Tensor]) -> Any:
+        if alias is not None:
+            return shown(alias[0], given[alias[1]])
+        return copied(leaf) if isinstance(leaf, Tensor) else leaf
+
+
+def shown(kind: str, given: Tensor) -> Tensor:
+    """An argument as a result that shares its memory."""
+    return {"is": lambda: given, "view": lambda: given.view_as(given), "detached": given.detach}[kind]()
+
+
+@dataclass
+class Tape:
+    """The nested calls of one run: those still to be played back, and all that there were."""
+
+    pending: list[Taped] = field(default_factory=list)
+    made: list[Taped] = field(default_factory=list)
+
+    def take(self, what: Any) -> Taped | None:
+        """The next recorded call of `what`."""
+        found = next((t for t in self.pending if t.what == what), None)
+        if found is not None:
+            self.pending = [t for t in self.pending if t is not found]
+        return found
+
+    def again(self) -> Tape:
+        """A tape that plays back all that there was."""
+        return Tape(list(self.made))
+
+
+def tensors_in(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def call_for_real(what: Any, apply: Callable[..., Any], args: Any, kwargs: Any, keep: bool) -> tuple[Any, Taped]:
+    """Call the user's body; the result, and its record. keep: look for writes that torch does not see, copy results."""
+    given = tensors_in((args, kwargs))
+    before = [copied(t) for t in given] if keep else None
+    versions = list(map(version, given))
+    flags = tuple(t.requires_grad for t in given)
+    result = apply(*args, **kwargs)
+    leaves, tree = pytree.tree_flatten(result)
+    changed = [i for i, (t, v) in enumerate(zip(given, versions, strict=True)) if version(t) != v]
+    if before is not None:
+        changed = [i for i, (t, b) in enumerate(zip(given, before, strict=True)) if i in changed or not same(t, b)]
+    aliases = [_alias(leaf, given) for leaf in leaves]
+    fault = _fault(leaves, aliases, given, changed)
+    if keep:
+        leaves = [copied(v) if isinstance(v, Tensor) else v for v in leaves]
+    return result, Taped(what, flags, leaves, tree, aliases, {i: copied(given[i]) for i in changed}, fault)
+
+
+def version(value: Any) -> int:
+    """How often a tensor was written to; 0 for what does not count."""
+    return 0 if not isinstance(value, Tensor) or value.is_inference() else value._version
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    """Equal content, NaN with NaN."""
+    if a.is_sparse or a.numel() == 0:
+        return True
+    return bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+def copied(tensor: Tensor) -> Tensor:
+    """The same content and layout in memory of its own."""
+    source = tensor.detach()
+    if source.layout is not torch.strided:
+        return source.clone()
+    if 0 in source.stride() and source.numel():
+        distinct = source[tuple(slice(0, 1) if s == 0 else slice(None) for s in source.stride())]
+        return distinct.clone().expand(source.shape)
+    copy = torch.empty_strided(source.shape, source.stride(), dtype=source.dtype, device=source.device)
+    return copy.copy_(source)
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    """The addresses of a tensor's memory."""
+    storage = tensor.untyped_storage()
+    return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+
+
+def _overlap(a: Tensor, b: Tensor) -> bool:
+    (a0, a1), (b0, b1) = _span(a), _span(b)
+    return a.device == b.device and max(a0, b0) < min(a1, b1)
+
+
+def _is_plain(value: Any) -> bool:
+    return type(value) in (Tensor, torch.nn.Parameter, torch.nn.Buffer) and value.layout is torch.strided
+
+
+def _alias(leaf: Any, given: Sequence[Tensor]) -> tuple[str, int] | None:
+    """The argument whose memory a result shows as it is."""
+    if not _is_plain(leaf):
+        return None
+    for index, argument in enumerate(given):
+        if leaf is argument:
+            return "is", index
+        if _is_plain(argument) and _overlap(leaf, argument) and _geometry(leaf) == _geometry(argument):
+            return ("view" if leaf._is_view() else "detached"), index
+    return None
+
+
+def _geometry(t: Tensor) -> tuple[Any, ...]:
+    return t.dtype, t.shape, t.stride(), t.data_ptr()
+
+
+def _fault(
+    leaves: Sequence[Any], aliases: Sequence[Any], given: Sequence[Tensor], changed: Sequence[int]
+) -> str | None:
+    """Why a graph cannot hold the call."""
+    if changed:
+        return "writes to an argument"
+    for leaf in leaves:
+        if isinstance(leaf, Tensor) and not _is_plain(leaf):
+            return "returns a tensor subclass or a tensor that is not strided"
+        if not isinstance(leaf, (Tensor, *SCALARS)):
+            return f"returns a {type(leaf).__name__}"
+    own = [leaf for leaf, alias in zip(leaves, aliases, strict=True) if alias is None and isinstance(leaf, Tensor)]
+    if any(_overlap(leaf, t) for leaf in own for t in given if _is_plain(t)):
+        return "returns a view of an argument"
+    if any(_overlap(a, b) for i, a in enumerate(own) for b in own[:i]):
+        return "returns the same memory twice"
+    return None
+
+
+# ------------------------------------------------------------------ calls in a graph
+class Mismatch(Exception):
+    """An opaque node returned what its graph was not captured for. `tape`: what opaque nodes returned in this run."""
+
+    def __init__(self, name: str, tape: Tape) -> None:
+        super().__init__(f"internal: {name} returned something else than at the capture")
+        self.tape = tape
+
+
+class Run:
+    """One execution of a graph with opaque nodes: its tape, and the symbols' values, which grow as the nodes return.
+
+    laid_out: arguments get the strides that they were captured with. given: copies of them are kept for a comparison.
+    """
+
+    def __init__(self, tape: Tape, sizes: Any, laid_out: bool = False, given: list[Tensor] | None = None) -> None:
+        self.tape, self.sizes, self.laid_out, self.given = tape, sizes, laid_out, given
+        self.autocasts = [(d, torch.get_autocast_dtype(d)) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)]
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """The state in which the user's body would run in eager."""
+        with contextlib.ExitStack() as stack, running(None):
+            for device, dtype in self.autocasts:
+                stack.enter_context(torch.autocast(device, dtype=dtype))
+            yield
+
+
+_runs = threading.local()
+
+
+@contextlib.contextmanager
+def running(run: Run | None) -> Iterator[None]:
+    """Within the block opaque nodes belong to `run`, in this thread."""
+    outer, _runs.now = getattr(_runs, "now", None), run
+    try:
+        yield
+    finally:
+        _runs.now = outer
+
+
+class OpaqueNode:
+    """A nested call in a captured graph: `target(*tensors and numbers) -> tensors`, the user's own body inside.
+
+    given: the fakes and symbolic numbers that it takes. leaves: fakes of its tensors, its other results as constants.
+    """
+
+    def __init__(
+        self, what: Any, apply: Callable[..., Any], args: Any, kwargs: Any, taped: Taped, why: Why, where: str
+    ) -> None:
+        self.what, self.apply, self.why, self.where = what, apply, why, where
+        self.name = name_of(what)
+        self.constants, self.structure = pytree.tree_flatten((args, kwargs))
+        self.slots = [i for i, leaf in enumerate(self.constants) if isinstance(leaf, TRACED)]
+        self.given = [self.constants[i] for i in self.slots]
+        self.constants = [None if i in self.slots else c for i, c in enumerate(self.constants)]
+        self.flags, self.tree, self.aliases = taped.flags, taped.tree, taped.aliases
+        self.facts = [leaf_fact(leaf) for leaf in taped.leaves]
+        self.leaves: list[Any] = []
+        self.named: list[Any] = []  # the expressions in the fakes' shapes and strides, as they were first named
+        self.hints: Sizes = {}
+        self.copies = False
+        self.conditions: Callable[[set[sympy.Symbol]], Sequence[sympy.Basic]] = lambda known: ()
+        self.env: Any = None
+        self._known: OrderedDict[Any, Sizes | None] = OrderedDict()
+
+    def target(self) -> Callable[..., Any]:
+        """The function that stands in the graph."""
+
+        def call(*values: Any) -> tuple[Tensor, ...]:
+            return self(*values)
+
+        call.__name__ = call.__qualname__ = f"opaque_{self.name.replace('::', '_')}"
+        call.fusegrad_call = self.what  # type: ignore[attr-defined]
+        call.opaque = self  # type: ignore[attr-defined]
+        return call
+
+    def learned(self, session: Any, real: Sequence[Tensor]) -> None:
+        """The node's fakes are made: which symbols are its own, and their values at the capture."""
+        self.env = session.env
+        self.conditions = session.conditions
+        pairs = list(zip((f for f in self.leaves if isinstance(f, Tensor)), real, strict=True))
+        self.named = [e for fake, _ in pairs for e in _exprs(fake)]
+        values = [n for _, t in pairs for n in (*t.shape, *t.stride())]
+        self.hints = {s: n for s, n in zip(self.named, values, strict=True) if isinstance(s, sympy.Symbol)}
+
+    def __call__(self, *values: Any) -> tuple[Tensor, ...]:
+        run: Run | None = getattr(_runs, "now", None)
+        if run is None:
+            raise RuntimeError(f"internal: the opaque node {self.name} runs outside a run of its graph")
+        args, kwargs = self._arguments(run, values)
+        if run.given is not None:
+            run.given += [copied(t) for t in tensors_in((args, kwargs))]
+        taped = run.tape.take(self.what)
+        if taped is None:
+            with run.paused():
+                result, taped = call_for_real(self.what, self.apply, args, kwargs, self.copies)
+        else:
+            result = taped.play(args, kwargs)
+        run.tape.made.append(taped)
+        if not self.fits(taped, run.sizes):
+            raise Mismatch(self.name, run.tape)
+        return tuple(tensors_in(result))
+
+    def _arguments(self, run: Run, values: Sequence[Any]) -> Any:
+        leaves, flags = list(self.constants), iter(self.flags)
+        for slot, given, value in zip(self.slots, self.given, values, strict=True):
+            if isinstance(value, Tensor):
+                value = _flagged(self._laid_out(run, given, value), next(flags))
+            leaves[slot] = value
+        return pytree.tree_unflatten(leaves, self.structure)
+
+    def _laid_out(self, run: Run, fake: Tensor, value: Tensor) -> Tensor:
+        """In the strides that the argument was captured with: kernels write row-major."""
+        if not run.laid_out or all(a == b for a, b in zip(_exprs(fake), (*value.shape, *value.stride()), strict=True)):
+            return value
+        strides = [_number(e, run.sizes) for e in _exprs(fake)[value.dim() :]]
+        if (
+            any(s != t for s, t, n in zip(strides, value.stride(), value.shape, strict=True) if n > 1)
+            and 0 not in strides
+        ):
+            made = torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device)
+            return made.copy_(value)
+        return value
+
+    # ------------------------------------------------------------------ what was captured still holds
+    def fits(self, taped: Taped | None, sizes: Any) -> bool:
+        """Whether the results are as they were captured; then the symbols in their shapes have values."""
+        if taped is None or taped.fault is not None:
+            return False
+        if taped.tree != self.tree or taped.aliases != self.aliases:
+            return False
+        if [leaf_fact(leaf) for leaf in taped.leaves] != self.facts:
+            return False
+        tensors = tensors_in(taped.leaves)
+        key = (len(self.env.guards), sizes.key, *((t.shape, t.stride()) for t in tensors))
+        if key not in self._known:
+            self._known[key] = self._bound(tensors, sizes)
+            while len(self._known) > REMEMBERED:
+                self._known.popitem(last=False)
+        found = self._known[key]
+        if found:
+            sizes.learn(found)
+        return found is not None
+
+    def _bound(self, tensors: Sequence[Tensor], sizes: Mapping[sympy.Symbol, int]) -> Sizes | None:
+        """The values of the symbols that these results bring; None where they break what the graph assumes."""
+        fakes = [f for f in self.leaves if isinstance(f, Tensor)]
+        dims = [pair for fake, t in zip(fakes, tensors, strict=True) for pair in _dims(fake, t)]
+        values = [n for t in tensors for n in (*t.shape, *t.stride())]
+        pairs = zip(self.named, values, strict=True)
+        found = {e: n for e, n in pairs if isinstance(e, sympy.Symbol) and e not in sizes}
+        known = {**sizes, **found}
+        holds = all(_number(e, known) == n for e, n in dims) and all(self._in_range(s, n) for s, n in found.items())
+        own = set(found)
+        assumed = [c for c in self.conditions(set(known)) if c.free_symbols & own]
+        return found if holds and all(bool(c.xreplace(known)) for c in assumed) else None
+
+    def _in_range(self, symbol: sympy.Symbol, n: int) -> bool:
+        bounds = self.env.bound_sympy(symbol)
+        return bool(bounds.lower <= n) and bool(n <= bounds.upper)
+
+
+TRACED = (Tensor, torch.SymInt, torch.SymFloat)
+
+
+def leaf_fact(leaf: Any) -> Any:
+    """What must be equal of a result, whatever its sizes."""
+    return (leaf.dtype, leaf.device, leaf.dim()) if isinstance(leaf, Tensor) else freeze(leaf)
+
+
+def _flagged(tensor: Tensor, requires_grad: bool) -> Tensor:
+    """The tensor with eager's flag: it is what the body sees as ctx.needs_input_grad."""
+    return tensor if tensor.requires_grad == requires_grad else tensor.detach().requires_grad_(requires_grad)
+
+
+def _exprs(fake: Tensor) -> list[Any]:
+    sizes = (*fake.shape, *fake.stride())
+    return [n if isinstance(n, int) else n.node.expr for n in sizes]
+
+
+def _dims(fake: Tensor, real: Tensor) -> list[tuple[Any, int]]:
+    """(expression, value) of every size, and of every stride that matters."""
+    exprs, n = _exprs(fake), real.dim()
+    strides = zip(exprs[n:], real.stride(), real.shape, strict=True)
+    return [*zip(exprs[:n], real.shape, strict=True), *((e, s) for e, s, size in strides if size > 1 and real.numel())]
+
+
+def _number(expr: Any, sizes: Mapping[sympy.Symbol, int]) -> Any:
+    if isinstance(expr, int):
+        return expr
+    return sizes[expr] if isinstance(expr, sympy.Symbol) else int(expr.xreplace(dict(sizes)))
