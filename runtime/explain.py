@@ -451,7 +451,18 @@ def _aten_report(trace: Trace, name: str, direction: str, sizes: Sizes) -> Direc
     launches = [r for n in trace.graph_module.graph.nodes if (r := _aten_launch(n, direction, sizes)) is not None]
     if has_outer_product(trace) and not graph.mutations and len(graph):  # then the lowered graph runs, through torch
         launches = [_node_report(v, direction, sizes) for v in _computed(graph)]
-    return DirectionReport(graph, [], launches, number(minimal_bytes(graph), sizes))
+    report = DirectionReport(graph, [], launches, number(minimal_bytes(graph), sizes))
+    if trace.opaque:
+        report.segments = [line for n in trace.graph_module.graph.nodes if (line := _aten_line(n)) is not None]
+    return report
+
+
+def _aten_line(node: torch.fx.Node) -> str | None:
+    """An operation, or a nested call of the user's own, as a line of the report."""
+    opaque = getattr(node.target, "opaque", None)
+    if opaque is not None:
+        return f"eager {opaque.name} ({opaque.where})"
+    return str(node.target) if isinstance(node.target, torch._ops.OpOverload) else None
 
 
 def _aten_launch(node: torch.fx.Node, direction: str, sizes: Sizes) -> KernelReport | None:

@@ -257,6 +257,8 @@ def test_one_kernel_per_segment() -> None:
     assert [(o["node"], o["method"]) for o in facts["opaque"]] == [("Sort", "forward"), ("Sort", "backward")]
     assert all(o["reason"] == "declares is_traceable = False" for o in facts["opaque"])
     assert "calls `Sort`, which declares is_traceable = False" in str(found)
+    on_cpu = fusegrad.explain(fast, x, w, target="cpu").to_dict()["segments"]
+    assert sum(line.startswith("eager Sort (") for line in on_cpu["forward"]) == 1 < len(on_cpu["forward"])
 
 
 def test_the_kernels_run_once_per_segment(monkeypatch) -> None:
@@ -852,3 +854,63 @@ def test_fullgraph_names_the_node_and_its_line(cls, method) -> None:
     with pytest.raises(NotTraceableError, match=rf"{cls.__name__}.{method} .*calls `Sort`, which declares") as found:
         fast.apply(leaf(3, 5))
     assert __file__ in str(found.value) and not SEEN
+
+
+def test_a_declaration_of_one_method_counts_for_a_nested_class() -> None:
+    class Plain(Function):
+        @staticmethod
+        def forward(ctx, x):
+            assert type(x) is Tensor
+            SEEN.append("plain")
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * 2
+
+    class Table(Plain):
+        traceable = {"forward": False}  # noqa: RUF012
+
+    option = fusegrad.compile(Plain, traceable={"forward": False})
+
+    class Outer(Function):
+        @staticmethod
+        def forward(ctx, x):
+            y = Table.apply(x + 1)
+            return option.apply(y.sin()) * 3
+
+        @staticmethod
+        def backward(ctx, g):
+            return g
+
+    fast = fusegrad.compile(Outer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for rows in (3, 3, 4):
+            agree(fast, Outer, "reference", leaf(rows, 4))
+    assert opaque(fast) == [("Table", "forward"), ("Plain", "forward")]
+
+
+@both
+def test_tensors_in_containers(backend) -> None:
+    class Outer(Function):
+        @staticmethod
+        def forward(ctx, x, others):
+            ctx.kept = [Sort.apply(x * others["w"])]
+            return ctx.kept[0].exp(), {"sorted": ctx.kept[0]}
+
+        @staticmethod
+        def backward(ctx, g, unused):
+            return g * ctx.kept[0], None
+
+    fast, w = fusegrad.compile(Outer, backend=backend), torch.randn(5)
+    for rows in (3, 3, 4):
+        found = []
+        for cls in (Outer, fast):
+            SEEN.clear()
+            x = leaf(rows, 5)
+            y, more = cls.apply(x, {"w": w})
+            found.append(([y.detach(), more["sorted"], *torch.autograd.grad(y.sum(), x)], list(SEEN)))
+        same(found[1][0], found[0][0], exact=backend == "reference")
+        assert found[0][1] == found[1][1]
+    assert opaque(fast) == [("Sort", "forward")]
