@@ -61,9 +61,9 @@ class _Template:
     @classmethod
     def apply(cls, *args, **kwargs):  # type: ignore[no-untyped-def]
         __class__  # type: ignore[name-defined]  # noqa: B018  the free variable that Function.apply's own code has
-        from fusegrad.tracer.nested import nested_call
+        import sys as _sys  # the code runs among the globals of torch's own module
 
-        return nested_call(cls, args, kwargs)
+        return _sys.modules["fusegrad.tracer.nested"].nested_call(cls, args, kwargs)
 
 
 @contextlib.contextmanager
