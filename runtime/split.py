@@ -40,6 +40,7 @@ class OpaqueWriteError(FusegradError):
 
     message = (
         "{function}: a nested call that runs as written changed an argument in place, which it did not at the capture\n"
+        "  at:   {where}\n"
         "  fix:  declare `is_traceable = False` on {function}, so that all of it runs as you wrote it."
     )
 

@@ -18,6 +18,7 @@ import sympy
 import torch
 import torch.utils._pytree as pytree
 
+from ..ir.errors import InternalError
 from .declared import declarations
 from .reads import SCALARS, freeze, scan
 
@@ -312,7 +313,7 @@ class OpaqueNode:
     def __call__(self, *values: Any) -> tuple[Tensor, ...]:
         run: Run | None = getattr(_runs, "now", None)
         if run is None:
-            raise RuntimeError(f"internal: the opaque node {self.name} runs outside a run of its graph")
+            raise InternalError(f"the opaque node {self.name} runs outside a run of its graph")
         args, kwargs = self._arguments(run, values)
         if run.given is not None:
             run.given += [copied(t) for t in tensors_in((args, kwargs))]

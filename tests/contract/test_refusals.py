@@ -40,6 +40,31 @@ class Reads(Function):
         return g
 
 
+class WritesLater(Doubled):
+    is_traceable = False
+
+    @staticmethod
+    def forward(ctx, x):
+        CALLS.append(1)
+        return x.clone() if len(CALLS) == 1 else x.add_(1).clone()
+
+
+CALLS: list[int] = []
+
+
+class Around(Doubled):
+    @staticmethod
+    def forward(ctx, x):
+        return WritesLater.apply(x) * 2
+
+
+def writing_later() -> None:
+    CALLS.clear()
+    fast, x = fusegrad.compile(Around), plain(3)
+    fast.apply(x)
+    fast.apply(x)
+
+
 class Squares(Doubled):
     @staticmethod
     def backward(ctx, g):
@@ -77,6 +102,7 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str, str]] = {
     "no such setting": (lambda: patched(speed=5), r"config\.patch", "no setting 'speed'"),
     "not a bool": (lambda: fusegrad.compile(Declared), "Declared", "must be exactly a bool, not str"),
     "no such role": (lambda: fusegrad.compile(Doubled, traceable={"fwd": True}), "traceable", "unknown key 'fwd'"),
+    "a nested write": (writing_later, "Around", "changed an argument in place, which it did not at the capture"),
     "not traceable": (
         lambda: fusegrad.compile(Reads, fullgraph=True).apply(leaf(3)), r"Reads\.forward", "reads the data of a tensor",
     ),
