@@ -284,3 +284,26 @@ def test_t7_a_backward_found_untraceable_is_not_transposed() -> None:
     with pytest.warns(fusegrad.FallbackWarning, match=r"Reads\.backward"):
         assert outcome(ACTIONS["jvp"], fast) == outcome(ACTIONS["jvp"], Reads)
     assert outcome(ACTIONS["vmap"], fast) == outcome(ACTIONS["vmap"], Reads)
+
+
+@pytest.mark.parametrize("option", [{"forward": False}, {"backward": False}, False], ids=str)
+def test_what_compile_was_told_holds_inside_another_capture(option) -> None:
+    inner = fusegrad.compile(Sine, traceable=option)
+
+    class Outer(Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return inner.apply(x * 2) + 1
+
+        @staticmethod
+        def backward(ctx, g):
+            (x,) = ctx.saved_tensors
+            return g * inner.apply(x)
+
+    fast = fusegrad.compile(Outer)
+    with watching(Sine) as seen, warnings.catch_warnings():
+        warnings.simplefilter("ignore", fusegrad.FallbackWarning)
+        found = [outcome(lambda cls: first_of(cls), fast) for _ in range(3)]
+    assert seen.calls["forward"] == 6 and not seen.on_fakes.total()
+    same(found[2], outcome(lambda cls: first_of(cls), Outer))
