@@ -210,6 +210,32 @@ def _is_float(t: Tensor) -> bool:
 
 
 # ---------------------------------------------------------------------------------------------- transposing it
+def not_transposed(
+    pushed: Sequence[Any], cotangents: Sequence[Tensor], tangents: Sequence[Tensor], pulled: Sequence[Any]
+) -> str | None:
+    """Why tangents pushed forward are not the transpose of cotangents pulled back; None where they are."""
+    left, right = _products(pushed, cotangents), _products(pulled, tangents)
+    scale = sum((p.abs().sum() for p in (*left, *right)), torch.zeros((), dtype=torch.float64))
+    gap = sum((p.sum() for p in left), -sum((p.sum() for p in right), torch.zeros_like(scale))).abs()
+    floats = [t for t in (*tangents, *cotangents) if t.is_floating_point() or t.is_complex()]
+    exact = max((torch.finfo(t.dtype).eps for t in floats), default=0.0)
+    if not bool(scale.isfinite()) or bool(gap <= max(1e-4, 16 * exact) * scale):
+        return None
+    return "transposed through what it calls, it is another linear map"
+
+
+def _products(a: Sequence[Any], b: Sequence[Tensor]) -> list[Tensor]:
+    pairs = [(x, y) for x, y in zip(a, b, strict=True) if isinstance(x, Tensor) and not x.is_complex()]
+    return [x.detach().double().cpu() * y.detach().double().cpu() for x, y in pairs]
+
+
+def waves(like: Tensor) -> Tensor:
+    """Numbers of both signs, drawn from no random state; zeros for what is no float."""
+    if not like.is_floating_point():
+        return torch.zeros_like(like)
+    return torch.arange(1, like.numel() + 1, dtype=torch.float64, device=like.device).cos().reshape(like.shape).to(like)
+
+
 def depends_on(tensor: Tensor, probes: Sequence[Tensor]) -> bool:
     """Whether autograd recorded a way from a probe to the tensor."""
     if any(tensor is p for p in probes):

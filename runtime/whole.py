@@ -6,7 +6,8 @@ through forward, so that second order is right and not silently partial. Under v
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +20,8 @@ from ..tracer.containers import Hole, closed
 from ..tracer.context import BackwardContext
 from ..tracer.function import backward_method, rebind
 from ..tracer.torch_private import forward_mode_is_active, share_memory
-from .linear import AttachedGradients, require_linear
+from .linear import AttachedGradients, NonLinearBackward, not_transposed, require_linear, waves
+from .plan import BoundSizes
 from .promised import PromisedJvp
 from .unit import BackwardUnit, OutDim, Unit, batchable, lane, present_under_vmap
 
@@ -239,6 +241,17 @@ class TangentCountError(FusegradError):
     message = "Function's jvp returned an invalid number of forward gradients (expected {expected} but got {got})"
 
 
+class TangentUnit(Unit):
+    """The tangents that a backward gives by transposition. `examine` sees the values of each first call."""
+
+    examine: Callable[[Sequence[Any]], None]
+
+    def _capture(self, args: Sequence[Any], facts: Any) -> Any:
+        found = super()._capture(args, facts)
+        self.examine(args)
+        return found
+
+
 class Whole(Rules):
     """The rules of a specialisation itself. The user's own jvp and vmap are used where he wrote them."""
 
@@ -248,7 +261,7 @@ class Whole(Rules):
         self.written = spec.written
         self.forward_unit = Unit(f"{spec.name}_forward", self._forward_body, backend, spec.reads)
         self.setup_unit = Unit(f"{spec.name}_setup_context", self._setup_body, backend, spec.reads)
-        self.tangent_units: dict[tuple[bool, ...], Unit] = {}
+        self.tangent_units: dict[tuple[bool, ...], TangentUnit] = {}
         self.promised: dict[tuple[bool, ...], Unit] = {}
         self.judged: set[Any] = set()
 
@@ -285,7 +298,8 @@ class Whole(Rules):
         self._judge(mask)
         if mask not in self.tangent_units:
             body = self._tangent_body(mask)
-            self.tangent_units[mask] = Unit(f"{self.spec.name}_jvp", body, self.backend, self.spec.reads)
+            self.tangent_units[mask] = TangentUnit(f"{self.spec.name}_jvp", body, self.backend, self.spec.reads)
+            self.tangent_units[mask].examine = partial(self._refuse_another_map, mask)
         return self.tangent_units[mask]
 
     def _judge(self, mask: tuple[bool, ...]) -> None:
@@ -295,15 +309,42 @@ class Whole(Rules):
             require_linear(self.spec, [i for i, there in enumerate(mask) if there])
             self.judged.add(key)
 
-    def _tangent_body(self, mask: tuple[bool, ...]) -> Any:
-        spec, split, symbols = self.spec, len(self.spec.residual_places), self.symbols
+    def _tangent_parts(self, args: Sequence[Any]) -> tuple[Sequence[Any], dict[Any, Any], Sequence[Any], Sequence[Any]]:
+        """(residuals, sizes, outputs, tangents) of a tangent unit's arguments."""
+        first = len(self.spec.residual_places)
+        second = first + len(self.symbols)
+        third = second + self.visible
+        return args[:first], dict(zip(self.symbols, args[first:second], strict=True)), args[second:third], args[third:]
 
+    def _refuse_another_map(self, mask: tuple[bool, ...], args: Sequence[Any]) -> None:
+        """<jvp(t), g> == <t, backward(g)>, by the values of a first call.
+
+        A Function that backward calls may have another derivative than its own, and transposing goes by that.
+        """
+        residuals, sizes, outputs, tangents = self._tangent_parts(args)
+        fixed = {p.index for p in self.spec.forward.non_differentiable if p.kind == "output"}
+        probes = [waves(o) if i not in fixed else torch.zeros_like(o) for i, o in enumerate(outputs)]
+        pushed = self._tangent_body(mask)(*args)
+        with torch.no_grad():
+            made = self._pulled(residuals, sizes, probes)
+            pulled = [g for g, moves in zip(made, mask, strict=True) if moves]
+            why = not_transposed(list(pushed), probes, list(tangents), pulled)
+        if why is not None:
+            raise NonLinearBackward(function=self.spec.name, why=why, where=self.spec.backward_place())
+
+    def _pulled(self, residuals: Sequence[Any], sizes: dict[Any, Any], gradients: Sequence[Any]) -> list[Any]:
+        supply = iter(gradients)
+        full = [None if o.kind == "object" else next(supply) for o in self.spec.forward.outputs]
+        at = BoundSizes(sizes)
+        made = self.spec.users_backward(residuals, at, full)
+        return [self.spec.as_autograd_takes(i, g, at) for i, g in enumerate(made)]
+
+    def _tangent_body(self, mask: tuple[bool, ...]) -> Any:
         def body(*args: Any) -> Sequence[Any]:
-            residuals, rest = args[:split], args[split:]
-            sizes, rest = dict(zip(symbols, rest[: len(symbols)], strict=True)), rest[len(symbols) :]
-            outputs, supply = rest[: self.visible], iter(rest[self.visible :])
-            tangents = [next(supply) if there else None for there in mask]
-            return transposed_backward(spec, residuals, sizes, outputs, tangents)
+            residuals, sizes, outputs, there = self._tangent_parts(args)
+            supply = iter(there)
+            tangents = [next(supply) if moves else None for moves in mask]
+            return transposed_backward(self.spec, residuals, sizes, outputs, tangents)
 
         return body
 

@@ -37,7 +37,7 @@ class Wrong:
         stated = self.gradient(*cotangents, *args)
         stated = stated if isinstance(stated, tuple) else (stated,)
         moving = [a for a in args if is_float(a)]
-        return [torch.zeros_like(a) if s is None else s + torch.zeros_like(a) for s, a in zip(stated, moving, strict=True)]
+        return [torch.zeros_like(a) + (0 if s is None else s) for s, a in zip(stated, moving, strict=True)]
 
 
 def is_float(value: Any) -> bool:
@@ -861,7 +861,7 @@ class EmbeddingHalved(Function):
         return g.new_zeros(ctx.n, g.shape[1]).index_add(0, i, g) / 2, None
 
 
-@wrong(lambda g, x, i: g, F(4), lambda g: torch.randperm(4, generator=g))
+@wrong(lambda g, x, i: g, F(4), lambda g: torch.tensor([1, 2, 3, 0]).roll(int(torch.randint(3, (), generator=g))))
 class ForgetsThePermutation(Function):
     @staticmethod
     def forward(ctx, x, i):
@@ -1000,19 +1000,37 @@ class ObjectBeside(Function):
 
 
 # ------------------------------------------------------------------ nested, hidden, in two steps
-@wrong(lambda g, x: -300 * g * (3 * x), F(4))
+class Inner(Function):
+    """Wrong itself: a sine whose gradient is 1000."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x.sin()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 1000
+
+
+@wrong(lambda g, x: -3 * g * x.sin(), F(4))
 class Nested(Function):
     """Another wrong Function inside forward has no say; one inside backward has none at first order either."""
 
     @staticmethod
     def forward(ctx, x):
         ctx.save_for_backward(x)
-        return SineTimesHundred.apply(x) * 3
+        return Inner.apply(x) * 3
 
     @staticmethod
     def backward(ctx, g):
         (x,) = ctx.saved_tensors
-        return -Reversal.apply(g) * -300 * ScaledIdentity.apply(x, 2.0) * 3
+        return -3 * g * Inner.apply(x)
 
 
 @wrong(lambda g, x: g * (x.exp() + 1) * x.sin(), F(4))
@@ -1082,6 +1100,37 @@ class FirstIsFixed(Function):
 
 
 # ------------------------------------------------------------------ not linear in the gradient: no vjp of anything
+class Unlike(Function):
+    """The identity; its gradient is turned around."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, g):
+        return -g
+
+
+@wrong(lambda g, x: g * 3, F(4), linear=False)
+class ThroughAnother(Function):
+    """Linear, but its transpose would be taken by the gradient of what it calls, which says otherwise: refused."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return Unlike.apply(g) * 3
+
+
 @wrong(lambda g, x: g.clamp(-0.5, 0.5), F(4), linear=False)
 class ClippedGradient(Function):
     @staticmethod
