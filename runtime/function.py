@@ -40,6 +40,7 @@ from ..tracer.torch_private import (
     dual_level,
     hooks_are_active,
     is_batched,
+    is_fake,
     saved_tensors_can_be_told_apart,
     saved_tensors_of,
     share_memory,
@@ -128,7 +129,7 @@ class Compiler:
             return self.as_written(*args, **kwargs)
         if self.setup_style and (kwargs or len(args) != len(self._parameters())):
             args, kwargs = self._bound(args, kwargs), {}
-        if kwargs or is_capturing():
+        if kwargs or (is_capturing() and not _is_linearized(args)):
             return self.users(*args, **kwargs)
         if transforms_active() or dual_level() >= 0:
             return transformed(self, args)
@@ -488,6 +489,11 @@ class Compiler:
 def _warn(message: str) -> None:
     if warns():
         warnings.warn(message, FallbackWarning, stacklevel=3)
+
+
+def _is_linearized(args: Sequence[Any]) -> bool:
+    """Whether a tracer follows the tangents of real tensors (torch.func.linearize): the rules are needed for it."""
+    return dual_level() >= 0 and not any(map(is_fake, args))
 
 
 def _forget(table: OrderedDict[Any, Any], limit: int) -> None:

@@ -17,7 +17,8 @@ from torch.autograd.function import Function
 from ..ir.errors import InternalError
 from ..tracer.capture import CaptureError, OpaqueMet, Session, Trace, capture_lock, is_capturing
 from ..tracer.containers import opened
-from ..tracer.function import guarded_trace
+from ..tracer.context import ForwardContext
+from ..tracer.function import guarded_trace, uses_setup_context
 from ..tracer.reads import Read, Reads
 from ..tracer.torch_private import (
     custom_function_call,
@@ -49,7 +50,7 @@ def example(value: Any) -> Any:
     inner = unwrapped(value)
     if inner is value and not value.requires_grad and dual_level() < 0:
         return value
-    shape, strides, differentiable = tuple(value.shape), _strides(value), value.is_floating_point()
+    shape, strides, differentiable = tuple(value.shape), _strides(value), is_float(value)
     with plain_tensors():
         plain = torch.empty_strided(shape, strides, dtype=inner.dtype, device=inner.device).zero_()
         return plain.requires_grad_(differentiable)
@@ -88,6 +89,7 @@ class Unit:
         try:
             executable, lifted = self.captured(args)
         except CaptureError:  # a derivative of a method that cannot be captured: through autograd, as in eager
+            count("fallbacks")
             return ran(None, self.body(*args))
         live = [i for i, a in enumerate(args) if isinstance(a, VALUES)]
         values = [args[i] for i in live]
@@ -163,13 +165,22 @@ class Unit:
             )
         return self._derived[key]
 
+    def pulling(self, inputs: int, given: tuple[bool, ...], needed: Needed = None) -> Unit:
+        """The unit behind `pullback`, where these cotangents are given."""
+        return self.vjp(inputs, needed)
+
+    def pushing(self, inputs: int, moving: tuple[bool, ...]) -> Unit:
+        """The unit behind `pushforward`, where these inputs move."""
+        return self.jvp(inputs)
+
     def pullback(self, args: Sequence[Any], cotangents: Sequence[Any], needed: Needed = None) -> Sequence[Any]:
         """Cotangents of `args`, of those that need one."""
-        return self.vjp(len(args), needed)(*args, *cotangents)
+        given = tuple(c is not None for c in cotangents)
+        return self.pulling(len(args), given, needed)(*args, *cotangents)
 
     def pushforward(self, args: Sequence[Any], tangents: Sequence[Any]) -> Sequence[Any]:
         """Tangents of the outputs."""
-        return self.jvp(len(args))(*args, *tangents)
+        return self.pushing(len(args), tuple(t is not None for t in tangents))(*args, *tangents)
 
     def batch(
         self, in_dims: Sequence[int | None], randomness: str, out_dims: Sequence[OutDim] | None = None
@@ -224,23 +235,21 @@ class BatchedUnit(Unit):
             self.parent._prepare(lanes)
         with plain_tensors():
             trace, lifted = self.parent.flat([example(a) for a in lanes])
-        graph = batchable(trace.graph_module)
+        graph = batchable(trace.graph_module, inline=True)
         self._flat = lambda *values: graph(*values, *lifted)
 
-    def pullback(self, args: Sequence[Any], cotangents: Sequence[Any], needed: Needed = None) -> Sequence[Any]:
-        outs = self.out_dims or (0,) * len(cotangents)
-        given = [None if c is None or d == "sum" else d for c, d in zip(cotangents, outs, strict=True)]
+    def pulling(self, inputs: int, given: tuple[bool, ...], needed: Needed = None) -> Unit:
+        outs = self.out_dims or (0,) * len(given)
+        dims = [d if there and d != "sum" else None for there, d in zip(given, outs, strict=True)]
         back: list[OutDim] = ["sum" if d is None else d for d in self.in_dims]
-        unit = self.parent.vjp(len(args), needed).batch((*self.in_dims, *given), self.randomness, back)
-        return unit(*args, *cotangents)
+        return self.parent.pulling(inputs, given, needed).batch((*self.in_dims, *dims), self.randomness, back)
 
-    def pushforward(self, args: Sequence[Any], tangents: Sequence[Any]) -> Sequence[Any]:
-        moving = [None if t is None else d for t, d in zip(tangents, self.in_dims, strict=True)]
-        unit = self.parent.jvp(len(args)).batch((*self.in_dims, *moving), self.randomness, self.out_dims)
-        return unit(*args, *tangents)
+    def pushing(self, inputs: int, moving: tuple[bool, ...]) -> Unit:
+        dims = [d if there else None for there, d in zip(moving, self.in_dims, strict=True)]
+        return self.parent.pushing(inputs, moving).batch((*self.in_dims, *dims), self.randomness, self.out_dims)
 
     def vjp(self, inputs: int, needed: Needed = None) -> Unit:
-        raise InternalError("the vjp of a batched unit depends on which cotangents there are; use pullback")
+        raise InternalError("the vjp of a batched unit depends on which cotangents there are; use pulling")
 
     jvp = vjp
 
@@ -280,29 +289,76 @@ def present_under_vmap(fn: Body, dims: tuple[int | None, ...], args: Sequence[An
     return full
 
 
-_PYTHON_SIZES: dict[Any, Callable[..., Any]] = {
+_IN_PYTHON: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.sym_size.int: lambda t, i: t.shape[i],
     torch.ops.aten.sym_stride.int: lambda t, i: t.stride(i),
     torch.ops.aten.sym_numel.default: lambda t: t.numel(),
     torch.ops.aten.sym_storage_offset.default: lambda t: t.storage_offset(),
 }
+for _in_python in _IN_PYTHON.values():
+    _in_python.__module__ = __name__  # torch.fx prints it into the code of a graph
 
 
-def batchable(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """The graph with sizes read in Python: the ops that read them have no batching rule."""
+def batchable(gm: torch.fx.GraphModule, inline: bool = False) -> torch.fx.GraphModule:
+    """The graph with sizes read in Python: the ops that read them have no batching rule.
+
+    inline: the forward of a nested Function that has no vmap rule of its own in place of its call.
+    """
     graph = torch.fx.Graph()
     graph.output(graph.graph_copy(gm.graph, {}))
-    for node in graph.nodes:
-        if node.op == "call_function" and node.target in _PYTHON_SIZES:
-            node.target = _PYTHON_SIZES[node.target]
-            node.target.__module__ = __name__
+    for node in list(graph.nodes):
+        if node.op == "call_function":
+            _numbers_as_tensors(node)
+            node.target = _batchable_target(node.target, inline)
     return torch.fx.GraphModule(gm, graph)
+
+
+def _numbers_as_tensors(node: torch.fx.Node) -> None:
+    """mean / n, n a size: vmap makes a tensor of such a number where a lane is 0-d, which no capture can follow."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return
+    tensors = [a for a in node.all_input_nodes if isinstance(a.meta.get("val"), Tensor)]
+    for i, (argument, value) in enumerate(zip(schema.arguments, node.args, strict=False)):
+        if isinstance(argument.type, torch.TensorType) and _is_size(value) and tensors:
+            with node.graph.inserting_before(node):
+                node.update_arg(i, node.graph.call_function(_number_as, (value, tensors[0])))
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, torch.fx.Node) and isinstance(value.meta.get("val"), torch.SymInt)
+
+
+def _number_as(value: int, like: Tensor) -> Tensor:
+    return torch.scalar_tensor(value, dtype=torch.result_type(like, 1), device=like.device)
+
+
+def _batchable_target(target: Any, inline: bool) -> Any:
+    nested = getattr(target, "fusegrad_call", None)
+    if inline and nested is not None and not _has_vmap_rule(nested):
+        return forward_alone(nested)
+    return _IN_PYTHON.get(target, target)
+
+
+def _has_vmap_rule(cls: Any) -> bool:
+    return bool(getattr(cls, "generate_vmap_rule", False)) or cls.vmap is not Function.vmap
+
+
+def forward_alone(cls: Any) -> Callable[..., Any]:
+    """forward of a Function as a plain function, for a graph that is never differentiated: units derive their own."""
+
+    def forward(*args: Any) -> Any:
+        given = () if uses_setup_context(cls) else (ForwardContext((False,) * len(args)),)
+        return cls.forward(*given, *args)
+
+    forward.__name__ = forward.__qualname__ = f"forward_of_{cls.__name__}"
+    return forward
 
 
 def vjp_of(body: Body, inputs: Sequence[Any], cotangents: Sequence[Any], needed: Needed = None) -> list[Any]:
     """Gradients of `body` at `inputs`, through eager's own autograd, which watches only what needs one."""
     with torch.enable_grad():
-        asked = [_is_float(x) and (needed is None or needed[i]) for i, x in enumerate(inputs)]
+        asked = [is_float(x) and (needed is None or needed[i]) for i, x in enumerate(inputs)]
         leaves = [_tracked_alias(x) if a else x for a, x in zip(asked, inputs, strict=True)]
         outputs = body(*leaves)
         pairs = [(o, c) for o, c in zip(outputs, cotangents, strict=True) if _differentiable(o) and c is not None]
@@ -319,12 +375,12 @@ def vjp_of(body: Body, inputs: Sequence[Any], cotangents: Sequence[Any], needed:
 def jvp_of(body: Body, inputs: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
     """Tangents of `body` by differentiating its vjp, so that the custom backward of nested Functions is honoured."""
     with torch.enable_grad():
-        leaves = [x.detach().requires_grad_() if _is_float(x) else x for x in inputs]
+        leaves = [_tracked_alias(x) for x in inputs]
         outputs = list(body(*leaves))
         duals = [torch.zeros_like(o).requires_grad_() if _differentiable(o) else None for o in outputs]
         used = [d for d in duals if d is not None]
-        moved = [leaves[i] for i, t in enumerate(tangents) if t is not None and _is_float(leaves[i])]
-        steps = [t for i, t in enumerate(tangents) if t is not None and _is_float(leaves[i])]
+        moved = [leaves[i] for i, t in enumerate(tangents) if t is not None and is_float(leaves[i])]
+        steps = [t for i, t in enumerate(tangents) if t is not None and is_float(leaves[i])]
         live = [o for o, d in zip(outputs, duals, strict=True) if d is not None]
         pulled = torch.autograd.grad(live, moved, used, create_graph=True, allow_unused=True) if live and moved else ()
         pairs = [(p, t) for p, t in zip(pulled, steps, strict=False) if _differentiable(p)]
@@ -343,7 +399,8 @@ def _zeros_if_none(tangent: Any, output: Tensor) -> Tensor:
     return torch.zeros_like(output) if tangent is None else tangent
 
 
-def _is_float(value: Any) -> bool:
+def is_float(value: Any) -> bool:
+    """Whether it is a tensor that has derivatives."""
     return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
 
 
@@ -352,7 +409,7 @@ def _differentiable(value: Any) -> bool:
 
 
 def _tracked_alias(value: Any) -> Any:
-    if not _is_float(value):
+    if not is_float(value):
         return value
     return value.view_as(value) if value.requires_grad else value.detach().requires_grad_()
 
@@ -376,7 +433,12 @@ def _constant_results(captured: Any, args: Sequence[Any], needs: Sequence[bool])
     if captured is None:
         return []
     trace, live = captured
-    return independent(trace, [n for n, i in enumerate(live) if needs[i] and _is_float(args[i])])
+    return independent(trace, [n for n, i in enumerate(live) if needs[i] and is_float(args[i])])
+
+
+def zeros(like: tuple[Any, Any, Any]) -> Tensor:
+    """The tangent or gradient of a (shape, dtype, device) that nothing moves: torch takes no None for a float."""
+    return torch.zeros(like[0], dtype=like[1], device=like[2])
 
 
 def _function_of(unit: Unit) -> Any:
@@ -392,11 +454,12 @@ def _function_of(unit: Unit) -> Any:
         ctx.set_materialize_grads(False)
         tensors = [a if isinstance(a, Tensor) else None for a in inputs]
         ctx.others = [None if isinstance(a, Tensor) else a for a in inputs]
+        ctx.likes = [(o.shape, o.dtype, o.device) if is_float(o) else None for o in output]
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)
         needs = [True] * len(inputs) if transforms_active() else ctx.needs_input_grad
         fixed = _constant_results(getattr(noted, "captured", None), inputs, needs)
-        if constant := [o for i in fixed if _is_float(o := output[i])]:
+        if constant := [o for i in fixed if is_float(o := output[i])]:
             ctx.mark_non_differentiable(*constant)
 
     def arguments(ctx: Any) -> list[Any]:
@@ -408,7 +471,8 @@ def _function_of(unit: Unit) -> Any:
 
     def jvp(ctx: Any, *tangents: Any) -> Any:
         args = arguments(ctx)
-        return tuple(unit.pushforward(args, tangents))
+        pushed = unit.pushforward(args, tangents)
+        return tuple(zeros(s) if t is None and s is not None else t for t, s in zip(pushed, ctx.likes, strict=True))
 
     def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
         outputs = unit.batch(in_dims, info.randomness)(*args)

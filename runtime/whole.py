@@ -16,6 +16,7 @@ from torch.autograd.function import Function
 
 from ..ir.errors import FusegradError
 from ..ir.program import Place
+from ..tracer.capture import is_capturing
 from ..tracer.containers import Hole, closed
 from ..tracer.context import BackwardContext
 from ..tracer.function import backward_method, rebind
@@ -23,7 +24,7 @@ from ..tracer.torch_private import forward_mode_is_active, share_memory
 from .linear import AttachedGradients, NonLinearBackward, not_transposed, require_linear, waves
 from .plan import BoundSizes
 from .promised import PromisedJvp
-from .unit import BackwardUnit, OutDim, Unit, batchable, lane, present_under_vmap
+from .unit import BackwardUnit, OutDim, Unit, batchable, is_float, lane, present_under_vmap, zeros
 
 if TYPE_CHECKING:
     from .function import Compiler
@@ -112,10 +113,10 @@ class Rules:
         ctx.save_for_forward(*map(at, self.jvp_places), *tensors)
         if dirty := self.spec.forward.dirty:
             ctx.mark_dirty(*map(at, dirty))
-        integers = [o for o in outputs if not o.is_floating_point() and not o.is_complex()]
+        integers = [o for o in output if not is_float(o)]
         if marked := [*map(at, self.spec.forward.non_differentiable), *integers]:
             ctx.mark_non_differentiable(*marked)
-        ctx.likes = [(o.shape, o.dtype, o.device) for o in outputs]
+        ctx.likes = [(o.shape, o.dtype, o.device) for o in output]
         ctx.sizes = self.sizes_of(tensors)
 
     @property
@@ -144,7 +145,7 @@ class Rules:
     def _per_output(self, ctx: Any, given: Sequence[Any]) -> list[Any]:
         """One gradient per user output: zeros where the user's backward expects them, None for plain objects."""
         if self.spec.forward.materialize_grads:
-            given = [zeros(s) if g is None else g for g, s in zip(given, ctx.likes, strict=True)]
+            given = [zeros(s) if g is None else g for g, s in zip(given, ctx.likes, strict=False)]
         supply = iter(given)
         return [None if o.kind == "object" else next(supply) for o in self.spec.forward.outputs]
 
@@ -180,8 +181,15 @@ class Rules:
             return tuple(self.forward_unit.pushforward(inputs, moving)[: self.made])
         else:
             visible = self._written(self._transposed(ctx, kept, tangents), moving)
-        hidden = self.forward_unit.pushforward(inputs, moving)[self.visible : self.made] if self._has_hidden else ()
-        return (*visible, *hidden)
+        return (*visible, *self._hidden_tangents(ctx, inputs, moving))
+
+    def _hidden_tangents(self, ctx: Any, inputs: Sequence[Any], moving: Sequence[Any]) -> list[Any]:
+        """Of what forward kept: zeros where a float does not move, since torch takes no None for it."""
+        if not self._has_hidden:
+            return []
+        pushed = self.forward_unit.pushforward(inputs, moving)[self.visible : self.made]
+        likes = ctx.likes[self.visible : self.made]
+        return [zeros(s) if t is None and _moves(s[1]) else t for t, s in zip(pushed, likes, strict=True)]
 
     @property
     def _has_hidden(self) -> bool:
@@ -189,7 +197,7 @@ class Rules:
 
     def _transposed(self, ctx: Any, residuals: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
         sizes = [ctx.sizes[s] for s in self.symbols]
-        likes = [torch.empty(s[0], dtype=s[1], device=s[2]) for s in ctx.likes]
+        likes = [torch.empty(s[0], dtype=s[1], device=s[2]) for s in ctx.likes[: self.visible]]
         unit = self.tangent_unit(tuple(t is not None for t in tangents))
         found = unit(*residuals, *sizes, *likes, *[t for t in tangents if t is not None])
         fixed = {p.index for p in self.spec.forward.non_differentiable if p.kind == "output"}
@@ -272,7 +280,10 @@ class Whole(Rules):
         tensors = self.spec.tensors_of(args)
         if self.spec.writes_inputs and share_memory(tensors):
             return tuple(self.spec.users_forward(args))
+        if is_capturing():
+            return tuple(self._forward_body(*tensors)[: self.made])
         outputs, hidden = self.spec.run_forward(args, self.backend)
+        outputs = [o if i in self.spec.skip or o._base is None else o.data for i, o in enumerate(outputs)]
         if self.copies:  # a tangent that is derived is no view of another, so that its primal must not be one
             dirty = {i for i, _ in self.dirty_outputs()}
             outputs = [o.clone() if i in self.spec.skip - dirty else o for i, o in enumerate(outputs)]
@@ -383,7 +394,7 @@ class Whole(Rules):
             return tangent
         fake = self.spec.forward.fakes[self.spec.slots.index(argument)]
         shape = rebind(fake.shape, sizes)
-        return torch.zeros(shape, dtype=fake.dtype, device=fake.device) if fake.is_floating_point() else None
+        return torch.zeros(shape, dtype=fake.dtype, device=fake.device) if is_float(fake) else None
 
     def vmap(self, info: Any, in_dims: Any, *args: Any) -> Any:
         if not self.compiler.writes("vmap"):
@@ -486,7 +497,7 @@ def transposed_backward(
 ) -> Sequence[Any]:
     """backward is linear in its gradients; its transpose takes input tangents to output tangents."""
     with torch.enable_grad():
-        probes = [torch.zeros_like(o).requires_grad_(o.is_floating_point()) for o in outputs]
+        probes = [torch.zeros_like(o).requires_grad_(is_float(o)) for o in outputs]
         supply = iter(probes)
         full = [None if o.kind == "object" else next(supply) for o in spec.forward.outputs]
         with AttachedGradients(probes):
@@ -505,9 +516,7 @@ def transposed_backward(
             )
     pushed = iter(found)
     results = [next(pushed) if p.requires_grad else None for p in probes]
-    return [
-        torch.zeros_like(o) if r is None and o.is_floating_point() else r for r, o in zip(results, outputs, strict=True)
-    ]
+    return [torch.zeros_like(o) if r is None and is_float(o) else r for r, o in zip(results, outputs, strict=True)]
 
 
 def _own_batch(result: Any) -> Any:
@@ -522,5 +531,5 @@ def _is_one_of(value: Any, tensors: Sequence[Any]) -> bool:
     return any(value is t for t in tensors)
 
 
-def zeros(like: tuple[Any, Any, Any]) -> Tensor:
-    return torch.zeros(like[0], dtype=like[1], device=like[2])
+def _moves(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex

@@ -58,13 +58,18 @@ def dual_level() -> int:
     return int(getattr(forward_ad, "_current_level", -1))
 
 
+_without_modes: Callable[[], Any] = (
+    _private("utils._python_dispatch._disable_current_modes") or contextlib.nullcontext
+)
+
+
 @contextlib.contextmanager
 def plain_tensors() -> Iterator[None]:
-    """Within the block neither a transform nor a dual level is active: for capturing, which works on plain tensors."""
+    """Within the block no transform, dual level or mode is active: for capturing, which works on plain tensors."""
     level = dual_level()
     forward_ad._current_level = -1
     try:
-        with temporarily_clear_interpreter_stack():
+        with temporarily_clear_interpreter_stack(), _without_modes():
             yield
     finally:
         forward_ad._current_level = level
@@ -94,6 +99,11 @@ def unwrapped(tensor: Tensor) -> Tensor:
 _dispatch_keys: Callable[[Any], Any] | None = _private("_C._dispatch_keys")
 _parse = _private("_C._parse_dispatch_key")
 _BATCHED = _parse("Batched") if _parse is not None else None
+
+
+def is_fake(value: Any) -> bool:
+    """Whether a tensor has no data, behind all functorch wrappers."""
+    return isinstance(value, Tensor) and isinstance(unwrapped(value), FakeTensor)
 
 
 def is_batched(tensor: Any) -> bool:
@@ -201,6 +211,7 @@ __all__ = [
     "hide_from_dynamo",
     "hooks_are_active",
     "is_batched",
+    "is_fake",
     "jit_tracing",
     "memory_of",
     "no_autocast",

@@ -1,0 +1,62 @@
+"""Three derivatives in every order of modes, by torch.func and by plain autograd outside: all the same number."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import torch
+from compose.composing import close, compiled
+from compose.functions import CASES
+from torch.func import grad, jvp, vmap
+
+BY_NAME = {c.name: c for c in CASES}
+X = torch.tensor(0.7, dtype=torch.float64)
+
+
+def reverse(f):
+    return grad(f)
+
+
+def forward(f):
+    return lambda x: jvp(f, (x,), (torch.ones_like(x),))[1]
+
+
+def autograd(f):
+    def gradient(x):
+        leaf = x.detach().requires_grad_()
+        return torch.autograd.grad(f(leaf), leaf)[0]
+
+    return gradient
+
+
+MODES = {"grad": reverse, "jvp": forward, "autograd": autograd}
+ORDERS = [(o, m, i) for o in MODES for m, i in product(("grad", "jvp"), repeat=2)]
+
+
+@pytest.mark.parametrize("name", ["SquaredRelu", "NestedBackward", "AllRules", "ForwardOnly"])
+@pytest.mark.parametrize("order", ORDERS, ids="-".join)
+def test_third_derivative(name, order) -> None:
+    """SquaredRelu keeps an intermediate, the others an input, rules of their own, no rule at all."""
+    case = BY_NAME[name]
+    rest = [X.cos()] * (len(case.cls.forward.__code__.co_varnames[: case.cls.forward.__code__.co_argcount]) > 2)
+    results = []
+    for apply in (compiled(case).apply, case.plain):
+
+        def f(x, apply=apply):
+            return apply(x, *rest) * x.exp()
+
+        for mode in reversed(order):
+            f = MODES[mode](f)
+        results.append(f(X))
+    close(*results)
+
+
+def test_reverse_over_two_batches_of_forward_over_reverse() -> None:
+    """A gradient through vmap(vmap(jvp(grad)))): what trains a network on its Laplacian."""
+    results = []
+    for apply in (compiled(BY_NAME["SquaredRelu"]).apply, BY_NAME["SquaredRelu"].plain):
+        x = torch.linspace(-1, 2, 6, dtype=torch.float64).reshape(2, 3).requires_grad_()
+        second = vmap(vmap(forward(reverse(lambda x, apply=apply: apply(x) * x.exp()))))
+        results.append(torch.autograd.grad(second(x).square().sum(), x)[0])
+    close(*results)
