@@ -281,7 +281,8 @@ class Whole(Rules):
         if self.spec.writes_inputs and share_memory(tensors):
             return tuple(self.spec.users_forward(args))
         if is_capturing():
-            return tuple(self._forward_body(*tensors)[: self.made])
+            made = self._forward_body(*tensors)[: self.made]
+            return tuple(o if o._base is None else o.clone() for o in made)
         outputs, hidden = self.spec.run_forward(args, self.backend)
         outputs = [o if i in self.spec.skip or o._base is None else o.data for i, o in enumerate(outputs)]
         if self.copies:  # a tangent that is derived is no view of another, so that its primal must not be one

@@ -32,14 +32,21 @@ def autograd(f):
 
 MODES = {"grad": reverse, "jvp": forward, "autograd": autograd}
 ORDERS = [(o, m, i) for o in MODES for m, i in product(("grad", "jvp"), repeat=2)]
+AS_EAGER = pytest.mark.xfail(
+    strict=True, reason="torch 2.13 loses the outer tangent of what an author's jvp has saved; the class itself too"
+)
+POINTS = [
+    pytest.param(n, o, marks=[AS_EAGER] if n == "AllRules" and o.count("jvp") > 1 else [], id=f"{n}-{'-'.join(o)}")
+    for n in ("SquaredRelu", "NestedBackward", "AllRules", "ForwardOnly")
+    for o in ORDERS
+]
 
 
-@pytest.mark.parametrize("name", ["SquaredRelu", "NestedBackward", "AllRules", "ForwardOnly"])
-@pytest.mark.parametrize("order", ORDERS, ids="-".join)
+@pytest.mark.parametrize(("name", "order"), POINTS)
 def test_third_derivative(name, order) -> None:
     """SquaredRelu keeps an intermediate, the others an input, rules of their own, no rule at all."""
     case = BY_NAME[name]
-    rest = [X.cos()] * (len(case.cls.forward.__code__.co_varnames[: case.cls.forward.__code__.co_argcount]) > 2)
+    rest = [X.cos()] * (name == "ForwardOnly")
     results = []
     for apply in (compiled(case).apply, case.plain):
 
