@@ -450,9 +450,9 @@ class Compiler:
             originals = residuals if chosen is None else self.originals(chosen, residuals, ctx)
             opaque = self.records.get("backward", Record("")).status == "opaque"
             if in_a_batch or traced or opaque or specialization.backward_is_split():
-                return specialization.users_backward(originals, sizes, gradients)
+                return specialization.users_backward(originals, sizes, gradients, left=left_on(ctx))
             return BackwardUnit.of(self, specialization, backend).differentiable(originals, sizes, gradients)
-        return self.run_backward(specialization, backend, residuals, sizes, gradients, chosen)
+        return self.run_backward(specialization, backend, residuals, sizes, gradients, chosen, ctx)
 
     def originals(self, chosen: Chosen, residuals: Sequence[Any], ctx: Any) -> list[Any]:
         """What the user saved: his own tensors with their history, the rebuilt ones without (as in eager)."""
@@ -470,8 +470,9 @@ class Compiler:
         sizes: Any,
         gradients: Sequence[Any],
         chosen: Chosen | None = None,
+        ctx: Any = None,
     ) -> tuple[Any, ...]:
-        """The gradients on plain tensors, no autograd recording."""
+        """The gradients on plain tensors, no autograd recording. ctx: of the node, for what backward leaves there."""
         try:
             results = specialization.run_backward(residuals, sizes, gradients, backend, chosen)
         except (OpaqueMet, Mismatch) as error:
@@ -479,11 +480,16 @@ class Compiler:
             results = split.backward(self, specialization, backend, originals, sizes, gradients, error)
         except CaptureError as error:
             originals = residuals if chosen is None else chosen.rebuilt(residuals, sizes)
-            results = specialization.users_backward(originals, sizes, gradients)
+            results = specialization.users_backward(originals, sizes, gradients, left=left_on(ctx))
             self.refuse("backward", error)
             return results
         self.records.setdefault("backward", Record("compiled"))
         return results
+
+
+def left_on(ctx: Any) -> dict[str, Any] | None:
+    """What the user's own backward left on the ctx of a node when it ran."""
+    return None if ctx is None else vars(ctx).setdefault("_fusegrad_left", {})
 
 
 def _warn(message: str) -> None:

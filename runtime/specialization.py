@@ -291,11 +291,21 @@ class Specialization:
         return put_together(constants, dict(zip(self.forward.tensor_attributes, tensors, strict=True)))
 
     def users_backward(
-        self, residuals: Sequence[Any], sizes: dict[sympy.Symbol, Any], gradients: Sequence[Any], attached: bool = False
+        self,
+        residuals: Sequence[Any],
+        sizes: dict[sympy.Symbol, Any],
+        gradients: Sequence[Any],
+        attached: bool = False,
+        left: dict[str, Any] | None = None,
     ) -> tuple[Any, ...]:
-        """The user's own backward body on whatever is given. attached: without its `once_differentiable`."""
+        """The user's own backward body on whatever is given. attached: without its `once_differentiable`.
+
+        left: ctx's attributes after the last run of the same node, and after this one.
+        """
         n = len(self.forward.saved)
-        attributes = self.attributes(residuals[n:], sizes)
+        attributes = {} if left is None else left
+        if not attributes:
+            attributes.update(self.attributes(residuals[n:], sizes))
         return run_backward(self.cls, self.forward, residuals[:n], attributes, gradients, self.count, attached)
 
     def backward_place(self) -> str:

@@ -23,6 +23,7 @@ from ..tracer.function import (
     is_once_differentiable,
     method_place,
     methods,
+    takes_boxed_gradients,
     uses_setup_context,
 )
 
@@ -231,11 +232,13 @@ def _backward(cls: Any) -> Any:
     method: Any = backward_method(cls)
     once = is_once_differentiable(method)
     body = method.__wrapped__ if once else method
+    boxed = takes_boxed_gradients(cls)
 
     @_around(method)
     def backward(ctx: Any, *gradients: Any) -> Any:
         inputs, outputs = _trees(ctx)
-        result = body(TreeContext(ctx, inputs), *outputs.each(gradients[:-1]))
+        each = outputs.each(gradients[:-1])
+        result = body(TreeContext(ctx, inputs), list(each)) if boxed else body(TreeContext(ctx, inputs), *each)
         models = inputs.models()
         given = exact_gradients(cls, result, len(models))
         flat = [_gradients(cls, method, i, m, g) for i, (m, g) in enumerate(zip(models, given, strict=True))]

@@ -72,6 +72,10 @@ class BackwardContext:
         self.saved_tensors = tuple(saved_tensors)
         self.needs_input_grad = needs_input_grad
 
+    def left(self) -> dict[str, Any]:
+        """The attributes as they are now."""
+        return {k: v for k, v in vars(self).items() if k not in ("saved_tensors", "needs_input_grad")}
+
     @property
     def saved_variables(self) -> tuple[Any, ...]:
         return self.saved_tensors

@@ -442,6 +442,7 @@ def run_backward(
 ) -> tuple[Any, ...]:
     """The user's own backward body on `saved`, `attributes` and `gradients`, fake or real.
 
+    attributes: afterwards what the body left on ctx.
     attached: without the `once_differentiable` around it, which would cut the gradients off.
     """
     method = backward_method(cls)
@@ -453,6 +454,8 @@ def run_backward(
     result = method(ctx, list(gradients)) if takes_boxed_gradients(cls) else method(ctx, *gradients)
     if before is not None and before != {k: [id(v), *map(id, leaves(v))] for k, v in vars(ctx).items()}:
         raise CaptureError(reason="it changes what is on ctx, which its next run reads", where="unknown")
+    attributes.clear()
+    attributes.update(ctx.left())
     return exact_gradients(cls, result, count)
 
 

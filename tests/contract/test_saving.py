@@ -316,6 +316,35 @@ def test_13_backward_may_leave_something_for_its_next_run(backend) -> None:
     same(Leaves, story, backend, opaque=["backward"])
 
 
+def count_up(ctx: Any) -> None:
+    ctx.runs += 1
+    ctx.seen.append(ctx.runs)
+
+
+@both
+def test_13_backward_may_leave_something_by_way_of_a_function(backend) -> None:
+    class Leaves(Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.runs, ctx.seen = 0, []
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, g):
+            count_up(ctx)
+            return g * ctx.runs * len(ctx.seen)
+
+    def story(c: Any) -> Any:
+        x = leaf(3)
+        y, other = c.apply(x).sum(), c.apply(x).sum()
+        for _ in range(3):
+            y.backward(retain_graph=True)
+        other.backward()
+        return accumulated(x)
+
+    same(Leaves, story, backend, opaque=["backward"])
+
+
 # ------------------------------------------------------------------ 14
 class Asks(Function):
     @staticmethod
