@@ -100,13 +100,6 @@ def is_packed(value: Value) -> bool:
     return is_packed(value.args[0]) if value.prim == "reshape" else value.prim not in VIEWS
 
 
-def base_of(value: Value) -> Value:
-    """What a chain of views looks at."""
-    while is_view(value):
-        (value,) = value.args
-    return value
-
-
 # ---------------------------------------------------------------------------------------------------------- cut
 class Cut:
     """The work of one call: clusters of nodes, then what is materialised, then the steps."""
@@ -129,6 +122,12 @@ class Cut:
     def free(self, value: Value) -> bool:
         """Costs nothing wherever it is needed, and so belongs to no cluster."""
         return not self.given(value) and (value.prim in SOURCES or is_view(value))
+
+    def base(self, value: Value) -> Value:
+        """What a chain of views looks at. A view that is called as it is is no link of a chain."""
+        while is_view(value) and not self.given(value):
+            (value,) = value.args
+        return value
 
     def core(self, value: Value) -> bool:
         return not self.given(value) and not self.free(value)
@@ -153,11 +152,11 @@ class Cut:
     def _store_results(self) -> None:
         """Results that are computed here, and what externs look at; a view of something in memory stays a view."""
         results = self.graph.results
-        read = [base_of(a) for v in self.externs for a in v.args]
+        read = [self.base(a) for v in self.externs for a in v.args]
         for value in (*(r for r in results if self.core(r)), *(b for b in read if self.core(b))):
             self.stored[value.id] = value
         for value in results:
-            base = base_of(value)
+            base = self.base(value)
             if self.free(value) and self.core(base) and (base.id not in self.stored or base in results):
                 self.stored[value.id] = value
 
@@ -220,7 +219,7 @@ class Cut:
         """Later clusters first, so that an earlier one knows all that is read of it."""
         ends: dict[int, tuple[list[Value], list[Value]]] = {}
         for cluster in reversed(self.clusters.ordered()):
-            outputs = [v for _, v in sorted(self.stored.items()) if self.clusters.of(base_of(v)) == cluster]
+            outputs = [v for _, v in sorted(self.stored.items()) if self.clusters.of(self.base(v)) == cluster]
             if outputs:
                 ends[cluster] = (self.inputs(outputs, cluster), outputs)
         numbers = {c: i for i, c in enumerate(sorted(ends), start=1)}
