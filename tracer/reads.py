@@ -363,7 +363,7 @@ def _outside_write(
     ran: list[dis.Instruction], code: types.CodeType, env: dict[str, Any], cells: dict[str, Any]
 ) -> str | None:
     """Why the last of `ran` changes something outside the function: `nonlocal k`, `table[i] = ...`, `cfg.k = ...`."""
-    last, before = ran[-1], ran[:-1]
+    last, before = ran[-1], _before_store(ran)
     if last.opname in ("STORE_DEREF", "DELETE_DEREF") and last.argval in cells and last.argval in code.co_freevars:
         return f"it assigns the nonlocal `{last.argval}`"
     if last.opname in ("STORE_SUBSCR", "DELETE_SUBSCR") and before and before[-1].opname in _LOADS:
@@ -375,6 +375,19 @@ def _outside_write(
     if before and (root := _root(before[-1], env, cells)) is not None and not isinstance(root.get(), torch.Tensor):
         return f"it changes `{before[-1].argval}`, which is not its own"
     return None
+
+
+def _before_store(ran: list[dis.Instruction]) -> list[dis.Instruction]:
+    """What computed the object (and index) that the last of `ran` stores to; `x.n += 1` loads it once, for both."""
+    last, before = ran[-1], ran[:-1]
+    if not before or before[-1].opname != "SWAP":
+        return before
+    width, read = (1, "LOAD_ATTR") if last.opname == "STORE_ATTR" else (2, "BINARY_SUBSCR")
+    for i in range(len(before) - width - 1, 0, -1):
+        copied = all(c.opname == "COPY" for c in before[i : i + width])
+        if copied and before[i + width].opname == read and (width == 2 or before[i + 1].argval == last.argval):
+            return before[:i]
+    return before
 
 
 @dataclass(frozen=True)

@@ -442,3 +442,34 @@ def test_attributes_of_ctx_and_items_of_tensors_are_no_effect() -> None:
 def test_library_code_is_not_scanned() -> None:
     assert is_library(torch.relu) and is_library(math.sqrt) and not is_library(helper)
     assert scan(torch.nn.functional.gelu).entries == {}
+
+
+def test_augmented_assignments_outside_are_effects() -> None:
+    class Counter:
+        calls = 0
+        inner = [0]  # noqa: RUF012
+
+    counts, box = [0, 0], {"n": [1]}
+
+    def of_an_attribute(x):
+        Counter.calls += 1
+        return x
+
+    def of_an_item(x):
+        counts[0] += 1
+        return x
+
+    def of_an_item_further_in(x):
+        Counter.inner[0] *= 2
+        return x
+
+    def of_ones_own(x):
+        mine = [0]
+        mine[0] += 1
+        x[0] += counts[1]
+        return x * mine[0] + len(box)
+
+    assert "`Counter`" in scan(of_an_attribute).effects[0][0]
+    assert "`counts`" in scan(of_an_item).effects[0][0]
+    assert "`Counter`" in scan(of_an_item_further_in).effects[0][0]
+    assert not scan(of_ones_own).effects
