@@ -119,18 +119,22 @@ class Session:
         self.named.append((name, fake))
         return _guarded_memory(fake, tensor.requires_grad)
 
+    def _hints(self) -> Any:
+        """The values of the symbols, under the name that this torch has for them."""
+        return self.env.backed_var_to_val if hasattr(self.env, "backed_var_to_val") else self.env.var_to_val
+
     def move_to(self, sizes: Mapping[sympy.Symbol, int]) -> None:
         """What follows is traced at these sizes: an opaque node's results have the sizes of the call at hand."""
-        values = getattr(self.env, "backed_var_to_val", None) or self.env.var_to_val
+        values = self._hints()
         values.update({s: sympy.Integer(n) for s, n in sizes.items() if s in values})
         self.moved = True
 
     def settled(self, sizes: Sequence[Any]) -> list[Any]:
         """`settled` sizes that speak of the sizes of the call at hand."""
-        values = getattr(self.env, "backed_var_to_val", None) or self.env.var_to_val
         found = settled(sizes)
         if not self.moved:
             return found
+        values = self._hints()
         exprs = [n if isinstance(n, int) else n.node.expr for n in found]
         return [e if isinstance(e, int) else self.env.create_symintnode(e, hint=int(e.xreplace(values))) for e in exprs]
 

@@ -68,7 +68,9 @@ def test_bytes_of_a_kernel_that_is_known() -> None:
 
 def test_the_schema_of_the_dictionary() -> None:
     found = fusegrad.explain(RMSNorm, *SUITE["RMSNorm"][1]).to_dict()
-    assert set(found) == {"name", "target", "methods", "kernels", "launches", "bytes", "saved_bytes"}
+    report = {"name", "target", "methods", "kernels", "launches", "bytes", "saved_bytes", "opaque", "segments"}
+    assert set(found) == report
+    assert found["opaque"] == [] and not any(found["segments"].values())
     assert (found["name"], found["target"]) == ("RMSNorm", "cuda:90")
     assert set(found["methods"]) == {"forward", "setup_context", "backward", "jvp", "vmap"}
     assert all(set(m) == {"status", "reason", "where"} for m in found["methods"].values())
