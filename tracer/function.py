@@ -27,7 +27,7 @@ from .context import BackwardContext, ForwardContext, attributes_of
 from .held import holds_fakes
 from .opaque import Tape
 from .reads import SCALARS, Reads, state_of
-from .torch_private import memory_of
+from .torch_private import FakeTensor, memory_of
 
 Tensor = torch.Tensor
 SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool, torch.Size)
@@ -323,6 +323,8 @@ def _place(tensor: Tensor | None, places: dict[int, Place], hidden: list[Tensor]
     if tensor is None:
         return None
     if id(tensor) not in places:
+        if isinstance(tensor, FakeTensor) and tensor.requires_grad:
+            raise CaptureError(reason="it keeps a tensor with a history of its own, made in grad mode", where="unknown")
         places[id(tensor)] = Place("hidden", len(hidden))
         hidden.append(tensor)
     return places[id(tensor)]

@@ -117,3 +117,28 @@ def test_fakes_are_found_at_any_depth() -> None:
     cycle: list[Any] = []
     cycle.append(cycle)
     assert not holds_fakes(cycle)
+
+
+@pytest.mark.filterwarnings("ignore::fusegrad.FallbackWarning")
+def test_a_graph_that_forward_records_is_kept_as_in_eager() -> None:
+    """forward turns grad mode on and leaves a tensor with its history on ctx; backward goes back through that."""
+
+    class Recorded(Function):
+        @staticmethod
+        def forward(ctx, a):
+            with torch.enable_grad():
+                ctx.inner = a.detach().requires_grad_()
+                ctx.outer = ctx.inner * ctx.inner
+            return ctx.outer.detach()
+
+        @staticmethod
+        def backward(ctx, g):
+            (found,) = torch.autograd.grad(ctx.outer, ctx.inner, g)
+            return found
+
+    fast = fusegrad.compile(Recorded, backend="reference")
+    for _ in range(3):
+        a = torch.randn(4, requires_grad=True)
+        fast.apply(a).sum().backward()
+        torch.testing.assert_close(a.grad, 2 * a.detach())
+    assert "history of its own" in fast._fusegrad.records["forward"].reason
