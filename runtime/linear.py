@@ -225,8 +225,14 @@ def not_transposed(
 
 
 def _products(a: Sequence[Any], b: Sequence[Tensor]) -> list[Tensor]:
-    pairs = [(x, y) for x, y in zip(a, b, strict=True) if isinstance(x, Tensor) and not x.is_complex()]
-    return [x.detach().double().cpu() * y.detach().double().cpu() for x, y in pairs]
+    pairs = [(x, y) for x, y in zip(a, b, strict=True) if isinstance(x, Tensor)]
+    return [_as_real(x) * _as_real(y) for x, y in pairs]
+
+
+def _as_real(t: Tensor) -> Tensor:
+    """The inner product of autograd is that of the real and imaginary parts."""
+    found = torch.view_as_real(t.detach().resolve_conj()) if t.is_complex() else t.detach()
+    return found.double().cpu()
 
 
 def waves(like: Tensor) -> Tensor:

@@ -85,7 +85,6 @@ SAMPLE = [
 ]
 LOOPS = {
     "Embedding": "torch's batching rule of index_add makes one index_add a sample",
-    "SeededDropout": "fusegrad.random has no batching rule: torch's fallback draws sample by sample",
 }
 LOOPING = [
     pytest.param(n, "vmap(grad)", marks=pytest.mark.xfail(strict=True, reason=why), id=n) for n, why in LOOPS.items()
