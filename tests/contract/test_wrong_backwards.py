@@ -206,3 +206,11 @@ def test_inside_torch_compile(name) -> None:
     torch._dynamo.reset()
     call, apply = Call(WRONGS[name], 0), fast(name, "reference")
     close(by_autograd(call, torch.compile(lambda *a: apply(*a), backend="aot_eager")), call.expected)
+
+
+@pytest.mark.parametrize("name", IN_TORCH_COMPILE[:4])
+def test_inside_torch_compile_under_func_grad(name) -> None:
+    torch._dynamo.reset()
+    call, apply = Call(WRONGS[name], 0), fast(name, "reference")
+    gradient = torch.compile(torch.func.grad(call.loss(apply), tuple(range(len(call.moving)))), backend="aot_eager")
+    close(gradient(*call.primals()), call.expected)
