@@ -14,7 +14,7 @@ def differences(f, at, along):
     return [(p - m) / (2 * STEP) for p, m in zip(ahead, behind, strict=True)]
 
 
-@each("jvp", where=lambda c: c.true)
+@each("slope", where=lambda c: c.true)
 def test_jvp(case) -> None:
     f = Call(case, compiled(case).apply)
     at = f.floats()
