@@ -11,25 +11,21 @@ import inspect
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
 import torch
-from torch.autograd.function import Function, once_differentiable
+from torch.autograd.function import Function
 
 from ..ir.errors import FusegradError, NotTraceableError, users_line
-from ..ir.program import Place
 from ..tracer.capture import CaptureError, OpaqueMet, capture_lock, is_capturing
 from ..tracer.containers import opened
 from ..tracer.declared import Option
 from ..tracer.function import (
-    ForwardCapture,
     backward_method,
-    is_once_differentiable,
     method_place,
     methods_now,
-    takes_boxed_gradients,
     uses_setup_context,
 )
 from ..tracer.nested import Watcher, watcher
@@ -41,7 +37,6 @@ from ..tracer.torch_private import (
     hooks_are_active,
     is_batched,
     is_fake,
-    saved_tensors_can_be_told_apart,
     saved_tensors_of,
     share_memory,
     transforms_active,
@@ -49,7 +44,8 @@ from ..tracer.torch_private import (
 from . import split
 from .config import backend_name, valid_backend, warns
 from .guards import argument_fact, exact_key, global_state, is_plain, unseen_state
-from .interop import CompiledMeta, applied, fits_a_graph, shown, with_opaque_backward
+from .interop import CompiledMeta, applied, fits_a_graph, with_opaque_backward
+from .node import make_node
 from .opaque import opaque_forward_of
 from .residuals import Chosen
 from .specialization import Specialization
@@ -511,109 +507,6 @@ def _tracked(value: Any) -> bool:
     return isinstance(value, Tensor) and value.requires_grad
 
 
-def make_node(
-    compiler: Compiler, specialization: Specialization, backend: str, chosen: Chosen | None, own_backward: bool = False
-) -> Any:
-    """A ctx-style Function over the captured graphs. own_backward: the user's, on a ctx as his forward leaves it."""
-    captured = specialization.forward
-    saved = _pickers(captured.saved if chosen is None else chosen.places)
-    attributes = _pickers(captured.tensor_attributes.values())
-    marks = [(name, _pickers(places)) for name, places in _marks(captured) if places]
-    slots, contained = specialization.slots, len(specialization.arguments) > specialization.count
-
-    def forward(ctx: Any, *args: Any) -> Any:
-        args = opened(args) if contained else args
-        sizes = specialization.sizes(args)
-        outputs, hidden = specialization.run_forward(args, backend, chosen, sizes)
-        pools = ([args[i] for i in slots], outputs, hidden)
-        ctx.save_for_backward(*[pools[pool][i] if pool >= 0 else None for pool, i in saved])
-        kept = [pools[pool][i] for pool, i in attributes]
-        if own_backward:
-            vars(ctx).update(specialization.attributes(kept, sizes))
-        else:
-            ctx._fusegrad_tensors, ctx._fusegrad_sizes = kept, sizes
-        for mark, marked in marks:
-            getattr(ctx, mark)(*[pools[pool][i] if pool >= 0 else None for pool, i in marked])
-        if not captured.materialize_grads:
-            ctx.set_materialize_grads(False)
-        return specialization.returned(outputs, pools[0], hidden, sizes)
-
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return compiler.backward(specialization, backend, chosen, ctx, gradients)
-
-    def boxed(ctx: Any, gradients: list[Any]) -> Any:
-        given = tuple(gradients)
-        gradients.clear()
-        return compiler.backward(specialization, backend, chosen, ctx, given)
-
-    method = backward_method(compiler.cls)
-    if method is not None and is_once_differentiable(method):
-        method = method.__wrapped__  # type: ignore[attr-defined]  # `_body` wraps it again
-    if own_backward and method is not None:
-        return type(compiler.cls.__name__, (Function,), _body(compiler.cls, forward, shown(method)))
-    bare = not captured.constants and not captured.tensor_attributes
-    follow = method if compiler.fits and chosen is None and bare else None
-    rule = shown(boxed) if takes_boxed_gradients(compiler.cls) else shown(backward, follow)
-    node = type(compiler.cls.__name__, (Function,), _body(compiler.cls, forward, rule))
-    show_attributes(node, specialization.attributes)
-    if chosen is not None and saved_tensors_can_be_told_apart:
-        users = len(captured.saved)
-        node._backward_cls.saved_tensors = property(  # type: ignore[attr-defined]
-            lambda ctx: tuple(compiler.originals(chosen, saved_tensors_of(ctx), ctx)[:users])
-        )
-    return node
-
-
-def _body(cls: type, forward: Any, backward: Any) -> dict[str, Any]:
-    """The names of a generated class: what runs, and whatever of the user's class torch looks at."""
-    body: dict[str, Any] = {
-        "forward": staticmethod(forward),
-        "__module__": cls.__module__,
-        "__qualname__": cls.__qualname__,
-    }
-    method = backward_method(cls)
-    if method is not None:
-        wrap = is_once_differentiable(method) and backward is not method
-        body["backward"] = staticmethod(once_differentiable(backward) if wrap else backward)
-        if all(getattr(cls, n) is not getattr(Function, n) for n in ("backward", "vjp")):
-            body["vjp"] = body["backward"]  # torch refuses the two together, at backward time
-    if cls._compiled_autograd_key is not Function._compiled_autograd_key:  # type: ignore[attr-defined]
-        users_key = cls._compiled_autograd_key  # type: ignore[attr-defined]
-        body["_compiled_autograd_key"] = staticmethod(lambda ctx: (*users_key(ctx), ctx._autograd_function_id))
-    flags = ("clear_saved_tensors_on_access", "boxed_grads_call")
-    return body | {flag: getattr(cls, flag) for flag in flags if hasattr(cls, flag)}
-
-
-def show_attributes(node: Any, attributes: Callable[[Sequence[Any], Any], dict[str, Any]]) -> None:
-    """What the user put on ctx is seen on `grad_fn`, made when it is asked for."""
-
-    def missing(ctx: Any, name: str) -> Any:
-        if not name.startswith("_fusegrad"):
-            found = attributes(ctx._fusegrad_tensors, ctx._fusegrad_sizes)
-            if name in found:
-                return found[name]
-        raise AttributeError(f"{type(ctx).__name__!r} object has no attribute {name!r}")
-
-    node._backward_cls.__getattr__ = missing
-
-
-def _marks(forward: ForwardCapture) -> list[tuple[str, list[Any]]]:
-    """The calls on ctx that forward made, with the places of what they were given."""
-    return [
-        ("save_for_forward", forward.saved_for_forward),
-        ("mark_dirty", list(forward.dirty)),
-        ("mark_non_differentiable", list(forward.non_differentiable)),
-    ]
-
-
-_POOLS = ("input", "output", "hidden")
-
-
-def _pickers(places: Iterable[Place | None]) -> list[tuple[int, int]]:
-    """Places as (pool, index); pool -1 is None."""
-    return [(-1, 0) if p is None else (_POOLS.index(p.kind), p.index) for p in places]
-
-
 @functools.cache
 def triton_is_here() -> bool:
     """Whether triton can be imported; warns once where it cannot."""
@@ -724,9 +617,10 @@ def compile_class(cls: type, backend: str, fullgraph: bool, dynamic: bool, trace
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,
     }
-    fast: type = CompiledMeta(cls.__name__, (cls,), body)  # type: ignore[no-untyped-call]
+    fast: Any = CompiledMeta(cls.__name__, (cls,), body)  # type: ignore[no-untyped-call]
+    fast._backward_cls = cls._backward_cls  # type: ignore[attr-defined]
     itself.append(fast)
-    return fast
+    return fast  # type: ignore[no-any-return]
 
 
 _subclasses: dict[type, Any] = {}

@@ -76,11 +76,19 @@ def shown(run: Callable[..., Any], own: Callable[..., Any] | None = None) -> Cal
     return backward
 
 
+def node_class(cls: Any, bases: tuple[type, ...], body: dict[str, Any]) -> Any:
+    """A Function that stands for `cls`: its `grad_fn`s are instances of the user's own `_backward_cls`."""
+    node: Any = type(bases[0])(cls.__name__, bases, body)
+    users = cls._backward_cls
+    node._backward_cls = type(users.__name__, (users,), {"_forward_cls": node})
+    return node
+
+
 def with_opaque_backward(cls: type, method: Callable[..., Any]) -> type:
     """`cls` with its own backward, around which compiled autograd breaks the graph."""
     name = "backward" if cls.backward is method else "vjp"  # type: ignore[attr-defined]
     body = {name: staticmethod(shown(method)), "__module__": cls.__module__, "__qualname__": cls.__qualname__}
-    return type(cls)(cls.__name__, (cls,), body)
+    return node_class(cls, (cls,), body)  # type: ignore[no-any-return]
 
 
 def applied(compiled: list[type], users: type, fits: bool, run: Callable[..., Any]) -> Callable[..., Any]:

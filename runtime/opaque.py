@@ -24,6 +24,7 @@ from ..tracer.function import backward_method, is_once_differentiable
 from ..tracer.reads import DEPTH, SCALARS, Reads, freeze, is_library, scan
 from ..tracer.torch_private import dual_level, is_batched, no_autocast, transforms_active
 from .guards import global_state, is_plain
+from .interop import node_class
 from .promised import compare
 from .unit import VALUES, Unit, ran
 
@@ -76,7 +77,7 @@ class OpaqueForward:
         name = "backward" if cls.backward is not Function.backward else "vjp"  # type: ignore[attr-defined]
         rule = once_differentiable(backward) if is_once_differentiable(self.method) else backward
         body = {name: staticmethod(rule), "__module__": cls.__module__, "__qualname__": cls.__qualname__}
-        return type(cls.__name__, (cls,), body)
+        return node_class(cls, (cls,), body)  # type: ignore[no-any-return]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return Function.apply.__func__(self.node, *args, **kwargs)  # type: ignore[attr-defined]

@@ -374,7 +374,9 @@ class Calls:
             raise _not_apart(what, why)
         self.inlined += 1
         try:
-            return apply(*args, **kwargs) if isinstance(what, str) else plain(what, *args, **kwargs)
+            if isinstance(what, str):
+                return apply(*args, **kwargs)
+            return _with_its_copies(plain, what, args, kwargs)
         finally:
             self.inlined -= 1
 
@@ -450,6 +452,17 @@ class Calls:
                 self.session.came_with(leaf)
             made.append(leaf)
         return made
+
+
+def _with_its_copies(plain: Callable[..., Any], cls: type, args: Any, kwargs: Any) -> Any:
+    """The nested class itself; the `detach`es with which autograd keeps what it saves belong to the call's line."""
+    mode = get_proxy_mode()
+    known = set(mode.tracer.graph.nodes) if mode is not None else set()
+    result = plain(cls, *args, **kwargs)
+    for node in mode.tracer.graph.nodes if mode is not None else ():
+        if node not in known and node.target is torch.ops.aten.detach.default:
+            node.meta.setdefault("fusegrad_origin", _origin_of(user_frame()))
+    return result
 
 
 def _not_apart(what: Any, why: Why) -> CaptureError:

@@ -814,3 +814,11 @@ def test_7_gradients_of_a_tensor_given_twice_add_up(how, backend) -> None:
         return y, accumulated(a)
 
     same(Product, story, backend)
+
+
+def test_01_grad_fn_is_an_instance_of_the_users_backward_class() -> None:
+    """What code that looks for a node in the autograd graph goes by."""
+    fast = fusegrad.compile(Scale)
+    assert fast._backward_cls is Scale._backward_cls
+    out = fast.apply(torch.ones(3, requires_grad=True), 2.0)
+    assert isinstance(out.grad_fn, Scale._backward_cls) and type(out.grad_fn).__name__ == "ScaleBackward"

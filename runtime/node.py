@@ -1,0 +1,137 @@
+"""The Function that runs when no transform is active: ctx style, over the captured graphs.
+
+It is the real thing: version checks, saved-tensor hooks, `grad_fn` names and errors are autograd's own. Its forward and
+backward only execute what was captured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch.autograd.function import Function, once_differentiable
+
+from ..ir.program import Place
+from ..tracer.containers import opened
+from ..tracer.function import ForwardCapture, backward_method, is_once_differentiable, takes_boxed_gradients
+from ..tracer.torch_private import saved_tensors_can_be_told_apart, saved_tensors_of
+from .interop import node_class, shown
+from .residuals import Chosen
+from .specialization import Specialization
+
+if TYPE_CHECKING:
+    from .function import Compiler
+
+
+def make_node(
+    compiler: Compiler, spec: Specialization, backend: str, chosen: Chosen | None, own_backward: bool = False
+) -> Any:
+    """A ctx-style Function over the captured graphs. own_backward: the user's, on a ctx as his forward leaves it."""
+    forward, cls = _forward(spec, backend, chosen, own_backward), compiler.cls
+    method = backward_method(cls)
+    if method is not None and is_once_differentiable(method):
+        method = method.__wrapped__  # type: ignore[attr-defined]  # `_body` wraps it again
+    if own_backward and method is not None:
+        return node_class(cls, (Function,), _body(cls, forward, shown(method)))
+    node = node_class(cls, (Function,), _body(cls, forward, _backward(compiler, spec, backend, chosen, method)))
+    show_attributes(node, spec.attributes)
+    if chosen is not None and saved_tensors_can_be_told_apart:
+        users = len(spec.forward.saved)
+        node._backward_cls.saved_tensors = property(
+            lambda ctx: tuple(compiler.originals(chosen, saved_tensors_of(ctx), ctx)[:users])
+        )
+    return node
+
+
+def _forward(spec: Specialization, backend: str, chosen: Chosen | None, own_backward: bool) -> Callable[..., Any]:
+    captured = spec.forward
+    saved = _pickers(captured.saved if chosen is None else chosen.places)
+    attributes = _pickers(captured.tensor_attributes.values())
+    marks = [(name, _pickers(places)) for name, places in _marks(captured) if places]
+    slots, contained = spec.slots, len(spec.arguments) > spec.count
+
+    def forward(ctx: Any, *args: Any) -> Any:
+        args = opened(args) if contained else args
+        sizes = spec.sizes(args)
+        outputs, hidden = spec.run_forward(args, backend, chosen, sizes)
+        pools = ([args[i] for i in slots], outputs, hidden)
+        ctx.save_for_backward(*[pools[pool][i] if pool >= 0 else None for pool, i in saved])
+        kept = [pools[pool][i] for pool, i in attributes]
+        if own_backward:
+            vars(ctx).update(spec.attributes(kept, sizes))
+        else:
+            ctx._fusegrad_tensors, ctx._fusegrad_sizes = kept, sizes
+        for mark, marked in marks:
+            getattr(ctx, mark)(*[pools[pool][i] if pool >= 0 else None for pool, i in marked])
+        if not captured.materialize_grads:
+            ctx.set_materialize_grads(False)
+        return spec.returned(outputs, pools[0], hidden, sizes)
+
+    return forward
+
+
+def _backward(
+    compiler: Compiler, spec: Specialization, backend: str, chosen: Chosen | None, method: Callable[..., Any] | None
+) -> Callable[..., Any]:
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return compiler.backward(spec, backend, chosen, ctx, gradients)
+
+    def boxed(ctx: Any, gradients: list[Any]) -> Any:
+        given = tuple(gradients)
+        gradients.clear()
+        return compiler.backward(spec, backend, chosen, ctx, given)
+
+    if takes_boxed_gradients(compiler.cls):
+        return shown(boxed)
+    bare = not spec.forward.constants and not spec.forward.tensor_attributes
+    return shown(backward, method if compiler.fits and chosen is None and bare else None)
+
+
+def _body(cls: type, forward: Any, backward: Any) -> dict[str, Any]:
+    """The names of a generated class: what runs, and whatever of the user's class torch looks at."""
+    body: dict[str, Any] = {
+        "forward": staticmethod(forward),
+        "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
+    }
+    method = backward_method(cls)
+    if method is not None:
+        wrap = is_once_differentiable(method) and backward is not method
+        body["backward"] = staticmethod(once_differentiable(backward) if wrap else backward)
+        if all(getattr(cls, n) is not getattr(Function, n) for n in ("backward", "vjp")):
+            body["vjp"] = body["backward"]  # torch refuses the two together, at backward time
+    if cls._compiled_autograd_key is not Function._compiled_autograd_key:  # type: ignore[attr-defined]
+        users_key = cls._compiled_autograd_key  # type: ignore[attr-defined]
+        body["_compiled_autograd_key"] = staticmethod(lambda ctx: (*users_key(ctx), ctx._autograd_function_id))
+    flags = ("clear_saved_tensors_on_access", "boxed_grads_call")
+    return body | {flag: getattr(cls, flag) for flag in flags if hasattr(cls, flag)}
+
+
+def show_attributes(node: Any, attributes: Callable[[Sequence[Any], Any], dict[str, Any]]) -> None:
+    """What the user put on ctx is seen on `grad_fn`, made when it is asked for."""
+
+    def missing(ctx: Any, name: str) -> Any:
+        if not name.startswith("_fusegrad"):
+            found = attributes(ctx._fusegrad_tensors, ctx._fusegrad_sizes)
+            if name in found:
+                return found[name]
+        raise AttributeError(f"{type(ctx).__name__!r} object has no attribute {name!r}")
+
+    node._backward_cls.__getattr__ = missing
+
+
+def _marks(forward: ForwardCapture) -> list[tuple[str, list[Any]]]:
+    """The calls on ctx that forward made, with the places of what they were given."""
+    return [
+        ("save_for_forward", forward.saved_for_forward),
+        ("mark_dirty", list(forward.dirty)),
+        ("mark_non_differentiable", list(forward.non_differentiable)),
+    ]
+
+
+_POOLS = ("input", "output", "hidden")
+
+
+def _pickers(places: Iterable[Place | None]) -> list[tuple[int, int]]:
+    """Places as (pool, index); pool -1 is None."""
+    return [(-1, 0) if p is None else (_POOLS.index(p.kind), p.index) for p in places]
