@@ -9,10 +9,10 @@ fusegrad.config.patch(...)        settings for a block of code
 
 from .ir.errors import FusegradError, NotTraceableError
 from .runtime import config, random
+from .runtime.checking.trial import CheckError, check
 from .runtime.explain import explain
 from .runtime.function import FallbackWarning, compile
 from .runtime.stats import stats
-from .runtime.trial import CheckError, check
 
 __all__ = [
     "CheckError",

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from .ir.errors import FusegradError
-from .runtime import check_command, demo
+from .runtime import demo
+from .runtime.checking import command as check_command
 
 
 class Command(Protocol):

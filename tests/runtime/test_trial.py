@@ -13,12 +13,12 @@ from torch.autograd import Function
 
 import fusegrad
 from fusegrad.__main__ import main
-from fusegrad.runtime import function as runtime_function
+from fusegrad.runtime import node as runtime_node
 from fusegrad.runtime import unit as runtime_unit
 from fusegrad.runtime import whole as runtime_whole
-from fusegrad.runtime.modes import MODES
+from fusegrad.runtime.checking.modes import MODES
+from fusegrad.runtime.checking.subject import CheckArgumentError
 from fusegrad.runtime.specialization import Specialization
-from fusegrad.runtime.subject import CheckArgumentError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "suite"))
 from functions import CASES
@@ -338,8 +338,8 @@ def test_a_mutant_is_found_and_reproduced(name: str, monkeypatch: pytest.MonkeyP
 
 
 def test_a_lost_mark_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = runtime_function._marks
-    monkeypatch.setattr(runtime_function, "_marks", lambda forward: original(forward)[:2])
+    original = runtime_node._marks
+    monkeypatch.setattr(runtime_node, "_marks", lambda forward: original(forward)[:2])
     with pytest.raises(fusegrad.CheckError, match="output 1: requires_grad is True, in eager False"):
         fusegrad.check(Partial, x(), w(), quiet=True, **QUICK)
 

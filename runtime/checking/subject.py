@@ -10,15 +10,15 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
-from ..ir.errors import FusegradError
-from ..tracer.function import uses_setup_context
-from .explain import compiler_of
-from .function import Compiler
-from .function import compile as compiled
+from ...ir.errors import FusegradError
+from ...tracer.function import uses_setup_context
+from ..explain import compiler_of
+from ..function import Compiler
+from ..function import compile as compiled
+from ..specs import is_spec, parse_spec
+from ..trees import bound, call_flat
 from .layouts import all_copied, laid_out
 from .modes import MODES, Transforms, as_tuple
-from .specs import is_spec, parse_spec
-from .trees import bound, call_flat
 from .verdict import Outcome, Tolerance, error_text, first_difference
 
 Tensor = torch.Tensor

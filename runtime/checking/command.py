@@ -8,11 +8,11 @@ import importlib
 import sys
 from typing import Any
 
+from ..config import BACKENDS
+from ..specs import is_spec
 from .cases import DTYPES
-from .config import BACKENDS
 from .layouts import LAYOUTS
 from .modes import MODES
-from .specs import is_spec
 from .subject import CheckArgumentError
 from .trial import check
 

@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 
-from ..ir.errors import FusegradError
-from ..tracer.function import backward_method, method_place
+from ...ir.errors import FusegradError
+from ...tracer.function import backward_method, method_place
+from ..config import BACKENDS
+from ..explain import compiler_of
+from ..function import Compiler
 from .cases import DTYPES, SIZES, Plan, shapes
-from .config import BACKENDS
-from .explain import compiler_of
-from .function import Compiler
 from .layouts import LAYOUTS, all_cast
 from .mathematics import Differences, Mathematics
 from .modes import DERIVABLE, MODES, Transforms
@@ -232,10 +232,10 @@ def check(
     """Compare a compiled Function with the one you wrote, on these arguments and on variations of them.
 
     args, kwargs: of one call; tensors, specifications such as "f32[64,128]", any other object. transforms: out of
-    fusegrad.runtime.modes.MODES; dtypes: out of "f32", "f64", "f16", "bf16"; layouts: out of
-    fusegrad.runtime.layouts.LAYOUTS; sizes: lengths that each axis is given in turn; an empty list leaves a kind of
-    variation out. backends: by default the class's own; on CPU also "reference" and "interpret". atol, rtol: how much
-    farther from float64 than eager a number may be; by default half as far again, and 4 ulp of the largest.
+    `MODES` in runtime/checking/modes.py; dtypes: out of "f32", "f64", "f16", "bf16"; layouts: out of `LAYOUTS` in
+    layouts.py; sizes: lengths that each axis is given in turn; an empty list leaves a kind of variation out.
+    backends: by default the class's own; on CPU also "reference" and "interpret". atol, rtol: how much farther from
+    float64 than eager a number may be; by default half as far again, and 4 ulp of the largest.
 
     Prints a table and returns it as a Report. Raises CheckError, with a script that shows it, for the first difference.
     """
