@@ -7,7 +7,9 @@ They are Triton's `tl.rand` and `tl.randn` (Philox4x32-10), number i of a shape 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -42,6 +44,20 @@ def _op(seed: Tensor, offset: Tensor, shape: list[int], kind: str) -> Tensor:
     at = torch.arange(numel, dtype=torch.int64, device=seed.device) + offset
     draw = philox.uniform if kind == "uniform" else philox.normal
     return draw(seed.expand(numel), at).reshape(shape)
+
+
+@_op.register_vmap
+def _(
+    info: Any, in_dims: Sequence[int | None], seed: Tensor, offset: Tensor, shape: list[int], kind: str
+) -> tuple[Tensor, int | None]:
+    """Lane i draws with its own seed and offset, whatever vmap's `randomness` says; one draw where all share both."""
+    if in_dims[0] is None and in_dims[1] is None:
+        return _op(seed, offset, shape, kind), None
+    at = torch.arange(math.prod(shape), dtype=torch.int64, device=seed.device)
+    seeds, offsets = (t if d is None else t.reshape(-1, 1) for t, d in zip((seed, offset), in_dims, strict=False))
+    draw = philox.uniform if kind == "uniform" else philox.normal
+    numbers = draw(seeds, offsets + at.expand(info.batch_size, -1))
+    return numbers.reshape(info.batch_size, *shape), 0
 
 
 @_op.register_fake

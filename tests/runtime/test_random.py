@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from torch.autograd import Function
+from torch.func import grad, vmap
 
 import fusegrad
 
@@ -56,3 +59,48 @@ def test_offsets_continue_a_sequence():
     whole = fusegrad.random.normal((10,), 5, like=like)
     assert torch.equal(fusegrad.random.normal((6,), 5, 4, like=like), whole[4:])
     assert whole.dtype == torch.float32
+
+
+SEEDS, OFFSETS = torch.tensor([3, 2**40 + 1, -7]), torch.tensor([0, 5, 2**33])
+LANES = {"seeds": (0, None), "offsets": (None, 0), "both": (0, 0), "neither": (None, None)}
+
+
+@pytest.fixture
+def unbatched_operations_raise():
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*performance drop.*")
+        yield
+
+
+@pytest.mark.parametrize("draw", [fusegrad.random.uniform, fusegrad.random.normal])
+@pytest.mark.parametrize("dims", LANES.values(), ids=LANES)
+@pytest.mark.parametrize("randomness", ["error", "same", "different"])
+def test_each_lane_of_vmap_draws_with_its_own_seed_and_offset(draw, dims, randomness, unbatched_operations_raise):
+    x = torch.zeros(3, 2, 4)
+    seed, offset = (t if d == 0 else t[1] for t, d in zip((SEEDS, OFFSETS), dims, strict=True))
+    found = vmap(lambda x, s, o: x + draw((2, 4), s, o, like=x), (0, *dims), randomness=randomness)(x, seed, offset)
+    seeds, offsets = (t.expand(3) for t in (seed, offset))
+    expected = torch.stack([draw((2, 4), s, o, like=x) for s, o in zip(seeds, offsets, strict=True)])
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("backend", ["reference", "interpret"])
+@pytest.mark.parametrize("per_lane", [False, True], ids=["one seed", "a seed per lane"])
+def test_vmap_of_compiled_dropout_does_not_loop(backend, per_lane, unbatched_operations_raise):
+    seeds = SEEDS if per_lane else SEEDS[1]
+    dims = (0, 0 if per_lane else None)
+    x = torch.arange(1.0, 106.0).reshape(3, 5, 7)
+    keep = torch.stack([fusegrad.random.uniform((5, 7), s, 11, like=x) > 0.3 for s in seeds.expand(3)])
+    fast = fusegrad.compile(Dropout, backend=backend)
+    dropped = vmap(lambda x, s: fast.apply(x, s, 0.3), dims)(x, seeds)
+    assert torch.equal(dropped, torch.where(keep, x / 0.7, 0.0))
+    pulled = vmap(grad(lambda x, s: fast.apply(x, s, 0.3).sum()), dims)(x, seeds)
+    assert torch.equal(pulled, torch.where(keep, 1 / torch.tensor(0.7), 0.0))
+
+
+def test_vmap_of_two_batch_axes(unbatched_operations_raise):
+    like = torch.zeros(())
+    draw = lambda s, o: fusegrad.random.uniform((4,), s, o, like=like)  # noqa: E731
+    found = vmap(vmap(draw, (None, 0)), (0, None))(SEEDS, OFFSETS)
+    expected = torch.stack([torch.stack([draw(s, o) for o in OFFSETS]) for s in SEEDS])
+    assert torch.equal(found, expected)
