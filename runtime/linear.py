@@ -211,14 +211,21 @@ def _is_float(t: Tensor) -> bool:
 
 # ---------------------------------------------------------------------------------------------- transposing it
 def not_transposed(
-    pushed: Sequence[Any], cotangents: Sequence[Tensor], tangents: Sequence[Tensor], pulled: Sequence[Any]
+    pushed: Sequence[Any],
+    cotangents: Sequence[Tensor],
+    tangents: Sequence[Tensor],
+    pulled: Sequence[Any],
+    coarsest: float = 0.0,
 ) -> str | None:
-    """Why tangents pushed forward are not the transpose of cotangents pulled back; None where they are."""
+    """Why tangents pushed forward are not the transpose of cotangents pulled back; None where they are.
+
+    coarsest: eps of the shortest floats in between.
+    """
     left, right = _products(pushed, cotangents), _products(pulled, tangents)
     scale = sum((p.abs().sum() for p in (*left, *right)), torch.zeros((), dtype=torch.float64))
     gap = sum((p.sum() for p in left), -sum((p.sum() for p in right), torch.zeros_like(scale))).abs()
     floats = [t for t in (*tangents, *cotangents) if t.is_floating_point() or t.is_complex()]
-    exact = max((torch.finfo(t.dtype).eps for t in floats), default=0.0)
+    exact = max([coarsest, *(torch.finfo(t.dtype).eps for t in floats)])
     if not bool(scale.isfinite()) or bool(gap <= max(1e-4, 16 * exact) * scale):
         return None
     return "transposed through what it calls, it is another linear map"

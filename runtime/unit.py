@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-import sympy
 import torch
 from torch.autograd.function import Function
 
@@ -28,7 +27,7 @@ from ..tracer.torch_private import (
     transforms_active,
     unwrapped,
 )
-from .dependence import independent
+from .dependence import independent, sources_of
 from .guards import Guard, argument_fact, global_state, size_guard
 from .plan import BoundSizes, Executable
 from .specialization import Specialization, gradient_kind, in_a_class
@@ -289,7 +288,19 @@ def present_under_vmap(fn: Body, dims: tuple[int | None, ...], args: Sequence[An
     return full
 
 
+def _room_for(like: Tensor, sizes: Sequence[int], strides: Sequence[int], **options: Any) -> Tensor:
+    """Memory to be written to, laid out as told: torch's own rule for it wants sizes that are no symbols."""
+    order = sorted(range(len(sizes)), key=lambda axis: (-_hint(strides[axis]), axis))
+    room = like.new_empty([sizes[axis] for axis in order], **options)
+    return room.permute(sorted(range(len(order)), key=order.__getitem__)) if order != sorted(order) else room
+
+
+def _hint(size: Any) -> int:
+    return size if isinstance(size, int) else int(size.node.hint)
+
+
 _IN_PYTHON: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten.new_empty_strided.default: _room_for,
     torch.ops.aten.sym_size.int: lambda t, i: t.shape[i],
     torch.ops.aten.sym_stride.int: lambda t, i: t.stride(i),
     torch.ops.aten.sym_numel.default: lambda t: t.numel(),
@@ -459,8 +470,9 @@ def _function_of(unit: Unit) -> Any:
         ctx.save_for_forward(*tensors)
         needs = [True] * len(inputs) if transforms_active() else ctx.needs_input_grad
         fixed = _constant_results(getattr(noted, "captured", None), inputs, needs)
-        if constant := [o for i in fixed if is_float(o := output[i])]:
-            ctx.mark_non_differentiable(*constant)
+        ctx.constant = frozenset(i for i in fixed if is_float(output[i]))
+        if ctx.constant:
+            ctx.mark_non_differentiable(*(output[i] for i in ctx.constant))
 
     def arguments(ctx: Any) -> list[Any]:
         return [t if t is not None else o for t, o in zip(ctx.saved_tensors, ctx.others, strict=True)]
@@ -471,8 +483,9 @@ def _function_of(unit: Unit) -> Any:
 
     def jvp(ctx: Any, *tangents: Any) -> Any:
         args = arguments(ctx)
-        pushed = unit.pushforward(args, tangents)
-        return tuple(zeros(s) if t is None and s is not None else t for t, s in zip(pushed, ctx.likes, strict=True))
+        pushed = enumerate(zip(unit.pushforward(args, tangents), ctx.likes, strict=True))
+        full = ((i, zeros(s) if t is None and s is not None else t) for i, (t, s) in pushed)
+        return tuple(None if i in ctx.constant else t for i, t in full)
 
     def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
         outputs = unit.batch(in_dims, info.randomness)(*args)
@@ -499,11 +512,13 @@ class BackwardUnit(Unit):
             specialization.nodes[key] = cls(compiler, specialization, backend)
         return specialization.nodes[key]  # type: ignore[no-any-return]
 
-    def differentiable(
-        self, residuals: Sequence[Any], sizes: dict[sympy.Symbol, int], gradients: Sequence[Any]
-    ) -> tuple[Any, ...]:
-        """Gradients that can be differentiated again."""
-        return tuple(self(*residuals, *(sizes[s] for s in self.symbols), *gradients))
+    def differentiable(self, residuals: Sequence[Any], sizes: BoundSizes, gradients: Sequence[Any]) -> tuple[Any, ...]:
+        """Gradients that can be differentiated again, along what they depend on."""
+        args = [*residuals, *(sizes[s] for s in self.symbols), *gradients]
+        captured = None if is_capturing() or transforms_active() else self._captured_for(args, sizes, gradients)
+        for i in _idle(*captured, args) if captured is not None else ():
+            args[i] = args[i].detach()
+        return tuple(self(*args))
 
     def _parts(self, args: Sequence[Any]) -> tuple[Sequence[Any], BoundSizes, Sequence[Any]]:
         middle = self.split + len(self.symbols)
@@ -533,6 +548,12 @@ class BackwardUnit(Unit):
         symbols = [self.split + self.symbols.index(s) for s in self.specialization.backward_symbols]
         places = [*range(self.split), *symbols, *range(self.split + len(self.symbols), len(args))]
         return (entry.trace, [i for i in places if args[i] is not None]) if entry.admits(sizes) else None
+
+
+def _idle(trace: Trace, live: Sequence[int], args: Sequence[Any]) -> list[int]:
+    """The tracked arguments that no result depends on: in eager nothing leads back to them (by way of a mask, say)."""
+    used = frozenset().union(*sources_of(trace))
+    return [i for n, i in enumerate(live) if n not in used and isinstance(args[i], Tensor) and args[i].requires_grad]
 
 
 # ------------------------------------------------------------------ under torch.func and dual numbers

@@ -16,7 +16,7 @@ from torch.autograd.function import Function
 
 from ..ir.errors import FusegradError
 from ..ir.program import Place
-from ..tracer.capture import is_capturing
+from ..tracer.capture import CaptureError, is_capturing
 from ..tracer.containers import Hole, closed
 from ..tracer.context import BackwardContext
 from ..tracer.function import backward_method, rebind
@@ -340,9 +340,16 @@ class Whole(Rules):
         with torch.no_grad():
             made = self._pulled(residuals, sizes, probes)
             pulled = [g for g, moves in zip(made, mask, strict=True) if moves]
-            why = not_transposed(list(pushed), probes, list(tangents), pulled)
+            why = not_transposed(list(pushed), probes, list(tangents), pulled, self._coarsest())
         if why is not None:
             raise NonLinearBackward(function=self.spec.name, why=why, where=self.spec.backward_place())
+
+    def _coarsest(self) -> float:
+        """eps of the shortest floats that a captured backward computes with."""
+        traces = [e.trace for e in self.spec.entries.values() if not isinstance(e, CaptureError)]
+        values = [n.meta.get("val") for t in traces for n in t.graph_module.graph.nodes]
+        floats = {v.dtype for v in values if isinstance(v, Tensor) and (v.is_floating_point() or v.is_complex())}
+        return max((torch.finfo(dtype).eps for dtype in floats), default=0.0)
 
     def _pulled(self, residuals: Sequence[Any], sizes: dict[Any, Any], gradients: Sequence[Any]) -> list[Any]:
         supply = iter(gradients)

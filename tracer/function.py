@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +27,7 @@ from .context import BackwardContext, ForwardContext, attributes_of
 from .held import holds_fakes
 from .opaque import Tape
 from .reads import SCALARS, Reads, state_of
-from .torch_private import FakeTensor, memory_of
+from .torch_private import FakeTensor, expression_of, memory_of
 
 Tensor = torch.Tensor
 SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool, torch.Size)
@@ -405,12 +405,18 @@ def symbols_in(values: Iterable[Any]) -> set[sympy.Symbol]:
     return {s for e in exprs for s in e.free_symbols}
 
 
+def _as_written(symbol: Any, known: Collection[sympy.Symbol]) -> Any:
+    """The expression over the symbols as forward had it: what a later trace learnt of them holds for its sizes only."""
+    written = expression_of(symbol)
+    return written if written.free_symbols <= set(known) else symbol.node.expr
+
+
 def rebind(value: Any, sizes: Mapping[sympy.Symbol, Any]) -> Any:
     """`value` with every session symbol replaced: by ints at run time, by another session's SymInts while tracing."""
 
     def leaf(x: Any) -> Any:
         if isinstance(x, torch.SymInt | torch.SymFloat | torch.SymBool):
-            found = sympy_interp(PythonReferenceAnalysis, dict(sizes), x.node.expr)
+            found = sympy_interp(PythonReferenceAnalysis, dict(sizes), _as_written(x, sizes))
             return x.node.pytype(found) if isinstance(found, sympy.Basic) else found
         return torch.Size(tuple(leaf(n) for n in x)) if _is_size(x) else x
 

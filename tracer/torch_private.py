@@ -196,6 +196,11 @@ def operation(target: Any) -> Any:
     return getattr(target, "_op", target) if isinstance(target, torch._ops.OpOverload) else target
 
 
+def expression_of(symbol: Any) -> Any:
+    """The expression of a SymInt as it was made: `node.expr` puts in what its ShapeEnv has learnt since."""
+    return getattr(symbol.node, "_expr", symbol.node.expr)
+
+
 __all__ = [
     "FakeTensor",
     "FakeTensorMode",
@@ -204,6 +209,7 @@ __all__ = [
     "dispatch_modes",
     "dual_level",
     "enable_python_dispatcher",
+    "expression_of",
     "forward_mode_is_active",
     "function_modes",
     "grad_switch",

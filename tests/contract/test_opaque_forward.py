@@ -179,8 +179,8 @@ class AsksTorchsCtx(Opaque):
     [
         (ListOfTensors, "`ctx.kept` is a container with tensors"),
         (Array, "`ctx.array` holds a ndarray"),
-        (WritesCtx, "backward changes `ctx.calls`"),
-        (AppendsToCtx, "backward changes `ctx.seen`"),
+        (WritesCtx, "it changes what is on `ctx`, which its next run reads"),
+        (AppendsToCtx, "it changes what is on `ctx`, which its next run reads"),
         (Lambda, "`ctx.rule` holds a function"),
         (AsksTorchsCtx, "next_functions"),
     ],

@@ -246,3 +246,47 @@ class Eighth(Function):
 
 def test_float8_is_rounded_by_torch() -> None:
     same(Eighth, fusegrad.compile(Eighth, backend="interpret"), [torch.randn(3, 5)])
+
+
+class OneHotOfASize(Function):
+    """`one_hot` makes the size that forward left on ctx a constant of that capture of backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> Any:
+        top, at = x.max(-1)
+        ctx.save_for_backward(at)
+        ctx.n = x.shape[-1]
+        ctx.mark_non_differentiable(at)
+        return top, at
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor, _: Any) -> torch.Tensor:
+        (at,) = ctx.saved_tensors
+        return torch.nn.functional.one_hot(at, ctx.n).to(g.dtype) * g.unsqueeze(-1)
+
+
+def test_a_size_that_one_backward_made_a_constant_is_none_in_the_next() -> None:
+    fast = fusegrad.compile(OneHotOfASize)
+    for n in (4, 2, 7, 4):
+        same(OneHotOfASize, fast, [torch.randn(5, n)])
+
+
+class MaskOfTheOutput(Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        y = x.relu()
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        (y,) = ctx.saved_tensors
+        return (y > 0).to(g.dtype) * g
+
+
+def test_a_second_gradient_that_eager_does_not_have_is_none() -> None:
+    for function in (MaskOfTheOutput, fusegrad.compile(MaskOfTheOutput)):
+        x, w = torch.randn(3, 4, requires_grad=True), torch.randn(3, 4, requires_grad=True)
+        (first,) = torch.autograd.grad(function.apply(x), x, w, create_graph=True)
+        second = torch.autograd.grad(first.sum(), (x, w), allow_unused=True)
+        assert second[0] is None and second[1] is not None
