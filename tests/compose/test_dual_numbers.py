@@ -7,7 +7,7 @@ from compose.composing import agree, directions, each
 from torch.autograd import forward_ad
 
 
-@each("dual numbers", of=2)
+@each("dual numbers", of=3)
 def test_dual_numbers(case) -> None:
     def compose(f):
         moving = f.floats()
