@@ -497,9 +497,10 @@ class Executable:
             graph = graph_of(self.trace, self.name)
         except LoweringError:
             return self._replay
+        return self._replay if graph.mutations else self.through_torch(graph)
 
-        if graph.mutations:
-            return self._replay
+    def through_torch(self, graph: Graph) -> Run:
+        """A program in place of the trace's own, operation by operation; it writes to no input."""
 
         def run(inputs: Sequence[Any], lifted: Sequence[Tensor], sizes: Sizes | None) -> list[Any]:
             tensors = [t for t in (*inputs, *lifted) if isinstance(t, Tensor)]

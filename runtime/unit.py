@@ -29,6 +29,7 @@ from ..tracer.torch_private import (
 )
 from .dependence import independent, sources_of
 from .guards import Guard, argument_fact, global_state, size_guard
+from .loops import LoopFree, is_written_out, loop_free
 from .plan import BoundSizes, Executable
 from .specialization import Specialization, gradient_kind, in_a_class
 from .stats import count
@@ -93,8 +94,12 @@ class Unit:
         live = [i for i, a in enumerate(args) if isinstance(a, VALUES)]
         values = [args[i] for i in live]
         batched = any(map(is_batched, values))  # no memory that a kernel could read
-        results = list(executable.replay(*values, *lifted)) if batched else executable(values, lifted)
+        results = list(executable.replay(*values, *lifted)) if batched else self.launched(executable, args, lifted)
         return ran((executable.trace, live), results)
+
+    def launched(self, executable: Executable, args: Sequence[Any], lifted: Sequence[Tensor]) -> Sequence[Any]:
+        """The results on values in memory."""
+        return executable([a for a in args if isinstance(a, VALUES)], lifted)
 
     def captured(self, args: Sequence[Any]) -> tuple[Executable, list[Tensor]]:
         """The graph for arguments like these."""
@@ -207,6 +212,8 @@ class BatchedUnit(Unit):
         self.parent, self.in_dims, self.randomness, self.out_dims = parent, in_dims, randomness, out_dims
         self.noted = parent.noted
         self._flat: Any = None
+        self._here = threading.local()  # `lane`: the parent's graph for the arguments at hand, what it captured
+        self._loop_free: dict[int, LoopFree | None] = {}  # by the parent's graphs of which torch makes a loop
 
     def _vmapped(self, *args: Any) -> Sequence[Any]:
         flat = self._flat
@@ -223,11 +230,37 @@ class BatchedUnit(Unit):
             a if d in (None, 0) or not isinstance(a, Tensor) else a.contiguous()
             for a, d in zip(args, self.in_dims, strict=True)
         ]
-        if not is_capturing():
-            self._prepare(args)
-        return super().execute(args)
+        if is_capturing():
+            return self.body(*args)
+        of_lane = self._prepare(args)
+        known = self._loop_free.get(id(of_lane[0]))
+        live = [i for i, a in enumerate(args) if isinstance(a, VALUES)]
+        if known is None or any(is_batched(args[i]) for i in live):
+            return super().execute(args)
+        return ran((known.trace, live), self._without_loop(known, args, of_lane[1]))
 
-    def _prepare(self, args: Sequence[Any]) -> None:
+    def launched(self, executable: Executable, args: Sequence[Any], lifted: Sequence[Tensor]) -> Sequence[Any]:
+        trace, captured = self._here.lane
+        known = self._loop_free.get(id(trace))
+        if known is None:
+            return super().launched(executable, args, lifted)
+        return self._without_loop(known, args, captured)
+
+    def _without_loop(self, known: LoopFree, args: Sequence[Any], lifted: Sequence[Tensor]) -> Sequence[Any]:
+        """By the rules of the IR, where torch's would make one operation per lane."""
+        live = [i for i, a in enumerate(args) if isinstance(a, VALUES)]
+        return known([args[i] for i in live], [lane(args[i], self.in_dims[i]) for i in live], lifted)
+
+    def _capture(self, args: Sequence[Any], facts: Any) -> tuple[Executable, list[Tensor]]:
+        executable, lifted = super()._capture(args, facts)
+        live = [i for i, a in enumerate(args) if isinstance(a, VALUES)]
+        dims = [self.in_dims[i] for i in live]
+        if is_written_out(executable.trace, [args[i] for i in live], dims):
+            trace, _ = self._here.lane
+            self._loop_free[id(trace)] = loop_free(trace, dims, self.out_dims, self.name, self.backend)
+        return executable, lifted
+
+    def _prepare(self, args: Sequence[Any]) -> tuple[Trace, Sequence[Tensor]]:
         """Have the parent's graph at hand before this one is captured: captures do not nest."""
         lanes = [lane(a, d) for a, d in zip(args, self.in_dims, strict=True)]
         if isinstance(self.parent, BatchedUnit):
@@ -236,6 +269,8 @@ class BatchedUnit(Unit):
             trace, lifted = self.parent.flat([example(a) for a in lanes])
         graph = batchable(trace.graph_module, inline=True)
         self._flat = lambda *values: graph(*values, *lifted)
+        self._here.lane = trace, lifted
+        return trace, lifted
 
     def pulling(self, inputs: int, given: tuple[bool, ...], needed: Needed = None) -> Unit:
         outs = self.out_dims or (0,) * len(given)

@@ -80,18 +80,12 @@ COMPOSED = {
 }
 SAMPLE = [
     *[(n, c) for n in ("Snake", "RMSNorm", "Softmax") for c in ("vmap", "vmap(grad)", "vmap(jvp)")],
-    *[(n, "vmap(grad)") for n in ("LearnedStep", "GatherColumns", "CumSum", "Moments")],
+    *[(n, "vmap(grad)") for n in ("LearnedStep", "GatherColumns", "CumSum", "Moments", "Embedding")],
     ("GeluTanh", "vmap(hessian)"),
 ]
-LOOPS = {
-    "Embedding": "torch's batching rule of index_add makes one index_add a sample",
-}
-LOOPING = [
-    pytest.param(n, "vmap(grad)", marks=pytest.mark.xfail(strict=True, reason=why), id=n) for n, why in LOOPS.items()
-]
 
 
-@pytest.mark.parametrize(("name", "composition"), [*SAMPLE, *LOOPING])
+@pytest.mark.parametrize(("name", "composition"), SAMPLE)
 def test_launches_do_not_depend_on_the_batch(name, composition, monkeypatch) -> None:
     f = Call(BY_NAME[name], compiled(BY_NAME[name], "interpret").apply)
     run = COMPOSED[composition](f)

@@ -1,0 +1,130 @@
+"""Operations that torch's vmap calls once a lane (index_add) are one operation over the batch, whatever its size."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.autograd import Function
+from torch.func import grad, jvp, vmap
+
+import fusegrad
+from fusegrad.runtime.stats import stats
+
+
+class Gathered(Function):
+    """weight[index] * scale: the gradient is an index_add."""
+
+    @staticmethod
+    def forward(ctx, weight, index, scale):
+        ctx.save_for_backward(weight, index, scale)
+        return weight[index] * scale
+
+    @staticmethod
+    def backward(ctx, g):
+        weight, index, scale = ctx.saved_tensors
+        rows = torch.zeros_like(weight).index_add(0, index, g * scale)
+        return rows, None, (g * weight[index]).sum(0)
+
+
+class Added(Function):
+    """index_add in forward, of a result that is the same in every lane besides."""
+
+    @staticmethod
+    def forward(ctx, x, index, w):
+        ctx.save_for_backward(index)
+        return x.new_zeros(3, x.shape[1]).index_add(0, index, x * 3), w * 2
+
+    @staticmethod
+    def backward(ctx, g, h):
+        (index,) = ctx.saved_tensors
+        return g[index] * 3, None, h * 2
+
+
+def close(found, expected):
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def numbers(*shape):
+    return torch.arange(1.0, 1 + torch.Size(shape).numel()).cos().reshape(shape)
+
+
+def indices(lanes, count, rows):
+    return (torch.arange(lanes * count).reshape(lanes, count) * 7) % rows
+
+
+def given(lanes, dims):
+    """weight [5, 4], index [6], scale [4], each with the batch at its dim or without."""
+    whole = numbers(lanes, 5, 4), indices(lanes, 6, 5), numbers(lanes, 4)
+    return [t[0] if d is None else t.movedim(0, d) for t, d in zip(whole, dims, strict=True)]
+
+
+backends = pytest.mark.parametrize("backend", ["reference", "interpret"])
+DIMS = [(None, 0, None), (2, 1, 1), (0, 0, None), (-1, 0, 0)]
+
+
+@backends
+@pytest.mark.parametrize("dims", DIMS, ids=str)
+def test_per_sample_gradients(backend, dims) -> None:
+    fast = fusegrad.compile(Gathered, backend=backend)
+    pull = lambda f: vmap(grad(lambda w, i, s: f(w, i, s).pow(2).sum(), (0, 2)), dims)  # noqa: E731
+    for lanes in (3, 1, 8):
+        args = given(lanes, dims)
+        close(pull(fast.apply)(*args), pull(lambda w, i, s: w[i] * s)(*args))
+
+
+@backends
+@pytest.mark.parametrize("dims", DIMS, ids=str)
+def test_gradients_of_a_batch_are_summed_over_it(backend, dims) -> None:
+    fast = fusegrad.compile(Gathered, backend=backend)
+    pull = lambda f: grad(lambda w, i, s: vmap(f, dims)(w, i, s).pow(2).sum(), (0, 2))  # noqa: E731
+    for lanes in (2, 5):
+        args = given(lanes, dims)
+        close(pull(fast.apply)(*args), pull(lambda w, i, s: w[i] * s)(*args))
+
+
+@backends
+def test_second_order(backend) -> None:
+    fast = fusegrad.compile(Gathered, backend=backend)
+
+    def twice(f):
+        loss = lambda w, i, s: f(w, i, s).pow(3).sum()  # noqa: E731
+        along = lambda w, i, s: jvp(lambda w, s: grad(loss, (0, 2))(w, i, s), (w, s), (w, s))[1]  # noqa: E731
+        return vmap(along, (None, 0, 0))
+
+    for lanes in (2, 4):
+        args = given(lanes, (None, 0, 0))
+        close(twice(fast.apply)(*args), twice(lambda w, i, s: w[i] * s)(*args))
+
+
+@backends
+def test_two_batch_axes(backend) -> None:
+    fast = fusegrad.compile(Gathered, backend=backend)
+    pull = lambda f: vmap(vmap(grad(lambda w, i, s: f(w, i, s).pow(2).sum()), (None, 0, None)), (0, 0, 0))  # noqa: E731
+    for outer, inner in ((2, 3), (3, 2)):
+        args = numbers(outer, 5, 4), indices(outer * inner, 6, 5).reshape(outer, inner, 6), numbers(outer, 4)
+        close(pull(fast.apply)(*args), pull(lambda w, i, s: w[i] * s)(*args))
+
+
+@backends
+@pytest.mark.parametrize("out", [0, 1, -1])
+def test_forward_with_a_result_that_no_lane_changes(backend, out) -> None:
+    fast = fusegrad.compile(Added, backend=backend)
+    plain = lambda x, i, w: (x.new_zeros(3, x.shape[1]).index_add(0, i, x * 3), w * 2)  # noqa: E731
+    for lanes in (2, 5):
+        args = numbers(lanes, 4, 2), indices(lanes, 4, 3), numbers(4)
+        one, two = (vmap(f, (0, 0, None), (out, 0))(*args) for f in (fast.apply, plain))
+        close(one, two)
+        whole = lambda f: lambda x, i, w: sum(o.pow(2).sum() for o in vmap(f, (0, 0, None))(x, i, w))  # noqa: E731
+        close(grad(whole(fast.apply), (0, 2))(*args), grad(whole(plain), (0, 2))(*args))
+
+
+@backends
+def test_one_graph_serves_every_batch_size(backend) -> None:
+    fast = fusegrad.compile(Gathered, backend=backend)
+    pull = vmap(grad(lambda w, i, s: fast.apply(w, i, s).sum()), (None, 0, None))
+    pull(*given(3, (None, 0, None)))
+    before = stats()
+    for lanes in (4, 9, 16):
+        pull(*given(lanes, (None, 0, None)))
+    after = stats()
+    assert after["captures"] == before["captures"]
