@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import sympy
@@ -19,8 +19,10 @@ from ..ir.prims import PRIMS
 from ..tracer.capture import CaptureError, OpaqueMet, Trace
 from ..tracer.function import backward_method, uses_setup_context
 from .compile import Generated, cheaper, generate, graph_of, text_of
+from .derived import DERIVE_JVP, require_transposable, why_no_backward
 from .function import Compiler, Record
 from .guards import is_plain
+from .linear import NonLinearJvp
 from .plan import has_outer_product, is_opaque, number, opaque_of
 from .residuals import Chosen, choose
 from .specialization import Specialization
@@ -225,7 +227,7 @@ def explain(target_class: Any, /, *args: Any, target: str | None = None) -> Expl
         methods |= {name: Record("absent", NO_RULE, found.opaque[0].where) for name in derived}
     for direction, report in found.directions.items():
         if report.reasons:
-            methods[direction] = Record("compiled", "; ".join(report.reasons), methods[direction].where)
+            methods[direction] = replace(methods[direction], reason="; ".join(report.reasons))
     return found
 
 
@@ -243,20 +245,30 @@ def _methods(compiler: Compiler) -> dict[str, Record]:
     cls = compiler.cls
     absent = Record("absent")
     has_backward = backward_method(cls) is not None
-    derived = Record("derived") if has_backward else absent
     own = {n: getattr(cls, n) is not getattr(Function, n) for n in ("jvp", "vmap")}
     reasons = {role: compiler.opaque(role) for role in compiler.methods.roles()}
     opaque = {role: compiler.record_of(role, error) for role, error in reasons.items() if error is not None}
     found = {
         "forward": Record("compiled"),
         "setup_context": Record("compiled") if uses_setup_context(cls) else absent,
-        "backward": Record("compiled") if has_backward else absent,
-        "jvp": _own_jvp(compiler) if own["jvp"] else derived,
+        "backward": _backward(compiler) if has_backward else absent,
+        "jvp": _own_jvp(compiler) if own["jvp"] else _derived_jvp(compiler),
         "vmap": Record("opaque", "the user's own rule runs as it is") if own["vmap"] else Record("derived"),
     }
     usable = bool(compiler.known)  # for some arguments at least forward is compiled
     known = {n: r for n, r in compiler.records.items() if r.status == "opaque" and not (n == "forward" and usable)}
     return _beside_opaque_ones(compiler, found | opaque | known)
+
+
+def _backward(compiler: Compiler) -> Record:
+    return Record("derived", "the transpose of jvp") if compiler.derives_backward else Record("compiled")
+
+
+def _derived_jvp(compiler: Compiler) -> Record:
+    if compiler.derive_jvp is False:
+        return Record("absent", "it is compiled with derive_jvp=False")
+    alone = backward_method(compiler.cls) is None
+    return Record("derived", DERIVE_JVP["forward alone" if alone else compiler.derive_jvp])
 
 
 def _own_jvp(compiler: Compiler) -> Record:
@@ -323,15 +335,23 @@ def opaque_calls(specialization: Specialization, has_backward: bool) -> list[Opa
 
 
 def _backward_is_captured(compiler: Compiler, specialization: Specialization, methods: dict[str, Record]) -> bool:
-    if methods["backward"].status != "compiled":
+    if methods["backward"].status not in ("compiled", "derived"):
         return False
     try:
+        if compiler.derives_backward:
+            require_transposable(compiler, specialization)
         specialization.entry(specialization.known_kinds())
     except OpaqueMet as met:
         reason = f"{met.facts['reason']}: its segments are known after a call"
         methods["backward"] = Record("compiled", reason, met.where)
         return False
+    except NonLinearJvp as error:
+        methods["backward"] = Record("absent", f"jvp is not linear: {error.facts['why']}", error.facts["where"])
+        return False
     except CaptureError as error:
+        if compiler.derives_backward:
+            methods["backward"] = Record("absent", *why_no_backward(compiler.user_class, error))
+            return False
         methods["backward"] = compiler.record_of("backward", error)
         _beside_opaque_ones(compiler, methods)
         return False

@@ -43,6 +43,7 @@ from ..tracer.torch_private import (
 )
 from . import split
 from .config import backend_name, valid_backend, warns
+from .derived import require_transposable, valid_derive_jvp, why_no_backward, with_derived_backward
 from .guards import argument_fact, exact_key, global_state, is_plain, unseen_state
 from .interop import CompiledMeta, applied, fits_a_graph, with_opaque_backward
 from .node import make_node
@@ -95,10 +96,18 @@ class Compiler:
     """All that is known about one class: its specialisations by key, and the methods that stay the user's own."""
 
     def __init__(
-        self, cls: type, backend: str, fullgraph: bool, dynamic: bool, traceable: Option = None
+        self,
+        cls: type,
+        backend: str,
+        fullgraph: bool,
+        dynamic: bool,
+        traceable: Option = None,
+        derive_jvp: str | bool = "backward",
     ) -> None:
-        self.cls, self.backend, self.fullgraph, self.dynamic = cls, backend, fullgraph, dynamic
+        self.backend, self.fullgraph, self.dynamic, self.derive_jvp = backend, fullgraph, dynamic, derive_jvp
         self.methods = Traceability(cls, traceable)
+        self.user_class, self.cls = cls, with_derived_backward(cls, self.methods)
+        self.derives_backward = self.cls is not cls
         self.setup_style = uses_setup_context(cls)
         self.signature = inspect.signature(cls.forward) if self.setup_style else None  # type: ignore[attr-defined]
         self.records: dict[str, Record] = {}
@@ -224,12 +233,12 @@ class Compiler:
 
     def _key(self, args: Sequence[Any]) -> Any:
         reads = self.reads_now()
-        return (exact_key(args), global_state(), reads.mark, reads.facts(), methods_now(self.cls))
+        return (exact_key(args), global_state(), reads.mark, reads.facts(), methods_now(self.user_class))
 
     def facts(self, args: Sequence[Any]) -> Any:
         """What has to be equal for a specialisation to be used again, sizes and strides apart."""
         reads = self.reads_now()
-        return (*map(argument_fact, args), *global_state(), reads.mark, *reads.facts(), methods_now(self.cls))
+        return (*map(argument_fact, args), *global_state(), reads.mark, *reads.facts(), methods_now(self.user_class))
 
     def reads_now(self) -> Reads:
         """What the methods read besides their arguments, scanned once."""
@@ -263,7 +272,7 @@ class Compiler:
 
     def backward_is_captured(self, specialization: Specialization) -> bool:
         """Whether rules may be derived from backward (or there is none): where it is opaque, the user's own serve."""
-        if backward_method(self.cls) is None:
+        if backward_method(self.user_class) is None:
             return True
         try:
             return not specialization.entry(specialization.predicted_kinds()).trace.opaque
@@ -362,13 +371,23 @@ class Compiler:
 
     def _capture_predicted_backward(self, specialization: Specialization) -> None:
         """Where falling back is not allowed, backward's failure has to show at the call, not in the engine."""
-        if backward_method(self.cls) is None or not any(specialization.forward.needs_input_grad):
+        if backward_method(self.user_class) is None or not any(specialization.forward.needs_input_grad):
             return
         try:
             specialization.entry(specialization.predicted_kinds())
         except CaptureError as error:
             if self.fullgraph or not isinstance(error, OpaqueMet):
                 self.refuse("backward", error)
+
+    def require_backward(self, specialization: Specialization) -> None:
+        """Where backward is derived of jvp: raises NonLinearJvp, or torch's own error where jvp cannot be captured."""
+        if not self.derives_backward or is_capturing():
+            return
+        try:
+            require_transposable(self, specialization)
+        except CaptureError as error:
+            self.records["backward"] = Record("absent", *why_no_backward(self.user_class, error))
+            Function.backward(None)
 
     def is_compiled(self, method: str) -> None:
         """A method was captured; what became of it before stays on record."""
@@ -436,6 +455,7 @@ class Compiler:
         self, specialization: Specialization, backend: str, chosen: Chosen | None, ctx: Any, gradients: Sequence[Any]
     ) -> Any:
         """backward of a generated Function: kernels, or the user's own body with the reason on record."""
+        self.require_backward(specialization)
         saved = ctx.saved_tensors if chosen is None else saved_tensors_of(ctx)
         residuals = [*saved, *ctx._fusegrad_tensors]
         sizes = ctx._fusegrad_sizes
@@ -479,7 +499,7 @@ class Compiler:
             results = specialization.users_backward(originals, sizes, gradients, left=left_on(ctx))
             self.refuse("backward", error)
             return results
-        self.records.setdefault("backward", Record("compiled"))
+        self.records.setdefault("backward", Record("derived" if self.derives_backward else "compiled"))
         return results
 
 
@@ -535,6 +555,7 @@ def compile(
     dynamic: bool = True,
     traceable: Option = None,
     pytree: bool = False,
+    derive_jvp: str | bool = "backward",
 ) -> Any: ...
 def compile(
     target: Any = None,
@@ -545,6 +566,7 @@ def compile(
     dynamic: bool = True,
     traceable: Option = None,
     pytree: bool = False,
+    derive_jvp: str | bool = "backward",
 ) -> Any:
     """Compile a `torch.autograd.Function` class, or a plain function of tensors.
 
@@ -556,25 +578,27 @@ def compile(
     method that is not traceable runs as written and is never captured, one that is has to be (else NotTraceableError).
     pytree: dicts, lists, tuples and registered containers of tensors are tracked, as arguments and as results; backward
     gets gradients in the structure of the output and returns one value in the structure of each argument.
+    derive_jvp: what forward mode is where the class has no jvp: "backward" (its transpose, so that straight-through
+    and scaled gradients are honoured), "forward" (the derivative of forward), False (none: torch's own error).
 
-    Raises CompileTargetError for anything else, ConfigError for an unknown backend, DeclarationError for `traceable`.
+    Raises CompileTargetError for anything else, ConfigError for an unknown backend, DeclarationError for `traceable`,
+    DeriveJvpError for `derive_jvp`.
     """
     valid_backend(backend)
+    options = (backend, fullgraph, dynamic, traceable, valid_derive_jvp(derive_jvp))
+    named = dict(zip(("backend", "fullgraph", "dynamic", "traceable", "derive_jvp"), options, strict=True))
     if target is None:
-        return functools.partial(
-            compile, backend=backend, fullgraph=fullgraph, dynamic=dynamic, traceable=traceable, pytree=pytree
-        )
+        return functools.partial(compile, **named, pytree=pytree)
     if pytree:
         from .trees import compile_tree
 
-        options = {"backend": backend, "fullgraph": fullgraph, "dynamic": dynamic, "traceable": traceable}
-        return compile_tree(target, functools.partial(compile, **options))
+        return compile_tree(target, functools.partial(compile, **named))
     if isinstance(target, type):
-        return compile_class(target, backend, fullgraph, dynamic, traceable)
+        return compile_class(target, *options)
     if callable(target):
         from .plain import compile_function
 
-        return compile_function(target, backend, fullgraph, dynamic, traceable)
+        return compile_function(target, *options)
     raise CompileTargetError(
         what=repr(target)[:60],
         detail="it is neither a Function class nor a function",
@@ -582,7 +606,14 @@ def compile(
     )
 
 
-def compile_class(cls: type, backend: str, fullgraph: bool, dynamic: bool, traceable: Option = None) -> type:
+def compile_class(
+    cls: type,
+    backend: str,
+    fullgraph: bool,
+    dynamic: bool,
+    traceable: Option = None,
+    derive_jvp: str | bool = "backward",
+) -> type:
     """A subclass of `cls` whose `apply` runs what was compiled."""
     if not issubclass(cls, Function):
         raise CompileTargetError(
@@ -599,7 +630,7 @@ def compile_class(cls: type, backend: str, fullgraph: bool, dynamic: bool, trace
             "gradients are tracked then",
         )
     cls = vars(cls).get("_fusegrad_user_class", cls)
-    compiler = Compiler(cls, backend, fullgraph, dynamic, traceable)
+    compiler = Compiler(cls, backend, fullgraph, dynamic, traceable, derive_jvp)
 
     def run(own: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if own is not fast:  # a subclass of the compiled class has methods of its own
@@ -632,7 +663,7 @@ def compiled_subclass(cls: type, parent: Compiler) -> Any:
         plain = type(cls.__name__, (cls,), {"_fusegrad_user_class": None, "__module__": cls.__module__})
         plain._fusegrad_user_class = plain  # type: ignore[attr-defined]
         plain.apply = classmethod(Function.apply.__func__)  # type: ignore[attr-defined]
-        options = (parent.backend, parent.fullgraph, parent.dynamic, parent.methods.option)
+        options = (parent.backend, parent.fullgraph, parent.dynamic, parent.methods.option, parent.derive_jvp)
         _subclasses[cls] = compile_class(plain, *options)
     return _subclasses[cls]
 

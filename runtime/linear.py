@@ -21,14 +21,14 @@ from ..ir.transforms.extern import NoRules, op_name, place_of
 from ..ir.transforms.linearity import Refusal, why_not_linear
 from ..ir.transforms.ops import DIFFERENTIABLE
 from ..tracer.aten import lower
-from ..tracer.capture import CaptureError, capture_lock
-from ..tracer.function import rebind
+from ..tracer.capture import CaptureError, Trace, capture_lock
+from ..tracer.function import method_place, rebind
 from ..tracer.torch_private import grad_switch, plain_tensors
 from .check import same_random_numbers, small_sizes
 from .specialization import hint_of
 
 if TYPE_CHECKING:
-    from .specialization import BackwardEntry, Specialization
+    from .specialization import Specialization
 
 Tensor = torch.Tensor
 Linear = Callable[[Sequence[Tensor]], Sequence[Any]]
@@ -39,8 +39,30 @@ class NonLinearBackward(FusegradError):
 
     message = (
         "jvp({function}): backward is not linear in its gradients: {why}\n  at:   {where}\n"
-        "  fix:  write a `jvp` staticmethod, or keep the operation off the way of the gradients."
+        "  fix:  write a `jvp` staticmethod, keep the operation off the way of the gradients, or take the\n"
+        "        derivative of forward instead: compile(derive_jvp='forward')."
     )
+
+
+class NonLinearJvp(FusegradError):
+    """backward is derived by transposing jvp, which has to be linear in its tangents."""
+
+    message = (
+        "backward({function}): jvp is not linear in its tangents: {why}\n  at:   {where}\n"
+        "  fix:  write a `backward` staticmethod, or keep the operation off the way of the tangents."
+    )
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A captured method that has to be linear in its last inputs."""
+
+    name: str
+    trace: Trace
+    lifted: Sequence[Any]  # reads of the tensors that it uses from outside
+    inputs: range  # their numbers among the inputs that are tensors
+    outputs: Sequence[int]
+    place: str
 
 
 def require_linear(spec: Specialization, moving: Sequence[int]) -> None:
@@ -51,25 +73,45 @@ def require_linear(spec: Specialization, moving: Sequence[int]) -> None:
             entry = spec.entry(kinds)
         except CaptureError as error:
             raise NonLinearBackward(function=spec.name, why=f"{error}", where=spec.backward_place()) from error
-        _judge(spec, entry, moving)
+        first = sum(isinstance(spec.forward.fake_at(p), Tensor) for p in spec.residual_places)
+        gradients = range(first, first + len(spec.forward.tensor_outputs))
+        backward = Captured("backward", entry.trace, entry.lifted, gradients, moving, spec.backward_place())
+        refusal = _refusal(spec, backward)
+    if refusal is not None:
+        raise NonLinearBackward(function=spec.name, why=str(refusal), where=_place(refusal, backward))
 
 
-def _judge(spec: Specialization, entry: BackwardEntry, moving: Sequence[int]) -> None:
-    trace = entry.trace
-    first = sum(isinstance(spec.forward.fake_at(p), Tensor) for p in spec.residual_places)
-    gradients = range(first, first + len(spec.forward.tensor_outputs))
-    known = Library()
+def require_linear_jvp(spec: Specialization) -> None:
+    """Raise NonLinearJvp unless jvp is linear in its tangents, CaptureError where it cannot be captured."""
+    likes = [spec.forward.fakes[n] for n, i in enumerate(spec.slots) if i < spec.count]
+    trace = spec.captured_jvp([f for f in likes if _is_float(f)])
+    tensors = sum(isinstance(f, Tensor) for f in trace.fakes)
+    tangents = range(tensors - sum(map(_is_float, likes)), tensors)
+    fixed = {spec.forward.tensor_outputs[p.index] for p in spec.forward.non_differentiable if p.kind == "output"}
+    moving = [i for i in spec.forward.tensor_outputs if i not in fixed]
+    lifted = [spec.reads.tensor_path(t) for t in trace.lifted]
+    place = method_place(spec.cls.jvp)  # type: ignore[attr-defined]
+    jvp = Captured("jvp", trace, lifted, tangents, moving, place)
+    if (refusal := _refusal(spec, jvp)) is not None:
+        raise NonLinearJvp(function=spec.name, why=str(refusal), where=_place(refusal, jvp))
+
+
+def _place(refusal: Refusal, method: Captured) -> str:
+    return method.place if refusal.where == "unknown" else refusal.where
+
+
+def _refusal(spec: Specialization, method: Captured) -> Refusal | None:
+    """Why a captured method is not linear; None where it is."""
+    trace, known = method.trace, Library()
     try:
-        graph = lower(trace.graph_module, [*trace.fakes, *trace.lifted], name=f"{spec.name}_backward")
-        refusal = why_not_linear(graph, _floats(graph, gradients), known, moving)
+        graph = lower(trace.graph_module, [*trace.fakes, *trace.lifted], name=f"{spec.name}_{method.name}")
+        refusal = why_not_linear(graph, _floats(graph, method.inputs), known, method.outputs)
     except LoweringError:
         refusal = None
-        known.doubtful.append(Refusal("unknown", "backward", spec.backward_place(), "as a whole is not linear"))
-    if refusal is None and known.doubtful and not _sums_on_small_tensors(spec, entry, moving):
+        known.doubtful.append(Refusal("unknown", method.name, method.place, "as a whole is not linear"))
+    if refusal is None and known.doubtful and not _sums_on_small_tensors(spec, method):
         refusal = known.doubtful[0]
-    if refusal is not None:
-        where = spec.backward_place() if refusal.where == "unknown" else refusal.where
-        raise NonLinearBackward(function=spec.name, why=str(refusal), where=where)
+    return refusal
 
 
 def _floats(graph: Graph, positions: Sequence[int]) -> list[int]:
@@ -151,23 +193,23 @@ def _operands(part: Any) -> list[int]:
 
 
 # ---------------------------------------------------------------------------------------------- trying it
-def _sums_on_small_tensors(spec: Specialization, entry: BackwardEntry, moving: Sequence[int]) -> bool:
-    """`sums` for the captured backward, on a few elements per symbolic size."""
-    fakes, symbols = entry.trace.fakes, spec.binder.sources
+def _sums_on_small_tensors(spec: Specialization, method: Captured) -> bool:
+    """`sums` for a captured method, on a few elements per symbolic size."""
+    fakes, symbols = method.trace.fakes, spec.binder.sources
     hints = {s: hint_of(spec.session, s) for s in symbols}
     sizes = small_sizes(hints, spec.session.conditions(symbols))
-    if sizes is None or any(n is None for n in entry.lifted):
+    if sizes is None or any(n is None for n in method.lifted):
         return False
     values = [_random(f, sizes) if isinstance(f, Tensor) else rebind(f, sizes) for f in fakes]
-    lifted = [read.get() for read in entry.lifted]
-    last = len(spec.forward.tensor_outputs)
+    lifted = [read.get() for read in method.lifted]
+    last = len(method.inputs)
 
-    def backward(gradients: Sequence[Tensor]) -> Sequence[Any]:
-        results = entry.trace.graph_module(*values[:-last], *gradients, *lifted)
-        return [results[i] for i in moving]
+    def run(given: Sequence[Tensor]) -> Sequence[Any]:
+        results = method.trace.graph_module(*values[: len(values) - last], *given, *lifted)
+        return [results[i] for i in method.outputs]
 
     try:
-        return sums(backward, values[-last:])
+        return sums(run, values[len(values) - last :])
     except Exception:  # data made up is no fit for the method
         return False
 

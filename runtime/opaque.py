@@ -46,7 +46,8 @@ def opaque_forward_of(compiler: Compiler) -> OpaqueForward | None:
     delicate = any(getattr(cls, f, False) for f in ("clear_saved_tensors_on_access", "boxed_grads_call"))
     if backward_method(cls) is None or both or delicate or hasattr(cls, "_fusegrad_sources"):
         return None
-    return None if compiler.opaque("backward") is not None else OpaqueForward(compiler)
+    kept_out = compiler.derives_backward or compiler.opaque("backward") is not None
+    return None if kept_out else OpaqueForward(compiler)
 
 
 class OpaqueForward:

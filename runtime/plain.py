@@ -18,7 +18,12 @@ Tensor = torch.Tensor
 
 
 def compile_function(
-    fn: Callable[..., Any], backend: str, fullgraph: bool, dynamic: bool, traceable: Option = None
+    fn: Callable[..., Any],
+    backend: str,
+    fullgraph: bool,
+    dynamic: bool,
+    traceable: Option = None,
+    derive_jvp: str | bool = "backward",
 ) -> Callable[..., Any]:
     """`fn` with its tensors captured; keyword arguments and defaults work as in `fn`.
 
@@ -27,7 +32,7 @@ def compile_function(
     from .function import compile_class
 
     require_one_body(fn, traceable)
-    fast = compile_class(function_class(fn), backend, fullgraph, dynamic, traceable)
+    fast = compile_class(function_class(fn), backend, fullgraph, dynamic, traceable, derive_jvp)
     signature = signature_of(fn)
 
     @functools.wraps(fn)

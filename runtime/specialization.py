@@ -14,7 +14,7 @@ import torch
 from ..ir.program import Place
 from ..tracer.capture import CaptureError, OpaqueMet, Session, Trace, capture_lock, written_placeholders
 from ..tracer.containers import Hole, anew, closed, exchanged, leaves
-from ..tracer.context import ForwardContext, attributes_of
+from ..tracer.context import BackwardContext, ForwardContext, attributes_of
 from ..tracer.function import (
     ForwardCapture,
     backward_method,
@@ -122,6 +122,7 @@ class Specialization:
         self._chosen: Chosen | None = None
         self._decided = False
         self.entries: dict[Any, BackwardEntry | CaptureError] = {}
+        self.proved: set[Any] = set()  # of what backward is derived from
         self.backward_failed = False  # then the user's own runs, from the next call on
         self.backward_symbols = self._unbound_symbols()
         self.since = len(self.session.env.guards)  # what one backward assumed, every later one was captured under
@@ -325,7 +326,7 @@ class Specialization:
 
     def _now(self, kinds: tuple[Any, ...]) -> Any:
         """What backward depends on: the gradients, and what is read from outside, which may change after forward."""
-        return kinds, self.reads.facts(), backward_method(self.cls)
+        return kinds, self.reads.facts(), backward_method(self.cls), self.cls.jvp  # type: ignore[attr-defined]
 
     def add_split_entry(
         self, kinds: tuple[Any, ...], tape: Tape, residuals: Sequence[Any], sizes: Sizes, gradients: Sequence[Any]
@@ -387,9 +388,7 @@ class Specialization:
 
     def _capture_backward(self, kinds: tuple[Any, ...], tape: Tape | None = None) -> BackwardEntry:
         count("captures")
-        residuals = [self.forward.fake_at(p) for p in self.residual_places]
-        residuals = [self.session.fake_again(r) if r is not None else None for r in residuals]
-        symbols = [self.session.env.create_symintnode(s, hint=hint_of(self.session, s)) for s in self.backward_symbols]
+        residuals, symbols = self._kept_again()
         fakes = [self._fake_gradient(i, k) for i, k in enumerate(kinds)]
         live = [i for i, v in enumerate([*residuals, *symbols, *fakes]) if v is not None]
         total = len(residuals) + len(symbols) + len(fakes)
@@ -411,6 +410,38 @@ class Specialization:
         first = len(residuals) + len(symbols)
         passed = {r: live[p] - first for r, p in _passed_through(trace).items() if p < len(live) and live[p] >= first}
         return BackwardEntry(trace, guards, [self.reads.tensor_path(t) for t in trace.lifted], self.since, passed)
+
+    def _kept_again(self) -> tuple[list[Tensor | None], list[Any]]:
+        """Fresh fakes of what is kept for backward, and the sizes that they do not tell."""
+        kept = [self.forward.fake_at(p) for p in self.residual_places]
+        symbols = [self.session.env.create_symintnode(s, hint=hint_of(self.session, s)) for s in self.backward_symbols]
+        return [self.session.fake_again(r) if r is not None else None for r in kept], symbols
+
+    def captured_jvp(self, tangents: Sequence[Tensor]) -> Trace:
+        """The user's jvp over what is kept for backward, on tangents like these: its last inputs."""
+        count("captures")
+        residuals, symbols = self._kept_again()
+        present = [r for r in residuals if r is not None]
+        n, m = len(present), len(present) + len(symbols)
+
+        def body(*values: Any) -> tuple[Any, ...]:
+            supply = iter(values[:n])
+            kept = [next(supply) if r is not None else None for r in residuals]
+            sizes = Binder(residuals).read(kept) | dict(zip(self.backward_symbols, values[n:m], strict=True))
+            return self._jvp_of_kept(kept, sizes, values[m:])
+
+        moving = [self.session.fake_again(t) for t in tangents]
+        return guarded_trace(self.session, body, [*present, *symbols, *moving], self.reads)
+
+    def _jvp_of_kept(
+        self, kept: Sequence[Any], sizes: dict[sympy.Symbol, Any], moving: Sequence[Any]
+    ) -> tuple[Any, ...]:
+        n, supply = len(self.forward.saved), iter(moving)
+        attributes = self.attributes(kept[n:], sizes)
+        ctx = BackwardContext(kept[:n], attributes, self.forward.needs_input_grad[: self.count])
+        tangents = [None if like is None else next(supply).clone() for like in attributes["_fusegrad_likes"]]
+        result = self.cls.jvp(ctx, *tangents)  # type: ignore[attr-defined]
+        return result if isinstance(result, tuple) else (result,)
 
     def predicted_kinds(self) -> tuple[Any, ...]:
         """The commonest backward: every differentiable output has a gradient, each row-major."""

@@ -130,6 +130,7 @@ class Rules:
     def backward(self, ctx: Any, *gradients: Any) -> tuple[Any, ...]:
         n = len(self.spec.residual_places)
         residuals, inputs = ctx.saved_tensors[:n], ctx.saved_tensors[n:]
+        self.compiler.require_backward(self.spec)
         if backward_method(self.compiler.cls) is None:
             return self._derived_backward(inputs, gradients)
         given, hidden = gradients[: self.visible], gradients[self.visible :]
@@ -177,11 +178,23 @@ class Rules:
         moving += [None] * (len(inputs) - self.tracked)
         if self.compiler.writes("jvp"):
             visible = self.of_tensors(self.own_jvp(kept, ctx.sizes, tangents))
-        elif backward_method(self.compiler.cls) is None:
-            return tuple(self.forward_unit.pushforward(inputs, moving)[: self.made])
+        elif self.compiler.derive_jvp is False:
+            return tuple(Function.jvp(ctx, *tangents))  # torch's own error
+        elif self.compiler.derive_jvp == "forward" or backward_method(self.compiler.cls) is None:
+            return self._pushed(inputs, moving)
         else:
             visible = self._written(self._transposed(ctx, kept, tangents), moving)
         return (*visible, *self._hidden_tangents(ctx, inputs, moving))
+
+    def _pushed(self, inputs: Sequence[Any], moving: Sequence[Any]) -> tuple[Any, ...]:
+        """The derivative of forward itself; what does not move, by the user's mark, has no tangent."""
+        pushed = list(self.forward_unit.pushforward(inputs, moving)[: self.made])
+        found = self._written([None if i in self._fixed else t for i, t in enumerate(pushed[: self.visible])], moving)
+        return (*found, *pushed[self.visible :])
+
+    @property
+    def _fixed(self) -> set[int]:
+        return {p.index for p in self.spec.forward.non_differentiable if p.kind == "output"}
 
     def _hidden_tangents(self, ctx: Any, inputs: Sequence[Any], moving: Sequence[Any]) -> list[Any]:
         """Of what forward kept: zeros where a float does not move, since torch takes no None for it."""
@@ -200,8 +213,7 @@ class Rules:
         likes = [torch.empty(s[0], dtype=s[1], device=s[2]) for s in ctx.likes[: self.visible]]
         unit = self.tangent_unit(tuple(t is not None for t in tangents))
         found = unit(*residuals, *sizes, *likes, *[t for t in tangents if t is not None])
-        fixed = {p.index for p in self.spec.forward.non_differentiable if p.kind == "output"}
-        return [None if i in fixed else t for i, t in enumerate(found)]
+        return [None if i in self._fixed else t for i, t in enumerate(found)]
 
     def _written(self, found: list[Any], moving: Sequence[Any]) -> list[Any]:
         """autograd wants the tangent of an argument that forward writes to be written as well, and returned."""
@@ -334,8 +346,7 @@ class Whole(Rules):
         A Function that backward calls may have another derivative than its own, and transposing goes by that.
         """
         residuals, sizes, outputs, tangents = self._tangent_parts(args)
-        fixed = {p.index for p in self.spec.forward.non_differentiable if p.kind == "output"}
-        probes = [waves(o) if i not in fixed else torch.zeros_like(o) for i, o in enumerate(outputs)]
+        probes = [waves(o) if i not in self._fixed else torch.zeros_like(o) for i, o in enumerate(outputs)]
         pushed = self._tangent_body(mask)(*args)
         with torch.no_grad():
             made = self._pulled(residuals, sizes, probes)

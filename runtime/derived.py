@@ -1,0 +1,170 @@
+"""What is derived of a class, as its author wants it: a backward where he wrote a jvp alone, a jvp where he wrote none.
+
+jvp is linear in its tangents, so that backward is its transpose in them: <jvp(t), g> == <t, backward(g)>.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd.function import Function
+
+from ..ir.errors import FusegradError
+from ..tracer.capture import CaptureError, capture_lock, is_capturing
+from ..tracer.declared import call_place
+from ..tracer.function import backward_method, method_place, uses_setup_context
+from ..tracer.torch_private import is_batched, plain_tensors, transforms_active
+from .config import settings
+from .guards import is_plain
+from .interop import node_class
+from .linear import AttachedGradients, NonLinearJvp, not_transposed, require_linear_jvp, waves
+from .traceable import Traceability
+from .unit import is_float, zeros
+
+if TYPE_CHECKING:
+    from .function import Compiler
+    from .specialization import Specialization
+
+Tensor = torch.Tensor
+
+
+DERIVE_JVP: dict[str | bool, str] = {
+    "backward": "the transpose of backward",
+    "forward": "the derivative of forward, for compile(derive_jvp='forward')",
+    "forward alone": "the derivative of forward",
+}
+"""What forward mode is where a class has no jvp of its own, by `derive_jvp`; of a class without backward."""
+
+
+class DeriveJvpError(FusegradError, ValueError):
+    """`compile(derive_jvp=...)` is not what it has to be."""
+
+    message = (
+        "fusegrad.compile(derive_jvp={value!r}): it is none of 'backward', 'forward' and False\n"
+        "  at:   {where}\n  fix:  {fix}"
+    )
+
+
+def valid_derive_jvp(value: Any) -> Any:
+    """The value, if `derive_jvp` may be that; raises DeriveJvpError otherwise."""
+    if value is False or (isinstance(value, str) and value in ("backward", "forward")):
+        return value
+    fix = "write 'backward' for its transpose, 'forward' for the derivative of forward, False to have none derived"
+    raise DeriveJvpError(value=value, where=call_place(), fix=fix)
+
+
+def with_derived_backward(cls: Any, methods: Traceability) -> type:
+    """`cls` with the transpose of its jvp as backward, where it has a jvp alone that may be captured; else `cls`."""
+    if cls.jvp is Function.jvp or backward_method(cls) is not None or methods.declared_opaque():
+        return cls  # type: ignore[no-any-return]
+
+    @functools.wraps(cls.jvp)
+    def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+        return transposed_jvp(cls, ctx, gradients)
+
+    del backward.__wrapped__  # its parameters are gradients, not tangents
+    body = {name: getattr(cls, name) for name in ("__module__", "__qualname__")}
+    keeping = _setup_context(cls) if uses_setup_context(cls) else _forward(cls)
+    return node_class(cls, (cls,), {**body, **keeping, "backward": staticmethod(backward)})  # type: ignore[no-any-return]
+
+
+def _setup_context(cls: Any) -> dict[str, Any]:
+    @functools.wraps(cls.setup_context)
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        cls.setup_context(ctx, inputs, output)
+        _keep(ctx, inputs)
+
+    return {"setup_context": staticmethod(setup_context)}
+
+
+def _forward(cls: Any) -> dict[str, Any]:
+    @functools.wraps(cls.forward)
+    def forward(ctx: Any, *args: Any) -> Any:
+        output = cls.forward(ctx, *args)
+        _keep(ctx, args)
+        return output
+
+    return {"forward": staticmethod(forward)}
+
+
+def _keep(ctx: Any, inputs: Sequence[Any]) -> None:
+    """What jvp reads, for backward; and what its tangents look like."""
+    ctx.save_for_backward(*(getattr(ctx, "saved_for_forward", None) or ()))
+    ctx._fusegrad_likes = tuple((tuple(x.shape), x.dtype, x.device) if is_float(x) else None for x in inputs)
+
+
+def transposed_jvp(cls: Any, ctx: Any, gradients: Sequence[Any]) -> tuple[Any, ...]:
+    """backward of a class with a jvp alone. Raises NonLinearJvp where real values show that it is no transpose."""
+    recorded = torch.is_grad_enabled()
+    with torch.enable_grad():
+        probes = [None if s is None else zeros(s).requires_grad_() for s in ctx._fusegrad_likes]
+        wanted = [p for p in probes if p is not None]
+        with AttachedGradients(wanted):
+            tangents = _pushed(cls, ctx, probes)
+        pairs = [(t, g) for t, g in zip(tangents, gradients, strict=False) if g is not None and _is_recorded(t)]
+        found: Sequence[Any] = [None] * len(wanted)
+        if pairs:
+            outputs, given = [t for t, _ in pairs], [g for _, g in pairs]
+            found = torch.autograd.grad(outputs, wanted, given, allow_unused=True, create_graph=recorded)
+    if settings().check and _are_real(gradients):
+        _require_transpose(cls, ctx, wanted, gradients, found)
+    supply = iter(found)
+    return tuple(None if p is None else _or_zeros(next(supply), p) for p in probes)
+
+
+def _pushed(cls: Any, ctx: Any, probes: Sequence[Any]) -> tuple[Any, ...]:
+    """The user's jvp on tangents of their own, which he may write to."""
+    result = cls.jvp(ctx, *(None if p is None else p.clone() for p in probes))
+    return result if isinstance(result, tuple) else (result,)
+
+
+def _is_recorded(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad
+
+
+def _or_zeros(gradient: Any, probe: Tensor) -> Tensor:
+    return torch.zeros_like(probe, requires_grad=False) if gradient is None else gradient
+
+
+def _are_real(gradients: Sequence[Any]) -> bool:
+    tensors = [g for g in gradients if isinstance(g, Tensor)]
+    return not is_capturing() and not transforms_active() and all(is_plain(g) and not is_batched(g) for g in tensors)
+
+
+def _require_transpose(
+    cls: Any, ctx: Any, probes: Sequence[Tensor], gradients: Sequence[Any], found: Sequence[Any]
+) -> None:
+    """A Function that jvp calls may have another derivative than its own, and transposing goes by that."""
+    with torch.no_grad():
+        tangents = [waves(p) for p in probes]
+        supply = iter(tangents)
+        given = [None if s is None else next(supply) for s in ctx._fusegrad_likes]
+        pushed = [t for t, g in zip(_pushed(cls, ctx, given), gradients, strict=False) if g is not None]
+        why = not_transposed(pushed, [g for g in gradients if g is not None], tangents, list(found))
+    if why is not None:
+        raise NonLinearJvp(function=cls.__name__, why=why, where=method_place(cls.jvp))
+
+
+# ------------------------------------------------------------------ whether it has a transpose
+def require_transposable(compiler: Compiler, spec: Specialization) -> None:
+    """Raise NonLinearJvp where jvp has no transpose, CaptureError where it cannot be captured; else capture that."""
+    key = (spec.reads.facts(), compiler.user_class.jvp)  # type: ignore[attr-defined]
+    if key in spec.proved:
+        return
+    if (error := compiler.opaque("jvp")) is not None:
+        raise error
+    if spec.opaque:
+        raise CaptureError(reason=f"forward calls `{spec.opaque[0].name}`, which is opaque", where=spec.opaque[0].where)
+    with plain_tensors(), torch.no_grad(), capture_lock:
+        require_linear_jvp(spec)
+        spec.entry(spec.predicted_kinds())
+    spec.proved.add(key)
+
+
+def why_no_backward(cls: Any, error: CaptureError) -> tuple[str, str]:
+    """Reason and place of a jvp that cannot be transposed, since it cannot be captured."""
+    reason, where = error.facts["reason"], error.facts["where"]
+    return f"jvp cannot be transposed: {reason}", method_place(cls.jvp) if where == "unknown" else where
