@@ -20,7 +20,7 @@ from ..tracer.torch_private import is_batched, plain_tensors, transforms_active
 from .config import settings
 from .guards import is_plain
 from .interop import node_class
-from .linear import AttachedGradients, NonLinearJvp, not_transposed, require_linear_jvp, waves
+from .linear import AttachedGradients, NonLinearJvp, Roundings, not_transposed, require_linear_jvp, waves
 from .traceable import Traceability
 from .unit import is_float, zeros
 
@@ -142,8 +142,10 @@ def _require_transpose(
         tangents = [waves(p) for p in probes]
         supply = iter(tangents)
         given = [None if s is None else next(supply) for s in ctx._fusegrad_likes]
-        pushed = [t for t, g in zip(_pushed(cls, ctx, given), gradients, strict=False) if g is not None]
-        why = not_transposed(pushed, [g for g in gradients if g is not None], tangents, list(found))
+        with Roundings() as seen:
+            made = _pushed(cls, ctx, given)
+        pushed = [t for t, g in zip(made, gradients, strict=False) if g is not None]
+        why = not_transposed(pushed, [g for g in gradients if g is not None], tangents, list(found), seen.coarsest)
     if why is not None:
         raise NonLinearJvp(function=cls.__name__, why=why, where=method_place(cls.jvp))
 

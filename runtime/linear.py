@@ -284,6 +284,18 @@ def _as_real(t: Tensor) -> Tensor:
     return found.double().cpu()
 
 
+class Roundings(TorchFunctionMode):
+    """Notes the eps of the coarsest float type that is computed in within the block."""
+
+    coarsest = 0.0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and _is_float(result):
+            self.coarsest = max(self.coarsest, torch.finfo(result.dtype).eps)
+        return result
+
+
 def waves(like: Tensor) -> Tensor:
     """Numbers of both signs, drawn from no random state; zeros for what is no float."""
     if not like.is_floating_point():

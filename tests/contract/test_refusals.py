@@ -71,6 +71,16 @@ class Squares(Doubled):
         return g * g
 
 
+class SquaredTangent(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def jvp(ctx, t):
+        return t * t
+
+
 class Declared(Doubled):
     is_traceable = "yes"
 
@@ -112,6 +122,12 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str, str]] = {
     ),
     "not linear": (
         lambda: jvp(fusegrad.compile(Squares).apply, (plain(3),), (plain(3),)), r"jvp\(Squares\)", "not linear",
+    ),
+    "no linear jvp": (
+        lambda: fusegrad.compile(SquaredTangent).apply(leaf(3)).sum().backward(), r"backward\(Sq", "not linear",
+    ),
+    "no such jvp": (
+        lambda: fusegrad.compile(Doubled, derive_jvp="reverse"), r"compile\(derive_jvp='reverse'\)", "none of",
     ),
     "a specification": (
         lambda: fusegrad.explain(fusegrad.compile(Doubled), "f99[8]"), "explain", "not a tensor specification",

@@ -291,3 +291,14 @@ def test_explain_and_records(x) -> None:
     record = fusegrad.explain(fast, x).methods["backward"]
     assert (record.status, record.reason) == ("derived", "the transpose of jvp")
     assert fast.apply(x).grad_fn.name() == "FiveTimesBackward"
+
+
+@pytest.mark.parametrize("lower", [torch.float16, torch.bfloat16])
+def test_rounding_on_the_way_is_no_other_map(lower, x) -> None:
+    class Rounded(FiveTimes):
+        @staticmethod
+        def jvp(ctx, t):
+            return 5 * t.to(lower).to(t.dtype)
+
+    (found,) = torch.autograd.grad(fusegrad.compile(Rounded).apply(x).sum(), x)
+    torch.testing.assert_close(found, torch.full_like(x, 5))

@@ -574,7 +574,7 @@ def test_forward_alone_has_all_its_rules_derived(backend) -> None:
         close(compose(f), compose(plain))
 
 
-def test_where_only_a_jvp_is_written_reverse_mode_raises_as_in_eager() -> None:
+def test_where_only_a_jvp_is_written_reverse_mode_is_its_transpose() -> None:
     class OnlyJvp(Function):
         @staticmethod
         def forward(x):
@@ -590,8 +590,7 @@ def test_where_only_a_jvp_is_written_reverse_mode_raises_as_in_eager() -> None:
 
     fast = fusegrad.compile(OnlyJvp)
     close(jvp(fast.apply, (X,), (X,))[1], 7 * X * X)
-    call = lambda c: grad(lambda x: c.apply(x).sum())(X)  # noqa: E731
-    assert raised(lambda: call(fast)) == raised(lambda: call(OnlyJvp))
+    close(grad(lambda x: fast.apply(x).sum())(X), 7 * X)
 
 
 def test_a_wrong_number_of_tangents_raises_as_in_eager() -> None:
