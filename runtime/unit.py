@@ -104,13 +104,17 @@ class Unit:
     def captured(self, args: Sequence[Any]) -> tuple[Executable, list[Tensor]]:
         """The graph for arguments like these."""
         given = (argument_fact(a) if not isinstance(a, int) else "int" for a in args)
-        facts = (*given, *global_state(), *self.reads.facts())
+        facts = (*given, *global_state(), *self.reads.facts(), *self.further_facts())
         present = [a for a in args if isinstance(a, VALUES)]
         with capture_lock:
             for known, guard, executable, lifted in self.graphs:
                 if known == facts and guard(present):
                     return executable, [read.get() for read in lifted]
             return self._capture(args, facts)
+
+    def further_facts(self) -> tuple[Any, ...]:
+        """What else has to be equal for a graph to hold."""
+        return ()
 
     def flat(self, args: Sequence[Any]) -> tuple[Trace, Sequence[Tensor]]:
         """The captured graph itself, for batching."""
@@ -238,6 +242,10 @@ class BatchedUnit(Unit):
         if known is None or any(is_batched(args[i]) for i in live):
             return super().execute(args)
         return ran((known.trace, live), self._without_loop(known, args, of_lane[1]))
+
+    def further_facts(self) -> tuple[Any, ...]:
+        """Which graph of the parent it is: the graph over a batch does not know for what sizes that one holds."""
+        return (id(self._here.lane[0]),)
 
     def launched(self, executable: Executable, args: Sequence[Any], lifted: Sequence[Tensor]) -> Sequence[Any]:
         trace, captured = self._here.lane

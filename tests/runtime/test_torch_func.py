@@ -787,3 +787,28 @@ def test_double_backward_watches_what_needs_a_gradient() -> None:
         return torch.autograd.grad((first * X).sum(), g)[0]
 
     close(second(fusegrad.compile(Indexed).apply), second(Indexed.apply))
+
+
+class BySize(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return (2 if x.shape[0] > 4 else 3) * x * g
+
+
+@pytest.mark.parametrize("backend", ["reference", "interpret"])
+@pytest.mark.parametrize("sizes", [(6, 3, 6), (3, 6, 3)])
+def test_a_backward_that_asks_for_a_size_is_asked_again_under_vmap(backend, sizes) -> None:
+    fast = fusegrad.compile(BySize, backend=backend)
+    pull = grad(lambda x: fast.apply(x).sum())
+    for n in sizes:
+        factor = 2.0 if n > 4 else 3.0
+        x = torch.arange(1.0, 2 * n + 1).reshape(2, n)
+        close(vmap(pull)(x), factor * x)
+        close(vmap(grad(lambda x: pull(x).sum()))(x), torch.full_like(x, factor))
+        close(vmap(vmap(pull))(x[None]), factor * x[None])
