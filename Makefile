@@ -1,5 +1,6 @@
-# make demo    set up .venv, install, run the main job
-# make test    set up .venv, install, lint, type-check, test
+# make demo           set up .venv, install, run the main job
+# make test           set up .venv, install, lint, type-check, test
+# make compose        every Function under every composition of transforms; `make test` takes some of each
 # make conformance    write docs/conformance.md: torch's own Functions by eager, fusegrad and torch.compile
 #
 #   PYTHON=python3.12         another interpreter (>= 3.11)
@@ -21,7 +22,7 @@ PINS := $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
 STAMP := $(VENV)/.fusegrad-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint types tests conformance clean
+.PHONY: help install demo test lint types tests compose conformance clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -51,6 +52,9 @@ types: $(STAMP)
 
 tests: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --timeout=300 $(TESTS)
+
+compose: $(STAMP)
+	FUSEGRAD_COMPOSE=all OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --timeout=600 tests/compose
 
 conformance: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/conformance/run.py

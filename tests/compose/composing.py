@@ -115,10 +115,10 @@ def real(case: Case) -> bool:
     return not any(isinstance(a, Tensor) and a.is_complex() for a in case.make(Numbers(0)))
 
 
-def each(composition: str, *, order: int = 1, where: Callable[[Case], bool] = lambda c: True, of: int = 1) -> Any:
+def each(composition: str, *, order: int = 1, where: Callable[[Case], bool] = lambda c: True, of: int = 2) -> Any:
     """Parametrised over the table: the cases with an oracle of this order, known failures as strict xfails.
 
-    of: one in so many is enough by default, each composition another one; FUSEGRAD_COMPOSE=all takes them all.
+    of: one in so many is taken, each composition others; FUSEGRAD_COMPOSE=all takes them all (`make compose`).
     """
     chosen = [c for c in CASES if c.plain is not None and c.order >= order and where(c)]
     return parametrized(chosen if EVERY else chosen[len(composition) % of :: of], composition)
