@@ -6,6 +6,7 @@ jvp is linear in its tangents, so that backward is its transpose in them: <jvp(t
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +66,7 @@ def with_derived_backward(cls: Any, methods: Traceability) -> type:
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
         return transposed_jvp(cls, ctx, gradients)
 
-    del backward.__wrapped__  # its parameters are gradients, not tangents
+    backward.__signature__ = inspect.Signature()  # type: ignore[attr-defined]  # its parameters are gradients, not tangents
     body = {name: getattr(cls, name) for name in ("__module__", "__qualname__")}
     keeping = _setup_context(cls) if uses_setup_context(cls) else _forward(cls)
     return node_class(cls, (cls,), {**body, **keeping, "backward": staticmethod(backward)})  # type: ignore[no-any-return]

@@ -198,7 +198,8 @@ def both_forms(target: Any, backend: str) -> tuple[Any, dict[str, Any], Apply]:
     def nested(*args: Any, **kwargs: Any) -> Any:
         return call_flat(compiler.users, bound(user, args, kwargs))
 
-    eager = (nested if options["pytree"] else compiler.users) if is_class else user
+    written = compiler.cls.apply if compiler.derives_backward else compiler.users  # type: ignore[attr-defined]
+    eager = (nested if options["pytree"] else written) if is_class else user
     return user, options, eager
 
 

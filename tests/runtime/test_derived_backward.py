@@ -302,3 +302,8 @@ def test_rounding_on_the_way_is_no_other_map(lower, x) -> None:
 
     (found,) = torch.autograd.grad(fusegrad.compile(Rounded).apply(x).sum(), x)
     torch.testing.assert_close(found, torch.full_like(x, 5))
+
+
+def test_check_compares_with_the_transpose_in_eager(x) -> None:
+    report = fusegrad.check(FiveTimes, x, transforms=["vmap(grad)", "jvp"])
+    assert report.ok and {"backward", "vmap(grad)"} <= {r.mode for r in report.rows if r.result in ("ok", "derived")}
