@@ -1,6 +1,7 @@
 # make demo           set up .venv, install, run the main job
 # make test           set up .venv, install, lint, type-check, test
 # make compose        every Function under every composition of transforms; `make test` takes some of each
+# make tests FUSEGRAD_TESTS=all    every case of the long tables, of which `make test` takes a sample
 # make conformance    write docs/conformance.md: torch's own Functions by eager, fusegrad and torch.compile
 #
 #   PYTHON=python3.12         another interpreter (>= 3.11)
@@ -51,10 +52,10 @@ types: $(STAMP)
 	$(BIN)/mypy
 
 tests: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --timeout=300 $(TESTS)
+	FUSEGRAD_TESTS=$(FUSEGRAD_TESTS) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --timeout=300 $(TESTS)
 
 compose: $(STAMP)
-	FUSEGRAD_COMPOSE=all OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --timeout=600 tests/compose
+	FUSEGRAD_TESTS=all FUSEGRAD_COMPOSE=all OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --timeout=600 tests/compose
 
 conformance: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/conformance/run.py

@@ -323,7 +323,7 @@ def _place(tensor: Tensor | None, places: dict[int, Place], hidden: list[Tensor]
     if tensor is None:
         return None
     if id(tensor) not in places:
-        if isinstance(tensor, FakeTensor) and tensor.requires_grad:
+        if isinstance(tensor, FakeTensor) and tensor.requires_grad and tensor.grad_fn is not None:
             raise CaptureError(reason="it keeps a tensor with a history of its own, made in grad mode", where="unknown")
         places[id(tensor)] = Place("hidden", len(hidden))
         hidden.append(tensor)

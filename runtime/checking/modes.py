@@ -112,7 +112,8 @@ def observed(outputs: Sequence[Any], xs: Sequence[Tensor]) -> Named:
             found[f"memory of output {i}"] = shared
             seen.append((f"output {i}", output))
     for i, x in enumerate(xs):
-        found[f"argument {i} is written to"] = x._version > 0  # how often is the method's own affair
+        returned = any(o is x for o in outputs)  # marked dirty: how often it was written to is the method's own affair
+        found[f"version of argument {i}"] = x._version > 0 if returned else x._version
         found[f"argument {i} after the call"] = x.detach()
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import subprocess
 import sys
@@ -20,6 +21,7 @@ PLUGIN = ("-p", "fusegrad.runtime.pytest_plugin")
 _OUTCOME = re.compile(r"^(PASSED|FAILED|ERROR) \S*?(::\S+)", re.MULTILINE)
 
 
+@functools.cache
 def outcomes(*options: str) -> tuple[dict[str, str], str]:
     """{test: outcome} of the third party's tests in a process of their own, and what it printed."""
     command = [sys.executable, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=short"]

@@ -300,7 +300,7 @@ MUTANTS: dict[str, tuple[Any, str, Callable[..., Any], Any, str]] = {
     "dtype": (Specialization, "run_forward", wider, Scaled, "dtype is torch.float32, in eager torch.bfloat16"),
     "none as zeros": (Specialization, "run_backward", zeros_for_none, Partial, "gradient 1: is a tensor"),
     "argument written": (Specialization, "run_forward", argument_written, Scaled, "argument 0 after the call"),
-    "version bumped": (Specialization, "run_forward", argument_touched, Scaled, "argument 0 is written to"),
+    "version bumped": (Specialization, "run_forward", argument_touched, Scaled, "version of argument 0"),
     "nan": (Specialization, "run_forward", nan_to_zero, Roots, "nan in one and not in the other"),
     "strides": (Specialization, "run_forward", contiguous, Scaled, "strides are"),
     "aliasing": (Specialization, "_aliased", copies, Partial, "memory of output 2"),
