@@ -267,9 +267,11 @@ class Softmax(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        y = ctx.saved_tensors[0].float()
-        grad = grad.float()
-        return y * (grad - (grad * y).sum(-1, keepdim=True))
+        return _softmax_backward(ctx.saved_tensors[0].float(), grad.float(), -1)
+
+
+def _softmax_backward(y: Tensor, grad: Tensor, dim: int) -> Tensor:
+    return y * (grad - (grad * y).sum(dim, keepdim=True))
 
 
 class CausalSoftmax(Function):
@@ -285,9 +287,7 @@ class CausalSoftmax(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        y = ctx.saved_tensors[0].float()
-        grad = grad.float()
-        return y * (grad - (grad * y).sum(-1, keepdim=True))
+        return _softmax_backward(ctx.saved_tensors[0].float(), grad.float(), -1)
 
 
 class ColumnSoftmax(Function):
@@ -301,9 +301,7 @@ class ColumnSoftmax(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        y = ctx.saved_tensors[0].float()
-        grad = grad.float()
-        return y * (grad - (grad * y).sum(0, keepdim=True))
+        return _softmax_backward(ctx.saved_tensors[0].float(), grad.float(), 0)
 
 
 # ------------------------------------------------------------------ losses

@@ -229,31 +229,39 @@ def lgamma(x):
     return tl.where(tl.abs(v) == float("inf"), float("inf"), g).to(x.dtype)
 
 @triton.jit
+def float8_code(x, mantissa: tl.constexpr, bias: tl.constexpr):
+    """The magnitude of the byte nearest to a float32, ties to even, as if there were no largest."""
+    a = x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    normal = (a - ((127 - bias) << 23) + ((1 << (22 - mantissa)) - 1) + ((a >> (23 - mantissa)) & 1)) >> (23 - mantissa)
+    small = (tl.abs(x) + 2.0 ** (24 - mantissa - bias)).to(tl.int32, bitcast=True) - ((151 - mantissa - bias) << 23)
+    return tl.where(a < ((128 - bias) << 23), small, normal)
+
+@triton.jit
+def float8_value(code, mantissa: tl.constexpr, bias: tl.constexpr):
+    """The number that a byte is, NaN and infinity aside."""
+    value = ((code & 0x7F) << (23 - mantissa)).to(tl.float32, bitcast=True) * 2.0 ** (127 - bias)
+    return tl.where(code >= 0x80, value * -1.0, value)
+
+@triton.jit
 def to_f8e4m3fn(x):
     """The byte nearest to a float32, ties to even; what is too large becomes the largest, 448."""
     bits = x.to(tl.int32, bitcast=True)
     a = bits & 0x7FFFFFFF
-    normal = (a - 0x3C000000 + 0x7FFFF + ((a >> 20) & 1)) >> 20
-    small = (tl.abs(x) + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
-    code = tl.where(a < 0x3C800000, small, tl.where(a < 0x43E00000, normal, 0x7E))
+    code = tl.where(a < 0x43E00000, float8_code(x, 3, 7), 0x7E)
     code = tl.where(a > 0x7F800000, 0x7F, code)
     return (code | ((bits >> 24) & 0x80)).to(tl.uint8)
 
 @triton.jit
 def from_f8e4m3fn(x):
     code = x.to(tl.int32)
-    value = ((code & 0x7F) << 20).to(tl.float32, bitcast=True) * 1.329227995784916e36
-    value = tl.where((code & 0x7F) == 0x7F, float("nan"), value)
-    return tl.where(code >= 0x80, value * -1.0, value)
+    return tl.where((code & 0x7F) == 0x7F, float("nan"), float8_value(code, 3, 7))
 
 @triton.jit
 def to_f8e5m2(x):
     """The byte nearest to a float32, ties to even; what is too large is infinite, as in torch."""
     bits = x.to(tl.int32, bitcast=True)
     a = bits & 0x7FFFFFFF
-    normal = (a - 0x38000000 + 0xFFFFF + ((a >> 21) & 1)) >> 21
-    small = (tl.abs(x) + 128.0).to(tl.int32, bitcast=True) - 0x43000000
-    code = tl.where(a < 0x38800000, small, tl.where(a < 0x47800000, normal, 0x7C))
+    code = tl.where(a < 0x47800000, float8_code(x, 2, 15), 0x7C)
     code = tl.where(a > 0x7F800000, 0x7F, code)
     return (code | ((bits >> 24) & 0x80)).to(tl.uint8)
 
@@ -262,40 +270,33 @@ def from_f8e5m2(x):
     return (x.to(tl.int16) << 8).to(tl.float16, bitcast=True).to(tl.float32)
 
 @triton.jit
-def to_f8e4m3fnuz(x):
+def to_float8_fnuz(x, mantissa: tl.constexpr, bias: tl.constexpr, beyond: tl.constexpr):
     """The byte nearest to a float32, ties to even; no negative zero, and what is too large is NaN, as in torch."""
     bits = x.to(tl.int32, bitcast=True)
-    a = bits & 0x7FFFFFFF
-    normal = (a - 0x3B800000 + 0x7FFFF + ((a >> 20) & 1)) >> 20
-    small = (tl.abs(x) + 8192.0).to(tl.int32, bitcast=True) - 0x46000000
-    code = tl.where(a < 0x3C000000, small, normal)
+    code = float8_code(x, mantissa, bias)
     signed = tl.where(code == 0, 0, code | ((bits >> 24) & 0x80))
-    return tl.where(a < 0x43780000, signed, 0x80).to(tl.uint8)
+    return tl.where((bits & 0x7FFFFFFF) < beyond, signed, 0x80).to(tl.uint8)
+
+@triton.jit
+def from_float8_fnuz(x, mantissa: tl.constexpr, bias: tl.constexpr):
+    code = x.to(tl.int32)
+    return tl.where(code == 0x80, float("nan"), float8_value(code, mantissa, bias))
+
+@triton.jit
+def to_f8e4m3fnuz(x):
+    return to_float8_fnuz(x, 3, 8, 0x43780000)
 
 @triton.jit
 def from_f8e4m3fnuz(x):
-    code = x.to(tl.int32)
-    value = ((code & 0x7F) << 20).to(tl.float32, bitcast=True) * 6.64613997892458e35
-    value = tl.where(code >= 0x80, value * -1.0, value)
-    return tl.where(code == 0x80, float("nan"), value)
+    return from_float8_fnuz(x, 3, 8)
 
 @triton.jit
 def to_f8e5m2fnuz(x):
-    """The byte nearest to a float32, ties to even; no negative zero, and what is too large is NaN, as in torch."""
-    bits = x.to(tl.int32, bitcast=True)
-    a = bits & 0x7FFFFFFF
-    normal = (a - 0x37800000 + 0xFFFFF + ((a >> 21) & 1)) >> 21
-    small = (tl.abs(x) + 64.0).to(tl.int32, bitcast=True) - 0x42800000
-    code = tl.where(a < 0x38000000, small, normal)
-    signed = tl.where(code == 0, 0, code | ((bits >> 24) & 0x80))
-    return tl.where(a < 0x47700000, signed, 0x80).to(tl.uint8)
+    return to_float8_fnuz(x, 2, 16, 0x47700000)
 
 @triton.jit
 def from_f8e5m2fnuz(x):
-    code = x.to(tl.int32)
-    value = ((code & 0x7F) << 21).to(tl.float32, bitcast=True) * 2.596148429267414e33
-    value = tl.where(code >= 0x80, value * -1.0, value)
-    return tl.where(code == 0x80, float("nan"), value)
+    return from_float8_fnuz(x, 2, 16)
 
 @triton.jit
 def philox(seed, counter):

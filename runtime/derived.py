@@ -16,14 +16,14 @@ from torch.autograd.function import Function
 from ..ir.errors import FusegradError
 from ..tracer.capture import CaptureError, capture_lock, is_capturing
 from ..tracer.declared import call_place
-from ..tracer.function import backward_method, method_place, uses_setup_context
+from ..tracer.function import as_tuple, backward_method, method_place, uses_setup_context
 from ..tracer.torch_private import is_batched, plain_tensors, transforms_active
 from .config import settings
-from .guards import is_plain
+from .guards import is_float, is_plain, is_tracked
 from .interop import node_class
 from .linear import AttachedGradients, NonLinearJvp, Roundings, not_transposed, require_linear_jvp, waves
 from .traceable import Traceability
-from .unit import is_float, zeros
+from .unit import zeros
 
 if TYPE_CHECKING:
     from .function import Compiler
@@ -105,7 +105,7 @@ def transposed_jvp(cls: Any, ctx: Any, gradients: Sequence[Any]) -> tuple[Any, .
         wanted = [p for p in probes if p is not None]
         with AttachedGradients(wanted):
             tangents = _pushed(cls, ctx, probes)
-        pairs = [(t, g) for t, g in zip(tangents, gradients, strict=False) if g is not None and _is_recorded(t)]
+        pairs = [(t, g) for t, g in zip(tangents, gradients, strict=False) if g is not None and is_tracked(t)]
         found: Sequence[Any] = [None] * len(wanted)
         if pairs:
             outputs, given = [t for t, _ in pairs], [g for _, g in pairs]
@@ -118,12 +118,7 @@ def transposed_jvp(cls: Any, ctx: Any, gradients: Sequence[Any]) -> tuple[Any, .
 
 def _pushed(cls: Any, ctx: Any, probes: Sequence[Any]) -> tuple[Any, ...]:
     """The user's jvp on tangents of their own, which he may write to."""
-    result = cls.jvp(ctx, *(None if p is None else p.clone() for p in probes))
-    return result if isinstance(result, tuple) else (result,)
-
-
-def _is_recorded(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.requires_grad
+    return as_tuple(cls.jvp(ctx, *(None if p is None else p.clone() for p in probes)))
 
 
 def _or_zeros(gradient: Any, probe: Tensor) -> Tensor:

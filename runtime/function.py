@@ -44,7 +44,7 @@ from ..tracer.torch_private import (
 from . import split
 from .config import backend_name, valid_backend, warns
 from .derived import require_transposable, valid_derive_jvp, why_no_backward, with_derived_backward
-from .guards import argument_fact, exact_key, global_state, is_plain, unseen_state
+from .guards import argument_fact, exact_key, global_state, is_plain, is_tracked, unseen_state
 from .interop import CompiledMeta, applied, fits_a_graph, with_opaque_backward
 from .node import make_node
 from .opaque import opaque_forward_of
@@ -459,7 +459,7 @@ class Compiler:
         saved = ctx.saved_tensors if chosen is None else saved_tensors_of(ctx)
         residuals = [*saved, *ctx._fusegrad_tensors]
         sizes = ctx._fusegrad_sizes
-        recording = torch.is_grad_enabled() and any(_tracked(v) for v in (*residuals, *gradients))
+        recording = torch.is_grad_enabled() and any(map(is_tracked, (*residuals, *gradients)))
         in_a_batch = any(map(is_batched, gradients))
         traced = is_capturing()  # by another mode: no capture may begin, and none is refused for good
         if recording or in_a_batch or traced or transforms_active():
@@ -521,10 +521,6 @@ def _is_linearized(args: Sequence[Any]) -> bool:
 def _forget(table: OrderedDict[Any, Any], limit: int) -> None:
     while len(table) > limit:
         table.popitem(last=False)
-
-
-def _tracked(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.requires_grad
 
 
 @functools.cache

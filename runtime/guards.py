@@ -22,6 +22,16 @@ from ..tracer.torch_private import function_modes
 Guard = Callable[[Sequence[Any]], bool]
 
 
+def is_float(value: Any) -> bool:
+    """Whether a value has a derivative: a tensor of real or complex floats."""
+    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+def is_tracked(value: Any) -> bool:
+    """Whether autograd follows a value."""
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
 def argument_fact(value: Any) -> Any:
     """What must be equal of an argument, whatever its sizes."""
     if isinstance(value, torch.Tensor):

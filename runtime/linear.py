@@ -25,6 +25,7 @@ from ..tracer.capture import CaptureError, Trace, capture_lock
 from ..tracer.function import method_place, rebind
 from ..tracer.torch_private import grad_switch, plain_tensors
 from .check import same_random_numbers, small_sizes
+from .guards import is_float
 from .specialization import hint_of
 
 if TYPE_CHECKING:
@@ -84,9 +85,9 @@ def require_linear(spec: Specialization, moving: Sequence[int]) -> None:
 def require_linear_jvp(spec: Specialization) -> None:
     """Raise NonLinearJvp unless jvp is linear in its tangents, CaptureError where it cannot be captured."""
     likes = [spec.forward.fakes[n] for n, i in enumerate(spec.slots) if i < spec.count]
-    trace = spec.captured_jvp([f for f in likes if _is_float(f)])
+    trace = spec.captured_jvp([f for f in likes if is_float(f)])
     tensors = sum(isinstance(f, Tensor) for f in trace.fakes)
-    tangents = range(tensors - sum(map(_is_float, likes)), tensors)
+    tangents = range(tensors - sum(map(is_float, likes)), tensors)
     fixed = {spec.forward.tensor_outputs[p.index] for p in spec.forward.non_differentiable if p.kind == "output"}
     moving = [i for i in spec.forward.tensor_outputs if i not in fixed]
     lifted = [spec.reads.tensor_path(t) for t in trace.lifted]
@@ -225,8 +226,8 @@ def _random(fake: Tensor, sizes: Mapping[Any, int]) -> Tensor:
 def sums(function: Linear, likes: Sequence[Tensor]) -> bool:
     """Whether f(2a - 3b) is 2 f(a) - 3 f(b) for random a and b, as far as rounding tells and numbers are finite."""
     with torch.no_grad(), same_random_numbers(likes) as rewind:
-        a, b = ([torch.randn_like(t) if _is_float(t) else torch.zeros_like(t) for t in likes] for _ in "ab")
-        mixed = [2 * x - 3 * y if _is_float(x) else x for x, y in zip(a, b, strict=True)]
+        a, b = ([torch.randn_like(t) if is_float(t) else torch.zeros_like(t) for t in likes] for _ in "ab")
+        mixed = [2 * x - 3 * y if is_float(x) else x for x, y in zip(a, b, strict=True)]
         found = []
         for gradients in (a, b, mixed):
             rewind()
@@ -244,11 +245,7 @@ def _sums(a: Tensor | None, b: Tensor | None, mixed: Tensor | None) -> bool:
         return False
     scale = max(float(p[finite].abs().max()) for p in parts)
     gap = float((parts[0] - parts[1] - parts[2])[finite].abs().max())
-    return gap <= scale * math.sqrt(torch.finfo(a.dtype).eps if _is_float(a) else 0.0)
-
-
-def _is_float(t: Tensor) -> bool:
-    return t.is_floating_point() or t.is_complex()
+    return gap <= scale * math.sqrt(torch.finfo(a.dtype).eps if is_float(a) else 0.0)
 
 
 # ---------------------------------------------------------------------------------------------- transposing it
@@ -266,7 +263,7 @@ def not_transposed(
     left, right = _products(pushed, cotangents), _products(pulled, tangents)
     scale = sum((p.abs().sum() for p in (*left, *right)), torch.zeros((), dtype=torch.float64))
     gap = sum((p.sum() for p in left), -sum((p.sum() for p in right), torch.zeros_like(scale))).abs()
-    floats = [t for t in (*tangents, *cotangents) if t.is_floating_point() or t.is_complex()]
+    floats = filter(is_float, (*tangents, *cotangents))
     exact = max([coarsest, *(torch.finfo(t.dtype).eps for t in floats)])
     if not bool(scale.isfinite()) or bool(gap <= max(1e-4, 16 * exact) * scale):
         return None
@@ -291,7 +288,7 @@ class Roundings(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if isinstance(result, Tensor) and _is_float(result):
+        if is_float(result):
             self.coarsest = max(self.coarsest, torch.finfo(result.dtype).eps)
         return result
 

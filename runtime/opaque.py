@@ -15,18 +15,18 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch.autograd.function import Function, once_differentiable
 
-from ..tracer.capture import CaptureError, Session, Trace, capture_lock, is_capturing
+from ..tracer.capture import CaptureError, capture_lock, is_capturing
+from ..tracer.containers import anew
 from ..tracer.context import BackwardContext
-from ..tracer.function import backward_method, is_once_differentiable
+from ..tracer.function import as_tuple, backward_method, is_once_differentiable
 from ..tracer.reads import DEPTH, SCALARS, Reads, freeze, is_library, scan
 from ..tracer.torch_private import dual_level, is_batched, no_autocast, transforms_active
 from .guards import global_state, is_plain
 from .interop import node_class
-from .promised import compare
-from .unit import VALUES, Unit, ran
+from .promised import UsersUnit
+from .unit import VALUES, ran
 
 if TYPE_CHECKING:
     from .function import Compiler
@@ -187,23 +187,23 @@ def _inner(value: Any) -> list[Any] | None:
     return list(vars(value).values()) if is_record or isinstance(value, types.SimpleNamespace) else None
 
 
-class OpaqueBackward(Unit):
+class OpaqueBackward(UsersUnit):
     """backward as a unit of (saved tensors, tensors among ctx's attributes, gradients), for given constants."""
 
     def __init__(self, owner: OpaqueForward, left: _Left, saved: int, needs: tuple[bool, ...], backend: str) -> None:
         self.owner, self.saved, self.needs = owner, saved, needs
-        self.names, self.constants = list(left.tensors), _anew(left.constants)
+        self.names, self.constants = list(left.tensors), anew(left.constants)
         self.under_autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
         super().__init__(f"{owner.compiler.cls.__name__}_backward", self._python, backend, owner.reads)
 
     def _python(self, *args: Any) -> Sequence[Any]:
         middle = self.saved + len(self.names)
-        attributes = _anew(self.constants) | dict(zip(self.names, args[self.saved : middle], strict=True))
+        attributes = anew(self.constants) | dict(zip(self.names, args[self.saved : middle], strict=True))
         ctx = BackwardContext(args[: self.saved], attributes, self.needs)
         before = {k: (id(v), _content(v)) for k, v in vars(ctx).items()}
         results = self.owner.method(ctx, *args[middle:])
         _require_unchanged(before, ctx)
-        return [_gradient(r) for r in (results if isinstance(results, tuple) else (results,))]
+        return [_gradient(r) for r in as_tuple(results)]
 
     def execute(self, args: Sequence[Any]) -> Sequence[Any]:
         """As for any unit, but a failed capture is told: the user's body is to run on the real ctx."""
@@ -219,14 +219,6 @@ class OpaqueBackward(Unit):
             raise CaptureError(reason="it is given a tensor subclass, or one that is not strided", where="unknown")
         self.owner.require_room()
         return super()._capture(args, facts)
-
-    def check(self, session: Session, trace: Trace, args: Sequence[Any], lifted: Sequence[Tensor]) -> None:
-        compare(self.body, session, trace, args, lifted)
-
-
-def _anew(value: Any) -> Any:
-    """Containers of their own for every run."""
-    return pytree.tree_map(lambda leaf: leaf, value)
 
 
 def _content(value: Any) -> Any:

@@ -12,6 +12,7 @@ from torch.autograd.function import Function
 
 from ..ir.errors import KeywordOnlyError
 from ..tracer.declared import DeclarationError, Option, call_place
+from ..tracer.function import as_tuple
 from .unit import vjp_of
 
 Tensor = torch.Tensor
@@ -81,7 +82,7 @@ def function_class(fn: Callable[..., Any]) -> type:
 
     def backward(ctx: Any, *gradients: Any) -> Any:
         args = [t if t is not None else o for t, o in zip(ctx.saved_tensors, ctx.others, strict=True)]
-        return tuple(vjp_of(lambda *a: _as_tuple(fn(*a)), args, gradients))
+        return tuple(vjp_of(lambda *a: as_tuple(fn(*a)), args, gradients))
 
     rules = {"forward": forward, "setup_context": setup_context, "backward": backward}
     body: dict[str, Any] = {name: staticmethod(rule) for name, rule in rules.items()}
@@ -90,7 +91,3 @@ def function_class(fn: Callable[..., Any]) -> type:
     return type(
         name, (Function,), {**body, "__module__": fn.__module__, "_fusegrad_sources": (fn,), "__doc__": fn.__doc__}
     )
-
-
-def _as_tuple(outputs: Any) -> tuple[Any, ...]:
-    return outputs if isinstance(outputs, tuple) else (outputs,)

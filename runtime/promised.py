@@ -1,7 +1,4 @@
-"""A rule of the user's that he declared traceable: captured and run as kernels, or NotTraceableError; never his Python.
-
-A first capture is compared with the user's own body, here and wherever else a unit stands for one of his methods.
-"""
+"""A rule of the user's that he declared traceable: captured and run as kernels, or NotTraceableError; never Python."""
 
 from __future__ import annotations
 
@@ -22,7 +19,28 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 
 
-class PromisedJvp(Unit):
+class UsersUnit(Unit):
+    """A unit that stands for a method of the user's: its first capture is compared with his own body."""
+
+    def check(self, session: Session, trace: Trace, args: Sequence[Any], lifted: Sequence[Tensor]) -> None:
+        """Raises CaptureError where the two differ."""
+        live = [i for i, a in enumerate(args) if isinstance(a, VALUES)]
+        values = _light(session, trace, [args[i] for i in live]) if settings().check else None
+        if values is None:
+            return
+
+        def users(given: Sequence[Any]) -> Sequence[Any]:
+            full = list(args)
+            for i, value in zip(live, given, strict=True):
+                full[i] = value
+            return self.body(*full)
+
+        why = differs(lambda given: trace.graph_module(*given, *lifted), users, values)
+        if why is not None:
+            raise CaptureError(reason=why, where="unknown")
+
+
+class PromisedJvp(UsersUnit):
     """The user's jvp as a unit of (what is kept for it, sizes, the tangents that are there)."""
 
     def __init__(self, compiler: Compiler, body: Body, backend: str) -> None:
@@ -38,27 +56,6 @@ class PromisedJvp(Unit):
             raise
         self.compiler.is_compiled("jvp")
         return found
-
-    def check(self, session: Session, trace: Trace, args: Sequence[Any], lifted: Sequence[Tensor]) -> None:
-        compare(self.body, session, trace, args, lifted)
-
-
-def compare(body: Body, session: Session, trace: Trace, args: Sequence[Any], lifted: Sequence[Tensor]) -> None:
-    """The first comparison of a captured body with itself, run by Python; raises CaptureError where they differ."""
-    live = [i for i, a in enumerate(args) if isinstance(a, VALUES)]
-    values = _light(session, trace, [args[i] for i in live]) if settings().check else None
-    if values is None:
-        return
-
-    def users(given: Sequence[Any]) -> Sequence[Any]:
-        full = list(args)
-        for i, value in zip(live, given, strict=True):
-            full[i] = value
-        return body(*full)
-
-    why = differs(lambda given: trace.graph_module(*given, *lifted), users, values)
-    if why is not None:
-        raise CaptureError(reason=why, where="unknown")
 
 
 def _light(session: Session, trace: Trace, values: list[Any]) -> list[Any] | None:

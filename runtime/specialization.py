@@ -17,6 +17,7 @@ from ..tracer.containers import Hole, anew, closed, exchanged, leaves
 from ..tracer.context import BackwardContext, ForwardContext, attributes_of
 from ..tracer.function import (
     ForwardCapture,
+    as_tuple,
     backward_method,
     call_forward,
     capture_forward,
@@ -440,8 +441,7 @@ class Specialization:
         attributes = self.attributes(kept[n:], sizes)
         ctx = BackwardContext(kept[:n], attributes, self.forward.needs_input_grad[: self.count])
         tangents = [None if like is None else next(supply).clone() for like in attributes["_fusegrad_likes"]]
-        result = self.cls.jvp(ctx, *tangents)  # type: ignore[attr-defined]
-        return result if isinstance(result, tuple) else (result,)
+        return as_tuple(self.cls.jvp(ctx, *tangents))  # type: ignore[attr-defined]
 
     def predicted_kinds(self) -> tuple[Any, ...]:
         """The commonest backward: every differentiable output has a gradient, each row-major."""
@@ -624,7 +624,7 @@ class Specialization:
         """The user's own forward: his tensors, then the hidden ones."""
         ctx = ForwardContext(self.forward.needs_input_grad[: self.count])
         output = call_forward(self.cls, ctx, closed(args, self.count))
-        tensors = [o for o in _as_tuple(output) if isinstance(o, Tensor)]
+        tensors = [o for o in as_tuple(output) if isinstance(o, Tensor)]
         return [*tensors, *self._hidden_in(ctx, output, self.tensors_of(args))]
 
     def users_hidden(self, args: Sequence[Any], output: Any) -> list[Any]:
@@ -635,7 +635,7 @@ class Specialization:
 
     def _hidden_in(self, ctx: ForwardContext, output: Any, inputs: Sequence[Tensor]) -> list[Tensor]:
         """The tensors that are kept and neither arguments nor outputs, in the order of `fake_hidden`."""
-        outputs = _as_tuple(output)
+        outputs = as_tuple(output)
         seen = {id(t): t for t in (*inputs, *(o for o in outputs if isinstance(o, Tensor)))}
         contained = [v for o in outputs if not isinstance(o, Tensor) for v in leaves(o) if isinstance(v, Tensor)]
         kept = (*contained, *ctx.to_save, *ctx.saved_for_forward, *tensors_of_attributes(attributes_of(ctx)))
@@ -729,11 +729,6 @@ def _passed_through(trace: Trace) -> dict[int, int]:
 def _is_write(node: torch.fx.Node) -> bool:
     schema = getattr(node.target, "_schema", None)
     return schema is not None and schema.is_mutable
-
-
-def _as_tuple(output: Any) -> tuple[Any, ...]:
-    return output if isinstance(output, tuple) else (output,)
-
 
 class _Recorded:
     """A call that remembers its results."""

@@ -28,7 +28,7 @@ from ..tracer.torch_private import (
     unwrapped,
 )
 from .dependence import independent, sources_of
-from .guards import Guard, argument_fact, global_state, size_guard
+from .guards import Guard, argument_fact, global_state, is_float, is_tracked, size_guard
 from .loops import LoopFree, is_written_out, loop_free
 from .plan import BoundSizes, Executable
 from .specialization import Specialization, gradient_kind, in_a_class
@@ -415,7 +415,7 @@ def vjp_of(body: Body, inputs: Sequence[Any], cotangents: Sequence[Any], needed:
         asked = [is_float(x) and (needed is None or needed[i]) for i, x in enumerate(inputs)]
         leaves = [_tracked_alias(x) if a else x for a, x in zip(asked, inputs, strict=True)]
         outputs = body(*leaves)
-        pairs = [(o, c) for o, c in zip(outputs, cotangents, strict=True) if _differentiable(o) and c is not None]
+        pairs = [(o, c) for o, c in zip(outputs, cotangents, strict=True) if is_tracked(o) and c is not None]
         wanted = [leaf for a, leaf in zip(asked, leaves, strict=True) if a]
         found: Sequence[Any] = [None] * len(wanted)
         if pairs and wanted:
@@ -431,13 +431,13 @@ def jvp_of(body: Body, inputs: Sequence[Any], tangents: Sequence[Any]) -> list[A
     with torch.enable_grad():
         leaves = [_tracked_alias(x) for x in inputs]
         outputs = list(body(*leaves))
-        duals = [torch.zeros_like(o).requires_grad_() if _differentiable(o) else None for o in outputs]
+        duals = [torch.zeros_like(o).requires_grad_() if is_tracked(o) else None for o in outputs]
         used = [d for d in duals if d is not None]
         moved = [leaves[i] for i, t in enumerate(tangents) if t is not None and is_float(leaves[i])]
         steps = [t for i, t in enumerate(tangents) if t is not None and is_float(leaves[i])]
         live = [o for o, d in zip(outputs, duals, strict=True) if d is not None]
         pulled = torch.autograd.grad(live, moved, used, create_graph=True, allow_unused=True) if live and moved else ()
-        pairs = [(p, t) for p, t in zip(pulled, steps, strict=False) if _differentiable(p)]
+        pairs = [(p, t) for p, t in zip(pulled, steps, strict=False) if is_tracked(p)]
         pushed = (
             torch.autograd.grad(
                 [p for p, _ in pairs], used, [t for _, t in pairs], allow_unused=True, create_graph=True
@@ -451,15 +451,6 @@ def jvp_of(body: Body, inputs: Sequence[Any], tangents: Sequence[Any]) -> list[A
 
 def _zeros_if_none(tangent: Any, output: Tensor) -> Tensor:
     return torch.zeros_like(output) if tangent is None else tangent
-
-
-def is_float(value: Any) -> bool:
-    """Whether it is a tensor that has derivatives."""
-    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
-
-
-def _differentiable(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.requires_grad
 
 
 def _tracked_alias(value: Any) -> Any:

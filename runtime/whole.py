@@ -16,15 +16,16 @@ from torch.autograd.function import Function
 
 from ..ir.errors import FusegradError
 from ..ir.program import Place
-from ..tracer.capture import CaptureError, is_capturing
+from ..tracer.capture import is_capturing
 from ..tracer.containers import Hole, closed
 from ..tracer.context import BackwardContext
-from ..tracer.function import backward_method, rebind
+from ..tracer.function import as_tuple, backward_method, rebind
 from ..tracer.torch_private import forward_mode_is_active, share_memory
-from .linear import AttachedGradients, NonLinearBackward, not_transposed, require_linear, waves
+from .guards import is_float
+from .linear import AttachedGradients, NonLinearBackward, Roundings, not_transposed, require_linear, waves
 from .plan import BoundSizes
 from .promised import PromisedJvp
-from .unit import BackwardUnit, OutDim, Unit, batchable, is_float, lane, present_under_vmap, zeros
+from .unit import BackwardUnit, OutDim, Unit, batchable, lane, present_under_vmap, zeros
 
 if TYPE_CHECKING:
     from .function import Compiler
@@ -349,18 +350,12 @@ class Whole(Rules):
         probes = [waves(o) if i not in self._fixed else torch.zeros_like(o) for i, o in enumerate(outputs)]
         pushed = self._tangent_body(mask)(*args)
         with torch.no_grad():
-            made = self._pulled(residuals, sizes, probes)
+            with Roundings() as seen:
+                made = self._pulled(residuals, sizes, probes)
             pulled = [g for g, moves in zip(made, mask, strict=True) if moves]
-            why = not_transposed(list(pushed), probes, list(tangents), pulled, self._coarsest())
+            why = not_transposed(list(pushed), probes, list(tangents), pulled, seen.coarsest)
         if why is not None:
             raise NonLinearBackward(function=self.spec.name, why=why, where=self.spec.backward_place())
-
-    def _coarsest(self) -> float:
-        """eps of the shortest floats that a captured backward computes with."""
-        traces = [e.trace for e in self.spec.entries.values() if not isinstance(e, CaptureError)]
-        values = [n.meta.get("val") for t in traces for n in t.graph_module.graph.nodes]
-        floats = {v.dtype for v in values if isinstance(v, Tensor) and (v.is_floating_point() or v.is_complex())}
-        return max((torch.finfo(dtype).eps for dtype in floats), default=0.0)
 
     def _pulled(self, residuals: Sequence[Any], sizes: dict[Any, Any], gradients: Sequence[Any]) -> list[Any]:
         supply = iter(gradients)
@@ -405,8 +400,7 @@ class Whole(Rules):
         n = len(forward.saved_for_forward)
         needs = forward.needs_input_grad[: self.spec.count]
         own = BackwardContext(kept[:n], self.spec.attributes(kept[n:], sizes), needs)
-        result = self.compiler.cls.jvp(own, *tangents)  # type: ignore[attr-defined]
-        return result if isinstance(result, tuple) else (result,)
+        return as_tuple(self.compiler.cls.jvp(own, *tangents))  # type: ignore[attr-defined]
 
     def _materialized(self, argument: int, tangent: Any, sizes: Any) -> Any:
         if tangent is not None or argument not in self.spec.slots:

@@ -31,7 +31,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from torch.overrides import TorchFunctionMode
 
 from ..ir.errors import FusegradError
-from .compiled import CompiledCallError, callees_as_nodes, has_own_autograd, operator_node, stray_node
+from .compiled import CompiledCallError, behind, callees_as_nodes, has_own_autograd, newest, operator_node, stray_node
 from .declared import declarations
 from .nested import plain, watched_by, watcher
 from .opaque import TRACED, OpaqueNode, Tape, Taped, Why, name_of, shown, tensors_in, why_opaque
@@ -281,14 +281,12 @@ class _Provenance(TorchFunctionMode):
         if graph is None:  # what runs by chance before the graph begins: a generator that is finalised, say
             return func(*args, **(kwargs or {}))
         _refuse_real_write(func, args, kwargs or {})
-        last = next(reversed(graph.nodes), graph._root)
+        last = newest(graph)
         result = self._called(func, args, kwargs or {})
-        node = last.next
-        if node is not graph._root:
+        if nodes := list(behind(last, graph)):
             origin = _origin_of(user_frame())
-            while node is not graph._root:
+            for node in nodes:
                 node.meta.setdefault("fusegrad_origin", origin)
-                node = node.next
         return result
 
     def _called(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -376,7 +374,7 @@ class Calls:
         try:
             if isinstance(what, str):
                 return apply(*args, **kwargs)
-            return _with_its_copies(plain, what, args, kwargs)
+            return _with_its_copies(what, args, kwargs)
         finally:
             self.inlined -= 1
 
@@ -454,13 +452,15 @@ class Calls:
         return made
 
 
-def _with_its_copies(plain: Callable[..., Any], cls: type, args: Any, kwargs: Any) -> Any:
+def _with_its_copies(cls: type, args: Any, kwargs: Any) -> Any:
     """The nested class itself; the `detach`es with which autograd keeps what it saves belong to the call's line."""
     mode = get_proxy_mode()
-    known = set(mode.tracer.graph.nodes) if mode is not None else set()
+    if mode is None:
+        return plain(cls, *args, **kwargs)
+    last = newest(mode.tracer.graph)
     result = plain(cls, *args, **kwargs)
-    for node in mode.tracer.graph.nodes if mode is not None else ():
-        if node not in known and node.target is torch.ops.aten.detach.default:
+    for node in behind(last, mode.tracer.graph):
+        if node.target is torch.ops.aten.detach.default:
             node.meta.setdefault("fusegrad_origin", _origin_of(user_frame()))
     return result
 

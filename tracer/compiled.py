@@ -119,12 +119,22 @@ def _inlined(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     origin, mode = _recording_origin(), get_proxy_mode()
     if origin is None or mode is None:
         return function(*args, **kwargs)
-    known = set(mode.tracer.graph.nodes)
+    last = newest(mode.tracer.graph)
     result = function(*args, **kwargs)
-    for node in mode.tracer.graph.nodes:
-        if node not in known:
-            node.meta.setdefault("fusegrad_origin", origin())
+    for node in behind(last, mode.tracer.graph):
+        node.meta.setdefault("fusegrad_origin", origin())
     return result
+
+
+def newest(graph: torch.fx.Graph) -> torch.fx.Node:
+    """The last node so far; the root of an empty graph."""
+    return next(reversed(graph.nodes), graph._root)
+
+
+def behind(last: torch.fx.Node, graph: torch.fx.Graph) -> Iterator[torch.fx.Node]:
+    """The nodes that were added since `last` was the newest."""
+    while (last := last.next) is not graph._root:
+        yield last
 
 
 def _without_effects(function: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:

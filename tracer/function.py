@@ -431,9 +431,14 @@ class GradientCountError(FusegradError):
     message = "function {function}Backward returned an incorrect number of gradients (expected {expected}, got {got})"
 
 
+def as_tuple(result: Any) -> tuple[Any, ...]:
+    """What a method returned: one value, or a tuple of them."""
+    return result if isinstance(result, tuple) else (result,)
+
+
 def exact_gradients(cls: type, result: Any, count: int) -> tuple[Any, ...]:
     """backward's result as a tuple of `count` gradients; extra trailing Nones are dropped, as torch does."""
-    gradients = result if isinstance(result, tuple) else (result,)
+    gradients = as_tuple(result)
     if len(gradients) < count or any(g is not None for g in gradients[count:]):
         raise GradientCountError(function=cls.__name__, expected=count, got=len(gradients))
     return gradients[:count]

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from .modes import as_tuple, dual_numbers
+from ...tracer.function import as_tuple
+from .modes import dual_numbers
 
 Tensor = torch.Tensor
 F = Callable[..., Any]

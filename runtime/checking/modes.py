@@ -14,6 +14,8 @@ import torch.utils._pytree
 import torch.utils.checkpoint
 from torch.autograd import forward_ad
 
+from ...tracer.function import as_tuple
+
 Tensor = torch.Tensor
 Named = dict[str, Any]
 F = Callable[..., Any]  # all tensor arguments, by position -> what the Function returns
@@ -22,10 +24,6 @@ BATCH = 3
 
 
 # ------------------------------------------------------------------ arguments and results
-def as_tuple(result: Any) -> tuple[Any, ...]:
-    return result if isinstance(result, tuple) else (result,)
-
-
 def leaves(xs: Sequence[Tensor]) -> list[Tensor]:
     """The tensors without history; the same tensor twice stays the same."""
     fresh = {id(x): x.detach().requires_grad_(x.requires_grad) for x in xs}

@@ -11,14 +11,15 @@ import torch
 import torch.utils._pytree as pytree
 
 from ...ir.errors import FusegradError
-from ...tracer.function import uses_setup_context
+from ...tracer.function import as_tuple, uses_setup_context
 from ..explain import compiler_of
 from ..function import Compiler
 from ..function import compile as compiled
+from ..guards import is_float
 from ..specs import is_spec, parse_spec
 from ..trees import bound, call_flat
 from .layouts import all_copied, laid_out
-from .modes import MODES, Transforms, as_tuple
+from .modes import MODES, Transforms
 from .verdict import Outcome, Tolerance, error_text, first_difference
 
 Tensor = torch.Tensor
@@ -240,9 +241,5 @@ def _differentiable(leaves: Sequence[Any]) -> list[Any]:
     """Where no argument asks for a gradient, every floating one is taken to."""
     tensors = [a for a in leaves if isinstance(a, Tensor)]
     asked = any(t.requires_grad for t in tensors)
-    fresh = {id(t): t.detach().requires_grad_(t.requires_grad if asked else _is_float(t)) for t in tensors}
+    fresh = {id(t): t.detach().requires_grad_(t.requires_grad if asked else is_float(t)) for t in tensors}
     return [fresh[id(a)] if isinstance(a, Tensor) else a for a in leaves]
-
-
-def _is_float(t: Tensor) -> bool:
-    return t.is_floating_point() or t.is_complex()
