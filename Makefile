@@ -55,7 +55,7 @@ tests: $(STAMP)
 	FUSEGRAD_TESTS=$(FUSEGRAD_TESTS) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --timeout=300 $(TESTS)
 
 compose: $(STAMP)
-	FUSEGRAD_TESTS=all FUSEGRAD_COMPOSE=all OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --timeout=600 tests/compose
+	FUSEGRAD_TESTS=all OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --timeout=600 tests/compose
 
 conformance: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/conformance/run.py

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +14,6 @@ import fusegrad
 
 Tensor = torch.Tensor
 LANES = 3
-EVERY = os.environ.get("FUSEGRAD_COMPOSE") == "all"
 
 
 @functools.cache
@@ -115,13 +113,10 @@ def real(case: Case) -> bool:
     return not any(isinstance(a, Tensor) and a.is_complex() for a in case.make(Numbers(0)))
 
 
-def each(composition: str, *, order: int = 1, where: Callable[[Case], bool] = lambda c: True, of: int = 2) -> Any:
-    """Parametrised over the table: the cases with an oracle of this order, known failures as strict xfails.
-
-    of: one in so many is taken, each composition others; FUSEGRAD_COMPOSE=all takes them all (`make compose`).
-    """
+def each(composition: str, *, order: int = 1, where: Callable[[Case], bool] = lambda c: True) -> Any:
+    """Parametrised over the table: the cases with an oracle of this order, known failures as strict xfails."""
     chosen = [c for c in CASES if c.plain is not None and c.order >= order and where(c)]
-    return parametrized(chosen if EVERY else chosen[len(composition) % of :: of], composition)
+    return parametrized(chosen, composition)
 
 
 def parametrized(cases: list[Case], composition: str) -> Any:

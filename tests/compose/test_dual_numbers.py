@@ -7,7 +7,7 @@ from compose.composing import agree, directions, each
 from torch.autograd import forward_ad
 
 
-@each("dual numbers", of=3)
+@each("dual numbers")
 def test_dual_numbers(case) -> None:
     def compose(f):
         moving = f.floats()

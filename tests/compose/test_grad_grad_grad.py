@@ -18,6 +18,6 @@ def along(f, argnums):
     return step
 
 
-@each("grad(grad(grad))", order=3, of=6)
+@each("grad(grad(grad))", order=3)
 def test_grad_grad_grad(case) -> None:
     agree(case, lambda f: grad(along(along(f.loss, f.argnums), f.argnums), f.argnums)(*f.point))

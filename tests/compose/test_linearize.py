@@ -7,7 +7,7 @@ from compose.composing import agree, directions, each
 from torch.func import linearize, vmap
 
 
-@each("linearize", of=3)
+@each("linearize")
 def test_linearize(case) -> None:
     def compose(f):
         moving = f.floats()
