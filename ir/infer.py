@@ -42,6 +42,11 @@ def equal(a: Size, b: Size) -> bool:
     return a == b or (not (isinstance(a, int) and isinstance(b, int)) and _vanishes(a, b))
 
 
+def same_shape(a: Sequence[Size], b: Sequence[Size]) -> bool:
+    """Whether two shapes are provably equal."""
+    return len(a) == len(b) and all(map(equal, a, b))
+
+
 @lru_cache(maxsize=4096)
 def _vanishes(a: Size, b: Size) -> bool:
     difference = sympy.expand(sympy.sympify(a) - sympy.sympify(b))

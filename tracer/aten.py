@@ -30,11 +30,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..ir import Graph, TensorType, Value, building, emit, provenance
 from ..ir.errors import LoweringError, TypeRuleError
 from ..ir.graph import Origin
+from ..ir.infer import same_shape
 from ..ir.prims import Arg
 from . import rules_composite, rules_index, rules_layout, rules_pointwise, rules_reduce  # noqa: F401  they fill the tables
 from .dtypes import from_torch
 from .masked import dense
-from .rules import Call, cast, composites, expand, full, iota, reshape, rules, same_shape
+from .rules import Call, cast, composites, expand, full, iota, reshape, rules
 from .rules_composite import decompositions
 from .sizes import SYMBOLIC, Sizes
 from .torch_private import FakeTensor, FakeTensorMode, enable_python_dispatcher, no_autocast

@@ -19,7 +19,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 
 from ..ir import Size, TensorType, Value, emit
-from ..ir.infer import equal
+from ..ir.infer import equal, same_shape
 from ..ir.types import INTEGERS, LOW_FLOATS, product
 from .dtypes import from_torch
 
@@ -125,10 +125,6 @@ def _nan_beyond(x: Value) -> Value:
     wide = cast(x, "f32")
     beyond = emit("gt", emit("abs", wide), full(464.0, wide.aval))
     return emit("where", beyond, full(math.nan, wide.aval), wide)
-
-
-def same_shape(a: Sequence[Size], b: Sequence[Size]) -> bool:
-    return len(a) == len(b) and all(map(equal, a, b))
 
 
 def broadcast(x: Value, shape: Sequence[Size], axes: Iterable[int]) -> Value:

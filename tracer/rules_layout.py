@@ -7,7 +7,7 @@ from typing import Any
 
 from ..ir import Size, Value, emit
 from ..ir.errors import LoweringError
-from ..ir.infer import drop, equal
+from ..ir.infer import drop, equal, same_shape
 from ..ir.types import INTEGERS, ITEMSIZE, contiguous_strides, simplest
 from .rules import (
     Call,
@@ -23,7 +23,6 @@ from .rules import (
     place,
     reshape,
     rule,
-    same_shape,
 )
 
 

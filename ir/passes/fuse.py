@@ -17,11 +17,11 @@ import networkx as nx
 
 from ..cost import Hints, estimate
 from ..graph import Graph, Value
-from ..infer import equal
+from ..infer import equal, same_shape
 from ..prims import PRIMS
 from ..rewrite import extract
 from ..types import COMPLEX, FLOAT8, Size, contiguous_strides, product
-from .layout import only_ones, same_shape
+from .layout import only_ones
 
 EXTERN = ("extern", "contract")
 VIEWS = ("permute", "broadcast", "slice", "reshape")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import sympy
 
 from ..graph import Value
-from ..infer import drop, equal
+from ..infer import drop, equal, same_shape
 from ..prims import PRIMS
 from ..rewrite import Rules, make, number_of
 from ..types import LOW_FLOATS, Size, product, simplest
@@ -26,10 +26,6 @@ Shape = Sequence[Size]
 def wide(shape: Shape) -> list[int]:
     """The axes that are not of size 1."""
     return [i for i, size in enumerate(shape) if size != 1]
-
-
-def same_shape(a: Shape, b: Shape) -> bool:
-    return len(a) == len(b) and all(map(equal, a, b))
 
 
 def only_ones(old: Shape, new: Shape) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import sympy
 
 from ..graph import Graph, Value, emit, provenance
-from ..infer import equal
+from ..infer import same_shape
 from ..prims import PRIMS
 from ..rewrite import extract
 from ..types import COMPLEX, FLOAT8, FLOATS, INTEGERS, Size, TensorType
@@ -151,4 +151,4 @@ def on_behalf_of(node: Value) -> Any:
 
 
 def same_type(a: TensorType, b: TensorType) -> bool:
-    return a == b or (a.dtype == b.dtype and a.ndim == b.ndim and all(map(equal, a.shape, b.shape)))
+    return a == b or (a.dtype == b.dtype and same_shape(a.shape, b.shape))
