@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 ATTEMPTS, SECONDS = 24, 5.0
+PACKAGE = modes.__name__.partition(".")[0] + "."
 LITERAL = 400  # numbers of a tensor that are written out; a larger one is drawn anew
 
 
@@ -257,7 +258,7 @@ def _importable(module: str) -> bool:
 
 
 def _sources(roots: Sequence[Any]) -> list[str]:
-    """The source of functions and classes, and of everything out of the two modules that they use."""
+    """The source of functions and classes, and of everything of this package that they use."""
     found: dict[str, Any] = {}
     waiting = list(roots)
     while waiting:
@@ -286,5 +287,6 @@ def _names_of(code: Any) -> set[str]:
 def _ours(name: str, module: str) -> Any:
     space = vars(sys.modules[module]) if module in sys.modules else {}
     found = space.get(name)
-    mine = (modes.__name__, mathematics.__name__)
-    return found if (inspect.isfunction(found) or isinstance(found, type)) and found.__module__ in mine else None
+    if not (inspect.isfunction(found) or isinstance(found, type)):
+        return None
+    return found if found.__module__.startswith(PACKAGE) else None
