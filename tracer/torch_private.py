@@ -134,6 +134,15 @@ def without_address(fake: Tensor) -> Tensor:
     return fake
 
 
+def _empty_on_cpu(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> Tensor:
+    return torch.empty_strided(shape, strides, dtype=dtype)
+
+
+_guards = "_C._dynamo.guards"
+empty_on_cpu: Callable[[Any, Any, torch.dtype], Tensor] = _private(f"{_guards}._empty_strided_cpu") or _empty_on_cpu
+"""`(shape, strides, dtype)` -> memory on the CPU, in a quarter of the time of `torch.empty_strided`."""
+
+
 # ------------------------------------------------------------------ running things
 def direct_apply(node: type) -> Callable[..., Any]:
     """`apply` of a ctx-style Function without the Python one in between, which looks for transforms."""
@@ -208,6 +217,7 @@ __all__ = [
     "direct_apply",
     "dispatch_modes",
     "dual_level",
+    "empty_on_cpu",
     "enable_python_dispatcher",
     "expression_of",
     "forward_mode_is_active",
