@@ -60,3 +60,14 @@ CASES: list[Case] = [
     *_rows(f.RoPE, "bf16[M]", "bf16[4096,64]", "bf16[4096,64]", shapes=("4,4096,32,128",)),
     *[Case(f.FusedLinearCrossEntropy, "8192,4096x32000", ("bf16[8192,4096]", "bf16[32000,4096]", "i64[8192]", 1024))],
 ]
+
+
+def chosen(pattern: str = "", one_per_function: bool = False) -> list[Case]:
+    """The cases whose names contain `pattern`; of each Function one alone, at 4096x4096 where it has that."""
+    found = [case for case in CASES if pattern in case.name]
+    if not one_per_function:
+        return found
+    first: dict[type, Case] = {}
+    for case in sorted(found, key=lambda c: c.shape != "4096,4096"):
+        first.setdefault(case.function, case)
+    return [case for case in found if first[case.function] is case]

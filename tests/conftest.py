@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 ONE_IN = {
+    "benchmarks/test_limits.py": 11,
     "compose/test_hessian.py": 12,
     "compose/test_grad_grad_grad.py": 12,
     "compose/test_jvp_grad.py": 10,
