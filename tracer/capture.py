@@ -103,6 +103,7 @@ class Session:
         self.dynamic = dynamic
         self.env = Env(duck_shape=False)
         self.mode = FakeTensorMode(shape_env=self.env, allow_non_fake_inputs=True)
+        self.mode.cache_enabled = False  # symbols are a session's own: filling the cache takes longer than it saves
         self.named: list[tuple[str, Any]] = []
         self.returned: list[torch.Tensor] = []  # fakes of what opaque nodes returned
         self.moved = False
