@@ -516,7 +516,7 @@ class Executable:
 
     def _kernels(self) -> Run:
         try:
-            graph = self.graph or graph_of(self.trace, self.name)
+            graph = self.graph = self.graph or graph_of(self.trace, self.name)
         except LoweringError as error:
             self.report(f"no kernels, the captured ATen operations run one by one: {error}")
             return self._replay

@@ -27,9 +27,10 @@ from ..tracer.torch_private import (
     transforms_active,
     unwrapped,
 )
+from .config import KERNEL_BACKENDS
 from .dependence import independent, sources_of
 from .guards import Guard, argument_fact, global_state, is_float, is_tracked, size_guard
-from .loops import LoopFree, is_written_out, loop_free
+from .lanes import BACKENDS, Batch, Layout, Lowered, is_written_out, lowered, over_lanes
 from .plan import BoundSizes, Executable
 from .specialization import Specialization, gradient_kind, in_a_class
 from .stats import count
@@ -69,7 +70,8 @@ class Unit:
 
     def __init__(self, name: str, body: Body, backend: str, reads: Reads) -> None:
         self.name, self.body, self.backend, self.reads = name, body, backend, reads
-        self.graphs: list[tuple[Any, Guard, Executable, list[Read]]] = []
+        self.graphs: list[tuple[Any, Guard, Executable, list[Read], Session]] = []
+        self.in_ir: dict[int, Lowered | None] = {}  # by the executable
         self.noted = threading.local()  # `captured`: what its function, or that of a batch of it, ran last
         self._function: Any = None
         self._derived: dict[Any, Unit] = {}
@@ -88,9 +90,8 @@ class Unit:
             return self.body(*args)
         try:
             executable, lifted = self.captured(args)
-        except CaptureError:  # a derivative of a method that cannot be captured: through autograd, as in eager
-            count("fallbacks")
-            return ran(None, self.body(*args))
+        except CaptureError:
+            return self.uncaptured(args)
         live = [i for i, a in enumerate(args) if isinstance(a, VALUES)]
         values = [args[i] for i in live]
         batched = any(map(is_batched, values))  # no memory that a kernel could read
@@ -101,13 +102,18 @@ class Unit:
         """The results on values in memory."""
         return executable([a for a in args if isinstance(a, VALUES)], lifted)
 
+    def uncaptured(self, args: Sequence[Any]) -> Sequence[Any]:
+        """A derivative of a method that cannot be captured: through autograd, as in eager."""
+        count("fallbacks")
+        return ran(None, self.body(*args))
+
     def captured(self, args: Sequence[Any]) -> tuple[Executable, list[Tensor]]:
         """The graph for arguments like these."""
         given = (argument_fact(a) if not isinstance(a, int) else "int" for a in args)
         facts = (*given, *global_state(), *self.reads.facts(), *self.further_facts())
         present = [a for a in args if isinstance(a, VALUES)]
         with capture_lock:
-            for known, guard, executable, lifted in self.graphs:
+            for known, guard, executable, lifted, _ in self.graphs:
                 if known == facts and guard(present):
                     return executable, [read.get() for read in lifted]
             return self._capture(args, facts)
@@ -120,6 +126,19 @@ class Unit:
         """The captured graph itself, for batching."""
         executable, lifted = self.captured(args)
         return executable.trace, lifted
+
+    def lowered(self, args: Sequence[Any]) -> tuple[Lowered | None, Sequence[Tensor]]:
+        """The captured graph in the IR, for batching; None where it is not of primitives alone."""
+        executable, lifted = self.captured(args)
+        if id(executable) not in self.in_ir:
+            self._lower(executable)
+            return self.lowered(args)  # lowering may have learnt more about sizes
+        return self.in_ir[id(executable)], lifted
+
+    def _lower(self, executable: Executable) -> None:
+        at, session = next((i, s) for i, (*_, e, _, s) in enumerate(self.graphs) if e is executable)
+        self.in_ir[id(executable)] = lowered(executable, self.name)
+        self.graphs[at] = (self.graphs[at][0], size_guard(session, executable.trace.fakes), *self.graphs[at][2:])
 
     def _capture(self, args: Sequence[Any], facts: Any) -> tuple[Executable, list[Tensor]]:
         count("captures")
@@ -138,7 +157,7 @@ class Unit:
         lifted = [read for t in trace.lifted if (read := self.reads.tensor_path(t)) is not None]
         executable = Executable(trace, self.name, self.backend)
         guard = size_guard(session, fakes)  # on integers too: sizes that no tensor here shows
-        self.graphs.append((facts, guard, executable, lifted))
+        self.graphs.append((facts, guard, executable, lifted, session))
         return executable, trace.lifted
 
     def check(self, session: Session, trace: Trace, args: Sequence[Any], lifted: Sequence[Tensor]) -> None:
@@ -205,6 +224,8 @@ class Unit:
 class BatchedUnit(Unit):
     """A unit under vmap: its parent's captured graph with a batch axis, so that no Python of a derivative is batched.
 
+    For kernels by the rules of the IR. On the reference backend, and where the IR has no rule, torch's are captured, so
+    that results are eager's bit by bit; where they make a loop over the lanes, or are missing, the IR's serve again.
     out_dims per output: where the batch axis goes, or "sum" over it; by default the front. Its derivatives are the
     parent's, batched: a cotangent of an input that has no batch axis is the sum over the batch.
     """
@@ -215,70 +236,120 @@ class BatchedUnit(Unit):
         super().__init__(f"{parent.name}_batched", self._vmapped, parent.backend, parent.reads)
         self.parent, self.in_dims, self.randomness, self.out_dims = parent, in_dims, randomness, out_dims
         self.noted = parent.noted
-        self._flat: Any = None
         self._here = threading.local()  # `lane`: the parent's graph for the arguments at hand, what it captured
-        self._loop_free: dict[int, LoopFree | None] = {}  # by the parent's graphs of which torch makes a loop
+        self._in_python: dict[int, Any] = {}  # the parent's graphs, to be run under vmap
+        self._loops: set[int] = set()  # the parent's graphs that torch's rules cannot batch, or make a loop of
+        self._batches: dict[Any, Batch | None] = {}
 
     def _vmapped(self, *args: Any) -> Sequence[Any]:
-        flat = self._flat
-        if flat is None:
+        if not hasattr(self._here, "lane"):
             raise InternalError(f"{self.name} is inlined into a capture before its graph is known")
         present = [i for i, a in enumerate(args) if isinstance(a, VALUES)]
         dims = tuple(self.in_dims[i] for i in present)
-        results = present_under_vmap(flat, dims, [args[i] for i in present], self.randomness)
+        results = present_under_vmap(self._lane_in_python, dims, [args[i] for i in present], self.randomness)
         outs = self.out_dims or (0,) * len(results)
         return [None if r is None else _placed(r, d) for r, d in zip(results, outs, strict=True)]
 
+    def _lane_in_python(self, *values: Any) -> Any:
+        trace, lifted = self._here.lane
+        if id(trace) not in self._in_python:
+            self._in_python[id(trace)] = batchable(trace.graph_module, inline=True)
+        return self._in_python[id(trace)](*values, *lifted)
+
     def execute(self, args: Sequence[Any]) -> Sequence[Any]:
-        args = [
-            a if d in (None, 0) or not isinstance(a, Tensor) else a.contiguous()
-            for a, d in zip(args, self.in_dims, strict=True)
-        ]
         if is_capturing():
             return self.body(*args)
-        of_lane = self._prepare(args)
-        known = self._loop_free.get(id(of_lane[0]))
-        live = [i for i, a in enumerate(args) if isinstance(a, VALUES)]
-        if known is None or any(is_batched(args[i]) for i in live):
-            return super().execute(args)
-        return ran((known.trace, live), self._without_loop(known, args, of_lane[1]))
+        if self._prefers_ir(args) and (found := self._run_in_ir(args)) is not None:
+            return found
+        try:
+            self._prepare(args)
+        except CaptureError:
+            return self.uncaptured(args)
+        if self.loops(args) and (found := self._run_in_ir(args)) is not None:
+            return found
+        return super().execute(
+            [
+                a if d in (None, 0) or not isinstance(a, Tensor) else a.contiguous()
+                for a, d in zip(args, self.in_dims, strict=True)
+            ]
+        )
 
+    def launched(self, executable: Executable, args: Sequence[Any], lifted: Sequence[Tensor]) -> Sequence[Any]:
+        found = self._run_in_ir(args) if id(self._here.lane[0]) in self._loops else None
+        return super().launched(executable, args, lifted) if found is None else found
+
+    def uncaptured(self, args: Sequence[Any]) -> Sequence[Any]:
+        """torch's rules make no graph of it, or a loop."""
+        found = self._run_in_ir(args)
+        return super().uncaptured(args) if found is None else found
+
+    # ------------------------------------------------------------------ by the rules of the IR
+    def _prefers_ir(self, args: Sequence[Any]) -> bool:
+        return self.backend in KERNEL_BACKENDS or self.loops(args)
+
+    def loops(self, args: Sequence[Any]) -> bool:
+        """Whether torch's rules are known to make a loop of this, or of what it batches."""
+        if not self._loops and not isinstance(self.parent, BatchedUnit):
+            return False
+        lanes = self._lanes(args)
+        inner = isinstance(self.parent, BatchedUnit) and self.parent.loops(lanes)
+        return inner or bool(self._loops and id(self.parent.flat(lanes)[0]) in self._loops)
+
+    def _run_in_ir(self, args: Sequence[Any]) -> Sequence[Any] | None:
+        live = [i for i, a in enumerate(args) if isinstance(a, VALUES)]
+        if any(is_batched(args[i]) for i in live):
+            return None  # no memory that a kernel could read
+        batch, lifted = self.lowered(args)
+        if batch is None:
+            return None
+        assert isinstance(batch, Batch)
+        return ran((batch.trace, live), batch([args[i] for i in live], lifted))
+
+    def lowered(self, args: Sequence[Any]) -> tuple[Lowered | None, Sequence[Tensor]]:
+        live = [i for i, a in enumerate(args) if isinstance(a, VALUES)]
+        dims, values = [self.in_dims[i] for i in live], [args[i] for i in live]
+        is_empty = any(d is not None and not v.shape[d] for d, v in zip(dims, values, strict=True))
+        if is_empty or self.backend not in BACKENDS:
+            return None, ()
+        lane, lifted = self.parent.lowered(self._lanes(args))
+        if lane is None:
+            return None, lifted
+        layout = Layout.of(lane, values, dims)
+        if (id(lane), layout) not in self._batches:
+            self._batches[id(lane), layout] = over_lanes(
+                lane, layout, self.out_dims, self.randomness, self.name, self.backend
+            )
+        return self._batches[id(lane), layout], lifted
+
+    def _lanes(self, args: Sequence[Any]) -> list[Any]:
+        """An example of what the parent is given."""
+        with plain_tensors():
+            return [example(lane(a, d)) for a, d in zip(args, self.in_dims, strict=True)]
+
+    # ------------------------------------------------------------------ by torch's
     def further_facts(self) -> tuple[Any, ...]:
         """Which graph of the parent it is: the graph over a batch does not know for what sizes that one holds."""
         return (id(self._here.lane[0]),)
 
-    def launched(self, executable: Executable, args: Sequence[Any], lifted: Sequence[Tensor]) -> Sequence[Any]:
-        trace, captured = self._here.lane
-        known = self._loop_free.get(id(trace))
-        if known is None:
-            return super().launched(executable, args, lifted)
-        return self._without_loop(known, args, captured)
-
-    def _without_loop(self, known: LoopFree, args: Sequence[Any], lifted: Sequence[Tensor]) -> Sequence[Any]:
-        """By the rules of the IR, where torch's would make one operation per lane."""
-        live = [i for i, a in enumerate(args) if isinstance(a, VALUES)]
-        return known([args[i] for i in live], [lane(args[i], self.in_dims[i]) for i in live], lifted)
-
     def _capture(self, args: Sequence[Any], facts: Any) -> tuple[Executable, list[Tensor]]:
-        executable, lifted = super()._capture(args, facts)
+        known = id(self._here.lane[0])
+        try:
+            executable, lifted = super()._capture(args, facts)
+        except CaptureError:
+            self._loops.add(known)
+            raise
         live = [i for i, a in enumerate(args) if isinstance(a, VALUES)]
-        dims = [self.in_dims[i] for i in live]
-        if is_written_out(executable.trace, [args[i] for i in live], dims):
-            trace, _ = self._here.lane
-            self._loop_free[id(trace)] = loop_free(trace, dims, self.out_dims, self.name, self.backend)
+        if is_written_out(executable.trace, [args[i] for i in live], [self.in_dims[i] for i in live]):
+            self._loops.add(known)
         return executable, lifted
 
     def _prepare(self, args: Sequence[Any]) -> tuple[Trace, Sequence[Tensor]]:
         """Have the parent's graph at hand before this one is captured: captures do not nest."""
-        lanes = [lane(a, d) for a, d in zip(args, self.in_dims, strict=True)]
+        lanes = self._lanes(args)
         if isinstance(self.parent, BatchedUnit):
             self.parent._prepare(lanes)
-        with plain_tensors():
-            trace, lifted = self.parent.flat([example(a) for a in lanes])
-        graph = batchable(trace.graph_module, inline=True)
-        self._flat = lambda *values: graph(*values, *lifted)
-        self._here.lane = trace, lifted
-        return trace, lifted
+        self._here.lane = self.parent.flat(lanes)
+        return self._here.lane  # type: ignore[no-any-return]
 
     def pulling(self, inputs: int, given: tuple[bool, ...], needed: Needed = None) -> Unit:
         outs = self.out_dims or (0,) * len(given)

@@ -13,7 +13,7 @@ from ..prims import BINARY, COMPARE, UNARY
 from ..rewrite import name_of
 from ..types import Size
 from .extern import NO_RULES, Batched, ExternRules, applied, no_rule
-from .ops import EXTERN, broadcast, permute, up
+from .ops import EXTERN, broadcast, cast, permute, up
 
 Randomness: TypeAlias = Literal["error", "same", "different"]
 Mapped = tuple[bool, ...]
@@ -26,15 +26,17 @@ def batch(
     rules: ExternRules = NO_RULES,
     *,
     randomness: Randomness = "error",
+    steps: Sequence[Size | None] = (),
 ) -> Batched:
-    """The graph over a batch of `size`. Mapped inputs, row-major, and mapped outputs have the batch axis in front.
+    """The graph over a batch of `size`. Mapped inputs and mapped outputs have the batch axis in front.
 
-    randomness: what a draw from torch's generator (an `aten_effect` node) does, as in torch.vmap.
+    randomness: what a draw from torch's generator (an `aten_effect` node) does, as in torch.vmap. steps: per input the
+    stride of the batch axis, before the strides of the lane; None (for all, by default) for one that is row-major.
     """
     out = Graph(f"{graph.name}_batched")
     env: dict[int, Any] = {
-        v.id: _lane_input(out, v, size) if m else out.input(v.aval, v.params["name"], v.params["strides"])
-        for v, m in zip(graph.inputs, mapped, strict=True)
+        v.id: _lane_input(out, v, size, step) if m else out.input(v.aval, v.params["name"], v.params["strides"])
+        for v, m, step in zip(graph.inputs, mapped, steps or [None] * len(graph.inputs), strict=True)
     }
     flags: dict[int, Any] = {v.id: m for v, m in zip(graph.inputs, mapped, strict=True)}
     with building(out):
@@ -52,8 +54,9 @@ def batch(
     return Batched(out.returning([None if o is None else env[o.id] for o in graph.outputs], strides), mapped_out)
 
 
-def _lane_input(out: Graph, value: Value, size: Size) -> Value:
-    return out.input(value.aval.with_shape((size, *value.shape)), value.params["name"])
+def _lane_input(out: Graph, value: Value, size: Size, step: Size | None) -> Value:
+    strides = None if step is None else (step, *value.params["strides"])
+    return out.input(value.aval.with_shape((size, *value.shape)), value.params["name"], strides)
 
 
 def _batched(
@@ -62,6 +65,8 @@ def _batched(
     """A node over the batch, and whether it has the axis; lists of both for a node with several results."""
     if node.prim == "pick" and isinstance(args[0], list):
         return args[0][node.params["index"]], mapped[0][node.params["index"]]
+    if (in_every_lane := extern_batch_rules.get(node.params.get("op", ""))) is not None and any(mapped):
+        return in_every_lane(node, *args), False
     if node.prim in EXTERN and (any(mapped) or _draws(node, randomness)):
         rule = rules.batch(node, mapped, size, randomness)
         found = applied(rule.graph, node, args)
@@ -170,6 +175,18 @@ def lane_of(index: Value) -> Value:
 def _random(size: Size, mapped: Mapped, node: Value, *args: Value, **params: Any) -> Value:
     raise no_rule("vmap", node, "draws from a seed or an offset that differs between the lanes")
 
+
+def _asserted(node: Value, condition: Value) -> Value:
+    """What has to hold in every lane: the least of 0 and 1."""
+    least = emit("amin", cast(condition, "i32"), axes=(0,))
+    return emit(node.prim, cast(least, "b1"), **node.params)
+
+
+extern_batch_rules: dict[str, Callable[..., Value]] = {
+    "aten._assert_async.default": _asserted,
+    "aten._assert_async.msg": _asserted,
+}
+"""Calls without a result, of which torch has no rule. (the node, operands with the axis) -> one call for all lanes."""
 
 defbatch("dot", _dot)
 defbatch("gather", _gather)

@@ -1,0 +1,169 @@
+"""A captured graph over a batch by the rules of the IR: no capture, no loop over the lanes, any batch size.
+
+    one lane: x [M, N], w [N] -> y [M, N]        many: x [lanes, M, N], w [N] -> y [lanes, M, N]
+
+`Lowered` is a graph with the way to read its symbols off values. A `Batch` of one is one again, so that vmap nests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+
+from ..ir import Graph, building, emit
+from ..ir.errors import LoweringError
+from ..ir.transforms.batch import batch, lead
+from ..ir.transforms.extern import Batched, NoRuleError
+from ..ir.transforms.ops import DIFFERENTIABLE, permute
+from ..ir.types import Size
+from ..tracer.capture import Trace, settled
+from .compile import cheaper, graph_of
+from .config import KERNEL_BACKENDS
+from .plan import Binder, Executable, Run
+
+Tensor = torch.Tensor
+Axes = tuple[int, ...] | None
+Source = tuple[int, str, int]
+BACKENDS = (*KERNEL_BACKENDS, "reference")
+
+
+@dataclass
+class Lowered:
+    """A graph of primitives over `values` in the order of a trace's inputs, each with its axes permuted as told.
+
+    sources: which value (after that), "size", "stride" or "value", which axis tells a symbol. depth: how many batches.
+    """
+
+    trace: Trace
+    graph: Graph
+    axes: list[Axes]
+    sources: dict[sympy.Symbol, Source]
+    depth: int = 0
+
+    def laid_out(self, values: Sequence[Any]) -> list[Any]:
+        """The values as the graph takes them."""
+        return [v if a is None else v.permute(a) for v, a in zip(values, self.axes, strict=True)]
+
+
+def lowered(executable: Executable, name: str) -> Lowered | None:
+    """The graph of a trace; None where there is none, or where it writes into its inputs."""
+    trace = executable.trace
+    try:
+        graph = executable.graph or graph_of(trace, name)
+    except LoweringError:
+        return None
+    axes: list[Axes] = [None] * len(trace.fakes)
+    return None if graph.mutations else Lowered(trace, graph, axes, dict(executable.binder.sources))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Per value of a graph over a batch: where the batch axis is, its axes with that in front, whether it is row-major
+    then. Nothing but the first for numbers."""
+
+    dims: tuple[int | None, ...]
+    axes: tuple[Axes, ...]
+    row_major: tuple[bool | None, ...]
+
+    @classmethod
+    def of(cls, lane: Lowered, values: Sequence[Any], dims: Sequence[int | None]) -> Layout:
+        axes = tuple(_batch_in_front(a, d, v) for a, d, v in zip(lane.axes, dims, values, strict=True))
+        pairs = zip(values, axes, strict=True)
+        return cls(tuple(dims), axes, tuple(_is_row_major(v, a) if isinstance(v, Tensor) else None for v, a in pairs))
+
+
+def _is_row_major(value: Tensor, axes: Axes) -> bool:
+    return (value if axes is None else value.permute(axes)).is_contiguous()
+
+
+def _batch_in_front(axes: Axes, dim: int | None, value: Any) -> Axes:
+    """The axes of a lane (None: in their order), and the batch axis before them."""
+    if dim is None:
+        return axes
+    dim %= value.dim()
+    behind = axes if axes is not None else range(value.dim() - 1)
+    found = (dim, *(a + (a >= dim) for a in behind))
+    return None if found == tuple(range(len(found))) else found
+
+
+class Batch(Lowered):
+    """A lane's graph over any number of lanes, on a backend."""
+
+    def __init__(
+        self, graph: Graph, lane: Lowered, axes: Sequence[Axes], sources: dict[sympy.Symbol, Source], name: str,
+        backend: str,
+    ) -> None:  # fmt: skip
+        super().__init__(lane.trace, graph, list(axes), sources, lane.depth + 1)
+        self.name, self.backend = name, backend
+        self.binder = Binder(())
+        self.binder.sources = sources
+        self._run: Run | None = None
+
+    def __call__(self, values: Sequence[Any], lifted: Sequence[Tensor]) -> list[Any]:
+        if self._run is None:
+            self._run = self._on_backend()
+        given = self.laid_out(values)
+        return self._run(given, lifted, self.binder(given))
+
+    def _on_backend(self) -> Run:
+        executable = Executable(self.trace, self.name, self.backend, graph=self.graph)
+        return executable.run if self.backend in KERNEL_BACKENDS else executable.through_torch(self.graph)
+
+
+def over_lanes(
+    lane: Lowered, layout: Layout, outs: Sequence[Any] | None, randomness: Any, name: str, backend: str
+) -> Batch | None:
+    """The graph of one lane over a batch laid out so; None where a primitive has no rule for it."""
+    size = sympy.Symbol(f"lanes{lane.depth or ''}", integer=True, positive=True)
+    dims, lifted = layout.dims, [False] * len(lane.trace.lifted)
+    tensors = [i for i, is_row_major in enumerate(layout.row_major) if is_row_major is not None]
+    steps = {i: _step(lane, i) for i in tensors if dims[i] is not None and not layout.row_major[i]}
+    sources = {s: (i, kind, at + (dims[i] is not None)) for s, (i, kind, at) in lane.sources.items()}
+    sources[size] = (next(i for i, d in enumerate(dims) if d is not None), "size", 0)
+    sources |= {step: (i, "stride", 0) for i, step in steps.items()}
+    try:
+        mapped = [*(dims[i] is not None for i in tensors), *lifted]
+        apart = [*map(steps.get, tensors), *[None] * len(lifted)]
+        batched = batch(lane.graph, mapped, size, randomness=randomness, steps=apart)
+    except NoRuleError:
+        return None
+    graph = _placed(batched, size, outs or [0] * len(lane.graph.outputs))
+    return None if graph is None else Batch(cheaper(graph), lane, layout.axes, sources, name, backend)
+
+
+def _step(lane: Lowered, value: int) -> sympy.Symbol:
+    """How far apart the lanes of a value are in memory."""
+    return sympy.Symbol(f"step{lane.depth or ''}_{value}", integer=True, nonnegative=True)
+
+
+def _placed(batched: Batched, size: Size, outs: Sequence[Any]) -> Graph | None:
+    """The outputs with the batch axis where it goes, or summed over it: a sum of integers is left to torch."""
+    graph = batched.graph
+    triples = list(zip(graph.outputs, batched.mapped, outs, strict=True))
+    if any(o is not None and d == "sum" and o.dtype not in DIFFERENTIABLE for o, _, d in triples):
+        return None
+    with building(graph):
+        return graph.returning([None if o is None else _at(lead(size, o, m), d) for o, m, d in triples])
+
+
+def _at(x: Any, dim: Any) -> Any:
+    if dim == "sum":
+        return emit("sum", x, axes=(0,))
+    behind = list(range(1, x.ndim))
+    behind.insert((dim or 0) % x.ndim, 0)
+    return permute(x, tuple(behind))
+
+
+# ------------------------------------------------------------------ where torch's own rules make a loop
+def is_written_out(trace: Trace, values: Sequence[Any], dims: Sequence[int | None]) -> bool:
+    """Whether a capture holds for these values' batch size alone, although nothing made it a constant beforehand."""
+    pairs = zip(trace.fakes, values, dims, strict=True)
+    return any(d is not None and v.shape[d] > 1 and _is_constant(f.shape[d]) for f, v, d in pairs)
+
+
+def _is_constant(size: Any) -> bool:
+    return isinstance(settled([size])[0], int)
