@@ -41,6 +41,9 @@ from .sizes import number as evaluated
 from .sizes import same, tidy
 from .values import Coord, default_name, name_of
 
+WORKSPACE = 8
+"""Partial sums are read back from L2 where they fill at most one part in so many of it."""
+
 
 class Emitter(Finishing):
     """One kernel."""
@@ -55,7 +58,8 @@ class Emitter(Finishing):
         mask = None
         if not (isinstance(axis.size, int) and axis.size % self.plan.tile[axis] == 0):
             label = self.names.fresh("inside" if len(self.plan.tile) == 1 else f"inside_{axis.name}")
-            scope.body.append(Let(label, binary("<", lane, binary("-", self._step(axis.size, "size"), name(first)))))
+            size = self._step(axis.size, "size") if axis is self.plan.order[-1] else self.size(axis.size)
+            scope.body.append(Let(label, binary("<", lane, binary("-", size, name(first)))))
             mask = name(label)
         self.coords[axis] = Coord(name(first), lane, mask, level)
 
@@ -293,10 +297,10 @@ class Emitter(Finishing):
         source = "\n".join(["@triton.jit", f"def {self.kernel}({', '.join(head)}):", *render(body)]) + "\n"
         plan = self.plan
         grid = tidy(product([plan.programs, plan.strips])) if plan.programs is not None else tidy(plan.strips)
-        reads, writes = self._traffic()
+        reads, writes, cached = self._traffic()
         return Kernel(
             self.kernel, source, (*pointers, *scalars), dict(constants), grid, plan.warps, plan.stages,
-            tuple(self.scratch), {}, tuple(self.guards), reads, writes,
+            tuple(self.scratch), {}, tuple(self.guards), reads, writes, cached,
         )  # fmt: skip
 
     def _aligned(self, used: set[str]) -> list[Statement]:
@@ -315,23 +319,27 @@ class Emitter(Finishing):
                 self.guards[sympy.Eq(sympy.Mod(size, 16), 0)] = None
         return found
 
-    def _traffic(self) -> tuple[dict[str, Size], dict[str, Size]]:
-        """Bytes per buffer: every distinct place once, however often a row is read again out of L2."""
+    def _traffic(self) -> tuple[dict[str, Size], dict[str, Size], dict[str, Size]]:
+        """Bytes per buffer: every distinct place once; what a row in flight is read again for comes out of L2."""
         reads: dict[str, Size] = {}
         writes: dict[str, Size] = {}
+        cached: dict[str, Size] = {}
         seen: set[object] = set()
         for t in self.program.terms:
             if t.op == "load" and (key := (t.param, t.args)) not in seen:
                 seen.add(key)
                 moved = tidy(product(a.size for a in t.axes) * ITEMSIZE[t.dtype])
                 self._add(reads, self.pointers[t.param.ref], moved)
+                if (again := self.passes.get(t, 0) - 1) > 0 and set(self.plan.walk) & t.axes:
+                    self._add(cached, self.pointers[t.param.ref], tidy(again * moved))
         for s in self.program.sinks:
             self._add(writes, self.pointers[s.ref], tidy(product(a.size for a in s.axes) * ITEMSIZE[s.dtype]))
         for b in self.scratch:
             if not b.zeroed:
                 moved = tidy(product(b.shape) * ITEMSIZE[b.dtype])
-                reads[f"{b.name}_ptr"] = writes[f"{b.name}_ptr"] = moved
-        return reads, writes
+                stays = evaluated(moved, self.hints) <= self.target.l2 // WORKSPACE
+                (cached if stays else reads)[f"{b.name}_ptr"] = writes[f"{b.name}_ptr"] = moved
+        return reads, writes, cached
 
     def _add(self, into: dict[str, Size], label: str, moved: Size) -> None:
         into[label] = tidy(into.get(label, 0) + moved)

@@ -26,8 +26,9 @@ from .loops import (
     call,
     literal,
     name,
+    total,
 )
-from .mathematics import TL
+from .mathematics import TL, lowest, number
 from .names import identifier
 from .sizes import tidy
 from .values import FINISH, Values, name_of
@@ -98,7 +99,7 @@ class Finishing(Values):
             }
             left = [p for p in left if p.term not in done]
             for p in left:
-                scope.body.append(Store(self._slot(p, level.first), totals[p.term], None))
+                scope.body.append(self._slot_store(p, level.first, totals[p.term]))
             self._complete(scope, {t: v for t, v in totals.items() if t in done}, done)
             body.extend(level.setup)
             body.append(If(call("last_to_arrive", level.counter, level.count), scope.body))
@@ -125,13 +126,33 @@ class Finishing(Values):
         return value
 
     def _store_partial(self, p: Partial) -> None:
-        width = product(self.plan.tile[a] for a in p.kept)
+        width = product(self._slot_width(a) for a in p.kept)
         p.pointer = self.names.fresh(f"{self._final_name(p.term)}_partial_ptr")
         slots = tidy(product([self.plan.programs or 1, self.plan.strips]) * width)
         ref = Ref("scratch", len(self.scratch))
         self.scratch.append(Buffer(p.pointer.removesuffix("_ptr"), self._accumulator_dtype(p.term), (slots,), (1,)))
         self.pointers[ref], self.pointer_dtype[ref] = p.pointer, self._accumulator_dtype(p.term)
-        self.top.body.append(Store(self._slot(p, name("pid")), name(p.folded), None))
+        self.top.body.append(self._slot_store(p, name("pid"), name(p.folded)))
+
+    def _slot_width(self, axis: Axis) -> int:
+        """Lanes that a partial sum keeps in memory: a row held whole without its padding, in groups of 16 bytes."""
+        held = axis in self.plan.row and not self.plan.chunked and isinstance(axis.size, int)
+        return min(self.plan.tile[axis], -(-axis.size // 4) * 4) if held else self.plan.tile[axis]
+
+    def _slot_mask(self, p: Partial) -> Expr | None:
+        """The lanes that have a place in the slot."""
+        masked = [a for a in p.kept if self._slot_width(a) < self.plan.tile[a]]
+        return total("&", self._masks(masked))
+
+    def _slot_keywords(self, p: Partial) -> dict[str, Expr | str]:
+        if (mask := self._slot_mask(p)) is None:
+            return {}
+        neutral = number(lowest(p.term.op, p.term.dtype), self._accumulator_dtype(p.term))
+        return {"mask": mask, "other": literal(neutral)}
+
+    def _slot_store(self, p: Partial, slot: Expr, value: Expr) -> Store:
+        mask = self._slot_mask(p)
+        return Store(self._slot(p, slot), value, mask, mask.names if mask else frozenset())
 
     def _slot(self, p: Partial, slot: Expr) -> Expr:
         """The address of a program's partial sum."""
@@ -142,7 +163,7 @@ class Finishing(Values):
         lanes: list[Expr] = []
         for a in reversed(p.kept):
             lanes.insert(0, self._times(self.lane(a), stride, "slot"))
-            stride *= self.plan.tile[a]
+            stride *= self._slot_width(a)
         base = binary("*", call("tl.cast", slot, literal("tl.int64")), literal(stride))
         parts = [pointer] + ([] if slot.text == "0" else [base])
         result = self._sum([*parts, *lanes])
@@ -196,7 +217,8 @@ class Finishing(Values):
         label = self.names.fresh(f"{self._final_name(p.term)}_total")
         scope.body.append(self._accumulator(p.term, label, p.kept))
         step = name("k") if level.step is None else binary("*", name("k"), level.step)
-        loaded = call("tl.load", self._slot(p, self._plus(level.first, step)), cache_modifier='".cg"')
+        keywords = self._slot_keywords(p)
+        loaded = call("tl.load", self._slot(p, self._plus(level.first, step)), **keywords, cache_modifier='".cg"')
         operator, combined = self._combine(p.term.op, p.term.dtype, label, loaded)
         over = call("range", level.count)
         scope.body.append(For("k", over, [Accumulate(label, operator, combined)]))

@@ -22,6 +22,9 @@ from .axes import REDUCTIONS, SCANS, Axis, Cut, Program, Sink, Term, below
 from .kernel import Target
 from .sizes import Hints, blocks, number, positive, power_of_two, tidy
 
+STRIP = 256
+"""Columns of a strip whose sums over the rows are wanted: wide accesses, few bytes of partial sums."""
+
 
 class Separate(Exception):
     """These sinks belong in a kernel of their own."""
@@ -32,20 +35,25 @@ class Separate(Exception):
 
 @dataclass(frozen=True)
 class Budget:
-    """What one program may hold, in elements: `held` in resident rows, `lanes` in a tile, `chunk` of a row."""
+    """What one program may hold, in elements: `held` in resident rows, `lanes` in a tile, `chunk` of a row.
+
+    Before its partial sums are worth their bytes, a program walks at least `turns` items and `walked` elements.
+    """
 
     held: int
     lanes: int
     chunk: int
     units: int
     least_items: int
+    turns: int
+    walked: int
 
     @staticmethod
     def of(target: Target) -> Budget:
         if target.kind == "interpret":
             held = max(16, target.shared * 8)
-            return Budget(held, min(1 << 16, held), max(16, min(1 << 15, held // 2)), target.units, target.units)
-        return Budget(48 << 10, 2048, 4096, target.units, target.units // 2)
+            return Budget(held, min(1 << 16, held), max(16, min(1 << 15, held // 2)), target.units, target.units, 1, 1)
+        return Budget(48 << 10, 2048, 4096, target.units, target.units // 2, 8, 1 << 14)
 
 
 @dataclass(frozen=True)
@@ -113,7 +121,7 @@ class Scheduler:
         if chunked and not final:
             walked = tuple(outer)
         grid = tuple(a for a in outer if a not in walked)
-        tile = self._tile(rows, chunked, outer, order, bool(final))
+        tile = self._tile(rows, chunked, outer, walked if final else ())
         after = frozenset(t for t in self.program.terms if t in set(final) or self.under[t] & set(final))
         self._check_after(final, after, chunked, rows)
         odd = chunked and any(self.size[a] % 8 for a in order[-1:])  # narrow accesses want more threads
@@ -292,13 +300,14 @@ class Scheduler:
                 raise Cut(_nodes(partial or lost))
 
     # ------------------------------------------------------------------ blocks
-    def _tile(
-        self, row: tuple[Axis, ...], chunked: bool, outer: list[Axis], order: list[Axis], final: bool
-    ) -> dict[Axis, int]:
+    def _tile(self, row: tuple[Axis, ...], chunked: bool, outer: list[Axis], summed: Sequence[Axis]) -> dict[Axis, int]:
         tile: dict[Axis, int] = {}
+        order = self.order
         if not order:
             return tile
-        vector, left = order[-1], self.budget.lanes // (2 if final and not row else 1)
+        vector, left = order[-1], self.budget.lanes
+        if summed and not row:
+            left //= 2
         if row and not chunked:
             tile = {a: power_of_two(self.size[a]) for a in row}
             left = max(1, self.budget.lanes // math.prod(tile.values()))
@@ -308,18 +317,21 @@ class Scheduler:
                 tile[a] = min(power_of_two(self.size[a]), left)
                 left //= tile[a]
             left = 1
-        self._tile_outer(tile, vector, left, [a for a in reversed(order) if a in outer], bool(row))
+        strip = STRIP if summed and vector not in summed else left
+        across = sorted((a for a in reversed(order) if a in outer), key=lambda a: a not in summed)
+        self._tile_outer(tile, vector, left, across, bool(row), strip)
         tile = {a: n for a, n in tile.items() if n > 1 or (a in row and not chunked)}
         return {a: tile[a] for a in order if a in tile}
 
-    def _tile_outer(self, tile: dict[Axis, int], vector: Axis, left: int, outer: list[Axis], row: bool) -> None:
+    def _tile_outer(
+        self, tile: dict[Axis, int], vector: Axis, left: int, outer: list[Axis], row: bool, strip: int
+    ) -> None:
         """Blocks for the vector, then for the next axes, until a program has enough lanes."""
         if vector in outer:
             least = min(32 if row else 1, power_of_two(self.size[vector]))
             second = [a for a in outer if a is not vector and self.weight[a] * 4 > self.weight[vector]]
-            tile[vector] = min(
-                power_of_two(self.size[vector]), max(least, min(left, 64) if second and left > 64 else left)
-            )
+            wide = min(left, 64) if second and left > 64 else min(left, strip)
+            tile[vector] = min(power_of_two(self.size[vector]), max(least, wide))
             left //= tile[vector]
             outer = [*second, *(a for a in outer if a is not vector and a not in second)]
         for a in outer[: 1 if self.target.kind != "interpret" else 2]:
@@ -361,6 +373,9 @@ class Scheduler:
         wanted: Size = self.budget.units * per_unit
         if chunked:
             wanted = self._fitting_l2(row, tile, wanted)
+        if final and not chunked:
+            turns = max(self.budget.turns, self.budget.walked // math.prod(tile.values()))
+            return items, tidy(_even(items, _least(_per_strip(wanted, strips), blocks(items, turns))))
         return items, tidy(_least(_per_strip(wanted, strips), items))
 
     def _passes(self) -> int:
@@ -409,6 +424,13 @@ def _least(a: Size, b: Size) -> Size:
     """The smaller one, at least one; symbols are not zero here (see Emitter._share)."""
     b = max(b, 1) if isinstance(b, int) else b
     return min(a, b) if isinstance(a, int) and isinstance(b, int) else sympy.Min(a, b)
+
+
+def _even(items: Size, programs: Size) -> Size:
+    """As many programs as have something to do where all but the last walk equally many items."""
+    if isinstance(items, int) and isinstance(programs, int):
+        return -(-items // -(-items // programs)) if items else programs
+    return sympy.ceiling(items / sympy.ceiling(sympy.sympify(items) / programs))
 
 
 def _between(sink: Sink, final: set[Term]) -> list[Term]:

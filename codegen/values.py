@@ -82,6 +82,7 @@ class Values:
         self.top = Scope(0)
         self.body = self.top
         self.lines: set[str] = set()
+        self.passes: dict[Term, int] = {}  # how often a load is emitted in passes over chunks
         self.uses = self._uses()
         self.padding = self._padding()
         self.evict = ""
@@ -393,10 +394,20 @@ class Values:
         if scalar is not None:
             parts.append(self._shared_offset(scalar, place, values, scope))
         if lanes is not None:
-            parts.append(lanes)
+            parts.append(lanes if values else self._shared_lanes(lanes, scope))
         result = self._sum(parts)
         assert result is not None
         return result
+
+    def _shared_lanes(self, lanes: Expr, scope: Scope) -> Expr:
+        """Lanes of two dimensions, one of them a run-time stride apart, under a name of their own."""
+        if "tl.cast(" not in lanes.text or " + " not in lanes.text:
+            return lanes
+        known = scope.find(("lanes", lanes.text))
+        if known is None:
+            home = scope.home(0)
+            home.memo[("lanes", lanes.text)] = known = self._let(home, "lanes", lanes)
+        return known
 
     def _shared_offset(
         self, scalar: Expr, place: Index, values: Sequence[tuple[Expr, Size, Term]], scope: Scope
@@ -419,6 +430,7 @@ class Values:
 
     def _load(self, term: Term, scope: Scope) -> Expr:
         access, indirect = term.param, len(term.param.indirect)
+        self.passes[term] = self.passes.get(term, 0) + (scope.level == 2)
         values = [(self.value(a, scope), c, a) for a, c in zip(term.args, access.indirect, strict=False)]
         guards = [self.value(g, scope) for g in term.args[indirect:]]
         pointer = self._pointer(access.ref, access.place, values, scope)

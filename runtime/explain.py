@@ -57,7 +57,10 @@ class NothingCapturedError(FusegradError):
 
 @dataclass(frozen=True)
 class KernelReport:
-    """One launch: a generated kernel, or the call of a library op (`source` is then empty)."""
+    """One launch: a generated kernel, or the call of a library op (`source` is then empty).
+
+    Bytes are of device memory; `bytes_cached` are read once more, out of L2, in the same launch.
+    """
 
     name: str
     direction: str
@@ -65,6 +68,7 @@ class KernelReport:
     bytes_read: int
     bytes_written: int
     kind: str = "triton"
+    bytes_cached: int = 0
 
 
 @dataclass
@@ -196,7 +200,8 @@ def _method_line(name: str, record: Record) -> str:
 
 
 def _kernel_line(kernel: KernelReport) -> str:
-    return f"    {kernel.name:<32} {kernel.kind:<7} reads {kernel.bytes_read:,}  writes {kernel.bytes_written:,}"
+    again = f"  again from L2 {kernel.bytes_cached:,}" if kernel.bytes_cached else ""
+    return f"    {kernel.name:<32} {kernel.kind:<7} reads {kernel.bytes_read:,}  writes {kernel.bytes_written:,}{again}"
 
 
 # ------------------------------------------------------------------ the report
@@ -440,8 +445,9 @@ def _computed(graph: Graph) -> list[Value]:
 def _kernel_report(kernel: Kernel, direction: str, sizes: Sizes) -> KernelReport:
     read = sum(number(b, sizes) for b in kernel.reads.values())
     written = sum(number(b, sizes) for b in kernel.writes.values())
+    cached = sum(number(b, sizes) for b in kernel.cached.values())
     text = text_of(Kernels((kernel,)))
-    return KernelReport(kernel.name, direction, text, read, written)
+    return KernelReport(kernel.name, direction, text, read, written, bytes_cached=cached)
 
 
 def _node_report(value: Value, direction: str, sizes: Sizes) -> KernelReport:

@@ -40,62 +40,67 @@ def tanh(x):
 
 
 @triton.jit
-def dyt_backward(g_ptr, x_ptr, alpha_ptr, w_ptr, output_ptr, output_ptr_2, output_ptr_3, output_ptr_4, sum_partial_ptr, sum_partial_ptr_2, sum_partial_ptr_3, arrived_ptr, N, M, PROGRAMS, ITEMS, GROUPS, STRIPS, BLOCK_N: tl.constexpr, FAN: tl.constexpr):
+def dyt_backward(g_ptr, x_ptr, alpha_ptr, w_ptr, output_ptr, output_ptr_2, output_ptr_3, output_ptr_4, sum_partial_ptr, sum_partial_ptr_2, sum_partial_ptr_3, arrived_ptr, N, M, PROGRAMS, ITEMS, TOTAL, GROUPS, STRIPS, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, FAN: tl.constexpr):
     N = N // 16 * 16  # a multiple of 16: accesses are wide
     pid = tl.program_id(0)
     strip = pid // PROGRAMS
     part = pid % PROGRAMS
-    col = tl.arange(0, BLOCK_N)
+    col = tl.arange(0, BLOCK_N)[None, :]
     first_col = tl.cast(strip, tl.int64) * BLOCK_N
-    inside = col < N - first_col
-    w = tl.load(w_ptr + first_col + col, mask=inside, other=0.0)
+    inside_col = col < N - first_col
+    row = tl.arange(0, BLOCK_M)[:, None]
+    lanes = tl.cast(row, tl.int64) * N + col
+    w = tl.load(w_ptr + first_col + col, mask=inside_col, other=0.0)
     alpha = tl.load(alpha_ptr)
-    sum_acc = tl.zeros([BLOCK_N], tl.float32)
-    sum_acc_2 = tl.zeros([BLOCK_N], tl.float32)
-    sum_acc_3 = tl.zeros([BLOCK_N], tl.float32)
-    for item in tl.range(part * ITEMS, tl.minimum((part + 1) * ITEMS, M), num_stages=2):
-        row = tl.cast(item, tl.int64)
-        at = row * N + first_col
-        g = tl.load(g_ptr + at + col, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
-        x = tl.load(x_ptr + at + col, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
+    sum_acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    sum_acc_2 = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    sum_acc_3 = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for item in tl.range(part * ITEMS, tl.minimum((part + 1) * ITEMS, TOTAL), num_stages=2):
+        first_row = tl.cast(item, tl.int64) * BLOCK_M
+        inside_row = row < M - first_row
+        at = first_row * N + first_col
+        g = tl.load(g_ptr + at + lanes, mask=inside_row & inside_col, other=0.0, eviction_policy="evict_first").to(tl.float32)
+        x = tl.load(x_ptr + at + lanes, mask=inside_row & inside_col, other=0.0, eviction_policy="evict_first").to(tl.float32)
         tanh_v = tanh(alpha * x)
         mul_v = g * w * (1.0 - tanh_v * tanh_v)
-        sum_acc += tl.where(inside, mul_v * x, 0.0)
-        sum_acc_2 += g * tanh_v
+        sum_acc += tl.where(inside_row & inside_col, mul_v * x, 0.0)
+        sum_acc_2 += tl.where(inside_row, g * tanh_v, 0.0)
         sum_acc_3 += g
-        tl.store(output_ptr + at + col, (mul_v * alpha).to(tl.bfloat16), mask=inside)
-    sum_acc_4 = tl.sum(sum_acc, 0)
+        tl.store(output_ptr + at + lanes, (mul_v * alpha).to(tl.bfloat16), mask=inside_row & inside_col)
+    sum_acc_4 = tl.sum(sum_acc, None)
+    sum_acc_2_2 = tl.sum(sum_acc_2, 0, keep_dims=True)
+    sum_acc_3_2 = tl.sum(sum_acc_3, 0, keep_dims=True)
     tl.store(sum_partial_ptr + pid, sum_acc_4)
-    tl.store(sum_partial_ptr_2 + tl.cast(pid, tl.int64) * 1024 + col, sum_acc_2)
-    tl.store(sum_partial_ptr_3 + tl.cast(pid, tl.int64) * 1024 + col, sum_acc_3)
+    tl.store(sum_partial_ptr_2 + tl.cast(pid, tl.int64) * 256 + col, sum_acc_2_2)
+    tl.store(sum_partial_ptr_3 + tl.cast(pid, tl.int64) * 256 + col, sum_acc_3_2)
     group = part // FAN
     members = tl.minimum(FAN, PROGRAMS - group * FAN)
     if last_to_arrive(arrived_ptr + (strip * GROUPS + group), members):
         sum_total = tl.full([], 0.0, tl.float32)
         for k in range(members):
             sum_total += tl.load(sum_partial_ptr + (strip * PROGRAMS + group * FAN + k), cache_modifier=".cg")
-        sum_total_2 = tl.zeros([BLOCK_N], tl.float32)
+        sum_total_2 = tl.zeros([1, BLOCK_N], tl.float32)
         for k in range(members):
-            sum_total_2 += tl.load(sum_partial_ptr_2 + tl.cast(strip * PROGRAMS + group * FAN + k, tl.int64) * 1024 + col, cache_modifier=".cg")
-        sum_total_3 = tl.zeros([BLOCK_N], tl.float32)
+            sum_total_2 += tl.load(sum_partial_ptr_2 + tl.cast(strip * PROGRAMS + group * FAN + k, tl.int64) * 256 + col, cache_modifier=".cg")
+        sum_total_3 = tl.zeros([1, BLOCK_N], tl.float32)
         for k in range(members):
-            sum_total_3 += tl.load(sum_partial_ptr_3 + tl.cast(strip * PROGRAMS + group * FAN + k, tl.int64) * 1024 + col, cache_modifier=".cg")
+            sum_total_3 += tl.load(sum_partial_ptr_3 + tl.cast(strip * PROGRAMS + group * FAN + k, tl.int64) * 256 + col, cache_modifier=".cg")
         tl.store(sum_partial_ptr + (strip * PROGRAMS + group * FAN), sum_total)
-        tl.store(sum_partial_ptr_2 + tl.cast(strip * PROGRAMS + group * FAN, tl.int64) * 1024 + col, sum_total_2)
-        tl.store(sum_partial_ptr_3 + tl.cast(strip * PROGRAMS + group * FAN, tl.int64) * 1024 + col, sum_total_3)
+        tl.store(sum_partial_ptr_2 + tl.cast(strip * PROGRAMS + group * FAN, tl.int64) * 256 + col, sum_total_2)
+        tl.store(sum_partial_ptr_3 + tl.cast(strip * PROGRAMS + group * FAN, tl.int64) * 256 + col, sum_total_3)
         if last_to_arrive(arrived_ptr + STRIPS * GROUPS + strip, GROUPS):
             sum_total_4 = tl.full([], 0.0, tl.float32)
             for k in range(GROUPS):
                 sum_total_4 += tl.load(sum_partial_ptr + (strip * PROGRAMS + k * FAN), cache_modifier=".cg")
-            sum_total_5 = tl.zeros([BLOCK_N], tl.float32)
+            sum_total_5 = tl.zeros([1, BLOCK_N], tl.float32)
             for k in range(GROUPS):
-                sum_total_5 += tl.load(sum_partial_ptr_2 + tl.cast(strip * PROGRAMS + k * FAN, tl.int64) * 1024 + col, cache_modifier=".cg")
-            sum_total_6 = tl.zeros([BLOCK_N], tl.float32)
+                sum_total_5 += tl.load(sum_partial_ptr_2 + tl.cast(strip * PROGRAMS + k * FAN, tl.int64) * 256 + col, cache_modifier=".cg")
+            sum_total_6 = tl.zeros([1, BLOCK_N], tl.float32)
             for k in range(GROUPS):
-                sum_total_6 += tl.load(sum_partial_ptr_3 + tl.cast(strip * PROGRAMS + k * FAN, tl.int64) * 1024 + col, cache_modifier=".cg")
+                sum_total_6 += tl.load(sum_partial_ptr_3 + tl.cast(strip * PROGRAMS + k * FAN, tl.int64) * 256 + col, cache_modifier=".cg")
             tl.store(sum_partial_ptr + strip * PROGRAMS, sum_total_4)
-            tl.store(output_ptr_3 + first_col + col, sum_total_5, mask=inside)
-            tl.store(output_ptr_4 + first_col + col, sum_total_6, mask=inside)
+            tl.store(output_ptr_3 + first_col + col, sum_total_5, mask=inside_col)
+            tl.store(output_ptr_4 + first_col + col, sum_total_6, mask=inside_col)
             if last_to_arrive(arrived_ptr + STRIPS * (GROUPS + 1), STRIPS):
                 sum_total_7 = tl.full([], 0.0, tl.float32)
                 for k in range(STRIPS):

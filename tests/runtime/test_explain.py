@@ -79,7 +79,7 @@ def test_the_schema_of_the_dictionary() -> None:
         "vmap": "derived",
     }  # fmt: skip
     for kernel in found["kernels"]:
-        assert set(kernel) == {"name", "direction", "source", "bytes_read", "bytes_written", "kind"}
+        assert set(kernel) == {"name", "direction", "source", "bytes_read", "bytes_written", "bytes_cached", "kind"}
         assert kernel["direction"] in ("forward", "backward")
         ast.parse(kernel["source"])
         assert kernel["name"] in kernel["source"]
