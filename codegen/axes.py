@@ -82,6 +82,11 @@ class Index:
         """The axes of the affine part, in order."""
         return tuple(a for a, _ in self.terms)
 
+    @property
+    def kind(self) -> Any:
+        """What stays the same when axes are renamed."""
+        return tuple((a.size, c) for a, c in self.terms), self.offset, self.values
+
     def renamed(self, to: Mapping[Axis, Index]) -> Index:
         """The same place with axes replaced; `values` are left alone."""
         if not any(a in to for a, _ in self.terms):
@@ -225,7 +230,7 @@ def below(roots: Iterable[Term]) -> tuple[Term, ...]:
 
 
 MAX_PLACES = 8
-"""A value that is asked for at more places than this is computed once, into memory."""
+"""A value that is asked for at more kinds of places than this (x[i], x[i + 1], x[2 * i]) goes through memory."""
 
 
 class Builder:
@@ -241,7 +246,7 @@ class Builder:
     def _reset(self) -> None:
         self._terms: dict[Any, Term] = {}
         self._asked: dict[Any, Term] = {}
-        self._places: dict[int, int] = {}
+        self._places: dict[int, set[Any]] = {}
         self.goal = -1
         self.nested = 0
 
@@ -307,7 +312,7 @@ class Builder:
         place = tuple(self.settled(i) for i in index)
         key = (node.id, place, guards)
         if key not in self._asked:
-            self._count(node)
+            self._count(node, place)
             self._asked[key] = self._rule(node)(self, node, place, guards)
         return self._asked[key]
 
@@ -330,11 +335,13 @@ class Builder:
     def _rule_of(self, node: Value) -> Callable[[Builder, Value, tuple[Index, ...], tuple[Term, ...]], Term]:
         return rules.get(node.prim) or family_rules[PRIMS[node.prim].family]
 
-    def _count(self, node: Value) -> None:
+    def _count(self, node: Value, place: tuple[Index, ...]) -> None:
+        """Places along other axes of the same sizes are one kind: reductions have axes of their own, until unified."""
         if node.id in self.memory or PRIMS[node.prim].family in ("input", "source"):
             return
-        self._places[node.id] = self._places.get(node.id, 0) + 1
-        if self._places[node.id] > MAX_PLACES and PRIMS[node.prim].family == "elementwise":
+        kinds = self._places.setdefault(node.id, set())
+        kinds.add(tuple(i.kind for i in place))
+        if len(kinds) > MAX_PLACES and PRIMS[node.prim].family == "elementwise":
             raise Cut([node])
 
     def covers(self, place: Index, size: Size) -> bool:

@@ -21,16 +21,17 @@ from ..ir.errors import Unfusible
 from ..ir.graph import building, emit, provenance
 from ..ir.passes.fuse import only_moves
 from ..ir.prims import PRIMS
-from ..ir.types import COMPLEX, FLOAT8, LOW_FLOATS, TensorType, contiguous_strides
+from ..ir.types import COMPLEX, FLOAT8, LOW_FLOATS, Size, TensorType, contiguous_strides
 from . import prelude
 from .axes import Axis, Builder, Cut, Goal, Memory, Program, Sink, below
 from .emit import Emitter
 from .kernel import Buffer, Kernel, Kernels, Ref, Target
 from .mathematics import rules as elementwise_rules
 from .names import identifier
+from .quotients import Quotients
 from .schedule import Scheduler, Separate
 from .sizes import Hints, number, symbols
-from .unify import unify
+from .unify import unify, with_nested_sums
 
 FUSIBLE = frozenset({"input", "elementwise", "source", "layout", "reduce", "scan", "gather", "scatter", "random"})
 DEPTH = 120
@@ -46,7 +47,10 @@ def generate(graph: Graph, *, target: Target, hints: Mapping[sympy.Symbol, int],
     plain = _expanded(graph)
     for value in plain.order():
         _check_fusible(value)
-    return _Group(plain, target, hints, identifier(name) or "kernel").kernels()
+    quotients = Quotients.of(plain)
+    if quotients.whole:
+        plain, hints = _substituted(plain, quotients.whole), quotients.hints(hints)
+    return quotients.restored(_Group(plain, target, hints, identifier(name) or "kernel").kernels())
 
 
 def module(kernels: Iterable[Kernel], header: str = "") -> str:
@@ -96,8 +100,8 @@ def _spelled(value: Value, x: Value) -> Value:
     return emit("amin", emit("where", hit, counted, beyond), axes=(axis,))
 
 
-def _substituted(graph: Graph, pins: Mapping[sympy.Symbol, int]) -> Graph:
-    """The same graph, node for node, with symbols replaced by numbers."""
+def _substituted(graph: Graph, pins: Mapping[sympy.Symbol, Size]) -> Graph:
+    """The same graph, node for node, with symbols replaced by numbers, or by other sizes."""
     out = Graph(graph.name)
     for node, attrs in graph.nx.nodes(data=True):
         params = {k: _with(v, pins) for k, v in attrs["params"].items()}
@@ -109,7 +113,7 @@ def _substituted(graph: Graph, pins: Mapping[sympy.Symbol, int]) -> Graph:
     return out.returning(outputs, [_with(s, pins) for s in graph.output_strides])
 
 
-def _with(param: Any, pins: Mapping[sympy.Symbol, int]) -> Any:
+def _with(param: Any, pins: Mapping[sympy.Symbol, Size]) -> Any:
     if isinstance(param, tuple):
         return tuple(_with(p, pins) for p in param)
     if not isinstance(param, sympy.Basic) or not param.free_symbols & pins.keys():
@@ -263,6 +267,8 @@ class _Group:
         if len(groups) > 1:
             return [[g for g in goals if any(g.memory.ref == s.ref for s in group)] for group in groups]
         program = Program(sinks)
+        if nested := Scheduler(program, self.target, self.hints).nested_sums():
+            program = Program(with_nested_sums(builder, sinks, nested))
         try:
             plan = Scheduler(program, self.target, self.hints).schedule()
         except Separate as wanted:

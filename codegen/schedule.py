@@ -17,10 +17,10 @@ from dataclasses import dataclass
 import sympy
 
 from ..ir import Value
-from ..ir.types import ITEMSIZE, Size, product
+from ..ir.types import ITEMSIZE, LOW_FLOATS, Size, product
 from .axes import REDUCTIONS, SCANS, Axis, Cut, Program, Sink, Term, below
 from .kernel import Target
-from .sizes import Hints, blocks, number, positive, power_of_two, tidy
+from .sizes import Hints, blocks, number, power_of_two, tidy
 
 STRIP = 256
 """Columns of a strip whose sums over the rows are wanted: wide accesses, few bytes of partial sums."""
@@ -103,6 +103,17 @@ class Scheduler:
         self.under = {t: set(below([t])) - {t} for t in program.terms}
         self.order = self._by_stride()
         self.online: dict[Term, Term] = {}
+
+    def nested_sums(self) -> dict[Term, Term]:
+        """Sums whose program has a part of them anyway: {sum over rows and columns: sum over columns}."""
+        row = self._row()
+        inner = [r for r in self.reductions if r.op == "sum" and set(r.param) <= row and r.dtype not in LOW_FLOATS]
+        found: dict[Term, Term] = {}
+        for r in (r for r in self.reductions if r.op == "sum" and not set(r.param) <= row):
+            parts = [q for q in inner if q.args == r.args and set(q.param) < set(r.param)]
+            if parts:
+                found[r] = max(parts, key=lambda q: len(q.param))
+        return found
 
     def schedule(self) -> Schedule:
         order = self.order
@@ -210,7 +221,7 @@ class Scheduler:
             return set()
         reduced = {r: frozenset(r.param) - row for r in final}
         walk = min((reduced[r] for r in final), key=lambda axes: (len(axes), sorted(a.order for a in axes)))
-        masked = all(positive(a.size) or a is self._vector() for a in outer if a not in walk)
+        masked = all(a.size != 0 or a is self._vector() for a in outer if a not in walk)
         for r in final:
             everything = reduced[r] == set(outer) and set(outer) <= r.args[0].axes and masked
             if not (walk <= r.args[0].axes and (reduced[r] == walk or everything)):

@@ -6,6 +6,7 @@ x[i, j], sum over k of x[i, k]   ->  k is j           x[p, q] everywhere at stri
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..ir.types import Size
@@ -37,6 +38,18 @@ def unify(b: Builder, sinks: list[Sink]) -> list[Sink]:
     while (pair := _neighbours(sinks)) is not None:
         sinks = _merged(b, sinks, *pair)
     return sinks
+
+
+def with_nested_sums(b: Builder, sinks: Sequence[Sink], inside: Mapping[Term, Term]) -> list[Sink]:
+    """sum over rows and columns of x  ->  sum over rows of the sum over columns, where the program has that anyway."""
+    new: dict[Term, Term] = {}
+    for term in below(t for s in sinks for t in s.terms):
+        args, param = tuple(new[a] for a in term.args), term.param
+        if (part := inside.get(term)) is not None:
+            args = (b.term(part.op, *args, dtype=part.dtype, param=part.param, node=part.node),)
+            param = tuple(a for a in term.param if a not in part.param)
+        new[term] = b.term(term.op, *args, dtype=term.dtype, param=param, node=term.node)
+    return [replaced(s, new) for s in sinks]
 
 
 def _refinement(b: Builder, sinks: Sequence[Sink]) -> dict[Axis, Index] | None:
@@ -157,20 +170,16 @@ def _merged(b: Builder, sinks: Sequence[Sink], p: Axis, q: Axis) -> list[Sink]:
     for term in old:
         args = tuple(new[a] for a in term.args)
         new[term] = b.term(term.op, *args, dtype=term.dtype, param=_merged_param(term, p, q, whole), node=term.node)
+    moved = [replaced(s, new) for s in sinks]
     return [
-        Sink(
-            s.ref,
-            new[s.value],
-            Index(
-                _merged_terms(s.place, p, q, whole).terms, s.place.offset, tuple((new[v], c) for v, c in s.place.values)
-            ),
-            _merged_axes(s.axes, p, q, whole),
-            s.dtype,
-            s.mode,
-            s.node,
-        )
-        for s in sinks
+        replace(s, place=_merged_terms(s.place, p, q, whole), axes=_merged_axes(s.axes, p, q, whole)) for s in moved
     ]
+
+
+def replaced(sink: Sink, new: Mapping[Term, Term]) -> Sink:
+    """The sink of other terms."""
+    values = tuple((new[v], c) for v, c in sink.place.values)
+    return replace(sink, value=new[sink.value], place=Index(sink.place.terms, sink.place.offset, values))
 
 
 def _merged_param(term: Term, p: Axis, q: Axis, whole: Axis) -> Any:
