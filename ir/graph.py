@@ -146,6 +146,15 @@ class Graph:
         )
         return self
 
+    def copy(self) -> Graph:
+        """The same graph apart: what is done to either is not done to the other."""
+        again = Graph(self.name)
+        again.nx.update(self.nx.copy())
+        again._interned, again._next = dict(self._interned), self._next
+        again.inputs = [Value(again, v.id) for v in self.inputs]
+        again.mutations = {i: Value(again, v.id) for i, v in self.mutations.items()}
+        return again.returning([None if o is None else Value(again, o.id) for o in self.outputs], self.output_strides)
+
     def _add(
         self, prim: str, args: tuple[int, ...], params: dict[str, Any], avals: tuple[TensorType, ...], origin: Origin
     ) -> Value:

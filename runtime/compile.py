@@ -15,7 +15,7 @@ from ..ir.passes.contract import Contract
 from ..ir.passes.fuse import Fuse, Group, Step
 from ..ir.passes.simplify import Simplify
 from ..ir.prims import PRIMS
-from ..tracer.aten import lower
+from ..tracer.aten import known_about, lower
 from ..tracer.capture import Trace
 from .config import settings
 from .stats import count
@@ -24,6 +24,14 @@ PASSES = (Simplify(), Contract(), Simplify())
 
 
 def graph_of(trace: Trace, name: str) -> Graph:
+    """A copy of the trace's graph, which is made once; again where more has become known about sizes or layouts."""
+    if (name, known_about(trace)) not in trace.lowered:
+        graph = _graph_of(trace, name)
+        trace.lowered = {(name, known_about(trace)): graph}
+    return trace.lowered[name, known_about(trace)].copy()  # type: ignore[no-any-return]
+
+
+def _graph_of(trace: Trace, name: str) -> Graph:
     """trace -> lower -> simplify -> contract -> simplify."""
     names = [*trace.names, *(f"captured_{i}" for i in range(len(trace.lifted)))] if trace.names else None
     graph = cheaper(lower(trace.graph_module, [*trace.fakes, *trace.lifted], name=name, input_names=names))

@@ -17,7 +17,7 @@ import operator
 import re
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.utils._pytree as pytree
@@ -39,6 +39,9 @@ from .rules import Call, cast, composites, expand, full, iota, reshape, rules
 from .rules_composite import decompositions
 from .sizes import SYMBOLIC, Sizes
 from .torch_private import FakeTensor, FakeTensorMode, enable_python_dispatcher, no_autocast
+
+if TYPE_CHECKING:
+    from .capture import Trace
 
 MOST_CONSTANT_ELEMENTS = 256
 _MOST_ATTEMPTS = 3
@@ -103,6 +106,13 @@ def _fake_mode(gm: fx.GraphModule, given: Sequence[Any]) -> FakeTensorMode:
         if isinstance(item, FakeTensor):
             return item.fake_mode
     raise LoweringError("the graph has no tensors")
+
+
+def known_about(trace: Trace) -> tuple[Any, ...]:
+    """What a lowered graph depends on besides the trace: symbols that have become others, the layouts of its results."""
+    env = next((f.fake_mode.shape_env for f in trace.fakes if isinstance(f, FakeTensor)), None)
+    results = trace.graph_module.graph.output_node().all_input_nodes
+    return len(env.replacements) if env is not None else 0, tuple(id(n.meta.get("val")) for n in results)
 
 
 def _renamings(mode: FakeTensorMode) -> int:

@@ -73,6 +73,7 @@ class Trace:
     names: list[str] = field(default_factory=list)  # of `fakes`, in the user's words; empty: the placeholders' own
     output_names: list[str] = field(default_factory=list)  # for outputs that have no name in the user's source
     opaque: list[OpaqueNode] = field(default_factory=list)  # in the order of their calls
+    lowered: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)  # its graph in the IR, once known
 
 
 class Env(ShapeEnv):
