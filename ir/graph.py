@@ -149,7 +149,9 @@ class Graph:
     def copy(self) -> Graph:
         """The same graph apart: what is done to either is not done to the other."""
         again = Graph(self.name)
-        again.nx.update(self.nx.copy())
+        for node, attrs in self.attributes.items():
+            again.nx.add_node(node, **attrs)
+            again.nx.add_edges_from((arg, node, position, {}) for position, arg in enumerate(attrs["args"]))
         again._interned, again._next = dict(self._interned), self._next
         again.inputs = [Value(again, v.id) for v in self.inputs]
         again.mutations = {i: Value(again, v.id) for i, v in self.mutations.items()}

@@ -109,7 +109,7 @@ def _fake_mode(gm: fx.GraphModule, given: Sequence[Any]) -> FakeTensorMode:
 
 
 def known_about(trace: Trace) -> tuple[Any, ...]:
-    """What a lowered graph depends on besides the trace: symbols that have become others, the layouts of its results."""
+    """What a graph depends on besides the trace: symbols that have become others, the layouts of its results."""
     env = next((f.fake_mode.shape_env for f in trace.fakes if isinstance(f, FakeTensor)), None)
     results = trace.graph_module.graph.output_node().all_input_nodes
     return len(env.replacements) if env is not None else 0, tuple(id(n.meta.get("val")) for n in results)
