@@ -39,7 +39,7 @@ from .names import identifier
 from .prelude import HELPERS
 from .sizes import number as evaluated
 from .sizes import same, tidy
-from .values import Coord, default_name, name_of
+from .values import default_name, name_of
 
 WORKSPACE = 8
 """Partial sums are read back from L2 where they fill at most one part in so many of it."""
@@ -49,27 +49,6 @@ class Emitter(Finishing):
     """One kernel."""
 
     # ------------------------------------------------------------------ coordinates
-    def _blocked(self, axis: Axis, place: Expr, scope: Scope, level: int, first: str | None = None) -> None:
-        """Lanes from `first` on, where `place` is a block number (or, for a loop over elements, the first element)."""
-        lane = self.lane(axis)
-        if first is None:
-            first = self.names.fresh(f"first_{axis.name}")
-            scope.body.append(Let(first, binary("*", call("tl.cast", place, literal("tl.int64")), self.block(axis))))
-        mask = None
-        if not (isinstance(axis.size, int) and axis.size % self.plan.tile[axis] == 0):
-            label = self.names.fresh("inside" if len(self.plan.tile) == 1 else f"inside_{axis.name}")
-            size = self._step(axis.size, "size") if axis is self.plan.order[-1] else self.size(axis.size)
-            scope.body.append(Let(label, binary("<", lane, binary("-", size, name(first)))))
-            mask = name(label)
-        self.coords[axis] = Coord(name(first), lane, mask, level)
-
-    def _scalar(self, axis: Axis, place: Expr, scope: Scope, level: int) -> None:
-        wide = call("tl.cast", place, literal("tl.int64"))
-        label = axis.name if not scope.find(("scalar", axis)) else self.names.fresh(axis.name)
-        scope.body.append(Let(label, wide))
-        scope.memo[("scalar", axis)] = name(label)
-        self.coords[axis] = Coord(name(label), None, None, level)
-
     def _coordinates(self, axes: Sequence[Axis], flat: Expr, scope: Scope, level: int) -> None:
         """Take a flat number apart, the last axis fastest."""
         axes = [a for a in axes if not self._alone(a)] if level == 0 else list(axes)
@@ -150,6 +129,7 @@ class Emitter(Finishing):
         )
         if not isinstance(plan.items, int):
             self.guards[sympy.Lt(plan.items, 1 << 30)] = None
+        self.share, self.total = share, whole
         start, stop = binary("*", part, each), binary("*", binary("+", part, literal(1)), each)
         stages = {"num_stages": literal(plan.stages)} if plan.stages > 1 and not plan.chunked else {}
         return "item", call("tl.range", start, call("tl.minimum", stop, whole), **stages)
@@ -193,51 +173,32 @@ class Emitter(Finishing):
 
     def _pass(self, axes: frozenset[Axis], work: Sequence[Term | Sink]) -> None:
         """One nest of loops over chunks of the row: lane accumulators before, the loops, the folds after."""
-        chunk, after = Scope(2, self.body), []
+        kept = next((self.plan.direct[w] for w in work if isinstance(w, Term) and w in self.plan.direct), ())
+        self.levels.clear()
+        outermost_first = sorted((a for a in self.plan.order if a in axes), key=lambda a: a not in kept)
+        nest = self._nest(outermost_first, self.body, self.body.level + 1, 1)
+        chunk, after, ends = nest[-1].scope, [], []
         totals = {top: total for total, top in self.plan.online.items()}
-        loops = self._chunk_loops(axes, chunk)
         for item in work:
             if isinstance(item, Sink):
                 self.store(item, chunk)
+            elif item in self.plan.direct:
+                ends += self._accumulate_direct(item, nest[len(kept) - 1].scope, chunk)
             elif item in self.plan.final:
                 self._accumulate(item, chunk)
             elif item in totals:
                 self._online_lanes(item, totals[item], chunk)
             else:
                 after.append((item, self._lane_accumulator(item, chunk)))
-        body = chunk.body
-        for variable, over in reversed(loops):
-            body = [For(variable, over, body)]
-        self.body.body.extend(body)
+        self.body.body.append(self._close(nest, ends, len(kept)))
         for axis in axes:
             del self.coords[axis]
         self.levels.clear()
-        self.names.release([v for v, _ in loops] + [s.name for s in chunk.body if isinstance(s, Let)])
         for term, label in after:
             self._folded(term, label)
         for top, total in totals.items():
             if top in work:
                 self._online_folded(top, total)
-
-    def _chunk_loops(self, axes: frozenset[Axis], chunk: Scope) -> list[tuple[str, Expr]]:
-        self.levels.clear()
-        loops = []
-        down = any(t.op == "cumsum_reverse" for t in self.program.terms)
-        for axis in [a for a in self.plan.order if a in axes]:
-            step, n = (self.block(axis) if axis in self.plan.tile else literal(1)), self.size(axis.size)
-            turn = self.names.fresh(f"{axis.name}_at")
-            stages = {"num_stages": literal(self.plan.stages)} if self.plan.stages > 1 else {}
-            loops.append((turn, call("tl.range", literal(0), n, step, **stages)))
-            start: Expr = name(turn)
-            if down:
-                start = binary("-", binary("*", binary("-", call("tl.cdiv", n, step), literal(1)), step), start)
-            label = self.names.fresh(f"first_{axis.name}" if axis in self.plan.tile else axis.name + "_i")
-            chunk.body.append(Let(label, call("tl.cast", start, literal("tl.int64"))))
-            if axis in self.plan.tile:
-                self._blocked(axis, name(label), chunk, 2, label)
-            else:
-                self.coords[axis] = Coord(name(label), None, None, 2)
-        return loops
 
     def _online_lanes(self, top: Term, total: Term, chunk: Scope) -> None:
         """Per lane, the maximum so far and the sum relative to it; finite at first: -inf - -inf never arises."""

@@ -5,13 +5,14 @@ programs of a group -> groups of a strip -> strips        deterministic; nobody 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import sympy
 
 from ..ir.types import LOW_FLOATS, Size, product
 from .axes import Axis, Sink, Term, below
+from .direct import DirectSums
 from .kernel import Buffer, Ref
 from .loops import (
     Accumulate,
@@ -29,9 +30,8 @@ from .loops import (
     total,
 )
 from .mathematics import TL, lowest, number
-from .names import identifier
 from .sizes import tidy
-from .values import FINISH, Values, name_of
+from .values import FINISH
 
 FAN = 12
 """Partial sums that one program adds: about the square root of the programs on a device."""
@@ -49,7 +49,10 @@ class Partial:
 
 @dataclass(slots=True)
 class Level:
-    """One level of arrivals: who counts where, whose slots are added, and which reductions are complete then."""
+    """One level of arrivals: who counts where, whose slots are added, and which reductions are complete then.
+
+    `first`: the first of the programs whose sums are added, `start`: the same within the strip.
+    """
 
     setup: list[Statement]
     counter: Expr
@@ -57,9 +60,14 @@ class Level:
     first: Expr
     step: Expr | None
     completes: str
+    start: Expr
+
+    def completed(self, everything: bool) -> bool:
+        """Whether a sum is complete here, over everything or over the walk."""
+        return self.completes == "all" or (self.completes == "walk" and not everything)
 
 
-class Finishing(Values):
+class Finishing(DirectSums):
     """Accumulators, partial sums and what is stored once they are complete."""
 
     # ------------------------------------------------------------------ final reductions
@@ -72,16 +80,12 @@ class Finishing(Values):
         scope.body.append(Accumulate(label, operator, combined, self._comment(term)))
         self.top.memo[("acc", term)] = name(label)
 
-    def _final_name(self, term: Term) -> str:
-        users = [s for s in self.program.sinks if term in below(s.terms)]
-        return identifier(name_of(term) or (name_of(users[0]) if users else None)) or term.op
-
     def _finish(self) -> None:
         """Fold the lanes; store partial sums; the last to arrive, level by level, adds them and stores the results."""
         plan = self.plan
-        partials = [self._partial(r) for r in plan.final]
+        partials = [self._partial(r) for r in plan.final if r not in plan.direct]
         everything = [r for r in plan.final if set(r.param) - set(plan.row) != set(plan.walk)]
-        if plan.programs == 1 and not everything:
+        if plan.programs == 1 and not everything and not plan.direct:
             scope = Scope(FINISH, self.top)
             self._complete(scope, {p.term: name(p.folded) for p in partials}, set(plan.final))
             self.top.body.extend(scope.body)
@@ -92,19 +96,43 @@ class Finishing(Values):
         for level in self._levels(bool(everything)):
             scope = Scope(FINISH, parent)
             totals = {p.term: self._add_partials(p, level, scope) for p in left}
-            done = {
-                p.term
-                for p in left
-                if level.completes == "all" or (level.completes == "walk" and p.term not in everything)
-            }
+            done = {p.term for p in left if level.completed(p.term in everything)}
             left = [p for p in left if p.term not in done]
             for p in left:
                 scope.body.append(self._slot_store(p, level.first, totals[p.term]))
             self._complete(scope, {t: v for t, v in totals.items() if t in done}, done)
+            self._finish_direct(level, everything, scope)
             body.extend(level.setup)
             body.append(If(call("last_to_arrive", level.counter, level.count), scope.body))
             body, parent = scope.body, scope
             scope.closed = True
+
+    def _finish_direct(self, level: Level, everything: Sequence[Term], scope: Scope) -> None:
+        """The same for sums with a slot per item: the first level adds items, the others what the level before left."""
+        if not self.directs:
+            return
+        whole, kept = self.plan, self.plan.direct[self.directs[0].term]
+        self.plan = self._side_by_side(kept)
+        nest = self._nest(kept, scope, FINISH, 0)
+        inner, (over, slot) = nest[-1].scope, self._slots_of(level)
+        totals = {d.term: self._direct_total(d, over, slot, inner) for d in self.directs}
+        done = {t for t in totals if level.completed(t in everything)}
+        self.directs = [d for d in self.directs if d.term not in done]
+        for d in self.directs:
+            inner.body.append(self._direct_store(d, self._slots(level.first), totals[d.term]))
+        self._complete(inner, {t: v for t, v in totals.items() if t in done}, done)
+        scope.body.append(self._close(nest))
+        for axis in kept:
+            del self.coords[axis]
+        self.plan = whole
+
+    def _slots_of(self, level: Level) -> tuple[Expr, Expr]:
+        """What k runs over, and the slot that it stands for."""
+        if level.step is not None:
+            return call("range", level.count), self._slots(self._plus(level.first, binary("*", name("k"), level.step)))
+        end = call("tl.minimum", self._slots(self._plus(level.start, level.count)), self.total)
+        start = [] if level.start.text == "0" else [self._slots(level.start)]
+        return call("range", *start, end), self._item_slot(name("k"))
 
     def _partial(self, term: Term) -> Partial:
         label = self.top.memo["acc", term].text
@@ -115,15 +143,6 @@ class Finishing(Values):
             label = self.names.fresh(label)
             self.top.body.append(Let(label, folded))
         return Partial(term, label, kept, "")
-
-    def _fold_accumulator(self, term: Term, label: str) -> Expr:
-        dims = [d for d, a in enumerate(self.plan.tile) if a in term.param and a in term.args[0].axes]
-        function, value = self._folding(term), name(label)
-        if not self.lanes(term.axes):
-            return call(function, value, literal(0 if len(self.plan.tile) == 1 else "None"))
-        for d in reversed(dims):
-            value = call(function, value, literal(d), keep_dims="True")
-        return value
 
     def _store_partial(self, p: Partial) -> None:
         width = product(self._slot_width(a) for a in p.kept)
@@ -172,7 +191,7 @@ class Finishing(Values):
 
     def _levels(self, everything: bool) -> list[Level]:
         """A tree of arrivals: FAN programs, the programs of a strip, the strips."""
-        programs = name("PROGRAMS") if "PROGRAMS" in self.constants else name(self.scalars[self.plan.programs or 1])
+        programs = self._programs()
         strips = self._strips()
         base = binary("*", name("strip"), programs) if strips else literal(0)
         part = name("part") if strips else name("pid")
@@ -183,27 +202,26 @@ class Finishing(Values):
             groups = self.fixed("GROUPS", _ceiling(self.plan.programs or 1, FAN))
             fan = self.fixed("FAN", FAN)
             first = binary("*", name("group"), fan)
-            members = call("tl.minimum", fan, binary("-", programs, binary("*", name("group"), fan)))
+            members = call("tl.minimum", fan, binary("-", programs, first))
             setup: list[Statement] = [Let("group", binary("//", part, fan)), Let("members", members)]
             own = self._plus(binary("*", number_, groups), name("group")) if strips else name("group")
             levels.append(
-                Level(setup, self._plus(counter, own), name("members"), self._plus(base, first), None, "none")
+                Level(setup, self._plus(counter, own), name("members"), self._plus(base, first), None, "none", first)
             )
             count = self.fixed("STRIPS", self.plan.strips) if strips else literal(1)
             done = self._plus(self._plus(counter, binary("*", count, groups) if strips else groups), number_)
-            levels.append(Level([], done, groups, base, fan, "walk"))
+            levels.append(Level([], done, groups, base, fan, "walk", literal(0)))
             last = self._plus(counter, binary("*", count, binary("+", groups, literal(1))))
         else:
-            levels.append(Level([], self._plus(counter, number_), programs, base, None, "walk"))
+            levels.append(Level([], self._plus(counter, number_), programs, base, None, "walk", literal(0)))
             last = self._plus(counter, self.fixed("STRIPS", self.plan.strips)) if strips else counter
         if everything and strips:
-            levels.append(Level([], last, self.fixed("STRIPS", self.plan.strips), literal(0), programs, "all"))
+            levels.append(
+                Level([], last, self.fixed("STRIPS", self.plan.strips), literal(0), programs, "all", literal(0))
+            )
         elif everything:
             levels[-1].completes = "all"
         return levels
-
-    def _plus(self, a: Expr, b: Expr) -> Expr:
-        return a if b.text == "0" else b if a.text == "0" else binary("+", a, b)
 
     def _counter(self) -> Expr:
         groups = _ceiling(self.plan.programs or 1, FAN) + 1 if self.target.units > 16 else 1

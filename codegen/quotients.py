@@ -82,6 +82,7 @@ class _Back:
             guards=tuple(g.xreplace(dict(self.into)) for g in kernel.guards),
             reads=self._sizes(kernel.reads),
             writes=self._sizes(kernel.writes),
+            cached=self._sizes(kernel.cached),
         )
 
     def _pin(self, symbol: sympy.Symbol, value: int) -> tuple[sympy.Symbol, int]:

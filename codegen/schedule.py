@@ -76,6 +76,7 @@ class Schedule:
     order: tuple[Axis, ...]
     hoisted: bool
     online: dict[Term, Term]
+    direct: dict[Term, tuple[Axis, ...]]  # final sums with a partial sum per item, and the row axes that they keep
 
     def blocks(self, axis: Axis) -> Size:
         return blocks(axis.size, self.tile.get(axis, 1))
@@ -103,6 +104,7 @@ class Scheduler:
         self.under = {t: set(below([t])) - {t} for t in program.terms}
         self.order = self._by_stride()
         self.online: dict[Term, Term] = {}
+        self.direct: dict[Term, tuple[Axis, ...]] = {}
 
     def nested_sums(self) -> dict[Term, Term]:
         """Sums whose program has a part of them anyway: {sum over rows and columns: sum over columns}."""
@@ -143,7 +145,7 @@ class Scheduler:
         return Schedule(
             rows, chunked, walked, grid, tile, frozenset(inner), tuple(final), after, self._phases(frozenset(inner)),
             items, programs, warps, self._stages(tile, chunked), tuple(order),
-            chunked or self._hoisted(rows, tile, accumulators), self.online,
+            chunked or self._hoisted(rows, tile, accumulators), self.online, self.direct if chunked else {},
         )  # fmt: skip
 
     # ------------------------------------------------------------------ roles
@@ -259,6 +261,9 @@ class Scheduler:
             ]
             raise Cut(_nodes(other or self.scans))
         wide = [r for r in final if r.axes & set(row)]
+        if self._partials_pay(wide, row):
+            self.direct = {r: tuple(a for a in row if a in r.axes) for r in wide}
+            return True
         for r in wide:
             below_r = [i for i in (*inner, *self.scans) if i in self.under[r]]
             if below_r:
@@ -266,6 +271,19 @@ class Scheduler:
         if wide:
             self._apart(wide)
         return True
+
+    def _partials_pay(self, wide: list[Term], row: tuple[Axis, ...]) -> bool:
+        """A partial sum per item, along the part of the row that is kept: written and read, against reading all again.
+
+        [n, g, c, x] with the row c, x: the gradient of w[g, c] needs one number per n, g and c.
+        """
+        if self.scans or any(set(row) <= r.axes for r in wide) or self.order[-1] in self._outer(row):
+            return False
+        again = sum(ITEMSIZE[t.dtype] for t in self._row_loads(row)) * math.prod(self.size[a] for a in row)
+        return sum(8 * math.prod(self.size[a] for a in r.axes & set(row)) for r in wide) < again
+
+    def _outer(self, row: tuple[Axis, ...]) -> list[Axis]:
+        return [a for a in self.order if a not in row]
 
     def _pinnable(self, axes: Iterable[Axis]) -> bool:
         """Only the length of a row may be compiled in: a new batch size needs no new kernel."""

@@ -47,8 +47,8 @@ from .prelude import HELPERS
 from .schedule import Schedule
 from .sizes import Hints, tidy
 
-FINISH = 10
-"""The level of what the last program computes; 0 is the kernel, 1 the walk, 2 a pass over chunks."""
+FINISH = 100
+"""The level of what the last program computes; 0 is the kernel, 1 the walk, 2 and up a pass over chunks."""
 LONG = 72
 """A single use is written inline up to this many columns."""
 
@@ -82,6 +82,7 @@ class Values:
         self.top = Scope(0)
         self.body = self.top
         self.lines: set[str] = set()
+        self.laned: set[Axis] = set()  # axes with lanes of their own name
         self.passes: dict[Term, int] = {}  # how often a load is emitted in passes over chunks
         self.uses = self._uses()
         self.padding = self._padding()
@@ -178,15 +179,16 @@ class Values:
     # ------------------------------------------------------------------ lanes
     def lane(self, axis: Axis) -> Expr:
         """The lanes of a tile axis, shaped for the tile: col = tl.arange(0, BLOCK_N)[None, :]."""
-        if (found := self.top.memo.get(("lane", axis))) is None:
-            dims = list(self.plan.tile)
+        dims = list(self.plan.tile)
+        if (found := self.top.memo.get(("lane", axis, *dims))) is None:
             shape = ", ".join(":" if a is axis else "None" for a in dims)
             arange = call("tl.arange", literal(0), self.block(axis))
-            label = axis.name
+            label = self.names.fresh(axis.name) if axis in self.laned else axis.name
+            self.laned.add(axis)
             self.top.body.append(
                 Let(label, Expr(arange.text + (f"[{shape}]" if len(dims) > 1 else ""), names=arange.names))
             )
-            found = self.top.memo[("lane", axis)] = name(label)
+            found = self.top.memo[("lane", axis, *dims)] = name(label)
         return found
 
     def _resident(self, axis: Axis) -> None:
@@ -430,7 +432,7 @@ class Values:
 
     def _load(self, term: Term, scope: Scope) -> Expr:
         access, indirect = term.param, len(term.param.indirect)
-        self.passes[term] = self.passes.get(term, 0) + (scope.level == 2)
+        self.passes[term] = self.passes.get(term, 0) + (1 < scope.level < FINISH)
         values = [(self.value(a, scope), c, a) for a, c in zip(term.args, access.indirect, strict=False)]
         guards = [self.value(g, scope) for g in term.args[indirect:]]
         pointer = self._pointer(access.ref, access.place, values, scope)
@@ -452,7 +454,7 @@ class Values:
 
     def _policy(self, term: Term, scope: Scope) -> str:
         """Rows that come by once leave the cache first; a row that is read again stays until its last pass."""
-        if scope.level == 2:
+        if 1 < scope.level < FINISH:
             return self.evict
         walked = set(self.plan.walk) & {a for a, _ in term.param.place.terms}
         return "evict_first" if walked and scope.level == 1 else ""

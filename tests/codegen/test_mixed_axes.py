@@ -110,7 +110,7 @@ LARGE = {
 
 
 @pytest.mark.parametrize("sizes", LARGE)
-@pytest.mark.parametrize("case", [c for c in CASES if "group backward" not in c])
+@pytest.mark.parametrize("case", CASES)
 def test_moves_each_byte_once_in_one_kernel(case: str, sizes: str) -> None:
     kernels, times = _on_gpu(case, LARGE[sizes])
     assert len(kernels) == 1 and times < 1.1
