@@ -31,6 +31,7 @@ from .config import KERNEL_BACKENDS
 from .dependence import independent, sources_of
 from .guards import Guard, argument_fact, global_state, is_float, is_tracked, size_guard
 from .lanes import BACKENDS, Batch, Layout, Lowered, is_written_out, lowered, over_lanes
+from .per_lane import give_memory_its_axis, in_lanes, room_for
 from .plan import BoundSizes, Executable
 from .specialization import Specialization, gradient_kind, in_a_class
 from .stats import count
@@ -402,19 +403,8 @@ def present_under_vmap(fn: Body, dims: tuple[int | None, ...], args: Sequence[An
     return full
 
 
-def _room_for(like: Tensor, sizes: Sequence[int], strides: Sequence[int], **options: Any) -> Tensor:
-    """Memory to be written to, laid out as told: torch's own rule for it wants sizes that are no symbols."""
-    order = sorted(range(len(sizes)), key=lambda axis: (-_hint(strides[axis]), axis))
-    room = like.new_empty([sizes[axis] for axis in order], **options)
-    return room.permute(sorted(range(len(order)), key=order.__getitem__)) if order != sorted(order) else room
-
-
-def _hint(size: Any) -> int:
-    return size if isinstance(size, int) else int(size.node.hint)
-
-
 _IN_PYTHON: dict[Any, Callable[..., Any]] = {
-    torch.ops.aten.new_empty_strided.default: _room_for,
+    torch.ops.aten.new_empty_strided.default: room_for,
     torch.ops.aten.sym_size.int: lambda t, i: t.shape[i],
     torch.ops.aten.sym_stride.int: lambda t, i: t.stride(i),
     torch.ops.aten.sym_numel.default: lambda t: t.numel(),
@@ -431,6 +421,7 @@ def batchable(gm: torch.fx.GraphModule, inline: bool = False) -> torch.fx.GraphM
     """
     graph = torch.fx.Graph()
     graph.output(graph.graph_copy(gm.graph, {}))
+    give_memory_its_axis(graph)
     for node in list(graph.nodes):
         if node.op == "call_function":
             _numbers_as_tensors(node)
@@ -462,7 +453,7 @@ def _batchable_target(target: Any, inline: bool) -> Any:
     nested = getattr(target, "fusegrad_call", None)
     if inline and nested is not None and not _has_vmap_rule(nested):
         return forward_alone(nested)
-    return _IN_PYTHON.get(target, target)
+    return _IN_PYTHON.get(target) or in_lanes(target) or target
 
 
 def _has_vmap_rule(cls: Any) -> bool:

@@ -37,10 +37,10 @@ from .nested import plain, watched_by, watcher
 from .opaque import TRACED, OpaqueNode, Tape, Taped, Why, name_of, shown, tensors_in, why_opaque
 from .reads import Reads
 from .torch_private import (
-    FakeTensor,
     FakeTensorMode,
     dispatch_modes,
     enable_python_dispatcher,
+    is_fake,
     jit_tracing,
     operator_name,
     transforms_active,
@@ -301,7 +301,7 @@ class _Provenance(TorchFunctionMode):
 def _refuse_real_write(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     """A tensor from outside is no fake: a write to it would happen while tracing."""
     written = kwargs.get("out", args[0] if args and _is_in_place(getattr(func, "__name__", "")) else None)
-    real = isinstance(written, torch.Tensor) and not isinstance(written, FakeTensor)
+    real = isinstance(written, torch.Tensor) and not is_fake(written)
     if real and (frame := user_frame()) is not None:
         place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
         raise CaptureError(reason="it writes to a tensor that is no argument", where=place)

@@ -113,6 +113,17 @@ def is_batched(tensor: Any) -> bool:
     return bool(_dispatch_keys(tensor).has(_BATCHED))
 
 
+_level_of: Callable[[Any], int] | None = _private("_C._functorch.maybe_get_level")
+_current_level: Callable[[], int | None] = _private("_C._functorch.maybe_current_level") or (lambda: None)
+
+
+def is_batched_here(value: Any) -> bool:
+    """Whether the innermost transform is a vmap that maps this tensor."""
+    if not isinstance(value, Tensor) or not torch._C._functorch.is_batchedtensor(value):
+        return False
+    return _level_of is None or _level_of(value) == _current_level()
+
+
 def memory_of(tensor: Tensor) -> int:
     """An identity of the memory that a tensor looks at, fake tensors included."""
     return int(tensor.untyped_storage()._cdata)
@@ -227,6 +238,7 @@ __all__ = [
     "hide_from_dynamo",
     "hooks_are_active",
     "is_batched",
+    "is_batched_here",
     "is_fake",
     "jit_tracing",
     "memory_of",
