@@ -1,6 +1,6 @@
-"""A captured graph in terms that torch's vmap can follow while sizes are symbols, so that one capture serves every batch.
+"""A captured graph in terms that torch's vmap can follow while sizes are symbols: one capture for every batch size.
 
-torch's own batching rules refuse to write a batched value into memory that has no batch axis, and many of them read sizes
+torch's own batching rules refuse to write a batched value into memory without a batch axis, and many of them read sizes
 as numbers: what they make holds for one batch size. Here memory gets its axis where it is made, and such operations are
 called on whole batches, the batch axis in front:  cat([x, y], 0)  ->  cat([X, Y], 1)
 """
@@ -38,7 +38,8 @@ def give_memory_its_axis(graph: torch.fx.Graph) -> None:
             continue
         with graph.inserting_after(root):
             own = graph.call_function(per_lane, (root, *sources))
-        root.replace_all_uses_with(own, delete_user_cb=lambda user, own=own: user is not own)
+        root.replace_all_uses_with(own)
+        own.args = (root, *sources)
 
 
 def _is_write(node: torch.fx.Node) -> bool:
@@ -309,11 +310,12 @@ def _bucketize(lanes: Lanes, x: Tensor, edges: Tensor, *how: Any) -> Tensor:
 
 
 RULES: dict[Any, Rule] = {
-    **dict.fromkeys((aten.scatter.src, aten.scatter.value, aten.scatter_add.default, aten.scatter_reduce.two), along(1)),
-    **dict.fromkeys((aten.gather.default, aten.cat.default), along(1)),
+    **dict.fromkeys((aten.gather.default, aten.cat.default, aten.scatter.src, aten.scatter.value), along(1)),
+    **dict.fromkeys((aten.scatter_add.default, aten.scatter_reduce.two), along(1)),
     **dict.fromkeys((aten.select_scatter.default, aten.slice_scatter.default), along(2)),
     aten.diagonal_scatter.default: along(3, 4),
-    **dict.fromkeys((aten.select_backward.default, aten.slice_backward.default, aten.unfold_backward.default), into_sizes(2)),
+    **dict.fromkeys((aten.select_backward.default, aten.slice_backward.default), into_sizes(2)),
+    aten.unfold_backward.default: into_sizes(2),
     aten.diagonal_backward.default: into_sizes(3, 4),
     aten.index_select.default: _index_select,
     aten.index_add.default: _index_written(accumulate=True),
@@ -337,7 +339,8 @@ RULES: dict[Any, Rule] = {
 
 DECOMPOSED = frozenset(op for op in (
     aten.native_layer_norm.default, aten.native_layer_norm_backward.default, aten.native_group_norm.default,
-    aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.replication_pad1d.default, aten.replication_pad2d.default,
+    aten.reflection_pad1d.default, aten.reflection_pad2d.default,
+    aten.replication_pad1d.default, aten.replication_pad2d.default,
     aten.upsample_nearest2d.default, aten.upsample_bilinear2d.default, aten.renorm.default,
 ) if op in decomposition_table)  # fmt: skip
 """What is said in terms of simpler operations, which vmap follows."""

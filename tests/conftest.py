@@ -27,6 +27,7 @@ ONE_IN = {
     "contract/test_wrong_backwards.py": 2,
     "cpp": 2,
     "interop": 2,
+    "runtime/test_per_lane.py": 4,
     "suite/test_derived.py": 2,
     "suite/test_linearity.py": 2,
 }  # fmt: skip
