@@ -231,6 +231,10 @@ class Compiler:
         except KeyError:
             return self._look_up(args)
 
+    def is_known(self, args: Sequence[Any]) -> bool:
+        """Whether arguments like these were given before, so that nothing reads what is in them to look them up."""
+        return self._key(args) in self.exact
+
     def _key(self, args: Sequence[Any]) -> Any:
         reads = self.reads_now()
         return (exact_key(args), global_state(), reads.mark, reads.facts(), methods_now(self.user_class))

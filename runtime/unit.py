@@ -46,7 +46,10 @@ OutDim = int | Literal["sum"] | None
 
 
 def example(value: Any) -> Any:
-    """A plain tensor of the logical shape behind any number of functorch wrappers; other values as they are."""
+    """A plain tensor of the logical shape behind any number of functorch wrappers; other values as they are.
+
+    What is in it does not matter to look a graph up. `readable` puts something in, for a first call.
+    """
     if not isinstance(value, Tensor):
         return value
     inner = unwrapped(value)
@@ -54,8 +57,16 @@ def example(value: Any) -> Any:
         return value
     shape, strides, differentiable = tuple(value.shape), _strides(value), is_float(value)
     with plain_tensors():
-        plain = torch.empty_strided(shape, strides, dtype=inner.dtype, device=inner.device).zero_()
+        plain = torch.empty_strided(shape, strides, dtype=inner.dtype, device=inner.device)
         return plain.requires_grad_(differentiable)
+
+
+def readable(examples: Sequence[Any], values: Sequence[Any]) -> None:
+    """Zeros in the examples that are not the values themselves."""
+    with torch.no_grad():
+        for plain, value in zip(examples, values, strict=True):
+            if plain is not value and isinstance(plain, Tensor):
+                plain.zero_()
 
 
 def _strides(value: Tensor) -> tuple[int, ...]:
@@ -323,9 +334,18 @@ class BatchedUnit(Unit):
         return self._batches[id(lane), layout], lifted
 
     def _lanes(self, args: Sequence[Any]) -> list[Any]:
-        """An example of what the parent is given."""
-        with plain_tensors():
-            return [example(lane(a, d)) for a, d in zip(args, self.in_dims, strict=True)]
+        """What the parent is given, in one lane: memory of the batch, without a history of its own."""
+        with plain_tensors(), torch.no_grad():
+            return [self._first_lane(a, d) for a, d in zip(args, self.in_dims, strict=True)]
+
+    def _first_lane(self, value: Any, dim: int | None) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        if is_batched(value):
+            made = example(lane(value, dim))
+            readable([made], [value])
+            return made
+        return lane(value.detach(), dim).detach().requires_grad_(value.requires_grad and is_float(value))
 
     # ------------------------------------------------------------------ by torch's
     def further_facts(self) -> tuple[Any, ...]:
@@ -664,6 +684,8 @@ def transformed(compiler: Compiler, args: tuple[Any, ...]) -> Any:
     missing: NotCaptured | None = None
     specialization, derivable = None, False
     with plain_tensors(), torch.no_grad():
+        if not compiler.is_known(plain):
+            readable(plain, given)
         try:
             specialization = compiler.specialization(plain)
             derivable = specialization is not None and compiler.backward_is_captured(specialization)

@@ -128,3 +128,91 @@ def test_one_graph_serves_every_batch_size(backend) -> None:
         pull(*given(lanes, (None, 0, None)))
     after = stats()
     assert after["captures"] == before["captures"]
+
+
+class OneHot(Function):
+    """F.one_hot asserts what it reads: torch has no batching rule for that."""
+
+    @staticmethod
+    def forward(ctx, x, t):
+        p = x.softmax(-1)
+        ctx.save_for_backward(p, t)
+        return -(p.log() * torch.nn.functional.one_hot(t, 5)).sum(-1)
+
+    @staticmethod
+    def backward(ctx, g):
+        p, t = ctx.saved_tensors
+        return g.unsqueeze(-1) * (p - torch.nn.functional.one_hot(t, 5)), None
+
+
+PER_LANE = {
+    "vmap": lambda f: vmap(f),
+    "vmap(vmap)": lambda f: vmap(vmap(f)),
+    "vmap(grad)": lambda f: vmap(grad(lambda x, t: f(x, t).sum())),
+    "vmap(vmap(grad))": lambda f: vmap(vmap(grad(lambda x, t: f(x, t).sum()))),
+}
+
+
+@backends
+@pytest.mark.parametrize("composition", PER_LANE)
+def test_one_hot(backend, composition) -> None:
+    fast = fusegrad.compile(OneHot, backend=backend).apply
+    plain = lambda x, t: -x.log_softmax(-1).gather(-1, t.unsqueeze(-1)).squeeze(-1)  # noqa: E731
+    x, t = numbers(4, 3, 2, 5), indices(4, 6, 5).reshape(4, 3, 2)
+    close(PER_LANE[composition](fast)(x, t), PER_LANE[composition](plain)(x, t))
+
+
+@backends
+def test_what_is_asserted_is_asserted_of_every_lane(backend) -> None:
+    fast = vmap(fusegrad.compile(OneHot, backend=backend).apply)
+    x, t = numbers(3, 2, 5), torch.zeros(3, 2, dtype=torch.int64)
+    fast(x, t)
+    with pytest.raises(RuntimeError, match="one_hot"):
+        fast(x, torch.where(torch.arange(6).reshape(3, 2) == 3, 7, t))
+
+
+@pytest.mark.parametrize("function", [Gathered, OneHot])
+@backends
+def test_no_capture_for_another_size_of_either_axis(backend, function) -> None:
+    fast = fusegrad.compile(function, backend=backend).apply
+    whole = {Gathered: lambda n: (numbers(*n, 5, 4), indices(n[0] * n[1], 6, 5).reshape(*n, 6), numbers(*n, 4)),
+             OneHot: lambda n: (numbers(*n, 2, 5), indices(n[0] * n[1], 2, 5).reshape(*n, 2))}[function]  # fmt: skip
+    pull = vmap(vmap(grad(lambda *a: fast(*a).sum())))
+    pull(*whole((2, 3)))
+    before = stats()["captures"]
+    for sizes in ((5, 3), (2, 7), (4, 6), *([(1, 4), (3, 1)] if backend == "interpret" else [])):
+        pull(*whole(sizes))
+    assert stats()["captures"] == before
+
+
+def test_a_batch_of_a_batch_is_not_captured() -> None:
+    fast = fusegrad.compile(Gathered, backend="interpret").apply
+    args = numbers(2, 3, 5, 4), indices(6, 6, 5).reshape(2, 3, 6), numbers(2, 3, 4)
+    vmap(fast)(*(a[0] for a in args))
+    before = stats()["captures"]
+    found = vmap(vmap(fast))(*args)
+    assert stats()["captures"] == before
+    close(found, vmap(vmap(lambda w, i, s: w[i] * s))(*args))
+
+
+class Scaled(Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(w)
+        return x * w.exp()
+
+    @staticmethod
+    def backward(ctx, g):
+        (w,) = ctx.saved_tensors
+        return g * w.exp(), None
+
+
+@pytest.mark.parametrize("dims", [(1, 0), (2, 1), (-1, 2)], ids=str)
+def test_lanes_that_are_apart_in_memory_are_read_where_they_are(dims) -> None:
+    fast = fusegrad.compile(Scaled, backend="interpret").apply
+    x, w = numbers(4, 3, 2), numbers(4, 3, 2)
+    x, w = x.movedim(0, dims[0]), w.movedim(0, dims[1])
+    close(vmap(fast, dims, 1)(x, w), vmap(lambda x, w: x * w.exp(), dims, 1)(x, w))
+    with torch.autograd.profiler.profile() as ran:
+        vmap(fast, dims)(x, w)
+    assert not [e for e in ran.function_events if e.name == "aten::copy_"]
