@@ -71,7 +71,10 @@ def signature_of(fn: Callable[..., Any]) -> inspect.Signature:
 
 
 def function_class(fn: Callable[..., Any]) -> type:
-    """A setup_context-style Function around `fn`: forward is `fn`, backward its vjp, recomputed from the inputs."""
+    """A setup_context-style Function around `fn`: forward is `fn`, backward its vjp, of the inputs alone.
+
+    On kernel backends forward hands over what backward would do again (`ir/passes/overlap.py`).
+    """
 
     def forward(*args: Any) -> Any:
         return fn(*args)

@@ -14,6 +14,7 @@ import torch
 
 from ..ir import Graph
 from ..ir.errors import LoweringError
+from ..ir.passes.overlap import Overlap, overlap
 from ..ir.passes.recompute import Recompute, apply_choice, present, value_at
 from ..ir.program import Place, Program
 from ..tracer.capture import CaptureError
@@ -28,13 +29,18 @@ Tensor = torch.Tensor
 
 def choose(spec: Specialization, sizes: dict[sympy.Symbol, int]) -> Chosen | None:
     """The cheaper residuals of a specialisation, None where the user's own are best (or have to stay)."""
-    forward = spec.forward
-    if not forward.hidden_count or forward.tensor_attributes or forward.saved_for_forward or forward.returns_hidden:
+    forward, derived = spec.forward, hasattr(spec.cls, "_fusegrad_sources")
+    if not (forward.hidden_count or derived) or forward.tensor_attributes or forward.saved_for_forward:
+        return None
+    if forward.returns_hidden:
         return None
     try:
         program = _program(spec)
     except (CaptureError, LoweringError):
         return None
+    if derived:
+        found = overlap(program, mask_of(spec.predicted_kinds()), sizes)
+        return None if found is None else ChosenForDerived(found)
     new = Recompute(sizes)(program)
     return None if new is program or program.forward.mutations else Chosen(program, new)
 
@@ -84,3 +90,19 @@ class Chosen:
             assert value is not None
             graph.input(value.aval, f"residual_{i}")
         return graph.returning(graph.inputs)
+
+
+class ChosenForDerived(Chosen):
+    """What forward hands over besides the arguments, to a backward that is derived of it."""
+
+    def __init__(self, found: Overlap) -> None:
+        super().__init__(found.program, found.program_now())
+        self.found = found
+
+    def backward_graph(self, kinds: Sequence[Any], entry: BackwardEntry, name: str) -> Graph:
+        """backward for these gradients, without what forward has done already."""
+        return cheaper(self.found.backward(graph_of(entry.trace, name)))
+
+    def rebuilt(self, residuals: Sequence[Any], sizes: dict[sympy.Symbol, int]) -> list[Any]:
+        """The arguments, which were kept as they are."""
+        return list(residuals[: len(self.captured.residuals)])

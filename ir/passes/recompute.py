@@ -48,7 +48,7 @@ class Recompute:
         saved = cheapest(program, self.hints) if old and program.backward else old
         if set(saved) == set(old):
             return program
-        new = Program(program.name, _forward(program, saved), _places(program, len(saved)), program.user_outputs)
+        new = Program(program.name, with_hidden(program, saved), _places(program, len(saved)), program.user_outputs)
         new.attributes = program.attributes | {CHOICE: Choice(program, tuple(saved))}
         for mask, backward in program.backward.items():
             apply_choice(new, mask, backward)
@@ -87,7 +87,7 @@ def _places(program: Program, hidden: int) -> tuple[Place | None, ...]:
     return (*kept, *(Place("hidden", i) for i in range(hidden)))
 
 
-def _forward(program: Program, saved: Sequence[Value]) -> Graph:
+def with_hidden(program: Program, saved: Sequence[Value]) -> Graph:
     """forward, with these values as its hidden outputs."""
     graph = copy.copy(program.forward)
     users, strides = graph.outputs[: program.user_outputs], graph.output_strides[: program.user_outputs]

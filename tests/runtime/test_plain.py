@@ -147,3 +147,72 @@ def test_an_opaque_function_runs_as_written() -> None:
     fast(x).sum().backward()
     f(p).sum().backward()
     torch.testing.assert_close(x.grad, p.grad)
+
+
+def layers(x, w1, w2, w3):
+    return torch.tanh(torch.tanh(torch.tanh(x @ w1) @ w2) @ w3)
+
+
+def normalized(x, w):
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * w
+
+
+def attention(q, k, v):
+    return torch.softmax(q @ k.mT / 2, -1) @ v
+
+
+def loss(x, w):
+    return -torch.log_softmax(x * w, -1)[:, 0].mean()
+
+
+def running(x):
+    return torch.cumsum(x.exp(), 0).log()
+
+
+SHARED = {  # launches forward and backward, and bytes kept for backward besides the arguments
+    layers: ((leaf(6, 4), leaf(4, 4), leaf(4, 4, seed=1), leaf(4, 4, seed=2)), (6, 9), 3 * 6 * 4 * 4),
+    normalized: ((leaf(6, 4), leaf(4)), (1, 1), 6 * 4),
+    attention: ((leaf(6, 4), leaf(5, 4), leaf(5, 3)), (3, 5), 6 * 5 * 4),
+    loss: ((leaf(6, 4), leaf(4)), (1, 1), 6 * 4 * 2),
+    running: ((leaf(6, 4),), (1, 2), 6 * 4 * 4),
+    scaled: ((leaf(6, 4), leaf(6, 4, seed=1)), (1, 1), 0),
+}
+
+
+@pytest.mark.parametrize("f", SHARED, ids=lambda f: f.__name__)
+def test_backward_takes_over_what_forward_computed(f) -> None:
+    args, (forward, backward), more = SHARED[f]
+    found = fusegrad.explain(fusegrad.compile(f, backend="interpret"), *args, target="cuda:90").to_dict()
+    assert found["launches"] == {"forward": forward, "backward": backward}
+    assert found["saved_bytes"] - sum(a.numel() * 4 for a in args) <= more
+
+
+@pytest.mark.parametrize("f", SHARED, ids=lambda f: f.__name__)
+def test_gradients_of_every_order_from_what_was_taken_over(f) -> None:
+    fast, args = fusegrad.compile(f, backend="interpret"), SHARED[f][0]
+    for g in (fast, f):
+        outs = [g(*args) for _ in range(2)]
+        first = torch.autograd.grad(outs[0].pow(2).sum(), args)
+        again = torch.autograd.grad(outs[1].pow(2).sum(), args, create_graph=True)
+        second = torch.autograd.grad(sum(a.pow(2).sum() for a in again), args)
+        results = [*first, *(a.detach() for a in again), *second]
+        if g is fast:
+            mine = results
+    assert_same(mine, results, tolerance=2e-3)
+
+
+def test_an_argument_that_is_changed_before_backward_is_noticed() -> None:
+    fast = fusegrad.compile(layers, backend="interpret")
+    x, *weights = (a.detach().clone().requires_grad_(i > 0) for i, a in enumerate(SHARED[layers][0]))
+    out = fast(x, *weights).sum()
+    x.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.backward()
+
+
+def test_a_gradient_of_another_layout_takes_over_the_same() -> None:
+    fast = fusegrad.compile(normalized, backend="interpret")
+    for gradient in (torch.ones(6, 4), torch.ones(4, 6).t(), torch.ones(()).expand(6, 4), torch.ones(6, 8)[:, ::2]):
+        both = [torch.autograd.grad(f(*SHARED[normalized][0]), SHARED[normalized][0], gradient)
+                for f in (fast, normalized)]  # fmt: skip
+        assert_same(*both, tolerance=1e-4)

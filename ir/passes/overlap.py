@@ -1,0 +1,98 @@
+"""What a derived backward takes over from forward. It was captured of the arguments alone, and does forward again.
+
+    backward: h = x @ w; y = relu(h); ...   ->   forward hands h over too; backward begins with h, and has y = relu(h)
+
+A derived backward is nobody's wish, so that more may be saved than the arguments: what costs least, as in `recompute`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..cost import Hints
+from ..graph import Graph, Value, building, emit, provenance
+from ..prims import PRIMS
+from ..program import Place, Program
+from ..rewrite import between, copy_into, unique_names
+from .recompute import AGAIN, cheapest, present, value_at, with_hidden
+
+
+class Overlap:
+    """forward and what backward computes of the arguments alone, in one graph: what both compute is one value."""
+
+    def __init__(self, program: Program) -> None:
+        self.program, self.joint = program, Graph(program.forward.name)
+        forward = program.forward
+        env = {v.id: self.joint.input(v.aval, v.params["name"], v.params["strides"]) for v in forward.inputs}
+        with building(self.joint):
+            copy_into(forward.order(), env)
+        self.joint.returning([None if o is None else env[o.id] for o in forward.outputs], forward.output_strides)
+        self.own = self.joint.live()
+        self.saved: list[Value] = []
+
+    def values_of(self, backward: Graph) -> dict[int, Value]:
+        """The value of the joint graph of each node of backward that depends on no gradient."""
+        places = present(self.program)
+        known = {v.id: self.joint.inputs[p.index] for v, p in zip(backward.inputs, places, strict=False)}
+        with building(self.joint):
+            for node in backward.order():
+                if not PRIMS[node.prim].effect and all(a.id in known for a in node.args):
+                    with provenance(node.origin):
+                        known[node.id] = emit(node.prim, *(known[a.id] for a in node.args), **node.params)
+        return known
+
+    def choose(self, backward: Graph, hints: Hints) -> bool:
+        """Decide what forward hands over; False where that is nothing."""
+        known = self.values_of(backward)
+        ends = {a.id for v in backward.order() if v.id not in known for a in v.args} | {v.id for v in backward.results}
+        used = dict.fromkeys(v for i, v in known.items() if i in ends and _is_worth_it(v))
+        everything = self._handing_over(list(used))
+        everything.backward[()] = self._received(backward, list(used))
+        saved = cheapest(everything, hints)
+        more = [v for v in between(saved, [i.id for i in self.joint.inputs]) if v.id not in self.own]
+        self.saved = saved if all(PRIMS[v.prim].family in AGAIN for v in more) else []
+        return bool(self.saved)
+
+    def program_now(self) -> Program:
+        """The program with what was chosen as its hidden outputs."""
+        return self._handing_over(self.saved)
+
+    def backward(self, backward: Graph) -> Graph:
+        """backward on the arguments, made to start from what was chosen besides."""
+        return self._received(backward, self.saved)
+
+    def _handing_over(self, values: Sequence[Value]) -> Program:
+        program = replace(self.program, forward=self.joint, backward={})
+        places = (*self.program.residuals, *(Place("hidden", i) for i in range(len(values))))
+        return replace(program, forward=with_hidden(program, values), residuals=places)
+
+    def _received(self, backward: Graph, values: Sequence[Value]) -> Graph:
+        known, out = self.values_of(backward), Graph(backward.name)
+        first = len(present(self.program))
+        names = unique_names([*backward.inputs, *values])[len(backward.inputs) :]
+        env = {v.id: _again(out, v) for v in backward.inputs[:first]}
+        given = {v.id: out.input(v.aval, name) for v, name in zip(values, names, strict=True)}
+        env |= {v.id: _again(out, v) for v in backward.inputs[first:]}
+        env |= {i: given[v.id] for i, v in known.items() if v.id in given}
+        with building(out):
+            copy_into(backward.order(), env)
+        return out.returning([None if o is None else env[o.id] for o in backward.outputs], backward.output_strides)
+
+
+def _again(out: Graph, source: Value) -> Value:
+    return out.input(source.aval, source.params["name"], source.params["strides"])
+
+
+def _is_worth_it(value: Value) -> bool:
+    return value.prim != "input" and PRIMS[value.prim].family != "source" and len(value.avals) == 1
+
+
+def overlap(program: Program, mask: tuple[bool, ...], hints: Hints) -> Overlap | None:
+    """What forward should hand over to a derived backward; None where the arguments are best, or it cannot be told."""
+    places = [value_at(program, p) for p in present(program) if p.kind == "input"]
+    backward = program.backward[mask]
+    if len(places) != len(present(program)) or program.forward.mutations or backward.mutations:
+        return None
+    found = Overlap(program)
+    return found if found.choose(backward, hints) else None
