@@ -1,6 +1,6 @@
 """Host time per call on tiny CPU tensors, launches stubbed and counted: a null Function, eager, torch.compile, ours.
 
-All peers in one run, interleaved, the minimum of several rounds: other processes only ever add time.
+All peers in one run, interleaved, the least processor time of several rounds: other processes only ever add to it.
 
     python -m fusegrad.benchmarks.host
 """
@@ -130,24 +130,24 @@ def python_calls(call: Call) -> int:
     return entered - 1
 
 
-def interleaved(calls: dict[Any, Call], repeats: int = 1000, rounds: int = 15) -> dict[Any, float]:
-    """Per call the least microseconds of several rounds, in each of which every call has its turn."""
+def interleaved(calls: dict[Any, Call], repeats: int = 50, rounds: int = 60) -> dict[Any, float]:
+    """Per call the least microseconds of processor time in several rounds, in each of which every call has its turn."""
     best = dict.fromkeys(calls, float("inf"))
     gc.collect()
     gc.disable()
     try:
         for _ in range(rounds):
             for key, call in calls.items():
-                start = time.perf_counter()
+                start = time.thread_time()
                 for _ in range(repeats):
                     call()
-                best[key] = min(best[key], (time.perf_counter() - start) / repeats * 1e6)
+                best[key] = min(best[key], (time.thread_time() - start) / repeats * 1e6)
     finally:
         gc.enable()
     return best
 
 
-def host_times(peers: Sequence[str] = PEERS, repeats: int = 1000, rounds: int = 15) -> dict[str, Times]:
+def host_times(peers: Sequence[str] = PEERS, repeats: int = 50, rounds: int = 60) -> dict[str, Times]:
     """Per peer the host time of an RMSNorm on 8x16 elements, one thread, launches stubbed."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -178,7 +178,7 @@ def entered() -> dict[str, tuple[int, ...]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--peers", default=",".join(PEERS))
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     times = host_times(options.peers.split(","), rounds=options.rounds)

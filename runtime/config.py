@@ -82,6 +82,17 @@ def _from_environment() -> Settings:
     return _settings_of(os.environ.get("FUSEGRAD_BACKEND"))
 
 
+def in_force() -> list[tuple[str, Any, Any]]:
+    """What decides on the settings at present, as conditions on two objects: how to ask, and the answer."""
+    asked = [("{}() is {}", _patched.get, _patched.get())]
+    variables, key = getattr(os.environ, "_data", None), getattr(os.environ, "encodekey", None)
+    if isinstance(variables, dict) and key is not None:  # a look-up here takes a thirtieth of one in os.environ
+        get = functools.partial(variables.get, key("FUSEGRAD_BACKEND"))
+    else:
+        get = functools.partial(os.environ.get, "FUSEGRAD_BACKEND")
+    return [*asked, ("{}() == {}", get, get())]
+
+
 @functools.lru_cache(maxsize=16)
 def _settings_of(backend: str | None) -> Settings:
     return Settings(backend=valid_backend(backend) if backend else None, debug=_DEBUG)

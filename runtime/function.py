@@ -48,6 +48,7 @@ from .guards import argument_fact, exact_key, global_state, is_plain, is_tracked
 from .interop import CompiledMeta, applied, fits_a_graph, with_opaque_backward
 from .node import make_node
 from .opaque import opaque_forward_of
+from .ready import Ready, shapes_of
 from .residuals import Chosen
 from .specialization import Specialization
 from .stats import count
@@ -119,6 +120,7 @@ class Compiler:
         self.reads: Reads | None = None
         self.marks: dict[Any, int] = {}
         self.lock = threading.RLock()
+        self.ready = Ready()
         self.fits = fits_a_graph(cls, self.methods)
         method = backward_method(cls)
         kept_out = method is not None and self.methods.declared["backward"].value is False
@@ -132,6 +134,7 @@ class Compiler:
             return self._watched(watching, args, kwargs)
         if self.methods.declared["forward"].value is False:
             return self.as_written(*args, **kwargs)
+        asked = args if not kwargs else None
         if self.setup_style and (kwargs or len(args) != len(self._parameters())):
             args, kwargs = self._bound(args, kwargs), {}
         if kwargs or (is_capturing() and not _is_linearized(args)):
@@ -149,7 +152,19 @@ class Compiler:
             return split.run(self, specialization, args)
         if specialization is None or (specialization.writes_inputs and share_memory(given)):
             return self.as_written(*args)
-        return self.node(specialization, self.backend_for(given), given)(*args)
+        return self._called(specialization, given, args, asked)
+
+    def _called(self, specialization: Specialization, given: Any, args: tuple[Any, ...], asked: Any) -> Any:
+        """The call itself; where it came often it is written out, as it was asked for: next time no one looks it up."""
+        key = self.node_key(specialization, self.backend_for(given))
+        apply = self.node(specialization, key, given)
+        kind = (specialization, key, shapes_of(given), torch.is_grad_enabled())
+        if asked is not None and self.ready.is_due(kind):
+            from .written import write_entry
+
+            with capture_lock:
+                self.ready.add(kind, asked, write_entry(self, specialization, key, asked, given))
+        return apply(*args)
 
     def _watched(self, watching: Watcher, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call within a method that is captured, or recorded for that: it is the watcher's to decide."""
@@ -257,6 +272,7 @@ class Compiler:
         reads.mark = self.marks.setdefault(reads.signature(), len(self.marks))
         if self.reads is None or reads.mark != self.reads.mark:
             self.reads = reads
+            self.ready.forget()
 
     def complete(self, args: Sequence[Any]) -> Sequence[Any]:
         """The arguments with defaults filled in, where the class's style fills them in."""
@@ -443,14 +459,24 @@ class Compiler:
         return backward_method(self.cls) if name == "backward" else getattr(self.cls, name)
 
     # ------------------------------------------------------------------ the Function that runs
-    def node(self, specialization: Specialization, backend: str, args: Sequence[Any]) -> Callable[..., Any]:
-        """`apply` of the generated Function of a specialisation on a backend."""
-        observed, own = hooks_are_active(), self.methods.is_opaque("backward") or specialization.backward_failed
-        key = (backend, observed, own)
+    def node_key(self, specialization: Specialization, backend: str) -> tuple[str, bool, bool]:
+        """What tells the generated Functions of a specialisation apart: backend, hooks, whose backward it is."""
+        own = self.methods.is_opaque("backward") or specialization.backward_failed
+        return backend, hooks_are_active(), own
+
+    def chosen(self, specialization: Specialization, key: tuple[str, bool, bool], sizes: Any) -> Chosen | None:
+        """The cheaper residuals of a node, None where it keeps the user's own."""
+        backend, observed, own = key
+        free = backward_method(self.cls) is not None and not observed and not own
+        return specialization.chosen(backend, sizes) if free else None
+
+    def node(
+        self, specialization: Specialization, key: tuple[str, bool, bool], args: Sequence[Any]
+    ) -> Callable[..., Any]:
+        """`apply` of the generated Function of a specialisation."""
         if key not in specialization.nodes:
-            free = backward_method(self.cls) is not None and not observed and not own
-            chosen = specialization.chosen(backend, specialization.sizes(args)) if free else None
-            node = make_node(self, specialization, backend, chosen, own)
+            chosen = self.chosen(specialization, key, specialization.sizes(args))
+            node = make_node(self, specialization, key[0], chosen, key[2])
             specialization.nodes[key] = direct_apply(node)
         apply: Callable[..., Any] = specialization.nodes[key]
         return apply
@@ -472,7 +498,10 @@ class Compiler:
             if in_a_batch or traced or opaque or specialization.backward_is_split():
                 return specialization.users_backward(originals, sizes, gradients, left=left_on(ctx))
             return BackwardUnit.of(self, specialization, backend).differentiable(originals, sizes, gradients)
-        return self.run_backward(specialization, backend, residuals, sizes, gradients, chosen, ctx)
+        results = self.run_backward(specialization, backend, residuals, sizes, gradients, chosen, ctx)
+        if (learn := getattr(type(ctx), "_fusegrad_learns", None)) is not None:
+            learn(residuals, gradients)
+        return results
 
     def originals(self, chosen: Chosen, residuals: Sequence[Any], ctx: Any) -> list[Any]:
         """What the user saved: his own tensors with their history, the rebuilt ones without (as in eager)."""
@@ -638,7 +667,7 @@ def compile_class(
         return compiler(args, kwargs)
 
     itself: list[type] = []
-    apply = classmethod(applied(itself, cls, compiler.fits, run))
+    apply = classmethod(applied(itself, cls, compiler.fits, compiler.ready, run))
     body: dict[str, Any] = {
         "apply": apply,
         "_fusegrad_apply": apply,  # Dynamo looks a bound method up by its own name

@@ -17,6 +17,7 @@ from torch.autograd.function import FunctionMeta
 
 from ..tracer.function import methods
 from ..tracer.torch_private import dual_level, hide_from_dynamo, transforms_active
+from .ready import MISS, Ready
 from .traceable import Traceability
 
 in_dynamo: Callable[[], bool] = torch.compiler.is_dynamo_compiling
@@ -91,14 +92,19 @@ def with_opaque_backward(cls: type, method: Callable[..., Any]) -> type:
     return node_class(cls, (cls,), body)  # type: ignore[no-any-return]
 
 
-def applied(compiled: list[type], users: type, fits: bool, run: Callable[..., Any]) -> Callable[..., Any]:
-    """`apply` of a compiled class: `run(own, args, kwargs)`; to Dynamo, the user's class or a break.
+def applied(
+    compiled: list[type], users: type, fits: bool, ready: Ready, run: Callable[..., Any]
+) -> Callable[..., Any]:
+    """`apply` of a compiled class: what is ready, or `run(own, args, kwargs)`; to Dynamo, the user's class or a break.
 
     compiled: holds the compiled class alone, a subclass of which has methods of its own.
     """
 
     def _fusegrad_apply(own: type, *args: Any, **kwargs: Any) -> Any:
         if not in_dynamo():
+            if own is compiled[0] and not kwargs:
+                if (result := ready.now(args)) is not MISS or (result := ready.other(args)) is not MISS:
+                    return result
             return run(own, args, kwargs)
         if fits and own is compiled[0] and not transforms_active() and dual_level() < 0:
             return users.apply(*args, **kwargs)  # type: ignore[attr-defined]

@@ -24,10 +24,18 @@ if TYPE_CHECKING:
 
 
 def make_node(
-    compiler: Compiler, spec: Specialization, backend: str, chosen: Chosen | None, own_backward: bool = False
+    compiler: Compiler,
+    spec: Specialization,
+    backend: str,
+    chosen: Chosen | None,
+    own_backward: bool = False,
+    forward: Callable[..., Any] | None = None,
 ) -> Any:
-    """A ctx-style Function over the captured graphs. own_backward: the user's, on a ctx as his forward leaves it."""
-    forward, cls = _forward(spec, backend, chosen, own_backward), compiler.cls
+    """A ctx-style Function over the captured graphs. own_backward: the user's, on a ctx as his forward leaves it.
+
+    forward: in place of the one that serves any sizes.
+    """
+    forward, cls = forward or _forward(spec, backend, chosen, own_backward), compiler.cls
     method = backward_method(cls)
     if method is not None and is_once_differentiable(method):
         method = method.__wrapped__  # type: ignore[attr-defined]  # `_body` wraps it again
@@ -47,7 +55,7 @@ def _forward(spec: Specialization, backend: str, chosen: Chosen | None, own_back
     captured = spec.forward
     saved = _pickers(captured.saved if chosen is None else chosen.places)
     attributes = _pickers(captured.tensor_attributes.values())
-    marks = [(name, _pickers(places)) for name, places in _marks(captured) if places]
+    marks = [(name, _pickers(places)) for name, places in marks_of(captured) if places]
     slots, contained = spec.slots, len(spec.arguments) > spec.count
 
     def forward(ctx: Any, *args: Any) -> Any:
@@ -120,7 +128,7 @@ def show_attributes(node: Any, attributes: Callable[[Sequence[Any], Any], dict[s
     node._backward_cls.__getattr__ = missing
 
 
-def _marks(forward: ForwardCapture) -> list[tuple[str, list[Any]]]:
+def marks_of(forward: ForwardCapture) -> list[tuple[str, list[Any]]]:
     """The calls on ctx that forward made, with the places of what they were given."""
     return [
         ("save_for_forward", forward.saved_for_forward),

@@ -152,7 +152,7 @@ class GroupRunner:
         memory: dict[str, Sequence[Tensor]] = {"input": inputs, "output": outputs, "temporary": temporaries}
         for kernel, run, arguments, grid, scratch in ready.launches:
             if grid:
-                memory["scratch"] = [self._scratch(kernel, i, s) for i, s in enumerate(scratch)]
+                memory["scratch"] = [self.scratch(kernel, i, s) for i, s in enumerate(scratch)]
                 run([value if kind == "number" else memory[kind][value] for kind, value in arguments], grid)
         return outputs
 
@@ -175,7 +175,8 @@ class GroupRunner:
         pairs = zip(results, graph.output_strides, strict=True)
         return [_own(r, numbers(s, sizes), set()) for r, s in pairs if r is not None and s is not None]
 
-    def _scratch(self, kernel: Kernel, index: int, spec: Any) -> Tensor:
+    def scratch(self, kernel: Kernel, index: int, spec: Any) -> Tensor:
+        """Memory that a kernel needs besides its results."""
         shape, dtype, zeroed = spec
         if not zeroed:
             return torch.empty(shape, dtype=dtype, device=self.device)
@@ -423,7 +424,7 @@ def _own(tensor: Tensor, strides: tuple[int, ...], taken: set[int]) -> Tensor:
         distinct = tensor[tuple(slice(0, 1) if s == 0 else slice(None) for s in strides)]  # one element per stride 0
         own = torch.empty_strided(distinct.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(distinct)
         return own if own.shape == tensor.shape else own.expand(tensor.shape).detach()
-    return tensor
+    return tensor.detach() if tensor._is_view() else tensor  # of memory that nobody else sees
 
 
 def target_for(backend: str, device: torch.device) -> Target:
@@ -470,6 +471,7 @@ class Executable:
         self.graph = graph
         self.report = report or (lambda why: None)
         self.binder = Binder(trace.fakes)
+        self.plans: dict[torch.device, KernelPlan] = {}
         self.run = self._choose()
 
     def __call__(self, inputs: Sequence[Any], lifted: Sequence[Tensor], sizes: Sizes | None = None) -> list[Any]:
@@ -478,6 +480,19 @@ class Executable:
     @cached_property
     def replay(self) -> Callable[..., Any]:
         return straight(self.trace.graph_module)
+
+    @property
+    def replays(self) -> bool:
+        """Whether it runs as `replay` alone."""
+        return self.run == self._replay
+
+    @property
+    def results(self) -> int:
+        """How many results it has, those that are skipped included."""
+        if self.graph is not None:
+            return len(self.graph.outputs)
+        (made,) = self.trace.graph_module.graph.find_nodes(op="output")[0].args
+        return len(made)
 
     def _choose(self) -> Run:
         if self.backend in KERNEL_BACKENDS:
@@ -521,7 +536,7 @@ class Executable:
             self.report(f"no kernels, the captured ATen operations run one by one: {error}")
             return self._replay
         graph.outputs = [None if i in self.skip else o for i, o in enumerate(graph.outputs)]
-        plans: dict[torch.device, KernelPlan] = {}
+        plans = self.plans
 
         def run(inputs: Sequence[Any], lifted: Sequence[Tensor], sizes: Sizes | None) -> list[Any]:
             tensors = [t for t in (*inputs, *lifted) if isinstance(t, Tensor)]

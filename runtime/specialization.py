@@ -205,10 +205,10 @@ class Specialization:
         if now is not None:
             sizes.learn(now)
         n = len(self.forward.fake_outputs)
-        outputs = self._aliased(results[:n], inputs, sizes) if self.skip else results[:n]
+        outputs = self.aliased(results[:n], inputs, sizes) if self.skip else results[:n]
         return outputs, results[n:]
 
-    def _aliased(self, outputs: list[Any], inputs: list[Tensor], sizes: Sizes) -> list[Tensor]:
+    def aliased(self, outputs: list[Any], inputs: list[Tensor], sizes: Sizes) -> list[Tensor]:
         """Outputs that are an input, a view of one, or the same object twice are what they are in eager."""
         for i, position in enumerate(self.forward.tensor_outputs):
             described = self.forward.outputs[position]

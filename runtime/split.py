@@ -124,7 +124,7 @@ def run(compiler: Compiler, specialization: Specialization, args: Sequence[Any])
     for candidate in _candidates(compiler, specialization, given):
         _offers.tape = tape
         try:
-            result = compiler.node(candidate, backend, given)(*args)
+            result = compiler.node(candidate, compiler.node_key(candidate, backend), given)(*args)
         except Mismatch:
             tape = tape.again()
             _require_unwritten(compiler, given, versions)

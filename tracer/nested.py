@@ -26,7 +26,8 @@ class Watcher(Protocol):
 
 _now = threading.local()
 _lock = threading.Lock()
-_watchers = 0
+watchers = 0
+"""How many watch, in all threads."""
 
 
 def watcher() -> Watcher | None:
@@ -79,17 +80,17 @@ def watched_by(new: Watcher | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _exchanged() -> Iterator[None]:
-    global _watchers
+    global watchers
     with _lock:
-        _watchers += 1
+        watchers += 1
         with contextlib.suppress(ValueError):  # a torch whose apply has other free variables: nested calls are inlined
             _original.__code__ = _Template.apply.__func__.__code__  # type: ignore[attr-defined]
     try:
         yield
     finally:
         with _lock:
-            _watchers -= 1
-            if not _watchers:
+            watchers -= 1
+            if not watchers:
                 _original.__code__ = _code
 
 

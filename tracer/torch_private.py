@@ -153,6 +153,43 @@ _guards = "_C._dynamo.guards"
 empty_on_cpu: Callable[[Any, Any, torch.dtype], Tensor] = _private(f"{_guards}._empty_strided_cpu") or _empty_on_cpu
 """`(shape, strides, dtype)` -> memory on the CPU, in a quarter of the time of `torch.empty_strided`."""
 
+_empty_on_gpu = _private(f"{_guards}._empty_strided_cuda")
+
+
+def allocator(device: torch.device) -> Callable[[Any, Any, torch.dtype], Tensor]:
+    """`(shape, strides, dtype)` -> uninitialised memory on a device, by the shortest way there is."""
+    if device.type == "cpu":
+        return empty_on_cpu
+    if device.type == "cuda" and _empty_on_gpu is not None and torch.cuda.device_count() == 1:
+        return _empty_on_gpu  # type: ignore[no-any-return]  # which allocates on the current device
+    return lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype, device=device)
+
+
+_TensorGuards = _private(f"{_guards}.TensorGuards")
+
+
+def tensor_check(tensors: Sequence[Tensor]) -> Callable[..., bool] | None:
+    """`check(*others)`: whether they are like these but for their data. None where torch cannot tell, or not at once.
+
+    It sees types, dtypes, devices, sizes, strides, `requires_grad` under the present grad mode, and through dispatch
+    keys all that stands between a call and its kernel: transforms, modes, autocast, inference mode, tracing. The same
+    tensor twice fits nothing.
+    """
+    if _TensorGuards is None or not tensors:
+        return None
+    sizes, strides = [list(t.shape) for t in tensors], [list(t.stride()) for t in tensors]
+    check = _TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+    return check if check(*tensors) else None
+
+
+deterministic: Callable[[], bool] = (
+    _private("_C._get_deterministic_algorithms") or torch.are_deterministic_algorithms_enabled
+)
+"""Whether `torch.use_deterministic_algorithms` is on."""
+
+UNSEEN = (("{}._current_level < 0", forward_ad), ("not {}()", function_modes))
+"""What is active around a call and no `tensor_check` sees, as conditions that nothing is; `{}` is the object."""
+
 
 # ------------------------------------------------------------------ running things
 def direct_apply(node: type) -> Callable[..., Any]:
@@ -224,6 +261,7 @@ def expression_of(symbol: Any) -> Any:
 __all__ = [
     "FakeTensor",
     "FakeTensorMode",
+    "allocator",
     "custom_function_call",
     "direct_apply",
     "dispatch_modes",
@@ -250,6 +288,7 @@ __all__ = [
     "saved_tensors_can_be_told_apart",
     "saved_tensors_of",
     "share_memory",
+    "tensor_check",
     "transforms_active",
     "unwrapped",
     "without_address",

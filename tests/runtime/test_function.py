@@ -1071,3 +1071,11 @@ def test_random_operations_follow_the_generator(backend) -> None:
         assert_same(*draws, bitwise=True)
     y, g = draws[0][:2]
     assert torch.equal((y != 0).float() * 2, g)
+
+
+@both
+def test_what_an_operation_returns_as_a_view_is_no_view_for_the_user(backend) -> None:
+    """einsum hands out a view of memory that nobody else sees; as a result it may be written to, as in eager."""
+    y = fusegrad.compile(Linear, backend=backend).apply(leaf(3, 4), leaf(5, 4), None)
+    assert not y._is_view()
+    y.add_(1)

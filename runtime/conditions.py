@@ -1,0 +1,115 @@
+"""What a call must have in common with the one that a text was written for, as conditions in that text.
+
+Together they say what the key of a specialisation says, and that nothing stands around the call that was not there
+then; but they compare by identity first, and ask the dispatch keys of the tensors instead of torch's global state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from ..tracer import nested
+from ..tracer.reads import DEPTH, Read, Reads, freeze
+from ..tracer.torch_private import UNSEEN, deterministic, tensor_check
+from .config import in_force
+from .guards import global_state
+from .straight import Straight, row
+
+Tensor = torch.Tensor
+ABSENT = "(AttributeError, KeyError, IndexError, ValueError, TypeError)"
+"""What may be raised where something that was read before is gone."""
+METHODS = ("forward", "setup_context", "backward", "vjp", "jvp")
+
+
+def tensors_alike(
+    text: Straight, named: Sequence[tuple[str, Tensor]], reads: Reads | None = None, tracked: bool = True
+) -> list[str] | None:
+    """The tensors are like these, and the same ones are the same; None where that cannot be asked.
+
+    reads: tensors from outside, which have to be like those of the present. tracked: whether it matters which of the
+    named ones require a gradient.
+    """
+    outside = read_tensors(text, reads) if reads is not None else []
+    loose = () if tracked else {name for name, _ in named}
+    named = [*named, *outside]
+    first: dict[int, str] = {}
+    twice = [f"{name} is {seen}" for name, t in named if (seen := first.setdefault(id(t), name)) is not name]
+    tensors = {first[id(t)]: t for _, t in named}
+    check = tensor_check(list(tensors.values()))
+    if check is None:
+        return None
+    alike = f"{text.constant(check, 'alike')}({row(list(tensors))[:-2]})"
+    return [alike, *twice, *_need_grad({name: t for name, t in tensors.items() if name not in loose})]
+
+
+def _need_grad(tensors: dict[str, Tensor]) -> list[str]:
+    """`requires_grad` of each, where the check did not see it: it looks through the grad mode."""
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors.values()):
+        return []
+    return [f"{'' if t.requires_grad else 'not '}{name}.requires_grad" for name, t in tensors.items()]
+
+
+def equal(text: Straight, expression: str, value: Any, depth: int = DEPTH) -> str:
+    """`expression` has a value that `freeze` does not tell from this one."""
+    same, kind = text.constant(value, "value"), type(value)
+    if value is None or kind in (bool, torch.dtype, torch.layout, torch.memory_format):
+        return f"{expression} is {same}"
+    name = text.name("now")
+    if kind in (int, str, bytes) or (kind is float and value == value and value != 0):
+        return f"(({name} := {expression}) is {same} or (type({name}) is {kind.__name__} and {name} == {same}))"
+    return f"{text.constant(partial(_is_frozen, freeze(value, depth), depth), 'frozen')}({expression})"
+
+
+def _is_frozen(picture: Any, depth: int, value: Any) -> bool:
+    return bool(freeze(value, depth) == picture)
+
+
+def read_tensors(text: Straight, reads: Reads) -> list[tuple[str, Tensor]]:
+    """The tensors that are read from outside: how to get each, and what it is at present."""
+    kept = [r for r in reads.entries.values() if r.kind == "tensor" and isinstance(_present(r), Tensor)]
+    return [(f"{text.constant(r.get, 'read')}()", _present(r)) for r in kept]
+
+
+def _present(read: Read) -> Any:
+    try:
+        return read.get()
+    except (AttributeError, KeyError, IndexError, ValueError, TypeError):
+        return None
+
+
+def reads_unchanged(text: Straight, reads: Reads) -> Iterable[str]:
+    """Whatever else is read from outside is what it is at present."""
+    for read in reads.entries.values():
+        fact, present = read.fact(), _present(read)
+        if read.kind == "tensor" and isinstance(present, Tensor):
+            continue
+        if read.kind == "value" and present is not None:
+            yield equal(text, f"{text.constant(read.get, 'read')}()", present)
+        elif read.kind == "identity" and fact == ("id", id(present)):
+            yield f"{text.constant(read.get, 'read')}() is {text.constant(present, 'value')}"
+        else:
+            yield f"{text.constant(read.fact, 'fact')}() == {text.constant(fact, 'value')}"
+
+
+def state_unchanged(text: Straight) -> Iterable[str]:
+    """torch's state and the settings are what they are at present; nobody watches nested calls."""
+    yield from (condition.format(text.constant(subject, "torch")) for condition, subject in UNSEEN)
+    yield f"not {text.constant(nested, 'nested')}.watchers"
+    for condition, ask, answer in in_force():
+        yield condition.format(text.constant(ask, "setting"), text.constant(answer, "value"))
+    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+        yield f"{text.constant(global_state, 'global_state')}() == {text.constant(global_state(), 'state')}"
+        return
+    dtype = torch.get_default_dtype
+    yield f"{text.constant(dtype, 'default_dtype')}() is {text.constant(dtype(), 'value')}"
+    yield f"{text.constant(deterministic, 'deterministic')}() is {text.constant(deterministic())}"
+
+
+def methods_unchanged(text: Straight, cls: type) -> Iterable[str]:
+    """Nobody has put other methods in the place of these."""
+    name = text.constant(cls, "user_class")
+    return [f"{name}.{m} is {text.constant(getattr(cls, m), m)}" for m in METHODS]

@@ -1,0 +1,90 @@
+"""Calls that are ready to be made again: one function per call that came often, which asks no more than it must.
+
+    Fast.apply(*args) -> the last such function -> another for these shapes -> the look-up that serves every call
+
+Such a function returns MISS where anything differs from the call that it was written for; then the general way decides.
+Entries are never changed, only exchanged as a whole: threads need no lock to use them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+MISS = object()
+Entry = Callable[[tuple[Any, ...]], Any]
+FIRST = 3
+"""Calls of one kind before a function is written for it; twice as many with every TABLE functions written."""
+TABLE = 16
+SHAPES = 64
+"""Shapes that a class keeps functions for, and VARIANTS of each: grad modes, constants, settings."""
+VARIANTS = 4
+COUNTED = 1024
+HOPELESS = -(1 << 60)
+
+
+def never(args: tuple[Any, ...]) -> Any:
+    """The entry of a class that has none."""
+    return MISS
+
+
+def shapes_of(args: tuple[Any, ...]) -> Any:
+    """What entries are looked up by."""
+    return tuple([a.shape if isinstance(a, torch.Tensor) else None for a in args])
+
+
+class Ready:
+    """The entries of one class."""
+
+    def __init__(self) -> None:
+        self.now: Entry = never
+        self.entries: OrderedDict[Any, tuple[Entry, ...]] = OrderedDict()
+        self.seen: OrderedDict[Any, int] = OrderedDict()
+        self.written = 0
+        self.lock = threading.Lock()
+
+    def other(self, args: tuple[Any, ...]) -> Any:
+        """The result of the entry that fits, where it is not the last one used; else MISS."""
+        try:
+            known = self.entries.get(shapes_of(args), ())
+        except (RuntimeError, TypeError):  # tensors without a shape, or with a symbolic one
+            return MISS
+        for entry in known:
+            if (result := entry(args)) is not MISS:
+                self.now = entry
+                return result
+        return MISS
+
+    def is_due(self, key: Any) -> bool:
+        """Counts a call that no entry fitted; whether one is to be written now."""
+        with self.lock:
+            count = self.seen.pop(key, 0) + 1
+            due = count >= FIRST << (self.written // TABLE)
+            self.seen[key] = 0 if due else count
+            if len(self.seen) > COUNTED:
+                self.seen.popitem(last=False)
+            return due
+
+    def add(self, key: Any, args: tuple[Any, ...], entry: Entry | None) -> None:
+        """Keeps an entry for calls like this one; None: none can be written."""
+        with self.lock:
+            self.written += 1
+            if entry is None:
+                self.seen[key] = HOPELESS
+                return
+            shapes = shapes_of(args)
+            self.entries[shapes] = (entry, *self.entries.pop(shapes, ())[: VARIANTS - 1])
+            if len(self.entries) > SHAPES:
+                self.entries.popitem(last=False)
+            self.now = entry
+
+    def forget(self) -> None:
+        """Drops all entries: what the methods read is not what it was."""
+        with self.lock:
+            self.entries.clear()
+            self.seen.clear()
+            self.now = never

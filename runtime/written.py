@@ -1,0 +1,311 @@
+"""One call of a class, written out: what must be as it was, the captured forward at these sizes, the node around it.
+
+The node is the class's generated Function but for two things: its forward is straight, and so is its backward once
+gradients of one layout came twice. What does not fit them goes the way that serves every call.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd.function import Function
+
+from ..ir.program import Place
+from ..tracer.capture import capture_lock
+from ..tracer.containers import DEPTH as ARGUMENT_DEPTH
+from ..tracer.function import backward_method, rebind, takes_boxed_gradients
+from ..tracer.torch_private import (
+    direct_apply,
+    function_modes,
+    hooks_are_active,
+    no_autocast,
+    saved_tensors_of,
+    share_memory,
+)
+from .conditions import (
+    ABSENT,
+    equal,
+    methods_unchanged,
+    reads_unchanged,
+    state_unchanged,
+    tensors_alike,
+)
+from .inline import write_run
+from .node import make_node, marks_of
+from .ready import MISS, Entry
+from .specialization import Specialization, gradient_kind, in_a_class
+from .straight import Straight, row
+
+if TYPE_CHECKING:
+    from .function import Compiler
+
+Tensor = torch.Tensor
+LAYOUTS = 4
+"""Layouts of gradients that one node's backward is written for."""
+TWICE = 2
+ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype)
+
+
+def write_entry(
+    compiler: Compiler, spec: Specialization, key: Any, args: tuple[Any, ...], given: Sequence[Any]
+) -> Entry | None:
+    """The function for calls like this one, of which there were some; None where there can be none.
+
+    key: of the node that serves them. given: the arguments with defaults filled in.
+    """
+    if spec.opaque or len(given) != spec.count or function_modes():
+        return None
+    text, call = Straight(), _Call(compiler, spec, key, given)
+    names = [f"a{i}" for i in range(len(args))]
+    alike = tensors_alike(text, _tensors(names, args), spec.reads)
+    if not spec.slots or alike is None:
+        return None
+    conditions = [*alike, *call.conditions(text, names), *state_unchanged(text)]
+    with text.block(f"if len(args) == {len(args)}:"):
+        text.add(f"{row(names)}= args")
+        with _where(text, conditions, f"return {text.constant(MISS, 'MISS')}"):
+            call.write_result(text, [*names, *(text.constant(a, "default") for a in given[len(args) :])])
+    text.add(f"return {text.constant(MISS, 'MISS')}")
+    return text.function("ready", ("args",))
+
+
+@contextmanager
+def _where(text: Straight, conditions: Sequence[str], otherwise: str) -> Iterator[None]:
+    """The lines within run where the conditions hold; `otherwise` where one of them cannot be asked any more."""
+    with text.block("try:"):
+        text.add(f"fits = ({_BREAK.join(conditions)})")
+    with text.block(f"except {ABSENT}:"):
+        text.add(otherwise)
+    with text.block("if fits:"):
+        yield
+
+
+_BREAK = " and "
+
+
+def _tensors(names: Sequence[str], values: Sequence[Any]) -> list[tuple[str, Tensor]]:
+    return [(name, value) for name, value in zip(names, values, strict=False) if isinstance(value, Tensor)]
+
+
+class _Call:
+    """What is known of a call: the specialisation that serves it, its sizes, what is kept for backward."""
+
+    def __init__(self, compiler: Compiler, spec: Specialization, key: Any, given: Sequence[Any]) -> None:
+        self.compiler, self.spec, self.key, self.given = compiler, spec, key, given
+        self.backend, self.observed, self.own = key
+        self.sizes = spec.sizes(given)
+        self.chosen = compiler.chosen(spec, key, self.sizes)
+        if self.chosen is None:
+            self.executable, self.saved = spec.executable(self.backend), spec.forward.saved
+        else:
+            self.executable, self.saved = spec.chosen_executable(self.backend, self.chosen), self.chosen.places
+        self.needs_node = torch.is_grad_enabled() and any(spec.forward.needs_input_grad)
+
+    def conditions(self, text: Straight, names: Sequence[str]) -> Iterator[str]:
+        """Constants, what is read outside, the methods; and whether hooks pack saved tensors, where it matters."""
+        for name, value in zip(names, self.given, strict=False):
+            if not isinstance(value, Tensor):
+                yield equal(text, name, value, ARGUMENT_DEPTH)
+        for default in self.given[len(names) :]:
+            if not isinstance(default, ATOMS):
+                yield equal(text, text.constant(default, "default"), default, ARGUMENT_DEPTH)
+        yield from reads_unchanged(text, self.spec.reads)
+        yield from methods_unchanged(text, self.compiler.user_class)
+        if self.observed or self.chosen is not None:
+            yield f"{'' if self.observed else 'not '}{text.constant(hooks_are_active, 'hooks')}()"
+        if not self.own:
+            yield f"not {text.constant(self.spec, 'spec')}.backward_failed"
+        if self.spec.writes_inputs:
+            yield f"not {text.constant(share_memory, 'share_memory')}(args)"
+
+    # ------------------------------------------------------------------ forward
+    def write_result(self, text: Straight, names: Sequence[str]) -> None:
+        """The last lines: through a node of autograd, or straight where it would have nothing to follow."""
+        if self.needs_node or self.spec.writes_inputs or self.spec.skip or self.spec.forward.tensor_attributes:
+            text.add(f"return {text.constant(self._node(), 'node')}({row(names)})")
+            return
+        outputs, hidden = self._write_forward(text, names)
+        text.add(f"return {self._returned(text, names, outputs, hidden)}")
+
+    def _write_forward(self, text: Straight, names: Sequence[str]) -> tuple[list[str], list[str]]:
+        """The user's tensor outputs and the hidden ones, as names."""
+        spec = self.spec
+        inputs = [(names[i], self.given[i]) for i in spec.slots]
+        with _as_captured(text, spec):
+            present = [r for r in spec.lifted if r is not None]
+            lifted = [(text.let("lifted", f"{text.constant(r.get, 'read')}()"), r.get()) for r in present]
+            results = write_run(text, self.executable, inputs, lifted, self.sizes)
+            n = len(spec.forward.fake_outputs)
+            outputs, hidden = results[:n], results[n:]
+            if spec.skip:
+                made, aliased = f"[{row(outputs)}]", text.constant(spec.aliased, "aliased")
+                at = text.constant(self.sizes, "sizes")
+                name = text.let("outputs", f"{aliased}({made}, [{row([n for n, _ in inputs])}], {at})")
+                outputs = [f"{name}[{i}]" for i in range(n)]
+        return outputs, hidden
+
+    def _returned(self, text: Straight, names: Sequence[str], outputs: Sequence[str], hidden: Sequence[str]) -> str:
+        """The expression of what the user gets."""
+        captured = self.spec.forward
+        objects = [rebind(o.value, self.sizes) for o in captured.outputs if o.kind == "object"]
+        if not all(type(value) in ATOMS for value in objects):
+            inputs, sizes = [names[i] for i in self.spec.slots], text.constant(self.sizes, "sizes")
+            given = ", ".join(f"({row(part)})" for part in (outputs, inputs, hidden))
+            return f"{text.constant(self.spec.returned, 'returned')}({given}, {sizes})"
+        tensors, plain = iter(outputs), iter(objects)
+        parts = [text.constant(next(plain)) if o.kind == "object" else next(tensors) for o in captured.outputs]
+        return f"({row(parts)})" if captured.is_tuple else parts[0]
+
+    def _node(self) -> Callable[..., Any]:
+        """`apply` of a generated Function of this call's own."""
+        text, names = Straight(), [f"a{i}" for i in range(len(self.given))]
+        outputs, hidden = self._write_forward(text, names)
+        pools = {"input": [names[i] for i in self.spec.slots], "output": outputs, "hidden": hidden}
+        self._write_kept(text, lambda places: row(["None" if p is None else pools[p.kind][p.index] for p in places]))
+        text.add(f"return {self._returned(text, names, outputs, hidden)}")
+        forward = text.function("forward", ("ctx", *names))
+        node = make_node(self.compiler, self.spec, self.backend, self.chosen, self.own, forward)
+        self._as_one_of_its_kind(node._backward_cls)
+        return direct_apply(node)
+
+    def _write_kept(self, text: Straight, picked: Callable[[Sequence[Place | None]], str]) -> None:
+        """What forward leaves on ctx."""
+        captured = self.spec.forward
+        if self.saved:
+            text.add(f"ctx.to_save = ({picked(self.saved)})")
+        kept = f"[{picked(list(captured.tensor_attributes.values()))}]"
+        if self.own:
+            attributes, sizes = text.constant(self.spec.attributes, "attributes"), text.constant(self.sizes, "sizes")
+            text.add(f"vars(ctx).update({attributes}({kept}, {sizes}))")
+        elif captured.tensor_attributes:
+            text.add(f"ctx._fusegrad_tensors = {kept}")
+        for mark, places in marks_of(captured):
+            if places:
+                text.add(f"ctx.{mark}({picked(places)})")
+        if not captured.materialize_grads:
+            text.add("ctx.set_materialize_grads(False)")
+
+    def _as_one_of_its_kind(self, backward: Any) -> None:
+        """Its nodes are told apart from those of the shared Function by nobody, compiled autograd included."""
+        shared = getattr(self.spec.nodes.get(self.key), "__self__", None)
+        if shared is not None:
+            backward._autograd_function_id = shared._backward_cls._autograd_function_id
+        if self.own:
+            return
+        backward._fusegrad_sizes, backward._fusegrad_tensors = self.sizes, ()
+        if not _is_delicate(self.compiler.cls):
+            backward._fusegrad_learns = BackwardLearner(self, backward)
+
+
+@contextmanager
+def _as_captured(text: Straight, spec: Specialization) -> Iterator[None]:
+    """Casts are part of the captured graph: within, autocast must not add its own."""
+    if not spec.under_autocast:
+        yield
+        return
+    with text.block(f"with {text.constant(no_autocast, 'no_autocast')}():"):
+        yield
+
+
+def _is_delicate(cls: Any) -> bool:
+    """Whether torch calls the class's backward in another way than by its gradients, or refuses to."""
+    both = cls.backward is not Function.backward and cls.vjp is not Function.vjp
+    clears = getattr(cls, "clear_saved_tensors_on_access", False)
+    return backward_method(cls) is None or both or clears or takes_boxed_gradients(cls)
+
+
+class BackwardLearner:
+    """Writes the backward of one node's class, once per layout of gradients that came twice."""
+
+    def __init__(self, call: _Call, backward: Any) -> None:
+        self.call, self.backward = call, backward
+        self.seen: Counter[Any] = Counter()
+        self.written = 0
+
+    def __call__(self, residuals: Sequence[Any], gradients: Sequence[Any]) -> None:
+        """Sees what the general backward was given, after it ran."""
+        if torch.is_grad_enabled() or self.written >= LAYOUTS or len(self.seen) > 2 * LAYOUTS:
+            return
+        layout = tuple(None if g is None else g.stride() for g in gradients)
+        self.seen[layout] += 1
+        if self.seen[layout] != TWICE:
+            return
+        with capture_lock:
+            written = _write_backward(self.call, self.backward.apply, residuals, gradients)
+            if written is not None:
+                self.backward.apply = written
+                self.written += 1
+
+
+def _write_backward(
+    call: _Call, otherwise: Callable[..., Any], residuals: Sequence[Any], gradients: Sequence[Any]
+) -> Callable[..., Any] | None:
+    """`apply` of a node for residuals and gradients like these; whatever does not fit is left to `otherwise`."""
+    spec, sizes = call.spec, call.sizes
+    entry = next(iter(spec.other_entries(tuple(map(gradient_kind, gradients)))), None)
+    if entry is None or entry.trace.opaque or not entry.admits(sizes):
+        return None
+    executable = entry.executables.get(call.backend if call.chosen is None else f"{call.backend} chosen")
+    if executable is None or any(in_a_class(g) is not g for g in gradients):
+        return None
+    text = Straight()
+    given, kept = [f"g{i}" for i in range(len(gradients))], [f"r{i}" for i in range(len(residuals))]
+    alike = tensors_alike(text, _tensors(given, gradients), spec.reads, tracked=False)
+    present = _tensors(kept, residuals)
+    kept_alike = tensors_alike(text, present, tracked=False) if present else []
+    if alike is None or kept_alike is None:
+        return None
+    absent = [f"{name} is None" for name, g in zip(given, gradients, strict=True) if g is None]
+    still = f"{text.constant(entry, 'entry')}.guards is {text.constant(entry.guards, 'guards')}"
+    off = f"not {text.constant(torch.is_grad_enabled, 'grad_mode')}()"
+    outside = [*reads_unchanged(text, spec.reads), *methods_unchanged(text, spec.cls)]
+    users = f"return {text.constant(otherwise, 'otherwise')}(ctx, {row(given)})"
+    with _where(text, [off, *alike, *absent, still, *outside], users):
+        _write_unpacked(text, call, kept)
+        with text.block(f"if {_BREAK.join(kept_alike) or 'True'}:"):
+            numbers = [(text.constant(sizes[s], "size"), sizes[s]) for s in spec.backward_symbols]
+            inputs = [*present, *numbers, *_tensors(given, gradients)]
+            _write_gradients(text, call, entry, executable, inputs, given)
+        again = text.constant(_General(call), "general")
+        text.add(f"return {again}(ctx, [{row(kept)}], ({row(given)}))")
+    text.add(users)
+    return text.function("apply", ("ctx", *given))
+
+
+def _write_unpacked(text: Straight, call: _Call, kept: Sequence[str]) -> None:
+    """Names for the saved tensors, unpacked once, and for those among ctx's attributes."""
+    saved = len(call.saved)
+    shown = "ctx.saved_tensors" if call.chosen is None else f"{text.constant(saved_tensors_of, 'unpacked')}(ctx)"
+    if saved:
+        text.add(f"{row(kept[:saved])}= {shown}")
+    if kept[saved:]:
+        text.add(f"{row(kept[saved:])}= ctx._fusegrad_tensors")
+
+
+def _write_gradients(
+    text: Straight, call: _Call, entry: Any, executable: Any, inputs: Sequence[tuple[str, Any]], given: Sequence[str]
+) -> None:
+    present = [r for r in entry.lifted if r is not None]
+    with _as_captured(text, call.spec):
+        lifted = [(text.let("lifted", f"{text.constant(r.get, 'read')}()"), r.get()) for r in present]
+        results = write_run(text, executable, inputs, lifted, call.sizes)
+    for result, gradient in entry.passed.items():
+        results[result] = given[gradient]
+    text.add(f"return ({row(results)})")
+
+
+class _General:
+    """The general way for gradients whose residuals are not as forward left them (a hook's, or changed since)."""
+
+    def __init__(self, call: _Call) -> None:
+        self.call = call
+
+    def __call__(self, ctx: Any, residuals: Sequence[Any], gradients: Sequence[Any]) -> Any:
+        call = self.call
+        return call.compiler.run_backward(
+            call.spec, call.backend, residuals, call.sizes, gradients, call.chosen, ctx
+        )
