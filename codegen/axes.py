@@ -233,6 +233,10 @@ MAX_PLACES = 8
 """A value that is asked for at more kinds of places than this (x[i], x[i + 1], x[2 * i]) goes through memory."""
 
 
+MAX_PIECES = 16
+"""A concatenation of at most so many equal pieces is stored piece by piece."""
+
+
 class Builder:
     """Builds terms; interns them; remembers which axes were refined into (outer, inner)."""
 
@@ -434,7 +438,7 @@ class Builder:
 
     def pieces(self, index: Index, sizes: tuple[Size, ...]) -> None:
         """Store a concatenation piece by piece, where pieces are alike and the index is a dimension of the sink."""
-        alike = not self.nested and len(sizes) <= 4 and all(same(n, sizes[0]) for n in sizes[1:])
+        alike = not self.nested and len(sizes) <= MAX_PIECES and all(same(n, sizes[0]) for n in sizes[1:])
         if not alike or any(goal == self.goal for goal, _ in self._pieces):
             return
         for key, axis in self._axes.items():

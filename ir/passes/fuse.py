@@ -245,6 +245,7 @@ class Clusters:
         self.cut = cut
         self.leader: dict[int, int] = {}
         self.dag = nx.DiGraph()
+        self.lifetimes = Lifetimes(cut)
         for value in cut.nodes.values():
             if not cut.free(value) and value.prim != "pick":
                 self._add(value)
@@ -322,10 +323,11 @@ class Clusters:
 
     def _join(self, first: Value, second: Value) -> None:
         a, b = self.of(first), self.of(second)
-        if a is None or b is None or a == b or not self._legal(a, b):
+        if a is None or b is None or a == b or not self._legal(a, b) or self.lifetimes.grow(a, b):
             return
         keep, gone = min(a, b), max(a, b)
         self.leader[gone] = keep
+        self.lifetimes.join(keep, gone)
         self.dag.add_edges_from((p, keep) for p in list(self.dag.predecessors(gone)) if p != keep)
         self.dag.add_edges_from((keep, s) for s in list(self.dag.successors(gone)) if s != keep)
         self.dag.remove_node(gone)
@@ -346,6 +348,54 @@ class Clusters:
                     seen.add(follower)
                     todo.append(follower)
         return False
+
+
+class Lifetimes:
+    """What is in memory while calls run: a group waits for the last call that it reads from, and so does what it reads.
+
+        for each chunk: y = x[chunk] @ w;  total += f(y).sum()     one group for all chunks would hold every y at once
+    """
+
+    def __init__(self, cut: Cut) -> None:
+        self.cut = cut
+        self.place = {i: place for place, i in enumerate(cut.nodes)}
+        self.members: dict[int, list[Value]] = {i: [v] for i, v in cut.nodes.items()}
+        self.waits: dict[int, int] = {}
+        self.last: dict[int, int] = {v.id: len(self.place) for v in cut.graph.results}
+        for value in cut.nodes.values():
+            self._add(value)
+
+    def _add(self, value: Value) -> None:
+        """Sources come first: how long they wait is known."""
+        sources = [] if self.cut.free(value) else self.cut.sources(value)
+        for source in sources:
+            self.last[source.id] = max(self.last.get(source.id, 0), self.place[value.id])
+        called = [self.place[s.id] for s in sources if self.cut.given(s) and s.prim != "input"]
+        self.waits[value.id] = max([*called, *(self.waits.get(s.id, -1) for s in sources)], default=-1)
+
+    def join(self, keep: int, gone: int) -> None:
+        self.members[keep] += self.members.pop(gone)
+        self.waits[keep] = max(self.waits[keep], self.waits[gone])
+
+    def grow(self, a: int, b: int) -> bool:
+        """Whether one group of two would hold more bytes for longer than it saves in moving them."""
+        early, late = sorted((a, b), key=self.waits.__getitem__)
+        if self.waits[early] == self.waits[late]:
+            return False
+        reads, others = self._reads(early), self._reads(late)
+        own = {v.id for v in self.members[early]}
+        held = [v for v in reads.values() if v.prim != "input" and self.last[v.id] < self.waits[late]]
+        shared = [v for i, v in reads.items() if i in others]
+        between = [v for i, v in others.items() if i in own]
+        return self._bytes(held) > self._bytes(shared) + 2 * self._bytes(between)
+
+    def _reads(self, cluster: int) -> dict[int, Value]:
+        """What a cluster reads of others."""
+        own = {v.id for v in self.members[cluster]}
+        return {s.id: s for v in self.members[cluster] for s in self.cut.sources(v) if s.id not in own}
+
+    def _bytes(self, values: Iterable[Value]) -> int:
+        return sum(estimate(v.aval.nbytes, self.cut.hints) for v in values)
 
 
 def _origin(value: Value) -> Value:

@@ -251,6 +251,29 @@ def test_an_output_that_looks_at_what_a_call_reads_is_a_view() -> None:
     assert shape_of(Fuse()(graph)) == "Group Extern:dot View:reshape"
 
 
+def test_a_chunk_is_done_with_before_the_next_one_is_computed() -> None:
+    """One group of all chunks would hold every chunk's product at once."""
+    graph, (x, w) = start(TensorType((4096, 64), "f32"), TensorType((64, 8192), "f32"))
+    with building(graph):
+        total = emit("full", value=0.0, shape=(), dtype="f32")
+        for first in range(0, 4096, 1024):
+            part = emit("slice", x, start=(first, 0), stop=(first + 1024, 64), step=(1, 1))
+            total = emit("add", total, emit("sum", emit("exp", matmul(part, w)), axes=(0, 1)))
+        graph.returning([total])
+    chunk = "View:slice Extern:dot Group"
+    assert shape_of(Fuse()(graph)) == " ".join([chunk] * 4)
+
+
+def test_what_saves_more_bytes_than_it_holds_is_one_group() -> None:
+    """The sums of small products need not go through memory as large as the product of all."""
+    graph, (x, w) = start(TensorType((64, 4096), "f32"), TensorType((4096, 64), "f32"))
+    with building(graph):
+        small = [emit("exp", matmul(x, w)), emit("neg", matmul(x, w))]
+        wide = emit("broadcast", small[0], shape=(64, 64, 4096), axes=(0, 1))
+        graph.returning([emit("add", emit("exp", wide), emit("broadcast", small[1], shape=wide.shape, axes=(0, 1)))])
+    assert len(groups(Fuse()(graph))) == 1
+
+
 def test_a_value_written_back_is_an_output_of_its_group() -> None:
     graph, (x,) = start(WIDE)
     with building(graph):
