@@ -1,32 +1,125 @@
-"""`make bench`: what can be measured without a GPU, as one table.
+"""`make bench`: what can be measured without a GPU, as one table, a file of results and a picture.
 
+    make bench                                       everything: 10 to 20 minutes on two free cores
+    make bench ARGS="--quick"                        one shape per Function
+    make bench ARGS="--only host,latency"            some parts; the others' last results stay
     python -m fusegrad.benchmarks limits             tighten limits.json to what has become better
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
+import json
 import os
+import platform
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from importlib.metadata import PackageNotFoundError, version
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
-from . import limits, plans
+from . import inductor, kernels, latency, limits, overhead, picture, plans, report
 from .suite import CASES, Case, chosen
 
-COMMANDS = ("limits",)
+Rows = Iterator[dict[str, Any]]
+OUT = Path(__file__).with_name("results")
+DOCUMENT = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 
 
-def each(measure: Callable[[Case], dict[str, Any]], cases: Sequence[Case], jobs: int) -> Iterator[dict[str, Any]]:
+# ------------------------------------------------------------------ the parts
+def each(measure: Callable[[Any], dict[str, Any]], cases: Sequence[Any], jobs: int, start: Any = None) -> Rows:
     """`measure` of every case by `jobs` processes, in the order of the cases, with progress on stderr."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # the processes inherit it
-    with ProcessPoolExecutor(jobs, get_context("spawn")) as processes:
+    began = time.monotonic()
+    with ProcessPoolExecutor(jobs, get_context("spawn"), initializer=start) as processes:
         for done, (case, found) in enumerate(zip(cases, processes.map(measure, cases), strict=True), 1):
-            print(f"\r{measure.__name__} {done}/{len(cases)}  {case.name:<44}", end="", file=sys.stderr, flush=True)
+            _progress(f"{measure.__name__} {done}/{len(cases)}", getattr(case, "name", case), time.monotonic() - began)
             yield found
     print(file=sys.stderr)
+
+
+def _progress(what: str, case: str, seconds: float) -> None:
+    if sys.stderr.isatty():
+        print(f"\r{what}  {case:<44} {seconds:5.0f} s", end="", file=sys.stderr, flush=True)
+    else:
+        print(f"{what}  {case}  {seconds:.0f} s", file=sys.stderr, flush=True)
+
+
+def _latencies(quick: bool) -> Rows:
+    names = latency.FUNCTIONS[: 1 if quick else None]
+    return each(latency.latency, names, jobs=1)  # alone: what runs beside it would be timed, too
+
+
+PARTS: dict[str, Callable[[list[Case], argparse.Namespace], Rows]] = {
+    "host": lambda cases, options: each(overhead.overhead, ["RMSNorm"], jobs=1),
+    "latency": lambda cases, options: _latencies(options.quick),
+    "plans": lambda cases, options: each(plans.plan, cases, options.jobs),
+    "inductor": lambda cases, options: each(inductor.inductor, cases, options.jobs, inductor.pretend_gpu),
+    "kernels": lambda cases, options: each(kernels.kernels, cases, options.jobs, kernels.one_compiler),
+}
+"""What is timed comes first, while nothing else runs."""
+
+
+# ------------------------------------------------------------------ running them
+def bench(options: argparse.Namespace) -> int:
+    """Run the parts asked for, write the results after each, print the tables."""
+    cases = chosen(options.match, options.quick)
+    file = options.out / "cpu.json"
+    results = json.loads(file.read_text()) if file.exists() else {}
+    options.out.mkdir(parents=True, exist_ok=True)
+    for name in options.only:
+        began = time.monotonic()
+        rows = list(PARTS[name](cases, options))
+        found = {"date": today(), "seconds": round(time.monotonic() - began), "rows": rows}
+        results |= {"machine": machine(), name: found}
+        file.write_text(json.dumps(results, indent=1) + "\n")
+    return show(results, options)
+
+
+def show(results: dict[str, Any], options: argparse.Namespace) -> int:
+    """Print the tables, draw the picture, write the document."""
+    print(report.text(results))
+    drawing = options.out / "cpu.svg"
+    drawn = picture.draw(results, drawing)
+    if not drawn:
+        print("\nno picture: matplotlib is not installed (pip install 'fusegrad[bench]')")
+    if options.out == OUT:
+        link = f"../{drawing.relative_to(DOCUMENT.parents[1])}" if drawn else None
+        DOCUMENT.write_text(report.document(results, link))
+    print(f"\nwritten to {options.out}")
+    return 0
+
+
+def machine() -> dict[str, Any]:
+    """What the figures depend on, and nothing that names the machine."""
+    return {"processor": _processor(), "cores": os.cpu_count(), "versions": _versions()}
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
+def _versions() -> dict[str, str]:
+    found = {"Python": platform.python_version()}
+    for name in ("torch", "triton", "fusegrad"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def today() -> str:
+    return datetime.datetime.now(datetime.UTC).date().isoformat()
 
 
 def tighten(options: argparse.Namespace) -> int:
@@ -40,18 +133,35 @@ def tighten(options: argparse.Namespace) -> int:
     return 0
 
 
+# ------------------------------------------------------------------ the command line
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser("make bench", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("command", choices=COMMANDS)
+    parser.add_argument("command", choices=("parts", "show", "limits"), nargs="?", default="parts",
+                        help="measure (default), print what was measured, or tighten limits.json")  # fmt: skip
+    parser.add_argument("--only", type=_parts, default=list(PARTS), help=f"some of {','.join(PARTS)}")
     parser.add_argument("--match", default="", help="only cases whose names contain this")
+    parser.add_argument("--quick", action="store_true", help="one shape per Function")
     parser.add_argument("--jobs", type=int, default=2, help="processes (2)")
+    parser.add_argument("--out", type=Path, default=OUT, help="folder of the results")
     parser.add_argument("--raise", action="store_true", dest="raise_", help="limits: numbers may become larger, too")
     return parser.parse_args(arguments)
 
 
+def _parts(text: str) -> list[str]:
+    names = text.split(",")
+    if unknown := set(names) - set(PARTS):
+        raise argparse.ArgumentTypeError(f"there is no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    return [name for name in PARTS if name in names]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit code."""
-    return tighten(parsed(arguments))
+    options = parsed(arguments)
+    if options.command == "limits":
+        return tighten(options)
+    if options.command == "show":
+        return show(json.loads((options.out / "cpu.json").read_text()), options)
+    return bench(options)
 
 
 if __name__ == "__main__":

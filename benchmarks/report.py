@@ -1,0 +1,187 @@
+"""Results as text: one table over the cases, the host times, the first calls, and the goals. Markdown or aligned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from .goals import GOALS
+from .kernels import TARGETS, wide_share
+from .plans import TARGET
+
+Results = Mapping[str, Any]
+Row = Sequence[str]
+
+CASES_HEAD = (
+    "case", "launches", "Inductor", "bytes / minimal", "Inductor", "GB moved", "Inductor", "saved, MB", "asked, MB",
+    "registers", "spills 80 90 100 942", "shared, kB", "16-byte accesses",
+)  # fmt: skip
+
+
+# ------------------------------------------------------------------ tables
+def aligned(head: Row, rows: Sequence[Row]) -> str:
+    """Columns by spaces, the first one to the left."""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    lines = [head, ["-" * w for w in widths], *rows]
+    return "\n".join("  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in lines)
+
+
+def markdown(head: Row, rows: Sequence[Row]) -> str:
+    return "\n".join("| " + " | ".join(line) + " |" for line in [head, ["---", *["---:"] * (len(head) - 1)], *rows])
+
+
+# ------------------------------------------------------------------ the cases
+def case_rows(results: Results) -> list[Row]:
+    """One row a case, from whichever of the parts there are; "-" for what was not measured."""
+    parts = {p: {r["case"]: r for r in results.get(p, {}).get("rows", ())} for p in ("plans", "inductor", "kernels")}
+    names = dict.fromkeys(name for by_case in parts.values() for name in by_case)
+    found = {name: {part: rows.get(name) for part, rows in parts.items()} for name in names}
+    return [[n, *_planned(f["plans"], f["inductor"]), *_needed(f["kernels"])] for n, f in found.items()]
+
+
+def _planned(plan: Mapping[str, Any] | None, peer: Mapping[str, Any] | None) -> Iterator[str]:
+    for cell in (_launches, _ratios, _gigabytes):
+        yield cell(plan) if plan else "-"
+        yield "error" if peer and "error" in peer else cell(peer) if peer else "-"
+    yield f"{plan['saved'] / 1e6:.1f}" if plan else "-"
+    yield f"{plan['asked'] / 1e6:.1f}" if plan else "-"
+
+
+def _launches(row: Mapping[str, Any]) -> str:
+    return "{} + {}".format(*row["launches"])
+
+
+def _ratios(row: Mapping[str, Any]) -> str:
+    return "  ".join(f"{b / max(1, m):.2f}" for b, m in zip(row["bytes"], row["minimal"], strict=True))
+
+
+def _gigabytes(row: Mapping[str, Any]) -> str:
+    return f"{sum(row['bytes']) / 1e9:.3f}"
+
+
+def _needed(row: Mapping[str, Any] | None) -> Iterator[str]:
+    if row is None:
+        yield from "----"
+        return
+    here = row["targets"][TARGET]
+    yield _pair(here, lambda n: str(n["registers"]))
+    yield " ".join(_most(row["targets"].get(t, ()), "spills") for t in TARGETS)
+    yield _pair(here, lambda n: f"{n['shared'] / 1024:.1f}")
+    yield _pair(here, lambda n: f"{wide_share(n['accesses']):.0%}")
+
+
+def _pair(needs: Sequence[Any], text: Any) -> str:
+    return "  ".join("-" if n is None else text(n) for n in needs)
+
+
+def _most(needs: Sequence[Any], name: str) -> str:
+    if any(n and n["errors"] for n in needs):
+        return "error"
+    return str(max((n[name] for n in needs if n), default="-"))
+
+
+# ------------------------------------------------------------------ the other parts
+HOST_HEAD = ("microseconds per call", "forward", "forward+backward", "forward, no grad")
+PEER_NAMES = {
+    "null": "null Function, straight from C++", "null apply": "null Function", "eager": "eager",
+    "compile": "torch.compile", "triton": "fusegrad, launches stubbed", "reference": "fusegrad on reference",
+}  # fmt: skip
+
+
+def host_rows(results: Results) -> list[Row]:
+    """The least and, in brackets, the middle half."""
+    return [[PEER_NAMES.get(peer, peer), *(_microseconds(t) for t in times.values())]
+            for row in results["host"]["rows"] for peer, times in row["peers"].items()]  # fmt: skip
+
+
+def _microseconds(time: Mapping[str, float]) -> str:
+    return f"{time['least']:.1f} ({time['lower']:.1f}-{time['upper']:.1f})"
+
+
+LATENCY_HEAD = (
+    "milliseconds", "cold", "warm", "of which on the processor", "torch.compile cold", "warm", "reference",
+    "each of 100 batch sizes", "compilations",
+)  # fmt: skip
+
+
+def latency_rows(results: Results) -> list[Row]:
+    """The first forward of a fresh process."""
+    return [
+        [
+            row["function"],
+            *(_first(row["triton"][s], "forward") for s in ("cold", "warm")),
+            "  ".join(_first(row["triton"][s], "processor") for s in ("cold", "warm")),
+            *(_first(row["compile"][s], "forward") for s in ("cold", "warm")),
+            _first(row["reference"]["cold"], "forward"),
+            _first(row["batches"], "milliseconds"),
+            _first(row["batches"], "compiles"),
+        ]
+        for row in results["latency"]["rows"]
+    ]
+
+
+def _first(found: Mapping[str, Any], name: str) -> str:
+    return "error" if "error" in found else f"{found[name]:.0f}" if name in found else "-"
+
+
+GOALS_HEAD = ("goal", "limit", "worst", "at", "verdict")
+
+
+def goal_rows(results: Results) -> list[Row]:
+    """Every goal whose part was run."""
+    return [_goal_row(goal, found) for goal in GOALS if (found := goal.verdict(results)) is not None]
+
+
+def _goal_row(goal: Any, found: Mapping[str, Any]) -> Row:
+    sign = ">=" if goal.lowest else "<="
+    verdict = "met" if not found["missed"] else f"missed by {found['missed']} of {found['of']}"
+    return [goal.name, f"{sign} {goal.limit:g}", f"{found['worst']:.4g}", found["at"], verdict]
+
+
+# ------------------------------------------------------------------ everything
+SECTIONS = (
+    ("The goals that need no GPU", GOALS_HEAD, goal_rows, ("plans", "kernels", "host", "latency")),
+    ("Host time", HOST_HEAD, host_rows, ("host",)),
+    ("The first call", LATENCY_HEAD, latency_rows, ("latency",)),
+    ("The cases", CASES_HEAD, case_rows, ("plans", "inductor", "kernels")),
+)
+NOTES = {
+    "The goals that need no GPU": "Where a limit is missed, `worst` says by how much and where.",
+    "Host time": "An RMSNorm on 8x16 numbers, one thread. The least of many rounds, in brackets the middle half.",
+    "The first call": "The first forward in a fresh process after its imports, 4096x4096. Without a GPU: tracing, "
+    "code generation and Triton's compilation for sm_90, without loading the binary. Cold: every cache empty. Warm: "
+    "Triton's and fusegrad's disk caches filled. torch.compile and `reference` run on this CPU, on 64 rows.",
+    "The cases": "forward and backward (forward + backward for launches; registers, shared memory and accesses on "
+    "sm_90, the worst kernel of each). Bytes are those that the plans move, a row that is read again out of L2 counted "
+    "once; minimal is every input read once and every output written once. Inductor: torch.compile's own passes, "
+    "lowering and count of bytes for the same forward and backward on an H100, each over its own minimum; a row that a "
+    "kernel of it loops over twice is counted once, too. 16-byte accesses: their share of the bytes of all access "
+    "instructions in a kernel, edges and scalars included.",
+}
+
+
+def text(results: Results) -> str:
+    """For a terminal."""
+    return "\n\n".join(f"{title}\n\n{aligned(head, rows(results))}" for title, head, rows, _ in _present(results))
+
+
+def document(results: Results, picture: str | None) -> str:
+    """docs/benchmarks.md."""
+    lines = ["# Measured without a GPU", "", f"Written by `make bench`. {about(results)}", ""]
+    if picture:
+        lines += [f"![bytes, launches, host time and first calls]({picture})", ""]
+    for title, head, rows, _ in _present(results):
+        lines += [f"## {title}", "", NOTES[title], "", markdown(head, rows(results)), ""]
+    return "\n".join(lines)
+
+
+def _present(results: Results) -> Iterator[tuple[str, Row, Any, tuple[str, ...]]]:
+    return (section for section in SECTIONS if any(part in results for part in section[3]))
+
+
+def about(results: Results) -> str:
+    """Machine, versions and dates in a sentence or two."""
+    machine = results["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    dates = ", ".join(sorted({part["date"] for part in results.values() if "date" in part}))
+    return f"{machine['processor']}, {machine['cores']} cores; {versions}; {dates}."
