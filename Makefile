@@ -2,12 +2,14 @@
 # make test           set up .venv, install, lint, type-check, test
 # make compose        every Function under every composition of transforms; `make test` takes some of each
 # make tests FUSEGRAD_TESTS=all    every case of the long tables, of which `make test` takes a sample
+# make bench          launches, bytes, registers, host time, first calls: what needs no GPU; writes docs/benchmarks.md
+# make bench-gpu      times every case on a GPU, nine minutes at a time
 # make conformance    write docs/conformance.md: torch's own Functions by eager, fusegrad and torch.compile
 #
 #   PYTHON=python3.12         another interpreter (>= 3.11)
 #   VENV=/path/to/venv        another environment, for example one that holds a CUDA build of torch already
 #   CONSTRAINTS=              without the pins: keeps the torch that VENV has, if it is new enough
-#   ARGS="--steps 20"         more arguments for the demo
+#   ARGS="--steps 20"         more arguments for the demo, or the benchmarks
 #   TESTS=tests/ir            fewer tests
 
 PYTHON ?= python3
@@ -23,7 +25,7 @@ PINS := $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
 STAMP := $(VENV)/.fusegrad-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint types tests compose conformance clean
+.PHONY: help install demo test lint types tests compose conformance bench bench-gpu clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -59,6 +61,14 @@ compose: $(STAMP)
 
 conformance: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/conformance/run.py
+
+# Beside the tests' requirements only what draws the picture.
+bench: $(STAMP)
+	$(PIP) $(PINS) -e '.[bench]'
+	OMP_NUM_THREADS=1 $(BIN)/python -m fusegrad.benchmarks $(ARGS)
+
+bench-gpu: $(STAMP)
+	$(BIN)/python -m fusegrad.benchmarks.gpu $(ARGS)
 
 clean:
 	rm -rf .venv .typings .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist fusegrad.egg-info fusegrad-demo

@@ -148,7 +148,7 @@ def _graphs(case: Case) -> Iterator[Graph]:
         gradients = [_on_gpu(o.dtype, tuple(o.shape)) for o, w in zip(outputs, wanted, strict=True) if w]
     yield partial(_forward, case, args), [a for a in args if isinstance(a, Tensor)], mode
     saved = len(ctx.saved_tensors)
-    yield partial(_backward, case, ctx, saved, wanted), [*ctx.saved_tensors, *gradients], mode
+    yield partial(_backward, case, args, ctx, saved, wanted), [*ctx.saved_tensors, *gradients], mode
 
 
 def _forward(case: Case, args: Sequence[Any], *given: Tensor) -> list[Tensor]:
@@ -158,10 +158,13 @@ def _forward(case: Case, args: Sequence[Any], *given: Tensor) -> list[Tensor]:
     return list({id(t): t for t in made}.values())
 
 
-def _backward(case: Case, ctx: _Ctx, saved: int, wanted: Sequence[bool], *given: Tensor) -> list[Tensor]:
+def _backward(
+    case: Case, args: Sequence[Any], ctx: _Ctx, saved: int, wanted: Sequence[bool], *given: Tensor
+) -> list[Tensor]:
     ctx.saved_tensors, gradients = given[:saved], iter(given[saved:])
     found = case.function.backward(ctx, *(next(gradients) if w else None for w in wanted))  # type: ignore[attr-defined]
-    return [g for g in as_list(found) if isinstance(g, Tensor)]
+    pairs = zip(as_list(found), args, strict=True)
+    return [g.sum_to_size(a.shape).to(a.dtype) for g, a in pairs if isinstance(g, Tensor)]  # as autograd does
 
 
 def _on_gpu(dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:

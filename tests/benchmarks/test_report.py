@@ -1,0 +1,84 @@
+"""Tables and goals from results, and the command line."""
+
+from __future__ import annotations
+
+from argparse import ArgumentTypeError
+from typing import Any
+
+import pytest
+
+from fusegrad.benchmarks import __main__ as command
+from fusegrad.benchmarks import report
+from fusegrad.benchmarks.goals import GOALS
+from fusegrad.benchmarks.kernels import TARGETS, wide_share
+from fusegrad.benchmarks.suite import CASES, chosen
+
+
+def needs(**other: Any) -> dict[str, Any]:
+    return {"registers": 40, "spills": 0, "shared": 512, "accesses": {"16": 8, "4": 1}, "errors": [], **other}
+
+
+def results(**other: Any) -> dict[str, Any]:
+    moved = {"bytes": [102, 150], "minimal": [100, 100], "saved": 10, "asked": 10}
+    plan = {"case": "A[64,64]", "launches": [1, 2], **moved}
+    kernels = {"case": "A[64,64]", "targets": {t: [needs(), needs(**other)] for t in TARGETS}}
+    parts = {"plans": [plan], "inductor": [{"case": "A[64,64]", "error": "no"}], "kernels": [kernels]}
+    return {name: {"date": "2026-01-01", "rows": rows} for name, rows in parts.items()}
+
+
+def verdicts(found: dict[str, Any]) -> dict[str, str]:
+    return {row[0]: row[-1] for row in report.goal_rows(found)}
+
+
+def test_a_goal_is_met_or_missed_with_the_worst_case() -> None:
+    found = {row[0]: row for row in report.goal_rows(results())}
+    assert found["bytes moved, forward, over the least possible"][1:] == ["<= 1.03", "1.02", "A[64,64]", "met"]
+    missed = found["bytes moved, backward, over the least possible"]
+    assert missed[1:] == ["<= 1.03", "1.5", "A[64,64]", "missed by 1 of 1"]
+    assert found["launches, backward"][-1] == "missed by 1 of 1"
+    assert set(found) == {g.name for g in GOALS if g.part in ("plans", "kernels")}
+
+
+@pytest.mark.parametrize(
+    "worse, goal",
+    [
+        ({"spills": 4}, "spilled bytes, gfx942, to 64K columns"),
+        ({"errors": ["x"]}, "kernels without a binary"),
+        ({"accesses": {"2": 8, "16": 1}}, "share of 16-byte accesses, NVIDIA"),
+    ],
+    ids=lambda p: p if isinstance(p, str) else "",
+)
+def test_what_a_kernel_needs_decides_goals(worse: dict[str, Any], goal: str) -> None:
+    assert verdicts(results())[goal] == "met"
+    assert verdicts(results(**worse))[goal].startswith("missed")
+
+
+def test_tables_have_a_row_per_case_whatever_was_run() -> None:
+    every = results()
+    (row,) = report.case_rows(every)
+    assert row[:5] == ["A[64,64]", "1 + 2", "error", "1.02  1.50", "error"] and len(row) == len(report.CASES_HEAD)
+    (row,) = report.case_rows({"kernels": every["kernels"]})
+    assert row[1] == "-" and len(row) == len(report.CASES_HEAD)
+    assert report.markdown(("a", "b"), [("1", "2")]).splitlines() == ["| a | b |", "| --- | ---: |", "| 1 | 2 |"]
+    assert report.aligned(("a", "b"), [("1", "200")]).splitlines() == ["a    b", "-  ---", "1  200"]
+
+
+def test_the_share_of_wide_accesses_is_one_of_bytes() -> None:
+    assert wide_share({"16": 1, "8": 2}) == 0.5
+    assert wide_share({"16": 1}) == 1 and wide_share({}) == 0
+
+
+def test_parts_and_cases_by_name() -> None:
+    assert command._parts("latency,host") == ["host", "latency"]
+    with pytest.raises(ArgumentTypeError, match="there is no part hots"):
+        command._parts("hots")
+    assert len(chosen("", one_per_function=True)) == len({c.function for c in CASES}) == 22
+    assert [c.name for c in chosen("RMSNorm[4096,4096]", one_per_function=True)] == [
+        "RMSNorm[4096,4096]", "AddRMSNorm[4096,4096]",
+    ]  # fmt: skip
+
+
+def test_what_is_written_about_the_machine_names_no_machine() -> None:
+    found = command.machine()
+    assert set(found) == {"processor", "cores", "versions"}
+    assert "torch" in found["versions"]
