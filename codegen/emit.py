@@ -16,7 +16,6 @@ import sympy
 
 from ..ir.types import ITEMSIZE, LOW_FLOATS, Size, product
 from .axes import Axis, Sink, Term, below
-from .finish import Finishing
 from .kernel import Kernel, Pointer, Scalar
 from .loops import (
     Accumulate,
@@ -39,13 +38,14 @@ from .names import identifier
 from .prelude import HELPERS
 from .sizes import number as evaluated
 from .sizes import same, tidy
-from .values import default_name, name_of
+from .strips import Strips
+from .values import Coord, default_name, name_of
 
 WORKSPACE = 8
 """Partial sums are read back from L2 where they fill at most one part in so many of it."""
 
 
-class Emitter(Finishing):
+class Emitter(Strips):
     """One kernel."""
 
     # ------------------------------------------------------------------ coordinates
@@ -103,7 +103,7 @@ class Emitter(Finishing):
             self._coordinates(plan.grid, part, top, 0)
         self.body = Scope(1, top)
         item, over = self._share(part)
-        self._coordinates(plan.walk, name(item), self.body, 1)
+        self._coordinates(plan.walk, self._turn(item), self.body, 1)
         self._phases()
         top.body.append(For(item, over, self.body.body))
         if plan.final:
@@ -132,12 +132,19 @@ class Emitter(Finishing):
         self.share, self.total = share, whole
         start, stop = binary("*", part, each), binary("*", binary("+", part, literal(1)), each)
         stages = {"num_stages": literal(plan.stages)} if plan.stages > 1 and not plan.chunked else {}
-        return "item", call("tl.range", start, call("tl.minimum", stop, whole), **stages)
+        span = [start, call("tl.minimum", stop, whole)]
+        if plan.shared and self._strips():
+            span = [self._let(self.top, n, e) for n, e in zip(("start", "stop"), span, strict=True)]
+        self.span = [*span, whole]
+        return "item", call("tl.range", *span, **stages)
 
     def _phases(self) -> None:
         """Phase by phase: passes over a chunked row, then what is complete without its lanes."""
         plan, row = self.plan, set(self.plan.row)
         sinks = [s for s in self.program.sinks if not any(t in plan.after for t in below(s.terms))]
+        if plan.shared:
+            self._along_strip(sinks)
+            return
         phase_of = {id(s): max((plan.phase[t] for t in s.terms), default=0) for s in sinks}
         last = max([*phase_of.values(), *(plan.phase[r.args[0]] for r in plan.final), *plan.phase.values()], default=0)
         passes = [p for p in range(last + 1) if self._pass_work(p, sinks, phase_of)] if plan.chunked else []
@@ -150,6 +157,23 @@ class Emitter(Finishing):
             for s in sinks:
                 if phase_of[id(s)] == phase and not (plan.chunked and set(s.axes) & row):
                     self.store(s, self.body)
+
+    def _along_strip(self, sinks: Sequence[Sink]) -> None:
+        """What is reduced along the whole row, once for all strips; then this program's strip of the rest."""
+        self.evict = "evict_last"
+        inner = [t for t in self.program.terms if t in self.plan.inner]
+        if inner:
+            before, self.body.body = self.body.body, []
+            self._pass(frozenset(self.plan.row), inner)
+            emitted, self.body.body = self.body.body, before
+            if self._strips():
+                self._once_for_all(inner, emitted)
+            else:
+                self.body.body.extend(emitted)
+        for r in self.plan.final:
+            self._accumulate(r, self.body)
+        for s in sinks:
+            self.store(s, self.body)
 
     def _pass_work(
         self, phase: int, sinks: Sequence[Sink], phase_of: Mapping[int, int]
@@ -173,6 +197,7 @@ class Emitter(Finishing):
 
     def _pass(self, axes: frozenset[Axis], work: Sequence[Term | Sink]) -> None:
         """One nest of loops over chunks of the row: lane accumulators before, the loops, the folds after."""
+        outside = {a: c for a, c in self.coords.items() if a in axes}
         kept = next((self.plan.direct[w] for w in work if isinstance(w, Term) and w in self.plan.direct), ())
         self.levels.clear()
         outermost_first = sorted((a for a in self.plan.order if a in axes), key=lambda a: a not in kept)
@@ -191,14 +216,19 @@ class Emitter(Finishing):
             else:
                 after.append((item, self._lane_accumulator(item, chunk)))
         self.body.body.append(self._close(nest, ends, len(kept)))
-        for axis in axes:
-            del self.coords[axis]
-        self.levels.clear()
+        self._leave(axes, outside)
         for term, label in after:
             self._folded(term, label)
         for top, total in totals.items():
             if top in work:
                 self._online_folded(top, total)
+
+    def _leave(self, axes: Iterable[Axis], outside: Mapping[Axis, Coord]) -> None:
+        """After the loops over chunks, their axes are where they were before."""
+        for axis in axes:
+            del self.coords[axis]
+        self.coords.update(outside)
+        self.levels.clear()
 
     def _online_lanes(self, top: Term, total: Term, chunk: Scope) -> None:
         """Per lane, the maximum so far and the sum relative to it; finite at first: -inf - -inf never arises."""
@@ -231,6 +261,7 @@ class Emitter(Finishing):
         value = self._neutral(term, self.value(term.args[0], chunk), chunk)
         label = self.names.fresh(f"{identifier(name_of(term)) or term.op}_lanes")
         self.body.body.append(self._accumulator(term, label, self._lanes_of(term)))
+        self.lane_labels.append(label)
         operator, combined = self._combine(term.op, term.dtype, label, value)
         chunk.body.append(Accumulate(label, operator, combined, self._comment(term)))
         return label
@@ -291,7 +322,8 @@ class Emitter(Finishing):
                 seen.add(key)
                 moved = tidy(product(a.size for a in t.axes) * ITEMSIZE[t.dtype])
                 self._add(reads, self.pointers[t.param.ref], moved)
-                if (again := self.passes.get(t, 0) - 1) > 0 and set(self.plan.walk) & t.axes:
+                again = self.passes.get(t, 0) - (not self.plan.shared)
+                if again > 0 and set(self.plan.walk) & t.axes:
                     self._add(cached, self.pointers[t.param.ref], tidy(again * moved))
         for s in self.program.sinks:
             self._add(writes, self.pointers[s.ref], tidy(product(a.size for a in s.axes) * ITEMSIZE[s.dtype]))

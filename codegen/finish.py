@@ -84,8 +84,9 @@ class Finishing(DirectSums):
         """Fold the lanes; store partial sums; the last to arrive, level by level, adds them and stores the results."""
         plan = self.plan
         partials = [self._partial(r) for r in plan.final if r not in plan.direct]
-        everything = [r for r in plan.final if set(r.param) - set(plan.row) != set(plan.walk)]
-        if plan.programs == 1 and not everything and not plan.direct:
+        within = set(plan.row) - set(plan.grid)
+        everything = [r for r in plan.final if set(r.param) - within != set(plan.walk)]
+        if plan.programs == 1 and not everything and not plan.direct and not self.told:
             scope = Scope(FINISH, self.top)
             self._complete(scope, {p.term: name(p.folded) for p in partials}, set(plan.final))
             self.top.body.extend(scope.body)
@@ -106,6 +107,16 @@ class Finishing(DirectSums):
             body.append(If(call("last_to_arrive", level.counter, level.count), scope.body))
             body, parent = scope.body, scope
             scope.closed = True
+        for pointer in self.told:
+            body.append(self._forgotten(pointer))
+
+    def _forgotten(self, pointer: Expr) -> Statement:
+        """Zeros for the next launch."""
+        (axis,) = self.plan.row
+        place = binary("+", binary("+", pointer, name("first")), self.lane(axis))
+        zeros = call("tl.zeros", self.shape([axis]), literal("tl.int32"))
+        over = call("range", literal(0), self.span[-1], self.block(axis))
+        return For("first", over, [Store(place, zeros, None)])
 
     def _finish_direct(self, level: Level, everything: Sequence[Term], scope: Scope) -> None:
         """The same for sums with a slot per item: the first level adds items, the others what the level before left."""
@@ -208,28 +219,32 @@ class Finishing(DirectSums):
             levels.append(
                 Level(setup, self._plus(counter, own), name("members"), self._plus(base, first), None, "none", first)
             )
-            count = self.fixed("STRIPS", self.plan.strips) if strips else literal(1)
+            count = self._strip_count() if strips else literal(1)
             done = self._plus(self._plus(counter, binary("*", count, groups) if strips else groups), number_)
             levels.append(Level([], done, groups, base, fan, "walk", literal(0)))
             last = self._plus(counter, binary("*", count, binary("+", groups, literal(1))))
         else:
             levels.append(Level([], self._plus(counter, number_), programs, base, None, "walk", literal(0)))
-            last = self._plus(counter, self.fixed("STRIPS", self.plan.strips)) if strips else counter
-        if everything and strips:
-            levels.append(
-                Level([], last, self.fixed("STRIPS", self.plan.strips), literal(0), programs, "all", literal(0))
-            )
+            last = self._plus(counter, self._strip_count()) if strips else counter
+        if (everything or self.told) and strips:
+            levels.append(Level([], last, self._strip_count(), literal(0), programs, "all", literal(0)))
         elif everything:
             levels[-1].completes = "all"
         return levels
 
     def _counter(self) -> Expr:
         groups = _ceiling(self.plan.programs or 1, FAN) + 1 if self.target.units > 16 else 1
+        return self._zeroed("arrived", tidy(product([self.plan.strips, groups]) + 1))
+
+    def _zeroed(self, label: str, count: Size) -> Expr:
+        """Words that are zero before and after every launch."""
         ref = Ref("scratch", len(self.scratch))
-        counters = tidy(product([self.plan.strips, groups]) + 1)
-        self.scratch.append(Buffer("arrived", "i32", (counters,), (1,), zeroed=True))
-        self.pointers[ref], self.pointer_dtype[ref] = self.names.fresh("arrived_ptr"), "i32"
+        self.scratch.append(Buffer(label, "i32", (count,), (1,), zeroed=True))
+        self.pointers[ref], self.pointer_dtype[ref] = self.names.fresh(f"{label}_ptr"), "i32"
         return name(self.pointers[ref])
+
+    def _strip_count(self) -> Expr:
+        return self.fixed("STRIPS", self.plan.strips)
 
     def _add_partials(self, p: Partial, level: Level, scope: Scope) -> Expr:
         label = self.names.fresh(f"{self._final_name(p.term)}_total")

@@ -76,6 +76,7 @@ class Nests(Values):
                 loop.scope.body.extend(ends)
         if depth == len(nest):
             nest[-1].scope.body.extend(ends)
-        self.names.release([loop.variable for loop in nest])
-        self.names.release([s.name for loop in nest for s in loop.scope.body if isinstance(s, Let)])
+        if not self.plan.shared:  # what a strip computes comes after the loops, but some of it stands before them
+            self.names.release([loop.variable for loop in nest])
+            self.names.release([s.name for loop in nest for s in loop.scope.body if isinstance(s, Let)])
         return For(nest[0].variable, nest[0].over, nest[0].scope.body)

@@ -50,6 +50,26 @@ def last_to_arrive(counter, count):
     return last
 
 @triton.jit
+def rotated(item, start, stop, strip, strips):
+    """Another order of start .. stop for each strip: in a group of `strips` items, strip i begins with the i-th."""
+    first = item - (item - start) % strips
+    return tl.where(first + strips <= stop, first + (item - first + strip) % strips, item)
+
+@triton.jit
+def known(pointer):
+    """The word that some program stored here, or zero; one thread asks, so that all branch alike."""
+    return tl.atomic_add(pointer, 0, sem="relaxed")
+
+@triton.jit
+def word_of(v):
+    """A float32 as a word that is not zero, but for one NaN."""
+    return v.to(tl.int32, bitcast=True) ^ 0x7FC0DEAD
+
+@triton.jit
+def of_word(word):
+    return (word ^ 0x7FC0DEAD).to(tl.float32, bitcast=True)
+
+@triton.jit
 def expm1(x):
     """exp(x) - 1 without cancellation (Kahan)."""
     u = tl.exp(x)

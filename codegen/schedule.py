@@ -22,6 +22,8 @@ from .axes import REDUCTIONS, SCANS, Axis, Cut, Program, Sink, Term, below
 from .kernel import Target
 from .sizes import Hints, blocks, number, power_of_two, tidy
 
+SHARED_ROW = 8192
+"""Columns of a strip of rows that several programs walk together: two accumulators of it fit in registers."""
 STRIP = 256
 """Columns of a strip whose sums over the rows are wanted: wide accesses, few bytes of partial sums."""
 
@@ -53,12 +55,16 @@ class Budget:
         if target.kind == "interpret":
             held = max(16, target.shared * 8)
             return Budget(held, min(1 << 16, held), max(16, min(1 << 15, held // 2)), target.units, target.units, 1, 1)
-        return Budget(48 << 10, 2048, 4096, target.units, target.units // 2, 8, 1 << 14)
+        return Budget(48 << 10, 2048, 4096, target.units, target.units // 2, 4, 1 << 14)
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """The roles. `programs` and `items` are per strip (block of grid axes); both None where nothing is walked."""
+    """The roles. `programs` and `items` are per strip (block of grid axes); both None where nothing is walked.
+
+    shared: the row is a grid axis too. Programs walk the same rows, each keeps the sums over them of one strip; what is
+    reduced along a row, over chunks of all of it, is found by the first of them to come by.
+    """
 
     row: tuple[Axis, ...]
     chunked: bool
@@ -77,6 +83,7 @@ class Schedule:
     hoisted: bool
     online: dict[Term, Term]
     direct: dict[Term, tuple[Axis, ...]]  # final sums with a partial sum per item, and the row axes that they keep
+    shared: bool = False
 
     def blocks(self, axis: Axis) -> Size:
         return blocks(axis.size, self.tile.get(axis, 1))
@@ -128,24 +135,29 @@ class Scheduler:
         rows = tuple(a for a in order if a in row)
         self._check_serial(inner, rows, outer)
         accumulators = [r for r in final if r.args[0].axes & row]
-        chunked = self._chunked(rows, accumulators, inner, final)
+        resident = not rows or self._resident(rows, accumulators)
+        self.shared = not resident and self._shareable(rows, inner, final, outer, walk)
+        chunked = not resident and (self.shared or self._in_chunks(rows, inner, final))
         self.online = self._online(inner) if chunked else {}
         walked = tuple(a for a in outer if a in walk)
         if chunked and not final:
             walked = tuple(outer)
-        grid = tuple(a for a in outer if a not in walked)
+        grid = tuple(a for a in outer if a not in walked) if not self.shared else rows
         tile = self._tile(rows, chunked, outer, walked if final else ())
         after = frozenset(t for t in self.program.terms if t in set(final) or self.under[t] & set(final))
         self._check_after(final, after, chunked, rows)
-        odd = chunked and any(self.size[a] % 8 for a in order[-1:])  # narrow accesses want more threads
+        odd = (
+            chunked and not self.shared and any(self.size[a] % 8 for a in order[-1:])
+        )  # narrow accesses want more threads
         warps = self._warps(math.prod(tile.values()) * (4 if odd else 1), bool(accumulators))
-        items, programs = self._persistent(walked, grid, tile, rows, chunked, warps, bool(final))
+        items, programs = self._persistent(walked, grid, tile, rows, chunked, warps, final)
         if programs is None:
             walked, grid = (), tuple(outer)
         return Schedule(
             rows, chunked, walked, grid, tile, frozenset(inner), tuple(final), after, self._phases(frozenset(inner)),
             items, programs, warps, self._stages(tile, chunked), tuple(order),
-            chunked or self._hoisted(rows, tile, accumulators), self.online, self.direct if chunked else {},
+            not self.shared and (chunked or self._hoisted(rows, tile, accumulators)), self.online,
+            self.direct if chunked else {}, self.shared,
         )  # fmt: skip
 
     # ------------------------------------------------------------------ roles
@@ -247,10 +259,8 @@ class Scheduler:
             if first:
                 raise Cut(_nodes(first))
 
-    def _chunked(self, row: tuple[Axis, ...], accumulators: list[Term], inner: list[Term], final: list[Term]) -> bool:
-        """Whether a row has to be read in chunks; what cannot be done in chunks is cut."""
-        if not row or self._resident(row, accumulators):
-            return False
+    def _in_chunks(self, row: tuple[Axis, ...], inner: list[Term], final: list[Term]) -> bool:
+        """True for a row that is read in chunks; what cannot be done in chunks is cut."""
         kept = [r for r in (*inner, *self.scans) if r.axes & set(row) and r not in self.scans]
         if kept:
             lower = [i for i in (*self.scans, *inner) if any(i in self.under[r] for r in kept)]
@@ -284,6 +294,19 @@ class Scheduler:
 
     def _outer(self, row: tuple[Axis, ...]) -> list[Axis]:
         return [a for a in self.order if a not in row]
+
+    def _shareable(
+        self, row: tuple[Axis, ...], inner: list[Term], final: list[Term], outer: list[Axis], walk: set[Axis]
+    ) -> bool:
+        """Whether strips of the row may be programs of their own: everything but one pass of reductions is along it."""
+        if list(row) != self.order[-1:] or self.scans or not final or set(outer) != walk:
+            return False
+        (axis,) = row
+        last = [s for s in self.program.sinks if any(t in final or self.under[t] & set(final) for t in s.terms)]
+        stored = [s for s in self.program.sinks if s not in last]
+        along = all(axis in s.axes and s.mode == "store" for s in stored) and all(axis in r.args[0].axes for r in final)
+        once = all(r.dtype == "f32" and not self.under[r] & set(inner) for r in inner)
+        return along and once and any(axis in r.axes for r in final)
 
     def _pinnable(self, axes: Iterable[Axis]) -> bool:
         """Only the length of a row may be compiled in: a new batch size needs no new kernel."""
@@ -342,11 +365,12 @@ class Scheduler:
             left = max(1, self.budget.lanes // math.prod(tile.values()))
         elif row:
             left = self.budget.chunk if vector in row else min(256, self.budget.chunk // 16)
+            left = max(left, SHARED_ROW) if self.shared and self.target.kind != "interpret" else left
             for a in [a for a in reversed(order) if a in row]:
                 tile[a] = min(power_of_two(self.size[a]), left)
                 left //= tile[a]
             left = 1
-        strip = STRIP if summed and vector not in summed else left
+        strip = STRIP if summed and not row and vector not in summed else left
         across = sorted((a for a in reversed(order) if a in outer), key=lambda a: a not in summed)
         self._tile_outer(tile, vector, left, across, bool(row), strip)
         tile = {a: n for a, n in tile.items() if n > 1 or (a in row and not chunked)}
@@ -377,7 +401,7 @@ class Scheduler:
         """Loads in flight per loop, as far as shared memory holds them; 1 where only registers are used."""
         if self.target.kind == "hip":
             return 1
-        loads = {t.param: ITEMSIZE[t.dtype] for t in self.program.terms if t.op == "load"}
+        loads = {t.param: ITEMSIZE[t.dtype] for t in self.program.terms if t.op == "load" and t.axes & set(tile)}
         turn = math.prod(tile.values()) * sum(loads.values())
         wanted = 3 if chunked else 2
         return next((n for n in range(wanted, 1, -1) if n * turn <= self.target.shared * 3 // 4), 1)
@@ -391,7 +415,7 @@ class Scheduler:
         row: tuple[Axis, ...],
         chunked: bool,
         warps: int,
-        final: bool,
+        final: list[Term],
     ) -> tuple[Size | None, Size | None]:
         """(items to walk, programs that walk them), per strip of the grid."""
         if not final and not (chunked and walk and self._passes() > 1):
@@ -402,7 +426,7 @@ class Scheduler:
         wanted: Size = self.budget.units * per_unit
         if chunked:
             wanted = self._fitting_l2(row, tile, wanted)
-        if final and not chunked:
+        if any(r.axes & set(tile) for r in final):
             turns = max(self.budget.turns, self.budget.walked // math.prod(tile.values()))
             return items, tidy(_even(items, _least(_per_strip(wanted, strips), blocks(items, turns))))
         return items, tidy(_least(_per_strip(wanted, strips), items))
@@ -415,7 +439,7 @@ class Scheduler:
 
     def _fitting_l2(self, row: tuple[Axis, ...], tile: dict[Axis, int], wanted: Size) -> Size:
         """So few rows in flight that the second pass over them reads L2, not memory."""
-        loads = {t.param: ITEMSIZE[t.dtype] for t in self.program.terms if t.op == "load" and t.axes >= set(row)}
+        loads = {t.param: ITEMSIZE[t.dtype] for t in self.program.terms if t.op == "load" and t.axes > set(row)}
         width = math.prod(n for a, n in tile.items() if a not in row)
         length = product(a.size for a in row) * max(1, sum(loads.values())) * width
         if isinstance(length, int):

@@ -87,6 +87,9 @@ class Values:
         self.uses = self._uses()
         self.padding = self._padding()
         self.evict = ""
+        self.span: list[Expr] = []  # where this program's share of the items starts and stops, and how many there are
+        self.lane_labels: list[str] = []
+        self.told: list[Expr] = []  # words by which strips tell each other what they reduced along a row
         self.finishing = False
         self._name_pointers()
         self._name_axes()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import sympy
 import torch
 from bodies import BODIES
 from harness import INTERPRET, MANY, SMALL, K, M, N, agree, close, graph_of, inputs_of, run
 
-from fusegrad.codegen import TARGETS, Target, generate, module
+from fusegrad.codegen import TARGETS, Kernels, Target, generate, module
 from fusegrad.runtime import reference
 
 SIZES = {"odd": {M: 13, N: 50, K: 3}, "one": {M: 1, N: 1, K: 1}, "even": {M: 6, N: 64, K: 2}}
@@ -79,3 +82,17 @@ def test_softmax_at_the_edges(device: str) -> None:
     function, inputs = BODIES["softmax"]
     agree(function, {M: 5, N: 40}, DEVICES[device], given={"x": x}, **inputs)
     agree(lambda x: x.amax(1), {M: 5, N: 40}, DEVICES[device], given={"x": x}, **inputs)
+
+
+@pytest.mark.parametrize("body", ["rms_backward", "layer_backward"])
+@pytest.mark.parametrize("sizes", [{M: 13, N: 64}, {M: 7, N: 130}, {M: 50, N: 37}], ids=str)
+def test_strips_share_rows(body: str, sizes: dict[Any, int]) -> None:
+    """One kernel for a row that does not fit; it makes no difference who finds out what is reduced along the row."""
+    function, inputs = BODIES[body]
+    (kernel,) = agree(function, sizes, replace(SMALL, units=20), **inputs).kernels
+    graph = graph_of(function, **inputs)
+    values, text = inputs_of(graph, sizes), module([kernel])
+    alone = text.replace('return tl.atomic_add(pointer, 0, sem="relaxed")', "return tl.load(pointer) * 0")
+    assert alone != text and "rotated(" in text
+    told, found = (run(Kernels((kernel,)), t, graph, values, sizes) for t in (text, alone))
+    assert all(torch.equal(t, f) for t, f in zip(told, found, strict=True))
