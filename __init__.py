@@ -2,6 +2,7 @@
 
 @fusegrad.compile                 a Function class, or a plain function of tensors
 fusegrad.explain(Fast, *args)     what it becomes: kernels, launches, bytes, and why a method is not compiled
+fusegrad.export(Fast, *args, path="fast.py")   what it became: a Triton module without fusegrad, graphs, pictures
 fusegrad.check(Fast, *args)       whether it is what you wrote, over transforms, dtypes, layouts and sizes
 fusegrad.stats()                  counters of this process
 fusegrad.config.patch(...)        settings for a block of code
@@ -11,6 +12,7 @@ from .ir.errors import FusegradError, NotTraceableError
 from .runtime import config, random
 from .runtime.checking.trial import CheckError, check
 from .runtime.explain import explain
+from .runtime.exporting.export import export
 from .runtime.function import FallbackWarning, compile
 from .runtime.stats import stats
 
@@ -23,6 +25,7 @@ __all__ = [
     "compile",
     "config",
     "explain",
+    "export",
     "random",
     "stats",
 ]

@@ -10,6 +10,7 @@ from typing import Protocol
 from .ir.errors import FusegradError
 from .runtime import demo
 from .runtime.checking import command as check_command
+from .runtime.exporting import command as export_command
 
 
 class Command(Protocol):
@@ -22,7 +23,7 @@ class Command(Protocol):
     def run(self, options: argparse.Namespace) -> int: ...
 
 
-COMMANDS: dict[str, Command] = {"demo": demo, "check": check_command}
+COMMANDS: dict[str, Command] = {"demo": demo, "check": check_command, "export": export_command}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

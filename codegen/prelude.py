@@ -210,6 +210,7 @@ def floor_division(x, y):
 @triton.jit
 def power(x, y):
     """x ** y through float64."""
+    x, y = tl.where(y == y, x, x), tl.where(x == x, y, y)  # both blocks: Triton's interpreter mixes a bool up with one
     a = tl.abs(x).to(tl.float64)
     b = y.to(tl.float64)
     r = tl.exp(b * tl.log(a))

@@ -32,13 +32,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Exit code 1 where something differs, which the table says."""
-    target, args = _imported(options.target), [_argument(a) for a in options.arguments]
+    target, args = imported(options.target), [argument(a) for a in options.arguments]
     chosen = {"dtypes": options.dtype, "layouts": options.layout, "sizes": options.size, "seed": options.seed}
     check(target, *args, backends=options.backend, transforms=options.transform, **chosen)
     return 0
 
 
-def _imported(name: str) -> Any:
+def imported(name: str) -> Any:
     module, _, attribute = name.partition(":")
     sys.path.insert(0, "")
     try:
@@ -52,7 +52,7 @@ def _imported(name: str) -> Any:
     return found
 
 
-def _argument(text: str) -> Any:
+def argument(text: str) -> Any:
     if is_spec(text):
         return text
     try:

@@ -1,0 +1,102 @@
+"""Text that exported modules have in common: imports, small functions, and the test against the class as written."""
+
+from __future__ import annotations
+
+IMPORTS = """from __future__ import annotations
+
+import os
+
+import torch
+
+if __name__ == "__main__" and not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # the test below runs on a CPU too, slowly
+
+import triton
+import triton.language as tl"""
+
+HELPERS = [
+    (
+        "present",
+        '''
+def present(results):
+    """The tensors among the results of an operation."""
+    return [r for r in results if r is not None]
+''',
+    ),
+    (
+        "laid_out",
+        '''
+def laid_out(tensor, strides):
+    """The tensor with these strides, by which the kernels index."""
+    if tensor.stride() == strides or tensor.numel() < 2:
+        return tensor
+    if 0 in strides:
+        raise ValueError(f"a tensor with strides {strides} was exported, this one has {tensor.stride()}")
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+''',
+    ),
+    (
+        "expect",
+        '''
+def expect(name, tensor, dtype, shape, strides):
+    """The tensor, if it is one that the kernels were made for, in the layout that they read."""
+    if tensor.dtype != dtype or tensor.shape != shape:
+        wanted, given = f"{dtype}{list(shape)}", f"{tensor.dtype}{list(tensor.shape)}"
+        raise ValueError(f"{name} is {given}, and the kernels were exported for {wanted}: export them for this too")
+    return laid_out(tensor, strides)
+''',
+    ),
+    (
+        "counters",
+        '''
+_counters = {}
+
+
+def counters(name, count, device):
+    """Zeros that a kernel leaves at zero, one set for each stream."""
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    key = (name, count, device, stream)
+    if key not in _counters:
+        _counters[key] = torch.zeros(count, dtype=torch.int32, device=device)
+    return _counters[key]
+''',
+    ),
+]
+
+SELF_TEST = '''
+def difference(ours, theirs):
+    """The largest difference beside the largest finite number (at least 1e-3); NaN and infinities alike."""
+    if not theirs.numel():
+        return 0.0
+    a, b = (t.detach().to(torch.complex128 if t.is_complex() else torch.float64) for t in (ours, theirs))
+    same = (a == b) | (a.isnan() & b.isnan())
+    scale = b[b.isfinite()].abs().max().item() if b.isfinite().any() else 1.0
+    return torch.where(same, 0.0, (a - b).abs()).nan_to_num(nan=float("inf")).max().item() / max(scale, 1e-3)
+
+
+def self_test():
+    """Outputs and gradients beside those of the class as it was written."""
+{inputs}
+    tensors = [t for t in ({tensors}) if t.requires_grad]
+    worst = 0.0
+    found = {{}}
+    for function in ({name}, {written}):
+        results = function.apply({arguments})
+        results = [r for r in (results if isinstance(results, tuple) else (results,)) if torch.is_tensor(r)]
+        torch.manual_seed(1)
+        weights = [torch.randn(r.shape, device=r.device).to(r.dtype) for r in results if r.requires_grad]
+        kept = [r for r in results if r.requires_grad]
+        gradients = torch.autograd.grad(kept, tensors, weights, allow_unused=True) if kept else ()
+        found[function] = [*results, *(g for g in gradients if g is not None)]
+    for ours, theirs in zip(found[{name}], found[{written}], strict=True):
+        error = difference(ours, theirs)
+        limit = 2e-2 if theirs.dtype in (torch.bfloat16, torch.float16) else 1e-4
+        print(f"{{str(tuple(theirs.shape)):>20}} {{str(theirs.dtype):>15}}  relative difference {{error:.1e}}")
+        assert ours.dtype == theirs.dtype and ours.shape == theirs.shape and error <= limit, (error, limit)
+        worst = max(worst, error)
+    print(f"{name}: agrees with the class as it was written, within {{worst:.1e}}")
+
+
+if __name__ == "__main__":
+    self_test()
+'''

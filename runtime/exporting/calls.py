@@ -1,0 +1,171 @@
+"""One node in plain torch: the text of a library call, of a view, or of an operation that no kernel took."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from string import ascii_lowercase
+from typing import Any
+
+import sympy
+
+from ...ir import Value
+from ...ir.prims import BINARY, COMPARE, UNARY, Arg
+from ...tracer.dtypes import TO_TORCH
+from ..reference import find_op
+from .expressions import Expressions
+
+_TORCH = {"max": "torch.maximum", "min": "torch.minimum", "rem": "torch.remainder", "shl": "torch.bitwise_left_shift",
+          "shr": "torch.bitwise_right_shift", "conj": "torch.conj_physical"}  # fmt: skip
+_LOGICAL = {"and", "or", "xor", "not"}
+_WORDS = ("dtype", "device", "layout", "memory_format")
+
+
+class Call:
+    """A node as the rules below read it."""
+
+    def __init__(self, value: Value, operands: Sequence[str], expressions: Expressions, device: str) -> None:
+        self.value, self.operands, self.expressions, self.device = value, list(operands), expressions, device
+
+    @property
+    def dtype(self) -> str:
+        return str(TO_TORCH[self.value.dtype])
+
+    def sizes(self, name: str) -> str:
+        return self.expressions.tuple(self.value.params[name])
+
+    def number(self, name: str) -> str:
+        found = self.value.params[name]
+        return self.expressions.text(found) if isinstance(found, sympy.Basic) else _literal(found)
+
+
+def call_text(value: Value, operands: Sequence[str], expressions: Expressions, device: str) -> str | None:
+    """The expression; None for what only fusegrad can compute."""
+    rule = RULES.get(value.prim)
+    return None if rule is None else rule(Call(value, operands, expressions, device))
+
+
+def _elementwise(call: Call) -> str:
+    prim = call.value.prim
+    if prim in _LOGICAL:
+        kind = "logical" if call.value.args[0].dtype == "b1" else "bitwise"
+        return f"torch.{kind}_{prim}({', '.join(call.operands)})"
+    if prim == "floordiv":
+        return f'torch.div({", ".join(call.operands)}, rounding_mode="floor")'
+    return f"{_TORCH.get(prim, f'torch.{prim}')}({', '.join(call.operands)}).to({call.dtype})"
+
+
+def _broadcast(call: Call) -> str:
+    (x,), (source,) = call.operands, call.value.args
+    aligned: list[Any] = [1] * len(call.value.shape)
+    for axis, size in zip(call.value.params["axes"], source.shape, strict=True):
+        aligned[axis] = size
+    return f"{x}.reshape({call.expressions.tuple(aligned)}).expand({call.sizes('shape')})"
+
+
+def _slice(call: Call) -> str:
+    params = call.value.params
+    triples = zip(params["start"], params["stop"], params["step"], call.value.args[0].shape, strict=True)
+    return f"{call.operands[0]}[{', '.join(_span(call, *t) for t in triples)}]"
+
+
+def _span(call: Call, start: Any, stop: Any, step: Any, size: Any) -> str:
+    text = call.expressions.text
+    first, last = "" if start == 0 else text(start), "" if stop == size else text(stop)
+    return f"{first}:{last}" if step == 1 else f"{first}:{last}:{text(step)}"
+
+
+def _dot(call: Call) -> str:
+    axes = [tuple(call.value.params[k]) for k in ("x_axes", "y_axes", "out_axes")]
+    x, y = call.operands
+    if all(len(a) == 2 for a in axes) and axes[2][0] in axes[0] and axes[2][1] in axes[1]:
+        (row, column), inner = axes[2], next(a for a in axes[0] if a != axes[2][0])
+        left = x if axes[0] == (row, inner) else f"{x}.T"
+        return f"{left} @ {y if axes[1] == (inner, column) else f'{y}.T'}"
+    letters = ["".join(ascii_lowercase[i] for i in a) for a in axes]
+    return f'torch.einsum("{letters[0]},{letters[1]}->{letters[2]}", {x}, {y})'
+
+
+def _reduction(call: Call) -> str:
+    x, axes = call.operands[0], tuple(call.value.params["axes"])
+    if not axes:
+        return x
+    if call.value.prim == "prod":
+        return f"{x}" + "".join(f".prod({a})" for a in sorted(axes, reverse=True))
+    wide = f", dtype={call.dtype}" if call.value.prim == "sum" else ""
+    return f"{x}.{call.value.prim}({axes!r}{wide})"
+
+
+def _cumsum(call: Call) -> str:
+    x, axis = call.operands[0], call.value.params["axis"]
+    if not call.value.params["reverse"]:
+        return f"{x}.cumsum({axis}, dtype={x}.dtype)"
+    return f"{x}.flip({axis}).cumsum({axis}, dtype={x}.dtype).flip({axis})"
+
+
+def _in_front(axes: Sequence[int], ndim: int) -> tuple[int, ...]:
+    return (*axes, *(a for a in range(ndim) if a not in axes))
+
+
+def _gather(call: Call) -> str:
+    x, *index = call.operands
+    order = _in_front(call.value.params["axes"], call.value.args[0].ndim)
+    moved = x if order == tuple(range(len(order))) else f"{x}.permute({order!r})"
+    return f"{moved}[{', '.join(index)}]"
+
+
+def _aten(call: Call) -> str:
+    args, named = call.value.params["spec"]
+    words = [_argument(a, call) for a in args] + [f"{k}={_argument(v, call)}" for k, v in named]
+    name = call.value.params["op"]
+    text = f"torch.ops.{name}({', '.join(words)})"
+    if len(find_op(name)._schema.returns) < 2:
+        return text
+    return f"present({text})" + ("[0]" if len(call.value.avals) == 1 else "")
+
+
+def _argument(spec: Any, call: Call) -> str:
+    if isinstance(spec, Arg):
+        return call.operands[spec.index]
+    if isinstance(spec, sympy.Basic):
+        return call.expressions.text(spec)
+    if not isinstance(spec, tuple):
+        return _literal(spec)
+    if len(spec) == 2 and isinstance(spec[0], str) and spec[0] in _WORDS:
+        return _word(spec[0], spec[1], call)
+    return f"[{', '.join(_argument(s, call) for s in spec)}]"
+
+
+def _word(kind: str, word: str, call: Call) -> str:
+    if kind == "device":
+        return call.device
+    return str(TO_TORCH[word]) if kind == "dtype" else f"torch.{word}"
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return f'float("{value}")'
+    return repr(value)
+
+
+RULES: dict[str, Callable[[Call], str]] = {
+    **dict.fromkeys((*UNARY, *BINARY, *COMPARE), _elementwise),
+    "where": lambda call: f"torch.where({', '.join(call.operands)})",
+    "cast": lambda call: f"{call.operands[0]}.to({call.dtype})",
+    "full": lambda call: (
+        f"torch.full({call.sizes('shape')}, {call.number('value')}, dtype={call.dtype}, device={call.device})"
+    ),
+    "iota": lambda call: f"torch.arange({call.number('size')}, dtype={call.dtype}, device={call.device})",
+    "broadcast": _broadcast,
+    "reshape": lambda call: f"{call.operands[0]}.reshape({call.sizes('shape')})",
+    "permute": lambda call: f"{call.operands[0]}.permute({tuple(call.value.params['perm'])!r})",
+    "flip": lambda call: f"{call.operands[0]}.flip({tuple(call.value.params['axes'])!r})",
+    "slice": _slice,
+    "cat": lambda call: f"torch.cat([{', '.join(call.operands)}], {call.value.params['axis']})",
+    **dict.fromkeys(("sum", "prod", "amax", "amin"), _reduction),
+    "cumsum": _cumsum,
+    "dot": _dot,
+    "gather": _gather,
+    "aten": _aten,
+    "aten_effect": _aten,
+}
+"""What is missing (random numbers from a seed, padding, scattering, nested calls) only fusegrad's own code computes."""

@@ -1,0 +1,201 @@
+"""What an export writes down: one Function at one key, for one target, as graphs, steps and kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import sympy
+import torch
+
+from ...codegen import TARGETS, Kernels, Target
+from ...ir import Graph
+from ...ir.errors import FusegradError, LoweringError
+from ...ir.passes.fuse import Extern, Group, Step
+from ...ir.program import Place
+from ...tracer.capture import CaptureError
+from ...tracer.containers import holes
+from ...tracer.function import backward_method, method_place, parameter_names, uses_setup_context
+from ..compile import cheaper, generate, graph_of, kernels_of
+from ..explain import DEFAULT_TARGET, UnknownTargetError, compiler_of
+from ..function import Compiler
+from ..guards import is_float
+from ..plan import ALIGNED, number, opaque_of
+from ..residuals import choose
+from ..specialization import BackwardEntry, Specialization
+from ..specs import differentiable, stand_in
+from ..trees import arguments
+
+Tensor = torch.Tensor
+Sizes = dict[sympy.Symbol, int]
+
+
+class ExportError(FusegradError):
+    """Something about a Function that a file without fusegrad cannot hold."""
+
+    message = "export({function}): {reason}\n  at:   {where}\n  fix:  {fix}"
+
+
+@dataclass(frozen=True)
+class Part:
+    """forward or backward: its graph, its steps, and for each fused step one or two versions of its kernels.
+
+    The first version may have conditions on sizes, the last has none but those of the whole. `passed`: outputs that are
+    an input as it came, by the number of the input. `sizes`: symbols that the inputs' shapes do not tell, given apart.
+    """
+
+    method: str
+    graph: Graph
+    steps: list[Step]
+    kernels: dict[int, list[Kernels]]
+    passed: dict[int, int]
+    sizes: tuple[sympy.Symbol, ...]
+    guards: tuple[Any, ...]
+    where: str
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """A whole Function. `residuals` say where backward's first inputs come from, `slots` where the tensors stand."""
+
+    compiler: Compiler
+    cls: type
+    args: tuple[Any, ...]
+    names: tuple[str, ...]
+    specialization: Specialization
+    target: str
+    sizes: Sizes
+    forward: Part
+    backward: Part | None
+    residuals: tuple[Place, ...]
+
+    @property
+    def name(self) -> str:
+        return self.cls.__name__
+
+    @property
+    def parts(self) -> list[Part]:
+        return [self.forward] if self.backward is None else [self.forward, self.backward]
+
+    @property
+    def pinned(self) -> Sizes:
+        """Symbols whose values are compiled into some kernel."""
+        versions = [k for p in self.parts for found in p.kernels.values() for k in found]
+        return {s: v for version in versions for kernel in version.kernels for s, v in kernel.pinned.items()}
+
+    @property
+    def slots(self) -> list[int]:
+        return self.specialization.slots
+
+
+def gathered(target_class: Any, args: Sequence[Any], target: str | None = None) -> Gathered:
+    """Capture and generate. Raises ExportError where something would have to run as the user wrote it."""
+    compiler, given = compiler_of(target_class), arguments(target_class, tuple(args))
+    where = target or DEFAULT_TARGET
+    if where not in TARGETS:
+        raise UnknownTargetError(target=where, known=", ".join(TARGETS))
+    complete = compiler.complete(given)
+    stand_ins = differentiable([stand_in(a) for a in complete])
+    try:
+        return _gathered(compiler, stand_ins, where)
+    except CaptureError as error:
+        raise _refused(compiler, error) from error
+    except LoweringError as error:
+        raise _apart(compiler, f"it cannot be written in kernels: {error}") from error
+
+
+def _gathered(compiler: Compiler, stand_ins: list[Any], target: str) -> Gathered:
+    compiler.require_capturable()
+    spec = Specialization(compiler.cls, stand_ins, compiler.reads_now(), compiler.dynamic)
+    _require_closed(compiler, spec)
+    sizes: Sizes = dict(spec.sizes(stand_ins))
+    has_backward = backward_method(compiler.cls) is not None and any(map(is_float, stand_ins))
+    chosen = choose(spec, sizes) if has_backward else None
+    graph = cheaper(chosen.program.forward) if chosen else graph_of(spec.forward.trace, f"{spec.name}_forward")
+    graph.outputs = [None if i in spec.skip else o for i, o in enumerate(graph.outputs)]
+    places = chosen.places if chosen else spec.residual_places
+    forward = _part(compiler, graph, "forward", target, sizes, {}, (), ())
+    backward = None
+    if has_backward:
+        entry = spec.entry(spec.predicted_kinds())
+        _require_closed(compiler, spec, entry)
+        name = f"{spec.name}_backward"
+        kinds = spec.predicted_kinds()
+        after = graph_of(entry.trace, name) if chosen is None else chosen.backward_graph(kinds, entry, name)
+        after.outputs = [None if i in entry.passed else o for i, o in enumerate(after.outputs)]
+        guards = spec.session.conditions(spec.symbols, 0)
+        backward = _part(compiler, after, "backward", target, sizes, entry.passed, tuple(spec.backward_symbols), guards)
+    forward = replace(forward, guards=spec.session.conditions(spec.symbols, 0))  # what lowering backward assumed too
+    skip = 0 if uses_setup_context(compiler.cls) else 1
+    names = tuple(parameter_names(compiler.cls.forward, len(stand_ins), skip, "argument"))  # type: ignore[attr-defined]
+    kept = tuple(p for p in places if p is not None)
+    return Gathered(compiler, compiler.cls, tuple(stand_ins), names, spec, target, sizes, forward, backward, kept)
+
+
+def _part(
+    compiler: Compiler, graph: Graph, method: str, target: str, sizes: Sizes,
+    passed: dict[int, int], apart: tuple[sympy.Symbol, ...], guards: tuple[Any, ...],
+) -> Part:  # fmt: skip
+    where = method_place(getattr(compiler.cls, method))
+    made = generate(graph, TARGETS[target], sizes, graph.name)
+    for step in made.steps:
+        if isinstance(step, Extern) and (node := opaque_of(step.value)) is not None:
+            raise _apart(compiler, f"{node.name} is an opaque node in its {method}", node.where)
+    kernels = {
+        at: _versions(step, first, TARGETS[target], sizes, made.names[at])
+        for at, first in made.kernels.items()
+        if isinstance(step := made.steps[at], Group)
+    }
+    return Part(method, graph, made.steps, kernels, passed, apart, guards, where)
+
+
+def _versions(group: Group, first: Kernels, target: Target, sizes: Sizes, name: str) -> list[Kernels]:
+    """Kernels for these sizes, and their counterpart: wide accesses where sizes are multiples, any size else."""
+    pinned = {s for k in first.kernels for s in k.pinned}
+    free = {s: n for s, n in sizes.items() if s not in pinned and n > 0}
+    aligned = is_aligned(first)
+    if not free:
+        return [first]
+    hints = {s: -(-n // ALIGNED) * ALIGNED + (1 if aligned else 0) for s, n in free.items()}
+    suffix = "any_size" if aligned else "aligned"
+    other = kernels_of(group, target, {**sizes, **hints}, f"{name}_{suffix}")
+    if is_aligned(other) == aligned or any(s not in pinned for k in other.kernels for s in k.pinned):
+        return [first]
+    return [first, other] if aligned else [other, first]
+
+
+def is_aligned(kernels: Kernels) -> bool:
+    """Whether they are for sizes that are multiples only."""
+    return any(g.has(sympy.Mod) for k in kernels.kernels for g in k.guards)
+
+
+# ------------------------------------------------------------------ what cannot be written down
+def _require_closed(compiler: Compiler, spec: Specialization, entry: BackwardEntry | None = None) -> None:
+    """Refuse what reads, writes or calls things outside the file."""
+    method = "forward" if entry is None else "backward"
+    trace, lifted = (spec.forward.trace, spec.lifted) if entry is None else (entry.trace, entry.lifted)
+    if trace.opaque:
+        node = trace.opaque[0]
+        raise _apart(compiler, f"{node.name} is an opaque node in its {method}", node.where)
+    if lifted:
+        raise _apart(compiler, f"{method} reads a tensor from outside ({lifted[0]}); make it an argument")
+    if any(o.kind == "object" and holes(o.value) for o in spec.forward.outputs):
+        raise _apart(compiler, "forward returns tensors inside a container")
+
+
+def _apart(compiler: Compiler, reason: str, where: str | None = None) -> ExportError:
+    place = where or method_place(compiler.cls.forward)  # type: ignore[attr-defined]
+    return ExportError(
+        function=compiler.cls.__name__, reason=reason, where=place,
+        fix="use the class through fusegrad, or change what the reason names.",
+    )  # fmt: skip
+
+
+def _refused(compiler: Compiler, error: CaptureError) -> ExportError:
+    return _apart(compiler, f"it cannot be captured: {error.facts.get('reason', error)}", error.facts.get("where"))
+
+
+def value_of(size: Any, sizes: Sizes) -> int:
+    """A size at the sizes of the export."""
+    return number(size, sizes)

@@ -1,0 +1,223 @@
+"""The compiled graphs as plain facts: JSON, and networkx for GraphML and DOT. Sizes are texts such as "s0*1024"."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import networkx as nx
+
+from ...ir import Graph, Value
+from ...ir.passes.fuse import Group, Step
+from ..cache import versions
+from ..explain import DirectionReport, Explanation
+
+SCHEMA = 1
+HIDDEN = ("strides", "avals", "index", "name")
+
+
+def facts(found: Explanation) -> dict[str, Any]:
+    """Both directions: nodes in an order that runs, each with its operands, type, step, and line of the user's source.
+
+    residuals: where backward's first inputs come from. steps: what runs, in order; a node that several kernels compute
+    again for themselves has several steps.
+    """
+    return {
+        "schema": SCHEMA,
+        "fusegrad": versions()["fusegrad"],
+        "function": found.name,
+        "target": found.target,
+        "residuals": [{"kind": p.kind, "index": p.index} for p in found.residuals],
+        "saved_bytes": found.saved_bytes,
+        "directions": {name: _direction(report, found, name) for name, report in found.directions.items()},
+        "methods": {m: {"status": r.status, "reason": r.reason, "where": r.where} for m, r in found.methods.items()},
+    }
+
+
+def _direction(report: DirectionReport, found: Explanation, name: str) -> dict[str, Any]:
+    graph, steps = report.graph, _members(report.graph, report.steps)
+    names = _names(graph)
+    kept = _residual_ids(graph, found, name)
+    return {
+        "inputs": [names[v.id] for v in graph.inputs],
+        "outputs": [None if o is None else names[o.id] for o in graph.outputs],
+        "nodes": [_node(v, names, steps, kept) for v in _nodes(graph)],
+        "steps": [_step(report, at, names) for at in range(len(report.steps))],
+        "minimal_bytes": report.minimal,
+        "launches": [
+            {"name": k.name, "kind": k.kind, "bytes_read": k.bytes_read, "bytes_written": k.bytes_written}
+            for k in report.launches
+        ],
+    }
+
+
+def _residual_ids(graph: Graph, found: Explanation, name: str) -> set[int]:
+    """The values that go from forward to backward."""
+    if name == "backward":
+        return {v.id for v in graph.inputs[: len(found.residuals)]}
+    outputs = graph.outputs
+    places: dict[str, Sequence[Value | None]] = {
+        "input": graph.inputs, "output": outputs, "hidden": outputs[found.user_outputs :],
+    }  # fmt: skip
+    values = [places[p.kind][p.index] for p in found.residuals if p.index < len(places[p.kind])]
+    return {v.id for v in values if v is not None}
+
+
+def _members(graph: Graph, steps: Iterable[Step]) -> list[set[int]]:
+    """The ids of the nodes that each step computes."""
+    return [_inside(s) if isinstance(s, Group) else {s.value.id} for s in steps]
+
+
+def _inside(group: Group) -> set[int]:
+    edge = {v.id for v in group.inputs}
+    found: set[int] = set()
+    waiting = list(group.outputs)
+    while waiting:
+        value = waiting.pop()
+        if value.id not in found and value.id not in edge:
+            found.add(value.id)
+            waiting += value.args
+    return found
+
+
+def _nodes(graph: Graph) -> list[Value]:
+    """The inputs, then what is computed."""
+    return [*graph.inputs, *(v for v in graph.order() if v.prim != "input")]
+
+
+def _names(graph: Graph) -> dict[int, str]:
+    """The user's names, numbered where two values share one."""
+    names: dict[int, str] = {}
+    taken: set[str] = set()
+    for value in _nodes(graph):
+        wish = value.params["name"] if value.prim == "input" else value.origin.name or f"v{value.id}"
+        name = wish if wish not in taken else f"{wish}_{value.id}"
+        taken.add(name)
+        names[value.id] = name
+    return names
+
+
+def _node(value: Value, names: dict[int, str], steps: list[set[int]], kept: set[int]) -> dict[str, Any]:
+    origin = value.origin
+    return {
+        "name": names[value.id],
+        "operation": value.params["op"] if value.prim == "aten" else value.prim,
+        "operands": [names[a.id] for a in value.args],
+        "type": ", ".join(map(str, value.avals)),
+        "parameters": {k: _plain(v) for k, v in value.params.items() if k not in HIDDEN and k != "op"},
+        "steps": [at for at, members in enumerate(steps) if value.id in members],
+        "residual": value.id in kept,
+        "where": origin.where,
+        "line": origin.line,
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bool | int | float | str | type(None)):
+        return value
+    return [_plain(v) for v in value] if isinstance(value, tuple | list) else str(value)
+
+
+def _step(report: DirectionReport, at: int, names: dict[int, str]) -> dict[str, Any]:
+    step = report.steps[at]
+    if not isinstance(step, Group):
+        return {"kind": type(step).__name__.lower(), "name": str(step.value.params.get("op", step.value.prim))}
+    groups = [i for i, s in enumerate(report.steps) if isinstance(s, Group)]
+    kernels = [k.name for k in report.kernels[groups.index(at)].kernels]
+    return {
+        "kind": "kernels",
+        "name": _together(kernels),
+        "kernels": kernels,
+        "reads": [names[v.id] for v in step.inputs],
+        "writes": [names[v.id] for v in step.outputs],
+    }
+
+
+def _together(names: list[str]) -> str:
+    """One name for the kernels of a step."""
+    return names[0] if len(names) == 1 else f"{names[0].rsplit('_', 1)[0]} ({len(names)} kernels)"
+
+
+# ------------------------------------------------------------------ formats
+def as_json(found: Explanation) -> str:
+    """JSON, indented."""
+    return json.dumps(facts(found), indent=1) + "\n"
+
+
+def as_networkx(found: Explanation) -> nx.MultiDiGraph:
+    """One graph: nodes "forward/x" and "backward/grad", edges from operand to result, residuals from one to the other.
+
+    Attributes are strings, numbers and booleans, as GraphML wants them.
+    """
+    known = facts(found)
+    graph = nx.MultiDiGraph(name=known["function"], target=known["target"], schema=SCHEMA)
+    for direction, part in known["directions"].items():
+        for node in part["nodes"]:
+            label = f"{direction}/{node['name']}"
+            graph.add_node(label, direction=direction, **{k: _flat(v) for k, v in node.items()})
+            for place, operand in enumerate(node["operands"]):
+                graph.add_edge(f"{direction}/{operand}", label, kind="operand", place=place)
+    for source, target in _carried(known):
+        graph.add_edge(f"forward/{source}", f"backward/{target}", kind="residual", place=0)
+    return graph
+
+
+def _flat(value: Any) -> Any:
+    if isinstance(value, list | dict):
+        return json.dumps(value)
+    return "" if value is None else value
+
+
+def _carried(known: dict[str, Any]) -> list[tuple[str, str]]:
+    """(the value in forward, the input of backward) of each residual."""
+    both = known["directions"]
+    if set(both) != {"forward", "backward"}:
+        return []
+    forward = both["forward"]
+    users = len(forward["outputs"]) - len({p["index"] for p in known["residuals"] if p["kind"] == "hidden"})
+    outputs = forward["outputs"]
+    at: dict[str, list[Any]] = {"input": forward["inputs"], "output": outputs, "hidden": outputs[users:]}
+    pairs = zip(known["residuals"], both["backward"]["inputs"], strict=False)
+    return [(name, target) for p, target in pairs if (name := at[p["kind"]][p["index"]]) is not None]
+
+
+def as_graphml(found: Explanation) -> str:
+    """GraphML, which networkx, yEd and Gephi read."""
+    out = io.BytesIO()
+    nx.write_graphml(as_networkx(found), out)
+    return out.getvalue().decode()
+
+
+def as_dot(found: Explanation) -> str:
+    """The text that Graphviz draws: a cluster per kernel, residuals dashed."""
+    known = facts(found)
+    lines = [f"digraph {_quoted(known['function'])} {{", '  node [shape=box, fontname="monospace", fontsize=10];']
+    for direction, part in known["directions"].items():
+        lines += [f"  subgraph {_quoted('cluster_' + direction)} {{", f"    label={_quoted(direction)};"]
+        for at, step in enumerate(part["steps"]):
+            inside = [n for n in part["nodes"] if n["steps"][:1] == [at]]
+            if inside:
+                lines += [f"    subgraph {_quoted(f'cluster_{direction}_{at}')} {{"]
+                lines += [f"      label={_quoted(step['name'])};"]
+                lines += [f"      {_dot_node(direction, n)}" for n in inside]
+                lines += ["    }"]
+        lines += [f"    {_dot_node(direction, n)}" for n in part["nodes"] if not n["steps"]]
+        lines += ["  }"]
+        lines += [
+            f"  {_quoted(f'{direction}/{o}')} -> {_quoted(direction + '/' + n['name'])};"
+            for n in part["nodes"] for o in n["operands"]
+        ]  # fmt: skip
+    lines += [f"  {_quoted('forward/' + a)} -> {_quoted('backward/' + b)} [style=dashed];" for a, b in _carried(known)]
+    return "\n".join([*lines, "}"]) + "\n"
+
+
+def _dot_node(direction: str, node: dict[str, Any]) -> str:
+    label = f"{node['name']} = {node['operation']}\n{node['type']}"
+    return f"{_quoted(direction + '/' + node['name'])} [label={_quoted(label)}];"
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'

@@ -1,0 +1,169 @@
+"""The exported module: it runs without fusegrad, its own test can fail, and what it cannot hold is refused by name."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.autograd import Function
+
+import fusegrad
+from fusegrad.benchmarks import functions as f
+from fusegrad.runtime.exporting.export import ExportFormatError
+from fusegrad.runtime.exporting.gathered import ExportError
+
+CASES: dict[str, tuple[Any, ...]] = {
+    "rms_norm": (f.RMSNorm, "bf16[48,64]", "bf16[64]", 1e-6),
+    "swiglu": (f.SwiGLU, "bf16[64,128]", "bf16[64,128]"),
+    "cross_entropy": (f.CrossEntropy, "f32[32,100]", "i64[32]", -100),
+    "chunks_and_products": (f.FusedLinearCrossEntropy, "f32[64,32]", "f32[80,32]", "i64[64]", 32),
+    "rope": (f.RoPE, "bf16[2,32,4,16]", "bf16[32,8]", "bf16[32,8]"),
+}
+RUN = """
+import runpy, sys
+sys.modules["fusegrad"] = None  # importing it is an error
+for path in sys.argv[1:]:
+    space = runpy.run_path(path, run_name="__main__")
+"""
+
+
+class Stack(Function):
+    """Two outputs, one of them an argument as it came; a constant of every kind; no gradient for one argument."""
+
+    @staticmethod
+    def forward(x, y, scales, name, offset=None):
+        return x, (x * scales[0] + y.sin()) * scales[1], name
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(inputs[1])
+        ctx.scales = inputs[2]
+
+    @staticmethod
+    def backward(ctx, gx, g, _):
+        (y,) = ctx.saved_tensors
+        a, b = ctx.scales
+        return gx + g * a * b, g * b * y.cos(), None, None, None
+
+
+class Product(Function):
+    """A product of matrices with something before and after it, and a transposed one in backward."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        z = x.relu() @ w
+        ctx.save_for_backward(x, w)
+        return z.tanh()
+
+    @staticmethod
+    def backward(ctx, g):
+        x, w = ctx.saved_tensors
+        h = g * (1 - (x.relu() @ w).tanh() ** 2)
+        return (h @ w.t()) * (x > 0), x.relu().t() @ h
+
+
+def run(*paths: Path) -> subprocess.CompletedProcess[str]:
+    clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "TRITON_INTERPRET")}
+    command = [sys.executable, "-W", "ignore", "-c", RUN, *map(str, paths)]
+    return subprocess.run(command, capture_output=True, text=True, env=clean, cwd=paths[0].parent, timeout=280)
+
+
+def test_modules_run_without_fusegrad(tmp_path: Path) -> None:
+    cases = {**CASES, "stack": (Stack, "f32[20,8]", "f32[20,8]", (2.0, 0.5), "a", None),
+             "product": (Product, "f32[24,16]", "f32[16,40]")}  # fmt: skip
+    paths = [tmp_path / f"{name}.py" for name in cases]
+    for path, (cls, *args) in zip(paths, cases.values(), strict=True):
+        text = fusegrad.export(cls, *args, path=path)
+        assert path.read_text(encoding="utf-8") == text
+        assert "fusegrad" not in text.split('"""', 2)[2], "beyond the docstring the file stands alone"
+    done = run(*paths)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("agrees with the class as it was written") == len(cases)
+
+
+def test_its_own_test_finds_a_wrong_kernel(tmp_path: Path) -> None:
+    text = fusegrad.export(*CASES["rms_norm"], format="py")
+    assert "/ 64.0" in text
+    path = tmp_path / "mutant.py"
+    path.write_text(text.replace("/ 64.0", "/ 32.0"), encoding="utf-8")
+    done = run(path)
+    assert done.returncode != 0 and "AssertionError" in done.stderr
+
+
+def test_other_sizes_and_constants_are_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "rms_norm.py"
+    fusegrad.export(*CASES["rms_norm"], path=path)
+    space: dict[str, Any] = {"__name__": "vendored"}
+    exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), space)
+    x, w = torch.randn(4, 64, dtype=torch.bfloat16), torch.randn(64, dtype=torch.bfloat16)
+    for args, said in [
+        ((torch.randn(4, 32, dtype=torch.bfloat16), w, 1e-6), "x is torch.bfloat16"),
+        ((x.float(), w, 1e-6), "x is torch.float32"),
+        ((x, w, 1e-5), "eps = 1e-06, not 1e-05"),
+        ((x[:1], w, 1e-6), "M >= 2"),
+    ]:
+        with pytest.raises(ValueError, match=said):
+            space["RMSNorm"].apply(*args)
+
+
+# ------------------------------------------------------------------ refusals
+OUTSIDE = torch.ones(3)
+
+
+class Opaque(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return torch.from_numpy(np.sort(x.detach().numpy()))
+
+    @staticmethod
+    def backward(ctx, g):
+        return g
+
+
+class ReadsATensor(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * OUTSIDE
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * OUTSIDE
+
+
+class TakesAnObject(Function):
+    @staticmethod
+    def forward(ctx, x, unit):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 2, None
+
+
+@pytest.mark.parametrize(
+    ("cls", "args", "said"),
+    [
+        (Opaque, ("f32[3]",), "cannot be captured"),
+        (ReadsATensor, ("f32[3]",), "tensor from outside"),
+        (TakesAnObject, ("f32[3]", 1j), "argument unit is a complex"),
+    ],
+)
+def test_what_a_file_cannot_hold(cls: Any, args: Any, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "no.py"
+    path.write_text("before", encoding="utf-8")
+    with pytest.raises(ExportError, match=said) as caught:
+        fusegrad.export(cls, *args, path=path)
+    assert "test_module.py" in str(caught.value) and "fix:" in str(caught.value)
+    assert path.read_text() == "before" and [p.name for p in tmp_path.iterdir()] == ["no.py"]
+
+
+@pytest.mark.parametrize("asked", [{}, {"path": "x.exe"}, {"format": "pdf"}, {"path": "x"}])
+def test_unknown_formats(asked: dict[str, Any]) -> None:
+    with pytest.raises(ExportFormatError, match="one of py, json"):
+        fusegrad.export(*CASES["swiglu"], **asked)
