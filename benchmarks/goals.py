@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .kernels import TARGETS, wide_share
+from .kernels import TARGETS
 from .plans import DIRECTIONS
+from .streams import share
 
 Results = Mapping[str, Any]
 Measured = tuple[str, float]
@@ -53,7 +54,9 @@ def _saved(rows: Any) -> Iterator[Measured]:
         yield row["case"], row["saved"] - row["asked"]
 
 
-def _needs(targets: tuple[str, ...], of: Callable[[Mapping[str, Any]], float]) -> Callable[[Any], Iterator[Measured]]:
+def _needs(
+    targets: tuple[str, ...], of: Callable[[Mapping[str, Any]], float | None]
+) -> Callable[[Any], Iterator[Measured]]:
     """Of every kernel up to 64K columns that was generated for one of the targets."""
 
     def measure(rows: Any) -> Iterator[Measured]:
@@ -62,8 +65,8 @@ def _needs(targets: tuple[str, ...], of: Callable[[Mapping[str, Any]], float]) -
                 continue
             for target in targets:
                 for direction, needs in zip(DIRECTIONS, row["targets"].get(target, ()), strict=False):
-                    if needs is not None:
-                        yield f"{row['case']} {direction} {target}", of(needs)
+                    if needs is not None and (value := of(needs)) is not None:
+                        yield f"{row['case']} {direction} {target}", value
 
     return measure
 
@@ -106,8 +109,8 @@ GOALS: tuple[Goal, ...] = (
     Goal("spilled bytes, NVIDIA, to 64K columns", "kernels", 0, _needs(NVIDIA, lambda n: n["spills"])),
     Goal("spilled bytes, gfx942, to 64K columns", "kernels", 0, _needs(AMD, lambda n: n["spills"])),
     Goal("kernels without a binary", "kernels", 0, _needs(TARGETS, lambda n: len(n["errors"]))),
-    Goal("share of 16-byte accesses, NVIDIA", "kernels", 0.9,
-         _needs(NVIDIA, lambda n: wide_share(n["accesses"])), lowest=True),
+    *(Goal(f"16-byte {kind}s of what is streamed, share, NVIDIA", "kernels", 1.0,
+           _needs(NVIDIA, lambda n, kind=kind: share(n["streams"][kind])), lowest=True) for kind in ("load", "store")),
     Goal("host time of forward over a null Function", "host", 1.6, _over_null("forward")),
     Goal("host time of forward+backward over a null Function", "host", 1.2, _over_null("both")),
     Goal("first call, empty caches, ms", "latency", 1000, _first_call("cold")),

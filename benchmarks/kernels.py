@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fusegrad import explain
-from fusegrad.runtime import workers
+import sympy
 
+from fusegrad import explain
+from fusegrad.codegen import Kernel
+from fusegrad.runtime import workers
+from fusegrad.runtime.explain import Explanation
+from fusegrad.runtime.specs import is_spec, parse_spec
+from fusegrad.runtime.workers import Binary
+
+from . import streams
 from .plans import DIRECTIONS
 from .suite import Case
 
@@ -30,25 +37,43 @@ def _needs(case: Case, target: str) -> list[dict[str, Any] | None]:
     if not found.kernel_records:
         return [None, None]
     binaries = {name: by[target] for name, by in found.binaries(target).items()}
-    names = {d: [k.name for k in found.kernels if k.direction == d and k.name in binaries] for d in DIRECTIONS}
-    return [_worst([binaries[n] for n in names[d]]) for d in DIRECTIONS]
+    sizes = _sizes(case, found)
+    direction = {k.name: k.direction for k in found.kernels}
+    needs = [(direction[k.name], _need(k, binaries[k.name], found.module, sizes)) for k in found.kernel_records]
+    return [_worst([need for of, need in needs if of == d]) for d in DIRECTIONS]
 
 
-def _worst(binaries: Iterable[workers.Binary]) -> dict[str, Any] | None:
-    each = list(binaries)
-    if not each:
-        return None
-    accesses = sum((Counter(b.accesses) for b in each), Counter())
+def _sizes(case: Case, found: Explanation) -> dict[sympy.Symbol, int]:
+    """The symbols' values, read off forward's arguments."""
+    shapes = [parse_spec(a)[1] for a in case.args if is_spec(a)]
+    pairs = (pair for v, s in zip(found.graph().inputs, shapes, strict=False) for pair in zip(v.shape, s, strict=True))
+    return {symbol: size for symbol, size in pairs if isinstance(symbol, sympy.Symbol)}
+
+
+def _need(kernel: Kernel, binary: Binary, module: str, sizes: Mapping[sympy.Symbol, int]) -> dict[str, Any]:
+    text, ptx = workers.reachable(module, kernel.name), str(binary.asm.get("ptx", ""))
     return {
-        "registers": max(b.registers for b in each),
-        "spills": max(b.spills for b in each),
-        "shared": max(b.shared for b in each),
-        "accesses": {str(width): n for width, n in sorted(accesses.items(), reverse=True)},
-        "errors": [b.error for b in each if b.error],
+        "registers": binary.registers,
+        "spills": binary.spills,
+        "shared": binary.shared,
+        "accesses": Counter(binary.accesses),
+        "streams": streams.widths(text, ptx, streams.streamed(kernel, sizes)),
+        "errors": [binary.error] if binary.error else [],
     }
 
 
-def wide_share(accesses: dict[str, int]) -> float:
-    """Of the bytes that the accesses in a kernel's text move, those that move sixteen at a time."""
-    moved = {int(width): int(width) * n for width, n in accesses.items()}
-    return sum(m for width, m in moved.items() if width >= 16) / max(1, sum(moved.values()))
+def _worst(needs: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """The largest figure of several kernels; accesses are added up."""
+    if not needs:
+        return None
+    streamed = {kind: _by_width(Counter(n["streams"][kind]) for n in needs) for kind in ("load", "store")}
+    return {
+        **{name: max(n[name] for n in needs) for name in ("registers", "spills", "shared")},
+        "accesses": _by_width(n["accesses"] for n in needs),
+        "streams": streamed,
+        "errors": [e for n in needs for e in n["errors"]],
+    }
+
+
+def _by_width(counts: Iterable[Counter[int]]) -> dict[str, int]:
+    return {str(width): n for width, n in sorted(sum(counts, Counter()).items(), reverse=True)}

@@ -6,15 +6,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from .goals import GOALS
-from .kernels import TARGETS, wide_share
+from .kernels import TARGETS
 from .plans import TARGET
+from .streams import share
 
 Results = Mapping[str, Any]
 Row = Sequence[str]
 
 CASES_HEAD = (
     "case", "launches", "Inductor", "bytes / minimal", "Inductor", "GB moved", "Inductor", "saved, MB", "asked, MB",
-    "registers", "spills 80 90 100 942", "shared, kB", "16-byte accesses",
+    "registers", "spills 80 90 100 942", "shared, kB", "16-byte loads", "stores",
 )  # fmt: skip
 
 
@@ -61,13 +62,18 @@ def _gigabytes(row: Mapping[str, Any]) -> str:
 
 def _needed(row: Mapping[str, Any] | None) -> Iterator[str]:
     if row is None:
-        yield from "----"
+        yield from "-----"
         return
     here = row["targets"][TARGET]
     yield _pair(here, lambda n: str(n["registers"]))
     yield " ".join(_most(row["targets"].get(t, ()), "spills") for t in TARGETS)
     yield _pair(here, lambda n: f"{n['shared'] / 1024:.1f}")
-    yield _pair(here, lambda n: f"{wide_share(n['accesses']):.0%}")
+    for kind in ("load", "store"):
+        yield _pair(here, lambda n, kind=kind: _percent(share(n["streams"][kind])))
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}"
 
 
 def _pair(needs: Sequence[Any], text: Any) -> str:
@@ -155,8 +161,8 @@ NOTES = {
     "sm_90, the worst kernel of each). Bytes are those that the plans move, a row that is read again out of L2 counted "
     "once; minimal is every input read once and every output written once. Inductor: torch.compile's own passes, "
     "lowering and count of bytes for the same forward and backward on an H100, each over its own minimum; a row that a "
-    "kernel of it loops over twice is counted once, too. 16-byte accesses: their share of the bytes of all access "
-    "instructions in a kernel, edges and scalars included.",
+    "kernel of it loops over twice is counted once, too. 16-byte loads and stores: their share of the bytes of the "
+    "access instructions for the tensors that make up a kernel's bytes, edges included, scalars and partial sums not.",
 }
 
 

@@ -10,12 +10,15 @@ import pytest
 from fusegrad.benchmarks import __main__ as command
 from fusegrad.benchmarks import report
 from fusegrad.benchmarks.goals import GOALS
-from fusegrad.benchmarks.kernels import TARGETS, wide_share
+from fusegrad.benchmarks.kernels import TARGETS
+from fusegrad.benchmarks.streams import share, widths
 from fusegrad.benchmarks.suite import CASES, chosen
+
+STREAMS = {"streams": {"load": {"16": 8}, "store": {"16": 4}}}
 
 
 def needs(**other: Any) -> dict[str, Any]:
-    return {"registers": 40, "spills": 0, "shared": 512, "accesses": {"16": 8, "4": 1}, "errors": [], **other}
+    return {"registers": 40, "spills": 0, "shared": 512, "accesses": {}, "errors": [], **STREAMS, **other}
 
 
 def results(**other: Any) -> dict[str, Any]:
@@ -44,7 +47,7 @@ def test_a_goal_is_met_or_missed_with_the_worst_case() -> None:
     [
         ({"spills": 4}, "spilled bytes, gfx942, to 64K columns"),
         ({"errors": ["x"]}, "kernels without a binary"),
-        ({"accesses": {"2": 8, "16": 1}}, "share of 16-byte accesses, NVIDIA"),
+        ({"streams": {"load": {"2": 8, "16": 1}, "store": {}}}, "16-byte loads of what is streamed, share, NVIDIA"),
     ],
     ids=lambda p: p if isinstance(p, str) else "",
 )
@@ -63,9 +66,26 @@ def test_tables_have_a_row_per_case_whatever_was_run() -> None:
     assert report.aligned(("a", "b"), [("1", "200")]).splitlines() == ["a    b", "-  ---", "1  200"]
 
 
-def test_the_share_of_wide_accesses_is_one_of_bytes() -> None:
-    assert wide_share({"16": 1, "8": 2}) == 0.5
-    assert wide_share({"16": 1}) == 1 and wide_share({}) == 0
+TEXT = """def kernel(x_ptr, w_ptr, y_ptr):
+    x = tl.load(x_ptr + at + lane)
+    w = tl.load(w_ptr + row)
+    tl.store(y_ptr + at + lane, called(x))
+"""
+PTX = """
+    .loc 1 2 20 // kernel.py:2:20
+    ld.global.v4.b32 { %r1, %r2, %r3, %r4 }, [ %rd1 + 0 ];
+    .loc 1 3 20 // kernel.py:3:20
+    ld.global.b32 { %r5 }, [ %rd2 + 0 ];
+    .loc 1 99 4 // kernel.py:99:4 @[ kernel.py:4:8 ]
+    st.global.b16 [ %rd3 + 0 ], { %rs1 };
+"""
+
+
+def test_widths_are_those_of_the_pointers_asked_for() -> None:
+    assert widths(TEXT, PTX, {"x_ptr", "y_ptr"}) == {"load": {16: 1}, "store": {2: 1}}
+    assert widths(TEXT, PTX, {"w_ptr"}) == {"load": {4: 1}, "store": {}}
+    assert share({"16": 1, "8": 2}) == 0.5
+    assert share({16: 3}) == 1 and share({}) is None
 
 
 def test_parts_and_cases_by_name() -> None:
