@@ -2,13 +2,14 @@
 
     one lane: x [M, N], w [N] -> y [M, N]        many: x [lanes, M, N], w [N] -> y [lanes, M, N]
 
-`Lowered` is a graph with the way to read its symbols off values. A `Batch` of one is one again, so that vmap nests.
+`Lowered` is a graph with the way to read its symbols off values; over a batch it is one again, so that vmap nests.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import sympy
@@ -23,7 +24,7 @@ from ..ir.types import Size
 from ..tracer.capture import Trace, settled
 from .compile import cheaper, graph_of
 from .config import KERNEL_BACKENDS
-from .plan import Binder, Executable, Run
+from .plan import Binder, BoundSizes, Executable, Run
 
 Tensor = torch.Tensor
 Axes = tuple[int, ...] | None
@@ -33,20 +34,39 @@ BACKENDS = (*KERNEL_BACKENDS, "reference")
 
 @dataclass
 class Lowered:
-    """A graph of primitives over `values` in the order of a trace's inputs, each with its axes permuted as told.
+    """A graph over `values` in the order of a unit's arguments, each with its axes permuted as told, on a backend.
 
     sources: which value (after that), "size", "stride" or "value", which axis tells a symbol. depth: how many batches.
+    tells: whether its results depend on its values as those of the trace do on its inputs.
     """
 
     trace: Trace
     graph: Graph
     axes: list[Axes]
     sources: dict[sympy.Symbol, Source]
+    name: str
+    backend: str
     depth: int = 0
+    tells: bool = True
 
-    def laid_out(self, values: Sequence[Any]) -> list[Any]:
-        """The values as the graph takes them."""
-        return [v if a is None else v.permute(a) for v, a in zip(values, self.axes, strict=True)]
+    def __call__(self, values: Sequence[Any], lifted: Sequence[Tensor]) -> list[Any]:
+        given = [v if a is None else v.permute(a) for v, a in zip(values, self.axes, strict=True)]
+        return self._run(given, lifted, self.sizes(given))
+
+    def sizes(self, given: Sequence[Any]) -> BoundSizes:
+        """What the symbols are for values with their axes as told."""
+        return self._binder(given)
+
+    @cached_property
+    def _binder(self) -> Binder:
+        binder = Binder(())
+        binder.sources = self.sources
+        return binder
+
+    @cached_property
+    def _run(self) -> Run:
+        executable = Executable(self.trace, self.name, self.backend, graph=self.graph)
+        return executable.run if self.backend in KERNEL_BACKENDS else executable.through_torch(self.graph)
 
 
 def lowered(executable: Executable, name: str) -> Lowered | None:
@@ -57,7 +77,9 @@ def lowered(executable: Executable, name: str) -> Lowered | None:
     except LoweringError:
         return None
     axes: list[Axes] = [None] * len(trace.fakes)
-    return None if graph.mutations else Lowered(trace, graph, axes, dict(executable.binder.sources))
+    if graph.mutations:
+        return None
+    return Lowered(trace, graph, axes, dict(executable.binder.sources), name, executable.backend)
 
 
 @dataclass(frozen=True)
@@ -90,33 +112,9 @@ def _batch_in_front(axes: Axes, dim: int | None, value: Any) -> Axes:
     return None if found == tuple(range(len(found))) else found
 
 
-class Batch(Lowered):
-    """A lane's graph over any number of lanes, on a backend."""
-
-    def __init__(
-        self, graph: Graph, lane: Lowered, axes: Sequence[Axes], sources: dict[sympy.Symbol, Source], name: str,
-        backend: str,
-    ) -> None:  # fmt: skip
-        super().__init__(lane.trace, graph, list(axes), sources, lane.depth + 1)
-        self.name, self.backend = name, backend
-        self.binder = Binder(())
-        self.binder.sources = sources
-        self._run: Run | None = None
-
-    def __call__(self, values: Sequence[Any], lifted: Sequence[Tensor]) -> list[Any]:
-        if self._run is None:
-            self._run = self._on_backend()
-        given = self.laid_out(values)
-        return self._run(given, lifted, self.binder(given))
-
-    def _on_backend(self) -> Run:
-        executable = Executable(self.trace, self.name, self.backend, graph=self.graph)
-        return executable.run if self.backend in KERNEL_BACKENDS else executable.through_torch(self.graph)
-
-
 def over_lanes(
     lane: Lowered, layout: Layout, outs: Sequence[Any] | None, randomness: Any, name: str, backend: str
-) -> Batch | None:
+) -> Lowered | None:
     """The graph of one lane over a batch laid out so; None where a primitive has no rule for it."""
     size = sympy.Symbol(f"lanes{lane.depth or ''}", integer=True, positive=True)
     dims, lifted = layout.dims, [False] * len(lane.trace.lifted)
@@ -132,7 +130,10 @@ def over_lanes(
     except NoRuleError:
         return None
     graph = _placed(batched, size, outs or [0] * len(lane.graph.outputs))
-    return None if graph is None else Batch(cheaper(graph), lane, layout.axes, sources, name, backend)
+    if graph is None:
+        return None
+    axes = list(layout.axes)
+    return Lowered(lane.trace, cheaper(graph), axes, sources, name, backend, lane.depth + 1, lane.tells)
 
 
 def _step(lane: Lowered, value: int) -> sympy.Symbol:

@@ -30,7 +30,7 @@ from ..tracer.torch_private import (
 from .config import KERNEL_BACKENDS
 from .dependence import independent, sources_of
 from .guards import Guard, argument_fact, global_state, is_float, is_tracked, size_guard
-from .lanes import BACKENDS, Batch, Layout, Lowered, is_written_out, lowered, over_lanes
+from .lanes import BACKENDS, Layout, Lowered, is_written_out, lowered, over_lanes
 from .per_lane import give_memory_its_axis, in_lanes, room_for
 from .plan import BoundSizes, Executable
 from .specialization import Specialization, gradient_kind, in_a_class
@@ -147,6 +147,16 @@ class Unit:
             return self.lowered(args)  # lowering may have learnt more about sizes
         return self.in_ir[id(executable)], lifted
 
+    def run_in_ir(self, args: Sequence[Any]) -> Sequence[Any] | None:
+        """The results of the graph that batching starts from; None where there is none."""
+        live = [i for i, a in enumerate(args) if isinstance(a, VALUES)]
+        if any(is_batched(args[i]) for i in live):
+            return None  # no memory that a kernel could read
+        graph, lifted = self.lowered(args)
+        if graph is None:
+            return None
+        return ran((graph.trace, live) if graph.tells else None, graph([args[i] for i in live], lifted))
+
     def _lower(self, executable: Executable) -> None:
         at, session = next((i, s) for i, (*_, e, _, s) in enumerate(self.graphs) if e is executable)
         self.in_ir[id(executable)] = lowered(executable, self.name)
@@ -251,7 +261,7 @@ class BatchedUnit(Unit):
         self._here = threading.local()  # `lane`: the parent's graph for the arguments at hand, what it captured
         self._in_python: dict[int, Any] = {}  # the parent's graphs, to be run under vmap
         self._loops: set[int] = set()  # the parent's graphs that torch's rules cannot batch, or make a loop of
-        self._batches: dict[Any, Batch | None] = {}
+        self._batches: dict[Any, Lowered | None] = {}
 
     def _vmapped(self, *args: Any) -> Sequence[Any]:
         if not hasattr(self._here, "lane"):
@@ -271,13 +281,13 @@ class BatchedUnit(Unit):
     def execute(self, args: Sequence[Any]) -> Sequence[Any]:
         if is_capturing():
             return self.body(*args)
-        if self._prefers_ir(args) and (found := self._run_in_ir(args)) is not None:
+        if self._prefers_ir(args) and (found := self.run_in_ir(args)) is not None:
             return found
         try:
             self._prepare(args)
         except CaptureError:
             return self.uncaptured(args)
-        if self.loops(args) and (found := self._run_in_ir(args)) is not None:
+        if self.loops(args) and (found := self.run_in_ir(args)) is not None:
             return found
         return super().execute(
             [
@@ -287,12 +297,12 @@ class BatchedUnit(Unit):
         )
 
     def launched(self, executable: Executable, args: Sequence[Any], lifted: Sequence[Tensor]) -> Sequence[Any]:
-        found = self._run_in_ir(args) if id(self._here.lane[0]) in self._loops else None
+        found = self.run_in_ir(args) if id(self._here.lane[0]) in self._loops else None
         return super().launched(executable, args, lifted) if found is None else found
 
     def uncaptured(self, args: Sequence[Any]) -> Sequence[Any]:
         """torch's rules make no graph of it, or a loop."""
-        found = self._run_in_ir(args)
+        found = self.run_in_ir(args)
         return super().uncaptured(args) if found is None else found
 
     # ------------------------------------------------------------------ by the rules of the IR
@@ -306,16 +316,6 @@ class BatchedUnit(Unit):
         lanes = self._lanes(args)
         inner = isinstance(self.parent, BatchedUnit) and self.parent.loops(lanes)
         return inner or bool(self._loops and id(self.parent.flat(lanes)[0]) in self._loops)
-
-    def _run_in_ir(self, args: Sequence[Any]) -> Sequence[Any] | None:
-        live = [i for i, a in enumerate(args) if isinstance(a, VALUES)]
-        if any(is_batched(args[i]) for i in live):
-            return None  # no memory that a kernel could read
-        batch, lifted = self.lowered(args)
-        if batch is None:
-            return None
-        assert isinstance(batch, Batch)
-        return ran((batch.trace, live), batch([args[i] for i in live], lifted))
 
     def lowered(self, args: Sequence[Any]) -> tuple[Lowered | None, Sequence[Tensor]]:
         live = [i for i, a in enumerate(args) if isinstance(a, VALUES)]

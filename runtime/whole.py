@@ -6,8 +6,7 @@ through forward, so that second order is right and not silently partial. Under v
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,20 +15,24 @@ from torch.autograd.function import Function
 
 from ..ir.errors import FusegradError
 from ..ir.program import Place
-from ..tracer.capture import is_capturing
+from ..tracer.capture import capture_lock, is_capturing
 from ..tracer.containers import Hole, closed
 from ..tracer.context import BackwardContext
 from ..tracer.function import as_tuple, backward_method, rebind
-from ..tracer.torch_private import forward_mode_is_active, share_memory
+from ..tracer.torch_private import forward_mode_is_active, plain_tensors, share_memory
+from . import reference
+from .config import KERNEL_BACKENDS
 from .guards import is_float
+from .lanes import Lowered
 from .linear import AttachedGradients, NonLinearBackward, Roundings, not_transposed, require_linear, waves
 from .plan import BoundSizes
 from .promised import PromisedJvp
-from .unit import BackwardUnit, OutDim, Unit, batchable, lane, present_under_vmap, zeros
+from .tangents import tangents_of
+from .unit import VALUES, BackwardUnit, OutDim, Unit, batchable, lane, present_under_vmap, zeros
 
 if TYPE_CHECKING:
     from .function import Compiler
-    from .specialization import Specialization
+    from .specialization import BackwardEntry, Specialization
 
 Tensor = torch.Tensor
 Dims = tuple[int | None, ...]
@@ -263,13 +266,56 @@ class TangentCountError(FusegradError):
 
 
 class TangentUnit(Unit):
-    """The tangents that a backward gives by transposition. `examine` sees the values of each first call."""
+    """The tangents that a backward gives by transposition: for kernels of its captured graph, in the IR; elsewhere, and
+    where that is not of primitives alone, through autograd.
+    The first results are compared with backward itself.
+    """
 
-    examine: Callable[[Sequence[Any]], None]
+    def __init__(self, whole: Whole, mask: tuple[bool, ...]) -> None:
+        self.whole, self.mask = whole, mask
+        self.transposed: dict[int, Lowered | None] = {}  # by the entry
+        super().__init__(f"{whole.spec.name}_jvp", whole.tangent_body(mask), whole.backend, whole.spec.reads)
+
+    def execute(self, args: Sequence[Any]) -> Sequence[Any]:
+        if not is_capturing() and self._entry_for(args) is not None:
+            found = self.run_in_ir(args)
+            if found is not None:
+                return found
+        return super().execute(args)
+
+    def lowered(self, args: Sequence[Any]) -> tuple[Lowered | None, Sequence[Any]]:
+        entry = self._entry_for(args)
+        if entry is None:
+            return super().lowered(args)
+        return self.transposed[id(entry)], [read.get() for read in entry.lifted if read is not None]
+
+    def _entry_for(self, args: Sequence[Any]) -> BackwardEntry | None:
+        """The captured backward to transpose for these arguments; None where autograd has to."""
+        if self.backend not in KERNEL_BACKENDS:
+            return None
+        whole, spec = self.whole, self.whole.spec
+        _, sizes, outputs, tangents = whole.tangent_parts(args)
+        entry = spec.entry(tuple(None if o.kind == "object" else "contiguous" for o in spec.forward.outputs))
+        if id(entry) not in self.transposed:
+            with plain_tensors(), torch.no_grad(), capture_lock:
+                made = tangents_of(spec, entry, self.mask, whole.symbols, self.name, self.backend)
+                self.transposed[id(entry)] = made
+                if made is not None:
+                    self._examine(args, made, entry)
+        if self.transposed[id(entry)] is None or not all(t.is_contiguous() for t in (*tangents, *outputs)):
+            return None
+        return entry if entry.admits(BoundSizes(sizes)) else None
+
+    def _examine(self, args: Sequence[Any], made: Lowered, entry: BackwardEntry) -> None:
+        """The first results, through torch."""
+        lifted = [read.get() for read in entry.lifted if read is not None]
+        tensors = [a for a in (*args, *lifted) if isinstance(a, Tensor)]
+        sizes = made.sizes([a for a in args if isinstance(a, VALUES)])
+        self.whole.refuse_another_map(self.mask, args, reference.run(made.graph, tensors, sizes))
 
     def _capture(self, args: Sequence[Any], facts: Any) -> Any:
         found = super()._capture(args, facts)
-        self.examine(args)
+        self.whole.refuse_another_map(self.mask, args, self.body(*args))
         return found
 
 
@@ -322,9 +368,7 @@ class Whole(Rules):
     def tangent_unit(self, mask: tuple[bool, ...]) -> Unit:
         self._judge(mask)
         if mask not in self.tangent_units:
-            body = self._tangent_body(mask)
-            self.tangent_units[mask] = TangentUnit(f"{self.spec.name}_jvp", body, self.backend, self.spec.reads)
-            self.tangent_units[mask].examine = partial(self._refuse_another_map, mask)
+            self.tangent_units[mask] = TangentUnit(self, mask)
         return self.tangent_units[mask]
 
     def _judge(self, mask: tuple[bool, ...]) -> None:
@@ -334,21 +378,20 @@ class Whole(Rules):
             require_linear(self.spec, [i for i, there in enumerate(mask) if there])
             self.judged.add(key)
 
-    def _tangent_parts(self, args: Sequence[Any]) -> tuple[Sequence[Any], dict[Any, Any], Sequence[Any], Sequence[Any]]:
+    def tangent_parts(self, args: Sequence[Any]) -> tuple[Sequence[Any], dict[Any, Any], Sequence[Any], Sequence[Any]]:
         """(residuals, sizes, outputs, tangents) of a tangent unit's arguments."""
         first = len(self.spec.residual_places)
         second = first + len(self.symbols)
         third = second + self.visible
         return args[:first], dict(zip(self.symbols, args[first:second], strict=True)), args[second:third], args[third:]
 
-    def _refuse_another_map(self, mask: tuple[bool, ...], args: Sequence[Any]) -> None:
+    def refuse_another_map(self, mask: tuple[bool, ...], args: Sequence[Any], pushed: Sequence[Any]) -> None:
         """<jvp(t), g> == <t, backward(g)>, by the values of a first call.
 
         A Function that backward calls may have another derivative than its own, and transposing goes by that.
         """
-        residuals, sizes, outputs, tangents = self._tangent_parts(args)
+        residuals, sizes, outputs, tangents = self.tangent_parts(args)
         probes = [waves(o) if i not in self._fixed else torch.zeros_like(o) for i, o in enumerate(outputs)]
-        pushed = self._tangent_body(mask)(*args)
         with torch.no_grad():
             with Roundings() as seen:
                 made = self._pulled(residuals, sizes, probes)
@@ -364,9 +407,9 @@ class Whole(Rules):
         made = self.spec.users_backward(residuals, at, full)
         return [self.spec.as_autograd_takes(i, g, at) for i, g in enumerate(made)]
 
-    def _tangent_body(self, mask: tuple[bool, ...]) -> Any:
+    def tangent_body(self, mask: tuple[bool, ...]) -> Any:
         def body(*args: Any) -> Sequence[Any]:
-            residuals, sizes, outputs, there = self._tangent_parts(args)
+            residuals, sizes, outputs, there = self.tangent_parts(args)
             supply = iter(there)
             tangents = [next(supply) if moves else None for moves in mask]
             return transposed_backward(self.spec, residuals, sizes, outputs, tangents)

@@ -1,0 +1,91 @@
+"""The tangents that a backward stands for: its captured graph, transposed in its gradients by the rules of the IR.
+
+    backward: (residuals, g) -> g * w        tangents: (residuals, x_dot) -> x_dot * w
+
+Nothing is derived here but a linear map from its transpose: which derivative it is, the user's backward has said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import sympy
+
+from ..ir import Graph, Value, building
+from ..ir.errors import LoweringError
+from ..ir.prims import PRIMS
+from ..ir.transforms.linearity import NonLinearError
+from ..ir.transforms.ops import DIFFERENTIABLE, inlined, zeros
+from ..ir.transforms.transpose import transpose
+from ..ir.types import TensorType
+from ..tracer.dtypes import from_torch
+from .compile import cheaper, graph_of
+from .lanes import Lowered
+
+if TYPE_CHECKING:
+    from .specialization import BackwardEntry, Specialization
+
+Mask = tuple[bool, ...]
+
+
+def tangents_of(
+    spec: Specialization, entry: BackwardEntry, mask: Mask, symbols: Sequence[sympy.Symbol], name: str, backend: str
+) -> Lowered | None:
+    """(residuals, sizes, outputs, tangents of the arguments in `mask`) -> tangents of the outputs.
+
+    None where the graph is not of primitives alone, or leaves out what an argument would contribute.
+    """
+    moving = [i for i, there in enumerate(mask) if there]
+    try:
+        backward = graph_of(entry.trace, f"{spec.name}_backward")
+    except LoweringError:
+        return None
+    entry.learn(spec.session.conditions(spec.symbols, entry.since))
+    if not _is_pure(backward) or not all(spec.forward.needs_input_grad[i] for i in moving):
+        return None
+    try:
+        graph = _pushing(spec, backward, moving)
+    except NonLinearError:
+        return None
+    first = len(spec.residual_places_present)
+    values = first + len(symbols) + len(spec.forward.tensor_outputs) + len(moving)
+    sources = {s: (first + at, "value", 0) for at, s in enumerate(symbols)}
+    return Lowered(entry.trace, cheaper(graph), [None] * values, sources, name, backend, tells=False)
+
+
+def _is_pure(graph: Graph) -> bool:
+    return not graph.mutations and all(PRIMS[v.prim].family not in ("extern", "pick") for v in graph.order())
+
+
+def _pushing(spec: Specialization, backward: Graph, moving: Sequence[int]) -> Graph:
+    """The transposed graph, over the tensors of a tangent unit's arguments, and what the trace took from outside."""
+    first = len(spec.residual_places_present)
+    likes = backward.inputs[first : first + len(spec.forward.tensor_outputs)]
+    linear = [v.params["index"] for v in likes if v.dtype in DIFFERENTIABLE]
+    given = {i: backward.outputs[i] for i in moving if backward.outputs[i] is not None}
+    backward.returning(list(given.values()))
+    transposed = transpose(backward, linear)
+    out = Graph(f"{backward.name}_transposed")
+    residuals = [out.input(v.aval, v.params["name"], v.params["strides"]) for v in backward.inputs[:first]]
+    outputs = [out.input(v.aval, f"{v.params['name']}_like") for v in likes]
+    tangents = {i: out.input(_type_of(spec, i), f"{spec.names[i]}_dot") for i in moving}
+    lifted = [_again(out, v) for v in backward.inputs[first + len(likes) :]]
+    rest = [o for v, o in zip(likes, outputs, strict=True) if v.dtype not in DIFFERENTIABLE]
+    with building(out):
+        pushed = iter(inlined(transposed, [*residuals, *rest, *lifted, *(tangents[i] for i in given)]))
+        return out.returning([_or_zeros(next(pushed), v) if v.dtype in DIFFERENTIABLE else None for v in likes])
+
+
+def _again(out: Graph, source: Value) -> Value:
+    return out.input(source.aval, source.params["name"], source.params["strides"])
+
+
+def _or_zeros(tangent: Value | None, like: Value) -> Value:
+    return zeros(like.aval) if tangent is None else tangent
+
+
+def _type_of(spec: Specialization, argument: int) -> TensorType:
+    """The type of a tangent is that of its argument."""
+    fake: Any = spec.forward.fakes[spec.slots.index(argument)]
+    return TensorType(tuple(n if isinstance(n, int) else n.node.expr for n in fake.shape), from_torch(fake.dtype))
