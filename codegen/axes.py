@@ -235,6 +235,8 @@ MAX_PLACES = 8
 
 MAX_PIECES = 16
 """A concatenation of at most so many equal pieces is stored piece by piece."""
+MAX_UNROLLED = 2
+"""Concatenations of concatenations that are."""
 
 
 class Builder:
@@ -244,7 +246,8 @@ class Builder:
         self.graph, self.memory = graph, memory
         self.refined: dict[Axis, Index] = {}
         self._axes: dict[Any, Axis] = {}
-        self._pieces: dict[tuple[int, int], tuple[Size, ...]] = {}
+        self._keys: dict[Axis, Any] = {}
+        self._unrolled: dict[int, list[Axis]] = {}  # by goal: axes whose values are stored one by one
         self._reset()
 
     def _reset(self) -> None:
@@ -259,6 +262,7 @@ class Builder:
         """The axis known by `key`."""
         if key not in self._axes:
             self._axes[key] = Axis(size, len(self._axes))
+            self._keys[self._axes[key]] = key
         return self._axes[key]
 
     def term(self, op: str, *args: Term, dtype: str, param: Any = None, node: Value | None = None) -> Term:
@@ -313,7 +317,7 @@ class Builder:
         """The value of `node` at an index."""
         if any(n == 0 for n in node.shape):  # never looked at: there may be no memory behind it
             return self.const(0, node.dtype)
-        place = tuple(self.settled(i) for i in index)
+        place = tuple(self.settled(i) if n != 1 else Index() for i, n in zip(index, node.shape, strict=True))
         key = (node.id, place, guards)
         if key not in self._asked:
             self._count(node, place)
@@ -386,16 +390,15 @@ class Builder:
         return self._scatter(goal) if goal.scatter else [self._store(goal, p) for p in self._parts(goal.node)]
 
     def _parts(self, node: Value) -> list[tuple[Index, ...]]:
-        """The index of the whole value, or of its pieces where a concatenation divides it."""
-        whole = [self._dimension(node, d, n, 0) for d, n in enumerate(node.shape)]
-        for (goal, dim), sizes in self._pieces.items():
-            if goal == self.goal:
-                pieces = [self._dimension(node, dim, n, k + 1) + sum(sizes[:k]) for k, n in enumerate(sizes)]
-                return [(*whole[:dim], piece, *whole[dim + 1 :]) for piece in pieces]
-        return [tuple(whole)]
+        """The index of the whole value, or of its pieces where concatenations divide it."""
+        parts = [tuple(self._dimension(node, d, n) for d, n in enumerate(node.shape))]
+        for axis in self._unrolled.get(self.goal, ()):
+            at = [{axis: Index(offset=k)} for k in range(int(axis.size))]
+            parts = [tuple(self.settled(i).renamed(here) for i in part) for part in parts for here in at]
+        return parts
 
-    def _dimension(self, node: Value, dim: int, size: Size, piece: int) -> Index:
-        return Index() if size == 1 else Index.over(self.axis(("goal", self.goal, node.id, dim, piece), size))
+    def _dimension(self, node: Value, dim: int, size: Size) -> Index:
+        return Index() if size == 1 else Index.over(self.axis(("goal", self.goal, node.id, dim), size))
 
     def _store(self, goal: Goal, index: tuple[Index, ...]) -> Sink:
         place = Index()
@@ -413,7 +416,7 @@ class Builder:
     def _scatter(self, goal: Goal) -> list[Sink]:
         node = goal.node
         _, source, *targets = node.args
-        (index,) = [tuple(self._dimension(source, d, n, 0) for d, n in enumerate(source.shape))]
+        (index,) = [tuple(self._dimension(source, d, n) for d, n in enumerate(source.shape))]
         rank, axes = targets[0].ndim, node.params["axes"]
         found = {a: Index(values=((self.at(t, index[:rank]), 1),)) for a, t in zip(axes, targets, strict=True)}
         others = iter(index[rank:])
@@ -437,14 +440,27 @@ class Builder:
         return wide
 
     def pieces(self, index: Index, sizes: tuple[Size, ...]) -> None:
-        """Store a concatenation piece by piece, where pieces are alike and the index is a dimension of the sink."""
+        """Store a concatenation piece by piece, where pieces are alike and the index is an axis of the sink."""
         alike = not self.nested and len(sizes) <= MAX_PIECES and all(same(n, sizes[0]) for n in sizes[1:])
-        if not alike or any(goal == self.goal for goal, _ in self._pieces):
+        if not alike or len(self._unrolled.get(self.goal, ())) == MAX_UNROLLED:
             return
-        for key, axis in self._axes.items():
-            if key[0] == "goal" and key[1] == self.goal and key[4] == 0 and index == Index.over(axis):
-                self._pieces[self.goal, key[3]] = sizes
-                raise _Restart
+        if (whole := self._axis_of_sink(index)) is not None and not same(sizes[0], 1):
+            self.refine(whole, sizes[0])
+        exact = _radix(index, sizes[0])
+        if exact is not None and (piece := self._axis_of_sink(exact[0])) is not None and piece.size == len(sizes):
+            self._unrolled.setdefault(self.goal, []).append(piece)
+            raise _Restart
+
+    def _axis_of_sink(self, index: Index) -> Axis | None:
+        """The axis that an index is, if it is one of what is stored."""
+        if len(index.terms) != 1 or index != Index.over(axis := index.terms[0][0]):
+            return None
+        return axis if self._is_of_sink(axis) else None
+
+    def _is_of_sink(self, axis: Axis) -> bool:
+        """A dimension of what is stored, or a part of one."""
+        key = self._keys[axis]
+        return key[:2] == ("goal", self.goal) or (isinstance(key[0], Axis) and self._is_of_sink(key[0]))
 
     # ------------------------------------------------------------------ renaming
     def _rebuilt(self, sinks: Sequence[Sink], to: Mapping[Axis, Index]) -> list[Sink]:

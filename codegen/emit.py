@@ -320,7 +320,7 @@ class Emitter(Strips):
         for t in self.program.terms:
             if t.op == "load" and (key := (t.param, t.args)) not in seen:
                 seen.add(key)
-                moved = tidy(product(a.size for a in t.axes) * ITEMSIZE[t.dtype])
+                moved = tidy(_points(t) * ITEMSIZE[t.dtype])
                 self._add(reads, self.pointers[t.param.ref], moved)
                 again = self.passes.get(t, 0) - (not self.plan.shared)
                 if again > 0 and set(self.plan.walk) & t.axes:
@@ -336,3 +336,23 @@ class Emitter(Strips):
 
     def _add(self, into: dict[str, Size], label: str, moved: Size) -> None:
         into[label] = tidy(into.get(label, 0) + moved)
+
+
+def _points(load: Term) -> Size:
+    """How many places a load reads: along an axis that its guards bound, those between the bounds."""
+    low: dict[Axis, Size] = {}
+    high: dict[Axis, Size] = {}
+    for guard in load.args[len(load.param.indirect) :]:
+        if guard.op in ("ge", "lt", "le") and (bound := _bound(guard)) is not None:
+            axis, number = bound
+            (low if guard.op == "ge" else high)[axis] = number + int(guard.op == "le")
+    return tidy(product(high.get(a, a.size) - low.get(a, 0) for a in load.axes))
+
+
+def _bound(guard: Term) -> tuple[Axis, Size] | None:
+    """axis + offset < number  ->  (axis, number - offset)"""
+    place, number = guard.args
+    if place.op != "index" or number.op != "const" or len(place.param.terms) != 1:
+        return None
+    ((axis, coefficient),) = place.param.terms
+    return (axis, tidy(number.param - place.param.offset)) if coefficient == 1 else None

@@ -3,7 +3,7 @@
 permute o permute, reshape o reshape, broadcast o broadcast, slice o slice, flip o flip     one node
 unsqueeze, squeeze, permutes that move only axes of size 1                                  a reshape
 exp(broadcast(x)) * broadcast(y)                                                            broadcast(exp(x) * y)
-sum(permute(x)), sum(reshape(x)), sum(sum(x))                                               one sum of x
+sum(permute(x)), sum(reshape(x)), sum(sum(x)), flip(cumsum(flip(x)))                         one sum of x
 """
 
 from __future__ import annotations
@@ -179,6 +179,16 @@ def flip(value: Value) -> Value | None:
     return make("flip", x, axes=axes) if axes != value.params["axes"] else None
 
 
+def cumsum(value: Value) -> Value | None:
+    """cumsum(flip(x)) -> flip(cumsum(x) from the other end)"""
+    (x,) = value.args
+    if x.prim != "flip":
+        return None
+    axis, axes = value.params["axis"], x.params["axes"]
+    reverse = value.params["reverse"] != (axis in axes)
+    return make("flip", make("cumsum", x.args[0], axis=axis, reverse=reverse), axes=axes)
+
+
 def pad(value: Value) -> Value | None:
     """pad by nothing -> x; pad(full(0)) -> full(0)"""
     (x,) = value.args
@@ -342,6 +352,7 @@ layout: Rules = {
     "broadcast": (broadcast,),
     "slice": (slice_,),
     "flip": (flip,),
+    "cumsum": (cumsum,),
     "pad": (pad,),
     "cat": (cat,),
     "iota": (iota,),

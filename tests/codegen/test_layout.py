@@ -6,7 +6,25 @@ from collections.abc import Callable
 from functools import reduce
 
 import pytest
-from harness import INTERPRET, MANY, SMALL, Input, K, M, N, T, agree, cat, full, gather, iota, op, scatter, where
+from harness import (
+    INTERPRET,
+    MANY,
+    SMALL,
+    Input,
+    K,
+    M,
+    N,
+    T,
+    agree,
+    cat,
+    full,
+    gather,
+    iota,
+    op,
+    scatter,
+    text_of,
+    where,
+)
 
 from fusegrad.ir import emit
 
@@ -42,6 +60,30 @@ def smooth(x: T) -> T:
     return x[slice(1, x.shape[0])] + x[slice(0, x.shape[0] - 1)]
 
 
+def interleaved(x: T, y: T) -> T:
+    """x0 y0 x1 y1 .."""
+    return cat([t.reshape(*t.shape, 1) for t in (x, y)], 2).reshape(M, 2 * N)
+
+
+def turned(q: T, c: T, s: T) -> T:
+    """Pairs of neighbours turned: rotary positions, interleaved."""
+    pairs = q.reshape(M, N, 2)
+    one, two = (pairs[:, :, slice(k, k + 1)].reshape(M, N) for k in (0, 1))
+    return interleaved(one * c - two * s, two * c + one * s)
+
+
+def gated(g: T, x: T) -> T:
+    """The gradient of silu(x[:, :N]) * x[:, N:], in one piece of memory."""
+    one, two = x[:, slice(0, N)], x[:, slice(N, 2 * N)]
+    p = 1.0 / (1.0 + (-one).exp())
+    return cat([g * two * p * (1.0 + one * (1.0 - p)), g * one * p], 1)
+
+
+def quarters(x: T, y: T) -> T:
+    """Concatenations in two dimensions."""
+    return cat([cat([x, y * 2.0], 1), cat([y, x.exp()], 1)], 0)
+
+
 CASES: dict[str, tuple[Callable[..., object], dict[str, Input]]] = {
     "slice": (lambda x: x[slice(0, M, 2), slice(1, N, 3)], {"x": F(M, N)}),
     "shifted": (lambda x: x.exp()[:, slice(1, N)] - x.exp()[:, slice(0, N - 1)], {"x": F(M, N)}),
@@ -58,6 +100,14 @@ CASES: dict[str, tuple[Callable[..., object], dict[str, Input]]] = {
     "cat": (lambda x, y: cat([x, y, x], 1), {"x": F(M, N), "y": F(M, 3)}),
     "cat rows": (lambda x, y: cat([x * 2.0, y], 0) + 1.0, {"x": F(M, N), "y": F(4, N)}),
     "cat alike": (lambda x, y: cat([x, y], 0) * 2.0, {"x": F(M, N), "y": F(M, N)}),
+    "interleaved": (interleaved, {"x": F(M, N), "y": F(M, N)}),
+    "turned": (turned, {"q": F(M, 2 * N), "c": F(1, N), "s": F(1, N)}),
+    "gated": (gated, {"g": F(M, N), "x": F(M, 2 * N)}),
+    "quarters": (quarters, {"x": F(M, N), "y": F(M, N)}),
+    "uneven pieces": (
+        lambda x: cat([x[:, slice(5, N + 5)].tanh(), x[:, slice(0, 2)].exp(), x[:, slice(2, 5)]], 1),
+        {"x": F(M, N + 5)},
+    ),
     "cat, then reduce": (lambda x, y: cat([x, y], 1).sum(1), {"x": F(M, N), "y": F(M, 3)}),
     "cat of reductions": (lambda x, y: cat([x.sum(1), y.sum(1)], 0), {"x": F(M, N), "y": F(M, N)}),
     "softmax of a cat": (lambda x, y: exps(cat([x, y], 1)), {"x": F(M, N), "y": F(M, 3)}),
@@ -158,3 +208,12 @@ def test_embedding_backward(dtype: str) -> None:
     inputs = {"g": Input(dtype, (M, N)), "i": I(M)}
     for target in DEVICES.values():
         agree(lambda g, i: scatter(full(0, (8, N), dtype), g, i, axes=(0,)), SIZES["odd"], target, slack=12, **inputs)
+
+
+@pytest.mark.parametrize("case", ["interleaved", "turned", "gated", "quarters", "stack"])
+def test_equal_pieces_are_stored_one_by_one(case: str) -> None:
+    """No lane loads for a piece that it does not belong to."""
+    body, inputs = CASES[case]
+    text = text_of(body, {M: 64, N: 128}, **inputs)
+    assert "tl.where" not in text and "floor_quotient" not in text
+    assert text.count("@triton.jit\ndef body(") == 1

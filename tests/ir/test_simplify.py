@@ -147,6 +147,11 @@ BECOMES: list[tuple[str, Build, TensorType, list[str]]] = [
      ["%1 = sum(%0, axes=(1,)) : f32[M]"]),
     ("sum of sum", lambda x: emit("sum", emit("sum", x, axes=(0,)), axes=(0,)), F32,
      ["%1 = sum(%0, axes=(0, 1)) : f32[]"]),
+    ("running sum from the other end", lambda x: emit("flip", emit("cumsum", emit(
+        "flip", x, axes=(0, 1)), axis=1, reverse=False), axes=(0, 1)), F32,
+     ["%1 = cumsum(%0, axis=1, reverse=True) : f32[M, 4]"]),
+    ("running sum along what is not turned", lambda x: emit("cumsum", emit("flip", x, axes=(0,)), axis=1, reverse=True),
+     F32, ["%1 = cumsum(%0, axis=1, reverse=True) : f32[M, 4]", "%2 = flip(%1, axes=(0,)) : f32[M, 4]"]),
     ("sum of flattened", lambda x: emit("sum", emit("reshape", x, shape=(4 * M,)), axes=(0,)), F32,
      ["%1 = sum(%0, axes=(0, 1)) : f32[]"]),
     ("amax of broadcast", lambda x: emit("amax", bc(x, (N, M, 4), 1, 2), axes=(0, 2)), F32,
