@@ -130,7 +130,7 @@ def python_calls(call: Call) -> int:
     return entered - 1
 
 
-def interleaved(calls: dict[Any, Call], repeats: int = 50, rounds: int = 60) -> dict[Any, float]:
+def interleaved(calls: dict[Any, Call], repeats: int = 200, rounds: int = 30) -> dict[Any, float]:
     """Per call the least microseconds of processor time in several rounds, in each of which every call has its turn."""
     best = dict.fromkeys(calls, float("inf"))
     gc.collect()
@@ -147,7 +147,7 @@ def interleaved(calls: dict[Any, Call], repeats: int = 50, rounds: int = 60) -> 
     return best
 
 
-def host_times(peers: Sequence[str] = PEERS, repeats: int = 50, rounds: int = 60) -> dict[str, Times]:
+def host_times(peers: Sequence[str] = PEERS, repeats: int = 200, rounds: int = 30) -> dict[str, Times]:
     """Per peer the host time of an RMSNorm on 8x16 elements, one thread, launches stubbed."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -178,7 +178,7 @@ def entered() -> dict[str, tuple[int, ...]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--peers", default=",".join(PEERS))
-    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     times = host_times(options.peers.split(","), rounds=options.rounds)

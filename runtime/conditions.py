@@ -22,7 +22,8 @@ from .straight import Straight, row
 Tensor = torch.Tensor
 ABSENT = "(AttributeError, KeyError, IndexError, ValueError, TypeError)"
 """What may be raised where something that was read before is gone."""
-METHODS = ("forward", "setup_context", "backward", "vjp", "jvp")
+DERIVATIVES = ("backward", "vjp", "jvp")
+METHODS = ("forward", "setup_context", *DERIVATIVES)
 
 
 def tensors_alike(
@@ -109,7 +110,7 @@ def state_unchanged(text: Straight) -> Iterable[str]:
     yield f"{text.constant(deterministic, 'deterministic')}() is {text.constant(deterministic())}"
 
 
-def methods_unchanged(text: Straight, cls: type) -> Iterable[str]:
+def methods_unchanged(text: Straight, cls: type, methods: Sequence[str] = METHODS) -> Iterable[str]:
     """Nobody has put other methods in the place of these."""
     name = text.constant(cls, "user_class")
-    return [f"{name}.{m} is {text.constant(getattr(cls, m), m)}" for m in METHODS]
+    return [f"{name}.{m} is {text.constant(getattr(cls, m), m)}" for m in methods]

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.fx import GraphModule, Node
 
-from ..tracer.torch_private import operation
+from .binding import bindings
 
 
 def straight(gm: GraphModule) -> Callable[..., Any]:
@@ -28,6 +28,7 @@ class _Writer:
         self.parameters: list[str] = []
         self.lines: list[str] = []
         self.dying = _last_uses(gm)
+        self.calls = bindings([n for n in gm.graph.nodes if n.op == "call_function"])
 
     def write(self, node: Node) -> None:
         name = self.names[node] = f"v{len(self.names)}"
@@ -36,7 +37,7 @@ class _Writer:
         elif node.op == "get_attr":
             self.names[node] = self.constant(getattr(self.gm, str(node.target)))
         elif node.op == "call_function":
-            self.lines.append(f"{name} = {self.constant(operation(node.target))}({self.arguments(node)})")
+            self.lines.append(f"{name} = {self.constant(self.calls[node])}({self.arguments(node)})")
         elif node.op == "output":
             self.lines.append(f"return {self.text(node.args[0])}")
         else:

@@ -28,6 +28,7 @@ from ..tracer.torch_private import (
 )
 from .conditions import (
     ABSENT,
+    DERIVATIVES,
     equal,
     methods_unchanged,
     reads_unchanged,
@@ -68,7 +69,7 @@ def write_entry(
     with text.block(f"if len(args) == {len(args)}:"):
         text.add(f"{row(names)}= args")
         with _where(text, conditions, f"return {text.constant(MISS, 'MISS')}"):
-            call.write_result(text, [*names, *(text.constant(a, "default") for a in given[len(args) :])])
+            call.write_result(text, names, [text.constant(a, "default") for a in given[len(args) :]])
     text.add(f"return {text.constant(MISS, 'MISS')}")
     return text.function("ready", ("args",))
 
@@ -123,10 +124,11 @@ class _Call:
             yield f"not {text.constant(share_memory, 'share_memory')}(args)"
 
     # ------------------------------------------------------------------ forward
-    def write_result(self, text: Straight, names: Sequence[str]) -> None:
+    def write_result(self, text: Straight, asked: Sequence[str], defaults: Sequence[str]) -> None:
         """The last lines: through a node of autograd, or straight where it would have nothing to follow."""
+        names = [*asked, *defaults]
         if self.needs_node or self.spec.writes_inputs or self.spec.skip or self.spec.forward.tensor_attributes:
-            text.add(f"return {text.constant(self._node(), 'node')}({row(names)})")
+            text.add(f"return {text.constant(self._node(), 'node')}(*args, {row(defaults)})")
             return
         outputs, hidden = self._write_forward(text, names)
         text.add(f"return {self._returned(text, names, outputs, hidden)}")
@@ -262,7 +264,7 @@ def _write_backward(
     absent = [f"{name} is None" for name, g in zip(given, gradients, strict=True) if g is None]
     still = f"{text.constant(entry, 'entry')}.guards is {text.constant(entry.guards, 'guards')}"
     off = f"not {text.constant(torch.is_grad_enabled, 'grad_mode')}()"
-    outside = [*reads_unchanged(text, spec.reads), *methods_unchanged(text, spec.cls)]
+    outside = [*reads_unchanged(text, spec.reads), *methods_unchanged(text, spec.cls, DERIVATIVES)]
     users = f"return {text.constant(otherwise, 'otherwise')}(ctx, {row(given)})"
     with _where(text, [off, *alike, *absent, still, *outside], users):
         _write_unpacked(text, call, kept)
