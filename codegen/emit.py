@@ -293,6 +293,7 @@ class Emitter(Strips):
         return Kernel(
             self.kernel, source, (*pointers, *scalars), dict(constants), grid, plan.warps, plan.stages,
             tuple(self.scratch), {}, tuple(self.guards), reads, writes, cached,
+            tuple(p.name for p in pointers if p.name in self.aligned),
         )  # fmt: skip
 
     def _aligned(self, used: set[str]) -> list[Statement]:

@@ -52,7 +52,8 @@ class Kernel:
     `arguments` are passed in order, `constants` by name. `grid` is the number of programs. `pinned` are the symbols
     whose values were compiled in, `guards` conditions over the others under which the text is right (checked per call).
     `reads` and `writes` are bytes moved to and from device memory per buffer, as expressions; `cached` are bytes that
-    it reads once more while they are in L2: partial sums that it wrote itself, rows in flight.
+    it reads once more while they are in L2: partial sums that it wrote itself, rows in flight. `aligned` pointers are
+    read by whole groups of 16 bytes: they have to be multiples of 16.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Kernel:
     reads: dict[str, Size] = field(default_factory=dict)
     writes: dict[str, Size] = field(default_factory=dict)
     cached: dict[str, Size] = field(default_factory=dict)
+    aligned: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from .axes import Axis
-from .loops import Expr, For, Let, Scope, Statement, binary, call, literal, name
-from .values import Coord, Values
+from .axes import Axis, Index
+from .loops import Expr, For, Let, Scope, Statement, binary, call, literal, name, unary
+from .values import FINISH, Coord, Groups, Values
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +61,42 @@ class Nests(Values):
         if any(t.op == "cumsum_reverse" for t in self.program.terms):
             start = binary("-", binary("*", binary("-", call("tl.cdiv", n, step), literal(1)), step), start)
         label = self.names.fresh(f"first_{axis.name}" if axis in self.plan.tile else axis.name + "_i")
-        scope.body.append(Let(label, call("tl.cast", start, literal("tl.int64"))))
-        if axis in self.plan.tile:
+        first, end = call("tl.cast", start, literal("tl.int64")), n
+        if slides := self.plan.slide is not None and axis is self.plan.slide.axis and scope.level < FINISH:
+            shift = self._shift()
+            first, end = binary("-", first, shift), binary("+", n, shift)
+        scope.body.append(Let(label, first))
+        if slides:
+            self._slid(axis, name(label), scope)
+        elif axis in self.plan.tile:
             self._blocked(axis, name(label), scope, scope.level, label)
         else:
             self.coords[axis] = Coord(name(label), None, None, scope.level)
-        return Loop(turn, call("tl.range", literal(0), n, step, **pipelined), scope)
+        return Loop(turn, call("tl.range", literal(0), end, step, **pipelined), scope)
+
+    def _shift(self) -> Expr:
+        """Elements between the row and the boundary of 16 bytes below it."""
+        slide = self.plan.slide
+        assert slide is not None
+        if (known := self.body.find("shift")) is None:
+            begin, _ = self.offset(Index(slide.terms, slide.offset), (), self.body, "row")
+            assert begin is not None
+            shift = call("tl.cast", binary("%", begin, literal(slide.group)), literal("tl.int32"))
+            self.body.memo["shift"] = known = self._let(self.body, "shift", shift)
+        return known
+
+    def _slid(self, axis: Axis, first: Expr, scope: Scope) -> None:
+        """A chunk that begins at a boundary, some lanes before its row; masks by element and by group of 16 bytes."""
+        assert self.plan.slide is not None
+        lane, group, n = self.lane(axis), literal(self.plan.slide.group), self.size(axis.size)
+        start = binary("*", binary("//", lane, group), group)
+        before, left = unary("-", first), binary("-", n, first)
+        near = binary("<", start, left)
+        inside = binary("&", binary(">=", lane, before), binary("<", lane, left))
+        whole = binary("&", binary(">=", start, before), binary("<=", binary("+", start, group), left))
+        edge = binary("|", binary("<", first, literal(0)), binary(">", binary("+", first, self.block(axis)), n))
+        masks = [self._let(scope, wish, mask) for wish, mask in (("inside", inside), ("near", near))]
+        self.coords[axis] = Coord(first, lane, masks[0], scope.level, Groups(masks[1], whole, edge))
 
     def _close(self, nest: Sequence[Loop], ends: Sequence[Statement] = (), depth: int = 0) -> For:
         """The nest as one statement; `ends` come last in the body of its first `depth` loops."""

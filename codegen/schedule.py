@@ -18,6 +18,7 @@ import sympy
 
 from ..ir import Value
 from ..ir.types import ITEMSIZE, LOW_FLOATS, Size, product
+from .alignment import Slide, slide_of
 from .axes import REDUCTIONS, SCANS, Axis, Cut, Program, Sink, Term, below
 from .kernel import Target
 from .sizes import Hints, blocks, number, power_of_two, tidy
@@ -84,6 +85,7 @@ class Schedule:
     online: dict[Term, Term]
     direct: dict[Term, tuple[Axis, ...]]  # final sums with a partial sum per item, and the row axes that they keep
     shared: bool = False
+    slide: Slide | None = None
 
     def blocks(self, axis: Axis) -> Size:
         return blocks(axis.size, self.tile.get(axis, 1))
@@ -146,9 +148,9 @@ class Scheduler:
         tile = self._tile(rows, chunked, outer, walked if final else ())
         after = frozenset(t for t in self.program.terms if t in set(final) or self.under[t] & set(final))
         self._check_after(final, after, chunked, rows)
-        odd = (
-            chunked and not self.shared and any(self.size[a] % 8 for a in order[-1:])
-        )  # narrow accesses want more threads
+        slide = self._slide(rows, tile) if chunked else None
+        narrow = any(self.size[a] % 8 for a in order[-1:])  # narrow accesses want more threads
+        odd = chunked and not self.shared and slide is None and narrow
         warps = self._warps(math.prod(tile.values()) * (4 if odd else 1), bool(accumulators))
         items, programs = self._persistent(walked, grid, tile, rows, chunked, warps, final)
         if programs is None:
@@ -157,7 +159,7 @@ class Scheduler:
             rows, chunked, walked, grid, tile, frozenset(inner), tuple(final), after, self._phases(frozenset(inner)),
             items, programs, warps, self._stages(tile, chunked), tuple(order),
             not self.shared and (chunked or self._hoisted(rows, tile, accumulators)), self.online,
-            self.direct if chunked else {}, self.shared,
+            self.direct if chunked else {}, self.shared, slide,
         )  # fmt: skip
 
     # ------------------------------------------------------------------ roles
@@ -391,6 +393,13 @@ class Scheduler:
             if left > 1 and len(tile) < 4:
                 tile[a] = min(power_of_two(self.size[a]), left)
                 left //= tile[a]
+
+    def _slide(self, row: tuple[Axis, ...], tile: dict[Axis, int]) -> Slide | None:
+        """Whether the chunks of a row begin at the boundary below it: lanes mean other columns in every row."""
+        if self.shared or self.direct or self.scans or list(row) != self.order[-1:] or list(tile) != list(row):
+            return None
+        found = slide_of(self.program, row[0], self.size, self.hints)
+        return found if found is not None and tile[row[0]] % found.group == 0 else None
 
     def _warps(self, lanes: int, accumulators: bool) -> int:
         steps = ((512, 1), (2048, 4), (4095 if accumulators else 8192, 8), (16384, 16))

@@ -16,6 +16,7 @@ from .kernel import Buffer, Ref, Target
 from .loops import (
     Accumulate,
     Expr,
+    If,
     Let,
     Scope,
     Store,
@@ -61,6 +62,16 @@ class Coord:
     lane: Expr | None
     mask: Expr | None
     level: int
+    groups: Groups | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Masks by groups of 16 bytes: what is read, what is written wide; and whether any lane here is at an edge."""
+
+    near: Expr
+    whole: Expr
+    edge: Expr
 
 
 class Values:
@@ -89,6 +100,7 @@ class Values:
         self.evict = ""
         self.span: list[Expr] = []  # where this program's share of the items starts and stops, and how many there are
         self.lane_labels: list[str] = []
+        self.aligned: set[str] = set()  # pointers that have to be multiples of 16
         self.told: list[Expr] = []  # words by which strips tell each other what they reduced along a row
         self.finishing = False
         self._name_pointers()
@@ -392,10 +404,19 @@ class Values:
         narrow = isinstance(coefficient, int) and abs(coefficient) * self.plan.tile[axis] < 1 << 29
         return self._times(lane if narrow else call("tl.cast", lane, literal("tl.int64")), coefficient, buffer)
 
-    def _pointer(self, ref: Ref, place: Index, values: Sequence[tuple[Expr, Size, Term]], scope: Scope) -> Expr:
+    def _pointer(
+        self,
+        ref: Ref,
+        place: Index,
+        values: Sequence[tuple[Expr, Size, Term]],
+        scope: Scope,
+        groups: Groups | None = None,
+    ) -> Expr:
         pointer = self.pointers[ref]
         scalar, lanes = self.offset(place, values, scope, pointer.removesuffix("_ptr"))
         parts = [name(pointer)]
+        if scalar is not None and groups is not None and self.plan.slide is not None:
+            scalar = call("tl.multiple_of", scalar, literal(self.plan.slide.group))
         if scalar is not None:
             parts.append(self._shared_offset(scalar, place, values, scope))
         if lanes is not None:
@@ -429,6 +450,11 @@ class Values:
         home.memo[("at", scalar.text)] = name(label)
         return name(label)
 
+    def _groups(self, place: Index, plain: bool) -> Groups | None:
+        """The masks of an access that begins at a boundary of 16 bytes, where it is one."""
+        slide = self.plan.slide
+        return self.coords[slide.axis].groups if slide is not None and slide.holds(place, plain) else None
+
     def _masks(self, axes: Iterable[Axis]) -> list[Expr]:
         own = set(axes)
         return [c.mask for a in self.plan.order if a in own and (c := self.coords[a]).mask is not None]
@@ -438,11 +464,16 @@ class Values:
         self.passes[term] = self.passes.get(term, 0) + (1 < scope.level < FINISH)
         values = [(self.value(a, scope), c, a) for a, c in zip(term.args, access.indirect, strict=False)]
         guards = [self.value(g, scope) for g in term.args[indirect:]]
-        pointer = self._pointer(access.ref, access.place, values, scope)
+        groups = self._groups(access.place, not term.args)
+        pointer = self._pointer(access.ref, access.place, values, scope, groups)
         walked = set(self.lanes(a for a, _ in access.place.terms)).union(*(self.lanes(v.axes) for _, _, v in values))
         if set(self.lanes(term.axes)) - walked:
             pointer = binary("+", pointer, call("tl.zeros", self.shape(term.axes), literal("tl.int32")))
-        keywords = self._mask_keywords(term, self._masks(term.axes) + guards)
+        masks = self._masks(term.axes) + guards
+        if groups is not None:
+            self.aligned.add(self.pointers[access.ref])
+            masks = [groups.near]
+        keywords = self._mask_keywords(term, masks)
         if self.lanes(term.axes) and not values and (policy := self._policy(term, scope)):
             keywords["eviction_policy"] = literal(f'"{policy}"')
         return loaded(call("tl.load", pointer, **keywords), term.dtype)
@@ -487,7 +518,8 @@ class Values:
         if axis not in term.axes or term.dtype not in FLOATING:
             return None
         if term.op == "load":
-            return self.padding.get(term, 0.0)
+            neighbours = self._groups(term.param.place, not term.args) is not None
+            return None if neighbours else self.padding.get(term, 0.0)
         pads = [self.pad(a, axis) for a in term.args]
         if term.op == "cast":
             return pads[0] if term.args[0].dtype in FLOATING else None
@@ -622,7 +654,8 @@ class Values:
         scope = scope.home(level)
         value = self._stored(sink, scope)
         values = [(self.value(v, scope), c, v) for v, c in sink.place.values]
-        pointer = self._pointer(sink.ref, sink.place, values, scope)
+        groups = self._groups(sink.place, sink.mode == "store")
+        pointer = self._pointer(sink.ref, sink.place, values, scope, groups)
         walked = set(self.lanes(a for a, _ in sink.place.terms)).union(*(self.lanes(v.axes) for _, _, v in values))
         if set(self.lanes(sink.axes)) - walked:
             pointer = binary("+", pointer, call("tl.zeros", self.shape(sink.axes), literal("tl.int32")))
@@ -633,7 +666,20 @@ class Values:
         comment = self._comment(sink)
         if sink.mode == "add" and sink.dtype in FLOATING:
             comment = f"atomic: in no fixed order  {comment}".rstrip()
-        scope.body.append(Store(pointer, value, total("&", masks), lanes, sink.mode == "add", comment))
+        if groups is None:
+            scope.body.append(Store(pointer, value, total("&", masks), lanes, sink.mode == "add", comment))
+        else:
+            self._store_groups(pointer, self._let(scope, "out", value), groups, masks[0], scope, comment)
+
+    def _store_groups(
+        self, pointer: Expr, value: Expr, groups: Groups, inside: Expr, scope: Scope, comment: str
+    ) -> None:
+        """Whole groups of 16 bytes at once; what is left of a row at its ends, element by element."""
+        whole = scope.memo.get("whole") or self._let(scope, "whole", groups.whole)
+        scope.memo["whole"] = whole
+        rest = binary("&", inside, unary("~", whole))
+        scope.body.append(Store(pointer, value, whole, whole.names, False, comment))
+        scope.body.append(If(groups.edge, [Store(pointer, value, rest, inside.names)]))
 
     def _stored(self, sink: Sink, scope: Scope) -> Expr:
         """The value in the dtype of the memory; the store itself rounds what is computed for it alone."""

@@ -99,12 +99,33 @@ def launcher(kernel: Kernel, module_text: str, backend: str, device: torch.devic
     """
     require_triton(backend, kernel.name)
     if backend == "interpret":
-        return _as_bytes(kernel, _interpreted(kernel, module_text))
+        return _realigned(kernel, _as_bytes(kernel, _interpreted(kernel, module_text)))
     place = torch.device("cuda" if device is None else device)
     if backend != "triton" or place.type != "cuda":
         fix = "use backend='interpret' or 'reference'."
         raise UnsupportedBackendError(backend=backend, what=kernel.name, reason=f"it needs a GPU, not {place}", fix=fix)
-    return _as_bytes(kernel, _on_device(kernel, module_text, place))
+    return _realigned(kernel, _as_bytes(kernel, _on_device(kernel, module_text, place)))
+
+
+def _realigned(kernel: Kernel, launch: Launch) -> Launch:
+    """The same launch with copies of what has to begin at a multiple of 16 bytes and does not."""
+    places = [i for i, a in enumerate(kernel.arguments) if a.name in kernel.aligned]
+    if not places:
+        return launch
+
+    def on_aligned(arguments: Sequence[Argument], grid: int) -> None:
+        if any(arguments[i].data_ptr() % 16 for i in places):  # type: ignore[union-attr]
+            arguments = [_aligned(a) if i in places else a for i, a in enumerate(arguments)]
+        launch(arguments, grid)
+
+    return on_aligned
+
+
+def _aligned(given: Argument) -> torch.Tensor:
+    """A copy of a tensor's memory from its first to its last element: kernels know the strides."""
+    assert isinstance(given, torch.Tensor)
+    extent = 1 + sum((n - 1) * s for n, s in zip(given.shape, given.stride(), strict=True))
+    return given.as_strided((extent,), (1,)).clone()
 
 
 def _as_bytes(kernel: Kernel, launch: Launch) -> Launch:

@@ -13,6 +13,7 @@ from harness import INTERPRET, MANY, SMALL, K, M, N, agree, close, graph_of, inp
 
 from fusegrad.codegen import TARGETS, Kernels, Target, generate, module
 from fusegrad.runtime import reference
+from fusegrad.runtime.plan import BoundSizes, KernelPlan
 
 SIZES = {"odd": {M: 13, N: 50, K: 3}, "one": {M: 1, N: 1, K: 1}, "even": {M: 6, N: 64, K: 2}}
 DEVICES = {"whole": INTERPRET, "chunked": SMALL, "tree": MANY}
@@ -96,3 +97,23 @@ def test_strips_share_rows(body: str, sizes: dict[Any, int]) -> None:
     assert alone != text and "rotated(" in text
     told, found = (run(Kernels((kernel,)), t, graph, values, sizes) for t in (text, alone))
     assert all(torch.equal(t, f) for t, f in zip(told, found, strict=True))
+
+
+@pytest.mark.parametrize("body", ["softmax", "softmax_backward", "layer_forward"])
+@pytest.mark.parametrize("begin", [0, 1, 4])
+def test_rows_that_begin_anywhere(body: str, begin: int) -> None:
+    """Chunks begin at the boundary below a row: its neighbours are read too, and count for nothing, not even NaN."""
+    function, inputs = BODIES[body]
+    sizes, graph = BoundSizes({M: 7, N: 37}), graph_of(function, **inputs)
+    values = inputs_of(graph, sizes)
+    for place, value in enumerate(values):
+        if value.dim() == 2 and value.dtype == torch.bfloat16:
+            value[::2] = float("nan") if place == 0 else float("inf")
+            memory = torch.zeros(begin + value.numel(), dtype=value.dtype)
+            values[place] = memory[begin:].view(value.shape).copy_(value)
+    plan = KernelPlan(graph, "body", "interpret", torch.device("cpu"))
+    plan.target = SMALL
+    for mine, theirs in zip(plan(values, sizes), reference.run(graph, values, sizes), strict=True):
+        close(mine, theirs, 12)
+    (runner,) = plan.runners.values()
+    assert any("tl.multiple_of(" in v.text for v in runner.variants)
