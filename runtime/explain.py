@@ -16,24 +16,28 @@ from ..ir.cost import minimal_bytes
 from ..ir.errors import FusegradError, LoweringError
 from ..ir.passes.fuse import Extern, Step
 from ..ir.prims import PRIMS
-from ..tracer.capture import CaptureError, OpaqueMet, Trace
+from ..tracer.capture import CaptureError, OpaqueMet, Session, Trace
 from ..tracer.function import backward_method, uses_setup_context
 from .compile import Generated, cheaper, generate, graph_of, text_of
 from .derived import DERIVE_JVP, require_transposable, why_no_backward
 from .function import Compiler, Record
 from .guards import is_plain
 from .linear import NonLinearJvp
-from .plan import has_outer_product, is_opaque, number, opaque_of
+from .plan import Executable, has_outer_product, is_opaque, number, opaque_of
 from .residuals import Chosen, choose
-from .specialization import Specialization
+from .specialization import Specialization, hint_of
 from .specs import differentiable, is_spec, stand_in
 from .split import OpaqueCall
 from .trees import arguments
+from .unit import Unit
 from .workers import Binary
 
 Sizes = dict[sympy.Symbol, int]
 Tensor = torch.Tensor
 DEFAULT_TARGET = "cuda:90"
+SPLIT = "forward is split for torch.func: what it saves in between is one more output there"
+TRANSPOSED = "the transpose of the derivative of forward, under torch.func; plain autograd raises, as in eager"
+BATCHED = "every method over a batch"
 NO_RULE = "over an opaque node no rule is derived; under transforms the class runs as it is written"
 
 
@@ -195,7 +199,8 @@ def vars_of(binary: Any) -> dict[str, Any]:
 
 
 def _method_line(name: str, record: Record) -> str:
-    why = f": {record.reason} ({record.where})" if record.reason else ""
+    why = f": {record.reason}" if record.reason else ""
+    why += f" ({record.where})" if record.reason and record.where else ""
     return f"  {name:<14} {record.status}{why}"
 
 
@@ -226,6 +231,8 @@ def explain(target_class: Any, /, *args: Any, target: str | None = None) -> Expl
         describe = _on_cpu if where == "cpu" else _on_gpu
         describe(found, specialization, sizes, has_backward)
         found.opaque = opaque_calls(specialization, has_backward)
+    elif (unit := _backward_beside(compiler)) is not None and methods["backward"].status == "compiled":
+        _of_unit(found, unit, *unit.graphs[-1][2::2])
     found.opaque = found.opaque or list(compiler.opaque_calls)
     if found.opaque:
         derived = [name for name, record in methods.items() if record.status == "derived"]
@@ -234,6 +241,25 @@ def explain(target_class: Any, /, *args: Any, target: str | None = None) -> Expl
         if report.reasons:
             methods[direction] = replace(methods[direction], reason="; ".join(report.reasons))
     return found
+
+
+def _backward_beside(compiler: Compiler) -> Unit | None:
+    """The backward of a class whose forward runs as written, once it was captured."""
+    units = getattr(vars(compiler).get("beside"), "units", {}).values()
+    return next((unit for unit in reversed(units) if unit.graphs), None)
+
+
+def _of_unit(found: Explanation, unit: Unit, executable: Executable, session: Session) -> None:
+    """Its kernels, at the sizes that it was captured with: an opaque forward does not tell others."""
+    trace = executable.trace
+    sizes = {s: hint_of(session, s) for s in executable.binder.sources}
+    found.methods["backward"] = Record("compiled", "figures are for the sizes of its first call")
+    try:
+        graph = None if found.target == "cpu" else graph_of(trace, unit.name)
+        report = graph and _kernels_report(graph, "backward", sizes, TARGETS[found.target])
+    except LoweringError:
+        report = None
+    found.directions["backward"] = report or _aten_report(trace, unit.name, "backward", sizes)
 
 
 def compiler_of(target: Any) -> Compiler:
@@ -255,10 +281,10 @@ def _methods(compiler: Compiler) -> dict[str, Record]:
     opaque = {role: compiler.record_of(role, error) for role, error in reasons.items() if error is not None}
     found = {
         "forward": Record("compiled"),
-        "setup_context": Record("compiled") if uses_setup_context(cls) else absent,
-        "backward": _backward(compiler) if has_backward else absent,
+        "setup_context": Record("compiled") if uses_setup_context(cls) else Record("derived", SPLIT),
+        "backward": _backward(compiler) if has_backward else absent if own["jvp"] else Record("derived", TRANSPOSED),
         "jvp": _own_jvp(compiler) if own["jvp"] else _derived_jvp(compiler),
-        "vmap": Record("opaque", "the user's own rule runs as it is") if own["vmap"] else Record("derived"),
+        "vmap": Record("opaque", "the user's own rule runs as it is") if own["vmap"] else Record("derived", BATCHED),
     }
     usable = bool(compiler.known)  # for some arguments at least forward is compiled
     known = {n: r for n, r in compiler.records.items() if r.status == "opaque" and not (n == "forward" and usable)}
@@ -340,7 +366,7 @@ def opaque_calls(specialization: Specialization, has_backward: bool) -> list[Opa
 
 
 def _backward_is_captured(compiler: Compiler, specialization: Specialization, methods: dict[str, Record]) -> bool:
-    if methods["backward"].status not in ("compiled", "derived"):
+    if methods["backward"].status not in ("compiled", "derived") or backward_method(compiler.cls) is None:
         return False
     try:
         if compiler.derives_backward:

@@ -433,6 +433,14 @@ class Compiler:
             message = f"{self.cls.__name__}.{method} runs as you wrote it, uncompiled: {reason} ({where})"
             _warn(message)
 
+    def derivative_refused(self, error: CaptureError) -> None:
+        """A derivative, or a batch of one, cannot be captured: torch's own transforms run it, on record."""
+        count("fallbacks")
+        if "torch.func" in self.records:
+            return
+        self.records["torch.func"] = record = Record("opaque", error.facts["reason"], error.facts["where"])
+        _warn(f"{self.cls.__name__}: a derivative is not compiled: {record.reason} ({record.where})")
+
     def leave_to_the_user(self, method: str, reason: str) -> None:
         """What is compiled cannot serve here: the user's own class does, with the reason on record."""
         self.refuse(method, CaptureError(reason=reason, where=method_place(self.cls.forward)))  # type: ignore[attr-defined]

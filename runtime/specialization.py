@@ -136,11 +136,12 @@ class Specialization:
         """The user's names for what backward reads: his arguments, what forward made, his gradients."""
         method = backward_method(self.cls)
         assert method is not None
-        residuals = ["" if p is None else self._name_at(p) for p in self.residual_places]
+        residuals = ["" if p is None else self.name_at(p) for p in self.residual_places]
         symbols = [str(s) for s in self.backward_symbols]
         return [*residuals, *symbols, *parameter_names(method, len(self.forward.outputs), 1, "gradient")]
 
-    def _name_at(self, place: Place) -> str:
+    def name_at(self, place: Place) -> str:
+        """The user's name for what is at a place."""
         if place.kind == "input":
             return self.names[self.slots[place.index]]
         position = place.index + (len(self.forward.fake_outputs) if place.kind == "hidden" else 0)

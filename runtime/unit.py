@@ -31,6 +31,7 @@ from .config import KERNEL_BACKENDS
 from .dependence import independent, sources_of
 from .guards import Guard, argument_fact, global_state, is_float, is_tracked, size_guard
 from .lanes import BACKENDS, Layout, Lowered, is_written_out, lowered, over_lanes
+from .partial import warn_once
 from .per_lane import give_memory_its_axis, in_lanes, room_for
 from .plan import BoundSizes, Executable
 from .specialization import Specialization, gradient_kind, in_a_class
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 VALUES = (Tensor, int, torch.SymInt)
+SIZES = 4
+"""Graphs over a batch that hold for one batch size each; beyond them nothing is captured."""
 Body = Callable[..., Sequence[Any]]
 OutDim = int | Literal["sum"] | None
 
@@ -85,6 +88,7 @@ class Unit:
         self.graphs: list[tuple[Any, Guard, Executable, list[Read], Session]] = []
         self.in_ir: dict[int, Lowered | None] = {}  # by the executable
         self.noted = threading.local()  # `captured`: what its function, or that of a batch of it, ran last
+        self.refused: Callable[[CaptureError], None] | None = None  # is told of a graph that cannot be captured
         self._function: Any = None
         self._derived: dict[Any, Unit] = {}
 
@@ -102,22 +106,31 @@ class Unit:
             return self.body(*args)
         try:
             executable, lifted = self.captured(args)
-        except CaptureError:
-            return self.uncaptured(args)
+        except CaptureError as error:
+            return self.uncaptured(args, error)
         live = [i for i, a in enumerate(args) if isinstance(a, VALUES)]
         values = [args[i] for i in live]
         batched = any(map(is_batched, values))  # no memory that a kernel could read
         results = list(executable.replay(*values, *lifted)) if batched else self.launched(executable, args, lifted)
         return ran((executable.trace, live), results)
 
+    def _has_many_sizes(self) -> bool:
+        """Whether torch's rules made graphs of it that hold for one batch size each, and enough of them."""
+        known = id(self._here.lane[0])
+        return known in self._loops and sum(known in facts for facts, *_ in self.graphs) >= SIZES
+
     def launched(self, executable: Executable, args: Sequence[Any], lifted: Sequence[Tensor]) -> Sequence[Any]:
         """The results on values in memory."""
         return executable([a for a in args if isinstance(a, VALUES)], lifted)
 
-    def uncaptured(self, args: Sequence[Any]) -> Sequence[Any]:
-        """A derivative of a method that cannot be captured: through autograd, as in eager."""
-        count("fallbacks")
-        return ran(None, self.body(*args))
+    def uncaptured(self, args: Sequence[Any], error: CaptureError) -> Sequence[Any]:
+        """A derivative of a method that cannot be captured: through autograd, as in eager, and on record."""
+        results = self.body(*args)
+        if self.refused is None:
+            count("fallbacks")
+        else:
+            self.refused(error)
+        return ran(None, results)
 
     def captured(self, args: Sequence[Any]) -> tuple[Executable, list[Tensor]]:
         """The graph for arguments like these."""
@@ -203,7 +216,7 @@ class Unit:
                 self.backend,
                 self.reads,
             )
-        return self._derived[key]
+        return self._told(key)
 
     def jvp(self, inputs: int) -> Unit:
         """(inputs, tangents) -> tangents of the outputs."""
@@ -212,7 +225,13 @@ class Unit:
             self._derived[key] = Unit(
                 f"{self.name}_jvp", lambda *a: jvp_of(self.body, a[:inputs], a[inputs:]), self.backend, self.reads
             )
-        return self._derived[key]
+        return self._told(key)
+
+    def _told(self, key: Any) -> Unit:
+        """A unit that was derived, which tells whom this one tells."""
+        unit = self._derived[key]
+        unit.refused = self.refused
+        return unit
 
     def pulling(self, inputs: int, given: tuple[bool, ...], needed: Needed = None) -> Unit:
         """The unit behind `pullback`, where these cotangents are given."""
@@ -238,7 +257,7 @@ class Unit:
         key = ("batch", tuple(in_dims), randomness, None if out_dims is None else tuple(out_dims))
         if key not in self._derived:
             self._derived[key] = BatchedUnit(self, key[1], randomness, key[3])
-        unit = self._derived[key]
+        unit = self._told(key)
         assert isinstance(unit, BatchedUnit)
         return unit
 
@@ -285,10 +304,12 @@ class BatchedUnit(Unit):
             return found
         try:
             self._prepare(args)
-        except CaptureError:
-            return self.uncaptured(args)
+        except CaptureError as error:
+            return self.uncaptured(args, error)
         if self.loops(args) and (found := self.run_in_ir(args)) is not None:
             return found
+        if self._has_many_sizes():
+            return super().uncaptured(args, _one_batch_size(self.name))
         return super().execute(
             [
                 a if d in (None, 0) or not isinstance(a, Tensor) else a.contiguous()
@@ -300,10 +321,10 @@ class BatchedUnit(Unit):
         found = self.run_in_ir(args) if id(self._here.lane[0]) in self._loops else None
         return super().launched(executable, args, lifted) if found is None else found
 
-    def uncaptured(self, args: Sequence[Any]) -> Sequence[Any]:
+    def uncaptured(self, args: Sequence[Any], error: CaptureError) -> Sequence[Any]:
         """torch's rules make no graph of it, or a loop."""
         found = self.run_in_ir(args)
-        return super().uncaptured(args) if found is None else found
+        return super().uncaptured(args, error) if found is None else found
 
     # ------------------------------------------------------------------ by the rules of the IR
     def _prefers_ir(self, args: Sequence[Any]) -> bool:
@@ -386,6 +407,11 @@ class BatchedUnit(Unit):
         raise InternalError("the vjp of a batched unit depends on which cotangents there are; use pulling")
 
     jvp = vjp
+
+
+def _one_batch_size(name: str) -> CaptureError:
+    reason = f"a graph of {name} holds for one batch size; after {SIZES} sizes its operations run one by one"
+    return CaptureError(reason=reason, where="unknown")
 
 
 def lane(value: Any, dim: int | None) -> Any:
@@ -619,6 +645,7 @@ class BackwardUnit(Unit):
         self.symbols = sorted(specialization.symbols, key=str)
         self.split = len(specialization.residual_places)
         super().__init__(f"{specialization.name}_backward", self._python, backend, specialization.reads)
+        self.refused = compiler.derivative_refused
 
     @classmethod
     def of(cls, compiler: Compiler, specialization: Specialization, backend: str) -> BackwardUnit:
@@ -652,6 +679,14 @@ class BackwardUnit(Unit):
         residuals, sizes, gradients = self._parts(args)
         results = self.compiler.run_backward(self.specialization, self.backend, residuals, sizes, gradients)
         return ran(self._captured_for(args, sizes, gradients), results)
+
+    def pullback(self, args: Sequence[Any], cotangents: Sequence[Any], needed: Needed = None) -> Sequence[Any]:
+        if needed is not None and not transforms_active() and not is_capturing():
+            _, sizes, gradients = self._parts(args)
+            trace, live = self._captured_for(args, sizes, gradients) or (None, [])
+            used = frozenset().union(*sources_of(trace)) if trace is not None else ()
+            warn_once(self.specialization, args, needed, {live[n] for n in used})
+        return super().pullback(args, cotangents, needed)
 
     def _captured_for(
         self, args: Sequence[Any], sizes: BoundSizes, gradients: Sequence[Any]

@@ -275,6 +275,7 @@ class TangentUnit(Unit):
         self.whole, self.mask = whole, mask
         self.transposed: dict[int, Lowered | None] = {}  # by the entry
         super().__init__(f"{whole.spec.name}_jvp", whole.tangent_body(mask), whole.backend, whole.spec.reads)
+        self.refused = whole.compiler.derivative_refused
 
     def execute(self, args: Sequence[Any]) -> Sequence[Any]:
         if not is_capturing() and self._entry_for(args) is not None:
@@ -328,6 +329,7 @@ class Whole(Rules):
         self.written = spec.written
         self.forward_unit = Unit(f"{spec.name}_forward", self._forward_body, backend, spec.reads)
         self.setup_unit = Unit(f"{spec.name}_setup_context", self._setup_body, backend, spec.reads)
+        self.forward_unit.refused = self.setup_unit.refused = compiler.derivative_refused
         self.tangent_units: dict[tuple[bool, ...], TangentUnit] = {}
         self.promised: dict[tuple[bool, ...], Unit] = {}
         self.judged: set[Any] = set()

@@ -221,14 +221,16 @@ def test_own_rules_are_named() -> None:
     assert "user's own rule" in methods["jvp"]["reason"]
 
 
-def test_absent_methods() -> None:
+def test_a_forward_alone_has_its_other_methods_derived() -> None:
     class Forward(Function):
         @staticmethod
         def forward(ctx, x):
             return x * 2
 
     methods = fusegrad.explain(Forward, "f32[3]").to_dict()["methods"]
-    assert [methods[n]["status"] for n in ("forward", "setup_context", "backward")] == ["compiled", "absent", "absent"]
+    assert [methods[n]["status"] for n in ("forward", "setup_context", "backward")] == [
+        "compiled", "derived", "derived",
+    ]  # fmt: skip
 
 
 def test_products_are_library_calls() -> None:
@@ -248,3 +250,39 @@ def test_plain_functions() -> None:
 
     found = fusegrad.explain(f, "f32[100]").to_dict()
     assert found["name"] == "f" and found["launches"] == {"forward": 1, "backward": 1}
+
+
+class OldStyle(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.sin()
+
+
+def test_what_is_derived_says_of_what() -> None:
+    methods = fusegrad.explain(OldStyle, "f32[3]").methods
+    assert {n for n, m in methods.items() if m.status == "derived"} == {"setup_context", "backward", "jvp", "vmap"}
+    assert "transpose of the derivative" in methods["backward"].reason and "split" in methods["setup_context"].reason
+    assert "(None)" not in str(fusegrad.explain(OldStyle, "f32[3]"))
+
+
+class ThroughNumpy(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return torch.from_numpy(x.detach().numpy() * 2)
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return g * x.cos()
+
+
+def test_backward_of_an_opaque_forward_has_kernels_once_it_was_captured() -> None:
+    fast = fusegrad.compile(ThroughNumpy)
+    assert fusegrad.explain(fast, "f32[3]").methods["backward"].status == "not yet captured"
+    x = torch.linspace(0, 1, 3, requires_grad=True)
+    with pytest.warns(fusegrad.FallbackWarning):
+        fast.apply(x).sum().backward()
+    for target, name in (("cuda:90", "ThroughNumpy_backward"), ("cpu", "aten.cos.default")):
+        found = fusegrad.explain(fast, "f32[3]", target=target)
+        assert name in [k.name for k in found.kernels] and "first call" in found.methods["backward"].reason

@@ -10,8 +10,9 @@ from torch.autograd import Function
 from torch.func import grad, vmap
 
 import fusegrad
-from fusegrad.runtime.unit import batchable, present_under_vmap
+from fusegrad.runtime.unit import Unit, batchable, present_under_vmap
 from fusegrad.tracer.capture import Session, settled
+from fusegrad.tracer.reads import scan
 
 aten = torch.ops.aten
 LANES = 3
@@ -129,3 +130,40 @@ def test_a_buffer_of_the_methods_own_is_one_per_lane_and_captured_once() -> None
         assert before in (None, fusegrad.stats()["captures"])
         before = fusegrad.stats()["captures"]
     assert {r.status for r in fast._fusegrad.records.values()} == {"compiled"}
+
+
+class Histogram(Function):
+    """torch has no batching rule for histc: it makes a loop, and a graph for each batch size."""
+
+    @staticmethod
+    def forward(ctx, x):
+        counts = torch.histc(x, 4, -3, 3)
+        ctx.save_for_backward(counts)
+        return x * counts.amax()
+
+    @staticmethod
+    def backward(ctx, g):
+        (counts,) = ctx.saved_tensors
+        return g * counts.amax()
+
+
+def test_a_loop_over_the_lanes_is_captured_for_a_few_sizes_and_on_record() -> None:
+    fast = fusegrad.compile(Histogram)
+    captures = []
+    for lanes in range(2, 9):
+        x = floats(lanes, 4)
+        expected = [row * torch.histc(row, 4, -3, 3).amax() for row in x]
+        torch.testing.assert_close(vmap(fast.apply)(x), torch.stack(expected))
+        captures.append(fusegrad.stats()["captures"])
+    assert captures[-1] == captures[-2] == captures[-3]
+    record = fusegrad.explain(fast, "f64[4]").methods["torch.func"]
+    assert record.status == "opaque" and "one batch size" in record.reason
+
+
+def test_a_graph_that_cannot_be_captured_is_told_by_its_derivatives_too() -> None:
+    told = []
+    unit = Unit("leaves_torch", lambda x: (torch.from_numpy(x.numpy() * 2),), "reference", scan())
+    unit.refused = told.append
+    assert unit.batch((0,), "error").refused == unit.vjp(1).refused == unit.refused
+    torch.testing.assert_close(unit.execute([floats(3)])[0], 2 * floats(3))
+    assert ["numpy" in str(error) for error in told] == [True]

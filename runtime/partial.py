@@ -1,0 +1,53 @@
+"""A double backward that eager leaves partial: forward saved a value that is neither an argument nor an output.
+
+Such a value has no history, so that plain autograd takes it for a constant. The result stays eager's, with a warning
+once a class; under torch.func the value is an output of forward, and the second derivative is whole.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..ir.program import Place
+from .config import warns
+from .dependence import sources_of
+from .guards import is_float
+
+if TYPE_CHECKING:
+    from .specialization import Specialization
+
+_warned: weakref.WeakSet[type] = weakref.WeakSet()
+
+
+class PartialGradientWarning(UserWarning):
+    """A second derivative lacks what goes through a value that forward saved in between, as it does in eager."""
+
+
+def warn_once(spec: Specialization, args: Sequence[Any], needed: Sequence[bool], used: Collection[int]) -> None:
+    """args: of backward, the residuals first; needed: which of them are differentiated; used: those that matter."""
+    if spec.cls in _warned or not warns():
+        return
+    for i, place in enumerate(spec.residual_places):
+        if i in used and is_float(args[i]) and not needed[i] and place is not None and _moves(spec, place):
+            _warned.add(spec.cls)
+            warnings.warn(_message(spec, place), PartialGradientWarning, stacklevel=2)
+            return
+
+
+def _moves(spec: Specialization, place: Place) -> bool:
+    """Whether a value in between depends on an argument that requires grad."""
+    if place.kind != "hidden":
+        return False
+    sources = sources_of(spec.forward.trace)[len(spec.forward.fake_outputs) + place.index]
+    return any(spec.forward.needs_input_grad[spec.slots[i]] for i in sources if i < len(spec.slots))
+
+
+def _message(spec: Specialization, place: Place) -> str:
+    return (
+        f"{spec.name}: a double backward takes `{spec.name_at(place)}`, which forward saved and which is neither an "
+        f"argument nor an output, for a constant, as it does in eager: second derivatives are partial "
+        f"({spec.backward_place()}). Save arguments or outputs alone, or use torch.func, where they are whole."
+    )
