@@ -99,7 +99,7 @@ def _keep(ctx: Any, inputs: Sequence[Any]) -> None:
 
 def transposed_jvp(cls: Any, ctx: Any, gradients: Sequence[Any]) -> tuple[Any, ...]:
     """backward of a class with a jvp alone. Raises NonLinearJvp where real values show that it is no transpose."""
-    recorded = torch.is_grad_enabled()
+    recorded, ctx = torch.is_grad_enabled(), _ReadOnce(ctx)
     with torch.enable_grad():
         probes = [None if s is None else zeros(s).requires_grad_() for s in ctx._fusegrad_likes]
         wanted = [p for p in probes if p is not None]
@@ -114,6 +114,20 @@ def transposed_jvp(cls: Any, ctx: Any, gradients: Sequence[Any]) -> tuple[Any, .
         _require_transpose(cls, ctx, wanted, gradients, found)
     supply = iter(found)
     return tuple(None if p is None else _or_zeros(next(supply), p) for p in probes)
+
+
+class _ReadOnce:
+    """The real ctx, whose saved tensors are unpacked once, however often jvp runs: checkpoint has them once only."""
+
+    def __init__(self, ctx: Any) -> None:
+        self._ctx = ctx
+
+    @functools.cached_property
+    def saved_tensors(self) -> Any:
+        return self._ctx.saved_tensors
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ctx, name)
 
 
 def _pushed(cls: Any, ctx: Any, probes: Sequence[Any]) -> tuple[Any, ...]:

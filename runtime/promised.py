@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..ir.errors import FusegradError
 from ..tracer.capture import CaptureError, Session, Trace
 from .check import cut, differs, intermediate_bytes
 from .config import settings
@@ -40,18 +41,34 @@ class UsersUnit(Unit):
             raise CaptureError(reason=why, where="unknown")
 
 
+class NestedForwardMode(FusegradError):
+    """A jvp of the user's under two levels of forward mode, of which torch would lose the outer one."""
+
+    message = (
+        "jvp({function}): within two levels of forward mode a `jvp` has to be captured, since torch drops the outer\n"
+        "        tangent of what it computes, and it cannot be: {why}\n  at:   {where}\n"
+        "  fix:  keep `jvp` to torch operations, or take one of the derivatives in reverse mode (grad, jacrev)."
+    )
+
+
 class PromisedJvp(UsersUnit):
-    """The user's jvp as a unit of (what is kept for it, sizes, the tangents that are there)."""
+    """The user's jvp as a unit of (what is kept for it, sizes, the tangents that are there).
+
+    For one that he declared traceable, and for any under two levels of forward mode.
+    """
 
     def __init__(self, compiler: Compiler, body: Body, backend: str) -> None:
         self.compiler = compiler
         super().__init__(f"{compiler.cls.__name__}_jvp", body, backend, compiler.reads_now())
 
     def captured(self, args: Sequence[Any]) -> tuple[Executable, list[Tensor]]:
-        """The graph for arguments like these. Raises NotTraceableError where there can be none."""
+        """The graph for arguments like these. Raises NotTraceableError or NestedForwardMode where there can be none."""
         try:
             found = super().captured(args)
         except CaptureError as error:
+            if not self.compiler.must_capture("jvp"):
+                facts = {"why": error.facts["reason"], "where": self.compiler.record_of("jvp", error).where}
+                raise NestedForwardMode(function=self.compiler.cls.__name__, **facts) from error
             self.compiler.refuse("jvp", error)
             raise
         self.compiler.is_compiled("jvp")

@@ -114,11 +114,6 @@ class Unit:
         results = list(executable.replay(*values, *lifted)) if batched else self.launched(executable, args, lifted)
         return ran((executable.trace, live), results)
 
-    def _has_many_sizes(self) -> bool:
-        """Whether torch's rules made graphs of it that hold for one batch size each, and enough of them."""
-        known = id(self._here.lane[0])
-        return known in self._loops and sum(known in facts for facts, *_ in self.graphs) >= SIZES
-
     def launched(self, executable: Executable, args: Sequence[Any], lifted: Sequence[Tensor]) -> Sequence[Any]:
         """The results on values in memory."""
         return executable([a for a in args if isinstance(a, VALUES)], lifted)
@@ -316,6 +311,11 @@ class BatchedUnit(Unit):
                 for a, d in zip(args, self.in_dims, strict=True)
             ]
         )
+
+    def _has_many_sizes(self) -> bool:
+        """Whether torch's rules made graphs of it that hold for one batch size each, and enough of them."""
+        known = id(self._here.lane[0])
+        return known in self._loops and sum(known in facts for facts, *_ in self.graphs) >= SIZES
 
     def launched(self, executable: Executable, args: Sequence[Any], lifted: Sequence[Tensor]) -> Sequence[Any]:
         found = self.run_in_ir(args) if id(self._here.lane[0]) in self._loops else None

@@ -19,7 +19,7 @@ from ..tracer.capture import capture_lock, is_capturing
 from ..tracer.containers import Hole, closed
 from ..tracer.context import BackwardContext
 from ..tracer.function import as_tuple, backward_method, rebind
-from ..tracer.torch_private import forward_mode_is_active, plain_tensors, share_memory
+from ..tracer.torch_private import forward_levels, forward_mode_is_active, plain_tensors, share_memory
 from . import reference
 from .config import KERNEL_BACKENDS
 from .guards import is_float
@@ -420,7 +420,8 @@ class Whole(Rules):
 
     # ------------------------------------------------------------------ the user's own rules
     def own_jvp(self, kept: Sequence[Any], sizes: Any, tangents: Sequence[Any]) -> tuple[Any, ...]:
-        if not self.compiler.must_capture("jvp") or self.spec.writes_inputs:
+        nested = forward_levels() > 1  # torch loses the outer tangent of what a jvp computes
+        if not (nested or self.compiler.must_capture("jvp")) or self.spec.writes_inputs:
             return self._users_jvp(kept, sizes, tangents)
         mask = tuple(t is not None for t in tangents)
         numbers = [sizes[s] for s in self.symbols]

@@ -82,6 +82,13 @@ def forward_mode_is_active() -> bool:
     return dual_level() >= 0 or any(i.key().name == "Jvp" for i in retrieve_all_functorch_interpreters())
 
 
+def forward_levels() -> int:
+    """How many of the active transforms push tangents forward."""
+    from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
+
+    return sum(i.key().name == "Jvp" for i in retrieve_all_functorch_interpreters())
+
+
 def hooks_are_active() -> bool:
     """Whether saved tensors are packed by hooks: then autograd must see exactly what the user saved."""
     top = _private("_C._autograd._top_saved_tensors_default_hooks")
@@ -269,6 +276,7 @@ __all__ = [
     "empty_on_cpu",
     "enable_python_dispatcher",
     "expression_of",
+    "forward_levels",
     "forward_mode_is_active",
     "function_modes",
     "grad_switch",

@@ -143,7 +143,8 @@ from fusegrad.runtime.trees import bound, call_flat
 
 
 def theirs(*args, **kwargs):  # the user's methods, uncompiled, around flat tensors
-    return call_flat(fast.__self__._fusegrad.users, bound(subject, args, kwargs))'''
+    own = fast.__self__._fusegrad
+    return call_flat(own.cls.apply if own.derives_backward else own.users, bound(subject, args, kwargs))'''
 
 
 def script(subject: Subject, case: Case, backend: str, found: Difference) -> str:

@@ -196,10 +196,11 @@ def both_forms(target: Any, backend: str) -> tuple[Any, dict[str, Any], Apply]:
     options |= {"backend": backend, "pytree": hasattr(target, "_fusegrad_flat"), "traceable": compiler.methods.option}
     user = getattr(target, "_fusegrad_user_class" if is_class else "__wrapped__", target)
 
-    def nested(*args: Any, **kwargs: Any) -> Any:
-        return call_flat(compiler.users, bound(user, args, kwargs))
-
     written = compiler.cls.apply if compiler.derives_backward else compiler.users  # type: ignore[attr-defined]
+
+    def nested(*args: Any, **kwargs: Any) -> Any:
+        return call_flat(written, bound(user, args, kwargs))
+
     eager = (nested if options["pytree"] else written) if is_class else user
     return user, options, eager
 

@@ -190,6 +190,29 @@ def test_nested_arguments() -> None:
     assert {r.result for r in report.rows if r.mode == "vmap(grad)"} == {"derived"}
 
 
+class TreeJvp(Function):
+    """A jvp alone, over dicts."""
+
+    @staticmethod
+    def forward(x, params):
+        return {"y": x * params["w"].sin()}
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_forward(inputs[0], inputs[1]["w"])
+
+    @staticmethod
+    def jvp(ctx, t, tangents):
+        a, b = ctx.saved_tensors
+        return {"y": t * b.sin() + a * b.cos() * tangents["w"]}
+
+
+def test_a_jvp_alone_over_dicts_is_compared_with_its_transpose() -> None:
+    modes = {"transforms": ["backward", "checkpoint", "jvp"]}
+    report = fusegrad.check(fusegrad.compile(TreeJvp, pytree=True), x(), {"w": w()}, quiet=True, **{**QUICK, **modes})
+    assert report.ok and {r.mode for r in report.rows} == set(modes["transforms"])
+
+
 def test_a_fallback_is_in_the_table() -> None:
     class Data(Scaled):
         @staticmethod
