@@ -68,14 +68,14 @@ class Captured:
 
 def require_linear(spec: Specialization, moving: Sequence[int]) -> None:
     """Raise NonLinearBackward unless the gradients of the arguments `moving` are linear in those of the outputs."""
-    kinds = tuple(None if o.kind == "object" else "contiguous" for o in spec.forward.outputs)
+    kinds = spec.predicted_kinds()
     with plain_tensors(), torch.no_grad(), capture_lock:
         try:
             entry = spec.entry(kinds)
         except CaptureError as error:
             raise NonLinearBackward(function=spec.name, why=f"{error}", where=spec.backward_place()) from error
         first = sum(isinstance(spec.forward.fake_at(p), Tensor) for p in spec.residual_places)
-        gradients = range(first, first + len(spec.forward.tensor_outputs))
+        gradients = range(first, first + sum(kind is not None for kind in kinds))
         backward = Captured("backward", entry.trace, entry.lifted, gradients, moving, spec.backward_place())
         refusal = _refusal(spec, backward)
     if refusal is not None:

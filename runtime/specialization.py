@@ -39,7 +39,7 @@ from . import split
 from .check import cut, differs, intermediate_bytes
 from .compile import cheaper
 from .config import KERNEL_BACKENDS, settings
-from .guards import size_guard
+from .guards import is_float, size_guard
 from .plan import Binder, BoundSizes, Executable
 from .residuals import Chosen, choose
 from .stats import count
@@ -446,15 +446,16 @@ class Specialization:
 
     def predicted_kinds(self) -> tuple[Any, ...]:
         """The commonest backward: every differentiable output has a gradient, each row-major."""
-        none = {p.index for p in self.forward.non_differentiable if p.kind == "output"}
-        likes = self._gradient_likes()
-        return tuple(
-            None if like is None or (not self.forward.materialize_grads and self._position(i) in none) else "contiguous"
-            for i, like in enumerate(likes)
-        )
+        return tuple(None if g is None else "contiguous" for g in self.per_output(self.forward.fake_outputs))
 
-    def _position(self, output: int) -> int:
-        return self.forward.tensor_outputs.index(output)
+    def per_output(self, gradients: Sequence[Any]) -> list[Any]:
+        """Of one gradient per tensor output those that backward is given: an output that never moves has one only where
+        zeros are made for it."""
+        fixed = {p.index for p in self.forward.non_differentiable if p.kind == "output"}
+        fixed |= {i for i, o in enumerate(self.forward.fake_outputs) if not is_float(o)}
+        dropped = frozenset() if self.forward.materialize_grads else fixed
+        supply = iter(None if i in dropped else g for i, g in enumerate(gradients))
+        return [None if o.kind == "object" else next(supply) for o in self.forward.outputs]
 
     def _fake_gradient(self, index: int, kind: Any) -> Any:
         if kind is None:

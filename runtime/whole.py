@@ -265,6 +265,15 @@ class TangentCountError(FusegradError):
     message = "Function's jvp returned an invalid number of forward gradients (expected {expected} but got {got})"
 
 
+class WrittenByEveryLane(FusegradError, RuntimeError):
+    """vmap over a Function that writes into an argument which is one for all lanes."""
+
+    message = (
+        "vmap({function}): forward writes into `{argument}`, which has no batch axis\n  at:   {where}\n"
+        "  fix:  give vmap a batch of it (in_dims), or write into a clone."
+    )
+
+
 class TangentUnit(Unit):
     """The tangents that a backward gives by transposition: for kernels of its captured graph, in the IR; elsewhere, and
     where that is not of primitives alone, through autograd.
@@ -292,11 +301,12 @@ class TangentUnit(Unit):
 
     def _entry_for(self, args: Sequence[Any]) -> BackwardEntry | None:
         """The captured backward to transpose for these arguments; None where autograd has to."""
-        if self.backend not in KERNEL_BACKENDS:
-            return None
         whole, spec = self.whole, self.whole.spec
+        kinds = spec.predicted_kinds()
+        if self.backend not in KERNEL_BACKENDS or sum(map(bool, kinds)) != len(spec.forward.tensor_outputs):
+            return None
         _, sizes, outputs, tangents = whole.tangent_parts(args)
-        entry = spec.entry(tuple(None if o.kind == "object" else "contiguous" for o in spec.forward.outputs))
+        entry = spec.entry(kinds)
         if id(entry) not in self.transposed:
             with plain_tensors(), torch.no_grad(), capture_lock:
                 made = tangents_of(spec, entry, self.mask, whole.symbols, self.name, self.backend)
@@ -403,10 +413,8 @@ class Whole(Rules):
             raise NonLinearBackward(function=self.spec.name, why=why, where=self.spec.backward_place())
 
     def _pulled(self, residuals: Sequence[Any], sizes: dict[Any, Any], gradients: Sequence[Any]) -> list[Any]:
-        supply = iter(gradients)
-        full = [None if o.kind == "object" else next(supply) for o in self.spec.forward.outputs]
         at = BoundSizes(sizes)
-        made = self.spec.users_backward(residuals, at, full)
+        made = self.spec.users_backward(residuals, at, self.spec.per_output(gradients))
         return [self.spec.as_autograd_takes(i, g, at) for i, g in enumerate(made)]
 
     def tangent_body(self, mask: tuple[bool, ...]) -> Any:
@@ -511,6 +519,8 @@ class Batched(Rules):
         tensors = self.spec.tensors_of(args)
         results = list(self.forward_unit(*tensors))
         for i, made in zip(self.spec.written, results[self.made :], strict=True):
+            if self.dims[i] is None:
+                raise WrittenByEveryLane(function=self.spec.name, argument=self.spec.names[self.spec.slots[i]])
             tensors[i].copy_(made.movedim(0, self.dims[i] or 0))
         for i, position in enumerate(self.spec.forward.tensor_outputs):
             described = self.spec.forward.outputs[position]
@@ -557,10 +567,8 @@ def transposed_backward(
     """backward is linear in its gradients; its transpose takes input tangents to output tangents."""
     with torch.enable_grad():
         probes = [torch.zeros_like(o).requires_grad_(is_float(o)) for o in outputs]
-        supply = iter(probes)
-        full = [None if o.kind == "object" else next(supply) for o in spec.forward.outputs]
         with AttachedGradients(probes):
-            gradients = spec.users_backward(residuals, sizes, full, attached=True)
+            gradients = spec.users_backward(residuals, sizes, spec.per_output(probes), attached=True)
         gradients = tuple(spec.as_autograd_takes(i, g, sizes) for i, g in enumerate(gradients))
         pairs = [
             (g, t)

@@ -13,6 +13,7 @@ from torch.autograd import forward_ad as fwd
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
 import fusegrad
+from fusegrad.runtime.whole import WrittenByEveryLane
 
 Tensor = torch.Tensor
 X = torch.linspace(-1, 2, 5)
@@ -598,3 +599,49 @@ def test_21_a_graph_outside_of_the_transform_is_reached() -> None:
         return x.grad
 
     same(Recorded, story)
+
+
+class ComparedToo(Function):
+    """Hands out a bool, whose gradient is None without materialisation: backward counts on it."""
+
+    @staticmethod
+    def forward(ctx, x, y):
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x, y)
+        return x * y, x > y
+
+    @staticmethod
+    def backward(ctx, g, of_bool):
+        assert of_bool is None
+        x, y = ctx.saved_tensors
+        return g * y, g * x
+
+
+@both
+def test_15_a_bool_output_has_no_gradient_under_transforms_either(backend) -> None:
+    fast = fusegrad.compile(ComparedToo, backend=backend)
+    x, y = plain(3), plain(3).cos()
+
+    def f(x, y):
+        return fast.apply(x, y)[0]
+
+    close(grad(lambda x: f(x, y).sum())(x), y)
+    close(jvp(f, (x, y), (y, x))[1], y * y + x * x)
+    close(vmap(grad(f))(x, y), y)
+    assert set(fast._fusegrad.records) <= {"forward", "backward"} and fast._fusegrad.opaque("backward") is None
+
+
+def test_a_write_into_what_has_no_batch_axis_is_refused_by_name() -> None:
+    class Accumulates(Function):
+        @staticmethod
+        def forward(ctx, x, y):
+            ctx.mark_dirty(x)
+            return x.add_(y)
+
+        @staticmethod
+        def backward(ctx, g):
+            return g, g
+
+    fast = fusegrad.compile(Accumulates)
+    with pytest.raises(WrittenByEveryLane, match="writes into `x`"):
+        vmap(lambda x, y: fast.apply(x.clone(), y), (None, 0))(plain(3), plain(2, 3))

@@ -326,7 +326,7 @@ MUTANTS: dict[str, tuple[Any, str, Callable[..., Any], Any, str]] = {
     "version bumped": (Specialization, "run_forward", argument_touched, Scaled, "version of argument 0"),
     "nan": (Specialization, "run_forward", nan_to_zero, Roots, "nan in one and not in the other"),
     "strides": (Specialization, "run_forward", contiguous, Scaled, "strides are"),
-    "aliasing": (Specialization, "_aliased", copies, Partial, "memory of output 2"),
+    "aliasing": (Specialization, "aliased", copies, Partial, "memory of output 2"),
     "one tensor twice": (Specialization, "run_backward", one_tensor_twice, Scaled, "w is x"),
     "an error": (Specialization, "run_forward", fails_at_17, Scaled, "raises ValueError: seventeen, eager does not"),
     "stale": (Specialization, "run_forward", stale, Scaled, "second call"),
@@ -361,8 +361,8 @@ def test_a_mutant_is_found_and_reproduced(name: str, monkeypatch: pytest.MonkeyP
 
 
 def test_a_lost_mark_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = runtime_node._marks
-    monkeypatch.setattr(runtime_node, "_marks", lambda forward: original(forward)[:2])
+    original = runtime_node.marks_of
+    monkeypatch.setattr(runtime_node, "marks_of", lambda forward: original(forward)[:2])
     with pytest.raises(fusegrad.CheckError, match="output 1: requires_grad is True, in eager False"):
         fusegrad.check(Partial, x(), w(), quiet=True, **QUICK)
 
