@@ -16,6 +16,7 @@ import torch
 from ..codegen.kernel import Kernel, Pointer, Scalar
 from ..ir.errors import UnsupportedBackendError
 from ..ir.types import FLOAT8
+from ..tracer.torch_private import current_device, current_stream
 from . import cache
 
 Argument: TypeAlias = "torch.Tensor | int"
@@ -71,15 +72,61 @@ def jit_function(module_text: str, name: str, scalars: tuple[str, ...]) -> Any:
 
 def _on_device(kernel: Kernel, module_text: str, device: torch.device) -> Launch:
     scalars = tuple(argument.name for argument in kernel.arguments if isinstance(argument, Scalar))
-    function = jit_function(module_text, kernel.name, scalars)
-    facts = {**kernel.constants, "num_warps": kernel.num_warps, "num_stages": kernel.num_stages}
+    return _OnDevice(kernel, jit_function(module_text, kernel.name, scalars), device)
 
-    def launch(arguments: Sequence[Argument], grid: int) -> None:
-        if grid:
-            with torch.cuda.device(device):
-                function[(grid,)](*arguments, **facts)
 
-    return launch
+class _OnDevice:
+    """Launches a kernel on one GPU: by Triton's own look-up the first time, past it for arguments of the same kind.
+
+    Of a kind are arguments for which Triton compiles the same: pointers at multiples of 16 bytes, integers of 32 bits.
+    """
+
+    def __init__(self, kernel: Kernel, function: Any, device: torch.device) -> None:
+        self.function, self.device, self.constants = function, device, kernel.constants
+        self.facts = {**kernel.constants, "num_warps": kernel.num_warps, "num_stages": kernel.num_stages}
+        self.bound: dict[tuple[bool, ...], Callable[[int, int, Sequence[Argument]], None]] = {}
+        self.binds = True
+
+    def __call__(self, arguments: Sequence[Argument], grid: int) -> None:
+        if not grid:
+            return
+        kind = tuple(map(_is_usual, arguments))
+        bound = self.bound.get(kind)
+        if bound is None or not self._is_current() or _private().launches_are_watched():
+            self._looked_up(arguments, grid, kind)
+            return
+        try:
+            bound(grid, current_stream(current_device()), arguments)
+        except TypeError:  # refused before anything was launched: this Triton's launcher takes other arguments
+            self.binds = False
+            self.bound.clear()
+            self._looked_up(arguments, grid, kind)
+
+    def _is_current(self) -> bool:
+        return self.device.index is None or self.device.index == current_device()
+
+    def _looked_up(self, arguments: Sequence[Argument], grid: int, kind: tuple[bool, ...]) -> None:
+        with torch.cuda.device(self.device):
+            compiled = self.function[(grid,)](*arguments, **self.facts)
+        if compiled is None or not self.binds or self.device.index is None:
+            return
+        try:
+            self.bound[kind] = _private().launch_of(self.function, compiled, self.constants)
+        except AttributeError:
+            self.binds = False
+
+
+def _is_usual(argument: Argument) -> bool:
+    if isinstance(argument, int):
+        return -(2**31) <= argument < 2**31
+    return argument.data_ptr() % 16 == 0
+
+
+@functools.cache
+def _private() -> Any:
+    from . import triton_private
+
+    return triton_private
 
 
 def _interpreted(kernel: Kernel, module_text: str) -> Launch:

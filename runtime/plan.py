@@ -19,7 +19,7 @@ from ..ir.types import Size
 from ..tracer.capture import Trace, capture_lock
 from ..tracer.dtypes import TO_TORCH
 from ..tracer.opaque import OpaqueNode
-from ..tracer.torch_private import memory_of
+from ..tracer.torch_private import current_stream, memory_of
 from . import launch, reference
 from .compile import generate, graph_of, kernels_of, text_of
 from .config import KERNEL_BACKENDS
@@ -180,10 +180,13 @@ class GroupRunner:
         shape, dtype, zeroed = spec
         if not zeroed:
             return torch.empty(shape, dtype=dtype, device=self.device)
-        stream = torch.cuda.current_stream(self.device).cuda_stream if self.device.type == "cuda" else 0
-        key = (kernel.name, index, shape, stream)
+        on_gpu = self.device.type == "cuda"
+        key = (kernel.name, index, shape, current_stream(self.device.index or 0) if on_gpu else 0)
         if key not in self.counters:  # kernels leave their counters at zero, so that one per stream serves every launch
-            self.counters[key] = torch.zeros(shape, dtype=dtype, device=self.device)
+            counters = torch.zeros(shape, dtype=dtype, device=self.device)
+            if on_gpu and torch.cuda.is_current_stream_capturing():
+                return counters  # memory of the CUDA graph, which zeroes it at each replay
+            self.counters[key] = counters
         return self.counters[key]
 
     def _prepare(self, sizes: Sizes, key: tuple[int, ...]) -> Prepared:

@@ -172,6 +172,16 @@ def allocator(device: torch.device) -> Callable[[Any, Any, torch.dtype], Tensor]
     return lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype, device=device)
 
 
+def _current_stream(index: int) -> int:
+    return int(torch.cuda.current_stream(index).cuda_stream)
+
+
+current_stream: Callable[[int], int] = _private("_C._cuda_getCurrentRawStream") or _current_stream
+"""The handle of the stream that a GPU's work is queued on."""
+
+current_device: Callable[[], int] = _private("_C._cuda_getDevice") or torch.cuda.current_device
+"""The number of the GPU in use."""
+
 _TensorGuards = _private(f"{_guards}.TensorGuards")
 
 
@@ -269,6 +279,8 @@ __all__ = [
     "FakeTensor",
     "FakeTensorMode",
     "allocator",
+    "current_device",
+    "current_stream",
     "custom_function_call",
     "direct_apply",
     "dispatch_modes",

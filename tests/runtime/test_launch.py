@@ -82,6 +82,108 @@ def test_arguments_in_order_and_constants_by_name(monkeypatch: pytest.MonkeyPatc
     assert devices == [torch.device("cuda:1")]
 
 
+class Compiled:
+    """What Triton's look-up gives back: a kernel with its launcher."""
+
+    function, packed_metadata = "handle", "metadata"
+
+    def __init__(self, launcher: Any) -> None:
+        self.run = launcher
+
+
+class Jit(Recorder):
+    """A jit function that compiles nothing and launches nothing, and tells which way a launch went."""
+
+    def __init__(self, refuses: bool = False) -> None:
+        super().__init__()
+        self.direct: list[Any] = []
+        self.refuses = refuses
+        self.params = [type("Parameter", (), {"name": n}) for n in ("x_ptr", "y_ptr", "rows", "N", "BLOCK")]
+
+    def launch(self, *arguments: Any) -> None:
+        if self.refuses:
+            raise TypeError("function takes exactly 99 arguments")
+        self.direct.append(arguments)
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        looked_up = super().__getitem__(grid)
+        return lambda *args, **kwargs: looked_up(*args, **kwargs) or Compiled(self.launch)
+
+
+@pytest.fixture
+def bound(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """(a launch on cuda:0, what stands in for Triton) without a GPU."""
+
+    def make(**options: Any) -> Any:
+        jit = Jit(**options)
+        monkeypatch.setattr(launch, "jit_function", lambda *_: jit)
+        monkeypatch.setattr(torch.cuda, "device", lambda device: torch.no_grad())
+        monkeypatch.setattr(launch, "current_device", lambda: 0)
+        monkeypatch.setattr(launch, "current_stream", lambda index: 7000 + index)
+        return launch.launcher(k.softmax(50, 64), k.SOFTMAX, "triton", "cuda:0"), jit
+
+    return make
+
+
+def test_a_kernel_is_looked_up_once_for_each_kind_of_arguments(bound: Any) -> None:
+    run, jit = bound()
+    x, y = torch.zeros(64), torch.zeros(64)
+    for rows in (7, 8, 9):
+        run([x, y, rows], 3)
+    assert len(jit.calls) == 1
+    assert [d[:9] for d in jit.direct] == [(3, 1, 1, 7000, "handle", "metadata", None, None, None)] * 2
+    assert [d[11:] for d in jit.direct] == [(8, 50, 64), (9, 50, 64)] and jit.direct[0][9] is x
+    run([x[1:], y, 7], 3)  # another alignment
+    run([x, y, 1 << 40], 3)  # an integer of 64 bits
+    assert len(jit.calls) == 3
+    run([x[1:], y, 7], 3)
+    run([x[5:], y, 7], 0)
+    assert len(jit.calls) == 3 and len(jit.direct) == 3
+
+
+def test_another_device_and_a_profiler_go_through_triton(bound: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import triton
+
+    run, jit = bound()
+    x = torch.zeros(64)
+    run([x, x, 7], 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(launch, "current_device", lambda: 1)
+        run([x, x, 7], 3)
+    assert (len(jit.calls), len(jit.direct)) == (2, 0)
+    hook = triton.knobs.runtime.launch_enter_hook
+    hook.add(print)
+    try:
+        run([x, x, 7], 3)
+    finally:
+        hook.remove(print)
+    assert (len(jit.calls), len(jit.direct)) == (3, 0)
+    run([x, x, 7], 3)
+    assert (len(jit.calls), len(jit.direct)) == (3, 1)
+
+
+def test_a_launcher_that_takes_other_arguments_is_left_alone(bound: Any) -> None:
+    run, jit = bound(refuses=True)
+    x = torch.zeros(64)
+    for _ in range(3):
+        run([x, x, 7], 3)
+    assert len(jit.calls) == 3 and not run.binds
+
+
+def test_this_triton_launches_as_assumed() -> None:
+    """`JITFunction.run` ends with the very call that is made past it."""
+    from triton.backends.amd.driver import HIPLauncher
+    from triton.backends.nvidia.driver import CudaLauncher
+    from triton.runtime.jit import JITFunction
+
+    text = " ".join(inspect.getsource(JITFunction.run).split())
+    assert "kernel.run(grid_0, grid_1, grid_2, stream, kernel.function, kernel.packed_metadata, launch_" in text
+    assert text.endswith("*bound_args.values()) return kernel")
+    for cls in (CudaLauncher, HIPLauncher):
+        names = list(inspect.signature(cls.__call__).parameters)
+        assert names[-1] == "args" and (len(names) == 11 or names[6] == "args")
+
+
 def test_empty_grid_is_skipped_by_the_interpreter() -> None:
     launch.launcher(k.softmax(50, 64), k.SOFTMAX, "interpret")([torch.zeros(0), torch.zeros(0), 0], 0)
 
