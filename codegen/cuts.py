@@ -274,7 +274,7 @@ class _Group:
         except Separate as wanted:
             refs = {s.ref for s in wanted.sinks}
             return [[g for g in goals if g.memory.ref not in refs], [g for g in goals if g.memory.ref in refs]]
-        free = symbols(a.size for a in plan.row) if not plan.chunked else set()
+        free = symbols(a.size for a in (plan.whole if plan.chunked else plan.row))
         if free:
             chosen = {**pins, **{s: int(self.hints[s]) for s in sorted(free, key=str)}}
             return self._kernel(goals, memory, chosen, label)

@@ -47,10 +47,10 @@ class DirectSums(Nests):
         users = [s for s in self.program.sinks if term in below(s.terms)]
         return identifier(name_of(term) or (name_of(users[0]) if users else None)) or term.op
 
-    def _fold_accumulator(self, term: Term, label: str) -> Expr:
-        """An accumulator without the lanes that are summed over."""
+    def _fold_accumulator(self, term: Term, value: Expr) -> Expr:
+        """An accumulator, or the value itself, without the lanes that are summed over."""
         dims = [d for d, a in enumerate(self.plan.tile) if a in term.param and a in term.args[0].axes]
-        function, value = self._folding(term), name(label)
+        function = self._folding(term)
         if dims and not self.lanes(term.axes):
             return call(function, value, literal(0 if len(self.plan.tile) == 1 else "None"))
         for d in reversed(dims):
@@ -67,12 +67,14 @@ class DirectSums(Nests):
     def _accumulate_direct(self, term: Term, around: Scope, chunk: Scope) -> list[Statement]:
         """Sum inside the loops over what is not kept; returns what follows after them."""
         value = self._neutral(term, self.value(term.args[0], chunk), chunk)
-        label = self.names.fresh(f"{self._final_name(term)}_acc")
-        around.body.append(self._accumulator(term, label, self._lanes_of(term)))
-        operator, combined = self._combine(term.op, term.dtype, label, value)
-        chunk.body.append(Accumulate(label, operator, combined, self._comment(term)))
+        if around is not chunk:
+            label = self.names.fresh(f"{self._final_name(term)}_acc")
+            around.body.append(self._accumulator(term, label, self._lanes_of(term)))
+            operator, combined = self._combine(term.op, term.dtype, label, value)
+            chunk.body.append(Accumulate(label, operator, combined, self._comment(term)))
+            value = name(label)
         own = self._direct_of(term)
-        return [self._direct_store(own, self._item_slot(name("item")), self._fold_accumulator(term, label))]
+        return [self._direct_store(own, self._item_slot(name("item")), self._fold_accumulator(term, value))]
 
     def _direct_of(self, term: Term) -> Direct:
         """The scratch of a sum: [strip, program, item of its share, what is kept]."""

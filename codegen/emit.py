@@ -35,6 +35,7 @@ from .loops import (
 )
 from .mathematics import TL, held
 from .names import identifier
+from .nests import Loop
 from .prelude import HELPERS
 from .sizes import number as evaluated
 from .sizes import same, tidy
@@ -65,9 +66,8 @@ class Emitter(Strips):
     def build(self) -> list[Statement]:
         """The tree of the whole kernel."""
         plan = self.plan
-        if not plan.chunked:
-            for axis in plan.row:
-                self._resident(axis)
+        for axis in plan.whole if plan.chunked else plan.row:
+            self._resident(axis)
         if plan.programs is None:
             if any(set(plan.grid) - set(s.axes) for s in self.program.sinks):  # no program, no store
                 self._never_zero(a.size for a in plan.grid)
@@ -197,31 +197,38 @@ class Emitter(Strips):
 
     def _pass(self, axes: frozenset[Axis], work: Sequence[Term | Sink]) -> None:
         """One nest of loops over chunks of the row: lane accumulators before, the loops, the folds after."""
+        axes -= frozenset(self.plan.whole)
         outside = {a: c for a, c in self.coords.items() if a in axes}
-        kept = next((self.plan.direct[w] for w in work if isinstance(w, Term) and w in self.plan.direct), ())
+        direct = next((self.plan.direct[w] for w in work if isinstance(w, Term) and w in self.plan.direct), ())
+        kept = [a for a in direct if a in axes]
         self.levels.clear()
         outermost_first = sorted((a for a in self.plan.order if a in axes), key=lambda a: a not in kept)
         nest = self._nest(outermost_first, self.body, self.body.level + 1, 1)
-        chunk, after, ends = nest[-1].scope, [], []
+        chunk, after, ends = nest[-1].scope if nest else self.body, [], []
         totals = {top: total for total, top in self.plan.online.items()}
         for item in work:
             if isinstance(item, Sink):
                 self.store(item, chunk)
             elif item in self.plan.direct:
-                ends += self._accumulate_direct(item, nest[len(kept) - 1].scope, chunk)
+                ends += self._accumulate_direct(item, nest[len(kept) - 1].scope if kept else self.body, chunk)
             elif item in self.plan.final:
                 self._accumulate(item, chunk)
             elif item in totals:
                 self._online_lanes(item, totals[item], chunk)
             else:
                 after.append((item, self._lane_accumulator(item, chunk)))
-        self.body.body.append(self._close(nest, ends, len(kept)))
+        self.body.body.extend(self._ended(nest, ends, len(kept)))
         self._leave(axes, outside)
         for term, label in after:
             self._folded(term, label)
         for top, total in totals.items():
             if top in work:
                 self._online_folded(top, total)
+
+    def _ended(self, nest: Sequence[Loop], ends: Sequence[Statement], depth: int) -> list[Statement]:
+        """The nest, and behind it what does not belong into its first loops."""
+        loops: list[Statement] = [self._close(nest, ends, depth)] if nest else []
+        return loops if depth else [*loops, *ends]
 
     def _leave(self, axes: Iterable[Axis], outside: Mapping[Axis, Coord]) -> None:
         """After the loops over chunks, their axes are where they were before."""

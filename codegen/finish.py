@@ -122,7 +122,7 @@ class Finishing(DirectSums):
         """The same for sums with a slot per item: the first level adds items, the others what the level before left."""
         if not self.directs:
             return
-        whole, kept = self.plan, self.plan.direct[self.directs[0].term]
+        whole, outside, kept = self.plan, dict(self.coords), self.plan.direct[self.directs[0].term]
         self.plan = self._side_by_side(kept)
         nest = self._nest(kept, scope, FINISH, 0)
         inner, (over, slot) = nest[-1].scope, self._slots_of(level)
@@ -133,9 +133,7 @@ class Finishing(DirectSums):
             inner.body.append(self._direct_store(d, self._slots(level.first), totals[d.term]))
         self._complete(inner, {t: v for t, v in totals.items() if t in done}, done)
         scope.body.append(self._close(nest))
-        for axis in kept:
-            del self.coords[axis]
-        self.plan = whole
+        self.plan, self.coords = whole, outside
 
     def _slots_of(self, level: Level) -> tuple[Expr, Expr]:
         """What k runs over, and the slot that it stands for."""
@@ -150,7 +148,7 @@ class Finishing(DirectSums):
         lanes = self._lanes_of(term)
         kept = [a for a in lanes if a in term.axes]
         if len(kept) < len(lanes):
-            folded = self._fold_accumulator(term, label)
+            folded = self._fold_accumulator(term, name(label))
             label = self.names.fresh(label)
             self.top.body.append(Let(label, folded))
         return Partial(term, label, kept, "")

@@ -86,6 +86,7 @@ class Schedule:
     direct: dict[Term, tuple[Axis, ...]]  # final sums with a partial sum per item, and the row axes that they keep
     shared: bool = False
     slide: Slide | None = None
+    whole: tuple[Axis, ...] = ()  # row axes that are in the tile from end to end, though the row is in chunks
 
     def blocks(self, axis: Axis) -> Size:
         return blocks(axis.size, self.tile.get(axis, 1))
@@ -160,6 +161,7 @@ class Scheduler:
             items, programs, warps, self._stages(tile, chunked), tuple(order),
             not self.shared and (chunked or self._hoisted(rows, tile, accumulators)), self.online,
             self.direct if chunked else {}, self.shared, slide,
+            self._whole(rows, tile) if chunked else (),
         )  # fmt: skip
 
     # ------------------------------------------------------------------ roles
@@ -400,6 +402,13 @@ class Scheduler:
             return None
         found = slide_of(self.program, row[0], self.size, self.hints)
         return found if found is not None and tile[row[0]] % found.group == 0 else None
+
+    def _whole(self, row: tuple[Axis, ...], tile: dict[Axis, int]) -> tuple[Axis, ...]:
+        """The vector, where it fits: then the loop around it is the innermost, and its loads are in flight ahead."""
+        vector = self._vector()
+        if self.shared or self.scans or vector not in row or len(row) < 2 or self.size[vector] > tile.get(vector, 1):
+            return ()
+        return (vector,)
 
     def _warps(self, lanes: int, accumulators: bool) -> int:
         steps = ((512, 1), (2048, 4), (4095 if accumulators else 8192, 8), (16384, 16))
