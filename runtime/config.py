@@ -28,13 +28,15 @@ class Settings:
     """backend: None leaves it to `compile(...)`. check: compare each first call with the user's own method.
 
     check_bytes: above this many bytes of intermediates the first-call check runs on inputs cut to a few elements.
-    debug: verify every graph after every step.
+    debug: verify every graph after every step. tune: on a GPU, time up to three configurations of every kernel at its
+    first sizes and keep the fastest, on disk.
     """
 
     backend: str | None = None
     check: bool = True
     check_bytes: int = 16 << 20
     debug: bool = False
+    tune: bool = False
 
 
 _patched: ContextVar[Settings | None] = ContextVar("fusegrad_settings", default=None)
@@ -95,7 +97,8 @@ def in_force() -> list[tuple[str, Any, Any]]:
 
 @functools.lru_cache(maxsize=16)
 def _settings_of(backend: str | None) -> Settings:
-    return Settings(backend=valid_backend(backend) if backend else None, debug=_DEBUG)
+    return Settings(backend=valid_backend(backend) if backend else None, debug=_DEBUG, tune=_TUNE)
 
 
 _DEBUG = os.environ.get("FUSEGRAD_DEBUG", "0") not in ("", "0")
+_TUNE = os.environ.get("FUSEGRAD_TUNE", "0") not in ("", "0")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import sympy
@@ -20,9 +20,9 @@ from ..tracer.capture import Trace, capture_lock
 from ..tracer.dtypes import TO_TORCH
 from ..tracer.opaque import OpaqueNode
 from ..tracer.torch_private import current_stream, memory_of
-from . import launch, reference
+from . import launch, reference, tune
 from .compile import generate, graph_of, kernels_of, text_of
-from .config import KERNEL_BACKENDS
+from .config import KERNEL_BACKENDS, settings
 from .replay import straight
 from .stats import count
 
@@ -100,6 +100,7 @@ class Prepared:
     launches: list[tuple[Kernel, Callable[..., None], list[tuple[str, int]], int, list[Any]]]
     outputs: list[tuple[tuple[int, ...], tuple[int, ...], torch.dtype]]
     temporaries: list[tuple[tuple[int, ...], tuple[int, ...], torch.dtype]]
+    settled: bool = False  # whether it was launched, with the configuration that it keeps
 
 
 @dataclass
@@ -150,11 +151,31 @@ class GroupRunner:
         outputs = [torch.empty_strided(*o[:2], dtype=o[2], device=self.device) for o in ready.outputs]
         temporaries = [torch.empty_strided(*t[:2], dtype=t[2], device=self.device) for t in ready.temporaries]
         memory: dict[str, Sequence[Tensor]] = {"input": inputs, "output": outputs, "temporary": temporaries}
-        for kernel, run, arguments, grid, scratch in ready.launches:
+        for at, (kernel, run, arguments, grid, scratch) in enumerate(ready.launches):
             if grid:
                 memory["scratch"] = [self.scratch(kernel, i, s) for i, s in enumerate(scratch)]
-                run([value if kind == "number" else memory[kind][value] for kind, value in arguments], grid)
+                given = [value if kind == "number" else memory[kind][value] for kind, value in arguments]
+                if not ready.settled and (tuned := self._tuned(ready, kernel, given, grid)) is not None:
+                    run, ready.launches[at] = tuned, (kernel, tuned, arguments, grid, scratch)
+                run(given, grid)
+        ready.settled = True
         return outputs
+
+    def _tuned(
+        self, ready: Prepared, kernel: Kernel, given: Sequence[Any], grid: int
+    ) -> Callable[[Sequence[Any], int], None] | None:
+        """The launcher of the fastest configuration; None where the schedule's own choice is to stay."""
+        options = tune.configurations(kernel, self.target)
+        if self.backend != "triton" or not settings().tune or len(options) < 2:
+            return None
+        if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return None
+        text = text_of(ready.kernels)
+        made = {k.num_warps: launch.launcher(k, text, self.backend, self.device) for k in options}
+        name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else str(self.target)
+        numbers = [n for n in given if isinstance(n, int)]
+        best = tune.fastest(name, options, text, numbers, lambda k: partial(made[k.num_warps], given, grid))
+        return None if best is kernel else made[best.num_warps]
 
     def _prepared(self, sizes: Sizes, key: tuple[int, ...]) -> Prepared | None:
         if self.one_by_one:
