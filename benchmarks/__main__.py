@@ -4,6 +4,7 @@
     make bench ARGS="--quick"                        one shape per Function
     make bench ARGS="--only host,latency"            some parts; the others' last results stay
     python -m fusegrad.benchmarks limits             tighten limits.json to what has become better
+    python -m fusegrad.benchmarks needs              write needs.json from the last results
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from . import inductor, kernels, latency, limits, overhead, picture, plans, report
+from . import inductor, kernels, latency, limits, needs, overhead, picture, plans, report
 from .suite import CASES, Case, chosen
 
 Rows = Iterator[dict[str, Any]]
@@ -74,10 +75,28 @@ def bench(options: argparse.Namespace) -> int:
     for name in options.only:
         began = time.monotonic()
         rows = list(PARTS[name](cases, options))
-        found = {"date": today(), "seconds": round(time.monotonic() - began), "rows": rows}
+        known = results.get(name, {}).get("rows", ())
+        found = {"date": today(), "seconds": round(time.monotonic() - began), "rows": merged(known, rows)}
         results |= {"machine": machine(), name: found}
-        file.write_text(json.dumps(results, indent=1) + "\n")
+        file.write_text(written(results))
     return show(results, options)
+
+
+def merged(known: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows that there were, with the new ones in place of those for the same case or Function."""
+    return list({row.get("case") or row["function"]: row for row in (*known, *rows)}.values())
+
+
+def written(results: dict[str, Any]) -> str:
+    """JSON with a line for each row."""
+    parts = {name: dict(part) for name, part in results.items()}
+    rows = {name: part.pop("rows") for name, part in parts.items() if "rows" in part}
+    text = json.dumps(parts, indent=1)
+    for name, found in rows.items():
+        lines = ",\n".join("   " + json.dumps(row) for row in found)
+        head = json.dumps(name) + ": {\n"
+        text = text.replace(head, f'{head}  "rows": [\n{lines}\n  ],\n')
+    return text + "\n"
 
 
 def show(results: dict[str, Any], options: argparse.Namespace) -> int:
@@ -136,8 +155,8 @@ def tighten(options: argparse.Namespace) -> int:
 # ------------------------------------------------------------------ the command line
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser("make bench", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("command", choices=("parts", "show", "limits"), nargs="?", default="parts",
-                        help="measure (default), print what was measured, or tighten limits.json")  # fmt: skip
+    parser.add_argument("command", choices=("parts", "show", "limits", "needs"), nargs="?", default="parts",
+                        help="measure (default), print what was measured, or write a table of limits")  # fmt: skip
     parser.add_argument("--only", type=_parts, default=list(PARTS), help=f"some of {','.join(PARTS)}")
     parser.add_argument("--match", default="", help="only cases whose names contain this")
     parser.add_argument("--quick", action="store_true", help="one shape per Function")
@@ -159,6 +178,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parsed(arguments)
     if options.command == "limits":
         return tighten(options)
+    if options.command == "needs":
+        needs.write(json.loads((options.out / "cpu.json").read_text())["kernels"]["rows"])
+        return 0
     if options.command == "show":
         return show(json.loads((options.out / "cpu.json").read_text()), options)
     return bench(options)

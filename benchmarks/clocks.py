@@ -20,7 +20,7 @@ class GpuClock:
 
     def __init__(self) -> None:
         self.sleep = 2_000_000
-        self.properties = torch.cuda.get_device_properties()
+        self.properties = torch.cuda.get_device_properties(torch.cuda.current_device())
 
     @property
     def l2(self) -> int:

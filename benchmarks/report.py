@@ -155,8 +155,9 @@ NOTES = {
     "The goals that need no GPU": "Where a limit is missed, `worst` says by how much and where.",
     "Host time": "An RMSNorm on 8x16 numbers, one thread. The least of many rounds, in brackets the middle half.",
     "The first call": "The first forward in a fresh process after its imports, 4096x4096. Without a GPU: tracing, "
-    "code generation and Triton's compilation for sm_90, without loading the binary. Cold: every cache empty. Warm: "
-    "Triton's and fusegrad's disk caches filled. torch.compile and `reference` run on this CPU, on 64 rows.",
+    "code generation and Triton's compilation for sm_90, without loading the binary; the quickest of three processes. "
+    "Cold: every cache empty. Warm: Triton's and fusegrad's disk caches filled. torch.compile and `reference` run on "
+    "this CPU, on 64 rows.",
     "The cases": "forward and backward (forward + backward for launches; registers, shared memory and accesses on "
     "sm_90, the worst kernel of each). Bytes are those that the plans move, a row that is read again out of L2 counted "
     "once; minimal is every input read once and every output written once. Inductor: torch.compile's own passes, "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from argparse import ArgumentTypeError
 from typing import Any
 
@@ -102,3 +103,15 @@ def test_what_is_written_about_the_machine_names_no_machine() -> None:
     found = command.machine()
     assert set(found) == {"processor", "cores", "versions"}
     assert "torch" in found["versions"]
+
+
+def test_rows_of_another_run_stay_where_no_new_one_takes_their_place() -> None:
+    old, new = [{"case": "A", "n": 1}, {"case": "B", "n": 1}], [{"case": "B", "n": 2}, {"case": "C", "n": 2}]
+    assert command.merged(old, new) == [{"case": "A", "n": 1}, {"case": "B", "n": 2}, {"case": "C", "n": 2}]
+
+
+def test_results_are_written_a_row_a_line() -> None:
+    found = {"machine": {"cores": 2}, **results()}
+    text = command.written(found)
+    assert json.loads(text) == found
+    assert sum('"case": "A[64,64]"' in line for line in text.splitlines()) == 3
