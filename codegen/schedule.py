@@ -25,6 +25,8 @@ from .sizes import Hints, blocks, number, power_of_two, tidy
 
 SHARED_ROW = 8192
 """Columns of a strip of rows that several programs walk together: two accumulators of it fit in registers."""
+CROWDED = ((32768, 2), (16384, 4))
+"""Lanes of a row held whole, and the most reductions that leave them in registers; with more it goes in chunks."""
 STRIP = 256
 """Columns of a strip whose sums over the rows are wanted: wide accesses, few bytes of partial sums."""
 
@@ -325,7 +327,8 @@ class Scheduler:
         copies = max(1, len([t for t in loads if t.axes - set(row)]) + len(accumulators)) * wide
         padded = self._padded(row)
         wasteful = padded > 32768 and padded > 1.25 * math.prod(self.size[a] for a in row)
-        crowded = padded >= 32768 and len(self.reductions) > 2 and self.target.kind != "interpret"
+        many = any(padded >= lanes and len(self.reductions) > most for lanes, most in CROWDED)
+        crowded = many and self.target.kind != "interpret"
         return padded * width * copies <= self.budget.held and not wasteful and not crowded
 
     def _row_loads(self, row: Iterable[Axis]) -> list[Term]:

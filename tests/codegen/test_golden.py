@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from bodies import BODIES
 from harness import K, M, N, graph_of
+from test_layout import CASES as LAYOUTS
+from test_mixed_axes import CASES as MIXED
 
 from fusegrad.codegen import TARGETS, generate, module
 
@@ -19,12 +21,15 @@ KERNELS = {
     "swiglu": {M: 32},
     "rope": {M: 4096},
     "dyt_backward": {M: 16384, N: 4096},
+    "group_norm_backward": {M: 32, N: 512, K: 4096},
+    "rope_interleaved": {M: 4096, N: 64},
 }
+ALL = {**BODIES, "group_norm_backward": MIXED["group backward"], "rope_interleaved": LAYOUTS["turned"]}
 
 
 @pytest.mark.parametrize("body", KERNELS)
 def test_golden(body: str, request: pytest.FixtureRequest) -> None:
-    function, inputs = BODIES[body]
+    function, inputs = ALL[body]
     sizes = {K: 8, N: 64, **KERNELS[body]}
     kernels = generate(graph_of(function, **inputs), target=TARGETS["cuda:90"], hints=sizes, name=body)
     text = module(kernels.kernels, f"{body} for cuda:90")

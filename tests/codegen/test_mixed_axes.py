@@ -94,8 +94,10 @@ CASES: dict[str, tuple[Body, dict[str, Input]]] = {
 }
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize(
+    ("sizes", "device"),
+    [("odd", "whole"), ("odd", "chunked"), ("odd", "tree"), ("one", "whole"), ("wide", "chunked")],
+)
 @pytest.mark.parametrize("case", CASES)
 def test_agrees(case: str, sizes: str, device: str) -> None:
     body, inputs = CASES[case]

@@ -1,0 +1,88 @@
+# group_norm_backward for cuda:90
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def last_to_arrive(counter, count):
+    """True in the last of `count` programs; leaves the counter at zero for the next launch."""
+    tl.debug_barrier()
+    last = tl.atomic_add(counter, 1, sem="acq_rel") == count - 1
+    if last:
+        tl.store(counter, 0)
+    return last
+
+
+@triton.jit
+def group_norm_backward(dy_ptr, x_ptr, w_ptr, mu_ptr, rstd_ptr, output_ptr, output_ptr_2, output_ptr_3, sum_partial_ptr, sum_partial_ptr_2, arrived_ptr, C, M, PROGRAMS, ITEMS, dy_stride, dy_stride_2, GROUPS, N: tl.constexpr, BLOCK_N: tl.constexpr, FAN: tl.constexpr, STRIPS: tl.constexpr, BLOCK_C: tl.constexpr):
+    C = C // 16 * 16  # a multiple of 16: accesses are wide
+    dy_stride = dy_stride // 16 * 16  # a multiple of 16: accesses are wide
+    dy_stride_2 = dy_stride_2 // 16 * 16  # a multiple of 16: accesses are wide
+    col = tl.arange(0, BLOCK_N)
+    pid = tl.program_id(0)
+    strip = pid // PROGRAMS
+    part = pid % PROGRAMS
+    d = tl.cast(strip, tl.int64)
+    for item in tl.range(part * ITEMS, tl.minimum((part + 1) * ITEMS, M)):
+        row = tl.cast(item, tl.int64)
+        sum_lanes = tl.zeros([BLOCK_N], tl.float32)
+        at_3 = row * 4 + d
+        mu = tl.load(mu_ptr + at_3)
+        rstd = tl.load(rstd_ptr + at_3)
+        sum_lanes_2 = tl.zeros([BLOCK_N], tl.float32)
+        for c_at in tl.range(0, C, 1, num_stages=3):
+            c_i = tl.cast(c_at, tl.int64)
+            at = row * dy_stride + d * dy_stride_2 + c_i * N
+            dy = tl.load(dy_ptr + at + col, eviction_policy="evict_last")
+            at_2 = d * C + c_i
+            w = tl.load(w_ptr + at_2)
+            mul_v = dy * w
+            sum_lanes += mul_v
+            x = tl.load(x_ptr + at + col, eviction_policy="evict_last")
+            mul_v_2 = (x - mu) * rstd
+            sum_lanes_2 += mul_v * mul_v_2
+            tl.store(sum_partial_ptr + tl.cast(strip * PROGRAMS * ITEMS + item, tl.int64) * C + c_i, tl.sum(dy * mul_v_2, 0))
+            tl.store(sum_partial_ptr_2 + tl.cast(strip * PROGRAMS * ITEMS + item, tl.int64) * C + c_i, tl.sum(dy, 0))
+        total = tl.sum(sum_lanes, 0)
+        total_2 = tl.sum(sum_lanes_2, 0)
+        div_v = total / tl.cast(dy_stride_2, tl.float32)
+        div_v_2 = total_2 / tl.cast(dy_stride_2, tl.float32)
+        for c_at in tl.range(0, C, 1, num_stages=3):
+            c_i = tl.cast(c_at, tl.int64)
+            at = row * dy_stride + d * dy_stride_2 + c_i * N
+            dy = tl.load(dy_ptr + at + col, eviction_policy="evict_first")
+            at_2 = d * C + c_i
+            w = tl.load(w_ptr + at_2)
+            mul_v = dy * w
+            x = tl.load(x_ptr + at + col, eviction_policy="evict_first")
+            mul_v_2 = (x - mu) * rstd
+            tl.store(output_ptr + at + col, rstd * (mul_v - div_v - mul_v_2 * div_v_2))
+    c = tl.arange(0, BLOCK_C)
+    group = part // FAN
+    members = tl.minimum(FAN, PROGRAMS - group * FAN)
+    if last_to_arrive(arrived_ptr + (strip * GROUPS + group), members):
+        for c_at in tl.range(0, C, BLOCK_C):
+            first_c = tl.cast(c_at, tl.int64)
+            inside = c < C - first_c
+            sum_total = tl.zeros([BLOCK_C], tl.float32)
+            for k in range(group * FAN * ITEMS, tl.minimum((group * FAN + members) * ITEMS, M)):
+                sum_total += tl.load(sum_partial_ptr + tl.cast(strip * PROGRAMS * ITEMS + k, tl.int64) * C + first_c + c, mask=inside, other=0.0, cache_modifier=".cg")
+            sum_total_2 = tl.zeros([BLOCK_C], tl.float32)
+            for k in range(group * FAN * ITEMS, tl.minimum((group * FAN + members) * ITEMS, M)):
+                sum_total_2 += tl.load(sum_partial_ptr_2 + tl.cast(strip * PROGRAMS * ITEMS + k, tl.int64) * C + first_c + c, mask=inside, other=0.0, cache_modifier=".cg")
+            tl.store(sum_partial_ptr + tl.cast((strip * PROGRAMS + group * FAN) * ITEMS, tl.int64) * C + first_c + c, sum_total, mask=inside)
+            tl.store(sum_partial_ptr_2 + tl.cast((strip * PROGRAMS + group * FAN) * ITEMS, tl.int64) * C + first_c + c, sum_total_2, mask=inside)
+        if last_to_arrive(arrived_ptr + STRIPS * GROUPS + strip, GROUPS):
+            for c_at in tl.range(0, C, BLOCK_C):
+                first_c = tl.cast(c_at, tl.int64)
+                inside = c < C - first_c
+                sum_total = tl.zeros([BLOCK_C], tl.float32)
+                for k in range(GROUPS):
+                    sum_total += tl.load(sum_partial_ptr + tl.cast((strip * PROGRAMS + k * FAN) * ITEMS, tl.int64) * C + first_c + c, mask=inside, other=0.0, cache_modifier=".cg")
+                sum_total_2 = tl.zeros([BLOCK_C], tl.float32)
+                for k in range(GROUPS):
+                    sum_total_2 += tl.load(sum_partial_ptr_2 + tl.cast((strip * PROGRAMS + k * FAN) * ITEMS, tl.int64) * C + first_c + c, mask=inside, other=0.0, cache_modifier=".cg")
+                at = d * C + first_c
+                tl.store(output_ptr_2 + at + c, sum_total, mask=inside)
+                tl.store(output_ptr_3 + at + c, sum_total_2, mask=inside)

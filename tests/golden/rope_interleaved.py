@@ -1,0 +1,27 @@
+# rope_interleaved for cuda:90
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def rope_interleaved(q_ptr, c_ptr, s_ptr, output_ptr, N, M, q_stride, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr):
+    N = N // 16 * 16  # a multiple of 16: accesses are wide
+    q_stride = q_stride // 16 * 16  # a multiple of 16: accesses are wide
+    pid = tl.program_id(0)
+    rest = pid // tl.cdiv(N, BLOCK_N)
+    col = tl.arange(0, BLOCK_N)[None, :]
+    first_col = tl.cast(pid % tl.cdiv(N, BLOCK_N), tl.int64) * BLOCK_N
+    inside_col = col < N - first_col
+    row = tl.arange(0, BLOCK_M)[:, None]
+    first_row = tl.cast(rest, tl.int64) * BLOCK_M
+    inside_row = row < M - first_row
+    at = first_row * q_stride + first_col * 2
+    lanes = tl.cast(row, tl.int64) * q_stride + col * 2
+    q = tl.load(q_ptr + at + lanes, mask=inside_row & inside_col, other=0.0)
+    c = tl.load(c_ptr + first_col + col, mask=inside_col, other=0.0)
+    at_2 = first_row * q_stride + first_col * 2 + 1
+    q_2 = tl.load(q_ptr + at_2 + lanes, mask=inside_row & inside_col, other=0.0)
+    s = tl.load(s_ptr + first_col + col, mask=inside_col, other=0.0)
+    tl.store(output_ptr + at + lanes, q * c - q_2 * s, mask=inside_row & inside_col)
+    tl.store(output_ptr + at_2 + lanes, q_2 * c + q * s, mask=inside_row & inside_col)
