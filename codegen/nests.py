@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from .axes import Axis, Index
-from .loops import Expr, For, Let, Scope, Statement, binary, call, literal, name, unary
+from .loops import Expr, For, Let, Scope, Statement, binary, call, literal, name
 from .values import FINISH, Coord, Groups, Values
 
 
@@ -90,7 +90,9 @@ class Nests(Values):
         assert self.plan.slide is not None
         lane, group, n = self.lane(axis), literal(self.plan.slide.group), self.size(axis.size)
         start = binary("*", binary("//", lane, group), group)
-        before, left = unary("-", first), binary("-", n, first)
+        narrow = call("tl.minimum", binary("-", n, first), self.block(axis))
+        left = self._let(scope, "left", call("tl.cast", narrow, literal("tl.int32")))
+        before = self._let(scope, "before", call("tl.where", binary("<", first, literal(0)), self._shift(), literal(0)))
         near = binary("<", start, left)
         inside = binary("&", binary(">=", lane, before), binary("<", lane, left))
         whole = binary("&", binary(">=", start, before), binary("<=", binary("+", start, group), left))

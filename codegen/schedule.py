@@ -152,9 +152,8 @@ class Scheduler:
         after = frozenset(t for t in self.program.terms if t in set(final) or self.under[t] & set(final))
         self._check_after(final, after, chunked, rows)
         slide = self._slide(rows, tile) if chunked else None
-        narrow = any(self.size[a] % 8 for a in order[-1:])  # narrow accesses want more threads
-        odd = chunked and not self.shared and slide is None and narrow
-        warps = self._warps(math.prod(tile.values()) * (4 if odd else 1), bool(accumulators))
+        narrow = chunked and slide is None and self._odd()
+        warps = self._warps(math.prod(tile.values()) * (4 if narrow else 1), bool(accumulators))
         items, programs = self._persistent(walked, grid, tile, rows, chunked, warps, final)
         if programs is None:
             walked, grid = (), tuple(outer)
@@ -372,7 +371,8 @@ class Scheduler:
             left = max(1, self.budget.lanes // math.prod(tile.values()))
         elif row:
             left = self.budget.chunk if vector in row else min(256, self.budget.chunk // 16)
-            left = max(left, SHARED_ROW) if self.shared and self.target.kind != "interpret" else left
+            if self.shared and self.target.kind != "interpret":
+                left = SHARED_ROW // (2 if self._odd() else 1)
             for a in [a for a in reversed(order) if a in row]:
                 tile[a] = min(power_of_two(self.size[a]), left)
                 left //= tile[a]
@@ -398,6 +398,10 @@ class Scheduler:
             if left > 1 and len(tile) < 4:
                 tile[a] = min(power_of_two(self.size[a]), left)
                 left //= tile[a]
+
+    def _odd(self) -> bool:
+        """Accesses are narrow, and want more threads: addresses for every element are in registers."""
+        return any(self.size[a] % 8 for a in self.order[-1:])
 
     def _slide(self, row: tuple[Axis, ...], tile: dict[Axis, int]) -> Slide | None:
         """Whether the chunks of a row begin at the boundary below it: lanes mean other columns in every row."""
