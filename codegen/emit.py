@@ -52,7 +52,7 @@ class Emitter(Strips):
     # ------------------------------------------------------------------ coordinates
     def _coordinates(self, axes: Sequence[Axis], flat: Expr, scope: Scope, level: int) -> None:
         """Take a flat number apart, the last axis fastest."""
-        axes = [a for a in axes if not self._alone(a)] if level == 0 else list(axes)
+        axes, slid = [a for a in axes if not self._alone(a)] if level == 0 else list(axes), None
         for position, axis in reversed(list(enumerate(axes))):
             place = flat
             if position:
@@ -60,7 +60,12 @@ class Emitter(Strips):
                 rest = self.names.fresh("rest")
                 scope.body.append(Let(rest, binary("//", flat, self.count(axis))))
                 flat = name(rest)
-            (self._blocked if axis in self.plan.tile else self._scalar)(axis, place, scope, level)
+            if self.plan.slide is not None and axis is self.plan.slide.axis:
+                slid = place
+            else:
+                (self._blocked if axis in self.plan.tile else self._scalar)(axis, place, scope, level)
+        if slid is not None:
+            self._slid_block(axes[-1], slid, scope)
 
     # ------------------------------------------------------------------ the kernel
     def build(self) -> list[Statement]:

@@ -85,6 +85,12 @@ class Nests(Values):
             self.body.memo["shift"] = known = self._let(self.body, "shift", shift)
         return known
 
+    def _slid_block(self, axis: Axis, place: Expr, scope: Scope) -> None:
+        """A block of a row that begins at the boundary below it; where the row is has to be known."""
+        first = binary("*", call("tl.cast", place, literal("tl.int64")), self.block(axis))
+        begin = self._let(scope, f"first_{axis.name}", binary("-", first, self._shift()))
+        self._slid(axis, begin, scope)
+
     def _slid(self, axis: Axis, first: Expr, scope: Scope) -> None:
         """A chunk that begins at a boundary, some lanes before its row; masks by element and by group of 16 bytes."""
         assert self.plan.slide is not None

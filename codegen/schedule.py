@@ -91,7 +91,11 @@ class Schedule:
     whole: tuple[Axis, ...] = ()  # row axes that are in the tile from end to end, though the row is in chunks
 
     def blocks(self, axis: Axis) -> Size:
-        return blocks(axis.size, self.tile.get(axis, 1))
+        return blocks(self.reach(axis), self.tile.get(axis, 1))
+
+    def reach(self, axis: Axis) -> Size:
+        """The size of an axis, with the neighbours that the boundary below it may bring in."""
+        return axis.size + self.slide.group - 1 if self.slide is not None and axis is self.slide.axis else axis.size
 
     @property
     def strips(self) -> Size:
@@ -151,7 +155,7 @@ class Scheduler:
         tile = self._tile(rows, chunked, outer, walked if final else ())
         after = frozenset(t for t in self.program.terms if t in set(final) or self.under[t] & set(final))
         self._check_after(final, after, chunked, rows)
-        slide = self._slide(rows, tile) if chunked else None
+        slide = self._slide(rows or tuple(order[-1:]), tile) if chunked or not (rows or final) else None
         narrow = chunked and slide is None and self._odd()
         warps = self._warps(math.prod(tile.values()) * (4 if narrow else 1), bool(accumulators))
         items, programs = self._persistent(walked, grid, tile, rows, chunked, warps, final)
@@ -404,10 +408,11 @@ class Scheduler:
         return any(self.size[a] % 8 for a in self.order[-1:])
 
     def _slide(self, row: tuple[Axis, ...], tile: dict[Axis, int]) -> Slide | None:
-        """Whether the chunks of a row begin at the boundary below it: lanes mean other columns in every row."""
-        if self.shared or self.direct or self.scans or list(row) != self.order[-1:] or list(tile) != list(row):
+        """Where chunks or blocks of a row begin at the boundary below it: lanes mean other columns in every row."""
+        if self.shared or self.direct or self.scans or list(row) != self.order[-1:] or not row or list(tile) != [*row]:
             return None
-        found = slide_of(self.program, row[0], self.size, self.hints)
+        one_block = not self.row and isinstance(row[0].size, int) and row[0].size <= tile[row[0]]
+        found = slide_of(self.program, row[0], self.size, self.hints) if not one_block else None
         return found if found is not None and tile[row[0]] % found.group == 0 else None
 
     def _whole(self, row: tuple[Axis, ...], tile: dict[Axis, int]) -> tuple[Axis, ...]:

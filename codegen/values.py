@@ -189,6 +189,8 @@ class Values:
     def count(self, axis: Axis) -> Expr:
         """How many blocks an axis has."""
         n = self.size(axis.size)
+        if (beyond := self.plan.reach(axis)) != axis.size:
+            n = binary("+", n, literal(tidy(beyond - axis.size)))
         return call("tl.cdiv", n, self.block(axis)) if axis in self.plan.tile else n
 
     # ------------------------------------------------------------------ lanes

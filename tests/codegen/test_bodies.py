@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import sympy
 import torch
-from bodies import BODIES
+from bodies import BODIES, ROWS, WEIGHT
 from harness import INTERPRET, MANY, SMALL, K, M, N, agree, close, graph_of, inputs_of, run
 
 from fusegrad.codegen import TARGETS, Kernels, Target, generate, module
@@ -99,11 +99,11 @@ def test_strips_share_rows(body: str, sizes: dict[Any, int]) -> None:
     assert all(torch.equal(t, f) for t, f in zip(told, found, strict=True))
 
 
-@pytest.mark.parametrize("body", ["softmax", "softmax_backward", "layer_forward"])
+@pytest.mark.parametrize("body", ["softmax", "softmax_backward", "layer_forward", "biased"])
 @pytest.mark.parametrize("begin", [0, 1, 4])
 def test_rows_that_begin_anywhere(body: str, begin: int) -> None:
     """Chunks begin at the boundary below a row: its neighbours are read too, and count for nothing, not even NaN."""
-    function, inputs = BODIES[body]
+    function, inputs = {**BODIES, "biased": (lambda x, b: (x + b).tanh(), {"x": ROWS, "b": WEIGHT})}[body]
     sizes, graph = BoundSizes({M: 7, N: 37}), graph_of(function, **inputs)
     values = inputs_of(graph, sizes)
     for place, value in enumerate(values):
