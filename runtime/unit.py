@@ -217,9 +217,9 @@ class Unit:
         """(inputs, tangents) -> tangents of the outputs."""
         key = ("jvp", inputs)
         if key not in self._derived:
-            self._derived[key] = Unit(
-                f"{self.name}_jvp", lambda *a: jvp_of(self.body, a[:inputs], a[inputs:]), self.backend, self.reads
-            )
+            from .pushed import PushedUnit
+
+            self._derived[key] = PushedUnit(self, inputs)
         return self._told(key)
 
     def _told(self, key: Any) -> Unit:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.autograd import Function
-from torch.func import jacfwd, jvp, vmap
+from torch.func import grad, hessian, jacfwd, jvp, vmap
 
 import fusegrad
 from fusegrad.runtime.stats import stats
@@ -101,3 +101,38 @@ def test_sizes_are_symbols() -> None:
     x = numbers(7, 3)
     close(jvp(fast, (x, x + 1), (x, x))[1], (x * (x + 1)).cumsum(0))
     assert stats()["captures"] == before
+
+
+class Kept(Function):
+    """Second order goes through what forward kept."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        y = torch.tanh(x @ w)
+        ctx.save_for_backward(x, w, y)
+        return y.exp()
+
+    @staticmethod
+    def backward(ctx, g):
+        x, w, y = ctx.saved_tensors
+        inner = g * y.exp() * (1 - y * y)
+        return inner @ w.mT, x.mT @ inner
+
+
+def test_derivatives_of_derivatives_by_transposition() -> None:
+    fast, plain = fusegrad.compile(Kept, backend="interpret").apply, lambda x, w: torch.tanh(x @ w).exp()
+    w = numbers(4, 3)
+    for compose in (
+        lambda f: hessian(lambda x: f(x, w).sum())(X),
+        lambda f: vmap(hessian(lambda x: f(x, w).sum()))(torch.stack([X, X + 1])),
+        lambda f: jvp(grad(lambda x, w: f(x, w).sin().sum(), (0, 1)), (X, w), (DX, w.cos()))[1],
+        lambda f: grad(lambda x: jvp(lambda x: f(x, w), (x,), (DX,))[1].sum())(X),
+    ):
+        close(compose(fast), compose(plain))
+
+
+def test_the_derivative_of_forward_is_its_transposed_vjp() -> None:
+    fast = fusegrad.compile(Kept, backend="interpret", derive_jvp="forward").apply
+    plain, w = lambda x, w: torch.tanh(x @ w).exp(), numbers(4, 3)
+    close(jvp(fast, (X, w), (DX, w.cos()))[1], jvp(plain, (X, w), (DX, w.cos()))[1])
+    close(jacfwd(fast)(X, w), jacfwd(plain)(X, w))
