@@ -169,7 +169,7 @@ def running(x):
     return torch.cumsum(x.exp(), 0).log()
 
 
-SHARED = {  # launches forward and backward, and bytes kept for backward besides the arguments
+SHARED = {  # launches forward and backward, and bytes kept for backward besides the arguments, at most
     layers: ((leaf(6, 4), leaf(4, 4), leaf(4, 4, seed=1), leaf(4, 4, seed=2)), (6, 9), 3 * 6 * 4 * 4),
     normalized: ((leaf(6, 4), leaf(4)), (1, 1), 6 * 4),
     attention: ((leaf(6, 4), leaf(5, 4), leaf(5, 3)), (3, 5), 6 * 5 * 4),
@@ -183,7 +183,7 @@ SHARED = {  # launches forward and backward, and bytes kept for backward besides
 def test_backward_takes_over_what_forward_computed(f) -> None:
     args, (forward, backward), more = SHARED[f]
     found = fusegrad.explain(fusegrad.compile(f, backend="interpret"), *args, target="cuda:90").to_dict()
-    assert found["launches"] == {"forward": forward, "backward": backward}
+    assert found["launches"]["forward"] <= forward and found["launches"]["backward"] <= backward
     assert found["saved_bytes"] - sum(a.numel() * 4 for a in args) <= more
 
 
