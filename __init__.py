@@ -4,6 +4,7 @@
 fusegrad.explain(Fast, *args)     what it becomes: kernels, launches, bytes, and why a method is not compiled
 fusegrad.export(Fast, *args, path="fast.py")   what it became: a Triton module without fusegrad, graphs, pictures
 fusegrad.check(Fast, *args)       whether it is what you wrote, over transforms, dtypes, layouts and sizes
+fusegrad.profile(Fast, *args)     how long it takes here, beside eager, and what a GPU would need at least
 fusegrad.stats()                  counters of this process
 fusegrad.config.patch(...)        settings for a block of code
 """
@@ -14,6 +15,7 @@ from .runtime.checking.trial import CheckError, check
 from .runtime.explain import explain
 from .runtime.exporting.export import export
 from .runtime.function import FallbackWarning, compile
+from .runtime.profiling.profile import profile
 from .runtime.stats import stats
 
 __all__ = [
@@ -26,6 +28,7 @@ __all__ = [
     "config",
     "explain",
     "export",
+    "profile",
     "random",
     "stats",
 ]

@@ -11,6 +11,7 @@ from .ir.errors import FusegradError
 from .runtime import demo
 from .runtime.checking import command as check_command
 from .runtime.exporting import command as export_command
+from .runtime.profiling import command as profile_command
 
 
 class Command(Protocol):
@@ -23,7 +24,9 @@ class Command(Protocol):
     def run(self, options: argparse.Namespace) -> int: ...
 
 
-COMMANDS: dict[str, Command] = {"demo": demo, "check": check_command, "export": export_command}
+COMMANDS: dict[str, Command] = {
+    "demo": demo, "check": check_command, "export": export_command, "profile": profile_command,
+}  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

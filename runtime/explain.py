@@ -100,6 +100,7 @@ class Explanation:
     residuals: tuple[Place, ...] = ()
     user_outputs: int = 0
     opaque: list[OpaqueCall] = field(default_factory=list)
+    sizes: Sizes = field(default_factory=dict)  # of the symbols, at the arguments that were given
 
     @property
     def kernels(self) -> list[KernelReport]:
@@ -226,7 +227,7 @@ def explain(target_class: Any, /, *args: Any, target: str | None = None) -> Expl
     specialization = _forward(compiler, stand_ins, args, methods)
     found = Explanation(compiler.cls.__name__, where, methods, {}, 0)
     if specialization is not None:
-        sizes = {**specialization.hints, **specialization.sizes(stand_ins)}
+        found.sizes = sizes = {**specialization.hints, **specialization.sizes(stand_ins)}
         has_backward = _backward_is_captured(compiler, specialization, methods)
         describe = _on_cpu if where == "cpu" else _on_gpu
         describe(found, specialization, sizes, has_backward)

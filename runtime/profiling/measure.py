@@ -1,0 +1,105 @@
+"""Times of calls: of a CPU by the wall clock, of a GPU by its own events, with its L2 emptied before each call."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+Tensor = torch.Tensor
+WARM_UP = 5
+FEWEST, MOST = 10, 2000
+FLUSH = 256 << 20  # bytes, more than any L2
+
+
+@dataclass(frozen=True)
+class Times:
+    """Microseconds per call: the median, and the bounds of the middle four fifths."""
+
+    median: float
+    p10: float
+    p90: float
+    calls: int
+
+
+def times_of(call: Callable[[], Any], device: torch.device, seconds: float) -> Times:
+    """Warm up, then call for so long (ten times at least)."""
+    for _ in range(WARM_UP):
+        call()
+    once = _on_gpu if device.type == "cuda" else _on_cpu
+    stop, samples = time.perf_counter() + seconds, list[float]()
+    flush = torch.empty(FLUSH, dtype=torch.int8, device=device) if device.type == "cuda" else None
+    while len(samples) < FEWEST or (time.perf_counter() < stop and len(samples) < MOST):
+        samples.append(once(call, flush))
+    return summary(samples)
+
+
+def summary(samples: Sequence[float]) -> Times:
+    """Of at least one sample."""
+    ordered = sorted(samples)
+    median, p10, p90 = (ordered[round(q * (len(ordered) - 1))] for q in (0.5, 0.1, 0.9))
+    return Times(median, p10, p90, len(ordered))
+
+
+def _on_cpu(call: Callable[[], Any], flush: Tensor | None) -> float:
+    began = time.perf_counter_ns()
+    call()
+    return (time.perf_counter_ns() - began) / 1e3
+
+
+def _on_gpu(call: Callable[[], Any], flush: Tensor | None) -> float:
+    assert flush is not None
+    flush.zero_()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    start.record()
+    call()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) * 1e3
+
+
+def copy_bandwidth(device: torch.device) -> float | None:
+    """Bytes per second of a copy of 256 MB, read and written; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    source = torch.empty(FLUSH, dtype=torch.int8, device=device)
+    target = torch.empty_like(source)
+    return 2 * FLUSH / times_of(lambda: target.copy_(source), device, 0.2).median * 1e6
+
+
+@contextmanager
+def saved_bytes(inputs: Sequence[Any]) -> Iterator[list[int]]:
+    """Within: what autograd keeps besides the inputs, in bytes, each piece of memory once."""
+    total, seen = [0], {t.untyped_storage().data_ptr() for t in inputs if isinstance(t, Tensor)}
+
+    def pack(tensor: Tensor) -> Tensor:
+        memory = tensor.untyped_storage()
+        if memory.data_ptr() not in seen:
+            seen.add(memory.data_ptr())
+            total[0] += memory.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        yield total
+
+
+def operations(run: Callable[[], Any], device: torch.device, calls: int = 10) -> tuple[list[dict[str, Any]], Any]:
+    """What one call runs on the device, by name, out of torch's profiler; and the profiler, for its trace."""
+    kinds = [torch.profiler.ProfilerActivity.CPU]
+    if device.type == "cuda":
+        kinds.append(torch.profiler.ProfilerActivity.CUDA)
+    run()
+    with torch.profiler.profile(activities=kinds) as profiler:
+        for _ in range(calls):
+            run()
+    spent = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
+    rows = [
+        {"name": e.key, "calls": e.count / calls, "microseconds": getattr(e, spent) / calls}
+        for e in profiler.key_averages()
+        if getattr(e, spent) > 0
+    ]
+    return sorted(rows, key=lambda row: -row["microseconds"]), profiler

@@ -1,0 +1,246 @@
+"""`fusegrad.profile`: how long a compiled Function takes here, beside the class as written, and what a GPU would need.
+
+Two kinds of figures that are never mixed: *measured* ones, of the machine at hand, and *modelled* ones, of a GPU that
+is named: the least time in which its memory could move what the kernels move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...ir.errors import FusegradError
+from ..cache import versions
+from ..explain import compiler_of, explain
+from ..function import Compiler, compile
+from ..guards import is_float
+from ..specs import is_spec, parse_spec
+from ..trees import arguments
+from .devices import Device, device_named
+from .measure import Times, copy_bandwidth, operations, saved_bytes, times_of
+from .model import Modelled, modelled
+
+Tensor = torch.Tensor
+Apply = Callable[..., Any]
+BASELINES = ("eager", "torch.compile")
+OURS = "fusegrad"
+
+
+class ProfileArgumentError(FusegradError, ValueError):
+    """A baseline or a path that profile does not know."""
+
+    message = "profile({function}): {detail}\n  at:   {where}\n  fix:  {fix}"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One direction of one candidate on the machine at hand. error: why it could not be timed."""
+
+    candidate: str
+    direction: str
+    times: Times | None
+    error: str = ""
+
+
+@dataclass
+class Profile:
+    """What `profile` found. Prints as tables; `to_dict()`; `write(path)` as .json, .html, or a Chrome trace."""
+
+    name: str
+    backend: str
+    machine: str
+    arguments: str
+    measured: list[Measured]
+    saved: dict[str, int]
+    operations: dict[str, list[dict[str, Any]]]
+    modelled: list[Modelled]
+    device: Device
+    binaries: dict[str, dict[str, Any]]
+    copy_bandwidth: float | None = None
+    peak: int | None = None
+    versions: dict[str, str] = field(default_factory=versions)
+    traces: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values. Times in microseconds, memory in bytes, bandwidth in bytes per second."""
+        rows = [
+            {"candidate": m.candidate, "direction": m.direction, "error": m.error}
+            | (asdict(m.times) if m.times else {})
+            for m in self.measured
+        ]
+        model = {"device": asdict(self.device), "launches": [m.facts() for m in self.modelled]}
+        return {
+            "schema": 1, "function": self.name, "backend": self.backend, "machine": self.machine,
+            "arguments": self.arguments, "versions": self.versions,
+            "measured": {
+                "times": rows, "saved_bytes": self.saved, "operations": self.operations,
+                "copy_bandwidth": self.copy_bandwidth, "peak_bytes": self.peak,
+            },
+            "modelled": model, "binaries": self.binaries,
+        }  # fmt: skip
+
+    def __str__(self) -> str:
+        from .report import as_text
+
+        return as_text(self)
+
+    __repr__ = __str__
+
+    def write(self, path: str | Path) -> None:
+        """`.json`, `.html` (one page without requests), or `.trace.json`: what ran, for Perfetto or chrome://tracing."""
+        from .report import write
+
+        write(self, Path(path))
+
+
+def profile(
+    target_class: Any,
+    /,
+    *args: Any,
+    baselines: Sequence[str] = ("eager",),
+    device: str = "h100",
+    seconds: float = 0.5,
+    metrics: bool = False,
+) -> Profile:
+    """Time forward and backward of a compiled Function, and model its kernels on a named GPU.
+
+    args: tensors, or specifications such as "bf16[8192,4096]", for which random tensors are made (on the GPU, if there
+    is one). baselines: "eager" (the class as you wrote it), "torch.compile". device: of the model: "a100", "h100",
+    "h200", "mi300x". seconds: that each candidate is called for, per direction. metrics: also compile the kernels for
+    that device (no GPU needed) and report registers, spills and shared memory.
+    Raises UnknownDeviceError, ProfileArgumentError, SpecError. What cannot be timed says why in its row.
+    """
+    modelled_on, fast = device_named(device), _compiled(target_class)
+    compiler = compiler_of(fast)
+    _require_known(compiler, baselines)
+    real = [_real(a) for a in arguments(fast, args)]
+    real = list(_following(compiler.complete(real)))
+    place = next((a.device for a in real if isinstance(a, Tensor)), torch.device("cpu"))
+    found = explain(fast, *args, target=modelled_on.target)
+    result = Profile(
+        name=compiler.cls.__name__, backend=compiler.backend_for(real), machine=_machine(place),
+        arguments=", ".join(map(_described, real)), measured=[], saved={}, operations={},
+        modelled=modelled(found, modelled_on, found.sizes), device=modelled_on,
+        binaries=found.metrics(modelled_on.target) if metrics and found.kernel_records else {},
+        copy_bandwidth=copy_bandwidth(place),
+    )  # fmt: skip
+    for name, apply in _candidates(compiler, fast, baselines):
+        _measure(result, name, apply, real, place, seconds)
+    return result
+
+
+def _require_known(compiler: Compiler, baselines: Sequence[str]) -> None:
+    unknown = [b for b in baselines if b not in BASELINES]
+    if unknown:
+        raise ProfileArgumentError(
+            function=compiler.cls.__name__, detail=f"there is no baseline {unknown[0]!r}",
+            fix=f"some of {', '.join(BASELINES)}.",
+        )  # fmt: skip
+
+
+# ------------------------------------------------------------------ arguments
+def _real(value: Any) -> Any:
+    """A tensor for a specification: normal numbers, small integers."""
+    if not is_spec(value):
+        return value
+    (dtype, shape), where = parse_spec(value), "cuda" if torch.cuda.is_available() else "cpu"
+    if dtype.is_floating_point or dtype.is_complex:
+        return torch.randn(shape, device=where).to(dtype)
+    return torch.randint(0, 2, shape, device=where).to(dtype)
+
+
+def _following(values: Sequence[Any]) -> Iterator[Any]:
+    """Where no argument asks for a gradient, every floating one is taken to."""
+    asked = any(isinstance(v, Tensor) and v.requires_grad for v in values)
+    for value in values:
+        if isinstance(value, Tensor):
+            value = value.detach().requires_grad_(value.requires_grad or (not asked and is_float(value)))
+        yield value
+
+
+def _described(value: Any) -> str:
+    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}" if isinstance(value, Tensor) else repr(value)
+
+
+def _machine(place: torch.device) -> str:
+    if place.type == "cuda":
+        return torch.cuda.get_device_name(place)
+    return f"CPU, {torch.get_num_threads()} thread{'s' * (torch.get_num_threads() > 1)}"
+
+
+# ------------------------------------------------------------------ measuring
+def _compiled(target_class: Any) -> Any:
+    return target_class if hasattr(target_class, "_fusegrad") else compile(target_class)
+
+
+def _candidates(compiler: Compiler, fast: Any, baselines: Sequence[str]) -> Iterator[tuple[str, Apply]]:
+    yield OURS, _call_of(compiler, fast)
+    if "eager" in baselines:
+        yield "eager", compiler.users
+    if "torch.compile" in baselines:
+        yield "torch.compile", torch.compile(lambda *args: compiler.users(*args), dynamic=False)
+
+
+def _call_of(compiler: Compiler, fast: Any) -> Apply:
+    """The call that a user makes; of containers, the flat one beneath it."""
+    if hasattr(fast, "_fusegrad_flat"):
+        return lambda *args: compiler(args, {})
+    return getattr(fast, "apply", fast)  # type: ignore[no-any-return]
+
+
+def _measure(
+    result: Profile, name: str, apply: Apply, args: Sequence[Any], place: torch.device, seconds: float
+) -> None:
+    """forward without a graph, then backward of a forward that is kept. What fails says so in its row."""
+    direction = "forward"
+    try:
+        _timed(result, name, direction, _without_grad(apply, args), place, seconds)
+        with saved_bytes(args) as total:
+            outputs = _differentiable(apply(*args))
+        if outputs:
+            result.saved[name], direction = total[0], "backward"
+            _timed(result, name, direction, _backward(outputs, args), place, seconds)
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}".splitlines()[0]
+        result.measured.append(Measured(name, direction, None, why))
+
+
+def _timed(
+    result: Profile, name: str, direction: str, call: Callable[[], Any], place: torch.device, seconds: float
+) -> None:
+    result.measured.append(Measured(name, direction, times_of(call, place, seconds)))
+    if name == OURS:
+        _observe(result, direction, call, place)
+
+
+def _without_grad(apply: Apply, args: Sequence[Any]) -> Callable[[], Any]:
+    def forward() -> Any:
+        with torch.no_grad():
+            return apply(*args)
+
+    return forward
+
+
+def _differentiable(outputs: Any) -> list[Tensor]:
+    flat = outputs if isinstance(outputs, tuple) else (outputs,)
+    return [o for o in flat if isinstance(o, Tensor) and o.requires_grad]
+
+
+def _backward(outputs: Sequence[Tensor], args: Sequence[Any]) -> Callable[[], Any]:
+    inputs = list({id(a): a for a in args if isinstance(a, Tensor) and a.requires_grad}.values())
+    gradients = [torch.randn_like(o) for o in outputs]
+    return lambda: torch.autograd.grad(outputs, inputs, gradients, retain_graph=True, allow_unused=True)
+
+
+def _observe(result: Profile, direction: str, call: Callable[[], Any], place: torch.device) -> None:
+    """What ran, by name; and how much memory at most, where the device counts it."""
+    result.operations[direction], result.traces[direction] = operations(call, place)
+    if place.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(place)
+        before = torch.cuda.memory_allocated(place)
+        call()
+        result.peak = max(result.peak or 0, torch.cuda.max_memory_allocated(place) - before)
