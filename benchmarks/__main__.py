@@ -67,18 +67,18 @@ PARTS: dict[str, Callable[[list[Case], argparse.Namespace], Rows]] = {
 
 # ------------------------------------------------------------------ running them
 def bench(options: argparse.Namespace) -> int:
-    """Run the parts asked for, write the results after each, print the tables."""
+    """Run the parts asked for, write each result as it comes, print the tables."""
     cases = chosen(options.match, options.quick)
     file = options.out / "cpu.json"
     results = json.loads(file.read_text()) if file.exists() else {}
     options.out.mkdir(parents=True, exist_ok=True)
     for name in options.only:
-        began = time.monotonic()
-        rows = list(PARTS[name](cases, options))
-        known = results.get(name, {}).get("rows", ())
-        found = {"date": today(), "seconds": round(time.monotonic() - began), "rows": merged(known, rows)}
-        results |= {"machine": machine(), name: found}
-        file.write_text(written(results))
+        began, rows = time.monotonic(), results.get(name, {}).get("rows", [])
+        for row in PARTS[name](cases, options):
+            rows = merged(rows, [row])
+            part = {"date": today(), "seconds": round(time.monotonic() - began), "rows": rows}
+            results |= {"machine": machine(), name: part}
+            file.write_text(written(results))
     return show(results, options)
 
 
