@@ -120,6 +120,8 @@ class _Call:
             yield f"{'' if self.observed else 'not '}{text.constant(hooks_are_active, 'hooks')}()"
         if not self.own:
             yield f"not {text.constant(self.spec, 'spec')}.backward_failed"
+        if any(self.spec.forward.needs_input_grad):
+            yield f"{text.constant(torch.is_grad_enabled, 'grad_mode')}() is {torch.is_grad_enabled()}"
         if self.spec.writes_inputs:
             yield f"not {text.constant(share_memory, 'share_memory')}(args)"
 

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fusegrad
 from fusegrad.codegen import TARGETS
+from fusegrad.ir.errors import UnsupportedBackendError
 from fusegrad.runtime import function, inline, launch, plan
 from fusegrad.runtime.ready import FIRST, TABLE, never
 
@@ -260,6 +261,8 @@ CIRCUMSTANCES: dict[str, Callable[[Any], Any]] = {
 def test_what_surrounds_a_call_is_noticed(name) -> None:
     make = lambda: (X.clone().requires_grad_(),)  # noqa: E731
     fast = warmed(Softmax, make)
+    for _ in range(FIRST + 2):
+        fast.apply(X.clone())
     for _ in range(2):
         reference = Composite if name in ("func.grad", "vmap", "dual numbers") else Softmax
         mine, theirs = CIRCUMSTANCES[name](fast), CIRCUMSTANCES[name](reference)
@@ -457,3 +460,28 @@ def test_every_call_launches_and_allocates_the_same(cls, monkeypatch) -> None:
     launches, allocations = zip(*calls, strict=True)
     assert all(each == launches[0] for each in launches) and len(launches[0]) == 2  # forward, backward
     assert allocations[0] == [] and allocations[-1] == allocations[-2] == allocations[-3] != []
+
+
+class Asks(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2 if ctx.needs_input_grad[0] else x * 3
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 2
+
+
+def test_what_needs_a_gradient_is_known_without_grad_mode() -> None:
+    fast: Any = fusegrad.compile(Asks)
+    with torch.no_grad():
+        for needs in (False, True) * (FIRST + 2):
+            assert torch.equal(fast.apply(X.clone().requires_grad_(needs)), X * (2 if needs else 3))
+    for _ in range(2):  # what was written out without grad mode has no node
+        assert fast.apply(X.clone().requires_grad_()).requires_grad
+
+
+def test_a_setting_holds_for_calls_that_are_written_out() -> None:
+    fast = warmed(Softmax, lambda: (X.clone().requires_grad_(),))
+    with fusegrad.config.patch(backend="triton"), pytest.raises(UnsupportedBackendError):
+        fast.apply(X.clone().requires_grad_())
