@@ -100,8 +100,6 @@ def state_unchanged(text: Straight) -> Iterable[str]:
     """torch's state and the settings are what they are at present; nobody watches nested calls."""
     yield from (condition.format(text.constant(subject, "torch")) for condition, subject in UNSEEN)
     yield f"not {text.constant(nested, 'nested')}.watchers"
-    if not torch.is_grad_enabled():  # else the tensors' check tells it
-        yield f"not {text.constant(torch.is_grad_enabled, 'grad_mode')}()"
     for condition, ask, answer in in_force():
         yield condition.format(text.constant(ask, "setting"), text.constant(answer, "value"))
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):

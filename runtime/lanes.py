@@ -18,12 +18,13 @@ import torch
 from ..ir import Graph, building, emit
 from ..ir.errors import LoweringError
 from ..ir.transforms.batch import batch, lead
-from ..ir.transforms.extern import Batched, NoRuleError
+from ..ir.transforms.extern import NO_RULES, Batched, NoRuleError
 from ..ir.transforms.ops import DIFFERENTIABLE, permute
 from ..ir.types import Size
 from ..tracer.capture import Trace, settled
 from .compile import cheaper, graph_of
 from .config import KERNEL_BACKENDS
+from .op_rules import OP_RULES
 from .plan import Binder, BoundSizes, Executable, Run
 
 Tensor = torch.Tensor
@@ -126,7 +127,8 @@ def over_lanes(
     try:
         mapped = [*(dims[i] is not None for i in tensors), *lifted]
         apart = [*map(steps.get, tensors), *[None] * len(lifted)]
-        batched = batch(lane.graph, mapped, size, randomness=randomness, steps=apart)
+        rules = OP_RULES if backend in KERNEL_BACKENDS else NO_RULES  # the reference repeats what torch does
+        batched = batch(lane.graph, mapped, size, rules, randomness=randomness, steps=apart)
     except NoRuleError:
         return None
     graph = _placed(batched, size, outs or [0] * len(lane.graph.outputs))

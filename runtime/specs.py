@@ -34,14 +34,14 @@ def stand_in(value: Any) -> Any:
     """A tensor without memory for a specification, a meta or a real tensor; other arguments as they are."""
     if isinstance(value, str) and "[" in value and value.rstrip().endswith("]"):
         dtype, shape = parse_spec(value)
-        return _memoryless(shape, None, dtype, torch.device("cpu"), dtype.is_floating_point)
+        return memoryless(shape, None, dtype, torch.device("cpu"), dtype.is_floating_point)
     if isinstance(value, Tensor):
         device = torch.device("cpu") if value.device.type == "meta" else value.device
-        return _memoryless(tuple(value.shape), value.stride(), value.dtype, device, value.requires_grad)
+        return memoryless(tuple(value.shape), value.stride(), value.dtype, device, value.requires_grad)
     return value
 
 
-def _memoryless(shape: Any, strides: Any, dtype: torch.dtype, device: torch.device, grad: bool) -> Tensor:
+def memoryless(shape: Any, strides: Any, dtype: torch.dtype, device: torch.device, grad: bool) -> Tensor:
     with FakeTensorMode():
         fake = (
             torch.empty(shape, dtype=dtype, device=device)
