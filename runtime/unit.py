@@ -685,7 +685,7 @@ class BackwardUnit(Unit):
             _, sizes, gradients = self._parts(args)
             trace, live = self._captured_for(args, sizes, gradients) or (None, [])
             used = frozenset().union(*sources_of(trace)) if trace is not None else ()
-            warn_once(self.specialization, args, needed, {live[n] for n in used})
+            warn_once(self.specialization, args, needed, {live[n] for n in used if n < len(live)})
         return super().pullback(args, cotangents, needed)
 
     def _captured_for(

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from .torch_private import FakeTensor
+from .torch_private import is_fake
 
-_MADE_BY_A_CAPTURE = (FakeTensor, torch.SymInt, torch.SymFloat, torch.SymBool)
+_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _NOT_ITS_OWN = (type, types.ModuleType, types.FrameType, types.CodeType, torch.nn.Module, torch.Tensor)
 _LIMIT = 10_000
 
@@ -23,7 +23,7 @@ def holds_fakes(value: Any) -> bool:
     waiting, seen = [value], set[int]()
     while waiting and len(seen) < _LIMIT:
         found = waiting.pop()
-        if isinstance(found, _MADE_BY_A_CAPTURE):
+        if isinstance(found, _SYMBOLS) or is_fake(found):
             return True
         if id(found) not in seen and not isinstance(found, _NOT_ITS_OWN):
             seen.add(id(found))

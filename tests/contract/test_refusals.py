@@ -12,7 +12,7 @@ import pytest
 import torch
 from side_by_side import leaf, plain
 from torch.autograd import Function
-from torch.func import jvp
+from torch.func import jvp, vmap
 
 import fusegrad
 from fusegrad.ir.errors import FusegradError, InternalError
@@ -81,6 +81,29 @@ class SquaredTangent(Function):
         return t * t
 
 
+class ByTheSign(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_forward(x)
+        return x * x.abs()
+
+    @staticmethod
+    def jvp(ctx, t):
+        (x,) = ctx.saved_tensors
+        return 2 * x * t if x > 0 else -2 * x * t
+
+
+class Accumulates(Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        ctx.mark_dirty(x)
+        return x.add_(y)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g, g
+
+
 class Declared(Doubled):
     is_traceable = "yes"
 
@@ -144,6 +167,20 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str, str]] = {
     "keyword-only": (lambda: fusegrad.compile(by_keyword)(plain(3), k=3.0), "by_keyword", "no keyword-only arguments"),
     "a transform to check": (
         lambda: fusegrad.check(Doubled, leaf(3), transforms=["vmpa"]), r"check\(Doubled\)", "there is no 'vmpa'",
+    ),
+    "an export": (lambda: fusegrad.export(Reads, "f32[8]", format="py"), r"export\(Reads\)", "cannot be captured"),
+    "a format": (lambda: fusegrad.export(Doubled, "f32[8]", format="doc"), r"format='doc'", "there is no format"),
+    "a baseline": (
+        lambda: fusegrad.profile(Doubled, plain(8), baselines=("jax",)), r"profile\(Doubled\)", "no baseline 'jax'",
+    ),
+    "a device": (lambda: fusegrad.profile(Doubled, plain(8), device="tpu"), r"device='tpu'", "no such device"),
+    "two levels of forward mode": (
+        lambda: jvp(lambda x: jvp(fusegrad.compile(ByTheSign).apply, (x,), (x,))[1], (plain(),), (plain(),)),
+        r"jvp\(ByTheSign\)", "torch drops the outer",
+    ),
+    "a write by every lane": (
+        lambda: vmap(lambda x, y: fusegrad.compile(Accumulates).apply(x.clone(), y), (None, 0))(plain(3), plain(2, 3)),
+        r"vmap\(Accumulates\)", "which has no batch axis",
     ),
     "a structure": (
         lambda: fusegrad.compile(Nested, pytree=True).apply({"a": leaf(3)}).sum().backward(), r"Nested\.", "expected",
