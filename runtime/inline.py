@@ -6,7 +6,6 @@ decides from the tensors at hand it has to decide in the text as well; where it 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 
 from ..ir import Value
 from ..ir.passes.fuse import Group
+from ..ir.types import contiguous_strides
 from ..tracer.torch_private import allocator, memory_of
 from . import reference
 from .plan import (
@@ -22,10 +22,11 @@ from .plan import (
     Executable,
     GroupRunner,
     KernelPlan,
+    expected_layout,
     numbers,
+    own_memory,
+    same_strides,
 )
-from .plan import _expected_layout as expected_layout
-from .plan import _own as own_memory
 from .straight import Straight, row
 
 Tensor = torch.Tensor
@@ -156,16 +157,6 @@ class _Steps:
 
 
 Layout = tuple[tuple[int, ...], tuple[int, ...]]
-
-
-def same_strides(shape: Sequence[int], actual: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether two layouts of one shape are the same places in memory."""
-    return 0 in shape or all(a == b or n <= 1 for a, b, n in zip(actual, strides, shape, strict=True))
-
-
-def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Row-major."""
-    return tuple(math.prod(max(n, 1) for n in shape[axis + 1 :]) for axis in range(len(shape)))
 
 
 def _called(value: Value, sizes: BoundSizes, *operands: Any) -> Any:

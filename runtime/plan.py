@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -116,10 +116,25 @@ class Variant:
     @property
     def aligned(self) -> bool:
         """Whether it is for sizes that are multiples only."""
-        return any(g.has(sympy.Mod) for g in self.guards)
+        return are_for_multiples(self.guards)
 
     def admits(self, sizes: Sizes) -> bool:
         return all(sizes[s] == v for s, v in self.pinned.items()) and all(bool(g.xreplace(sizes)) for g in self.guards)
+
+
+def are_for_multiples(guards: Iterable[sympy.Basic]) -> bool:
+    """Whether kernels under these guards are for sizes that are multiples of ALIGNED only."""
+    return any(g.has(sympy.Mod) for g in guards)
+
+
+def counterpart_sizes(sizes: Sizes, pinned: Collection[sympy.Symbol], aligned: bool) -> dict[sympy.Symbol, int] | None:
+    """Sizes to generate the counterpart of some kernels for: odd ones beside multiples, multiples beside the others.
+
+    None where every size is compiled in, so that there is no counterpart.
+    """
+    free = {s: n for s, n in sizes.items() if s not in pinned and n > 0}
+    hints = {s: -(-n // ALIGNED) * ALIGNED + (1 if aligned else 0) for s, n in free.items()}
+    return {**sizes, **hints} if free else None
 
 
 class GroupRunner:
@@ -194,7 +209,7 @@ class GroupRunner:
         graph = self.group.graph
         results = reference.run(graph, inputs, sizes)
         pairs = zip(results, graph.output_strides, strict=True)
-        return [_own(r, numbers(s, sizes), set()) for r, s in pairs if r is not None and s is not None]
+        return [own_memory(r, numbers(s, sizes), set()) for r, s in pairs if r is not None and s is not None]
 
     def scratch(self, kernel: Kernel, index: int, spec: Any) -> Tensor:
         """Memory that a kernel needs besides its results."""
@@ -247,12 +262,10 @@ class GroupRunner:
         """
         variant = self._ready(kernels)
         self.variants.append(variant)
-        other = {s: n for s, n in sizes.items() if s not in variant.pinned and n > 0}
-        if not other:
+        hints = counterpart_sizes(sizes, variant.pinned, variant.aligned)
+        if hints is None:
             return
-        odd = 1 if variant.aligned else 0
-        hints = {s: -(-n // ALIGNED) * ALIGNED + odd for s, n in other.items()}
-        counterpart = self._ready(kernels_of(self.group, self.target, {**sizes, **hints}, self.name))
+        counterpart = self._ready(kernels_of(self.group, self.target, hints, self.name))
         if counterpart.aligned != variant.aligned and counterpart.pinned == variant.pinned:
             self.variants.insert(len(self.variants) - (not variant.aligned), counterpart)
 
@@ -302,7 +315,7 @@ class KernelPlan:
         key = _key(sizes)
         steps = self.steps if self.steps is not None else self._cut(sizes)
         memory: dict[int, Any] = {
-            v.id: _expected_layout(t, v, sizes) for v, t in zip(self.graph.inputs, inputs, strict=True)
+            v.id: expected_layout(t, v, sizes) for v, t in zip(self.graph.inputs, inputs, strict=True)
         }
         for at, step in enumerate(steps):
             self._run(at, step, memory, sizes, key)
@@ -358,7 +371,7 @@ class KernelPlan:
             if value is None or strides is None:
                 outputs.append(None)
                 continue
-            tensor = _own(_value(memory, value), numbers(strides, sizes), taken)
+            tensor = own_memory(_value(memory, value), numbers(strides, sizes), taken)
             taken.add(memory_of(tensor))
             outputs.append(tensor)
         return outputs
@@ -418,10 +431,10 @@ def _value(memory: Mapping[int, Any], value: Value) -> Any:
 def _for_group(memory: Mapping[int, Any], value: Value, own: Value, sizes: Sizes) -> Tensor:
     """What a kernel reads as its input `own`: graph inputs are laid out already, the rest as the group was told."""
     tensor: Tensor = _value(memory, value)
-    return tensor if value.prim == "input" else _expected_layout(tensor, own, sizes)
+    return tensor if value.prim == "input" else expected_layout(tensor, own, sizes)
 
 
-def _expected_layout(tensor: Tensor, value: Value, sizes: Sizes) -> Tensor:
+def expected_layout(tensor: Tensor, value: Value, sizes: Sizes) -> Tensor:
     """The tensor in the layout that the graph was captured with (a hook may have handed back another one)."""
     strides = numbers(value.params["strides"], sizes)
     return tensor if _same_layout(tensor, strides) else _restrided(tensor, strides)
@@ -429,9 +442,12 @@ def _expected_layout(tensor: Tensor, value: Value, sizes: Sizes) -> Tensor:
 
 def _same_layout(tensor: Tensor, strides: tuple[int, ...]) -> bool:
     actual = tensor.stride()
-    if actual == strides:
-        return True
-    return all(a == b or n <= 1 for a, b, n in zip(actual, strides, tensor.shape, strict=True)) or tensor.numel() == 0
+    return actual == strides or same_strides(tensor.shape, actual, strides)
+
+
+def same_strides(shape: Sequence[int], actual: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether two layouts of one shape are the same places in memory."""
+    return 0 in shape or all(a == b or n <= 1 for a, b, n in zip(actual, strides, shape, strict=True))
 
 
 def _restrided(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
@@ -442,7 +458,7 @@ def _restrided(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
-def _own(tensor: Tensor, strides: tuple[int, ...], taken: set[int]) -> Tensor:
+def own_memory(tensor: Tensor, strides: tuple[int, ...], taken: set[int]) -> Tensor:
     """An output must not share memory with an input or another output, and has eager's strides."""
     if memory_of(tensor) in taken or not _same_layout(tensor, strides):
         distinct = tensor[tuple(slice(0, 1) if s == 0 else slice(None) for s in strides)]  # one element per stride 0
@@ -547,7 +563,7 @@ class Executable:
             results = reference.run(graph, tensors, known)
             taken = {memory_of(t) for t in tensors}
             return [
-                None if r is None or s is None else _own(r, numbers(s, known), taken)
+                None if r is None or s is None else own_memory(r, numbers(s, known), taken)
                 for r, s in zip(results, graph.output_strides, strict=True)
             ]
 

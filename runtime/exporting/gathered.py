@@ -21,7 +21,7 @@ from ..compile import cheaper, generate, graph_of, kernels_of
 from ..explain import DEFAULT_TARGET, UnknownTargetError, compiler_of
 from ..function import Compiler
 from ..guards import is_float
-from ..plan import ALIGNED, number, opaque_of
+from ..plan import are_for_multiples, counterpart_sizes, opaque_of
 from ..residuals import choose
 from ..specialization import BackwardEntry, Specialization
 from ..specs import differentiable, stand_in
@@ -152,22 +152,18 @@ def _part(
 
 def _versions(group: Group, first: Kernels, target: Target, sizes: Sizes, name: str) -> list[Kernels]:
     """Kernels for these sizes, and their counterpart: wide accesses where sizes are multiples, any size else."""
-    pinned = {s for k in first.kernels for s in k.pinned}
-    free = {s: n for s, n in sizes.items() if s not in pinned and n > 0}
-    aligned = is_aligned(first)
-    if not free:
+    pinned, aligned = {s for k in first.kernels for s in k.pinned}, _is_aligned(first)
+    hints = counterpart_sizes(sizes, pinned, aligned)
+    if hints is None:
         return [first]
-    hints = {s: -(-n // ALIGNED) * ALIGNED + (1 if aligned else 0) for s, n in free.items()}
-    suffix = "any_size" if aligned else "aligned"
-    other = kernels_of(group, target, {**sizes, **hints}, f"{name}_{suffix}")
-    if is_aligned(other) == aligned or any(s not in pinned for k in other.kernels for s in k.pinned):
+    other = kernels_of(group, target, hints, f"{name}_{'any_size' if aligned else 'aligned'}")
+    if _is_aligned(other) == aligned or any(s not in pinned for k in other.kernels for s in k.pinned):
         return [first]
     return [first, other] if aligned else [other, first]
 
 
-def is_aligned(kernels: Kernels) -> bool:
-    """Whether they are for sizes that are multiples only."""
-    return any(g.has(sympy.Mod) for k in kernels.kernels for g in k.guards)
+def _is_aligned(kernels: Kernels) -> bool:
+    return are_for_multiples(g for k in kernels.kernels for g in k.guards)
 
 
 # ------------------------------------------------------------------ what cannot be written down
@@ -194,8 +190,3 @@ def _apart(compiler: Compiler, reason: str, where: str | None = None) -> ExportE
 
 def _refused(compiler: Compiler, error: CaptureError) -> ExportError:
     return _apart(compiler, f"it cannot be captured: {error.facts.get('reason', error)}", error.facts.get("where"))
-
-
-def value_of(size: Any, sizes: Sizes) -> int:
-    """A size at the sizes of the export."""
-    return number(size, sizes)

@@ -12,6 +12,7 @@ import networkx as nx
 from ...ir import Graph, Value
 from ...ir.passes.fuse import Group, Step
 from ..cache import versions
+from ..draw import members
 from ..explain import DirectionReport, Explanation
 
 SCHEMA = 1
@@ -67,19 +68,7 @@ def _residual_ids(graph: Graph, found: Explanation, name: str) -> set[int]:
 
 def _members(graph: Graph, steps: Iterable[Step]) -> list[set[int]]:
     """The ids of the nodes that each step computes."""
-    return [_inside(s) if isinstance(s, Group) else {s.value.id} for s in steps]
-
-
-def _inside(group: Group) -> set[int]:
-    edge = {v.id for v in group.inputs}
-    found: set[int] = set()
-    waiting = list(group.outputs)
-    while waiting:
-        value = waiting.pop()
-        if value.id not in found and value.id not in edge:
-            found.add(value.id)
-            waiting += value.args
-    return found
+    return [{v.id for v in members(s)} if isinstance(s, Group) else {s.value.id} for s in steps]
 
 
 def _nodes(graph: Graph) -> list[Value]:
@@ -107,7 +96,7 @@ def _node(value: Value, names: dict[int, str], steps: list[set[int]], kept: set[
         "operands": [names[a.id] for a in value.args],
         "type": ", ".join(map(str, value.avals)),
         "parameters": {k: _plain(v) for k, v in value.params.items() if k not in HIDDEN and k != "op"},
-        "steps": [at for at, members in enumerate(steps) if value.id in members],
+        "steps": [at for at, ids in enumerate(steps) if value.id in ids],
         "residual": value.id in kept,
         "where": origin.where,
         "line": origin.line,

@@ -21,10 +21,11 @@ from ...tracer.dtypes import TO_TORCH
 from ...tracer.function import method_place
 from ...tracer.torch_private import expression_of
 from ..cache import versions
+from ..plan import number
 from .as_written import SourceMissing, as_written
 from .boilerplate import HELPERS, IMPORTS, SELF_TEST
 from .expressions import Expressions
-from .gathered import ExportError, Gathered, value_of
+from .gathered import ExportError, Gathered
 from .launchers import Launcher, dtype_text, snake, symbol_names
 
 CONSTANTS = (int, float, bool, str, type(None), torch.dtype)
@@ -321,10 +322,10 @@ class Module:
     def _main(self) -> str:
         lines = ["torch.manual_seed(0)", 'device = "cuda" if torch.cuda.is_available() else "cpu"']
         exported, small = self._test_sizes()
-        for symbol, number in exported.items():
+        for symbol, most in exported.items():
             name, less = self.symbols[symbol], small[symbol]
-            otherwise = "" if number == less else f' if device == "cuda" else {less}'
-            lines.append(f"{name} = {number}{otherwise}")
+            otherwise = "" if most == less else f' if device == "cuda" else {less}'
+            lines.append(f"{name} = {most}{otherwise}")
         at = Expressions(self.symbols)
         needs = [self.found.specialization.forward.needs_input_grad[i] for i in self.found.slots]
         for name, value, moving in zip(self.tensors, self.found.forward.graph.inputs, needs, strict=False):
@@ -341,7 +342,7 @@ class Module:
         """Sizes for a GPU, as exported, and for the interpreter: small where any size will do, and odd."""
         sources = self.forward.sources
         free = [s for s, n in self.symbols.items() if isinstance(n, str) and sources.get(s, "").count("shape")]
-        exported = {s: value_of(s, self.found.sizes) for s in free}
+        exported = {s: number(s, self.found.sizes) for s in free}
         small = {s: min(n, 37) for s, n in exported.items()}
         assumed = [g.xreplace({**self.found.pinned, **small}) for part in self.found.parts for g in part.guards]
         return exported, small if all(bool(g) for g in assumed if not g.free_symbols) else exported

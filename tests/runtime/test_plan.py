@@ -16,10 +16,10 @@ from fusegrad.runtime.plan import (
     Binder,
     BoundSizes,
     Executable,
-    _own,
     has_outer_product,
     number,
     numbers,
+    own_memory,
     target_for,
 )
 from fusegrad.tracer.capture import Session, Trace
@@ -53,10 +53,10 @@ def test_results_have_memory_of_their_own_in_the_layout_asked_for(strides) -> No
     source = torch.arange(12.0).view(3, 4)
     if 0 in strides:
         source = source[tuple(slice(0, 1) if s == 0 else slice(None) for s in strides)].expand(3, 4)
-    owned = _own(source, strides, {source.untyped_storage()._cdata})
+    owned = own_memory(source, strides, {source.untyped_storage()._cdata})
     assert torch.equal(owned, source) and owned.stride() == strides and not owned._is_view()
     assert owned.untyped_storage()._cdata != source.untyped_storage()._cdata
-    assert _own(owned, strides, set()) is owned
+    assert own_memory(owned, strides, set()) is owned
 
 
 BODIES = {
