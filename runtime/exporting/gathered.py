@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import sympy
@@ -51,7 +51,6 @@ class Part:
     kernels: dict[int, list[Kernels]]
     passed: dict[int, int]
     sizes: tuple[sympy.Symbol, ...]
-    guards: tuple[Any, ...]
     where: str
 
 
@@ -85,6 +84,11 @@ class Gathered:
         return {s: v for version in versions for kernel in version.kernels for s, v in kernel.pinned.items()}
 
     @property
+    def guards(self) -> tuple[Any, ...]:
+        """What capturing and lowering both directions assumed about sizes."""
+        return self.specialization.session.conditions(self.specialization.symbols)
+
+    @property
     def slots(self) -> list[int]:
         return self.specialization.slots
 
@@ -115,7 +119,7 @@ def _gathered(compiler: Compiler, stand_ins: list[Any], target: str) -> Gathered
     graph = cheaper(chosen.program.forward) if chosen else graph_of(spec.forward.trace, f"{spec.name}_forward")
     graph.outputs = [None if i in spec.skip else o for i, o in enumerate(graph.outputs)]
     places = chosen.places if chosen else spec.residual_places
-    forward = _part(compiler, graph, "forward", target, sizes, {}, (), ())
+    forward = _part(compiler, graph, "forward", target, sizes, {}, ())
     backward = None
     if has_backward:
         entry = spec.entry(spec.predicted_kinds())
@@ -124,9 +128,7 @@ def _gathered(compiler: Compiler, stand_ins: list[Any], target: str) -> Gathered
         kinds = spec.predicted_kinds()
         after = graph_of(entry.trace, name) if chosen is None else chosen.backward_graph(kinds, entry, name)
         after.outputs = [None if i in entry.passed else o for i, o in enumerate(after.outputs)]
-        guards = spec.session.conditions(spec.symbols, 0)
-        backward = _part(compiler, after, "backward", target, sizes, entry.passed, tuple(spec.backward_symbols), guards)
-    forward = replace(forward, guards=spec.session.conditions(spec.symbols, 0))  # what lowering backward assumed too
+        backward = _part(compiler, after, "backward", target, sizes, entry.passed, tuple(spec.backward_symbols))
     skip = 0 if uses_setup_context(compiler.cls) else 1
     names = tuple(parameter_names(compiler.cls.forward, len(stand_ins), skip, "argument"))  # type: ignore[attr-defined]
     kept = tuple(p for p in places if p is not None)
@@ -135,7 +137,7 @@ def _gathered(compiler: Compiler, stand_ins: list[Any], target: str) -> Gathered
 
 def _part(
     compiler: Compiler, graph: Graph, method: str, target: str, sizes: Sizes,
-    passed: dict[int, int], apart: tuple[sympy.Symbol, ...], guards: tuple[Any, ...],
+    passed: dict[int, int], apart: tuple[sympy.Symbol, ...],
 ) -> Part:  # fmt: skip
     where = method_place(getattr(compiler.cls, method))
     made = generate(graph, TARGETS[target], sizes, graph.name)
@@ -147,7 +149,7 @@ def _part(
         for at, first in made.kernels.items()
         if isinstance(step := made.steps[at], Group)
     }
-    return Part(method, graph, made.steps, kernels, passed, apart, guards, where)
+    return Part(method, graph, made.steps, kernels, passed, apart, where)
 
 
 def _versions(group: Group, first: Kernels, target: Target, sizes: Sizes, name: str) -> list[Kernels]:

@@ -148,7 +148,7 @@ class Launcher:
 
     def _assumed(self) -> list[Any]:
         """The conditions of the capture; a size that is no constant of it is at least two."""
-        settled = [self.expressions.settled(g) for g in self.part.guards]
+        settled = [self.expressions.settled(g) for g in self.found.guards]
         least = {s: 2 for s in self.sources if isinstance(self.symbols[s], str) and self._is_size(s)}
         rest = []
         for guard in dict.fromkeys(g for g in settled if g is not sympy.true):

@@ -344,7 +344,7 @@ class Module:
         free = [s for s, n in self.symbols.items() if isinstance(n, str) and sources.get(s, "").count("shape")]
         exported = {s: number(s, self.found.sizes) for s in free}
         small = {s: min(n, 37) for s, n in exported.items()}
-        assumed = [g.xreplace({**self.found.pinned, **small}) for part in self.found.parts for g in part.guards]
+        assumed = [g.xreplace({**self.found.pinned, **small}) for g in self.found.guards]
         return exported, small if all(bool(g) for g in assumed if not g.free_symbols) else exported
 
 
