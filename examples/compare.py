@@ -13,13 +13,18 @@ import fusegrad
 BACKENDS = ("reference", "interpret")
 
 
-def forward_backward(function: Callable[..., Tensor], arguments: Sequence[object]) -> list[Tensor]:
-    """The output, and the gradient of every argument that requires one, for a fixed random output gradient."""
+Outputs = Tensor | tuple[Tensor, ...]
+
+
+def forward_backward(function: Callable[..., Outputs], arguments: Sequence[object]) -> list[Tensor]:
+    """The outputs, and the gradient of every argument that requires one, for fixed random output gradients."""
     fresh = [a.detach().requires_grad_(a.requires_grad) if isinstance(a, Tensor) else a for a in arguments]
-    output = function(*fresh)
-    gradient = torch.randn(output.shape, generator=torch.Generator().manual_seed(1)).to(output)
+    outputs = function(*fresh)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    generator = torch.Generator().manual_seed(1)
+    gradients = [torch.randn(output.shape, generator=generator).to(output) for output in outputs]
     leaves = [a for a in fresh if isinstance(a, Tensor) and a.requires_grad]
-    return [output.detach(), *torch.autograd.grad(output, leaves, gradient)]
+    return [*(output.detach() for output in outputs), *torch.autograd.grad(outputs, leaves, gradients)]
 
 
 def show(backend: str, what: str, got: Tensor, expected: Tensor) -> None:
@@ -34,11 +39,13 @@ def header(title: str) -> None:
     print(f"{title}\n{'backend':<10} {'compared with eager':<22} {'shape':>10} {'largest diff':>12}")
 
 
-def compare(title: str, eager: Callable[..., Tensor], compiled: Callable[..., Tensor], *arguments: object) -> None:
+def compare(title: str, eager: Callable[..., Outputs], compiled: Callable[..., Outputs], *arguments: object) -> None:
     """Forward and backward of both functions on both backends."""
     header(title)
     expected = forward_backward(eager, arguments)
-    names = ["output"] + [f"gradient {i}" for i in range(len(expected) - 1)]
+    gradients = sum(isinstance(a, Tensor) and a.requires_grad for a in arguments)
+    outputs = len(expected) - gradients
+    names = [*(f"output {i}" for i in range(outputs)), *(f"gradient {i}" for i in range(gradients))]
     for backend in BACKENDS:
         with fusegrad.config.patch(backend=backend):
             results = forward_backward(compiled, arguments)
