@@ -102,7 +102,7 @@ class Compiler:
         backend: str,
         fullgraph: bool,
         dynamic: bool,
-        traceable: Option = None,
+        traceable: Option | None = None,
         derive_jvp: str | bool = "backward",
     ) -> None:
         self.backend, self.fullgraph, self.dynamic, self.derive_jvp = backend, fullgraph, dynamic, derive_jvp
@@ -590,7 +590,7 @@ def compile(
     backend: str = "auto",
     fullgraph: bool = False,
     dynamic: bool = True,
-    traceable: Option = None,
+    traceable: Option | None = None,
     pytree: bool = False,
     derive_jvp: str | bool = "backward",
 ) -> Any: ...
@@ -601,7 +601,7 @@ def compile(
     backend: str = "auto",
     fullgraph: bool = False,
     dynamic: bool = True,
-    traceable: Option = None,
+    traceable: Option | None = None,
     pytree: bool = False,
     derive_jvp: str | bool = "backward",
 ) -> Any:
@@ -648,7 +648,7 @@ def compile_class(
     backend: str,
     fullgraph: bool,
     dynamic: bool,
-    traceable: Option = None,
+    traceable: Option | None = None,
     derive_jvp: str | bool = "backward",
 ) -> type:
     """A subclass of `cls` whose `apply` runs what was compiled."""

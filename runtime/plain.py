@@ -23,7 +23,7 @@ def compile_function(
     backend: str,
     fullgraph: bool,
     dynamic: bool,
-    traceable: Option = None,
+    traceable: Option | None = None,
     derive_jvp: str | bool = "backward",
 ) -> Callable[..., Any]:
     """`fn` with its tensors captured; keyword arguments and defaults work as in `fn`.

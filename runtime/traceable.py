@@ -17,7 +17,7 @@ from ..tracer.reads import Reads, backward_effects, scan
 class Traceability:
     """What may be captured of a class: declared, or read off the byte code (effects that a graph would lose)."""
 
-    def __init__(self, cls: type, option: Option = None) -> None:
+    def __init__(self, cls: type, option: Option | None = None) -> None:
         self.cls, self.option = cls, option
         self.declared = declarations(cls, option)
         self.effects: dict[str, tuple[str, str] | None] = {}

@@ -14,7 +14,7 @@ from ..ir.errors import FusegradError
 
 ROLES = {"forward": ("forward", "setup_context"), "backward": ("backward", "vjp"), "jvp": ("jvp",)}
 """The keys of `traceable`, and the methods that each speaks of."""
-Option = bool | Mapping[str, bool] | None
+Option = bool | Mapping[str, bool]
 
 
 class DeclarationError(FusegradError, TypeError):
