@@ -31,7 +31,7 @@ class Declared:
     how: str = ""
 
 
-def declarations(cls: type, option: Option) -> dict[str, Declared]:
+def declarations(cls: type, option: Option | None) -> dict[str, Declared]:
     """What holds for each role: the option of `compile`, else the class's `traceable`, else its `is_traceable`."""
     found = {role: Declared() for role in ROLES}
     if (whole := _whole(cls)) is not None:
