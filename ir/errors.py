@@ -7,6 +7,8 @@ import types
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
+from .codes import code_of, code_of_error
+
 
 def users_line() -> str:
     """`file:line` of the innermost call that is neither fusegrad's nor torch's."""
@@ -33,7 +35,13 @@ class FusegradError(RuntimeError):
         self.facts = {"detail": detail, **facts}
         if "{where}" in self.message:
             self.facts.setdefault("where", users_line())
-        super().__init__(self.message.format(**self.facts))
+        text = self.message.format(**self.facts)
+        super().__init__(text.replace("\n  at:", f" [{self.code}]\n  at:", 1) if self.speaks == "to the user" else text)
+
+    @property
+    def code(self) -> str:
+        """The row of `ir/codes.py` that says more."""
+        return code_of_error(type(self))
 
 
 class InternalError(FusegradError):
@@ -88,6 +96,11 @@ class NotTraceableError(FusegradError):
         "  fix:  keep the operation out of the method, or drop `fullgraph=True` / declare `is_traceable = False` "
         "so that the method runs as you wrote it."
     )
+
+    @property
+    def code(self) -> str:
+        """That of the reason."""
+        return code_of(self.facts["reason"]) or super().code
 
 
 class LoweringError(FusegradError):

@@ -18,6 +18,7 @@ from typing import Any, TypeVar, overload
 import torch
 from torch.autograd.function import Function
 
+from ..ir.codes import code_of
 from ..ir.errors import FusegradError, NotTraceableError, users_line
 from ..tracer.capture import CaptureError, OpaqueMet, capture_lock, is_capturing
 from ..tracer.containers import opened
@@ -79,6 +80,11 @@ class Record:
     status: str
     reason: str | None = None
     where: str | None = None
+
+    @property
+    def code(self) -> str | None:
+        """Of the reason, in `ir/codes.py`."""
+        return code_of(self.reason)
 
 
 class FallbackWarning(UserWarning):
@@ -431,7 +437,7 @@ class Compiler:
             self.records[method] = record
             count("fallbacks")
             message = f"{self.cls.__name__}.{method} runs as you wrote it, uncompiled: {reason} ({where})"
-            _warn(message)
+            _warn(f"{message} [{record.code}]")
 
     def derivative_refused(self, error: CaptureError) -> None:
         """A derivative, or a batch of one, cannot be captured: torch's own transforms run it, on record."""
@@ -439,7 +445,7 @@ class Compiler:
         if "torch.func" in self.records:
             return
         self.records["torch.func"] = record = Record("opaque", error.facts["reason"], error.facts["where"])
-        _warn(f"{self.cls.__name__}: a derivative is not compiled: {record.reason} ({record.where})")
+        _warn(f"{self.cls.__name__}: a derivative is not compiled: {record.reason} ({record.where}) [{record.code}]")
 
     def leave_to_the_user(self, method: str, reason: str) -> None:
         """What is compiled cannot serve here: the user's own class does, with the reason on record."""
@@ -449,7 +455,7 @@ class Compiler:
         """A captured method runs slower than its backend promises: on record, with a warning."""
         self.records[method] = Record("compiled", why, method_place(self._method(method)))
         count("fallbacks")
-        _warn(f"{self.cls.__name__}.{method}: {why}")
+        _warn(f"{self.cls.__name__}.{method}: {why} [{code_of(why)}]")
 
     def report_once(self, method: str, why: str) -> None:
         """The same, at the first time."""

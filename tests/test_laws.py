@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -10,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from fusegrad.ir.codes import CODES, code_of
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -138,3 +141,65 @@ def test_private_corners_of_torch_live_in_one_file() -> None:
         if word in path.read_text(encoding="utf-8")
     ]
     assert not found
+
+
+# ------------------------------------------------------------------ codes of reasons and errors
+EFFECTS = ROOT / "tracer" / "reads.py"
+
+
+def text_of(node: ast.expr | None) -> str | None:
+    """The words of a literal, each value in an f-string as `x`."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.JoinedStr):
+        return "".join(str(v.value) if isinstance(v, ast.Constant) else "x" for v in node.values)
+    return None
+
+
+def given_reasons(node: ast.AST) -> Iterator[ast.expr]:
+    """`CaptureError(reason=...)`, `Why(...)`, `Record(status, ...)`, `reason = ...`: what is given there."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        named = [k.value for k in node.keywords if k.arg == "reason"]
+        yield from {"CaptureError": named, "Why": node.args[:1], "Record": node.args[1:2]}.get(node.func.id, [])
+    elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "reason":
+        yield node.value
+
+
+def reasons(path: Path) -> Iterator[str]:
+    """The texts of a module that end as the reason of a record; in the scan of byte code, all that begin like one."""
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    found = [text_of(e) for n in nodes for e in given_reasons(n)]
+    if path == EFFECTS:
+        parts = {id(part) for n in nodes if isinstance(n, ast.JoinedStr) for part in n.values}
+        texts = (text_of(n) for n in nodes if isinstance(n, ast.expr) and id(n) not in parts)
+        found += [text for text in texts if text and text.startswith("it ")]
+    yield from (text for text in found if text and text[0] != "x")
+
+
+RECORDED = re.compile(r"\b(CaptureError|Record|Why)\b")
+REASONED = [p for p in MODULES if RECORDED.search(p.read_text(encoding="utf-8"))]
+
+
+@pytest.mark.parametrize("path", [p for p in REASONED if any(reasons(p))], ids=name)
+def test_every_reason_has_a_code(path: Path) -> None:
+    """A new reason needs a row in ir/codes.py, or a pattern in one that fits."""
+    assert [text for text in reasons(path) if code_of(text) == "FG080"] == []
+
+
+def test_every_error_has_a_code() -> None:
+    trees = [ast.parse(p.read_text(encoding="utf-8")) for p in MODULES]
+    classes = {n.name: [b.id for b in n.bases if isinstance(b, ast.Name)]
+               for tree in trees for n in ast.walk(tree) if isinstance(n, ast.ClassDef)}  # fmt: skip
+    errors, size = {"FusegradError"}, 0
+    while len(errors) > size:
+        size = len(errors)
+        errors |= {n for n, bases in classes.items() if errors & set(bases)}
+    named = [word for row in CODES if row.code >= "FG2" for word in row.words]
+    assert sorted(named) == sorted(errors), "one row of ir/codes.py for each class"
+
+
+def test_codes_are_unique_and_find_themselves() -> None:
+    codes = [row.code for row in CODES]
+    assert codes == sorted(set(codes))
+    for row in CODES:
+        assert row.meaning and row.fix and (row.code >= "FG2" or code_of(row.says.removeprefix("cut: ")) == row.code)

@@ -1,0 +1,456 @@
+"""Every reason that a user may meet, with a short code that stays: what it says, what it means, what to do about it.
+
+FG0xx  why a method, or a part of it, is not compiled      FG2xx  errors
+FG1xx  compiled, but with more launches than one each      FG9xx  mistakes of fusegrad itself
+A reason finds its row by its words, an error by its class. A law test reads the reasons out of the sources.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import NamedTuple
+
+
+class Code(NamedTuple):
+    """says: the text as it is shown. words: patterns of its beginning, or the names of the error's classes."""
+
+    code: str
+    says: str
+    meaning: str
+    fix: str
+    words: tuple[str, ...]
+
+
+CODES = (
+    # -------------------------------------------------------------- FG00x: declared, or another method's doing
+    Code(
+        "FG001", "it declares is_traceable = False",
+        "The author keeps this method out of any capture: it runs as written, exactly as often as in eager.",
+        "Nothing, if that is meant. Else declare is_traceable = True, or leave it out to have the method tried.",
+        (r"it declares (is_)?traceable", r"declares (is_)?traceable", r"it is compiled with traceable"),
+    ),
+    Code(
+        "FG002", "the user's own rule runs as it is",
+        "A jvp or vmap of yours is called as you wrote it; its operations are not fused.",
+        "Declare the jvp traceable (`traceable = {'jvp': True}`), or delete the rule to have it derived.",
+        (r"the user's own rule runs as it is",),
+    ),
+    Code(
+        "FG003", "over an opaque node no rule is derived; under transforms the class runs as it is written",
+        "The method calls something that runs as written. Nobody knows its derivative, so no rule is derived over it.",
+        "Make the nested call traceable, or write jvp and vmap staticmethods yourself.",
+        (r"over an opaque node no rule is derived", r"forward calls `.*`, which is opaque", r"its backward has opaque"),
+    ),
+    Code(
+        "FG004", "forward runs as written, so it is captured at its first call",
+        "What forward leaves for backward is known only after a call, so nothing can be said of backward before it.",
+        "Call the class once, forward and backward, and explain it again.",
+        (r"forward runs as written", r"figures are for the sizes", r".*: its segments are known after a call"),
+    ),
+    Code(
+        "FG005", "it is compiled with derive_jvp=False",
+        "Forward mode is turned off for this class; torch's own error is raised there.",
+        "Leave derive_jvp out, or write a jvp staticmethod.",
+        (r"it is compiled with derive_jvp=False",),
+    ),
+    # -------------------------------------------------------------- FG01x: what the body does with data
+    Code(
+        "FG010", "its control flow depends on the data of a tensor",
+        "An `if`, `while` or loop bound asks for numbers in a tensor, so no single graph is the method.",
+        "Use torch.where, a mask, or clamp; or declare is_traceable = False.",
+        (r"its control flow depends on the data",),
+    ),
+    Code(
+        "FG011", "it reads the data of a tensor (`item`)",
+        "A number leaves a tensor for Python (.item(), float(x), torch.equal, x.tolist()).",
+        "Keep the number as a 0-d tensor, or pass it as an argument.",
+        (r"it reads the data of a tensor", r"an operation's result in Python depends", r"it returns a number that dep",
+         r"`ctx\..*` depends on the data"),
+    ),
+    Code(
+        "FG012", "it leaves torch: a tensor is turned into a numpy array",
+        "The numbers are handed to another library, whose operations no graph can hold.",
+        "Write the mathematics in torch, or declare is_traceable = False.",
+        (r"it leaves torch",),
+    ),
+    Code(
+        "FG013", "it reads the memory address of a tensor",
+        "data_ptr() or a buffer protocol is used: during a capture there is no memory.",
+        "Wrap the call in a torch.library operator, or declare is_traceable = False.",
+        (r"it reads the memory address",),
+    ),
+    Code(
+        "FG014", "it reads `.grad_fn` of a tensor",
+        "What autograd keeps beside a tensor differs from call to call and is not part of a graph.",
+        "Keep it out of the method.",
+        (r"it reads `\.",),
+    ),
+    Code(
+        "FG015", "it asks for the grad mode",
+        "backward behaves differently under create_graph=True, so one graph cannot be both.",
+        "Drop torch.is_grad_enabled() from backward.",
+        (r"it asks for the grad mode",),
+    ),
+    # -------------------------------------------------------------- FG02x: effects that a graph would lose
+    Code(
+        "FG020", "it calls `print`",
+        "A call with an effect, or with another result each time, would happen once and never again.",
+        "Take it out of the method, or declare is_traceable = False.",
+        (r"it calls `\w+`$", r"it uses the module"),
+    ),
+    Code(
+        "FG021", "it assigns the global `counter`",
+        "The method changes something outside itself, which has to happen at every call.",
+        "Return the value or put it on ctx; or declare is_traceable = False.",
+        (r"it assigns the (global|nonlocal)", r"it assigns `\.", r"it changes `.*`, which is not its own",
+         r"it calls `\w+` of an? .* from outside", r"it changes the .*, which it also reads"),
+    ),
+    Code(
+        "FG022", "it writes to a tensor that is no argument",
+        "An in-place operation on a buffer from outside has to happen at every call.",
+        "Make the buffer an argument and mark_dirty it, or declare is_traceable = False.",
+        (r"it writes to a tensor that is no argument",),
+    ),
+    Code(
+        "FG023", "it changes a list that is an argument",
+        "A container or object that was given is changed, which has to happen at every call.",
+        "Return what is new instead.",
+        (r"it changes an? \w+ that is an argument",),
+    ),
+    Code(
+        "FG024", "it changes what is on `ctx`, which its next run reads",
+        "With retain_graph=True backward runs again and would see the change; a graph would not make it.",
+        "Use a local variable in backward.",
+        (r"it changes what is on", r"backward changes `ctx\."),
+    ),
+    # -------------------------------------------------------------- FG03x: arguments, results and what is kept
+    Code(
+        "FG030", "an argument is a tensor subclass or not strided",
+        "Sparse, quantised, nested and DTensor arguments have operations of their own.",
+        "Give plain tensors (`x.to_local()`, `x.to_dense()`).",
+        (r"an argument is a tensor subclass", r"it is given a tensor subclass"),
+    ),
+    Code(
+        "FG031", "an argument holds a Lock",
+        "An argument has state that cannot be compared, so a graph could be used where it does not fit.",
+        "Pass what the method needs of it: numbers, strings, tensors.",
+        (r"an argument holds",),
+    ),
+    Code(
+        "FG032", "it reads a tensor (3, 4) that cannot be found again on the next call",
+        "A tensor from outside is reached in a way that the source does not show.",
+        "Pass it as an argument, or refer to it by a name (a global, a closure, an attribute).",
+        (r"it reads a tensor .* that cannot",),
+    ),
+    Code(
+        "FG033", "it returns a Generator",
+        "A result is no tensor and nothing that can be handed out again at every call.",
+        "Return tensors, numbers, strings, or containers of these.",
+        (r"it returns an? ",),
+    ),
+    Code(
+        "FG034", "`ctx.table` is a dict with tensors",
+        "What is left on ctx for backward can neither be part of a key nor be replaced by tensors of a call.",
+        "Save tensors one by one: ctx.save_for_backward, or ctx.name = tensor.",
+        (r"`ctx\.",),
+    ),
+    Code(
+        "FG035", "it keeps a tensor with a history of its own, made in grad mode",
+        "forward turns the grad mode on and keeps the result with its graph, which a capture would lose.",
+        "Save the inputs and do that work in backward, or declare is_traceable = False.",
+        (r"it keeps a tensor with a history",),
+    ),
+    Code(
+        "FG036", "mark_dirty is given something that is neither an input nor an output",
+        "A mark names a tensor that autograd does not see.",
+        "Mark arguments (mark_dirty) and results (mark_non_differentiable).",
+        (r"\w+ is given something that is neither",),
+    ),
+    Code(
+        "FG037", "backward returns a float as a gradient",
+        "Gradients are tensors or None.",
+        "Return torch.tensor(value), or None.",
+        (r"backward returns an? ",),
+    ),
+    # -------------------------------------------------------------- FG04x: calls within the method
+    Code(
+        "FG040", "it calls `Inner`, which declares is_traceable = False",
+        "A nested Function or operator runs as written, between compiled segments, or keeps the whole from being one.",
+        "Make the nested call traceable; give an operator a fake implementation (torch.library.register_fake).",
+        (r"it calls `[^`]*`,? (which|within)", r"calls `", r"is opaque: ", r"cannot be captured: ", r"has no fake"),
+    ),
+    Code(
+        "FG041", "step is compiled code and writes to its arguments",
+        "A function of an extension module cannot become one call in a graph.",
+        "Register it as a torch.library operator that declares what it mutates, with a fake implementation.",
+        (r".* is compiled code and", r"it calls compiled code"),
+    ),
+    # -------------------------------------------------------------- FG05x: limits
+    Code(
+        "FG050", "it is captured for 64 combinations of constants and dtypes already",
+        "A number (or string, or dtype) changes at every call, and each value is another graph.",
+        "Pass a number that changes as a 0-d tensor.",
+        (r"it is captured for",),
+    ),
+    Code(
+        "FG051", "what its opaque nodes return keeps changing: beyond 8 graphs it runs as you wrote it",
+        "What a nested call returns differs in dtype, rank or plain values each time.",
+        "Have it return tensors of one kind.",
+        (r"what its opaque nodes return",),
+    ),
+    Code(
+        "FG052", "a graph of Norm_backward holds for one batch size; after 16 sizes its operations run one by one",
+        "Under torch.func a shape of the method depends on the batch size in a way that fixes it.",
+        "Keep x.shape[0] out of Python arithmetic in the method.",
+        (r"a graph of .* holds for one batch size",),
+    ),
+    Code(
+        "FG053", "what it saves depends on the sizes",
+        "The method saves other tensors for other sizes, so that two captures of it do not fit together.",
+        "Save the same tensors whatever the sizes.",
+        (r"what it saves depends",),
+    ),
+    # -------------------------------------------------------------- FG06x: rules that cannot be derived
+    Code(
+        "FG060", "jvp is not linear: `mul` multiplies two values that depend on the tangents",
+        "A rule is derived by transposing another, and only a linear one has a transpose.",
+        "Write the missing method, or keep the operation off the way of the tangents or gradients.",
+        (r"jvp is not linear", r"jvp cannot be transposed", r"`jvp`"),
+    ),
+    Code(
+        "FG061", "the transpose of backward",
+        "Not a problem: the method that you did not write is derived from one that you did.",
+        "Nothing; write the method yourself to have another one.",
+        (r"the transpose of", r"the derivative of forward", r"every method over a batch", r"forward is split for"),
+    ),
+    # -------------------------------------------------------------- FG07x: what the first call showed
+    Code(
+        "FG070", "value 0 differs in content between the captured graph and the method",
+        "The first call is compared with your own method, bit for bit, and they differ: something was not seen.",
+        "Look for randomness, global state or memory that is reused; please report it if there is none.",
+        (r"value \d+ ", r"the captured graph returns"),
+    ),
+    # -------------------------------------------------------------- FG08x: everything else
+    Code(
+        "FG080", "RuntimeError: shape '[2, 3]' is invalid for input of size 4",
+        "An operation of the method failed on stand-ins without data. Often the method fails in eager as well.",
+        "Read the message; if the operation is right in eager, declare is_traceable = False and report it.",
+        (r"\w*(Error|Exception|Warning|Interrupt|StopIteration|SymNode)\b",),
+    ),
+    # -------------------------------------------------------------- FG1xx: compiled, with a launch more
+    Code(
+        "FG100", "no kernels, the captured ATen operations run one by one",
+        "The captured graph cannot be written in fusegrad's primitives, so it is replayed operation by operation.",
+        "The text behind it names the operation; keep it out, or put it into a Function of its own.",
+        (r"no kernels", r".* runs operation by operation"),
+    ),
+    Code(
+        "FG101", "an operation runs between the kernels: cannot generate code for sort",
+        "One operation has no kernel; torch is called for it, and what is around it is fused.",
+        "Nothing, or exchange it for operations that have kernels.",
+        (r"an operation runs between the kernels", r"cannot generate code for"),
+    ),
+    Code(
+        "FG110", "cut: a matrix product is a library call",
+        "Products go to cuBLAS or rocBLAS; what is before and behind becomes kernels of its own.",
+        "Nothing: a fused product is rarely faster.",
+        (r"a matrix product",),
+    ),
+    Code(
+        "FG111", "cut: `sort` has no kernel and is a library call",
+        "The operation is not among those that kernels are generated for.",
+        "Nothing, or exchange it for operations that have kernels.",
+        (r"`[^`]*` has no kernel", r"`[^`]*` works on"),
+    ),
+    Code(
+        "FG112", "cut: `Inner` runs as written between the segments",
+        "A nested call is opaque; no kernel may cross it.",
+        "Make the nested call traceable.",
+        (r"`[^`]*` runs as written",),
+    ),
+    Code(
+        "FG113", "cut: a scatter is whole only when its kernel has ended",
+        "Other programs of the same kernel may still add to what is read.",
+        "Nothing; read the scattered result in another way if you can.",
+        (r"a scatter is whole",),
+    ),
+    Code(
+        "FG114", "cut: a step in between needs the one and is needed by the other",
+        "Joining the two would make a kernel wait for a call that waits for the kernel.",
+        "Move the library call before or behind both.",
+        (r"`[^`]*` is in between", r"a step in between"),
+    ),
+    Code(
+        "FG115", "cut: one kernel would hold 12,288 bytes longer than it saves in moving",
+        "Joining the two would keep results of several calls in memory at once.",
+        "Nothing.",
+        (r"one kernel would hold",),
+    ),
+    Code(
+        "FG116", "cut: they share no value, or run over different spaces",
+        "The two compute unrelated things, or over shapes of different size.",
+        "Nothing.",
+        (r"they share no value",),
+    ),
+    Code(
+        "FG117", "cut: its programs need each other's results",
+        "A value that is reduced over one axis is needed along another, so all programs have to finish first.",
+        "Nothing: the sum of a weight's gradient over all rows needs two passes.",
+        (r"its programs need", r"its results are needed"),
+    ),
+    # -------------------------------------------------------------- FG2xx: errors, by class
+    Code(
+        "FG200", "RMSNorm.forward cannot be captured: it calls `print`",
+        "fullgraph=True or is_traceable = True promises a capture, and it failed. The reason has a code of its own.",
+        "Keep the operation out of the method, or take the promise back.",
+        ("NotTraceableError",),
+    ),
+    Code(
+        "FG201", "fusegrad.compile(3): it is neither a Function class nor a function",
+        "compile takes a torch.autograd.Function class or a plain function of tensors.",
+        "Pass the class or the function itself.",
+        ("CompileTargetError",),
+    ),
+    Code(
+        "FG202", "Norm.is_traceable must be exactly a bool, not int",
+        "A declaration has to be exactly what the contract says, so that a typo is not taken for False.",
+        "Write True, False, or a dict of bools by method.",
+        ("DeclarationError",),
+    ),
+    Code(
+        "FG203", "there is no backend 'cuda'",
+        "A setting that does not exist, or a value that it cannot have.",
+        "Use one of the names that the message gives.",
+        ("ConfigError", "DeriveJvpError"),
+    ),
+    Code(
+        "FG204", "backend='triton' cannot run cpu tensors: Triton needs a GPU",
+        "The backend that was asked for cannot run here.",
+        "Use backend='auto'; `fusegrad doctor` says which backends work.",
+        ("UnsupportedBackendError",),
+    ),
+    Code(
+        "FG205", "f: autograd takes no keyword-only arguments, and scale are",
+        "autograd hands arguments over by position.",
+        "Take the `*` out of the parameters.",
+        ("KeywordOnlyError",),
+    ),
+    Code(
+        "FG206", "jvp(Clip): backward is not linear in its gradients: `clamp` is not linear",
+        "Forward mode is the transpose of your backward, which has to be linear in the gradients.",
+        "Write a jvp staticmethod, or compile(derive_jvp='forward').",
+        ("NonLinearBackward", "NonLinearJvp", "NonLinearError"),
+    ),
+    Code(
+        "FG207", "jvp(Norm): within two levels of forward mode a `jvp` has to be captured",
+        "torch drops the outer tangent of what a jvp computes, so that it has to be captured, and it could not be.",
+        "Keep jvp to torch operations, or take one of the derivatives in reverse mode.",
+        ("NestedForwardMode",),
+    ),
+    Code(
+        "FG208", "Outer: a nested call that runs as written changed an argument in place",
+        "An opaque body did something that it had not done when the method around it was captured.",
+        "Declare is_traceable = False on the outer class.",
+        ("OpaqueWriteError",),
+    ),
+    Code(
+        "FG209", "Scale.backward: gradient[0]['w'] is a tensor, expected a tuple",
+        "With pytree=True a container does not have the structure that it has to have.",
+        "The message says where.",
+        ("TreeError",),
+    ),
+    Code(
+        "FG210", "explain(..., 'bf16(8)'): not a tensor specification",
+        "An argument specification could not be read.",
+        'Write dtype[size,size,...], for example "bf16[8192,4096]".',
+        ("SpecError",),
+    ),
+    Code(
+        "FG211", "explain(target='cuda:42'): there is no such target",
+        "Kernels are generated for GPUs that are known by name.",
+        "Use one of the names that the message gives.",
+        ("UnknownTargetError", "UnknownDeviceError"),
+    ),
+    Code(
+        "FG212", "Norm.forward has no graph: it calls `print`",
+        "A graph was asked for of a method that runs as written.",
+        "Ask for a method that is compiled, or make this one traceable.",
+        ("NothingCapturedError",),
+    ),
+    Code(
+        "FG213", "check(Norm): compiled and eager differ",
+        "A compiled class and the one you wrote differ; a script that shows it was written.",
+        "Run the script. If the class is right, please report it with the script.",
+        ("CheckError",),
+    ),
+    Code(
+        "FG214", "profile(Norm): there is no baseline 'jax'",
+        "An argument of check or profile is not what it has to be.",
+        "The message says what is possible.",
+        ("CheckArgumentError", "ProfileArgumentError"),
+    ),
+    Code(
+        "FG215", "export(Norm): an opaque node cannot be exported",
+        "What was asked for cannot be written as a program without fusegrad.",
+        "Use the class through fusegrad, or change what the message names.",
+        ("ExportError", "ExportFormatError"),
+    ),
+    Code(
+        "FG216", "function NormBackward returned an incorrect number of gradients (expected 2, got 1)",
+        "A method returned another number of tensors than autograd expects.",
+        "Return one per argument (backward) or one per result (jvp).",
+        ("TangentCountError", "GradientCountError"),
+    ),
+    Code(
+        "FG217", "vmap(Add): forward writes into `x`, which has no batch axis",
+        "A batched value would have to be written into a tensor that has no batch.",
+        "Batch that tensor too (in_dims), or write into a clone.",
+        ("WrittenByEveryLane",),
+    ),
+    Code(
+        "FG218", "demo: there is no Python source to train on",
+        "The demonstration reads Python's own sources, and they are not there.",
+        "Install Python with its standard library's sources.",
+        ("NoTextError",),
+    ),
+    Code(
+        "FG219", "batch: `aten.unique` gives other shapes for other data",
+        "A rule that you did not write would need one of this operation, and there is none.",
+        "Write backward, jvp or vmap yourself, or keep the operation out of the method.",
+        ("NoRuleError",),
+    ),
+    # -------------------------------------------------------------- FG9xx: mistakes of fusegrad
+    Code(
+        "FG900", "internal: a state that cannot be",
+        "A mistake of fusegrad. The command line writes a file that shows it again.",
+        "Please report it with that file. is_traceable = False, or backend='reference', is a way around.",
+        ("InternalError", "InvalidGraphError", "TypeRuleError", "ParseError", "LoweringError", "KernelCompileError",
+         "KernelFaultError", "Unfusible", "CompiledCallError", "FusegradError",
+         "CaptureError", "OpaqueMet"),
+    ),
+)  # fmt: skip
+"""In the order in which a reason is compared with them."""
+
+BY_CODE = {row.code: row for row in CODES}
+_BY_CLASS = {name: row.code for row in CODES if row.code >= "FG2" for name in row.words}
+_PATTERNS = [(re.compile(word), row.code) for row in CODES if row.code < "FG2" for word in row.words]
+
+
+@functools.lru_cache(maxsize=1024)
+def code_of(reason: str | None) -> str | None:
+    """The code of a reason, None for none: "it calls `print`" -> "FG020"."""
+    if not reason:
+        return None
+    return next((code for pattern, code in _PATTERNS if pattern.match(reason)), "FG080")
+
+
+def code_of_error(error: type) -> str:
+    """The code of an error's class, or of the nearest one above it."""
+    return next((_BY_CLASS[c.__name__] for c in error.__mro__ if c.__name__ in _BY_CLASS), "FG900")
+
+
+def fix_of(reason: str | None) -> str | None:
+    """What to do about a reason."""
+    code = code_of(reason)
+    return BY_CODE[code].fix if code else None
