@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from ..ir.errors import FusegradError
+from . import memory
 
 BACKENDS = ("auto", "triton", "interpret", "reference", "inductor")
 KERNEL_BACKENDS = ("triton", "interpret")
@@ -75,6 +76,15 @@ def valid_backend(name: Any) -> str:
     return name  # type: ignore[no-any-return]
 
 
+def recycle_memory(on: bool = True) -> memory.State:
+    """Keep freed large blocks of CPU memory for the next ones, for the whole process: FUSEGRAD_RECYCLE_MEMORY=1.
+
+    What is kept counts as the process's memory; `fusegrad.runtime.memory.release()` gives back what is free of it.
+    Warns once, and changes nothing, where the C library is not glibc.
+    """
+    return memory.recycle(on)
+
+
 def warns() -> bool:
     """Whether a method that runs as written says so once; FUSEGRAD_WARN=0 leaves it to `explain`."""
     return os.environ.get("FUSEGRAD_WARN") != "0"
@@ -102,3 +112,5 @@ def _settings_of(backend: str | None) -> Settings:
 
 _DEBUG = os.environ.get("FUSEGRAD_DEBUG", "0") not in ("", "0")
 _TUNE = os.environ.get("FUSEGRAD_TUNE", "0") not in ("", "0")
+
+memory.recycle_where_asked()
