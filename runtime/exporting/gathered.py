@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import sympy
@@ -26,6 +27,7 @@ from ..residuals import choose
 from ..specialization import BackwardEntry, Specialization
 from ..specs import differentiable, stand_in
 from ..trees import arguments
+from .ones import may_be_one
 
 Tensor = torch.Tensor
 Sizes = dict[sympy.Symbol, int]
@@ -91,6 +93,13 @@ class Gathered:
     @property
     def slots(self) -> list[int]:
         return self.specialization.slots
+
+    @cached_property
+    def ones(self) -> set[sympy.Symbol]:
+        """The sizes that may be one, although they were captured as two or more."""
+        kinds = self.specialization.binder.sources.items()
+        free = [s for s, (_, kind, _) in kinds if kind == "size" and s not in self.pinned]
+        return may_be_one(self.compiler, self.specialization, self.args, free)
 
 
 def gathered(target_class: Any, args: Sequence[Any], target: str | None = None) -> Gathered:

@@ -147,9 +147,10 @@ class Launcher:
         ]
 
     def _assumed(self) -> list[Any]:
-        """The conditions of the capture; a size that is no constant of it is at least two."""
+        """The conditions of the capture; a size that is no constant of it is two at least, or one if that is known."""
         settled = [self.expressions.settled(g) for g in self.found.guards]
-        least = {s: 2 for s in self.sources if isinstance(self.symbols[s], str) and self._is_size(s)}
+        sizes = [s for s in self.sources if isinstance(self.symbols[s], str) and self._is_size(s)]
+        least = {s: 1 if s in self.found.ones else 2 for s in sizes}
         rest = []
         for guard in dict.fromkeys(g for g in settled if g is not sympy.true):
             bound = _lower_bound(guard)

@@ -1,0 +1,203 @@
+"""Sizes that may be one although the capture took them for two or more: another capture, at one, is the same program.
+
+    captured for M >= 2:  sum(x[M, 64], axes=(1,))      captured at M = 1:  sum(x[1, 64], axes=(1,))
+
+Both are compared value by value, with M = 1 put in and without axes of size one. Then kernels for M hold for one, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+import sympy
+import torch
+
+from ...ir import Graph, Value, building, emit
+from ...ir.errors import LoweringError
+from ...ir.prims import PRIMS
+from ...ir.transforms.ops import reshape
+from ...ir.types import TensorType
+from ...tracer.capture import CaptureError
+from ..compile import cheaper, graph_of
+from ..function import Compiler
+from ..specialization import Specialization
+from ..specs import memoryless
+
+Sizes = Mapping[sympy.Symbol, int]
+MOST = 2
+"""Of so many sizes every combination is captured again; any more have to be two at least."""
+
+
+def may_be_one(
+    compiler: Compiler, spec: Specialization, args: Sequence[Any], among: Iterable[sympy.Symbol]
+) -> set[sympy.Symbol]:
+    """The sizes, of those given, that may be one, each for itself and with any of the others."""
+    proved: set[sympy.Symbol] = set()
+    for symbol in among:
+        if len(proved) < MOST and all(_is_same(compiler, spec, args, {symbol, *others}) for others in _subsets(proved)):
+            proved.add(symbol)
+    return proved
+
+
+def _subsets(items: Iterable[sympy.Symbol]) -> Iterator[tuple[sympy.Symbol, ...]]:
+    listed = sorted(items, key=str)
+    return (chosen for n in range(len(listed) + 1) for chosen in combinations(listed, n))
+
+
+def _is_same(compiler: Compiler, spec: Specialization, args: Sequence[Any], ones: set[sympy.Symbol]) -> bool:
+    """Whether a capture with these sizes at one is what is captured, with one put in."""
+    at_one = {s: sympy.Integer(1) for s in ones}
+    if any(g.xreplace({**spec.sizes(args), **at_one}) is sympy.false for g in spec.session.conditions(spec.symbols)):
+        return False
+    try:
+        again = Specialization(compiler.cls, _resized(spec, args, at_one), spec.reads, spec.dynamic)
+        numbers = Numbering()
+        return _program(again, numbers, _renaming(again, spec)) == _program(spec, numbers, at_one)
+    except (CaptureError, LoweringError, KeyError):
+        return False
+
+
+def _resized(spec: Specialization, args: Sequence[Any], at_one: Mapping[Any, Any]) -> list[Any]:
+    """The arguments with those sizes at one."""
+    sizes = {**spec.sizes(args), **at_one}
+    found = list(args)
+    for i, fake in zip(spec.slots, spec.forward.fakes, strict=True):
+        shape, strides = (tuple(_number(n, sizes) for n in ns) for ns in (fake.shape, fake.stride()))
+        found[i] = memoryless(shape, strides, fake.dtype, fake.device, args[i].requires_grad)
+    return found
+
+
+def _number(size: Any, sizes: Mapping[Any, Any]) -> int:
+    return int(size if isinstance(size, int) else size.node.expr.xreplace(sizes))
+
+
+def _renaming(again: Specialization, spec: Specialization) -> dict[Any, Any]:
+    """The symbols of the one capture for those of the other, by where the arguments tell them."""
+    at = {source: s for s, source in spec.binder.sources.items()}
+    return {s: at[source] for s, source in again.binder.sources.items()}
+
+
+def _program(spec: Specialization, numbers: Numbering, putting: Mapping[Any, Any]) -> tuple[Any, ...]:
+    """All that was captured, with other sizes put in, for comparison."""
+    forward, kinds = spec.forward, spec.predicted_kinds()
+    graphs = [graph_of(forward.trace, "forward")]
+    if any(forward.needs_input_grad):
+        graphs.append(graph_of(spec.entry(kinds).trace, "backward"))
+    outputs = [(o.kind, o.index, _put(o.value, putting)) for o in forward.outputs]
+    layouts = [[_put(_expression(n), putting) for n in (*t.shape, *t.stride())] for t in forward.fake_outputs]
+    places = (forward.saved, forward.saved_for_forward, forward.dirty, forward.non_differentiable)
+    constants = {k: _put(_expression(v), putting) for k, v in forward.constants.items()}
+    rest = (kinds, forward.is_tuple, outputs, layouts, places, constants, forward.tensor_attributes)
+    return (*(numbers.of(g, putting) for g in graphs), rest)
+
+
+def _expression(size: Any) -> Any:
+    return size.node.expr if isinstance(size, torch.SymInt) else size
+
+
+class Numbering:
+    """Numbers for values: equal ones for what is computed alike, in whichever graph and order."""
+
+    def __init__(self) -> None:
+        self.known: dict[Any, int] = {}
+
+    def of(self, graph: Graph, putting: Mapping[Any, Any]) -> tuple[Any, ...]:
+        """The results of a graph with other sizes put in, after the passes, and its effects in order."""
+        settled = cheaper(_without_units(_with(graph, putting)))
+        found: dict[int, int] = {}
+        for v in (*settled.inputs, *settled.order()):
+            key = (v.prim, repr(sorted(v.params.items())), repr(v.avals), tuple(found[a.id] for a in v.args))
+            found[v.id] = self.known.setdefault(key, len(self.known))
+        results = [None if o is None else found[o.id] for o in settled.outputs]
+        written = [(i, found[v.id]) for i, v in settled.mutations.items()]
+        effects = [found[v.id] for v in settled.order() if PRIMS[v.prim].effect]
+        return results, settled.output_strides, written, effects
+
+
+def _with(graph: Graph, putting: Mapping[Any, Any]) -> Graph:
+    """The same nodes over other sizes."""
+    out = Graph(graph.name)
+    env = {}
+    for v in graph.inputs:
+        env[v.id] = out.input(_put(v.aval, putting), v.params["name"], _put(v.params["strides"], putting))
+    for node in graph.order():
+        params = {k: _put(p, putting) for k, p in node.params.items()}
+        env[node.id] = out.emit(node.prim, [env[a.id] for a in node.args], params)
+    return _finished(out, graph, env, [_put(s, putting) for s in graph.output_strides])
+
+
+def _without_units(graph: Graph) -> Graph:
+    """The same program without axes of size one, where a node does not need them: they hold no element."""
+    out = Graph(graph.name)
+    env: dict[int, Value] = {}
+    for v in graph.inputs:
+        strides = _kept(v.shape, v.params["strides"])
+        env[v.id] = out.input(v.aval.with_shape(_kept(v.shape, v.shape)), v.params["name"], strides)
+    with building(out):
+        for node in graph.order():
+            env[node.id] = unit_rules.get(PRIMS[node.prim].family, _with_units)(node, [env[a.id] for a in node.args])
+    pairs = zip(graph.outputs, graph.output_strides, strict=True)
+    return _finished(out, graph, env, [None if o is None or s is None else _kept(o.shape, s) for o, s in pairs])
+
+
+def _finished(out: Graph, graph: Graph, env: Mapping[int, Value], strides: Sequence[Any]) -> Graph:
+    out.mutations = {i: env[v.id] for i, v in graph.mutations.items()}
+    return out.returning([None if o is None else env[o.id] for o in graph.outputs], strides)
+
+
+def _kept(shape: Sequence[Any], items: Sequence[Any]) -> tuple[Any, ...]:
+    """The items of the axes that are not of size one."""
+    return tuple(item for n, item in zip(shape, items, strict=True) if n != 1)
+
+
+def _with_units(node: Value, args: Sequence[Value]) -> Value:
+    """The node on what it is written for."""
+    whole = [a if len(a.avals) > 1 else reshape(a, was.shape) for a, was in zip(args, node.args, strict=True)]
+    made = emit(node.prim, *whole, **node.params)
+    return reshape(made, _kept(made.shape, made.shape)) if len(node.avals) == 1 else made
+
+
+def _source(node: Value, args: Sequence[Value]) -> Value:
+    if node.prim != "full":
+        return _with_units(node, args)
+    return emit("full", **{**node.params, "shape": _kept(node.shape, node.shape)})
+
+
+def _layout(node: Value, args: Sequence[Value]) -> Value:
+    if node.prim not in ("broadcast", "reshape"):
+        return _with_units(node, args)
+    shape = _kept(node.shape, node.shape)
+    if node.prim == "reshape" or shape == args[0].shape:
+        return reshape(args[0], shape)
+    places = _kept(node.shape, range(node.ndim))
+    axes = _kept(node.args[0].shape, node.params["axes"])
+    return emit("broadcast", args[0], shape=shape, axes=tuple(map(places.index, axes)))
+
+
+def _reduced(node: Value, args: Sequence[Value]) -> Value:
+    if "axes" not in node.params or node.dtype != args[0].dtype:
+        return _with_units(node, args)
+    shape = node.args[0].shape
+    places = _kept(shape, range(len(shape)))
+    axes = tuple(places.index(a) for a in node.params["axes"] if shape[a] != 1)
+    return emit(node.prim, args[0], axes=axes) if axes else _with_units(node, args)
+
+
+unit_rules: dict[str, Callable[[Value, Sequence[Value]], Value]] = {
+    "elementwise": lambda node, args: emit(node.prim, *args, **node.params),
+    "source": _source,
+    "layout": _layout,
+    "reduce": _reduced,
+}
+
+
+def _put(item: Any, putting: Mapping[Any, Any]) -> Any:
+    """A size, a type, or nested tuples of them, with other sizes put in; anything else as it is."""
+    if isinstance(item, sympy.Basic):
+        found = item.xreplace(putting)
+        return int(found) if isinstance(found, sympy.Integer) else found
+    if isinstance(item, TensorType):
+        return item.with_shape(_put(item.shape, putting))
+    return tuple(_put(i, putting) for i in item) if isinstance(item, tuple) else item
