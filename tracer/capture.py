@@ -90,6 +90,10 @@ class Env(ShapeEnv):
         """The age of an expression is that of its youngest symbol."""
         return max((self.age.get(s, 0) for s in getattr(expr, "free_symbols", ())), default=0)
 
+    def _get_user_frame(self) -> types.FrameType | None:
+        """Who asked, for logs: torch's own search imports its exporter and Inductor first, for a fifth of a second."""
+        return user_frame()
+
     def _set_replacement(self, a: sympy.Symbol, tgt: sympy.Expr, msg: str) -> None:
         if self.age_of(tgt) <= self.age_of(a):
             super()._set_replacement(a, tgt, msg)

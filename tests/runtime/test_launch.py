@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import inspect
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -224,3 +225,47 @@ def test_real_launch_compiles_once_for_all_batch_sizes() -> None:
         torch.testing.assert_close(y, x.softmax(-1))
     function = launch.jit_function(k.SOFTMAX, "softmax", ("rows",))
     assert sum(len(per_device[0]) for per_device in function.device_caches.values()) == 1
+
+
+# ------------------------------------------------------------------ Triton's own name for its installation
+@pytest.fixture
+def installation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A stand-in for Triton's folder, with files in the places that Triton hashes."""
+    from fusegrad.runtime import triton_private as private
+
+    root = tmp_path / "triton"
+    for name in ("_C/libtriton.so", "runtime/cache.py", "compiler/compiler.py", "backends/nvidia/driver.py"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("1")
+    (root / "language").mkdir()
+    monkeypatch.setenv("FUSEGRAD_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(private.triton, "__file__", str(root / "__init__.py"))
+    return root
+
+
+def _installation_as_known(monkeypatch: pytest.MonkeyPatch, answer: str) -> str:
+    from fusegrad.runtime import triton_private as private
+
+    monkeypatch.setattr(private.triton_cache, "triton_key", lambda: answer)
+    private.know_installation.__wrapped__()
+    return str(private.triton_cache.triton_key())
+
+
+def test_triton_hashes_its_installation_once(installation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _installation_as_known(monkeypatch, "first") == "first"
+    assert _installation_as_known(monkeypatch, "never asked") == "first"
+
+
+@pytest.mark.parametrize("name", ["_C/libtriton.so", "runtime/cache.py", "backends/nvidia/driver.py"])
+def test_a_changed_installation_is_hashed_again(
+    installation: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    _installation_as_known(monkeypatch, "first")
+    os.utime(installation / name, ns=(1, 1))
+    assert _installation_as_known(monkeypatch, "second") == "second"
+
+
+def test_an_added_file_is_another_installation(installation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _installation_as_known(monkeypatch, "first")
+    (installation / "compiler" / "more.py").write_text("2")
+    assert _installation_as_known(monkeypatch, "second") == "second"

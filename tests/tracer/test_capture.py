@@ -366,3 +366,13 @@ def test_autocast_is_part_of_the_graph() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = trace(body, torch.randn(3, 3))
     assert found.graph_module(torch.randn(3, 3))[0].dtype is torch.bfloat16
+
+
+def test_who_asked_for_a_guard_is_found_without_importing_torchs_exporter(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.fx.experimental import symbolic_shapes
+
+    monkeypatch.setattr(symbolic_shapes, "uninteresting_files", lambda: pytest.fail("imports a fifth of a second"))
+    session = Session()
+    fake = session.fake(torch.ones(4, 3))
+    assert fake.shape[0] > 2
+    assert session.env.guards
