@@ -81,6 +81,15 @@ class Kernels:
 
 
 @dataclass(frozen=True)
+class Leaning:
+    """How far a schedule departs from its own choice: lanes and warps in powers of two, stages of loops in ones."""
+
+    lanes: int = 0
+    warps: int = 0
+    stages: int = 0
+
+
+@dataclass(frozen=True)
 class Target:
     """A device to generate for. `shared` and `l2` in bytes; `warp` in threads."""
 
@@ -90,6 +99,7 @@ class Target:
     l2: int
     shared: int
     warp: int = 32
+    leaning: Leaning = Leaning()
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.arch}" if self.arch else self.kind

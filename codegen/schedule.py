@@ -27,6 +27,8 @@ SHARED_ROW = 8192
 """Columns of a strip of rows that several programs walk together: two accumulators of it fit in registers."""
 CROWDED = ((32768, 2), (16384, 4))
 """Lanes of a row held whole, and the most reductions that leave them in registers; with more it goes in chunks."""
+THREADS = 1024
+"""Of the largest program."""
 STRIP = 256
 """Columns of a strip whose sums over the rows are wanted: wide accesses, few bytes of partial sums."""
 
@@ -58,7 +60,8 @@ class Budget:
         if target.kind == "interpret":
             held = max(16, target.shared * 8)
             return Budget(held, min(1 << 16, held), max(16, min(1 << 15, held // 2)), target.units, target.units, 1, 1)
-        return Budget(48 << 10, 2048, 4096, target.units, target.units // 2, 4, 1 << 14)
+        lanes, chunk = (max(256, int(n * 2.0**target.leaning.lanes)) for n in (2048, 4096))
+        return Budget(48 << 10, lanes, chunk, target.units, target.units // 2, 4, 1 << 14)
 
 
 @dataclass(frozen=True)
@@ -425,7 +428,8 @@ class Scheduler:
     def _warps(self, lanes: int, accumulators: bool) -> int:
         steps = ((512, 1), (2048, 4), (4095 if accumulators else 8192, 8), (16384, 16))
         warps = next((w for most, w in steps if lanes <= most), 32)
-        return max(1, warps * 32 // self.target.warp)
+        most, leant = THREADS // self.target.warp, int(warps * 2.0**self.target.leaning.warps)
+        return max(1, min(most, leant * 32 // self.target.warp))
 
     def _stages(self, tile: dict[Axis, int], chunked: bool) -> int:
         """Loads in flight per loop, as far as shared memory holds them; 1 where only registers are used."""
@@ -433,7 +437,7 @@ class Scheduler:
             return 1
         loads = {t.param: ITEMSIZE[t.dtype] for t in self.program.terms if t.op == "load" and t.axes & set(tile)}
         turn = math.prod(tile.values()) * sum(loads.values())
-        wanted = 3 if chunked else 2
+        wanted = (3 if chunked else 2) + self.target.leaning.stages
         return next((n for n in range(wanted, 1, -1) if n * turn <= self.target.shared * 3 // 4), 1)
 
     # ------------------------------------------------------------------ persistence

@@ -12,6 +12,7 @@ import sympy
 import torch
 
 from ..codegen import TARGETS, Buffer, Kernel, Kernels, Pointer, Ref, Scalar, Target
+from ..codegen.neighbours import candidates
 from ..ir import Graph, Value
 from ..ir.errors import InternalError, LoweringError, Unfusible, UnsupportedBackendError
 from ..ir.passes.fuse import Extern, Group, Step, View
@@ -100,7 +101,7 @@ class Prepared:
     launches: list[tuple[Kernel, Callable[..., None], list[tuple[str, int]], int, list[Any]]]
     outputs: list[tuple[tuple[int, ...], tuple[int, ...], torch.dtype]]
     temporaries: list[tuple[tuple[int, ...], tuple[int, ...], torch.dtype]]
-    settled: bool = False  # whether it was launched, with the configuration that it keeps
+    settled: bool = False  # whether it is what its sizes keep: nothing is left to be timed
 
 
 @dataclass
@@ -155,6 +156,8 @@ class GroupRunner:
         if ready is None:
             return self._through_torch(inputs, sizes)
         try:
+            if not ready.settled:
+                ready = self.prepared[key] = self._settled(ready, inputs, sizes)
             return self._launched(ready, inputs)
         except Exception as error:
             if not type(error).__module__.startswith("triton."):
@@ -163,34 +166,41 @@ class GroupRunner:
             return self._through_torch(inputs, sizes)
 
     def _launched(self, ready: Prepared, inputs: Sequence[Tensor]) -> list[Tensor]:
+        memory = self._memory(ready, inputs)
+        self._launch(ready, memory)
+        return memory["output"]
+
+    def _memory(self, ready: Prepared, inputs: Sequence[Tensor]) -> dict[str, list[Tensor]]:
         outputs = [torch.empty_strided(*o[:2], dtype=o[2], device=self.device) for o in ready.outputs]
         temporaries = [torch.empty_strided(*t[:2], dtype=t[2], device=self.device) for t in ready.temporaries]
-        memory: dict[str, Sequence[Tensor]] = {"input": inputs, "output": outputs, "temporary": temporaries}
-        for at, (kernel, run, arguments, grid, scratch) in enumerate(ready.launches):
+        return {"input": list(inputs), "output": outputs, "temporary": temporaries}
+
+    def _launch(self, ready: Prepared, memory: dict[str, list[Tensor]]) -> None:
+        for kernel, run, arguments, grid, scratch in ready.launches:
             if grid:
                 memory["scratch"] = [self.scratch(kernel, i, s) for i, s in enumerate(scratch)]
-                given = [value if kind == "number" else memory[kind][value] for kind, value in arguments]
-                if not ready.settled and (tuned := self._tuned(ready, kernel, given, grid)) is not None:
-                    run, ready.launches[at] = tuned, (kernel, tuned, arguments, grid, scratch)
-                run(given, grid)
-        ready.settled = True
-        return outputs
+                run([value if kind == "number" else memory[kind][value] for kind, value in arguments], grid)
 
-    def _tuned(
-        self, ready: Prepared, kernel: Kernel, given: Sequence[Any], grid: int
-    ) -> Callable[[Sequence[Any], int], None] | None:
-        """The launcher of the fastest configuration; None where the schedule's own choice is to stay."""
-        options = tune.configurations(kernel, self.target)
-        if self.backend != "triton" or not settings().tune or len(options) < 2:
-            return None
-        if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            return None
-        text = text_of(ready.kernels)
-        made = {k.num_warps: launch.launcher(k, text, self.backend, self.device) for k in options}
+    def _settled(self, ready: Prepared, inputs: Sequence[Tensor], sizes: Sizes) -> Prepared:
+        """What these sizes keep: the schedule's own kernels, or where tuning is on the fastest version of them."""
+        asked = self.backend == "triton" and (settings().tune or tune.is_asked_for())
+        if asked and self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return ready
+        ready.settled = True
+        return self._tuned(ready, inputs, sizes) if asked and any(g for *_, g, _ in ready.launches) else ready
+
+    def _tuned(self, ready: Prepared, inputs: Sequence[Tensor], sizes: Sizes) -> Prepared:
+        """The fastest of the scheduled kernels and their neighbours; all read and write memory of their own."""
+        found = candidates(ready.kernels, self.target, lambda t: kernels_of(self.group, t, dict(sizes), self.name))
+        if len(found) == 1:
+            return ready
+        made = {n: ready if k is ready.kernels else self._made(self._ready(k), sizes) for n, k in found.items()}
+        launches = {n: partial(self._launch, p, self._memory(p, inputs)) for n, p in made.items()}
         name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else str(self.target)
-        numbers = [n for n in given if isinstance(n, int)]
-        best = tune.fastest(name, options, text, numbers, lambda k: partial(made[k.num_warps], given, grid))
-        return None if best is kernel else made[best.num_warps]
+        given = [v for *_, arguments, grid, _ in ready.launches for v in (grid, *_numbers_in(arguments))]
+        chosen = made[tune.fastest(name, self.name, text_of(ready.kernels), given, launches)]
+        chosen.settled = True
+        return chosen
 
     def _prepared(self, sizes: Sizes, key: tuple[int, ...]) -> Prepared | None:
         if self.one_by_one:
@@ -226,9 +236,15 @@ class GroupRunner:
         return self.counters[key]
 
     def _prepare(self, sizes: Sizes, key: tuple[int, ...]) -> Prepared:
-        variant = self._fitting(sizes) or self._generate(sizes)
+        ready = self._made(self._fitting(sizes) or self._generate(sizes), sizes)
+        self.prepared[key] = ready
+        if len(self.prepared) > RECORDS:
+            self.prepared.popitem(last=False)
+        return ready
+
+    def _made(self, variant: Variant, sizes: Sizes) -> Prepared:
         graph = self.group.graph
-        ready = Prepared(
+        return Prepared(
             kernels=variant.kernels,
             launches=[_launch(k, f, sizes) for k, f in zip(variant.kernels.kernels, variant.launchers, strict=True)],
             outputs=[
@@ -241,10 +257,6 @@ class GroupRunner:
                 for b in variant.kernels.temporaries
             ],
         )
-        self.prepared[key] = ready
-        if len(self.prepared) > RECORDS:
-            self.prepared.popitem(last=False)
-        return ready
 
     def _fitting(self, sizes: Sizes) -> Variant | None:
         return next((v for v in self.variants if v.admits(sizes)), None)
@@ -288,6 +300,10 @@ def _launch(kernel: Kernel, run: Callable[..., None], sizes: Sizes) -> Any:
                 arguments.append(("number", number(value, sizes)))
     scratch = [_scratch_spec(b, sizes) for b in kernel.scratch]
     return kernel, run, arguments, number(kernel.grid, sizes), scratch
+
+
+def _numbers_in(arguments: Sequence[tuple[str, int]]) -> list[int]:
+    return [value for kind, value in arguments if kind == "number"]
 
 
 def _scratch_spec(buffer: Buffer, sizes: Sizes) -> tuple[tuple[int, ...], torch.dtype, bool]:

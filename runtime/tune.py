@@ -1,33 +1,42 @@
-"""Which of at most three configurations of a kernel is the fastest on this GPU: timed once per size, the answer stored.
+"""Which of at most three versions of a group's kernels is the fastest on this GPU: timed once per bucket of sizes, stored.
 
-Off unless asked for (`config.patch(tune=True)`, FUSEGRAD_TUNE=1): a timing costs two more compilations per kernel. The
-candidates are the schedule's own choice and its neighbours in warps: the same text, memory and launches.
+Off unless asked for (`config.patch(tune=True)`, FUSEGRAD_TUNE=1, `tune_function`): a timing costs two more compilations
+per kernel. The candidates are the schedule's own choice and its nearest neighbours in loads in flight, block width,
+rows per program and warps (`codegen.neighbours`). A stored answer that names none of them is ignored.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 
-from ..codegen import Kernel, Target
+from ..codegen.neighbours import OWN
+from ..ir.errors import UnsupportedBackendError
 from . import cache
 
-Launch = Callable[[], None]
+Launch = Callable[[], object]
 Clock = Callable[[Sequence[Launch]], list[float]]
 """Milliseconds of each; all are correct, so that it does not matter how often each runs, or which runs last."""
 
-WARPS = 1024
-"""Threads of the largest program."""
 ROUNDS = 12
 
 
-def configurations(kernel: Kernel, target: Target) -> tuple[Kernel, ...]:
-    """The kernel as scheduled, then with half and with twice its warps."""
-    others = (kernel.num_warps // 2, kernel.num_warps * 2)
-    return (kernel, *(replace(kernel, num_warps=n) for n in others if 1 <= n <= WARPS // target.warp))
+# ------------------------------------------------------------------ one group of kernels
+@dataclass(frozen=True)
+class Trial:
+    """One group at one bucket of sizes. milliseconds: None for an answer that was stored; infinite where refused."""
+
+    kernel: str
+    sizes: tuple[int, ...]
+    candidates: tuple[str, ...]
+    milliseconds: tuple[float, ...] | None
+    chosen: str
 
 
 def bucket(numbers: Sequence[int]) -> tuple[int, ...]:
@@ -36,25 +45,29 @@ def bucket(numbers: Sequence[int]) -> tuple[int, ...]:
 
 
 def fastest(
-    device: str,
-    kernels: Sequence[Kernel],
-    text: str,
-    numbers: Sequence[int],
-    launches: Callable[[Kernel], Launch],
-    clock: Clock | None = None,
-) -> Kernel:
-    """One of these kernels, as stored for the device, the text and the sizes' bucket; else as the clock says, stored.
+    device: str, name: str, text: str, numbers: Sequence[int], launches: dict[str, Launch], clock: Clock | None = None
+) -> str:
+    """One of these candidates, as stored for the device, the text and the sizes' bucket; else as the clock says, stored.
 
-    launches: how to launch one of them on the arguments at hand.
+    The first candidate is the schedule's own: it wins ties.
     """
-    key = cache.key_of("tuned", *cache.versions().items(), device, kernels[0].name, text, bucket(numbers))
-    known = (cache.get(key) or {}).get("warps.json")
-    found = next((k for k in kernels if known is not None and k.num_warps == json.loads(known)), None)
-    if found is None:
-        times = (clock or events)([launches(k) for k in kernels])
-        found = kernels[min(range(len(kernels)), key=times.__getitem__)]
-        cache.put(key, {"warps.json": json.dumps(found.num_warps).encode()})
-    return found
+    key = cache.key_of("tuned", *cache.versions().items(), device, name, text, bucket(numbers), *launches)
+    chosen, times = _stored(key), None
+    if chosen not in launches:
+        times = (clock or events)(list(launches.values()))
+        chosen = list(launches)[min(range(len(times)), key=times.__getitem__)]
+        cache.put(key, {"choice.json": json.dumps(chosen).encode()})
+    _on_record(Trial(name, tuple(numbers), tuple(launches), tuple(times) if times else None, chosen))
+    return chosen
+
+
+def _stored(key: str) -> str | None:
+    """The answer on disk; None where there is none that can be read."""
+    try:
+        found = json.loads((cache.get(key) or {})["choice.json"])
+    except (KeyError, ValueError):
+        return None
+    return found if isinstance(found, str) else None
 
 
 def events(launches: Sequence[Launch]) -> list[float]:
@@ -83,3 +96,85 @@ def _once(launch: Launch) -> float:
     end.record()
     end.synchronize()
     return float(start.elapsed_time(end))
+
+
+# ------------------------------------------------------------------ a whole Function
+_records: list[list[Trial]] = []
+_lock = threading.Lock()
+
+
+def is_asked_for() -> bool:
+    """Whether some thread is tuning a Function: its backward may run on a thread of autograd's."""
+    return bool(_records)
+
+
+def _on_record(trial: Trial) -> None:
+    for record in list(_records):
+        record.append(trial)
+
+
+@contextmanager
+def recording() -> Iterator[list[Trial]]:
+    """Within the block, of any thread, kernels are tuned and the trials listed."""
+    record: list[Trial] = []
+    with _lock:
+        _records.append(record)
+    try:
+        yield record
+    finally:
+        with _lock:
+            _records[:] = [r for r in _records if r is not record]
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What `tune_function` found. Prints as a table; `to_dict()` is plain values."""
+
+    function: str
+    device: str
+    trials: tuple[Trial, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        rows = [row for trial in self.trials for row in _rows(trial)]
+        wide = [max((len(r[i]) for r in rows), default=0) for i in range(4)]
+        lines = [f"{self.function} on {self.device}", *("  ".join(map(str.ljust, r, wide)).rstrip() for r in rows)]
+        return "\n  ".join(lines if rows else [*lines, "no kernel has neighbours to be compared with"])
+
+
+def _rows(trial: Trial) -> Iterator[tuple[str, str, str, str]]:
+    """kernel, candidate, time, and whether it was chosen."""
+    for at, candidate in enumerate(trial.candidates):
+        time = "stored" if trial.milliseconds is None else f"{trial.milliseconds[at] * 1e3:.1f} us"
+        label = f"{trial.kernel} {list(trial.sizes)}" if at == 0 else ""
+        yield label, candidate, time, "<- chosen" if candidate == trial.chosen else ""
+
+
+def tune_function(fast: Any, /, *args: Any) -> Tuned:
+    """Time the neighbours of every kernel of a compiled Function, forward and backward, on the GPU at hand.
+
+    args: tensors on the GPU, or specifications such as "bf16[8192,4096]", for which random tensors are made. The
+    answers are stored: processes that tune (FUSEGRAD_TUNE=1) take them from there, without timing anything.
+    Raises UnsupportedBackendError where there is no GPU.
+    """
+    from .profiling.profile import differentiated  # the layers above know this file
+
+    device = _gpu()
+    with recording() as trials:
+        name = differentiated(fast, args)
+    return Tuned(name, device, tuple(trials))
+
+
+def _gpu() -> str:
+    """The GPU's name."""
+    if not torch.cuda.is_available():
+        raise UnsupportedBackendError(
+            backend="triton", what="tuning", reason="there is no GPU on which kernels could be timed",
+            fix="run it on the machine that is to be tuned for; `explain` and `profile` show kernels without a GPU.",
+        )  # fmt: skip
+    return torch.cuda.get_device_name()
+
+
+__all__ = ["OWN", "Trial", "Tuned", "bucket", "events", "fastest", "is_asked_for", "recording", "tune_function"]

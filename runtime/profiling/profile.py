@@ -16,7 +16,7 @@ import torch
 from ...ir.errors import FusegradError
 from ..cache import versions
 from ..explain import compiler_of, explain
-from ..function import Compiler, compile
+from ..function import Compiler, compile, compile_class
 from ..guards import is_float
 from ..specs import is_spec, parse_spec
 from ..trees import arguments
@@ -131,6 +131,19 @@ def profile(
     for name, apply in _candidates(compiler, fast, baselines):
         _measure(result, name, apply, real, place, seconds)
     return result
+
+
+def differentiated(target_class: Any, args: Sequence[Any]) -> str:
+    """Call a Function, compiled afresh, forward and backward, once without grad mode; its name."""
+    known = compiler_of(_compiled(target_class))
+    fast = compile_class(known.user_class, known.backend, known.fullgraph, known.dynamic, known.methods.option)
+    compiler = compiler_of(fast)
+    real = [_real(a) for a in arguments(target_class, tuple(args))]
+    real = list(_following(compiler.complete(real)))
+    _without_grad(fast.apply, real)()
+    if outputs := _differentiable(fast.apply(*real)):
+        _backward(outputs, real)()
+    return compiler.cls.__name__
 
 
 def _require_known(compiler: Compiler, baselines: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""The configuration of a kernel: candidates from the schedule, timed once per bucket of sizes, remembered on disk."""
+"""The version of a kernel: candidates are timed once per bucket of sizes, and the answer is remembered on disk."""
 
 from __future__ import annotations
 
@@ -11,25 +11,14 @@ import torch
 from function_samples import RMSNorm, leaf
 
 import fusegrad
-from fusegrad.codegen import TARGETS, Kernel
-from fusegrad.runtime import launch, plan, tune
+from fusegrad.codegen import TARGETS
+from fusegrad.ir.errors import UnsupportedBackendError
+from fusegrad.runtime import cache, launch, plan, tune
 
 
 @pytest.fixture(autouse=True)
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUSEGRAD_CACHE_DIR", str(tmp_path / "cache"))
-
-
-def kernel(warps: int) -> Kernel:
-    return Kernel("k", "", (), {}, 1, warps)
-
-
-@pytest.mark.parametrize(
-    ("target", "warps", "expected"),
-    [("cuda:90", 4, [4, 2, 8]), ("cuda:90", 32, [32, 16]), ("cuda:90", 1, [1, 2]), ("hip:gfx942", 16, [16, 8])],
-)
-def test_candidates_are_the_schedule_and_its_neighbours(target, warps, expected) -> None:
-    assert [k.num_warps for k in tune.configurations(kernel(warps), TARGETS[target])] == expected
 
 
 class Clock:
@@ -45,31 +34,43 @@ class Clock:
         return list(self.times)[: len(launches)]
 
 
-def chosen(clock: Clock, numbers: Sequence[int] = (4096, 1024), device: str = "one", text: str = "text") -> int:
-    options = tune.configurations(kernel(4), TARGETS["cuda:90"])
-    return tune.fastest(device, options, text, numbers, lambda k: lambda: None, clock).num_warps
+NAMES = ("one", "two", "three")
+
+
+def chosen(clock: Clock, numbers: Sequence[int] = (4096, 1024), device: str = "one", text: str = "text") -> str:
+    return tune.fastest(device, "k", text, numbers, {n: lambda: None for n in NAMES}, clock)
 
 
 def test_an_answer_is_kept_for_device_text_and_bucket() -> None:
     first = Clock(3.0, 2.0, 1.0)
-    assert chosen(first) == 8 and first.asked == 1
+    assert chosen(first) == "three" and first.asked == 1
     other = Clock(1.0, 2.0, 3.0)
-    assert chosen(other) == 8 and chosen(other, (4097, 1030)) == 8 and other.asked == 0  # from the disk
-    assert chosen(other, (8192, 1024)) == 4 and chosen(other, device="two") == 4 and chosen(other, text="other") == 4
+    assert chosen(other) == chosen(other, (4097, 1030)) == "three" and other.asked == 0  # from the disk
+    assert {chosen(other, (8192, 1024)), chosen(other, device="two"), chosen(other, text="other")} == {"one"}
     assert other.asked == 3
 
 
+@pytest.mark.parametrize("content", [b"{", b"7", b'"four"', b"\xff"])
+def test_an_answer_that_names_no_candidate_is_timed_again(content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    put = cache.put
+    with monkeypatch.context() as changed:
+        changed.setattr(cache, "put", lambda key, files: put(key, dict.fromkeys(files, content)))
+        assert chosen(Clock(1.0, 2.0, 3.0)) == "one"
+    assert chosen(again := Clock(2.0, 1.0, 3.0)) == "two" and again.asked == 1
+
+
 def test_ties_and_refusals_leave_what_was_scheduled() -> None:
-    assert chosen(Clock(1.0, 1.0, 1.0)) == 4
-    assert chosen(Clock(1.0, float("inf"), float("inf")), text="refused") == 4
+    assert chosen(Clock(1.0, 1.0, 1.0)) == "one"
+    assert chosen(Clock(1.0, float("inf"), float("inf")), text="refused") == "one"
 
 
 def test_buckets_are_powers_of_two() -> None:
     assert tune.bucket((4096, 8191, 1, 0)) == (13, 13, 1, 0)
 
 
-def launched_with(monkeypatch: pytest.MonkeyPatch, clock: Clock, calls: int = 1) -> list[int]:
-    """The warps of every launch of an RMSNorm forward, Triton stubbed, with tuning on."""
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The warps of every launch, Triton and the GPU stubbed."""
     seen: list[int] = []
 
     def launcher(kernel: Any, text: str, backend: str, device: Any = None) -> Any:
@@ -77,22 +78,47 @@ def launched_with(monkeypatch: pytest.MonkeyPatch, clock: Clock, calls: int = 1)
 
     monkeypatch.setattr(launch, "launcher", launcher)
     monkeypatch.setattr(plan, "target_for", lambda backend, device: TARGETS["cuda:90"])
-    monkeypatch.setattr(tune, "events", clock)
-    fast: Any = fusegrad.compile(RMSNorm, backend="triton")
-    for _ in range(calls):
-        fast.apply(leaf(64, 256).detach(), torch.ones(256), 1e-6)
     return seen
 
 
-def test_the_fastest_serves_from_the_first_call_on(monkeypatch) -> None:
+def called(calls: int) -> None:
+    fast: Any = fusegrad.compile(RMSNorm, backend="triton")
+    for _ in range(calls):
+        fast.apply(leaf(64, 4096).detach(), torch.ones(4096), 1e-6)
+
+
+def test_the_fastest_serves_from_the_first_call_on(launched: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(3.0, 1.0, 2.0)
+    monkeypatch.setattr(tune, "events", clock)
     with fusegrad.config.patch(tune=True):
-        seen = launched_with(monkeypatch, clock, 6)
-    trials, served = seen[:3], seen[3:]
-    assert clock.asked == 1 and len(served) == 6 and set(served) == {trials[1]}
-    assert trials[1] in (trials[0] // 2, trials[0] * 2)
+        called(6)
+    trials, served = launched[:3], launched[3:]
+    assert clock.asked == 1 and len(served) == 6 and set(served) == {trials[1]} and trials[1] == 2 * trials[0]
 
 
-def test_nothing_is_timed_unless_asked_for(monkeypatch) -> None:
+def test_nothing_is_timed_unless_asked_for(launched: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(3.0, 1.0, 2.0)
-    assert len(launched_with(monkeypatch, clock, 2)) == 2 and clock.asked == 0
+    monkeypatch.setattr(tune, "events", clock)
+    called(2)
+    assert len(launched) == 2 and clock.asked == 0
+
+
+def test_a_function_is_tuned_in_both_directions(launched: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(3.0, 1.0, 2.0)
+    monkeypatch.setattr(tune, "events", clock)
+    monkeypatch.setattr(tune, "_gpu", lambda: "a GPU")
+    fast = fusegrad.compile(RMSNorm, backend="triton")
+    found = tune.tune_function(fast, "f32[64,4096]", "f32[4096]", 1e-6)
+    assert {t.kernel for t in found.trials} == {"RMSNorm_forward", "RMSNorm_backward"}
+    assert all(t.chosen == t.candidates[1] and t.milliseconds == (3.0, 1.0, 2.0) for t in found.trials)
+    again = tune.tune_function(fast, "f32[64,4096]", "f32[4096]", 1e-6)
+    assert all(t.milliseconds is None and t.chosen == t.candidates[1] for t in again.trials)
+    assert clock.asked == len(found.trials) and not tune.is_asked_for()
+    text = str(found)
+    assert "RMSNorm on a GPU" in text and "1000.0 us  <- chosen" in text and found.to_dict()["device"] == "a GPU"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
+def test_without_a_gpu_it_says_so() -> None:
+    with pytest.raises(UnsupportedBackendError, match="there is no GPU on which kernels could be timed"):
+        tune.tune_function(fusegrad.compile(RMSNorm), "f32[64,256]", "f32[256]", 1e-6)

@@ -1,0 +1,49 @@
+"""Versions of a group's kernels beside the scheduled one: the same meaning, emitted again with one decision leant on.
+
+Which of them is faster only a clock can say (`runtime.tune`). They come in the order in which they are expected to
+matter; one that emits what is there already is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from .kernel import Kernel, Kernels, Leaning, Target
+
+OWN = "as scheduled"
+MOST = 3
+"""Candidates, the scheduled one included."""
+
+LEANINGS = {
+    "more loads in flight": Leaning(stages=1),
+    "wider blocks": Leaning(lanes=1),
+    "narrower blocks": Leaning(lanes=-1),
+    "more warps": Leaning(warps=1),
+    "fewer warps": Leaning(warps=-1),
+    "fewer loads in flight": Leaning(stages=-1),
+}
+
+
+def candidates(own: Kernels, target: Target, emitted: Callable[[Target], Kernels]) -> dict[str, Kernels]:
+    """The kernels as scheduled, then at most two neighbours that differ from them and from each other."""
+    found = {OWN: own}
+    seen = {_form(own)}
+    for name, leaning in LEANINGS.items():
+        if len(found) == MOST:
+            break
+        made = emitted(replace(target, leaning=leaning))
+        if (form := _form(made)) not in seen:
+            seen.add(form)
+            found[name] = made
+    return found
+
+
+def _form(kernels: Kernels) -> tuple[object, ...]:
+    """All that can make two versions differ."""
+    return tuple(map(_form_of, kernels.kernels))
+
+
+def _form_of(kernel: Kernel) -> tuple[object, ...]:
+    stages = kernel.num_stages if " in tl.range(" in kernel.source else None  # without a loop they mean nothing
+    return kernel.source, tuple(kernel.constants.items()), kernel.grid, kernel.num_warps, stages
