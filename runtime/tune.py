@@ -1,4 +1,4 @@
-"""Which of at most three versions of a group's kernels is the fastest on this GPU: timed once per bucket of sizes, stored.
+"""Which of at most three versions of a group's kernels is the fastest here: timed once per bucket of sizes, stored.
 
 Off unless asked for (`config.patch(tune=True)`, FUSEGRAD_TUNE=1, `tune_function`): a timing costs two more compilations
 per kernel. The candidates are the schedule's own choice and its nearest neighbours in loads in flight, block width,
@@ -47,7 +47,7 @@ def bucket(numbers: Sequence[int]) -> tuple[int, ...]:
 def fastest(
     device: str, name: str, text: str, numbers: Sequence[int], launches: dict[str, Launch], clock: Clock | None = None
 ) -> str:
-    """One of these candidates, as stored for the device, the text and the sizes' bucket; else as the clock says, stored.
+    """One of these candidates: as stored for the device, the text and the sizes' bucket, else as the clock says.
 
     The first candidate is the schedule's own: it wins ties.
     """
