@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -45,7 +45,7 @@ def bucket(numbers: Sequence[int]) -> tuple[int, ...]:
 
 
 def fastest(
-    device: str, name: str, text: str, numbers: Sequence[int], launches: dict[str, Launch], clock: Clock | None = None
+    device: str, name: str, text: str, numbers: Sequence[int], launches: Mapping[str, Launch], clock: Clock | None = None
 ) -> str:
     """One of these candidates: as stored for the device, the text and the sizes' bucket, else as the clock says.
 
