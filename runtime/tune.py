@@ -45,7 +45,12 @@ def bucket(numbers: Sequence[int]) -> tuple[int, ...]:
 
 
 def fastest(
-    device: str, name: str, text: str, numbers: Sequence[int], launches: Mapping[str, Launch], clock: Clock | None = None
+    device: str,
+    name: str,
+    text: str,
+    numbers: Sequence[int],
+    launches: Mapping[str, Launch],
+    clock: Clock | None = None,
 ) -> str:
     """One of these candidates: as stored for the device, the text and the sizes' bucket, else as the clock says.
 
