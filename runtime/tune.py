@@ -58,7 +58,7 @@ def fastest(
     """
     key = cache.key_of("tuned", *cache.versions().items(), device, name, text, bucket(numbers), *launches)
     chosen, times = _stored(key), None
-    if chosen not in launches:
+    if chosen is None or chosen not in launches:
         times = (clock or events)(list(launches.values()))
         chosen = list(launches)[min(range(len(times)), key=times.__getitem__)]
         cache.put(key, {"choice.json": json.dumps(chosen).encode()})
