@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -108,7 +108,7 @@ def _header(graph: Graph, nodes: Iterable[Value]) -> Iterator[str]:
     found |= {s for strides in graph.output_strides for s in symbols_of(strides)}
     yield f"graph {json.dumps(graph.name)}"
     if found:
-        yield f"symbols {', '.join(f'{s.name}: {_kind(s)}' for s in sorted(found, key=lambda s: s.name))}"
+        yield f"symbols {', '.join(f'{s.name}: {kind_of(s)}' for s in sorted(found, key=lambda s: s.name))}"
 
 
 def symbols_of(param: Any) -> set[sympy.Symbol]:
@@ -120,7 +120,8 @@ def symbols_of(param: Any) -> set[sympy.Symbol]:
     return {s for p in param for s in symbols_of(p)} if isinstance(param, tuple) else set()
 
 
-def _kind(symbol: sympy.Symbol) -> str:
+def kind_of(symbol: sympy.Symbol) -> str:
+    """What is known about a symbol, by its word in KINDS."""
     known = symbol.assumptions0
     return next(kind for kind, facts in KINDS.items() if all(known.get(f) is v for f, v in facts.items()))
 
@@ -159,7 +160,7 @@ def _types_text(avals: tuple[TensorType, ...]) -> str:
 def _text(param: Any) -> str:
     """A parameter as text that `_Reader.value` reads back."""
     if isinstance(param, sympy.Basic):
-        return _expression(param)
+        return size_text(param)
     if isinstance(param, str):
         return json.dumps(param)
     if isinstance(param, tuple):
@@ -184,7 +185,8 @@ class _Printer(StrPrinter):  # type: ignore[misc]
 
 
 @lru_cache(maxsize=4096)
-def _expression(expr: sympy.Basic) -> str:
+def size_text(expr: sympy.Basic) -> str:
+    """The text of an expression, in sympy's own functions."""
     return str(_Printer().doprint(plain(expr)))
 
 
@@ -202,6 +204,14 @@ def parse(text: str) -> Graph:
     return reader.graph
 
 
+def size_from(text: str, symbols: Mapping[str, sympy.Symbol]) -> Any:
+    """The expression that `size_text` wrote, over these symbols; ValueError or KeyError for any other text."""
+    reader = _Reader(text, symbols)
+    found = reader.value()
+    reader.finish()
+    return found
+
+
 _TOKEN = re.compile(
     r"""\s*(?:(?P<comment>\#.*)|(?P<number>(?:\d+\.?\d*(?:e[+-]?\d+)?))|(?P<ref>%\d+)|(?P<operand>\$\d+)|(?P<name>\w[\w.]*)
     |(?P<string>"(?:[^"\\]|\\.)*")|(?P<opaque><[^>]*>)|(?P<punct>\*\*|[-+*/()\[\],=:]))""",
@@ -213,7 +223,7 @@ WORDS: dict[str, Any] = {"None": None, "True": True, "False": False, "inf": floa
 class _Reader:
     """Recursive descent over the tokens of one line; builds values, evaluates no code."""
 
-    def __init__(self, line: str, symbols: dict[str, sympy.Symbol]) -> None:
+    def __init__(self, line: str, symbols: Mapping[str, sympy.Symbol]) -> None:
         self.symbols = symbols
         self.tokens = list(_tokens(line))
         self.at = 0

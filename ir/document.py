@@ -1,0 +1,344 @@
+"""A graph as plain data for JSON, and its way back from a stranger's file: evaluates no code, and bounds its own work.
+
+    {"prim": "mul", "operands": [0, 3], "dtype": "f32", "shape": ["s0", 4096], "parameters": {}, "origin": {..}}
+
+Live nodes only, numbered in an order that runs. Sizes are ints or texts such as "s0*2"; inside parameters an expression
+is {"size": text}, a place for an operand {"operand": n}, a number that JSON lacks {"float": "inf"}, {"complex": [..]}.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import sympy
+
+from .errors import FusegradError, ParseError
+from .graph import Graph, Origin, Value, provenance
+from .infer import equal
+from .prims import PRIMS, Arg
+from .text import KINDS, kind_of, size_from, size_text, symbols_of
+from .types import Size, TensorType
+
+Symbols = Mapping[str, sympy.Symbol]
+MOST_NODES = 20_000
+MOST_SIZE = 1 << 62
+LONGEST_TEXT = 1000
+LONGEST_SIZE = 240
+MOST_TERMS = 64
+DEEPEST = 12
+FUNCTIONS = ("floor", "ceiling", "Mod", "Max", "Min", "sqrt", "Abs")
+DERIVED_PARAMETERS = {"avals": "dtype and shape say it", "index": "the order of the inputs says it"}
+FAULTS = (ValueError, KeyError, TypeError, IndexError, AttributeError, ArithmeticError, RecursionError, FusegradError)
+"""What reading data that is no graph may raise."""
+
+
+def refuse(detail: str, at: object) -> ParseError:
+    """The error for data that is no graph."""
+    return ParseError(detail, line=at, text="")
+
+
+# ---------------------------------------------------------------------------------------------------------- write
+def document(graph: Graph) -> dict[str, Any]:
+    """The graph as dicts, lists, texts and numbers. Raises ValueError for a parameter that has no such form."""
+    nodes = [*graph.inputs, *graph.order()]
+    number = {v.id: i for i, v in enumerate(nodes)}
+    outputs = zip(graph.outputs, graph.output_strides, strict=True)
+    return {
+        "name": graph.name,
+        "symbols": symbols_document(_symbols(graph, nodes)),
+        "nodes": [_node(v, number) for v in nodes],
+        "outputs": [None if o is None else {"node": number[o.id], "strides": sizes(s or ())} for o, s in outputs],
+        "mutations": [[i, number[v.id]] for i, v in sorted(graph.mutations.items())],
+    }
+
+
+def symbols_document(symbols: Iterable[sympy.Symbol]) -> dict[str, str]:
+    """name -> what is known about it, sorted."""
+    return {s.name: kind_of(s) for s in sorted(symbols, key=lambda s: s.name)}
+
+
+def _symbols(graph: Graph, nodes: Iterable[Value]) -> set[sympy.Symbol]:
+    found = {s for v in nodes for part in (v.avals, *v.params.values()) for s in symbols_of(part)}
+    return found | {s for strides in graph.output_strides for s in symbols_of(strides)}
+
+
+def size(value: Size) -> int | str:
+    """An int, or the text of an expression."""
+    return value if isinstance(value, int) else size_text(value)
+
+
+def sizes(values: Iterable[Size]) -> list[int | str]:
+    return [size(v) for v in values]
+
+
+def _node(value: Value, number: Mapping[int, int]) -> dict[str, Any]:
+    kept = {k: v for k, v in value.params.items() if k != "avals" and not (value.prim == "input" and k == "index")}
+    found = {"prim": value.prim, "operands": [number[a.id] for a in value.args], "types": list(map(_type, value.avals)),
+             "parameters": {k: _parameter(v) for k, v in kept.items()}}  # fmt: skip
+    origin = value.origin
+    name = origin.name if (origin.name or "").isidentifier() else None
+    said = {"name": name, "op": origin.op, "where": origin.where, "line": origin.line}
+    return {**found, "origin": {k: shown(v) for k, v in said.items() if v is not None}}
+
+
+def shown(text: str) -> str:
+    """The text on one line, cut where it is long."""
+    return "".join(c if c.isprintable() else " " for c in text)[:LONGEST_TEXT]
+
+
+def _type(aval: TensorType) -> list[Any]:
+    return [aval.dtype, sizes(aval.shape)]
+
+
+def _parameter(item: Any) -> Any:
+    if isinstance(item, tuple):
+        return [_parameter(i) for i in item]
+    if isinstance(item, sympy.Basic):
+        return {"size": size_text(item)}
+    if isinstance(item, Arg):
+        return {"operand": item.index}
+    if isinstance(item, complex):
+        return {"complex": [_parameter(item.real), _parameter(item.imag)]}
+    if isinstance(item, float) and not math.isfinite(item):
+        return {"float": repr(item)}
+    if item is None or isinstance(item, bool | int | float | str):
+        return item
+    raise ValueError(f"a {type(item).__name__} among the parameters cannot be written down")
+
+
+# ---------------------------------------------------------------------------------------------------------- read
+def graph_from(data: Any) -> Graph:
+    """The graph that `document` wrote. Raises ParseError, which says where the data is no graph; runs nothing of it."""
+    reader = _Reader()
+    return reader.read(_fields(data, "name", "symbols", "nodes", "outputs", "mutations", at="graph"))
+
+
+def _fields(data: Any, *names: str, at: object) -> dict[str, Any]:
+    if not isinstance(data, dict) or set(data) != set(names):
+        raise refuse(f"expected the fields {', '.join(names)}", at)
+    return data
+
+
+def listed(data: Any, at: object, most: int = MOST_NODES) -> list[Any]:
+    """The data, which has to be a list of bounded length."""
+    if not isinstance(data, list) or len(data) > most:
+        raise refuse(f"expected a list of at most {most}", at)
+    return data
+
+
+def text_from(data: Any, at: object, most: int = LONGEST_TEXT) -> str:
+    """The data, which has to be one printable line."""
+    if not isinstance(data, str) or len(data) > most or not data.isprintable():
+        raise refuse("expected one printable line", at)
+    return data
+
+
+def index_from(data: Any, below: int, at: object) -> int:
+    """The data, which has to be a number of what is there."""
+    if type(data) is not int or not 0 <= data < below:
+        raise refuse(f"expected a number from 0 to {below - 1}", at)
+    return data
+
+
+def symbols_from(data: Any, at: object) -> dict[str, sympy.Symbol]:
+    """The symbols that a document declares."""
+    if not isinstance(data, dict) or len(data) > MOST_NODES:
+        raise refuse("expected symbols by name", at)
+    return {_symbol_name(name, at): sympy.Symbol(name, **_kind(kind, at)) for name, kind in data.items()}
+
+
+def _symbol_name(name: str, at: object) -> str:
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,31}", name) or name in FUNCTIONS:
+        raise refuse(f"{name[:40]!r} cannot be the name of a size", at)
+    return name
+
+
+def _kind(kind: Any, at: object) -> dict[str, bool]:
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise refuse("a size is of no known kind", at)
+    return KINDS[kind]
+
+
+_TOKEN = re.compile(r"[A-Za-z_]\w*|\d+(?:\.\d+)?(?:e[+-]?\d{1,3})?|\*\*|[-+*/(), ]", re.ASCII)
+
+
+def size_of(data: Any, symbols: Symbols, at: object) -> Size:
+    """A size: an int, or an expression that is small enough to compute with."""
+    if type(data) is int and 0 <= data < MOST_SIZE:
+        return data
+    if not isinstance(data, str) or len(data) > LONGEST_SIZE or not _is_tame(data, symbols):
+        raise refuse(f"{str(data)[:60]!r} is no size", at)
+    try:
+        found: Size = size_from(data, symbols)
+    except FAULTS as error:
+        raise refuse(f"{data[:60]!r} is no size: {error}", at) from error
+    if not isinstance(found, sympy.Expr | int | float) or not _is_light(sympy.sympify(found)):
+        raise refuse(f"{data[:60]!r} is no size that can be computed with", at)
+    return found
+
+
+def _is_tame(text: str, symbols: Symbols) -> bool:
+    """Made of declared symbols, known functions, numbers of 64 bits and small powers."""
+    words = _TOKEN.findall(text)
+    if "".join(words) != text or text.count("(") > DEEPEST:
+        return False
+    plain = [w for w in words if w != " "]
+    powers = [p for w, p in itertools.pairwise(plain) if w == "**"]
+    names = all(w in symbols or w in FUNCTIONS for w in words if w[0].isalpha() or w[0] == "_")
+    return names and all(p in ("2", "3", "4", "(", "-") for p in powers) and all(len(w) < 25 for w in words)
+
+
+def _is_light(expr: sympy.Basic) -> bool:
+    powers = [p.exp for p in expr.atoms(sympy.Pow)]
+    small = all(p.is_Rational and abs(p.p) <= 4 and p.q <= 2 for p in powers)
+    whole = all(abs(n.p) < MOST_SIZE and n.q < MOST_SIZE for n in expr.atoms(sympy.Rational))
+    finite = not expr.has(sympy.oo, -sympy.oo, sympy.zoo, sympy.nan, sympy.I)
+    return small and whole and finite and len(expr.atoms(sympy.Function)) <= 6 and _terms(expr) <= MOST_TERMS
+
+
+def _terms(expr: sympy.Basic) -> int:
+    """How many terms multiplying it out gives, at most."""
+    inner = [_terms(a) for a in expr.args]
+    if isinstance(expr, sympy.Mul):
+        return math.prod(inner)
+    if isinstance(expr, sympy.Pow):
+        return int(inner[0] ** max(1, abs(int(expr.exp.p))))
+    return max(sum(inner), 1)
+
+
+def sizes_from(data: Any, symbols: Symbols, at: object) -> tuple[Size, ...]:
+    """A shape, or strides."""
+    return tuple(size_of(s, symbols, at) for s in listed(data, at, 64))
+
+
+class _Reader:
+    """Builds a graph node by node; every node goes through the type rules."""
+
+    def __init__(self) -> None:
+        self.graph, self.symbols = Graph(), dict[str, sympy.Symbol]()
+        self.values: list[Value] = []
+
+    def read(self, data: dict[str, Any]) -> Graph:
+        self.graph.name = text_from(data["name"], "name", 200)
+        self.symbols = symbols_from(data["symbols"], "symbols")
+        for at, node in enumerate(listed(data["nodes"], "nodes")):
+            where = f"node {at}"
+            try:
+                self.values.append(self._node(node, where))
+            except ParseError:
+                raise
+            except FAULTS as error:
+                raise refuse(f"{type(error).__name__}: {error}"[:300], where) from error
+        self._outputs(listed(data["outputs"], "outputs"))
+        for pair in listed(data["mutations"], "mutations"):
+            self._mutation(listed(pair, "mutations", 2))
+        return self.graph
+
+    def _value(self, data: Any, at: object) -> Value:
+        return self.values[index_from(data, len(self.values), at)]
+
+    def _node(self, data: Any, at: str) -> Value:
+        found = _fields(data, "prim", "operands", "types", "parameters", "origin", at=at)
+        prim = found["prim"]
+        if not isinstance(prim, str) or prim not in PRIMS or "target" in PRIMS[prim].params:
+            raise refuse(f"{str(prim)[:40]!r} is no operation of a file", at)
+        operands = [self._value(o, at) for o in listed(found["operands"], at)]
+        types = tuple(self._type(t, at) for t in listed(found["types"], at, 64))
+        parameters = {k: self._parameter(v, at) for k, v in self._parameters(found["parameters"], at)}
+        if prim == "input":
+            return self._input(types, parameters, at)
+        if "avals" in PRIMS[prim].params:
+            parameters["avals"] = types
+        with provenance(_origin(found["origin"], at)):
+            value = self.graph.emit(prim, operands, parameters)
+        return self._agreed(value, types, at)
+
+    def _parameters(self, data: Any, at: str) -> Iterable[tuple[str, Any]]:
+        if not isinstance(data, dict) or any(k in DERIVED_PARAMETERS and k != "index" for k in data):
+            raise refuse("expected parameters by name", at)
+        return data.items()
+
+    def _input(self, types: tuple[TensorType, ...], parameters: dict[str, Any], at: str) -> Value:
+        (aval,) = types
+        name, strides = text_from(parameters.pop("name"), at, 100), parameters.pop("strides")
+        if parameters or not isinstance(strides, tuple) or len(strides) != aval.ndim:
+            raise refuse("an input has a name and its strides", at)
+        if not name.isidentifier() or len(self.graph.inputs) != len(self.values):
+            raise refuse(f"{name[:40]!r} is no name of an input before the first operation", at)
+        return self.graph.input(aval, name, strides)
+
+    def _agreed(self, value: Value, types: tuple[TensorType, ...], at: str) -> Value:
+        same = len(types) == len(value.avals) and all(map(_same, types, value.avals))
+        if not same:
+            raise refuse(f"the type rule says {', '.join(map(str, value.avals))}", at)
+        value.attrs["avals"] = types
+        return value
+
+    def _type(self, data: Any, at: str) -> TensorType:
+        dtype, shape = listed(data, at, 2)
+        return TensorType(sizes_from(shape, self.symbols, at), text_from(dtype, at, 20))
+
+    def _parameter(self, data: Any, at: str, depth: int = DEEPEST) -> Any:
+        if isinstance(data, list) and depth:
+            return tuple(self._parameter(d, at, depth - 1) for d in listed(data, at))
+        if isinstance(data, dict) and len(data) == 1:
+            ((kind, inner),) = data.items()
+            return _TAGGED[kind](self, inner, at)
+        if isinstance(data, str):
+            return text_from(data, at)
+        if data is None or isinstance(data, bool | int | float):
+            return data
+        raise refuse("a parameter is of no known form", at)
+
+    def _outputs(self, data: list[Any]) -> None:
+        outputs = [None if o is None else _fields(o, "node", "strides", at="outputs") for o in data]
+        values = [None if o is None else self._value(o["node"], "outputs") for o in outputs]
+        strides = [None if o is None else sizes_from(o["strides"], self.symbols, "outputs") for o in outputs]
+        for value, layout in zip(values, strides, strict=True):
+            if value is not None and layout is not None and (len(value.avals) > 1 or len(layout) != value.ndim):
+                raise refuse("an output does not have the strides of its shape", "outputs")
+        self.graph.returning(values, strides)
+
+    def _mutation(self, data: list[Any]) -> None:
+        at = "mutations"
+        index, value = index_from(data[0], len(self.graph.inputs), at), self._value(data[1], at)
+        if len(value.avals) != 1 or not _same(value.aval, self.graph.inputs[index].aval):
+            raise refuse(f"input {index} is written with another type", at)
+        self.graph.mutations[index] = value
+
+
+def _same(a: TensorType, b: TensorType) -> bool:
+    return a.dtype == b.dtype and len(a.shape) == len(b.shape) and all(map(equal, a.shape, b.shape))
+
+
+def _origin(data: Any, at: str) -> Origin:
+    if not isinstance(data, dict) or not set(data) <= {"name", "op", "where", "line"}:
+        raise refuse("an origin has a name, an op, a place and a line", at)
+    found = {k: text_from(v, at) for k, v in data.items()}
+    if "name" in found and not found["name"].isidentifier():
+        raise refuse(f"{found['name'][:40]!r} is no name", at)
+    return Origin(**found)
+
+
+def _float(reader: _Reader, data: Any, at: str) -> float:
+    if data not in ("inf", "-inf", "nan"):
+        raise refuse("a float is no number", at)
+    return float(data)
+
+
+def _complex(reader: _Reader, data: Any, at: str) -> complex:
+    real, imaginary = (reader._parameter(d, at, 1) for d in listed(data, at, 2))
+    return complex(real, imaginary)
+
+
+_TAGGED: dict[str, Callable[[_Reader, Any, str], Any]] = {
+    "size": lambda reader, data, at: size_of(data, reader.symbols, at),
+    "operand": lambda reader, data, at: Arg(index_from(data, MOST_NODES, at)),
+    "float": _float,
+    "complex": _complex,
+}
+
