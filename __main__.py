@@ -1,50 +1,149 @@
-"""`python -m fusegrad COMMAND`: one module of `runtime` per command."""
+"""`fusegrad COMMAND`, `python -m fusegrad COMMAND`: one module per command.
+
+Exit codes: 0 as asked for, 1 a mistake in what was asked, 2 compiled and eager differ, 3 a mistake of fusegrad.
+"""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
+import os
+import re
 import sys
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn, Protocol
 
 from .ir.errors import FusegradError
 from .runtime import demo
 from .runtime.checking import command as check_command
+from .runtime.commands import bench, doctor, failure, stored
+from .runtime.commands import explain as explain_command
+from .runtime.commands.answer import INTERNAL, OK, USERS, Answer
+from .runtime.commands.arguments import suggestion
 from .runtime.exporting import command as export_command
 from .runtime.profiling import command as profile_command
+from .runtime.screen import show
 
 
 class Command(Protocol):
-    """What a command's module has; `run` returns the exit code."""
+    """What a command's module has."""
 
     SUMMARY: str
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
 
-    def run(self, options: argparse.Namespace) -> int: ...
+    def run(self, options: argparse.Namespace) -> Answer: ...
 
 
 COMMANDS: dict[str, Command] = {
-    "demo": demo, "check": check_command, "export": export_command, "profile": profile_command,
+    "demo": demo, "explain": explain_command, "check": check_command, "export": export_command,
+    "profile": profile_command, "bench": bench, "cache": stored, "doctor": doctor,
 }  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code, 2 for a command or an option that does not exist."""
-    options = parser().parse_args(arguments)
+    """Run one command; returns the exit code."""
+    given = [_shielded(a) for a in (sys.argv[1:] if arguments is None else arguments)]
+    options = parsed(given)
     try:
-        return COMMANDS[options.command].run(options)
+        with contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext():
+            answer = COMMANDS[options.command].run(options)
+        _print(options, answer)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads on: not an error
+        return OK
+    except OSError as error:
+        return _refused(options, error)
     except FusegradError as error:
-        print(f"fusegrad {options.command}: {error}", file=sys.stderr)
-        return 1
+        return _failed(given, options, error) if error.speaks == "inside" else _refused(options, error)
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        return _failed(given, options, error)
+    return answer.code
 
 
-def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser("fusegrad", description="Compiles custom autograd Functions into Triton kernels.")
+def _shielded(argument: str) -> str:
+    """A negative number such as -1e-6 with a blank in front, so that it is taken for no option."""
+    return f" {argument}" if re.fullmatch(r"-(\d|\.\d|inf\b)[\w.+-]*", argument) else argument
+
+
+def _print(options: argparse.Namespace, answer: Answer) -> None:
+    if options.json:
+        print(json.dumps(answer.facts, indent=1, default=str))
+    else:
+        show(answer.blocks)
+    sys.stdout.flush()
+
+
+def _refused(options: argparse.Namespace, error: Exception) -> int:
+    print(f"fusegrad {options.command}: {error}", file=sys.stderr)
+    if options.json:
+        code = getattr(error, "code", None)
+        print(json.dumps({"error": {"class": type(error).__name__, "code": code, "message": str(error)}}))
+    return USERS
+
+
+def _failed(given: Sequence[str], options: argparse.Namespace, error: Exception) -> int:
+    """A mistake of fusegrad: what went wrong in a line, and the file that shows it again."""
+    path = failure.written(given, options, error)
+    what = f"{type(error).__name__}: {error}".splitlines()[0]
+    print(f"fusegrad {options.command}: internal error [FG900]: {what}\n  written: {path}\n"
+          "  fix:     please report it with that file", file=sys.stderr)  # fmt: skip
+    if options.json:
+        told = {"class": type(error).__name__, "code": "FG900", "message": what, "reproducer": str(path)}
+        print(json.dumps({"error": told}))
+    return INTERNAL
+
+
+# ------------------------------------------------------------------ the parser
+class Parser(argparse.ArgumentParser):
+    """Says what may have been meant, and ends with the exit code for a user's mistake."""
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(USERS, f"{self.prog}: error: {message}{self._meant(message)}\n")
+
+    def _meant(self, message: str) -> str:
+        chosen = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
+        if chosen:
+            return _did_you_mean(chosen[1], re.findall(r"[\w.\-]+(?: [\w.\-=]+)*", chosen[2].replace("'", "")))
+        unknown = re.search(r"unrecognized arguments: (--[\w-]+)", message)
+        return _did_you_mean(unknown[1], re.findall(r"--[\w-]+", self.format_help())) if unknown else ""
+
+
+def _did_you_mean(name: str, known: Iterable[str]) -> str:
+    near = suggestion(name, known)
+    return f"\n  did you mean {near}?" if near else ""
+
+
+def parsed(given: Sequence[str]) -> argparse.Namespace:
+    """The options of a command line; what a command hands on to another program is in `rest`."""
+    top, commands = parser()
+    options, rest = top.parse_known_args(given)
+    if rest and not hasattr(options, "rest"):
+        commands[options.command].error(f"unrecognized arguments: {' '.join(rest)}")
+    options.rest = rest
+    return options
+
+
+def parser() -> tuple[Parser, dict[str, Parser]]:
+    """The whole command line, and the parser of each command."""
+    top = Parser("fusegrad", description="Compiles custom autograd Functions into Triton kernels.")
+    top.add_argument("--version", action="version", version=_version())
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, module in COMMANDS.items():
-        module.add_arguments(commands.add_parser(name, help=module.SUMMARY, description=module.SUMMARY))
-    return top
+        own: Any = commands.add_parser(name, help=module.SUMMARY, description=module.SUMMARY)
+        own.add_argument("--json", action="store_true", help="print what was found as JSON")
+        module.add_arguments(own)
+    return top, dict(commands.choices)
+
+
+def _version() -> str:
+    from . import __version__
+
+    return f"fusegrad {__version__}"
 
 
 if __name__ == "__main__":

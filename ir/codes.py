@@ -420,6 +420,18 @@ CODES = (
         "Write backward, jvp or vmap yourself, or keep the operation out of the method.",
         ("NoRuleError",),
     ),
+    Code(
+        "FG220", "rms_norm.py:RMSnorm: cannot be imported: the module rms_norm has no 'RMSnorm'",
+        "The class that a command was given cannot be found, or its module raises while it is imported.",
+        "Write module:Class or file.py:Class; the message says what may have been meant.",
+        ("TargetError",),
+    ),
+    Code(
+        "FG221", "bench: the benchmarks are not in this installation",
+        "A wheel holds the package alone; the benchmarks are part of the sources.",
+        "Clone the repository and run `make bench` there.",
+        ("BenchmarksMissing",),
+    ),
     # -------------------------------------------------------------- FG9xx: mistakes of fusegrad
     Code(
         "FG900", "internal: a state that cannot be",

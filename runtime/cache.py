@@ -16,6 +16,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import shutil
 import stat
 import tempfile
@@ -25,6 +26,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 FORMAT = 1
@@ -60,6 +62,20 @@ class DamagedEntry(Exception):
     """An entry does not verify (internal: it is deleted, and the caller sees a miss)."""
 
 
+OTHER_VERSION = "another key, version or format"
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, DamagedEntry)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An entry on disk. used: seconds since the epoch. what: kernels and files by name."""
+
+    key: str
+    bytes: int
+    used: float
+    what: str
+
+
 def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
@@ -93,7 +109,7 @@ def _verified(directory: Path, key: str) -> dict[str, bytes]:
     _private(directory)
     manifest = json.loads(_content(directory / MANIFEST))
     if (manifest["format"], manifest["key"], manifest["versions"]) != (FORMAT, key, versions()):
-        raise DamagedEntry("another key, version or format")
+        raise DamagedEntry(OTHER_VERSION)
     names = {path.name for path in directory.iterdir()} - {MANIFEST}
     if names != set(manifest["files"]):
         raise DamagedEntry("files were added or are missing")
@@ -165,7 +181,7 @@ class Cache:
             return self.memory.get(key)
         try:
             files = _verified(directory, key)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, DamagedEntry):
+        except UNREADABLE:
             self._discard(directory)
             return self.memory.get(key)
         with suppress(OSError):
@@ -204,13 +220,14 @@ class Cache:
             os.rename(directory, grave / "entry")
             shutil.rmtree(grave, ignore_errors=True)
 
-    def sweep(self) -> None:
+    def sweep(self, limit: int | None = None) -> None:
         """Delete the entries used longest ago until the rest fits, and what killed processes left in tmp."""
         assert self.root
+        limit = self.limit if limit is None else limit
         entries = sorted(self._entries(self.root), key=lambda entry: entry[0])
         total = sum(size for _, size, _ in entries)
         for _, size, directory in entries:
-            if total <= self.limit:
+            if total <= limit:
                 break
             self._discard(directory)
             total -= size
@@ -222,6 +239,29 @@ class Cache:
             with suppress(OSError):
                 size = sum(path.lstat().st_size for path in directory.iterdir())
                 yield directory.lstat().st_mtime, size, directory
+
+    # ------------------------------------------------------------------ for people
+    def listed(self) -> list[Entry]:
+        """Every entry on disk, the one used longest ago first."""
+        if self.root is None:
+            return []
+        found = sorted(self._entries(self.root), key=lambda entry: entry[0])
+        return [Entry(path.name, size, used, described(path)) for used, size, path in found]
+
+    def fault(self, key: str) -> str | None:
+        """Why an entry does not verify; None where it does. It stays where it is."""
+        directory = self.directory(key)
+        assert directory is not None
+        try:
+            _verified(directory, key)
+        except UNREADABLE as error:
+            return str(error) or type(error).__name__
+        return None
+
+    def clear(self) -> None:
+        """Delete every entry."""
+        for directory in (self.root / "entries").glob("*/*") if self.root else ():
+            self._discard(directory)
 
     @contextmanager
     def claimed(self, key: str) -> Iterator[None]:
@@ -239,6 +279,19 @@ class Cache:
             yield
         finally:
             os.close(descriptor)  # which unlocks
+
+
+def described(directory: Path) -> str:
+    """What an entry holds, from its files: the kernels of a module, a binary's formats, a choice."""
+    with suppress(OSError, ValueError):
+        names = sorted(path.name for path in directory.iterdir() if path.name != MANIFEST)
+        texts = [(directory / n).read_text(errors="replace") for n in names if n.endswith((".py", "ptx"))]
+        kernels = dict.fromkeys(a or b for text in texts for a, b in _KERNEL.findall(text))
+        return f"{', '.join(kernels)} ({', '.join(names)})" if kernels else ", ".join(names)
+    return "unreadable"
+
+
+_KERNEL = re.compile(r"@triton\.jit\s+def (\w+)\(\w+_ptr|\.entry (\w+)")
 
 
 def _rename(made: Path, directory: Path) -> None:

@@ -1,7 +1,7 @@
-"""`python -m fusegrad demo`: a small language model trains on real text, its custom Functions eager and compiled.
+"""`fusegrad demo`: a small language model trains on real text, its custom Functions eager and compiled.
 
 Same weights, same batches, one step of each in turn. Then what the compiler did, and its kernels' numerics. The exit
-code is 1 where the losses part, or a kernel is wrong under Triton's interpreter.
+code is 2 where the losses part, or a kernel is wrong under Triton's interpreter.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch.autograd import Function
 from torch.autograd.graph import saved_tensors_hooks
 
 from ..ir.errors import KernelCompileError
+from .commands.answer import MISMATCH, OK, Answer
 from .config import BACKENDS, patch
 from .demo_functions import FUNCTIONS
 from .demo_model import IGNORED, ByteModel, Functions, Sizes, call, read_text, seeded_model, windows
@@ -115,8 +116,8 @@ def spec(*shape: int, dtype: str = "f32") -> str:
 
 
 # ---------------------------------------------------------------------- the job
-def run(options: argparse.Namespace) -> int:
-    """The whole demo; returns the exit code."""
+def run(options: argparse.Namespace) -> Answer:
+    """The whole demo, which prints as it goes."""
     sizes = Sizes()
     device = device_for(options.backend)
     torch.set_num_threads(1)  # matrices this small gain little from more, and lose much on a busy machine
@@ -134,7 +135,10 @@ def run(options: argparse.Namespace) -> int:
     numerics = report_numerics(known, options.seed)
     print(f"\nwritten to {options.out.resolve()}:")
     print("".join(f"  {path.name}\n" for path in sorted(options.out.iterdir())))
-    return verdict(pair, numerics)
+    losses = {name: trained.losses for name, trained in zip(NAMES, pair, strict=True)}
+    facts = {"losses": losses, "saved_bytes": dict(zip(NAMES, kept, strict=True)), "out": str(options.out.resolve()),
+             "numerics": [{**n._asdict(), "good": n.good} for n in numerics]}  # fmt: skip
+    return Answer(facts, (), verdict(pair, numerics))
 
 
 def device_for(backend: str) -> torch.device:
@@ -316,7 +320,7 @@ def distance(got: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
 
 # ---------------------------------------------------------------------- verdict
 def verdict(pair: Sequence[Trained], numerics: Sequence[Numerics]) -> int:
-    """Say what was found; 1 where something is wrong."""
+    """Say what was found; the exit code for a difference where something is wrong."""
     largest = divergence(*(trained.losses[:JUDGED_STEPS] for trained in pair))
     wrong = [f"{n.name} {n.direction}" for n in numerics if not n.good]
     parted = not largest <= TOLERANCE  # also where a loss is NaN
@@ -324,7 +328,7 @@ def verdict(pair: Sequence[Trained], numerics: Sequence[Numerics]) -> int:
     print(f"losses {'DIVERGE' if parted else 'agree'}: {found}")
     if wrong:
         print(f"WRONG under the interpreter: {', '.join(wrong)}")
-    return int(parted or bool(wrong))
+    return MISMATCH if parted or wrong else OK
 
 
 def divergence(eager: Sequence[float], fast: Sequence[float]) -> float:

@@ -31,7 +31,7 @@ LIBRARIES = {
     "ir": {"networkx", "numpy", "sympy"},
     "tracer": {"networkx", "numpy", "sympy", "torch"},
     "codegen": {"networkx", "numpy", "sympy"},
-    "runtime": {"networkx", "numpy", "sympy", "torch", "triton"},
+    "runtime": {"networkx", "numpy", "rich", "sympy", "torch", "triton"},  # rich where it is installed
     "": set(),
 }
 

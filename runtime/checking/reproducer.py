@@ -227,7 +227,7 @@ def _subject(subject: Subject, backend: str) -> str:
     is_class = isinstance(user, type)
     original = "_fusegrad_user_class" if is_class else "__wrapped__"
     lines = [
-        _source_of(user, name),
+        source_of(user, name),
         f"subject = getattr({name}, {original!r}, {name})",
         f"fast = fusegrad.compile(subject, {given}){'.apply' if is_class else ''}",
     ]
@@ -236,7 +236,8 @@ def _subject(subject: Subject, backend: str) -> str:
     return "\n".join([*lines, f"theirs = subject{'.apply' if is_class else ''}"])
 
 
-def _source_of(user: Any, name: str) -> str:
+def source_of(user: Any, name: str) -> str:
+    """An import of the class or function under this name where it can be imported, else its source."""
     module, qualified = user.__module__, user.__qualname__
     if "<locals>" not in qualified and module != "__main__" and module in sys.modules and _importable(module):
         top = qualified.split(".")[0]

@@ -1,30 +1,29 @@
-"""`python -m fusegrad export module:Class "f32[64,128]" .. --output name.py`."""
+"""`fusegrad export module:Class "f32[64,128]" .. --output name.py`."""
 
 from __future__ import annotations
 
 import argparse
 
-from ..checking.command import argument, imported
+from ..commands.answer import Answer
+from ..commands.arguments import add_target, call_of
 from .export import FORMATS, export
 
 SUMMARY = "write a compiled Function as a Triton module, a graph or a picture"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("target", help="module:Class, compiled or not")
-    parser.add_argument("arguments", nargs="*", help='tensors as "f32[64,128]", anything else as a Python literal')
+    add_target(parser)
     parser.add_argument("-o", "--output", help="the file; its suffix is the format. Without it the text is printed")
     parser.add_argument("--format", choices=list(FORMATS), help="where the suffix does not say it")
     parser.add_argument("--gpu", metavar="TARGET", help='"cuda:80", "cuda:90" (the default), "cuda:100", "hip:gfx942"')
 
 
-def run(options: argparse.Namespace) -> int:
-    """Exit code 1 where it cannot be exported, with the reason."""
-    args = [argument(a) for a in options.arguments]
+def run(options: argparse.Namespace) -> Answer:
+    """What was written; the text itself where no file was named."""
+    target, args = call_of(options)
     chosen = options.format or (None if options.output else "py")
-    text = export(imported(options.target), *args, path=options.output, format=chosen, target=options.gpu)
+    text = export(target, *args, path=options.output, format=chosen, target=options.gpu)
+    facts = {"path": options.output, "lines": len(text.splitlines())}
     if options.output:
-        print(f"wrote {options.output} ({len(text.splitlines())} lines)")
-    else:
-        print(text, end="")
-    return 0
+        return Answer(facts, [f"wrote {options.output} ({facts['lines']} lines)"])
+    return Answer({**facts, "text": text}, [text.rstrip("\n")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -69,13 +70,13 @@ def test_verdict(fast: list[float], parts: bool, capsys: pytest.CaptureFixture[s
     model = seeded_model(Functions(*FUNCTIONS), SMALL, 0, CPU)
     optimizer = torch.optim.SGD(model.parameters())
     pair = [demo.Trained(model, optimizer, [], losses) for losses in ([2.0, 1.0], fast)]
-    assert demo.verdict(pair, []) == int(parts)
+    assert demo.verdict(pair, []) == 2 * parts
     assert ("DIVERGE" in capsys.readouterr().out) == parts
 
 
 def test_wrong_kernels_fail_the_demo() -> None:
     wrong = demo.Numerics("RMSNorm", "backward", eager=1e-7, kernels=1e-2)
-    assert demo.verdict([demo.Trained(None, None, [], [1.0])] * 2, [wrong]) == 1  # type: ignore[arg-type]
+    assert demo.verdict([demo.Trained(None, None, [], [1.0])] * 2, [wrong]) == 2  # type: ignore[arg-type]
 
 
 def test_table_is_aligned() -> None:
@@ -86,14 +87,16 @@ def test_table_is_aligned() -> None:
 def test_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(["dmo"])
-    assert stopped.value.code == 2
-    assert "invalid choice: 'dmo'" in capsys.readouterr().err
+    assert stopped.value.code == 1
+    error = capsys.readouterr().err
+    assert "invalid choice: 'dmo'" in error and "did you mean demo?" in error
 
 
 def test_the_whole_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["demo", "--steps", "3", "--out", str(tmp_path)]) == 0
-    printed = capsys.readouterr().out
-    assert "losses agree" in printed and "WRONG" not in printed
+    assert main(["demo", "--json", "--steps", "3", "--out", str(tmp_path)]) == 0
+    found = capsys.readouterr()
+    assert "losses agree" in found.err and "WRONG" not in found.err
+    assert [len(losses) for losses in json.loads(found.out)["losses"].values()] == [3, 3]
     assert len((tmp_path / "losses.csv").read_text(encoding="utf-8").splitlines()) == 4
     for function in FUNCTIONS:
         assert "@triton.jit" in (tmp_path / f"{function.__name__}.py").read_text(encoding="utf-8")

@@ -1,0 +1,48 @@
+"""`fusegrad bench ..`: the benchmarks, where they are in the installation: they are part of the sources alone."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import json
+from pathlib import Path
+
+from ...ir.errors import FusegradError
+from .answer import Answer
+from .arguments import HERE
+
+SUMMARY = "measure kernels, bytes, registers and host time (part of the sources, not of a wheel)"
+PACKAGE = f"{__name__.partition('.')[0]}.benchmarks"
+
+
+class BenchmarksMissing(FusegradError, LookupError):
+    """The package was installed from a wheel, which has no benchmarks."""
+
+    message = (
+        "bench: the benchmarks are not in this installation\n  at:   {where}\n"
+        "  fix:  clone the repository and run `make bench` there, or install it with `pip install -e .`"
+    )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--gpu", action="store_true", help="time on the GPU at hand instead")
+    parser.epilog = "Other options go to the benchmarks: fusegrad bench --quick --only plans"
+    parser.set_defaults(rest=[])
+
+
+def run(options: argparse.Namespace) -> Answer:
+    """Their own exit code, and with --json the file of results."""
+    if importlib.util.find_spec(PACKAGE) is None:
+        raise BenchmarksMissing(where=HERE)
+    module = importlib.import_module(f"{PACKAGE}.{'gpu' if options.gpu else '__main__'}")
+    code = module.main(options.rest)
+    return Answer(_results(module, options.rest), (), code)
+
+
+def _results(module: object, rest: list[str]) -> object:
+    """What was measured, as it was written."""
+    named = [Path(rest[i + 1]) for i, word in enumerate(rest[:-1]) if word == "--out"]
+    folder = named[-1] if named else getattr(module, "OUT", Path())
+    written = sorted(Path(folder).glob("*.json")) if Path(folder).is_dir() else []
+    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in written}

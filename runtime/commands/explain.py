@@ -1,0 +1,29 @@
+"""`fusegrad explain module:Class "bf16[8192,4096]" ..`: what a class becomes, and why a method is not compiled."""
+
+from __future__ import annotations
+
+import argparse
+
+from ..explain import explain
+from ..screen import Block
+from .answer import Answer
+from .arguments import add_target, call_of
+
+SUMMARY = "say what a compiled Function becomes: kernels, bytes, what is not compiled and why"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_target(parser)
+    parser.add_argument("--gpu", metavar="TARGET", help='"cuda:80", "cuda:90" (the default), "hip:gfx942", "cpu" ..')
+    parser.add_argument("--kernels", action="store_true", help="print the Triton text, too")
+
+
+def run(options: argparse.Namespace) -> Answer:
+    """The report."""
+    target, args = call_of(options)
+    found = explain(target, *args, target=options.gpu)
+    blocks: list[Block] = [str(found)]
+    if options.kernels and found.kernel_records:
+        blocks.append(found.module)
+    return Answer(found.to_dict(), blocks)
+

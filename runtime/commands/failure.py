@@ -1,0 +1,82 @@
+"""A mistake of fusegrad while a command ran: a file that shows it again, and where it lies.
+
+The file holds the call as a script (the class by its module, or its source), then versions, the command and the
+traceback as comments.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from .. import cache
+from ..checking.reproducer import source_of
+from .arguments import call_of
+
+CALLS = {
+    "explain": "print(fusegrad.explain({call}))",
+    "check": "fusegrad.check({call})",
+    "export": 'print(fusegrad.export({call}, format="py"))',
+    "profile": "print(fusegrad.profile({call}))",
+    "tune": "print(fusegrad.tune({call}))",
+}
+SCRIPT = '''"""An internal error of `fusegrad {command}`, seen with {versions}."""
+
+{body}
+
+# the command line: {arguments}
+# {traceback}
+'''
+
+
+def written(arguments: Sequence[str], options: Any, error: BaseException) -> Path:
+    """The file, in the working folder where that can be written to, else where temporary files are."""
+    name = f"fusegrad-error-{options.command}-{cache.key_of(*arguments, type(error).__name__)[:8]}.py"
+    text = script(arguments, options, error)
+    for folder in (Path.cwd(), Path(tempfile.gettempdir())):
+        try:
+            (folder / name).write_text(text, encoding="utf-8")
+        except OSError:
+            continue
+        return folder / name
+    raise error
+
+
+def script(arguments: Sequence[str], options: Any, error: BaseException) -> str:
+    """The text of the file."""
+    told = "".join(traceback.format_exception(error)).rstrip()
+    found = {"Python": platform.python_version(), **cache.versions()}
+    return SCRIPT.format(
+        command=options.command,
+        versions=", ".join(f"{name} {version}" for name, version in found.items() if version),
+        body=_body(arguments, options),
+        arguments=" ".join(arguments),
+        traceback=told.replace("\n", "\n# "),
+    )
+
+
+def _body(arguments: Sequence[str], options: Any) -> str:
+    """The call, of the very class; where that is not to be had, the command line itself."""
+    line: Callable[[], str] = lambda: _call(options)  # noqa: E731  # what writes it must not hide what went wrong
+    try:
+        return line()
+    except Exception:
+        return f"import sys\n\nfrom fusegrad.__main__ import main\n\nsys.exit(main({list(arguments)!r}))"
+
+
+def _call(options: Any) -> str:
+    target, args = call_of(options)
+    user = vars(target).get("_fusegrad_user_class", target) if isinstance(target, type) else target
+    source = source_of(user, user.__name__)
+    call = ", ".join([user.__name__, *map(repr, args)])
+    folder = f"import sys\n\nsys.path.insert(0, {str(Path(_file_of(user)).parent)!r})\n"
+    return f"{folder}import fusegrad\n{source}\n\n{CALLS[options.command].format(call=call)}"
+
+
+def _file_of(user: Any) -> str:
+    return str(getattr(sys.modules[user.__module__], "__file__", ""))

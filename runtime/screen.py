@@ -1,0 +1,123 @@
+"""What a command says: tables and lines, by rich in a terminal that has it, as plain text everywhere else.
+
+rich is optional: without it, in a pipe or on a dumb terminal, the same words come as plain text. It honours NO_COLOR.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+WIDEST = 60
+"""A column is as wide as its widest cell below this; longer ones reach out of it."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under a head. Numbers stand to the right, words to the left."""
+
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[object]]
+
+
+Block = str | Table
+
+
+def show(blocks: Iterable[Block], file: TextIO | None = None) -> None:
+    """Print them to stdout, or to `file`."""
+    stream = file or sys.stdout
+    console = console_of(stream)
+    for block in blocks:
+        if console is None:
+            print(plain(block), file=stream)
+        elif isinstance(block, Table):
+            console.print(_rich_table(block))
+        else:
+            console.print(block, markup=False, highlight=False, soft_wrap=True)
+
+
+def plain(block: Block) -> str:
+    """A block as text."""
+    if isinstance(block, str):
+        return block
+    lines = list(aligned(block.head, [[str(c) for c in row] for row in block.rows]))[not any(block.head) :]
+    return "\n".join([block.title, *lines] if block.title else lines)
+
+
+def aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """The lines of a table, two blanks before each and between columns."""
+    full = [list(head), *([*row, *[""] * (len(head) - len(row))] for row in rows)]
+    widths = [max((len(row[i]) for row in full if len(row[i]) < WIDEST), default=0) for i in range(len(head))]
+    for row in full:
+        cells = [c.rjust(w) if is_number(c) else c.ljust(w) for c, w in zip(row, widths, strict=True)]
+        yield f"  {'  '.join(cells)}".rstrip()
+
+
+def is_number(text: str) -> bool:
+    return text[:1].isdigit() and text.replace(",", "").replace(".", "").isdigit()
+
+
+# ------------------------------------------------------------------ a terminal
+def is_terminal(stream: Any) -> bool:
+    """Whether someone looks at it, on something that can move a cursor."""
+    return bool(getattr(stream, "isatty", lambda: False)()) and os.environ.get("TERM") != "dumb"
+
+
+def console_of(stream: Any) -> Any:
+    """rich's Console on a terminal; None where there is no terminal, or no rich."""
+    if not is_terminal(stream):
+        return None
+    try:
+        from rich.console import Console
+    except ImportError:
+        return None
+    return Console(file=stream, highlight=False)
+
+
+def _rich_table(block: Table) -> Any:
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    table = RichTable(title=block.title or None, title_justify="left", header_style="bold", show_header=any(block.head))
+    rows = [[str(c) for c in row] for row in block.rows]
+    for i, name in enumerate(block.head):
+        numbers = [row[i] for row in rows if i < len(row) and row[i]]
+        right = bool(numbers) and all(map(is_number, numbers))
+        table.add_column(Text(name), justify="right" if right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+Advance = Callable[[str], None]
+
+
+@contextmanager
+def progress(total: int, what: str, wanted: bool | None = None) -> Iterator[Advance]:
+    """`advance(step)` before each of `total` steps: a bar on stderr, where that is a terminal (or `wanted` says so)."""
+    shown = is_terminal(sys.stderr) if wanted is None else wanted
+    console = console_of(sys.stderr) if shown else None
+    if console is None:
+        yield _counted(total, what) if shown else lambda step: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        begun = iter(range(total))
+
+        def advance(step: str) -> None:
+            bar.update(task, completed=next(begun, total), description=f"{what}: {step}")
+
+        yield advance
+
+
+def _counted(total: int, what: str) -> Advance:
+    numbers = iter(range(1, total + 1))
+    return lambda step: print(f"{what} {next(numbers, total)}/{total}: {step}", file=sys.stderr, flush=True)
