@@ -23,11 +23,13 @@ Point: TypeAlias = tuple[float, float]
 
 FONT = 12
 CHAR = 7.4  # a little more than the advance of any common monospace face at this size
+TITLE_CHAR = 10.2  # the same of the title
 BOX_HEIGHT = 38.0
 LAYER_STEP = 72.0
 MARGIN = 28.0
 TOP = 66.0
-LONGEST = 40
+LONGEST = 40  # characters of a label
+SHORTEST = 16  # characters that are left of a long name
 
 # family -> fill and outline
 COLOURS = {
@@ -80,6 +82,7 @@ class Picture:
     """The boxes and edges of one or more panels, before layout. A panel is a title and the layers it covers."""
 
     title: str
+    note: str = ""
     boxes: dict[Node, Box] = field(default_factory=dict)
     graph: nx.DiGraph = field(default_factory=nx.DiGraph)
     rank: dict[Node, int] = field(default_factory=dict)
@@ -88,10 +91,10 @@ class Picture:
     panels: list[tuple[str, int, int]] = field(default_factory=list)
 
 
-def svg(drawn: Graph | Program, groups: Sequence[Collection[Value]] | None = None) -> str:
+def svg(drawn: Graph | Program, groups: Sequence[Collection[Value]] | None = None, note: str = "") -> str:
     """The picture of a graph or program as the text of an SVG file; `groups` (of values) are shaded."""
     home = {value: index for index, group in enumerate(groups or ()) for value in group}
-    picture = Picture(drawn.name)
+    picture = Picture(drawn.name, note)
     if isinstance(drawn, Graph):
         add_panel(picture, drawn, "f", "graph", home)
     else:
@@ -201,9 +204,15 @@ def number(value: Value) -> str:
 def box_of(value: Value) -> Box:
     types = ", ".join(str(aval) for aval in value.avals)
     if value.prim == "input":
-        return Box("input", clipped(value.params["name"]), clipped(types), tooltip(value, types))
-    label = f"{value.origin.name or f'%{value.id}'} = {operation(value)}"
-    return Box(PRIMS[value.prim].family, clipped(label), clipped(types), tooltip(value, types))
+        return Box("input", shortened(value.params["name"], LONGEST), clipped(types), tooltip(value, types))
+    return Box(PRIMS[value.prim].family, labelled(value), clipped(types), tooltip(value, types))
+
+
+def labelled(value: Value) -> str:
+    """h = mul(·, 2); of a long name the middle goes, and the operation stays."""
+    done = f" = {operation(value)}"
+    name = value.origin.name or f"%{value.id}"
+    return clipped(f"{shortened(name, max(LONGEST - len(done), SHORTEST))}{done}")
 
 
 def output_box(value: Value, label: str) -> Box:
@@ -225,6 +234,12 @@ def compact(parameter: Any) -> str:
     return ",".join(map(str, parameter)) if isinstance(parameter, tuple) and parameter else str(parameter)
 
 
+def shortened(text: str, longest: int) -> str:
+    """gradient_of_the_output -> gradie…_output"""
+    half = (longest - 1) // 2
+    return text if len(text) <= longest else f"{text[: longest - 1 - half]}…{text[len(text) - half :]}"
+
+
 def clipped(text: str) -> str:
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 
@@ -240,12 +255,12 @@ def tooltip(value: Value, types: str) -> str:
 # ---------------------------------------------------------------------- SVG
 def render(picture: Picture, layout: Layout) -> str:
     left, right = extent(picture, layout)
-    width = max(right - left + MARGIN * 4, legend_width(picture))
+    width = max(right - left + MARGIN * 4, legend_width(picture), heading_width(picture))
     height = TOP + len(layout.layers) * LAYER_STEP + MARGIN
     shift = (width - left - right) / 2
     centre = {n: (layout.x[n] + shift, top_of(index)) for index, layer in enumerate(layout.layers) for n in layer}
     parts = [
-        *header(picture.title, width, height),
+        *header(picture, width, height),
         *legend(picture),
         *(panel(title, first, last, width) for title, first, last in picture.panels),
         *shading(picture, layout, centre),
@@ -267,7 +282,12 @@ def extent(picture: Picture, layout: Layout) -> tuple[float, float]:
     return left, max((x + half.get(node, 0.0) for node, x in layout.x.items()), default=0.0)
 
 
-def header(title: str, width: float, height: float) -> list[str]:
+def heading_width(picture: Picture) -> float:
+    return 3 * MARGIN + TITLE_CHAR * len(picture.title) + CHAR * len(picture.note)
+
+
+def header(picture: Picture, width: float, height: float) -> list[str]:
+    title, beside = picture.title, 2 * MARGIN + TITLE_CHAR * len(picture.title)
     return [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" '
         f'width="{width:.0f}" height="{height:.0f}" '
@@ -276,6 +296,7 @@ def header(title: str, width: float, height: float) -> list[str]:
         '<rect width="100%" height="100%" fill="#ffffff"/>',
         f"<defs>{marker('tip', EDGE)}{marker('residual-tip', RESIDUAL)}</defs>",
         f'<text x="{MARGIN}" y="26" font-size="16" font-weight="bold" fill="#111827">{escape(title)}</text>',
+        f'<text x="{beside:.1f}" y="26" fill="#6b7280">{escape(picture.note)}</text>',
     ]
 
 

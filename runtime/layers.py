@@ -4,6 +4,7 @@ then least-squares positions. Invariant: boxes of one layer never overlap, and n
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,11 +15,13 @@ import networkx as nx
 Node: TypeAlias = str
 Layers: TypeAlias = list[list[Node]]
 Route: TypeAlias = list[Node]
+Neighbours: TypeAlias = tuple[Node | None, Node | None]
 
 DUMMY_WIDTH = 6.0
 GAP = 22.0
 SWEEPS = 16
 SETTLING = 80
+NEAR = 12.0  # how near an edge may pass a box or another edge
 STRAIGHT = 40.0  # how much more a dummy wants to stand under a dummy than a box under a box
 
 
@@ -48,7 +51,10 @@ def arrange(
     widths = {node: width.get(node, DUMMY_WIDTH) for node in proper}
     inside = dict(cluster) | dummies_inside(routes, cluster)
     layers = ordered(proper, inside)
-    return Layout(layers, positions(proper, layers, widths), routes)
+    x = positions(proper, layers, widths)
+    for _ in range(2):
+        straighten(routes.values(), layers, widths, x)
+    return Layout(layers, x, routes)
 
 
 def with_dummies(graph: nx.DiGraph, rank: Mapping[Node, int]) -> tuple[nx.DiGraph, dict[tuple[Node, Node], Route]]:
@@ -151,6 +157,45 @@ def pull(
     thin = width[node] == DUMMY_WIDTH
     weights = [STRAIGHT if thin and width[n] == DUMMY_WIDTH else 1.0 for n in around]
     return sum(w * x[n] for w, n in zip(weights, around, strict=True)) / sum(weights), sum(weights)
+
+
+def straighten(routes: Iterable[Route], layers: Layers, width: Mapping[Node, float], x: dict[Node, float]) -> None:
+    """Long edges run straight down as far as what stands beside them allows, instead of a little aside each layer."""
+    beside = {node: pair for layer in layers for node, pair in neighbours_of(layer)}
+    for route in routes:
+        for run, place in straight_runs(route[1:-1], lambda node: room(node, beside, width, x), x):
+            x.update(dict.fromkeys(run, place))
+
+
+def neighbours_of(layer: Sequence[Node]) -> Iterable[tuple[Node, Neighbours]]:
+    """Each node with the one to its left and the one to its right."""
+    return zip(layer, zip([None, *layer], [*layer[1:], None], strict=False), strict=False)
+
+
+def room(
+    node: Node, beside: Mapping[Node, Neighbours], width: Mapping[Node, float], x: Mapping[Node, float]
+) -> tuple[float, float]:
+    """From where to where a node can move. Where it stands is always within."""
+    left, right = beside[node]
+    low = -math.inf if left is None else x[left] + (width[left] + width[node]) / 2 + NEAR
+    high = math.inf if right is None else x[right] - (width[right] + width[node]) / 2 - NEAR
+    return min(low, x[node]), max(high, x[node])
+
+
+def straight_runs(
+    chain: Route, room: Callable[[Node], tuple[float, float]], x: Mapping[Node, float]
+) -> Iterable[tuple[Route, float]]:
+    """The longest runs of a chain, from its top, that have a place in common; and that place."""
+    run: Route = []
+    low, high = -math.inf, math.inf
+    for node in chain:
+        below, above = room(node)
+        if run and max(low, below) > min(high, above):
+            yield run, min(max(sum(x[n] for n in run) / len(run), low), high)
+            run, low, high = [], -math.inf, math.inf
+        run, low, high = [*run, node], max(low, below), min(high, above)
+    if run:
+        yield run, min(max(sum(x[n] for n in run) / len(run), low), high)
 
 
 def settled(

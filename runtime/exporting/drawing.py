@@ -11,16 +11,19 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from ..draw import shaded, svg
+from ..draw import shaded, shortened, svg
 from ..explain import Explanation
+from ..page import GREY, INK, WIDTH, code, contents, note, page, picture, section, table
 from .graphs import facts
 
 ROW, CHARACTER, FONT = 22, 7.25, 12
 LANE, MARGIN, GAP = 9, 16, 18
-WIDEST = 60  # characters of a cell; a longer one ends in an ellipsis
+ROOM = WIDTH - 18  # what a picture's frame leaves of a page
+LEAST = 12  # characters that a column keeps
 LINES = ("#3b6fb6", "#c2571a", "#3d8b47", "#8d4fa8", "#a8882b", "#2a8c9c", "#b23a5e", "#5d6b7a")
 BANDS = ("#eef4fb", "#fdf3ea", "#eef7ef", "#f6eff9", "#faf6e6", "#e9f6f8")
 COLUMNS = ("value", "operation", "type", "kernel", "source")
+MIDDLE = (0, 3)  # columns of names: what tells two of them apart is often at the end
 
 
 TOLD = ("value", "axis", "axes", "perm", "start", "stop", "step", "lo", "hi", "mode", "reverse")
@@ -39,7 +42,12 @@ class Lane:
 def as_svg(found: Explanation) -> str:
     """The graph as boxes and arrows, forward above backward, residuals between them."""
     shades = [nodes for report in found.directions.values() for nodes in shaded(report.steps)]
-    return svg(found.program, shades)
+    return svg(found.program, shades, sizes(found))
+
+
+def sizes(found: Explanation) -> str:
+    """s0 = 8192, s1 = 4096: the sizes that the kernels take as arguments, as they were in this call."""
+    return ", ".join(f"{symbol} = {size}" for symbol, size in found.sizes.items())
 
 
 def listing(found: Explanation) -> str:
@@ -47,9 +55,9 @@ def listing(found: Explanation) -> str:
     pictures = [_Table(name, part) for name, part in facts(found)["directions"].items()]
     width = max((p.width for p in pictures), default=200)
     height, parts = 0.0, []
-    for picture in pictures:
-        parts.append(f'<g transform="translate(0,{height:g})">{picture.svg(width)}</g>')
-        height += picture.height
+    for part in pictures:
+        parts.append(f'<g transform="translate(0,{height:g})">{part.svg(width)}</g>')
+        height += part.height
     title = f"{escape(found.name)} on {escape(found.target)}"
     return SVG.format(width=width, height=height, size=FONT, title=title, parts="".join(parts))
 
@@ -62,9 +70,12 @@ class _Table:
         self.nodes: list[dict[str, Any]] = part["nodes"]
         self.cells = [self._cells(n) for n in self.nodes]
         self.lanes = lanes(self.nodes)
-        self.left = MARGIN + LANE * (1 + max((lane.column for lane in self.lanes.values()), default=0)) + 8
+        self.left = MARGIN + LANE * (1 + max((lane.column for lane in self.lanes.values()), default=0)) + 12
+        room = (ROOM - self.left - MARGIN - GAP * (len(COLUMNS) - 1)) / CHARACTER
+        longest = [max([len(head), *(len(cells[i]) for cells in self.cells)]) for i, head in enumerate(COLUMNS)]
+        self.letters = fitted(longest, int(room))
         self.columns = self._columns()
-        self.width = self.columns[-1] + MARGIN
+        self.width = self.columns[-1] - GAP + MARGIN
         self.height = ROW * (len(self.nodes) + 2) + GAP
 
     def _cells(self, node: dict[str, Any]) -> tuple[str, ...]:
@@ -73,16 +84,11 @@ class _Table:
         kernels = ", ".join(self.part["steps"][at]["name"] for at in node["steps"])
         place = f"{_file(node['where'])}  {(node['line'] or '').strip()}".strip()
         name = node["name"] + " ▸ saved" * node["residual"] + " ▸ out" * (node["name"] in self.part["outputs"])
-        return tuple(map(_cut, (name, operation, node["type"], kernels, place)))
+        return name, operation, node["type"], kernels, place
 
     def _columns(self) -> list[float]:
         """Where each column begins, and where the last one ends."""
-        at, found = float(self.left), []
-        for i, head in enumerate(COLUMNS):
-            found.append(at)
-            longest = max([len(head), *(len(cells[i]) for cells in self.cells)])
-            at += longest * CHARACTER + GAP
-        return [*found, at]
+        return [self.left + sum(self.letters[:i]) * CHARACTER + GAP * i for i in range(len(COLUMNS) + 1)]
 
     def svg(self, width: float) -> str:
         return "".join([*self._bands(width), *self._heads(), *self._lines(), *self._texts()])
@@ -91,7 +97,7 @@ class _Table:
         return ROW * (row + 2) + ROW / 2
 
     def _bands(self, width: float) -> Iterator[str]:
-        x, length = self.left - 4, width - self.left - MARGIN + 8
+        x, length = self.left - 6, width - self.left - MARGIN + 12
         for row, node in enumerate(self.nodes):
             if node["steps"]:
                 fill = BANDS[node["steps"][0] % len(BANDS)]
@@ -101,20 +107,21 @@ class _Table:
         launches = len(self.part["launches"])
         yield _text(MARGIN, ROW * 0.8, f"{self.title}: {launches} launch{'es' * (launches != 1)}", weight="bold")
         for x, head in zip(self.columns, COLUMNS, strict=False):
-            yield _text(x, ROW * 1.75, head, color="#6b7280")
+            yield _text(x, ROW * 1.75, head, color=GREY)
 
     def _texts(self) -> Iterator[str]:
         for row, (node, cells) in enumerate(zip(self.nodes, self.cells, strict=True)):
             for column, (x, text) in enumerate(zip(self.columns, cells, strict=False)):
                 weight = "bold" if column == 0 and (node["residual"] or node["name"] in self.part["outputs"]) else ""
-                color = "#6b7280" if column >= 3 else "#111827"
-                yield _text(x, self._y(row) + 4, text, color=color, weight=weight)
+                shown = _cut(text, self.letters[column], column in MIDDLE)
+                color = GREY if column >= 3 else INK
+                yield _text(x, self._y(row) + 4, shown, color, weight, whole=text)
 
     def _lines(self) -> Iterator[str]:
         for number, (name, lane) in enumerate(self.lanes.items()):
             color, x = LINES[number % len(LINES)], self.left - 10 - LANE * lane.column
             last = max((lane.made, *lane.read))
-            start, edge = self._y(lane.made), self.left - 4
+            start, edge = self._y(lane.made), self.left - 6
             arrows = "".join(f"M{x:g} {self._y(row):g}H{edge:g}m-4 -3l4 3l-4 3" for row in lane.read)
             path = f"M{edge:g} {start:g}H{x:g}V{self._y(last):g}{arrows}"
             yield f"<g><title>{escape(name)}</title>"
@@ -144,37 +151,61 @@ def _short(value: Any) -> str:
     return f"({', '.join(map(str, value))})" if isinstance(value, list) else str(value)
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= WIDEST else text[: WIDEST - 1] + "…"
+def fitted(longest: Sequence[int], room: int) -> list[int]:
+    """Characters for each column: what its longest cell needs, while the widest ones give up what is not there."""
+    letters = list(longest)
+    while sum(letters) > room and max(letters) > LEAST:
+        letters[letters.index(max(letters))] -= 1
+    return letters
+
+
+def _cut(text: str, letters: int, middle: bool) -> str:
+    if len(text) <= letters or (middle and ", " not in text):
+        return shortened(text, letters)
+    return text[: letters - 1] + "…"
 
 
 def _file(where: str | None) -> str:
     return (where or "").rsplit("/", 1)[-1]
 
 
-def _text(x: float, y: float, text: str, color: str = "#111827", weight: str = "") -> str:
+def _text(x: float, y: float, text: str, color: str = INK, weight: str = "", whole: str = "") -> str:
+    """A line of text; what was cut of it is its tooltip."""
     bold = f' font-weight="{weight}"' if weight else ""
-    return f'<text x="{x:g}" y="{y:g}" fill="{color}"{bold} xml:space="preserve">{escape(text)}</text>'
+    told = f"<title>{escape(whole)}</title>" if whole not in ("", text) else ""
+    return f'<text x="{x:g}" y="{y:g}" fill="{color}"{bold} xml:space="preserve">{told}{escape(text)}</text>'
 
 
 # ------------------------------------------------------------------ a page
+HEADINGS = ("Methods", "Graphs after the passes", "Listing", "What runs", "Kernels")
+
+
 def as_html(found: Explanation) -> str:
     """The picture, what runs, and the kernels' text, on one page without scripts or requests."""
-    rows = [
-        f"<tr><td>{escape(k.direction)}</td><td>{escape(k.name)}</td><td>{escape(k.kind)}</td>"
-        f"<td>{k.bytes_read:,}</td><td>{k.bytes_written:,}</td></tr>"
-        for k in found.kernels
-    ]
-    methods = [
-        f"<tr><td>{escape(name)}</td><td>{escape(r.status)}</td><td>{escape(r.reason or '')}</td>"
-        f"<td>{escape(_file(r.where))}</td></tr>"
-        for name, r in found.methods.items()
-    ]
-    text = escape(found.module) if found.kernel_records else "no kernels are generated"
-    return PAGE.format(
-        title=f"{escape(found.name)} on {escape(found.target)}", picture=as_svg(found), listing=listing(found),
-        launches="".join(rows), methods="".join(methods), saved=f"{found.saved_bytes:,}", text=text,
-    )  # fmt: skip
+    drawings = [picture(drawn, _width(drawn)) for drawn in (as_svg(found), listing(found))]
+    bodies = (_methods(found), *drawings, _launches(found), _kernels(found))
+    told = note(f"Sizes that may vary, as they are here: {sizes(found)}.") if found.sizes else ""
+    sections = [section(heading, body) for heading, body in zip(HEADINGS, bodies, strict=True)]
+    return page(f"{found.name} on {found.target}", contents(*HEADINGS), told, *sections)
+
+
+def _width(drawn: str) -> float:
+    return float(drawn.split(' width="', 1)[1].split('"', 1)[0])
+
+
+def _methods(found: Explanation) -> str:
+    rows = [[name, r.status, r.reason or "", _file(r.where)] for name, r in found.methods.items()]
+    return table(["method", "status", "why", "where"], rows)
+
+
+def _launches(found: Explanation) -> str:
+    rows = [[k.direction, k.name, k.kind, f"{k.bytes_read:,}", f"{k.bytes_written:,}"] for k in found.kernels]
+    launches = table(["direction", "launch", "kind", "bytes read", "bytes written"], rows)
+    return f"{launches}{note(f'Saved for backward: {found.saved_bytes:,} bytes.')}"
+
+
+def _kernels(found: Explanation) -> str:
+    return code(found.module) if found.kernel_records else note("No kernels are generated.")
 
 
 SVG = (
@@ -182,36 +213,3 @@ SVG = (
     'font-family="ui-monospace, Menlo, Consolas, monospace" font-size="{size}"><title>{title}</title>'
     '<rect width="100%" height="100%" fill="#ffffff"/>{parts}</svg>\n'
 )
-
-PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<title>{title}</title>
-<style>
-body {{ margin: 24px auto; max-width: 1240px; font: 14px/1.5 system-ui, sans-serif; color: #111827; background: #fff; }}
-h1 {{ font-size: 22px; }} h2 {{ font-size: 17px; margin-top: 32px; }}
-table {{ border-collapse: collapse; }}
-td, th {{ padding: 3px 14px 3px 0; text-align: left; border-bottom: 1px solid #e5e7eb; }}
-.picture {{ overflow: auto; max-height: 1400px; border: 1px solid #e5e7eb; border-radius: 6px; padding: 8px; }}
-pre {{ overflow-x: auto; padding: 12px; background: #f8fafc; border: 1px solid #e5e7eb; border-radius: 6px; }}
-</style>
-</head>
-<body>
-<h1>{title}</h1>
-<table><tr><th>method</th><th>status</th><th>why</th><th>where</th></tr>{methods}</table>
-<h2>Graphs after the passes</h2>
-<div class="picture">{picture}</div>
-<h2>Listing</h2>
-<div class="picture">{listing}</div>
-<h2>What runs</h2>
-<table>
-<tr><th>direction</th><th>launch</th><th>kind</th><th>bytes read</th><th>bytes written</th></tr>
-{launches}
-</table>
-<p>Saved for backward: {saved} bytes.</p>
-<h2>Kernels</h2>
-<pre>{text}</pre>
-</body>
-</html>
-"""

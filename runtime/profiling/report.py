@@ -9,6 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..page import GREY, INK, RULE, contents, is_number, note, page, section, table
 from .measure import Times
 from .model import Modelled
 
@@ -84,8 +85,17 @@ def _operations(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
 
 def _modelled(rows: Sequence[Modelled]) -> list[list[str]]:
     return [
-        [m.name, m.direction, f"{m.bytes:,}", f"{m.operations:,}", f"{m.microseconds:,.2f}", m.bound] for m in rows
+        [m.name, m.direction, f"{m.bytes:,}", f"{m.operations:,}", _least(m.microseconds), m.bound] for m in rows
     ]
+
+
+def _least(microseconds: float) -> str:
+    """Two digits at least, of the shortest time too."""
+    return f"{microseconds:,.2f}" if microseconds >= 0.1 else f"{microseconds:.{_places(microseconds)}f}"
+
+
+def _places(value: float) -> int:
+    return 2 if value <= 0 else 1 - math.floor(math.log10(value))
 
 
 def _binaries(profile: Profile) -> list[list[str]]:
@@ -98,62 +108,80 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
     full = [list(head), *([*row, *[""] * (len(head) - len(row))] for row in rows)]
     widths = [max(len(row[i]) for row in full[: len(full)] if len(row[i]) < 60) for i in range(len(head))]
     for row in full:
-        cells = [c.ljust(w) if not _is_number(c) else c.rjust(w) for c, w in zip(row, widths, strict=True)]
+        cells = [c.ljust(w) if not is_number(c) else c.rjust(w) for c, w in zip(row, widths, strict=True)]
         yield f"  {'  '.join(cells)}".rstrip()
 
 
-def _is_number(text: str) -> bool:
-    return text[:1].isdigit() and text.replace(",", "").replace(".", "").isdigit()
-
-
 # ------------------------------------------------------------------ a page
+NOT_COMPILED = "Not compiled: profile(..., metrics=True)."
+
+
 def as_html(profile: Profile) -> str:
     """One page without scripts or requests: measured times as bars, the model as a roofline, every table."""
-    measured = [(m.candidate, m.direction, m.times.median) for m in profile.measured if m.times is not None]
-    return PAGE.format(
-        title=escape(f"{profile.name}({profile.arguments})"), machine=escape(profile.machine),
-        backend=escape(profile.backend), bars=bars(measured),
-        times=_rows(["candidate", "direction", "median us", "p10", "p90", "calls"], _times(profile)),
-        saved=_rows(["candidate", "bytes saved for backward"], [[n, f"{b:,}"] for n, b in profile.saved.items()]),
-        operations="".join(
-            f"<h3>{escape(d)}</h3>" + _rows(["operation", "calls", "us"], _operations(rows))
-            for d, rows in profile.operations.items()
-        ),
-        device=escape(profile.device.name), source=escape(profile.device.source), roofline=roofline(profile),
-        launches=_rows(["launch", "direction", "bytes", "operations", "us", "bound by"], _modelled(profile.modelled)),
-        binaries=_rows(["kernel", "registers", "spills", "shared", "accesses"], _binaries(profile)) if profile.binaries
-        else "<p>Not compiled: <code>profile(.., metrics=True)</code>.</p>",
-        versions=escape(", ".join(f"{k} {v}" for k, v in profile.versions.items() if v)),
-    )  # fmt: skip
+    measured = f"Measured on {profile.machine}, backend {profile.backend}"
+    headings = (measured, f"Model of {profile.device.name}", "Compiled for it")
+    bodies = (_measured_part(profile), _model_part(profile), _binaries_part(profile))
+    sections = [section(heading, body) for heading, body in zip(headings, bodies, strict=True)]
+    versions = note(", ".join(f"{k} {v}" for k, v in profile.versions.items() if v))
+    return page(f"{profile.name}({profile.arguments})", contents(*headings), *sections, versions)
 
 
-def _rows(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    top = "".join(f"<th>{escape(h)}</th>" for h in head)
-    body = "".join("<tr>" + "".join(f"<td>{escape(c)}</td>" for c in row) + "</tr>" for row in rows)
-    return f"<table><tr>{top}</tr>{body}</table>"
+def _measured_part(profile: Profile) -> str:
+    timed = [(m.candidate, m.direction, m.times.median) for m in profile.measured if m.times is not None]
+    saved = [[name, f"{count:,}"] for name, count in profile.saved.items()]
+    parts = [
+        bars(timed),
+        table(["candidate", "direction", "median us", "p10", "p90", "calls"], _times(profile)),
+        table(["candidate", "bytes saved for backward"], saved),
+        note("Medians; forward without a graph, backward of a forward that is kept."),
+    ]
+    operations = "".join(
+        f"<div><h3>{escape(d)}</h3>{table(['operation', 'calls', 'us'], _operations(rows))}</div>"
+        for d, rows in profile.operations.items()
+    )
+    return f'{"".join(parts)}<div class="beside">{operations}</div>'
+
+
+def _model_part(profile: Profile) -> str:
+    told = "Not measured: the least time in which this device could move each launch's bytes, or do its operations."
+    numbered = [[str(at), *row] for at, row in enumerate(_modelled(profile.modelled), 1)]
+    head = ["", "launch", "direction", "bytes", "operations", "us", "bound by"]
+    return "".join([note(f"{told} Peaks: {profile.device.source}."), roofline(profile), table(head, numbered)])
+
+
+def _binaries_part(profile: Profile) -> str:
+    head = ["kernel", "registers", "spills", "shared", "accesses"]
+    return table(head, _binaries(profile)) if profile.binaries else note(NOT_COMPILED)
+
+
+BAR, BARS_AT, LONGEST = 26, 230, 620
 
 
 def bars(rows: Sequence[tuple[str, str, float]]) -> str:
     """(candidate, direction, microseconds) as horizontal bars from zero."""
-    longest, height = max((t for *_, t in rows), default=1.0), 26
-    parts = []
+    longest, parts = max((t for *_, t in rows), default=1.0), []
     for i, (candidate, direction, time) in enumerate(rows):
-        y, width = i * height, 620 * time / longest
+        y, width = i * BAR, LONGEST * time / longest
         color = COLORS.get(candidate, "#5d6b7a")
         parts.append(f'<text x="0" y="{y + 17}">{escape(candidate)}, {escape(direction)}</text>')
-        parts.append(f'<rect x="230" y="{y + 4}" width="{width:.1f}" height="18" rx="2" fill="{color}"/>')
-        parts.append(f'<text x="{238 + width:.1f}" y="{y + 17}">{time:,.1f} us</text>')
-    size = f'width="960" height="{height * len(rows)}" viewBox="0 0 960 {height * len(rows)}"'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-size="13">{"".join(parts)}</svg>'
+        parts.append(f'<rect x="{BARS_AT}" y="{y + 4}" width="{width:.1f}" height="18" rx="2" fill="{color}"/>')
+        parts.append(f'<text x="{BARS_AT + 8 + width:.1f}" y="{y + 17}">{time:,.1f} us</text>')
+    return _svg(WIDTH, BAR * len(rows), 13, parts)
 
 
 WIDTH, HEIGHT, LEFT, BOTTOM = 960, 320, 70, 40
 
 
+def _svg(width: int, height: int, font: int, parts: Sequence[str]) -> str:
+    size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
+    face = f'font-family="system-ui, sans-serif" font-size="{font}" fill="{INK}"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {face}>{"".join(parts)}</svg>'
+
+
 def roofline(profile: Profile) -> str:
     """Operations per second against operations per byte, both by powers of ten; a dot for each launch at its roof."""
     device = profile.device
-    points = [(m, m.operations / m.bytes) for m in profile.modelled if m.bytes and m.operations]
+    points = [(at, m.operations / m.bytes) for at, m in enumerate(profile.modelled, 1) if m.bytes and m.operations]
     ridge = device.flops / device.bandwidth
     low, high = _decades([*(x for _, x in points), 0.1, ridge * 10])
     floor, top = _decades([device.bandwidth * 10**low, device.flops])
@@ -161,20 +189,34 @@ def roofline(profile: Profile) -> str:
     def at(x: float, y: float) -> tuple[float, float]:
         across = (math.log10(x) - low) / (high - low)
         up = (math.log10(y) - floor) / (top - floor)
-        return LEFT + across * (WIDTH - LEFT - 20), HEIGHT - BOTTOM - up * (HEIGHT - BOTTOM - 14)
+        return LEFT + across * (WIDTH - LEFT - 20), HEIGHT - BOTTOM - up * (HEIGHT - BOTTOM - 24)
 
     roof = [at(10**low, device.bandwidth * 10**low), at(ridge, device.flops), at(10**high, device.flops)]
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y in roof)
     parts = [*_grid(low, high, floor, top, at)]
     parts.append(f'<polyline points="{line}" fill="none" stroke="#374151" stroke-width="2"/>')
-    for number, (launch, x) in enumerate(points, 1):
-        across, up = at(x, min(device.flops, x * device.bandwidth))
-        told, y = f"{number}  {launch.name}: {x:.2g} operations per byte", HEIGHT - BOTTOM - 16 * (len(points) - number)
-        parts.append(f'<circle cx="{across:.1f}" cy="{up:.1f}" r="5" fill="#3b6fb6"/>')
-        parts.append(f'<text x="{across:.1f}" y="{up - 9:.1f}" text-anchor="middle">{number}</text>')
-        parts.append(f'<text x="{WIDTH / 2}" y="{y - 8}">{escape(told)}</text>')
-    size = f'width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}"'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-size="12">{"".join(parts)}</svg>'
+    dots = [(*at(x, min(device.flops, x * device.bandwidth)), number) for number, x in points]
+    return _svg(WIDTH, HEIGHT, 12, [*parts, *_dots(dots, [m.name for m in profile.modelled])])
+
+
+NEAR = 14  # pixels between dots below which they share one label
+
+
+def _dots(dots: Sequence[tuple[float, float, int]], names: Sequence[str]) -> Iterator[str]:
+    """A dot for each launch; the numbers of dots that lie together stand over the first of them."""
+    together: list[list[tuple[float, float, int]]] = []
+    for dot in sorted(dots):
+        if together and dot[0] - together[-1][-1][0] < NEAR:
+            together[-1].append(dot)
+        else:
+            together.append([dot])
+    for x, y, number in dots:
+        told = f"<title>{escape(names[number - 1])}</title>"
+        yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="#3b6fb6">{told}</circle>'
+    for group in together:
+        x, y, _ = min(group, key=lambda dot: dot[1])
+        numbers = ", ".join(str(number) for number in sorted(number for *_, number in group))
+        yield f'<text x="{x:.1f}" y="{y - 9:.1f}" text-anchor="middle">{numbers}</text>'
 
 
 def _decades(values: Sequence[float]) -> tuple[int, int]:
@@ -183,47 +225,20 @@ def _decades(values: Sequence[float]) -> tuple[int, int]:
 
 
 def _grid(low: int, high: int, floor: int, top: int, at: Any) -> Iterator[str]:
-    grey = 'stroke="#e5e7eb"'
+    rule, grey = f'stroke="{RULE}"', f'fill="{GREY}"'
     for power in range(low, high + 1):
         (x, below), (_, above) = at(10.0**power, 10.0**floor), at(10.0**power, 10.0**top)
-        yield f'<path d="M{x:.1f} {below:.1f}V{above:.1f}" {grey}/>'
-        yield f'<text x="{x:.1f}" y="{HEIGHT - 22}" text-anchor="middle" fill="#6b7280">{10.0**power:g}</text>'
+        yield f'<path d="M{x:.1f} {below:.1f}V{above:.1f}" {rule}/>'
+        yield f'<text x="{x:.1f}" y="{HEIGHT - 22}" text-anchor="middle" {grey}>{10.0**power:g}</text>'
     for power in range(floor, top + 1):
         (left, y), (right, _) = at(10.0**low, 10.0**power), at(10.0**high, 10.0**power)
-        yield f'<path d="M{left:.1f} {y:.1f}H{right:.1f}" {grey}/>'
-        yield f'<text x="{left - 8:.1f}" y="{y + 4:.1f}" text-anchor="end" fill="#6b7280">1e{power}</text>'
-    yield f'<text x="{WIDTH / 2}" y="{HEIGHT - 4}" text-anchor="middle" fill="#6b7280">operations per byte</text>'
+        yield f'<path d="M{left:.1f} {y:.1f}H{right:.1f}" {rule}/>'
+        yield f'<text x="{left - 8:.1f}" y="{y + 4:.1f}" text-anchor="end" {grey}>{_prefixed(power)}</text>'
+    yield f'<text x="{WIDTH / 2}" y="{HEIGHT - 4}" text-anchor="middle" {grey}>operations per byte</text>'
+    yield f'<text x="0" y="11" {grey}>operations per second</text>'
 
 
-PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<title>{title}</title>
-<style>
-body {{ margin: 24px auto; max-width: 1100px; font: 14px/1.5 system-ui, sans-serif; color: #111827; background: #fff; }}
-h1 {{ font-size: 20px; }} h2 {{ font-size: 17px; margin-top: 32px; }} h3 {{ font-size: 14px; }}
-table {{ border-collapse: collapse; margin: 8px 0 16px; }}
-td, th {{ padding: 3px 18px 3px 0; text-align: left; border-bottom: 1px solid #e5e7eb; }}
-.note {{ color: #6b7280; }}
-</style>
-</head>
-<body>
-<h1>{title}</h1>
-<h2>Measured on {machine}, backend {backend}</h2>
-{bars}
-{times}
-{saved}
-<p class="note">Medians; forward without a graph, backward of a forward that is kept.</p>
-{operations}
-<h2>Model of {device}</h2>
-<p class="note">Not measured: the least time in which this device could move the bytes, or do the operations, of each
-launch. Peaks: {source}.</p>
-{roofline}
-{launches}
-<h2>Compiled for it</h2>
-{binaries}
-<p class="note">{versions}</p>
-</body>
-</html>
-"""
+def _prefixed(power: int) -> str:
+    """13 -> 10 T"""
+    thousands = max(0, min(power // 3, 5))
+    return f"{10.0 ** (power - 3 * thousands):g} {' kMGTP'[thousands]}"
