@@ -2,10 +2,12 @@
 
 A call through `torch.ops` boxes its arguments; a method does not: a third of the host time of a small operation less.
 Whether a method is the operation is not looked up but tried: it is called on the captured fakes, and stopped at once.
+So are the ways to write a result into memory that there is.
 """
 
 from __future__ import annotations
 
+import operator
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -57,14 +59,74 @@ def _method(node: Node) -> Operation | None:
 
 
 def _leads_to(method: Operation, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    try:
-        method(*args, **kwargs)
-    except _Reached as reached:
-        asked, got = _filled(target, args, kwargs), _filled(target, reached.args_, reached.kwargs)
-        return reached.target is target and len(asked) == len(got) and all(map(_same, asked, got))
-    except Exception:  # it takes other arguments than the operation
+    reached = _reached(method, args, kwargs)
+    if reached is None or reached.target is not target:
         return False
-    return False
+    asked, got = _filled(target, args, kwargs), _filled(target, reached.args_, reached.kwargs)
+    return len(asked) == len(got) and all(map(_same, asked, got))
+
+
+def _reached(call: Operation, args: Sequence[Any], kwargs: dict[str, Any]) -> _Reached | None:
+    """The operation that a call leads to; None where it does not take these arguments."""
+    try:
+        call(*args, **kwargs)
+    except _Reached as reached:
+        return reached
+    except Exception:
+        return None
+    return None
+
+
+# ------------------------------------------------------------------ into memory that is there
+def ways_to_write(pairs: Sequence[tuple[Node, Node]]) -> dict[Node, tuple[Operation, bool]]:
+    """{node: (what to call, whether as a method of the memory)} for (node, the node whose memory it is to write to).
+
+    Without those for which torch has no operation of its own: one that computes elsewhere and copies saves nothing.
+    """
+    with plain_tensors(), torch.no_grad(), no_autocast(), _Stop():  # type: ignore[no-untyped-call]
+        ways = {node: _in_place(node, memory) or _into(node, memory) for node, memory in pairs}
+    return {node: way for node, way in ways.items() if way is not None}
+
+
+def _in_place(node: Node, memory: Node) -> tuple[Operation, bool] | None:
+    name = _name_of(node)
+    method = getattr(Tensor, f"{name}_", None)
+    if node.args[:1] != (memory,) or type(method) is not types.MethodDescriptorType:
+        return None
+    return (method, True) if _writes(node, method, f"aten::{name}_", {}) else None
+
+
+def _into(node: Node, memory: Node) -> tuple[Operation, bool] | None:
+    name = _name_of(node)
+    function = getattr(torch, name, None)
+    if type(function) is not types.BuiltinFunctionType:
+        return None
+    return (function, False) if _writes(node, function, f"aten::{name}", {"out": memory.meta["val"]}) else None
+
+
+def _name_of(node: Node) -> str:
+    return str(node.target._schema.name).removeprefix("aten::")  # type: ignore[union-attr]
+
+
+def _writes(node: Node, call: Operation, name: str, out: dict[str, Any]) -> bool:
+    """Whether the call leads to the operation of that name that writes, with the arguments of the node."""
+    target: Any = node.target
+    try:
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    except KeyError:
+        return False
+    reached = _reached(call, args, {**kwargs, **out})
+    if reached is None or reached.target._schema.name != name or torch.Tag.generated in reached.target.tags:
+        return False
+    asked, got = _by_name(target, args, kwargs), _by_name(reached.target, reached.args_, reached.kwargs)
+    written = [got.pop(a.name) for a in reached.target._schema.arguments if a.is_out]
+    same = asked.keys() == got.keys() and all(_same(value, got[key]) for key, value in asked.items())
+    return same and len(written) == len(out) and all(map(operator.is_, written, out.values()))
+
+
+def _by_name(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    names = [a.name for a in target._schema.arguments]
+    return dict(zip(names, _filled(target, args, kwargs), strict=True))
 
 
 def _filled(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:

@@ -46,7 +46,7 @@ def write_run(
     if plan is not None and (written := _Steps(text, plan, sizes).write([*inputs, *lifted])) is not None:
         return written
     if executable.replays:
-        results = text.let("results", f"{text.constant(executable.replay, 'replay')}({names}{captured})")
+        results = text.let("results", f"{text.constant(executable.thrifty, 'replay')}({names}{captured})")
     else:
         run, at = text.constant(executable.run, "run"), text.constant(sizes, "sizes")
         results = text.let("results", f"{run}(({names}), ({captured}), {at})")

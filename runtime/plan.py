@@ -20,7 +20,14 @@ from ..ir.types import Size
 from ..tracer.capture import Trace, capture_lock
 from ..tracer.dtypes import TO_TORCH
 from ..tracer.opaque import OpaqueNode
-from ..tracer.torch_private import current_stream, memory_of
+from ..tracer.torch_private import (
+    current_stream,
+    dispatch_modes,
+    function_modes,
+    is_batched,
+    memory_of,
+    transforms_active,
+)
 from . import launch, reference, tune
 from .compile import generate, graph_of, kernels_of, text_of
 from .config import KERNEL_BACKENDS, settings
@@ -535,11 +542,17 @@ class Executable:
 
     @cached_property
     def replay(self) -> Callable[..., Any]:
+        """The captured operations, on whatever stands in for tensors."""
         return straight(self.trace.graph_module)
+
+    @cached_property
+    def thrifty(self) -> Callable[..., Any]:
+        """The same on plain tensors that autograd does not follow, with no more memory than is needed at a time."""
+        return straight(self.trace.graph_module, reusing=True)
 
     @property
     def replays(self) -> bool:
-        """Whether it runs as `replay` alone."""
+        """Whether it runs the captured operations one by one, and nothing else."""
         return self.run == self._replay
 
     @property
@@ -560,7 +573,8 @@ class Executable:
 
     def _replay(self, inputs: Sequence[Any], lifted: Sequence[Tensor], sizes: Sizes | None) -> list[Any]:
         """The captured ATen operations as they are: bitwise what the user's method computes."""
-        return list(self.replay(*inputs, *lifted))
+        run = self.thrifty if is_plain_call((*inputs, *lifted)) else self.replay
+        return list(run(*inputs, *lifted))
 
     def _contracted(self) -> Run:
         """The lowered graph through torch, where a broadcast product would otherwise fill memory."""
@@ -608,6 +622,15 @@ class Executable:
 
         fast = compiled(self.trace.graph_module)
         return lambda inputs, lifted, sizes: fast(inputs, lifted)
+
+
+def is_plain_call(values: Sequence[Any]) -> bool:
+    """Whether values are written to and read as memory: no transform, mode or recording stands before them."""
+    if transforms_active() or dispatch_modes() or function_modes():
+        return False
+    tensors = [v for v in values if isinstance(v, Tensor)]
+    followed = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    return not followed and not any(map(is_batched, tensors))
 
 
 def has_outer_product(trace: Trace) -> bool:

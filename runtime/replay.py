@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch.fx import GraphModule, Node
 
 from .binding import bindings
+from .reuse import Taken, deaths, taken
 
 
-def straight(gm: GraphModule) -> Callable[..., Any]:
-    """`gm` without module calls and attribute look-ups: about half the host time of a call."""
-    writer = _Writer(gm)
+def straight(gm: GraphModule, reusing: bool = False) -> Callable[..., Any]:
+    """`gm` without module calls and attribute look-ups: about half the host time of a call.
+
+    reusing: results go into memory that is read no more, which is for plain tensors that autograd does not follow.
+    """
+    writer = _Writer(gm, taken(gm) if reusing else {})
     for node in gm.graph.nodes:
         writer.write(node)
     return writer.function()
@@ -21,13 +25,13 @@ def straight(gm: GraphModule) -> Callable[..., Any]:
 class _Writer:
     """Writes one line per node; operations, and constants without a literal, are globals of the function."""
 
-    def __init__(self, gm: GraphModule) -> None:
-        self.gm = gm
+    def __init__(self, gm: GraphModule, taken: dict[Node, Taken]) -> None:
+        self.gm, self.taken = gm, taken
         self.names: dict[Node, str] = {}
         self.bound: dict[str, Any] = {}
         self.parameters: list[str] = []
         self.lines: list[str] = []
-        self.dying = _last_uses(gm)
+        self.dying = deaths(_last_uses(gm), taken)
         self.calls = bindings([n for n in gm.graph.nodes if n.op == "call_function"])
 
     def write(self, node: Node) -> None:
@@ -37,7 +41,7 @@ class _Writer:
         elif node.op == "get_attr":
             self.names[node] = self.constant(getattr(self.gm, str(node.target)))
         elif node.op == "call_function":
-            self.lines.append(f"{name} = {self.constant(self.calls[node])}({self.arguments(node)})")
+            self.lines.append(f"{name} = {self.called(node)}")
         elif node.op == "output":
             self.lines.append(f"return {self.text(node.args[0])}")
         else:
@@ -45,9 +49,17 @@ class _Writer:
         if node.op != "output" and (dead := [self.names[d] for d in self.dying.get(node, ())]):
             self.lines.append(" = ".join(dead) + " = None")
 
-    def arguments(self, node: Node) -> str:
+    def called(self, node: Node) -> str:
+        way = self.taken.get(node)
+        if way is None:
+            return f"{self.constant(self.calls[node])}({self.arguments(node)})"
+        into = [] if way.in_place else [f"out={self.names[way.memory]}"]
+        written = f"{self.constant(way.call)}({self.arguments(node, into)})"
+        return f"{written}.data" if way.kept else written  # a result is as if it had never been written to
+
+    def arguments(self, node: Node, more: Sequence[str] = ()) -> str:
         keywords = (f"{key}={self.text(value)}" for key, value in node.kwargs.items())
-        return ", ".join([*map(self.text, node.args), *keywords])
+        return ", ".join([*map(self.text, node.args), *keywords, *more])
 
     def text(self, value: Any) -> str:
         if isinstance(value, Node):

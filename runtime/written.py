@@ -128,12 +128,16 @@ class _Call:
     # ------------------------------------------------------------------ forward
     def write_result(self, text: Straight, asked: Sequence[str], defaults: Sequence[str]) -> None:
         """The last lines: through a node of autograd, or straight where it would have nothing to follow."""
-        names = [*asked, *defaults]
-        if self.needs_node or self.spec.writes_inputs or self.spec.skip or self.spec.forward.tensor_attributes:
+        names, spec = [*asked, *defaults], self.spec
+        if self.needs_node or spec.writes_inputs or spec.skip or spec.forward.tensor_attributes or self._is_recorded():
             text.add(f"return {text.constant(self._node(), 'node')}(*args, {row(defaults)})")
             return
         outputs, hidden = self._write_forward(text, names)
         text.add(f"return {self._returned(text, names, outputs, hidden)}")
+
+    def _is_recorded(self) -> bool:
+        """Whether autograd would follow what is read from outside; within a node it does not."""
+        return torch.is_grad_enabled() and any(r.get().requires_grad for r in self.spec.lifted if r is not None)
 
     def _write_forward(self, text: Straight, names: Sequence[str]) -> tuple[list[str], list[str]]:
         """The user's tensor outputs and the hidden ones, as names."""
