@@ -17,7 +17,7 @@ from typing import Any, NoReturn, Protocol
 from .ir.errors import FusegradError
 from .runtime import demo
 from .runtime.checking import command as check_command
-from .runtime.commands import bench, doctor, failure, stored
+from .runtime.commands import bench, doctor, failure, stored, tuning
 from .runtime.commands import explain as explain_command
 from .runtime.commands.answer import INTERNAL, OK, USERS, Answer
 from .runtime.commands.arguments import suggestion
@@ -38,7 +38,7 @@ class Command(Protocol):
 
 COMMANDS: dict[str, Command] = {
     "demo": demo, "explain": explain_command, "check": check_command, "export": export_command,
-    "profile": profile_command, "bench": bench, "cache": stored, "doctor": doctor,
+    "profile": profile_command, "bench": bench, "tune": tuning, "cache": stored, "doctor": doctor,
 }  # fmt: skip
 
 

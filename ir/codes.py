@@ -282,7 +282,7 @@ CODES = (
         (r"`[^`]*` is in between", r"a step in between"),
     ),
     Code(
-        "FG115", "cut: one kernel would hold 12,288 bytes longer than it saves in moving",
+        "FG115", "cut: one kernel would hold results of several calls in memory for longer than it saves in moving",
         "Joining the two would keep results of several calls in memory at once.",
         "Nothing.",
         (r"one kernel would hold",),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import sympy
 
@@ -57,28 +57,33 @@ def cheaper(graph: Graph) -> Graph:
 
 @dataclass(frozen=True)
 class Generated:
-    """A graph as steps in an order that runs, the kernels of its groups by step, and why nodes were left to torch."""
+    """A graph as steps in an order that runs, the kernels of its groups by step, and why nodes were left to torch.
+
+    refused: the same by node.
+    """
 
     steps: list[Step]
     names: list[str]
     kernels: dict[int, Kernels]
     reasons: list[str]
+    refused: Mapping[int, str] = field(default_factory=dict)
 
 
 def generate(graph: Graph, target: Target, hints: Mapping[sympy.Symbol, int], name: str) -> Generated:
     """fuse -> schedule -> loops -> Triton text. A node that cannot be generated is called as it is, between kernels."""
-    apart: frozenset[int] = frozenset()
+    refused: dict[int, str] = {}
     reasons: list[str] = []
     while True:
-        steps = Fuse(apart)(graph)
+        steps = Fuse(frozenset(refused))(graph)
         names = group_names(name, steps)
         try:
             groups = [(at, step) for at, step in enumerate(steps) if isinstance(step, Group)]
             kernels = {at: kernels_of(step, target, hints, names[at]) for at, step in groups}
         except Unfusible as error:
-            apart, reasons = apart | _alike(graph, error.value, apart), [*reasons, str(error)]
+            refused |= dict.fromkeys(sorted(_alike(graph, error.value, frozenset(refused))), str(error))
+            reasons.append(str(error))
             continue
-        return Generated(steps, names, kernels, reasons)
+        return Generated(steps, names, kernels, reasons, refused)
 
 
 def _alike(graph: Graph, refused: Value, apart: frozenset[int]) -> frozenset[int]:

@@ -12,16 +12,19 @@ from torch.autograd.function import Function
 
 from ..codegen import TARGETS, Kernel, Kernels, Target
 from ..ir import Graph, Place, Program, Value
+from ..ir.codes import code_of, fix_of
 from ..ir.cost import minimal_bytes
 from ..ir.errors import FusegradError, LoweringError
 from ..ir.passes.fuse import Extern, Step
 from ..ir.prims import PRIMS
 from ..tracer.capture import CaptureError, OpaqueMet, Session, Trace
 from ..tracer.function import backward_method, uses_setup_context
+from .boundaries import CutReport, GroupReport, cuts_of, groups_of
 from .compile import Generated, cheaper, generate, graph_of, text_of
 from .derived import DERIVE_JVP, require_transposable, why_no_backward
 from .function import Compiler, Record
 from .guards import is_plain
+from .kept import Kept, kept
 from .linear import NonLinearJvp
 from .plan import Executable, has_outer_product, is_opaque, number, opaque_of
 from .residuals import Chosen, choose
@@ -30,11 +33,13 @@ from .specs import differentiable, is_spec, stand_in
 from .split import OpaqueCall
 from .trees import arguments
 from .unit import Unit
+from .variants import Variant, variants_of
 from .workers import Binary
 
 Sizes = dict[sympy.Symbol, int]
 Tensor = torch.Tensor
 DEFAULT_TARGET = "cuda:90"
+SCHEMA = 2
 SPLIT = "forward is split for torch.func: what it saves in between is one more output there"
 TRANSPOSED = "the transpose of the derivative of forward, under torch.func; plain autograd raises, as in eager"
 BATCHED = "every method over a batch"
@@ -86,6 +91,8 @@ class DirectionReport:
     kernels: list[Kernels] = field(default_factory=list)
     segments: list[str] = field(default_factory=list)  # with opaque nodes: launches and eager calls, in their order
     reasons: list[str] = field(default_factory=list)
+    groups: list[GroupReport] = field(default_factory=list)
+    cuts: list[CutReport] = field(default_factory=list)
 
 
 @dataclass
@@ -101,6 +108,8 @@ class Explanation:
     user_outputs: int = 0
     opaque: list[OpaqueCall] = field(default_factory=list)
     sizes: Sizes = field(default_factory=dict)  # of the symbols, at the arguments that were given
+    kept: list[Kept] = field(default_factory=list)
+    variants: list[Variant] = field(default_factory=list)
 
     @property
     def kernels(self) -> list[KernelReport]:
@@ -150,17 +159,22 @@ class Explanation:
         return {kernel: vars_of(by_target[where]) for kernel, by_target in self.binaries(where).items()}
 
     def to_dict(self) -> dict[str, Any]:
-        """The facts as plain values."""
+        """The facts as plain values that json can write; keys are added, never renamed, within a schema."""
         return {
+            "schema": SCHEMA,
             "name": self.name,
             "target": self.target,
-            "methods": {m: {"status": r.status, "reason": r.reason, "where": r.where} for m, r in self.methods.items()},
+            "methods": {name: _method_facts(record) for name, record in self.methods.items()},
             "kernels": [vars(k) | {} for k in self.kernels],
             "launches": {d: len(self._launches(d)) for d in ("forward", "backward")},
             "bytes": self._bytes(),
             "saved_bytes": self.saved_bytes,
-            "opaque": [vars(o) | {} for o in self.opaque],
+            "kept": [k.to_dict() for k in self.kept],
+            "groups": {d: [g.to_dict() for g in report.groups] for d, report in self.directions.items()},
+            "cuts": {d: [c.to_dict() for c in report.cuts] for d, report in self.directions.items()},
+            "opaque": [{**vars(o), "code": code_of(f"it calls `{o.node}`, which {o.reason}")} for o in self.opaque],
             "segments": {d: report.segments for d, report in self.directions.items()},
+            "variants": [v.to_dict() for v in self.variants],
         }
 
     def _launches(self, direction: str) -> list[KernelReport]:
@@ -180,11 +194,18 @@ class Explanation:
             ratio = f", {moved / least:.2f} x the least possible" if least else ""
             lines.append(f"  {direction}: {facts['launches'][direction]} launches, {moved:,} bytes{ratio}")
             lines += [_kernel_line(k) for k in self._launches(direction)]
+            lines += [f"    {cut}" for cut in self.directions[direction].cuts]
             lines += [f"    {call}" for call in self.opaque if call.method == direction]
         lines.append(f"  saved for backward: {self.saved_bytes:,} bytes")
-        return "\n".join(lines)
+        lines += [f"    {value}" for value in self.kept]
+        return "\n".join([*lines, *_variant_lines(self.variants)])
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        from .notebook import as_html
+
+        return as_html(self)
 
 
 def _assumed(expr: sympy.Expr, sizes: Sizes) -> Sizes:
@@ -202,7 +223,29 @@ def vars_of(binary: Any) -> dict[str, Any]:
 def _method_line(name: str, record: Record) -> str:
     why = f": {record.reason}" if record.reason else ""
     why += f" ({record.where})" if record.reason and record.where else ""
-    return f"  {name:<14} {record.status}{why}"
+    line = f"  {name:<14} {record.status}{why}"
+    return f"{line} [{record.code}]\n  {'':<14} fix: {fix_of(record.reason)}" if needs_a_fix(record) else line
+
+
+def needs_a_fix(record: Record) -> bool:
+    """Whether a method is not what its author may have hoped for."""
+    return record.reason is not None and record.status != "derived"
+
+
+def _method_facts(record: Record) -> dict[str, str | None]:
+    fix = fix_of(record.reason) if needs_a_fix(record) else None
+    return {"status": record.status, "reason": record.reason, "where": record.where, "code": record.code, "fix": fix}
+
+
+def _variant_lines(variants: Sequence[Variant]) -> list[str]:
+    """What the class was captured for so far."""
+    lines = [f"  captured for {len(variants)} variant{'s' * (len(variants) > 1)}:"] if variants else []
+    for number_, variant in enumerate(variants, 1):
+        facts = variant.difference or "; ".join(f"{name}: {fact}" for name, fact in variant.facts.items())
+        lines.append(f"    {number_}. {facts}")
+        lines += [f"       if {' and '.join(variant.conditions)}"] if variant.conditions else []
+        lines += [f"       {kernel}" for kernel in variant.kernels]
+    return lines
 
 
 def _kernel_line(kernel: KernelReport) -> str:
@@ -241,6 +284,7 @@ def explain(target_class: Any, /, *args: Any, target: str | None = None) -> Expl
     for direction, report in found.directions.items():
         if report.reasons:
             methods[direction] = replace(methods[direction], reason="; ".join(report.reasons))
+    found.variants = variants_of(compiler)
     return found
 
 
@@ -394,6 +438,7 @@ def _on_gpu(found: Explanation, spec: Specialization, sizes: Sizes, has_backward
     """Kernels and library calls, with the residuals that a GPU backend would choose."""
     target = TARGETS[found.target]
     chosen = choose(spec, sizes) if has_backward else None
+    found.kept = kept(spec, chosen, sizes) if has_backward else []
     found.user_outputs = len(spec.forward.fake_outputs)
     try:
         forward = cheaper(chosen.program.forward) if chosen else graph_of(spec.forward.trace, f"{spec.name}_forward")
@@ -441,6 +486,7 @@ def _kernels_report(graph: Graph, direction: str, sizes: Sizes, target: Target) 
     made = generate(graph, target, sizes, graph.name)
     least = number(minimal_bytes(graph), sizes)
     report = DirectionReport(graph, made.steps, [], least, list(made.kernels.values()), made.reasons)
+    report.groups, report.cuts = groups_of(made), cuts_of(graph, made)
     for at, step in enumerate(made.steps):
         if is_opaque(step):
             continue
@@ -489,6 +535,7 @@ def _on_cpu(found: Explanation, spec: Specialization, sizes: Sizes, has_backward
     places = dict.fromkeys(p for p in spec.residual_places if p is not None)
     found.residuals, found.user_outputs = tuple(spec.residual_places_present), len(spec.forward.fake_outputs)
     found.saved_bytes = sum(_bytes(f, sizes) for p in places if (f := spec.forward.fake_at(p)) is not None)
+    found.kept = kept(spec, None, sizes) if has_backward else []
     traces = {"forward": spec.forward.trace}
     if has_backward:
         traces["backward"] = spec.entry(spec.known_kinds()).trace

@@ -73,6 +73,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
 def size_guard(session: Session, fakes: Sequence[Any]) -> Guard:
     """The conditions on sizes, strides and symbolic integers under which the session's graphs hold, compiled once.
 
+    Its `conditions` are their texts, over `L['t0']`, `L['t1']`, ...
     What is assumed of the results of opaque nodes is left to those nodes.
     """
     everything = [*fakes, *session.returned]
@@ -80,11 +81,15 @@ def size_guard(session: Session, fakes: Sequence[Any]) -> Guard:
     conditions = session.env.produce_guards(cast(Any, everything), sources, ignore_static=False)
     beyond = tuple(f"L['t{i}']" for i in range(len(fakes), len(everything)))
     conditions = [c for c in conditions if not any(name in c for name in beyond)]
-    if not conditions:
-        return lambda tensors: True
+    conditions = [re.sub(r"L\['t\d+'\]\.storage_offset\(\)", "0", c) for c in conditions]
+    guard: Any = _compiled(conditions) if conditions else lambda tensors: True
+    guard.conditions = conditions
+    return cast(Guard, guard)
+
+
+def _compiled(conditions: Sequence[str]) -> Guard:
     text = " and ".join(f"({c})" for c in conditions)  # a condition may be a disjunction
     text = re.sub(r"L\['t(\d+)'\]", r"t[\1]", text)
-    text = re.sub(r"t\[\d+\]\.storage_offset\(\)", "0", text)
     names: dict[str, Any] = dict(SYMPY_INTERP)
     body = f"def guard(t):\n try: return {text}\n except ZeroDivisionError: return False"  # a size is 0 that was not
     exec(body, names)  # the text is torch's own, over sizes alone

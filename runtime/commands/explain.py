@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from ..explain import explain
+from ..page import page
 from ..screen import Block
 from .answer import Answer
 from .arguments import add_target, call_of
@@ -15,6 +17,7 @@ SUMMARY = "say what a compiled Function becomes: kernels, bytes, what is not com
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_target(parser)
     parser.add_argument("--gpu", metavar="TARGET", help='"cuda:80", "cuda:90" (the default), "hip:gfx942", "cpu" ..')
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write the report as a page, too")
     parser.add_argument("--kernels", action="store_true", help="print the Triton text, too")
 
 
@@ -25,5 +28,8 @@ def run(options: argparse.Namespace) -> Answer:
     blocks: list[Block] = [str(found)]
     if options.kernels and found.kernel_records:
         blocks.append(found.module)
+    if options.html is not None:
+        options.html.write_text(page(found.name, found._repr_html_()), encoding="utf-8")
+        blocks.append(f"wrote {options.html}")
     return Answer(found.to_dict(), blocks)
 

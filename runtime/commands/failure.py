@@ -23,7 +23,7 @@ CALLS = {
     "check": "fusegrad.check({call})",
     "export": 'print(fusegrad.export({call}, format="py"))',
     "profile": "print(fusegrad.profile({call}))",
-    "tune": "print(fusegrad.tune({call}))",
+    "tune": "from fusegrad.runtime.tune import tune_function\n\nprint(tune_function({call}))",
 }
 SCRIPT = '''"""An internal error of `fusegrad {command}`, seen with {versions}."""
 

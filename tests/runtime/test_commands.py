@@ -38,8 +38,9 @@ def answered(capsys: Any, *given: str, code: int = 0) -> Any:
 
 # ------------------------------------------------------------------ each command
 def test_explain(capsys) -> None:
-    assert main(["explain", *RMS, "--kernels"]) == 0
+    assert main(["explain", *RMS, "--kernels", "--html", "norm.html"]) == 0
     text = capsys.readouterr().out
+    assert "RMSNorm_forward" in Path("norm.html").read_text()
     assert "RMSNorm on cuda:90" in text and "@triton.jit" in text
     facts = answered(capsys, "explain", *RMS, "--gpu", "hip:gfx942")
     assert facts["name"] == "RMSNorm" and facts["target"] == "hip:gfx942"
@@ -124,6 +125,12 @@ def test_bench(capsys, monkeypatch, tmp_path) -> None:
     assert "launches" in told.err and json.loads(told.out) == {"cpu": json.loads(known)}
     monkeypatch.setattr(bench, "PACKAGE", "fusegrad.no_benchmarks")
     assert main(["bench"]) == 1 and "pip install -e" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what is missing where there is no GPU")
+def test_tune_needs_a_gpu(capsys) -> None:
+    assert main(["tune", *RMS]) == 1
+    assert "there is no GPU" in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------ what may have been meant

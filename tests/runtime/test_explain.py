@@ -68,12 +68,13 @@ def test_bytes_of_a_kernel_that_is_known() -> None:
 
 def test_the_schema_of_the_dictionary() -> None:
     found = fusegrad.explain(RMSNorm, *SUITE["RMSNorm"][1]).to_dict()
-    report = {"name", "target", "methods", "kernels", "launches", "bytes", "saved_bytes", "opaque", "segments"}
-    assert set(found) == report
+    report = {"schema", "name", "target", "methods", "kernels", "launches", "bytes", "saved_bytes", "kept", "groups",
+              "cuts", "opaque", "segments", "variants"}  # fmt: skip
+    assert set(found) == report and found["schema"] == 2
     assert found["opaque"] == [] and not any(found["segments"].values())
     assert (found["name"], found["target"]) == ("RMSNorm", "cuda:90")
     assert set(found["methods"]) == {"forward", "setup_context", "backward", "jvp", "vmap"}
-    assert all(set(m) == {"status", "reason", "where"} for m in found["methods"].values())
+    assert all(set(m) == {"status", "reason", "where", "code", "fix"} for m in found["methods"].values())
     assert {n: m["status"] for n, m in found["methods"].items()} == {
         "forward": "compiled", "setup_context": "compiled", "backward": "compiled", "jvp": "derived",
         "vmap": "derived",

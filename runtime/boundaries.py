@@ -1,0 +1,176 @@
+"""Why a graph is several launches: its fused groups, and a reason for every cut between them and within them.
+
+Read off the same division that made the kernels (`ir/passes/fuse.py`): nothing is decided here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
+
+import networkx as nx
+
+from ..codegen import Kernel, Kernels, Pointer, Ref
+from ..ir import Graph, Value
+from ..ir.codes import code_of
+from ..ir.passes.fuse import Cut, Extern, Group
+from ..ir.prims import PRIMS
+from ..ir.types import COMPLEX, FLOAT8
+from .compile import Generated
+from .plan import opaque_of
+
+ENDED = "a scatter is whole only when its kernel has ended"
+HELD = "one kernel would hold results of several calls in memory for longer than it saves in moving"
+APART = "they share no value, or run over different spaces"
+
+
+@dataclass(frozen=True)
+class GroupReport:
+    """One fused group: its kernels in launch order, what they compute, read and write, and the user's lines."""
+
+    kernels: tuple[str, ...]
+    operations: tuple[str, ...]
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    lines: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {name: list(value) for name, value in asdict(self).items()}
+
+
+@dataclass(frozen=True)
+class CutReport:
+    """Why what comes `after` is not in the launch of what comes `before`."""
+
+    before: str
+    after: str
+    reason: str
+    where: str | None = None
+
+    @property
+    def code(self) -> str:
+        return code_of(self.reason) or ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "code": self.code}
+
+    def __str__(self) -> str:
+        place = f" ({self.where})" if self.where else ""
+        return f"cut between {self.before} and {self.after}: {self.reason}{place} [{self.code}]"
+
+
+# ------------------------------------------------------------------ groups
+def groups_of(made: Generated) -> list[GroupReport]:
+    """Every fused group, in the order of launches."""
+    return [_group(step, made.kernels[at]) for at, step in enumerate(made.steps) if isinstance(step, Group)]
+
+
+def _group(group: Group, kernels: Kernels) -> GroupReport:
+    values = [v for v in group.graph.order() if v.prim != "input"]
+    names = {v: v.params["name"] for v in group.graph.inputs}
+    lines = dict.fromkeys(v.origin.where for v in values if v.origin.where)
+    written = [v.origin.name or v.prim for v in group.outputs]
+    return GroupReport(
+        tuple(k.name for k in kernels.kernels), tuple(v.prim for v in values), tuple(names.values()), tuple(written),
+        tuple(lines),
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------------ cuts
+def cuts_of(graph: Graph, made: Generated) -> list[CutReport]:
+    """A reason for every two launches that follow each other."""
+    return list(_Division(graph, made).cuts())
+
+
+class _Division:
+    """A graph's clusters, as the fuser left them, and the launches that came of them."""
+
+    def __init__(self, graph: Graph, made: Generated) -> None:
+        self.made = made
+        self.fuser = Cut(graph, frozenset(made.refused), {})
+        self.steps = [(at, s) for at, s in enumerate(made.steps) if isinstance(s, Group | Extern)]
+
+    def cuts(self) -> Iterator[CutReport]:
+        for (at, step), following in pairwise([*self.steps, None]):  # type: ignore[misc]
+            if isinstance(step, Group):
+                yield from _within(self.made.kernels[at])
+            if following is not None:
+                yield CutReport(self._last(at, step), self._first(*following), *self._why(step, following[1]))
+
+    def _last(self, at: int, step: Group | Extern) -> str:
+        return self.made.kernels[at].kernels[-1].name if isinstance(step, Group) else called(step.value)
+
+    def _first(self, at: int, step: Group | Extern) -> str:
+        return self.made.kernels[at].kernels[0].name if isinstance(step, Group) else called(step.value)
+
+    def _why(self, one: Group | Extern, other: Group | Extern) -> tuple[str, str | None]:
+        for step in (other, one):
+            if isinstance(step, Extern):
+                return self._not_ours(step.value), step.value.origin.where
+        assert isinstance(one, Group) and isinstance(other, Group)
+        return self._between(self._cluster(one), self._cluster(other))
+
+    def _cluster(self, group: Group) -> int:
+        found = self.fuser.clusters.of(self.fuser.base(group.outputs[0]))
+        assert found is not None
+        return found
+
+    def _between(self, a: int, b: int) -> tuple[str, str | None]:
+        """What stands on a way from one group to the other; else whether memory would be held."""
+        way = _way(self.fuser.clusters.dag, a, b) or _way(self.fuser.clusters.dag, b, a)
+        for at in way:
+            value = self.fuser.nodes[at if at >= 0 else -1 - at]
+            if at < 0:
+                return ENDED, value.origin.where
+            if self.fuser.extern(value):
+                return f"`{called(value)}` is in between: {self._not_ours(value)}", value.origin.where
+        if way:
+            return "a step in between needs the one and is needed by the other", None
+        return (HELD if self.fuser.clusters.lifetimes.grow(a, b) else APART), None
+
+    def _not_ours(self, value: Value) -> str:
+        """Why a node is called as it is."""
+        if (node := opaque_of(value)) is not None:
+            return f"`{node.name}` runs as written between the segments"
+        if value.id in self.made.refused:
+            return self.made.refused[value.id]
+        if PRIMS[value.prim].family == "contract":
+            return "a matrix product is a library call"
+        odd = {t.dtype for v in (value, *value.args) for t in v.avals} & {*COMPLEX, *FLOAT8}
+        return f"`{called(value)}` works on {min(odd)}" if odd else f"`{called(value)}` has no kernel"
+
+
+def called(value: Value) -> str:
+    """The name of a node that is called as it is."""
+    node = opaque_of(value)
+    name = value.params.get("op") or getattr(value.params.get("target"), "__name__", value.prim)
+    return str(name) if node is None else node.name
+
+
+def _way(dag: nx.DiGraph, a: int, b: int) -> Sequence[int]:
+    """The clusters on a way from a to b that is no single edge; none where there is none."""
+    others = nx.restricted_view(dag, (), [(a, b)] if dag.has_edge(a, b) else [])
+    try:
+        return list(nx.shortest_path(others, a, b))[1:-1]
+    except nx.NetworkXNoPath:
+        return ()
+
+
+def _within(kernels: Kernels) -> Iterator[CutReport]:
+    """The cuts of one group: what a later kernel reads of an earlier one."""
+    made: dict[Ref, str] = {}
+    for one, other in pairwise(kernels.kernels):
+        made |= {ref: name for ref, name in _buffers(one, kernels).items()}
+        shared = [made[ref] for ref in _buffers(other, kernels) if ref in made]
+        needed = f"its programs need each other's results: all of `{', '.join(shared)}` comes first"
+        yield CutReport(one.name, other.name, needed if shared else APART)
+
+
+def _buffers(kernel: Kernel, kernels: Kernels) -> Mapping[Ref, str]:
+    """The results and temporaries that a kernel touches, by their names."""
+    touched = [a for a in kernel.arguments if isinstance(a, Pointer) and a.buffer.kind in ("output", "temporary")]
+    own = {i: b.name.rpartition("_")[0] for i, b in enumerate(kernels.temporaries)}
+    return {a.buffer: own.get(a.buffer.index, "") if a.buffer.kind == "temporary" else a.name.removesuffix("_ptr")
+            for a in touched}  # fmt: skip

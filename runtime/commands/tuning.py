@@ -1,0 +1,22 @@
+"""`fusegrad tune module:Class "bf16[8192,4096]" ..`: time candidates of every kernel on this GPU, keep the fastest."""
+
+from __future__ import annotations
+
+import argparse
+
+from ..tune import tune_function
+from .answer import Answer
+from .arguments import add_target, call_of
+
+SUMMARY = "time configurations of a Function's kernels on the GPU at hand, and keep the fastest"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_target(parser)
+
+
+def run(options: argparse.Namespace) -> Answer:
+    """What was tried, and what was chosen."""
+    target, args = call_of(options)
+    found = tune_function(target, *args)
+    return Answer(found.to_dict(), [str(found)])

@@ -1,0 +1,69 @@
+"""What forward keeps for backward, and what backward computes again instead, in bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..ir import Value
+from ..ir.passes.recompute import CHOICE, Choice, hidden_values
+from ..ir.program import Place
+from .plan import Sizes, number
+from .residuals import Chosen, ChosenForDerived
+from .specialization import Specialization
+
+AS_WRITTEN, INSTEAD, AGAIN = "saved as written", "saved instead", "computed again"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """One value on its way to backward. how: "saved as written", "saved instead" of others, or "computed again"."""
+
+    name: str
+    type: str
+    bytes: int
+    how: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return f"{self.name:<20} {self.type:<18} {self.bytes:>16,} bytes  {self.how}"
+
+
+def kept(spec: Specialization, chosen: Chosen | None, sizes: Sizes) -> list[Kept]:
+    """Each tensor once: what the user saved, then what a minimum cut chose otherwise."""
+    hidden = set() if chosen is None else {id(p) for p in spec.residual_places if p and p.kind == "hidden"}
+    own = [p for p in dict.fromkeys(spec.residual_places) if p is not None and id(p) not in hidden]
+    found = [_of_fake(spec, place, sizes) for place in own]
+    return [*found, *(_exchanged(chosen, sizes) if chosen is not None else ())]
+
+
+def _of_fake(spec: Specialization, place: Place, sizes: Sizes) -> Kept:
+    fake: Any = spec.forward.fake_at(place)
+    shape = [n if isinstance(n, int) else number(n.node.expr, sizes) for n in fake.shape]
+    count = fake.element_size()
+    for n in shape:
+        count *= n
+    dtype = str(fake.dtype).removeprefix("torch.")
+    return Kept(spec.name_at(place), f"{dtype}[{','.join(map(str, shape))}]", count, AS_WRITTEN)
+
+
+def _exchanged(chosen: Chosen, sizes: Sizes) -> Iterator[Kept]:
+    """The values in between that the user had saved, and those that are saved now."""
+    if isinstance(chosen, ChosenForDerived):
+        yield from (_of_value(v, sizes, INSTEAD) for v in chosen.found.saved)
+        return
+    choice: Choice = chosen.program.attributes[CHOICE]
+    users = hidden_values(chosen.captured)
+    for value in choice.saved:
+        yield _of_value(value, sizes, AS_WRITTEN if value in users else INSTEAD)
+    yield from (_of_value(v, sizes, AGAIN) for v in users if v not in choice.saved)
+
+
+def _of_value(value: Value, sizes: Sizes, how: str) -> Kept:
+    shape = ",".join(str(number(n, sizes)) for n in value.shape)
+    return Kept(value.origin.name or value.prim, f"{value.dtype}[{shape}]", number(value.aval.nbytes, sizes), how)
+
+

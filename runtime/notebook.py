@@ -1,0 +1,75 @@
+"""An explanation as HTML for notebooks: tables take their colours from the page, so that light and dark read alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import TYPE_CHECKING
+
+from ..ir.codes import fix_of
+
+if TYPE_CHECKING:
+    from .explain import Explanation
+
+RULE = "border-bottom:1px solid color-mix(in srgb, currentColor 25%, transparent)"
+CELL = f"padding:2px 14px 2px 0;text-align:left;vertical-align:top;{RULE}"
+TABLE = "border-collapse:collapse;margin:4px 0 10px;font-size:13px;color:inherit;background:transparent"
+
+
+def as_html(found: Explanation) -> str:
+    """One `<div>` without scripts, requests or colours of its own; kernels fold out."""
+    parts = [f"<b>{escape(found.name)}</b> on {escape(found.target)}", _methods(found), *_directions(found),
+             _kept(found), _variants(found)]  # fmt: skip
+    return f'<div style="color:inherit;background:transparent">{"".join(parts)}</div>'
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    top = "".join(f'<th style="{CELL}">{escape(h)}</th>' for h in head)
+    body = "".join("<tr>" + "".join(f'<td style="{CELL}">{_cell(c)}</td>' for c in row) + "</tr>" for row in rows)
+    return f'<table style="{TABLE}"><tr>{top}</tr>{body}</table>'
+
+
+def _cell(value: object) -> str:
+    return escape(f"{value:,}" if isinstance(value, int) else str(value or ""))
+
+
+def _folded(title: str, text: str) -> str:
+    return f"<details><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>"
+
+
+def _methods(found: Explanation) -> str:
+    from .explain import needs_a_fix
+
+    rows = [
+        (name, r.status, r.reason, r.where if r.reason else "", *((r.code, fix_of(r.reason)) if needs_a_fix(r) else ()))
+        for name, r in found.methods.items()
+    ]
+    return _table(("method", "", "why", "where", "code", "fix"), [[*row, *[""] * (6 - len(row))] for row in rows])
+
+
+def _directions(found: Explanation) -> Iterable[str]:
+    for direction, report in found.directions.items():
+        moved = sum(k.bytes_read + k.bytes_written for k in report.launches)
+        least = f", {moved / report.minimal:.2f} x the least possible" if report.minimal else ""
+        yield f"<b>{direction}</b>: {len(report.launches)} launches, {moved:,} bytes{least}"
+        rows = [(k.name, k.kind, k.bytes_read, k.bytes_written, k.bytes_cached or "") for k in report.launches]
+        yield _table(("launch", "", "bytes read", "written", "again from L2"), rows)
+        cuts = [(f"{c.before} | {c.after}", c.reason, c.where, c.code) for c in report.cuts]
+        yield _table(("cut", "why", "where", "code"), cuts) if cuts else ""
+        yield from (_folded(k.name, k.source) for k in report.launches if k.source)
+
+
+def _kept(found: Explanation) -> str:
+    total = f"<b>saved for backward</b>: {found.saved_bytes:,} bytes"
+    rows = [(k.name, k.type, k.bytes, k.how) for k in found.kept]
+    return total + (_table(("value", "type", "bytes", ""), rows) if rows else "")
+
+
+def _variants(found: Explanation) -> str:
+    if not found.variants:
+        return ""
+    rows = [
+        (str(n), v.difference or "; ".join(f"{k}: {f}" for k, f in v.facts.items()), "; ".join(v.conditions),
+         "; ".join(v.kernels)) for n, v in enumerate(found.variants, 1)
+    ]  # fmt: skip
+    return "<b>variants</b>" + _table(("", "what differs", "if", "kernels"), rows)

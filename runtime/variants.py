@@ -1,0 +1,187 @@
+"""What a compiled class was captured for: facts and conditions of each variant, and what tells two apart, in a line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
+
+if TYPE_CHECKING:
+    from .function import Compiler
+    from .specialization import Specialization
+
+STATES = ("autocast on cpu", "autocast on cuda", "default dtype", "deterministic", "inference mode", "default device")
+"""The names of `guards.global_state()`, in its order."""
+LONGEST = 60
+SAME = "nothing that is compared: what its opaque calls returned"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One capture. facts: what has to be equal, by name; conditions: on sizes and strides; kernels: theirs."""
+
+    facts: Mapping[str, str]
+    conditions: tuple[str, ...]
+    kernels: tuple[str, ...]
+    difference: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"facts": dict(self.facts), "conditions": list(self.conditions), "kernels": list(self.kernels),
+                "difference": self.difference}  # fmt: skip
+
+
+def variants_of(compiler: Compiler) -> list[Variant]:
+    """Every capture that there is, each with what tells it from the nearest before it."""
+    found: list[Variant] = []
+    for key, specializations in compiler.known.items():
+        for spec in specializations:
+            made = Variant(named_facts(compiler, key, spec.names), conditions_of(spec), _kernels(spec))
+            near = nearest(made.facts, [v.facts for v in found])
+            told = "" if near is None else difference(found[near], made)
+            found.append(Variant(made.facts, made.conditions, made.kernels, told))
+    return found
+
+
+# ------------------------------------------------------------------ facts by name
+def named_facts(compiler: Compiler, key: Sequence[Any], names: Sequence[str]) -> dict[str, str]:
+    """The facts of a key (`Compiler.facts`): arguments, torch's state, what is read from outside."""
+    arguments = len(names)
+    reads = compiler.reads_now()
+    states = key[arguments : arguments + len(STATES)]
+    read = dict(zip(reads.entries, key[arguments + len(STATES) + 1 : -1], strict=False))
+    found = {name: _argument(fact) for name, fact in zip(names, key, strict=False)}
+    found |= {name: _short(fact) for name, fact in zip(STATES, states, strict=True) if fact}
+    return found | {_place(path): _short(fact) for path, fact in read.items() if _is_told(fact)}
+
+
+def _argument(fact: Any) -> str:
+    """(torch.float32, cpu, True, 2, ..) -> "float32, 2 axes, cpu, requires grad" """
+    if not (isinstance(fact, tuple) and fact and isinstance(fact[0], torch.dtype)):
+        return _short(fact)
+    dtype, device, requires_grad, axes, conjugate, negative = fact
+    flags = {"requires grad": requires_grad, "conjugate": conjugate, "negative": negative}
+    words = [str(dtype).removeprefix("torch."), f"{axes} ax{'i' if axes == 1 else 'e'}s", str(device)]
+    return ", ".join([*words, *(name for name, on in flags.items() if on)])
+
+
+def _short(fact: Any) -> str:
+    """A frozen value as its author would write it."""
+    is_scalar = isinstance(fact, tuple) and len(fact) == 2 and isinstance(fact[0], str | type)
+    text = (fact[1] if isinstance(fact[1], str) else repr(fact[1])) if is_scalar else repr(fact)
+    text = text.replace("torch.", "")
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 2]}.."
+
+
+def _is_told(fact: Any) -> bool:
+    """Whether a read says more than an identity, which no reader knows."""
+    return not (isinstance(fact, tuple) and fact and fact[0] in ("id", "method", "function", "object"))
+
+
+def _place(path: str) -> str:
+    """ "global SCALE in norms@140" -> "global SCALE" """
+    return path.split(" in ")[0].split("@")[0]
+
+
+# ------------------------------------------------------------------ conditions on sizes
+def conditions_of(spec: Specialization) -> tuple[str, ...]:
+    """What the capture assumes of sizes and strides, in the user's names."""
+    return tuple(readable(c, spec) for c in getattr(spec.guard, "conditions", ()) if c != "0 == 0")
+
+
+def readable(condition: str, spec: Specialization) -> str:
+    """L['t0'].size()[1] == 3  ->  x.shape[1] == 3"""
+    names = [spec.names[i] for i in spec.slots]
+
+    def named(found: re.Match[str]) -> str:
+        return names[int(found[1])] if int(found[1]) < len(names) else found[0]
+
+    text = re.sub(r"L\['t(\d+)'\]", named, condition)
+    return re.sub(r"\.(size|stride)\(\)\[", lambda m: f".{'shape' if m[1] == 'size' else 'stride'}[", text)
+
+
+def failing(spec: Specialization, tensors: Sequence[torch.Tensor]) -> str | None:
+    """The first condition that these tensors do not meet."""
+    places = {f"t{i}": t for i, t in enumerate(tensors)}
+    for condition in getattr(spec.guard, "conditions", ()):
+        try:
+            holds = eval(condition, dict(SYMPY_INTERP), {"L": places})  # the text is torch's own, over sizes alone
+        except Exception:
+            holds = False
+        if not holds:
+            return readable(condition, spec)
+    return None
+
+
+def _kernels(spec: Specialization) -> tuple[str, ...]:
+    """The variants of kernels that were made for it: what was compiled in, and for which sizes."""
+    plans = [plan for e in spec.executables.values() for plan in e.plans.values()]
+    runners = [runner for plan in plans for runner in plan.runners.values()]
+    sources = spec.binder.sources.items()
+    names = {str(symbol): f"{spec.names[spec.slots[at]]}.{_AXIS[kind]}[{axis}]" for symbol, (at, kind, axis) in sources}
+    return tuple(f"{r.name}: {_admitted(v, names)}" for r in runners for v in r.variants)
+
+
+_AXIS = {"size": "shape", "stride": "stride", "value": "value"}
+
+
+def _admitted(variant: Any, names: Mapping[str, str]) -> str:
+    """Sizes that were compiled in, and what the kernels assume of the others."""
+    pinned = [f"{symbol} = {value}" for symbol, value in variant.pinned.items()]
+    text = ", ".join([*pinned, *map(str, variant.guards)]) or "every size"
+    return re.sub(r"\bs\d+\b", lambda found: names.get(found[0], found[0]), text)
+
+
+# ------------------------------------------------------------------ what tells two apart
+def nearest(facts: Mapping[str, str], known: Sequence[Mapping[str, str]]) -> int | None:
+    """The known facts with the fewest words that differ, the newest of equals."""
+    order = sorted(range(len(known)), key=lambda i: (len(_words(known[i]) ^ _words(facts)), -i))
+    return order[0] if order else None
+
+
+def _words(facts: Mapping[str, str]) -> set[tuple[str, str]]:
+    return {(name, word) for name, fact in facts.items() for word in fact.split(", ")}
+
+
+def _differing(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
+    return [name for name in {**one, **other} if one.get(name) != other.get(name)]
+
+
+def difference(one: Variant, other: Variant) -> str:
+    """ "eps: 1e-06 -> 1e-05; x: float32 -> bfloat16" """
+    names = _differing(one.facts, other.facts)
+    if names:
+        return "; ".join(f"{n}: {_change(one.facts.get(n), other.facts.get(n))}" for n in names)
+    more = [c for c in other.conditions if c not in one.conditions]
+    gone = [f"not {c}" for c in one.conditions if c not in other.conditions]
+    return "sizes: " + " and ".join((more or gone)[:3]) if more or gone else SAME
+
+
+def _change(old: str | None, new: str | None) -> str:
+    """("float32, 2 axes, cpu", "bfloat16, 2 axes, cpu") -> "float32 -> bfloat16": words that stay are left out."""
+    if old is None or new is None:
+        return f"{old or 'absent'} -> {new or 'absent'}"
+    was, now = old.split(", "), new.split(", ")
+    left = [w for w in was if w not in now], [w for w in now if w not in was]
+    return f"{', '.join(left[0]) or 'nothing'} -> {', '.join(left[1]) or 'nothing'}"
+
+
+def why_another(compiler: Compiler, facts: Sequence[Any], args: Sequence[Any]) -> str | None:
+    """One line: what tells a call from the nearest variant that there is; None for the first call."""
+    tensors = [a for a in args if isinstance(a, torch.Tensor)]
+    same = compiler.known.get(facts, [])
+    if same:
+        return f"sizes: not {failing(same[-1], tensors) or 'as before'}"
+    known = [(key, s) for key, specializations in compiler.known.items() for s in specializations]
+    names = known[-1][1].names if known else []
+    if not known or len(names) != len(args):
+        return None if not known else f"{len(args)} arguments, not {len(names)}"
+    told = [Variant(named_facts(compiler, key, s.names), (), ()) for key, s in known]
+    now = Variant(named_facts(compiler, facts, names), (), ())
+    near = nearest(now.facts, [v.facts for v in told])
+    assert near is not None
+    return difference(told[near], now)
+
