@@ -69,7 +69,7 @@ def _pushing(spec: Specialization, backward: Graph, moving: Sequence[int]) -> Gr
     out = Graph(f"{backward.name}_transposed")
     residuals = [out.input(v.aval, v.params["name"], v.params["strides"]) for v in backward.inputs[:first]]
     outputs = [out.input(v.aval, f"{v.params['name']}_like") for v in likes]
-    tangents = {i: out.input(_type_of(spec, i), f"{spec.names[i]}_dot") for i in moving}
+    tangents = {i: out.input(type_of(spec, i), f"{spec.names[i]}_dot") for i in moving}
     lifted = [_again(out, v) for v in backward.inputs[first + len(likes) :]]
     rest = [o for v, o in zip(likes, outputs, strict=True) if v.dtype not in DIFFERENTIABLE]
     with building(out):
@@ -85,7 +85,7 @@ def _or_zeros(tangent: Value | None, like: Value) -> Value:
     return zeros(like.aval) if tangent is None else tangent
 
 
-def _type_of(spec: Specialization, argument: int) -> TensorType:
+def type_of(spec: Specialization, argument: int) -> TensorType:
     """The type of a tangent is that of its argument."""
     fake: Any = spec.forward.fakes[spec.slots.index(argument)]
     return TensorType(tuple(n if isinstance(n, int) else n.node.expr for n in fake.shape), from_torch(fake.dtype))

@@ -8,6 +8,7 @@ import inspect
 import sys
 import textwrap
 from collections.abc import Iterator
+from symtable import SymbolTable, symtable
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -54,16 +55,23 @@ def _without_decorators(text: str, definition: ast.ClassDef) -> str:
 
 def _read_by(definition: ast.stmt, owner: Any, seen: set[str]) -> Iterator[tuple[str, Any]]:
     """The names that a definition reads from its module, with their values; what a function reads comes before it."""
-    space = vars(sys.modules[owner.__module__])
+    space, read = vars(sys.modules[owner.__module__]), _globals(symtable(ast.unparse(definition), "<source>", "exec"))
     own = [*definition.bases, *definition.body] if isinstance(definition, ast.ClassDef) else [definition]
     for node in (n for part in own for n in ast.walk(part)):
-        if not isinstance(node, ast.Name) or node.id in seen or node.id not in space or hasattr(builtins, node.id):
+        if not isinstance(node, ast.Name) or node.id in seen or node.id not in read & space.keys():
             continue
         seen.add(node.id)
         value = space[node.id]
         if isinstance(value, FunctionType) and not _of_library(value):
             yield from _read_by(_definition(value), value, seen)
         yield node.id, value
+
+
+def _globals(table: SymbolTable) -> set[str]:
+    """The names that are of the module where they are read, and not of the language."""
+    whole = table.get_type() == "module"
+    own = {s.get_name() for s in table.get_symbols() if s.is_referenced() and (whole or s.is_global())}
+    return {n for n in own.union(*map(_globals, table.get_children())) if not hasattr(builtins, n)}
 
 
 def _of_library(value: Any) -> bool:

@@ -47,6 +47,44 @@ def expect(name, tensor, dtype, shape, strides):
 ''',
     ),
     (
+        "aligned",
+        '''
+def aligned(tensor):
+    """The tensor's memory from a multiple of 16 bytes on: kernels read it in pieces of that size."""
+    if tensor.data_ptr() % 16 == 0:
+        return tensor
+    extent = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride()))
+    return tensor.as_strided((extent,), (1,)).clone()
+''',
+    ),
+    (
+        "inside",
+        '''
+class Inside(torch.autograd.Function):
+    """A launch in backward or jvp: torch.func hands over the tensors behind its wrappers."""
+
+    @staticmethod
+    def forward(launch, *tensors):
+        return launch(*tensors)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.launch = inputs[0].__name__
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        raise NotImplementedError(f"gradients of {ctx.launch} are not in this file")
+
+    @staticmethod
+    def jvp(ctx, *tangents):
+        raise NotImplementedError(f"gradients of {ctx.launch} are not in this file")
+
+
+def inside(launch, *tensors):
+    return Inside.apply(launch, *tensors)
+''',
+    ),
+    (
         "counters",
         '''
 _counters = {}
@@ -77,18 +115,23 @@ def difference(ours, theirs):
 def self_test():
     """Outputs and gradients beside those of the class as it was written."""
 {inputs}
-    tensors = [t for t in ({tensors}) if t.requires_grad]
+    tensors = ({tensors})
+
+    def call(function, {names}):
+        results = function.apply({arguments})
+        return [r for r in (results if isinstance(results, tuple) else (results,)) if torch.is_tensor(r)]
+
+    wanted = [t for t in tensors if t.requires_grad]
     worst = 0.0
     found = {{}}
     for function in ({name}, {written}):
-        results = function.apply({arguments})
-        results = [r for r in (results if isinstance(results, tuple) else (results,)) if torch.is_tensor(r)]
+        results = call(function, *tensors)
         torch.manual_seed(1)
         weights = [torch.randn(r.shape, device=r.device).to(r.dtype) for r in results if r.requires_grad]
         kept = [r for r in results if r.requires_grad]
-        gradients = torch.autograd.grad(kept, tensors, weights, allow_unused=True) if kept else ()
+        gradients = torch.autograd.grad(kept, wanted, weights, allow_unused=True) if kept else ()
         found[function] = [*results, *(g for g in gradients if g is not None)]
-    for ours, theirs in zip(found[{name}], found[{written}], strict=True):
+{forward_mode}    for ours, theirs in zip(found[{name}], found[{written}], strict=True):
         error = difference(ours, theirs)
         limit = 2e-2 if theirs.dtype in (torch.bfloat16, torch.float16) else 1e-4
         print(f"{{str(tuple(theirs.shape)):>20}} {{str(theirs.dtype):>15}}  relative difference {{error:.1e}}")
@@ -100,3 +143,31 @@ def self_test():
 if __name__ == "__main__":
     self_test()
 '''
+
+_PUSHED = """
+    def pushed(function):
+        with torch.autograd.forward_ad.dual_level():
+            duals = [torch.autograd.forward_ad.make_dual(t, d) if t.requires_grad else t for t, d in moving]
+            return [torch.autograd.forward_ad.unpack_dual(r).tangent for r in call(function, *duals)]
+
+    moving = [(t, torch.randn(t.shape, device=device).to(t.dtype)) for t in tensors]
+"""
+
+OWN_JVP = (
+    _PUSHED
+    + """    for function in ({name}, {written}):
+        found[function] += [t for t in pushed(function) if t is not None]
+"""
+)
+
+TRANSPOSED_JVP = (
+    _PUSHED
+    + """    # forward mode is the transpose of backward: <jvp(d), g> == <d, backward(g)>
+    left = [(t.double() * w).sum() for t, w in zip((t for t in pushed({name}) if t is not None), weights)]
+    wanted = [d for t, d in moving if t.requires_grad]
+    right = [(d.double() * g).sum() for d, g in zip(wanted, gradients) if g is not None]
+    error = abs(sum(left) - sum(right)).item() / sum((w.double() ** 2).sum() for w in weights).sqrt().item()
+    print(f"{{'jvp':>36}}  difference of <jvp(d), g> and <d, backward(g)> {{error:.1e}}")
+    assert error <= 2e-2 * max(1.0, sum((d.double() ** 2).sum() for _, d in moving).sqrt().item()), error
+"""
+)

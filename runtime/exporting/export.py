@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,9 @@ FORMATS: dict[str, Writer] = {
 }
 
 
+DERIVATIVES = ("jvp",)
+
+
 def export(
     target_class: Any,
     /,
@@ -46,6 +49,7 @@ def export(
     path: str | os.PathLike[str] | None = None,
     format: str | None = None,
     target: str | None = None,
+    derivatives: Sequence[str] = (),
 ) -> str:
     """The compiled Function as text, also written to `path`.
 
@@ -53,10 +57,15 @@ def export(
     format: "py" (a Triton module that runs without fusegrad), "json", "graphml", "dot" (the graphs), "svg", "html"
     (pictures); by default the suffix of `path`.
     target: the GPU to choose block sizes for: "cuda:80", "cuda:90" (the default), "cuda:100", "hip:gfx942".
+    derivatives: what a "py" module has besides forward and backward: "jvp" (yours, or the transpose of your backward).
     Raises ExportError where a file could not hold what the Function does (opaque methods, tensors from outside, ..),
     ExportFormatError, SpecError, UnknownTargetError. A file is written whole or not at all.
     """
-    text = FORMATS[_format(path, format)](target_class, args, target)
+    word = _format(path, format)
+    if not derivatives:
+        text = FORMATS[word](target_class, args, target)
+    else:
+        text = module_text(gathered(target_class, args, target, _derivatives(path, word, derivatives)))
     if path is not None:
         _write(Path(path), text)
     return text
@@ -70,6 +79,14 @@ def _format(path: Any, format: str | None) -> str:
     if word not in FORMATS:
         raise ExportFormatError(path=path, format=format, reason=f"there is no format {word!r}", known=known)
     return word
+
+
+def _derivatives(path: Any, word: str, asked: Sequence[str]) -> tuple[str, ...]:
+    names = (asked,) if isinstance(asked, str) else tuple(asked)
+    if word != "py" or not set(names) <= set(DERIVATIVES):
+        reason = f"derivatives={names!r} are for the format py alone, and of {', '.join(DERIVATIVES)}"
+        raise ExportFormatError(path=path, format=word, reason=reason, known=", ".join(FORMATS))
+    return names
 
 
 def _write(path: Path, text: str) -> None:

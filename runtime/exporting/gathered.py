@@ -28,6 +28,7 @@ from ..specialization import BackwardEntry, Specialization
 from ..specs import differentiable, stand_in
 from ..trees import arguments
 from .ones import may_be_one
+from .tangents import NoTangents, tangents_of
 
 Tensor = torch.Tensor
 Sizes = dict[sympy.Symbol, int]
@@ -70,6 +71,8 @@ class Gathered:
     forward: Part
     backward: Part | None
     residuals: tuple[Place, ...]
+    jvp: Part | None = None
+    jvp_reads: tuple[Place, ...] = ()
 
     @property
     def name(self) -> str:
@@ -77,7 +80,7 @@ class Gathered:
 
     @property
     def parts(self) -> list[Part]:
-        return [self.forward] if self.backward is None else [self.forward, self.backward]
+        return [p for p in (self.forward, self.backward, self.jvp) if p is not None]
 
     @property
     def pinned(self) -> Sizes:
@@ -102,8 +105,13 @@ class Gathered:
         return may_be_one(self.compiler, self.specialization, self.args, free)
 
 
-def gathered(target_class: Any, args: Sequence[Any], target: str | None = None) -> Gathered:
-    """Capture and generate. Raises ExportError where something would have to run as the user wrote it."""
+def gathered(
+    target_class: Any, args: Sequence[Any], target: str | None = None, derivatives: Sequence[str] = ()
+) -> Gathered:
+    """Capture and generate. Raises ExportError where something would have to run as the user wrote it.
+
+    derivatives: "jvp", for kernels of forward mode.
+    """
     compiler, given = compiler_of(target_class), arguments(target_class, tuple(args))
     where = target or DEFAULT_TARGET
     if where not in TARGETS:
@@ -111,14 +119,16 @@ def gathered(target_class: Any, args: Sequence[Any], target: str | None = None) 
     complete = compiler.complete(given)
     stand_ins = differentiable([stand_in(a) for a in complete])
     try:
-        return _gathered(compiler, stand_ins, where)
+        return _gathered(compiler, stand_ins, where, derivatives)
+    except NoTangents as error:
+        raise _apart(compiler, f"it has no jvp to write down: {error}") from error
     except CaptureError as error:
         raise _refused(compiler, error) from error
     except LoweringError as error:
         raise _apart(compiler, f"it cannot be written in kernels: {error}") from error
 
 
-def _gathered(compiler: Compiler, stand_ins: list[Any], target: str) -> Gathered:
+def _gathered(compiler: Compiler, stand_ins: list[Any], target: str, derivatives: Sequence[str]) -> Gathered:
     compiler.require_capturable()
     spec = Specialization(compiler.cls, stand_ins, compiler.reads_now(), compiler.dynamic)
     _require_closed(compiler, spec)
@@ -129,26 +139,35 @@ def _gathered(compiler: Compiler, stand_ins: list[Any], target: str) -> Gathered
     graph.outputs = [None if i in spec.skip else o for i, o in enumerate(graph.outputs)]
     places = chosen.places if chosen else spec.residual_places
     forward = _part(compiler, graph, "forward", target, sizes, {}, ())
-    backward = None
+    backward = whole = None
     if has_backward:
         entry = spec.entry(spec.predicted_kinds())
         _require_closed(compiler, spec, entry)
         name = f"{spec.name}_backward"
         kinds = spec.predicted_kinds()
         after = graph_of(entry.trace, name) if chosen is None else chosen.backward_graph(kinds, entry, name)
+        whole = after.copy()
         after.outputs = [None if i in entry.passed else o for i, o in enumerate(after.outputs)]
         backward = _part(compiler, after, "backward", target, sizes, entry.passed, tuple(spec.backward_symbols))
     skip = 0 if uses_setup_context(compiler.cls) else 1
     names = tuple(parameter_names(compiler.cls.forward, len(stand_ins), skip, "argument"))  # type: ignore[attr-defined]
     kept = tuple(p for p in places if p is not None)
-    return Gathered(compiler, compiler.cls, tuple(stand_ins), names, spec, target, sizes, forward, backward, kept)
+    jvp: Part | None = None
+    reads: Sequence[Place] = ()
+    if "jvp" in derivatives:
+        pushing, reads = tangents_of(compiler, spec, whole, kept)
+        jvp = _part(compiler, pushing, "jvp", target, sizes, {}, ())
+    return Gathered(
+        compiler, compiler.cls, tuple(stand_ins), names, spec, target, sizes, forward, backward, kept, jvp, tuple(reads)
+    )
 
 
 def _part(
     compiler: Compiler, graph: Graph, method: str, target: str, sizes: Sizes,
     passed: dict[int, int], apart: tuple[sympy.Symbol, ...],
 ) -> Part:  # fmt: skip
-    where = method_place(getattr(compiler.cls, method))
+    derived = method == "jvp" and not compiler.writes("jvp")
+    where = method_place(getattr(compiler.cls, "backward" if derived else method))
     made = generate(graph, TARGETS[target], sizes, graph.name)
     for step in made.steps:
         if isinstance(step, Extern) and (node := opaque_of(step.value)) is not None:

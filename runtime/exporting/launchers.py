@@ -21,6 +21,8 @@ from .expressions import Expressions
 from .gathered import ExportError, Gathered, Part
 
 WIDTH = 116
+WORDS = ("torch", "laid_out", "expect", "aligned", "counters", "present", "inside")
+"""What the file has names for already."""
 
 
 def snake(name: str) -> str:
@@ -54,7 +56,7 @@ class Launcher:
         self.expressions = Expressions(symbols)
         self.symbols = symbols
         self.function = f"{snake(found.name)}_{part.method}"
-        self.names = Names(["torch", "laid_out", "expect", "counters", "present", *(str(s) for s in symbols.values())])
+        self.names = Names([*WORDS, *(str(s) for s in symbols.values())])
         self.values: dict[int, str] = {}
         self.lines: list[str] = []
         self.inputs = [self._named(v, v.params["name"]) for v in part.graph.inputs]
@@ -251,7 +253,8 @@ class Launcher:
             yield from self._launch(kernel, {**memory, "temporary": temporaries, "scratch": scratch})
 
     def _launch(self, kernel: Kernel, memory: Mapping[str, Sequence[str]]) -> Iterator[str]:
-        arguments = [self._argument(a, memory) for a in kernel.arguments]
+        texts = {a.name: self._argument(a, memory) for a in kernel.arguments}
+        arguments = [f"aligned({text})" if name in kernel.aligned else text for name, text in texts.items()]
         constants = [f"{k}={v!r}" for k, v in kernel.constants.items()]
         constants += [f"num_warps={kernel.num_warps}", f"num_stages={kernel.num_stages}"]
         head = f"{kernel.name}[({self.expressions.text(kernel.grid)},)]("

@@ -23,10 +23,11 @@ from ...tracer.torch_private import expression_of
 from ..cache import versions
 from ..plan import number
 from .as_written import SourceMissing, as_written
-from .boilerplate import HELPERS, IMPORTS, SELF_TEST
+from .boilerplate import HELPERS, IMPORTS, OWN_JVP, SELF_TEST, TRANSPOSED_JVP
 from .expressions import Expressions
 from .gathered import ExportError, Gathered
 from .launchers import Launcher, dtype_text, snake, symbol_names
+from .tangents import moving, output_moves
 
 CONSTANTS = (int, float, bool, str, type(None), torch.dtype)
 
@@ -55,6 +56,9 @@ class Module:
         if found.backward is not None:
             self.backward = Launcher(found, found.backward, self.symbols, checked=False)
             parts.append(self.backward)
+        if found.jvp is not None:
+            self.jvp = Launcher(found, found.jvp, self.symbols, checked=False)
+            parts.append(self.jvp)
         self.launchers = parts
         self.tensors = [found.names[i] for i in found.slots]
 
@@ -76,7 +80,7 @@ class Module:
     def _provenance(self) -> Iterator[str]:
 
         found, known = self.found, versions()
-        yield f"{found.name}: fused Triton kernels, forward{' and backward' if found.backward else ''}."
+        yield f"{found.name}: fused Triton kernels, {_listed([part.method for part in found.parts])}."
         yield ""
         yield f"Use: {snake(found.name)}({', '.join(found.names)}), or {found.name}.apply(..) with the same arguments."
         yield f"Holds for: {', '.join(self._argument_types())}."
@@ -88,7 +92,8 @@ class Module:
         place = Path(method_place(found.cls.forward)).name  # type: ignore[attr-defined]
         yield f"From {found.cls.__qualname__} ({place}), by fusegrad {known['fusegrad']} on {date.today()},"
         yield f"for {found.target}, with torch {torch.__version__} and triton {known['triton']}."
-        yield "Gradients of gradients, jvp and vmap are not in this file."
+        missing = ["gradients of gradients", *(["jvp"] if found.jvp is None else []), "vmap"]
+        yield f"{_listed(missing).capitalize()} are not in this file."
 
     def _argument_types(self) -> list[str]:
         types = dict(zip(self.tensors, map(self.forward.type_text, self.found.forward.graph.inputs), strict=False))
@@ -114,7 +119,7 @@ class Module:
     # ------------------------------------------------------------------ the Function
     def _function(self) -> Iterator[str]:
         found, doc = self.found, inspect.getdoc(self.found.cls)
-        yield f"class {found.name}(torch.autograd.Function):"
+        yield f"class {'_' * bool(self._hidden())}{found.name}(torch.autograd.Function):"
         if doc and doc != inspect.getdoc(torch.autograd.Function):
             yield from _indented(_docstring(doc), 4)
             yield ""
@@ -124,9 +129,11 @@ class Module:
         if found.backward is not None:
             yield ""
             yield from _indented(self._backward(), 4)
-        if self._hidden():
+        if found.jvp is not None:
             yield ""
-            yield from _indented(self._apply(), 4)
+            yield from _indented(self._jvp(), 4)
+        if self._hidden():
+            yield from self._public()
 
     def _signature(self) -> str:
         return ", ".join(self.found.names)
@@ -218,6 +225,11 @@ class Module:
             sizes = self._kept_sizes()
             if sizes:
                 yield f"    ctx.sizes = ({', '.join(sizes.values())},)"
+        if self.found.jvp is not None:
+            if kept := [self._at(p) for p in self.found.jvp_reads]:
+                yield f"    ctx.save_for_forward({', '.join(kept)})"
+            if len(self._moving()) > 1:
+                yield f"    ctx.shapes = ({', '.join(f'{self.found.names[i]}.shape' for i in self._moving())})"
 
     def _setup_names(self) -> list[str]:
         forward, names = self.found.specialization.forward, iter(self._outputs())
@@ -255,7 +267,7 @@ class Module:
             yield f"    {', '.join(launcher.sizes)}{',' * (len(launcher.sizes) == 1)} = ctx.sizes"
         yield from (f"    {line}" for line in self._materialized(gradients))
         made = [launcher._value(o) for o in launcher.outputs]
-        call = f"{launcher.function}({', '.join([*launcher.inputs, *launcher.sizes])})"
+        call = self._called(launcher)
         yield f"    {', '.join(made)} = {call}" if made else f"    {call}"
         yield f"    return {', '.join(self._gradients(gradients))}"
 
@@ -289,13 +301,55 @@ class Module:
             passed.get(i, "None") if o is None else self.backward._value(o) for i, o in enumerate(entry_outputs)
         ]
 
-    def _apply(self) -> Iterator[str]:
-        yield "@classmethod"
-        yield "def apply(cls, *args):"
-        users = len(self.found.specialization.forward.outputs)
+    # ------------------------------------------------------------------ forward mode
+    def _moving(self) -> list[int]:
+        return moving(self.found.specialization)
+
+    def _jvp(self) -> Iterator[str]:
+        launcher, reads = self.jvp, len(self.found.jvp_reads)
+        kept, tangents = launcher.inputs[:reads], launcher.inputs[reads:]
+        given = dict(zip(self._moving(), tangents, strict=True))
+        yield "@staticmethod"
+        yield f"def jvp(ctx, {', '.join(_distinct([given.get(i, '_') for i in range(len(self.found.names))]))}):"
+        if kept:
+            yield f"    {', '.join(kept)}{',' * (len(kept) == 1)} = ctx.saved_tensors"
+        yield from (f"    {line}" for line in self._still(tangents))
+        made = [launcher._value(o) for o in launcher.outputs]
+        yield f"    {', '.join(made)} = {self._called(launcher)}" if made else f"    {self._called(launcher)}"
+        assert self.found.jvp is not None
+        pushed = iter([launcher._value(o) for o in self.found.jvp.graph.outputs if o is not None])
+        visible = [next(pushed) if moves else "None" for moves in output_moves(self.found.specialization)]
+        results = [*visible, *["None"] * len(self._hidden())]
+        yield f"    return {', '.join(results)}"
+
+    def _called(self, launcher: Launcher) -> str:
+        """A launch inside backward or jvp."""
+        given = [*launcher.inputs, *launcher.sizes]
+        if self.found.jvp is None:
+            return f"{launcher.function}({', '.join(given)})"
+        return f"inside({', '.join([launcher.function, *given])})"
+
+    def _still(self, tangents: list[str]) -> Iterator[str]:
+        """Zeros for an argument that does not move; a single one always does."""
+        if len(tangents) < 2:
+            return
+        assert self.found.jvp is not None
+        values = self.found.jvp.graph.inputs[len(self.found.jvp_reads) :]
+        yield f"device = next(t.device for t in ({', '.join(tangents)}) if t is not None)"
+        shapes = [f"{t}_shape" for t in tangents]
+        yield f"{', '.join(shapes)} = ctx.shapes"
+        for name, shape, value in zip(tangents, shapes, values, strict=True):
+            yield f"if {name} is None:"
+            yield f"    {name} = torch.zeros({shape}, dtype={dtype_text(value.dtype)}, device=device)"
+
+    def _public(self) -> Iterator[str]:
+        """The class by its name, where forward has more results than the user's."""
+        name, users = self.found.name, len(self.found.specialization.forward.outputs)
         kept = "0" if not self.found.specialization.forward.is_tuple else f":{users}"
-        yield '    """forward also returns what backward needs; callers get what the Function returns."""'
-        yield f"    return super().apply(*args)[{kept}]"
+        yield from ("", "", f"class {name}(_{name}):")
+        yield '    """As above, without the results that are for backward alone."""'
+        yield from ("", "    @classmethod", "    def apply(cls, *args):")
+        yield f"        return _{name}.apply(*args)[{kept}]"
 
     def _call(self) -> str:
         name = snake(self.found.name)
@@ -328,15 +382,23 @@ class Module:
             lines.append(f"{name} = {most}{otherwise}")
         at = Expressions(self.symbols)
         needs = [self.found.specialization.forward.needs_input_grad[i] for i in self.found.slots]
-        for name, value, moving in zip(self.tensors, self.found.forward.graph.inputs, needs, strict=False):
-            lines.append(f"{name} = {_example(value, at, moving)}")
+        for name, value, needed in zip(self.tensors, self.found.forward.graph.inputs, needs, strict=False):
+            lines.append(f"{name} = {_example(value, at, needed)}")
         pairs = zip(self.found.names, self.found.args, strict=True)
         arguments = ", ".join(n if n in self.tensors else _constant(a) for n, a in pairs)
         return SELF_TEST.format(
             name=self.found.name, inputs="\n".join(f"    {line}" for line in lines), arguments=arguments,
+            forward_mode=self._forward_mode(), names=", ".join(self.tensors),
             written=f"{self.found.name}AsWritten",
             tensors=", ".join(self.tensors) + "," * (len(self.tensors) == 1),
         ).strip("\n")  # fmt: skip
+
+    def _forward_mode(self) -> str:
+        """The test of jvp: by the class as written where it has one, else by its transpose."""
+        if self.found.jvp is None:
+            return ""
+        text = OWN_JVP if self.found.compiler.writes("jvp") else TRANSPOSED_JVP
+        return text.format(name=self.found.name, written=f"{self.found.name}AsWritten")
 
     def _test_sizes(self) -> tuple[dict[Any, int], dict[Any, int]]:
         """Sizes for a GPU, as exported, and for the interpreter: small where any size will do, and odd."""
@@ -346,6 +408,11 @@ class Module:
         small = {s: min(n, 37) for s, n in exported.items()}
         assumed = [g.xreplace({**self.found.pinned, **small}) for g in self.found.guards]
         return exported, small if all(bool(g) for g in assumed if not g.free_symbols) else exported
+
+
+def _listed(words: list[str]) -> str:
+    """a, b and c"""
+    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
 def _distinct(names: list[str]) -> list[str]:

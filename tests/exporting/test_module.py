@@ -19,6 +19,8 @@ import fusegrad
 from fusegrad.benchmarks import functions as f
 from fusegrad.runtime.exporting.export import ExportFormatError
 from fusegrad.runtime.exporting.gathered import ExportError
+from fusegrad.runtime.linear import NonLinearBackward
+from fusegrad.runtime.specs import parse_spec
 
 CASES: dict[str, tuple[Any, ...]] = {
     "rms_norm": (f.RMSNorm, "bf16[48,64]", "bf16[64]", 1e-6),
@@ -105,6 +107,112 @@ def test_modules_run_without_fusegrad(fresh: str, tmp_path: Path) -> None:
     done = run(fresh, *paths)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("agrees with the class as it was written") == len(paths) == len(cases) + 2
+
+
+class Pushes(Function):
+    """A jvp of its own, wrong by a factor of ten, which nobody may mend; one output that has no tangent."""
+
+    @staticmethod
+    def forward(x, k, y):
+        return x * y * k, (x > 0).long(), y.sin()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        x, ctx.k, y = inputs
+        ctx.save_for_backward(x, y)
+        ctx.save_for_forward(x, y)
+
+    @staticmethod
+    def backward(ctx, g, _, h):
+        x, y = ctx.saved_tensors
+        return g * y * ctx.k, None, g * x * ctx.k + h * y.cos()
+
+    @staticmethod
+    def jvp(ctx, a, _, b):
+        x, y = ctx.saved_tensors
+        return 10 * (a * y + x * b) * ctx.k, None, b * y.cos()
+
+
+FORWARD_MODE = """
+import runpy, sys, torch
+for path in sys.argv[1:]:
+    args, moving, expected = torch.load(path + ".pt")
+    function = next(v for k, v in runpy.run_path(path).items() if k + ".py" == path.rsplit("/")[-1])
+    def call(*moved):
+        supply = iter(moved)
+        return function.apply(*(next(supply) if i in moving else a for i, a in enumerate(args)))
+    def pushed(values, tangents):
+        results = torch.func.jvp(call, values, tangents)[1]
+        return results if isinstance(results, tuple) else (results,)
+    values = tuple(args[i] for i in moving)
+    tangents = tuple(v.cos() for v in values)
+    for only, wanted in expected.items():
+        there = tuple(t if only in (None, i) else torch.zeros_like(t) for i, t in enumerate(tangents))
+        torch.testing.assert_close(pushed(values, there), wanted, rtol=2e-2, atol=2e-2)
+    if len(values) > 1:  # an argument that does not move
+        found = torch.func.jvp(lambda v: call(v, *values[1:]), values[:1], tangents[:1])[1]
+        torch.testing.assert_close(found if isinstance(found, tuple) else (found,), expected[0], rtol=2e-2, atol=2e-2)
+"""
+
+
+def test_forward_mode_is_the_compiled_one(fresh: str, tmp_path: Path) -> None:
+    cases = {**{k: CASES[k] for k in ("rms_norm", "cross_entropy")}, "pushes": (Pushes, "f32[20,8]", 3, "f32[20,8]")}
+    paths = []
+    for cls, *specs in cases.values():
+        paths.append(tmp_path / f"{cls.__name__}.py")
+        text = fusegrad.export(cls, *specs, path=paths[-1], derivatives=("jvp",))
+        assert "def jvp(ctx" in text and "and jvp." in text.splitlines()[0]
+        torch.save(_pushed_by_the_compiled(cls, specs), f"{paths[-1]}.pt")
+    own_test = run(fresh, *paths)
+    assert own_test.stdout.count("agrees with the class as it was written") == 3, own_test.stdout + own_test.stderr
+    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": ""}
+    command = [fresh, "-W", "ignore", "-c", FORWARD_MODE, *map(str, paths)]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=tmp_path, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _pushed_by_the_compiled(cls: Any, specs: Any) -> tuple[Any, ...]:
+    """Arguments, which of them move, and by which of them moves (None: all) the tangents of the compiled class."""
+    torch.manual_seed(0)
+    args = list(specs)
+    for i, spec in enumerate(specs):
+        if isinstance(spec, str):
+            dtype, shape = parse_spec(spec)
+            args[i] = torch.randn(shape).to(dtype) if dtype.is_floating_point else torch.randint(0, 4, shape)
+    moving = [i for i, a in enumerate(args) if isinstance(a, torch.Tensor) and a.is_floating_point()]
+    fast, values = fusegrad.compile(cls), tuple(args[i] for i in moving)
+
+    def call(*moved: Any) -> Any:
+        supply = iter(moved)
+        return fast.apply(*(next(supply) if i in moving else a for i, a in enumerate(args)))
+
+    expected = {}
+    for only in (None, *range(len(values))):
+        tangents = tuple(v.cos() if only in (None, i) else torch.zeros_like(v) for i, v in enumerate(values))
+        found = torch.func.jvp(call, values, tangents)[1]
+        expected[only] = found if isinstance(found, tuple) else (found,)
+    return args, moving, expected
+
+
+class Clips(Function):
+    """Not linear in its gradient."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return g.clamp(-1, 1)
+
+
+def test_a_backward_without_a_transpose_has_no_jvp() -> None:
+    with pytest.raises(NonLinearBackward, match="at:"):
+        fusegrad.export(Clips, "f32[20,8]", format="py", derivatives=("jvp",))
+    with pytest.raises(ExportError, match="an output is an argument"):
+        fusegrad.export(Stack, "f32[20,8]", "f32[20,8]", (2.0, 0.5), "a", None, format="py", derivatives="jvp")
+    with pytest.raises(ExportFormatError, match="derivatives"):
+        fusegrad.export(Clips, "f32[20,8]", format="py", derivatives=("hessian",))
 
 
 class AsksForOne(Function):

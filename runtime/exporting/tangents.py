@@ -1,0 +1,135 @@
+"""The jvp of an exported Function: the user's own, captured, or his backward transposed over what the file saves.
+
+    backward: (residuals, g) -> g * w        jvp: (residuals, x_dot) -> x_dot * w
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ...ir import Graph, Value, building
+from ...ir.prims import PRIMS
+from ...ir.program import Place
+from ...ir.transforms.linearity import NonLinearError
+from ...ir.transforms.ops import DIFFERENTIABLE, inlined, zeros
+from ...ir.transforms.transpose import transpose
+from ...tracer.context import BackwardContext
+from ...tracer.function import as_tuple, guarded_trace
+from ..compile import cheaper, graph_of
+from ..function import Compiler
+from ..guards import is_float
+from ..linear import require_linear
+from ..specialization import Specialization
+from ..tangents import type_of
+
+
+class NoTangents(Exception):
+    """There is no graph of tangents to write down; the argument says why."""
+
+
+def moving(spec: Specialization) -> list[int]:
+    """The arguments that have a tangent."""
+    pairs = zip(spec.slots, spec.forward.fakes, strict=True)
+    return [i for i, fake in pairs if is_float(fake) and i < spec.count]
+
+
+def output_moves(spec: Specialization) -> list[bool]:
+    """Which of the user's outputs have a tangent."""
+    fixed = {p.index for p in spec.forward.non_differentiable if p.kind == "output"}
+    there = [is_float(o) and i not in fixed for i, o in enumerate(spec.forward.fake_outputs)]
+    supply = iter(there)
+    return [o.kind != "object" and next(supply) for o in spec.forward.outputs]
+
+
+def tangents_of(
+    compiler: Compiler, spec: Specialization, backward: Graph | None, kept: Sequence[Place]
+) -> tuple[Graph, Sequence[Place]]:
+    """(what jvp reads, tangents of the arguments) -> tangents of the outputs; and where it finds what it reads.
+
+    backward: the graph that the file runs, over `kept`. Raises NoTangents, NonLinearBackward, CaptureError.
+    """
+    if any(o.kind not in ("tensor", "object") for o in spec.forward.outputs):
+        raise NoTangents("an output is an argument, or a view of one, and its tangent would have to be one too")
+    if compiler.writes("jvp"):
+        return _own(spec)
+    if backward is None or compiler.derive_jvp != "backward":
+        raise NoTangents("forward mode is no transpose of a backward here; write a `jvp` staticmethod")
+    require_linear(spec, moving(spec))
+    return _transposed(spec, backward, len(kept)), kept
+
+
+# ------------------------------------------------------------------ the user's own
+def _own(spec: Specialization) -> tuple[Graph, Sequence[Place]]:
+    forward = spec.forward
+    places = [*forward.saved_for_forward, *forward.tensor_attributes.values()]
+    present = [p for p in places if p is not None]
+    kept = [spec.session.fake_again(f) for p in present if (f := forward.fake_at(p)) is not None]
+    arguments = moving(spec)
+    likes = [spec.session.fake_like(forward.fakes[spec.slots.index(i)]) for i in arguments]
+    trace = guarded_trace(spec.session, _body(spec, places, arguments), [*kept, *likes], spec.reads)
+    if trace.lifted or trace.opaque:
+        raise NoTangents("jvp reads or calls what is outside")
+    trace.names = [*map(spec.name_at, present), *(f"{spec.names[i]}_dot" for i in arguments)]
+    graph = graph_of(trace, f"{spec.name}_jvp")
+    moves = [m for m, o in zip(output_moves(spec), forward.outputs, strict=True) if o.kind != "object"]
+    graph.outputs = [o for o, m in zip(graph.outputs, moves, strict=True) if m]
+    graph.output_strides = [s for s, m in zip(graph.output_strides, moves, strict=True) if m]
+    return graph, present
+
+
+def _body(spec: Specialization, places: Sequence[Place | None], arguments: Sequence[int]) -> Any:
+    present = sum(p is not None for p in places)
+    n = len(spec.forward.saved_for_forward)
+
+    def body(*values: Any) -> tuple[Any, ...]:
+        supply = iter(values[:present])
+        kept = [None if p is None else next(supply) for p in places]
+        own = BackwardContext(kept[:n], spec.attributes(kept[n:], {}), spec.forward.needs_input_grad[: spec.count])
+        given = dict(zip(arguments, values[present:], strict=True))
+        made = as_tuple(spec.cls.jvp(own, *map(given.get, range(spec.count))))  # type: ignore[attr-defined]
+        return tuple(made[i] for i in spec.forward.tensor_outputs)
+
+    return body
+
+
+# ------------------------------------------------------------------ transposed
+def _transposed(spec: Specialization, backward: Graph, kept: int) -> Graph:
+    if backward.mutations or any(PRIMS[v.prim].family in ("extern", "pick") for v in backward.order()):
+        raise NoTangents("backward calls a library, whose transpose is not written down")
+    try:
+        return cheaper(_pushing(spec, backward.copy(), kept))
+    except NonLinearError as error:
+        raise NoTangents(f"backward has no transpose: {error}") from error
+
+
+def _pushing(spec: Specialization, backward: Graph, kept: int) -> Graph:
+    gradients = backward.inputs[kept:]
+    linear = [v.params["index"] for v in gradients if v.dtype in DIFFERENTIABLE]
+    given = {i: o for i in moving(spec) if (o := backward.outputs[i]) is not None}
+    transposed = transpose(backward.returning(list(given.values())), linear)
+    out = Graph(f"{spec.name}_jvp")
+    residuals = [out.input(v.aval, v.params["name"], v.params["strides"]) for v in backward.inputs[:kept]]
+    tangents = {i: out.input(type_of(spec, i), f"{spec.names[i]}_dot") for i in moving(spec)}
+    with building(out):
+        still = [zeros(v.aval) for v in gradients if v.dtype not in DIFFERENTIABLE]
+        pushed = iter(inlined(transposed, [*residuals, *still, *(tangents[i] for i in given)]))
+        made = [_or_zeros(next(pushed), v) for v in gradients if v.dtype in DIFFERENTIABLE]
+        return out.returning(_that_move(spec, made))
+
+
+def _that_move(spec: Specialization, made: Sequence[Value]) -> list[Value]:
+    """Of one tangent per float output with a gradient those of outputs that move."""
+    supply = iter(made)
+    kinds = spec.predicted_kinds()
+    floats = iter([is_float(f) for f in spec.forward.fake_outputs])
+    found = []
+    for output, kind, moves in zip(spec.forward.outputs, kinds, output_moves(spec), strict=True):
+        if output.kind != "object" and next(floats) and kind is not None:
+            tangent = next(supply)
+            found += [tangent] if moves else []
+    return found
+
+
+def _or_zeros(tangent: Value | None, like: Value) -> Value:
+    return zeros(like.aval) if tangent is None else tangent
