@@ -322,7 +322,7 @@ CODES = (
         "FG203", "there is no backend 'cuda'",
         "A setting that does not exist, or a value that it cannot have.",
         "Use one of the names that the message gives.",
-        ("ConfigError", "DeriveJvpError"),
+        ("ConfigError", "DeriveJvpError", "LogsError"),
     ),
     Code(
         "FG204", "backend='triton' cannot run cpu tensors: Triton needs a GPU",

@@ -29,6 +29,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from . import logs
+
 FORMAT = 1
 LIMIT = 1 << 30
 SWEEP_EVERY = 256
@@ -178,15 +180,22 @@ class Cache:
         """The files of an entry, verified; None if there is none. What does not verify is deleted."""
         directory = self.directory(key)
         if directory is None or not os.path.lexists(directory):
-            return self.memory.get(key)
+            return self._from_memory(key)
         try:
             files = _verified(directory, key)
-        except UNREADABLE:
+        except UNREADABLE as error:
+            logs.cache.info("damaged, deleted: %s: %s", key[:16], error)
             self._discard(directory)
-            return self.memory.get(key)
+            return self._from_memory(key)
+        logs.cache.info("hit: %s", key[:16])
         with suppress(OSError):
             os.utime(directory)
         return files
+
+    def _from_memory(self, key: str) -> dict[str, bytes] | None:
+        found = self.memory.get(key)
+        logs.cache.info("%s: %s", "miss" if found is None else "hit in memory", key[:16])
+        return found
 
     def put(self, key: str, files: Mapping[str, bytes]) -> None:
         """Publish an entry by one rename; an entry that is already there stays."""
@@ -209,6 +218,7 @@ class Cache:
         finally:
             shutil.rmtree(made, ignore_errors=True)
         self.puts += 1
+        logs.cache.debug("written: %s: %s", key[:16], ", ".join(files))
         if self.puts % SWEEP_EVERY == 1:
             self.sweep()
 
@@ -229,6 +239,7 @@ class Cache:
         for _, size, directory in entries:
             if total <= limit:
                 break
+            logs.cache.info("evicted: %s, %d bytes", directory.name[:16], size)
             self._discard(directory)
             total -= size
         _remove_stale(self.root / "tmp")

@@ -17,6 +17,7 @@ from ..ir.passes.simplify import Simplify
 from ..ir.prims import PRIMS
 from ..tracer.aten import known_about, lower
 from ..tracer.capture import Trace
+from . import logs
 from .config import settings
 from .stats import count
 
@@ -83,7 +84,9 @@ def generate(graph: Graph, target: Target, hints: Mapping[sympy.Symbol, int], na
             refused |= dict.fromkeys(sorted(_alike(graph, error.value, frozenset(refused))), str(error))
             reasons.append(str(error))
             continue
-        return Generated(steps, names, kernels, reasons, refused)
+        made = Generated(steps, names, kernels, reasons, refused)
+        logs.divided(graph, made)
+        return made
 
 
 def _alike(graph: Graph, refused: Value, apart: frozenset[int]) -> frozenset[int]:
@@ -98,6 +101,7 @@ def kernels_of(group: Group, target: Target, hints: Mapping[sympy.Symbol, int], 
     """schedule -> lower to loops -> emit Triton text."""
     kernels = codegen.generate(group.graph, target=target, hints=hints, name=name)
     count("compiles", len(kernels.kernels))
+    logs.generated(kernels, target)
     return kernels
 
 

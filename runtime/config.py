@@ -12,6 +12,7 @@ from typing import Any
 
 from ..ir.errors import FusegradError
 from . import memory
+from .logs import set_logs
 
 BACKENDS = ("auto", "triton", "interpret", "reference", "inductor")
 KERNEL_BACKENDS = ("triton", "interpret")
@@ -83,6 +84,15 @@ def recycle_memory(on: bool = True) -> memory.State:
     Warns once, and changes nothing, where the C library is not glibc.
     """
     return memory.recycle(on)
+
+
+def logs(wanted: str | None = None) -> None:
+    """What is told on stderr from now on, as in FUSEGRAD_LOGS: `config.logs("trace,fusion,+codegen")`; "" for nothing.
+
+    The names: trace, fusion, codegen, guards, recompiles, autotune, cache, all; "help" lists what each tells. None is
+    what the environment says. Raises LogsError for another name.
+    """
+    set_logs(wanted)
 
 
 def warns() -> bool:

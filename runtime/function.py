@@ -42,7 +42,7 @@ from ..tracer.torch_private import (
     share_memory,
     transforms_active,
 )
-from . import split
+from . import logs, split
 from .config import backend_name, valid_backend, warns
 from .derived import require_transposable, valid_derive_jvp, why_no_backward, with_derived_backward
 from .guards import argument_fact, exact_key, global_state, is_plain, is_tracked, unseen_state
@@ -337,6 +337,7 @@ class Compiler:
         try:
             if facts in self.met:
                 raise self.met[facts]
+            logs.captured_again(self, facts, args)
             specialization = self._capture(args)
         except CaptureError as error:
             opaque = isinstance(error, OpaqueMet)
@@ -348,6 +349,7 @@ class Compiler:
             raise NotCaptured(error, key, facts) from error
         self.known.setdefault(facts, []).append(specialization)
         self.records.setdefault("forward", Record("compiled"))
+        logs.captured(self, facts, specialization)
         return specialization
 
     def capture_split(self, args: Sequence[Any], tape: Tape) -> Specialization:
@@ -436,6 +438,7 @@ class Compiler:
         if method not in self.records or self.records[method].status != "opaque":
             self.records[method] = record
             count("fallbacks")
+            logs.as_written(f"{self.cls.__name__}.{method}", reason, where)
             message = f"{self.cls.__name__}.{method} runs as you wrote it, uncompiled: {reason} ({where})"
             _warn(f"{message} [{record.code}]")
 

@@ -28,7 +28,7 @@ from ..tracer.torch_private import (
     memory_of,
     transforms_active,
 )
-from . import launch, reference, tune
+from . import launch, logs, reference, tune
 from .compile import generate, graph_of, kernels_of, text_of
 from .config import KERNEL_BACKENDS, settings
 from .replay import straight
@@ -269,6 +269,7 @@ class GroupRunner:
         return next((v for v in self.variants if v.admits(sizes)), None)
 
     def _generate(self, sizes: Sizes) -> Variant:
+        logs.generated_again(self, sizes)
         self.add(kernels_of(self.group, self.target, dict(sizes), self.name), sizes)
         fitting = self._fitting(sizes)
         assert fitting is not None, "kernels generated for these sizes do not admit them"
@@ -281,12 +282,14 @@ class GroupRunner:
         """
         variant = self._ready(kernels)
         self.variants.append(variant)
+        logs.admitted(self, variant)
         hints = counterpart_sizes(sizes, variant.pinned, variant.aligned)
         if hints is None:
             return
         counterpart = self._ready(kernels_of(self.group, self.target, hints, self.name))
         if counterpart.aligned != variant.aligned and counterpart.pinned == variant.pinned:
             self.variants.insert(len(self.variants) - (not variant.aligned), counterpart)
+            logs.admitted(self, counterpart)
 
     def _ready(self, kernels: Kernels) -> Variant:
         text = text_of(kernels)

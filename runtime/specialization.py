@@ -35,7 +35,7 @@ from ..tracer.function import (
 from ..tracer.opaque import Mismatch, Run, Tape, running
 from ..tracer.reads import Reads
 from ..tracer.torch_private import FakeTensorMode, no_autocast, plain_tensors
-from . import split
+from . import logs, split
 from .check import cut, differs, intermediate_bytes
 from .compile import cheaper
 from .config import KERNEL_BACKENDS, settings
@@ -103,7 +103,8 @@ class Specialization:
         needs = tuple(isinstance(a, Tensor) and a.requires_grad and i < self.count for i, a in enumerate(args))
         fakes = [self.session.fake(args[i]) for i in self.slots]
         count("captures")
-        self.forward: ForwardCapture = capture_forward(cls, args, fakes, self.session, reads, needs, tape)
+        with logs.capturing(f"{self.name}.forward", lambda: self.forward.trace, self.forward_place()):
+            self.forward: ForwardCapture = capture_forward(cls, args, fakes, self.session, reads, needs, tape)
         self.names = self._argument_names(len(args))
         self.forward.trace.names = [self.names[i] for i in self.slots]
         visible = len(self.forward.fake_outputs)
@@ -311,6 +312,10 @@ class Specialization:
             attributes.update(self.attributes(residuals[n:], sizes))
         return run_backward(self.cls, self.forward, residuals[:n], attributes, gradients, self.count, attached)
 
+    def forward_place(self) -> str:
+        """`file:line` of the user's forward."""
+        return method_place(self.cls.forward)  # type: ignore[attr-defined]
+
     def backward_place(self) -> str:
         """`file:line` of the user's backward."""
         return method_place(backward_method(self.cls) or self.cls.forward)  # type: ignore[attr-defined]
@@ -404,7 +409,9 @@ class Specialization:
             return self._finished(self.users_backward(full[:r], sizes, full[s:]))
 
         everything = [*residuals, *symbols, *fakes]
-        trace = guarded_trace(self.session, body, [everything[i] for i in live], self.reads, tape=tape)
+        gradients = ", ".join("absent" if k is None else str(k) for k in kinds)
+        with logs.capturing(f"{self.name}.backward for gradients {gradients}", lambda: trace, self.backward_place()):
+            trace = guarded_trace(self.session, body, [everything[i] for i in live], self.reads, tape=tape)
         names = self._backward_names()
         trace.names = [names[i] for i in live]
         trace.output_names = [f"grad_{name}" for name in self.names]

@@ -18,7 +18,7 @@ import torch
 
 from ..codegen.neighbours import OWN
 from ..ir.errors import UnsupportedBackendError
-from . import cache
+from . import cache, logs
 
 Launch = Callable[[], object]
 Clock = Callable[[Sequence[Launch]], list[float]]
@@ -114,6 +114,7 @@ def is_asked_for() -> bool:
 
 
 def _on_record(trial: Trial) -> None:
+    logs.tried(trial)
     for record in list(_records):
         record.append(trial)
 

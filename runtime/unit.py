@@ -27,6 +27,7 @@ from ..tracer.torch_private import (
     transforms_active,
     unwrapped,
 )
+from . import logs
 from .config import KERNEL_BACKENDS
 from .dependence import independent, sources_of
 from .guards import Guard, argument_fact, global_state, is_float, is_tracked, size_guard
@@ -182,7 +183,8 @@ class Unit:
                 full[i] = value
             return tuple(self.body(*full))
 
-        trace = guarded_trace(session, run, fakes, self.reads, not isinstance(self, BatchedUnit))
+        with logs.capturing(self.name, lambda: trace):
+            trace = guarded_trace(session, run, fakes, self.reads, not isinstance(self, BatchedUnit))
         self.check(session, trace, args, trace.lifted)
         lifted = [read for t in trace.lifted if (read := self.reads.tensor_path(t)) is not None]
         executable = Executable(trace, self.name, self.backend)
