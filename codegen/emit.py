@@ -37,8 +37,8 @@ from .mathematics import TL, held
 from .names import identifier
 from .nests import Loop
 from .prelude import HELPERS
+from .sizes import blocks, same, tidy
 from .sizes import number as evaluated
-from .sizes import same, tidy
 from .strips import Strips
 from .values import Coord, default_name, name_of
 
@@ -72,15 +72,26 @@ class Emitter(Strips):
         """The tree of the whole kernel."""
         plan = self.plan
         for axis in plan.whole if plan.chunked else plan.row:
-            self._resident(axis)
+            if not self._slid_whole(axis):
+                self._resident(axis)
         if plan.programs is None:
             if any(set(plan.grid) - set(s.axes) for s in self.program.sinks):  # no program, no store
                 self._never_zero(a.size for a in plan.grid)
             self._grid(plan.grid, "tl.program_id(0)")
+            self._slid_rows(self.top)
             self._phases()
             return self.top.body
         self._walked()
         return self.top.body
+
+    def _slid_whole(self, axis: Axis) -> bool:
+        """Held whole, from a boundary on that depends on the row."""
+        slide = self.plan.slide
+        return slide is not None and axis is slide.axis and axis in self.plan.row and not self.plan.chunked
+
+    def _slid_rows(self, scope: Scope) -> None:
+        for axis in filter(self._slid_whole, self.plan.row):
+            self._slid_row(axis, scope)
 
     def _grid(self, axes: Sequence[Axis], flat: str) -> None:
         axes = [a for a in axes if not self._alone(a)]
@@ -103,12 +114,19 @@ class Emitter(Strips):
             top.body.append(Let("strip", binary("//", name("pid"), programs)))
             top.body.append(Let("part", binary("%", name("pid"), programs)))
             part = name("part")
-            self._coordinates(plan.grid, name("strip"), top, 0)
-        else:
-            self._coordinates(plan.grid, part, top, 0)
+        begun = plan.step > 1
+        if begun:
+            item, over = self._share(part)
+            self._begin_alike()
+        self._coordinates(plan.grid, name("strip") if self._strips() else part, top, 0)
+        if begun:
+            self._slid_rows(top)
         self.body = Scope(1, top)
-        item, over = self._share(part)
+        if not begun:
+            item, over = self._share(part)
         self._coordinates(plan.walk, self._turn(item), self.body, 1)
+        if not begun:
+            self._slid_rows(self.body)
         self._phases()
         top.body.append(For(item, over, self.body.body))
         if plan.final:
@@ -125,8 +143,7 @@ class Emitter(Strips):
         """The loop variable and range of a program's share of the items."""
         plan = self.plan
         assert plan.items is not None and plan.programs is not None
-        both = isinstance(plan.items, int) and isinstance(plan.programs, int)
-        share = -(-plan.items // plan.programs) if both else sympy.ceiling(sympy.sympify(plan.items) / plan.programs)
+        share = self._share_of(plan.items, plan.programs)
         self._never_zero(a.size for a in (*plan.walk, *plan.grid, *plan.row))
         each = self.fixed("ITEMS", share)
         whole = (
@@ -135,13 +152,38 @@ class Emitter(Strips):
         if not isinstance(plan.items, int):
             self.guards[sympy.Lt(plan.items, 1 << 30)] = None
         self.share, self.total = share, whole
-        start, stop = binary("*", part, each), binary("*", binary("+", part, literal(1)), each)
         stages = {"num_stages": literal(plan.stages)} if plan.stages > 1 and not plan.chunked else {}
-        span = [start, call("tl.minimum", stop, whole)]
-        if plan.shared and self._strips():
+        span = self._span(part, each, whole)
+        if plan.step > 1 or (plan.shared and self._strips()):
             span = [self._let(self.top, n, e) for n, e in zip(("start", "stop"), span, strict=True)]
         self.span = [*span, whole]
-        return "item", call("tl.range", *span, **stages)
+        return "item", call("tl.range", *span, *self._stride(), **stages)
+
+    def _share_of(self, items: Size, programs: Size) -> Size:
+        """The most items that a program walks."""
+        step = self.plan.step
+        if isinstance(items, int) and isinstance(programs, int):
+            return -(-blocks(items, step) // (programs // step))
+        return sympy.ceiling(sympy.sympify(blocks(items, step)) / tidy(sympy.sympify(programs) / step))
+
+    def _span(self, part: Expr, each: Expr, whole: Expr) -> list[Expr]:
+        """Where a share begins and ends; programs beside each other walk every so many-th item of the same stretch."""
+        place, more = part, literal(0)
+        if self.plan.step > 1:
+            (step,) = self._stride()
+            place, more = binary("//", part, step), binary("%", part, step)
+            each = binary("*", each, step)
+        start, stop = binary("*", place, each), binary("*", binary("+", place, literal(1)), each)
+        return [self._plus(start, more), call("tl.minimum", stop, whole)]
+
+    def _stride(self) -> list[Expr]:
+        """From one item of a program to its next."""
+        return [literal(self.plan.step)] if self.plan.step > 1 else []
+
+    def _begin_alike(self) -> None:
+        """Until the walk, a program is at its first row: the others are as far from the boundary below them."""
+        (axis,) = self.plan.walk
+        self.coords[axis] = Coord(call("tl.cast", self.span[0], literal("tl.int64")), None, None, 0)
 
     def _phases(self) -> None:
         """Phase by phase: passes over a chunked row, then what is complete without its lanes."""

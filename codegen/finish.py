@@ -93,6 +93,7 @@ class Finishing(DirectSums):
             return
         for p in partials:
             self._store_partial(p)
+        self._straight()
         body, parent, left = self.top.body, self.top, list(partials)
         for level in self._levels(bool(everything)):
             scope = Scope(FINISH, parent)
@@ -165,12 +166,12 @@ class Finishing(DirectSums):
     def _slot_width(self, axis: Axis) -> int:
         """Lanes that a partial sum keeps in memory: a row held whole without its padding, in groups of 16 bytes."""
         held = axis in self.plan.row and not self.plan.chunked and isinstance(axis.size, int)
-        return min(self.plan.tile[axis], -(-axis.size // 4) * 4) if held else self.plan.tile[axis]
+        return min(self.plan.tile[axis], -(-axis.size // 4) * 4) if held else self.plan.own(axis)
 
     def _slot_mask(self, p: Partial) -> Expr | None:
         """The lanes that have a place in the slot."""
         masked = [a for a in p.kept if self._slot_width(a) < self.plan.tile[a]]
-        return total("&", self._masks(masked))
+        return total("&", self._masks(masked, summed=True))
 
     def _slot_keywords(self, p: Partial) -> dict[str, Expr | str]:
         if (mask := self._slot_mask(p)) is None:
@@ -190,13 +191,18 @@ class Finishing(DirectSums):
         stride = 1
         lanes: list[Expr] = []
         for a in reversed(p.kept):
-            lanes.insert(0, self._times(self.lane(a), stride, "slot"))
+            lanes.insert(0, self._times(self._slot_lane(a), stride, "slot"))
             stride *= self._slot_width(a)
         base = binary("*", call("tl.cast", slot, literal("tl.int64")), literal(stride))
         parts = [pointer] + ([] if slot.text == "0" else [base])
         result = self._sum([*parts, *lanes])
         assert result is not None
         return result
+
+    def _slot_lane(self, axis: Axis) -> Expr:
+        """The place of a lane in its slot: by column, wherever the row began."""
+        slid = self.plan.step > 1 and self.coords[axis].groups is not None
+        return binary("-", self.lane(axis), self._shift()) if slid else self.lane(axis)
 
     def _levels(self, everything: bool) -> list[Level]:
         """A tree of arrivals: FAN programs, the programs of a strip, the strips."""

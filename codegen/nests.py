@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from .axes import Axis, Index
-from .loops import Expr, For, Let, Scope, Statement, binary, call, literal, name
+from .axes import Axis, Index, Term
+from .loops import Expr, For, Let, Scope, Statement, binary, call, literal, name, unary
 from .values import FINISH, Coord, Groups, Values
 
 
@@ -87,9 +87,62 @@ class Nests(Values):
 
     def _slid_block(self, axis: Axis, place: Expr, scope: Scope) -> None:
         """A block of a row that begins at the boundary below it; where the row is has to be known."""
-        first = binary("*", call("tl.cast", place, literal("tl.int64")), self.block(axis))
+        first = binary("*", call("tl.cast", place, literal("tl.int64")), self.own(axis))
         begin = self._let(scope, f"first_{axis.name}", binary("-", first, self._shift()))
-        self._slid(axis, begin, scope)
+        (self._slid_strip if self.plan.step > 1 else self._slid)(axis, begin, scope)
+
+    def _slid_row(self, axis: Axis, scope: Scope) -> None:
+        """A row held whole, some lanes after the boundary."""
+        assert self.plan.slide is not None
+        lane, group, shift = self.lane(axis), literal(self.plan.slide.group), self._shift()
+        first = self._let(scope, f"first_{axis.name}", unary("-", call("tl.cast", shift, literal("tl.int64"))))
+        end = self._let(scope, "end", binary("+", self.size(axis.size), shift))
+        start = binary("*", binary("//", lane, group), group)
+        inside = binary("&", binary(">=", lane, shift), binary("<", lane, end))
+        whole = binary("&", binary(">=", start, shift), binary("<=", binary("+", start, group), end))
+        masks = [self._let(scope, wish, mask) for wish, mask in (("inside", inside), ("near", binary("<", start, end)))]
+        self.coords[axis] = Coord(first, lane, masks[0], scope.level, Groups(masks[1], whole))
+
+    def _slid_strip(self, axis: Axis, first: Expr, scope: Scope) -> None:
+        """A strip that begins at the boundary: the neighbours' lanes at its ends are read, one end's is written."""
+        assert self.plan.slide is not None
+        lane, group, n, shift = self.lane(axis), literal(self.plan.slide.group), self.size(axis.size), self._shift()
+        start, own = binary("*", binary("//", lane, group), group), self.own(axis)
+        narrow = call("tl.minimum", binary("-", n, first), self.block(axis))
+        left = self._let(scope, "left", call("tl.cast", narrow, literal("tl.int32")))
+        before = self._let(scope, "before", call("tl.where", binary("<", first, literal(0)), shift, literal(0)))
+        last = self._let(scope, "last", call("tl.minimum", left, own))
+        end = call("tl.minimum", left, binary("+", own, shift))
+        whole = binary("&", binary(">=", start, before), binary("<=", binary("+", start, group), last))
+        edge = binary("|", binary("<", first, literal(0)), binary(">", binary("+", first, own), n))
+        masks = {
+            "inside": binary("&", binary(">=", lane, before), binary("<", lane, left)),
+            "near": binary("<", start, left),
+            "mine": binary("&", binary(">=", lane, before), binary("<", lane, last)),
+            "summed": binary("&", binary(">=", lane, shift), binary("<", lane, end)),
+        }
+        inside, near, mine, summed = (self._let(scope, wish, mask) for wish, mask in masks.items())
+        self.coords[axis] = Coord(first, lane, inside, scope.level, Groups(near, whole, edge, mine, summed))
+
+    def _straight(self) -> None:
+        """After the walk, lanes are columns again: what the lanes before held is forgotten."""
+        if self.plan.step == 1 or self.plan.slide is None:
+            return
+        axis = self.plan.slide.axis
+        for known in [t for t in self.top.memo if isinstance(t, Term) and axis in t.axes]:
+            del self.top.memo[known]
+        if axis not in self.plan.grid:
+            self._resident(axis)
+            return
+        first = self._let(self.top, f"first_{axis.name}", self._strip_begin(axis))
+        end = call("tl.minimum", binary("-", self.size(axis.size), first), self.own(axis))
+        self.coords[axis] = Coord(
+            first, self.lane(axis), self._let(self.top, "inside", binary("<", self.lane(axis), end)), 0
+        )
+
+    def _strip_begin(self, axis: Axis) -> Expr:
+        """The first column of a strip."""
+        return binary("+", self.coords[axis].base or literal(0), self._shift())
 
     def _slid(self, axis: Axis, first: Expr, scope: Scope) -> None:
         """A chunk that begins at a boundary, some lanes before its row; masks by element and by group of 16 bytes."""

@@ -50,10 +50,11 @@ def last_to_arrive(counter, count):
     return last
 
 @triton.jit
-def rotated(item, start, stop, strip, strips):
+def rotated(item, start, stop, strip, strips, step: tl.constexpr = 1):
     """Another order of start .. stop for each strip: in a group of `strips` items, strip i begins with the i-th."""
-    first = item - (item - start) % strips
-    return tl.where(first + strips <= stop, first + (item - first + strip) % strips, item)
+    group = strips * step
+    first = item - (item - start) % group
+    return tl.where(first + group - step < stop, first + (item - first + strip * step) % group, item)
 
 @triton.jit
 def known(pointer):

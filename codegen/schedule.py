@@ -20,7 +20,7 @@ from ..ir import Value
 from ..ir.types import ITEMSIZE, LOW_FLOATS, Size, product
 from .alignment import Slide, slide_of
 from .axes import REDUCTIONS, SCANS, Axis, Cut, Program, Sink, Term, below
-from .kernel import Target
+from .kernel import Ref, Target
 from .sizes import Hints, blocks, number, power_of_two, tidy
 
 SHARED_ROW = 8192
@@ -31,6 +31,8 @@ THREADS = 1024
 """Of the largest program."""
 STRIP = 256
 """Columns of a strip whose sums over the rows are wanted: wide accesses, few bytes of partial sums."""
+PARTIALS = 0.0295
+"""Bytes of partial sums that a program may write, of those that it moves: fewer programs rather than more of them."""
 
 
 class Separate(Exception):
@@ -44,7 +46,9 @@ class Separate(Exception):
 class Budget:
     """What one program may hold, in elements: `held` in resident rows, `lanes` in a tile, `chunk` of a row.
 
-    Before its partial sums are worth their bytes, a program walks at least `turns` items and `walked` elements.
+    Before its partial sums are worth their bytes, a program walks at least `turns` items and `walked` elements, and so
+    many that the sums are at most the share `partials` of the bytes that it moves; but more than `long` of them only
+    where half of the units are busy. From `alone` lanes on, a row that begins at an odd place is worth its own tile.
     """
 
     held: int
@@ -54,14 +58,18 @@ class Budget:
     least_items: int
     turns: int
     walked: int
+    partials: float
+    long: int
+    alone: int
 
     @staticmethod
     def of(target: Target) -> Budget:
         if target.kind == "interpret":
             held = max(16, target.shared * 8)
-            return Budget(held, min(1 << 16, held), max(16, min(1 << 15, held // 2)), target.units, target.units, 1, 1)
+            chunk = max(16, min(1 << 15, held // 2))
+            return Budget(held, min(1 << 16, held), chunk, target.units, target.units, 1, 1, 1.0, 1, 128)
         lanes, chunk = (max(256, int(n * 2.0**target.leaning.lanes)) for n in (2048, 4096))
-        return Budget(48 << 10, lanes, chunk, target.units, target.units // 2, 4, 1 << 14)
+        return Budget(48 << 10, lanes, chunk, target.units, target.units // 2, 4, 1 << 14, PARTIALS, 12, 1024)
 
 
 @dataclass(frozen=True)
@@ -92,9 +100,16 @@ class Schedule:
     shared: bool = False
     slide: Slide | None = None
     whole: tuple[Axis, ...] = ()  # row axes that are in the tile from end to end, though the row is in chunks
+    step: int = 1  # items between those of one program: rows that begin alike, so that its lanes stay columns
 
     def blocks(self, axis: Axis) -> Size:
-        return blocks(self.reach(axis), self.tile.get(axis, 1))
+        return blocks(self.reach(axis), self.own(axis))
+
+    def own(self, axis: Axis) -> int:
+        """Columns of a block that nobody else sums; the lanes of the boundary below are the neighbour's, too."""
+        lanes = self.tile.get(axis, 1)
+        shared = self.slide is not None and axis is self.slide.axis and axis in self.grid and self.step > 1
+        return lanes - self.slide.group if shared and self.slide is not None else lanes
 
     def reach(self, axis: Axis) -> Size:
         """The size of an axis, with the neighbours that the boundary below it may bring in."""
@@ -124,6 +139,7 @@ class Scheduler:
         self.order = self._by_stride()
         self.online: dict[Term, Term] = {}
         self.direct: dict[Term, tuple[Axis, ...]] = {}
+        self.begin = slide_of(program, self.order[-1], self.size, hints) if self.order else None
 
     def nested_sums(self) -> dict[Term, Term]:
         """Sums whose program has a part of them anyway: {sum over rows and columns: sum over columns}."""
@@ -158,10 +174,11 @@ class Scheduler:
         tile = self._tile(rows, chunked, outer, walked if final else ())
         after = frozenset(t for t in self.program.terms if t in set(final) or self.under[t] & set(final))
         self._check_after(final, after, chunked, rows)
-        slide = self._slide(rows or tuple(order[-1:]), tile) if chunked or not (rows or final) else None
+        slide = self._slide(rows, chunked, tile, final, walked)
+        step = slide.group if slide is not None and self._columns_kept(final) else 1
         narrow = chunked and slide is None and self._odd()
         warps = self._warps(math.prod(tile.values()) * (4 if narrow else 1), bool(accumulators))
-        items, programs = self._persistent(walked, grid, tile, rows, chunked, warps, final)
+        items, programs = self._persistent(walked, grid, tile, rows, chunked, warps, final, step)
         if programs is None:
             walked, grid = (), tuple(outer)
         return Schedule(
@@ -169,7 +186,7 @@ class Scheduler:
             items, programs, warps, self._stages(tile, chunked), tuple(order),
             not self.shared and (chunked or self._hoisted(rows, tile, accumulators)), self.online,
             self.direct if chunked else {}, self.shared, slide,
-            self._whole(rows, tile) if chunked else (),
+            self._whole(rows, tile) if chunked else (), step,
         )  # fmt: skip
 
     # ------------------------------------------------------------------ roles
@@ -373,9 +390,12 @@ class Scheduler:
         vector, left = order[-1], self.budget.lanes
         if summed and not row:
             left //= 2
+        alone = self._row_alone(row, chunked, summed)
         if row and not chunked:
             tile = {a: power_of_two(self.size[a]) for a in row}
-            left = max(1, self.budget.lanes // math.prod(tile.values()))
+            left = 1 if alone else max(1, self._lanes_of_rows(outer, summed) // math.prod(tile.values()))
+        elif alone and not row:
+            tile[vector], left = min(power_of_two(self.size[vector]), left), 1
         elif row:
             left = self.budget.chunk if vector in row else min(256, self.budget.chunk // 16)
             if self.shared and self.target.kind != "interpret":
@@ -385,10 +405,16 @@ class Scheduler:
                 left //= tile[a]
             left = 1
         strip = STRIP if summed and not row and vector not in summed else left
-        across = sorted((a for a in reversed(order) if a in outer), key=lambda a: a not in summed)
+        across = sorted((a for a in reversed(order) if a in outer and a not in tile), key=lambda a: a not in summed)
         self._tile_outer(tile, vector, left, across, bool(row), strip)
         tile = {a: n for a, n in tile.items() if n > 1 or (a in row and not chunked)}
         return {a: tile[a] for a in order if a in tile}
+
+    def _lanes_of_rows(self, outer: Sequence[Axis], summed: Sequence[Axis]) -> int:
+        """Lanes for rows side by side: twice as many where few programs sum up few rows."""
+        lanes = self.budget.lanes
+        few = math.prod(self.size[a] for a in outer) * self._padded(self.row) < lanes * 4 * self.budget.units
+        return 2 * lanes if summed and few else lanes
 
     def _tile_outer(
         self, tile: dict[Axis, int], vector: Axis, left: int, outer: list[Axis], row: bool, strip: int
@@ -410,13 +436,40 @@ class Scheduler:
         """Accesses are narrow, and want more threads: addresses for every element are in registers."""
         return any(self.size[a] % 8 for a in self.order[-1:])
 
-    def _slide(self, row: tuple[Axis, ...], tile: dict[Axis, int]) -> Slide | None:
-        """Where chunks or blocks of a row begin at the boundary below it: lanes mean other columns in every row."""
-        if self.shared or self.direct or self.scans or list(row) != self.order[-1:] or not row or list(tile) != [*row]:
+    def _row_alone(self, row: Sequence[Axis], chunked: bool, summed: Sequence[Axis]) -> bool:
+        """Whether a tile is one odd row (or a strip of one), so that it may begin at the boundary below it."""
+        if self.begin is None or chunked:
+            return False
+        vector = self._vector()
+        if not row:
+            return self._begin_alike(summed) and vector not in summed and self.size[vector] >= self.budget.alone
+        lanes = power_of_two(self.size[vector])
+        return list(row) == [vector] and lanes >= max(self.budget.alone, self.size[vector] + self.begin.group - 1)
+
+    def _begin_alike(self, walked: Sequence[Axis]) -> bool:
+        """Whether every so many items a row begins at the same place between two boundaries."""
+        return self.begin is not None and len(walked) == 1 and walked[0] in dict(self.begin.terms)
+
+    def _columns_kept(self, final: Iterable[Term]) -> bool:
+        """Sums over rows, of every column its own."""
+        return any(self._vector() in r.axes for r in final)
+
+    def _slide(
+        self, row: tuple[Axis, ...], chunked: bool, tile: dict[Axis, int], final: list[Term], walked: Sequence[Axis]
+    ) -> Slide | None:
+        """Where rows, chunks or blocks of them begin at the boundary below: lanes mean other columns in every row."""
+        if (found := self.begin) is None or list(tile) != self.order[-1:] or list(row) not in ([], self.order[-1:]):
             return None
-        one_block = not self.row and isinstance(row[0].size, int) and row[0].size <= tile[row[0]]
-        found = slide_of(self.program, row[0], self.size, self.hints) if not one_block else None
-        return found if found is not None and tile[row[0]] % found.group == 0 else None
+        (vector, lanes), kept = *tile.items(), self._columns_kept(final)
+        if kept:
+            fits = self._begin_alike(walked)
+        elif row:
+            fits = not (chunked and (self.direct or self.scans))
+        else:
+            fits = not final and not (isinstance(vector.size, int) and vector.size <= lanes)
+        whole = row and not chunked
+        fits = fits and (not whole or self._row_alone(row, chunked, walked))
+        return found if fits and lanes % found.group == 0 and lanes > found.group else None
 
     def _whole(self, row: tuple[Axis, ...], tile: dict[Axis, int]) -> tuple[Axis, ...]:
         """The vector, where it fits: then the loop around it is the innermost, and its loads are in flight ahead."""
@@ -450,6 +503,7 @@ class Scheduler:
         chunked: bool,
         warps: int,
         final: list[Term],
+        step: int,
     ) -> tuple[Size | None, Size | None]:
         """(items to walk, programs that walk them), per strip of the grid."""
         if not final and not (chunked and walk and self._passes() > 1):
@@ -461,9 +515,34 @@ class Scheduler:
         if chunked:
             wanted = self._fitting_l2(row, tile, wanted)
         if any(r.axes & set(tile) for r in final):
-            turns = max(self.budget.turns, self.budget.walked // math.prod(tile.values()))
-            return items, tidy(_even(items, _least(_per_strip(wanted, strips), blocks(items, turns))))
+            each, most = blocks(items, step), _rounds(_per_strip(wanted, strips), step)
+            return items, tidy(step * _even(each, _least(most, self._worth(each, tile, walk, final))))
         return items, tidy(_least(_per_strip(wanted, strips), items))
+
+    def _worth(self, items: Size, tile: dict[Axis, int], walk: Sequence[Axis], final: list[Term]) -> Size:
+        """Programs whose partial sums weigh little; more of them rather than long walks on an idle device."""
+        turns = max(self.budget.turns, self.budget.walked // math.prod(tile.values()))
+        light = blocks(items, max(turns, self._light(tile, walk, final)))
+        quick = _least(blocks(items, max(turns, self.budget.long)), max(1, self.budget.units // 2))
+        return max(light, quick) if isinstance(light, int) and isinstance(quick, int) else sympy.Max(light, quick)
+
+    def _light(self, tile: dict[Axis, int], walk: Sequence[Axis], final: list[Term]) -> int:
+        """Items after which a program has moved so much that its partial sums weigh little."""
+        each = {(ref, axes): size for ref, axes, size in self._moved(final) if axes & set(walk)}
+        width = {a: min(n, self.size[a]) for a, n in tile.items()}
+        moved = sum(size * math.prod(width.get(a, 1) for a in axes) for (_, axes), size in each.items())
+        sums = sum(4 * math.prod(width[a] for a in r.axes if a in tile) for r in final)
+        return math.ceil(sums / (self.budget.partials * moved)) if moved else 1
+
+    def _moved(self, final: Iterable[Term]) -> Iterable[tuple[Ref, frozenset[Axis], int]]:
+        """What every item reads and writes: buffer, axes, bytes of an element."""
+        done = set(final)
+        for term in self.program.terms:
+            if term.op == "load":
+                yield term.param.ref, term.axes, ITEMSIZE[term.dtype]
+        for sink in self.program.sinks:
+            if not done & set(below(sink.terms)):
+                yield sink.ref, frozenset(sink.axes), ITEMSIZE[sink.dtype]
 
     def _passes(self) -> int:
         """How often a chunked row is read: once per phase in which something walks it."""
@@ -505,6 +584,13 @@ def _per_strip(wanted: Size, strips: Size) -> Size:
     if isinstance(wanted, int) and isinstance(strips, int):
         return max(1, -(-wanted // max(1, strips)))
     return sympy.ceiling(sympy.sympify(wanted) / (strips if strips != 0 else 1))
+
+
+def _rounds(programs: Size, step: int) -> Size:
+    """How often `step` programs fit, at least once."""
+    if step == 1:
+        return programs
+    return max(1, programs // step) if isinstance(programs, int) else sympy.Max(1, sympy.floor(programs / step))
 
 
 def _least(a: Size, b: Size) -> Size:

@@ -22,7 +22,8 @@ class Strips(Finishing):
         """The item to work on; where strips share rows, each begins with rows of its own."""
         if not (self.plan.shared and self._strips()):
             return name(item)
-        turn = call("rotated", name(item), *self.span[:2], name("strip"), self._strip_count())
+        step = {"step": literal(self.plan.step)} if self.plan.step > 1 else {}
+        turn = call("rotated", name(item), *self.span[:2], name("strip"), self._strip_count(), **step)
         return self._let(self.body, "turn", turn)
 
     def _once_for_all(self, inner: Sequence[Term], emitted: Sequence[Statement]) -> None:

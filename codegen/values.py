@@ -67,11 +67,16 @@ class Coord:
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Masks by groups of 16 bytes: what is read, what is written wide; and whether any lane here is at an edge."""
+    """Masks by groups of 16 bytes: what is read, what is written wide; and whether any lane here is at an edge.
+
+    Where neighbours share lanes, each writes and each sums only its own.
+    """
 
     near: Expr
     whole: Expr
-    edge: Expr
+    edge: Expr | None = None
+    written: Expr | None = None
+    summed: Expr | None = None
 
 
 class Values:
@@ -191,7 +196,13 @@ class Values:
         n = self.size(axis.size)
         if (beyond := self.plan.reach(axis)) != axis.size:
             n = binary("+", n, literal(tidy(beyond - axis.size)))
-        return call("tl.cdiv", n, self.block(axis)) if axis in self.plan.tile else n
+        return call("tl.cdiv", n, self.own(axis)) if axis in self.plan.tile else n
+
+    def own(self, axis: Axis) -> Expr:
+        """How far blocks are apart."""
+        if self.plan.own(axis) == self.plan.tile[axis]:
+            return self.block(axis)
+        return self.fixed(f"OWN_{self.letter[axis]}", self.plan.own(axis))
 
     # ------------------------------------------------------------------ lanes
     def lane(self, axis: Axis) -> Expr:
@@ -219,6 +230,7 @@ class Values:
     def _alone(self, axis: Axis) -> bool:
         """The axis is one block whatever the sizes: no coordinate."""
         alone = axis in self.plan.tile and isinstance(axis.size, int) and axis.size <= self.plan.tile[axis]
+        alone = alone and not (self.plan.slide is not None and axis is self.plan.slide.axis)
         if alone and axis not in self.coords:
             self._resident(axis)
         return alone
@@ -457,9 +469,10 @@ class Values:
         slide = self.plan.slide
         return self.coords[slide.axis].groups if slide is not None and slide.holds(place, plain) else None
 
-    def _masks(self, axes: Iterable[Axis]) -> list[Expr]:
-        own = set(axes)
-        return [c.mask for a in self.plan.order if a in own and (c := self.coords[a]).mask is not None]
+    def _masks(self, axes: Iterable[Axis], summed: bool = False) -> list[Expr]:
+        """The lanes that lie inside; `summed`: those that no other program sums or writes."""
+        here = [c for a in self.plan.order if a in set(axes) and (c := self.coords[a]).mask is not None]
+        return [c.groups.summed if summed and c.groups and c.groups.summed else c.mask for c in here if c.mask]
 
     def _load(self, term: Term, scope: Scope) -> Expr:
         access, indirect = term.param, len(term.param.indirect)
@@ -517,7 +530,7 @@ class Values:
         """What lanes outside along `axis` hold, where that is known."""
         if term.op == "const" and isinstance(term.param, (int, float)):
             return float(term.param)
-        if axis not in term.axes or term.dtype not in FLOATING:
+        if axis not in term.axes or term.dtype not in FLOATING or self._lent(axis):
             return None
         if term.op == "load":
             neighbours = self._groups(term.param.place, not term.args) is not None
@@ -533,12 +546,16 @@ class Values:
             return None
         return 0.0 if term.op in ("add", "sub", "mul", "abs", "max", "min", "sqrt") else None
 
+    def _lent(self, axis: Axis) -> bool:
+        """Some lanes inside are a neighbour's to sum."""
+        return (groups := self.coords[axis].groups) is not None and groups.summed is not None
+
     def _neutral(self, term: Term, value: Expr, scope: Scope) -> Expr:
         """The argument of a reduction with its lanes outside made neutral, where they may not be."""
         arg = term.args[0]
         neutral = lowest(term.op, arg.dtype)
         bad = [a for a in term.param if a in arg.axes and self.coords[a].mask and self.pad(arg, a) != neutral]
-        mask = total("&", self._masks(bad))
+        mask = total("&", self._masks(bad, summed=True))
         value = self._widened(arg, value)
         if mask is None:
             return value
@@ -663,7 +680,7 @@ class Values:
             pointer = binary("+", pointer, call("tl.zeros", self.shape(sink.axes), literal("tl.int32")))
         if sink.mode == "add" and self.lanes(sink.axes):
             value = self._broadcast(value, sink.axes)
-        masks = self._masks(sink.axes)
+        masks = self._masks(sink.axes, summed=True)
         lanes = frozenset().union(*(m.names for m in masks)) if masks else frozenset()
         comment = self._comment(sink)
         if sink.mode == "add" and sink.dtype in FLOATING:
@@ -671,7 +688,8 @@ class Values:
         if groups is None:
             scope.body.append(Store(pointer, value, total("&", masks), lanes, sink.mode == "add", comment))
         else:
-            self._store_groups(pointer, self._let(scope, "out", value), groups, masks[0], scope, comment)
+            inside = groups.written or masks[0]
+            self._store_groups(pointer, self._let(scope, "out", value), groups, inside, scope, comment)
 
     def _store_groups(
         self, pointer: Expr, value: Expr, groups: Groups, inside: Expr, scope: Scope, comment: str
@@ -681,7 +699,8 @@ class Values:
         scope.memo["whole"] = whole
         rest = binary("&", inside, unary("~", whole))
         scope.body.append(Store(pointer, value, whole, whole.names, False, comment))
-        scope.body.append(If(groups.edge, [Store(pointer, value, rest, inside.names)]))
+        edges = Store(pointer, value, rest, inside.names)
+        scope.body.append(If(groups.edge, [edges]) if groups.edge is not None else edges)
 
     def _stored(self, sink: Sink, scope: Scope) -> Expr:
         """The value in the dtype of the memory; the store itself rounds what is computed for it alone."""

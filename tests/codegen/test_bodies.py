@@ -86,7 +86,7 @@ def test_softmax_at_the_edges(device: str) -> None:
 
 
 @pytest.mark.parametrize("body", ["rms_backward", "layer_backward"])
-@pytest.mark.parametrize("sizes", [{M: 13, N: 64}, {M: 7, N: 130}, {M: 50, N: 37}], ids=str)
+@pytest.mark.parametrize("sizes", [{M: 13, N: 64}, {M: 7, N: 50}, {M: 20, N: 37}], ids=str)
 def test_strips_share_rows(body: str, sizes: dict[Any, int]) -> None:
     """One kernel for a row that does not fit; it makes no difference who finds out what is reduced along the row."""
     function, inputs = BODIES[body]
@@ -99,20 +99,32 @@ def test_strips_share_rows(body: str, sizes: dict[Any, int]) -> None:
     assert all(torch.equal(t, f) for t, f in zip(told, found, strict=True))
 
 
-@pytest.mark.parametrize("body", ["softmax", "softmax_backward", "layer_forward", "biased"])
-@pytest.mark.parametrize("begin", [0, 1, 4])
-def test_rows_that_begin_anywhere(body: str, begin: int) -> None:
-    """Chunks begin at the boundary below a row: its neighbours are read too, and count for nothing, not even NaN."""
-    function, inputs = {**BODIES, "biased": (lambda x, b: (x + b).tanh(), {"x": ROWS, "b": WEIGHT})}[body]
-    sizes, graph = BoundSizes({M: 7, N: 37}), graph_of(function, **inputs)
+POINTWISE = (lambda x, b: (x + b).tanh(), {"x": ROWS, "b": WEIGHT})
+SUMS = ("rms_backward", "layer_backward", "gelu_backward", "dyt_backward")
+ROOMS = {"chunked": (SMALL, 37), "whole": (INTERPRET, 137), "strips": (replace(INTERPRET, units=20, shared=64), 300)}
+ANYWHERE = {
+    "chunked": ("softmax", "softmax_backward", "layer_forward", "biased", "rms_backward"),
+    "whole": ("softmax", "softmax_backward", "layer_forward", *SUMS),
+    "strips": SUMS,
+}
+
+
+@pytest.mark.parametrize(("room", "body"), [(room, body) for room, bodies in ANYWHERE.items() for body in bodies])
+@pytest.mark.parametrize("begin", [0, 3])
+def test_rows_that_begin_anywhere(room: str, body: str, begin: int) -> None:
+    """Tiles begin at the boundary below a row: its neighbours are read too, and count for nothing, not even NaN."""
+    function, inputs = {**BODIES, "biased": POINTWISE}[body]
+    target, columns = ROOMS[room]
+    sizes, graph = BoundSizes({M: 13, N: columns}), graph_of(function, **inputs)
     values = inputs_of(graph, sizes)
     for place, value in enumerate(values):
         if value.dim() == 2 and value.dtype == torch.bfloat16:
-            value[::2] = float("nan") if place == 0 else float("inf")
-            memory = torch.zeros(begin + value.numel(), dtype=value.dtype)
-            values[place] = memory[begin:].view(value.shape).copy_(value)
+            if body not in SUMS:
+                value[::2] = float("nan") if place == 0 else float("inf")
+            memory = torch.full([begin + value.numel() + 16], float("nan"), dtype=value.dtype)
+            values[place] = memory[begin : begin + value.numel()].view(value.shape).copy_(value)
     plan = KernelPlan(graph, "body", "interpret", torch.device("cpu"))
-    plan.target = SMALL
+    plan.target = target
     for mine, theirs in zip(plan(values, sizes), reference.run(graph, values, sizes), strict=True):
         close(mine, theirs, 12)
     (runner,) = plan.runners.values()
