@@ -4,6 +4,7 @@
 # make tests FUSEGRAD_TESTS=all    every case of the long tables, of which `make test` takes a sample
 # make bench          launches, bytes, registers, host time, first calls: what needs no GPU; writes docs/benchmarks.md
 # make bench-gpu      times every case on a GPU, nine minutes at a time
+# make docs           the documentation as a site in build/site, which needs no network to be read
 # make conformance    write docs/conformance.md: torch's own Functions by eager, fusegrad and torch.compile
 #
 #   PYTHON=python3.12         another interpreter (>= 3.11)
@@ -25,7 +26,7 @@ PINS := $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
 STAMP := $(VENV)/.fusegrad-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint types tests compose conformance bench bench-gpu clean
+.PHONY: help install demo test lint types tests compose conformance bench bench-gpu docs clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -61,6 +62,11 @@ compose: $(STAMP)
 
 conformance: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/conformance/run.py
+
+# Pages and pictures are made by docs/site/build.py; a broken link fails.
+docs: $(STAMP)
+	$(PIP) $(PINS) -e '.[docs]'
+	OMP_NUM_THREADS=1 $(BIN)/python docs/site/build.py
 
 # Beside the tests' requirements only what draws the picture.
 bench: $(STAMP)

@@ -1,0 +1,393 @@
+"""Pages that are read out of the package: command line, API, settings, errors by code, examples."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+import inspect
+import pkgutil
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fusegrad
+from fusegrad.__main__ import COMMANDS, parser
+from fusegrad.ir.codes import CODES, Code
+from fusegrad.ir.errors import FusegradError
+from fusegrad.runtime import cache, config, memory
+from fusegrad.runtime.checking.trial import Report
+from fusegrad.runtime.explain import DirectionReport, Explanation, KernelReport
+from fusegrad.runtime.function import Record
+from fusegrad.runtime.profiling.profile import Measured, Profile
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def text(body: str, language: str = "text") -> str:
+    return f"```{language}\n{body.rstrip()}\n```\n"
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines) + "\n"
+
+
+def prose(words: str) -> str:
+    """Text that is no Markdown: `code` stays code, everything else is shown as it is written."""
+    parts = re.split(r"(`[^`\n]*`)", words)
+    return "".join(p if p.startswith("`") else re.sub(r"([*_<>\[\]])", r"\\\1", p) for p in parts)
+
+
+# ------------------------------------------------------------------ command line
+COMMANDS_TOP = """# Command line
+
+`fusegrad COMMAND` and `python -m fusegrad COMMAND` are the same. Commands that look at a Function take `module:Class`
+or `file.py:Class`, compiled or not, and its arguments: tensors as `"f32[64,128]"`, anything else as a Python literal.
+
+    fusegrad explain examples/rms_norm.py:RMSNorm --args "bf16[8192,4096]" "bf16[4096]" 1e-6
+
+Exit codes: 0 as asked for, 1 a mistake in what was asked, 2 compiled and eager differ, 3 a mistake of fusegrad, for
+which a file is written that shows it again. `NO_COLOR` and a pipe make the output plain.
+"""
+
+
+def commands_page() -> str:
+    _, parsers = parser()
+    return "\n".join([COMMANDS_TOP, *(f"## {name}\n\n{command(name, parsers[name])}" for name in COMMANDS)])
+
+
+def command(name: str, own: argparse.ArgumentParser) -> str:
+    places = [f"[{shown(a)} ...]" if a.nargs == "*" else shown(a) for a in own._actions if not a.option_strings]
+    words = [f"{sentence(own.description or '')}\n", text(" ".join(["fusegrad", name, *places, "[options]"]))]
+    rows = [[f"`{shown(a)}`", prose(argument_help(a))] for a in own._actions if not isinstance(a, argparse._HelpAction)]
+    return "\n".join([*words, table(["argument", ""], rows), prose(own.epilog or "")])
+
+
+def argument_help(action: argparse.Action) -> str:
+    choices = f" One of {', '.join(map(str, action.choices))}." if action.choices else ""
+    return f"{sentence((action.help or '').replace('%%', '%'))}{choices}"
+
+
+def shown(action: argparse.Action) -> str:
+    if not action.option_strings:
+        return str(action.metavar or action.dest)
+    value = "" if action.nargs == 0 else f" {action.metavar or action.dest.upper()}"
+    return f"{', '.join(action.option_strings)}{value}"
+
+
+def sentence(words: str) -> str:
+    """The first word with a capital, if it is a word; a full stop behind the last."""
+    first, _, rest = words.partition(" ")
+    begun = f"{first.capitalize() if first.islower() and first.rstrip(',:').isalpha() else first} {rest}".rstrip()
+    return begun if not words or words.endswith(".") else f"{begun}."
+
+
+# ------------------------------------------------------------------ API
+RESULTS: dict[str, tuple[type, ...]] = {
+    "explain": (Explanation, DirectionReport, KernelReport, Record), "check": (Report,), "profile": (Profile, Measured),
+}  # fmt: skip
+"""What a function returns, and of what that is made: documented under it."""
+OF_CONFIG = ("patch", "settings", "recycle_memory")
+"""What of the module is meant for users."""
+
+
+def api_page() -> str:
+    parts = ["# API", "Everything public is in `fusegrad`; what is not on this page may change.\n"]
+    for name in sorted(fusegrad.__all__, key=lambda name: KINDS.index(kind(getattr(fusegrad, name)))):
+        parts += documented(name, getattr(fusegrad, name))
+        parts += [part for result in RESULTS.get(name, ()) for part in class_parts(result, "###")]
+    return "\n".join(parts)
+
+
+KINDS = ("function", "module", "class")
+
+
+def kind(found: Any) -> str:
+    return "class" if isinstance(found, type) else "module" if inspect.ismodule(found) else "function"
+
+
+def documented(name: str, found: Any) -> list[str]:
+    if inspect.ismodule(found):
+        members = [(n, o) for n, o in vars(found).items() if public(found, n, o)]
+        return [f"## fusegrad.{name}\n", prose(inspect.getdoc(found) or ""), "",
+                *(part for n, o in members for part in function_parts(f"fusegrad.{name}.{n}", o, "###"))]  # fmt: skip
+    return class_parts(found, "##") if isinstance(found, type) else function_parts(f"fusegrad.{name}", found, "##")
+
+
+def public(module: Any, name: str, found: Any) -> bool:
+    own = getattr(found, "__module__", None) == module.__name__ and (module is not config or name in OF_CONFIG)
+    return own and inspect.isfunction(found) and not name.startswith("_") and bool(inspect.getdoc(found))
+
+
+def function_parts(name: str, found: Callable[..., Any], level: str) -> list[str]:
+    return [f"{level} {name}\n", text(f"{name}{signature(found)}"), documentation(found), ""]
+
+
+def class_parts(found: type, level: str) -> list[str]:
+    bases = ", ".join(b.__name__ for b in found.__bases__ if b is not object)
+    parts = [f"{level} {found.__name__}\n", f"Derived from {bases}.\n" if bases else "", documentation(found), ""]
+    if dataclasses.is_dataclass(found):
+        fields = [f for f in dataclasses.fields(found) if not f.name.startswith("_")]
+        parts.append(table(["field", "type"], [[f"`{f.name}`", f"`{annotation(f.type)}`"] for f in fields]))
+    rows = [[f"`{name}`", prose(" ".join((inspect.getdoc(o) or "").split()))] for name, o in methods(found)]
+    return [*parts, table(["member", ""], rows)] if rows else parts
+
+
+def methods(found: type) -> Iterator[tuple[str, Any]]:
+    """Own public methods with their parameters, and properties."""
+    for name, member in vars(found).items():
+        if name.startswith("_") or not inspect.getdoc(member):
+            continue
+        if isinstance(member, property):
+            yield name, member
+        elif inspect.isfunction(member):
+            yield f"{name}{signature(member, bound=True)}", member
+
+
+def signature(found: Any, bound: bool = False) -> str:
+    """(a: Tensor, b: float = 1.0) -> Tensor, one parameter a line where it is long."""
+    try:
+        own = inspect.signature(found)
+    except (TypeError, ValueError):
+        return "(...)"
+    parameters = [p for p in own.parameters.values() if not (bound and p.name == "self")]
+    bare = annotation(str(own.replace(parameters=[p.replace(default=p.empty) for p in parameters])))
+    given = annotated(parameters)
+    back = bare.rpartition(" -> ")[2]
+    line = f"({', '.join(given)}) -> {back}"
+    return line if len(line) < 90 else "(\n" + "".join(f"    {p},\n" for p in given) + f") -> {back}"
+
+
+def annotated(parameters: list[inspect.Parameter]) -> list[str]:
+    """Each as it is written in the source, with the bare `/` and `*` where they stand."""
+    words, starred = [], False
+    for at, p in enumerate(parameters):
+        stars = {p.VAR_POSITIONAL: "*", p.VAR_KEYWORD: "**"}.get(p.kind, "")
+        if p.kind is p.KEYWORD_ONLY and not starred:
+            words.append("*")
+        starred = starred or p.kind in (p.KEYWORD_ONLY, p.VAR_POSITIONAL)
+        said = "" if p.annotation is p.empty else f": {annotation(p.annotation)}"
+        words.append(f"{stars}{p.name}{said}" + ("" if p.default is p.empty else f" = {p.default!r}"))
+        if p.kind is p.POSITIONAL_ONLY and (at + 1 == len(parameters) or parameters[at + 1].kind is not p.kind):
+            words.append("/")
+    return words
+
+
+def annotation(words: Any) -> str:
+    """'Tensor | None' without quotes, and without the modules before names."""
+    return re.sub(r"\b(?:[a-z_]+\.)+(?=[A-Z])", "", str(words)).replace("'", "").replace("builtins.", "")
+
+
+def documentation(found: Any) -> str:
+    paragraphs = (inspect.getdoc(found) or "").split("\n\n")
+    return "\n\n".join(prose(p) for p in paragraphs) + "\n"
+
+
+# ------------------------------------------------------------------ settings
+VARIABLES = {
+    "FUSEGRAD_BACKEND": ("a backend's name", "Of every compiled class, ahead of what `compile` was asked for."),
+    "FUSEGRAD_WARN": ("`0`", "No warning where a method runs as written; `explain` still says it."),
+    "FUSEGRAD_DEBUG": ("`1`", "Verify every graph after every step. Slow."),
+    "FUSEGRAD_TUNE": ("`1`", "On a GPU, time a few versions of each kernel and keep the fastest."),
+    "FUSEGRAD_CACHE_DIR": ("a folder", "Where compiled kernels are kept, instead of `~/.cache/fusegrad`."),
+    "FUSEGRAD_RECYCLE_MEMORY": ("`1`", "Keep freed large blocks of CPU memory for the next ones (glibc)."),
+    "FUSEGRAD_LOGS": ("names, or `help`", "What is written to the log, in the manner of `TORCH_LOGS`."),
+    "FUSEGRAD_TESTS": ("`all`", "The test-suite takes every case of its long tables, not a sample."),
+}
+"""By name, what they are set to and what they do. Those that no source reads are left out; a test wants the others."""
+
+
+def variables_read() -> set[str]:
+    """The variables that the package and its tests read, by the text of their sources."""
+    folders = ("ir", "tracer", "codegen", "runtime", "tests")
+    sources = [p for folder in folders for p in ROOT.joinpath(folder).rglob("*.py") if "golden" not in p.parts]
+    return {name for p in sources for name in re.findall(r"\"(FUSEGRAD_[A-Z_]+)\"", p.read_text(encoding="utf-8"))}
+
+
+SETTINGS_TOP = """`with fusegrad.config.patch(backend="interpret"): ...` changes settings for a block of code, in this
+thread or task. It goes before the environment, which goes before the options of `compile`.
+"""
+
+
+def settings_page() -> str:
+    settings = dataclasses.fields(config.Settings)
+    fields = [[f"`{f.name}`", f"`{annotation(f.type)}`", f"`{f.default!r}`"] for f in settings]
+    variables = [[f"`{n}`", value, prose(what)] for n, (value, what) in VARIABLES.items() if n in variables_read()]
+    compile_page = inspect.signature(fusegrad.compile).parameters.values()
+    options = [[f"`{p.name}`", f"`{p.default!r}`"] for p in compile_page if p.kind is p.KEYWORD_ONLY]
+    return "\n".join([
+        "# Settings and environment variables\n", SETTINGS_TOP,
+        "## Settings\n", table(["setting", "type", "default"], fields), documentation(config.Settings),
+        "## Environment variables\n", table(["variable", "set to", ""], variables),
+        "## Options of compile\n", table(["option", "default"], options),
+        "What they mean: [compile](api.md#fusegradcompile).\n",
+        "## Backends\n", f"{', '.join(f'`{b}`' for b in config.BACKENDS)}: [what they run](quickstart.md#backends).\n",
+        "## The cache\n", prose(inspect.getdoc(cache.default_root) or "") + "\n",
+        "`fusegrad cache dir` says where it is, `fusegrad cache clear` empties it.\n",
+        "## Memory on CPU\n", prose(inspect.getdoc(memory) or "") + "\n",
+    ])  # fmt: skip
+
+
+# ------------------------------------------------------------------ errors
+SERIES = {
+    "FG0": ("Why a method, or a part of it, is not compiled", "The method runs as you wrote it: slower, never wrong."),
+    "FG1": ("Compiled, with a launch more", "The reasons that `explain` gives for a cut between two kernels."),
+    "FG2": ("Errors", "Exception classes, derived from `fusegrad.FusegradError`, which is a `RuntimeError`."),
+    "FG9": ("Mistakes of fusegrad", "None of these should ever reach you."),
+}
+FACTS: dict[str, Any] = {
+    "function": "RMSNorm", "method": "backward", "where": "model.py:12", "reason": "it calls `print`", "names": "scale",
+    "detail": "it is neither a Function class nor a function", "what": "is_traceable must be exactly a bool, not int",
+    "fix": "pass the class or the function itself", "backend": "triton", "spec": "bf16(8)", "target": "cuda:42",
+    "known": "cuda:80, cuda:90, cuda:100", "device": "tpu", "value": "sideways", "why": "`clamp` is not linear",
+    "expected": 2, "got": 1, "argument": "x", "path": "gradient[0]['w']", "model": "the output", "format": "png",
+    "mode": "backward", "case": "f32[64,128]", "difference": "gradient 0 differs by 3 ulp",
+    "reproducer": "import torch ...",
+    "folder": "/usr/lib/python3.11", "prim": "clamp", "node": "%3", "line": 3, "text": "%3 = clamp",
+    "kernel": "RMSNorm_forward", "program": 7, "callee": "step", "graph": "Clip_backward", "inputs": "grad_output",
+    "refusal": "`clamp` is not linear", "transform": "batch", "op": "aten.unique",
+}
+"""What stands in the place of a call's own facts in the examples of messages."""
+OWN_FACTS: dict[str, dict[str, Any]] = {
+    "ConfigError": {"detail": "there is no backend 'cuda'", "fix": f"use one of {', '.join(config.BACKENDS)}"},
+    "DeclarationError": {"fix": "write True or False; leave it out to have every method tried"},
+    "UnsupportedBackendError": {"what": "RMSNorm_forward", "reason": "it needs a GPU", "fix": "use backend='auto'."},
+    "NoRuleError": {"why": "gives other shapes for other data"},
+    "KeywordOnlyError": {"fix": "take the `*` out of its parameters, so that they can be given by position."},
+    "TreeError": {"got": "a tensor", "expected": "a tuple", "what": "gradients"},
+    "CheckArgumentError": {"detail": "there is no transform 'vmp'", "fix": "use some of forward, backward, vjp"},
+    "ProfileArgumentError": {"detail": "there is no baseline 'jax'", "fix": "use some of eager, torch.compile"},
+    "ExportFormatError": {"path": "graph.png", "format": None, "reason": "there is no format 'png'",
+                          "known": "py, json, graphml, dot, svg, html"},
+    "ExportError": {"reason": "its argument scale is a Decimal", "fix": "give numbers, strings, dtypes or None."},
+    "DeriveJvpError": {"fix": "use one of them"},
+    "NonLinearJvp": {"why": "`mul` multiplies two values that depend on the tangents"},
+    "TargetError": {"target": "rms_norm.py:RMSnorm", "reason": "the module rms_norm has no 'RMSnorm'",
+                    "fix": "did you mean RMSNorm?"},
+}  # fmt: skip
+
+
+def error_classes() -> list[type[FusegradError]]:
+    """Every error class of the package."""
+    for module in pkgutil.walk_packages([str(ROOT / "ir"), str(ROOT / "tracer"), str(ROOT / "runtime")]):
+        room = Path(module.module_finder.path).relative_to(ROOT).as_posix().replace("/", ".")
+        if "worker" not in module.name:
+            importlib.import_module(f"fusegrad.{room}.{module.name}")
+    found, todo = {FusegradError}, [FusegradError]
+    while todo:
+        fresh = [c for c in todo.pop().__subclasses__() if c.__module__.startswith("fusegrad.")]
+        todo += [c for c in fresh if c not in found]
+        found |= set(fresh)
+    return sorted(found - {FusegradError}, key=lambda c: c.__name__)
+
+
+def example_message(error: type[FusegradError]) -> str:
+    """The message of a class, with facts such as a call would give."""
+    fields = re.findall(r"{(\w+)", error.message)
+    facts = {**FACTS, **OWN_FACTS.get(error.__name__, {})}
+    return error.message.format(**{name: facts.get(name, f"<{name}>") for name in fields})
+
+
+def troubleshooting_page() -> str:
+    classes = {c.__name__: c for c in error_classes()}
+    parts = [TROUBLE_TOP]
+    for prefix, (title, words) in SERIES.items():
+        rows = [code for code in CODES if code.code.startswith(prefix)]
+        parts += [f"## {title}\n", f"{words}\n", *(part for code in rows for part in code_parts(code, classes))]
+    return "\n".join(parts)
+
+
+def code_parts(code: Code, classes: dict[str, type[FusegradError]]) -> list[str]:
+    parts = [f"### {code.code}\n", text(code.says)]
+    parts += [f"**Means.** {prose(code.meaning)}\n", f"**Do.** {prose(code.fix)}\n"]
+    errors = [classes[name] for name in code.words if name in classes]
+    for error in errors if code.code < "FG9" else []:
+        parts += [f"`{error.__name__}`: {prose(' '.join((inspect.getdoc(error) or '').split()))}\n",
+                  text(example_message(error))]  # fmt: skip
+    if code.code >= "FG9":
+        parts.append(f"Classes: {', '.join(f'`{e.__name__}`' for e in errors)}.\n")
+    return parts
+
+
+TROUBLE_TOP = """# Troubleshooting
+
+Every reason and every error has a code. `fusegrad explain module:Class --args ...` prints it beside the method; a
+warning and an error say the same in words. This page is generated from the table of the codes (`ir/codes.py`).
+
+- A method is slow, or a warning says that it runs as written: find its reason below, or ask `explain`.
+- Results differ from eager: run [`fusegrad.check`](checking.md) on the class; it writes a script that shows the first
+  difference. A way around is `is_traceable = False` on the class, or `fusegrad.config.patch(backend="reference")`.
+- Nothing works on this machine: `fusegrad doctor` tries each backend and says what to install.
+"""
+
+
+# ------------------------------------------------------------------ examples
+IN_A_FILE = 'python title="in a file"'
+
+
+def examples_page() -> str:
+    readme = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
+    names = [p.name for p in sorted((ROOT / "examples").glob("*.py"))]
+    for name in names:
+        readme = readme.replace(f"`{name}`", f"[`{name}`](#{name.replace('.', '')})")
+    sources = [(name, (ROOT / "examples" / name).read_text(encoding="utf-8")) for name in names]
+    shown = [f'### {name}\n\n{text(source, IN_A_FILE)}' for name, source in sources]
+    return "\n".join([readme, "## Sources\n", *shown])
+
+
+# ------------------------------------------------------------------ measured tables
+SHOWN = ("case", "launches", "Inductor", "bytes / minimal", "Inductor", "GB moved", "Inductor", "registers")
+"""Columns of the table of cases, in their order there; `Inductor` stands behind what it is compared with."""
+
+PERFORMANCE_TOP = """# Performance
+
+Nothing on this page was timed on a GPU: launches, bytes and registers are counted from the kernels that are generated
+and compiled for one. Host times are a CPU's. The whole tables, and what every column means:
+[Measured without a GPU](benchmarks.md); `make bench` writes them, `make bench-gpu` times on a GPU.
+"""
+HOST = """What a call costs beside its kernels, against a Function that does nothing."""
+CASES = """One size of each Function: forward and backward (launches: forward + backward). *Inductor* is what the
+compiler of torch.compile makes of the same forward and backward. Bytes are over the least possible, which is every
+input read once and every output written once. Registers are those of sm_90."""
+
+
+def performance_page() -> str:
+    measured = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    machine = next(line for line in measured.splitlines() if line.startswith("Written by"))
+    return "\n".join([
+        PERFORMANCE_TOP, f"{machine}\n", "![bytes, launches, host time and first calls](pictures/cpu.svg)\n",
+        "## Goals\n", "What was aimed at, and where it is missed.\n", tabled(measured, "goal"),
+        "## Host time\n", f"{HOST}\n", tabled(measured, "microseconds per call"),
+        "## Kernels\n", f"{CASES}\n", cases(measured),
+    ])  # fmt: skip
+
+
+def tabled(page: str, first: str) -> str:
+    """The table of a page whose first column has this head."""
+    lines = page.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith(f"| {first} |"))
+    end = next(i for i in range(start, len(lines) + 1) if i == len(lines) or not lines[i].startswith("|"))
+    return "\n".join(lines[start:end]) + "\n"
+
+
+def cases(page: str) -> str:
+    """A row for each Function: at 8192 x 8192 where there is one, else its first."""
+    head, _, *rows = [[c.strip() for c in line.strip("|").split("|")] for line in tabled(page, "case").splitlines()]
+    columns, at = [], 0
+    for name in SHOWN:
+        at = head.index(name, at)
+        columns.append(at)
+    chosen: dict[str, list[str]] = {}
+    for row in rows:
+        function = row[0].partition("[")[0]
+        if function not in chosen or "[8192,8192]" in row[0]:
+            chosen[function] = row
+    return table([head[i] for i in columns], [[row[i] for i in columns] for row in chosen.values()])
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "commands.md": commands_page, "api.md": api_page, "settings.md": settings_page,
+    "troubleshooting.md": troubleshooting_page, "examples.md": examples_page, "performance.md": performance_page,
+}  # fmt: skip
