@@ -63,10 +63,10 @@ compose: $(STAMP)
 conformance: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/conformance/run.py
 
-# Pages and pictures are made by docs/site/build.py; a broken link fails.
+# Pages and pictures are made by docs/site/make_site.py; a broken link fails.
 docs: $(STAMP)
 	$(PIP) $(PINS) -e '.[docs]'
-	OMP_NUM_THREADS=1 $(BIN)/python docs/site/build.py
+	OMP_NUM_THREADS=1 $(BIN)/python docs/site/make_site.py
 
 # Beside the tests' requirements only what draws the picture.
 bench: $(STAMP)

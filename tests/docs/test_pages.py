@@ -24,7 +24,7 @@ from fusegrad.runtime.exporting.export import FORMATS
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "docs" / "site"))
-import build  # noqa: E402
+import make_site  # noqa: E402
 import pictures  # noqa: E402
 import reference  # noqa: E402
 
@@ -36,7 +36,7 @@ NOT_RUN = ("needs a GPU", "not run", "in a file")
 
 @functools.cache
 def pages() -> dict[str, str]:
-    return build.pages()
+    return make_site.pages()
 
 
 # ------------------------------------------------------------------ links
@@ -70,7 +70,7 @@ def test_every_page_of_the_navigation_exists() -> None:
 
 @pytest.mark.parametrize("name", [page for _, page in NAVIGATION])
 def test_links_and_anchors_of_the_site(name: str) -> None:
-    files = drawn_files() | set(build.COPIED)
+    files = drawn_files() | set(make_site.COPIED)
     for target in links(pages()[name]):
         path, _, anchor = target.partition("#")
         assert not path or path in pages() or path in files, f"{name}: {target}"
@@ -122,9 +122,9 @@ def test_every_format_of_export_is_described() -> None:
 
 
 def test_a_page_that_asks_for_something_from_elsewhere_is_found() -> None:
-    assert build.requests('<script src="https://cdn.example/x.js"></script>')
-    assert build.requests('<link rel=stylesheet href="//fonts.example">')
-    assert not build.requests('<a href="https://pytorch.org">torch</a><img src="pictures/a.svg">')
+    assert make_site.requests('<script src="https://cdn.example/x.js"></script>')
+    assert make_site.requests('<link rel=stylesheet href="//fonts.example">')
+    assert not make_site.requests('<a href="https://pytorch.org">torch</a><img src="pictures/a.svg">')
 
 
 def test_long_names_are_no_markdown() -> None:
