@@ -17,7 +17,7 @@ from fusegrad.ir.codes import CODES, code_of
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PACKAGES: list[str] = PROJECT["tool"]["setuptools"]["packages"]
-NOT_PACKAGED = {"tests", "examples", "benchmarks", "build", "dist"}
+NOT_PACKAGED = {"tests", "examples", "benchmarks", "docs", "build", "dist"}
 
 # room -> the rooms that it may import, and the libraries that it may import besides Python's own
 ROOMS = {
