@@ -263,6 +263,7 @@ OWN_FACTS: dict[str, dict[str, Any]] = {
                           "known": "py, json, graphml, dot, svg, html"},
     "ExportError": {"reason": "its argument scale is a Decimal", "fix": "give numbers, strings, dtypes or None."},
     "DeriveJvpError": {"fix": "use one of them"},
+    "LogsError": {"asked": "FUSEGRAD_LOGS=fuson", "name": "fuson", "fix": "did you mean fusion?"},
     "NonLinearJvp": {"why": "`mul` multiplies two values that depend on the tangents"},
     "TargetError": {"target": "rms_norm.py:RMSnorm", "reason": "the module rms_norm has no 'RMSnorm'",
                     "fix": "did you mean RMSNorm?"},
@@ -287,7 +288,7 @@ def example_message(error: type[FusegradError]) -> str:
     """The message of a class, with facts such as a call would give."""
     fields = re.findall(r"{(\w+)", error.message)
     facts = {**FACTS, **OWN_FACTS.get(error.__name__, {})}
-    return error.message.format(**{name: facts.get(name, f"<{name}>") for name in fields})
+    return error.message.format(**{name: facts.get(name, name) for name in fields})
 
 
 def troubleshooting_page() -> str:
