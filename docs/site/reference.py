@@ -16,7 +16,7 @@ import fusegrad
 from fusegrad.__main__ import COMMANDS, parser
 from fusegrad.ir.codes import CODES, Code
 from fusegrad.ir.errors import FusegradError
-from fusegrad.runtime import cache, config, memory
+from fusegrad.runtime import cache, config, logs, memory
 from fusegrad.runtime.checking.trial import Report
 from fusegrad.runtime.explain import DirectionReport, Explanation, KernelReport
 from fusegrad.runtime.function import Record
@@ -89,8 +89,8 @@ RESULTS: dict[str, tuple[type, ...]] = {
     "explain": (Explanation, DirectionReport, KernelReport, Record), "check": (Report,), "profile": (Profile, Measured),
 }  # fmt: skip
 """What a function returns, and of what that is made: documented under it."""
-OF_CONFIG = ("patch", "settings", "recycle_memory")
-"""What of the module is meant for users."""
+NOT_OF_CONFIG = ("backend_name", "valid_backend", "warns", "in_force")
+"""What of the module is for the package itself."""
 
 
 def api_page() -> str:
@@ -117,7 +117,7 @@ def documented(name: str, found: Any) -> list[str]:
 
 
 def public(module: Any, name: str, found: Any) -> bool:
-    own = getattr(found, "__module__", None) == module.__name__ and (module is not config or name in OF_CONFIG)
+    own = getattr(found, "__module__", None) == module.__name__ and name not in NOT_OF_CONFIG
     return own and inspect.isfunction(found) and not name.startswith("_") and bool(inspect.getdoc(found))
 
 
@@ -206,6 +206,9 @@ def variables_read() -> set[str]:
     return {name for p in sources for name in re.findall(r"\"(FUSEGRAD_[A-Z_]+)\"", p.read_text(encoding="utf-8"))}
 
 
+LOGS_TOP = """`FUSEGRAD_LOGS="trace,+codegen,-guards"` and `fusegrad.config.logs("trace,+codegen")` tell on stderr what
+the compiler does, through Python's own loggers `fusegrad.trace` and so on. `+` is with every detail, `-` turns one off.
+"""
 SETTINGS_TOP = """`with fusegrad.config.patch(backend="interpret"): ...` changes settings for a block of code, in this
 thread or task. It goes before the environment, which goes before the options of `compile`.
 """
@@ -224,6 +227,7 @@ def settings_page() -> str:
         "## Options of compile\n", table(["option", "default"], options),
         "What they mean: [compile](api.md#fusegradcompile).\n",
         "## Backends\n", f"{', '.join(f'`{b}`' for b in config.BACKENDS)}: [what they run](quickstart.md#backends).\n",
+        "## Logs\n", LOGS_TOP, table(["name", "tells"], [[f"`{n}`", prose(what)] for n, what in logs.NAMES.items()]),
         "## The cache\n", prose(inspect.getdoc(cache.default_root) or "") + "\n",
         "`fusegrad cache dir` says where it is, `fusegrad cache clear` empties it.\n",
         "## Memory on CPU\n", prose(inspect.getdoc(memory) or "") + "\n",
