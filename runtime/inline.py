@@ -46,7 +46,8 @@ def write_run(
     if plan is not None and (written := _Steps(text, plan, sizes).write([*inputs, *lifted])) is not None:
         return written
     if executable.replays:
-        results = text.let("results", f"{text.constant(executable.thrifty, 'replay')}({names}{captured})")
+        replay = executable.replay_of([v for _, v in (*inputs, *lifted)])
+        results = text.let("results", f"{text.constant(replay, 'replay')}({names}{captured})")
     else:
         run, at = text.constant(executable.run, "run"), text.constant(sizes, "sizes")
         results = text.let("results", f"{run}(({names}), ({captured}), {at})")

@@ -38,6 +38,8 @@ Tensor = torch.Tensor
 Sizes = Mapping[sympy.Symbol, int]
 ALIGNED = 16
 """Kernels for sizes that are multiples of this make wide accesses."""
+LARGE = 1 << 16
+"""Bytes of a tensor from which on a fresh one costs more than the further operations that write into what there is."""
 RECORDS = 512
 """Distinct size tuples that a plan remembers; older ones are evaluated again."""
 
@@ -553,6 +555,10 @@ class Executable:
         """The same on plain tensors that autograd does not follow, with no more memory than is needed at a time."""
         return straight(self.trace.graph_module, reusing=True)
 
+    def replay_of(self, values: Sequence[Any]) -> Callable[..., Any]:
+        """The quicker one of the two on plain tensors like these."""
+        return self.thrifty if any(isinstance(v, Tensor) and v.nbytes >= LARGE for v in values) else self.replay
+
     @property
     def replays(self) -> bool:
         """Whether it runs the captured operations one by one, and nothing else."""
@@ -576,8 +582,9 @@ class Executable:
 
     def _replay(self, inputs: Sequence[Any], lifted: Sequence[Tensor], sizes: Sizes | None) -> list[Any]:
         """The captured ATen operations as they are: bitwise what the user's method computes."""
-        run = self.thrifty if is_plain_call((*inputs, *lifted)) else self.replay
-        return list(run(*inputs, *lifted))
+        values = (*inputs, *lifted)
+        run = self.replay_of(values) if is_plain_call(values) else self.replay
+        return list(run(*values))
 
     def _contracted(self) -> Run:
         """The lowered graph through torch, where a broadcast product would otherwise fill memory."""

@@ -12,9 +12,10 @@ from torch.autograd import Function
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fusegrad
+from fusegrad.runtime import plan
 from fusegrad.runtime.replay import straight
 from fusegrad.runtime.reuse import taken
-from fusegrad.tracer.capture import Session
+from fusegrad.tracer.capture import Session, Trace
 from fusegrad.tracer.reads import scan
 
 Tensor = torch.Tensor
@@ -31,15 +32,18 @@ class Writing(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def captured(body: Callable[..., Any]) -> torch.fx.GraphModule:
+def captured_trace(body: Callable[..., Any]) -> Trace:
     session = Session()
     given = [session.fake(torch.randn(ROWS, COLUMNS)) for _ in range(2)]
-    guards = len(session.env.guards)
-    gm = session.trace(body, given, scan(body)).graph_module
+    trace = session.trace(body, given, scan(body))
     known = len(session.env.guards)
-    taken(gm)
-    assert len(session.env.guards) == known >= guards, "a trial assumed something of the sizes"
-    return gm
+    taken(trace.graph_module)
+    assert len(session.env.guards) == known, "a trial assumed something of the sizes"
+    return trace
+
+
+def captured(body: Callable[..., Any]) -> torch.fx.GraphModule:
+    return captured_trace(body).graph_module
 
 
 def assert_same(gm: torch.fx.GraphModule, rows: int = 5) -> int:
@@ -127,6 +131,20 @@ class Gated(Function):
         return g * s * (1 + x * (1 - s)) * 3, g * s
 
 
+@pytest.fixture
+def large(monkeypatch: Any) -> None:
+    """Every tensor is large."""
+    monkeypatch.setattr(plan, "LARGE", 0)
+
+
+def test_small_tensors_are_left_to_the_allocator() -> None:
+    executable = plan.Executable(captured_trace(chain), "chain", "reference")
+    small, big = torch.randn(ROWS, COLUMNS), torch.randn(1 << 14, COLUMNS)
+    assert executable.replay_of([small, 3]) is executable.replay
+    assert executable.replay_of([small, big]) is executable.thrifty
+
+
+@pytest.mark.usefixtures("large")
 def test_what_is_saved_is_never_written_to() -> None:
     fast = fusegrad.compile(Gated)
     x, y = torch.randn(4, 5, requires_grad=True), torch.randn(4, 5, requires_grad=True)
@@ -140,6 +158,7 @@ def test_what_is_saved_is_never_written_to() -> None:
         assert all(map(torch.equal, found, wanted)) and found[0]._version == 0
 
 
+@pytest.mark.usefixtures("large")
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
 def test_without_a_node(mode: Any) -> None:
     fast, x, y = fusegrad.compile(Gated), torch.randn(4, 5), torch.randn(4, 5)
@@ -149,6 +168,7 @@ def test_without_a_node(mode: Any) -> None:
             assert torch.equal(out, Gated.apply(x, y)) and out.is_inference() == torch.is_inference_mode_enabled()
 
 
+@pytest.mark.usefixtures("large")
 def test_a_parameter_from_outside_leaves_the_result_alone() -> None:
     scale = torch.nn.Parameter(torch.full((5,), 2.0))
 
