@@ -1,7 +1,7 @@
-"""The shortest way from Python to an ATen operation: the method of `Tensor`, where it leads there and nowhere else.
+"""The shortest way from Python to an ATen operation: the method of `Tensor`, or the function of `torch`, that is it.
 
-A call through `torch.ops` boxes its arguments; a method does not: a third of the host time of a small operation less.
-Whether a method is the operation is not looked up but tried: it is called on the captured fakes, and stopped at once.
+A call through `torch.ops` boxes its arguments; those do not: a third of the host time of a small operation less.
+Whether one is the operation is not looked up but tried: it is called on the captured fakes, and stopped at once.
 So are the ways to write a result into memory that there is.
 """
 
@@ -16,7 +16,7 @@ import torch
 from torch.fx import Node
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..tracer.torch_private import no_autocast, operation, plain_tensors
+from ..tracer.torch_private import functions_of_torch, no_autocast, operation, plain_tensors
 
 Tensor = torch.Tensor
 Operation = Callable[..., Any]
@@ -40,22 +40,24 @@ class _Stop(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def bindings(nodes: Sequence[Node]) -> dict[Node, Operation]:
     """What to call for each of these nodes."""
     with plain_tensors(), torch.no_grad(), no_autocast(), _Stop():  # type: ignore[no-untyped-call]
-        return {node: _method(node) or operation(node.target) for node in nodes}
+        return {node: _unboxed(node) or operation(node.target) for node in nodes}
 
 
-def _method(node: Node) -> Operation | None:
-    """The method that does what the node does; None where there is none, or it cannot be said."""
+def _unboxed(node: Node) -> Operation | None:
+    """The method or function that does what the node does; None where there is none, or it cannot be said."""
     target: Any = node.target
     if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten" or target._schema.is_mutable:
-        return None
-    method = getattr(Tensor, target._schema.name.removeprefix("aten::"), None)
-    if type(method) is not types.MethodDescriptorType or not node.args:
         return None
     try:
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
     except KeyError:
         return None
-    return method if isinstance(args[0], Tensor) and _leads_to(method, target, args, kwargs) else None
+    if not any(isinstance(a, Tensor) for a in args):
+        return None
+    name = _name_of(node)
+    found: list[Any] = [getattr(place, name, None) for place in (Tensor, *functions_of_torch)]
+    calls = [c for c in found if type(c) in (types.MethodDescriptorType, types.BuiltinFunctionType)]
+    return next((c for c in calls if _leads_to(c, target, args, kwargs)), None)
 
 
 def _leads_to(method: Operation, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

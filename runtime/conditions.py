@@ -62,6 +62,8 @@ def equal(text: Straight, expression: str, value: Any, depth: int = DEPTH) -> st
     name = text.name("now")
     if kind in (int, str, bytes) or (kind is float and value == value and value != 0):
         return f"(({name} := {expression}) is {same} or (type({name}) is {kind.__name__} and {name} == {same}))"
+    if kind is float:  # a zero has a sign, and NaN equals nothing
+        return f"(({name} := {expression}) is {same} or (type({name}) is float and repr({name}) == {repr(value)!r}))"
     return f"{text.constant(partial(_is_frozen, freeze(value, depth), depth), 'frozen')}({expression})"
 
 

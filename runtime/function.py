@@ -195,6 +195,8 @@ class Compiler:
 
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         assert self.signature is not None
+        if kwargs:
+            self.ready.learn_form(self.signature, len(args), kwargs)
         bound = self.signature.bind(*args, **kwargs)
         bound.apply_defaults()
         return bound.args

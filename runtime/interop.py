@@ -102,7 +102,11 @@ def applied(
 
     def _fusegrad_apply(own: type, *args: Any, **kwargs: Any) -> Any:
         if not in_dynamo():
-            if own is compiled[0] and not kwargs:
+            if own is not compiled[0]:
+                return run(own, args, kwargs)
+            if kwargs and (form := ready.forms.get((len(args), *kwargs))) is not None:
+                args, kwargs = form(args, kwargs), {}
+            if not kwargs:
                 if (result := ready.now(args)) is not MISS or (result := ready.other(args)) is not MISS:
                     return result
             return run(own, args, kwargs)

@@ -8,12 +8,15 @@ Entries are never changed, only exchanged as a whole: threads need no lock to us
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+
+from .forms import Form, positional
 
 MISS = object()
 Entry = Callable[[tuple[Any, ...]], Any]
@@ -44,8 +47,17 @@ class Ready:
         self.now: Entry = never
         self.entries: OrderedDict[Any, tuple[Entry, ...]] = OrderedDict()
         self.seen: OrderedDict[Any, int] = OrderedDict()
+        self.forms: dict[Any, Form] = {}  # by the number of positional arguments, then the keywords
         self.written = 0
         self.lock = threading.Lock()
+
+    def learn_form(self, signature: inspect.Signature, count: int, keywords: Iterable[str]) -> None:
+        """Calls with these keywords become calls by position, where there is no more to them."""
+        names = tuple(keywords)
+        key = (count, *names)
+        if key not in self.forms and len(self.forms) < SHAPES:
+            if (form := positional(signature, count, names)) is not None:
+                self.forms[key] = form
 
     def other(self, args: tuple[Any, ...]) -> Any:
         """The result of the entry that fits, where it is not the last one used; else MISS."""

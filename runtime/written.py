@@ -29,12 +29,12 @@ from ..tracer.torch_private import (
 from .conditions import (
     ABSENT,
     DERIVATIVES,
-    equal,
     methods_unchanged,
     reads_unchanged,
     state_unchanged,
     tensors_alike,
 )
+from .forms import formed, inside
 from .inline import write_run
 from .node import make_node, marks_of
 from .ready import MISS, Entry
@@ -58,18 +58,21 @@ def write_entry(
 
     key: of the node that serves them. given: the arguments with defaults filled in.
     """
-    if spec.opaque or len(given) != spec.count or function_modes():
+    if spec.opaque or function_modes():
         return None
     text, call = Straight(), _Call(compiler, spec, key, given)
-    names = [f"a{i}" for i in range(len(args))]
-    alike = tensors_alike(text, _tensors(names, args), spec.reads)
-    if not spec.slots or alike is None:
+    asked = [f"a{i}" for i in range(len(args))]
+    names = call.with_contents([*asked, *(text.constant(a, "default") for a in given[len(args) : spec.count])])
+    if not spec.slots or names is None:
         return None
-    conditions = [*alike, *call.conditions(text, names), *state_unchanged(text)]
+    alike = tensors_alike(text, _tensors(names, given), spec.reads)
+    if alike is None:
+        return None
+    conditions = [*call.formed(text, names), *alike, *call.conditions(text, names), *state_unchanged(text)]
     with text.block(f"if len(args) == {len(args)}:"):
-        text.add(f"{row(names)}= args")
+        text.add(f"{row(asked)}= args")
         with _where(text, conditions, f"return {text.constant(MISS, 'MISS')}"):
-            call.write_result(text, names, [text.constant(a, "default") for a in given[len(args) :]])
+            call.write_result(text, names, len(args))
     text.add(f"return {text.constant(MISS, 'MISS')}")
     return text.function("ready", ("args",))
 
@@ -106,14 +109,24 @@ class _Call:
             self.executable, self.saved = spec.chosen_executable(self.backend, self.chosen), self.chosen.places
         self.needs_node = torch.is_grad_enabled() and any(spec.forward.needs_input_grad)
 
-    def conditions(self, text: Straight, names: Sequence[str]) -> Iterator[str]:
-        """Constants, what is read outside, the methods; and whether hooks pack saved tensors, where it matters."""
-        for name, value in zip(names, self.given, strict=False):
+    def with_contents(self, names: Sequence[str]) -> list[str] | None:
+        """The names of the user's arguments, then those of the tensors in his containers; None where one has none."""
+        count, held = self.spec.count, dict[int, str]()
+        for name, value in zip(names, self.given[:count], strict=True):
             if not isinstance(value, Tensor):
-                yield equal(text, name, value, ARGUMENT_DEPTH)
-        for default in self.given[len(names) :]:
-            if not isinstance(default, ATOMS):
-                yield equal(text, text.constant(default, "default"), default, ARGUMENT_DEPTH)
+                if (found := inside(name, value)) is None:
+                    return None
+                held.update({hole.key: expression for hole, expression in found})
+        return [*names, *(held[at] for at in range(count, len(self.given)))]
+
+    def formed(self, text: Straight, names: Sequence[str]) -> Iterator[str]:
+        """Whatever is no tensor is what it was, containers by their form."""
+        for name, value in zip(names, self.given[: self.spec.count], strict=False):
+            if not isinstance(value, Tensor) and not (name.startswith("default") and isinstance(value, ATOMS)):
+                yield from formed(text, name, value, ARGUMENT_DEPTH)
+
+    def conditions(self, text: Straight, names: Sequence[str]) -> Iterator[str]:
+        """What is read outside, the methods; and whether hooks pack saved tensors, where it matters."""
         yield from reads_unchanged(text, self.spec.reads)
         yield from methods_unchanged(text, self.compiler.user_class)
         if self.observed or self.chosen is not None:
@@ -123,14 +136,14 @@ class _Call:
         if any(self.spec.forward.needs_input_grad):
             yield f"{text.constant(torch.is_grad_enabled, 'grad_mode')}() is {torch.is_grad_enabled()}"
         if self.spec.writes_inputs:
-            yield f"not {text.constant(share_memory, 'share_memory')}(args)"
+            yield f"not {text.constant(share_memory, 'share_memory')}(({row(names)}))"
 
     # ------------------------------------------------------------------ forward
-    def write_result(self, text: Straight, asked: Sequence[str], defaults: Sequence[str]) -> None:
+    def write_result(self, text: Straight, names: Sequence[str], asked: int) -> None:
         """The last lines: through a node of autograd, or straight where it would have nothing to follow."""
-        names, spec = [*asked, *defaults], self.spec
+        spec = self.spec
         if self.needs_node or spec.writes_inputs or spec.skip or spec.forward.tensor_attributes or self._is_recorded():
-            text.add(f"return {text.constant(self._node(), 'node')}(*args, {row(defaults)})")
+            text.add(f"return {text.constant(self._node(), 'node')}(*args, {row(names[asked : spec.count])})")
             return
         outputs, hidden = self._write_forward(text, names)
         text.add(f"return {self._returned(text, names, outputs, hidden)}")
@@ -170,12 +183,13 @@ class _Call:
 
     def _node(self) -> Callable[..., Any]:
         """`apply` of a generated Function of this call's own."""
-        text, names = Straight(), [f"a{i}" for i in range(len(self.given))]
+        text, own = Straight(), [f"a{i}" for i in range(self.spec.count)]
+        names = self.with_contents(own) or own
         outputs, hidden = self._write_forward(text, names)
         pools = {"input": [names[i] for i in self.spec.slots], "output": outputs, "hidden": hidden}
         self._write_kept(text, lambda places: row(["None" if p is None else pools[p.kind][p.index] for p in places]))
         text.add(f"return {self._returned(text, names, outputs, hidden)}")
-        forward = text.function("forward", ("ctx", *names))
+        forward = text.function("forward", ("ctx", *own))
         node = make_node(self.compiler, self.spec, self.backend, self.chosen, self.own, forward)
         self._as_one_of_its_kind(node._backward_cls)
         return direct_apply(node)

@@ -29,7 +29,7 @@ ONE_IN = {
     "cpp": 2,
     "interop": 2,
     "runtime/test_per_lane.py": 4,
-    "runtime/test_transitions.py": 3,
+    "runtime/test_transitions.py": 6,
     "suite/test_derived.py": 2,
     "suite/test_linearity.py": 2,
 }  # fmt: skip

@@ -221,6 +221,10 @@ def no_autocast() -> Any:
     return guard() if guard is not None else torch.autocast("cpu", enabled=False)
 
 
+functions_of_torch: tuple[Any, ...] = (torch, _private("_C._nn"))
+"""Where torch keeps functions that parse their arguments in C."""
+
+
 def has_kernel(operator: str, key: str) -> bool:
     """Whether a kernel is registered for `operator` ("namespace::name.overload") at a dispatch key or alias."""
     asked = _private("_C._dispatch_has_kernel_for_dispatch_key")
@@ -291,6 +295,7 @@ __all__ = [
     "forward_levels",
     "forward_mode_is_active",
     "function_modes",
+    "functions_of_torch",
     "grad_switch",
     "has_kernel",
     "hide_from_dynamo",

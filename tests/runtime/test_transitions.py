@@ -56,9 +56,12 @@ def pair(shape: Any = (3, 4), dtype: torch.dtype = torch.float32, grad: tuple[bo
     return x.requires_grad_(grad[0]), y.requires_grad_(grad[1])
 
 
-def told(apply: Callable[..., Any], *args: Any, create_graph: bool = False, gradient: Any = None) -> list[Any]:
+def told(
+    apply: Callable[..., Any], *args: Any, create_graph: bool = False, gradient: Any = None, **kwargs: Any
+) -> list[Any]:
     """Everything about a call: values, gradients, what autograd says of them."""
-    outputs = apply(*args)
+    outputs = apply(*args, **kwargs)
+    args = (*args, *kwargs.values())
     facts: list[Any] = [t.detach().clone() if not t.is_inference() else t for t in outputs]
     facts += [(t.dtype, t.stride(), t.requires_grad, t.is_inference(), t.is_leaf) for t in outputs]
     inputs = [a for a in dict.fromkeys(args) if isinstance(a, Tensor) and a.requires_grad]
@@ -156,6 +159,11 @@ CIRCUMSTANCES: dict[str, Callable[[Any], Any]] = {
     "empty": lambda f: told(f, *pair((0, 4))),
     "another constant": lambda f: told(f, *pair(), 3),
     "constant of another type": lambda f: told(f, *pair(), 2.0),
+    "by keyword": lambda f: (lambda x, y: told(f, x, y=y))(*pair()),
+    "constant by keyword": lambda f: told(f, *pair(), k=3),
+    "keywords in another order": lambda f: (lambda x, y: told(f, k=2.0, y=y, x=x))(*pair()),
+    "zero": lambda f: told(f, *pair(), 0.0),
+    "negative zero": lambda f: told(f, *pair(), -0.0),
     "parameters": lambda f: told(f, *(torch.nn.Parameter(t.detach()) for t in pair())),
     "dual numbers": dual,
     "saved tensor hooks": hooked,
@@ -178,7 +186,8 @@ CIRCUMSTANCES: dict[str, Callable[[Any], Any]] = {
 
 def same(mine: Any, theirs: Any) -> bool:
     if isinstance(theirs, Tensor):
-        return isinstance(mine, Tensor) and mine.dtype == theirs.dtype and torch.equal(mine, theirs)
+        signs = mine.dtype == theirs.dtype and torch.equal(mine.signbit(), theirs.signbit())
+        return isinstance(mine, Tensor) and signs and torch.equal(mine, theirs)
     if isinstance(theirs, list | tuple):
         return len(mine) == len(theirs) and all(map(same, mine, theirs))
     return bool(mine == theirs)
@@ -221,3 +230,107 @@ def test_on_kernels_too(expected: dict[str, Any]) -> None:
             (values, facts), (wanted, known) = parted(mine), parted(theirs)
             torch.testing.assert_close(values, wanted)
             assert facts == known, then
+
+
+class Contained(Function):
+    """Tensors and numbers in containers, which autograd does not track; wrong on purpose."""
+
+    @staticmethod
+    def forward(ctx, x, parts, options=None):
+        ctx.count, ctx.save = len(parts), x
+        out = x * (options or {}).get("scale", 2)
+        for part in parts.values() if isinstance(parts, dict) else parts:
+            out = out * 2 + (part[0] - part[1] if isinstance(part, tuple) else part)
+        return out, type(parts).__name__
+
+    @staticmethod
+    def backward(ctx, g, _):
+        return g * 7 * ctx.count, None, None
+
+
+def parts(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32, grad: bool = False) -> list[Tensor]:
+    return [(numbers(*s, dtype=dtype) * (i + 1)).requires_grad_(grad) for i, s in enumerate(shapes)]
+
+
+def contained(*args: Any) -> Callable[[Any], Any]:
+    def run(apply: Any) -> Any:
+        x = numbers(3, 4).requires_grad_()
+        out, kind = apply(x, *args)
+        return [out.detach(), out.requires_grad, kind, *torch.autograd.grad(out, x, torch.ones_like(out))]
+
+    return run
+
+
+TWO = parts((3, 4), (3, 4))
+CONTAINERS: dict[str, Callable[[Any], Any]] = {
+    "two": contained(TWO),
+    "three": contained(parts((3, 4), (3, 4), (3, 4))),
+    "none": contained([]),
+    "the other way round": contained(TWO[::-1]),
+    "one twice": contained([TWO[0], TWO[0]]),
+    "a tuple": contained(tuple(TWO)),
+    "a dict": contained({"a": TWO[0], "b": TWO[1]}),
+    "a dict in another order": contained({"b": TWO[0], "a": TWO[1]}),
+    "other keys": contained({"a": TWO[0], "c": TWO[1]}),
+    "keys that are no text": contained({1: TWO[0], 2: TWO[1]}),
+    "nested": contained([(TWO[0], TWO[1]), TWO[0]]),
+    "a number among them": contained([TWO[0], 3.0]),
+    "another number among them": contained([TWO[0], 4.0]),
+    "an integer among them": contained([TWO[0], 3]),
+    "broadcast": contained(parts((4,), (1, 4))),
+    "float64": contained(parts((3, 4), (3, 4), dtype=torch.float64)),
+    "tracked": contained(parts((3, 4), (3, 4), grad=True)),
+    "options": contained(TWO, {"scale": 3}),
+    "another option": contained(TWO, {"scale": 4}),
+    "no options": contained(TWO, {}),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("often", CONTAINERS)
+def test_nothing_of_former_containers_shows(often: str) -> None:
+    fast: Any = fusegrad.compile(type("Contained", (Contained,), {}), backend="reference")
+    expected = {name: run(Contained.apply) for name, run in CONTAINERS.items()}
+    for then, run in CONTAINERS.items():
+        for _ in range(OFTEN):
+            assert same(CONTAINERS[often](fast.apply), expected[often])
+        for _ in range(2):
+            assert same(run(fast.apply), expected[then]), then
+
+
+def test_a_list_that_grows_or_changes_between_calls() -> None:
+    fast: Any = fusegrad.compile(type("Contained", (Contained,), {}), backend="reference")
+    x, held = numbers(3, 4).requires_grad_(), list(TWO)
+    for _ in range(OFTEN):
+        fast.apply(x, held)
+    assert fast._fusegrad.ready.written, "no call was written out"
+    for change in (lambda: held.append(TWO[0]), lambda: held.__setitem__(0, TWO[1]), held.clear):
+        change()
+        assert same(fast.apply(x, held)[0].detach(), Contained.apply(x, held)[0].detach())
+
+
+def test_wrong_keywords_stay_wrong() -> None:
+    fast: Any = fusegrad.compile(type("Wrong", (Wrong,), {}), backend="reference")
+    x, y = pair()
+    for _ in range(OFTEN):
+        fast.apply(x, y=y)
+    for args, kwargs in [((x, y), {"y": y}), ((x,), {"z": y}), ((), {"y": y}), ((x, y, 2, 3), {"k": 2})]:
+        with pytest.raises(TypeError):
+            fast.apply(*args, **kwargs)
+
+
+class Renamed(Wrong):
+    """A subclass whose forward calls its arguments otherwise."""
+
+    @staticmethod
+    def forward(y, x, k=2):
+        return Wrong.forward(y, x, k)
+
+
+def test_keywords_of_a_subclass_are_its_own() -> None:
+    fast: Any = fusegrad.compile(type("Wrong", (Wrong,), {}), backend="reference")
+    x, y = pair()
+    for _ in range(OFTEN):
+        fast.apply(x=x, y=y)
+    below: Any = type("Below", (fast,), {"forward": staticmethod(Renamed.forward)})
+    assert same(below.apply(x=x, y=y)[0].detach(), Renamed.apply(x=x, y=y)[0].detach())
