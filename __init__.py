@@ -3,6 +3,7 @@
 @fusegrad.compile                 a Function class, or a plain function of tensors
 fusegrad.explain(Fast, *args)     what it becomes: kernels, launches, bytes, and why a method is not compiled
 fusegrad.export(Fast, *args, path="fast.py")   what it became: a Triton module without fusegrad, graphs, pictures
+fusegrad.load("fast.zip")         the Function class of a bundle that export wrote; nothing in it is executed
 fusegrad.check(Fast, *args)       whether it is what you wrote, over transforms, dtypes, layouts and sizes
 fusegrad.profile(Fast, *args)     how long it takes here, beside eager, and what a GPU would need at least
 fusegrad.stats()                  counters of this process
@@ -11,6 +12,8 @@ fusegrad.config.patch(...)        settings for a block of code
 
 from .ir.errors import FusegradError, NotTraceableError
 from .runtime import config, random
+from .runtime.bundling.archive import BundleError
+from .runtime.bundling.load import load
 from .runtime.checking.trial import CheckError, check
 from .runtime.explain import explain
 from .runtime.exporting.export import export
@@ -19,6 +22,7 @@ from .runtime.profiling.profile import profile
 from .runtime.stats import stats
 
 __all__ = [
+    "BundleError",
     "CheckError",
     "FallbackWarning",
     "FusegradError",
@@ -28,6 +32,7 @@ __all__ = [
     "config",
     "explain",
     "export",
+    "load",
     "profile",
     "random",
     "stats",

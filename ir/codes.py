@@ -432,6 +432,18 @@ CODES = (
         "Clone the repository and run `make bench` there.",
         ("BenchmarksMissing",),
     ),
+    Code(
+        "FG230", "bundle x.zip: manifest.json: it was altered: its seal does not fit",
+        "A bundle is damaged, altered, of another version, or hostile; nothing of it was executed.",
+        "Export the bundle again, or get it again from where it came.",
+        ("BundleError",),
+    ),
+    Code(
+        "FG231", "RMSNorm: x is torch.float64 with 2 axes; it was exported for f32 with 2",
+        "The Function of a bundle is called with something that it was not exported for.",
+        "Call it as it was exported, or export it for such arguments too.",
+        ("BundleCallError",),
+    ),
     # -------------------------------------------------------------- FG9xx: mistakes of fusegrad
     Code(
         "FG900", "internal: a state that cannot be",

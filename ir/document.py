@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -27,9 +28,12 @@ Symbols = Mapping[str, sympy.Symbol]
 MOST_NODES = 20_000
 MOST_SIZE = 1 << 62
 LONGEST_TEXT = 1000
-LONGEST_SIZE = 240
+LONGEST_SIZE = 400
 MOST_TERMS = 64
 DEEPEST = 12
+MOST_BRACKETS = 24
+MOST_FUNCTIONS = 10
+MOST_SECONDS = 20.0
 FUNCTIONS = ("floor", "ceiling", "Mod", "Max", "Min", "sqrt", "Abs")
 DERIVED_PARAMETERS = {"avals": "dtype and shape say it", "index": "the order of the inputs says it"}
 FAULTS = (ValueError, KeyError, TypeError, IndexError, AttributeError, ArithmeticError, RecursionError, FusegradError)
@@ -49,7 +53,7 @@ def document(graph: Graph) -> dict[str, Any]:
     outputs = zip(graph.outputs, graph.output_strides, strict=True)
     return {
         "name": graph.name,
-        "symbols": symbols_document(_symbols(graph, nodes)),
+        "symbols": symbols_document(symbols_in(graph)),
         "nodes": [_node(v, number) for v in nodes],
         "outputs": [None if o is None else {"node": number[o.id], "strides": sizes(s or ())} for o, s in outputs],
         "mutations": [[i, number[v.id]] for i, v in sorted(graph.mutations.items())],
@@ -61,7 +65,9 @@ def symbols_document(symbols: Iterable[sympy.Symbol]) -> dict[str, str]:
     return {s.name: kind_of(s) for s in sorted(symbols, key=lambda s: s.name)}
 
 
-def _symbols(graph: Graph, nodes: Iterable[Value]) -> set[sympy.Symbol]:
+def symbols_in(graph: Graph) -> set[sympy.Symbol]:
+    """The symbols of everything that a graph takes, does and gives."""
+    nodes = (*graph.inputs, *graph.order())
     found = {s for v in nodes for part in (v.avals, *v.params.values()) for s in symbols_of(part)}
     return found | {s for strides in graph.output_strides for s in symbols_of(strides)}
 
@@ -166,9 +172,9 @@ def _kind(kind: Any, at: object) -> dict[str, bool]:
 _TOKEN = re.compile(r"[A-Za-z_]\w*|\d+(?:\.\d+)?(?:e[+-]?\d{1,3})?|\*\*|[-+*/(), ]", re.ASCII)
 
 
-def size_of(data: Any, symbols: Symbols, at: object) -> Size:
-    """A size: an int, or an expression that is small enough to compute with."""
-    if type(data) is int and 0 <= data < MOST_SIZE:
+def size_of(data: Any, symbols: Symbols, at: object, signed: bool = False) -> Size:
+    """A size: an int (not below 0, if not signed), or an expression that is small enough to compute with."""
+    if type(data) is int and (-MOST_SIZE if signed else -1) < data < MOST_SIZE:
         return data
     if not isinstance(data, str) or len(data) > LONGEST_SIZE or not _is_tame(data, symbols):
         raise refuse(f"{str(data)[:60]!r} is no size", at)
@@ -184,7 +190,7 @@ def size_of(data: Any, symbols: Symbols, at: object) -> Size:
 def _is_tame(text: str, symbols: Symbols) -> bool:
     """Made of declared symbols, known functions, numbers of 64 bits and small powers."""
     words = _TOKEN.findall(text)
-    if "".join(words) != text or text.count("(") > DEEPEST:
+    if "".join(words) != text or text.count("(") > MOST_BRACKETS:
         return False
     plain = [w for w in words if w != " "]
     powers = [p for w, p in itertools.pairwise(plain) if w == "**"]
@@ -193,11 +199,17 @@ def _is_tame(text: str, symbols: Symbols) -> bool:
 
 
 def _is_light(expr: sympy.Basic) -> bool:
-    powers = [p.exp for p in expr.atoms(sympy.Pow)]
-    small = all(p.is_Rational and abs(p.p) <= 4 and p.q <= 2 for p in powers)
+    powers = [_fraction(p.exp) for p in expr.atoms(sympy.Pow)]
+    small = all(p is not None and abs(p.p) <= 4 and p.q <= 2 for p in powers)
     whole = all(abs(n.p) < MOST_SIZE and n.q < MOST_SIZE for n in expr.atoms(sympy.Rational))
     finite = not expr.has(sympy.oo, -sympy.oo, sympy.zoo, sympy.nan, sympy.I)
-    return small and whole and finite and len(expr.atoms(sympy.Function)) <= 6 and _terms(expr) <= MOST_TERMS
+    few = len(expr.atoms(sympy.Function)) <= MOST_FUNCTIONS and _terms(expr) <= MOST_TERMS
+    return small and whole and finite and few
+
+
+def _fraction(exponent: Any) -> Any:
+    """The power as a fraction; None where it is no number."""
+    return sympy.Rational(float(exponent)) if exponent.is_Float else exponent if exponent.is_Rational else None
 
 
 def _terms(expr: sympy.Basic) -> int:
@@ -206,7 +218,7 @@ def _terms(expr: sympy.Basic) -> int:
     if isinstance(expr, sympy.Mul):
         return math.prod(inner)
     if isinstance(expr, sympy.Pow):
-        return int(inner[0] ** max(1, abs(int(expr.exp.p))))
+        return int(inner[0] ** max(1, abs(int(expr.exp))))
     return max(sum(inner), 1)
 
 
@@ -223,6 +235,7 @@ class _Reader:
         self.values: list[Value] = []
 
     def read(self, data: dict[str, Any]) -> Graph:
+        latest = time.monotonic() + MOST_SECONDS
         self.graph.name = text_from(data["name"], "name", 200)
         self.symbols = symbols_from(data["symbols"], "symbols")
         for at, node in enumerate(listed(data["nodes"], "nodes")):
@@ -233,6 +246,8 @@ class _Reader:
                 raise
             except FAULTS as error:
                 raise refuse(f"{type(error).__name__}: {error}"[:300], where) from error
+            if time.monotonic() > latest:
+                raise refuse(f"to check it takes longer than {MOST_SECONDS:g} seconds", where)
         self._outputs(listed(data["outputs"], "outputs"))
         for pair in listed(data["mutations"], "mutations"):
             self._mutation(listed(pair, "mutations", 2))

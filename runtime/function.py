@@ -141,7 +141,7 @@ class Compiler:
         if self.methods.declared["forward"].value is False:
             return self.as_written(*args, **kwargs)
         asked = args if not kwargs else None
-        if self.setup_style and (kwargs or len(args) != len(self._parameters())):
+        if self.setup_style and (kwargs or len(args) != len(self.parameters())):
             args, kwargs = self._bound(args, kwargs), {}
         if kwargs or (is_capturing() and not _is_linearized(args)):
             return self.users(*args, **kwargs)
@@ -177,7 +177,7 @@ class Compiler:
         declared = self.methods.declared["forward"]
         if declared.value is False:
             remember(self.cls, Why(declared.how.removeprefix("it "), True))
-        elif self.setup_style and (kwargs or len(args) != len(self._parameters())):
+        elif self.setup_style and (kwargs or len(args) != len(self.parameters())):
             args, kwargs = self._bound(args, kwargs), {}
         return watching(self.cls, lambda *a, **k: self(a, k), args, kwargs)
 
@@ -189,7 +189,8 @@ class Compiler:
         self.exact[missing.key] = None
         return result
 
-    def _parameters(self) -> Any:
+    def parameters(self) -> Any:
+        """The parameters of forward by name, in setup_context style."""
         assert self.signature is not None
         return self.signature.parameters
 
@@ -284,7 +285,7 @@ class Compiler:
 
     def complete(self, args: Sequence[Any]) -> Sequence[Any]:
         """The arguments with defaults filled in, where the class's style fills them in."""
-        if self.setup_style and len(args) != len(self._parameters()):
+        if self.setup_style and len(args) != len(self.parameters()):
             args = self._bound(tuple(args), {})
         return opened(args)
 

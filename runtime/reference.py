@@ -16,8 +16,10 @@ import torch.utils._pytree as pytree
 
 from ..ir import Graph, Value
 from ..ir.prims import Arg
+from ..ir.text import plain
 from ..tracer.dtypes import to_torch
 from . import philox
+from .exact import exact
 
 Sizes = Mapping[sympy.Symbol, Any]
 
@@ -29,7 +31,10 @@ def number(expr: Any, sizes: Sizes) -> Any:
         return expr
     if isinstance(expr, sympy.Symbol):
         return sizes[expr]
-    value = _compiled(expr)(*(sizes[s] for s in _symbols(expr)))
+    values = [sizes[s] for s in _symbols(expr)]
+    if any(isinstance(v, torch.SymInt) for v in values):  # of a capture that is under way
+        return exact(plain(expr), sizes)
+    value = _compiled(expr)(*values)
     return value if isinstance(value, (int, float)) else float(value)
 
 

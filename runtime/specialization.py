@@ -467,12 +467,12 @@ class Specialization:
     def _fake_gradient(self, index: int, kind: Any) -> Any:
         if kind is None:
             return None
-        like = self._gradient_likes()[index]
+        like = self.gradient_likes()[index]
         if isinstance(kind, tuple):
             return self.session.fake_permuted(like, kind)
         return self.session.fake_like(like, expanded=kind == "expanded")
 
-    def _gradient_likes(self) -> list[Any]:
+    def gradient_likes(self) -> list[Any]:
         """Per user output: the fake that its gradient looks like, None for outputs that are no tensors."""
         supply = iter(self.forward.fake_outputs)
         return [None if o.kind == "object" else next(supply) for o in self.forward.outputs]
@@ -686,7 +686,7 @@ class Specialization:
     ) -> None:
         if not settings().check or entry.executables or entry.compared:
             return
-        fakes = [*(self.forward.fake_at(p) for p in self.residual_places), *self._gradient_likes()]
+        fakes = [*(self.forward.fake_at(p) for p in self.residual_places), *self.gradient_likes()]
         values = self._light([*residuals, *gradients], fakes, entry.trace, sizes)
         if values is None:
             return

@@ -13,7 +13,9 @@ import sys
 import threading
 import traceback
 import types
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -290,7 +292,7 @@ class _Provenance(TorchFunctionMode):
         last = newest(graph)
         result = self._called(func, args, kwargs or {})
         if nodes := list(behind(last, graph)):
-            origin = _origin_of(user_frame())
+            origin = _speaking.get() or _origin_of(user_frame())
             for node in nodes:
                 node.meta.setdefault("fusegrad_origin", origin)
         return result
@@ -315,6 +317,19 @@ def _is_in_place(name: str) -> bool:
     return name in ("__setitem__", "__delitem__") or (name.startswith("__i") and name not in _QUESTIONS) or (
         name.endswith("_") and not name.endswith("__")
     )  # fmt: skip
+
+
+_speaking: ContextVar[tuple[str | None, str, str] | None] = ContextVar("fusegrad_speaking", default=None)
+
+
+@contextmanager
+def speaking_of(origin: tuple[str | None, str, str] | None) -> Iterator[None]:
+    """Within the block, operations come from this (name, place, line): a graph of before is run again."""
+    token = _speaking.set(origin)
+    try:
+        yield
+    finally:
+        _speaking.reset(token)
 
 
 _QUESTIONS = ("__invert__", "__int__", "__index__", "__iter__", "__init__")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from ...ir.errors import FusegradError
+from ..bundling.archive import write_file
+from ..bundling.bundle import as_bundle
 from ..explain import explain
 from .drawing import as_html, as_svg
 from .gathered import gathered
@@ -40,6 +41,9 @@ FORMATS: dict[str, Writer] = {
 
 
 DERIVATIVES = ("jvp",)
+Publisher = Callable[[Any, tuple[Any, ...], Path, "str | None", Sequence[str]], str]
+TREES: dict[str, Publisher] = {"zip": as_bundle, "bundle": as_bundle}
+"""Formats of several files, which need a path."""
 
 
 def export(
@@ -50,33 +54,38 @@ def export(
     format: str | None = None,
     target: str | None = None,
     derivatives: Sequence[str] = (),
+    targets: Sequence[str] = (),
 ) -> str:
     """The compiled Function as text, also written to `path`.
 
     args: tensors (real or meta), specifications such as "bf16[8192,4096]", or any other argument of the Function.
     format: "py" (a Triton module that runs without fusegrad), "json", "graphml", "dot" (the graphs), "svg", "html"
-    (pictures); by default the suffix of `path`.
+    (pictures), "zip", "bundle" (a zip file, or a directory, that `fusegrad.load` makes a class of: graphs as JSON with
+    their guards, the Triton module, a manifest with sums; the text is the manifest); by default the suffix of `path`,
+    "bundle" for a directory that is there.
     target: the GPU to choose block sizes for: "cuda:80", "cuda:90" (the default), "cuda:100", "hip:gfx942".
     derivatives: what a "py" module has besides forward and backward: "jvp" (yours, or the transpose of your backward).
     Raises ExportError where a file could not hold what the Function does (opaque methods, tensors from outside, ..),
     ExportFormatError, SpecError, UnknownTargetError. A file is written whole or not at all.
     """
     word = _format(path, format)
+    if word in TREES and not derivatives:
+        return TREES[word](target_class, args, _place(path, format), target, targets)
     if not derivatives:
         text = FORMATS[word](target_class, args, target)
     else:
         text = module_text(gathered(target_class, args, target, _derivatives(path, word, derivatives)))
     if path is not None:
-        _write(Path(path), text)
+        write_file(Path(path), text.encode())
     return text
 
 
 def _format(path: Any, format: str | None) -> str:
-    known = ", ".join(FORMATS)
+    known = ", ".join((*FORMATS, *TREES))
     if format is None and path is None:
         raise ExportFormatError(path=path, format=format, reason="give a path or a format", known=known)
-    word = format if format is not None else Path(path).suffix.removeprefix(".")
-    if word not in FORMATS:
+    word = format if format is not None else _by_suffix(path)
+    if word not in FORMATS and word not in TREES:
         raise ExportFormatError(path=path, format=format, reason=f"there is no format {word!r}", known=known)
     return word
 
@@ -89,16 +98,13 @@ def _derivatives(path: Any, word: str, asked: Sequence[str]) -> tuple[str, ...]:
     return names
 
 
-def _write(path: Path, text: str) -> None:
-    """Through a neighbour and one rename: a reader sees the old file or the new one."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(name, 0o666 & ~mask)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+def _by_suffix(path: Any) -> str:
+    return "bundle" if Path(path).is_dir() else Path(path).suffix.removeprefix(".")
+
+
+def _place(path: Any, format: str | None) -> Path:
+    """Where several files go."""
+    if path is None:
+        reason, known = f"{format} is several files: give a path", ", ".join(FORMATS)
+        raise ExportFormatError(path=path, format=format, reason=reason, known=f"{known} without a path")
+    return Path(path)

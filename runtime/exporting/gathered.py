@@ -121,17 +121,17 @@ def gathered(
     try:
         return _gathered(compiler, stand_ins, where, derivatives)
     except NoTangents as error:
-        raise _apart(compiler, f"it has no jvp to write down: {error}") from error
+        raise apart(compiler, f"it has no jvp to write down: {error}") from error
     except CaptureError as error:
-        raise _refused(compiler, error) from error
+        raise refused(compiler, error) from error
     except LoweringError as error:
-        raise _apart(compiler, f"it cannot be written in kernels: {error}") from error
+        raise apart(compiler, f"it cannot be written in kernels: {error}") from error
 
 
 def _gathered(compiler: Compiler, stand_ins: list[Any], target: str, derivatives: Sequence[str]) -> Gathered:
     compiler.require_capturable()
     spec = Specialization(compiler.cls, stand_ins, compiler.reads_now(), compiler.dynamic)
-    _require_closed(compiler, spec)
+    require_closed(compiler, spec)
     sizes: Sizes = dict(spec.sizes(stand_ins))
     has_backward = backward_method(compiler.cls) is not None and any(map(is_float, stand_ins))
     chosen = choose(spec, sizes) if has_backward else None
@@ -142,7 +142,7 @@ def _gathered(compiler: Compiler, stand_ins: list[Any], target: str, derivatives
     backward = whole = None
     if has_backward:
         entry = spec.entry(spec.predicted_kinds())
-        _require_closed(compiler, spec, entry)
+        require_closed(compiler, spec, entry)
         name = f"{spec.name}_backward"
         kinds = spec.predicted_kinds()
         after = graph_of(entry.trace, name) if chosen is None else chosen.backward_graph(kinds, entry, name)
@@ -164,20 +164,20 @@ def _gathered(compiler: Compiler, stand_ins: list[Any], target: str, derivatives
 
 def _part(
     compiler: Compiler, graph: Graph, method: str, target: str, sizes: Sizes,
-    passed: dict[int, int], apart: tuple[sympy.Symbol, ...],
+    passed: dict[int, int], told_apart: tuple[sympy.Symbol, ...],
 ) -> Part:  # fmt: skip
     derived = method == "jvp" and not compiler.writes("jvp")
     where = method_place(getattr(compiler.cls, "backward" if derived else method))
     made = generate(graph, TARGETS[target], sizes, graph.name)
     for step in made.steps:
         if isinstance(step, Extern) and (node := opaque_of(step.value)) is not None:
-            raise _apart(compiler, f"{node.name} is an opaque node in its {method}", node.where)
+            raise apart(compiler, f"{node.name} is an opaque node in its {method}", node.where)
     kernels = {
         at: _versions(step, first, TARGETS[target], sizes, made.names[at])
         for at, first in made.kernels.items()
         if isinstance(step := made.steps[at], Group)
     }
-    return Part(method, graph, made.steps, kernels, passed, apart, where)
+    return Part(method, graph, made.steps, kernels, passed, told_apart, where)
 
 
 def _versions(group: Group, first: Kernels, target: Target, sizes: Sizes, name: str) -> list[Kernels]:
@@ -197,20 +197,21 @@ def _is_aligned(kernels: Kernels) -> bool:
 
 
 # ------------------------------------------------------------------ what cannot be written down
-def _require_closed(compiler: Compiler, spec: Specialization, entry: BackwardEntry | None = None) -> None:
+def require_closed(compiler: Compiler, spec: Specialization, entry: BackwardEntry | None = None) -> None:
     """Refuse what reads, writes or calls things outside the file."""
     method = "forward" if entry is None else "backward"
     trace, lifted = (spec.forward.trace, spec.lifted) if entry is None else (entry.trace, entry.lifted)
     if trace.opaque:
         node = trace.opaque[0]
-        raise _apart(compiler, f"{node.name} is an opaque node in its {method}", node.where)
+        raise apart(compiler, f"{node.name} is an opaque node in its {method}", node.where)
     if lifted:
-        raise _apart(compiler, f"{method} reads a tensor from outside ({lifted[0]}); make it an argument")
+        raise apart(compiler, f"{method} reads a tensor from outside ({lifted[0]}); make it an argument")
     if any(o.kind == "object" and holes(o.value) for o in spec.forward.outputs):
-        raise _apart(compiler, "forward returns tensors inside a container")
+        raise apart(compiler, "forward returns tensors inside a container")
 
 
-def _apart(compiler: Compiler, reason: str, where: str | None = None) -> ExportError:
+def apart(compiler: Compiler, reason: str, where: str | None = None) -> ExportError:
+    """The error for something that a file cannot hold."""
     place = where or method_place(compiler.cls.forward)  # type: ignore[attr-defined]
     return ExportError(
         function=compiler.cls.__name__, reason=reason, where=place,
@@ -218,5 +219,6 @@ def _apart(compiler: Compiler, reason: str, where: str | None = None) -> ExportE
     )  # fmt: skip
 
 
-def _refused(compiler: Compiler, error: CaptureError) -> ExportError:
-    return _apart(compiler, f"it cannot be captured: {error.facts.get('reason', error)}", error.facts.get("where"))
+def refused(compiler: Compiler, error: CaptureError) -> ExportError:
+    """The error for a Function that cannot be captured."""
+    return apart(compiler, f"it cannot be captured: {error.facts.get('reason', error)}", error.facts.get("where"))

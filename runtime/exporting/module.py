@@ -141,10 +141,15 @@ class Module:
     def _outputs(self) -> list[str]:
         """The names of forward's tensor outputs and of the hidden ones, as they are returned."""
         graph = self.found.forward.graph
-        names = []
+        names: list[str] = []
         for i, output in enumerate(graph.outputs):
-            names.append(self.tensors[self._described(i).index] if output is None else self.forward._value(output))
+            names.append(self._shown(i, names) if output is None else self.forward._value(output))
         return names
+
+    def _shown(self, output: int, names: list[str]) -> str:
+        """The name of an output that is an argument, a view of one, or the same as an output before it."""
+        described = self._described(output)
+        return str((names if described.kind == "same" else self.tensors)[described.index])
 
     def _described(self, output: int) -> Any:
         forward = self.found.specialization.forward

@@ -83,7 +83,7 @@ HOSTILE_SIZES = [
     "__import__('os')", "s0.__class__", "s0**s0", "9**9**9**9", "9**999999999", "2**(9**9)", "s7", "lambda: 0", "s0;s1",
     "exp(s0)", "factorial(99999)", "gamma(9)", "oo", "zoo", "1/0", "s0/0", "(" * 200, "s0" * 500, "9" * 40, "1e999",
     "*".join(["(s0+s1+1)**4"] * 12), "Mod(" * 30, "I", "s0 if s1 else 2", "[s0]", "s0\n", "sympify(1)", "Max()",
-    "sqrt(-1)", "floor(floor(floor(floor(floor(floor(floor(s0/2)/2)/2)/2)/2)/2)/2)", "Mod(s0, 0)", "((s0**4)**4)**4",
+    "sqrt(-1)", "floor(" * 11 + "s0/2" + ")/2" * 11, "Mod(s0, 0)", "((s0**4)**4)**4",
     -1, 1 << 70, 1.5, None, True, ["s0"], {"size": "s0"},
 ]  # fmt: skip
 

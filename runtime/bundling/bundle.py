@@ -1,0 +1,56 @@
+"""`export(.., path="x.zip")`: all files of a bundle, put together and published."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..explain import compiler_of
+from ..exporting.gathered import ExportError, apart, gathered
+from ..exporting.module import module_text
+from .archive import MANIFEST, BundleError, sealed, write_directory, write_file, zipped
+from .load import contents
+from .write import Written, written
+
+MODULE = "module.py"
+
+
+def bundle_files(
+    target_class: Any, args: Sequence[Any], target: str | None = None, targets: Sequence[str] = ()
+) -> dict[str, bytes]:
+    """Every file of a bundle by name. Raises ExportError, UnknownTargetError."""
+    function = written(target_class, args)
+    _require_readable(target_class, function)
+    module, why = _module(target_class, args, target)
+    files = {**function.graphs, **module}
+    return sealed({**function.manifest, "module": why, "targets": list(targets)}, files)
+
+
+def _require_readable(target_class: Any, made: Written) -> None:
+    """What was written can be read back: sizes are not too involved, nothing is too large."""
+    try:
+        contents(made.manifest["function"], made.graphs, "the bundle")
+    except BundleError as error:
+        reason = f"a bundle cannot hold it: {error.facts['file']}: {error.facts['fact']}"
+        raise apart(compiler_of(target_class), reason) from error
+
+
+def _module(target_class: Any, args: Sequence[Any], target: str | None) -> tuple[dict[str, bytes], str | None]:
+    """The Triton module, or why there is none."""
+    try:
+        return {MODULE: module_text(gathered(target_class, args, target)).encode()}, None
+    except ExportError as error:
+        return {}, str(error.facts.get("reason", error))
+
+
+def as_bundle(
+    target_class: Any, args: Sequence[Any], path: Path, target: str | None = None, targets: Sequence[str] = ()
+) -> str:
+    """Publish a zip file, where the path ends so, or a directory; whole or not at all. -> the manifest"""
+    files = bundle_files(target_class, args, target, targets)
+    if path.suffix == ".zip":
+        write_file(path, zipped(files))
+    else:
+        write_directory(path, files, MANIFEST)
+    return files[MANIFEST].decode()

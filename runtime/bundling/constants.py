@@ -1,0 +1,118 @@
+"""Arguments and results that are no tensors, as plain data for JSON; whatever has no literal is refused by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import sympy
+import torch
+
+from ...ir.document import Symbols, listed, refuse, size_of, text_from
+from ...ir.text import size_text
+from ...tracer.torch_private import expression_of
+from ..exact import exact
+
+DEEPEST = 8
+PLAIN = (bool, int, float, str, type(None))
+
+
+class NoLiteral(ValueError):
+    """A value that cannot be written down; the argument says its type."""
+
+
+def constant_document(value: Any) -> Any:
+    """A value as dicts, lists, texts and numbers. Raises NoLiteral."""
+    kind = type(value)
+    if isinstance(value, torch.SymInt):
+        return {"size": size_text(sympy.sympify(expression_of(value)))}
+    if kind is float and not math.isfinite(value):
+        return {"float": repr(value)}
+    if kind is str and not value.isprintable():
+        raise NoLiteral("a text with line breaks")
+    if kind in PLAIN and (kind is not int or abs(value) < 1 << 62):
+        return value
+    if kind in (tuple, list, torch.Size):
+        return {_SEQUENCES[kind]: [constant_document(v) for v in value]}
+    if kind is dict:
+        return {"dict": [[constant_document(k), constant_document(v)] for k, v in value.items()]}
+    if kind in (torch.dtype, torch.device):
+        return {kind.__name__: str(value).removeprefix("torch.")}
+    raise NoLiteral(f"a {kind.__name__}")
+
+
+_SEQUENCES: dict[type, str] = {tuple: "tuple", list: "list", torch.Size: "shape"}
+
+
+def constant_from(data: Any, symbols: Symbols, at: str, depth: int = DEEPEST) -> Any:
+    """The value that `constant_document` wrote; a size in it stays an expression. Raises ParseError."""
+    if isinstance(data, str):
+        return text_from(data, at)
+    if data is None or isinstance(data, bool | int | float):
+        return data
+    if not isinstance(data, dict) or len(data) != 1 or not depth:
+        raise refuse("a constant is of no known form", at)
+    ((kind, inner),) = data.items()
+    if kind not in _KINDS:
+        raise refuse("a constant is of no known form", at)
+    return _KINDS[kind](inner, at, lambda item: constant_from(item, symbols, at, depth - 1), symbols)
+
+
+Each = Callable[[Any], Any]
+
+
+def _dict(inner: Any, at: str, each: Each, symbols: Symbols) -> dict[Any, Any]:
+    pairs = [listed(p, at, 2) for p in listed(inner, at)]
+    return {each(k): each(v) for k, v in pairs}
+
+
+def _float(inner: Any, at: str, each: Each, symbols: Symbols) -> float:
+    if inner not in ("inf", "-inf", "nan"):
+        raise refuse("a constant is of no known form", at)
+    return float(inner)
+
+
+def _dtype(inner: Any, at: str, each: Each, symbols: Symbols) -> torch.dtype:
+    found = getattr(torch, text_from(inner, at, 30), None)
+    if not isinstance(found, torch.dtype):
+        raise refuse("there is no such dtype", at)
+    return found
+
+
+_KINDS: dict[str, Callable[[Any, str, Each, Symbols], Any]] = {
+    "size": lambda inner, at, each, symbols: size_of(inner, symbols, at),
+    "float": _float,
+    "tuple": lambda inner, at, each, symbols: tuple(each(v) for v in listed(inner, at)),
+    "list": lambda inner, at, each, symbols: [each(v) for v in listed(inner, at)],
+    "shape": lambda inner, at, each, symbols: Shape(tuple(each(v) for v in listed(inner, at))),
+    "dict": _dict,
+    "dtype": _dtype,
+    "device": lambda inner, at, each, symbols: torch.device(text_from(inner, at, 30)),
+}
+
+
+class Shape(tuple[Any, ...]):
+    """A torch.Size whose numbers may be expressions still."""
+
+
+def settled(value: Any, sizes: Mapping[sympy.Symbol, Any]) -> Any:
+    """The constant with its expressions computed."""
+    if isinstance(value, Shape):
+        return torch.Size([settled(v, sizes) for v in value])
+    if isinstance(value, tuple | list):
+        return type(value)(settled(v, sizes) for v in value)
+    if isinstance(value, dict):
+        return {k: settled(v, sizes) for k, v in value.items()}
+    return exact(value, sizes)
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two constants are the same: 1, 1.0 and True differ, NaN is itself."""
+    if type(a) is not type(b) and {type(a), type(b)} != {Shape, torch.Size}:
+        return False
+    if isinstance(a, tuple | list):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict):
+        return list(map(repr, a)) == list(map(repr, b)) and all(map(same, a.values(), b.values()))
+    return repr(a) == repr(b)

@@ -1,0 +1,298 @@
+"""The methods of a loaded Function: its graphs, run through torch one operation at a time, with the guards of a call.
+
+They are written as a user would write them, so that the whole of fusegrad stands behind them: `compile` captures them
+like any class, and derives what the bundle does not hold. Nothing of the bundle is executed but these operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+
+from ...ir import Graph, Value
+from ...ir.errors import FusegradError, users_line
+from ...ir.program import Place
+from ...tracer.capture import speaking_of
+from ...tracer.dtypes import to_torch
+from ...tracer.torch_private import memory_of, no_autocast
+from ..exact import exact
+from ..reference import call_node, order_of
+from .constants import same, settled
+from .contents import Argument, Entry, Function, Layout, Output, Variant
+from .write import autocast_now
+
+Tensor = torch.Tensor
+Sizes = Mapping[sympy.Symbol, Any]
+
+
+class BundleCallError(FusegradError, ValueError):
+    """A call that the Function of a bundle was not exported for."""
+
+    message = "{function}: {fact}\n  at:   {where}\n  fix:  {fix}"
+
+
+EXPORT_AGAIN = "call it as it was exported, or export it for such arguments too."
+
+
+def run(graph: Graph, inputs: Sequence[Any], sizes: Sizes) -> tuple[list[Any], dict[int, Any]]:
+    """(the outputs, the new values of the inputs that are written to)."""
+    known: dict[int, Any] = {v.id: t for v, t in zip(graph.inputs, inputs, strict=True)}
+    place = next((t.device for t in inputs), torch.device("cpu"))
+    for value, args, dead in order_of(graph).steps:
+        with speaking_of(_origin(value)):
+            known[value.id] = call_node(value, [known[a] for a in args], sizes, place)
+        for unread in dead:
+            del known[unread]
+    outputs = [None if o is None else known[o.id] for o in graph.outputs]
+    return outputs, {i: known[v.id] for i, v in graph.mutations.items()}
+
+
+def _origin(value: Value) -> tuple[str | None, str, str] | None:
+    origin = value.origin
+    return (origin.name, origin.where, origin.line or "") if origin.where else None
+
+
+@dataclass
+class Result:
+    """One run of forward: what it was given, its tensor outputs, and what it keeps besides."""
+
+    variant: Variant
+    number: int
+    sizes: Sizes
+    inputs: list[Tensor]
+    outputs: list[Tensor]
+    hidden: list[Tensor]
+
+    def at(self, place: Place | None) -> Tensor | None:
+        """The tensor at a place."""
+        if place is None:
+            return None
+        return {"input": self.inputs, "output": self.outputs, "hidden": self.hidden}[place.kind][place.index]
+
+    def returned(self) -> Any:
+        """What forward returns."""
+        supply = iter(self.outputs)
+        outputs = self.variant.outputs
+        full = tuple(settled(o.value, self.sizes) if o.kind == "object" else next(supply) for o in outputs)
+        return full if self.variant.is_tuple else full[0]
+
+
+class Player:
+    """Runs the graphs of one Function."""
+
+    def __init__(self, function: Function, graphs: Mapping[str, Graph]) -> None:
+        self.function, self.graphs = function, graphs
+        self.slots = function.slots
+        self.numbers = {v.needs: at for at, v in enumerate(function.variants)}
+        self.symbols = [list(v.symbols.values()) for v in function.variants]
+
+    def refused(self, fact: str, fix: str = EXPORT_AGAIN) -> BundleCallError:
+        """The error for a call outside of what was exported."""
+        return BundleCallError(function=self.function.name, fact=fact, fix=fix, where=users_line())
+
+    # ------------------------------------------------------------------ forward
+    def forward(self, args: Sequence[Any]) -> Result:
+        """Raises BundleCallError where the arguments are not like those of the export."""
+        self._require_kinds(args)
+        inputs = [args[i] for i in self.slots]
+        number = self._number(inputs)
+        variant = self.function.variants[number]
+        graph = self.graphs[variant.graph]
+        sizes = self._sizes(graph, variant, inputs)
+        with no_autocast():
+            results, writes = run(graph, inputs, sizes)
+        for index, value in writes.items():
+            inputs[index].copy_(value)
+        visible = variant.tensor_outputs
+        outputs = self._outputs(graph, visible, results, inputs, sizes)
+        return Result(variant, number, sizes, inputs, outputs, results[len(visible) :])
+
+    def seen(self, args: Sequence[Any], output: Any) -> Result:
+        """The run that gave this output, as setup_context sees it: it keeps arguments and results alone."""
+        inputs = [args[i] for i in self.slots]
+        number = self._number(inputs)
+        variant = self.function.variants[number]
+        sizes = _bound(variant, inputs)
+        outputs = [o for o in (output if variant.is_tuple else (output,)) if isinstance(o, Tensor)]
+        return Result(variant, number, sizes, inputs, outputs, [])
+
+    def _require_kinds(self, args: Sequence[Any]) -> None:
+        known = self.function.arguments
+        if len(args) != len(known):
+            raise self.refused(f"it takes {len(known)} arguments ({', '.join(a.name for a in known)}), not {len(args)}")
+        for argument, value in zip(known, args, strict=True):
+            if (why := _unlike(argument, value)) is not None:
+                raise self.refused(f"{argument.name} {why}")
+        if (now := autocast_now()) != (then := self.function.autocast):
+            fact = f"it was exported under autocast to {then} (on CPU, on a GPU), and is called under {now}"
+            raise self.refused(fact, "call it under torch.autocast as at the export, or export it under this one.")
+        devices = {args[i].device for i in self.slots if known[i].rank}
+        if len(devices) > 1:
+            raise self.refused(f"its arguments are on {' and '.join(sorted(map(str, devices)))}")
+
+    def _number(self, inputs: Sequence[Tensor]) -> int:
+        needs = tuple(t.requires_grad for t in inputs)
+        if needs not in self.numbers:
+            words = [self.function.arguments[i].name for i, need in zip(self.slots, needs, strict=True) if need]
+            fact = f"it was not exported for gradients of just {', '.join(words) or 'nothing'}"
+            raise self.refused(fact, "export it with these arguments requiring a gradient, or detach the others.")
+        return self.numbers[needs]
+
+    def _sizes(self, graph: Graph, variant: Variant, inputs: Sequence[Tensor]) -> dict[sympy.Symbol, Any]:
+        """The sizes at this call, if they are such as the export assumed."""
+        sizes = _bound(variant, inputs)
+        for slot, layout, value, tensor in zip(self.slots, variant.tensors, graph.inputs, inputs, strict=True):
+            name = self.function.arguments[slot].name
+            for shape in (layout[0], value.shape):
+                self._require_shape(name, shape, tensor, sizes)
+            self._require_layout(name, layout, tensor, sizes)
+        for name, (low, high) in variant.ranges.items():
+            size = sizes[variant.symbols[name]]
+            if size < low or (high is not None and size > high):
+                limits = f"at least {low}" + ("" if high is None else f" and at most {high}")
+                told = self._told(variant, variant.symbols[name])
+                raise self.refused(f"{told} is {size}; it was exported for {limits}")
+        for condition in variant.assumptions:
+            if not condition.holds(lambda s: exact(s, sizes)):
+                raise self.refused(f"it was exported for sizes with {condition}, and here {_values(sizes)}")
+        return sizes
+
+    def _told(self, variant: Variant, symbol: sympy.Symbol) -> str:
+        for slot, layout in zip(self.slots, variant.tensors, strict=True):
+            for word, found in zip(("shape[{}]", "stride({})"), layout, strict=True):
+                if symbol in found:
+                    return f"{self.function.arguments[slot].name}.{word.format(found.index(symbol))}"
+        return str(symbol)
+
+    def _require_shape(self, name: str, shape: Sequence[Any], tensor: Tensor, sizes: Sizes) -> None:
+        if not all(exact(a, sizes) == b for a, b in zip(shape, tensor.shape, strict=True)):
+            given, wanted = _row(tensor.shape), _row(shape)
+            raise self.refused(f"{name} has the shape {given}; it was exported for {wanted}, where {_values(sizes)}")
+
+    def _require_layout(self, name: str, layout: Layout, tensor: Tensor, sizes: Sizes) -> None:
+        strides = [exact(s, sizes) for s in layout[1]]
+        if not _same_places(tensor.shape, strides, tensor.stride()):
+            fact = f"{name} has the strides {_row(tensor.stride())}; it was exported for {_row(layout[1])}"
+            fact = f"{fact}, its shape being {_row(layout[0])}"
+            raise self.refused(fact, f"give {name}.contiguous(), or export it with {name} in this layout.")
+
+    def _outputs(
+        self, graph: Graph, described: Sequence[Output], results: Sequence[Any], inputs: list[Tensor], sizes: Sizes
+    ) -> list[Tensor]:
+        """What forward returns of tensors: of its own, its arguments, views of these, the same one twice."""
+        taken = {memory_of(t) for t in inputs}
+        outputs: list[Tensor] = []
+        for at, output in enumerate(described):
+            if output.kind == "tensor":
+                strides = [exact(s, sizes) for s in graph.output_strides[at] or ()]
+                outputs.append(laid_out(results[at], strides, taken))
+                taken.add(memory_of(outputs[-1]))
+            else:
+                outputs.append(_shown(output, inputs, outputs, sizes))
+        return outputs
+
+    # ------------------------------------------------------------------ backward
+    def backward(self, number: int, values: Sequence[Any], residuals: Sequence[Any], gradients: Sequence[Any]) -> Any:
+        """One gradient per argument."""
+        variant = self.function.variants[number]
+        sizes = dict(zip(self.symbols[number], values, strict=True))
+        present = [g is not None for g in gradients]
+        entry = self._entry(variant, present)
+        given = [g for g, there in zip(gradients, entry.gradients, strict=True) if there]
+        inputs = [r for r in residuals if r is not None] + given
+        graph, taken = self.graphs[entry.graph], {memory_of(t) for t in inputs}
+        with no_autocast():
+            results, _ = run(graph, inputs, sizes)
+        found = [r if r is None else laid_out(r, [exact(n, sizes) for n in s or ()], taken)
+                 for r, s in zip(results, graph.output_strides, strict=True)]  # fmt: skip
+        for argument, output in entry.passed:
+            found[argument] = gradients[output]
+        return tuple(found)
+
+    def _entry(self, variant: Variant, present: Sequence[bool]) -> Entry:
+        """The backward for these gradients. Zeros for an output that never moves are not asked for."""
+        fixed = {p.index for p in variant.non_differentiable if p.kind == "output"}
+        tensors = iter(range(len(present)))
+        numbers = [None if o.kind == "object" else next(tensors) for o in variant.outputs]
+        free = [n is None or n in fixed for n in numbers]
+        for entry in variant.entries:
+            pairs = zip(entry.gradients, present, free, strict=True)
+            if all(taken == there or (there and loose) for taken, there, loose in pairs):
+                return entry
+        words = ", ".join("one" if p else "none" for p in present)
+        raise self.refused(f"its backward was not exported for these gradients ({words})")
+
+
+def _unlike(argument: Argument, value: Any) -> str | None:
+    """Why a value is not an argument like the exported one."""
+    if argument.dtype is None:
+        if not isinstance(value, Tensor) and same(argument.constant, value):
+            return None
+        return f"was exported as the constant {argument.constant!r}, not as {_described(value)}"
+    if not isinstance(value, Tensor) or value.layout is not torch.strided:
+        return f"was exported as a tensor, not as {_described(value)}"
+    if value.dtype != to_torch(argument.dtype) or value.dim() != argument.rank:
+        return f"is {value.dtype} with {value.dim()} axes; it was exported for {argument.dtype} with {argument.rank}"
+    return "is a lazily conjugated or negated view" if value.is_conj() or value.is_neg() else None
+
+
+def _described(value: Any) -> str:
+    return f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)[:60]
+
+
+def _bound(variant: Variant, inputs: Sequence[Tensor]) -> dict[sympy.Symbol, Any]:
+    """The sizes as the arguments tell them: by their shapes, then by their strides."""
+    sizes: dict[sympy.Symbol, Any] = {}
+    for kind in (0, 1):
+        for layout, tensor in zip(variant.tensors, inputs, strict=True):
+            for expr, number in zip(layout[kind], (tensor.shape, tensor.stride())[kind], strict=True):
+                if isinstance(expr, sympy.Symbol):
+                    sizes.setdefault(expr, number)
+    return sizes
+
+
+def _row(numbers: Sequence[Any]) -> str:
+    return f"({', '.join(map(str, numbers))})"
+
+
+def _same_places(shape: Sequence[Any], strides: Sequence[Any], actual: Sequence[Any]) -> bool:
+    """Whether two layouts of one shape are the same places in memory."""
+    return any(n == 0 for n in shape) or all(a == b or n == 1 for n, a, b in zip(shape, strides, actual, strict=True))
+
+
+def _values(sizes: Sizes) -> str:
+    return ", ".join(f"{s} = {v}" for s, v in sizes.items()) or "there are none"
+
+
+def _shown(output: Output, inputs: Sequence[Tensor], outputs: Sequence[Tensor], sizes: Sizes) -> Tensor:
+    if output.kind == "same":
+        return outputs[output.index]
+    base = inputs[output.index]
+    if output.view is None:
+        return base
+    shape, strides, offset, tracked = output.view
+    size, step = ([exact(n, sizes) for n in numbers] for numbers in (shape, strides))
+    view = base.as_strided(size, step, base.storage_offset() + exact(offset, sizes))
+    return view if tracked else view.detach()
+
+
+def laid_out(tensor: Tensor, strides: Sequence[Any], taken: set[int]) -> Tensor:
+    """The tensor with these strides, in memory that nobody else has, and no view where nothing is differentiated."""
+    own = _own(tensor, strides, taken)
+    return own.detach() if own._is_view() and not torch.is_grad_enabled() else own
+
+
+def _own(tensor: Tensor, strides: Sequence[Any], taken: set[int]) -> Tensor:
+    if memory_of(tensor) not in taken and _same_places(tensor.shape, strides, tensor.stride()):
+        return tensor
+    still = [isinstance(s, int) and s == 0 for s in strides]
+    single = tensor[tuple(slice(0, 1) if s else slice(None) for s in still)] if any(still) else tensor
+    row_major = torch.empty(single.shape, device="meta").stride() if not any(still) else None
+    if row_major is not None and _same_places(tensor.shape, strides, row_major):
+        return tensor.clone(memory_format=torch.contiguous_format)
+    own = torch.empty_strided(single.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(single)
+    return own.expand(tensor.shape) if any(still) else own
