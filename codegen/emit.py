@@ -41,6 +41,7 @@ from .sizes import blocks, same, tidy
 from .sizes import number as evaluated
 from .strips import Strips
 from .values import Coord, default_name, name_of
+from .work import operations_of
 
 WORKSPACE = 8
 """Partial sums are read back from L2 where they fill at most one part in so many of it."""
@@ -347,7 +348,7 @@ class Emitter(Strips):
         return Kernel(
             self.kernel, source, (*pointers, *scalars), dict(constants), grid, plan.warps, plan.stages,
             tuple(self.scratch), {}, tuple(self.guards), reads, writes, cached,
-            tuple(p.name for p in pointers if p.name in self.aligned),
+            tuple(p.name for p in pointers if p.name in self.aligned), operations_of(self.program),
         )  # fmt: skip
 
     def _aligned(self, used: set[str]) -> list[Statement]:

@@ -53,7 +53,7 @@ class Kernel:
     whose values were compiled in, `guards` conditions over the others under which the text is right (checked per call).
     `reads` and `writes` are bytes moved to and from device memory per buffer, as expressions; `cached` are bytes that
     it reads once more while they are in L2: partial sums that it wrote itself, rows in flight. `aligned` pointers are
-    read by whole groups of 16 bytes: they have to be multiples of 16.
+    read by whole groups of 16 bytes: they have to be multiples of 16. `operations`: how many it computes.
     """
 
     name: str
@@ -70,6 +70,7 @@ class Kernel:
     writes: dict[str, Size] = field(default_factory=dict)
     cached: dict[str, Size] = field(default_factory=dict)
     aligned: tuple[str, ...] = ()
+    operations: Size = 0
 
 
 @dataclass(frozen=True)

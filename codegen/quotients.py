@@ -83,6 +83,7 @@ class _Back:
             reads=self._sizes(kernel.reads),
             writes=self._sizes(kernel.writes),
             cached=self._sizes(kernel.cached),
+            operations=self.size(kernel.operations),
         )
 
     def _pin(self, symbol: sympy.Symbol, value: int) -> tuple[sympy.Symbol, int]:

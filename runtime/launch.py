@@ -18,6 +18,7 @@ from ..ir.errors import UnsupportedBackendError
 from ..ir.types import FLOAT8
 from ..tracer.torch_private import current_device, current_stream
 from . import cache
+from .counted import metadata_of
 
 Argument: TypeAlias = "torch.Tensor | int"
 Launch: TypeAlias = Callable[[Sequence[Argument], int], None]
@@ -73,7 +74,9 @@ def jit_function(module_text: str, name: str, scalars: tuple[str, ...]) -> Any:
 
 def _on_device(kernel: Kernel, module_text: str, device: torch.device) -> Launch:
     scalars = tuple(argument.name for argument in kernel.arguments if isinstance(argument, Scalar))
-    return _OnDevice(kernel, jit_function(module_text, kernel.name, scalars), device)
+    function = jit_function(module_text, kernel.name, scalars)
+    function.launch_metadata = metadata_of(kernel)  # of the same text any kernel's is the same
+    return _OnDevice(kernel, function, device)
 
 
 class _OnDevice:

@@ -31,6 +31,7 @@ from ..tracer.torch_private import (
 from . import launch, logs, reference, tune
 from .compile import generate, graph_of, kernels_of, text_of
 from .config import KERNEL_BACKENDS, settings
+from .counted import remember
 from .replay import straight
 from .stats import count
 
@@ -310,8 +311,9 @@ def _launch(kernel: Kernel, run: Callable[..., None], sizes: Sizes) -> Any:
                 arguments.append((kind, index))
             case Scalar(value=value):
                 arguments.append(("number", number(value, sizes)))
-    scratch = [_scratch_spec(b, sizes) for b in kernel.scratch]
-    return kernel, run, arguments, number(kernel.grid, sizes), scratch
+    scratch, grid = [_scratch_spec(b, sizes) for b in kernel.scratch], number(kernel.grid, sizes)
+    remember(kernel, [value for kind, value in arguments if kind == "number"], grid, sizes)
+    return kernel, run, arguments, grid, scratch
 
 
 def _numbers_in(arguments: Sequence[tuple[str, int]]) -> list[int]:

@@ -29,10 +29,12 @@ Block = str | Table
 
 
 def show(blocks: Iterable[Block], file: TextIO | None = None) -> None:
-    """Print them to stdout, or to `file`."""
+    """Print them to stdout, or to `file`: a table with a title has a blank line before it."""
     stream = file or sys.stdout
     console = console_of(stream)
-    for block in blocks:
+    for number, block in enumerate(blocks):
+        if number and isinstance(block, Table) and block.title:
+            print(file=stream)
         if console is None:
             print(plain(block), file=stream)
         elif isinstance(block, Table):

@@ -8,6 +8,7 @@ from ..commands.answer import Answer
 from ..commands.arguments import add_target, call_of
 from .devices import DEVICES
 from .profile import BASELINES, profile
+from .report import blocks
 
 SUMMARY = "time a compiled Function, and model its kernels on a GPU"
 
@@ -17,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--baseline", action="append", choices=BASELINES, help="beside it; more than once")
     parser.add_argument("--device", choices=list(DEVICES), default="h100", help="of the model")
     parser.add_argument("--seconds", type=float, default=0.5, help="for each candidate and direction")
-    parser.add_argument("--metrics", action="store_true", help="compile for it: registers, spills, shared memory")
+    parser.add_argument("--metrics", action="store_true", help="compile for it: registers, spills, occupancy")
     parser.add_argument("-o", "--output", action="append", default=[], help=".html, .json, .trace.json; more than once")
 
 
@@ -30,4 +31,4 @@ def run(options: argparse.Namespace) -> Answer:
     )  # fmt: skip
     for path in options.output:
         found.write(path)
-    return Answer(found.to_dict(), [str(found), *(f"wrote {path}" for path in options.output)])
+    return Answer(found.to_dict(), [*blocks(found), *(f"wrote {path}" for path in options.output)])

@@ -14,6 +14,39 @@ class UnknownDeviceError(FusegradError, ValueError):
 
 
 @dataclass(frozen=True)
+class Multiprocessor:
+    """What one multiprocessor (or compute unit) holds at a time, by its four schedulers.
+
+    warps: at most per scheduler. registers: per scheduler and lane, handed out by eights. shared: bytes, of which each
+    program takes `reserved` more than it asks for.
+    """
+
+    warps: int
+    registers: int
+    shared: int
+    reserved: int
+    programs: int = 32
+
+    def occupancy(self, registers: int, shared: int, warps: int) -> float | None:
+        """Resident warps over the most there can be, for programs of so many warps; None where nothing is known."""
+        if registers < 0 or warps < 1:
+            return None
+        by_registers = SCHEDULERS * min(self.warps, self.registers // max(-(-registers // UNIT) * UNIT, UNIT)) // warps
+        by_shared = self.shared // (shared + self.reserved) if shared + self.reserved else self.programs
+        return min(by_registers, by_shared, self.programs) * warps / (SCHEDULERS * self.warps)
+
+
+SCHEDULERS, UNIT = 4, 8
+MULTIPROCESSORS = {
+    "cuda:80": Multiprocessor(16, 512, 164 << 10, 1 << 10),
+    "cuda:90": Multiprocessor(16, 512, 228 << 10, 1 << 10),
+    "cuda:100": Multiprocessor(16, 512, 228 << 10, 1 << 10),
+    "hip:gfx942": Multiprocessor(8, 512, 64 << 10, 0),
+}
+"""CUDA C++ Programming Guide, technical specifications per compute capability; AMD CDNA 3 instruction set, 2023."""
+
+
+@dataclass(frozen=True)
 class Device:
     """bandwidth: bytes per second to its memory. flops: float32 operations per second outside matrix units."""
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -69,6 +73,31 @@ def copy_bandwidth(device: torch.device) -> float | None:
     source = torch.empty(FLUSH, dtype=torch.int8, device=device)
     target = torch.empty_like(source)
     return 2 * FLUSH / times_of(lambda: target.copy_(source), device, 0.2).median * 1e6
+
+
+def peak_bytes(call: Callable[[], Any], device: torch.device) -> int:
+    """The most memory that a call holds at a time, its results included, above what there was."""
+    return _peak_on_gpu(call, device) if device.type == "cuda" else _peak_on_cpu(call)
+
+
+def _peak_on_gpu(call: Callable[[], Any], device: torch.device) -> int:
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    call()
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+def _peak_on_cpu(call: Callable[[], Any]) -> int:
+    """As torch's allocator tells its profiler; what numpy or a library allocates itself is not seen."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+        results = call()
+    del results
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+    held = sorted((e["ts"], e["args"]["Bytes"]) for e in events if e.get("name") == "[memory]")
+    return max(itertools.accumulate(count for _, count in held), default=0)
 
 
 @contextmanager

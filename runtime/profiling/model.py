@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import sympy
 
-from ...ir import Graph, Value
-from ...ir.passes.fuse import Extern, Group
+from ...codegen import Kernels
+from ...ir import Value
+from ...ir.passes.fuse import Extern, Group, Step
 from ...ir.prims import PRIMS
 from ...ir.types import Size, product
 from ..explain import DirectionReport, Explanation
@@ -34,30 +36,31 @@ class Modelled:
 
 
 def modelled(found: Explanation, device: Device, sizes: Sizes) -> list[Modelled]:
-    """A row for each launch, forward first. The operations of a step with several kernels count for its first."""
+    """A row for each launch, forward first."""
     return [row for name, report in found.directions.items() for row in _direction(name, report, device, sizes)]
 
 
 def _direction(name: str, report: DirectionReport, device: Device, sizes: Sizes) -> list[Modelled]:
     rows, launches, made = [], iter(report.launches), iter(report.kernels)
     for step in report.steps:
-        count = len(next(made).kernels) if isinstance(step, Group) else int(isinstance(step, Extern))
-        done = operations_of(step.graph if isinstance(step, Group) else [step.value], sizes)
-        for first, launch in zip([True, *[False] * count], [next(launches) for _ in range(count)], strict=False):
-            moved, work = launch.bytes_read + launch.bytes_written, done if first else 0
+        for work in _work(step, made, sizes):
+            launch = next(launches)
+            moved = launch.bytes_read + launch.bytes_written
             times = {"bytes": moved / device.bandwidth * 1e6, "operations": work / device.flops * 1e6}
             bound = max(times, key=lambda k: times[k])
             rows.append(Modelled(launch.name, name, launch.kind, moved, work, times[bound], bound))
     return rows
 
 
-def operations_of(values: Graph | list[Value], sizes: Sizes) -> int:
-    """One for each element of an elementwise result, of a sum's operand, of a scan; two for each product's pair."""
-    nodes = values.order() if isinstance(values, Graph) else values
-    return sum(_number(_operations(v), sizes) for v in nodes)
+def _work(step: Step, made: Iterator[Kernels], sizes: Sizes) -> list[int]:
+    """The operations of each launch of a step."""
+    if isinstance(step, Group):
+        return [_number(kernel.operations, sizes) for kernel in next(made).kernels]
+    return [_number(_operations(step.value), sizes)] if isinstance(step, Extern) else []
 
 
 def _operations(value: Value) -> Size:
+    """One for each element of an elementwise result, of a sum's operand, of a scan; two for each product's pair."""
     family = PRIMS[value.prim].family
     if family == "contract":
         sizes = dict(zip(value.params["x_axes"], value.args[0].shape, strict=True))

@@ -14,14 +14,15 @@ from typing import Any
 import torch
 
 from ...ir.errors import FusegradError
+from .. import screen
 from ..cache import versions
-from ..explain import compiler_of, explain
+from ..explain import Explanation, compiler_of, explain
 from ..function import Compiler, compile, compile_class
 from ..guards import is_float
 from ..specs import is_spec, parse_spec
 from ..trees import arguments
-from .devices import Device, device_named
-from .measure import Times, copy_bandwidth, operations, saved_bytes, times_of
+from .devices import MULTIPROCESSORS, Device, device_named
+from .measure import Times, copy_bandwidth, operations, peak_bytes, saved_bytes, times_of
 from .model import Modelled, modelled
 
 Tensor = torch.Tensor
@@ -46,6 +47,23 @@ class Measured:
     error: str = ""
 
 
+@dataclass(frozen=True)
+class Achieved:
+    """One launch of ours as it was measured: per second, and over the bandwidth of a plain copy on this device."""
+
+    name: str
+    direction: str
+    microseconds: float
+    bytes_per_second: float
+    operations_per_second: float
+    of_copy: float | None
+
+
+def _achieved(launch: Modelled, microseconds: float, copy: float | None) -> Achieved:
+    moved, done = launch.bytes / microseconds * 1e6, launch.operations / microseconds * 1e6
+    return Achieved(launch.name, launch.direction, microseconds, moved, done, moved / copy if copy else None)
+
+
 @dataclass
 class Profile:
     """What `profile` found. Prints as tables; `to_dict()`; `write(path)` as .json, .html, or a Chrome trace."""
@@ -61,7 +79,7 @@ class Profile:
     device: Device
     binaries: dict[str, dict[str, Any]]
     copy_bandwidth: float | None = None
-    peak: int | None = None
+    peaks: dict[str, dict[str, int]] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=versions)
     traces: dict[str, Any] = field(default_factory=dict, repr=False)
 
@@ -78,10 +96,19 @@ class Profile:
             "arguments": self.arguments, "versions": self.versions,
             "measured": {
                 "times": rows, "saved_bytes": self.saved, "operations": self.operations,
-                "copy_bandwidth": self.copy_bandwidth, "peak_bytes": self.peak,
+                "copy_bandwidth": self.copy_bandwidth, "peak_bytes": self.peaks,
+                "launches": [asdict(a) for a in self.achieved()],
             },
             "modelled": model, "binaries": self.binaries,
         }  # fmt: skip
+
+    def achieved(self) -> Iterator[Achieved]:
+        """Our launches among what ran, with what they reached: empty where other names ran, as on a CPU."""
+        counted = {(m.direction, m.name): m for m in self.modelled}
+        for direction, rows in self.operations.items():
+            for row in rows:
+                if (m := counted.get((direction, row["name"]))) is not None:
+                    yield _achieved(m, row["microseconds"] / row["calls"], self.copy_bandwidth)
 
     def __str__(self) -> str:
         from .report import as_text
@@ -105,13 +132,15 @@ def profile(
     device: str = "h100",
     seconds: float = 0.5,
     metrics: bool = False,
+    progress: bool | None = None,
 ) -> Profile:
     """Time forward and backward of a compiled Function, and model its kernels on a named GPU.
 
     args: tensors, or specifications such as "bf16[8192,4096]", for which random tensors are made (on the GPU, if there
     is one). baselines: "eager" (the class as you wrote it), "torch.compile". device: of the model: "a100", "h100",
     "h200", "mi300x". seconds: that each candidate is called for, per direction. metrics: also compile the kernels for
-    that device (no GPU needed) and report registers, spills and shared memory.
+    that device (no GPU needed) and report registers, spills, shared memory and occupancy. progress: a bar on stderr; by
+    default where that is a terminal.
     Raises UnknownDeviceError, ProfileArgumentError, SpecError. What cannot be timed says why in its row.
     """
     modelled_on, fast = device_named(device), _compiled(target_class)
@@ -125,12 +154,24 @@ def profile(
         name=compiler.cls.__name__, backend=compiler.backend_for(real), machine=_machine(place),
         arguments=", ".join(map(_described, real)), measured=[], saved={}, operations={},
         modelled=modelled(found, modelled_on, found.sizes), device=modelled_on,
-        binaries=found.metrics(modelled_on.target) if metrics and found.kernel_records else {},
+        binaries=_binaries(found, modelled_on.target) if metrics and found.kernel_records else {},
         copy_bandwidth=copy_bandwidth(place),
     )  # fmt: skip
-    for name, apply in _candidates(compiler, fast, baselines):
-        _measure(result, name, apply, real, place, seconds)
+    candidates = list(_candidates(compiler, fast, baselines))
+    with screen.progress(2 * len(candidates), f"profile {result.name}", progress) as advance:
+        for name, apply in candidates:
+            _measure(result, name, apply, real, place, seconds, advance)
     return result
+
+
+def _binaries(found: Explanation, target: str) -> dict[str, dict[str, Any]]:
+    """What the compiled kernels need, and how full they can make a multiprocessor."""
+    warps, processor = {k.name: k.num_warps for k in found.kernel_records}, MULTIPROCESSORS[target]
+    return {
+        name: {**facts, "warps": warps[name],
+               "occupancy": processor.occupancy(facts["registers"], facts["shared"], warps[name])}
+        for name, facts in found.metrics(target).items()
+    }  # fmt: skip
 
 
 def differentiated(target_class: Any, args: Sequence[Any]) -> str:
@@ -206,16 +247,19 @@ def _call_of(compiler: Compiler, fast: Any) -> Apply:
 
 
 def _measure(
-    result: Profile, name: str, apply: Apply, args: Sequence[Any], place: torch.device, seconds: float
-) -> None:
+    result: Profile, name: str, apply: Apply, args: Sequence[Any], place: torch.device, seconds: float,
+    advance: screen.Advance,
+) -> None:  # fmt: skip
     """forward without a graph, then backward of a forward that is kept. What fails says so in its row."""
     direction = "forward"
+    advance(f"{name} forward")
     try:
         _timed(result, name, direction, _without_grad(apply, args), place, seconds)
         with saved_bytes(args) as total:
             outputs = _differentiable(apply(*args))
         if outputs:
             result.saved[name], direction = total[0], "backward"
+            advance(f"{name} backward")
             _timed(result, name, direction, _backward(outputs, args), place, seconds)
     except Exception as error:
         why = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -226,8 +270,9 @@ def _timed(
     result: Profile, name: str, direction: str, call: Callable[[], Any], place: torch.device, seconds: float
 ) -> None:
     result.measured.append(Measured(name, direction, times_of(call, place, seconds)))
+    result.peaks.setdefault(name, {})[direction] = peak_bytes(call, place)
     if name == OURS:
-        _observe(result, direction, call, place)
+        result.operations[direction], result.traces[direction] = operations(call, place)
 
 
 def _without_grad(apply: Apply, args: Sequence[Any]) -> Callable[[], Any]:
@@ -248,12 +293,3 @@ def _backward(outputs: Sequence[Tensor], args: Sequence[Any]) -> Callable[[], An
     gradients = [torch.randn_like(o) for o in outputs]
     return lambda: torch.autograd.grad(outputs, inputs, gradients, retain_graph=True, allow_unused=True)
 
-
-def _observe(result: Profile, direction: str, call: Callable[[], Any], place: torch.device) -> None:
-    """What ran, by name; and how much memory at most, where the device counts it."""
-    result.operations[direction], result.traces[direction] = operations(call, place)
-    if place.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(place)
-        before = torch.cuda.memory_allocated(place)
-        call()
-        result.peak = max(result.peak or 0, torch.cuda.max_memory_allocated(place) - before)

@@ -9,7 +9,8 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..page import GREY, INK, RULE, contents, is_number, note, page, section, table
+from ..page import GREY, INK, RULE, contents, note, page, section, table
+from ..screen import Block, Table, plain
 from .measure import Times
 from .model import Modelled
 
@@ -48,25 +49,57 @@ def _write_trace(profile: Profile, path: Path) -> None:
 
 
 # ------------------------------------------------------------------ text
+TIMES = ("", "direction", "median us", "p10", "p90", "calls")
+MEMORY = ("memory, bytes", "saved for backward", "at most in forward", "in backward")
+LAUNCHES = ("launch", "direction", "us", "GB/s", "GFLOP/s", "% of a copy")
+OPERATIONS = ("operation", "calls", "us")
+MODEL = ("launch", "direction", "bytes", "operations", "us", "bound by")
+BINARIES = ("kernel", "warps", "registers", "spills", "shared", "occupancy", "accesses")
+
+
 def as_text(profile: Profile) -> str:
-    """The tables."""
-    lines = [f"{profile.name}({profile.arguments})", "", f"measured on {profile.machine}, backend {profile.backend}"]
-    lines += _table(["", "direction", "median us", "p10", "p90", "calls"], _times(profile))
-    lines += [f"  saved for backward by {name}: {count:,} bytes" for name, count in profile.saved.items()]
-    if profile.peak is not None:
-        lines.append(f"  memory at most, above what was there: {profile.peak:,} bytes")
+    """The tables as plain text."""
+    return "\n\n".join(map(plain, blocks(profile)))
+
+
+def blocks(profile: Profile) -> list[Block]:
+    """The tables: what was measured, then what is modelled, then what was compiled."""
+    device, measured = profile.device, f"measured on {profile.machine}, backend {profile.backend}"
     if profile.copy_bandwidth:
-        lines.append(f"  a copy moves {profile.copy_bandwidth / 1e9:,.0f} GB/s")
-    for direction, rows in profile.operations.items():
-        lines += ["", f"{direction}, operations by their own time (measured)"]
-        lines += _table(["operation", "calls", "us"], _operations(rows))
-    device = profile.device
-    lines += ["", f"model of {device.name} ({device.bandwidth / 1e12:g} TB/s): the least time, not a measured one"]
-    lines += _table(["launch", "direction", "bytes", "operations", "us", "bound by"], _modelled(profile.modelled))
-    if profile.binaries:
-        lines += ["", f"compiled for {device.target}"]
-        lines += _table(["kernel", "registers", "spills", "shared", "accesses"], _binaries(profile))
-    return "\n".join(lines)
+        measured += f"; a copy moves {profile.copy_bandwidth / 1e9:,.0f} GB/s"
+    model = f"model of {device.name} ({device.bandwidth / 1e12:g} TB/s): the least time, not a measured one"
+    parts = [
+        Table(measured, TIMES, _times(profile)),
+        Table("", MEMORY, _memory(profile)),
+        Table("our launches, as measured", LAUNCHES, _achieved(profile)),
+        *(Table(f"{direction}, operations by their own time (measured)", OPERATIONS, _operations(rows))
+          for direction, rows in profile.operations.items()),
+        Table(model, MODEL, _modelled(profile.modelled)),
+        Table(f"compiled for {device.target}", BINARIES, _binaries(profile)),
+    ]  # fmt: skip
+    return [f"{profile.name}({profile.arguments})", *(part for part in parts if part.rows)]
+
+
+def _memory(profile: Profile) -> list[list[str]]:
+    names = dict.fromkeys([*profile.saved, *profile.peaks])
+    return [[name, *map(_counted, (profile.saved.get(name), *_peaks(profile, name)))] for name in names]
+
+
+def _peaks(profile: Profile, name: str) -> tuple[int | None, int | None]:
+    found = profile.peaks.get(name, {})
+    return found.get("forward"), found.get("backward")
+
+
+def _counted(count: int | None) -> str:
+    return "" if count is None else f"{count:,}"
+
+
+def _achieved(profile: Profile) -> list[list[str]]:
+    return [
+        [a.name, a.direction, f"{a.microseconds:,.1f}", f"{a.bytes_per_second / 1e9:,.0f}",
+         f"{a.operations_per_second / 1e9:,.0f}", "" if a.of_copy is None else f"{100 * a.of_copy:.0f}"]
+        for a in profile.achieved()
+    ]  # fmt: skip
 
 
 def _times(profile: Profile) -> list[list[str]]:
@@ -99,17 +132,11 @@ def _places(value: float) -> int:
 
 
 def _binaries(profile: Profile) -> list[list[str]]:
-    names = ("registers", "spills", "shared", "accesses")
-    return [[kernel, *(str(facts.get(n)) for n in names)] for kernel, facts in profile.binaries.items()]
+    return [[kernel, *(_fact(facts.get(n)) for n in BINARIES[1:])] for kernel, facts in profile.binaries.items()]
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Numbers to the right, words to the left."""
-    full = [list(head), *([*row, *[""] * (len(head) - len(row))] for row in rows)]
-    widths = [max(len(row[i]) for row in full[: len(full)] if len(row[i]) < 60) for i in range(len(head))]
-    for row in full:
-        cells = [c.ljust(w) if not is_number(c) else c.rjust(w) for c, w in zip(row, widths, strict=True)]
-        yield f"  {'  '.join(cells)}".rstrip()
+def _fact(value: Any) -> str:
+    return f"{100 * value:.0f} %" if isinstance(value, float) else str(value)
 
 
 # ------------------------------------------------------------------ a page
@@ -128,15 +155,15 @@ def as_html(profile: Profile) -> str:
 
 def _measured_part(profile: Profile) -> str:
     timed = [(m.candidate, m.direction, m.times.median) for m in profile.measured if m.times is not None]
-    saved = [[name, f"{count:,}"] for name, count in profile.saved.items()]
     parts = [
         bars(timed),
-        table(["candidate", "direction", "median us", "p10", "p90", "calls"], _times(profile)),
-        table(["candidate", "bytes saved for backward"], saved),
+        table(["candidate", *TIMES[1:]], _times(profile)),
+        table(MEMORY, _memory(profile)),
+        *([table(LAUNCHES, launches)] if (launches := _achieved(profile)) else []),
         note("Medians; forward without a graph, backward of a forward that is kept."),
     ]
     operations = "".join(
-        f"<div><h3>{escape(d)}</h3>{table(['operation', 'calls', 'us'], _operations(rows))}</div>"
+        f"<div><h3>{escape(d)}</h3>{table(OPERATIONS, _operations(rows))}</div>"
         for d, rows in profile.operations.items()
     )
     return f'{"".join(parts)}<div class="beside">{operations}</div>'
@@ -145,13 +172,11 @@ def _measured_part(profile: Profile) -> str:
 def _model_part(profile: Profile) -> str:
     told = "Not measured: the least time in which this device could move each launch's bytes, or do its operations."
     numbered = [[str(at), *row] for at, row in enumerate(_modelled(profile.modelled), 1)]
-    head = ["", "launch", "direction", "bytes", "operations", "us", "bound by"]
-    return "".join([note(f"{told} Peaks: {profile.device.source}."), roofline(profile), table(head, numbered)])
+    return "".join([note(f"{told} Peaks: {profile.device.source}."), roofline(profile), table(["", *MODEL], numbered)])
 
 
 def _binaries_part(profile: Profile) -> str:
-    head = ["kernel", "registers", "spills", "shared", "accesses"]
-    return table(head, _binaries(profile)) if profile.binaries else note(NOT_COMPILED)
+    return table(BINARIES, _binaries(profile)) if profile.binaries else note(NOT_COMPILED)
 
 
 BAR, BARS_AT, LONGEST = 26, 230, 620

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import time
 import xml.etree.ElementTree as xml
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,16 @@ from torch.autograd import Function
 import fusegrad
 from fusegrad.__main__ import main
 from fusegrad.benchmarks import functions as f
-from fusegrad.runtime.profiling.devices import DEVICES, UnknownDeviceError
-from fusegrad.runtime.profiling.measure import summary, times_of
+from fusegrad.benchmarks.suite import CASES
+from fusegrad.codegen import TARGETS, Kernel
+from fusegrad.ir.passes.fuse import Group
+from fusegrad.runtime import launch, plan
+from fusegrad.runtime.profiling.devices import DEVICES, MULTIPROCESSORS, UnknownDeviceError
+from fusegrad.runtime.profiling.measure import peak_bytes, summary, times_of
+from fusegrad.runtime.profiling.model import _number, _operations
 from fusegrad.runtime.profiling.profile import Profile, ProfileArgumentError
+
+CPU = torch.device("cpu")
 
 
 class Slow(Function):
@@ -94,6 +103,113 @@ def test_saved_bytes_are_those_of_the_class() -> None:
             return g * ctx.saved_tensors[1]
 
     assert fusegrad.profile(Saves, torch.randn(100), seconds=0.0).saved == {"fusegrad": 100, "eager": 100}
+
+
+def test_the_most_that_a_call_holds() -> None:
+    class Squares(Function):
+        @staticmethod
+        def forward(ctx, x):
+            a = x * 2
+            b = a * a
+            del a
+            return b.sum()
+
+    x = torch.ones(1000)
+    assert peak_bytes(lambda: x.clone(), CPU) == 4000
+    assert 8000 <= peak_bytes(lambda: (x.clone() * 2).clone(), CPU) <= 8100
+    found = fusegrad.profile(Squares, "f32[1000]", seconds=0.0).peaks
+    assert {name: set(peaks) for name, peaks in found.items()} == {n: {"forward"} for n in ("fusegrad", "eager")}
+    assert 8000 <= found["eager"]["forward"] <= 8300
+
+
+def test_what_our_launches_reached(found: Profile) -> None:
+    assert list(found.achieved()) == [], "on a CPU none of our launches ran"
+    rows = {"forward": [{"name": "SwiGLU_forward", "calls": 2.0, "microseconds": 8.0}, {"name": "x", "calls": 1.0}]}
+    on_gpu = replace(found, operations=rows, copy_bandwidth=4e10)
+    (reached,) = on_gpu.achieved()
+    n = 64 * 128
+    assert reached.microseconds == 4 and reached.bytes_per_second == pytest.approx(6 * n / 4e-6)
+    assert reached.operations_per_second == pytest.approx(found.modelled[0].operations / 4e-6)
+    assert reached.of_copy == pytest.approx(6 * n / 4e-6 / 4e10)
+    text = str(replace(on_gpu, operations={"forward": rows["forward"][:1]}))
+    assert "our launches, as measured" in text and "a copy moves 40 GB/s" in text and " 31" in text
+    assert on_gpu.to_dict()["measured"]["launches"][0]["name"] == "SwiGLU_forward"
+
+
+@pytest.mark.parametrize(
+    ("target", "registers", "shared", "warps", "expected"),
+    [
+        ("cuda:90", 32, 0, 4, 1.0), ("cuda:90", 64, 0, 4, 0.5), ("cuda:90", 255, 0, 8, 0.125),
+        ("cuda:90", 38, 32, 4, 0.75), ("cuda:80", 32, 100 << 10, 4, 4 / 64), ("cuda:90", 16, 0, 1, 0.5),
+        ("hip:gfx942", 64, 0, 4, 1.0), ("hip:gfx942", 128, 0, 4, 0.5), ("hip:gfx942", 128, 40 << 10, 4, 4 / 32),
+        ("cuda:90", -1, 0, 4, None), ("cuda:90", 255, 0, 32, 0.0),
+    ],
+)  # fmt: skip
+def test_occupancy(target, registers, shared, warps, expected) -> None:
+    assert MULTIPROCESSORS[target].occupancy(registers, shared, warps) == expected
+
+
+def test_every_device_has_a_multiprocessor() -> None:
+    assert {d.target for d in DEVICES.values()} <= set(MULTIPROCESSORS)
+    found = fusegrad.profile(f.Softmax, "f32[8,64]", seconds=0.0, metrics=True)
+    (facts, *_) = found.binaries.values()
+    assert 0 < facts["occupancy"] <= 1 and facts["warps"] >= 1 and facts["registers"] > 0
+    assert f"{100 * facts['occupancy']:.0f} %" in str(found)
+
+
+def test_each_step_is_told(capsys: Any) -> None:
+    fusegrad.profile(f.Softmax, "f32[4,8]", seconds=0.0, progress=True)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line for line in lines if line.startswith("profile ")] == [
+        f"profile Softmax {i}/4: {name} {direction}"
+        for i, (name, direction) in enumerate(product(("fusegrad", "eager"), ("forward", "backward")), 1)
+    ]
+
+
+# ------------------------------------------------------------------ what a launch is told to move and to compute
+@pytest.mark.parametrize("case", list({c.function: c for c in CASES}.values())[::5], ids=lambda c: c.function.__name__)
+def test_kernels_count_what_the_graph_computes(case: Any) -> None:
+    """Whatever is computed again in a second kernel is counted there; otherwise a kernel counts what its nodes do."""
+    found = fusegrad.explain(case.function, *case.args)
+    for report in found.directions.values():
+        for step, made in zip((s for s in report.steps if isinstance(s, Group)), report.kernels, strict=True):
+            nodes = sum(_number(_operations(v), found.sizes) for v in step.graph.order())
+            kernels = sum(_number(k.operations, found.sizes) for k in made.kernels)
+            assert 0.2 * nodes <= kernels <= 2.5 * nodes
+
+
+def test_triton_s_profiler_is_told_bytes_and_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through the hook that Triton calls; the launch itself is a stub, for want of a GPU."""
+    from triton.compiler.compiler import LazyDict
+    from triton.profiler.hooks.launch import LaunchHook
+
+    told: list[dict[str, Any]] = []
+
+    def on_device(kernel: Kernel, text: str, device: Any) -> Any:
+        function = launch._on_device(kernel, text, torch.device("cuda")).function
+
+        def run(arguments: Any, grid: int) -> None:
+            by_name = dict(zip((a.name for a in kernel.arguments), arguments, strict=True)) | kernel.constants
+            lazy = LazyDict({"name": kernel.name})
+            lazy.add(function.launch_metadata, ((grid, 1, 1), None, by_name))
+            told.append(lazy.get())
+
+        return run
+
+    monkeypatch.setattr(launch, "launcher", lambda kernel, text, backend, device=None: on_device(kernel, text, device))
+    monkeypatch.setattr(plan, "target_for", lambda backend, device: TARGETS["cuda:90"])
+    fast: Any = fusegrad.compile(f.RMSNorm, backend="triton")
+    with torch.no_grad():
+        for rows in (64, 100, 64):
+            fast.apply(torch.randn(rows, 256), torch.ones(256), 1e-6)
+        fast.apply(torch.randn(64, 512), torch.ones(512), 1e-6)  # the same text and grid, another constant
+    metrics = [LaunchHook._extract_metrics(t) for t in told]
+    assert [t["name"] for t in told] == ["RMSNorm_forward"] * 4
+    expected = [4 * (2 * r * n + n) for r, n in ((64, 256), (100, 256), (64, 256), (64, 512))]
+    # without a gradient rstd is written, too: backward may be asked for later
+    assert [m["bytes"] - e for m, e in zip(metrics, expected, strict=True)] == [4 * r for r in (64, 100, 64, 64)]
+    assert all(m["flops"] == m["flops32"] > 3 * m["bytes"] / 8 for m in metrics)
+    assert metrics[0] == metrics[2] != metrics[3]
 
 
 def test_files(found: Profile, tmp_path: Path) -> None:

@@ -1,0 +1,53 @@
+"""What a launch moves and computes, told to Triton's own profiler: its hooks ask for it, and nothing else does.
+
+    proton -n norms script.py; proton-viewer -m tbyte/s,tflop/s norms.hatchet
+
+A kernel's grid, integers and constants decide what it touches: counts are kept by them, from its first launch on.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import sympy
+
+from ..codegen import Kernel, Pointer, Scalar
+from ..ir.types import Size
+
+Metadata = Callable[[Any, Any, Mapping[str, Any]], dict[str, Any]]
+KNOWN = 4096
+"""Launches that are remembered."""
+
+_known: OrderedDict[Any, tuple[Kernel, Mapping[sympy.Symbol, int]]] = OrderedDict()
+
+
+def remember(kernel: Kernel, integers: Sequence[int], grid: int, sizes: Mapping[sympy.Symbol, int]) -> None:
+    """A launch with this grid and these integers is one at these sizes."""
+    _known[kernel.source, (*integers, *kernel.constants.values()), grid] = (kernel, sizes)
+    if len(_known) > KNOWN:
+        _known.popitem(last=False)
+
+
+def metadata_of(kernel: Kernel) -> Metadata:
+    """`launch_metadata` of a kernel: (grid, compiled, arguments by name) -> name, bytes and operations of a launch."""
+    names = [*(a.name for a in kernel.arguments if isinstance(a, Scalar)), *kernel.constants]
+
+    def metadata(grid: Any, compiled: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        found = _known.get((kernel.source, tuple(arguments[name] for name in names), grid[0]))
+        return {"name": kernel.name} if found is None else {"name": kernel.name, **counts(*found)}
+
+    return metadata
+
+
+def counts(kernel: Kernel, sizes: Mapping[sympy.Symbol, int]) -> dict[str, int]:
+    """Bytes to and from memory, and operations: of all widths together, and by the width of the floats."""
+    moved = sum(_number(n, sizes) for n in (*kernel.reads.values(), *kernel.writes.values()))
+    done = _number(kernel.operations, sizes)
+    width = 64 if any(isinstance(a, Pointer) and a.dtype == "f64" for a in kernel.arguments) else 32
+    return {"bytes": moved, "flops": done, f"flops{width}": done}
+
+
+def _number(size: Size, sizes: Mapping[sympy.Symbol, int]) -> int:
+    return size if isinstance(size, int) else int(size.xreplace(dict(sizes)))
