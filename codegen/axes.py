@@ -699,6 +699,21 @@ def _folded(b: Builder, node: Value, arg: Term, over: list[Axis]) -> Term:
     return b.term(node.prim, arg, dtype=node.dtype, param=tuple(sorted(over, key=lambda a: a.order)), node=node)
 
 
+def _dot(b: Builder, node: Value, index: Place, guards: Guards) -> Term:
+    """sum(x * y): what a product is, and how it is known (`codegen.products`); it is never formed."""
+    b.plain(node, index)
+    x, y = node.args
+    x_axes, y_axes, out_axes = (node.params[p] for p in ("x_axes", "y_axes", "out_axes"))
+    place = dict(zip(out_axes, index, strict=True))
+    sizes = dict(zip((*x_axes, *y_axes), (*x.shape, *y.shape), strict=True))
+    summed = [label for label in sizes if label not in place]
+    place |= {label: _reduced(b, node, label, sizes[label]) for label in summed}
+    factors = [b.whole(v, [place[label] for label in axes]) for v, axes in ((x, x_axes), (y, y_axes))]
+    over = sorted({a for label in summed for a in b.settled(place[label]).walked}, key=lambda a: a.order)
+    product_ = b.term("mul", *factors, dtype=node.dtype, node=node)
+    return b.term("sum", product_, dtype=node.dtype, param=tuple(over), node=node)
+
+
 def _arg_extremum(b: Builder, node: Value, index: Place, guards: Guards) -> Term:
     """The smallest place that holds the extremum: where(x == top or both NaN, place, size), minimum over it."""
     b.plain(node, index)
@@ -778,6 +793,7 @@ rules: dict[str, Rule] = {
 family_rules: dict[str, Rule] = {
     "elementwise": _elementwise,
     "reduce": _reduce,
+    "contract": _dot,
     "scan": _cumsum,
     "gather": _gather,
     "scatter": _scattered,

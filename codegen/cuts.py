@@ -22,7 +22,7 @@ from ..ir.graph import building, emit, provenance
 from ..ir.passes.fuse import only_moves
 from ..ir.prims import PRIMS
 from ..ir.types import COMPLEX, FLOAT8, LOW_FLOATS, Size, TensorType, contiguous_strides
-from . import prelude
+from . import prelude, products
 from .axes import Axis, Builder, Cut, Goal, Memory, Program, Sink, below
 from .emit import Emitter
 from .kernel import Buffer, Kernel, Kernels, Ref, Target
@@ -33,7 +33,9 @@ from .schedule import Scheduler, Separate
 from .sizes import Hints, number, symbols
 from .unify import unify, with_nested_sums
 
-FUSIBLE = frozenset({"input", "elementwise", "source", "layout", "reduce", "scan", "gather", "scatter", "random"})
+FUSIBLE = frozenset(
+    {"input", "elementwise", "source", "layout", "reduce", "scan", "gather", "scatter", "random", "contract"}
+)
 DEPTH = 120
 """Longest chain of values inside one kernel."""
 ATOMIC = frozenset({"i32", "i64", "u32", "u64", "f32", "f64"})
@@ -50,7 +52,10 @@ def generate(graph: Graph, *, target: Target, hints: Mapping[sympy.Symbol, int],
     quotients = Quotients.of(plain)
     if quotients.whole:
         plain, hints = _substituted(plain, quotients.whole), quotients.hints(hints)
-    return quotients.restored(_Group(plain, target, hints, identifier(name) or "kernel").kernels())
+    label = identifier(name) or "kernel"
+    if any(v.prim == "dot" for v in plain.order()):
+        return quotients.restored(products.kernels_of(plain, target, hints, label))
+    return quotients.restored(_Group(plain, target, hints, label).kernels())
 
 
 def module(kernels: Iterable[Kernel], header: str = "") -> str:

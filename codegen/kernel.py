@@ -59,7 +59,7 @@ class Kernel:
     name: str
     source: str
     arguments: tuple[Pointer | Scalar, ...]
-    constants: dict[str, int | float | bool]
+    constants: dict[str, int | float | bool | str]
     grid: Size
     num_warps: int
     num_stages: int = 1

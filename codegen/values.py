@@ -88,7 +88,7 @@ class Values:
         self.pointers: dict[Ref, str] = {}
         self.pointer_dtype: dict[Ref, str] = {}
         self.scalars: dict[Size, str] = {}
-        self.constants: dict[str, int] = {}
+        self.constants: dict[str, int | str] = {}
         self.scratch: list[Buffer] = []
         self.guards: dict[sympy.Basic, None] = {}
         self.steps: set[str] = set()  # scalars whose divisibility makes accesses wide
@@ -475,6 +475,10 @@ class Values:
         return [c.groups.summed if summed and c.groups and c.groups.summed else c.mask for c in here if c.mask]
 
     def _load(self, term: Term, scope: Scope) -> Expr:
+        return loaded(self._read(term, scope), term.dtype)
+
+    def _read(self, term: Term, scope: Scope) -> Expr:
+        """What is in memory, in the dtype that it has there."""
         access, indirect = term.param, len(term.param.indirect)
         self.passes[term] = self.passes.get(term, 0) + (1 < scope.level < FINISH)
         values = [(self.value(a, scope), c, a) for a, c in zip(term.args, access.indirect, strict=False)]
@@ -491,7 +495,7 @@ class Values:
         keywords = self._mask_keywords(term, masks)
         if self.lanes(term.axes) and not values and (policy := self._policy(term, scope)):
             keywords["eviction_policy"] = literal(f'"{policy}"')
-        return loaded(call("tl.load", pointer, **keywords), term.dtype)
+        return call("tl.load", pointer, **keywords)
 
     def _mask_keywords(self, term: Term, masks: list[Expr]) -> dict[str, Expr | str]:
         mask = total("&", masks)

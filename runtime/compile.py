@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import sympy
 
 from .. import codegen
 from ..codegen import Kernels, Target
+from ..codegen.rooflines import machine_of
 from ..ir import Graph, Value, verify
 from ..ir.errors import Unfusible
 from ..ir.passes.contract import Contract
 from ..ir.passes.fuse import Fuse, Group, Step
+from ..ir.passes.products import Decision, Products
 from ..ir.passes.simplify import Simplify
 from ..ir.prims import PRIMS
 from ..tracer.aten import known_about, lower
@@ -20,6 +23,9 @@ from ..tracer.capture import Trace
 from . import logs
 from .config import settings
 from .stats import count
+
+ProductsBy = Literal["model", "clock", "library"]
+"""Who decides whether a product of matrices is in a kernel."""
 
 PASSES = (Simplify(), Contract(), Simplify())
 
@@ -60,7 +66,7 @@ def cheaper(graph: Graph) -> Graph:
 class Generated:
     """A graph as steps in an order that runs, the kernels of its groups by step, and why nodes were left to torch.
 
-    refused: the same by node.
+    refused: the same by node. products: what became of each product that has neighbours to be fused with.
     """
 
     steps: list[Step]
@@ -68,25 +74,61 @@ class Generated:
     kernels: dict[int, Kernels]
     reasons: list[str]
     refused: Mapping[int, str] = field(default_factory=dict)
+    products: Sequence[Decision] = ()
 
 
-def generate(graph: Graph, target: Target, hints: Mapping[sympy.Symbol, int], name: str) -> Generated:
-    """fuse -> schedule -> loops -> Triton text. A node that cannot be generated is called as it is, between kernels."""
+def generate(
+    graph: Graph, target: Target, hints: Mapping[sympy.Symbol, int], name: str, products: ProductsBy = "model"
+) -> Generated:
+    """fuse -> schedule -> loops -> Triton text. A node that cannot be generated is called as it is, between kernels.
+
+    products: by the "model" a kernel or the library's call; by a "clock" a kernel wherever that moves fewer bytes, for
+    a clock to compare with the call; or by the "library".
+    """
     refused: dict[int, str] = {}
+    called: dict[int, Decision] = {}
     reasons: list[str] = []
     while True:
-        steps = Fuse(frozenset(refused))(graph)
+        steps, decisions = Fuse(frozenset(refused))(graph), list[Decision]()
+        if products != "library":
+            fused = Products(machine_of(target), hints, frozenset(called), products == "clock")
+            steps, decisions = fused(graph, steps)
         names = group_names(name, steps)
         try:
-            groups = [(at, step) for at, step in enumerate(steps) if isinstance(step, Group)]
-            kernels = {at: kernels_of(step, target, hints, names[at]) for at, step in groups}
-        except Unfusible as error:
-            refused |= dict.fromkeys(sorted(_alike(graph, error.value, frozenset(refused))), str(error))
-            reasons.append(str(error))
+            kernels = {at: _kernels_at(steps, at, target, hints, names[at]) for at in _groups_in(steps)}
+        except _Refusal as found:
+            why = str(found.error)
+            if (product := next((d for d in decisions if d.group is found.group), None)) is not None:
+                called[product.value.id] = product.refused(found.error.reason)
+            else:
+                refused |= dict.fromkeys(sorted(_alike(graph, found.error.value, frozenset(refused))), why)
+                reasons.append(why)
             continue
-        made = Generated(steps, names, kernels, reasons, refused)
+        made = Generated(steps, names, kernels, reasons, refused, (*decisions, *called.values()))
         logs.divided(graph, made)
         return made
+
+
+class _Refusal(Exception):
+    """No kernels for one group (internal: something in it is called instead)."""
+
+    def __init__(self, group: Group, error: Unfusible) -> None:
+        self.group, self.error = group, error
+
+
+def _groups_in(steps: Sequence[Step]) -> list[int]:
+    return [at for at, step in enumerate(steps) if isinstance(step, Group)]
+
+
+def _kernels_at(
+    steps: Sequence[Step], at: int, target: Target, hints: Mapping[sympy.Symbol, int], name: str
+) -> Kernels:
+    group = steps[at]
+    assert isinstance(group, Group)
+    try:
+        return kernels_of(group, target, hints, name)
+    except Unfusible as error:
+        raise _Refusal(group, error) from error
 
 
 def _alike(graph: Graph, refused: Value, apart: frozenset[int]) -> frozenset[int]:

@@ -93,6 +93,7 @@ class DirectionReport:
     reasons: list[str] = field(default_factory=list)
     groups: list[GroupReport] = field(default_factory=list)
     cuts: list[CutReport] = field(default_factory=list)
+    products: list[str] = field(default_factory=list)  # which are in kernels, which by the library, and why
 
 
 @dataclass
@@ -173,6 +174,7 @@ class Explanation:
             "groups": {d: [g.to_dict() for g in report.groups] for d, report in self.directions.items()},
             "cuts": {d: [c.to_dict() for c in report.cuts] for d, report in self.directions.items()},
             "opaque": [{**vars(o), "code": code_of(f"it calls `{o.node}`, which {o.reason}")} for o in self.opaque],
+            "products": {d: report.products for d, report in self.directions.items()},
             "segments": {d: report.segments for d, report in self.directions.items()},
             "variants": [v.to_dict() for v in self.variants],
         }
@@ -195,6 +197,7 @@ class Explanation:
             lines.append(f"  {direction}: {facts['launches'][direction]} launches, {moved:,} bytes{ratio}")
             lines += [_kernel_line(k) for k in self._launches(direction)]
             lines += [f"    {cut}" for cut in self.directions[direction].cuts]
+            lines += [f"    {line}" for line in self.directions[direction].products]
             lines += [f"    {call}" for call in self.opaque if call.method == direction]
         lines.append(f"  saved for backward: {self.saved_bytes:,} bytes")
         lines += [f"    {value}" for value in self.kept]
@@ -487,6 +490,7 @@ def _kernels_report(graph: Graph, direction: str, sizes: Sizes, target: Target) 
     least = number(minimal_bytes(graph), sizes)
     report = DirectionReport(graph, made.steps, [], least, list(made.kernels.values()), made.reasons)
     report.groups, report.cuts = groups_of(made), cuts_of(graph, made)
+    report.products = [str(d) for d in made.products]
     for at, step in enumerate(made.steps):
         if is_opaque(step):
             continue

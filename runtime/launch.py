@@ -8,12 +8,14 @@ from __future__ import annotations
 import functools
 import linecache
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import ModuleType
 from typing import Any, TypeAlias
 
 import torch
 
 from ..codegen.kernel import Kernel, Pointer, Scalar
+from ..codegen.products import EXACTLY, PRECISION
 from ..ir.errors import UnsupportedBackendError
 from ..ir.types import FLOAT8
 from ..tracer.torch_private import current_device, current_stream
@@ -152,10 +154,26 @@ def launcher(kernel: Kernel, module_text: str, backend: str, device: torch.devic
     if backend == "interpret":
         return _realigned(kernel, _as_bytes(kernel, _interpreted(kernel, module_text)))
     place = torch.device("cuda" if device is None else device)
+    if PRECISION in kernel.constants and backend == "triton" and place.type == "cuda":
+        return _as_precise_as_allowed(kernel, module_text, place)
     if backend != "triton" or place.type != "cuda":
         fix = "use backend='interpret' or 'reference'."
         raise UnsupportedBackendError(backend=backend, what=kernel.name, reason=f"it needs a GPU, not {place}", fix=fix)
     return _realigned(kernel, _as_bytes(kernel, _on_device(kernel, module_text, place)))
+
+
+def _as_precise_as_allowed(kernel: Kernel, module_text: str, place: torch.device) -> Launch:
+    """A product of float32: in TF32 while torch's setting for products allows it, exactly otherwise."""
+    known: dict[str, Launch] = {}
+
+    def launch(arguments: Sequence[Argument], grid: int) -> None:
+        allowed = "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else EXACTLY
+        if allowed not in known:
+            set_so = replace(kernel, constants={**kernel.constants, PRECISION: allowed})
+            known[allowed] = _realigned(set_so, _as_bytes(set_so, _on_device(set_so, module_text, place)))
+        known[allowed](arguments, grid)
+
+    return launch
 
 
 def _realigned(kernel: Kernel, launch: Launch) -> Launch:
