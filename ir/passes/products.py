@@ -1,0 +1,294 @@
+"""A matrix product with its elementwise neighbours as one group, where that beats the library's call between kernels.
+
+    dot(x, w) -> memory -> kernel(dot, bias) -> y      becomes      kernel(x, w, bias) -> y
+
+A kernel of ours reaches at least SHARE of the machine's arithmetic (assumed, not timed). Where even so memory is the
+limit, the bytes decide, and fusing never moves more of them; other products stay with the library, unless a clock has
+the last word (`contest`). The rule, as data: `Estimate`. Reductions over the product stay kernels of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ..cost import Hints, estimate, minimal_bytes
+from ..graph import Graph, Value
+from ..prims import PRIMS
+from ..rewrite import extract
+from ..types import LOW_FLOATS, Size, contiguous_strides, product
+from .fuse import Extern, Group, Step, View, is_view
+
+SHARE = 0.5
+"""Of the machine's arithmetic that a generated product is taken to reach."""
+DTYPES = ("f16", "bf16", "f32")
+AROUND = ("elementwise", "layout", "source", "random", "input", "contract")
+"""What may be computed on a tile of a product."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Bytes per second from memory, and arithmetic per second of products by dtype."""
+
+    bandwidth: float
+    flops: Mapping[str, float] = field(hash=False)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What became of one product, and why."""
+
+    value: Value
+    group: Group | None  # None: the library's call stays
+    reason: str
+
+    @property
+    def fused(self) -> bool:
+        return self.group is not None
+
+    def refused(self, why: str) -> Decision:
+        """The same product where no kernel can be generated."""
+        return Decision(self.value, None, why)
+
+    def __str__(self) -> str:
+        origin = self.value.origin
+        name = origin.name or origin.where or f"%{self.value.id}"
+        return f"product {name}: {'in a kernel' if self.fused else 'by the library'}, {self.reason}"
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Seconds of a product by the library with kernels around it, and of one kernel of ours."""
+
+    operations: int
+    called: int  # bytes that the library's call moves
+    apart: int  # bytes that call and kernels move
+    fused: int  # bytes that one kernel moves
+    bandwidth: float
+    library_rate: float
+    own_rate: float
+
+    @property
+    def library(self) -> float:
+        call = max(self.operations / self.library_rate, self.called / self.bandwidth)
+        return call + (self.apart - self.called) / self.bandwidth
+
+    @property
+    def own(self) -> float:
+        return max(self.operations / (SHARE * self.own_rate), self.fused / self.bandwidth)
+
+    @property
+    def memory_decides(self) -> bool:
+        return self.operations / (SHARE * self.own_rate) <= self.fused / self.bandwidth
+
+    @property
+    def pays(self) -> bool:
+        return self.own < self.library and (self.memory_decides or self.own_rate > self.library_rate)
+
+    def __str__(self) -> str:
+        limit = SHARE * self.own_rate / self.bandwidth
+        return (
+            f"{self.operations / max(1, self.fused):.0f} operations per byte where memory decides up to {limit:.0f}; "
+            f"fusing moves {self.fused / 1e6:.1f} MB instead of {self.apart / 1e6:.1f}"
+        )
+
+
+@dataclass(frozen=True)
+class Products:
+    """Steps -> steps. `library`: ids of products that are to stay calls. `contest`: fuse whatever can be."""
+
+    machine: Machine
+    hints: Hints = field(default_factory=dict, hash=False)
+    library: frozenset[int] = frozenset()
+    contest: bool = False
+
+    def __call__(self, graph: Graph, steps: Sequence[Step]) -> tuple[list[Step], list[Decision]]:
+        steps, decisions = list(steps), list[Decision]()
+        for value in [s.value for s in steps if isinstance(s, Extern) and _is_product(s.value)]:
+            if value.id not in self.library and (merged := _Merge.of(graph, steps, value)) is not None:
+                found = self.estimate(merged)
+                fused = found.pays or (self.contest and found.fused < found.apart)
+                decisions.append(Decision(value, merged.group if fused else None, str(found)))
+                steps = merged.steps() if fused else steps
+        return steps, decisions
+
+    def estimate(self, merged: _Merge) -> Estimate:
+        """The model of both ways, at the hints."""
+        value, number = merged.value, lambda size: estimate(size, self.hints)
+        called = sum(number(v.aval.nbytes) for v in (*value.args, value))
+        around = sum(number(minimal_bytes(g.graph)) // merged.readers(g) for g in merged.groups)
+        rates = (self.machine.flops[d] for d in (value.dtype, _multiplied_in(value)))
+        return Estimate(
+            number(_operations(value)), called, called + around, number(minimal_bytes(merged.group.graph)),
+            self.machine.bandwidth, *rates,
+        )  # fmt: skip
+
+
+# ------------------------------------------------------------------ products
+def _is_product(value: Value) -> bool:
+    """A product of matrices that kernels know how to write."""
+    if value.prim != "dot" or value.dtype not in DTYPES:
+        return False
+    x_axes, y_axes, out = (value.params[p] for p in ("x_axes", "y_axes", "out_axes"))
+    wide = {label for label, size in _sizes(value).items() if size != 1}
+    rows, cols, summed = set(x_axes) - set(y_axes), set(y_axes) - set(x_axes), wide - set(out)
+    plain = len(set(x_axes)) == len(x_axes) and len(set(y_axes)) == len(y_axes)
+    return plain and bool(rows & wide and cols & wide and summed) and summed <= set(x_axes) & set(y_axes)
+
+
+def _sizes(value: Value) -> dict[int, Size]:
+    pairs = zip(("x_axes", "y_axes"), value.args, strict=True)
+    return {label: n for axes, arg in pairs for label, n in zip(value.params[axes], arg.shape, strict=True)}
+
+
+def _operations(value: Value) -> Size:
+    return 2 * product(_sizes(value).values())
+
+
+def _multiplied_in(value: Value) -> str:
+    """float32 operands that were only widened are multiplied as what they were: nothing is lost."""
+    sources = {_narrow(a) for a in value.args}
+    return sources.pop() if len(sources) == 1 else value.dtype
+
+
+def _narrow(value: Value) -> str:
+    while is_view(value):
+        (value,) = value.args
+    widened = value.prim == "cast" and value.dtype == "f32" and value.args[0].dtype in LOW_FLOATS
+    return value.args[0].dtype if widened else value.dtype
+
+
+# ------------------------------------------------------------------ merging
+@dataclass(frozen=True)
+class _Merge:
+    """A product, the groups that would join it (prologues, then the epilogue), and the group of them all."""
+
+    graph: Graph
+    before: Sequence[Step]
+    value: Value
+    prologues: tuple[Group, ...]
+    epilogue: Group | None
+    group: Group
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        return (*self.prologues, *([self.epilogue] if self.epilogue else []))
+
+    def readers(self, group: Group) -> int:
+        """Products among which the cost of making an operand is divided."""
+        return max(1, _products_reading(self.graph, self.before, group.outputs[0])) if group in self.prologues else 1
+
+    @staticmethod
+    def of(graph: Graph, steps: Sequence[Step], value: Value) -> _Merge | None:
+        """None where nothing elementwise is next to the product."""
+        at = next(i for i, s in enumerate(steps) if isinstance(s, Extern) and s.value == value)
+        epilogue = _epilogue(steps, at, value)
+        end = at if epilogue is None else steps.index(epilogue)
+        prologues = tuple(g for g in _prologues(graph, steps, value) if not _effect_between(steps, g, end))
+        if not prologues and epilogue is None:
+            return None
+        return _Merge(graph, steps, value, prologues, epilogue, _joined(graph, steps, value, prologues, epilogue))
+
+    def steps(self) -> list[Step]:
+        """The steps with the one group in the place of its last part, and without what nothing reads any more."""
+        call = next(s for s in self.before if isinstance(s, Extern) and s.value == self.value)
+        last = self.epilogue or call
+        kept = [s for s in self.before if s is last or s is not call]
+        return _read_ones(self.graph, [self.group if s is last else s for s in kept])
+
+
+def _reads(step: Step) -> tuple[Value, ...]:
+    return step.inputs if isinstance(step, Group) else step.value.args
+
+
+def _epilogue(steps: Sequence[Step], at: int, value: Value) -> Group | None:
+    """The first that reads the product, if all of it can be done on a tile."""
+    place = next((i for i in range(at + 1, len(steps)) if value in _reads(steps[i])), None)
+    found = steps[place] if place is not None else None
+    if place is None or not isinstance(found, Group) or not _on_a_tile(found) or _effects(steps[at:place]):
+        return None
+    return found
+
+
+def _on_a_tile(group: Group) -> bool:
+    """Elementwise, and no other product is in it."""
+    return all(PRIMS[v.prim].family in AROUND[:-1] for v in group.graph.order())
+
+
+def _prologues(graph: Graph, steps: Sequence[Step], value: Value) -> list[Group]:
+    """Groups that make an operand of products and of nothing else: once, of at most twice the bytes that it has, or
+
+    for several products, each of which makes it again, of no more bytes than it has.
+    """
+    bases = [_base(a) for a in value.args]
+    single = [s for s in steps if isinstance(s, Group) and len(s.outputs) == 1]
+    made = [s for s in single if s.outputs[0] in bases and _on_a_tile(s)]
+    readers = {g.outputs[0]: _products_reading(graph, steps, g.outputs[0]) for g in made}
+    return [g for g in made if (n := readers[g.outputs[0]]) and _bytes_read(g) <= (2 if n == 1 else 1) * _made(g)]
+
+
+def _base(value: Value) -> Value:
+    """What a chain of views looks at."""
+    while is_view(value):
+        (value,) = value.args
+    return value
+
+
+def _products_reading(graph: Graph, steps: Sequence[Step], made: Value) -> int:
+    """How many products read it, directly or through views; 0 where anything else does."""
+    readers = [s for s in steps if not isinstance(s, View) and any(_base(r) == made for r in _reads(s))]
+    products = all(isinstance(s, Extern) and _is_product(s.value) for s in readers)
+    return len(readers) if products and not any(_base(r) == made for r in graph.results) else 0
+
+
+def _made(group: Group) -> int:
+    return estimate(group.outputs[0].aval.nbytes)
+
+
+def _bytes_read(group: Group) -> int:
+    return estimate(minimal_bytes(group.graph)) - _made(group)
+
+
+def _effects(steps: Iterable[Step]) -> bool:
+    return any(isinstance(s, Extern) and PRIMS[s.value.prim].effect for s in steps)
+
+
+def _effect_between(steps: Sequence[Step], group: Group, end: int) -> bool:
+    return _effects(steps[steps.index(group) : end])
+
+
+def _joined(
+    graph: Graph, steps: Sequence[Step], value: Value, prologues: Sequence[Group], epilogue: Group | None
+) -> Group:
+    """One group for the product and what surrounds it; the product is one of its results where it is read elsewhere."""
+    others = [s for s in steps if s is not epilogue and value in _reads(s)]
+    outputs = list(epilogue.outputs) if epilogue else []
+    strides = list(epilogue.graph.output_strides) if epilogue else []
+    if epilogue is None or others or value in graph.results:
+        outputs.append(value)
+        strides.append(contiguous_strides(value.shape))
+    inside = {g.outputs[0]: g for g in prologues}
+    operands = [i for a in value.args for i in (inside[_base(a)].inputs if _base(a) in inside else (_base(a),))]
+    inputs = dict.fromkeys([*(i for i in (epilogue.inputs if epilogue else ()) if i != value), *operands])
+    ordered = sorted(inputs, key=lambda v: v.id)
+    name = (epilogue or prologues[0]).graph.name
+    made = extract(outputs, ordered, name=name, strides=strides, layouts=_layouts(steps))
+    return Group(made, tuple(ordered), tuple(outputs))
+
+
+def _layouts(steps: Sequence[Step]) -> dict[int, tuple[Size, ...] | None]:
+    """How what groups make lies in memory."""
+    groups = [s for s in steps if isinstance(s, Group)]
+    return {v.id: s for g in groups for v, s in zip(g.outputs, g.graph.output_strides, strict=True)}
+
+
+def _read_ones(graph: Graph, steps: Sequence[Step]) -> list[Step]:
+    """Without views and groups of which nothing is read, and that are no results."""
+    kept: list[Step] = []
+    needed = set(graph.results)
+    for step in reversed(steps):
+        made = step.outputs if isinstance(step, Group) else (step.value,)
+        if isinstance(step, Extern) or needed.intersection(made):
+            needed.update(_reads(step))
+            kept.append(step)
+    return kept[::-1]
