@@ -12,9 +12,6 @@ from dataclasses import replace
 from .kernel import Kernel, Kernels, Leaning, Target
 
 OWN = "as scheduled"
-MOST = 3
-"""Candidates, the scheduled one included."""
-
 LEANINGS = {
     "more loads in flight": Leaning(stages=1),
     "wider blocks": Leaning(lanes=1),
@@ -25,12 +22,12 @@ LEANINGS = {
 }
 
 
-def candidates(own: Kernels, target: Target, emitted: Callable[[Target], Kernels]) -> dict[str, Kernels]:
-    """The kernels as scheduled, then at most two neighbours that differ from them and from each other."""
+def candidates(own: Kernels, target: Target, emitted: Callable[[Target], Kernels], most: int) -> dict[str, Kernels]:
+    """The kernels as scheduled, then neighbours that differ from them and from each other: `most` in all."""
     found = {OWN: own}
     seen = {_form(own)}
     for name, leaning in LEANINGS.items():
-        if len(found) == MOST:
+        if len(found) == most:
             break
         made = emitted(replace(target, leaning=leaning))
         if (form := _form(made)) not in seen:

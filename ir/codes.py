@@ -253,8 +253,9 @@ CODES = (
     ),
     Code(
         "FG110", "cut: a matrix product is a library call",
-        "Products go to cuBLAS or rocBLAS; what is before and behind becomes kernels of its own.",
-        "Nothing: a fused product is rarely faster.",
+        "Products whose arithmetic takes longer than their bytes go to cuBLAS or rocBLAS; what is before and behind "
+        "becomes kernels of its own.",
+        "Nothing, or tune on the GPU at hand: a fused product that is timed as faster is taken.",
         (r"a matrix product",),
     ),
     Code(

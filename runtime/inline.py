@@ -81,7 +81,7 @@ class _Steps:
 
     def _ready(self) -> bool:
         """Whether every group was launched at these sizes before."""
-        return all(self.sizes.key in runner.prepared and not runner.one_by_one for runner in self.plan.runners.values())
+        return all(runner.is_launched(self.sizes.key) for runner in self.plan.runners.values())
 
     def _has(self, name: str, strides: Any) -> bool:
         """Whether what has this name is known to be laid out so."""

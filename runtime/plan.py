@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -29,7 +29,7 @@ from ..tracer.torch_private import (
     transforms_active,
 )
 from . import launch, logs, reference, tune
-from .compile import generate, graph_of, kernels_of, text_of
+from .compile import ProductsBy, generate, graph_of, kernels_of, text_of
 from .config import KERNEL_BACKENDS, settings
 from .counted import remember
 from .replay import straight
@@ -41,6 +41,7 @@ ALIGNED = 16
 """Kernels for sizes that are multiples of this make wide accesses."""
 LARGE = 1 << 16
 """Bytes of a tensor from which on a fresh one costs more than the further operations that write into what there is."""
+LIBRARY = "the library's product"
 RECORDS = 512
 """Distinct size tuples that a plan remembers; older ones are evaluated again."""
 
@@ -112,6 +113,7 @@ class Prepared:
     outputs: list[tuple[tuple[int, ...], tuple[int, ...], torch.dtype]]
     temporaries: list[tuple[tuple[int, ...], tuple[int, ...], torch.dtype]]
     settled: bool = False  # whether it is what its sizes keep: nothing is left to be timed
+    called: bool = False  # whether the library's product between kernels was faster than a kernel of products
 
 
 @dataclass
@@ -168,12 +170,16 @@ class GroupRunner:
         try:
             if not ready.settled:
                 ready = self.prepared[key] = self._settled(ready, inputs, sizes)
-            return self._launched(ready, inputs)
+            return self.between(inputs, sizes) if ready.called else self._launched(ready, inputs)
         except Exception as error:
             if not type(error).__module__.startswith("triton."):
                 raise
             self._give_up(error)  # Triton refused before anything was launched: too many resources, or no compilation
             return self._through_torch(inputs, sizes)
+
+    def is_launched(self, key: tuple[int, ...]) -> bool:
+        """Whether at these sizes it is launches of kernels, and nothing else."""
+        return key in self.prepared and not self.one_by_one and not self.prepared[key].called
 
     def _launched(self, ready: Prepared, inputs: Sequence[Tensor]) -> list[Tensor]:
         memory = self._memory(ready, inputs)
@@ -193,7 +199,7 @@ class GroupRunner:
 
     def _settled(self, ready: Prepared, inputs: Sequence[Tensor], sizes: Sizes) -> Prepared:
         """What these sizes keep: the schedule's own kernels, or where tuning is on the fastest version of them."""
-        asked = self.backend == "triton" and (settings().tune or tune.is_asked_for())
+        asked = tuning(self.backend)
         if asked and self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return ready
         ready.settled = True
@@ -201,16 +207,32 @@ class GroupRunner:
 
     def _tuned(self, ready: Prepared, inputs: Sequence[Tensor], sizes: Sizes) -> Prepared:
         """The fastest of the scheduled kernels and their neighbours; all read and write memory of their own."""
-        found = candidates(ready.kernels, self.target, lambda t: kernels_of(self.group, t, dict(sizes), self.name))
-        if len(found) == 1:
-            return ready
+        rivals = {LIBRARY: replace(ready, called=True)} if self.multiplies else {}
+        emitted = partial(self._emitted, sizes)
+        found = candidates(ready.kernels, self.target, emitted, tune.MOST - len(rivals))
         made = {n: ready if k is ready.kernels else self._made(self._ready(k), sizes) for n, k in found.items()}
-        launches = {n: partial(self._launch, p, self._memory(p, inputs)) for n, p in made.items()}
+        launches: dict[str, tune.Launch] = {n: partial(self.between, inputs, sizes) for n in rivals}
+        launches = {n: partial(self._launch, p, self._memory(p, inputs)) for n, p in made.items()} | launches
+        if len(launches) == 1:
+            return ready
         name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else str(self.target)
         given = [v for *_, arguments, grid, _ in ready.launches for v in (grid, *_numbers_in(arguments))]
-        chosen = made[tune.fastest(name, self.name, text_of(ready.kernels), given, launches)]
+        chosen = (made | rivals)[tune.fastest(name, self.name, text_of(ready.kernels), given, launches)]
         chosen.settled = True
         return chosen
+
+    def _emitted(self, sizes: Sizes, target: Target) -> Kernels:
+        return kernels_of(self.group, target, dict(sizes), self.name)
+
+    @cached_property
+    def multiplies(self) -> bool:
+        """Whether a product of matrices is in the group."""
+        return any(v.prim == "dot" for v in self.group.graph.order())
+
+    @cached_property
+    def between(self) -> Callable[[Sequence[Tensor], Sizes], list[Any]]:
+        """The group with its product as a call, between kernels for the rest."""
+        return KernelPlan(self.group.graph, f"{self.name}_apart", self.backend, self.device, self.report, "library")
 
     def _prepared(self, sizes: Sizes, key: tuple[int, ...]) -> Prepared | None:
         if self.one_by_one:
@@ -324,6 +346,11 @@ def _scratch_spec(buffer: Buffer, sizes: Sizes) -> tuple[tuple[int, ...], torch.
     return numbers(buffer.shape, sizes), TO_TORCH[buffer.dtype], buffer.zeroed
 
 
+def tuning(backend: str) -> bool:
+    """Whether kernels are timed at the sizes that they meet first."""
+    return backend == "triton" and (settings().tune or tune.is_asked_for())
+
+
 class KernelPlan:
     """A lowered graph on a GPU or under the interpreter. It is cut into steps at the first call, for its sizes."""
 
@@ -334,8 +361,10 @@ class KernelPlan:
         backend: str,
         device: torch.device,
         report: Callable[[str], None] = lambda why: None,
+        products: ProductsBy | None = None,
     ) -> None:
         self.graph, self.name, self.backend, self.device, self.report = graph, name, backend, device, report
+        self.products: ProductsBy = products or ("clock" if tuning(backend) else "model")
         self.target = target_for(backend, device)
         self.steps: list[Step] | None = None
         self.runners: dict[int, GroupRunner] = {}
@@ -360,7 +389,7 @@ class KernelPlan:
     def _cut(self, sizes: Sizes) -> list[Step]:
         with capture_lock:
             sizes = {**self._hints(), **sizes}
-            made = generate(self.graph, self.target, sizes, self.name)
+            made = generate(self.graph, self.target, sizes, self.name, self.products)
             for reason in made.reasons:
                 self.report(f"an operation runs between the kernels: {reason}")
             for at, kernels in made.kernels.items():

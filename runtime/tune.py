@@ -25,6 +25,8 @@ Clock = Callable[[Sequence[Launch]], list[float]]
 """Milliseconds of each; all are correct, so that it does not matter how often each runs, or which runs last."""
 
 ROUNDS = 12
+MOST = 3
+"""Candidates, the scheduled one included."""
 
 
 # ------------------------------------------------------------------ one group of kernels

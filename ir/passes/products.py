@@ -114,14 +114,17 @@ class Products:
 
     def estimate(self, merged: _Merge) -> Estimate:
         """The model of both ways, at the hints."""
-        value, number = merged.value, lambda size: estimate(size, self.hints)
-        called = sum(number(v.aval.nbytes) for v in (*value.args, value))
-        around = sum(number(minimal_bytes(g.graph)) // merged.readers(g) for g in merged.groups)
+        value = merged.value
+        called = sum(self._number(v.aval.nbytes) for v in (*value.args, value))
+        around = sum(self._number(minimal_bytes(g.graph)) // merged.readers(g) for g in merged.groups)
         rates = (self.machine.flops[d] for d in (value.dtype, _multiplied_in(value)))
         return Estimate(
-            number(_operations(value)), called, called + around, number(minimal_bytes(merged.group.graph)),
-            self.machine.bandwidth, *rates,
+            self._number(_operations(value)), called, called + around,
+            self._number(minimal_bytes(merged.group.graph)), self.machine.bandwidth, *rates,
         )  # fmt: skip
+
+    def _number(self, size: Size) -> int:
+        return estimate(size, self.hints)
 
 
 # ------------------------------------------------------------------ products

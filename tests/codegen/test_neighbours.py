@@ -16,7 +16,7 @@ def versions(body: str, target: str = "cuda:90", **sizes: int) -> dict[str, Kern
     hints = {M: sizes["m"], N: sizes["n"]}
     graph = graph_of(function, **inputs)
     emitted = lambda t: generate(graph, target=t, hints=hints, name=body)  # noqa: E731
-    return candidates(emitted(TARGETS[target]), TARGETS[target], emitted)
+    return candidates(emitted(TARGETS[target]), TARGETS[target], emitted, 3)
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ class Columns(Function):
 
 
 CUTS = [
-    (Linear, ("f32[64,128]", "f32[32,128]", "f32[32]"), ["FG110"], None),
+    (Linear, ("f32[640,1280]", "f32[320,1280]", "f32[320]"), ["FG110"], None),
     (Sorted, ("f32[64,128]",), ["FG111", "FG111"], "test_boundaries.py:"),
     (TwoSpaces, ("f32[64,128]", "f32[3,5,7]"), ["FG116"], None),
     (Columns, ("f32[100000,8]",), ["FG117"], None),

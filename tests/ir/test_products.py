@@ -1,0 +1,119 @@
+"""Which products become kernels, with what around them, and what the decision says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import sympy
+
+from fusegrad.ir import Graph, TensorType, Value, building, emit
+from fusegrad.ir.passes.fuse import Extern, Fuse, View
+from fusegrad.ir.passes.products import Decision, Estimate, Machine, Products
+
+MACHINE = Machine(3.0e12, {"f16": 900e12, "bf16": 900e12, "f32": 60e12})
+M = sympy.Symbol("m", positive=True, integer=True)
+
+
+def product(x: Value, y: Value) -> Value:
+    return emit("dot", x, y, x_axes=(0, 1), y_axes=(1, 2), out_axes=(0, 2))
+
+
+def decided(
+    body: Any, *shapes: tuple[Any, ...], dtype: str = "bf16", **options: Any
+) -> tuple[list[Any], list[Decision]]:
+    graph = Graph("body")
+    with building(graph):
+        inputs = [graph.input(TensorType(s, dtype), f"x{i}") for i, s in enumerate(shapes)]
+        made = body(*inputs)
+    graph.returning(list(made) if isinstance(made, tuple) else [made])
+    return Products(MACHINE, {M: 4096}, **options)(graph, Fuse()(graph))
+
+
+def kinds(steps: list[Any]) -> list[str]:
+    """G for a group without, P for one with a product."""
+    names = {Extern: "extern", View: "view"}
+    return [names.get(type(s)) or ("P" if any(v.prim == "dot" for v in s.graph.order()) else "G") for s in steps]
+
+
+WIDE = (M, 64), (64, 4096)
+DEEP = (M, 4096), (4096, 4096)
+
+
+def test_memory_decides_and_arithmetic_goes_to_the_library() -> None:
+    activated = lambda x, w: emit("sigmoid", product(x, w))  # noqa: E731
+    steps, (decision,) = decided(activated, *WIDE)
+    assert (
+        kinds(steps) == ["P"]
+        and decision.fused
+        and "operations per byte where memory decides up to 150" in str(decision)
+    )
+    steps, (decision,) = decided(activated, *DEEP)
+    assert (
+        kinds(steps) == ["extern", "G"]
+        and not decision.fused
+        and str(decision).startswith("product %2: by the library")
+    )
+    assert kinds(decided(activated, *DEEP, contest=True)[0]) == ["P"], "a clock has the last word"
+    assert kinds(decided(activated, *WIDE, library=frozenset([decision.value.id]))[0]) == ["extern", "G"]
+    assert kinds(decided(activated, *WIDE, dtype="f32")[0]) == ["extern", "G"], "ten operations per byte"
+    assert kinds(decided(activated, (M, 8), (8, 4096), dtype="f32")[0]) == ["P"]
+    assert kinds(decided(activated, *WIDE, dtype="f64")[0]) == ["extern", "G"]
+
+
+def test_a_product_alone_stays_a_call() -> None:
+    assert decided(product, *WIDE)[1] == []
+    assert kinds(decided(lambda x, w: emit("sum", product(x, w), axes=(1,)), *WIDE)[0]) == ["extern", "G"]
+    assert kinds(decided(lambda x, w: emit("sigmoid", product(x, w)), (1, 64), (64, 4096))[0]) == ["extern", "G"]
+
+
+def test_a_result_that_is_read_elsewhere_is_written_too() -> None:
+    def body(x: Value, w: Value) -> tuple[Value, ...]:
+        h = product(x, w)
+        return emit("sigmoid", h), h, emit("amax", h, axes=(1,))
+
+    steps, _ = decided(body, *WIDE)
+    assert kinds(steps) == ["extern", "G"], "the maximum is in the group"
+    steps, _ = decided(lambda x, w: body(x, w)[:2], *WIDE)
+    assert kinds(steps) == ["P"] and len(steps[0].outputs) == 2
+
+
+def test_prologues_of_one_product_or_of_several() -> None:
+    scaled = lambda x: emit("mul", x, emit("full", value=0.5, shape=x.shape, dtype=x.dtype))  # noqa: E731
+
+    def one(x: Value, w: Value) -> Value:
+        return product(scaled(x), w)
+
+    def both(x: Value, w: Value, v: Value) -> tuple[Value, ...]:
+        s = scaled(x)
+        return product(s, w), product(emit("permute", s, perm=(1, 0)), v)
+
+    assert kinds(decided(one, (M, 4096), (4096, 64))[0]) == ["P"]
+    steps, decisions = decided(both, (M, 4096), (4096, 64), (M, 64))
+    assert kinds(steps) == ["P", "P"] and all(d.fused for d in decisions)
+    assert kinds(decided(lambda x, w: (product(s := scaled(x), w), s), (M, 4096), (4096, 64))[0]) == ["G", "extern"]
+
+
+def test_what_was_only_widened_is_multiplied_as_it_was() -> None:
+    def body(x: Value, w: Value) -> Value:
+        return emit("sigmoid", product(*(emit("cast", v, dtype="f32") for v in (x, w))))
+
+    steps, (decision,) = decided(body, *DEEP)
+    assert kinds(steps) == ["P"] and decision.fused, "450 against 60 operations a picosecond"
+
+
+def test_the_model() -> None:
+    found = Estimate(1000, 50, 100, 60, bandwidth=1.0, library_rate=10.0, own_rate=10.0)
+    assert found.library == 150.0 and found.own == 200.0 and not found.memory_decides and not found.pays
+    found = Estimate(100, 50, 100, 60, bandwidth=1.0, library_rate=10.0, own_rate=10.0)
+    assert (found.library, found.own) == (100.0, 60.0) and found.memory_decides and found.pays
+
+
+@pytest.mark.parametrize("effect", [False, True])
+def test_nothing_moves_across_an_effect(effect: bool) -> None:
+    def body(x: Value, w: Value) -> Value:
+        h = product(x, w)
+        called = emit("aten_effect" if effect else "aten", w, op="aten.f", spec=((), ()), avals=(h.aval,))
+        return emit("add", h, called)
+
+    assert ("P" in kinds(decided(body, *WIDE)[0])) is not effect
