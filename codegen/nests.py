@@ -8,7 +8,8 @@ from itertools import pairwise
 
 from .axes import Axis, Index, Term
 from .loops import Expr, For, Let, Scope, Statement, binary, call, literal, name, unary
-from .values import FINISH, Coord, Groups, Values
+from .pairs import Pairs
+from .values import FINISH, Coord, Groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,7 @@ class Loop:
     scope: Scope
 
 
-class Nests(Values):
+class Nests(Pairs):
     """Where a program is along each axis."""
 
     def _blocked(self, axis: Axis, place: Expr, scope: Scope, level: int, first: str | None = None) -> None:

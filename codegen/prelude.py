@@ -41,6 +41,16 @@ def row_prod(v, axis: tl.constexpr, keep_dims: tl.constexpr = False):
     return tl.reduce(v, axis, times, keep_dims=keep_dims)
 
 @triton.jit
+def evens(v):
+    """Every other element along the last axis, from the first on."""
+    return tl.split(tl.reshape(v, v.shape[:-1] + [v.shape[-1] // 2, 2]))[0]
+
+@triton.jit
+def odds(v):
+    """Every other element along the last axis, from the second on."""
+    return tl.split(tl.reshape(v, v.shape[:-1] + [v.shape[-1] // 2, 2]))[1]
+
+@triton.jit
 def last_to_arrive(counter, count):
     """True in the last of `count` programs; leaves the counter at zero for the next launch."""
     tl.debug_barrier()

@@ -471,7 +471,8 @@ class Values:
 
     def _masks(self, axes: Iterable[Axis], summed: bool = False) -> list[Expr]:
         """The lanes that lie inside; `summed`: those that no other program sums or writes."""
-        here = [c for a in self.plan.order if a in set(axes) and (c := self.coords[a]).mask is not None]
+        own = set(axes)
+        here = [c for a in self.plan.order if a in own and (c := self.coords[a]).mask is not None]
         return [c.groups.summed if summed and c.groups and c.groups.summed else c.mask for c in here if c.mask]
 
     def _load(self, term: Term, scope: Scope) -> Expr:

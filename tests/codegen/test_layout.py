@@ -72,6 +72,13 @@ def turned(q: T, c: T, s: T) -> T:
     return interleaved(one * c - two * s, two * c + one * s)
 
 
+def rows_of_pairs(x: T) -> T:
+    """A softmax over complex numbers' squares, and what is left of them: pairs below reductions and beside them."""
+    one, two = (x[slice(0, M), slice(k, 2 * N, 2)] for k in (0, 1))
+    e = exps(one * one + two * two)
+    return interleaved(one * e / e.sum(1, keep=True), two - one.amax(1, keep=True))
+
+
 def gated(g: T, x: T) -> T:
     """The gradient of silu(x[:, :N]) * x[:, N:], in one piece of memory."""
     one, two = x[:, slice(0, N)], x[:, slice(N, 2 * N)]
@@ -102,6 +109,7 @@ CASES: dict[str, tuple[Callable[..., object], dict[str, Input]]] = {
     "cat alike": (lambda x, y: cat([x, y], 0) * 2.0, {"x": F(M, N), "y": F(M, N)}),
     "interleaved": (interleaved, {"x": F(M, N), "y": F(M, N)}),
     "turned": (turned, {"q": F(M, 2 * N), "c": F(1, N), "s": F(1, N)}),
+    "rows of pairs": (rows_of_pairs, {"x": F(M, 2 * N)}),
     "gated": (gated, {"g": F(M, N), "x": F(M, 2 * N)}),
     "quarters": (quarters, {"x": F(M, N), "y": F(M, N)}),
     "uneven pieces": (
@@ -208,6 +216,15 @@ def test_embedding_backward(dtype: str) -> None:
     inputs = {"g": Input(dtype, (M, N)), "i": I(M)}
     for target in DEVICES.values():
         agree(lambda g, i: scatter(full(0, (8, N), dtype), g, i, axes=(0,)), SIZES["odd"], target, slack=12, **inputs)
+
+
+@pytest.mark.parametrize("case", ["interleaved", "turned", "rows of pairs"])
+def test_neighbours_move_together(case: str) -> None:
+    """One access for both of a pair."""
+    body, inputs = CASES[case]
+    text = text_of(body, {M: 64, N: 128}, **inputs)
+    assert text.count("tl.interleave(") == text.count("tl.store(") == 1
+    assert text.count("tl.load(x_ptr") + text.count("tl.load(q_ptr") == 1
 
 
 @pytest.mark.parametrize("case", ["interleaved", "turned", "gated", "quarters", "stack"])

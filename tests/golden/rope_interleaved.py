@@ -5,6 +5,18 @@ import triton.language as tl
 
 
 @triton.jit
+def evens(v):
+    """Every other element along the last axis, from the first on."""
+    return tl.split(tl.reshape(v, v.shape[:-1] + [v.shape[-1] // 2, 2]))[0]
+
+
+@triton.jit
+def odds(v):
+    """Every other element along the last axis, from the second on."""
+    return tl.split(tl.reshape(v, v.shape[:-1] + [v.shape[-1] // 2, 2]))[1]
+
+
+@triton.jit
 def rope_interleaved(q_ptr, c_ptr, s_ptr, output_ptr, N, M, q_stride, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr):
     N = N // 16 * 16  # a multiple of 16: accesses are wide
     q_stride = q_stride // 16 * 16  # a multiple of 16: accesses are wide
@@ -16,12 +28,13 @@ def rope_interleaved(q_ptr, c_ptr, s_ptr, output_ptr, N, M, q_stride, BLOCK_N: t
     row = tl.arange(0, BLOCK_M)[:, None]
     first_row = tl.cast(rest, tl.int64) * BLOCK_M
     inside_row = row < M - first_row
+    pairs = tl.arange(0, BLOCK_N * 2)[None, :]
     at = first_row * q_stride + first_col * 2
-    lanes = tl.cast(row, tl.int64) * q_stride + col * 2
-    q = tl.load(q_ptr + at + lanes, mask=inside_row & inside_col, other=0.0)
+    lanes = tl.cast(row, tl.int64) * q_stride + pairs
+    inside_pairs = pairs < (N - first_col) * 2
+    q_pairs = tl.load(q_ptr + at + lanes, mask=inside_row & inside_pairs, other=0.0)
+    q = evens(q_pairs)
     c = tl.load(c_ptr + first_col + col, mask=inside_col, other=0.0)
-    at_2 = first_row * q_stride + first_col * 2 + 1
-    q_2 = tl.load(q_ptr + at_2 + lanes, mask=inside_row & inside_col, other=0.0)
+    q_2 = odds(q_pairs)
     s = tl.load(s_ptr + first_col + col, mask=inside_col, other=0.0)
-    tl.store(output_ptr + at + lanes, q * c - q_2 * s, mask=inside_row & inside_col)
-    tl.store(output_ptr + at_2 + lanes, q_2 * c + q * s, mask=inside_row & inside_col)
+    tl.store(output_ptr + at + lanes, tl.interleave(q * c - q_2 * s, q_2 * c + q * s), mask=inside_row & inside_pairs)
