@@ -44,9 +44,9 @@ class Pairs(Values):
                 self.padding.pop(load, None)
 
     def _when(self, sink: Sink) -> tuple[int, bool]:
-        """Sinks of one phase are stored at one place."""
+        """Sinks are stored at one place: the later one's, while a row is held whole, else that of their phase."""
         phases, after = (self.plan.phase[t] for t in sink.terms), any(t in self.plan.after for t in sink.terms)
-        return max(phases, default=0), after
+        return max(phases, default=0) if self.plan.chunked else 0, after
 
     def _pairable(self, axis: Axis, scope: Scope) -> bool:
         """In the body, along lanes that begin where a block does."""
