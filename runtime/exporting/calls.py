@@ -102,13 +102,13 @@ def _cumsum(call: Call) -> str:
     return f"{x}.flip({axis}).cumsum({axis}, dtype={x}.dtype).flip({axis})"
 
 
-def _in_front(axes: Sequence[int], ndim: int) -> tuple[int, ...]:
+def in_front(axes: Sequence[int], ndim: int) -> tuple[int, ...]:
     return (*axes, *(a for a in range(ndim) if a not in axes))
 
 
 def _gather(call: Call) -> str:
     x, *index = call.operands
-    order = _in_front(call.value.params["axes"], call.value.args[0].ndim)
+    order = in_front(call.value.params["axes"], call.value.args[0].ndim)
     moved = x if order == tuple(range(len(order))) else f"{x}.permute({order!r})"
     return f"{moved}[{', '.join(index)}]"
 

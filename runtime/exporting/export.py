@@ -11,6 +11,7 @@ from ...ir.errors import FusegradError
 from ..bundling.archive import write_file
 from ..bundling.bundle import as_bundle
 from ..explain import explain
+from .cpp_module import as_pair, pair
 from .drawing import as_html, as_svg
 from .gathered import gathered
 from .graphs import as_dot, as_graphml, as_json
@@ -37,6 +38,8 @@ FORMATS: dict[str, Writer] = {
     "dot": _explained(as_dot),
     "svg": _explained(as_svg),
     "html": _explained(as_html),
+    "cpp": lambda target_class, args, target: pair(target_class, args, target)["cpp"],
+    "h": lambda target_class, args, target: pair(target_class, args, target)["h"],
 }
 
 
@@ -62,7 +65,8 @@ def export(
     format: "py" (a Triton module that runs without fusegrad), "json", "graphml", "dot" (the graphs), "svg", "html"
     (pictures), "zip", "bundle" (a zip file, or a directory, that `fusegrad.load` makes a class of: graphs as JSON with
     their guards, the Triton module, a manifest with sums; the text is the manifest); by default the suffix of `path`,
-    "bundle" for a directory that is there.
+    "bundle" for a directory that is there; "cpp" or "h" (a C++ source and its header, both are written: a
+    torch::autograd::Function that launches the kernels, which are in it as machine code for one GPU).
     target: the GPU to choose block sizes for: "cuda:80", "cuda:90" (the default), "cuda:100", "hip:gfx942".
     derivatives: what a "py" module has besides forward and backward: "jvp" (yours, or the transpose of your backward).
     Raises ExportError where a file could not hold what the Function does (opaque methods, tensors from outside, ..),
@@ -71,6 +75,8 @@ def export(
     word = _format(path, format)
     if word in TREES and not derivatives:
         return TREES[word](target_class, args, _place(path, format), target, targets)
+    if word in ("cpp", "h") and path is not None and not derivatives:
+        return as_pair(target_class, args, target, Path(path), word)
     if not derivatives:
         text = FORMATS[word](target_class, args, target)
     else:

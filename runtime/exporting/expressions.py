@@ -19,7 +19,7 @@ class Expressions:
     def __init__(self, names: Mapping[sympy.Symbol, str | int]) -> None:
         self.numbers = {s: sympy.Integer(n) for s, n in names.items() if isinstance(n, int)}
         self.names = {s: n for s, n in names.items() if isinstance(n, str)}
-        self.printer = _Printer(self.names)
+        self.printer = Printer(self.names)
         self.variables: dict[Any, sympy.Symbol] = {}
 
     def settled(self, size: Any) -> Any:
@@ -51,7 +51,7 @@ class Expressions:
         return f"({inner},)" if len(sizes) == 1 else f"({inner})"
 
 
-class _Printer(StrPrinter):  # type: ignore[misc]  # sympy has no types
+class Printer(StrPrinter):  # type: ignore[misc]  # sympy has no types
     """Whole-number arithmetic: quotients are exact or rounded down, `ceiling` goes through triton.cdiv."""
 
     def __init__(self, names: Mapping[sympy.Symbol, str]) -> None:
@@ -62,7 +62,10 @@ class _Printer(StrPrinter):  # type: ignore[misc]  # sympy has no types
         return self.names[expr]
 
     def _print_ceiling(self, expr: Any) -> str:
-        top, bottom = self._parts(expr.args[0])
+        return self.ceiling(*self._parts(expr.args[0]))
+
+    def ceiling(self, top: str, bottom: str) -> str:
+        """A quotient rounded up."""
         return f"triton.cdiv({top}, {bottom})"
 
     def _print_floor(self, expr: Any) -> str:
@@ -73,19 +76,19 @@ class _Printer(StrPrinter):  # type: ignore[misc]  # sympy has no types
         return self._print(top), self._print(bottom)
 
     def _quotient(self, top: str, bottom: str) -> str:
-        return f"({_closed(top)} // {_closed(bottom)})" if bottom != "1" else top
+        return f"({closed(top)} // {closed(bottom)})" if bottom != "1" else top
 
     def _print_Mul(self, expr: Any) -> str:
         top, bottom = sympy.fraction(expr)
         if bottom != 1:
             return self._quotient(self._print(top), self._print(bottom))
-        return " * ".join(_closed(self._print(f)) for f in expr.as_ordered_factors())
+        return " * ".join(closed(self._print(f)) for f in expr.as_ordered_factors())
 
     def _print_Rational(self, expr: Any) -> str:
         return str(expr.p) if expr.q == 1 else f"{expr.p} / {expr.q}"
 
     def _print_Mod(self, expr: Any) -> str:
-        return " % ".join(_closed(self._print(a)) for a in expr.args)
+        return " % ".join(closed(self._print(a)) for a in expr.args)
 
     _print_PythonMod = _print_Mod
 
@@ -95,10 +98,10 @@ class _Printer(StrPrinter):  # type: ignore[misc]  # sympy has no types
     _print_CleanDiv = _print_IntTrueDiv = _print_FloorDiv
 
     def _print_CeilDiv(self, expr: Any) -> str:
-        return f"triton.cdiv({self._print(expr.args[0])}, {self._print(expr.args[1])})"
+        return self.ceiling(self._print(expr.args[0]), self._print(expr.args[1]))
 
     def _print_ModularIndexing(self, expr: Any) -> str:
-        base, divisor, modulus = (_closed(self._print(a)) for a in expr.args)
+        base, divisor, modulus = (closed(self._print(a)) for a in expr.args)
         return f"({base} // {divisor}) % {modulus}"
 
     def _listed(self, function: str, expr: Any) -> str:
@@ -115,16 +118,16 @@ class _Printer(StrPrinter):  # type: ignore[misc]  # sympy has no types
         return f"{self._print(expr.lhs)} {sign} {self._print(expr.rhs)}"
 
     def _print_And(self, expr: Any) -> str:
-        return " and ".join(_closed(self._print(a)) for a in expr.args)
+        return " and ".join(closed(self._print(a)) for a in expr.args)
 
     def _print_Or(self, expr: Any) -> str:
-        return " or ".join(_closed(self._print(a)) for a in expr.args)
+        return " or ".join(closed(self._print(a)) for a in expr.args)
 
     def _print_Not(self, expr: Any) -> str:
         return f"not ({self._print(expr.args[0])})"
 
 
-def _closed(text: str) -> str:
+def closed(text: str) -> str:
     """In brackets, where it is more than one word or one call."""
     whole = text.isidentifier() or text.isdigit() or (text.endswith(")") and _opens_at_first_bracket(text))
     return text if whole else f"({text})"

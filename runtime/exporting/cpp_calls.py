@@ -1,0 +1,249 @@
+"""One node in C++ on ATen: a library call between kernels, and every operation of a graph that runs on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from string import ascii_lowercase
+from typing import Any
+
+import sympy
+
+from ...ir import Value
+from ...ir.prims import BINARY, COMPARE, UNARY, Arg
+from ...ir.types import FLOATS
+from ..reference import find_op
+from .calls import Call, in_front
+
+_ATEN = {"max": "maximum", "min": "minimum", "rem": "remainder", "shl": "bitwise_left_shift",
+         "shr": "bitwise_right_shift", "conj": "conj_physical"}  # fmt: skip
+_LOGICAL = {"and", "or", "xor", "not"}
+KINDS = {"b1": "kBool", "u8": "kByte", "i8": "kChar", "i16": "kShort", "i32": "kInt", "i64": "kLong", "f16": "kHalf",
+         "bf16": "kBFloat16", "f32": "kFloat", "f64": "kDouble", "c64": "kComplexFloat", "c128": "kComplexDouble",
+         "f8e4m3fn": "kFloat8_e4m3fn", "f8e5m2": "kFloat8_e5m2"}  # fmt: skip
+
+
+def kind(dtype: str) -> str:
+    """ "bf16" -> "at::kBFloat16" """
+    return f"at::{KINDS[dtype]}"
+
+
+def options(dtype: str, device: str) -> str:
+    return f"at::dtype({kind(dtype)}).device({device})"
+
+
+def call_text(call: Call) -> str | None:
+    """The expression; None for what has none."""
+    rule = RULES.get(call.value.prim)
+    try:
+        return None if rule is None else rule(call)
+    except KeyError:
+        return None  # a dtype that ATen has no name for here
+
+
+def _elementwise(call: Call) -> str:
+    prim, words = call.value.prim, ", ".join(call.operands)
+    if prim in _LOGICAL:
+        return f"at::{'logical' if call.value.args[0].dtype == 'b1' else 'bitwise'}_{prim}({words})"
+    if prim == "floordiv":
+        return f'at::div({words}, "floor")'
+    made = f"at::{_ATEN.get(prim, prim)}({words})"
+    floats = call.value.dtype in FLOATS and {a.dtype for a in call.value.args} == {call.value.dtype}
+    settled = floats or prim in COMPARE or prim in ("isnan", "isinf")
+    return made if settled else f"{made}.to({kind(call.value.dtype)})"
+
+
+def _full(call: Call) -> str | None:
+    value = call.value.params["value"]
+    if isinstance(value, sympy.Basic) and not value.is_integer:
+        return None
+    number = call.expressions.text(value) if isinstance(value, sympy.Basic) else literal(value)
+    return f"at::full({call.sizes('shape')}, {number}, {options(call.value.dtype, call.device)})"
+
+
+def literal(value: Any) -> str:
+    """A number, a word or nothing in C++."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        limits = "std::numeric_limits<double>::"
+        return f"{limits}quiet_NaN()" if value != value else f"{'-' if value < 0 else ''}{limits}infinity()"
+    if isinstance(value, str):
+        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    if value is None:
+        return "c10::IValue()"
+    if isinstance(value, int):
+        return str(value) if abs(value) < 2**31 else f"INT64_C({value})"
+    if isinstance(value, complex):
+        raise KeyError("complex")
+    return repr(float(value))
+
+
+def _broadcast(call: Call) -> str:
+    (x,), (source,) = call.operands, call.value.args
+    aligned: list[Any] = [1] * len(call.value.shape)
+    for axis, size in zip(call.value.params["axes"], source.shape, strict=True):
+        aligned[axis] = size
+    return f"{x}.reshape({call.expressions.tuple(aligned)}).expand({call.sizes('shape')})"
+
+
+def _slice(call: Call) -> str:
+    params, text = call.value.params, call.expressions.text
+    found = call.operands[0]
+    for axis, (start, stop, step, size) in enumerate(
+        zip(params["start"], params["stop"], params["step"], call.value.args[0].shape, strict=True)
+    ):
+        if (start, stop, step) != (0, size, 1):
+            found += f".slice({axis}, {text(start)}, {text(stop)}, {text(step)})"
+    return found
+
+
+def _pad(call: Call) -> str | None:
+    params = call.value.params
+    if any(params["inner"]):
+        return None
+    pairs = list(zip(params["lo"], params["hi"], strict=True))
+    flat = [call.expressions.text(n) for pair in reversed(pairs) for n in pair]
+    return f"at::constant_pad_nd({call.operands[0]}, {{{', '.join(flat)}}}, 0)"
+
+
+def _dot(call: Call) -> str:
+    axes = [tuple(call.value.params[k]) for k in ("x_axes", "y_axes", "out_axes")]
+    x, y = call.operands
+    if all(len(a) == 2 for a in axes) and axes[2][0] in axes[0] and axes[2][1] in axes[1]:
+        (row, column), inner = axes[2], next(a for a in axes[0] if a != axes[2][0])
+        left, right = (x if axes[0] == (row, inner) else f"{x}.t()"), (y if axes[1] == (inner, column) else f"{y}.t()")
+        return f"at::matmul({left}, {right})"
+    letters = ["".join(ascii_lowercase[i] for i in call.value.params[k]) for k in ("x_axes", "y_axes", "out_axes")]
+    return f'at::einsum("{letters[0]},{letters[1]}->{letters[2]}", {{{", ".join(call.operands)}}})'
+
+
+def _reduction(call: Call) -> str:
+    x, axes = call.operands[0], tuple(call.value.params["axes"])
+    if not axes:
+        return x
+    if call.value.prim == "prod":
+        return x + "".join(f".prod({a})" for a in sorted(axes, reverse=True))
+    wide = f", false, {kind(call.value.dtype)}" if call.value.prim == "sum" else ""
+    return f"{x}.{call.value.prim}({_braced(axes)}{wide})"
+
+
+def _braced(numbers: Sequence[Any]) -> str:
+    return f"at::IntArrayRef({{{', '.join(map(str, numbers))}}})"
+
+
+def _cumsum(call: Call) -> str:
+    x, axis = call.operands[0], call.value.params["axis"]
+    flip = f".flip({{{axis}}})" if call.value.params["reverse"] else ""
+    return f"{x}{flip}.cumsum({axis}, {kind(call.value.dtype)}){flip}"
+
+
+def _places(index: Sequence[str]) -> str:
+    return f"c10::List<std::optional<at::Tensor>>({{{', '.join(index)}}})"
+
+
+def _moved(text: str, order: Sequence[int]) -> str:
+    return text if list(order) == sorted(order) else f"{text}.permute({_braced(order)})"
+
+
+def _gather(call: Call) -> str:
+    x, *index = call.operands
+    order = in_front(call.value.params["axes"], call.value.args[0].ndim)
+    return f"at::index({_moved(x, order)}, {_places(index)})"
+
+
+def _scatter(call: Call) -> str:
+    base, source, *index = call.operands
+    order = in_front(call.value.params["axes"], call.value.args[0].ndim)
+    back = [order.index(a) for a in range(len(order))]
+    adds = "true" if call.value.params["mode"] == "add" else "false"
+    return _moved(f"at::index_put({_moved(base, order)}, {_places(index)}, {source}, {adds})", back)
+
+
+def _aten(call: Call) -> str | None:
+    args, named = call.value.params["spec"]
+    op = find_op(call.value.params["op"])
+    given = {a.name: spec for a, spec in zip(op._schema.arguments, args, strict=False)} | dict(named)
+    words = []
+    for argument in op._schema.arguments:
+        there = argument.name in given
+        if not there and not argument.has_default_value():
+            return None
+        word = _argument(given[argument.name], call, str(argument.type)) if there else _default(argument)
+        if word is None:
+            return None
+        words.append(word)
+    many = "" if len(op._schema.returns) > 1 and len(call.value.avals) > 1 else "[0]"
+    return f'aten("{op._schema.name}", "{op._schema.overload_name}", {{{", ".join(words)}}}){many}'
+
+
+def _default(argument: Any) -> str | None:
+    value = argument.default_value
+    if isinstance(value, list | tuple):
+        return f"std::vector<int64_t>{{{', '.join(map(str, value))}}}" if all(type(v) is int for v in value) else None
+    return _typed(literal(value), str(argument.type)) if isinstance(value, bool | int | float | str | None) else None
+
+
+def _typed(word: str, type_name: str) -> str:
+    return f"int64_t({word})" if word.lstrip("-").isdigit() else word
+
+
+def _argument(spec: Any, call: Call, type_name: str) -> str | None:
+    if isinstance(spec, Arg):
+        return call.operands[spec.index]
+    if isinstance(spec, sympy.Basic):
+        return f"int64_t({call.expressions.text(spec)})"
+    if not isinstance(spec, tuple):
+        if isinstance(spec, int) and not isinstance(spec, bool) and type_name.startswith(("float", "Optional[float]")):
+            spec = float(spec)
+        return None if isinstance(spec, complex) else _typed(literal(spec), type_name)
+    if len(spec) == 2 and spec[0] in ("dtype", "device", "layout", "memory_format"):
+        return _word(spec[0], spec[1], call)
+    return _list(spec, call, type_name)
+
+
+def _word(name: str, word: str, call: Call) -> str | None:
+    if name == "dtype":
+        return f"int64_t(static_cast<int>({kind(word)}))"
+    return f"c10::IValue({call.device})" if name == "device" else None
+
+
+def _list(spec: Sequence[Any], call: Call, type_name: str) -> str | None:
+    words = [_argument(s, call, "") for s in spec]
+    if None in words:
+        return None
+    if "Optional[Tensor]" in type_name or "Tensor?" in type_name:
+        wrapped = ["std::nullopt" if w == "c10::IValue()" else str(w) for w in words]
+        return f"c10::IValue(c10::List<std::optional<at::Tensor>>({{{', '.join(wrapped)}}}))"
+    inner = "at::Tensor" if "Tensor" in type_name else "double" if "float" in type_name else "int64_t"
+    return f"std::vector<{inner}>{{{', '.join(map(str, words))}}}"
+
+
+RULES: dict[str, Callable[[Call], str | None]] = {
+    **dict.fromkeys((*UNARY, *BINARY, *COMPARE), _elementwise),
+    "where": lambda call: f"at::where({', '.join(call.operands)})",
+    "cast": lambda call: f"{call.operands[0]}.to({kind(call.value.dtype)})",
+    "full": _full,
+    "iota": lambda call: f"at::arange({call.number('size')}, {options(call.value.dtype, call.device)})",
+    "broadcast": _broadcast,
+    "reshape": lambda call: f"{call.operands[0]}.reshape({call.sizes('shape')})",
+    "permute": lambda call: f"{call.operands[0]}.permute({_braced(call.value.params['perm'])})",
+    "flip": lambda call: f"{call.operands[0]}.flip({_braced(call.value.params['axes'])})",
+    "slice": _slice,
+    "pad": _pad,
+    "cat": lambda call: f"at::cat({{{', '.join(call.operands)}}}, {call.value.params['axis']})",
+    **dict.fromkeys(("sum", "prod", "amax", "amin"), _reduction),
+    **dict.fromkeys(
+        ("argmax", "argmin"), lambda call: f"{call.operands[0]}.{call.value.prim}({call.value.params['axis']})"
+    ),
+    "cumsum": _cumsum,
+    "dot": _dot,
+    "gather": _gather,
+    "scatter": _scatter,
+    "aten": _aten,
+}
+"""What is missing (random numbers from a seed, nested calls, effects) only fusegrad's own code computes."""
+
+
+def is_several(value: Value) -> bool:
+    """Whether a node has several results."""
+    return len(value.avals) > 1
