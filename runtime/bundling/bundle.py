@@ -10,6 +10,7 @@ from ..explain import compiler_of
 from ..exporting.gathered import ExportError, apart, gathered
 from ..exporting.module import module_text
 from .archive import MANIFEST, BundleError, sealed, write_directory, write_file, zipped
+from .binaries import target_files
 from .load import contents
 from .write import Written, written
 
@@ -24,6 +25,8 @@ def bundle_files(
     _require_readable(target_class, function)
     module, why = _module(target_class, args, target)
     files = {**function.graphs, **module}
+    for name in dict.fromkeys(targets):
+        files |= target_files(target_class, args, name)
     return sealed({**function.manifest, "module": why, "targets": list(targets)}, files)
 
 

@@ -68,11 +68,16 @@ def export(
     "bundle" for a directory that is there; "cpp" or "h" (a C++ source and its header, both are written: a
     torch::autograd::Function that launches the kernels, which are in it as machine code for one GPU).
     target: the GPU to choose block sizes for: "cuda:80", "cuda:90" (the default), "cuda:100", "hip:gfx942".
+    targets: of a bundle, the GPUs to compile its kernels for, without one at hand: PTX and cubin, or AMD's, with what
+    a launch of each needs. What is loaded does not depend on them.
     derivatives: what a "py" module has besides forward and backward: "jvp" (yours, or the transpose of your backward).
     Raises ExportError where a file could not hold what the Function does (opaque methods, tensors from outside, ..),
     ExportFormatError, SpecError, UnknownTargetError. A file is written whole or not at all.
     """
     word = _format(path, format)
+    if targets and word not in TREES:
+        reason, known = f"targets={targets!r} are for formats of several files", ", ".join(TREES)
+        raise ExportFormatError(path=path, format=word, reason=reason, known=known)
     if word in TREES and not derivatives:
         return TREES[word](target_class, args, _place(path, format), target, targets)
     if word in ("cpp", "h") and path is not None and not derivatives:

@@ -221,8 +221,9 @@ def altered_graphs(manifest: Any, files: Files, values: list[Any], code: str) ->
                 content = {**files, name: archive.canonical(changed)}
                 yield f"graph {place} {str(value)[:20]!r}", as_folder(sealed(manifest, content))
     operators = (
-        "aten.from_file.default", "aten._unsafe_index.Tensor", "aten.add_.Tensor", "prims.sin.default", "os.system", code,
-        "aten.__class__.default", "aten.sin.__init__", "aten.resize_as.default", "aten.record_stream.default",
+        "aten.from_file.default", "aten._unsafe_index.Tensor", "aten.add_.Tensor", "prims.sin.default", "os.system",
+        code, "aten.__class__.default", "aten.sin.__init__", "aten.resize_as.default",
+        "aten.record_stream.default",
         "aten.item.default", "mylib.op.default", "aten.empty.memory_format", "c10d.send.default",
     )  # fmt: skip
     for operator in operators:
