@@ -23,7 +23,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from . import inductor, kernels, latency, limits, needs, overhead, picture, plans, report
+from . import cpu, inductor, kernels, latency, limits, needs, overhead, picture, plans, report
 from .suite import CASES, Case, chosen
 
 Rows = Iterator[dict[str, Any]]
@@ -58,6 +58,7 @@ def _latencies(quick: bool) -> Rows:
 PARTS: dict[str, Callable[[list[Case], argparse.Namespace], Rows]] = {
     "host": lambda cases, options: each(overhead.overhead, ["RMSNorm"], jobs=1),
     "latency": lambda cases, options: _latencies(options.quick),
+    "cpu": lambda cases, options: each(cpu.cpu, cpu.cases(options.match, options.quick), jobs=1),
     "plans": lambda cases, options: each(plans.plan, cases, options.jobs),
     "inductor": lambda cases, options: each(inductor.inductor, cases, options.jobs, inductor.pretend_gpu),
     "kernels": lambda cases, options: each(kernels.kernels, cases, options.jobs, kernels.one_compiler),

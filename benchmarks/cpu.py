@@ -72,6 +72,11 @@ THROUGH_INDUCTOR = {f.SwiGLU, f.RMSNorm, f.Softmax}
 BY_NAME = {case.name: case for case in (*LARGE, *TINY)}
 
 
+def cases(pattern: str = "", quick: bool = False) -> list[Case]:
+    """Those whose names contain `pattern`; quick: what goes through Inductor alone."""
+    return [c for c in (*TINY, *LARGE) if pattern in c.name and (not quick or c.function in THROUGH_INDUCTOR)]
+
+
 def cpu(case: Case) -> dict[str, Any]:
     """{case, milliseconds: {peer: {forward, both, forward recycling, both recycling}}}, from a fresh process."""
     command = [sys.executable, "-m", "fusegrad.benchmarks.cpu", case.name]

@@ -68,7 +68,7 @@ class _Steps:
     def write(self, inputs: Sequence[tuple[str, Any]]) -> list[str] | None:
         """The names of the results; None where the plan has to be called."""
         tensors = [(n, v) for n, v in inputs if isinstance(v, Tensor)]
-        if self.plan.steps is None or self.plan.graph.mutations or not self._ready():
+        if self.plan.steps is None or not self._ready():
             return None
         self.given = {n for n, _ in tensors}
         for value, (name, tensor) in zip(self.plan.graph.inputs, tensors, strict=True):
@@ -77,7 +77,18 @@ class _Steps:
                 return None
         for at, step in enumerate(self.plan.steps):
             self._step(at, step)
-        return self._outputs([n for n, _ in tensors])
+        results = self._outputs([n for n, _ in tensors])
+        self._write_back([n for n, _ in tensors])
+        return results
+
+    def _write_back(self, inputs: Sequence[str]) -> None:
+        """What is written to arguments, all of it known before the first is."""
+        values = {i: self._of(v) for i, v in self.plan.graph.mutations.items()}
+        for i, name in values.items():
+            if name not in self.fresh:
+                values[i] = self.text.let("apart", f"{self.text.constant(_apart, 'apart')}({name}, ({row(inputs)}))")
+        for i, name in values.items():
+            self.text.add(f"{inputs[i]}.copy_({name})")
 
     def _ready(self) -> bool:
         """Whether every group was launched at these sizes before."""
@@ -166,6 +177,11 @@ def _called(value: Value, sizes: BoundSizes, *operands: Any) -> Any:
 
 def _fitted(own: Value, sizes: BoundSizes, tensor: Tensor) -> Tensor:
     return expected_layout(tensor, own, sizes)
+
+
+def _apart(value: Tensor, inputs: Sequence[Tensor]) -> Tensor:
+    """A value that writing to the inputs does not change."""
+    return value.clone() if memory_of(value) in {memory_of(t) for t in inputs} else value
 
 
 def _owned(strides: Sequence[tuple[int, ...]], results: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:

@@ -60,6 +60,7 @@ class BackwardEntry:
     lifted: list[Any]
     since: int  # the session's guards from this number on are backward's
     passed: dict[int, int] = field(default_factory=dict)  # results that are a gradient as it came, by its number
+    viewed: dict[int, tuple[int, Any]] = field(default_factory=dict)  # that are a view of one: its number, the fake
     executables: dict[str, Executable] = field(default_factory=dict)
     others: list[BackwardEntry] = field(default_factory=list)  # captured for other results of its opaque nodes
     admitted: dict[tuple[int, ...], bool] = field(default_factory=dict)
@@ -220,7 +221,7 @@ class Specialization:
             elif kind == "same":
                 outputs[i] = outputs[index]
             elif kind == "view":
-                view = _view(inputs[index], self.forward.fakes[index], self.forward.fake_outputs[i], sizes)
+                view = _view(inputs[index], self.forward.fake_outputs[i], sizes)
                 outputs[i] = view if described.value else view.detach()
         return outputs
 
@@ -418,7 +419,9 @@ class Specialization:
         guards = self.session.conditions(self.symbols, self.since)
         first = len(residuals) + len(symbols)
         passed = {r: live[p] - first for r, p in _passed_through(trace).items() if p < len(live) and live[p] >= first}
-        return BackwardEntry(trace, guards, [self.reads.tensor_path(t) for t in trace.lifted], self.since, passed)
+        viewed = {r: (live[p] - first, f) for r, (p, f) in _viewed(trace).items() if p < len(live) and live[p] >= first}
+        lifted = [self.reads.tensor_path(t) for t in trace.lifted]
+        return BackwardEntry(trace, guards, lifted, self.since, passed, viewed)
 
     def _kept_again(self) -> tuple[list[Tensor | None], list[Any]]:
         """Fresh fakes of what is kept for backward, and the sizes that they do not tell."""
@@ -549,6 +552,9 @@ class Specialization:
             results = executable(inputs, lifted, sizes if now is None else now)
         for result, gradient in entry.passed.items():
             results[result] = given[gradient]
+        if executable.backend in KERNEL_BACKENDS:
+            for result, (gradient, view) in entry.viewed.items():
+                results[result] = _view(in_a_class(given[gradient]), view, sizes)  # type: ignore[arg-type]
         return tuple(results)
 
     @contextmanager
@@ -564,7 +570,8 @@ class Specialization:
     ) -> Executable:
         name, report = f"{self.name}_backward", partial(self.report, "backward")
         graph = None if chosen is None else chosen.backward_graph(kinds, entry, name)
-        return Executable(entry.trace, name, backend, frozenset(entry.passed), report, graph)
+        viewed = entry.viewed if backend in KERNEL_BACKENDS else {}
+        return Executable(entry.trace, name, backend, frozenset({*entry.passed, *viewed}), report, graph)
 
     def _sibling_backward(
         self, residuals: Sequence[Any], sizes: Sizes, gradients: Sequence[Any], backend: str
@@ -735,6 +742,28 @@ def _passed_through(trace: Trace) -> dict[int, int]:
     return {r: untouched[n] for r, n in enumerate(made) if n in untouched}
 
 
+def _viewed(trace: Trace) -> dict[int, tuple[int, Tensor]]:
+    """Results of a trace that are views of one of its inputs: {result: (input, what the view is like)}."""
+    graph = trace.graph_module.graph
+    (made,) = graph.find_nodes(op="output")[0].args
+    inputs = [n for n in graph.nodes if n.op == "placeholder"]
+    if any(map(_is_write, graph.nodes)):
+        return {}
+    found = {r: (_base_of(n), n) for r, n in enumerate(made) if isinstance(n, torch.fx.Node) and n not in inputs}
+    return {r: (inputs.index(base), n.meta["val"]) for r, (base, n) in found.items() if base in inputs}
+
+
+def _base_of(node: torch.fx.Node) -> torch.fx.Node:
+    """What a chain of views begins with."""
+    while getattr(getattr(node.target, "_schema", None), "name", None) in VIEWS:
+        node = node.all_input_nodes[0]
+    return node
+
+
+VIEWS = frozenset(f"aten::{name}" for name in "t transpose permute view expand unsqueeze squeeze select slice".split())
+"""What looks at its argument's memory and does nothing else."""
+
+
 def _is_write(node: torch.fx.Node) -> bool:
     schema = getattr(node.target, "_schema", None)
     return schema is not None and schema.is_mutable
@@ -829,10 +858,15 @@ def _refuse(value: Any) -> Any:
     raise CaptureError(reason=f"backward returns a {type(value).__name__} as a gradient", where="unknown")
 
 
-def _view(base: Tensor, fake_base: Tensor, fake: Tensor, sizes: Sizes) -> Tensor:
-    shape, strides = rebind(fake.shape, sizes), rebind(tuple(fake.stride()), sizes)
-    offset = rebind(fake.storage_offset(), sizes)
-    return base.as_strided(shape, strides, base.storage_offset() + int(offset))
+def _view(base: Tensor, fake: Tensor, sizes: Sizes) -> Tensor:
+    shape, strides, offset = view_of(fake, sizes)
+    return base.as_strided(shape, strides, base.storage_offset() + offset)
+
+
+def view_of(view: Tensor, sizes: Sizes) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    """Shape, strides and first element of a view within its base."""
+    shape, strides = rebind(tuple(view.shape), sizes), rebind(tuple(view.stride()), sizes)
+    return shape, strides, int(rebind(view.storage_offset(), sizes))
 
 
 def hint_of(session: Session, symbol: sympy.Symbol) -> int:

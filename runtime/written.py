@@ -34,11 +34,12 @@ from .conditions import (
     state_unchanged,
     tensors_alike,
 )
+from .config import KERNEL_BACKENDS
 from .forms import formed, inside
 from .inline import write_run
 from .node import make_node, marks_of
 from .ready import MISS, Entry
-from .specialization import Specialization, gradient_kind, in_a_class
+from .specialization import Specialization, gradient_kind, in_a_class, view_of
 from .straight import Straight, row
 
 if TYPE_CHECKING:
@@ -163,11 +164,23 @@ class _Call:
             n = len(spec.forward.fake_outputs)
             outputs, hidden = results[:n], results[n:]
             if spec.skip:
-                made, aliased = f"[{row(outputs)}]", text.constant(spec.aliased, "aliased")
-                at = text.constant(self.sizes, "sizes")
-                name = text.let("outputs", f"{aliased}({made}, [{row([n for n, _ in inputs])}], {at})")
-                outputs = [f"{name}[{i}]" for i in range(n)]
+                outputs = self._write_aliased(text, outputs, [n for n, _ in inputs])
         return outputs, hidden
+
+    def _write_aliased(self, text: Straight, outputs: Sequence[str], inputs: Sequence[str]) -> list[str]:
+        """As `Specialization.aliased`: outputs that are an input, a view of one, or the same object twice."""
+        captured, found = self.spec.forward, list(outputs)
+        for i, position in enumerate(captured.tensor_outputs):
+            described = captured.outputs[position]
+            match described.kind:
+                case "input":
+                    found[i] = inputs[described.index]
+                case "same":
+                    found[i] = found[described.index]
+                case "view":
+                    view = write_view(text, inputs[described.index], captured.fake_outputs[i], self.sizes)
+                    found[i] = text.let("view", view if described.value else f"{view}.detach()")
+        return found
 
     def _returned(self, text: Straight, names: Sequence[str], outputs: Sequence[str], hidden: Sequence[str]) -> str:
         """The expression of what the user gets."""
@@ -317,7 +330,18 @@ def _write_gradients(
         results = write_run(text, executable, inputs, lifted, call.sizes)
     for result, gradient in entry.passed.items():
         results[result] = given[gradient]
+    if executable.backend in KERNEL_BACKENDS:
+        for result, (gradient, view) in entry.viewed.items():
+            results[result] = write_view(text, given[gradient], view, call.sizes)
     text.add(f"return ({row(results)})")
+
+
+def write_view(text: Straight, name: str, view: Tensor, sizes: Any) -> str:
+    """The expression of a view of the tensor of this name; `view` is a fake of it."""
+    shape, strides, offset = view_of(view, sizes)
+    parts = text.constant(shape, "shape"), text.constant(strides, "strides")
+    start = f"{name}.storage_offset()" + (f" + {offset}" if offset else "")
+    return f"{name}.as_strided({', '.join(parts)}, {start})"
 
 
 class _General:

@@ -62,6 +62,32 @@ class Views(Function):
         return a + b.t() + 2 * c
 
 
+class Turned(Function):
+    """Gradients that are views of a gradient."""
+
+    @staticmethod
+    def forward(ctx, x, y, z):
+        return x.t() * 2, y.sum(0), z[1:] * 1
+
+    @staticmethod
+    def backward(ctx, a, b, c):
+        return a.t(), b.unsqueeze(0).expand(3, 4), torch.cat([c[:1], c])
+
+
+class Written(Function):
+    """Two arguments are written to, the second with what the first was."""
+
+    @staticmethod
+    def forward(ctx, x, y):
+        ctx.mark_dirty(x, y)
+        before = x.clone()
+        return x.mul_(2).add_(y), y.copy_(before)
+
+    @staticmethod
+    def backward(ctx, g, h):
+        return g * 2 + h, g
+
+
 class Outside(Function):
     @staticmethod
     def forward(ctx, x):
@@ -98,6 +124,8 @@ CASES: dict[str, tuple[type, Callable[[], tuple[Any, ...]]]] = {
     "kept on ctx": (Kept, lambda: (leaf(3, 4), 3.0)),
     "in place": (InPlace, lambda: (leaf(3, 4) * 1,)),
     "views": (Views, lambda: (leaf(3, 4),)),
+    "views of gradients": (Turned, lambda: (leaf(3, 4), leaf(3, 4), leaf(3, 4))),
+    "two in place": (Written, lambda: (leaf(3, 4) * 1, leaf(3, 4) * 1)),
     "from outside": (Outside, lambda: (leaf(3, 4),)),
     "no kernel": (Sorted, lambda: (leaf(3, 4),)),
     "transposed": (Softmax, lambda: (leaf(4, 3).t(),)),
@@ -106,7 +134,10 @@ CASES: dict[str, tuple[type, Callable[[], tuple[Any, ...]]]] = {
     "a parameter": (Softmax, lambda: (torch.nn.Parameter(leaf(3, 4).detach()),)),
 }
 
-TILED = ("rmsnorm", "a default", "no bias", "in place", "views", "from outside", "no kernel", "expanded")
+TILED = (
+    "rmsnorm", "a default", "no bias", "in place", "views", "views of gradients", "two in place", "from outside",
+    "no kernel", "expanded",
+)  # fmt: skip
 """The cases that kernels are tried on as well."""
 
 
