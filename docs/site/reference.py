@@ -30,8 +30,13 @@ def text(body: str, language: str = "text") -> str:
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines) + "\n"
+    """Bars within `code` are no borders of cells to Python-Markdown, others are escaped."""
+    lines = [head, ["---"] * len(head), *([barred(cell) for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def barred(cell: str) -> str:
+    return "".join(p if p.startswith("`") else p.replace("|", "\\|") for p in re.split(r"(`[^`\n]*`)", cell))
 
 
 def prose(words: str) -> str:
