@@ -20,7 +20,7 @@ import fusegrad
 from fusegrad.__main__ import COMMANDS
 from fusegrad.ir.codes import CODES
 from fusegrad.runtime import config
-from fusegrad.runtime.exporting.export import FORMATS
+from fusegrad.runtime.exporting.export import FORMATS, TREES
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "docs" / "site"))
@@ -116,7 +116,7 @@ def test_every_error_class_has_a_code_and_a_message() -> None:
 
 def test_every_format_of_export_is_described() -> None:
     told = re.findall(r"^\| (`.*?`) \|", pages()["export.md"], re.MULTILINE)
-    assert set(re.findall(r"`\.?(\w+)`", " ".join(told))) == set(FORMATS)
+    assert set(re.findall(r"`\.?(\w+)`", " ".join(told))) == {*FORMATS, *TREES}
 
 
 def test_a_page_that_asks_for_something_from_elsewhere_is_found() -> None:
