@@ -66,7 +66,7 @@ def _worst(needs: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     """The largest figure of several kernels; accesses are added up."""
     if not needs:
         return None
-    streamed = {kind: _by_width(Counter(n["streams"][kind]) for n in needs) for kind in ("load", "store")}
+    streamed = {kind: _by_width(Counter(n["streams"][kind]) for n in needs) for kind in ("load", "store", "end")}
     return {
         **{name: max(n[name] for n in needs) for name in ("registers", "spills", "shared")},
         "accesses": _by_width(n["accesses"] for n in needs),

@@ -25,7 +25,7 @@ def facts(row: Mapping[str, Any]) -> list[dict[str, int] | None]:
 def _facts(needs: Mapping[str, Any] | None) -> dict[str, int] | None:
     if needs is None:
         return None
-    narrowest = {kind: min(map(int, widths)) for kind, widths in needs["streams"].items() if widths}
+    narrowest = {kind: min(map(int, widths)) for kind in ("load", "store") if (widths := needs["streams"][kind])}
     return {"spills": needs["spills"], **narrowest}
 
 

@@ -163,7 +163,8 @@ NOTES = {
     "once; minimal is every input read once and every output written once. Inductor: torch.compile's own passes, "
     "lowering and count of bytes for the same forward and backward on an H100, each over its own minimum; a row that a "
     "kernel of it loops over twice is counted once, too. 16-byte loads and stores: their share of the bytes of the "
-    "access instructions for the tensors that make up a kernel's bytes, edges included, scalars and partial sums not.",
+    "access instructions for the tensors that make up a kernel's bytes, without scalars, partial sums and what is "
+    "stored of a row that begins or stops inside a group of 16 bytes, at these ends.",
 }
 
 

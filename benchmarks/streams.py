@@ -1,5 +1,7 @@
 """How wide a kernel reads and writes what it streams: the tensors that make up its bytes, not scalars and partial sums.
 
+The ends of a row that begins or stops inside a group of 16 bytes are written element by element, less than a group at
+either end; such stores are counted by themselves.
 PTX names the source line of every access, and the line of the kernel's text names the pointer.
 """
 
@@ -21,6 +23,7 @@ STREAMED = 1 / 32
 
 _PLACE = re.compile(r"\.py:(\d+):\d+")
 _TOUCHED = re.compile(r"tl\.(load|store)\((\w+)")
+_END = re.compile(r"mask=\w+ & ~whole\w*\)")
 
 
 def streamed(kernel: Kernel, sizes: Mapping[sympy.Symbol, int]) -> set[str]:
@@ -37,13 +40,14 @@ def _number(size: sympy.Expr | int, sizes: Mapping[sympy.Symbol, int]) -> float:
 
 
 def widths(text: str, ptx: str, pointers: set[str]) -> Widths:
-    """{"load": {16: 4}, "store": {16: 2}}: accesses through these pointers by bytes each."""
+    """{"load": {16: 4}, "store": {16: 2}, "end": {}}: accesses through these pointers by bytes each."""
     lines = text.splitlines()
-    found: dict[str, Counter[int]] = {"load": Counter(), "store": Counter()}
+    found: dict[str, Counter[int]] = {"load": Counter(), "store": Counter(), "end": Counter()}
     for place, width in _accesses(ptx):
-        for kind, pointer in _TOUCHED.findall(" ".join(lines[n - 1] for n in place if 0 < n <= len(lines))):
+        said = " ".join(lines[n - 1] for n in place if 0 < n <= len(lines))
+        for kind, pointer in _TOUCHED.findall(said):
             if pointer in pointers:
-                found[kind][width] += 1
+                found["end" if kind == "store" and _END.search(said) else kind][width] += 1
                 break
     return {kind: dict(sorted(counts.items())) for kind, counts in found.items()}
 

@@ -479,7 +479,7 @@ class Scheduler:
         return (vector,)
 
     def _warps(self, lanes: int, accumulators: bool) -> int:
-        steps = ((512, 1), (2048, 4), (4095 if accumulators else 8192, 8), (16384, 16))
+        steps = ((512, 1), (2048, 4), *(((4095, 8), (8192, 16)) if accumulators else ((8192, 8), (16384, 16))))
         warps = next((w for most, w in steps if lanes <= most), 32)
         most, leant = THREADS // self.target.warp, int(warps * 2.0**self.target.leaning.warps)
         return max(1, min(most, leant * 32 // self.target.warp))

@@ -46,10 +46,13 @@ from .mathematics import (
 from .names import Names, identifier
 from .prelude import HELPERS
 from .schedule import Schedule
-from .sizes import Hints, tidy
+from .sizes import Hints, nonnegative, tidy
+from .sizes import number as evaluated
 
 FINISH = 100
 """The level of what the last program computes; 0 is the kernel, 1 the walk, 2 and up a pass over chunks."""
+SPAN = 1 << 29
+"""Elements between the first and last lane of a tile, below which 32 bits count them in bytes, too."""
 LONG = 72
 """A single use is written inline up to this many columns."""
 
@@ -415,8 +418,17 @@ class Values:
 
     def _lane_times(self, axis: Axis, lane: Expr, coefficient: Size, buffer: str) -> Expr:
         """Lanes stay 32 bits wide where the tile provably spans less."""
-        narrow = isinstance(coefficient, int) and abs(coefficient) * self.plan.tile[axis] < 1 << 29
+        narrow = self._narrow_span(tidy(coefficient * self.plan.tile[axis]))
         return self._times(lane if narrow else call("tl.cast", lane, literal("tl.int64")), coefficient, buffer)
+
+    def _narrow_span(self, span: Size) -> bool:
+        """Lanes are so close to each other as long as their stride is; another kernel serves longer ones."""
+        if isinstance(span, int):
+            return abs(span) < SPAN
+        if not nonnegative(span) or evaluated(span, self.hints) >= SPAN:
+            return False
+        self.guards[sympy.Lt(span, SPAN)] = None
+        return True
 
     def _pointer(
         self,
@@ -441,7 +453,7 @@ class Values:
 
     def _shared_lanes(self, lanes: Expr, scope: Scope) -> Expr:
         """Lanes of two dimensions, one of them a run-time stride apart, under a name of their own."""
-        if "tl.cast(" not in lanes.text or " + " not in lanes.text:
+        if not lanes.names & set(self.scalars.values()) or " + " not in lanes.text:
             return lanes
         known = scope.find(("lanes", lanes.text))
         if known is None:

@@ -83,8 +83,10 @@ PTX = """
 
 
 def test_widths_are_those_of_the_pointers_asked_for() -> None:
-    assert widths(TEXT, PTX, {"x_ptr", "y_ptr"}) == {"load": {16: 1}, "store": {2: 1}}
-    assert widths(TEXT, PTX, {"w_ptr"}) == {"load": {4: 1}, "store": {}}
+    assert widths(TEXT, PTX, {"x_ptr", "y_ptr"}) == {"load": {16: 1}, "store": {2: 1}, "end": {}}
+    assert widths(TEXT, PTX, {"w_ptr"}) == {"load": {4: 1}, "store": {}, "end": {}}
+    ends = TEXT.replace("called(x))", "called(x), mask=inside & ~whole)")
+    assert ends != TEXT and widths(ends, PTX, {"y_ptr"}) == {"load": {}, "store": {}, "end": {2: 1}}
     assert share({"16": 1, "8": 2}) == 0.5
     assert share({16: 3}) == 1 and share({}) is None
 

@@ -49,7 +49,7 @@ def dyt_backward(g_ptr, x_ptr, alpha_ptr, w_ptr, output_ptr, output_ptr_2, outpu
     first_col = tl.cast(strip, tl.int64) * BLOCK_N
     inside_col = col < N - first_col
     row = tl.arange(0, BLOCK_M)[:, None]
-    lanes = tl.cast(row, tl.int64) * N + col
+    lanes = row * N + col
     w = tl.load(w_ptr + first_col + col, mask=inside_col, other=0.0)
     alpha = tl.load(alpha_ptr)
     sum_acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)

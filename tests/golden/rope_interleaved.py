@@ -30,7 +30,7 @@ def rope_interleaved(q_ptr, c_ptr, s_ptr, output_ptr, N, M, q_stride, BLOCK_N: t
     inside_row = row < M - first_row
     pairs = tl.arange(0, BLOCK_N * 2)[None, :]
     at = first_row * q_stride + first_col * 2
-    lanes = tl.cast(row, tl.int64) * q_stride + pairs
+    lanes = row * q_stride + pairs
     inside_pairs = pairs < (N - first_col) * 2
     q_pairs = tl.load(q_ptr + at + lanes, mask=inside_row & inside_pairs, other=0.0)
     q = evens(q_pairs)
