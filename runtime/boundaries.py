@@ -57,7 +57,7 @@ class CutReport:
         return {**asdict(self), "code": self.code}
 
     def __str__(self) -> str:
-        place = f" ({self.where})" if self.where else ""
+        place = f" ({self.where})" if self.where and not self.where.startswith("<") else ""  # of a source that is there
         return f"cut between {self.before} and {self.after}: {self.reason}{place} [{self.code}]"
 
 

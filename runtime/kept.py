@@ -9,16 +9,23 @@ from typing import Any
 from ..ir import Value
 from ..ir.passes.recompute import CHOICE, Choice, hidden_values
 from ..ir.program import Place
+from ..tracer.dtypes import TO_TORCH
 from .plan import Sizes, number
 from .residuals import Chosen, ChosenForDerived
 from .specialization import Specialization
 
-AS_WRITTEN, INSTEAD, AGAIN = "saved as written", "saved instead", "computed again"
+AS_WRITTEN, INSTEAD, BESIDES, AGAIN = "saved as written", "saved instead", "saved besides", "computed again"
+
+
+SHORT = {dtype: name for name, dtype in TO_TORCH.items()}
 
 
 @dataclass(frozen=True)
 class Kept:
-    """One value on its way to backward. how: "saved as written", "saved instead" of others, or "computed again"."""
+    """One value on its way to backward. how: "saved as written", "saved instead" of others, "computed again".
+
+    "saved besides": for a derived backward, which would compute it again.
+    """
 
     name: str
     type: str
@@ -46,14 +53,13 @@ def _of_fake(spec: Specialization, place: Place, sizes: Sizes) -> Kept:
     count = fake.element_size()
     for n in shape:
         count *= n
-    dtype = str(fake.dtype).removeprefix("torch.")
-    return Kept(spec.name_at(place), f"{dtype}[{','.join(map(str, shape))}]", count, AS_WRITTEN)
+    return Kept(spec.name_at(place), f"{SHORT[fake.dtype]}[{','.join(map(str, shape))}]", count, AS_WRITTEN)
 
 
 def _exchanged(chosen: Chosen, sizes: Sizes) -> Iterator[Kept]:
     """The values in between that the user had saved, and those that are saved now."""
     if isinstance(chosen, ChosenForDerived):
-        yield from (_of_value(v, sizes, INSTEAD) for v in chosen.found.saved)
+        yield from (_of_value(v, sizes, BESIDES) for v in chosen.found.saved)
         return
     choice: Choice = chosen.program.attributes[CHOICE]
     users = hidden_values(chosen.captured)

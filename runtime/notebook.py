@@ -24,13 +24,18 @@ def as_html(found: Explanation) -> str:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    top = "".join(f'<th style="{CELL}">{escape(h)}</th>' for h in head)
-    body = "".join("<tr>" + "".join(f'<td style="{CELL}">{_cell(c)}</td>' for c in row) + "</tr>" for row in rows)
+    """Columns that are empty everywhere are left out."""
+    full = [list(row) for row in rows]
+    shown = [i for i in range(len(head)) if any(row[i] for row in full)]
+    top = "".join(f'<th style="{CELL}">{escape(head[i])}</th>' for i in shown)
+    body = "".join("<tr>" + "".join(_cell(row[i]) for i in shown) + "</tr>" for row in full)
     return f'<table style="{TABLE}"><tr>{top}</tr>{body}</table>'
 
 
 def _cell(value: object) -> str:
-    return escape(f"{value:,}" if isinstance(value, int) else str(value or ""))
+    if isinstance(value, int):
+        return f'<td style="{CELL};text-align:right">{value:,}</td>'
+    return f'<td style="{CELL}">{escape(str(value or ""))}</td>'
 
 
 def _folded(title: str, text: str) -> str:

@@ -61,7 +61,7 @@ def named_facts(compiler: Compiler, key: Sequence[Any], names: Sequence[str]) ->
 def _argument(fact: Any) -> str:
     """(torch.float32, cpu, True, 2, ..) -> "float32, 2 axes, cpu, requires grad" """
     if not (isinstance(fact, tuple) and fact and isinstance(fact[0], torch.dtype)):
-        return _short(fact)
+        return _short(fact) if _is_told(fact) else "the same object"
     dtype, device, requires_grad, axes, conjugate, negative = fact
     flags = {"requires grad": requires_grad, "conjugate": conjugate, "negative": negative}
     words = [str(dtype).removeprefix("torch."), f"{axes} ax{'i' if axes == 1 else 'e'}s", str(device)]

@@ -118,6 +118,17 @@ def test_what_is_computed_again_is_named_with_its_bytes() -> None:
     assert "computed again" in str(found) and found.saved_bytes == 4 * 64 * 128
 
 
+def test_a_derived_backward_is_handed_what_it_would_compute_again() -> None:
+    @fusegrad.compile
+    def gated(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        h = torch.sigmoid(x @ w)
+        return h * h
+
+    found = fusegrad.explain(gated, "bf16[64,128]", "bf16[128,32]")
+    assert ("h", "bf16[64,32]", 2 * 64 * 32, "saved besides") in [(k.name, k.type, k.bytes, k.how) for k in found.kept]
+    assert sum(k.bytes for k in found.kept) == found.saved_bytes and "<string>" not in str(found)
+
+
 # ------------------------------------------------------------------ methods
 def test_what_is_not_compiled_has_code_place_and_fix() -> None:
     for cls, code in ((Branch, "FG010"), (Declared, "FG001")):
