@@ -9,6 +9,8 @@ from bodies import BODIES
 from harness import K, M, N, graph_of
 from test_layout import CASES as LAYOUTS
 from test_mixed_axes import CASES as MIXED
+from test_products import CASES as PRODUCTS
+from test_products import B
 
 from fusegrad.codegen import TARGETS, generate, module
 
@@ -23,8 +25,16 @@ KERNELS = {
     "dyt_backward": {M: 16384, N: 4096},
     "group_norm_backward": {M: 32, N: 512, K: 4096},
     "rope_interleaved": {M: 4096, N: 64},
+    "linear_silu": {M: 8192, N: 4096, K: 128},
+    "masked_scores": {B: 64, M: 1024, N: 1024},
 }
-ALL = {**BODIES, "group_norm_backward": MIXED["group backward"], "rope_interleaved": LAYOUTS["turned"]}
+ALL = {
+    **BODIES,
+    "group_norm_backward": MIXED["group backward"],
+    "rope_interleaved": LAYOUTS["turned"],
+    "linear_silu": PRODUCTS["linear bf16"],
+    "masked_scores": PRODUCTS["scores"],
+}
 
 
 @pytest.mark.parametrize("body", KERNELS)

@@ -1,0 +1,45 @@
+# linear_silu for cuda:90
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def rounded(v, dtype: tl.constexpr):
+    """The float32 value that `dtype` can hold."""
+    return v.to(dtype).to(tl.float32)
+
+
+@triton.jit
+def linear_silu(x_ptr, b_ptr, w_ptr, y_ptr, M, N, K, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr, BLOCK_K: tl.constexpr):
+    N = N // 16 * 16  # a multiple of 16: accesses are wide
+    K = K // 16 * 16  # a multiple of 16: accesses are wide
+    pid = tl.program_id(0)
+    in_group = GROUP * tl.cdiv(N, BLOCK_N)
+    above = pid // in_group * GROUP
+    height = tl.minimum(tl.cdiv(M, BLOCK_M) - above, GROUP)
+    place = pid % in_group
+    row = tl.arange(0, BLOCK_M)[:, None]
+    first_row = tl.cast(above + place % height, tl.int64) * BLOCK_M
+    inside_row = row < M - first_row
+    col = tl.arange(0, BLOCK_N)[None, :]
+    first_col = tl.cast(place // height, tl.int64) * BLOCK_N
+    inside_col = col < N - first_col
+    k = tl.arange(0, BLOCK_K)[None, :]
+    lanes = tl.cast(row, tl.int64) * K + k
+    k_2 = tl.arange(0, BLOCK_K)[:, None]
+    lanes_2 = tl.cast(k_2, tl.int64) * N + col
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for k_at in tl.range(0, K, BLOCK_K, num_stages=2):
+        first_k = tl.cast(k_at, tl.int64)
+        at = first_row * K + first_k
+        x = tl.load(x_ptr + at + lanes, mask=inside_row, other=0.0)
+        at_2 = first_k * N + first_col
+        w = tl.load(w_ptr + at_2 + lanes_2, mask=inside_col, other=0.0)
+        acc = tl.dot(x, w, acc)  # body.py:1  h = x @ w + b
+    h = rounded(acc, tl.bfloat16)
+    b = tl.load(b_ptr + first_col + col, mask=inside_col, other=0.0).to(tl.float32)
+    h_2 = h + b
+    at_3 = first_row * N + first_col
+    lanes_3 = tl.cast(row, tl.int64) * N + col
+    tl.store(y_ptr + at_3 + lanes_3, (h_2 * tl.sigmoid(h_2)).to(tl.bfloat16), mask=inside_row & inside_col)  # body.py:2  return h * torch.sigmoid(h)
