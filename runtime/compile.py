@@ -15,6 +15,7 @@ from ..ir import Graph, Value, verify
 from ..ir.errors import Unfusible
 from ..ir.passes.contract import Contract
 from ..ir.passes.fuse import Fuse, Group, Step
+from ..ir.passes.place import Places, placed
 from ..ir.passes.products import Decision, Products
 from ..ir.passes.simplify import Simplify
 from ..ir.prims import PRIMS
@@ -66,7 +67,8 @@ def cheaper(graph: Graph) -> Graph:
 class Generated:
     """A graph as steps in an order that runs, the kernels of its groups by step, and why nodes were left to torch.
 
-    refused: the same by node. products: what became of each product that has neighbours to be fused with.
+    refused: the same by node. products: what became of each product that has neighbours to be fused with. places: where
+    in concatenations calls write their results.
     """
 
     steps: list[Step]
@@ -75,6 +77,7 @@ class Generated:
     reasons: list[str]
     refused: Mapping[int, str] = field(default_factory=dict)
     products: Sequence[Decision] = ()
+    places: Places = field(default_factory=Places)
 
 
 def generate(
@@ -89,9 +92,10 @@ def generate(
     called: dict[int, Decision] = {}
     reasons: list[str] = []
     while True:
-        steps, decisions = Fuse(frozenset(refused))(graph), list[Decision]()
+        steps, places = placed(graph, Fuse(frozenset(refused))(graph))
+        decisions: list[Decision] = []
         if products != "library":
-            fused = Products(machine_of(target), hints, frozenset(called), products == "clock")
+            fused = Products(machine_of(target), hints, frozenset({*called, *places}), products == "clock")
             steps, decisions = fused(graph, steps)
         names = group_names(name, steps)
         try:
@@ -104,7 +108,7 @@ def generate(
                 refused |= dict.fromkeys(sorted(_alike(graph, found.error.value, frozenset(refused))), why)
                 reasons.append(why)
             continue
-        made = Generated(steps, names, kernels, reasons, refused, (*decisions, *called.values()))
+        made = Generated(steps, names, kernels, reasons, refused, (*decisions, *called.values()), places)
         logs.divided(graph, made)
         return made
 

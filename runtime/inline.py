@@ -14,15 +14,19 @@ import torch
 
 from ..ir import Value
 from ..ir.passes.fuse import Group
+from ..ir.passes.place import Place
 from ..ir.types import contiguous_strides
+from ..tracer.dtypes import TO_TORCH
 from ..tracer.torch_private import allocator, memory_of
 from . import reference
+from .into import product_into
 from .plan import (
     BoundSizes,
     Executable,
     GroupRunner,
     KernelPlan,
     expected_layout,
+    is_filled,
     numbers,
     own_memory,
     same_strides,
@@ -63,6 +67,7 @@ class _Steps:
         self.layouts: dict[str, Layout] = {}  # of the names whose layout is known: all but what an operation returned
         self.given: set[str] = set()
         self.fresh: set[str] = set()
+        self.rooms: dict[int, str] = {}  # of concatenations whose parts are written in place
         self.empty = text.constant(allocator(plan.device), "empty")
 
     def write(self, inputs: Sequence[tuple[str, Any]]) -> list[str] | None:
@@ -101,6 +106,11 @@ class _Steps:
     def _step(self, at: int, step: Any) -> None:
         if isinstance(step, Group):
             self._group(step, self.plan.runners[at])
+        elif (place := self.plan.places.get(step.value.id)) is not None:
+            self._part(step.value, place)
+        elif is_filled(self.plan.places, step.value):
+            self.memory[step.value.id] = self.rooms[step.value.id]
+            self.fresh.add(self.rooms[step.value.id])
         else:
             value = step.value
             call = self.text.constant(partial(_called, value, self.sizes), value.prim)
@@ -108,6 +118,16 @@ class _Steps:
         dead = [self.memory.pop(v) for v in self.plan.last_use.get(at, ()) if v in self.memory]
         if own := set(dead) - self.given - set(self.memory.values()):
             self.text.add(" = ".join(sorted(own)) + " = None")
+
+    def _part(self, value: Value, place: Place) -> None:
+        """A product that goes into its slice of a concatenation."""
+        whole, strides = place.whole, contiguous_strides(place.whole.shape)
+        if whole.id not in self.rooms:
+            spec = numbers(whole.shape, self.sizes), numbers(strides, self.sizes), TO_TORCH[whole.dtype]
+            self.rooms[whole.id] = self._memory("whole", spec)
+        call = self.text.constant(partial(product_into, value, place, self.sizes), "product_into")
+        operands = row([self.rooms[whole.id], *(self._of(a) for a in value.args)])
+        self.memory[value.id] = self.text.let(value.prim, f"{call}({operands})")
 
     def _of(self, value: Value) -> str:
         """The name of a value, or of its place among several results."""

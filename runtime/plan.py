@@ -16,6 +16,7 @@ from ..codegen.neighbours import candidates
 from ..ir import Graph, Value
 from ..ir.errors import InternalError, LoweringError, Unfusible, UnsupportedBackendError
 from ..ir.passes.fuse import Extern, Group, Step, View
+from ..ir.passes.place import Place, Places
 from ..ir.types import Size
 from ..tracer.capture import Trace, capture_lock
 from ..tracer.dtypes import TO_TORCH
@@ -32,6 +33,7 @@ from . import launch, logs, reference, tune
 from .compile import ProductsBy, generate, graph_of, kernels_of, text_of
 from .config import KERNEL_BACKENDS, settings
 from .counted import remember
+from .into import product_into, room_for
 from .replay import straight
 from .stats import count
 
@@ -369,6 +371,7 @@ class KernelPlan:
         self.steps: list[Step] | None = None
         self.runners: dict[int, GroupRunner] = {}
         self.last_use: dict[int, list[int]] = {}
+        self.places = Places()
 
     def __call__(self, inputs: Sequence[Tensor], sizes: Sizes) -> list[Tensor | None]:
         key = _key(sizes)
@@ -399,6 +402,7 @@ class KernelPlan:
                 runner.add(kernels, sizes)
                 self.runners[at] = runner
             self.last_use = _last_uses(made.steps)
+            self.places = made.places
             self.steps = made.steps
         return made.steps
 
@@ -420,6 +424,14 @@ class KernelPlan:
                 given = zip(step.inputs, step.graph.inputs, strict=True)
                 results = self.runners[at]([_for_group(memory, v, own, sizes) for v, own in given], sizes, key)
                 memory.update({v.id: t for v, t in zip(step.outputs, results, strict=True)})
+            case Extern(value=value) if (place := self.places.get(value.id)) is not None:
+                room = room_of(place)
+                if room not in memory:
+                    memory[room] = room_for(place, sizes, self.device)
+                operands = [_value(memory, a) for a in value.args]
+                memory[value.id] = product_into(value, place, sizes, memory[room], *operands)
+            case View(value=value) if is_filled(self.places, value):
+                memory[value.id] = memory.pop(room_of(self.places[value.args[0].id]))
             case Extern(value=value) | View(value=value):
                 memory[value.id] = reference.call_node(value, [_value(memory, a) for a in value.args], sizes)
 
@@ -434,6 +446,16 @@ class KernelPlan:
             taken.add(memory_of(tensor))
             outputs.append(tensor)
         return outputs
+
+
+def room_of(place: Place) -> int:
+    """Under which number the memory of a concatenation is known while its parts are computed."""
+    return -1 - place.whole.id
+
+
+def is_filled(places: Places, value: Value) -> bool:
+    """Whether a value is a concatenation whose parts were written where they belong."""
+    return value.prim == "cat" and value.args[0].id in places and places[value.args[0].id].whole == value
 
 
 def opaque_of(value: Value) -> OpaqueNode | None:

@@ -1,0 +1,73 @@
+"""Parts of a concatenation that calls make are written where they belong: the concatenation itself copies nothing.
+
+    a = mm(x0, w);  b = mm(x1, w);  y = cat(a, b)      becomes      mm(x0, w, out=y[:n]);  mm(x1, w, out=y[n:])
+
+Along the outermost axis, so that every part is one piece of memory. Kernels store their parts in place by themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ..graph import Graph, Value
+from ..infer import same_shape
+from ..types import Size, contiguous_strides, product, simplest
+from .fuse import Extern, Group, Step, View
+
+
+class Place(NamedTuple):
+    """Where the result of a call goes: into `whole`, from element `start` of its memory on."""
+
+    whole: Value
+    start: Size
+
+
+Places = dict[int, Place]
+"""By the ids of the calls' results."""
+
+
+def placed(graph: Graph, steps: Sequence[Step]) -> tuple[list[Step], Places]:
+    """Steps in which such concatenations are views of what was written before, and where the calls are to write."""
+    called = {s.value for s in steps if isinstance(s, Extern) and is_plain_product(s.value)}
+    found: list[Step] = list(steps)
+    places: Places = {}
+    for at, step in enumerate(steps):
+        whole = _concatenation(graph, step)
+        if whole is not None and _parts_are_calls(graph, whole, called, places):
+            found[at] = View(whole)
+            places |= _places(whole)
+    return found, places
+
+
+def is_plain_product(value: Value) -> bool:
+    """A product of two matrices: what the library writes into memory that it is given."""
+    if value.prim != "dot" or any(v.ndim != 2 for v in (*value.args, value)):
+        return False
+    x, y, out = (value.params[p] for p in ("x_axes", "y_axes", "out_axes"))
+    return len({*x, *y}) == 3 and len(set(x) & set(y)) == 1 and not set(x) & set(y) & set(out)
+
+
+def _concatenation(graph: Graph, step: Step) -> Value | None:
+    """The row-major result of a step that does nothing but put its inputs one behind the other."""
+    if not isinstance(step, Group) or len(step.outputs) != 1:
+        return None
+    (whole,), (strides,) = step.outputs, step.graph.output_strides
+    outermost = whole.prim == "cat" and all(n == 1 for n in whole.shape[: whole.params["axis"]])
+    packed = strides is not None and same_shape(strides, contiguous_strides(whole.shape))
+    return whole if outermost and packed and set(whole.args) == set(step.inputs) else None
+
+
+def _parts_are_calls(graph: Graph, whole: Value, called: set[Value], places: Places) -> bool:
+    """Each part is made by a call, is in one place only, and is no result of its own."""
+    apart = len(set(whole.args)) == len(whole.args) and not set(whole.args) & set(graph.results)
+    return apart and all(a in called and a.id not in places for a in whole.args)
+
+
+def _places(whole: Value) -> Places:
+    starts: Places = {}
+    start: Size = 0
+    for part in whole.args:
+        starts[part.id] = Place(whole, start)
+        start = simplest(start + product(part.shape))
+    return starts

@@ -1,0 +1,31 @@
+"""Calls that write their results where they belong: slices of a concatenation, taken before its parts are computed."""
+
+from __future__ import annotations
+
+import torch
+
+from ..ir import Value
+from ..ir.passes.place import Place
+from ..tracer.dtypes import to_torch
+from .reference import Sizes, number, numbers
+
+Tensor = torch.Tensor
+
+
+def room_for(place: Place, sizes: Sizes, device: torch.device) -> Tensor:
+    """Memory for a whole concatenation."""
+    return torch.empty(numbers(place.whole.shape, sizes), dtype=to_torch(place.whole.dtype), device=device)
+
+
+def product_into(value: Value, place: Place, sizes: Sizes, whole: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """A product of two matrices, computed into its slice of `whole`; the slice."""
+    shape = numbers(value.shape, sizes)
+    part = whole.view(-1).narrow(0, number(place.start, sizes), shape[0] * shape[1]).view(shape)
+    x_axes, y_axes, out_axes = (value.params[p] for p in ("x_axes", "y_axes", "out_axes"))
+    (k,) = set(x_axes) & set(y_axes)
+    left, right = x if x_axes[1] == k else x.t(), y if y_axes[0] == k else y.t()
+    if out_axes[0] in y_axes:
+        left, right = right.t(), left.t()
+    with torch.no_grad():
+        torch.mm(left, right, out=part)
+    return part
