@@ -10,6 +10,7 @@ from typing import Any
 from ...ir.errors import FusegradError
 from ..bundling.archive import write_file
 from ..bundling.bundle import as_bundle
+from ..bundling.hub import as_hf_kernels
 from ..explain import explain
 from .cpp_module import as_pair, pair
 from .drawing import as_html, as_svg
@@ -45,7 +46,7 @@ FORMATS: dict[str, Writer] = {
 
 DERIVATIVES = ("jvp",)
 Publisher = Callable[[Any, tuple[Any, ...], Path, "str | None", Sequence[str]], str]
-TREES: dict[str, Publisher] = {"zip": as_bundle, "bundle": as_bundle}
+TREES: dict[str, Publisher] = {"zip": as_bundle, "bundle": as_bundle, "hf-kernels": as_hf_kernels}
 """Formats of several files, which need a path."""
 
 
@@ -64,7 +65,8 @@ def export(
     args: tensors (real or meta), specifications such as "bf16[8192,4096]", or any other argument of the Function.
     format: "py" (a Triton module that runs without fusegrad), "json", "graphml", "dot" (the graphs), "svg", "html"
     (pictures), "zip", "bundle" (a zip file, or a directory, that `fusegrad.load` makes a class of: graphs as JSON with
-    their guards, the Triton module, a manifest with sums; the text is the manifest); by default the suffix of `path`,
+    their guards, the Triton module, a manifest with sums; the text is the manifest), "hf-kernels" (a directory that
+    Hugging Face's `kernels` package loads, without fusegrad; the text is its card); by default the suffix of `path`,
     "bundle" for a directory that is there; "cpp" or "h" (a C++ source and its header, both are written: a
     torch::autograd::Function that launches the kernels, which are in it as machine code for one GPU).
     target: the GPU to choose block sizes for: "cuda:80", "cuda:90" (the default), "cuda:100", "hip:gfx942".
@@ -75,8 +77,8 @@ def export(
     ExportFormatError, SpecError, UnknownTargetError. A file is written whole or not at all.
     """
     word = _format(path, format)
-    if targets and word not in TREES:
-        reason, known = f"targets={targets!r} are for formats of several files", ", ".join(TREES)
+    if targets and word not in ("zip", "bundle"):
+        reason, known = f"targets={targets!r} are for bundles", "zip, bundle"
         raise ExportFormatError(path=path, format=word, reason=reason, known=known)
     if word in TREES and not derivatives:
         return TREES[word](target_class, args, _place(path, format), target, targets)
