@@ -76,7 +76,7 @@ def _describe(t: Tensor) -> str:
 
 def _equal_bits(a: Tensor, b: Tensor) -> bool:
     if a.is_complex():
-        a, b = torch.view_as_real(a), torch.view_as_real(b)
+        a, b = torch.view_as_real(a.resolve_conj()), torch.view_as_real(b.resolve_conj())
     same = (a == b) | ((a != a) & (b != b)) if a.is_floating_point() else a == b
     return bool(same.all())
 

@@ -164,6 +164,9 @@ class Library(NoRules):
             self.doubtful.append(Refusal("unknown", op_name(node), place_of(node), "is not linear in it"))
         return True
 
+    def keeps_zero(self, node: Value, wrt: tuple[int, ...]) -> bool:
+        return bool(node.avals) and _is_known(node, wrt)
+
 
 def _is_known(node: Value, wrt: tuple[int, ...]) -> bool:
     if node.prim != "aten":

@@ -33,8 +33,9 @@ from ..tracer.function import (
     uses_setup_context,
 )
 from ..tracer.opaque import Mismatch, Run, Tape, running
+from ..tracer.parts import span
 from ..tracer.reads import Reads
-from ..tracer.torch_private import FakeTensorMode, no_autocast, plain_tensors
+from ..tracer.torch_private import FakeTensorMode, neg_view, no_autocast, plain_tensors
 from . import logs, split
 from .check import cut, differs, intermediate_bytes
 from .compile import cheaper
@@ -113,7 +114,7 @@ class Specialization:
         self.guard = size_guard(self.session, fakes)
         self.binder = Binder(fakes)
         self.lifted = [reads.tensor_path(t) for t in self.forward.trace.lifted]
-        self.skip = frozenset(i for i, k in enumerate(self._kinds()) if k in ("input", "view", "same"))
+        self.skip = frozenset(i for i, k in enumerate(self._kinds()) if k != "tensor")
         self.executables: dict[str, Executable] = {}
         self.nodes: dict[Any, Any] = {}  # the generated Functions and units over this specialisation
         self.written = written_placeholders(self.forward.trace.graph_module, len(fakes))
@@ -208,11 +209,19 @@ class Specialization:
         if now is not None:
             sizes.learn(now)
         n = len(self.forward.fake_outputs)
-        outputs = self.aliased(results[:n], inputs, sizes) if self.skip else results[:n]
+        outputs = self.aliased(results[:n], inputs, sizes, results[n:]) if self.skip else results[:n]
         return outputs, results[n:]
 
-    def aliased(self, outputs: list[Any], inputs: list[Tensor], sizes: Sizes) -> list[Tensor]:
-        """Outputs that are an input, a view of one, or the same object twice are what they are in eager."""
+    def aliased(
+        self, outputs: list[Any], inputs: Sequence[Tensor], sizes: Sizes, hidden: Sequence[Tensor] = ()
+    ) -> list[Tensor]:
+        """Outputs that are an input, show the memory of one or of another output, or are one object twice."""
+        known = self.forward
+        pools = {
+            "view": (inputs, known.fakes),
+            "part of output": (outputs, known.fake_outputs),
+            "part of hidden": (hidden, known.fake_hidden),
+        }
         for i, position in enumerate(self.forward.tensor_outputs):
             described = self.forward.outputs[position]
             kind, index = described.kind, described.index
@@ -220,8 +229,9 @@ class Specialization:
                 outputs[i] = inputs[index]
             elif kind == "same":
                 outputs[i] = outputs[index]
-            elif kind == "view":
-                view = _view(inputs[index], self.forward.fake_outputs[i], sizes)
+            elif kind in pools:
+                bases, likes = pools[kind]
+                view = view_like(known.fake_outputs[i], bases[index], sizes, likes[index])
                 outputs[i] = view if described.value else view.detach()
         return outputs
 
@@ -554,7 +564,7 @@ class Specialization:
             results[result] = given[gradient]
         if executable.backend in KERNEL_BACKENDS:
             for result, (gradient, view) in entry.viewed.items():
-                results[result] = _view(in_a_class(given[gradient]), view, sizes)  # type: ignore[arg-type]
+                results[result] = view_like(view, in_a_class(given[gradient]), sizes)  # type: ignore[arg-type]
         return tuple(results)
 
     @contextmanager
@@ -858,15 +868,35 @@ def _refuse(value: Any) -> Any:
     raise CaptureError(reason=f"backward returns a {type(value).__name__} as a gradient", where="unknown")
 
 
-def _view(base: Tensor, fake: Tensor, sizes: Sizes) -> Tensor:
+def view_like(fake: Tensor, base: Tensor, sizes: Sizes, of: Tensor | None = None) -> Tensor:
+    """What the fake is a view of (of the fake `of`), seen the same way: strides, offset, dtype, lazy conjugate."""
     shape, strides, offset = view_of(fake, sizes)
-    return base.as_strided(shape, strides, base.storage_offset() + offset)
+    base = base if fake.dtype == base.dtype else _reinterpreted(base, fake.dtype)
+    view = base.as_strided(shape, strides, base.storage_offset() + offset)
+    view = view.conj() if _differ(Tensor.is_conj, fake, of) else view
+    return neg_view(view) if _differ(Tensor.is_neg, fake, of) else view
+
+
+def is_as_strided(fake: Tensor, of: Tensor | None) -> bool:
+    """Whether `as_strided` of the base alone is the view."""
+    bits = _differ(Tensor.is_conj, fake, of) or _differ(Tensor.is_neg, fake, of)
+    return not bits and (of is None or fake.dtype == of.dtype)
+
+
+def _differ(bit: Callable[[Tensor], bool], fake: Tensor, of: Tensor | None) -> bool:
+    return bit(fake) != (of is not None and bit(of))
 
 
 def view_of(view: Tensor, sizes: Sizes) -> tuple[tuple[int, ...], tuple[int, ...], int]:
     """Shape, strides and first element of a view within its base."""
     shape, strides = rebind(tuple(view.shape), sizes), rebind(tuple(view.stride()), sizes)
     return shape, strides, int(rebind(view.storage_offset(), sizes))
+
+
+def _reinterpreted(base: Tensor, dtype: torch.dtype) -> Tensor:
+    """The memory that a tensor spans as a vector of another dtype."""
+    every = span(tuple(base.shape), base.stride())
+    return base.as_strided((every,), (1,), base.storage_offset()).view(dtype)
 
 
 def hint_of(session: Session, symbol: sympy.Symbol) -> int:

@@ -39,7 +39,7 @@ from .forms import formed, inside
 from .inline import write_run
 from .node import make_node, marks_of
 from .ready import MISS, Entry
-from .specialization import Specialization, gradient_kind, in_a_class, view_of
+from .specialization import Specialization, gradient_kind, in_a_class, is_as_strided, view_like, view_of
 from .straight import Straight, row
 
 if TYPE_CHECKING:
@@ -164,12 +164,19 @@ class _Call:
             n = len(spec.forward.fake_outputs)
             outputs, hidden = results[:n], results[n:]
             if spec.skip:
-                outputs = self._write_aliased(text, outputs, [n for n, _ in inputs])
+                outputs = self._write_aliased(text, outputs, [n for n, _ in inputs], hidden)
         return outputs, hidden
 
-    def _write_aliased(self, text: Straight, outputs: Sequence[str], inputs: Sequence[str]) -> list[str]:
-        """As `Specialization.aliased`: outputs that are an input, a view of one, or the same object twice."""
+    def _write_aliased(
+        self, text: Straight, outputs: Sequence[str], inputs: Sequence[str], hidden: Sequence[str]
+    ) -> list[str]:
+        """As `Specialization.aliased`: outputs that are an input, show another's memory, or are one object twice."""
         captured, found = self.spec.forward, list(outputs)
+        pools: dict[str, tuple[Sequence[str], Sequence[Tensor]]] = {
+            "view": (inputs, captured.fakes),
+            "part of output": (found, captured.fake_outputs),
+            "part of hidden": (hidden, captured.fake_hidden),
+        }
         for i, position in enumerate(captured.tensor_outputs):
             described = captured.outputs[position]
             match described.kind:
@@ -177,8 +184,10 @@ class _Call:
                     found[i] = inputs[described.index]
                 case "same":
                     found[i] = found[described.index]
-                case "view":
-                    view = write_view(text, inputs[described.index], captured.fake_outputs[i], self.sizes)
+                case kind if kind in pools:
+                    names, fakes = pools[kind]
+                    fake, of = captured.fake_outputs[i], fakes[described.index]
+                    view = write_view(text, names[described.index], fake, self.sizes, of)
                     found[i] = text.let("view", view if described.value else f"{view}.detach()")
         return found
 
@@ -336,8 +345,10 @@ def _write_gradients(
     text.add(f"return ({row(results)})")
 
 
-def write_view(text: Straight, name: str, view: Tensor, sizes: Any) -> str:
-    """The expression of a view of the tensor of this name; `view` is a fake of it."""
+def write_view(text: Straight, name: str, view: Tensor, sizes: Any, of: Tensor | None = None) -> str:
+    """The expression of a view of the tensor of this name; `view` is a fake of it, and `of` one of that tensor."""
+    if not is_as_strided(view, of):
+        return f"{text.constant(partial(view_like, view, sizes=sizes, of=of), 'view')}({name})"
     shape, strides, offset = view_of(view, sizes)
     parts = text.constant(shape, "shape"), text.constant(strides, "strides")
     start = f"{name}.storage_offset()" + (f" + {offset}" if offset else "")

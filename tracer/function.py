@@ -26,6 +26,7 @@ from .containers import Hole, anew, closed, exchanged, filled, holds_tensors, ho
 from .context import BackwardContext, ForwardContext, attributes_of
 from .held import holds_fakes
 from .opaque import Tape
+from .parts import wholes
 from .reads import SCALARS, Reads, state_of
 from .torch_private import FakeTensor, expression_of, memory_of
 
@@ -90,13 +91,14 @@ def method_place(method: Any) -> str:
 
 @dataclass(frozen=True)
 class Output:
-    """One output of the user's forward: a tensor of its own, an input as it is, a view of an input, a plain object.
+    """One output of the user's forward: a tensor of its own, an input as it is, a view of an input, a plain object,
+    a part of another output or of a hidden tensor: it shows the same memory.
 
     Tensors inside a plain object are holes with their Place: autograd does not track them.
     """
 
-    kind: str  # "tensor", "input", "view", "same", "object"
-    index: int = 0  # of the input (by tensor slot), or of the output that is the same object
+    kind: str  # "tensor", "input", "view", "same", "part of output", "part of hidden", "object"
+    index: int = 0  # of the input (by tensor slot), of the output that is the same object, of what it is a part of
     value: Any = None
 
 
@@ -131,8 +133,9 @@ class ForwardCapture:
 
     @property
     def returns_hidden(self) -> bool:
-        """Whether the user gets to see a hidden tensor, inside a container."""
-        return any(hole.key.kind == "hidden" for o in self.outputs if o.kind == "object" for hole in holes(o.value))
+        """Whether the user gets to see a hidden tensor, inside a container, or a part of one."""
+        shown = (hole.key.kind for o in self.outputs if o.kind == "object" for hole in holes(o.value))
+        return "hidden" in shown or any(o.kind == "part of hidden" for o in self.outputs)
 
     def fake_at(self, place: Place | None) -> Tensor | None:
         """The fake of what is at `place`."""
@@ -241,6 +244,8 @@ def _classify(ctx: ForwardContext, output: Any, tensors: Sequence[Tensor]) -> di
         places.setdefault(id(tensor), Place("input", index))
     described, returned, positions = _describe_outputs(outputs, tensors, places, ctx)
     hidden: list[Tensor] = []
+    _find_parts(described, positions, returned, hidden)
+    places |= {id(t): Place("hidden", i) for i, t in enumerate(hidden) if id(t) not in places}
     described = [_plain(o, tensors, places, hidden) if o.kind == "object" else o for o in described]
     saved = [_place(t, places, hidden) for t in ctx.to_save]
     saved_for_forward = [_place(t, places, hidden) for t in ctx.saved_for_forward]
@@ -283,6 +288,19 @@ def _describe_outputs(
         positions.append(position)
         returned.append(value)
     return described, returned, positions
+
+
+def _find_parts(
+    described: list[Output], positions: Sequence[int], returned: Sequence[Tensor], hidden: list[Tensor]
+) -> None:
+    """Outputs that show the memory of another one, or of a value in between, which becomes hidden."""
+    own = {n: returned[n] for n, position in enumerate(positions) if described[position].kind == "tensor"}
+    for number, whole in wholes(own).items():
+        if isinstance(whole, Tensor) and not any(whole is h for h in hidden):
+            hidden.append(whole)
+        at = next(i for i, h in enumerate(hidden) if h is whole) if isinstance(whole, Tensor) else whole
+        kind = f"part of {'hidden' if isinstance(whole, Tensor) else 'output'}"
+        described[positions[number]] = Output(kind, at, own[number]._is_view())
 
 
 def _own_or_view(value: Tensor, tensors: Sequence[Tensor]) -> Output:

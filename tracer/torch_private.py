@@ -49,6 +49,9 @@ function_modes: Callable[[], int] = _private("_C._len_torch_function_stack") or 
 grad_switch: Any = _private("_C._set_grad_enabled")
 """What `torch.no_grad()` calls, as a TorchFunctionMode sees it."""
 
+neg_view: Callable[[Any], Any] = _private("_neg_view") or torch.neg
+"""A view that shows the negative: the imaginary part of a lazy conjugate is one."""
+
 jit_tracing: Callable[[], Any] = _private("_C._get_tracing_state") or torch.jit.is_tracing  # type: ignore[attr-defined]
 """Whether torch.jit.trace runs."""
 
@@ -305,6 +308,7 @@ __all__ = [
     "is_fake",
     "jit_tracing",
     "memory_of",
+    "neg_view",
     "no_autocast",
     "operation",
     "operator_name",

@@ -62,7 +62,7 @@ class Contraction:
         x, x_axes = _early_sum(*self._operand(env, self.left), summed - _axes(self.right))
         y, y_axes = _early_sum(*self._operand(env, self.right), summed - _axes(self.left))
         kept = tuple(a for a in wide(self.sum.args[0].shape) if a not in summed)
-        if summed & set(x_axes):
+        if summed & {*x_axes, *y_axes}:  # summed together, or by one in a low float
             result = make("dot", x, y, x_axes=x_axes, y_axes=y_axes, out_axes=kept)
         else:
             shape = tuple(self.sum.args[0].shape[a] for a in kept)

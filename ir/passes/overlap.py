@@ -7,7 +7,7 @@ A derived backward is nobody's wish, so that more may be saved than the argument
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ..cost import Hints
@@ -15,7 +15,7 @@ from ..graph import Graph, Value, building, emit, provenance
 from ..prims import PRIMS
 from ..program import Place, Program
 from ..rewrite import between, copy_into, unique_names
-from .recompute import AGAIN, cheapest, present, value_at, with_hidden
+from .recompute import AGAIN, cheapest, present, showing, value_at, with_hidden
 
 
 class Overlap:
@@ -47,7 +47,7 @@ class Overlap:
         known = self.values_of(backward)
         ends = {a.id for v in backward.order() if v.id not in known for a in v.args} | {v.id for v in backward.results}
         used = dict.fromkeys(v for i, v in known.items() if i in ends and _is_worth_it(v))
-        everything = self._handing_over(list(used))
+        everything = self._handing_over(list(used), showing)  # the cut names values of the joint graph itself
         everything.backward[()] = self._received(backward, list(used))
         saved = cheapest(everything, hints)
         more = [v for v in between(saved, [i.id for i in self.joint.inputs]) if v.id not in self.own]
@@ -62,10 +62,10 @@ class Overlap:
         """backward on the arguments, made to start from what was chosen besides."""
         return self._received(backward, self.saved)
 
-    def _handing_over(self, values: Sequence[Value]) -> Program:
+    def _handing_over(self, values: Sequence[Value], how: Callable[..., Graph] = with_hidden) -> Program:
         program = replace(self.program, forward=self.joint, backward={})
         places = (*self.program.residuals, *(Place("hidden", i) for i in range(len(values))))
-        return replace(program, forward=with_hidden(program, values), residuals=places)
+        return replace(program, forward=how(program, values), residuals=places)
 
     def _received(self, backward: Graph, values: Sequence[Value]) -> Graph:
         known, out = self.values_of(backward), Graph(backward.name)

@@ -88,12 +88,17 @@ def _places(program: Program, hidden: int) -> tuple[Place | None, ...]:
 
 
 def with_hidden(program: Program, saved: Sequence[Value]) -> Graph:
-    """forward, with these values as its hidden outputs."""
+    """forward, with these values as its hidden outputs, in a graph of its own."""
+    return rebuild(showing(program, saved), {})
+
+
+def showing(program: Program, saved: Sequence[Value]) -> Graph:
+    """The very nodes of forward, with these values as its hidden outputs."""
     graph = copy.copy(program.forward)
     users, strides = graph.outputs[: program.user_outputs], graph.output_strides[: program.user_outputs]
     graph.outputs = [*users, *saved]
     graph.output_strides = [*strides, *(contiguous_strides(v.shape) for v in saved)]
-    return rebuild(graph, {})
+    return graph
 
 
 # ------------------------------------------------------------------------------------------------------- the cut

@@ -40,6 +40,9 @@ class ExternRules(Protocol):
         Where they are, `vjp` may be given zeros for these operands and for the results.
         """
 
+    def keeps_zero(self, node: Value, wrt: tuple[int, ...]) -> bool:
+        """Whether it is certain that the results are zero where the operands `wrt` are: they are linear in these."""
+
 
 class NoRuleError(FusegradError):
     """A transform met an operation that it cannot be applied to."""
@@ -64,6 +67,9 @@ class NoRules:
 
     def is_linear(self, node: Value, wrt: tuple[int, ...]) -> bool | None:
         return None
+
+    def keeps_zero(self, node: Value, wrt: tuple[int, ...]) -> bool:
+        return False
 
 
 NOBODY = "is not a primitive, and nobody supplies its rules"

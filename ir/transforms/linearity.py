@@ -95,7 +95,7 @@ def _classified(
         if hits:
             before = (found[node.args[i].id] for i in hits)
             found[node.id] = next((r for r in before if r is not None), None) or _refusal(node, hits, zero, rules)
-        elif _is_zero(node, zero):
+        elif _is_zero(node, zero, rules):
             zero.add(node.id)
     return found, zero
 
@@ -133,8 +133,11 @@ def _constant(result: Value, zero: set[int]) -> Refusal | None:
     return _refused(result, "affine", "gives a result that does not depend on it (affine)")
 
 
-def _is_zero(node: Value, zero: set[int]) -> bool:
+def _is_zero(node: Value, zero: set[int], rules: ExternRules) -> bool:
     """Whether a node is zero everywhere, by construction: a linear map of zeros is. So is 0 * x, infinities apart."""
+    if node.prim in EXTERN or node.prim == "pick":
+        zeros = tuple(i for i, a in enumerate(node.args) if a.id in zero)
+        return bool(zeros) and (node.prim == "pick" or rules.keeps_zero(node, zeros))
     if node.prim == "full":
         return number_of(node) == 0
     if node.prim in bilinear:

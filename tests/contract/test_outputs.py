@@ -405,3 +405,91 @@ def test_11_a_view_that_strides_forbid_keeps_failing() -> None:
     for _ in range(2):
         mine = outcome(story, fast)
         assert type(mine) is type(theirs) and str(mine) == str(theirs)
+
+
+# ------------------------------------------------------------------ 11: one memory shown twice
+SHOWN: dict[str, Any] = {
+    "diagonal": lambda y: (y, y.diagonal()),
+    "diagonal first": lambda y: (y.diagonal(), y),
+    "parts alone": lambda y: (y[1:], y[:-1]),
+    "a part detached": lambda y: (y[1:].detach(), y),
+    "transposed": lambda y: (y, y.t(), y.t()[1:]),
+    "other dtype": lambda y: (y, y.view(torch.int32)),
+    "another beside": lambda y: (y - 1, y[0], y),
+}
+
+
+def memory(tensors: Any) -> list[Any]:
+    """Where each tensor begins in the memory of the first that shares it."""
+    at = [t.untyped_storage().data_ptr() for t in tensors]
+    firsts = [at.index(a) for a in at]
+    return [(i, t.data_ptr() - tensors[i].data_ptr(), t.stride()) for i, t in zip(firsts, tensors, strict=True)]
+
+
+@pytest.mark.parametrize("backend", ["reference", "interpret"])
+@pytest.mark.parametrize("shown", SHOWN.values(), ids=SHOWN)
+def test_outputs_share_the_memory_that_they_share_in_eager(shown: Any, backend: str) -> None:
+    class Shares(Function):
+        @staticmethod
+        def forward(ctx, x):
+            y = x * 2
+            ctx.save_for_backward(y)
+            return shown(y)
+
+        @staticmethod
+        def backward(ctx, *gradients):
+            (y,) = ctx.saved_tensors
+            return y * gradients[0].sum()
+
+    fast = fusegrad.compile(Shares, backend=backend)
+    for n in (4, 3):
+        x = torch.randn(n, n, requires_grad=True)
+        theirs, ours = list(Shares.apply(x)), list(fast.apply(x))
+        assert [identical(a, b) for a, b in zip(ours, theirs, strict=True)] == [True] * len(ours)
+        ours[-1].data.zero_(), theirs[-1].data.zero_()
+        assert memory(ours) == memory(theirs) and all(map(torch.equal, ours, theirs))
+        assert {r.status for r in fast._fusegrad.records.values()} <= {"compiled", "derived"}
+
+
+def test_parts_of_a_memory_that_nothing_has_whole_run_as_written() -> None:
+    cls = returning(lambda x: (lambda y: (y[1:].detach(), y[0].detach()))(x * 2))
+    fast = fusegrad.compile(cls)
+    with pytest.warns(fusegrad.FallbackWarning, match="share memory, of which none shows all"):
+        found = fast.apply(torch.ones(3))
+    assert found[0].untyped_storage().data_ptr() == found[1].untyped_storage().data_ptr()
+
+
+# ------------------------------------------------------------------ 11: what a view shows otherwise
+SEEN: dict[str, Any] = {
+    "integers": (torch.float32, lambda x: x.view(torch.int32)),
+    "half as wide": (torch.float32, lambda x: x.view(torch.int16)[..., 1:]),
+    "conjugate": (torch.complex64, lambda x: x.conj()),
+    "adjoint": (torch.complex64, lambda x: x.mH),
+    "imaginary part": (torch.complex64, lambda x: x[1:].imag),
+    "of the conjugate": (torch.complex64, lambda x: x.conj().imag),
+    "pairs": (torch.complex64, torch.view_as_real),
+}
+
+
+@pytest.mark.parametrize("backend", ["reference", "interpret"])
+@pytest.mark.parametrize(("dtype", "view"), SEEN.values(), ids=SEEN)
+def test_a_view_has_the_dtype_and_the_bits_of_eagers(dtype: torch.dtype, view: Any, backend: str) -> None:
+    class Views(Function):
+        @staticmethod
+        def forward(ctx, x):
+            return view(x), x * 2
+
+        @staticmethod
+        def backward(ctx, g, h):
+            return h
+
+    fast = fusegrad.compile(Views, backend=backend)
+    for x in (torch.randn(4, 4, dtype=dtype), torch.randn(4, 6, dtype=dtype)[1:, :4]):
+        theirs, ours = Views.apply(x)[0], fast.apply(x)[0]
+        assert identical(ours, theirs) and ours.data_ptr() == theirs.data_ptr()
+        assert (ours.is_conj(), ours.is_neg()) == (theirs.is_conj(), theirs.is_neg())
+
+
+def identical(a: Tensor, b: Tensor) -> bool:
+    same_facts = a.dtype == b.dtype and a.shape == b.shape and a.stride() == b.stride()
+    return same_facts and torch.equal(a.resolve_conj().resolve_neg().clone(), b.resolve_conj().resolve_neg().clone())

@@ -290,3 +290,59 @@ def test_a_second_gradient_that_eager_does_not_have_is_none() -> None:
         (first,) = torch.autograd.grad(function.apply(x), x, w, create_graph=True)
         second = torch.autograd.grad(first.sum(), (x, w), allow_unused=True)
         assert second[0] is None and second[1] is not None
+
+
+class OuterProductInHalf(Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return (x.unsqueeze(-1) * x.unsqueeze(-2)).sum(-1)
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return (g.unsqueeze(-1) * x.unsqueeze(-2)).sum(-1)
+
+
+@BACKENDS
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_an_axis_that_one_operand_alone_has_is_summed_in_low_floats_too(backend: str, dtype: torch.dtype) -> None:
+    same(OuterProductInHalf, fusegrad.compile(OuterProductInHalf, backend=backend), [torch.randn(3, 5).to(dtype)])
+
+
+@BACKENDS
+def test_what_a_derived_backward_takes_over_is_a_value_of_forward(backend: str) -> None:
+    """The constant that backward fills with made the numbers of nodes differ between two graphs."""
+
+    def clamped(x: torch.Tensor) -> torch.Tensor:
+        return x.clamp_min(0.25).flatten()
+
+    def summed(x: torch.Tensor) -> torch.Tensor:
+        return F.softshrink(x).cummax(-1)[0].logcumsumexp(-1)
+
+    for function, shape in ((clamped, ()), (clamped, (3,)), (summed, (17,)), (summed, (1,))):
+        x = torch.randn(shape, requires_grad=True)
+        fast = fusegrad.compile(function, backend=backend)
+        (ours,) = torch.autograd.grad(fast(x).sum(), x)
+        (theirs,) = torch.autograd.grad(function(x).sum(), x)
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_a_gradient_of_zeros_through_library_calls_is_linear() -> None:
+    @fusegrad.compile
+    class Floored(Function):
+        @staticmethod
+        def forward(x: torch.Tensor) -> torch.Tensor:
+            return x.select(1, 0).floor()
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            ctx.shape = inputs[0].shape
+
+        @staticmethod
+        def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+            return torch.ops.aten.select_backward(torch.zeros_like(g), ctx.shape, 1, 0)
+
+    x = torch.randn(3, 4, 2)
+    _, tangent = torch.func.jvp(torch.func.vmap(Floored.apply), (x,), (torch.ones_like(x),))
+    assert not tangent.any()

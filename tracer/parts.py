@@ -1,0 +1,56 @@
+"""Results that show one memory: `y` and `y.diagonal()`. One of them has all of it, or a value in between has."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import sympy
+import torch
+
+from .capture import CaptureError
+from .torch_private import memory_of
+
+Tensor = torch.Tensor
+
+
+def wholes(own: Mapping[int, Tensor]) -> dict[int, int | Tensor]:
+    """For each result that is a part: the number of the result that has all of its memory, or that value itself.
+
+    own: results by number. Raises CaptureError where nothing at hand has all of it.
+    """
+    groups: dict[int, list[int]] = {}
+    for number, tensor in own.items():
+        groups.setdefault(memory_of(tensor), []).append(number)
+    return {n: w for group in groups.values() if len(group) > 1 for n, w in _of_group(group, own).items()}
+
+
+def _of_group(group: list[int], own: Mapping[int, Tensor]) -> dict[int, int | Tensor]:
+    whole = next((n for n in group if has_all(own[n])), None)
+    if whole is not None:
+        return {n: whole for n in group if n != whole}
+    bases = (own[n]._base for n in group)
+    base = next((b for b in bases if b is not None and has_all(b)), None)
+    if base is None:
+        raise CaptureError(reason="it returns tensors that share memory, of which none shows all", where="unknown")
+    return dict.fromkeys(group, base)
+
+
+def has_all(tensor: Tensor) -> bool:
+    """Whether every byte of the tensor's memory is an element of it, for all sizes."""
+    bytes_shown = sympy.Integer(tensor.element_size())
+    for n in tensor.shape:
+        bytes_shown *= _expression(n)
+    held = _expression(tensor.untyped_storage().nbytes())
+    begins = _expression(tensor.storage_offset()) == 0
+    return begins and not tensor.is_conj() and not tensor.is_neg() and sympy.expand(held - bytes_shown) == 0
+
+
+def _expression(size: Any) -> Any:
+    return sympy.Integer(size) if isinstance(size, int) else size.node.expr
+
+
+def span(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    """Elements from the first that a layout shows to the last."""
+    return 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if math.prod(shape) else 0
