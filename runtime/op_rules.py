@@ -77,6 +77,9 @@ class OpRules:
         """Not known: torch does not tell."""
         return None
 
+    def keeps_zero(self, node: Value, wrt: tuple[int, ...]) -> bool:
+        return False
+
 
 OP_RULES = OpRules()
 

@@ -180,6 +180,9 @@ class Deferred:
             return True  # in tangents, and nothing else on the way from tangents
         return self.rules.is_linear(node, wrt)
 
+    def keeps_zero(self, node: Value, wrt: tuple[int, ...]) -> bool:
+        return not isinstance(node.params.get("op"), Pushforward) and self.rules.keeps_zero(node, wrt)
+
     def vjp(self, node: Value, wrt: tuple[int, ...], given: tuple[int, ...]) -> Graph:
         """The vjp of the node that was pushed forward, as a rule of the node that pushes."""
         push = node.params.get("op")
