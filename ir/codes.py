@@ -150,12 +150,6 @@ CODES = (
         (r"it returns an? ",),
     ),
     Code(
-        "FG038", "it returns tensors that share memory, of which none shows all",
-        "Several results are parts of one block of memory that neither a result nor the base of one has whole.",
-        "Return the whole tensor beside its parts, or clones of the parts.",
-        (r"it returns tensors that share memory",),
-    ),
-    Code(
         "FG034", "`ctx.table` is a dict with tensors",
         "What is left on ctx for backward can neither be part of a key nor be replaced by tensors of a call.",
         "Save tensors one by one: ctx.save_for_backward, or ctx.name = tensor.",
@@ -178,6 +172,12 @@ CODES = (
         "Gradients are tensors or None.",
         "Return torch.tensor(value), or None.",
         (r"backward returns an? ",),
+    ),
+    Code(
+        "FG038", "it returns tensors that share memory, of which none shows all",
+        "Several results are parts of one block of memory that neither a result nor the base of one has whole.",
+        "Return the whole tensor beside its parts, or clones of the parts.",
+        (r"it returns tensors that share memory",),
     ),
     # -------------------------------------------------------------- FG04x: calls within the method
     Code(

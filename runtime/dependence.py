@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ..tracer.capture import Trace
+from ..tracer.capture import CUT, Trace
 
 aten = torch.ops.aten
 _LIKE = ("zeros", "ones", "full", "empty", "rand", "randn")
@@ -43,7 +43,7 @@ def _found(graph: torch.fx.Graph) -> list[frozenset[int]]:
 
 
 def _reached(node: torch.fx.Node, reach: dict[torch.fx.Node, frozenset[int]]) -> frozenset[int]:
-    if node.target in _SHAPE_ONLY or not _may_be_float(node):
+    if node.target in _SHAPE_ONLY or node.meta.get(CUT) or not _may_be_float(node):
         return frozenset()
     return frozenset().union(*(reach[a] for a in node.all_input_nodes))
 

@@ -332,7 +332,10 @@ class AttachedGradients(TorchFunctionMode):
             return None
         if func in _CUTS and depends_on(args[0], self.probes):
             return args[0].view_as(args[0])
+        if func is torch.autograd.grad:
+            return func(**dict(zip(_OF_GRAD, args, strict=False)) | (kwargs or {}) | {"create_graph": True})
         return func(*args, **(kwargs or {}))
 
 
+_OF_GRAD = ("outputs", "inputs", "grad_outputs", "retain_graph", "create_graph", "only_inputs", "allow_unused")
 _CUTS = (torch.Tensor.detach, torch.detach, torch.Tensor.data.__get__)  # type: ignore[attr-defined]

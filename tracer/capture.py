@@ -280,6 +280,11 @@ def where_raised(error: BaseException) -> str:
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "unknown"
 
 
+CUT = "fusegrad_cut"
+"""In the meta of a node: the user detached there. Autograd detaches too, what it saves, and that cuts nothing."""
+_DETACH = (torch.detach, torch.Tensor.detach)
+
+
 class _Provenance(TorchFunctionMode):
     """Marks every node with the user's line that caused it: meta["fusegrad_origin"] = (name, where, line)."""
 
@@ -291,10 +296,14 @@ class _Provenance(TorchFunctionMode):
         _refuse_real_write(func, args, kwargs or {})
         last = newest(graph)
         result = self._called(func, args, kwargs or {})
+        if func is torch.autograd.grad and not _keeps_graph(*args, **(kwargs or {})):
+            result = _without_history(result, graph)
         if nodes := list(behind(last, graph)):
             origin = _speaking.get() or _origin_of(user_frame())
             for node in nodes:
                 node.meta.setdefault("fusegrad_origin", origin)
+            if func in _DETACH:
+                nodes[-1].meta[CUT] = True
         return result
 
     def _called(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -302,6 +311,22 @@ class _Provenance(TorchFunctionMode):
         if name is None or watching is None:
             return func(*args, **kwargs)
         return watching(name, func, args, kwargs)
+
+
+def _without_history(gradients: Sequence[Any], graph: torch.fx.Graph) -> tuple[Any, ...]:
+    """What `autograd.grad` returns in eager unless it is asked to create a graph."""
+    last = newest(graph)
+    cut = tuple(None if g is None else g.detach() for g in gradients)
+    for node in behind(last, graph):
+        node.meta[CUT] = True
+    return cut
+
+
+def _keeps_graph(
+    outputs: Any, inputs: Any, grad_outputs: Any = None, retain_graph: Any = None, create_graph: bool = False, **_: Any
+) -> bool:
+    """Whether `torch.autograd.grad` with these arguments returns gradients that can be differentiated."""
+    return create_graph
 
 
 def _refuse_real_write(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:

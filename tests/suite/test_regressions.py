@@ -346,3 +346,37 @@ def test_a_gradient_of_zeros_through_library_calls_is_linear() -> None:
     x = torch.randn(3, 4, 2)
     _, tangent = torch.func.jvp(torch.func.vmap(Floored.apply), (x,), (torch.ones_like(x),))
     assert not tangent.any()
+
+
+class DifferentiatesAgain(Function):
+    """Its backward is that of autograd, which returns gradients without a history."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x.exp()
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        with torch.enable_grad():
+            leaf = x.detach().requires_grad_()
+            return torch.autograd.grad(leaf.exp() * 2, leaf, g)[0]
+
+
+class Detaches(DifferentiatesAgain):
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return (g * x).detach()
+
+
+@BACKENDS
+@pytest.mark.parametrize("cls", [DifferentiatesAgain, Detaches])
+def test_a_gradient_without_a_history_has_none(cls: type, backend: str) -> None:
+    fast = fusegrad.compile(cls, backend=backend)
+    x, g = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
+    (first,) = torch.autograd.grad(fast.apply(x), x, g, create_graph=True)
+    assert not first.requires_grad
+    _, tangent = torch.func.jvp(fast.apply, (x.detach(),), (g.detach(),))
+    torch.testing.assert_close(tangent, cls.apply(x) * 0 + (2 * x.exp() if cls is DifferentiatesAgain else x) * g)  # type: ignore[attr-defined]
