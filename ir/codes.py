@@ -401,7 +401,7 @@ CODES = (
         "FG215", "export(Norm): an opaque node cannot be exported",
         "What was asked for cannot be written as a program without fusegrad.",
         "Use the class through fusegrad, or change what the message names.",
-        ("ExportError", "ExportFormatError"),
+        ("ExportError", "ExportFormatError", "ProgramError"),
     ),
     Code(
         "FG216", "function NormBackward returned an incorrect number of gradients (expected 2, got 1)",

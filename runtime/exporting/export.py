@@ -17,6 +17,7 @@ from .drawing import as_html, as_svg
 from .gathered import gathered
 from .graphs import as_dot, as_graphml, as_json
 from .module import module_text
+from .program import as_program
 
 
 class ExportFormatError(FusegradError, ValueError):
@@ -46,7 +47,12 @@ FORMATS: dict[str, Writer] = {
 
 DERIVATIVES = ("jvp",)
 Publisher = Callable[[Any, tuple[Any, ...], Path, "str | None", Sequence[str]], str]
-TREES: dict[str, Publisher] = {"zip": as_bundle, "bundle": as_bundle, "hf-kernels": as_hf_kernels}
+TREES: dict[str, Publisher] = {
+    "zip": as_bundle,
+    "bundle": as_bundle,
+    "hf-kernels": as_hf_kernels,
+    "pt2": as_program,
+}
 """Formats of several files, which need a path."""
 
 
@@ -68,7 +74,8 @@ def export(
     their guards, the Triton module, a manifest with sums; the text is the manifest), "hf-kernels" (a directory that
     Hugging Face's `kernels` package loads, without fusegrad; the text is its card); by default the suffix of `path`,
     "bundle" for a directory that is there; "cpp" or "h" (a C++ source and its header, both are written: a
-    torch::autograd::Function that launches the kernels, which are in it as machine code for one GPU).
+    torch::autograd::Function that launches the kernels, which are in it as machine code for one GPU); "pt2" (a
+    program of torch.export with forward's values, and beside it one with your backward; the text says what is kept).
     target: the GPU to choose block sizes for: "cuda:80", "cuda:90" (the default), "cuda:100", "hip:gfx942".
     targets: of a bundle, the GPUs to compile its kernels for, without one at hand: PTX and cubin, or AMD's, with what
     a launch of each needs. What is loaded does not depend on them.

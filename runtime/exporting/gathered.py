@@ -128,19 +128,39 @@ def gathered(
         raise apart(compiler, f"it cannot be written in kernels: {error}") from error
 
 
+def captured(target_class: Any, args: Sequence[Any]) -> tuple[Compiler, Specialization, list[Any]]:
+    """Forward, and backward if there is one, as captured. Raises ExportError where a file could not hold it."""
+    compiler = compiler_of(target_class)
+    stand_ins = differentiable([stand_in(a) for a in compiler.complete(arguments(target_class, tuple(args)))])
+    try:
+        compiler.require_capturable()
+        spec = Specialization(compiler.cls, stand_ins, compiler.reads_now(), compiler.dynamic)
+        require_closed(compiler, spec)
+        if has_backward(compiler, stand_ins):
+            require_closed(compiler, spec, spec.entry(spec.predicted_kinds()))
+    except CaptureError as error:
+        raise refused(compiler, error) from error
+    return compiler, spec, stand_ins
+
+
+def has_backward(compiler: Compiler, stand_ins: Sequence[Any]) -> bool:
+    """Whether there is a backward, and something for it to differentiate."""
+    return backward_method(compiler.cls) is not None and any(map(is_float, stand_ins))
+
+
 def _gathered(compiler: Compiler, stand_ins: list[Any], target: str, derivatives: Sequence[str]) -> Gathered:
     compiler.require_capturable()
     spec = Specialization(compiler.cls, stand_ins, compiler.reads_now(), compiler.dynamic)
     require_closed(compiler, spec)
     sizes: Sizes = dict(spec.sizes(stand_ins))
-    has_backward = backward_method(compiler.cls) is not None and any(map(is_float, stand_ins))
-    chosen = choose(spec, sizes) if has_backward else None
+    differentiates = has_backward(compiler, stand_ins)
+    chosen = choose(spec, sizes) if differentiates else None
     graph = cheaper(chosen.program.forward) if chosen else graph_of(spec.forward.trace, f"{spec.name}_forward")
     graph.outputs = [None if i in spec.skip else o for i, o in enumerate(graph.outputs)]
     places = chosen.places if chosen else spec.residual_places
     forward = _part(compiler, graph, "forward", target, sizes, {}, ())
     backward = whole = None
-    if has_backward:
+    if differentiates:
         entry = spec.entry(spec.predicted_kinds())
         require_closed(compiler, spec, entry)
         name = f"{spec.name}_backward"

@@ -221,7 +221,8 @@ def test_launches_are_those_of_the_triton_module(folder: Path, name: str) -> Non
     assert [places[i] for i in inputs if i in places] == [
         v for i, v in zip(inputs, facts["inputs"], strict=True) if i in places
     ]
-    assert len(set(facts["outputs"]) & set(places.values())) == len(facts["outputs"])
+    by_kernels = len(facts["outputs"]) - (name == "marked")  # one is a product of matrices, by a library
+    assert len(set(facts["outputs"]) & set(places.values())) == by_kernels
 
 
 REFUSALS = {"80": "was compiled for compute capability 90, this device has 80", "": "the CUDA driver cannot be opened"}

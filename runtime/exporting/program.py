@@ -1,0 +1,155 @@
+"""`export(.., path="name.pt2")`: programs of torch.export, forward in one file and the user's backward in another.
+
+torch.export (2.13) keeps no custom backward: traced as it is, forward would silently be differentiated by ATen's rules.
+Here its results require no gradient, and backward is a program of its own: (arguments, gradients) -> gradients.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export import Dim, ExportedProgram
+
+from ...ir.errors import FusegradError
+from ...tracer.torch_private import plain_tensors
+from ..bundling.archive import write_file
+from ..specialization import Specialization
+from .gathered import ExportError, captured, has_backward
+
+Tensor = torch.Tensor
+NOTE = "fusegrad.json"
+READABLE = (int, type(None))
+"""Results besides tensors that torch reads back from a program."""
+
+
+class ProgramError(FusegradError):
+    """torch.export does not make a program of what was captured."""
+
+    message = "export({function}): torch.export refuses its {method}: {reason}\n  at:   {where}\n  fix:  {fix}"
+
+
+def as_program(
+    target_class: Any, args: tuple[Any, ...], path: Path, target: str | None, targets: Sequence[str] = ()
+) -> str:
+    """Writes name.pt2, and name.backward.pt2 where there is a backward; says what each of them keeps."""
+    compiler, spec, stand_ins = captured(target_class, args)
+    where = spec.backward_place()
+    reason = _why_not(spec)
+    if reason is not None:
+        raise ExportError(function=spec.name, reason=reason, where=where, fix="use the class through fusegrad.")
+    with_backward = has_backward(compiler, stand_ins)
+    with plain_tensors():
+        examples = [_example(f) for f in spec.forward.fakes]
+        programs = {path: _program(spec, "forward", _Forward(spec), examples)}
+        if with_backward:
+            given = [_example(f) for f in _moving_outputs(spec)]
+            programs[backward_path(path)] = _program(spec, "backward", _Backward(spec), [*examples, *given])
+    said = _statement(spec, path, with_backward)
+    for place, program in programs.items():
+        write_file(place, _content(program, {"function": spec.name, "source": where, "kept": said}))
+    return said
+
+
+def backward_path(path: Path) -> Path:
+    """fast.pt2 -> fast.backward.pt2"""
+    return path.with_name(f"{path.stem}.backward{path.suffix}")
+
+
+def _why_not(spec: Specialization) -> str | None:
+    if spec.writes_inputs:
+        return "forward writes to an argument"
+    others = [o.value for o in spec.forward.outputs if o.kind == "object" and not isinstance(o.value, READABLE)]
+    return f"forward returns a {type(others[0]).__name__}, which a program of torch.export does not" if others else None
+
+
+def _statement(spec: Specialization, path: Path, with_backward: bool) -> str:
+    lines = [f"{path.name}: the values of {spec.name}.forward, for any sizes that its capture holds for."]
+    lines.append("Kept: the operations of forward, as captured. torch.export keeps no custom backward in a program,")
+    lines.append("and ATen's derivative would be another one: the results are detached, they require no gradient.")
+    if with_backward:
+        given = ", ".join([*(spec.names[i] for i in spec.slots), "gradients of the outputs"])
+        lines.append(f"{backward_path(path).name}: {spec.name}.backward, ({given}) -> gradients.")
+    return "\n".join(lines)
+
+
+def _content(program: ExportedProgram, note: dict[str, str]) -> bytes:
+    file = io.BytesIO()
+    torch.export.save(program, file, extra_files={NOTE: json.dumps(note, indent=1)})
+    return file.getvalue()
+
+
+# ------------------------------------------------------------------ tracing
+def _program(spec: Specialization, method: str, module: torch.nn.Module, examples: Sequence[Tensor]) -> ExportedProgram:
+    fakes = [*spec.forward.fakes, *_moving_outputs(spec)][: len(examples)]
+    dims = tuple({a: Dim.AUTO for a, n in enumerate(f.shape) if not isinstance(n, int)} for f in fakes)
+    try:
+        return torch.export.export(module, tuple(examples), dynamic_shapes=(dims,), strict=False)
+    except Exception as error:
+        facts = {"reason": str(error).strip().splitlines()[0], "fix": "export another format."}
+        raise ProgramError(function=spec.name, method=method, where=spec.backward_place(), **facts) from error
+
+
+def _example(fake: Tensor) -> Tensor:
+    """A tensor of the sizes that were exported; its memory is not touched."""
+    shape, strides = ([int(n) for n in ns] for ns in (_hints(fake.shape), _hints(fake.stride())))
+    return torch.empty_strided(shape, strides, dtype=fake.dtype, device=fake.device)
+
+
+def _hints(sizes: Sequence[Any]) -> list[int]:
+    return [n if isinstance(n, int) else n.node.hint for n in sizes]
+
+
+def _moving_outputs(spec: Specialization) -> list[Tensor]:
+    """forward's outputs whose gradients backward reads."""
+    kinds = [k for k, o in zip(spec.predicted_kinds(), spec.forward.outputs, strict=True) if o.kind != "object"]
+    return [f for f, k in zip(spec.forward.fake_outputs, kinds, strict=True) if k is not None]
+
+
+WHOLE_NUMBERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def detached(value: Tensor) -> Tensor:
+    """The same memory, by way of its bits: torch drops `detach` where it decomposes a program."""
+    if value.is_complex():
+        return torch.view_as_complex(detached(torch.view_as_real(value)))
+    if not value.is_floating_point():
+        return value
+    return value.view(WHOLE_NUMBERS[value.element_size()]).view(value.dtype)
+
+
+class _Forward(torch.nn.Module):
+    """The captured forward, returning what the user's returns."""
+
+    def __init__(self, spec: Specialization) -> None:
+        super().__init__()
+        self.spec = spec
+
+    def forward(self, *tensors: Tensor) -> Any:
+        """tensor arguments -> outputs"""
+        results = self.spec.forward.trace.graph_module(*tensors)
+        visible = results[: len(self.spec.forward.fake_outputs)]
+        return self.spec.returned([detached(r) for r in visible], tensors, (), self.spec.binder.read(tensors))
+
+
+class _Backward(torch.nn.Module):
+    """The captured backward, after the forward that it needs."""
+
+    def __init__(self, spec: Specialization) -> None:
+        super().__init__()
+        self.spec = spec
+        self.entry = spec.entry(spec.predicted_kinds())
+
+    def forward(self, *values: Tensor) -> tuple[Any, ...]:
+        """(tensor arguments, gradients of the outputs) -> gradients of the tensor arguments, None for none"""
+        spec = self.spec
+        tensors, gradients = values[: len(spec.slots)], values[len(spec.slots) :]
+        results = spec.forward.trace.graph_module(*tensors)
+        n, sizes = len(spec.forward.fake_outputs), spec.binder.read(tensors)
+        kept = [spec.at(p, tensors, results[:n], results[n:]) for p in spec.residual_places_present]
+        found = self.entry.trace.graph_module(*kept, *(sizes[s] for s in spec.backward_symbols), *gradients)
+        return tuple(None if found[i] is None else detached(found[i]) for i in spec.slots)
