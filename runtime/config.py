@@ -31,7 +31,7 @@ class Settings:
 
     check_bytes: above this many bytes of intermediates the first-call check runs on inputs cut to a few elements.
     debug: verify every graph after every step. tune: on a GPU, time up to three configurations of every kernel at its
-    first sizes and keep the fastest, on disk.
+    first sizes and keep the fastest, on disk. store: keep captures on disk, for the first call of another process.
     """
 
     backend: str | None = None
@@ -39,6 +39,7 @@ class Settings:
     check_bytes: int = 16 << 20
     debug: bool = False
     tune: bool = False
+    store: bool = True
 
 
 _patched: ContextVar[Settings | None] = ContextVar("fusegrad_settings", default=None)
@@ -117,10 +118,11 @@ def in_force() -> list[tuple[str, Any, Any]]:
 
 @functools.lru_cache(maxsize=16)
 def _settings_of(backend: str | None) -> Settings:
-    return Settings(backend=valid_backend(backend) if backend else None, debug=_DEBUG, tune=_TUNE)
+    return Settings(backend=valid_backend(backend) if backend else None, debug=_DEBUG, tune=_TUNE, store=_STORE)
 
 
 _DEBUG = os.environ.get("FUSEGRAD_DEBUG", "0") not in ("", "0")
 _TUNE = os.environ.get("FUSEGRAD_TUNE", "0") not in ("", "0")
+_STORE = os.environ.get("FUSEGRAD_STORE", "1") not in ("", "0")
 
 memory.recycle_where_asked()

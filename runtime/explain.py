@@ -248,6 +248,7 @@ def _variant_lines(variants: Sequence[Variant]) -> list[str]:
         lines.append(f"    {number_}. {facts}")
         lines += [f"       if {' and '.join(variant.conditions)}"] if variant.conditions else []
         lines += [f"       {kernel}" for kernel in variant.kernels]
+        lines += [f"       {variant.disk}"] if variant.disk else []
     return lines
 
 

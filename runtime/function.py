@@ -53,6 +53,7 @@ from .ready import Ready, shapes_of
 from .residuals import Chosen
 from .specialization import Specialization
 from .stats import count
+from .stored import found as found_on_disk
 from .traceable import Traceability
 from .unit import BackwardUnit, transformed
 
@@ -170,7 +171,10 @@ class Compiler:
 
             with capture_lock:
                 self.ready.add(kind, asked, write_entry(self, specialization, key, asked, given))
-        return apply(*args)
+        result = apply(*args)
+        if specialization.keeper is not None:
+            specialization.keeper.keep_forward(specialization)
+        return result
 
     def _watched(self, watching: Watcher, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call within a method that is captured, or recorded for that: it is the watcher's to decide."""
@@ -385,14 +389,21 @@ class Compiler:
         if (why := unseen_state(args)) is not None:
             raise CaptureError(reason=why, where=users_line())
         self.require_capturable()
-        replay = tape.again() if tape is not None else None
-        specialization = Specialization(self.cls, args, self.reads_now(), self.dynamic, self.report, replay)
-        self.compare(specialization, args, tape)
-        specialization.executable(self.backend_for(args))
+        stored, keeper = found_on_disk(self, args) if tape is None else (None, None)
+        specialization = stored or self._captured_now(args, tape)
+        specialization.keeper = keeper
         if self.opaque("backward") is not None:
             self._put_on_record("backward")
         elif self.must_capture("backward"):
             self._capture_predicted_backward(specialization)
+        return specialization
+
+    def _captured_now(self, args: Sequence[Any], tape: Tape | None) -> Specialization:
+        """forward traced, compared with the user's own, and prepared."""
+        replay = tape.again() if tape is not None else None
+        specialization = Specialization(self.cls, args, self.reads_now(), self.dynamic, self.report, replay)
+        self.compare(specialization, args, tape)
+        specialization.executable(self.backend_for(args))
         return specialization
 
     def must_capture(self, role: str) -> bool:
@@ -553,6 +564,8 @@ class Compiler:
             self.refuse("backward", error)
             return results
         self.records.setdefault("backward", Record("derived" if self.derives_backward else "compiled"))
+        if specialization.keeper is not None:
+            specialization.keeper.keep_backward(specialization, gradients)
         return results
 
 

@@ -6,6 +6,7 @@ from outside, and torch's global state. Sizes and strides are left to the guard 
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -81,16 +82,48 @@ def size_guard(session: Session, fakes: Sequence[Any]) -> Guard:
     conditions = session.env.produce_guards(cast(Any, everything), sources, ignore_static=False)
     beyond = tuple(f"L['t{i}']" for i in range(len(fakes), len(everything)))
     conditions = [c for c in conditions if not any(name in c for name in beyond)]
-    conditions = [re.sub(r"L\['t\d+'\]\.storage_offset\(\)", "0", c) for c in conditions]
+    return guard_from([re.sub(r"L\['t\d+'\]\.storage_offset\(\)", "0", c) for c in conditions])
+
+
+def guard_from(conditions: Sequence[str]) -> Guard:
+    """The guard of such conditions."""
     guard: Any = _compiled(conditions) if conditions else lambda tensors: True
-    guard.conditions = conditions
+    guard.conditions = list(conditions)
     return cast(Guard, guard)
 
 
-def _compiled(conditions: Sequence[str]) -> Guard:
+def _text(conditions: Sequence[str]) -> str:
     text = " and ".join(f"({c})" for c in conditions)  # a condition may be a disjunction
-    text = re.sub(r"L\['t(\d+)'\]", r"t[\1]", text)
+    return re.sub(r"L\['t(\d+)'\]", r"t[\1]", text)
+
+
+def _compiled(conditions: Sequence[str]) -> Guard:
+    text = _text(conditions)
     names: dict[str, Any] = dict(SYMPY_INTERP)
     body = f"def guard(t):\n try: return {text}\n except ZeroDivisionError: return False"  # a size is 0 that was not
     exec(body, names)  # the text is torch's own, over sizes alone
     return cast(Guard, names["guard"])
+
+
+def ask_for_sizes_alone(conditions: Sequence[str]) -> bool:
+    """Whether conditions, which may come from a file, do nothing but compare sizes and strides."""
+    return not conditions or all(map(_is_of_sizes, ast.walk(ast.parse(_text(conditions), mode="eval"))))
+
+
+_OF_SIZES = (
+    ast.Expression, ast.BoolOp, ast.boolop, ast.BinOp, ast.operator, ast.UnaryOp, ast.unaryop, ast.Compare, ast.cmpop,
+    ast.IfExp, ast.Subscript, ast.Call, ast.expr_context,
+)  # fmt: skip
+
+
+def _is_of_sizes(node: ast.AST) -> bool:
+    """Whether a part of an expression only compares and computes with sizes and strides."""
+    if isinstance(node, ast.Constant):
+        return type(node.value) in (int, float, bool)
+    if isinstance(node, ast.Name):
+        return node.id in _NAMES
+    return isinstance(node, _OF_SIZES) or (isinstance(node, ast.Attribute) and node.attr in _ASKED)
+
+
+_NAMES = ("t", "max", "min", "int", "math", "IsNonOverlappingAndDenseIndicator")
+_ASKED = ("size", "stride", "ceil", "floor", "sqrt", "trunc")

@@ -70,7 +70,9 @@ def jit_function(module_text: str, name: str, scalars: tuple[str, ...]) -> Any:
     """The @triton.jit function of a kernel. Sizes are not specialised on: a new batch size compiles nothing."""
     import triton
 
-    _private().know_installation()
+    from .installation import know_installation
+
+    know_installation()
     return triton.jit(getattr(load(module_text), name).fn, do_not_specialize=list(scalars))
 
 

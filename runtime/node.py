@@ -91,8 +91,8 @@ def _backward(
 
     if takes_boxed_gradients(compiler.cls):
         return shown(boxed)
-    bare = not spec.forward.constants and not spec.forward.tensor_attributes
-    return shown(backward, method if compiler.fits and chosen is None and bare else None)
+    alone = compiler.fits and chosen is None and not spec.forward.tensor_attributes
+    return shown(backward, method if alone and not spec.forward.constants else None)
 
 
 def _body(cls: type, forward: Any, backward: Any) -> dict[str, Any]:

@@ -88,6 +88,13 @@ class Binder:
                     for axis, size in enumerate(getattr(fake, kind)()):
                         self._offer(getattr(getattr(size, "node", None), "expr", None), position, kind, axis)
 
+    @classmethod
+    def reading(cls, sources: Mapping[sympy.Symbol, tuple[int, str, int]]) -> Binder:
+        """A binder that knows where each symbol is to be read: (position, "size" | "stride" | "value", axis)."""
+        made = cls(())
+        made.sources.update(sources)
+        return made
+
     def _offer(self, expr: Any, position: int, kind: str, axis: int) -> None:
         if isinstance(expr, sympy.Symbol):
             self.sources.setdefault(expr, (position, kind, axis))
@@ -212,7 +219,7 @@ class GroupRunner:
         rivals = {LIBRARY: replace(ready, called=True)} if self.multiplies else {}
         emitted = partial(self._emitted, sizes)
         found = candidates(ready.kernels, self.target, emitted, tune.MOST - len(rivals))
-        made = {n: ready if k is ready.kernels else self._made(self._ready(k), sizes) for n, k in found.items()}
+        made = {n: ready if k is ready.kernels else self._made(self.ready(k), sizes) for n, k in found.items()}
         launches: dict[str, tune.Launch] = {n: partial(self.between, inputs, sizes) for n in rivals}
         launches = {n: partial(self._launch, p, self._memory(p, inputs)) for n, p in made.items()} | launches
         if len(launches) == 1:
@@ -307,18 +314,19 @@ class GroupRunner:
 
         Both at once, so that neither the order in which sizes come nor a new batch size decides what is compiled.
         """
-        variant = self._ready(kernels)
+        variant = self.ready(kernels)
         self.variants.append(variant)
         logs.admitted(self, variant)
         hints = counterpart_sizes(sizes, variant.pinned, variant.aligned)
         if hints is None:
             return
-        counterpart = self._ready(kernels_of(self.group, self.target, hints, self.name))
+        counterpart = self.ready(kernels_of(self.group, self.target, hints, self.name))
         if counterpart.aligned != variant.aligned and counterpart.pinned == variant.pinned:
             self.variants.insert(len(self.variants) - (not variant.aligned), counterpart)
             logs.admitted(self, counterpart)
 
-    def _ready(self, kernels: Kernels) -> Variant:
+    def ready(self, kernels: Kernels) -> Variant:
+        """Kernels with their launchers."""
         text = text_of(kernels)
         pinned = {s: v for k in kernels.kernels for s, v in k.pinned.items()}
         guards = tuple(dict.fromkeys(g for k in kernels.kernels for g in k.guards))
@@ -401,7 +409,7 @@ class KernelPlan:
                 runner = GroupRunner(step, made.names[at], self.backend, self.target, self.device, self.report)
                 runner.add(kernels, sizes)
                 self.runners[at] = runner
-            self.last_use = _last_uses(made.steps)
+            self.last_use = last_uses(made.steps)
             self.places = made.places
             self.steps = made.steps
         return made.steps
@@ -472,7 +480,7 @@ def _key(sizes: Sizes) -> tuple[int, ...]:
     return sizes.key if isinstance(sizes, BoundSizes) else tuple(sizes.values())
 
 
-def _last_uses(steps: Sequence[Step]) -> dict[int, list[int]]:
+def last_uses(steps: Sequence[Step]) -> dict[int, list[int]]:
     """Per step, the values that nothing later reads: their memory is free for what comes next. Results stay."""
     last: dict[int, int] = {}
     for at, step in enumerate(steps):
@@ -669,16 +677,16 @@ class Executable:
             self.report(f"no kernels, the captured ATen operations run one by one: {error}")
             return self._replay
         graph.outputs = [None if i in self.skip else o for i, o in enumerate(graph.outputs)]
-        plans = self.plans
+        return self._planned
 
-        def run(inputs: Sequence[Any], lifted: Sequence[Tensor], sizes: Sizes | None) -> list[Any]:
-            tensors = [t for t in (*inputs, *lifted) if isinstance(t, Tensor)]
-            device = tensors[0].device
-            if device not in plans:
-                plans[device] = KernelPlan(graph, self.name, self.backend, device, self.report)
-            return plans[device](tensors, sizes or self.binder(inputs))
-
-        return run
+    def _planned(self, inputs: Sequence[Any], lifted: Sequence[Tensor], sizes: Sizes | None) -> list[Any]:
+        """The program's kernels, by the plan of the device at hand."""
+        tensors = [t for t in (*inputs, *lifted) if isinstance(t, Tensor)]
+        device = tensors[0].device
+        if device not in self.plans:
+            assert self.graph is not None
+            self.plans[device] = KernelPlan(self.graph, self.name, self.backend, device, self.report)
+        return self.plans[device](tensors, sizes or self.binder(inputs))
 
     def _inductor(self) -> Run:
         from .inductor import compiled

@@ -78,10 +78,14 @@ class Chosen:
 
     def rebuilt(self, residuals: Sequence[Any], sizes: dict[sympy.Symbol, int]) -> list[Any]:
         """The residuals that the user saved, from those that were kept: for his own backward body."""
+        values = iter(reference.run(self.rebuilding(), [r for r in residuals if r is not None], sizes))
+        return [None if p is None else next(values) for p in self.captured.residuals]
+
+    def rebuilding(self) -> Graph:
+        """What was kept -> what the user saved."""
         if self._rebuild is None:
             self._rebuild = apply_choice(self.program, (), self._identity())
-        values = iter(reference.run(self._rebuild, [r for r in residuals if r is not None], sizes))
-        return [None if p is None else next(values) for p in self.captured.residuals]
+        return self._rebuild
 
     def _identity(self) -> Graph:
         graph = Graph("residuals")

@@ -40,7 +40,7 @@ from . import logs, split
 from .check import cut, differs, intermediate_bytes
 from .compile import cheaper
 from .config import KERNEL_BACKENDS, settings
-from .guards import is_float, size_guard
+from .guards import Guard, is_float, size_guard
 from .plan import Binder, BoundSizes, Executable
 from .residuals import Chosen, choose
 from .stats import count
@@ -66,6 +66,11 @@ class BackwardEntry:
     others: list[BackwardEntry] = field(default_factory=list)  # captured for other results of its opaque nodes
     admitted: dict[tuple[int, ...], bool] = field(default_factory=dict)
     compared: bool = False
+
+    @property
+    def opaque(self) -> list[Any]:
+        """Its opaque nodes, in the order of their calls."""
+        return self.trace.opaque
 
     def admits(self, sizes: Sizes) -> bool:
         """Whether what this trace assumed about sizes holds."""
@@ -111,7 +116,7 @@ class Specialization:
         self.forward.trace.names = [self.names[i] for i in self.slots]
         visible = len(self.forward.fake_outputs)
         self.forward.trace.output_names = ["out"] if visible == 1 else [f"out_{i}" for i in range(visible)]
-        self.guard = size_guard(self.session, fakes)
+        self.guard = self.current_guard()
         self.binder = Binder(fakes)
         self.lifted = [reads.tensor_path(t) for t in self.forward.trace.lifted]
         self.skip = frozenset(i for i, k in enumerate(self._kinds()) if k != "tensor")
@@ -127,9 +132,15 @@ class Specialization:
         self._decided = False
         self.entries: dict[Any, BackwardEntry | CaptureError] = {}
         self.proved: set[Any] = set()  # of what backward is derived from
+        self.keeper: Any = None  # where it is kept on disk
+        self.restrided = False  # the first call's comparison corrected strides
         self.backward_failed = False  # then the user's own runs, from the next call on
         self.backward_symbols = self._unbound_symbols()
         self.since = len(self.session.env.guards)  # what one backward assumed, every later one was captured under
+
+    def current_guard(self) -> Guard:
+        """The conditions on sizes under which what is known by now holds."""
+        return size_guard(self.session, self.forward.fakes)
 
     def _argument_names(self, count: int) -> list[str]:
         skip = 0 if uses_setup_context(self.cls) else 1
@@ -171,7 +182,7 @@ class Specialization:
             self.executables[backend] = Executable(
                 self.forward.trace, name, backend, skip, partial(self.report, "forward")
             )
-            self.guard = size_guard(self.session, self.forward.fakes)  # lowering may have learnt more about sizes
+            self.guard = self.current_guard()  # lowering may have learnt more about sizes
         return self.executables[backend]
 
     def chosen(self, backend: str, sizes: Sizes) -> Chosen | None:
@@ -180,7 +191,11 @@ class Specialization:
             return None
         if not self._decided:
             self._chosen, self._decided = choose(self, sizes), True
-            self.guard = size_guard(self.session, self.forward.fakes)  # what backward assumed is in both graphs
+            self.guard = self.current_guard()  # what backward assumed is in both graphs
+        return self._chosen
+
+    def known_choice(self) -> Chosen | None:
+        """What was decided on residuals so far."""
         return self._chosen
 
     def chosen_executable(self, backend: str, chosen: Chosen) -> Executable:
@@ -208,7 +223,7 @@ class Specialization:
             results = executable(inputs, lifted, sizes if now is None else now)
         if now is not None:
             sizes.learn(now)
-        n = len(self.forward.fake_outputs)
+        n = len(self.forward.tensor_outputs)
         outputs = self.aliased(results[:n], inputs, sizes, results[n:]) if self.skip else results[:n]
         return outputs, results[n:]
 
@@ -539,7 +554,7 @@ class Specialization:
                 entry.learn(self.session.conditions(self.symbols, entry.since))
                 entry.executables[key] = executable
         if not entry.admits(sizes):
-            if entry.trace.opaque:
+            if entry.opaque:
                 raise Mismatch(self.name, Tape())
             originals = residuals if chosen is None else chosen.rebuilt(residuals, sizes)
             return self._sibling_backward(originals, sizes, gradients, backend)
@@ -558,7 +573,7 @@ class Specialization:
         symbols = [sizes[s] for s in self.backward_symbols]
         inputs = [v for v in (*residuals, *symbols, *map(in_a_class, given)) if v is not None]
         lifted = [r.get() for r in entry.lifted if r is not None]
-        with self._exactly_as_captured() if not entry.trace.opaque else self._between(executable, tape, sizes) as now:
+        with self._exactly_as_captured() if not entry.opaque else self._between(executable, tape, sizes) as now:
             results = executable(inputs, lifted, sizes if now is None else now)
         for result, gradient in entry.passed.items():
             results[result] = given[gradient]
@@ -633,6 +648,7 @@ class Specialization:
             found.append(None if order is None else self.session.fake_permuted(node.meta["val"], order))
             if found[-1] is not None:
                 node.meta["val"] = found[-1]
+                self.restrided = True
         return found
 
     def _light(self, values: Sequence[Any], fakes: Sequence[Any], trace: Trace, sizes: Sizes) -> list[Any] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-COUNTERS = ("captures", "compiles", "cache_hits", "fallbacks")
+COUNTERS = ("captures", "from_disk", "compiles", "cache_hits", "fallbacks")
 
 _counts = dict.fromkeys(COUNTERS, 0)
 _lock = threading.Lock()
@@ -17,8 +17,9 @@ def count(name: str, by: int = 1) -> None:
 
 
 def stats() -> dict[str, int]:
-    """captures: methods traced. compiles: kernels generated, and graphs prepared for the other backends.
-    cache_hits: kernels or binaries found again. fallbacks: methods that run as the user wrote them."""
+    """captures: methods traced. from_disk: captures of a class that another process had left. compiles: kernels
+    generated, and graphs prepared for the other backends. cache_hits: kernels or binaries found again. fallbacks:
+    methods that run as the user wrote them."""
     with _lock:
         return dict(_counts)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
+
+from .stored import told as on_disk
 
 if TYPE_CHECKING:
     from .function import Compiler
@@ -28,10 +30,11 @@ class Variant:
     conditions: tuple[str, ...]
     kernels: tuple[str, ...]
     difference: str = ""
+    disk: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         return {"facts": dict(self.facts), "conditions": list(self.conditions), "kernels": list(self.kernels),
-                "difference": self.difference}  # fmt: skip
+                "difference": self.difference, "disk": self.disk}  # fmt: skip
 
 
 def variants_of(compiler: Compiler) -> list[Variant]:
@@ -42,7 +45,7 @@ def variants_of(compiler: Compiler) -> list[Variant]:
             made = Variant(named_facts(compiler, key, spec.names), conditions_of(spec), _kernels(spec))
             near = nearest(made.facts, [v.facts for v in found])
             told = "" if near is None else difference(found[near], made)
-            found.append(Variant(made.facts, made.conditions, made.kernels, told))
+            found.append(replace(made, difference=told, disk=on_disk(spec)))
     return found
 
 

@@ -162,7 +162,7 @@ class _Call:
             present = [r for r in spec.lifted if r is not None]
             lifted = [(text.let("lifted", f"{text.constant(r.get, 'read')}()"), r.get()) for r in present]
             results = write_run(text, self.executable, inputs, lifted, self.sizes)
-            n = len(spec.forward.fake_outputs)
+            n = len(spec.forward.tensor_outputs)
             outputs, hidden = results[:n], results[n:]
             if spec.skip:
                 outputs = self._write_aliased(text, outputs, [n for n, _ in inputs], hidden)
@@ -292,7 +292,7 @@ def _write_backward(
     """`apply` of a node for residuals and gradients like these; whatever does not fit is left to `otherwise`."""
     spec, sizes = call.spec, call.sizes
     entry = next(iter(spec.other_entries(tuple(map(gradient_kind, gradients)))), None)
-    if entry is None or entry.trace.opaque or not entry.admits(sizes):
+    if entry is None or entry.opaque or not entry.admits(sizes):
         return None
     executable = entry.executables.get(call.backend if call.chosen is None else f"{call.backend} chosen")
     if executable is None or any(in_a_class(g) is not g for g in gradients):

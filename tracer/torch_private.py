@@ -7,6 +7,7 @@ does what it should.
 from __future__ import annotations
 
 import contextlib
+import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -322,3 +323,37 @@ __all__ = [
     "unwrapped",
     "without_address",
 ]
+
+
+def torch_namespaces() -> list[tuple[str, dict[str, Any]]]:
+    """Where a method finds torch's functions, by name: if any is not torch's own, someone put it there."""
+    own = ("", "Tensor", "functional", "nn.functional", "special", "linalg", "fft")
+    names = (*own, "_C._nn", "_C._special", "_C._linalg", "_C._fft")
+    places = [(f"torch.{name}".rstrip("."), _private(name) if name else torch) for name in names]
+    return [(name, dict(vars(place))) for name, place in places if place is not None]
+
+
+def is_operator(function: Any) -> bool:
+    """Whether a compiled function is one of torch's operators: `torch.exp`, `torch.nn.functional.gelu`."""
+    owner = function.__self__
+    module = owner.__name__ if isinstance(owner, types.ModuleType) else ""
+    return owner is _private("_C._VariableFunctions") or owner is _OPERATORS or module.startswith("torch._C._")
+
+
+_OPERATORS = getattr(torch.sigmoid, "__self__", None)
+
+
+def is_binding(function: Any) -> bool:
+    """Whether a compiled function is one of torch's bindings, which may tell of anything."""
+    return function.__self__ is torch._C
+
+
+def bindings_file() -> str | None:
+    """The library that holds torch's bindings."""
+    return torch._C.__file__
+
+
+def python_implementations() -> list[str]:
+    """ATen operations for which a library in Python brought an implementation; those that vmap brings late apart."""
+    known = map(str, getattr(torch.library, "_impls", ()))
+    return [name for name in known if name.startswith("aten/") and not name.endswith("/FuncTorchBatched")]

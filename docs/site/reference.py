@@ -195,6 +195,7 @@ VARIABLES = {
     "FUSEGRAD_BACKEND": ("a backend's name", "Of every compiled class, ahead of what `compile` was asked for."),
     "FUSEGRAD_WARN": ("`0`", "No warning where a method runs as written; `explain` still says it."),
     "FUSEGRAD_DEBUG": ("`1`", "Verify every graph after every step. Slow."),
+    "FUSEGRAD_STORE": ("`0`", "Captures are neither kept on disk nor found there: every process makes its own."),
     "FUSEGRAD_TUNE": ("`1`", "On a GPU, time a few versions of each kernel and keep the fastest."),
     "FUSEGRAD_CACHE_DIR": ("a folder", "Where compiled kernels are kept, instead of `~/.cache/fusegrad`."),
     "FUSEGRAD_RECYCLE_MEMORY": ("`1`", "Keep freed large blocks of CPU memory for the next ones (glibc)."),

@@ -14,7 +14,10 @@ from fusegrad.runtime import config
 
 def test_defaults(monkeypatch) -> None:
     monkeypatch.delenv("FUSEGRAD_BACKEND", raising=False)
+    monkeypatch.setattr(config, "_STORE", True)  # which the tests switch off
+    config._settings_of.cache_clear()
     assert config.settings() == config.Settings(backend=None, check=True, debug=False)
+    config._settings_of.cache_clear()
     assert config.backend_name("auto") == "auto"
 
 

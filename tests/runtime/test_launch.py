@@ -231,7 +231,7 @@ def test_real_launch_compiles_once_for_all_batch_sizes() -> None:
 @pytest.fixture
 def installation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A stand-in for Triton's folder, with files in the places that Triton hashes."""
-    from fusegrad.runtime import triton_private as private
+    from fusegrad.runtime import installation as private
 
     root = tmp_path / "triton"
     for name in ("_C/libtriton.so", "runtime/cache.py", "compiler/compiler.py", "backends/nvidia/driver.py"):
@@ -244,7 +244,7 @@ def installation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def _installation_as_known(monkeypatch: pytest.MonkeyPatch, answer: str) -> str:
-    from fusegrad.runtime import triton_private as private
+    from fusegrad.runtime import installation as private
 
     monkeypatch.setattr(private.triton_cache, "triton_key", lambda: answer)
     private.know_installation.__wrapped__()

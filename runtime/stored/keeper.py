@@ -1,0 +1,274 @@
+"""Where captures are on disk: under a key that holds everything that they depend on, or nowhere.
+
+    key  ->  forward 0, 1, ..  (one per guard on sizes)  ->  backward, per layout of gradients
+
+What cannot be keyed with certainty is not kept, with the reason on record. Nothing is unpickled, and a text that is
+executed (kernels, guards) is one that the cache verified, of a format that this version wrote.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...ir.errors import FusegradError
+from ...tracer.fingerprint import (
+    NotKeyed,
+    fingerprint,
+    sources_of_ours,
+    torch_flags,
+    torch_installation,
+    value_text,
+)
+from ...tracer.function import methods
+from ...tracer.torch_private import function_modes
+from .. import cache, plan
+from ..config import KERNEL_BACKENDS, settings
+from ..guards import global_state
+from ..specialization import BackwardEntry, Specialization, gradient_kind, in_a_class
+from ..stats import count
+from .plans import NotKept
+from .specialization import Stored, backward_document, forward_document, kinds_text
+
+if TYPE_CHECKING:
+    from ..function import Compiler
+
+Tensor = torch.Tensor
+FORMAT = 1
+GUARDS = 4
+"""Captures under one key, told apart by what they assume about sizes."""
+FAULTS = (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError, FusegradError, StopIteration)
+"""What reading an entry may raise that verified and is none of ours."""
+
+
+OFF = "captures are not kept (config.store)"
+NO_KERNELS = "only captures for kernels are kept"
+
+
+def told(spec: Specialization) -> str:
+    """What became of a capture on disk; "" where nothing was to be expected."""
+    keeper: Nowhere | None = spec.keeper
+    if keeper is None or keeper.why in (OFF, NO_KERNELS):
+        return ""
+    if keeper.is_found:
+        return "from disk"
+    return "kept on disk" if keeper.why is None else f"captured in every process: {keeper.why}"
+
+
+def found(compiler: Compiler, args: Sequence[Any]) -> tuple[Stored | None, Nowhere]:
+    """The stored specialisation for these arguments, and where to keep what is captured."""
+    try:
+        backend, device = compiler.backend_for(args), _device(args)
+        keeper = Keeper(compiler, _key(compiler, args, backend, device), backend, device)
+    except (NotKeyed, OSError) as error:
+        return None, Nowhere(str(error))
+    stored = keeper.forward(args)
+    if stored is not None:
+        count("from_disk")
+    return stored, keeper
+
+
+class Nowhere:
+    """What is captured is not kept."""
+
+    def __init__(self, why: str) -> None:
+        self.why: str | None = why
+        self.is_found = False
+
+    def keep_forward(self, spec: Specialization) -> None:
+        """Nothing is written."""
+
+    def keep_backward(self, spec: Specialization, gradients: Sequence[Any]) -> None:
+        """Nothing is written."""
+
+
+# ------------------------------------------------------------------ the key
+def _key(compiler: Compiler, args: Sequence[Any], backend: str, device: torch.device) -> str:
+    _require_plain(compiler, backend)
+    cls = compiler.cls
+    parts = [
+        FORMAT,
+        _installation(),
+        f"{cls.__module__}.{cls.__qualname__}",
+        *fingerprint(list(methods(cls).values())),
+        *torch_flags(),
+        repr((settings(), global_state(), compiler.dynamic, backend, plan.target_for(backend, device))),
+        *(_argument(i, a) for i, a in enumerate(args)),
+    ]
+    return cache.key_of("capture", *parts)
+
+
+def _require_plain(compiler: Compiler, backend: str) -> None:
+    """What is left out on purpose: it is captured in each process."""
+    state = global_state()
+    reasons = {
+        OFF: not settings().store,
+        NO_KERNELS: backend not in KERNEL_BACKENDS,
+        "kernels are tuned": plan.tuning(backend),
+        "its backward is derived": compiler.derives_backward or hasattr(compiler.cls, "_fusegrad_sources"),
+        "autocast is on, or inference mode": bool(state[0]) or bool(state[1]) or torch.is_inference_mode_enabled(),
+        "a mode follows torch's functions": bool(function_modes()),
+        "a method runs as written": any(compiler.opaque(role) is not None for role in compiler.methods.roles()),
+    }
+    why = next((reason for reason, holds in reasons.items() if holds), None)
+    if why is not None:
+        raise NotKeyed(why)
+
+
+@functools.cache
+def _installation() -> str:
+    """fusegrad, torch and the rest, as they were when this process first asked."""
+    return repr((sorted(cache.versions().items()), torch_installation(), list(sources_of_ours())))
+
+
+def _device(args: Sequence[Any]) -> torch.device:
+    devices = {a.device for a in args if isinstance(a, Tensor)}
+    if len(devices) != 1:
+        raise NotKeyed("its tensors are on no device, or on several")
+    return devices.pop()
+
+
+def _argument(index: int, value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return value_text(f"argument {index}", value)
+    if value.is_conj() or value.is_neg():
+        raise NotKeyed("an argument is a lazy conjugate")
+    return f"{value.dtype} {value.device} {value.requires_grad} {value.dim()} {_layout(value)}"
+
+
+def _layout(tensor: Tensor) -> str:
+    """What captures often assume: which sizes are 0 and 1, and the order of the axes in memory."""
+    sizes = "".join(str(n) if n < 2 else "n" for n in tensor.shape)
+    order = sorted(range(tensor.dim()), key=lambda i: (-tensor.stride()[i], i))
+    return f"{sizes} {order} {tensor.is_contiguous()} {[i for i, s in enumerate(tensor.stride()) if s == 0]}"
+
+
+# ------------------------------------------------------------------ the entries
+class Keeper(Nowhere):
+    """Reads and writes the entries of one key. Whatever goes wrong with them, the capture is made again."""
+
+    def __init__(self, compiler: Compiler, key: str, backend: str, device: torch.device) -> None:
+        self.compiler, self.key, self.backend, self.device = compiler, key, backend, device
+        self.why, self.is_found = None, False
+        self.place: str | None = None  # the next free one, or that of the forward in use
+        self.spec: Specialization | None = None
+        self.kept: set[str] = set()  # layouts of gradients
+        self.is_done = False
+
+    def forward(self, args: Sequence[Any]) -> Stored | None:
+        """The stored forward whose guard these arguments fulfil."""
+        for number in range(GUARDS):
+            self.place = cache.key_of(self.key, number)
+            document = _read(self.place)
+            if document is None:
+                return None
+            stored = self._stored(document, args)
+            if stored is None:
+                return None
+            if stored.guard([args[i] for i in stored.slots]):
+                self.place = cache.key_of(self.place, _sum(document))
+                self.spec, stored.keeper = stored, self
+                self.is_done = self.is_found = True
+                return stored
+        self.place, self.why = None, f"there are {GUARDS} captures for other sizes"
+        return None
+
+    def _stored(self, document: Any, args: Sequence[Any]) -> Stored | None:
+        compiler = self.compiler
+        try:
+            report, reads = compiler.report, compiler.reads_now()
+            return Stored(compiler.cls, args, reads, compiler.dynamic, report, document["forward"], self.backend)
+        except FAULTS:
+            assert self.place is not None
+            cache.drop(self.place)
+            return None
+
+    def backward(self, kinds: tuple[Any, ...]) -> BackwardEntry | None:
+        """The stored backward for gradients of these layouts."""
+        assert self.place is not None and isinstance(self.spec, Stored)
+        name = cache.key_of(self.place, kinds_text(kinds))
+        document = _read(name)
+        if document is None:
+            return None
+        try:
+            entry = self.spec.entry_from(kinds, document["backward"], self.device)
+        except FAULTS:
+            cache.drop(name)
+            return None
+        self.kept.add(kinds_text(kinds))
+        return entry
+
+    # -------------------------------------------------------------- after a call
+    def keep_forward(self, spec: Specialization) -> None:
+        """Writes forward after its first run."""
+        if self.is_done or self.place is None:
+            return
+        self.is_done = True
+        try:
+            self._require_nothing_said()
+            document = {"forward": forward_document(spec, self.backend, self.device)}
+        except (NotKept, KeyError) as error:
+            self._give_up(error)
+            return
+        _publish(self.place, document)
+        self.place = cache.key_of(self.place, _sum(document))
+
+    def keep_backward(self, spec: Specialization, gradients: Sequence[Any]) -> None:
+        """Writes backward after its first run for gradients of these layouts."""
+        kinds = tuple(gradient_kind(in_a_class(g)) for g in gradients)
+        if self.place is None or not self.is_done or (name := kinds_text(kinds)) in self.kept:
+            return
+        self.kept.add(name)
+        entry = next(iter(spec.other_entries(kinds)), None)
+        if entry is None:
+            return
+        try:
+            self._require_nothing_said()
+            document = {"backward": backward_document(spec, entry, self.backend, self.device)}
+        except (NotKept, KeyError) as error:
+            self._give_up(error)
+            return
+        _publish(cache.key_of(self.place, name), document)
+
+    def _require_nothing_said(self) -> None:
+        said = [record.reason for record in self.compiler.records.values() if record.reason]
+        if said:
+            raise NotKept(said[0])
+
+    def _give_up(self, error: Exception) -> None:
+        self.why, self.place = str(error), None
+
+
+def _sum(document: Any) -> str:
+    return hashlib.sha256(_text(document)).hexdigest()
+
+
+def _text(document: Any) -> bytes:
+    return json.dumps(document, sort_keys=False, separators=(",", ":")).encode()
+
+
+def _publish(name: str, document: Any) -> None:
+    """Writes an entry, also where there is one that is not what it should be."""
+    files = {"capture.json": _text({"format": FORMAT, **document})}
+    if cache.get(name) != files:
+        cache.drop(name)
+        cache.put(name, files)
+
+
+def _read(name: str) -> Any:
+    files = cache.get(name)
+    if files is None:
+        return None
+    try:
+        document = json.loads(files["capture.json"])
+        if document.pop("format") != FORMAT:
+            raise ValueError("another format")
+    except FAULTS:
+        cache.drop(name)
+        return None
+    return document

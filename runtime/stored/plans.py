@@ -1,0 +1,220 @@
+"""Kernels, steps and plans as plain data for JSON, and their way back. What does not come back equal is not kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import sympy
+import torch
+
+from ...codegen import Buffer, Kernel, Kernels, Pointer, Ref, Scalar
+from ...ir import Graph, Value
+from ...ir.document import document, graph_from, symbols_document, symbols_from
+from ...ir.passes.fuse import Extern, Group, Step, View
+from ...ir.text import plain, show, size_from, size_text
+from ..plan import GroupRunner, KernelPlan, last_uses
+
+Symbols = Mapping[str, sympy.Symbol]
+
+
+class NotKept(Exception):
+    """Something has no form on disk that is certain to come back as it was (internal: it is captured each time)."""
+
+
+def size(value: Any) -> int | str:
+    """An int, or the text of an expression."""
+    return value if isinstance(value, int) else size_text(value)
+
+
+def size_of(text: Any, symbols: Symbols) -> Any:
+    """The size that `size` wrote."""
+    return size_from(text, symbols) if isinstance(text, str) else int(text)
+
+
+def sizes(values: Sequence[Any]) -> list[int | str]:
+    return [size(v) for v in values]
+
+
+def sizes_of(texts: Sequence[Any], symbols: Symbols) -> tuple[Any, ...]:
+    return tuple(size_of(t, symbols) for t in texts)
+
+
+# ------------------------------------------------------------------ conditions
+_RELATIONS: dict[str, Any] = {
+    **{r.__name__: r for r in (sympy.Eq, sympy.Ne, sympy.Gt, sympy.Ge, sympy.Lt, sympy.Le)},
+    **{c.__name__: c for c in (sympy.And, sympy.Or, sympy.Not)},
+}
+
+
+def condition(expr: Any) -> Any:
+    """s0 > 2  ->  ["StrictGreaterThan", "s0", 2]"""
+    name = type(expr).__name__
+    if isinstance(expr, sympy.logic.boolalg.BooleanAtom):
+        return bool(expr)
+    if name not in _RELATIONS:
+        return size(expr)
+    return [name, *(condition(a) for a in expr.args)]
+
+
+def condition_of(data: Any, symbols: Symbols) -> Any:
+    """The condition that `condition` wrote."""
+    if isinstance(data, bool):
+        return sympy.true if data else sympy.false
+    if not isinstance(data, list):
+        return size_of(data, symbols)
+    name, *parts = data
+    return _RELATIONS[name](*(condition_of(p, symbols) for p in parts), evaluate=False)  # s > 0, of a positive s
+
+
+def _plain(expr: Any) -> Any:
+    """The condition in sympy's own functions."""
+    if type(expr).__name__ in _RELATIONS:
+        return type(expr)(*map(_plain, expr.args), evaluate=False)
+    return plain(expr) if isinstance(expr, sympy.Expr) else expr
+
+
+def conditions(exprs: Sequence[Any], symbols: Symbols) -> list[Any]:
+    """All of them; raises NotKept where one would come back as another."""
+    written = [condition(e) for e in exprs]
+    again = [condition_of(w, symbols) for w in written]
+    if again != [_plain(e) for e in exprs] or any(isinstance(a, bool) for a in again):
+        raise NotKept("a condition on sizes has no text")
+    return written
+
+
+# ------------------------------------------------------------------ kernels
+def _buffer(b: Buffer) -> list[Any]:
+    return [b.name, b.dtype, sizes(b.shape), sizes(b.strides), b.zeroed]
+
+
+def _buffer_of(data: Any, symbols: Symbols) -> Buffer:
+    name, dtype, shape, strides, zeroed = data
+    return Buffer(name, dtype, sizes_of(shape, symbols), sizes_of(strides, symbols), zeroed)
+
+
+def _argument(a: Pointer | Scalar) -> list[Any]:
+    return [a.name, size(a.value)] if isinstance(a, Scalar) else [a.name, *a.buffer, a.dtype]
+
+
+def _argument_of(data: Any, symbols: Symbols) -> Pointer | Scalar:
+    if len(data) == 2:
+        return Scalar(data[0], size_of(data[1], symbols))
+    name, kind, index, dtype = data
+    return Pointer(name, Ref(kind, index), dtype)
+
+
+def _bytes(moved: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: size(n) for name, n in moved.items()}
+
+
+_FIELDS: dict[str, tuple[Callable[[Any], Any], Callable[[Any, Symbols], Any]]] = {
+    **dict.fromkeys(("name", "source", "constants", "num_warps", "num_stages"), (lambda v: v, lambda d, s: d)),
+    **dict.fromkeys(("grid", "operations"), (size, size_of)),
+    "arguments": (lambda v: list(map(_argument, v)), lambda d, s: tuple(_argument_of(a, s) for a in d)),
+    "scratch": (lambda v: list(map(_buffer, v)), lambda d, s: tuple(_buffer_of(b, s) for b in d)),
+    "pinned": (lambda v: {k.name: n for k, n in v.items()}, lambda d, s: {s[k]: n for k, n in d.items()}),
+    "guards": (lambda v: list(map(condition, v)), lambda d, s: tuple(condition_of(g, s) for g in d)),
+    "aligned": (list, lambda d, s: tuple(d)),
+    **dict.fromkeys(("reads", "writes", "cached"), (_bytes, lambda d, s: {k: size_of(n, s) for k, n in d.items()})),
+}
+"""Fields of a Kernel: how each is written and read."""
+
+
+def kernels(made: Kernels) -> dict[str, Any]:
+    """Kernels as plain data."""
+    each = [{name: write(getattr(k, name)) for name, (write, _) in _FIELDS.items()} for k in made.kernels]
+    return {"kernels": each, "temporaries": list(map(_buffer, made.temporaries))}
+
+
+def kernels_of(data: Any, symbols: Symbols) -> Kernels:
+    """The kernels that `kernels` wrote."""
+    each = [Kernel(**{name: read(k[name], symbols) for name, (_, read) in _FIELDS.items()}) for k in data["kernels"]]
+    return Kernels(tuple(each), tuple(_buffer_of(b, symbols) for b in data["temporaries"]))
+
+
+# ------------------------------------------------------------------ plans
+def plan(made: KernelPlan) -> dict[str, Any]:
+    """A plan that ran, as plain data. Raises NotKept where it would not come back as it is."""
+    if made.steps is None or any(r.one_by_one for r in made.runners.values()):
+        raise NotKept("its kernels were refused")
+    if made.places:
+        raise NotKept("a library call writes into a part of a result")
+    symbols = {s.name: s for s in _symbols(made)}
+    number = {v.id: i for i, v in enumerate(_nodes(made.graph))}
+    try:
+        steps = [_step(step, made.runners.get(at), number, symbols) for at, step in enumerate(made.steps)]
+        return {"symbols": symbols_document(symbols.values()), "graph": _graph(made.graph), "steps": steps}
+    except (ValueError, KeyError, StopIteration) as error:
+        raise NotKept(str(error)) from error
+
+
+def _symbols(made: KernelPlan) -> set[sympy.Symbol]:
+    graphs = [made.graph, *(r.group.graph for r in made.runners.values())]
+    found = {s for g in graphs for v in g for a in v.avals for n in a.shape for s in getattr(n, "free_symbols", ())}
+    stored = [k for r in made.runners.values() for v in r.variants for k in v.kernels.kernels]
+    return found | {s for k in stored for e in (k.grid, *k.pinned, *k.guards) for s in getattr(e, "free_symbols", ())}
+
+
+def _nodes(graph: Graph) -> list[Value]:
+    return [*graph.inputs, *graph.order()]
+
+
+def _graph(graph: Graph) -> dict[str, Any]:
+    written = document(graph)
+    again = graph_from(written)
+    if show(again) != show(graph) or [v.id for v in _nodes(again)] != list(range(len(again))):
+        raise NotKept("a graph would come back as another")
+    return written
+
+
+def _step(step: Step, runner: GroupRunner | None, number: Mapping[int, int], symbols: Symbols) -> dict[str, Any]:
+    if not isinstance(step, Group):
+        return {"kind": type(step).__name__, "value": number[step.value.id]}
+    assert runner is not None
+    return {
+        "kind": "Group",
+        "name": runner.name,
+        "graph": _graph(step.graph),
+        "inputs": [number[v.id] for v in step.inputs],
+        "outputs": [number[v.id] for v in step.outputs],
+        "variants": [_variant(v.kernels, symbols) for v in runner.variants],
+    }
+
+
+def _variant(made: Kernels, symbols: Symbols) -> dict[str, Any]:
+    written = kernels(made)
+    if kernels_of(written, symbols) != made:
+        raise NotKept("a kernel would come back as another")
+    return written
+
+
+def plan_of(
+    data: Any, name: str, backend: str, device: torch.device, report: Callable[[str], None]
+) -> KernelPlan:
+    """The plan that `plan` wrote: cut into steps, with its kernels."""
+    symbols = symbols_from(data["symbols"], "symbols")
+    graph = graph_from(data["graph"])
+    made = KernelPlan(graph, name, backend, device, report)
+    nodes = _nodes(graph)
+    made.steps = []
+    for at, step in enumerate(data["steps"]):
+        made.steps.append(_step_of(step, nodes))
+        if step["kind"] == "Group":
+            made.runners[at] = _runner_of(step, made, made.steps[-1], symbols)
+    made.last_use = last_uses(made.steps)
+    return made
+
+
+def _step_of(data: Any, nodes: Sequence[Value]) -> Step:
+    if data["kind"] != "Group":
+        value = nodes[data["value"]]
+        return Extern(value) if data["kind"] == "Extern" else View(value)
+    inputs, outputs = (tuple(nodes[i] for i in data[end]) for end in ("inputs", "outputs"))
+    return Group(graph_from(data["graph"]), inputs, outputs)
+
+
+def _runner_of(data: Any, made: KernelPlan, step: Any, symbols: Symbols) -> GroupRunner:
+    runner = GroupRunner(step, data["name"], made.backend, made.target, made.device, made.report)
+    runner.variants = [runner.ready(kernels_of(v, symbols)) for v in data["variants"]]
+    return runner

@@ -1,0 +1,308 @@
+"""What the code of methods depends on besides their arguments, as a text that means the same in every process.
+
+Everything reached has to be on a list of what can be told with certainty: code, defaults, closures and globals of the
+user's own functions, constants, torch's pure operators. Anything else raises NotKeyed, and nothing is kept on disk.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import functools
+import hashlib
+import os
+import sys
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
+
+import sympy
+import torch
+
+from .torch_private import bindings_file, is_binding, is_operator, python_implementations, torch_namespaces
+
+SCALARS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, torch.layout,
+           torch.memory_format)  # fmt: skip
+_ROWS = (tuple, list)
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_ROOMS = tuple(_OURS + room + os.sep for room in ("ir", "tracer", "codegen", "runtime"))
+_DEMO = os.path.join(_OURS, "runtime", "demo_functions.py")  # written as a user would, and treated as his
+_STDLIB = os.path.dirname(os.__file__) + os.sep
+_MARKS = getattr(sys.modules.get("typing_extensions"), "__file__", None)  # of what torch is about to drop
+_PACKAGES = ("site-packages", "dist-packages")
+
+TORCH_FILES = tuple(os.path.join(_TORCH, *path.split("/")) for path in (
+    "nn/functional.py", "functional.py", "_jit_internal.py", "autograd/function.py", "amp/autocast_mode.py",
+    "_tensor.py",
+))  # fmt: skip
+"""Python files of torch whose functions ask for nothing but their arguments and what `torch_flags` tells."""
+OUR_FILES = tuple(os.path.join(_OURS, "runtime", name) for name in ("random.py", "philox.py"))
+UNSURE = {"scaled_dot_product_attention", "multi_head_attention_forward", "has_torch_function"}
+"""torch's functions that choose by what is installed, or by switches of their own."""
+PURE_MODULES = ("math", "_operator", "operator")
+STATE = {"get_default_dtype", "is_grad_enabled"}
+"""Functions of torch's bindings whose answer is part of every key."""
+TYPES = (torch.Tensor, torch.finfo, torch.iinfo, torch.no_grad, torch.enable_grad, torch.Size)
+PLAIN_BUILTINS = {
+    *("abs", "all", "any", "bool", "bytes", "callable", "complex", "dict", "divmod", "enumerate", "filter", "float"),
+    *("frozenset", "getattr", "hasattr", "int", "isinstance", "iter", "len", "list", "map", "max", "min", "next"),
+    *("pow", "property", "range", "reversed", "round", "set", "slice", "sorted", "str", "sum", "tuple", "type", "zip"),
+}
+_LOADS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"}
+_ATTRIBUTE = {"LOAD_ATTR", "LOAD_METHOD"}
+_KNOWN = (*_LOADS, *_ATTRIBUTE, "LOAD_FAST", "LOAD_CONST", "LOAD_CLOSURE", "LOAD_ASSERTION_ERROR", "LOAD_SMALL_INT",
+          "LOAD_COMMON_CONSTANT")  # fmt: skip
+_NOISE = {"CACHE", "PRECALL", "PUSH_NULL", "RESUME", "NOP", "COPY_FREE_VARS", "EXTENDED_ARG", "NOT_TAKEN"}
+
+
+class NotKeyed(Exception):
+    """Something was reached of which it is not certain what it will be in another process (internal: not kept)."""
+
+
+def fingerprint(functions: Sequence[Callable[..., Any]]) -> list[str]:
+    """All that the functions depend on, one line for each part. Raises NotKeyed with the reason."""
+    require_torch_itself()
+    walk = _Walk()
+    for function in functions:
+        walk.function("method", function)
+    return walk.parts
+
+
+def value_text(path: str, value: Any) -> str:
+    """The text of a constant. Raises NotKeyed for anything else."""
+    if type(value) in SCALARS:
+        return f"{type(value).__name__}:{value!r}"
+    if type(value) in _ROWS:
+        return f"{type(value).__name__}({','.join(value_text(path, v) for v in value)})"
+    if type(value) is dict:
+        return f"dict({','.join(f'{value_text(path, k)}={value_text(path, v)}' for k, v in value.items())})"
+    if type(value) is slice:
+        return f"slice{value_text(path, (value.start, value.stop, value.step))}"
+    raise NotKeyed(f"`{path}` is a {type(value).__name__}, which is not known to be the same in another process")
+
+
+class _Walk:
+    """Follows names through functions, each function once."""
+
+    def __init__(self) -> None:
+        self.parts: list[str] = []
+        self.seen: dict[int, Any] = {}
+        self.files: set[str] = set()
+
+    # ------------------------------------------------------------------ functions
+    def function(self, path: str, function: Any) -> None:
+        """A function with its code, defaults, attributes and what it reads."""
+        if id(function) in self.seen:
+            self.parts.append(f"{path}: function {list(self.seen).index(id(function))}")
+            return
+        if not isinstance(function, types.FunctionType):
+            raise NotKeyed(f"`{path}` is a {type(function).__name__}, no function")
+        self.seen[id(function)] = function
+        code = function.__code__
+        self.parts.append(f"{path}: {function.__module__}.{function.__qualname__} {_code_sum(code)}")
+        self.value(f"{path}.__defaults__", function.__defaults__)
+        self.value(f"{path}.__kwdefaults__", function.__kwdefaults__)
+        for name, attribute in sorted(vars(function).items()):
+            self.value(f"{path}.{name}", attribute)
+        if _is_library(code.co_filename):
+            self._cells(path, function)
+        else:
+            self._file(path, code.co_filename)
+            self._names(path, code, function.__globals__, _cells_of(function))
+
+    def _file(self, path: str, filename: str) -> None:
+        """Kernels show lines of the user's source: they are as they were, too."""
+        if filename in self.files:
+            return
+        self.files.add(filename)
+        try:
+            with open(filename, "rb") as file:
+                self.parts.append(f"{filename} {hashlib.sha256(file.read()).hexdigest()}")
+        except OSError:
+            raise NotKeyed(f"the source of `{path}` is in no file") from None
+
+    def _cells(self, path: str, function: types.FunctionType) -> None:
+        """A wrapper of a library: what it was made around."""
+        for name, cell in _cells_of(function).items():
+            self.value(f"{path}.<{name}>", cell.cell_contents)
+
+    def _names(self, path: str, code: types.CodeType, env: dict[str, Any], cells: dict[str, Any]) -> None:
+        instructions = [i for i in dis.get_instructions(code) if i.opname not in _NOISE]
+        for at, instruction in enumerate(instructions):
+            if instruction.opname.startswith(("IMPORT_", "LOAD_")) and not instruction.opname.startswith(_KNOWN):
+                raise NotKeyed(f"`{path}` has a {instruction.opname}")
+            if instruction.opname in _LOADS:
+                self._name(path, instruction, instructions[at + 1 :], env, cells)
+        for nested in code.co_consts:
+            if isinstance(nested, types.CodeType):
+                self._names(path, nested, env, cells)
+
+    def _name(
+        self, path: str, load: dis.Instruction, rest: Sequence[dis.Instruction], env: dict[str, Any], cells: Any
+    ) -> None:
+        name, is_global = load.argval, load.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+        if is_global and name not in env:
+            _require_builtin(path, name)
+            return
+        if not is_global and name not in cells:
+            return  # a variable of a function around this one, within the same code
+        try:
+            value = env[name] if is_global else cells[name].cell_contents
+        except ValueError:
+            raise NotKeyed(f"`{name}` has no value yet") from None
+        self._chain(f"{path} {name}", value, rest)
+
+    def _chain(self, path: str, value: Any, rest: Sequence[dis.Instruction]) -> None:
+        """Follow `a.b.c` through modules and classes, then take what stands at the end."""
+        for instruction in rest:
+            if instruction.opname not in _ATTRIBUTE or not _has_parts(value):
+                break
+            path, value = f"{path}.{instruction.argval}", self._part(path, value, instruction.argval)
+        self.value(path, value)
+
+    def _part(self, path: str, owner: Any, name: str) -> Any:
+        if isinstance(owner, type(torch.ops)) or type(owner).__name__ == "_OpNamespace":
+            raise NotKeyed(f"`{path}.{name}` may be an operator that is defined elsewhere")
+        try:
+            return getattr(owner, name)
+        except AttributeError:
+            raise NotKeyed(f"`{path}` has no `{name}`") from None
+
+    # ------------------------------------------------------------------ values
+    def value(self, path: str, value: Any) -> None:
+        """What stands at the end of a path, or within it."""
+        if isinstance(value, types.FunctionType):
+            _require_pure(path, value)
+            self.function(path, value)
+        elif type(value) in _ROWS:
+            self.parts.append(f"{path}: {type(value).__name__} of {len(value)}")
+            for index, item in enumerate(value):
+                self.value(f"{path}[{index}]", item)
+        elif isinstance(value, types.BuiltinFunctionType):
+            self.parts.append(f"{path}: {_builtin_text(path, value)}")
+        elif isinstance(value, type):
+            self.parts.append(f"{path}: {_type_text(path, value)}")
+        elif type(value) is functools.partial:
+            for name, part in (("func", value.func), ("args", value.args), ("keywords", value.keywords)):
+                self.value(f"{path}.{name}", part)
+        else:
+            self.parts.append(f"{path}: {value_text(path, value)}")
+
+
+def _cells_of(function: types.FunctionType) -> dict[str, Any]:
+    return dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False))
+
+
+def _code_sum(code: types.CodeType) -> str:
+    """A digest of code with its constants, names and lines, and of all code within it."""
+    digest = hashlib.sha256()
+    for part in _code_parts(code):
+        digest.update(f"{len(part)}:".encode() + part)
+    return digest.hexdigest()
+
+
+def _code_parts(code: types.CodeType) -> Iterator[bytes]:
+    yield from (code.co_code, code.co_linetable, getattr(code, "co_exceptiontable", b""))
+    counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags, code.co_firstlineno)
+    names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars, code.co_name, code.co_filename)
+    yield repr((counts, names)).encode()
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield b"code"
+            yield from _code_parts(constant)
+        else:
+            yield f"{type(constant).__name__}:{_constant_text(constant)}".encode()
+
+
+def _constant_text(constant: Any) -> str:
+    """Sets of constants have another order in another process."""
+    if isinstance(constant, frozenset):
+        return repr(sorted(f"{type(c).__name__}:{c!r}" for c in constant))
+    return repr(tuple(map(_constant_text, constant))) if isinstance(constant, tuple) else repr(constant)
+
+
+def _is_library(filename: str) -> bool:
+    ours = filename.startswith((_TORCH, *_ROOMS)) and filename != _DEMO
+    return ours or _is_stdlib(filename) or filename == _MARKS
+
+
+def _is_stdlib(filename: str) -> bool:
+    return filename.startswith(_STDLIB) and not any(f"{os.sep}{p}{os.sep}" in filename for p in _PACKAGES)
+
+
+def _has_parts(value: Any) -> bool:
+    """Whether an attribute of it is to be followed: of constants and functions it is told with them."""
+    return not isinstance(value, (*SCALARS, *_ROWS, dict, slice, torch.Tensor, types.FunctionType))
+
+
+def _require_builtin(path: str, name: str) -> None:
+    value = getattr(builtins, name, None)
+    own = isinstance(value, types.BuiltinFunctionType | type) and value.__module__ == "builtins"
+    error = isinstance(value, type) and issubclass(value, BaseException)
+    if not own or (name not in PLAIN_BUILTINS and not error):
+        raise NotKeyed(f"`{path}` uses the builtin `{name}`")
+
+
+def _require_pure(path: str, function: types.FunctionType) -> None:
+    """A function of a library has to be one of those that ask for nothing but their arguments."""
+    filename = function.__code__.co_filename
+    if filename.startswith(_TORCH):
+        fit = filename in TORCH_FILES and function.__name__ not in UNSURE
+    else:
+        fit = filename in OUR_FILES or not _is_library(filename)
+    if not fit:
+        raise NotKeyed(f"`{path}` is a function of a library that may ask for more than its arguments")
+
+
+def _builtin_text(path: str, function: types.BuiltinFunctionType) -> str:
+    """A function without code: one of torch's operators, or of Python's mathematics."""
+    owner, name = function.__self__, function.__name__
+    module = owner.__name__ if isinstance(owner, types.ModuleType) else ""
+    own = module in PURE_MODULES or (module == "builtins" and name in PLAIN_BUILTINS)
+    if name in UNSURE or not (own or is_operator(function) or (is_binding(function) and name in STATE)):
+        raise NotKeyed(f"`{path}` is a compiled function of which it is not known what it reads")
+    return f"builtin {module}.{name}"
+
+
+def _type_text(path: str, value: type) -> str:
+    if value in TYPES or (value.__module__ == "builtins" and getattr(builtins, value.__name__, None) is value):
+        return f"type {value.__module__}.{value.__qualname__}"
+    raise NotKeyed(f"`{path}` is a class of its own")
+
+
+# ------------------------------------------------------------------ torch itself
+def require_torch_itself() -> None:
+    """Raises NotKeyed where someone put functions of his own into torch."""
+    for where, names in torch_namespaces():
+        for name, value in names.items():
+            if isinstance(value, types.FunctionType) and not _is_library(value.__code__.co_filename):
+                raise NotKeyed(f"`{where}.{name}` is not torch's own")
+
+
+def torch_flags() -> list[str]:
+    """Switches of torch that decide which operations a call becomes, beyond those that are compared at every call."""
+    backends, attention = torch.backends, cast(Any, torch.backends.cuda)
+    flags = (
+        torch.get_float32_matmul_precision(), backends.cudnn.enabled, backends.cudnn.benchmark,
+        backends.cudnn.deterministic, backends.mkldnn.enabled, torch.is_grad_enabled(),
+        attention.flash_sdp_enabled(), attention.math_sdp_enabled(), attention.mem_efficient_sdp_enabled(),
+    )  # fmt: skip
+    return [repr(flags), *sorted(python_implementations())]
+
+
+def sources_of_ours() -> Iterator[str]:
+    """fusegrad's own sources by size and time: a checkout that is worked on is another version at every change."""
+    for room in ("ir", "tracer", "codegen", "runtime"):
+        for folder, folders, files in os.walk(_OURS + room):
+            folders[:] = sorted(f for f in folders if f != "__pycache__")
+            for name in sorted(files):
+                if name.endswith(".py"):
+                    found = os.stat(os.path.join(folder, name))
+                    yield f"{folder}/{name} {found.st_size} {found.st_mtime_ns}"
+
+
+def torch_installation() -> list[str]:
+    """Which torch and sympy these are."""
+    stats = [os.stat(f) for f in (torch.__file__, bindings_file(), sympy.__file__) if f]
+    return [torch.__version__, str(torch.version.git_version), *(f"{s.st_size} {s.st_mtime_ns}" for s in stats)]
