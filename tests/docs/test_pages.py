@@ -84,7 +84,7 @@ def drawn_files() -> set[str]:
     return {"pictures/pipeline.svg", *(f"{home}/{n}.{kind}" for n in pictures.ARGUMENTS for home, kind in kinds)}
 
 
-@pytest.mark.parametrize("path", [*WRITTEN.values(), ROOT / "examples" / "README.md"], ids=str)
+@pytest.mark.parametrize("path", [*WRITTEN.values(), ROOT / "examples" / "README.md"], ids=lambda path: path.name)
 def test_links_within_the_repository(path: Path) -> None:
     made = set(reference.PAGES) | drawn_files()
     for target in links(path.read_text(encoding="utf-8")):
@@ -164,7 +164,7 @@ def test_python_blocks_run(name: str) -> None:
             run(compiled, block, scope)
 
 
-def run(compiled: Any, block: Block, scope: dict[str, Any]) -> None:
+def run(compiled: Any, block: Block, scope: dict[str, Any]) -> str:
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), warnings.catch_warnings():
         warnings.simplefilter("error", fusegrad.FallbackWarning)
@@ -172,3 +172,10 @@ def run(compiled: Any, block: Block, scope: dict[str, Any]) -> None:
     if block.prints is not None:
         shown = "\n".join(line.rstrip() for line in printed.getvalue().strip().splitlines())
         assert re.fullmatch(pattern(block.prints), shown, re.DOTALL), f"line {block.line} prints\n{shown}"
+    return printed.getvalue()
+
+
+def test_the_front_page_shows_one_launch_in_each_direction() -> None:
+    (block,) = blocks(WRITTEN["README.md"].read_text(encoding="utf-8"))
+    shown = run(compile(block.code, "README.md", "exec"), block, {"__name__": "__page__"})
+    assert "forward: 1 launches" in shown and "backward: 1 launches" in shown
