@@ -306,6 +306,12 @@ CODES = (
         "Nothing: the sum of a weight's gradient over all rows needs two passes.",
         (r"its programs need", r"its results are needed"),
     ),
+    Code(
+        "FG118", "cut: what comes before a product would be computed again for every tile of it",
+        "A product in a kernel of its own reads its operands many times, so they are in memory first.",
+        "Nothing.",
+        (r"what comes before a product",),
+    ),
     # -------------------------------------------------------------- FG2xx: errors, by class
     Code(
         "FG200", "RMSNorm.forward cannot be captured: it calls `print`",

@@ -23,6 +23,7 @@ from .plan import opaque_of
 
 ENDED = "a scatter is whole only when its kernel has ended"
 HELD = "one kernel would hold results of several calls in memory for longer than it saves in moving"
+PRODUCT = "what comes before a product would be computed again for every tile of it"
 APART = "they share no value, or run over different spaces"
 
 
@@ -90,6 +91,7 @@ class _Division:
     def __init__(self, graph: Graph, made: Generated) -> None:
         self.made = made
         self.fuser = Cut(graph, frozenset(made.refused), {})
+        self.called = {s.value.id for s in made.steps if isinstance(s, Extern)}
         self.steps = [(at, s) for at, s in enumerate(made.steps) if isinstance(s, Group | Extern)]
 
     def cuts(self) -> Iterator[CutReport]:
@@ -124,6 +126,8 @@ class _Division:
             value = self.fuser.nodes[at if at >= 0 else -1 - at]
             if at < 0:
                 return ENDED, value.origin.where
+            if self.fuser.extern(value) and value.id not in self.called:
+                return PRODUCT, value.origin.where  # it is part of one of the two
             if self.fuser.extern(value):
                 return f"`{called(value)}` is in between: {self._not_ours(value)}", value.origin.where
         if way:

@@ -90,7 +90,7 @@ def test_the_kernel_text_is_told(capsys) -> None:
 
 def test_cuts_are_told(capsys) -> None:
     fusegrad.config.logs("fusion")
-    fusegrad.explain(Linear, "f32[64,128]", "f32[32,128]", "f32[32]")
+    fusegrad.explain(Linear, "f32[640,1280]", "f32[320,1280]", "f32[320]")
     fused = of("fusion", told(capsys))
     assert "library calls: 1" in fused and "a matrix product is a library call" in fused and "[FG110]" in fused
 
