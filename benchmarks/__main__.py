@@ -56,7 +56,7 @@ def _latencies(quick: bool) -> Rows:
 
 
 PARTS: dict[str, Callable[[list[Case], argparse.Namespace], Rows]] = {
-    "host": lambda cases, options: each(overhead.overhead, ["RMSNorm"], jobs=1),
+    "host": lambda cases, options: each(overhead.overhead, ["RMSNorm", "styles"], jobs=1),
     "latency": lambda cases, options: _latencies(options.quick),
     "cpu": lambda cases, options: each(cpu.cpu, cpu.cases(options.match, options.quick), jobs=1),
     "plans": lambda cases, options: each(plans.plan, cases, options.jobs),

@@ -73,11 +73,35 @@ def _needs(
 
 def _over_null(what: str) -> Callable[[Any], Iterator[Measured]]:
     def measure(rows: Any) -> Iterator[Measured]:
-        for row in rows:
+        for row in (r for r in rows if "peers" in r):
             peers = row["peers"]
             yield row["function"], peers["triton"][what]["least"] / peers["null"][what]["least"]
 
     return measure
+
+
+def _styles_over_eager(rows: Any) -> Iterator[Measured]:
+    for row in rows:
+        for style, peers in row.get("styles", {}).items():
+            for what in ("forward", "both"):
+                yield f"{style}, {what}", peers["triton"][what] / peers["eager"][what]
+
+
+def _on_cpu(peer: str, over: str, *states: str) -> Callable[[Any], Iterator[Measured]]:
+    """`peer` over `over`, wherever both were timed in one of these states."""
+
+    def measure(rows: Any) -> Iterator[Measured]:
+        for row in rows:
+            peers = row.get("milliseconds", {})
+            for what in (f"{w}{s}" for w in ("forward", "both") for s in states):
+                if what in peers.get(peer, {}) and what in peers.get(over, {}):
+                    yield f"{row['case']} {what}", peers[peer][what] / peers[over][what]
+
+    return measure
+
+
+def _large(measure: Callable[[Any], Iterator[Measured]]) -> Callable[[Any], Iterator[Measured]]:
+    return lambda rows: measure([r for r in rows if not r["case"].endswith("[8,16]")])
 
 
 def _first_call(state: str) -> Callable[[Any], Iterator[Measured]]:
@@ -113,6 +137,11 @@ GOALS: tuple[Goal, ...] = (
            _needs(NVIDIA, lambda n, kind=kind: share(n["streams"][kind])), lowest=True) for kind in ("load", "store")),
     Goal("host time of forward over a null Function", "host", 1.6, _over_null("forward")),
     Goal("host time of forward+backward over a null Function", "host", 1.2, _over_null("both")),
+    Goal("host time of a style of calling over eager, launches stubbed", "host", 1.0, _styles_over_eager),
+    Goal("reference over eager, large tensors", "cpu", 1.05, _large(_on_cpu("reference", "eager", ""))),
+    Goal("reference over eager, large tensors, recycling", "cpu", 1.05,
+         _large(_on_cpu("reference", "eager", " recycling"))),
+    Goal("inductor over torch.compile", "cpu", 1.05, _on_cpu("inductor", "compile", "", " recycling")),
     Goal("first call, empty caches, ms", "latency", 1000, _first_call("cold")),
     Goal("first call, filled disk caches, ms", "latency", 50, _first_call("warm")),
     Goal("compilations over 100 batch sizes", "latency", 0, _compiles),

@@ -1,6 +1,10 @@
 """Host microseconds per call beside its peers: tiny tensors, one thread, launches stubbed and counted.
 
-The least of many rounds, in each of which every peer has its turn, with the middle half of them beside it.
+The least processor time of many rounds, in each of which every peer has its turn, with the middle half of them beside
+it: other processes only ever add to it.
+
+    python -m fusegrad.benchmarks.overhead          an RMSNorm, every peer
+    python -m fusegrad.benchmarks.overhead styles   ways of writing and calling a Function, beside eager
 """
 
 from __future__ import annotations
@@ -17,17 +21,39 @@ import torch
 
 from . import host
 from .statistics import spread
+from .styles import STYLES
 
 WHAT = ("forward", "both", "no_grad")
 REPEATS = 50
 ROUNDS = 100
+STYLE_ROUNDS = 30
 
 
 def overhead(name: str = "RMSNorm") -> dict[str, Any]:
-    """{peer: {forward, both, no_grad: {least, lower, upper}}} measured in a fresh process."""
-    command = [sys.executable, "-m", __spec__.name if __spec__ else __name__]
+    """{peer: {forward, both, no_grad: {least, lower, upper}}} measured in a fresh process; of styles, one per style."""
+    command = [sys.executable, "-m", __spec__.name if __spec__ else __name__, name]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return {"function": name, **json.loads(done.stdout.strip().rpartition("\n")[2])}
+
+
+def measured_styles() -> dict[str, Any]:
+    """{style: {peer: {forward, both}}}: the least microseconds of each."""
+    torch.set_num_threads(1)
+    with host.stubbed():
+        calls = {
+            (style, peer, what): call
+            for style, described in STYLES.items()
+            for peer, apply in described.peers().items()
+            for what, call in described.calls(apply).items()
+        }
+        for call in calls.values():
+            for _ in range(20):
+                call()
+        samples = _rounds(calls, STYLE_ROUNDS)
+    found: dict[str, Any] = {}
+    for (style, peer, what), rounds in samples.items():
+        found.setdefault(style, {}).setdefault(peer, {})[what] = min(rounds)
+    return {"styles": found}
 
 
 def measured() -> dict[str, Any]:
@@ -47,16 +73,16 @@ def measured() -> dict[str, Any]:
     return {"launches": launches, "peers": peers}
 
 
-def _rounds(calls: Mapping[Any, host.Call]) -> dict[Any, list[float]]:
+def _rounds(calls: Mapping[Any, host.Call], rounds: int = ROUNDS) -> dict[Any, list[float]]:
     samples: dict[Any, list[float]] = {key: [] for key in calls}
     gc.collect()
     gc.disable()
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         for key, call in calls.items():
-            start = time.perf_counter()
+            start = time.thread_time()
             for _ in range(REPEATS):
                 call()
-            samples[key].append((time.perf_counter() - start) / REPEATS * 1e6)
+            samples[key].append((time.thread_time() - start) / REPEATS * 1e6)
     gc.enable()
     return samples
 
@@ -67,4 +93,4 @@ def _row(samples: list[float]) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(measured()))
+    print(json.dumps(measured_styles() if sys.argv[1:] == ["styles"] else measured()))

@@ -97,7 +97,41 @@ PEER_NAMES = {
 def host_rows(results: Results) -> list[Row]:
     """The least and, in brackets, the middle half."""
     return [[PEER_NAMES.get(peer, peer), *(_microseconds(t) for t in times.values())]
-            for row in results["host"]["rows"] for peer, times in row["peers"].items()]  # fmt: skip
+            for row in results["host"]["rows"] for peer, times in row.get("peers", {}).items()]  # fmt: skip
+
+
+STYLES_HEAD = ("microseconds per call", "eager", "launches stubbed", "reference", "eager, both", "stubbed", "reference")
+
+
+def style_rows(results: Results) -> list[Row]:
+    """A row per way of writing and calling: forward, then forward and backward."""
+    styles = next((row["styles"] for row in results.get("host", {}).get("rows", ()) if "styles" in row), {})
+    return [
+        [name, *(f"{peers[p][what]:.1f}" for what in ("forward", "both") for p in ("eager", "triton", "reference"))]
+        for name, peers in styles.items()
+    ]
+
+
+CPU_HEAD = ("milliseconds", "forward", "recycling", "forward+backward", "recycling", "torch.compile", "inductor")
+
+
+def cpu_rows(results: Results) -> list[Row]:
+    """Eager, then `reference`, of each direction; what goes through Inductor in the last two."""
+    return [_cpu_row(row["case"], row["milliseconds"]) for row in results["cpu"]["rows"] if "error" not in row]
+
+
+def _cpu_row(case: str, peers: Mapping[str, Any]) -> Row:
+    def pair(what: str) -> str:
+        times = [peers[peer].get(what) for peer in ("eager", "reference")]
+        return "-" if None in times else "  ".join(_milliseconds(t) for t in times)
+
+    inductor = [peers[p]["both"] if p in peers else None for p in ("compile", "inductor")]
+    directions = ("forward", "forward recycling", "both", "both recycling")
+    return [case, *map(pair, directions), *("-" if t is None else _milliseconds(t) for t in inductor)]
+
+
+def _milliseconds(time: float) -> str:
+    return f"{time:.1f}" if time >= 1 else f"{time:.4f}"
 
 
 def _microseconds(time: Mapping[str, float]) -> str:
@@ -146,14 +180,22 @@ def _goal_row(goal: Any, found: Mapping[str, Any]) -> Row:
 
 # ------------------------------------------------------------------ everything
 SECTIONS = (
-    ("The goals that need no GPU", GOALS_HEAD, goal_rows, ("plans", "kernels", "host", "latency")),
+    ("The goals that need no GPU", GOALS_HEAD, goal_rows, ("plans", "kernels", "host", "latency", "cpu")),
     ("Host time", HOST_HEAD, host_rows, ("host",)),
+    ("Ways of writing and calling", STYLES_HEAD, style_rows, ("host",)),
+    ("Large tensors on a CPU", CPU_HEAD, cpu_rows, ("cpu",)),
     ("The first call", LATENCY_HEAD, latency_rows, ("latency",)),
     ("The cases", CASES_HEAD, case_rows, ("plans", "inductor", "kernels")),
 )
 NOTES = {
     "The goals that need no GPU": "Where a limit is missed, `worst` says by how much and where.",
     "Host time": "An RMSNorm on 8x16 numbers, one thread. The least of many rounds, in brackets the middle half.",
+    "Ways of writing and calling": "Functions on 8x16 numbers (`benchmarks/styles.py`), one thread, the least "
+    "processor time of many rounds: forward, then forward and backward. A tree of tensors: eager stands for a Function "
+    "that is called with the tensors taken apart by hand.",
+    "Large tensors on a CPU": "Processor time of one thread in float32, the least of several rounds: eager and "
+    "`reference`. Recycling: with `fusegrad.config.recycle_memory()`, which serves eager as well. The last columns: "
+    "forward and backward through torch.compile and through `backend=\"inductor\"`.",
     "The first call": "The first forward in a fresh process after its imports, 4096x4096. Without a GPU: tracing, "
     "code generation and Triton's compilation for sm_90, without loading the binary; the quickest of three processes. "
     "Cold: every cache empty. Warm: Triton's and fusegrad's disk caches filled. torch.compile and `reference` run on "

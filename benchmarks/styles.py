@@ -8,8 +8,12 @@ from typing import Any
 
 import torch
 from torch.autograd import Function
+from torch.utils._pytree import tree_leaves
+
+import fusegrad
 
 Tensor = torch.Tensor
+Call = Callable[..., Any]
 
 
 def _leaf(*shape: int) -> Tensor:
@@ -161,6 +165,8 @@ class TreeByHand(Function):
 
 
 class Layer(torch.nn.Module):
+    __module__ = "users"  # fusegrad does not look into what is its own
+
     def __init__(self) -> None:
         super().__init__()
         self.weight, self.eps = torch.nn.Parameter(torch.randn(16)), 1e-6
@@ -191,6 +197,41 @@ class Style:
     kwargs: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
     by_hand: tuple[type, Callable[..., tuple[Any, ...]]] | None = None
+    watched: Tensor | None = None  # a leaf behind the arguments
+
+    def peers(self) -> dict[str, Call]:
+        """`apply` of eager, of kernels whose launches are stubbed, of the captured operations."""
+        function: Any = self.function
+        backends = ("triton", "reference")
+        compiled = {b: fusegrad.compile(function, backend=b, **self.options).apply for b in backends}
+        return {"eager": self._by_hand if self.by_hand else function.apply, **compiled}
+
+    def _by_hand(self, *args: Any) -> Any:
+        assert self.by_hand is not None
+        function, taken_apart = self.by_hand
+        return function.apply(*taken_apart(*args))  # type: ignore[attr-defined]
+
+    def calls(self, apply: Call) -> dict[str, Call]:
+        """forward, and forward with `torch.autograd.grad`."""
+        wanted = [t for t in tree_leaves((self.args(), self.kwargs, self.watched)) if _is_leaf(t)]
+
+        def forward() -> Any:
+            return apply(*self.args(), **self.kwargs)
+
+        gradients = [torch.randn_like(o) for o in _ends(forward())]
+        return {
+            "forward": forward,
+            "both": lambda: torch.autograd.grad(_ends(forward()), wanted, gradients, allow_unused=True),
+        }
+
+
+def _ends(output: Any) -> list[Tensor]:
+    found = output.values() if isinstance(output, dict) else output if isinstance(output, tuple) else (output,)
+    return [o for o in found if isinstance(o, Tensor) and o.requires_grad]
+
+
+def _is_leaf(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_leaf and value.requires_grad
 
 
 def _fixed(*args: Any) -> Callable[[], tuple[Any, ...]]:
@@ -209,7 +250,7 @@ def _styles() -> dict[str, Style]:
         "keywords": Style(ScaledApart, _fixed(x), {"w": w, "scale": 0.5}),
         "5 tensors, 3 numbers, None": Style(Mixed, _fixed(*five, 0.5, 0.0, 2.0, None)),
         "a module's attributes": Style(Attributed, _fixed(x)),
-        "in place": Style(InPlace, lambda: (x.clone(), w)),
+        "in place": Style(InPlace, lambda: (x.clone(), w), watched=x),
         "an output without gradient": Style(Marked, _fixed(x)),
         "several outputs": Style(Several, _fixed(x)),
         "a view": Style(Viewed, _fixed(x)),

@@ -26,6 +26,10 @@ DERIVATIVES = ("backward", "vjp", "jvp")
 METHODS = ("forward", "setup_context", *DERIVATIVES)
 
 
+class Unchanging:
+    """An object that is what it is by identity, and never changes."""
+
+
 def tensors_alike(
     text: Straight, named: Sequence[tuple[str, Tensor]], reads: Reads | None = None, tracked: bool = True
 ) -> list[str] | None:
@@ -57,7 +61,7 @@ def _need_grad(tensors: dict[str, Tensor]) -> list[str]:
 def equal(text: Straight, expression: str, value: Any, depth: int = DEPTH) -> str:
     """`expression` has a value that `freeze` does not tell from this one."""
     same, kind = text.constant(value, "value"), type(value)
-    if value is None or kind in (bool, torch.dtype, torch.layout, torch.memory_format):
+    if value is None or kind in (bool, torch.dtype, torch.layout, torch.memory_format) or issubclass(kind, Unchanging):
         return f"{expression} is {same}"
     name = text.name("now")
     if kind in (int, str, bytes) or (kind is float and value == value and value != 0):

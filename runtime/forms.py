@@ -1,21 +1,28 @@
 """Ways of calling told from their arguments: keywords as positions, and what is inside containers by name.
 
     apply(x, eps=1e-6)  ->  (args, kwargs) -> (*args, default, kwargs["eps"])
-    [a, {"w": b}], 2.0  ->  a1[0], a1[1]["w"]; and the conditions under which another argument is of that form
+    [a, {"w": b}]       ->  a1[0], a1[1]["w"], and the conditions under which another argument is of that form
 """
 
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from ..tracer.containers import DEPTH, Hole, holes
+import torch
+
+from ..tracer.containers import ATOMS, DEPTH, Hole, holes
 from .conditions import equal
 from .straight import Straight, row
 
 Form = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ...]]
 BY_EITHER = inspect.Parameter.POSITIONAL_OR_KEYWORD
+LEAF_TYPES = ATOMS - {torch.Size, slice}
+"""Types that are no containers to torch's trees, whatever else is registered as one."""
+MISS = object()
+"""What a function that was written for one form gives for another."""
 
 
 # ------------------------------------------------------------------ keywords
@@ -70,6 +77,64 @@ def formed(text: Straight, name: str, value: Any, depth: int = DEPTH) -> Iterato
             yield from formed(text, f"{name}[{key!r}]", inner, depth - 1)
     else:
         yield equal(text, name, value, depth)
+
+
+# ------------------------------------------------------------------ trees
+def opener(value: tuple[Any, ...], first: Any) -> Callable[[Any], Any] | None:
+    """(first, *leaves) of a nested tuple of this form, MISS of any other; None where the form cannot be asked for.
+
+    A leaf is of a type that is no container, whatever is registered as one.
+    """
+    text, leaves, leaf_types = Straight(), list[str](), LEAF_TYPES
+    conditions = list(_tree_conditions("args", value, leaves, leaf_types))
+    if None in conditions:
+        return None
+    types, miss = text.constant(leaf_types, "leaf_types"), text.constant(MISS, "MISS")
+    with text.block(f"if {' and '.join(map(str, conditions))}:"):
+        names = [text.let("leaf", leaf) for leaf in leaves]
+        with text.block(f"if {' and '.join(f'type({n}) in {types}' for n in names) or 'True'}:"):
+            text.add(f"return ({text.constant(first, 'structure')}, {row(names)})")
+    text.add(f"return {miss}")
+    return text.function("opened", ("args",))
+
+
+def _tree_conditions(name: str, value: Any, leaves: list[str], atoms: frozenset[type]) -> Iterator[str | None]:
+    if type(value) in (list, tuple):
+        yield f"type({name}) is {type(value).__name__} and len({name}) == {len(value)}"
+        for i, inner in enumerate(value):
+            yield from _tree_conditions(f"{name}[{i}]", inner, leaves, atoms)
+    elif _is_plain_dict(value):
+        yield f"type({name}) is dict and [*{name}] == {[*value]!r}"
+        for key, inner in value.items():
+            yield from _tree_conditions(f"{name}[{key!r}]", inner, leaves, atoms)
+    else:
+        leaves.append(name)
+        if type(value) not in atoms:
+            yield None
+
+
+def builder(model: Any, is_leaf: Callable[[Any], bool]) -> Callable[[Any], Any] | None:
+    """What puts leaves into a structure like the model's; None where that is not of lists, tuples and dicts alone."""
+    count = itertools.count()
+    expression = _built(model, is_leaf, count)
+    if expression is None:
+        return None
+    text = Straight()
+    text.add(f"return {expression}")
+    return text.function("built", ("leaves",))
+
+
+def _built(model: Any, is_leaf: Callable[[Any], bool], count: Iterator[int]) -> str | None:
+    if is_leaf(model):
+        return f"leaves[{next(count)}]"
+    if type(model) in (list, tuple):
+        inner = [_built(m, is_leaf, count) for m in model]
+        parts = None if None in inner else row([str(i) for i in inner])
+        return None if parts is None else f"[{parts}]" if type(model) is list else f"({parts})"
+    if not _is_plain_dict(model):
+        return None
+    pairs = {key: _built(m, is_leaf, count) for key, m in model.items()}
+    return None if None in pairs.values() else "{" + ", ".join(f"{k!r}: {v}" for k, v in pairs.items()) + "}"
 
 
 def _is_plain_dict(value: Any) -> bool:

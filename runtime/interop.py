@@ -17,7 +17,8 @@ from torch.autograd.function import FunctionMeta
 
 from ..tracer.function import methods
 from ..tracer.torch_private import dual_level, hide_from_dynamo, transforms_active
-from .ready import MISS, Ready
+from .forms import MISS
+from .ready import Ready
 from .traceable import Traceability
 
 in_dynamo: Callable[[], bool] = torch.compiler.is_dynamo_compiling

@@ -22,7 +22,6 @@ from ..tracer.capture import Trace, capture_lock
 from ..tracer.dtypes import TO_TORCH
 from ..tracer.opaque import OpaqueNode
 from ..tracer.torch_private import (
-    current_stream,
     dispatch_modes,
     function_modes,
     is_batched,
@@ -33,6 +32,7 @@ from . import launch, logs, reference, tune
 from .compile import ProductsBy, generate, graph_of, kernels_of, text_of
 from .config import KERNEL_BACKENDS, settings
 from .counted import remember
+from .counters import Counters
 from .into import product_into, room_for
 from .replay import straight
 from .stats import count
@@ -170,7 +170,7 @@ class GroupRunner:
         self.one_by_one = False  # where the generator refuses at sizes met later
         self.variants: list[Variant] = []
         self.prepared: OrderedDict[tuple[int, ...], Prepared] = OrderedDict()
-        self.counters: dict[Any, Tensor] = {}
+        self.counters = Counters.on(device)
 
     def __call__(self, inputs: Sequence[Tensor], sizes: Sizes, key: tuple[int, ...]) -> list[Tensor]:
         ready = self.prepared.get(key) or self._prepared(sizes, key)
@@ -267,14 +267,7 @@ class GroupRunner:
         shape, dtype, zeroed = spec
         if not zeroed:
             return torch.empty(shape, dtype=dtype, device=self.device)
-        on_gpu = self.device.type == "cuda"
-        key = (kernel.name, index, shape, current_stream(self.device.index or 0) if on_gpu else 0)
-        if key not in self.counters:  # kernels leave their counters at zero, so that one per stream serves every launch
-            counters = torch.zeros(shape, dtype=dtype, device=self.device)
-            if on_gpu and torch.cuda.is_current_stream_capturing():
-                return counters  # memory of the CUDA graph, which zeroes it at each replay
-            self.counters[key] = counters
-        return self.counters[key]
+        return self.counters((kernel.name, index), shape, dtype)
 
     def _prepare(self, sizes: Sizes, key: tuple[int, ...]) -> Prepared:
         ready = self._made(self._fitting(sizes) or self._generate(sizes), sizes)

@@ -16,9 +16,8 @@ from typing import Any
 
 import torch
 
-from .forms import Form, positional
+from .forms import MISS, Form, positional
 
-MISS = object()
 Entry = Callable[[tuple[Any, ...]], Any]
 FIRST = 3
 """Calls of one kind before a function is written for it; twice as many with every TABLE functions written."""

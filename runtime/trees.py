@@ -26,6 +26,8 @@ from ..tracer.function import (
     takes_boxed_gradients,
     uses_setup_context,
 )
+from .conditions import Unchanging
+from .forms import MISS, builder, opener
 
 Tensor = torch.Tensor
 Compile = Callable[[Any], Any]
@@ -45,7 +47,7 @@ class TreeError(FusegradError, TypeError):
 _one_by_one = threading.Lock()
 
 
-class Structure:
+class Structure(Unchanging):
     """What is left of a nested value without its leaves; one object for each structure, so that keys may hold it."""
 
     known: ClassVar[dict[Any, Structure]] = {}
@@ -53,6 +55,8 @@ class Structure:
 
     def __init__(self, spec: pytree.TreeSpec, several: bool) -> None:
         self.spec, self.several, self.number = spec, several, len(self.numbered)
+        model = self._any_structure([LEAF] * spec.num_leaves)
+        self.build = builder(model, lambda m: m is LEAF) or self._any_structure
 
     @classmethod
     def of(cls, spec: pytree.TreeSpec, several: bool) -> Structure:
@@ -64,6 +68,9 @@ class Structure:
             return cls.known[spec, several]
 
     def __call__(self, leaves: Sequence[Any]) -> Any:
+        return self.build(leaves)
+
+    def _any_structure(self, leaves: Sequence[Any]) -> Any:
         return pytree.tree_unflatten(list(leaves), self.spec)
 
     def each(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
@@ -315,15 +322,39 @@ def _tree_class(cls: Any, compiled: Compile) -> type:
     flat = compiled(flat_class(cls))
     subclasses: dict[type, Any] = {}
 
+    opening, setup = Opening(), uses_setup_context(cls)
+    count = len(inspect.signature(cls.forward).parameters)
+
     def apply(own: Any, *args: Any, **kwargs: Any) -> Any:
         if own is not fast:  # a subclass has methods of its own
             return subclasses.setdefault(own, subclasses.get(own) or _tree_class(own, compiled)).apply(*args, **kwargs)
-        return call_flat(flat.apply, bound(cls, args, kwargs))
+        if kwargs or (setup and len(args) != count):
+            args = bound(cls, args, kwargs)
+        *results, outputs = flat.apply(*opening(args))
+        return outputs(results)
 
     body = {n: getattr(cls, n) for n in ("__doc__", "__module__", "__qualname__")}
     facts = {"_fusegrad": flat._fusegrad, "_fusegrad_flat": flat, "_fusegrad_user_class": cls}
     fast: Any = type(cls.__name__, (cls,), {"apply": classmethod(apply), **facts, **body})
     return fast  # type: ignore[no-any-return]
+
+
+class Opening:
+    """Nested arguments as (structure, *leaves), by functions that were written for the forms that came last."""
+
+    KEPT = 8
+
+    def __init__(self) -> None:
+        self.openers: tuple[Callable[[Any], Any], ...] = ()
+
+    def __call__(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        for opened in self.openers:
+            if (found := opened(args)) is not MISS:
+                return found  # type: ignore[no-any-return]
+        leaves, structure = flatten(args, True)
+        if (written := opener(args, structure)) is not None:
+            self.openers = (written, *self.openers[: self.KEPT - 1])
+        return (structure, *leaves)
 
 
 def call_flat(apply: Callable[..., Any], args: Sequence[Any]) -> Any:

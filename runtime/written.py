@@ -30,16 +30,17 @@ from ..tracer.torch_private import (
 from .conditions import (
     ABSENT,
     DERIVATIVES,
+    Unchanging,
     methods_unchanged,
     reads_unchanged,
     state_unchanged,
     tensors_alike,
 )
 from .config import KERNEL_BACKENDS
-from .forms import formed, inside
+from .forms import MISS, formed, inside
 from .inline import write_run
 from .node import make_node, marks_of
-from .ready import MISS, Entry
+from .ready import Entry
 from .specialization import Specialization, gradient_kind, in_a_class, is_as_strided, view_like, view_of
 from .straight import Straight, row
 
@@ -196,7 +197,7 @@ class _Call:
         """The expression of what the user gets."""
         captured = self.spec.forward
         objects = [rebind(o.value, self.sizes) for o in captured.outputs if o.kind == "object"]
-        if not all(type(value) in ATOMS for value in objects):
+        if not all(type(value) in ATOMS or isinstance(value, Unchanging) for value in objects):
             inputs, sizes = [names[i] for i in self.spec.slots], text.constant(self.sizes, "sizes")
             given = ", ".join(f"({row(part)})" for part in (outputs, inputs, hidden))
             return f"{text.constant(self.spec.returned, 'returned')}({given}, {sizes})"

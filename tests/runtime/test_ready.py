@@ -493,6 +493,36 @@ def test_every_call_launches_and_allocates_the_same(cls, monkeypatch) -> None:
     assert allocations[0] == [] and allocations[-1] == allocations[-2] == allocations[-3] != []
 
 
+QUIET = {"aten::empty_strided", "aten::empty", "aten::detach", "detach", "aten::ones_like", "aten::empty_like",
+         "aten::fill_", "aten::zeros", "aten::zero_"}  # fmt: skip
+"""What a call may use besides kernels: memory, `ones_like` around it, autograd's zeros for outputs without gradient."""
+
+
+@pytest.mark.parametrize("calls", [2, FIRST + 6])
+@pytest.mark.parametrize("cls", [RMSNorm, LayerNorm], ids=lambda c: c.__name__)
+def test_no_later_call_waits_copies_or_reads_a_number(cls, calls, monkeypatch) -> None:
+    """What a profiler sees of it are allocations: nothing that a CUDA graph could not hold."""
+    recorder = Recorder()
+    monkeypatch.setattr(launch, "launcher", recorder.launcher)
+    monkeypatch.setattr(plan, "target_for", lambda backend, device: TARGETS["cuda:90"])
+    fast: Any = fusegrad.compile(cls, backend="triton")
+    x, w, rest = leaf(256, 64), leaf(64), (1e-6,) if cls is RMSNorm else (leaf(64),)
+
+    def call() -> None:
+        y = fast.apply(x, w, *rest)
+        y = y[0] if isinstance(y, tuple) else y
+        torch.autograd.grad(y, (x, w), torch.ones_like(y))
+
+    for _ in range(calls):
+        call()
+    recorder.drained()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+        call()
+    names = {e.name for e in seen.events()}
+    assert {n for n in names if n.startswith("aten::")} <= QUIET
+    assert len(recorder.launches) == 2
+
+
 class Asks(Function):
     @staticmethod
     def forward(ctx, x):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections import OrderedDict, namedtuple
 from dataclasses import dataclass
 from typing import Any
@@ -398,3 +399,37 @@ def test_nested_io_functions_are_told_how_to_move() -> None:
     for options in ({}, {"pytree": True}):
         with pytest.raises(CompileTargetError, match=r"pytree=True"):
             fusegrad.compile(Legacy, **options)
+
+
+# ------------------------------------------------------------------ forms that came before
+def test_forms_are_taken_apart_and_built_as_torch_does() -> None:
+    import torch.utils._pytree as pytree
+
+    from fusegrad.runtime.trees import Opening, Structure, flatten
+
+    t = torch.ones(2)
+    given: list[Any] = [
+        (t, {"w": t, "b": [t, (t, 2.0)]}), (t, {"b": t, "w": t}), (t, {"w": t, "b": t}), (t, [t, t]), (t, (t, t)),
+        (t, []), (t, {}), (), (t, {1: t}), ([t, None], "text"), (collections.OrderedDict(a=t), t), (t, {"w": [t]}),
+    ]  # fmt: skip
+    opening = Opening()
+    for _ in range(3):
+        for args in given:
+            structure, *leaves = opening(args)
+            expected, spec = flatten(args, True)
+            assert structure is spec and len(leaves) == len(expected)
+            assert all(a is b for a, b in zip(leaves, expected, strict=True))
+            built = structure(range(len(leaves)))
+            assert built == pytree.tree_unflatten(list(range(len(leaves))), structure.spec)
+            assert isinstance(structure, Structure) and type(built) is tuple
+    assert len(opening.openers) == Opening.KEPT
+
+
+def test_a_container_in_the_place_of_a_leaf_is_another_form() -> None:
+    from fusegrad.runtime.trees import Opening
+
+    t, opening = torch.ones(2), Opening()
+    first = opening((t, {"w": t}))
+    for other in ((t, {"w": [t, t]}), (t, {"w": {"w": t}}), ([t], {"w": t}), (t, {"w": torch.Size((2,))})):
+        assert opening(other)[0] is not first[0]
+    assert opening((t, {"w": t}))[0] is first[0]
