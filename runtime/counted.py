@@ -45,8 +45,15 @@ def counts(kernel: Kernel, sizes: Mapping[sympy.Symbol, int]) -> dict[str, int]:
     """Bytes to and from memory, and operations: of all widths together, and by the width of the floats."""
     moved = sum(_number(n, sizes) for n in (*kernel.reads.values(), *kernel.writes.values()))
     done = _number(kernel.operations, sizes)
-    width = 64 if any(isinstance(a, Pointer) and a.dtype == "f64" for a in kernel.arguments) else 32
-    return {"bytes": moved, "flops": done, f"flops{width}": done}
+    return {"bytes": moved, "flops": done, f"flops{width_of(kernel)}": done}
+
+
+def width_of(kernel: Kernel) -> int:
+    """Bits of the floats that it computes with: 32, but for doubles, and for products of halves in matrix units."""
+    dtypes = {a.dtype for a in kernel.arguments if isinstance(a, Pointer)}
+    if "f64" in dtypes:
+        return 64
+    return 16 if "tl.dot(" in kernel.source and dtypes & {"f16", "bf16"} else 32
 
 
 def _number(size: Size, sizes: Mapping[sympy.Symbol, int]) -> int:

@@ -18,9 +18,10 @@ import fusegrad
 from fusegrad.__main__ import main
 from fusegrad.benchmarks import functions as f
 from fusegrad.benchmarks.suite import CASES
-from fusegrad.codegen import TARGETS, Kernel
+from fusegrad.codegen import TARGETS, Kernel, Pointer, Ref
 from fusegrad.ir.passes.fuse import Group
 from fusegrad.runtime import launch, plan
+from fusegrad.runtime.counted import counts
 from fusegrad.runtime.profiling.devices import DEVICES, MULTIPROCESSORS, UnknownDeviceError
 from fusegrad.runtime.profiling.measure import peak_bytes, summary, times_of
 from fusegrad.runtime.profiling.model import _number, _operations
@@ -210,6 +211,15 @@ def test_triton_s_profiler_is_told_bytes_and_operations(monkeypatch: pytest.Monk
     assert [m["bytes"] - e for m, e in zip(metrics, expected, strict=True)] == [4 * r for r in (64, 100, 64, 64)]
     assert all(m["flops"] == m["flops32"] > 3 * m["bytes"] / 8 for m in metrics)
     assert metrics[0] == metrics[2] != metrics[3]
+
+
+@pytest.mark.parametrize(
+    ("source", "dtype", "width"),
+    [("x * y", "bf16", 32), ("acc += tl.dot(x, y)", "bf16", 16), ("tl.dot(x, y)", "f32", 32), ("x * y", "f64", 64)],
+)
+def test_operations_are_told_by_the_width_of_their_floats(source, dtype, width) -> None:
+    kernel = Kernel("k", source, (Pointer("x_ptr", Ref("input", 0), dtype),), {}, 1, 4, operations=7)
+    assert counts(kernel, {}) == {"bytes": 0, "flops": 7, f"flops{width}": 7}
 
 
 def test_files(found: Profile, tmp_path: Path) -> None:
