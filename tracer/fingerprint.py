@@ -38,7 +38,7 @@ TORCH_FILES = tuple(os.path.join(_TORCH, *path.split("/")) for path in (
 ))  # fmt: skip
 """Python files of torch whose functions ask for nothing but their arguments and what `torch_flags` tells."""
 OUR_FILES = tuple(os.path.join(_OURS, "runtime", name) for name in ("random.py", "philox.py"))
-UNSURE = {"scaled_dot_product_attention", "multi_head_attention_forward", "has_torch_function"}
+UNSURE = {"einsum", "scaled_dot_product_attention", "multi_head_attention_forward", "has_torch_function"}
 """torch's functions that choose by what is installed, or by switches of their own."""
 PURE_MODULES = ("math", "_operator", "operator")
 STATE = {"get_default_dtype", "is_grad_enabled"}
@@ -98,6 +98,8 @@ class _Walk:
             return
         if not isinstance(function, types.FunctionType):
             raise NotKeyed(f"`{path}` is a {type(function).__name__}, no function")
+        if getattr(function, "__builtins__", None) is not vars(builtins):
+            raise NotKeyed(f"`{path}` has builtins of its own")
         self.seen[id(function)] = function
         code = function.__code__
         self.parts.append(f"{path}: {function.__module__}.{function.__qualname__} {_code_sum(code)}")
@@ -237,8 +239,9 @@ def _has_parts(value: Any) -> bool:
 
 
 def _require_builtin(path: str, name: str) -> None:
-    value = getattr(builtins, name, None)
+    value: Any = getattr(builtins, name, None)
     own = isinstance(value, types.BuiltinFunctionType | type) and value.__module__ == "builtins"
+    own = own and value.__name__ == name  # and no other in its place
     error = isinstance(value, type) and issubclass(value, BaseException)
     if not own or (name not in PLAIN_BUILTINS and not error):
         raise NotKeyed(f"`{path}` uses the builtin `{name}`")
@@ -288,7 +291,15 @@ def torch_flags() -> list[str]:
         backends.cudnn.deterministic, backends.mkldnn.enabled, torch.is_grad_enabled(),
         attention.flash_sdp_enabled(), attention.math_sdp_enabled(), attention.mem_efficient_sdp_enabled(),
     )  # fmt: skip
-    return [repr(flags), *sorted(python_implementations())]
+    return [repr(flags), *_other_names(), *sorted(python_implementations())]
+
+
+def _other_names() -> Iterator[str]:
+    """Where torch has a function under another name than its own: `Tensor.sigmoid = Tensor.tanh` adds one."""
+    for where, names in torch_namespaces():
+        for name, value in names.items():
+            if callable(value) and (own := getattr(value, "__name__", name)) != name:
+                yield f"{where}.{name} is {own}"
 
 
 def sources_of_ours() -> Iterator[str]:

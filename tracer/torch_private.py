@@ -328,7 +328,7 @@ __all__ = [
 def torch_namespaces() -> list[tuple[str, dict[str, Any]]]:
     """Where a method finds torch's functions, by name: if any is not torch's own, someone put it there."""
     own = ("", "Tensor", "functional", "nn.functional", "special", "linalg", "fft")
-    names = (*own, "_C._nn", "_C._special", "_C._linalg", "_C._fft")
+    names = (*own, "_C.TensorBase", "_C._nn", "_C._special", "_C._linalg", "_C._fft")
     places = [(f"torch.{name}".rstrip("."), _private(name) if name else torch) for name in names]
     return [(name, dict(vars(place))) for name, place in places if place is not None]
 

@@ -8,7 +8,6 @@ executed (kernels, guards) is one that the cache verified, of a format that this
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 from collections.abc import Sequence
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 FORMAT = 1
+FLAGS = ("boxed_grads_call", "clear_saved_tensors_on_access", "generate_vmap_rule", "is_traceable")
 GUARDS = 4
 """Captures under one key, told apart by what they assume about sizes."""
 FAULTS = (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError, FusegradError, StopIteration)
@@ -93,8 +93,8 @@ def _key(compiler: Compiler, args: Sequence[Any], backend: str, device: torch.de
     cls = compiler.cls
     parts = [
         FORMAT,
-        _installation(),
-        f"{cls.__module__}.{cls.__qualname__}",
+        IMPORTED,
+        f"{cls.__module__}.{cls.__qualname__} {[getattr(cls, flag, None) for flag in FLAGS]}",
         *fingerprint(list(methods(cls).values())),
         *torch_flags(),
         repr((settings(), global_state(), compiler.dynamic, backend, plan.target_for(backend, device))),
@@ -120,10 +120,13 @@ def _require_plain(compiler: Compiler, backend: str) -> None:
         raise NotKeyed(why)
 
 
-@functools.cache
-def _installation() -> str:
-    """fusegrad, torch and the rest, as they were when this process first asked."""
+def installation() -> str:
+    """fusegrad, torch and the rest, as they are on disk."""
     return repr((sorted(cache.versions().items()), torch_installation(), list(sources_of_ours())))
+
+
+IMPORTED = installation()
+"""As they were when this process imported them: its sources may be edited while it runs."""
 
 
 def _device(args: Sequence[Any]) -> torch.device:
