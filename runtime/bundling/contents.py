@@ -5,7 +5,7 @@ Every class is written by `data()` and read back by a function that refuses what
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +31,8 @@ from ...ir.relations import Condition, relation_document, relation_from
 from ...ir.types import ITEMSIZE, Size
 from .constants import constant_document, constant_from
 
-KINDS = ("tensor", "input", "view", "same", "object")
+VIEWS = ("view", "part of output", "part of hidden")
+KINDS = ("tensor", "input", "same", "object", *VIEWS)
 STYLES = ("ctx", "setup_context")
 AUTOCAST = (None, "float16", "bfloat16", "float32")
 FLAGS = ("once_differentiable", "has_backward", "has_jvp", "has_vmap", "clear_saved_tensors_on_access")
@@ -56,7 +57,8 @@ class Argument:
 
 @dataclass(frozen=True)
 class Output:
-    """What forward returns at one place: see tracer.function.Output. A view has its shape, strides and offset."""
+    """What forward returns at one place: see tracer.function.Output. A view has shape, strides, offset, and whether
+    autograd knows it as one."""
 
     kind: str
     index: int = 0
@@ -280,12 +282,12 @@ def _ranges(data: Any, symbols: Symbols) -> dict[str, tuple[int, int | None]]:
 def _output(data: Any, symbols: Symbols, tensors: int) -> Output:
     at = "outputs"
     kind = one_of(data.get("kind") if isinstance(data, dict) else None, KINDS, at)
-    extra = {"view": ("view",), "object": ("value",)}.get(kind, ())
+    extra = {"object": ("value",), **dict.fromkeys(VIEWS, ("view",))}.get(kind, ())
     found = fields(data, at, "kind", "index", *extra)
     index = index_from(found["index"], tensors if kind in ("input", "view") else MOST_ARGUMENTS, at)
     if kind == "object":
         return Output(kind, index, value=constant_from(found["value"], symbols, at))
-    if kind != "view":
+    if kind not in VIEWS:
         return Output(kind, index)
     shape, strides, offset, tracked = listed(found["view"], at, 4)
     shape, strides = sizes_from(shape, symbols, at), sizes_from(strides, symbols, at)
@@ -345,6 +347,10 @@ def _require_forward(function: Function, variant: Variant, graph: Graph) -> None
         raise refuse("an output is not computed", variant.graph)
     if any(o.kind == "same" and not o.index < at for at, o in enumerate(visible)):
         raise refuse("an output is the same as one that comes later", variant.graph)
+    own = [at for at, o in enumerate(visible) if o.kind == "tensor"]
+    limits: dict[str, Collection[int]] = {"part of output": own, "part of hidden": range(hidden)}
+    if any(o.index not in limits[o.kind] for o in visible if o.kind in limits):
+        raise refuse("an output is part of something that is not made", variant.graph)
     counts = {"input": len(tensors), "output": len(visible), "hidden": hidden}
     places = [p for name in _PLACES for p in getattr(variant, name) if p is not None]
     if hidden < 0 or any(not p.index < counts[p.kind] for p in places) or None in graph.outputs[len(visible) :]:

@@ -108,8 +108,13 @@ class Player:
         for index, value in writes.items():
             inputs[index].copy_(value)
         visible = variant.tensor_outputs
-        outputs = self._outputs(graph, visible, results, inputs, sizes)
-        return Result(variant, number, sizes, inputs, outputs, results[len(visible) :])
+        hidden = results[len(visible) :]
+        if any(o.kind == "part of hidden" for o in visible):  # seen through strides of its own
+            hidden = self._own(graph, results, sizes, set(), range(len(visible), len(results)))
+        taken = {memory_of(t) for t in inputs}
+        own = self._own(graph, results, sizes, taken, range(len(visible)))
+        outputs = _shown(visible, own, inputs, hidden, sizes)
+        return Result(variant, number, sizes, inputs, outputs, hidden)
 
     def seen(self, args: Sequence[Any], output: Any) -> Result:
         """The run that gave this output, as setup_context sees it: it keeps arguments and results alone."""
@@ -180,20 +185,15 @@ class Player:
             fact = f"{fact}, its shape being {_row(layout[0])}"
             raise self.refused(fact, f"give {name}.contiguous(), or export it with {name} in this layout.")
 
-    def _outputs(
-        self, graph: Graph, described: Sequence[Output], results: Sequence[Any], inputs: list[Tensor], sizes: Sizes
-    ) -> list[Tensor]:
-        """What forward returns of tensors: of its own, its arguments, views of these, the same one twice."""
-        taken = {memory_of(t) for t in inputs}
-        outputs: list[Tensor] = []
-        for at, output in enumerate(described):
-            if output.kind == "tensor":
-                strides = [exact(s, sizes) for s in graph.output_strides[at] or ()]
-                outputs.append(laid_out(results[at], strides, taken))
-                taken.add(memory_of(outputs[-1]))
-            else:
-                outputs.append(_shown(output, inputs, outputs, sizes))
-        return outputs
+    def _own(self, graph: Graph, results: Sequence[Any], sizes: Sizes, taken: set[int], which: range) -> list[Any]:
+        """Results with eager's strides, each in memory of its own; None stays None."""
+        found: list[Any] = []
+        for at in which:
+            strides = [exact(s, sizes) for s in graph.output_strides[at] or ()]
+            found.append(results[at] if results[at] is None else laid_out(results[at], strides, taken))
+            if found[-1] is not None:
+                taken.add(memory_of(found[-1]))
+        return found
 
     # ------------------------------------------------------------------ backward
     def backward(self, number: int, values: Sequence[Any], residuals: Sequence[Any], gradients: Sequence[Any]) -> Any:
@@ -268,10 +268,19 @@ def _values(sizes: Sizes) -> str:
     return ", ".join(f"{s} = {v}" for s, v in sizes.items()) or "there are none"
 
 
-def _shown(output: Output, inputs: Sequence[Tensor], outputs: Sequence[Tensor], sizes: Sizes) -> Tensor:
-    if output.kind == "same":
-        return outputs[output.index]
-    base = inputs[output.index]
+def _shown(
+    described: Sequence[Output], own: list[Any], inputs: Sequence[Tensor], hidden: Sequence[Tensor], sizes: Sizes
+) -> list[Tensor]:
+    """What forward returns of tensors: its own, arguments, what shows the memory of these, the same one twice."""
+    outputs = list(own)
+    pools = {"input": inputs, "view": inputs, "same": outputs, "part of output": own, "part of hidden": hidden}
+    for at, output in enumerate(described):
+        if output.kind != "tensor":
+            outputs[at] = _seen(output, pools[output.kind][output.index], sizes)
+    return outputs
+
+
+def _seen(output: Output, base: Tensor, sizes: Sizes) -> Tensor:
     if output.view is None:
         return base
     shape, strides, offset, tracked = output.view

@@ -31,7 +31,7 @@ from ..compile import graph_of
 from ..explain import compiler_of
 from ..exporting.gathered import apart, refused, require_closed
 from ..function import Compiler
-from ..specialization import BackwardEntry, Specialization
+from ..specialization import BackwardEntry, Specialization, is_as_strided
 from ..specs import differentiable, memoryless, stand_in
 from .archive import canonical, sha256
 from .constants import NoLiteral, constant_document
@@ -250,13 +250,18 @@ class _Writer:
                 raise apart(self.compiler, f"it assumes {condition}: {error}") from error
 
     def _outputs(self, spec: Specialization) -> Iterator[Output]:
-        tensors = iter(spec.forward.fake_outputs)
-        for described in spec.forward.outputs:
+        forward = spec.forward
+        tensors = iter(forward.fake_outputs)
+        bases = {"view": forward.fakes, "part of output": forward.fake_outputs, "part of hidden": forward.fake_hidden}
+        for described in forward.outputs:
             if described.kind == "object":
                 yield Output("object", value=self._literal(described.value))
                 continue
-            fake = next(tensors)
-            view = _view(fake, bool(described.value)) if described.kind == "view" else None
+            fake, view = next(tensors), None
+            if described.kind in bases:
+                if not is_as_strided(fake, bases[described.kind][described.index]):
+                    raise apart(self.compiler, "it returns a view with another dtype, or a lazily conjugated one")
+                view = _view(fake, bool(described.value))
             yield Output(described.kind, described.index, view)
 
     def _literal(self, value: Any) -> Any:

@@ -6,23 +6,24 @@ import argparse
 
 from ..commands.answer import Answer
 from ..commands.arguments import add_target, call_of
-from .export import FORMATS, export
+from .export import FORMATS, TREES, export
 
-SUMMARY = "write a compiled Function as a Triton module, a graph or a picture"
+SUMMARY = "write a compiled Function as a Triton module, a bundle, a graph or a picture"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_target(parser)
     parser.add_argument("-o", "--output", help="the file; its suffix is the format. Without it the text is printed")
-    parser.add_argument("--format", choices=list(FORMATS), help="where the suffix does not say it")
+    parser.add_argument("--format", choices=[*FORMATS, *TREES], help="where the suffix does not say it")
     parser.add_argument("--gpu", metavar="TARGET", help='"cuda:80", "cuda:90" (the default), "cuda:100", "hip:gfx942"')
+    parser.add_argument("--targets", nargs="*", default=(), metavar="TARGET", help="GPUs to compile a bundle for")
 
 
 def run(options: argparse.Namespace) -> Answer:
     """What was written; the text itself where no file was named."""
     target, args = call_of(options)
     chosen = options.format or (None if options.output else "py")
-    text = export(target, *args, path=options.output, format=chosen, target=options.gpu)
+    text = export(target, *args, path=options.output, format=chosen, target=options.gpu, targets=options.targets)
     facts = {"path": options.output, "lines": len(text.splitlines())}
     if options.output:
         return Answer(facts, [f"wrote {options.output} ({facts['lines']} lines)"])

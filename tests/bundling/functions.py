@@ -144,3 +144,28 @@ class Drawn(Function):
         half = grad[:, 1 : 1 + order.shape[1] // 2]
         full = torch.cat([half, half.new_zeros(half.shape[0], order.shape[1] - half.shape[1])], 1)
         return torch.zeros_like(full).scatter(1, order, full)
+
+
+class Halves(Function):
+    """Results that show each other's memory, or that of something that nobody gets whole."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        y, z = x * 2, x.sin()
+        return y, y[1:], z[:2], z[2:].t()
+
+    @staticmethod
+    def backward(ctx: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+        return 2 * a + torch.cat([a[:1], b]) + torch.cat([c, d.t()]) * 5
+
+
+class Lazy(Function):
+    """A result that is another view of an argument than strides can say."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x.view(torch.int32), x * 2
+
+    @staticmethod
+    def backward(ctx: Any, _: Any, grad: Any) -> Any:
+        return grad * 2

@@ -29,6 +29,7 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "Asks": ("f32[6,8]", "f32[8,4]"),
     "OwnJvp": ("f32[6,8]",),
     "Drawn": ("f32[6,8]",),
+    "Halves": ("f32[6,8]",),
 }
 
 
@@ -167,6 +168,16 @@ def test_marks_views_and_identities(loaded: Any) -> None:
         out = c.apply(x)
         return [*out, out[1] is out[2], out[0].stride(), out[0].data_ptr() == x[1:].data_ptr(), *gradients(out, [x])]
 
+    def halves(c: Any) -> list[Any]:
+        x = leaf(7, 8)
+        out = c.apply(x)
+        memory = [o.untyped_storage().data_ptr() for o in out]
+        alike = (memory[0] == memory[1], memory[2] == memory[3], memory[0] == memory[2])
+        return [*out, alike, *(o.stride() for o in out), *gradients([o * 1 for o in out], [x])]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", fusegrad.FallbackWarning)  # parts of a value in between: the original, too
+        seen(loaded("Halves"), "Halves", halves)
     seen(loaded("Dirty"), "Dirty", dirty)
     seen(loaded("Viewed"), "Viewed", viewed)
     x = leaf(6, 8)
@@ -337,6 +348,7 @@ class TakesAList(f.Function):
         (Prints, ("f32[3]",), "it calls `print`"),
         (TakesAList, ([torch.ones(3)],), "takes tensors inside a container"),
         (f.Norm, ("f32[6,8]", "f32[8]", 1j), "its argument eps is a complex"),
+        (f.Lazy, ("f32[6,8]",), "a view with another dtype"),
     ],
 )
 def test_what_a_bundle_cannot_hold(cls: Any, args: Any, said: str, tmp_path: Path) -> None:
