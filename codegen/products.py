@@ -9,6 +9,7 @@ To the axis program a product is sum(x * y, k) of node `dot`. Tiles that share o
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, NoReturn
 
@@ -16,14 +17,14 @@ import sympy
 
 from ..ir import Graph, Value
 from ..ir.errors import Unfusible
-from ..ir.types import ITEMSIZE, LOW_FLOATS
-from .axes import REDUCTIONS, SCANS, Axis, Builder, Cut, Goal, Memory, Program, Term
+from ..ir.types import ITEMSIZE, LOW_FLOATS, Size, product
+from .axes import REDUCTIONS, SCANS, Axis, Builder, Cut, Goal, Memory, Program, Term, below
 from .emit import Emitter
 from .kernel import Kernels, Ref, Target
 from .loops import Accumulate, Expr, For, Let, Scope, Statement, binary, call, literal, name, total
 from .mathematics import narrowed
 from .schedule import Schedule
-from .sizes import Hints, number, power_of_two, tidy
+from .sizes import Hints, blocks, number, power_of_two, tidy
 from .unify import unify
 from .values import Coord, name_of
 
@@ -31,6 +32,8 @@ GROUP = 8
 """Rows of tiles that run together: their operands are in L2."""
 LEAST = 16
 """The shortest side that a tensor core takes."""
+OPEN = (64, 64, 32)
+"""The shortest rows, columns and depth of a tile along sizes that are no constants."""
 PRECISION, EXACTLY = "PRECISION", "ieee"
 """The constant of kernels that multiply float32, and its value where torch's setting allows no TF32."""
 
@@ -113,28 +116,36 @@ def schedule_of(roles: Roles, tile: Tile, target: Target, hints: Hints) -> Sched
     return Schedule(
         row=(), chunked=False, walk=(), grid=(*roles.rest, roles.row, roles.col),
         tile={roles.row: tile.rows, roles.col: tile.cols}, inner=frozenset(), final=(), after=frozenset(),
-        phase={}, items=None, programs=None, warps=max(1, tile.warps * 32 // target.warp),
+        phase={}, items=None, programs=None, warps=max(min(tile.warps, 4), tile.warps * 32 // target.warp),
         stages=_stages(roles, tile, target, hints), order=(*roles.rest, roles.row, roles.k, roles.col),
         hoisted=True, online={}, direct={},
     )  # fmt: skip
 
 
 def tile_of(roles: Roles, target: Target, hints: Hints) -> Tile:
-    """The largest tile that leaves no unit without work, no side much longer than what it covers."""
-    rows, cols, depth = (number(a.size, hints) for a in (roles.row, roles.col, roles.k))
+    """The largest tile that leaves no unit without work, no side much longer than what it covers.
+
+    A size that may be another one at the next call is not taken to be small: the tile serves that call, too.
+    """
+    axes = (roles.row, roles.col, roles.k)
+    open_ = [not isinstance(a.size, int) and target.kind != "interpret" for a in axes]
+    least = [o if may_grow else LEAST for o, may_grow in zip(OPEN, open_, strict=True)]
+    sizes = [number(a.size, hints) for a in axes]
     batch = math.prod(max(1, number(a.size, hints)) for a in roles.rest)
-    fitted = [_fitted(t, rows, cols, depth) for t in TILES[ITEMSIZE[roles.dtype]]]
-    busy = (i for i, t in enumerate(fitted) if -(-rows // t.rows) * -(-cols // t.cols) * batch >= target.units)
+    fitted = [_fitted(t, sizes, least) for t in TILES[ITEMSIZE[roles.dtype]]]
+    fitted = [t for t in fitted if t.rows >= least[0] and t.cols >= least[1]]
+    busy = (i for i, t in enumerate(fitted) if -(-sizes[0] // t.rows) * -(-sizes[1] // t.cols) * batch >= target.units)
     at = next(busy, len(fitted) - 1) - target.leaning.lanes
     found = fitted[min(max(at, 0), len(fitted) - 1)]
     return found._replace(warps=max(1, int(found.warps * 2.0**target.leaning.warps)))
 
 
-def _fitted(tile: Tile, rows: int, cols: int, depth: int) -> Tile:
-    sides = [min(side, max(LEAST, power_of_two(n))) for side, n in zip(tile[:3], (rows, cols, depth), strict=True)]
-    while depth % sides[2] and sides[2] > LEAST and not depth % LEAST:  # whole turns need no masks
-        sides[2] //= 2
-    return Tile(sides[0], sides[1], sides[2], tile.warps)
+def _fitted(tile: Tile, sizes: Sequence[int], least: Sequence[int]) -> Tile:
+    pairs = zip(tile[:3], sizes, least, strict=True)
+    rows, cols, depth = (min(side, max(low, power_of_two(n))) for side, n, low in pairs)
+    while sizes[2] % depth and depth > least[2] and not sizes[2] % LEAST:  # whole turns need no masks
+        depth //= 2
+    return Tile(rows, cols, depth, tile.warps)
 
 
 def _stages(roles: Roles, tile: Tile, target: Target, hints: Hints) -> int:
@@ -296,6 +307,16 @@ class Products(Emitter):
             return {}
         self.constants[PRECISION] = EXACTLY
         return {"input_precision": name(PRECISION)}
+
+    def _traffic(self) -> tuple[dict[str, Size], dict[str, Size], dict[str, Size]]:
+        """Operands are read once from memory; each further block of the other side reads them again, from L2."""
+        reads, writes, cached = super()._traffic()
+        for operand, other in ((self.roles.left, self.roles.col), (self.roles.right, self.roles.row)):
+            for load in (t for t in below([operand]) if t.op == "load" and self.roles.k in t.axes):
+                once = tidy(product(a.size for a in load.axes) * ITEMSIZE[load.dtype])
+                if (again := tidy(once * (blocks(other.size, self.sides[other]) - 1))) != 0:
+                    self._add(cached, self.pointers[load.param.ref], again)
+        return reads, writes, cached
 
     # ------------------------------------------------------------------ the result
     def _computed(self, term: Term, scope: Scope) -> Expr:
