@@ -8,9 +8,9 @@ import pytest
 from bodies import BODIES
 from harness import K, M, N, graph_of
 from test_layout import CASES as LAYOUTS
+from test_matrix_products import CASES as PRODUCTS
+from test_matrix_products import B
 from test_mixed_axes import CASES as MIXED
-from test_products import CASES as PRODUCTS
-from test_products import B
 
 from fusegrad.codegen import TARGETS, generate, module
 
