@@ -26,9 +26,9 @@ def linear_silu(x_ptr, b_ptr, w_ptr, y_ptr, M, N, K, BLOCK_M: tl.constexpr, BLOC
     first_col = tl.cast(place // height, tl.int64) * BLOCK_N
     inside_col = col < N - first_col
     k = tl.arange(0, BLOCK_K)[None, :]
-    lanes = tl.cast(row, tl.int64) * K + k
+    lanes = row * K + k
     k_2 = tl.arange(0, BLOCK_K)[:, None]
-    lanes_2 = tl.cast(k_2, tl.int64) * N + col
+    lanes_2 = k_2 * N + col
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for k_at in tl.range(0, K, BLOCK_K, num_stages=2):
         first_k = tl.cast(k_at, tl.int64)
@@ -41,5 +41,5 @@ def linear_silu(x_ptr, b_ptr, w_ptr, y_ptr, M, N, K, BLOCK_M: tl.constexpr, BLOC
     b = tl.load(b_ptr + first_col + col, mask=inside_col, other=0.0).to(tl.float32)
     h_2 = h + b
     at_3 = first_row * N + first_col
-    lanes_3 = tl.cast(row, tl.int64) * N + col
+    lanes_3 = row * N + col
     tl.store(y_ptr + at_3 + lanes_3, (h_2 * tl.sigmoid(h_2)).to(tl.bfloat16), mask=inside_row & inside_col)  # body.py:2  return h * torch.sigmoid(h)

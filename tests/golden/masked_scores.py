@@ -41,7 +41,7 @@ def masked_scores(q_ptr, k_ptr, mask_ptr, s_ptr, M, N, q_stride, k_stride, s_str
     acc = tl.dot(q, k_3)  # body.py:1  return torch.bmm(q, k.mT) * scale + mask
     s = rounded(acc, tl.bfloat16)
     at_3 = first_row * N + first_col
-    lanes = tl.cast(row, tl.int64) * N + col
+    lanes = row * N + col
     mask = tl.load(mask_ptr + at_3 + lanes, mask=inside_row & inside_col, other=0.0).to(tl.float32)
     at_4 = b * s_stride + first_row * N + first_col
     tl.store(s_ptr + at_4 + lanes, (s * 0.125 + mask).to(tl.bfloat16), mask=inside_row & inside_col)
