@@ -224,24 +224,47 @@ def roofline(profile: Profile) -> str:
     return _svg(WIDTH, HEIGHT, 12, [*parts, *_dots(dots, [m.name for m in profile.modelled])])
 
 
-NEAR = 14  # pixels between dots below which they share one label
+DIGIT = 7  # pixels that a character of a label takes, a little more than any common face
+Dot = tuple[float, float, int]
+"""Where a launch stands, and its number."""
 
 
-def _dots(dots: Sequence[tuple[float, float, int]], names: Sequence[str]) -> Iterator[str]:
-    """A dot for each launch; the numbers of dots that lie together stand over the first of them."""
-    together: list[list[tuple[float, float, int]]] = []
-    for dot in sorted(dots):
-        if together and dot[0] - together[-1][-1][0] < NEAR:
-            together[-1].append(dot)
-        else:
-            together.append([dot])
+def _dots(dots: Sequence[Dot], names: Sequence[str]) -> Iterator[str]:
+    """A dot for each launch, with its number above; dots whose numbers would overlap share one label."""
     for x, y, number in dots:
         told = f"<title>{escape(names[number - 1])}</title>"
         yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="#3b6fb6">{told}</circle>'
-    for group in together:
-        x, y, _ = min(group, key=lambda dot: dot[1])
-        numbers = ", ".join(str(number) for number in sorted(number for *_, number in group))
-        yield f'<text x="{x:.1f}" y="{y - 9:.1f}" text-anchor="middle">{numbers}</text>'
+    for group in _together(dots):
+        x, y = sum(x for x, _, _ in group) / len(group), min(y for _, y, _ in group)
+        yield f'<text x="{x:.1f}" y="{y - 9:.1f}" text-anchor="middle">{_numbers(group)}</text>'
+
+
+def _together(dots: Sequence[Dot]) -> list[list[Dot]]:
+    """From left to right; a group joins the one before it for as long as their labels overlap."""
+    groups: list[list[Dot]] = []
+    for dot in sorted(dots):
+        group = [dot]
+        while groups and _span(groups[-1])[1] > _span(group)[0]:
+            group = [*groups.pop(), *group]
+        groups.append(group)
+    return groups
+
+
+def _span(group: Sequence[Dot]) -> tuple[float, float]:
+    """From where to where a label reaches."""
+    middle, half = sum(x for x, _, _ in group) / len(group), DIGIT * (len(_numbers(group)) + 1) / 2
+    return middle - half, middle + half
+
+
+def _numbers(group: Sequence[Dot]) -> str:
+    """4, 5, 6, 7, 10 -> 4-7, 10"""
+    runs: list[list[int]] = []
+    for number in sorted(number for _, _, number in group):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def _decades(values: Sequence[float]) -> tuple[int, int]:

@@ -23,7 +23,7 @@ from fusegrad.benchmarks import functions as f
 from fusegrad.runtime.draw import CHAR
 from fusegrad.runtime.exporting.drawing import CHARACTER, ROOM
 from fusegrad.runtime.page import is_number, table
-from fusegrad.runtime.profiling.report import as_html
+from fusegrad.runtime.profiling.report import _dots, as_html
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
@@ -157,6 +157,15 @@ def test_numbers_of_dots_do_not_lie_on_each_other(case: str) -> None:
     labels = [t for t in roof.iter(f"{SVG}text") if "fill" not in t.attrib]
     spans = sorted((float(t.attrib["x"]), len(t.text or "") * 7) for t in labels)
     assert labels and all(a + wide / 2 <= b - other / 2 for (a, wide), (b, other) in itertools.pairwise(spans))
+
+
+def test_a_crowd_of_dots_shares_its_labels() -> None:
+    crowd = [(100 + 9.0 * i**1.3, 80.0 - i, 1 + i * 7 % 12) for i in range(12)]
+    texts = re.findall(r'<text x="([\d.]+)" [^>]*>([^<]*)</text>', "".join(_dots(crowd, ["k"] * 12)))
+    spans = [(float(x), len(shown) * 7) for x, shown in texts]
+    assert 1 < len(spans) < 12
+    assert all(a + wide / 2 <= b - other / 2 for (a, wide), (b, other) in itertools.pairwise(spans))
+    assert "3-7, 10" in "".join(_dots([(50.0, 9.0, n) for n in (10, 3, 4, 5, 6, 7)], ["k"] * 12))
 
 
 def test_tables_put_numbers_to_the_right() -> None:
