@@ -102,16 +102,17 @@ class _Writer:
         method = backward_method(self.cls)
         if self.cls.backward is not TorchFunction.backward and self.cls.vjp is not TorchFunction.vjp:  # type: ignore[attr-defined]
             raise apart(compiler, "it has both backward and vjp, which autograd refuses")
+        arguments = tuple(self.arguments())
+        for argument in arguments:
+            self._require_literal(argument)
         variants = tuple(self.variant(needs) for needs in self.subsets())
         style = "setup_context" if compiler.setup_style and not any(map(_keeps_more, variants)) else "ctx"
         function = Function(
             name=self.cls.__name__, doc=inspect.getdoc(self.cls) if self.cls.__doc__ else None, style=style,
             derive_jvp=compiler.derive_jvp, autocast=autocast_now(), flags=self.flags(method),
-            arguments=tuple(self.arguments()), defaults=self.defaults() if style == "setup_context" else (),
+            arguments=arguments, defaults=self.defaults() if style == "setup_context" else (),
             variants=variants,
         )  # fmt: skip
-        for argument in function.arguments:
-            self._require_literal(argument)
         return Written(function, self.files)
 
     def flags(self, method: Any) -> frozenset[str]:
