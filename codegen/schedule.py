@@ -376,10 +376,27 @@ class Scheduler:
             if not mine:
                 continue
             axes = set(sink.axes).union(*(t.axes for t in set(below(sink.terms)) & after if t not in final))
-            partial = [r for r in mine if axes - r.axes or set(r.param) - set(row) != set(mine[0].param) - set(row)]
+            partial = [
+                r
+                for r in mine
+                if axes - r.axes - self._again(r) or set(r.param) - set(row) != set(mine[0].param) - set(row)
+            ]
             lost = [t for t in _between(sink, set(final)) if chunked and t.op in REDUCTIONS]
             if partial or lost:
                 raise Cut(_nodes(partial or lost))
+
+    def _again(self, r: Term) -> set[Axis]:
+        """Axes whose strips may each find a small sum for themselves: what they read for it is little, and in L2."""
+        if self.row or len(r.axes | set(r.param)) == len(self.program.axes):
+            return set()
+        missing = set(self.program.axes) - r.axes - set(r.param)
+        strips = math.prod(-(-self.size[a] // (STRIP if a is self._vector() else 1)) for a in missing)
+        return missing if strips * self._bytes_of([r]) <= self._bytes_of(self.program.terms) // 16 else set()
+
+    def _bytes_of(self, terms: Iterable[Term]) -> int:
+        """Of all loads below."""
+        loads = {t.param: t for t in below(terms) if t.op == "load"}
+        return sum(ITEMSIZE[t.dtype] * math.prod(self.size[a] for a in t.axes) for t in loads.values())
 
     # ------------------------------------------------------------------ blocks
     def _tile(self, row: tuple[Axis, ...], chunked: bool, outer: list[Axis], summed: Sequence[Axis]) -> dict[Axis, int]:

@@ -75,6 +75,12 @@ def poly_backward(dy: T, x: T, w0: T, w1: T, w2: T) -> tuple[T, T, T, T, T]:
     return dx, *dw, dy.sum()
 
 
+def weighted_mean(x: T, w: T) -> tuple[T, T]:
+    """The sum of the weights lacks an axis of what it divides."""
+    total = w.sum(1, keep=True) + 9.0
+    return (x * w.reshape(M, N, 1)).sum(1) / total, total.reshape(M)
+
+
 def _gradients(body: Body, strides: tuple[Size, ...] | None, **small: Input) -> tuple[Body, dict[str, Input]]:
     large = {name: F(*NCX, strides=strides) for name in ("dy", "x")}
     return body, large | small
@@ -90,6 +96,7 @@ CASES: dict[str, tuple[Body, dict[str, Input]]] = {
     "batch backward, channels last": _gradients(batch_backward, LAST, w=F(N), **PER_CHANNEL),
     "affine backward": _gradients(affine_backward, None, w=F(N), alpha=F(1)),
     "affine backward, channels last": _gradients(affine_backward, LAST, w=F(N), alpha=F(1)),
+    "weighted mean": (weighted_mean, {"x": F(*NCX), "w": F(M, N)}),
     "poly backward": (poly_backward, {"dy": F(M, K), "x": F(M, K), "w0": F(1), "w1": F(1), "w2": F(1)}),
 }
 
