@@ -53,7 +53,7 @@ def aligned(tensor):
     """The tensor's memory from a multiple of 16 bytes on: kernels read it in pieces of that size."""
     if tensor.data_ptr() % 16 == 0:
         return tensor
-    extent = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride()))
+    extent = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.as_strided((extent,), (1,)).clone()
 ''',
     ),

@@ -142,10 +142,15 @@ class Launcher:
         texts = [self.expressions.text(c) for c in self._assumed()]
         if not texts:
             return []
-        whole = " and ".join(t if len(texts) == 1 or " and " not in t else f"({t})" for t in texts)
+        parts = [t if len(texts) == 1 or " and " not in t else f"({t})" for t in texts]
+        whole = " and ".join(parts)
+        if len(whole) > 60:
+            lines = [f"    {'and ' * bool(i)}{part}" for i, part in enumerate(parts)]
+            told = f'    raise ValueError("{self.function} was exported for sizes with the relations above")'
+            return ["if not (", *lines, "):", told]
         return [
             f"if not ({whole}):",
-            f'    raise ValueError("{self.function} was exported for sizes with {whole}: export it for others too")',
+            f'    raise ValueError("{self.function} was exported for sizes with {whole}")',
         ]
 
     def _assumed(self) -> list[Any]:

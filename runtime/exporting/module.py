@@ -28,6 +28,7 @@ from .expressions import Expressions
 from .gathered import ExportError, Gathered
 from .launchers import Launcher, dtype_text, snake, symbol_names
 from .tangents import moving, output_moves
+from .tidy import tidy
 
 CONSTANTS = (int, float, bool, str, type(None), torch.dtype)
 
@@ -114,7 +115,7 @@ class Module:
         for kernel in kernels:
             if kernel.name not in seen:
                 seen.add(kernel.name)
-                yield _unspecialised(kernel).strip("\n")
+                yield tidy(_unspecialised(kernel)).strip("\n")
 
     # ------------------------------------------------------------------ the Function
     def _function(self) -> Iterator[str]:
@@ -210,31 +211,38 @@ class Module:
             yield f'    raise ValueError(f"{snake(self.found.name)} was exported for {name} = {value}, not {{{name}}}")'
 
     def _setup_context(self) -> Iterator[str]:
-        forward, names = self.found.specialization.forward, self._outputs()
-        single = len(self._returned()) == 1
+        lines = [*self._marks(), *self._kept()]
+        names, made = self.found.names, self._setup_names()
         yield "@staticmethod"
         yield "def setup_context(ctx, inputs, output):"
-        yield f"    {', '.join(self.found.names)}{',' * (len(self.found.names) == 1)} = inputs"
-        yield f"    {names[0] if single else ', '.join(self._setup_names())} = output"
+        read = set(re.findall(r"\w+", "\n".join(lines)))
+        if read & set(names):
+            yield f"    {', '.join(names)}{',' * (len(names) == 1)} = inputs"
+        if read & set(made):
+            yield f"    {', '.join(made)} = output"
+        yield from (f"    {line}" for line in lines or ["pass"])
+
+    def _marks(self) -> Iterator[str]:
+        forward = self.found.specialization.forward
         dirty = [self._at(p) for p in forward.dirty]
         if dirty:
-            yield f"    ctx.mark_dirty({', '.join(dirty)})"
+            yield f"ctx.mark_dirty({', '.join(dirty)})"
         still = list(dict.fromkeys([*(self._at(p) for p in forward.non_differentiable), *self._hidden()]))
         if still:
-            yield f"    ctx.mark_non_differentiable({', '.join(still)})"
+            yield f"ctx.mark_non_differentiable({', '.join(still)})"
+
+    def _kept(self) -> Iterator[str]:
         if self.found.backward is not None:
-            yield "    ctx.set_materialize_grads(False)"
-            kept = [self._at(p) for p in self.found.residuals]
-            if kept:
-                yield f"    ctx.save_for_backward({', '.join(kept)})"
-            sizes = self._kept_sizes()
-            if sizes:
-                yield f"    ctx.sizes = ({', '.join(sizes.values())},)"
+            yield "ctx.set_materialize_grads(False)"
+            if kept := [self._at(p) for p in self.found.residuals]:
+                yield f"ctx.save_for_backward({', '.join(kept)})"
+            if sizes := self._kept_sizes():
+                yield f"ctx.sizes = ({', '.join(sizes.values())},)"
         if self.found.jvp is not None:
             if kept := [self._at(p) for p in self.found.jvp_reads]:
-                yield f"    ctx.save_for_forward({', '.join(kept)})"
+                yield f"ctx.save_for_forward({', '.join(kept)})"
             if len(self._moving()) > 1:
-                yield f"    ctx.shapes = ({', '.join(f'{self.found.names[i]}.shape' for i in self._moving())})"
+                yield f"ctx.shapes = ({', '.join(f'{self.found.names[i]}.shape' for i in self._moving())})"
 
     def _setup_names(self) -> list[str]:
         forward, names = self.found.specialization.forward, iter(self._outputs())

@@ -98,6 +98,7 @@ def test_modules_run_without_fusegrad(fresh: str, tmp_path: Path) -> None:
     for path, (cls, *args) in zip(list(paths), cases.values(), strict=True):
         text = fusegrad.export(cls, *args, path=path)
         assert path.read_text(encoding="utf-8") == text
+        assert max(map(len, text.split("# ---- The class as it was written")[0].splitlines())) <= 130
         assert "fusegrad" not in text.split('"""', 2)[2], "beyond the docstring the file stands alone"
         if cls in (f.RMSNorm, f.CrossEntropy):
             paths.append(path.with_stem(f"{path.stem}_of_one"))
