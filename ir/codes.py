@@ -237,6 +237,12 @@ CODES = (
         "Look for randomness, global state or memory that is reused; please report it if there is none.",
         (r"value \d+ ", r"the captured graph returns"),
     ),
+    Code(
+        "FG071", "internal error: it is not made to start from what forward kept",
+        "fusegrad made a mistake while it prepared kernels, told of it in a warning, and went round it.",
+        "Please report the warning. `config.debug` raises the error itself.",
+        (r"internal error: ", r".*: internal error: "),
+    ),
     # -------------------------------------------------------------- FG08x: everything else
     Code(
         "FG080", "RuntimeError: shape '[2, 3]' is invalid for input of size 4",

@@ -33,6 +33,7 @@ from .compile import ProductsBy, generate, graph_of, kernels_of, text_of
 from .config import KERNEL_BACKENDS, settings
 from .counted import remember
 from .counters import Counters
+from .faults import prepared
 from .into import product_into, room_for
 from .replay import straight
 from .stats import count
@@ -44,6 +45,7 @@ ALIGNED = 16
 LARGE = 1 << 16
 """Bytes of a tensor from which on a fresh one costs more than the further operations that write into what there is."""
 LIBRARY = "the library's product"
+OPERATION_BY_OPERATION = "runs operation by operation"
 RECORDS = 512
 """Distinct size tuples that a plan remembers; older ones are evaluated again."""
 
@@ -247,14 +249,16 @@ class GroupRunner:
         if self.one_by_one:
             return None
         try:
-            return self._prepare(sizes, key)
+            found = prepared(partial(self._prepare, sizes, key), self.report, f"{self.name} {OPERATION_BY_OPERATION}")
         except Unfusible as error:
             self._give_up(error)
             return None
+        self.one_by_one = found is None
+        return found
 
     def _give_up(self, error: Exception) -> None:
         self.one_by_one = True
-        self.report(f"{self.name} runs operation by operation: {error}")
+        self.report(f"{self.name} {OPERATION_BY_OPERATION}: {error}")
 
     def _through_torch(self, inputs: Sequence[Tensor], sizes: Sizes) -> list[Tensor]:
         graph = self.group.graph
@@ -376,7 +380,7 @@ class KernelPlan:
 
     def __call__(self, inputs: Sequence[Tensor], sizes: Sizes) -> list[Tensor | None]:
         key = _key(sizes)
-        steps = self.steps if self.steps is not None else self._cut(sizes)
+        steps = self.steps if self.steps is not None else self.cut(sizes)
         memory: dict[int, Any] = {
             v.id: expected_layout(t, v, sizes) for v, t in zip(self.graph.inputs, inputs, strict=True)
         }
@@ -390,7 +394,8 @@ class KernelPlan:
         self._write_back(memory, inputs)
         return outputs
 
-    def _cut(self, sizes: Sizes) -> list[Step]:
+    def cut(self, sizes: Sizes) -> list[Step]:
+        """The steps, with the kernels of each group generated for these sizes."""
         with capture_lock:
             sizes = {**self._hints(), **sizes}
             made = generate(self.graph, self.target, sizes, self.name, self.products)
@@ -594,6 +599,8 @@ class Executable:
         self.report = report or (lambda why: None)
         self.binder = Binder(trace.fakes)
         self.plans: dict[torch.device, KernelPlan] = {}
+        self.without: set[torch.device] = set()  # devices for which we failed to make a plan
+        self.otherwise: Run = self._replay
         self.run = self._choose()
 
     def __call__(self, inputs: Sequence[Any], lifted: Sequence[Tensor], sizes: Sizes | None = None) -> list[Any]:
@@ -665,10 +672,14 @@ class Executable:
 
     def _kernels(self) -> Run:
         try:
-            graph = self.graph = self.graph or graph_of(self.trace, self.name)
+            graph = self.graph or prepared(partial(graph_of, self.trace, self.name), self.report)
         except LoweringError as error:
             self.report(f"no kernels, the captured ATen operations run one by one: {error}")
             return self._replay
+        if graph is None:
+            return self._replay
+        self.otherwise = self._replay if self.graph is None else self.through_torch(graph)
+        self.graph = graph
         graph.outputs = [None if i in self.skip else o for i, o in enumerate(graph.outputs)]
         return self._planned
 
@@ -676,10 +687,18 @@ class Executable:
         """The program's kernels, by the plan of the device at hand."""
         tensors = [t for t in (*inputs, *lifted) if isinstance(t, Tensor)]
         device = tensors[0].device
-        if device not in self.plans:
-            assert self.graph is not None
-            self.plans[device] = KernelPlan(self.graph, self.name, self.backend, device, self.report)
+        if device not in self.plans and device not in self.without:
+            made = prepared(partial(self._plan, device, sizes or self.binder(inputs)), self.report)
+            (self.without.add(device) if made is None else self.plans.update({device: made}))
+        if device in self.without:
+            return self.otherwise(inputs, lifted, sizes)
         return self.plans[device](tensors, sizes or self.binder(inputs))
+
+    def _plan(self, device: torch.device, sizes: Sizes) -> KernelPlan:
+        assert self.graph is not None
+        plan = KernelPlan(self.graph, self.name, self.backend, device, self.report)
+        plan.cut(sizes)
+        return plan
 
     def _inductor(self) -> Run:
         from .inductor import compiled

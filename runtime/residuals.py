@@ -7,6 +7,7 @@ and outputs, their version checks) stays as he declared it, and under saved-tens
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import sympy
@@ -20,6 +21,7 @@ from ..ir.program import Place, Program
 from ..tracer.capture import CaptureError
 from . import reference
 from .compile import cheaper, graph_of
+from .faults import prepared
 
 if TYPE_CHECKING:
     from .specialization import BackwardEntry, Specialization
@@ -35,9 +37,14 @@ def choose(spec: Specialization, sizes: dict[sympy.Symbol, int]) -> Chosen | Non
     if forward.returns_hidden:
         return None
     try:
-        program = _program(spec)
+        report = partial(spec.report, "backward")
+        return prepared(partial(_chosen, spec, sizes, derived), report, "saved as written")
     except (CaptureError, LoweringError):
         return None
+
+
+def _chosen(spec: Specialization, sizes: dict[sympy.Symbol, int], derived: bool) -> Chosen | None:
+    program = _program(spec)
     if derived:
         found = overlap(program, mask_of(spec.predicted_kinds()), sizes)
         return None if found is None else ChosenForDerived(found)

@@ -11,6 +11,7 @@ from typing import Any
 import sympy
 import torch
 
+from ..ir import Graph
 from ..ir.program import Place
 from ..tracer.capture import CaptureError, OpaqueMet, Session, Trace, capture_lock, written_placeholders
 from ..tracer.containers import Hole, anew, closed, exchanged, leaves
@@ -40,6 +41,7 @@ from . import logs, split
 from .check import cut, differs, intermediate_bytes
 from .compile import cheaper
 from .config import KERNEL_BACKENDS, settings
+from .faults import prepared
 from .guards import Guard, is_float, size_guard
 from .plan import Binder, BoundSizes, Executable
 from .residuals import Chosen, choose
@@ -594,9 +596,17 @@ class Specialization:
         self, entry: BackwardEntry, kinds: tuple[Any, ...], backend: str, chosen: Chosen | None
     ) -> Executable:
         name, report = f"{self.name}_backward", partial(self.report, "backward")
-        graph = None if chosen is None else chosen.backward_graph(kinds, entry, name)
+        graph = None if chosen is None else self._graph_from(chosen, entry, kinds, name)
         viewed = entry.viewed if backend in KERNEL_BACKENDS else {}
         return Executable(entry.trace, name, backend, frozenset({*entry.passed, *viewed}), report, graph)
+
+    def _graph_from(self, chosen: Chosen, entry: BackwardEntry, kinds: tuple[Any, ...], name: str) -> Graph:
+        """backward on the residuals that were chosen. Raises CaptureError where we fail at that."""
+        build, report = partial(chosen.backward_graph, kinds, entry, name), partial(self.report, "backward")
+        graph = prepared(build, report, "backward runs as written")
+        if graph is None:
+            raise CaptureError(reason="internal error: it is not made to start from what forward kept", where="unknown")
+        return graph
 
     def _sibling_backward(
         self, residuals: Sequence[Any], sizes: Sizes, gradients: Sequence[Any], backend: str

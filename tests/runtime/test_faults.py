@@ -1,0 +1,96 @@
+"""A mistake of ours in a pass or in the generator: the captured operations run, with a warning and on record."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd import Function
+
+import fusegrad
+from fusegrad.ir.errors import FusegradError
+from fusegrad.runtime import compile as pipeline
+from fusegrad.runtime import plan, residuals
+
+Tensor = torch.Tensor
+
+
+class Gated(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+        gate = torch.sigmoid(x * w)
+        ctx.save_for_backward(x, w, gate, gate * x)
+        return gate * x
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
+        x, w, gate, y = ctx.saved_tensors
+        inner = g * y * (1 - gate)
+        return g * gate + inner * w, (inner * x).sum(0)
+
+
+def tanhs(x: Tensor, w: Tensor) -> Tensor:
+    return (x * w).tanh().exp().clamp_min(0.25)
+
+
+def broken(*_: Any, **__: Any) -> Any:
+    raise ValueError("tuple.index(x): x not in tuple")
+
+
+PLACES: dict[str, tuple[Any, str]] = {
+    "a pass": (pipeline, "cheaper"),
+    "the generator": (plan, "generate"),
+    "the choice of residuals": (residuals, "_chosen"),
+    "a backward on other residuals": (residuals, "cheaper"),
+    "a derived backward on them": (residuals.ChosenForDerived, "backward_graph"),
+}
+
+
+@pytest.mark.filterwarnings("default::fusegrad.FallbackWarning")
+@pytest.mark.parametrize("target", [Gated, tanhs], ids=["class", "function"])
+@pytest.mark.parametrize(("owner", "name"), PLACES.values(), ids=PLACES)
+def test_results_are_eagers_and_the_reason_is_told(
+    target: Any, owner: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, name, broken)
+    fast = fusegrad.compile(target, backend="interpret")
+    call, theirs = (fast.apply, target.apply) if isinstance(target, type) else (fast, target)
+    x, w = torch.randn(5, 7, requires_grad=True), torch.randn(7, requires_grad=True)
+    eager = theirs(x, w)
+    g = torch.randn_like(eager)
+    for _ in range(3):
+        ours = call(x, w)
+        torch.testing.assert_close(ours, eager)
+        for mine, their in zip(
+            torch.autograd.grad(ours, (x, w), g), torch.autograd.grad(eager, (x, w), g, retain_graph=True), strict=True
+        ):
+            torch.testing.assert_close(mine, their)
+
+
+@pytest.mark.filterwarnings("default::fusegrad.FallbackWarning")
+def test_it_is_told_once_and_is_on_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "generate", broken)
+    fast = fusegrad.compile(Gated, backend="interpret")
+    args = torch.randn(5, 7), torch.randn(7)
+    with pytest.warns(fusegrad.FallbackWarning, match="Gated.forward: .*ValueError: tuple.index") as seen:
+        for _ in range(3):
+            fast.apply(*args)
+    assert sum(issubclass(w.category, fusegrad.FallbackWarning) for w in seen) == 1
+    assert "internal error: ValueError" in fast._fusegrad.records["forward"].reason
+
+
+def test_debug_raises_the_mistake_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "generate", broken)
+    fast = fusegrad.compile(Gated, backend="interpret")
+    with fusegrad.config.patch(debug=True), pytest.raises(ValueError, match="not in tuple"):
+        fast.apply(torch.randn(5, 7), torch.randn(7))
+
+
+def test_what_is_said_to_the_user_is_no_mistake_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any, **__: Any) -> Any:
+        raise plan.UnsupportedBackendError(backend="triton", what="it", reason="no", fix="none")
+
+    monkeypatch.setattr(plan, "generate", refused)
+    with pytest.raises(FusegradError, match="no"):
+        fusegrad.compile(Gated, backend="interpret").apply(torch.randn(5, 7), torch.randn(7))
