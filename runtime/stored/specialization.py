@@ -292,6 +292,7 @@ class StoredExecutable(Executable):
     def __init__(self, owner: Stored | StoredEntry, made: KernelPlan, binder: Binder, skip: frozenset[int]) -> None:
         self.owner, self.graph, self.name, self.backend = owner, made.graph, made.name, made.backend
         self.skip, self.report, self.binder, self.plans = skip, made.report, binder, {made.device: made}
+        self.without, self.otherwise = set(), self._replay
         self.run = self._planned
 
     def __getattr__(self, name: str) -> Any:
