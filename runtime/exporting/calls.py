@@ -113,6 +113,25 @@ def _gather(call: Call) -> str:
     return f"{moved}[{', '.join(index)}]"
 
 
+def _scatter(call: Call) -> str:
+    base, source, *index = call.operands
+    order = in_front(call.value.params["axes"], call.value.args[0].ndim)
+    back = tuple(order.index(a) for a in range(len(order)))
+    moved, after = f"{base}.permute({order!r})", f".permute({back!r})"
+    if order == tuple(sorted(order)):
+        moved, after = base, ""
+    adds = call.value.params["mode"] == "add"
+    return f"{moved}.index_put(({', '.join(index)},), {source}, accumulate={adds}){after}"
+
+
+def _pad(call: Call) -> str | None:
+    params = call.value.params
+    if any(params["inner"]):
+        return None
+    pairs = reversed(list(zip(params["lo"], params["hi"], strict=True)))
+    return f"torch.constant_pad_nd({call.operands[0]}, {call.expressions.tuple([n for pair in pairs for n in pair])})"
+
+
 def _aten(call: Call) -> str:
     args, named = call.value.params["spec"]
     words = [_argument(a, call) for a in args] + [f"{k}={_argument(v, call)}" for k, v in named]
@@ -147,7 +166,7 @@ def _literal(value: Any) -> str:
     return repr(value)
 
 
-RULES: dict[str, Callable[[Call], str]] = {
+RULES: dict[str, Callable[[Call], str | None]] = {
     **dict.fromkeys((*UNARY, *BINARY, *COMPARE), _elementwise),
     "where": lambda call: f"torch.where({', '.join(call.operands)})",
     "cast": lambda call: f"{call.operands[0]}.to({call.dtype})",
@@ -164,8 +183,13 @@ RULES: dict[str, Callable[[Call], str]] = {
     **dict.fromkeys(("sum", "prod", "amax", "amin"), _reduction),
     "cumsum": _cumsum,
     "dot": _dot,
+    **dict.fromkeys(
+        ("argmax", "argmin"), lambda call: f"{call.operands[0]}.{call.value.prim}({call.value.params['axis']})"
+    ),
     "gather": _gather,
+    "scatter": _scatter,
+    "pad": _pad,
     "aten": _aten,
     "aten_effect": _aten,
 }
-"""What is missing (random numbers from a seed, padding, scattering, nested calls) only fusegrad's own code computes."""
+"""What is missing (random numbers from a seed, padding between elements, nested calls) fusegrad's own code computes."""
