@@ -1,5 +1,6 @@
 """The first call: in a fresh process after its imports, with empty and with filled disk caches; and new batch sizes.
 
+A filled cache holds what another process left: captures with their kernels, and what Triton compiled of them.
 Without a GPU a launch stands for what it costs before it can start: the kernel's text is loaded as at any launch and
 Triton compiles it for `TARGET`, or finds it in its own disk cache; loading the binary into a device is not part of it.
 
@@ -24,7 +25,7 @@ FUNCTIONS = ("SwiGLU", "RMSNorm", "Softmax")
 SHAPE = "4096,4096"
 TARGET = "cuda:90"
 BATCHES = 100
-REPEATS = {"triton": 3}
+REPEATS = {"triton": 2}
 """Fresh processes of which the quickest counts: another process on the machine only ever adds time."""
 TIMEOUT = 600
 CACHES = ("FUSEGRAD_CACHE_DIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
@@ -60,12 +61,16 @@ def _probe(probe: str, function: str, caches: str) -> dict[str, Any]:
 
 # ------------------------------------------------------------------ inside
 def first_call(peer: str, name: str) -> dict[str, float]:
-    """Milliseconds of the first forward (and on the processor) and backward, and of the second ones."""
+    """Milliseconds of the first forward and backward (and on the processor), and of the second ones; what was made."""
+    import fusegrad
+
     with compiling_launches() if peer == "triton" else _nothing():
         apply = _compiled(peer, name)
         args = _arguments(name, 64 if peer != "triton" else None)
         first, second = _timed(apply, args), _timed(apply, args)
-    return {"forward": first[0], "backward": first[1], "processor": first[2], "again": sum(second[:2])}
+    made = {name: fusegrad.stats()[name] for name in ("captures", "from_disk")}
+    times = {"forward": first[0], "backward": first[1], "processor": first[2], "processor_backward": first[3]}
+    return {**times, "again": sum(second[:2]), **made}
 
 
 def new_batches(name: str) -> dict[str, float]:
@@ -120,8 +125,8 @@ def _empty(torch: Any, dtype: Any, shape: tuple[int, ...], rows: int | None) -> 
     return torch.empty(taller, dtype=dtype).requires_grad_()
 
 
-def _timed(apply: Callable[..., Any], args: Sequence[Any]) -> tuple[float, float, float]:
-    """Milliseconds of forward, of backward, and of forward on the processor: what a busy machine does not add to."""
+def _timed(apply: Callable[..., Any], args: Sequence[Any]) -> tuple[float, float, float, float]:
+    """Milliseconds of forward, of backward, and of both on the processor: what a busy machine does not add to."""
     import torch
 
     wanted = [a for a in args if isinstance(a, torch.Tensor) and a.requires_grad]
@@ -129,9 +134,10 @@ def _timed(apply: Callable[..., Any], args: Sequence[Any]) -> tuple[float, float
     result = apply(*args)
     middle, busy = time.perf_counter(), _processor_time() - busy
     gradient = torch.empty_like(result)
-    resumed = time.perf_counter()
+    resumed, again = time.perf_counter(), _processor_time()
     torch.autograd.grad(result, wanted, gradient)
-    return (middle - start) * 1e3, (time.perf_counter() - resumed) * 1e3, busy * 1e3
+    backward, again = time.perf_counter() - resumed, _processor_time() - again
+    return (middle - start) * 1e3, backward * 1e3, busy * 1e3, again * 1e3
 
 
 def _processor_time() -> float:
