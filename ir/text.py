@@ -204,9 +204,12 @@ def parse(text: str) -> Graph:
     return reader.graph
 
 
-def size_from(text: str, symbols: Mapping[str, sympy.Symbol]) -> Any:
-    """The expression that `size_text` wrote, over these symbols; ValueError or KeyError for any other text."""
-    reader = _Reader(text, symbols)
+def size_from(text: str, symbols: Mapping[str, sympy.Symbol], settled: bool = False) -> Any:
+    """The expression that `size_text` wrote, over these symbols; ValueError or KeyError for any other text.
+
+    settled: its functions are known to be as simple as they get, so that nothing tries (tens of milliseconds for a long one).
+    """
+    reader = _Reader(text, symbols, settled)
     found = reader.value()
     reader.finish()
     return found
@@ -223,8 +226,8 @@ WORDS: dict[str, Any] = {"None": None, "True": True, "False": False, "inf": floa
 class _Reader:
     """Recursive descent over the tokens of one line; builds values, evaluates no code."""
 
-    def __init__(self, line: str, symbols: Mapping[str, sympy.Symbol]) -> None:
-        self.symbols = symbols
+    def __init__(self, line: str, symbols: Mapping[str, sympy.Symbol], settled: bool = False) -> None:
+        self.symbols, self.settled = symbols, settled
         self.tokens = list(_tokens(line))
         self.at = 0
 
@@ -308,7 +311,7 @@ class _Reader:
         if token in ITEMSIZE and self.accept("["):
             return TensorType(tuple(self.listed("]", self.value)), token)
         if self.accept("("):
-            return _applied(token, list(self.listed(")", self.value)))
+            return _applied(token, list(self.listed(")", self.value)), self.settled)
         return self.symbols[token]
 
     def finish(self) -> None:
@@ -337,9 +340,11 @@ def _tokens(line: str) -> Iterator[tuple[str, str]]:
     yield "end", "end of line"
 
 
-def _applied(function: str, args: list[Any]) -> Any:
+def _applied(function: str, args: list[Any], settled: bool = False) -> Any:
     if function == "complex":
         return complex(*args)
+    if settled and function in ("floor", "ceiling", "Max", "Min"):
+        return FUNCTIONS[function](*map(sympy.sympify, map(_number, args)), evaluate=False)
     return FUNCTIONS.get(function, sympy.Function(function))(*map(_number, args))
 
 

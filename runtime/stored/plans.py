@@ -29,7 +29,7 @@ def size(value: Any) -> int | str:
 
 def size_of(text: Any, symbols: Symbols) -> Any:
     """The size that `size` wrote."""
-    return size_from(text, symbols) if isinstance(text, str) else int(text)
+    return size_from(text, symbols, settled=True) if isinstance(text, str) else int(text)
 
 
 def sizes(values: Sequence[Any]) -> list[int | str]:
