@@ -207,7 +207,7 @@ def parse(text: str) -> Graph:
 def size_from(text: str, symbols: Mapping[str, sympy.Symbol], settled: bool = False) -> Any:
     """The expression that `size_text` wrote, over these symbols; ValueError or KeyError for any other text.
 
-    settled: its functions are known to be as simple as they get, so that nothing tries (tens of milliseconds for a long one).
+    settled: its functions are known to be as simple as they get, so that nothing tries, for tens of milliseconds.
     """
     reader = _Reader(text, symbols, settled)
     found = reader.value()
