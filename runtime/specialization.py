@@ -48,6 +48,7 @@ from .residuals import Chosen, choose
 from .stats import count
 
 Tensor = torch.Tensor
+PART = "part of hidden"
 Sizes = BoundSizes
 _AS_IT_IS = nullcontext()
 Report = Callable[[str, str], None]
@@ -690,13 +691,19 @@ class Specialization:
         outputs = as_tuple(output)
         seen = {id(t): t for t in (*inputs, *(o for o in outputs if isinstance(o, Tensor)))}
         contained = [v for o in outputs if not isinstance(o, Tensor) for v in leaves(o) if isinstance(v, Tensor)]
-        kept = (*contained, *ctx.to_save, *ctx.saved_for_forward, *tensors_of_attributes(attributes_of(ctx)))
+        on_ctx = (*ctx.to_save, *ctx.saved_for_forward, *tensors_of_attributes(attributes_of(ctx)))
+        kept = (*self._bases(outputs), *contained, *on_ctx)
         hidden: list[Tensor] = []
         for t in kept:
             if t is not None and id(t) not in seen:
                 seen[id(t)] = t
                 hidden.append(t)
         return hidden
+
+    def _bases(self, outputs: Sequence[Any]) -> list[Tensor]:
+        """The values in between of which some outputs are parts, in the order in which these were found."""
+        parts = {o.index: outputs[at] for at, o in enumerate(self.forward.outputs) if o.kind == PART}
+        return [parts[i]._base for i in sorted(parts)]
 
     def with_tensors(self, tensors: Sequence[Any]) -> list[Any]:
         """The arguments of this specialisation with other tensors."""

@@ -412,6 +412,7 @@ SHOWN: dict[str, Any] = {
     "diagonal": lambda y: (y, y.diagonal()),
     "diagonal first": lambda y: (y.diagonal(), y),
     "parts alone": lambda y: (y[1:], y[:-1]),
+    "parts of what nothing keeps": lambda y: (lambda z: (z[:1], z[1:], y))(-y),
     "a part detached": lambda y: (y[1:].detach(), y),
     "transposed": lambda y: (y, y.t(), y.t()[1:]),
     "other dtype": lambda y: (y, y.view(torch.int32)),
