@@ -30,6 +30,7 @@ ONE_IN = {
     "interop": 2,
     "runtime/test_per_lane.py": 4,
     "runtime/test_stored.py": 3,
+    "runtime/test_command_examples.py": 4,
     "runtime/test_transitions.py": 6,
     "suite/test_derived.py": 2,
     "suite/test_linearity.py": 2,

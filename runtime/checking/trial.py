@@ -205,8 +205,15 @@ def _from_mathematics(
         own = subject.run(subject.eager, case.mode, case.xs, gs, toolkit)
     if own is None or own.error is not None:
         return "too" if own is None else error_text(own)
-    loose = Tolerance(1e-4, 1e-3, strict=False) if toolkit is Differences else _tolerance(subject, case)
+    loose = _near_differences(ours) if toolkit is Differences else _tolerance(subject, case)
     return first_difference(ours, own, wide, loose)
+
+
+def _near_differences(ours: Outcome) -> Tolerance:
+    """Finite differences are good to four digits; what cancels in a low float leaves some units of it."""
+    floats = [v.dtype for v in ours.values.values() if isinstance(v, torch.Tensor) and v.is_floating_point()]
+    eps = max((torch.finfo(d).eps for d in floats), default=0.0)
+    return Tolerance(max(1e-4, 8 * eps), max(1e-3, 16 * eps), strict=False)
 
 
 def _is_mathematics(subject: Subject, case: Case, gs: Sequence[Any], outcome: Outcome) -> bool:

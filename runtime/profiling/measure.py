@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 
 Tensor = torch.Tensor
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler tells of each start and stop on stderr otherwise
 WARM_UP = 5
 FEWEST, MOST = 10, 2000
 FLUSH = 256 << 20  # bytes, more than any L2

@@ -20,6 +20,9 @@ from fusegrad.runtime.commands import arguments, bench, doctor, failure, stored
 from fusegrad.runtime.commands import explain as explain_command
 from fusegrad.runtime.commands.arguments import TargetError, argument, found
 
+sys.path.insert(0, str(Path(__file__).parent))
+from example_arguments import EXAMPLES
+
 ROOT = Path(__file__).resolve().parents[2]
 RMS = [str(ROOT / "examples" / "rms_norm.py") + ":RMSNorm", "--args", "f32[8,16]", "f32[16]", "1e-6"]
 
@@ -44,23 +47,6 @@ def test_explain(capsys) -> None:
     assert "RMSNorm on cuda:90" in text and "@triton.jit" in text
     facts = answered(capsys, "explain", *RMS, "--gpu", "hip:gfx942")
     assert facts["name"] == "RMSNorm" and facts["target"] == "hip:gfx942"
-
-
-EXAMPLES = {
-    "add_rms_norm.py:AddRMSNorm": ["bf16[8,16]", "bf16[8,16]", "bf16[16]", "1e-6"],
-    "cross_entropy.py:CrossEntropy": ["f32[8,16]", "i64[8]", "-100"],
-    "cube.py:Cube": ["f64[8]"],
-    "focal_loss.py:FocalLoss": ["f32[8]", "bool[8]", "0.25", "2.0"],
-    "layer_norm.py:LayerNorm": ["bf16[8,16]", "bf16[16]", "bf16[16]", "1e-5"],
-    "learned_step.py:Quantize": ["f32[8,16]", "f32[]", "3"],
-    "linear_sgd.py:FunctionalLinear": ["f32[8,16]", "f32[4,16]", "None"],
-    "masked_softmax.py:MaskedSoftmax": ["f32[2,8,8]", "bool[8,8]"],
-    "poisson.py:Swish": ["f32[8,16]"],
-    "relu.py:ReLU": ["f16[8,16]"],
-    "rope.py:RoPE": ["bf16[2,4,8,16]", "bf16[8,8]", "bf16[8,8]"],
-    "straight_through.py:Quantize": ["f32[8,16]", "0.25", "4"],
-    "swiglu.py:SwiGLU": ["bf16[8,16]", "bf16[8,16]"],
-}
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
