@@ -85,6 +85,37 @@ def inside(launch, *tensors):
 ''',
     ),
     (
+        "over_lanes",
+        '''
+def over_lanes(call, lanes, in_dims, args):
+    """The call on tensors with the lanes in front, and where its results have them."""
+    results = call(*(lanes_in_front(a, d, lanes) for a, d in zip(args, in_dims, strict=True)))
+    if not isinstance(results, tuple):
+        return results, 0
+    return results, tuple(0 if torch.is_tensor(r) else None for r in results)
+
+
+def lanes_in_front(argument, dim, lanes):
+    """An argument that is one for all lanes is expanded: a view, copied where a kernel is launched on it."""
+    if not torch.is_tensor(argument):
+        return argument
+    return argument.expand(lanes, *argument.shape) if dim is None else argument.movedim(dim, 0)
+
+
+def lanes_of_lanes(call):
+    """The call on tensors [A, B, ..] as [A * B, ..]."""
+
+    def folded(*args):
+        both = next(a.shape[:2] for a in args if torch.is_tensor(a))
+        results = call(*(a.flatten(0, 1) if torch.is_tensor(a) else a for a in args))
+        if not isinstance(results, tuple):
+            return results.unflatten(0, both)
+        return tuple(r.unflatten(0, both) if torch.is_tensor(r) else r for r in results)
+
+    return folded
+''',
+    ),
+    (
         "counters",
         '''
 _counters = {}
@@ -143,6 +174,28 @@ def self_test():
 if __name__ == "__main__":
     self_test()
 '''
+
+INSIDE_VMAP = '''
+    @staticmethod
+    def vmap(info, in_dims, launch, *tensors):
+        """The launch over lanes; one that is over lanes already takes more of them."""
+        over = BATCHED.get(launch)
+        call = lanes_of_lanes(partial(inside, launch)) if over is None else partial(inside, over)
+        return over_lanes(call, info.batch_size, in_dims[1:], tensors)
+'''
+
+LANES_TEST = """
+    # vmap beside a loop over the lanes
+    many = [torch.stack([t.detach().roll(i) for i in range(3)]).requires_grad_(t.requires_grad) for t in tensors]
+    batched = torch.vmap(lambda *lane: tuple(call({name}, *lane)))(*many)
+    looped = [torch.stack(lanes) for lanes in zip(*(call({written}, *lane) for lane in zip(*many)))]
+    for function, results in (({name}, batched), ({written}, looped)):
+        kept = [r for r in results if r.requires_grad]
+        moved = [t for t in many if t.requires_grad]
+        given = [r.detach().cos() for r in looped if r.requires_grad]
+        gradients = torch.autograd.grad(kept, moved, given, allow_unused=True) if kept else ()
+        found[function] += [*results, *(g for g in gradients if g is not None)]
+"""
 
 _PUSHED = """
     def pushed(function):

@@ -17,13 +17,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=[*FORMATS, *TREES], help="where the suffix does not say it")
     parser.add_argument("--gpu", metavar="TARGET", help='"cuda:80", "cuda:90" (the default), "cuda:100", "hip:gfx942"')
     parser.add_argument("--targets", nargs="*", default=(), metavar="TARGET", help="GPUs to compile a bundle for")
+    parser.add_argument(
+        "--derivatives", action="append", type=_words, default=[], metavar="jvp,vmap", help="what a .py has besides"
+    )
+
+
+def _words(text: str) -> list[str]:
+    return text.split(",")
 
 
 def run(options: argparse.Namespace) -> Answer:
     """What was written; the text itself where no file was named."""
     target, args = call_of(options)
     chosen = options.format or (None if options.output else "py")
-    text = export(target, *args, path=options.output, format=chosen, target=options.gpu, targets=options.targets)
+    text = export(
+        target, *args, path=options.output, format=chosen, target=options.gpu, targets=options.targets,
+        derivatives=[word for words in options.derivatives for word in words],
+    )  # fmt: skip
     facts = {"path": options.output, "lines": len(text.splitlines())}
     if options.output:
         return Answer(facts, [f"wrote {options.output} ({facts['lines']} lines)"])

@@ -12,11 +12,12 @@ from ..bundling.archive import write_file
 from ..bundling.bundle import as_bundle
 from ..bundling.hub import as_hf_kernels
 from ..explain import explain
+from .batched_module import module_with
 from .cpp_module import as_pair, pair
 from .drawing import as_html, as_svg
 from .gathered import gathered
 from .graphs import as_dot, as_graphml, as_json
-from .module import module_text
+from .module import DERIVED, module_text
 from .program import as_program
 
 
@@ -45,7 +46,6 @@ FORMATS: dict[str, Writer] = {
 }
 
 
-DERIVATIVES = ("jvp",)
 Publisher = Callable[[Any, tuple[Any, ...], Path, "str | None", Sequence[str]], str]
 TREES: dict[str, Publisher] = {
     "zip": as_bundle,
@@ -79,7 +79,8 @@ def export(
     target: the GPU to choose block sizes for: "cuda:80", "cuda:90" (the default), "cuda:100", "hip:gfx942".
     targets: of a bundle, the GPUs to compile its kernels for, without one at hand: PTX and cubin, or AMD's, with what
     a launch of each needs. What is loaded does not depend on them.
-    derivatives: what a "py" module has besides forward and backward: "jvp" (yours, or the transpose of your backward).
+    derivatives: what a "py" module has besides forward and backward: "jvp" (yours, or the transpose of your backward),
+    "vmap" (forward, backward and jvp over a batch, for torch.func.vmap of any depth, inside grad and around it).
     Raises ExportError where a file could not hold what the Function does (opaque methods, tensors from outside, ..),
     ExportFormatError, SpecError, UnknownTargetError. A file is written whole or not at all.
     """
@@ -94,7 +95,7 @@ def export(
     if not derivatives:
         text = FORMATS[word](target_class, args, target)
     else:
-        text = module_text(gathered(target_class, args, target, _derivatives(path, word, derivatives)))
+        text = module_with(_derivatives(path, word, derivatives), target_class, args, target)
     if path is not None:
         write_file(Path(path), text.encode())
     return text
@@ -112,8 +113,8 @@ def _format(path: Any, format: str | None) -> str:
 
 def _derivatives(path: Any, word: str, asked: Sequence[str]) -> tuple[str, ...]:
     names = (asked,) if isinstance(asked, str) else tuple(asked)
-    if word != "py" or not set(names) <= set(DERIVATIVES):
-        reason = f"derivatives={names!r} are for the format py alone, and of {', '.join(DERIVATIVES)}"
+    if word != "py" or not set(names) <= set(DERIVED):
+        reason = f"derivatives={names!r} are for the format py alone, and of {', '.join(DERIVED)}"
         raise ExportFormatError(path=path, format=word, reason=reason, known=", ".join(FORMATS))
     return names
 

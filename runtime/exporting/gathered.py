@@ -32,6 +32,8 @@ from .tangents import NoTangents, tangents_of
 
 Tensor = torch.Tensor
 Sizes = dict[sympy.Symbol, int]
+Source = tuple[int, str, int]
+"""Which tensor argument tells a symbol, by "size" or "stride", on which axis."""
 
 
 class ExportError(FusegradError):
@@ -94,13 +96,18 @@ class Gathered:
         return self.specialization.session.conditions(self.specialization.symbols)
 
     @property
+    def sources(self) -> dict[sympy.Symbol, Source]:
+        """Where the arguments tell the symbols."""
+        return dict(self.specialization.binder.sources)
+
+    @property
     def slots(self) -> list[int]:
         return self.specialization.slots
 
     @cached_property
     def ones(self) -> set[sympy.Symbol]:
         """The sizes that may be one, although they were captured as two or more."""
-        kinds = self.specialization.binder.sources.items()
+        kinds = self.sources.items()
         free = [s for s, (_, kind, _) in kinds if kind == "size" and s not in self.pinned]
         return may_be_one(self.compiler, self.specialization, self.args, free)
 
@@ -158,7 +165,7 @@ def _gathered(compiler: Compiler, stand_ins: list[Any], target: str, derivatives
     graph = cheaper(chosen.program.forward) if chosen else graph_of(spec.forward.trace, f"{spec.name}_forward")
     graph.outputs = [None if i in spec.skip else o for i, o in enumerate(graph.outputs)]
     places = chosen.places if chosen else spec.residual_places
-    forward = _part(compiler, graph, "forward", target, sizes, {}, ())
+    forward = part_of(compiler, graph, "forward", target, sizes, {}, ())
     backward = whole = None
     if differentiates:
         entry = spec.entry(spec.predicted_kinds())
@@ -168,7 +175,7 @@ def _gathered(compiler: Compiler, stand_ins: list[Any], target: str, derivatives
         after = graph_of(entry.trace, name) if chosen is None else chosen.backward_graph(kinds, entry, name)
         whole = after.copy()
         after.outputs = [None if i in entry.passed else o for i, o in enumerate(after.outputs)]
-        backward = _part(compiler, after, "backward", target, sizes, entry.passed, tuple(spec.backward_symbols))
+        backward = part_of(compiler, after, "backward", target, sizes, entry.passed, tuple(spec.backward_symbols))
     skip = 0 if uses_setup_context(compiler.cls) else 1
     names = tuple(parameter_names(compiler.cls.forward, len(stand_ins), skip, "argument"))  # type: ignore[attr-defined]
     kept = tuple(p for p in places if p is not None)
@@ -176,16 +183,17 @@ def _gathered(compiler: Compiler, stand_ins: list[Any], target: str, derivatives
     reads: Sequence[Place] = ()
     if "jvp" in derivatives:
         pushing, reads = tangents_of(compiler, spec, whole, kept)
-        jvp = _part(compiler, pushing, "jvp", target, sizes, {}, ())
+        jvp = part_of(compiler, pushing, "jvp", target, sizes, {}, ())
     return Gathered(
         compiler, compiler.cls, tuple(stand_ins), names, spec, target, sizes, forward, backward, kept, jvp, tuple(reads)
     )
 
 
-def _part(
+def part_of(
     compiler: Compiler, graph: Graph, method: str, target: str, sizes: Sizes,
     passed: dict[int, int], told_apart: tuple[sympy.Symbol, ...],
 ) -> Part:  # fmt: skip
+    """The steps and kernels of a graph. Raises ExportError where a method would have to run as the user wrote it."""
     derived = method == "jvp" and not compiler.writes("jvp")
     where = method_place(getattr(compiler.cls, "backward" if derived else method))
     made = generate(graph, TARGETS[target], sizes, graph.name)

@@ -123,8 +123,8 @@ class Launcher:
 
     def _told_by_arguments(self) -> dict[sympy.Symbol, str]:
         words = {"size": "shape[{}]", "stride": "stride({})"}
-        sources = self.found.specialization.binder.sources
-        return {s: f"{self.inputs[at]}.{words[kind].format(axis)}" for s, (at, kind, axis) in sources.items()}
+        sources = self.found.sources.items()
+        return {s: f"{self.inputs[at]}.{words[kind].format(axis)}" for s, (at, kind, axis) in sources}
 
     def _checks(self) -> list[str]:
         lines = []
@@ -169,7 +169,7 @@ class Launcher:
         return [*(sympy.Ge(s, n, evaluate=False) for s, n in least.items() if s not in settled_by), *rest]
 
     def _is_size(self, symbol: sympy.Symbol) -> bool:
-        return self.found.specialization.binder.sources[symbol][1] == "size"
+        return self.found.sources[symbol][1] == "size"
 
     # ------------------------------------------------------------------ steps
     def _step(self, at: int) -> list[str]:

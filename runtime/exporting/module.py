@@ -33,6 +33,9 @@ from .tidy import tidy
 CONSTANTS = (int, float, bool, str, type(None), torch.dtype)
 
 
+DERIVED = ("jvp", "vmap")
+
+
 def is_literal(value: Any) -> bool:
     """Whether a constant can be written down."""
     if isinstance(value, dict):
@@ -50,7 +53,7 @@ class Module:
 
     def __init__(self, found: Gathered) -> None:
         self.found = found
-        self.symbols = symbol_names(found, Names(["torch", "triton", "tl", *found.names]))
+        self.symbols = self._symbols(Names(["torch", "triton", "tl", *found.names]))
         self.expressions = Expressions(self.symbols)
         self.forward = Launcher(found, found.forward, self.symbols, checked=True)
         parts = [self.forward]
@@ -63,15 +66,21 @@ class Module:
         self.launchers = parts
         self.tensors = [found.names[i] for i in found.slots]
 
+    def _symbols(self, names: Names) -> dict[Any, str | int]:
+        return symbol_names(self.found, names)
+
     def text(self) -> str:
         launchers = [launcher.text() for launcher in self.launchers]
         function = "\n".join(self._function())
         body = "\n\n\n".join([*self._kernels(), *launchers, function, self._call(), *self._self_test()])
-        helpers = [h for h in HELPERS if re.search(rf"\b{h[0]}\(", body)]
-        if any(name == "expect" for name, _ in helpers):
-            helpers = [h for h in HELPERS if h in helpers or h[0] == "laid_out"]
-        sections = [self._head(), *(text.strip("\n") for _, text in helpers), body]
-        return "\n\n\n".join(sections) + "\n"
+        return "\n\n\n".join([self._head(), *self._helpers(body), body]) + "\n"
+
+    def _helpers(self, body: str) -> list[str]:
+        """The small functions that the file calls."""
+        called = [h for h in HELPERS if re.search(rf"\b{h[0]}\(", body)]
+        if any(name == "expect" for name, _ in called):
+            called = [h for h in HELPERS if h in called or h[0] == "laid_out"]
+        return [text.strip("\n") for _, text in called]
 
     # ------------------------------------------------------------------ head
     def _head(self) -> str:
@@ -81,20 +90,27 @@ class Module:
     def _provenance(self) -> Iterator[str]:
 
         found, known = self.found, versions()
-        yield f"{found.name}: fused Triton kernels, {_listed([part.method for part in found.parts])}."
+        yield f"{found.name}: fused Triton kernels, {_listed(self._rules())}."
         yield ""
         yield f"Use: {snake(found.name)}({', '.join(found.names)}), or {found.name}.apply(..) with the same arguments."
         yield f"Holds for: {', '.join(self._argument_types())}."
-        for part in found.parts:
+        yield from self._counts()
+        place = Path(method_place(found.cls.forward)).name  # type: ignore[attr-defined]
+        yield f"From {found.cls.__qualname__} ({place}), by fusegrad {known['fusegrad']} on {date.today()},"
+        yield f"for {found.target}, with torch {torch.__version__} and triton {known['triton']}."
+        missing = ["gradients of gradients", *(m for m in DERIVED if m not in self._rules())]
+        yield f"{_listed(missing).capitalize()} are not in this file."
+
+    def _rules(self) -> list[str]:
+        """The methods that the file has kernels for."""
+        return [part.method for part in self.found.parts]
+
+    def _counts(self) -> Iterator[str]:
+        for part in self.found.parts:
             count = sum(len(versions[0].kernels) for versions in part.kernels.values())
             calls = len(part.steps) - len(part.kernels)
             rest = f", {calls} library calls and views" if calls else ""
             yield f"{part.method}: {count} kernel{'s' * (count != 1)}{rest}."
-        place = Path(method_place(found.cls.forward)).name  # type: ignore[attr-defined]
-        yield f"From {found.cls.__qualname__} ({place}), by fusegrad {known['fusegrad']} on {date.today()},"
-        yield f"for {found.target}, with torch {torch.__version__} and triton {known['triton']}."
-        missing = ["gradients of gradients", *(["jvp"] if found.jvp is None else []), "vmap"]
-        yield f"{_listed(missing).capitalize()} are not in this file."
 
     def _argument_types(self) -> list[str]:
         types = dict(zip(self.tensors, map(self.forward.type_text, self.found.forward.graph.inputs), strict=False))
@@ -105,8 +121,8 @@ class Module:
 
     # ------------------------------------------------------------------ kernels
     def _all_kernels(self) -> list[Kernel]:
-        pairs = zip(self.launchers, self.found.parts, strict=True)
-        return [k for w, p in pairs for vs in p.kernels.values() for v in w.reached(vs) for k in v.kernels]
+        found = [(w, vs) for w in self.launchers for vs in w.part.kernels.values()]
+        return [k for w, vs in found for v in w.reached(vs) for k in v.kernels]
 
     def _kernels(self) -> Iterator[str]:
         kernels = self._all_kernels()
@@ -119,22 +135,33 @@ class Module:
 
     # ------------------------------------------------------------------ the Function
     def _function(self) -> Iterator[str]:
-        found, doc = self.found, inspect.getdoc(self.found.cls)
-        yield f"class {'_' * bool(self._hidden())}{found.name}(torch.autograd.Function):"
+        found, doc = self.found, self._doc()
+        yield f"class {self._class()}(torch.autograd.Function):"
         if doc and doc != inspect.getdoc(torch.autograd.Function):
-            yield from _indented(_docstring(doc), 4)
+            yield from indented(_docstring(doc), 4)
             yield ""
-        yield from _indented(self._forward(), 4)
+        yield from indented(self._forward(), 4)
         yield ""
-        yield from _indented(self._setup_context(), 4)
+        yield from indented(self._setup_context(), 4)
         if found.backward is not None:
             yield ""
-            yield from _indented(self._backward(), 4)
+            yield from indented(self._backward(), 4)
         if found.jvp is not None:
             yield ""
-            yield from _indented(self._jvp(), 4)
-        if self._hidden():
+            yield from indented(self._jvp(), 4)
+        yield from indented(self._vmap(), 4)
+        if self._class() != found.name:
             yield from self._public()
+
+    def _doc(self) -> str | None:
+        return inspect.getdoc(self.found.cls)
+
+    def _class(self) -> str:
+        """What the class is called that has the rules."""
+        return f"{'_' * bool(self._hidden())}{self.found.name}"
+
+    def _vmap(self) -> Iterator[str]:
+        return iter(())
 
     def _signature(self) -> str:
         return ", ".join(self.found.names)
@@ -258,7 +285,7 @@ class Module:
         """Sizes that backward cannot read off its own tensors: name -> where forward's arguments tell it."""
         assert self.found.backward is not None
         symbols = [s for s in self.found.backward.sizes if isinstance(self.symbols[s], str)]
-        return {str(self.symbols[s]): self._told(*self.found.specialization.binder.sources[s]) for s in symbols}
+        return {str(self.symbols[s]): self._told(*self.found.sources[s]) for s in symbols}
 
     def _told(self, position: int, kind: str, axis: int) -> str:
         return f"{self.tensors[position]}.{'shape[{}]' if kind == 'size' else 'stride({})'}".format(axis)
@@ -338,9 +365,13 @@ class Module:
     def _called(self, launcher: Launcher) -> str:
         """A launch inside backward or jvp."""
         given = [*launcher.inputs, *launcher.sizes]
-        if self.found.jvp is None:
+        if not self._is_behind_wrappers():
             return f"{launcher.function}({', '.join(given)})"
         return f"inside({', '.join([launcher.function, *given])})"
+
+    def _is_behind_wrappers(self) -> bool:
+        """Whether torch.func reaches backward."""
+        return self.found.jvp is not None
 
     def _still(self, tangents: list[str]) -> Iterator[str]:
         """Zeros for an argument that does not move; a single one always does."""
@@ -455,7 +486,8 @@ def _docstring(text: str) -> Iterator[str]:
         yield '"""'
 
 
-def _indented(lines: Iterator[str], by: int) -> Iterator[str]:
+def indented(lines: Iterator[str], by: int) -> Iterator[str]:
+    """The lines, `by` columns to the right."""
     yield from (" " * by + line if line else line for line in lines)
 
 

@@ -1,0 +1,106 @@
+"""What an export writes down for vmap: the graphs of a Function over lanes, every tensor with these as its first axis.
+
+    one lane: x [M, N], w [N] -> y [M, N]        many: x [lanes, M, N], w [lanes, N] -> y [lanes, M, N]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import sympy
+
+from ...ir import Graph, building
+from ...ir.errors import LoweringError
+from ...ir.transforms.batch import batch, lead
+from ...ir.transforms.extern import NoRuleError, no_rule
+from ..compile import cheaper
+from ..op_rules import OP_RULES
+from .gathered import Gathered, Part, Sizes, Source, apart, part_of
+
+LANES = sympy.Symbol("lanes", integer=True, positive=True)
+EXPECTED = 16
+"""How many lanes block sizes are chosen for."""
+
+
+@dataclass(frozen=True)
+class Batched(Gathered):
+    """The Function over lanes, whose parts take all that those of `lane` take, in the same order."""
+
+    lane: Gathered = field(kw_only=True)
+
+    @property
+    def name(self) -> str:
+        return f"{self.lane.name}Batched"
+
+    @property
+    def sources(self) -> dict[sympy.Symbol, Source]:
+        behind = {s: (at, kind, axis + 1) for s, (at, kind, axis) in self.lane.sources.items()}
+        return {**behind, LANES: (0, "size", 0)}
+
+    @property
+    def pinned(self) -> Sizes:
+        return {**self.lane.pinned, **super().pinned}
+
+    @property
+    def ones(self) -> set[sympy.Symbol]:
+        return {*self.lane.ones, LANES}
+
+
+def over_lanes(found: Gathered) -> Batched:
+    """The same over a batch, by the rules of the IR. Raises ExportError for what has none."""
+    if (reason := _refusal(found)) is not None:
+        raise apart(found.compiler, f"it has no vmap to write down: {reason}")
+    try:
+        parts = [None if p is None else _batched(found, p) for p in (found.forward, found.backward, found.jvp)]
+    except NoRuleError as error:
+        facts = error.facts
+        reason = f"`{facts['op']}` {facts['why']}"
+        raise apart(found.compiler, f"it has no vmap to write down: {reason}", facts["where"]) from error
+    except LoweringError as error:
+        raise apart(found.compiler, f"its vmap cannot be written in kernels: {error}") from error
+    forward, backward, jvp = parts
+    facts = {f.name: getattr(found, f.name) for f in fields(Gathered)}
+    made = Batched(**{**facts, "forward": forward, "backward": backward, "jvp": jvp}, lane=found)
+    _require_any_batch(made)
+    return made
+
+
+def _refusal(found: Gathered) -> str | None:
+    """Why a Function has no batched class, which takes and returns whole tensors that it may not change."""
+    forward = found.specialization.forward
+    if found.compiler.writes("vmap"):
+        return "it has a vmap of its own, which is called as it is written"
+    if not found.slots:
+        return "it takes no tensor"
+    if forward.dirty or any(p.graph.mutations for p in found.parts):
+        return "it writes into an argument"
+    if any(o.kind not in ("tensor", "object") for o in forward.outputs):
+        return "an output is an argument, a view of one, or another output"
+    if any(kind != "size" for _, kind, _ in found.sources.values()):
+        return "the strides of its arguments vary"
+    return None
+
+
+def _batched(found: Gathered, part: Part) -> Part:
+    graph = _graph(part.graph)
+    sizes = {**found.sizes, LANES: EXPECTED}
+    return part_of(found.compiler, graph, part.method, found.target, sizes, part.passed, part.sizes)
+
+
+def _graph(lane: Graph) -> Graph:
+    """Every input and every output has the lanes in front; what draws random numbers is refused."""
+    if (drawn := next((v for v in lane.order() if v.prim == "aten_effect" and v.avals), None)) is not None:
+        raise no_rule("vmap", drawn, "draws random numbers")
+    found = batch(lane, [True] * len(lane.inputs), LANES, OP_RULES)
+    with building(found.graph):
+        pairs = zip(found.graph.outputs, found.mapped, strict=True)
+        return cheaper(found.graph.returning([None if o is None else lead(LANES, o, m) for o, m in pairs]))
+
+
+def _require_any_batch(found: Batched) -> None:
+    """A number in a kernel over lanes that is none in the kernel of one would hold for fewer calls than are told."""
+    more: dict[Any, int] = {s: n for s, n in found.pinned.items() if s not in found.lane.pinned}
+    if more:
+        told = ", ".join(f"{'the batch' if s == LANES else 'a size'} is {n}" for s, n in more.items())
+        raise apart(found.compiler, f"it has no vmap to write down: its kernels over a batch hold where {told}")
