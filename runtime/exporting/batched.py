@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Any
 
 import sympy
 
@@ -41,6 +40,11 @@ class Batched(Gathered):
     @property
     def pinned(self) -> Sizes:
         return {**self.lane.pinned, **super().pinned}
+
+    @property
+    def constants(self) -> Sizes:
+        """Symbols whose values are compiled into a kernel over lanes alone: for others the launch raises."""
+        return {s: n for s, n in self.pinned.items() if s not in self.lane.pinned}
 
     @property
     def ones(self) -> set[sympy.Symbol]:
@@ -99,8 +103,8 @@ def _graph(lane: Graph) -> Graph:
 
 
 def _require_any_batch(found: Batched) -> None:
-    """A number in a kernel over lanes that is none in the kernel of one would hold for fewer calls than are told."""
-    more: dict[Any, int] = {s: n for s, n in found.pinned.items() if s not in found.lane.pinned}
-    if more:
-        told = ", ".join(f"{'the batch' if s == LANES else 'a size'} is {n}" for s, n in more.items())
+    """Kernels hold for any batch, and launches over lanes take the numbers that those of one lane take."""
+    given = () if found.backward is None else found.backward.sizes
+    for symbol in (s for s in (LANES, *given) if s in found.constants):
+        told = f"{'the batch' if symbol == LANES else 'a size'} is {found.constants[symbol]}"
         raise apart(found.compiler, f"it has no vmap to write down: its kernels over a batch hold where {told}")

@@ -28,7 +28,7 @@ class BatchedClass(Module):
     """The class over lanes, with the names that sizes have in the class of one."""
 
     def __init__(self, found: Batched, known: Mapping[Any, str | int]) -> None:
-        self.known = known
+        self.known = {**known, **found.constants}
         super().__init__(found)
 
     def _symbols(self, names: Names) -> dict[Any, str | int]:
@@ -60,6 +60,7 @@ class ModuleWithVmap(Module):
 
     def __init__(self, found: Gathered, many: Batched) -> None:
         super().__init__(found)
+        self.constants = many.constants
         self.batched = BatchedClass(many, self.symbols)
         self.own, self.launchers = self.launchers, [*self.launchers, *self.batched.launchers]
 
@@ -68,6 +69,7 @@ class ModuleWithVmap(Module):
 
     def _counts(self) -> Iterator[str]:
         yield from super()._counts()
+        yield f"vmap holds for: {', '.join(self.batched._argument_types())}."
         yield from (f"vmap of {line}" for line in self.batched._counts())
 
     def _head(self) -> str:
@@ -91,6 +93,10 @@ class ModuleWithVmap(Module):
         if inner := [f"{one.function}: {many.function}," for one, many in pairs]:
             yield from ("", "", "BATCHED = {", *indented(iter(inner), 4), "}")
             yield '"""Launches inside backward or jvp, with the same over lanes."""'
+
+    def _test_sizes(self) -> tuple[dict[Any, int], dict[Any, int]]:
+        exported, small = super()._test_sizes()
+        return exported, exported if self.constants else small
 
     def _forward_mode(self) -> str:
         name = self.found.name

@@ -6,6 +6,7 @@ Compared are the compiled class under vmap, and the compiled class in a loop ove
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -148,6 +149,27 @@ def test_every_composition_gives_what_the_compiled_class_gives(tmp_path: Path) -
     assert done.returncode == 0, done.stdout + done.stderr
     for said in ("compared", "agrees with the class as it was written", "not agreed"):
         assert done.stdout.count(said) == len(CASES), (said, done.stdout)
+
+
+class Counts(Function):
+    """Integers alone come out, and no backward; the kernel over lanes has the length of rows compiled in."""
+
+    @staticmethod
+    def forward(x):
+        return (x > 0).sum(-1)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+
+def test_sizes_of_kernels_over_lanes_alone_are_told_and_required(tmp_path: Path) -> None:
+    path = tmp_path / "counts.py"
+    text = fusegrad.export(Counts, "f32[20,8]", path=path, derivatives=("vmap",))
+    (told,) = [line for line in text.splitlines() if line.startswith("vmap holds for: ")]
+    assert told.startswith("vmap holds for: x: f32[lanes, ") and told.endswith(", 8].")
+    with pytest.raises(ValueError, match="exported for"):
+        torch.vmap(runpy.run_path(str(path))["Counts"].apply)(torch.ones(3, 20, 9))
 
 
 def test_vmap_needs_no_jvp() -> None:
