@@ -59,8 +59,8 @@ def over_lanes(found: Gathered) -> Batched:
         parts = [None if p is None else _batched(found, p) for p in (found.forward, found.backward, found.jvp)]
     except NoRuleError as error:
         facts = error.facts
-        reason = f"`{facts['op']}` {facts['why']}"
-        raise apart(found.compiler, f"it has no vmap to write down: {reason}", facts["where"]) from error
+        told = f"it has no vmap to write down: `{facts['op']}` {facts['why']}"
+        raise apart(found.compiler, told, facts["where"]) from error
     except LoweringError as error:
         raise apart(found.compiler, f"its vmap cannot be written in kernels: {error}") from error
     forward, backward, jvp = parts
