@@ -90,6 +90,8 @@ def roles_of(program: Program, node: Value, hints: Hints) -> Roles:
     if others or not everywhere:
         _refuse(node, "something beside it is not computed element by element")
     left, right = total.args[0].args
+    if ITEMSIZE[total.dtype] not in TILES:
+        _refuse(node, f"no tile holds {total.dtype}")
     close = {a for s in program.sinks[:1] for a, c in s.place.terms if c == 1}
     if close & (left.axes - right.axes):  # stores are along the columns
         left, right = right, left

@@ -109,7 +109,8 @@ def transposed_jvp(cls: Any, ctx: Any, gradients: Sequence[Any]) -> tuple[Any, .
         found: Sequence[Any] = [None] * len(wanted)
         if pairs:
             outputs, given = [t for t, _ in pairs], [g for _, g in pairs]
-            found = torch.autograd.grad(outputs, wanted, given, allow_unused=True, create_graph=recorded)
+            kept = recorded or is_capturing()  # a capture would take gradients without a graph for constants
+            found = torch.autograd.grad(outputs, wanted, given, allow_unused=True, create_graph=kept)
     if settings().check and _are_real(gradients):
         _require_transpose(cls, ctx, wanted, gradients, found)
     supply = iter(found)

@@ -41,6 +41,11 @@ HERE = Path(__file__).parent
 os.environ.setdefault("FUSEGRAD_STORE", "0")  # captures are counted: what another test left on disk must not serve
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """A mistake that fusegrad goes round is a failure here. Not in pyproject.toml: that imports fusegrad before us."""
+    config.addinivalue_line("filterwarnings", "error:.*internal error:fusegrad.FallbackWarning")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if os.environ.get("FUSEGRAD_TESTS") == "all":
         return

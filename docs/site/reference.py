@@ -286,10 +286,10 @@ OWN_FACTS: dict[str, dict[str, Any]] = {
 
 def error_classes() -> list[type[FusegradError]]:
     """Every error class of the package."""
-    for module in pkgutil.walk_packages([str(ROOT / "ir"), str(ROOT / "tracer"), str(ROOT / "runtime")]):
-        room = Path(module.module_finder.path).relative_to(ROOT).as_posix().replace("/", ".")
-        if "worker" not in module.name:
-            importlib.import_module(f"fusegrad.{room}.{module.name}")
+    for room in ("ir", "tracer", "runtime"):
+        for module in pkgutil.walk_packages([str(ROOT / room)], f"fusegrad.{room}."):
+            if "worker" not in module.name:
+                importlib.import_module(module.name)
     found, todo = {FusegradError}, [FusegradError]
     while todo:
         fresh = [c for c in todo.pop().__subclasses__() if c.__module__.startswith("fusegrad.")]

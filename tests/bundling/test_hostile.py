@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import functions as f
+import bundled as f
 import pytest
 
 import fusegrad

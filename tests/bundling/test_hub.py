@@ -10,7 +10,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-import functions as f
+import bundled as f
 import pytest
 import torch
 

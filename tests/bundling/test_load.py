@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import functions as f
+import bundled as f
 import pytest
 import torch
 
@@ -247,7 +247,7 @@ w = torch.arange(8.0).cos().requires_grad_()
 out = cls.apply(x, w, 1e-6)
 grads = torch.autograd.grad(out, (x, w), torch.ones(6, 8))
 print(json.dumps([t.tolist() for t in (out, *grads)]))
-assert "functions" not in sys.modules
+assert "bundled" not in sys.modules
 """
 
 

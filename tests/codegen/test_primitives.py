@@ -141,9 +141,9 @@ def test_constants_and_sizes() -> None:
 
 
 def test_what_is_not_emitted_is_refused() -> None:
-    with pytest.raises(Unfusible, match="dot"):
+    with pytest.raises(Unfusible, match="left to the library: no tile holds f64"):
         graph = graph_of(
             lambda x, y: T(emit("dot", x.v, y.v, x_axes=(0, 1), y_axes=(1, 2), out_axes=(0, 2))),
-            x=Input("f32", (4, 4)), y=Input("f32", (4, 4)),
+            x=Input("f64", (4, 4)), y=Input("f64", (4, 4)),
         )  # fmt: skip
         generate(graph, target=INTERPRET, hints={}, name="body")
