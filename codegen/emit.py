@@ -43,6 +43,8 @@ from .strips import Strips
 from .values import Coord, default_name, name_of
 from .work import operations_of
 
+PACKED = {"cuda": "packed", "hip": "packed_vector"}
+"""What hides a 16-bit tile from the compiler; the interpreter computes everything again anyway."""
 WORKSPACE = 8
 """Partial sums are read back from L2 where they fill at most one part in so many of it."""
 
@@ -193,6 +195,9 @@ class Emitter(Strips):
         if plan.shared:
             self._along_strip(sinks)
             return
+        if plan.packed:
+            self._packed_phases(sinks)
+            return
         phase_of = {id(s): max((plan.phase[t] for t in s.terms), default=0) for s in sinks}
         last = max([*phase_of.values(), *(plan.phase[r.args[0]] for r in plan.final), *plan.phase.values()], default=0)
         passes = [p for p in range(last + 1) if self._pass_work(p, sinks, phase_of)] if plan.chunked else []
@@ -222,6 +227,35 @@ class Emitter(Strips):
             self._accumulate(r, self.body)
         for s in sinks:
             self.store(s, self.body)
+
+    def _packed_phases(self, sinks: Sequence[Sink]) -> None:
+        """Phase by phase, everything along the row made anew out of what was read."""
+        phase = self.plan.phase
+        work: dict[int, list[Term | Sink]] = {}
+        for t in (t for t in self.program.terms if t in self.plan.inner):
+            work.setdefault(phase[t.args[0]], []).append(t)
+        for s in sinks:
+            work.setdefault(max((phase[t] for t in s.terms), default=0), []).append(s)
+        for after, number_ in enumerate(sorted(work)):
+            if after:
+                self._forget()
+            for item in work[number_]:
+                self._do(item)
+
+    def _do(self, item: Term | Sink) -> None:
+        if isinstance(item, Sink):
+            self.store(item, self.body)
+        else:
+            self.value(item, self.body)
+
+    def _forget(self) -> None:
+        """Nothing along the row is held but the rows as they were read, and that for the compiler, too."""
+        row, memo = set(self.plan.row), self.body.memo
+        for known in [t for t in memo if isinstance(t, Term) and t.axes & row]:
+            del memo[known]
+        tiles = [memo["tile", t] for t in self.program.terms if ("tile", t) in memo]
+        for tile in tiles if self.target.kind in PACKED else ():
+            self.body.body.append(Accumulate(tile.text, "=", call(PACKED[self.target.kind], tile)))
 
     def _pass_work(
         self, phase: int, sinks: Sequence[Sink], phase_of: Mapping[int, int]

@@ -92,7 +92,10 @@ class Leaning:
 
 @dataclass(frozen=True)
 class Target:
-    """A device to generate for. `shared` and `l2` in bytes; `warp` in threads."""
+    """A device to generate for: `shared` and `l2` in bytes, `warp` in threads.
+
+    A program may keep `packed` elements of 16 bits in registers, and still compute with them.
+    """
 
     kind: Literal["cuda", "hip", "interpret"]
     arch: str
@@ -100,6 +103,7 @@ class Target:
     l2: int
     shared: int
     warp: int = 32
+    packed: int = 1 << 16
     leaning: Leaning = Leaning()
 
     def __str__(self) -> str:
@@ -111,6 +115,6 @@ TARGETS = {
     "cuda:90": Target("cuda", "90", units=132, l2=50 << 20, shared=227 << 10),
     "cuda:100": Target("cuda", "100", units=148, l2=126 << 20, shared=227 << 10),
     "hip:gfx942": Target("hip", "gfx942", units=304, l2=256 << 20, shared=64 << 10, warp=64),
-    # the interpreter pays per program, whatever the block: few programs, large blocks
-    "interpret": Target("interpret", "", units=4, l2=50 << 20, shared=227 << 10),
+    # the interpreter pays per program, whatever the block: few programs, large blocks; it has no registers
+    "interpret": Target("interpret", "", units=4, l2=50 << 20, shared=227 << 10, packed=0),
 }

@@ -12,6 +12,20 @@ def rounded(v, dtype: tl.constexpr):
     return v.to(dtype).to(tl.float32)
 
 @triton.jit
+def packed(v):
+    """The same 16-bit tile, opaque: what was computed from it is computed again, not kept.
+
+    The assembler sees through a move, but not that programs of a grid with one axis are at zero of the third.
+    """
+    add_zero: tl.constexpr = "{ .reg .b32 zero; mov.u32 zero, %ctaid.z; add.u32 $0, $1, zero; }"
+    return tl.inline_asm_elementwise(add_zero, "=r,r", [v], dtype=v.dtype, is_pure=False, pack=2)
+
+@triton.jit
+def packed_vector(v):
+    """`packed` for vector registers of AMD."""
+    return tl.inline_asm_elementwise("v_mov_b32 $0, $1", "=v,v", [v], dtype=v.dtype, is_pure=False, pack=2)
+
+@triton.jit
 def larger(a, b):
     """The maximum; NaN wins, as in torch."""
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)

@@ -33,6 +33,18 @@ STRIP = 256
 """Columns of a strip whose sums over the rows are wanted: wide accesses, few bytes of partial sums."""
 PARTIALS = 0.0295
 """Bytes of partial sums that a program may write, of those that it moves: fewer programs rather than more of them."""
+LIGHT = frozenset({
+    "const", "cast", "spread", "add", "sub", "mul", "div", "reciprocal", "neg", "abs", "max", "min", "sqrt", "rsqrt",
+    "exp", "sigmoid", "where", "eq", "ne", "lt", "le", "gt", "ge",
+})  # fmt: skip
+"""What takes few registers for one element: rows may stay packed beside it."""
+DIVISIONS = frozenset({"div", "reciprocal", "sigmoid"})
+STREAMS = 2
+"""The most rows that stay packed side by side."""
+PASSING = 1.5
+"""Bytes of packed rows and of the weights beside them, of those of packed rows alone."""
+PADDED = 1.25
+"""Lanes of a row over its columns, beyond which a wide row held whole is more waste than its second read."""
 
 
 class Separate(Exception):
@@ -49,6 +61,7 @@ class Budget:
     Before its partial sums are worth their bytes, a program walks at least `turns` items and `walked` elements, and so
     many that the sums are at most the share `partials` of the bytes that it moves; but more than `long` of them only
     where half of the units are busy. From `alone` lanes on, a row that begins at an odd place is worth its own tile.
+    Of 16-bit elements `packed` may stay as they were read, two in a register; as many registers are for the rest.
     """
 
     held: int
@@ -61,15 +74,18 @@ class Budget:
     partials: float
     long: int
     alone: int
+    packed: int
 
     @staticmethod
     def of(target: Target) -> Budget:
         if target.kind == "interpret":
             held = max(16, target.shared * 8)
             chunk = max(16, min(1 << 15, held // 2))
-            return Budget(held, min(1 << 16, held), chunk, target.units, target.units, 1, 1, 1.0, 1, 128)
+            lanes = min(1 << 16, held)
+            return Budget(held, lanes, chunk, target.units, target.units, 1, 1, 1.0, 1, 128, target.packed)
         lanes, chunk = (max(256, int(n * 2.0**target.leaning.lanes)) for n in (2048, 4096))
-        return Budget(48 << 10, lanes, chunk, target.units, target.units // 2, 4, 1 << 14, PARTIALS, 12, 1024)
+        units = target.units
+        return Budget(48 << 10, lanes, chunk, units, units // 2, 4, 1 << 14, PARTIALS, 12, 1024, target.packed)
 
 
 @dataclass(frozen=True)
@@ -100,6 +116,7 @@ class Schedule:
     shared: bool = False
     slide: Slide | None = None
     whole: tuple[Axis, ...] = ()  # row axes that are in the tile from end to end, though the row is in chunks
+    packed: frozenset[Term] = frozenset()  # loads that stay 16 bits wide from phase to phase; others are made anew
     step: int = 1  # items between those of one program: rows that begin alike, so that its lanes stay columns
 
     def blocks(self, axis: Axis) -> Size:
@@ -163,7 +180,9 @@ class Scheduler:
         rows = tuple(a for a in order if a in row)
         self._check_serial(inner, rows, outer)
         accumulators = [r for r in final if r.args[0].axes & row]
-        resident = not rows or self._resident(rows, accumulators)
+        held = not rows or self._resident(rows, accumulators)
+        packed = frozenset[Term]() if held else self._packed(rows, inner, final)
+        resident = held or bool(packed)
         self.shared = not resident and self._shareable(rows, inner, final, outer, walk)
         chunked = not resident and (self.shared or self._in_chunks(rows, inner, final))
         self.online = self._online(inner) if chunked else {}
@@ -186,7 +205,7 @@ class Scheduler:
             items, programs, warps, self._stages(tile, chunked), tuple(order),
             not self.shared and (chunked or self._hoisted(rows, tile, accumulators)), self.online,
             self.direct if chunked else {}, self.shared, slide,
-            self._whole(rows, tile) if chunked else (), step,
+            self._whole(rows, tile) if chunked else (), packed, step,
         )  # fmt: skip
 
     # ------------------------------------------------------------------ roles
@@ -348,11 +367,46 @@ class Scheduler:
         width = 1 if row[-1] is self._vector() else min(16, power_of_two(self.size[self._vector()]))
         wide = 2 if any(t.dtype == "f64" for t in self.program.terms) else 1
         copies = max(1, len([t for t in loads if t.axes - set(row)]) + len(accumulators)) * wide
+        return self._padded(row) * width * copies <= self.budget.held and self._roomy(row)
+
+    def _roomy(self, row: tuple[Axis, ...]) -> bool:
+        """Few lanes lie outside, and few reductions want registers beside the row."""
         padded = self._padded(row)
-        wasteful = padded > 32768 and padded > 1.25 * math.prod(self.size[a] for a in row)
+        wasteful = padded > 32768 and padded > PADDED * math.prod(self.size[a] for a in row)
         many = any(padded >= lanes and len(self.reductions) > most for lanes, most in CROWDED)
-        crowded = many and self.target.kind != "interpret"
-        return padded * width * copies <= self.budget.held and not wasteful and not crowded
+        return not wasteful and not (many and self.target.kind != "interpret")
+
+    def _packed(self, row: tuple[Axis, ...], inner: list[Term], final: list[Term]) -> frozenset[Term]:
+        """The rows that are read once because they stay packed; none where anything else had to stay, too."""
+        streams = [t for t in self.program.terms if t.op == "load" and t.axes > set(row)]
+        narrow = all(t.dtype in LOW_FLOATS and not t.args for t in streams)
+        alone = not final and not self.scans and not any(r.axes & set(row) for r in inner)
+        plain = self._pinnable(row) and self._vector() in row and self.begin is None and self._roomy(row)
+        wanted = narrow and alone and plain and self._passes() > 1
+        return frozenset(streams if wanted and self._packable(row, streams) else ())
+
+    def _packable(self, row: tuple[Axis, ...], streams: list[Term]) -> bool:
+        """What was read fits, beside it the weights that come by, and what is computed from both takes little room."""
+        rows = len({t.param for t in streams})
+        kept = 2 * rows
+        passing = sum(ITEMSIZE[t.dtype] for t in self._row_loads(row) if t not in streams)
+        room = 2 * self.budget.packed // self._padded(row)
+        fits = kept <= room and kept + passing <= PASSING * room
+        return rows <= STREAMS and fits and self._light_along(set(row))
+
+    def _light_along(self, row: set[Axis]) -> bool:
+        """No term along the row takes many registers, one extreme is looked for at most, one row is written."""
+        along = [t for t in self.program.terms if t.axes & row and t.op not in ("load", *REDUCTIONS)]
+        extremes = [r for r in self.reductions if r.op != "sum"]
+        written = [s for s in self.program.sinks if set(s.axes) & row]
+        return all(self._light_for(t, row) for t in along) and len(extremes) <= 1 and len(written) <= 1
+
+    def _light_for(self, term: Term, row: set[Axis]) -> bool:
+        """Few registers for one element; AMD divides, and rounds what it computes to 16 bits, in many."""
+        divides = term.op in DIVISIONS and bool(term.args[-1].axes & row)
+        if self.target.kind == "hip" and (divides or (term.dtype in LOW_FLOATS and term.op != "cast")):
+            return False
+        return term.op in LIGHT and term.dtype in ("b1", "f32", *LOW_FLOATS)
 
     def _row_loads(self, row: Iterable[Axis]) -> list[Term]:
         """One load of every whole row that is read."""

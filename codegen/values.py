@@ -279,10 +279,20 @@ class Values:
         if (known := scope.find(term)) is not None:
             return known
         home = scope.home(self.level(term))
+        if term in self.plan.packed:
+            return loaded(self._tile(term, home), term.dtype)
         text = self._computed(term, home)
         if term.dtype in NARROW and self._rounds(term):
             text = rounded(text, term.dtype)
         return self._named(term, text, home, scope)
+
+    def _tile(self, term: Term, home: Scope) -> Expr:
+        """A row as it is in memory."""
+        if (known := home.find(("tile", term))) is None:
+            label = self.names.fresh(name_of(term), default_name(term))
+            known = home.memo["tile", term] = name(label)
+            home.body.append(Let(label, self._read(term, home)))
+        return known
 
     def _rounds(self, term: Term) -> bool:
         if term.op == "cast":

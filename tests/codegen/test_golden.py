@@ -19,6 +19,7 @@ KERNELS = {
     "rms_forward": {M: 4096, N: 4096},
     "rms_backward": {M: 4096, N: 4096},
     "softmax": {M: 4096, N: 4096},
+    "softmax_packed": {M: 4096, N: 65536},
     "cross_entropy": {M: 8192, N: 128256},
     "swiglu": {M: 32},
     "rope": {M: 4096},
@@ -30,6 +31,7 @@ KERNELS = {
 }
 ALL = {
     **BODIES,
+    "softmax_packed": BODIES["softmax"],
     "group_norm_backward": MIXED["group backward"],
     "rope_interleaved": LAYOUTS["turned"],
     "linear_silu": PRODUCTS["linear bf16"],
