@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from ..commands.answer import Answer
 from ..commands.arguments import add_target, call_of
@@ -36,5 +37,13 @@ def run(options: argparse.Namespace) -> Answer:
     )  # fmt: skip
     facts = {"path": options.output, "lines": len(text.splitlines())}
     if options.output:
-        return Answer(facts, [f"wrote {options.output} ({facts['lines']} lines)"])
+        return Answer(facts, _written(options.output, text))
     return Answer({**facts, "text": text}, [text.rstrip("\n")])
+
+
+def _written(path: str, text: str) -> list[str]:
+    """What to say of a file: its length where it is the text itself, what it keeps where it is not."""
+    if Path(path).suffix == ".pt2":
+        return [f"wrote {path}", *text.splitlines()]
+    is_text = Path(path).is_file() and Path(path).suffix != ".zip"
+    return [f"wrote {path} ({len(text.splitlines())} lines)" if is_text else f"wrote {path}"]
