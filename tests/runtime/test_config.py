@@ -17,8 +17,8 @@ def test_defaults(monkeypatch) -> None:
     monkeypatch.setattr(config, "_STORE", True)  # which the tests switch off
     config._settings_of.cache_clear()
     assert config.settings() == config.Settings(backend=None, check=True, debug=False)
-    config._settings_of.cache_clear()
     assert config.backend_name("auto") == "auto"
+    config._settings_of.cache_clear()  # it would keep the store on for the tests that follow
 
 
 def test_the_environment_wins_over_compile_and_patch_over_both(monkeypatch) -> None:
