@@ -10,7 +10,6 @@ from typing import Any
 import sympy
 
 from ...codegen import Kernel, Kernels
-from ...codegen.kernel import Buffer
 from ...codegen.names import Names
 from ...ir import Value
 from ...ir.passes.fuse import Group
@@ -167,25 +166,11 @@ class CppLauncher(Launcher):
         name = line.split(" = ")[0]
         return f"{line};" if f" {name} = {name}" in f" {line}" or f"({name}," in line else f"at::Tensor {line};"
 
-    def _group(self, group: Group, versions: Sequence[Kernels]) -> list[str]:
-        given = [self._given(v, own) for v, own in zip(group.inputs, group.graph.inputs, strict=True)]
-        lines = [line for before, _ in given for line in before]
-        outputs = []
-        for whole, own, strides in zip(group.outputs, group.graph.outputs, group.graph.output_strides, strict=True):
-            assert own is not None and strides is not None
-            outputs.append(self._named(whole, whole.origin.name))
-            lines.append(f"at::Tensor {outputs[-1]} = {self._empty(own.dtype, own.shape, strides)};")
-        memory = {"input": [text for _, text in given], "output": outputs}
-        versions = self.reached(versions)
-        lines += self._variables(versions)
-        launches = [list(self._launches(version, memory)) for version in versions]
-        return [*lines, *self._branches(versions, launches)]
+    def _on_device(self, lines: Iterator[str]) -> list[str]:
+        return list(lines)
 
-    def reached(self, versions: Sequence[Kernels]) -> Sequence[Kernels]:
-        for i, version in enumerate(versions):
-            if self._condition(version) in ("", "true"):
-                return versions[: i + 1]
-        return versions
+    def _bound(self, name: str, text: str) -> str:
+        return f"at::Tensor {name} = {text};"
 
     def _branches(self, versions: Sequence[Kernels], launches: Sequence[list[str]]) -> Iterator[str]:
         conditions = [self._condition(v) for v in versions[:-1]]
@@ -202,18 +187,6 @@ class CppLauncher(Launcher):
         guards = dict.fromkeys(g for k in version.kernels for g in k.guards if g.has(sympy.Mod))
         return " && ".join(map(self.expressions.text, guards))
 
-    def _launches(self, version: Kernels, memory: Mapping[str, Sequence[str]]) -> Iterator[str]:
-        temporaries = []
-        for buffer in version.temporaries:
-            temporaries.append(self.names.fresh(buffer.name))
-            yield f"at::Tensor {temporaries[-1]} = {self._empty(buffer.dtype, buffer.shape, buffer.strides)};"
-        for kernel in version.kernels:
-            scratch = []
-            for buffer in kernel.scratch:
-                scratch.append(self.names.fresh(buffer.name))
-                yield f"at::Tensor {scratch[-1]} = {self._scratch(buffer, kernel.name)};"
-            yield from self._launch(kernel, {**memory, "temporary": temporaries, "scratch": scratch})
-
     def _launch(self, kernel: Kernel, memory: Mapping[str, Sequence[str]]) -> Iterator[str]:
         arguments = [self._argument(a, memory).removesuffix(".view(torch.uint8)") for a in kernel.arguments]
         grid, (first, *rest) = self.expressions.text(kernel.grid), folded(arguments, 80)
@@ -221,12 +194,6 @@ class CppLauncher(Launcher):
         yield head + first.rstrip(",") + ("," if rest else "});")
         for i, line in enumerate(rest):
             yield f"    {line.rstrip(',')}" + ("," if i < len(rest) - 1 else "});")
-
-    def _scratch(self, buffer: Buffer, kernel: str) -> str:
-        if buffer.zeroed:
-            shape = self.expressions.text(buffer.shape[0])
-            return f'counters("{kernel} {buffer.name}", {shape}, {self._device()})'
-        return self._empty(buffer.dtype, buffer.shape, contiguous_strides(buffer.shape))
 
     def _empty(self, dtype: str, shape: Sequence[Any], strides: Sequence[Any]) -> str:
         sizes, facts = self.expressions.tuple(shape), options(dtype, self._device())

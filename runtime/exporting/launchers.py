@@ -196,18 +196,25 @@ class Launcher:
         for whole, own, strides in zip(group.outputs, group.graph.outputs, group.graph.output_strides, strict=True):
             assert own is not None and strides is not None
             outputs.append(self._named(whole, whole.origin.name))
-            lines.append(f"{outputs[-1]} = {self._empty(own.dtype, own.shape, strides)}")
+            lines.append(self._bound(outputs[-1], self._empty(own.dtype, own.shape, strides)))
         memory = {"input": [text for _, text in given], "output": outputs}
         versions = self.reached(versions)
         lines += self._variables(versions)
         launches = [list(self._launches(version, memory)) for version in versions]
-        lines.append(f"with torch.cuda.device_of({self.inputs[0]}):")
-        return [*lines, *(f"    {line}" for line in self._branches(versions, launches))]
+        return [*lines, *self._on_device(self._branches(versions, launches))]
+
+    def _on_device(self, lines: Iterator[str]) -> list[str]:
+        """Launches go to the GPU on which the arguments are."""
+        return [f"with torch.cuda.device_of({self.inputs[0]}):", *(f"    {line}" for line in lines)]
+
+    def _bound(self, name: str, text: str) -> str:
+        """The line that gives a tensor a new name."""
+        return f"{name} = {text}"
 
     def reached(self, versions: Sequence[Kernels]) -> Sequence[Kernels]:
         """The versions up to the first whose condition always holds."""
         for i, version in enumerate(versions):
-            if self._condition(version) in ("", "True"):
+            if self._condition(version) in ("", self.expressions.text(sympy.true)):
                 return versions[: i + 1]
         return versions
 
@@ -249,12 +256,12 @@ class Launcher:
         temporaries = []
         for buffer in version.temporaries:
             temporaries.append(self.names.fresh(buffer.name))
-            yield f"{temporaries[-1]} = {self._empty(buffer.dtype, buffer.shape, buffer.strides)}"
+            yield self._bound(temporaries[-1], self._empty(buffer.dtype, buffer.shape, buffer.strides))
         for kernel in version.kernels:
             scratch = []
             for buffer in kernel.scratch:
                 scratch.append(self.names.fresh(buffer.name))
-                yield f"{scratch[-1]} = {self._scratch(buffer, kernel.name)}"
+                yield self._bound(scratch[-1], self._scratch(buffer, kernel.name))
             yield from self._launch(kernel, {**memory, "temporary": temporaries, "scratch": scratch})
 
     def _launch(self, kernel: Kernel, memory: Mapping[str, Sequence[str]]) -> Iterator[str]:
