@@ -6,12 +6,15 @@ Where in doubt a result depends: too much costs a zero, too little would lose a 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import torch
 
 from ..tracer.capture import CUT, Trace
 
+Homes: TypeAlias = dict[torch.fx.Node, torch.fx.Node]
 aten = torch.ops.aten
 _LIKE = ("zeros", "ones", "full", "empty", "rand", "randn")
 _SHAPE_ONLY = {
@@ -31,15 +34,59 @@ def sources_of(trace: Trace) -> list[frozenset[int]]:
 
 
 def _found(graph: torch.fx.Graph) -> list[frozenset[int]]:
-    inputs = [n for n in graph.nodes if n.op == "placeholder"]
     (results,) = graph.find_nodes(op="output")[0].args
-    if any(map(_writes, graph.nodes)):  # a value may come by way of memory
-        return [frozenset(range(len(inputs)))] * len(results)
-    reach: dict[torch.fx.Node, frozenset[int]] = {n: frozenset({i}) for i, n in enumerate(inputs)}
-    for node in graph.nodes:
-        if node not in reach:
-            reach[node] = _reached(node, reach)
+    reach = _reaching(graph, _homes(graph))
     return [reach[r] if isinstance(r, torch.fx.Node) else frozenset() for r in results]
+
+
+def _reaching(graph: torch.fx.Graph, home: Homes) -> dict[torch.fx.Node, frozenset[int]]:
+    """Per node what reaches its memory, by whatever is written there: it may be read before, or after that."""
+    inputs = [n for n in graph.nodes if n.op == "placeholder"]
+    reach = dict.fromkeys(set(home.values()), frozenset[int]()) | {n: frozenset({i}) for i, n in enumerate(inputs)}
+    before = None
+    while before != reach:
+        before = dict(reach)
+        for node in (n for n in graph.nodes if n.op not in ("placeholder", "output")):
+            found = _reached(node, {a: reach[home[a]] for a in node.all_input_nodes})
+            for written in (node, *_written(node)):
+                reach[home[written]] |= found
+    return {node: reach[at] for node, at in home.items()}
+
+
+def _homes(graph: torch.fx.Graph) -> Homes:
+    """Per node the first one with its memory. What the user detached counts as apart: it has no history."""
+    home: Homes = {}
+    for node in graph.nodes:
+        base = None if node.meta.get(CUT) else _base(node)
+        home[node] = node if base is None else home[base]
+    return home
+
+
+def _base(node: torch.fx.Node) -> torch.fx.Node | None:
+    """The argument whose memory a node's result shows."""
+    if node.target is operator.getitem:
+        return node.all_input_nodes[0]
+    return next((a for a, info in _arguments(node) if info is not None and _is_returned(node, info)), None)
+
+
+def _is_returned(node: torch.fx.Node, info: Any) -> bool:
+    returned = (r.alias_info for r in node.target._schema.returns)  # type: ignore[union-attr]
+    return any(r is not None and r.before_set & info.before_set for r in returned)
+
+
+def _written(node: torch.fx.Node) -> list[torch.fx.Node]:
+    return [a for a, info in _arguments(node) if info is not None and info.is_write]
+
+
+def _arguments(node: torch.fx.Node) -> list[tuple[torch.fx.Node, Any]]:
+    """The tensors that an operation of torch takes, each with what the schema says of its memory."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return []
+    given = [node.args[i] if i < len(node.args) else node.kwargs.get(a.name) for i, a in enumerate(schema.arguments)]
+    pairs = zip(given, schema.arguments, strict=True)
+    flat = ((v, a.alias_info) for value, a in pairs for v in (value if isinstance(value, list | tuple) else [value]))
+    return [(v, info) for v, info in flat if isinstance(v, torch.fx.Node)]
 
 
 def _reached(node: torch.fx.Node, reach: dict[torch.fx.Node, frozenset[int]]) -> frozenset[int]:
@@ -53,11 +100,6 @@ def _may_be_float(node: torch.fx.Node) -> bool:
     if isinstance(value, torch.Tensor):
         return value.is_floating_point() or value.is_complex()
     return not isinstance(value, int | torch.SymInt | torch.SymBool)
-
-
-def _writes(node: torch.fx.Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    return schema is not None and bool(schema.is_mutable)
 
 
 def independent(trace: Trace, of: Sequence[int]) -> list[int]:

@@ -22,6 +22,7 @@ from ..tracer.reads import Read, Reads
 from ..tracer.torch_private import (
     custom_function_call,
     dual_level,
+    forward_mode_is_active,
     is_batched,
     plain_tensors,
     transforms_active,
@@ -90,7 +91,7 @@ class Unit:
         self.in_ir: dict[int, Lowered | None] = {}  # by the executable
         self.noted = threading.local()  # `captured`: what its function, or that of a batch of it, ran last
         self.refused: Callable[[CaptureError], None] | None = None  # is told of a graph that cannot be captured
-        self._function: Any = None
+        self._functions: dict[bool, Any] = {}
         self._derived: dict[Any, Unit] = {}
 
     def __call__(self, *args: Any) -> Sequence[Any]:
@@ -199,9 +200,10 @@ class Unit:
     @property
     def function(self) -> Any:
         """The Function that executes this unit and whose rules are units again."""
-        if self._function is None:
-            self._function = _function_of(self)
-        return self._function
+        pushes = forward_mode_is_active()
+        if pushes not in self._functions:
+            self._functions[pushes] = _function_of(self, pushes)
+        return self._functions[pushes]
 
     def vjp(self, inputs: int, needed: Needed = None) -> Unit:
         """(inputs, cotangents of the outputs) -> cotangents of the inputs that need one (None: of all)."""
@@ -596,14 +598,28 @@ def zeros(like: tuple[Any, Any, Any]) -> Tensor:
     return torch.zeros(like[0], dtype=like[1], device=like[2])
 
 
-def _function_of(unit: Unit) -> Any:
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def own_memory(result: Any) -> Any:
+    """A value that repeats elements (the same in every lane, expanded), in full: no tangent fits its layout."""
+    if not isinstance(result, Tensor):
+        return result
+    repeats = any(step == 0 and n > 1 for step, n in zip(result.stride(), result.shape, strict=True))
+    return result.contiguous() if repeats else result
+
+
+def _function_of(unit: Unit, pushes: bool) -> Any:
+    """pushes: its results are to have tangents."""
     noted = unit.noted  # other units run between forward and the setup_context of a level further out
+    kept = own_memory if pushes else _as_it_is
 
     def forward(*args: Any) -> Any:
         _ran.captured = None
         results = unit.execute(args)
         noted.captured = _ran.captured
-        return tuple(o.view_as(o) if _is_one_of(o, args) else o for o in results)
+        return tuple(o.view_as(o) if _is_one_of(o, args) else kept(o) for o in results)
 
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         ctx.set_materialize_grads(False)
@@ -632,8 +648,8 @@ def _function_of(unit: Unit) -> Any:
         return tuple(None if i in ctx.constant else t for i, t in full)
 
     def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
-        outputs = unit.batch(in_dims, info.randomness)(*args)
-        return tuple(outputs), tuple(None if o is None else 0 for o in outputs)
+        outputs = tuple(map(kept, unit.batch(in_dims, info.randomness)(*args)))
+        return outputs, tuple(None if o is None else 0 for o in outputs)
 
     rules = {"forward": forward, "setup_context": setup_context, "backward": backward, "jvp": jvp, "vmap": vmap}
     return type(unit.name, (Function,), {name: staticmethod(rule) for name, rule in rules.items()})

@@ -28,7 +28,7 @@ from .linear import AttachedGradients, NonLinearBackward, Roundings, not_transpo
 from .plan import BoundSizes
 from .promised import PromisedJvp
 from .tangents import tangents_of
-from .unit import VALUES, BackwardUnit, OutDim, Unit, batchable, lane, present_under_vmap, zeros
+from .unit import VALUES, BackwardUnit, OutDim, Unit, batchable, lane, own_memory, present_under_vmap, zeros
 
 if TYPE_CHECKING:
     from .function import Compiler
@@ -40,11 +40,17 @@ Dims = tuple[int | None, ...]
 
 def whole_of(compiler: Compiler, specialization: Specialization, backend: str) -> Any:
     """The one such Function of a specialisation on a backend."""
-    copies = bool(specialization.skip) and forward_mode_is_active() and not compiler.writes("jvp")
+    copies = _has_no_place_for_tangents(specialization) and forward_mode_is_active() and not compiler.writes("jvp")
     key = (backend, "whole", copies)
     if key not in specialization.nodes:
         specialization.nodes[key] = Whole(compiler, specialization, backend, copies).function()
     return specialization.nodes[key]
+
+
+def _has_no_place_for_tangents(spec: Specialization) -> bool:
+    """Whether some output is a view, or repeats elements: a tangent that is derived is no such thing."""
+    made = (*spec.forward.fake_outputs, *spec.forward.fake_hidden)
+    return bool(spec.skip) or any(isinstance(step, int) and step == 0 for o in made for step in o.stride())
 
 
 def why_not_whole(compiler: Compiler, spec: Specialization) -> str | None:
@@ -356,9 +362,11 @@ class Whole(Rules):
             return tuple(o if o._base is None else o.clone() for o in made)
         outputs, hidden = self.spec.run_forward(args, self.backend)
         outputs = [o if i in self.spec.skip or o._base is None else o.data for i, o in enumerate(outputs)]
-        if self.copies:  # a tangent that is derived is no view of another, so that its primal must not be one
+        if self.copies:  # autograd lays out a tangent as its primal is
             dirty = {i for i, _ in self.dirty_outputs()}
             outputs = [o.clone() if i in self.spec.skip - dirty else o for i, o in enumerate(outputs)]
+            outputs = [o if i in dirty else own_memory(o) for i, o in enumerate(outputs)]
+            hidden = [own_memory(h) for h in hidden]
         return (*self.as_views(outputs, tensors), *hidden)
 
     def sizes_of(self, inputs: Sequence[Any]) -> dict[Any, int]:
@@ -525,7 +533,7 @@ class Batched(Rules):
         for i, position in enumerate(self.spec.forward.tensor_outputs):
             described = self.spec.forward.outputs[position]
             results[i] = results[described.index] if described.kind == "same" else results[i]
-        results = [_own_batch(r) for r in self.as_views(results[: self.made], tensors)]
+        results = [own_memory(r) for r in self.as_views(results[: self.made], tensors)]
         for i, index in self.dirty_outputs():
             results[i] = tensors[index]
         return tuple(results)
@@ -584,14 +592,6 @@ def transposed_backward(
     pushed = iter(found)
     results = [next(pushed) if p.requires_grad else None for p in probes]
     return [torch.zeros_like(o) if r is None and is_float(o) else r for r, o in zip(results, outputs, strict=True)]
-
-
-def _own_batch(result: Any) -> Any:
-    """A value that is the same in every lane, in memory of its own: no tangent could be written in its layout."""
-    if not isinstance(result, Tensor):
-        return result
-    repeats = any(step == 0 and n > 1 for step, n in zip(result.stride(), result.shape, strict=True))
-    return result.contiguous() if repeats else result
 
 
 def _is_one_of(value: Any, tensors: Sequence[Any]) -> bool:

@@ -28,7 +28,6 @@ linear: dict[str, tuple[int, ...] | Literal["all"]] = {
 """Over the reals: conj, and a cast of complex numbers to real ones, are linear too."""
 
 bilinear = ("mul", "dot")
-_KEEPS_ZERO = tuple(prim for prim in linear if prim != "div")  # 0/0 is not 0
 
 
 def positions(prim: str, operands: int) -> tuple[int, ...]:
@@ -142,7 +141,7 @@ def _is_zero(node: Value, zero: set[int], rules: ExternRules) -> bool:
         return number_of(node) == 0
     if node.prim in bilinear:
         return any(a.id in zero for a in node.args)
-    return node.prim in _KEEPS_ZERO and all(node.args[i].id in zero for i in positions(node.prim, len(node.args)))
+    return node.prim in linear and all(node.args[i].id in zero for i in positions(node.prim, len(node.args)))
 
 
 def _refused(node: Value, kind: Kind, why: str) -> Refusal:

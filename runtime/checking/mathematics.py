@@ -72,8 +72,9 @@ def jvp(fn: F, xs: Sequence[Tensor], ts: Sequence[Tensor]) -> Any:
 
 
 def _contracted(jacobian: Sequence[Tensor], ts: Sequence[Tensor], output: Tensor) -> Tensor:
+    """A tangent: it has the dtype of its output."""
     pairs = zip(jacobian, ts, strict=True)
-    return sum((torch.tensordot(j, t, t.dim()) for j, t in pairs), torch.zeros_like(output))
+    return sum((torch.tensordot(j, t, t.dim()) for j, t in pairs), torch.zeros_like(output)).to(output.dtype)
 
 
 def jacrev(fn: F, argnums: Sequence[int]) -> F:
@@ -91,7 +92,10 @@ def jacfwd(fn: F, argnums: Sequence[int]) -> F:
         try:
             return _by_columns(fn, xs, argnums)
         except (RuntimeError, NotImplementedError):
-            return jacrev(fn, argnums)(*xs)
+            given = tracked(xs, argnums)
+            return tuple(
+                tuple(row.to(o.dtype) for row in rows(o, [given[i] for i in argnums])) for o in fn(*given)
+            )
 
     return jacobian
 

@@ -91,6 +91,7 @@ PASSES: list[tuple[str, Build]] = [
     ("zeros by construction", lambda g, x: emit("add", g, emit("reshape", emit("pad", constant(0.0, x),
      lo=(0, 0), hi=(0, 0), inner=(0, 0)), shape=x.shape))),
     ("plus nothing", lambda g, x: emit("add", g, emit("mul", x, constant(0.0, x)))),
+    ("zeros over something", lambda g, x: emit("add", g, emit("div", constant(0.0, x), emit("exp", x)))),
     ("residuals do what they like", lambda g, x: emit("mul", emit("exp", emit("mul", x, x)), g)),
     ("its shape", lambda g, x: emit("mul", g, emit("full", value=N, shape=g.shape, dtype="f64"))),
     ("minus itself", lambda g, x: emit("sub", g, emit("mul", x, g))),
