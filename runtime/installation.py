@@ -26,13 +26,10 @@ def know_installation() -> None:
     if made_by is None:
         return
     try:
-        key = cache.key_of("triton", root, triton.__version__, *_files_of(root))
+        key = cache.key_of("triton", root, *cache.versions().items(), *_files_of(root))
     except OSError:
         return
-    kept = cache.get(key)
-    if kept is None:
-        kept = {"installation": made_by().encode()}
-        cache.put(key, kept)
+    kept = cache.default().made(key, lambda: {"installation": made_by().encode()})
     name = kept["installation"].decode()
     triton_cache.triton_key = lambda: name
 

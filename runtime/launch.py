@@ -46,8 +46,7 @@ def _path(key: str, module_text: str) -> str:
     """A file with the text, for people; where the disk cannot be used, a name that only linecache knows."""
     name = f"fusegrad_kernels_{key[:16]}.py"
     store = cache.default()
-    if store.get(key) is None:
-        store.put(key, {name: module_text.encode()})
+    store.made(key, lambda: {name: module_text.encode(errors="replace")})
     directory = store.directory(key)
     return str(directory / name) if directory and directory.is_dir() else name
 

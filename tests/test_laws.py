@@ -143,6 +143,35 @@ def test_private_corners_of_torch_live_in_one_file() -> None:
     assert not found
 
 
+# ------------------------------------------------------------------ what is read from disk is never code of its own
+PICKLES = {"pickle", "_pickle", "cPickle", "marshal", "shelve", "copyreg", "dill", "cloudpickle", "joblib",
+           "multiprocessing"}  # fmt: skip
+LOADERS = {("torch", "load"), ("torch", "save"), ("numpy", "load"), ("np", "load")}
+
+
+def unpickling(tree: ast.AST) -> Iterator[str]:
+    """Imports of what pickles, also by name, and calls of libraries' functions that do."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            module = [node.module or ""] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]
+            yield from (m for m in module if m.split(".")[0] in PICKLES)
+        elif isinstance(node, ast.Constant) and node.value in PICKLES:
+            yield node.value
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            if (node.value.id, node.attr) in LOADERS:
+                yield f"{node.value.id}.{node.attr}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name)
+def test_nothing_is_pickled(path: Path) -> None:
+    assert not list(unpickling(ast.parse(path.read_text(encoding="utf-8"))))
+
+
+def test_the_scan_for_pickles_finds_them() -> None:
+    hidden = "import pickle\nfrom marshal import loads\n__import__('dill')\nimport torch\ntorch.load(f)"
+    assert list(unpickling(ast.parse(hidden))) == ["pickle", "marshal", "dill", "torch.load"]
+
+
 # ------------------------------------------------------------------ codes of reasons and errors
 EFFECTS = ROOT / "tracer" / "reads.py"
 

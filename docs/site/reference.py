@@ -198,6 +198,7 @@ VARIABLES = {
     "FUSEGRAD_STORE": ("`0`", "Captures are neither kept on disk nor found there: every process makes its own."),
     "FUSEGRAD_TUNE": ("`1`", "On a GPU, time a few versions of each kernel and keep the fastest."),
     "FUSEGRAD_CACHE_DIR": ("a folder", "Where compiled kernels are kept, instead of `~/.cache/fusegrad`."),
+    "FUSEGRAD_CACHE_LIMIT": ("`500M`, `10G`", "Bytes on disk (2 GiB); the entries used longest ago go first."),
     "FUSEGRAD_RECYCLE_MEMORY": ("`1`", "Keep freed large blocks of CPU memory for the next ones (glibc)."),
     "FUSEGRAD_LOGS": ("names, or `help`", "What is written to the log, in the manner of `TORCH_LOGS`."),
     "FUSEGRAD_TESTS": ("`all`", "The test-suite takes every case of its long tables, not a sample."),

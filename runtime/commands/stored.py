@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import time
 
 from .. import cache
@@ -18,7 +17,6 @@ ACTIONS = {
     "verify": "compare every file with the sum in its manifest; exit code 2 where one is damaged",
     "clear": "delete every entry",
 }
-UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 AGES = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
@@ -30,10 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def size(text: str) -> int:
     """ "200M" -> 209715200; argparse turns the ValueError into its own message."""
-    found = re.fullmatch(r"\s*(\d+)\s*([KMG]?)i?B?\s*", text, re.I)
-    if found is None:
-        raise ValueError(text)
-    return int(found[1]) * UNITS[found[2].upper()]
+    return cache.bytes_of(text)
 
 
 def shown(count: float) -> str:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import pwd
 import random
+import resource
 import shutil
 import stat
-import subprocess
 import sys
 import threading
 import time
+import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fusegrad.runtime import cache
+from fusegrad.runtime import cache, folder
 from fusegrad.runtime.cache import Cache, key_of
 
 FILES = {"kernel.cubin": bytes(range(256)) * 4, "metrics.json": b"{}"}
@@ -99,6 +103,10 @@ def cut_manifest(directory: Path) -> None:
     path.write_bytes(path.read_bytes()[:20])
 
 
+def _twice(path: Path) -> None:
+    path.write_text(path.read_text().replace('"format": 1', '"format": 1, "format": 1'))
+
+
 DAMAGES: dict[str, Callable[[Path], None]] = {
     "truncated": truncate,
     "bit flipped": flip,
@@ -114,8 +122,18 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
     "pipe": pipe,
     "writable by others": lambda d: d.chmod(0o777),
     "a file instead": lambda d: shutil.rmtree(d) or (d.write_bytes(b"") and None),  # type: ignore[func-returns-value]
-    "future format": change_manifest("format", 2),
-    "future version": change_manifest("versions", {"triton": "99"}),
+    "a name twice": lambda d: _twice(d / "manifest.json"),
+    "nested without end": lambda d: (d / "manifest.json").write_text("[" * 100_000) and None,
+    "a manifest without end": lambda d: os.truncate(d / "manifest.json", 1 << 40),
+    "a file without end": lambda d: os.truncate(d / "kernel.cubin", 1 << 40),
+    "a file others can write": lambda d: (d / "kernel.cubin").chmod(0o666),
+    "bucket writable by others": lambda d: d.parent.chmod(0o777),
+    "bucket a symlink": lambda d: link_directory(d.parent),
+    "bucket a pipe": lambda d: shutil.rmtree(d.parent) or os.mkfifo(d.parent),
+    "entries a file": lambda d: shutil.rmtree(d.parents[1]) or d.parents[1].touch(),
+    "tmp a link": lambda d: (d.parents[2] / "tmp").rmdir() or (d.parents[2] / "tmp").symlink_to("/"),
+    "tmp and entry": lambda d: (d.parents[2] / "tmp").rmdir() or truncate(d),
+    "names out of the folder": change_manifest("files", {"../../../escaped": "0" * 64}),
     "another key": change_manifest("key", "0" * 64),
     "files of another type": change_manifest("files", 3),
 }
@@ -125,10 +143,26 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 def test_damaged_entries_are_misses_and_heal(store: Cache, damage: str) -> None:
     store.put(KEY, FILES)
     DAMAGES[damage](entry(store))
-    assert store.get(KEY) is None
-    assert not os.path.lexists(entry(store)), "the damaged entry was left"
+    if damage != "tmp a link":
+        assert store.get(KEY) is None
+        assert not os.path.lexists(entry(store)), "the damaged entry was left"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        store.put(KEY, FILES)
+    assert store.get(KEY) == FILES and store.fault(KEY) is None
+    assert not list((store.root or entry(store)).glob("tmp/*")) and os.path.isdir("/usr")
+
+
+@pytest.mark.parametrize("change", [("format", 2), ("versions", {"triton": "99"})], ids=lambda c: str(c[0]))
+def test_entries_of_other_versions_are_ignored_and_stay(store: Cache, change: tuple[str, object]) -> None:
     store.put(KEY, FILES)
-    assert store.get(KEY) == FILES
+    change_manifest(*change)(entry(store))
+    found = {path.name: path.read_bytes() for path in entry(store).iterdir()}
+    assert store.get(KEY) is None
+    store.put(KEY, {"mine": b""})
+    assert store.get(KEY) == {"mine": b""}, "in memory"
+    assert {path.name: path.read_bytes() for path in entry(store).iterdir()} == found
+    assert store.fault(KEY) == cache.OTHER_VERSION
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
@@ -141,7 +175,7 @@ def test_entry_of_another_user_is_a_miss(store: Cache, part: str) -> None:
 
 def test_random_mutations_never_give_wrong_files(store: Cache) -> None:
     generator = random.Random(20)
-    for _ in range(300):
+    for _ in range(100):
         store.put(KEY, FILES)
         path = generator.choice(sorted(entry(store).iterdir()))
         content = bytearray(path.read_bytes())
@@ -167,20 +201,176 @@ def test_unusable_directories_mean_memory_and_one_warning(case: str, tmp_path: P
     assert len(caught) == 1
 
 
-@pytest.mark.parametrize("call", ["mkdir", "write_bytes", "rename"])
-def test_read_only_or_full_disk_costs_speed_only(store: Cache, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
+CALLS = ("open", "mkdir", "write", "read", "rename", "stat", "fstat", "listdir", "chmod", "fchmod", "utime", "unlink")
 
-    known = key_of("known")
-    store.put(known, FILES)
-    monkeypatch.setattr(os if call == "rename" else Path, call, refuse)
-    with pytest.warns(RuntimeWarning, match="No space left"):
-        store.put(KEY, FILES)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        store.put(key_of("more"), FILES)
-    assert store.get(KEY) == FILES and store.get(known) == FILES
+
+class FailingAt:
+    """While it is entered, the call of this number, of all that the cache makes to the system, fails, and no other."""
+
+    def __init__(self, number: int, error: int) -> None:
+        self.number, self.error, self.count = number, error, 0
+        self.patch = pytest.MonkeyPatch()
+
+    def __enter__(self) -> FailingAt:
+        for name in CALLS:
+            self.patch.setattr(folder.os, name, self._counted(getattr(os, name)))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.patch.undo()
+
+    def _counted(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self.count += 1
+            if self.count == self.number:
+                raise OSError(self.error, os.strerror(self.error))
+            return call(*args, **kwargs)
+
+        return counted
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO, errno.EACCES, errno.EMFILE], ids=errno.errorcode.get)
+def test_whichever_call_fails_it_costs_speed_only(error: int, tmp_path: Path) -> None:
+    known, more, number = key_of("known"), key_of("more"), 0
+    while True:
+        number += 1
+        root = tmp_path / str(number)
+        Cache(root).put(known, FILES)
+        with warnings.catch_warnings(record=True) as told, FailingAt(number, error) as failing:
+            warnings.simplefilter("always")
+            store = Cache(root)
+            assert store.get(known) in (FILES, None)
+            assert store.made(KEY, lambda: FILES) == FILES
+            store.put(more, FILES)
+            store.sweep()
+            store.drop(key_of("nothing"))
+        assert len(told) <= 1
+        assert store.get(more) == FILES == store.made(KEY, lambda: FILES)
+        after = Cache(root)
+        assert after.get(known) in ((FILES,) if error == errno.EMFILE else (FILES, None)), "destroyed for nothing"
+        after.put(known, FILES)
+        assert after.get(known) == FILES
+        if failing.count < number:
+            break
+    assert number > 60, "the calls are no longer seen"
+
+
+def test_full_disk_for_real(tmp_path: Path) -> None:
+    """A limit on the size of files is what a process can set without mounting a full disk; it fails in the middle."""
+
+    def full() -> None:
+        store, files = Cache(tmp_path / "cache"), {"a": bytes(5000), "b": b"b"}
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            for key in ("00" * 32, "11" * 32):
+                store.put(key, files)
+                assert store.get(key) == files
+        assert [w.category for w in told] == [RuntimeWarning] and "File too large" in str(told[0].message)
+        assert store.root and not list(store.root.glob("tmp/*")) and not list(store.root.glob("entries/*/*"))
+
+    assert in_a_child(full) == 0
+
+
+def in_a_child(act: Callable[[], object]) -> int:
+    """The exit status of a forked process."""
+    child = os.fork()
+    if child == 0:
+        try:
+            act()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+PLACES: dict[str, str] = {
+    "spaces and quotes": "a b'\"c",
+    "unicode": "é漢🜁 \u202e",
+    "a newline": "one\ntwo",
+    "not text": os.fsdecode(b"\xff\xfe"),
+    "long": "/".join(["x" * 100] * 4),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("umask", [0o000, 0o077, 0o777])
+def test_wherever_it_is_and_whatever_the_umask(place: str, umask: int, tmp_path: Path) -> None:
+    root = tmp_path / PLACES[place]
+    old = os.umask(umask)
+    try:
+        Cache(root).put(KEY, FILES)
+        assert Cache(root).get(KEY) == FILES
+    finally:
+        os.umask(old)
+    for path in (root, *root.rglob("*")):
+        assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
+
+
+def test_too_long_a_path_costs_speed_only(tmp_path: Path) -> None:
+    store = Cache(tmp_path / ("x" * 400))
+    with pytest.warns(RuntimeWarning, match="File name too long"):
+        assert store.made(KEY, lambda: FILES) == FILES
+
+
+def test_deleted_while_it_is_used(store: Cache, tmp_path: Path) -> None:
+    store.put(KEY, FILES)
+    shutil.rmtree(tmp_path / "cache")
+    assert store.get(KEY) is None
+    assert store.made(KEY, lambda: FILES) == FILES and Cache(tmp_path / "cache").get(KEY) == FILES
+
+
+def test_folders_around_it_are_made_private(tmp_path: Path) -> None:
+    old = os.umask(0)
+    try:
+        Cache(tmp_path / "a" / "b").put(KEY, FILES)
+    finally:
+        os.umask(old)
+    assert {stat.S_IMODE(p.stat().st_mode) for p in (tmp_path / "a", tmp_path / "a" / "b")} == {0o700}
+
+
+def test_what_others_could_swap_is_checked_where_it_is_used(store: Cache, tmp_path: Path) -> None:
+    """Where others can write to the folder around the cache, they can put another in its place, or a link."""
+    store.put(KEY, FILES)
+    tmp_path.chmod(0o777)
+    assert store.get(KEY) == FILES, "they cannot change what is in it"
+    (tmp_path / "cache").rename(tmp_path / "moved")
+    (tmp_path / "cache").symlink_to(tmp_path / "moved")
+    with pytest.warns(RuntimeWarning, match="in memory only"):
+        assert store.get(KEY) is None
+    store.put(KEY, {"mine": b""})
+    assert store.get(KEY) == {"mine": b""}
+    assert Cache(tmp_path / "moved").get(KEY) == FILES, "nothing is deleted through a link"
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o777])
+def test_a_folder_that_others_can_write_to_is_not_used(mode: int, store: Cache, tmp_path: Path) -> None:
+    store.put(KEY, FILES)
+    for path in (tmp_path / "cache", tmp_path / "cache" / "v1"):
+        path.chmod(mode)
+        with pytest.warns(RuntimeWarning, match="not a private directory"):
+            assert Cache(tmp_path / "cache").get(KEY) is None
+        store.warned = True
+        assert store.get(KEY) is None, "it is asked each time"
+        path.chmod(0o700)
+    assert store.get(KEY) == FILES
+
+
+def test_what_others_can_read_is_closed(store: Cache) -> None:
+    store.put(KEY, FILES)
+    assert store.root
+    store.root.chmod(0o755)
+    assert store.get(KEY) == FILES and stat.S_IMODE(store.root.stat().st_mode) == 0o700
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
+def test_folders_of_another_user_are_left_alone(store: Cache, tmp_path: Path) -> None:
+    store.put(KEY, FILES)
+    os.chown(tmp_path / "cache" / "v1", 12345, 12345)
+    with pytest.warns(RuntimeWarning, match="in memory only"):
+        assert Cache(tmp_path / "cache").made(KEY, lambda: FILES) == FILES
+    assert entry(store).is_dir()
 
 
 def test_memory_keeps_the_newest() -> None:
@@ -196,7 +386,7 @@ def test_sweep_deletes_what_was_used_longest_ago(store: Cache) -> None:
         store.put(key, {"f": bytes(1000)})
         os.utime(store.directory(key) or "", (time.time() - age,) * 2)
     store.get(keys[1])  # now the newest
-    store.limit = 3000
+    store.limit = 2 * 2 * cache.BLOCK
     store.sweep()
     assert [store.get(key) is not None for key in keys] == [False, True, True, False]
 
@@ -230,35 +420,172 @@ def test_claims_exclude_each_other(store: Cache) -> None:
     assert most == 1
 
 
-def test_claim_of_a_dead_process_is_free(store: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "LOCK_SECONDS", 5.0)
+def test_claim_of_a_dead_process_is_free(store: Cache) -> None:
     assert store.root
-    lock = str(store.root / "locks" / KEY[:2])
-    script = f"import fcntl, os; fcntl.flock(os.open({lock!r}, 66), 2); os.kill(os.getpid(), 9)"
-    subprocess.run([sys.executable, "-c", script], timeout=20)
+
+    def claim_and_die() -> None:
+        with store.claimed(KEY):
+            os.kill(os.getpid(), 9)
+
+    assert in_a_child(claim_and_die) == -9 and (store.root / "locks" / KEY).exists()
     began = time.monotonic()
     with store.claimed(KEY):
         assert time.monotonic() - began < 1
 
 
 def test_a_lock_that_is_never_free_does_not_stop_work(store: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "LOCK_SECONDS", 0.05)
+    monkeypatch.setattr(cache, "IMPATIENT_SECONDS", 0.0)
+    store.patience = 0.05
     with store.claimed(KEY), store.claimed(KEY):
-        pass
+        assert store.patience == 0, "not for so long each time"
+
+
+def test_claims_leave_no_files_and_other_keys_alone(store: Cache) -> None:
+    store.patience = 0.0
+    with store.claimed(KEY), store.claimed(KEY[:2] + "0" * 62):
+        assert store.patience == 0.0 and store.root and len(list(store.root.glob("locks/*"))) == 2
+    assert not list(store.root.glob("locks/*"))
+
+
+@pytest.mark.parametrize("litter", [os.mkfifo, os.mkdir, lambda p: os.symlink("/dev/null", p)])
+def test_what_stands_in_a_lock_s_place_does_not_stop_work(store: Cache, litter: Callable[[Path], None]) -> None:
+    assert store.root
+    litter(store.root / "locks" / KEY)
+    for _ in range(2):
+        with store.claimed(KEY):
+            pass
+    assert not list(store.root.glob("locks/*"))
+
+
+def test_a_child_forked_meanwhile_holds_no_claim(store: Cache) -> None:
+    """Also where its parent dies before it has let go."""
+    ready = os.pipe()
+
+    def claim_and_die() -> None:
+        with store.claimed(KEY):
+            if os.fork() == 0:
+                os.write(ready[1], b".")
+                time.sleep(5)  # longer than is waited for
+                os._exit(0)
+            os.read(ready[0], 1)
+            os.kill(os.getpid(), 9)
+
+    child = os.fork()
+    if child == 0:
+        claim_and_die()
+    os.waitpid(child, 0)
+    held = store.claim(KEY, 1.0)
+    assert held is not None
+    held.let_go()
+
+
+def test_a_claim_that_is_forgotten_is_free(store: Cache) -> None:
+    assert store.claim(KEY, 0.0) is not None
+    found = store.claim(KEY, 0.0)
+    assert found is not None and found.is_held
+
+
+def test_stale_locks_are_removed_and_held_ones_stay(store: Cache) -> None:
+    assert store.root
+    with store.claimed(KEY):
+        (store.root / "locks" / "left").touch()
+        for name in (KEY, "left"):
+            os.utime(store.root / "locks" / name, (0, 0))
+        store.sweep()
+        assert [path.name for path in store.root.glob("locks/*")] == [KEY]
+
+
+def test_times_in_the_future_count_as_long_ago(store: Cache) -> None:
+    keys = [key_of(i) for i in range(3)]
+    for key in keys:
+        store.put(key, {"f": bytes(1000)})
+    later = time.time() + 10**8
+    os.utime(store.directory(keys[1]) or "", (later, later))
+    assert store.root
+    left = store.root / "tmp" / "left"
+    left.mkdir()
+    os.utime(left, (later, later))
+    store.sweep(2 * 2 * cache.BLOCK)
+    assert [store.get(key) is not None for key in keys] == [True, False, True] and not left.exists()
+
+
+def test_one_sweep_an_hour_for_all_processes(store: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    swept = []
+    monkeypatch.setattr(Cache, "sweep", lambda self: swept.append(self))
+    other = Cache(store.root.parent if store.root else None)
+    for number, each in enumerate((store, other, store)):
+        each.put(key_of(number), FILES)
+    assert swept == [store]
+    os.utime((store.root or Path()) / cache.SWEPT, (0, 0))
+    other.put(KEY, FILES)
+    assert swept == [store, other]
+
+
+@pytest.mark.parametrize(("asked", "limit"), [("", 2 << 30), ("500M", 500 << 20), ("10g", 10 << 30), ("0", 0)])
+def test_limit(asked: str, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSEGRAD_CACHE_LIMIT", asked)
+    assert Cache(None).limit == limit
+
+
+def test_a_limit_that_is_none_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSEGRAD_CACHE_LIMIT", "much")
+    with pytest.warns(RuntimeWarning, match="no size such as"):
+        assert Cache(None).limit == cache.LIMIT
+
+
+def test_made_is_made_once_by_many_threads(store: Cache) -> None:
+    made: list[int] = []
+    found: list[object] = []
+
+    def make() -> dict[str, bytes]:
+        made.append(1)
+        time.sleep(0.02)
+        return FILES
+
+    threads = [threading.Thread(target=lambda: found.append(store.made(KEY, make))) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert made == [1] and found == [FILES] * 16
 
 
 @pytest.mark.parametrize(
-    ("environment", "expected"),
+    ("platform", "environment", "expected"),
     [
-        ({"FUSEGRAD_CACHE_DIR": "/x y/z"}, "/x y/z"),
-        ({"XDG_CACHE_HOME": "/xdg"}, "/xdg/fusegrad"),
-        ({"XDG_CACHE_HOME": "relative", "HOME": "/home/me"}, "/home/me/.cache/fusegrad"),
-        ({"HOME": "/home/me"}, "/home/me/.cache/fusegrad"),
+        ("linux", {"FUSEGRAD_CACHE_DIR": "/x y/z"}, "/x y/z"),
+        ("linux", {"FUSEGRAD_CACHE_DIR": "here"}, "{here}/here"),
+        ("linux", {"XDG_CACHE_HOME": "/xdg"}, "/xdg/fusegrad"),
+        ("linux", {"XDG_CACHE_HOME": "relative", "HOME": "{home}"}, "{home}/.cache/fusegrad"),
+        ("linux", {"HOME": "{home}"}, "{home}/.cache/fusegrad"),
+        ("linux", {"HOME": "/nonexistent"}, "None"),
+        ("linux", {"HOME": "relative"}, "None"),
+        ("darwin", {"HOME": "{home}"}, "{home}/Library/Caches/fusegrad"),
+        ("darwin", {"XDG_CACHE_HOME": "/xdg"}, "/xdg/fusegrad"),
+        ("win32", {"LOCALAPPDATA": "/local"}, "/local/fusegrad/Cache"),
+        ("win32", {}, "None"),
     ],
 )
-def test_place(environment: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("FUSEGRAD_CACHE_DIR", "XDG_CACHE_HOME"):
+def test_place(
+    platform: str, environment: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "platform", platform)
+    monkeypatch.chdir(tmp_path)
+    for name in ("FUSEGRAD_CACHE_DIR", "XDG_CACHE_HOME", "LOCALAPPDATA"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    assert str(cache.default_root()) == expected
+        monkeypatch.setenv(name, value.format(home=tmp_path))
+    assert str(cache.default_root()) == expected.format(home=tmp_path, here=tmp_path)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_without_home_it_is_the_user_s_of_the_system(known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(user: int) -> Any:
+        raise KeyError(user)
+
+    for name in ("FUSEGRAD_CACHE_DIR", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    home = Path(pwd.getpwuid(os.getuid()).pw_dir)
+    if not known:
+        monkeypatch.setattr(pwd, "getpwuid", unknown)
+    assert cache.default_root() == (home / ".cache" / "fusegrad" if known and home.is_dir() else None)

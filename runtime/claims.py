@@ -1,0 +1,130 @@
+"""Locks between processes and threads: one makes a thing, the others wait and find it made.
+
+A claim is a locked file. The kernel lets go of it when its process dies, so none outlives its owner; a child that was
+forked meanwhile closes its copy. A claim that cannot be had in time costs double work, nothing else.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+import weakref
+from contextlib import suppress
+from typing import Any
+
+from .folder import Folder
+
+fcntl: Any
+try:
+    import fcntl
+except ImportError:  # not a Unix: everybody works for himself
+    fcntl = None
+
+NAP = 0.02
+ATTEMPTS = 100
+"""How often the file that was locked may turn out to be a removed one: each time someone else was done."""
+NO_FILE = (errno.ELOOP, errno.EISDIR, errno.ENXIO)
+_OPEN = os.O_RDWR | os.O_CREAT | sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC"))
+
+
+class Claim:
+    """A locked file: until `let_go`, until nobody refers to it, or until the process ends."""
+
+    def __init__(self, folder: Folder, name: str, descriptor: int) -> None:
+        self.name, self.descriptor, self.within = name, descriptor, os.dup(folder.fd)
+        self.is_held = True
+        _all.add(self)
+
+    def let_go(self) -> None:
+        """Remove the file while it is ours, then unlock it: who waits for it sees that, and opens another."""
+        if not self.is_held:
+            return
+        with suppress(OSError):
+            os.unlink(self.name, dir_fd=self.within)
+        with suppress(OSError):
+            fcntl.flock(self.descriptor, fcntl.LOCK_UN)  # a forked child may have the descriptor, too
+        self.close()
+
+    __del__ = let_go
+
+    def close(self) -> None:
+        """Close the descriptors, which unlocks where no other process has them."""
+        self.is_held = False
+        for descriptor in (self.descriptor, self.within):
+            with suppress(OSError):
+                os.close(descriptor)
+
+
+_all: weakref.WeakSet[Claim] = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    for held in [c for c in _all if c.is_held]:
+        held.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_in_child)
+
+
+def claim(folder: Folder, name: str, seconds: float) -> Claim | None:
+    """The lock of that name, waited for at most so long; None where it cannot be had, or there are no locks here."""
+    deadline = time.monotonic() + seconds
+    for _ in range(ATTEMPTS if fcntl else 0):
+        descriptor = _opened(folder, name)
+        if descriptor is None:
+            return None
+        try:
+            if not _locked(descriptor, deadline):
+                break
+            if _is_current(descriptor, folder, name):
+                made = Claim(folder, name, descriptor)
+                descriptor = None
+                return made
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
+    return None
+
+
+def _opened(folder: Folder, name: str) -> int | None:
+    try:
+        return os.open(name, _OPEN, 0o600, dir_fd=folder.fd)
+    except OSError as error:
+        if error.errno in NO_FILE:
+            folder.remove(name)  # a link, a folder, a device: nobody's lock
+        return None
+
+
+def _locked(descriptor: int, deadline: float) -> bool:
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(NAP)
+        except OSError:  # a file system without locks
+            return False
+
+
+def _is_current(descriptor: int, folder: Folder, name: str) -> bool:
+    """Whether the file that was locked is still the one of that name."""
+    try:
+        mine, there = os.fstat(descriptor), folder.stat(name)
+    except OSError:
+        return False
+    return (mine.st_dev, mine.st_ino) == (there.st_dev, there.st_ino)
+
+
+def remove_stale(folder: Folder, seconds: float) -> None:
+    """Lock files that killed processes left, if nobody holds them now."""
+    for name in folder.names():
+        with suppress(OSError):
+            if abs(time.time() - folder.stat(name).st_mtime) > seconds and (found := claim(folder, name, 0.0)):
+                found.let_go()
+
+
+__all__ = ["Claim", "claim", "remove_stale"]
