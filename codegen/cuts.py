@@ -21,6 +21,7 @@ from ..ir.errors import Unfusible
 from ..ir.graph import building, emit, provenance
 from ..ir.passes.fuse import only_moves
 from ..ir.prims import PRIMS
+from ..ir.switches import is_on
 from ..ir.types import COMPLEX, FLOAT8, LOW_FLOATS, Size, TensorType, contiguous_strides
 from . import prelude, products
 from .axes import Axis, Builder, Cut, Goal, Memory, Program, Sink, below
@@ -272,7 +273,7 @@ class _Group:
         if len(groups) > 1:
             return [[g for g in goals if any(g.memory.ref == s.ref for s in group)] for group in groups]
         program = Program(sinks)
-        if nested := Scheduler(program, self.target, self.hints).nested_sums():
+        if is_on("nested_sums") and (nested := Scheduler(program, self.target, self.hints).nested_sums()):
             program = Program(with_nested_sums(builder, sinks, nested))
         try:
             plan = Scheduler(program, self.target, self.hints).schedule()

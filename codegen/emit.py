@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import sympy
 
+from ..ir.switches import is_on
 from ..ir.types import ITEMSIZE, LOW_FLOATS, Size, product
 from .axes import Axis, Sink, Term, below
 from .kernel import Kernel, Pointer, Scalar
@@ -388,7 +389,7 @@ class Emitter(Strips):
     def _aligned(self, used: set[str]) -> list[Statement]:
         """N = N // 16 * 16: lengths and strides that are multiples now have to stay so, or another kernel serves."""
         found: list[Statement] = []
-        for size, label in self.scalars.items():
+        for size, label in self.scalars.items() if is_on("multiples") else ():
             if label in used and label in self.steps and evaluated(size, self.hints) % 16 == 0:
                 found.append(
                     Accumulate(

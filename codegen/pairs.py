@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+from ..ir.switches import is_on
 from .axes import Axis, Index, Program, Sink, Term
 from .kernel import Ref, Target
 from .loops import Expr, Let, Scope, Store, binary, call, literal, name, total
@@ -28,7 +29,7 @@ class Pairs(Values):
 
     def __init__(self, program: Program, schedule: Schedule, target: Target, hints: Hints, kernel: str) -> None:
         super().__init__(program, schedule, target, hints, kernel)
-        vector = schedule.order[-1] if schedule.order else None
+        vector = schedule.order[-1] if schedule.order and is_on("pairs") else None
         plain = [t for t in program.terms if t.op == "load" and not t.args]
         self.paired_loads = _beside(plain, vector, lambda t: t.param.place, lambda t: t.param.ref)
         own = [s for s in program.sinks if s.mode == "store" and not s.place.values]

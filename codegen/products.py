@@ -17,6 +17,7 @@ import sympy
 
 from ..ir import Graph, Value
 from ..ir.errors import Unfusible
+from ..ir.switches import is_on
 from ..ir.types import ITEMSIZE, LOW_FLOATS, Size, product
 from .axes import REDUCTIONS, SCANS, Axis, Builder, Cut, Goal, Memory, Program, Term, below
 from .emit import Emitter
@@ -275,7 +276,7 @@ class Products(Emitter):
     def _inside(self, lane: Expr, first: Expr | None, scope: Scope) -> Expr | None:
         """The mask along the sum; none where whole turns cover it, or where guards see to that."""
         size, depth = self.roles.k.size, self.sides[self.roles.k]
-        if number(size, self.hints) % depth == 0:
+        if number(size, self.hints) % depth == 0 and (isinstance(size, int) or is_on("multiples")):
             if not isinstance(size, int):
                 self.guards[sympy.Eq(sympy.Mod(size, depth), 0)] = None
             return None

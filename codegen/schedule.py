@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import sympy
 
 from ..ir import Value
+from ..ir.switches import is_on
 from ..ir.types import ITEMSIZE, LOW_FLOATS, Size, product
 from .alignment import Slide, slide_of
 from .axes import REDUCTIONS, SCANS, Axis, Cut, Program, Sink, Term, below
@@ -156,7 +157,8 @@ class Scheduler:
         self.order = self._by_stride()
         self.online: dict[Term, Term] = {}
         self.direct: dict[Term, tuple[Axis, ...]] = {}
-        self.begin = slide_of(program, self.order[-1], self.size, hints) if self.order else None
+        slides = bool(self.order) and is_on("boundary")
+        self.begin = slide_of(program, self.order[-1], self.size, hints) if slides else None
 
     def nested_sums(self) -> dict[Term, Term]:
         """Sums whose program has a part of them anyway: {sum over rows and columns: sum over columns}."""
@@ -337,6 +339,8 @@ class Scheduler:
         """
         if self.scans or any(set(row) <= r.axes for r in wide) or self.order[-1] in self._outer(row):
             return False
+        if not is_on("partials"):
+            return False
         again = sum(ITEMSIZE[t.dtype] for t in self._row_loads(row)) * math.prod(self.size[a] for a in row)
         return sum(8 * math.prod(self.size[a] for a in r.axes & set(row)) for r in wide) < again
 
@@ -347,7 +351,7 @@ class Scheduler:
         self, row: tuple[Axis, ...], inner: list[Term], final: list[Term], outer: list[Axis], walk: set[Axis]
     ) -> bool:
         """Whether strips of the row may be programs of their own: everything but one pass of reductions is along it."""
-        if list(row) != self.order[-1:] or self.scans or not final or set(outer) != walk:
+        if list(row) != self.order[-1:] or self.scans or not final or set(outer) != walk or not is_on("strips"):
             return False
         (axis,) = row
         last = [s for s in self.program.sinks if any(t in final or self.under[t] & set(final) for t in s.terms)]
@@ -361,7 +365,7 @@ class Scheduler:
         return all(isinstance(a.size, int) or a is self._vector() for a in axes)
 
     def _resident(self, row: tuple[Axis, ...], accumulators: list[Term]) -> bool:
-        if not self._pinnable(row):
+        if not self._pinnable(row) or not is_on("resident"):
             return False
         loads = self._row_loads(row)
         width = 1 if row[-1] is self._vector() else min(16, power_of_two(self.size[self._vector()]))
@@ -382,7 +386,7 @@ class Scheduler:
         narrow = all(t.dtype in LOW_FLOATS and not t.args for t in streams)
         alone = not final and not self.scans and not any(r.axes & set(row) for r in inner)
         plain = self._pinnable(row) and self._vector() in row and self.begin is None and self._roomy(row)
-        wanted = narrow and alone and plain and self._passes() > 1
+        wanted = narrow and alone and plain and self._passes() > 1 and is_on("packed")
         return frozenset(streams if wanted and self._packable(row, streams) else ())
 
     def _packable(self, row: tuple[Axis, ...], streams: list[Term]) -> bool:
@@ -415,7 +419,7 @@ class Scheduler:
     def _hoisted(self, row: tuple[Axis, ...], tile: dict[Axis, int], accumulators: list[Term]) -> bool:
         """Whether rows that no item changes (weights) stay in registers; else every item reads them again, from L2."""
         copies = len(self._row_loads(row)) + len(accumulators)
-        return not row or math.prod(tile.values()) * copies <= self.budget.held
+        return not row or (math.prod(tile.values()) * copies <= self.budget.held and is_on("hoist"))
 
     def _vector(self) -> Axis:
         return self.order[-1]
@@ -557,7 +561,7 @@ class Scheduler:
 
     def _stages(self, tile: dict[Axis, int], chunked: bool) -> int:
         """Loads in flight per loop, as far as shared memory holds them; 1 where only registers are used."""
-        if self.target.kind == "hip":
+        if self.target.kind == "hip" or not is_on("stages"):
             return 1
         loads = {t.param: ITEMSIZE[t.dtype] for t in self.program.terms if t.op == "load" and t.axes & set(tile)}
         turn = math.prod(tile.values()) * sum(loads.values())
@@ -641,7 +645,7 @@ class Scheduler:
     def _online(self, inner: list[Term]) -> dict[Term, Term]:
         """sum(exp(x - max(x))) -> max(x): in chunks, the sum rides along in the pass of the maximum."""
         found: dict[Term, Term] = {}
-        for total in inner:
+        for total in inner if is_on("online") else ():
             e = total.args[0]
             d = e.args[0] if total.op == "sum" and e.op == "exp" else e
             if d.op == "sub" and d is not e and d.dtype in ("f32", "f64") and (top := d.args[1]) in inner:

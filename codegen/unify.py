@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ..ir.switches import is_on
 from ..ir.types import Size
 from .axes import (
     REDUCTIONS,
@@ -35,7 +36,7 @@ def unify(b: Builder, sinks: list[Sink]) -> list[Sink]:
     for one, two in _alike(sinks):
         joined.try_all(one, two)
     sinks = b.renamed(sinks, joined.mapping())
-    while (pair := _neighbours(sinks)) is not None:
+    while is_on("merge") and (pair := _neighbours(sinks)) is not None:
         sinks = _merged(b, sinks, *pair)
     return sinks
 

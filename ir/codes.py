@@ -54,6 +54,12 @@ CODES = (
         "Leave derive_jvp out, or write a jvp staticmethod.",
         (r"it is compiled with derive_jvp=False",),
     ),
+    Code(
+        "FG006", "it is not captured while a fault is looked for",
+        "`fusegrad.bisect` runs the class with some of its steps left out, one after the other.",
+        "Nothing: it is a step of the search.",
+        (r"it is not captured while a fault is looked for",),
+    ),
     # -------------------------------------------------------------- FG01x: what the body does with data
     Code(
         "FG010", "its control flow depends on the data of a tensor",

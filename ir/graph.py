@@ -17,6 +17,7 @@ import networkx as nx
 from .errors import InvalidGraphError
 from .infer import infer
 from .prims import PRIMS
+from .switches import is_on
 from .types import Size, TensorType, contiguous_strides
 
 
@@ -109,6 +110,7 @@ class Graph:
         self.mutations: dict[int, Value] = {}
         self.attributes: dict[int, dict[str, Any]] = self.nx._node  # what the view `nx.nodes` shows, without the view
         self._interned: dict[Any, int] = {}
+        self._shares = is_on("cse")
         self._next = 0
 
     # ------------------------------------------------------------------ building
@@ -125,7 +127,7 @@ class Graph:
         if any(a.graph is not self for a in args):
             raise InvalidGraphError("an operand belongs to another graph", node=prim)
         key = (prim, tuple(a.id for a in args), tuple((k, _exactly(v)) for k, v in sorted(params.items())))
-        pure = not PRIMS[prim].effect
+        pure = self._shares and not PRIMS[prim].effect
         if pure and key in self._interned:
             return Value(self, self._interned[key])
         avals = infer(prim, [a.avals for a in args], params)

@@ -12,13 +12,14 @@ from .. import codegen
 from ..codegen import Kernels, Target
 from ..codegen.rooflines import machine_of
 from ..ir import Graph, Value, verify
-from ..ir.errors import Unfusible
+from ..ir.errors import LoweringError, Unfusible
 from ..ir.passes.contract import Contract
 from ..ir.passes.fuse import Fuse, Group, Step
 from ..ir.passes.place import Places, placed
 from ..ir.passes.products import Decision, Products
 from ..ir.passes.simplify import Simplify
 from ..ir.prims import PRIMS
+from ..ir.switches import allowed, takes
 from ..tracer.aten import known_about, lower
 from ..tracer.capture import Trace
 from . import logs
@@ -28,7 +29,7 @@ from .stats import count
 ProductsBy = Literal["model", "clock", "library"]
 """Who decides whether a product of matrices is in a kernel."""
 
-PASSES = (Simplify(), Contract(), Simplify())
+PASSES = {"simplify": Simplify(), "contract": Contract(), "simplify again": Simplify()}
 
 
 def graph_of(trace: Trace, name: str) -> Graph:
@@ -40,7 +41,9 @@ def graph_of(trace: Trace, name: str) -> Graph:
 
 
 def _graph_of(trace: Trace, name: str) -> Graph:
-    """trace -> lower -> simplify -> contract -> simplify."""
+    """trace -> lower -> simplify -> contract -> simplify. Raises LoweringError."""
+    if not allowed("lower", name):
+        raise LoweringError("it is left as it was captured")
     names = [*trace.names, *(f"captured_{i}" for i in range(len(trace.lifted)))] if trace.names else None
     graph = cheaper(lower(trace.graph_module, [*trace.fakes, *trace.lifted], name=name, input_names=names))
     _name_outputs(graph, trace.output_names)
@@ -56,11 +59,15 @@ def _name_outputs(graph: Graph, names: Sequence[str]) -> None:
 
 def cheaper(graph: Graph) -> Graph:
     """The same program after the passes; verified after each under `config.debug`."""
-    for step in PASSES:
-        graph = step(graph)
+    for step, run in PASSES.items():
+        graph = run(graph) if takes(step, graph.name) else graph
         if settings().debug:
             verify(graph)
     return graph
+
+
+MAKING = "kernels"
+"""The step that makes the kernels of a group."""
 
 
 @dataclass(frozen=True)
@@ -91,15 +98,20 @@ def generate(
     refused: dict[int, str] = {}
     called: dict[int, Decision] = {}
     reasons: list[str] = []
+    products = products if takes("products", graph.name) else "library"
+    writes_in_place = takes("place", graph.name)
     while True:
-        steps, places = placed(graph, Fuse(frozenset(refused))(graph))
+        steps, places = Fuse(frozenset(refused))(graph), Places()
+        if writes_in_place:
+            steps, places = placed(graph, steps)
         decisions: list[Decision] = []
         if products != "library":
             fused = Products(machine_of(target), hints, frozenset({*called, *places}), products == "clock")
             steps, decisions = fused(graph, steps)
         names = group_names(name, steps)
         try:
-            kernels = {at: _kernels_at(steps, at, target, hints, names[at]) for at in _groups_in(steps)}
+            groups = [at for at in _groups_in(steps) if allowed(MAKING, names[at])]
+            kernels = {at: _kernels_at(steps, at, target, hints, names[at]) for at in groups}
         except _Refusal as found:
             why = str(found.error)
             if (product := next((d for d in decisions if d.group is found.group), None)) is not None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from ..ir import switches
 from ..ir.errors import FusegradError
 from . import memory
 from .logs import set_logs
@@ -32,6 +34,7 @@ class Settings:
     check_bytes: above this many bytes of intermediates the first-call check runs on inputs cut to a few elements.
     debug: verify every graph after every step. tune: on a GPU, time up to three configurations of every kernel at its
     first sizes and keep the fastest, on disk. store: keep captures on disk, for the first call of another process.
+    disable: steps that are left out, by name (`ir/switches.py`): results stay right, with more launches.
     """
 
     backend: str | None = None
@@ -40,6 +43,7 @@ class Settings:
     debug: bool = False
     tune: bool = False
     store: bool = True
+    disable: tuple[str, ...] = ()
 
 
 _patched: ContextVar[Settings | None] = ContextVar("fusegrad_settings", default=None)
@@ -64,9 +68,12 @@ def patch(**changes: Any) -> Iterator[Settings]:
         raise ConfigError(f"config.patch: there is no setting {name!r}", fix=f"use one of {', '.join(sorted(known))}")
     if changes.get("backend") is not None:
         valid_backend(changes["backend"])
+    if "disable" in changes:
+        changes["disable"] = valid_switches(changes["disable"])
     token = _patched.set(replace(settings(), **changes))
     try:
-        yield settings()
+        with switches.without(settings().disable):
+            yield settings()
     finally:
         _patched.reset(token)
 
@@ -76,6 +83,16 @@ def valid_backend(name: Any) -> str:
     if name not in BACKENDS:
         raise ConfigError(f"there is no backend {name!r}", fix=f"use one of {', '.join(BACKENDS)}")
     return name  # type: ignore[no-any-return]
+
+
+def valid_switches(names: str | Iterable[str]) -> tuple[str, ...]:
+    """Names of steps, sorted; "a,b" is taken for two. Raises ConfigError for one that does not exist."""
+    asked = {n.strip() for n in (names.split(",") if isinstance(names, str) else names)} - {""}
+    for name in sorted(asked - switches.SWITCHES.keys()):
+        near = difflib.get_close_matches(name, switches.SWITCHES, n=1)
+        meant = f"did you mean {near[0]!r}? " if near else ""
+        raise ConfigError(f"disable: there is no step {name!r}", fix=f"{meant}use some of {', '.join(switches.SWITCHES)}")
+    return tuple(sorted(asked))
 
 
 def recycle_memory(on: bool = True) -> memory.State:
@@ -118,11 +135,14 @@ def in_force() -> list[tuple[str, Any, Any]]:
 
 @functools.lru_cache(maxsize=16)
 def _settings_of(backend: str | None) -> Settings:
-    return Settings(backend=valid_backend(backend) if backend else None, debug=_DEBUG, tune=_TUNE, store=_STORE)
+    chosen = valid_backend(backend) if backend else None
+    return Settings(backend=chosen, debug=_DEBUG, tune=_TUNE, store=_STORE, disable=_DISABLE)
 
 
 _DEBUG = os.environ.get("FUSEGRAD_DEBUG", "0") not in ("", "0")
 _TUNE = os.environ.get("FUSEGRAD_TUNE", "0") not in ("", "0")
 _STORE = os.environ.get("FUSEGRAD_STORE", "1") not in ("", "0")
+_DISABLE = valid_switches(os.environ.get("FUSEGRAD_DISABLE", ""))
+switches.always(_DISABLE)
 
 memory.recycle_where_asked()

@@ -15,6 +15,7 @@ import torch
 from torch._dynamo.source import LocalSource
 from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 
+from ..ir.switches import in_force
 from ..tracer.capture import Session
 from ..tracer.containers import DEPTH
 from ..tracer.reads import freeze, unfit
@@ -55,7 +56,7 @@ def _exactly(t: torch.Tensor) -> tuple[Any, ...]:
 
 
 def global_state() -> tuple[Any, ...]:
-    """torch's own state that a method may depend on."""
+    """torch's own state that a method may depend on, and which steps are left out."""
     return (
         torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
         torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda"),
@@ -63,6 +64,7 @@ def global_state() -> tuple[Any, ...]:
         torch.are_deterministic_algorithms_enabled(),
         torch.is_inference_mode_enabled(),
         function_modes() and str(torch.get_default_device()),
+        in_force(),
     )
 
 

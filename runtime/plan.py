@@ -17,6 +17,7 @@ from ..ir import Graph, Value
 from ..ir.errors import InternalError, LoweringError, Unfusible, UnsupportedBackendError
 from ..ir.passes.fuse import Extern, Group, Step, View
 from ..ir.passes.place import Place, Places
+from ..ir.switches import allowed, in_force, takes, under
 from ..ir.types import Size
 from ..tracer.capture import Trace, capture_lock
 from ..tracer.dtypes import TO_TORCH
@@ -168,7 +169,7 @@ class GroupRunner:
         self, group: Group, name: str, backend: str, target: Target, device: torch.device, report: Callable[[str], None]
     ) -> None:
         self.group, self.name, self.backend, self.target, self.device = group, name, backend, target, device
-        self.report = report
+        self.report, self.switches = report, in_force()
         self.one_by_one = False  # where the generator refuses at sizes met later
         self.variants: list[Variant] = []
         self.prepared: OrderedDict[tuple[int, ...], Prepared] = OrderedDict()
@@ -249,7 +250,9 @@ class GroupRunner:
         if self.one_by_one:
             return None
         try:
-            found = prepared(partial(self._prepare, sizes, key), self.report, f"{self.name} {OPERATION_BY_OPERATION}")
+            with under(self.switches):
+                build = partial(self._prepare, sizes, key)
+                found = prepared(build, self.report, f"{self.name} {OPERATION_BY_OPERATION}")
         except Unfusible as error:
             self._give_up(error)
             return None
@@ -372,6 +375,7 @@ class KernelPlan:
     ) -> None:
         self.graph, self.name, self.backend, self.device, self.report = graph, name, backend, device, report
         self.products: ProductsBy = products or ("clock" if tuning(backend) else "model")
+        self.switches = in_force()
         self.target = target_for(backend, device)
         self.steps: list[Step] | None = None
         self.runners: dict[int, GroupRunner] = {}
@@ -396,21 +400,27 @@ class KernelPlan:
 
     def cut(self, sizes: Sizes) -> list[Step]:
         """The steps, with the kernels of each group generated for these sizes."""
-        with capture_lock:
+        with capture_lock, under(self.switches):
             sizes = {**self._hints(), **sizes}
             made = generate(self.graph, self.target, sizes, self.name, self.products)
             for reason in made.reasons:
                 self.report(f"an operation runs between the kernels: {reason}")
-            for at, kernels in made.kernels.items():
-                step = made.steps[at]
-                assert isinstance(step, Group)
-                runner = GroupRunner(step, made.names[at], self.backend, self.target, self.device, self.report)
-                runner.add(kernels, sizes)
-                self.runners[at] = runner
+            for at, step in enumerate(made.steps):
+                if isinstance(step, Group):
+                    self.runners[at] = self._runner(step, made.names[at], made.kernels.get(at), sizes)
             self.last_use = last_uses(made.steps)
             self.places = made.places
             self.steps = made.steps
         return made.steps
+
+    def _runner(self, group: Group, name: str, kernels: Kernels | None, sizes: Sizes) -> GroupRunner:
+        """A group with its kernels; None: it runs operation by operation."""
+        runner = GroupRunner(group, name, self.backend, self.target, self.device, self.report)
+        if kernels is None:
+            runner.one_by_one = True
+        else:
+            runner.add(kernels, sizes)
+        return runner
 
     def _hints(self) -> dict[sympy.Symbol, int]:
         """The sizes that opaque nodes returned when the graph was captured."""
@@ -595,7 +605,7 @@ class Executable:
         graph: Graph | None = None,
     ) -> None:
         self.trace, self.name, self.backend, self.skip = trace, name, backend, skip
-        self.graph = graph
+        self.graph, self.switches = graph, in_force()
         self.report = report or (lambda why: None)
         self.binder = Binder(trace.fakes)
         self.plans: dict[torch.device, KernelPlan] = {}
@@ -609,12 +619,14 @@ class Executable:
     @cached_property
     def replay(self) -> Callable[..., Any]:
         """The captured operations, on whatever stands in for tensors."""
-        return straight(self.trace.graph_module)
+        with under(self.switches):
+            return straight(self.trace.graph_module, self.name)
 
     @cached_property
     def thrifty(self) -> Callable[..., Any]:
         """The same on plain tensors that autograd does not follow, with no more memory than is needed at a time."""
-        return straight(self.trace.graph_module, reusing=True)
+        with under(self.switches):
+            return straight(self.trace.graph_module, self.name, takes("reuse", self.name))
 
     def replay_of(self, values: Sequence[Any]) -> Callable[..., Any]:
         """The quicker one of the two on plain tensors like these."""
@@ -681,7 +693,7 @@ class Executable:
         self.otherwise = self._replay if self.graph is None else self.through_torch(graph)
         self.graph = graph
         graph.outputs = [None if i in self.skip else o for i, o in enumerate(graph.outputs)]
-        return self._planned
+        return self._planned if allowed("divide", self.name) else self.through_torch(graph)
 
     def _planned(self, inputs: Sequence[Any], lifted: Sequence[Tensor], sizes: Sizes | None) -> list[Any]:
         """The program's kernels, by the plan of the device at hand."""
@@ -696,8 +708,9 @@ class Executable:
 
     def _plan(self, device: torch.device, sizes: Sizes) -> KernelPlan:
         assert self.graph is not None
-        plan = KernelPlan(self.graph, self.name, self.backend, device, self.report)
-        plan.cut(sizes)
+        with under(self.switches):
+            plan = KernelPlan(self.graph, self.name, self.backend, device, self.report)
+            plan.cut(sizes)
         return plan
 
     def _inductor(self) -> Run:

@@ -7,16 +7,18 @@ from typing import Any
 
 from torch.fx import GraphModule, Node
 
+from ..ir.switches import takes
+from ..tracer.torch_private import operation
 from .binding import bindings
 from .reuse import Taken, deaths, taken
 
 
-def straight(gm: GraphModule, reusing: bool = False) -> Callable[..., Any]:
+def straight(gm: GraphModule, name: str = "", reusing: bool = False) -> Callable[..., Any]:
     """`gm` without module calls and attribute look-ups: about half the host time of a call.
 
     reusing: results go into memory that is read no more, which is for plain tensors that autograd does not follow.
     """
-    writer = _Writer(gm, taken(gm) if reusing else {})
+    writer = _Writer(gm, taken(gm) if reusing else {}, takes("binding", name))
     for node in gm.graph.nodes:
         writer.write(node)
     return writer.function()
@@ -25,14 +27,15 @@ def straight(gm: GraphModule, reusing: bool = False) -> Callable[..., Any]:
 class _Writer:
     """Writes one line per node; operations, and constants without a literal, are globals of the function."""
 
-    def __init__(self, gm: GraphModule, taken: dict[Node, Taken]) -> None:
+    def __init__(self, gm: GraphModule, taken: dict[Node, Taken], unboxed: bool) -> None:
         self.gm, self.taken = gm, taken
         self.names: dict[Node, str] = {}
         self.bound: dict[str, Any] = {}
         self.parameters: list[str] = []
         self.lines: list[str] = []
         self.dying = deaths(_last_uses(gm), taken)
-        self.calls = bindings([n for n in gm.graph.nodes if n.op == "call_function"])
+        calls = [n for n in gm.graph.nodes if n.op == "call_function"]
+        self.calls = bindings(calls) if unboxed else {n: operation(n.target) for n in calls}
 
     def write(self, node: Node) -> None:
         name = self.names[node] = f"v{len(self.names)}"

@@ -18,6 +18,7 @@ from ..ir.errors import LoweringError
 from ..ir.passes.overlap import Overlap, overlap
 from ..ir.passes.recompute import Recompute, apply_choice, present, value_at
 from ..ir.program import Place, Program
+from ..ir.switches import takes
 from ..tracer.capture import CaptureError
 from . import reference
 from .compile import cheaper, graph_of
@@ -34,7 +35,7 @@ def choose(spec: Specialization, sizes: dict[sympy.Symbol, int]) -> Chosen | Non
     forward, derived = spec.forward, hasattr(spec.cls, "_fusegrad_sources")
     if not (forward.hidden_count or derived) or forward.tensor_attributes or forward.saved_for_forward:
         return None
-    if forward.returns_hidden:
+    if forward.returns_hidden or not takes("overlap" if derived else "recompute", spec.name):
         return None
     try:
         report = partial(spec.report, "backward")

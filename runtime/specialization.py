@@ -13,6 +13,7 @@ import torch
 
 from ..ir import Graph
 from ..ir.program import Place
+from ..ir.switches import allowed, under
 from ..tracer.capture import CaptureError, OpaqueMet, Session, Trace, capture_lock, written_placeholders
 from ..tracer.containers import Hole, anew, closed, exchanged, leaves
 from ..tracer.context import BackwardContext, ForwardContext, attributes_of
@@ -112,6 +113,7 @@ class Specialization:
         self.session = Session(dynamic)
         needs = tuple(isinstance(a, Tensor) and a.requires_grad and i < self.count for i, a in enumerate(args))
         fakes = [self.session.fake(args[i]) for i in self.slots]
+        require_allowed(f"{self.name}.forward")
         count("captures")
         with logs.capturing(f"{self.name}.forward", lambda: self.forward.trace, self.forward_place()):
             self.forward: ForwardCapture = capture_forward(cls, args, fakes, self.session, reads, needs, tape)
@@ -353,7 +355,7 @@ class Specialization:
         """The captured backward for these gradients; raises CaptureError (the same each time) where it cannot be."""
         key = self._now(kinds)
         if key not in self.entries:
-            with capture_lock:
+            with capture_lock, under(self.session.switches):
                 self._add_entry(key, kinds)
         entry = self.entries[key]
         if isinstance(entry, CaptureError):
@@ -391,7 +393,8 @@ class Specialization:
     def executable_of_entry(self, entry: BackwardEntry, kinds: tuple[Any, ...], backend: str) -> Executable:
         """A captured backward on `backend`, on the user's own residuals."""
         if backend not in entry.executables:
-            entry.executables[backend] = self._backward_executable(entry, kinds, backend, None)
+            with under(self.session.switches):
+                entry.executables[backend] = self._backward_executable(entry, kinds, backend, None)
             entry.learn(self.session.conditions(self.symbols, entry.since))
         return entry.executables[backend]
 
@@ -423,6 +426,7 @@ class Specialization:
             self.backward_failed = self.backward_failed or not isinstance(error, OpaqueMet)
 
     def _capture_backward(self, kinds: tuple[Any, ...], tape: Tape | None = None) -> BackwardEntry:
+        require_allowed(f"{self.name}.backward")
         count("captures")
         residuals, symbols = self._kept_again()
         fakes = [self._fake_gradient(i, k) for i, k in enumerate(kinds)]
@@ -551,7 +555,7 @@ class Specialization:
         key = backend if chosen is None else f"{backend} chosen"
         if entry.admits(sizes) and key not in entry.executables:
             originals = residuals if chosen is None else chosen.rebuilt(residuals, sizes)
-            with capture_lock:
+            with capture_lock, under(self.session.switches):
                 self._compare_backward(kinds, entry, originals, sizes, gradients)
                 executable = self._backward_executable(entry, kinds, backend, chosen)
                 entry.learn(self.session.conditions(self.symbols, entry.since))
@@ -774,6 +778,12 @@ class Specialization:
             if cut_down:  # cut data may be illegal for the method where the real data is not
                 return None
             raise
+
+
+def require_allowed(what: str) -> None:
+    """Raises CaptureError where whoever watches does not let this be captured."""
+    if not allowed("capture", what):
+        raise CaptureError(reason="it is not captured while a fault is looked for", where="unknown")
 
 
 def _passed_through(trace: Trace) -> dict[int, int]:

@@ -36,7 +36,7 @@ from .lanes import BACKENDS, Layout, Lowered, is_written_out, lowered, over_lane
 from .partial import warn_once
 from .per_lane import give_memory_its_axis, in_lanes, room_for
 from .plan import BoundSizes, Executable
-from .specialization import Specialization, gradient_kind, in_a_class
+from .specialization import Specialization, gradient_kind, in_a_class, require_allowed
 from .stats import count
 
 if TYPE_CHECKING:
@@ -173,6 +173,7 @@ class Unit:
         self.graphs[at] = (self.graphs[at][0], size_guard(session, executable.trace.fakes), *self.graphs[at][2:])
 
     def _capture(self, args: Sequence[Any], facts: Any) -> tuple[Executable, list[Tensor]]:
+        require_allowed(self.name)
         count("captures")
         session = Session()
         live = [i for i, a in enumerate(args) if isinstance(a, VALUES)]

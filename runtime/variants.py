@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from .function import Compiler
     from .specialization import Specialization
 
-STATES = ("autocast on cpu", "autocast on cuda", "default dtype", "deterministic", "inference mode", "default device")
+STATES = ("autocast on cpu", "autocast on cuda", "default dtype", "deterministic", "inference mode", "default device",
+          "left out")  # fmt: skip
 """The names of `guards.global_state()`, in its order."""
 LONGEST = 60
 SAME = "nothing that is compared: what its opaque calls returned"

@@ -23,6 +23,7 @@ ONE_IN = {
     **{f"compose/test_{name}.py": 4 for name in (
         "eager", "finite_differences", "grad_vmap", "jvp_vmap", "stacked", "transpose", "vmap", "vmap_grad", "vmap_jvp",
     )},
+    "codegen/test_switches.py": 4,
     "compose": 2,
     "conformance/test_conformance.py": 3,
     "contract/test_wrong_backwards.py": 2,
@@ -30,6 +31,7 @@ ONE_IN = {
     "interop": 2,
     "runtime/test_per_lane.py": 4,
     "runtime/test_stored.py": 3,
+    "runtime/test_switches.py": 2,
     "runtime/test_command_examples.py": 4,
     "runtime/test_transitions.py": 6,
     "suite/test_derived.py": 2,

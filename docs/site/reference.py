@@ -15,6 +15,7 @@ from typing import Any
 import fusegrad
 from fusegrad.__main__ import COMMANDS, parser
 from fusegrad.ir.codes import CODES, Code
+from fusegrad.ir import switches
 from fusegrad.ir.errors import FusegradError
 from fusegrad.runtime import cache, config, logs, memory
 from fusegrad.runtime.checking.trial import Report
@@ -94,7 +95,7 @@ RESULTS: dict[str, tuple[type, ...]] = {
     "explain": (Explanation, DirectionReport, KernelReport, Record), "check": (Report,), "profile": (Profile, Measured),
 }  # fmt: skip
 """What a function returns, and of what that is made: documented under it."""
-NOT_OF_CONFIG = ("backend_name", "valid_backend", "warns", "in_force")
+NOT_OF_CONFIG = ("backend_name", "valid_backend", "valid_switches", "warns", "in_force")
 """What of the module is for the package itself."""
 
 
@@ -196,6 +197,7 @@ VARIABLES = {
     "FUSEGRAD_WARN": ("`0`", "No warning where a method runs as written; `explain` still says it."),
     "FUSEGRAD_DEBUG": ("`1`", "Verify every graph after every step. Slow."),
     "FUSEGRAD_STORE": ("`0`", "Captures are neither kept on disk nor found there: every process makes its own."),
+    "FUSEGRAD_DISABLE": ("names, comma-separated", "Steps of the pipeline that are left out: [which](#steps)."),
     "FUSEGRAD_TUNE": ("`1`", "On a GPU, time a few versions of each kernel and keep the fastest."),
     "FUSEGRAD_CACHE_DIR": ("a folder", "Where compiled kernels are kept, instead of `~/.cache/fusegrad`."),
     "FUSEGRAD_CACHE_LIMIT": ("`500M`, `10G`", "Bytes on disk (2 GiB); the entries used longest ago go first."),
@@ -211,6 +213,17 @@ def variables_read() -> set[str]:
     folders = ("ir", "tracer", "codegen", "runtime", "tests")
     sources = [p for folder in folders for p in ROOT.joinpath(folder).rglob("*.py") if "golden" not in p.parts]
     return {name for p in sources for name in re.findall(r"\"(FUSEGRAD_[A-Z_]+)\"", p.read_text(encoding="utf-8"))}
+
+
+STEPS_TOP = """`fusegrad.config.patch(disable=("algebra", "fuse"))` and `FUSEGRAD_DISABLE=algebra,fuse` leave steps out
+that make a program cheaper. Results stay right, with more launches. What was compiled with a step is never used without
+it.
+"""
+STEPS = {"Graphs": switches.GRAPHS, "Kernels": switches.KERNELS, "Calls": switches.CALLS}
+
+
+def steps_part(title: str, steps: dict[str, str]) -> tuple[str, str]:
+    return f"### {title}\n", table(["step", ""], [[f"`{name}`", prose(sentence(what))] for name, what in steps.items()])
 
 
 LOGS_TOP = """`FUSEGRAD_LOGS="trace,+codegen,-guards"` and `fusegrad.config.logs("trace,+codegen")` tell on stderr what
@@ -234,6 +247,7 @@ def settings_page() -> str:
         "## Options of compile\n", table(["option", "default"], options),
         "What they mean: [compile](api.md#fusegradcompile).\n",
         "## Backends\n", f"{', '.join(f'`{b}`' for b in config.BACKENDS)}: [what they run](quickstart.md#backends).\n",
+        "## Steps\n", STEPS_TOP, *(part for title, steps in STEPS.items() for part in steps_part(title, steps)),
         "## Logs\n", LOGS_TOP, table(["name", "tells"], [[f"`{n}`", prose(what)] for n, what in logs.NAMES.items()]),
         "## The cache\n", prose(inspect.getdoc(cache.default_root) or "") + "\n",
         "`fusegrad cache dir` says where it is, `fusegrad cache clear` empties it.\n",

@@ -20,6 +20,7 @@ from ..graph import Graph, Value
 from ..infer import equal, same_shape
 from ..prims import PRIMS
 from ..rewrite import extract
+from ..switches import is_on
 from ..types import COMPLEX, FLOAT8, Size, contiguous_strides, product
 from .layout import only_ones
 
@@ -180,6 +181,8 @@ class Cut:
 
     def _again(self, value: Value) -> bool:
         """Whether computing a value of another cluster again moves no more bytes than having it in memory."""
+        if not (is_on("fuse") and is_on("duplicate")):
+            return False
         roots: dict[int, Value] = {}
         count, todo = 0, [value]
         while todo:
@@ -250,8 +253,10 @@ class Clusters:
             if not cut.free(value) and value.prim != "pick":
                 self._add(value)
         self._keep_effects_in_order()
-        self._join_producers()
-        self._join_siblings()
+        if is_on("fuse"):
+            self._join_producers()
+        if is_on("fuse") and is_on("siblings"):
+            self._join_siblings()
 
     def of(self, value: Value) -> int | None:
         at = value.id
@@ -380,7 +385,7 @@ class Lifetimes:
     def grow(self, a: int, b: int) -> bool:
         """Whether one group of two would hold more bytes for longer than it saves in moving them."""
         early, late = sorted((a, b), key=self.waits.__getitem__)
-        if self.waits[early] == self.waits[late]:
+        if self.waits[early] == self.waits[late] or not is_on("lifetimes"):
             return False
         reads, others = self._reads(early), self._reads(late)
         own = {v.id for v in self.members[early]}

@@ -6,12 +6,14 @@ is 0.0); 0 * x stays. A cast down and up again rounds, so it stays. The one lice
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..graph import Graph, Value
 from ..rewrite import Number, Op, Rules, X, Y, Z, joined, make, number_of, rebuild, rules
+from ..switches import in_force
 from ..types import FLOAT8, FLOATS, INTEGERS, UNSIGNED
 from .constants import constants
 from .layout import layout
@@ -25,7 +27,7 @@ class Simplify:
 
     def __call__(self, graph: Graph) -> Graph:
         for _ in range(self.rounds):
-            size, graph = len(graph.order()), rebuild(graph, simplifications)
+            size, graph = len(graph.order()), rebuild(graph, rules_without(in_force().off))
             if len(graph.order()) == size:
                 break
         return graph
@@ -205,4 +207,11 @@ numbers: Rules = {
     **{prim: (_same_if((*INTEGERS, "b1")),) for prim in ("floor", "ceil", "round", "trunc")},
 }
 
-simplifications = joined(constants, algebra, numbers, layout)
+FAMILIES: dict[str, Rules] = {"constants": constants, "algebra": algebra, "numbers": numbers, "layout": layout}
+"""The rules by the name under which they can be left out; those of an earlier family are tried first."""
+
+
+@functools.lru_cache(maxsize=64)
+def rules_without(off: frozenset[str]) -> Rules:
+    """The rules that are left."""
+    return joined(*(table for name, table in FAMILIES.items() if name not in off))

@@ -1,0 +1,77 @@
+"""Every decision of the generator that can be left out: other kernels, the same numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import pytest
+import sympy
+from bodies import BODIES
+from harness import INTERPRET, MANY, SMALL, Input, K, M, N, T, agree, cat
+
+from fusegrad.codegen import Target
+from fusegrad.ir.switches import KERNELS, without
+
+ROOM = replace(SMALL, packed=64)
+ODD, EVEN, WIDE = {M: 13, N: 50, K: 3}, {M: 6, N: 64, K: 2}, {M: 6, N: 48, K: 2}
+
+
+def nested(x: T) -> tuple[T, T]:
+    return x - x.sum(1, keep=True), x.sum(0, 1)
+
+
+def interleaved(x: T) -> T:
+    even, odd = x[:, slice(0, None, 2)], x[:, slice(1, None, 2)]
+    return cat([even * odd, even - odd], 1)
+
+
+class Witness(NamedTuple):
+    """A body whose kernels are others without the decision."""
+
+    body: Callable[..., Any]
+    inputs: Mapping[str, Input]
+    target: Target
+    sizes: Mapping[sympy.Symbol, int]
+
+
+def _of(name: str, target: Target, sizes: Mapping[sympy.Symbol, int]) -> Witness:
+    return Witness(*BODIES[name], target, sizes)
+
+
+WITNESSES: dict[str, Witness] = {
+    "merge": _of("swiglu", INTERPRET, ODD),
+    "nested_sums": Witness(nested, {"x": Input("f32", (M, N))}, INTERPRET, ODD),
+    "resident": _of("rms_backward", INTERPRET, ODD),
+    "packed": _of("softmax", ROOM, WIDE),
+    "online": _of("softmax", SMALL, ODD),
+    "partials": _of("group_backward", SMALL, ODD),
+    "strips": _of("rms_backward", SMALL, EVEN),
+    "boundary": _of("rms_backward", MANY, ODD),
+    "pairs": Witness(interleaved, {"x": Input("f32", (M, 64))}, INTERPRET, EVEN),
+    "hoist": _of("rms_backward", INTERPRET, EVEN),
+    "multiples": _of("layer_backward", SMALL, EVEN),
+    "stages": _of("rms_backward", INTERPRET, EVEN),
+}
+
+
+def test_every_switch_has_a_witness() -> None:
+    assert set(WITNESSES) == set(KERNELS)
+
+
+@pytest.mark.parametrize("switch", KERNELS)
+def test_other_kernels_and_the_same_numbers(switch: str) -> None:
+    body, inputs, target, sizes = WITNESSES[switch]
+    own = agree(body, sizes, target, slack=12, **inputs)
+    with without((switch,)):
+        other = agree(body, sizes, target, slack=12, **inputs)
+    assert own != other
+
+
+@pytest.mark.parametrize("target", [INTERPRET, SMALL, MANY], ids=["whole", "chunked", "tree"])
+def test_without_all_of_them(target: Target) -> None:
+    with without(KERNELS):
+        for name in ("rms_backward", "softmax", "group_backward", "cross_entropy", "swiglu"):
+            function, inputs = BODIES[name]
+            agree(function, ODD, target, slack=12, **inputs)
