@@ -105,7 +105,7 @@ def takes(name: str, subject: str) -> bool:
 
 
 def allowed(step: str, subject: str) -> bool:
-    """Whether whoever watches lets a step pass. One that is no switch (a capture, the kernels of a group) is always on."""
+    """Whether whoever watches lets a step pass, which need not be a switch (a capture, the kernels of a group)."""
     watch = in_force().watch
     return watch is None or watch.allows(step, subject)
 

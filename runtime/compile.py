@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -29,7 +29,9 @@ from .stats import count
 ProductsBy = Literal["model", "clock", "library"]
 """Who decides whether a product of matrices is in a kernel."""
 
-PASSES = {"simplify": Simplify(), "contract": Contract(), "simplify again": Simplify()}
+PASSES: dict[str, Callable[[Graph], Graph]] = {
+    "simplify": Simplify(), "contract": Contract(), "simplify again": Simplify(),
+}  # fmt: skip
 
 
 def graph_of(trace: Trace, name: str) -> Graph:

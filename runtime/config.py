@@ -91,7 +91,8 @@ def valid_switches(names: str | Iterable[str]) -> tuple[str, ...]:
     for name in sorted(asked - switches.SWITCHES.keys()):
         near = difflib.get_close_matches(name, switches.SWITCHES, n=1)
         meant = f"did you mean {near[0]!r}? " if near else ""
-        raise ConfigError(f"disable: there is no step {name!r}", fix=f"{meant}use some of {', '.join(switches.SWITCHES)}")
+        known = ", ".join(switches.SWITCHES)
+        raise ConfigError(f"disable: there is no step {name!r}", fix=f"{meant}use some of {known}")
     return tuple(sorted(asked))
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import fusegrad
 from fusegrad.__main__ import COMMANDS, parser
-from fusegrad.ir.codes import CODES, Code
 from fusegrad.ir import switches
+from fusegrad.ir.codes import CODES, Code
 from fusegrad.ir.errors import FusegradError
 from fusegrad.runtime import cache, config, logs, memory
 from fusegrad.runtime.checking.trial import Report

@@ -1,4 +1,4 @@
-"""Steps that are left out: by valid names, in every key, never served where they are on, and always with right results."""
+"""Steps that are left out: by valid names, part of every key, with right results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Scaled(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.save_for_backward(x)
-        return -(-(torch.exp(x) + torch.exp(x))) * (torch.full_like(x, 2.0) * torch.full_like(x, 3.0)) / 8
+        return torch.neg(-(torch.exp(x) + torch.exp(x))) * (torch.full_like(x, 2.0) * torch.full_like(x, 3.0)) / 8
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Tensor:
