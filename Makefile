@@ -4,6 +4,8 @@
 # make tests FUSEGRAD_TESTS=all    every case of the long tables, of which `make test` takes a sample
 # make bench          launches, bytes, registers, host time, first calls: what needs no GPU; writes docs/benchmarks.md
 # make bench-gpu      times every case on a GPU, nine minutes at a time
+# make threads        first calls, transforms and backwards in N=32 threads at once
+# make soak           CALLS=1000000 calls over SHAPES=1000 shapes: memory, variants, threads, files
 # make docs           the documentation as a site in build/site, which needs no network to be read
 # make conformance    write docs/conformance.md: torch's own Functions by eager, fusegrad and torch.compile
 #
@@ -26,7 +28,7 @@ PINS := $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
 STAMP := $(VENV)/.fusegrad-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint types tests compose conformance bench bench-gpu docs clean
+.PHONY: threads soak help install demo test lint types tests compose conformance bench bench-gpu docs clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -62,6 +64,12 @@ compose: $(STAMP)
 
 conformance: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/conformance/run.py
+
+threads: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/trust/threads.py --threads $(or $(N),32) $(ARGS)
+
+soak: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/trust/soak.py --calls $(or $(CALLS),1000000) --shapes $(or $(SHAPES),1000) $(ARGS)
 
 # Pages and pictures are made by docs/site/make_site.py; a broken link fails.
 docs: $(STAMP)

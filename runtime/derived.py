@@ -14,6 +14,7 @@ import torch
 from torch.autograd.function import Function
 
 from ..ir.errors import FusegradError
+from ..ir.once import once
 from ..tracer.capture import CaptureError, capture_lock, is_capturing
 from ..tracer.declared import call_place
 from ..tracer.function import as_tuple, backward_method, method_place, uses_setup_context
@@ -123,7 +124,7 @@ class _ReadOnce:
     def __init__(self, ctx: Any) -> None:
         self._ctx = ctx
 
-    @functools.cached_property
+    @once
     def saved_tensors(self) -> Any:
         return self._ctx.saved_tensors
 
@@ -172,9 +173,10 @@ def require_transposable(compiler: Compiler, spec: Specialization) -> None:
     if spec.opaque:
         raise CaptureError(reason=f"forward calls `{spec.opaque[0].name}`, which is opaque", where=spec.opaque[0].where)
     with plain_tensors(), torch.no_grad(), capture_lock:
-        require_linear_jvp(spec)
-        spec.entry(spec.predicted_kinds())
-    spec.proved.add(key)
+        if key not in spec.proved:  # no other thread was first
+            require_linear_jvp(spec)
+            spec.entry(spec.predicted_kinds())
+            spec.proved.add(key)
 
 
 def why_no_backward(cls: Any, error: CaptureError) -> tuple[str, str]:

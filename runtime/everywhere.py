@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import threading
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -17,13 +16,14 @@ from typing import Any
 from torch.autograd.function import Function
 
 from ..tracer.capture import is_user_file
+from ..tracer.locks import CLASS, lock_of
 from .config import valid_backend
 from .function import Record, compile_class
 
 _above: Any = super
 _HOOK = "__init_subclass__"
 _TESTS_OF_TORCH = "torch/testing/"
-_lock = threading.RLock()
+_lock = lock_of(CLASS)
 
 
 @dataclass

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ from torch.autograd.function import Function
 
 from ..ir.codes import code_of
 from ..ir.errors import FusegradError, NotTraceableError, users_line
+from ..ir.once import once
 from ..ir.switches import takes
 from ..tracer.capture import CaptureError, OpaqueMet, capture_lock, is_capturing
 from ..tracer.containers import opened
@@ -30,6 +30,7 @@ from ..tracer.function import (
     methods_now,
     uses_setup_context,
 )
+from ..tracer.locks import CLASS, lock_of
 from ..tracer.nested import Watcher, watcher
 from ..tracer.opaque import Mismatch, Tape, Why, remember
 from ..tracer.reads import Reads
@@ -60,6 +61,7 @@ from .unit import BackwardUnit, transformed
 
 Tensor = torch.Tensor
 C = TypeVar("C", bound=type)
+class_lock = lock_of(CLASS)
 REMEMBERED = 1024
 """Exact layouts that a class remembers before it asks the guards again."""
 VARIANTS = 64
@@ -127,7 +129,6 @@ class Compiler:
         self.opaque_calls: list[split.OpaqueCall] = []
         self.reads: Reads | None = None
         self.marks: dict[Any, int] = {}
-        self.lock = threading.RLock()
         self.ready = Ready()
         self.fits = fits_a_graph(cls, self.methods)
         method = backward_method(cls)
@@ -188,7 +189,13 @@ class Compiler:
 
     def run_users(self, missing: NotCaptured, args: Sequence[Any]) -> Any:
         """The user's own class, and only then the record: a call that is wrong by itself raises its own error here."""
-        result = self.as_written(*args)
+        try:
+            result = self.as_written(*args)
+        except BaseException:
+            with capture_lock:  # nothing was learnt of the method
+                self.refused.pop(missing.facts, None)
+                self.exact.clear()
+            raise
         self.refuse("forward", missing.error)
         self.refused[missing.facts] = missing.error
         self.exact[missing.key] = None
@@ -218,7 +225,7 @@ class Compiler:
         cls = self.shown if is_capturing() else self.written
         return Function.apply.__func__(cls, *args, **kwargs)  # type: ignore[attr-defined]
 
-    @functools.cached_property
+    @once
     def shown(self) -> type:
         """The class as a capture around it sees it: opaque as a whole where one of its methods is declared so."""
         if not self.methods.declared_opaque():
@@ -233,7 +240,7 @@ class Compiler:
             return self.users(*args, **kwargs)
         return self.beside(*args, **kwargs)
 
-    @functools.cached_property
+    @once
     def beside(self) -> Callable[..., Any]:
         """The class with its forward as it is and a backward that is captured, or just as it is."""
         found = opaque_forward_of(self)
@@ -276,7 +283,8 @@ class Compiler:
     def reads_now(self) -> Reads:
         """What the methods read besides their arguments, scanned once."""
         if self.reads is None:
-            self._scan()
+            with capture_lock:
+                self._scan()
             assert self.reads is not None
         return self.reads
 
@@ -323,7 +331,7 @@ class Compiler:
             raise CaptureError(reason=why, where=method_place(self.cls.forward))  # type: ignore[attr-defined]
 
     def _look_up(self, args: Sequence[Any]) -> Specialization | None:
-        with capture_lock, self.lock:
+        with capture_lock:
             facts = self.facts(args)
             if facts not in self.known and self.marks:
                 self._scan()
@@ -354,6 +362,8 @@ class Compiler:
             if isinstance(error, OpaqueMet):
                 self.met[facts] = error
                 _forget(self.met, REMEMBERED)
+            else:
+                self.refused[facts] = error  # at once: other threads wait for this attempt
             raise NotCaptured(error, key, facts) from error
         self.known.setdefault(facts, []).append(specialization)
         self.records.setdefault("forward", Record("compiled"))
@@ -507,11 +517,19 @@ class Compiler:
     ) -> Callable[..., Any]:
         """`apply` of the generated Function of a specialisation."""
         if key not in specialization.nodes:
-            chosen = self.chosen(specialization, key, specialization.sizes(args))
-            node = make_node(self, specialization, key[0], chosen, key[2])
-            specialization.nodes[key] = direct_apply(node)
+            with capture_lock:
+                self._add_node(specialization, key, args)
         apply: Callable[..., Any] = specialization.nodes[key]
         return apply
+
+    def _add_node(
+        self, specialization: Specialization, key: tuple[str, bool, bool], args: Sequence[Any]
+    ) -> None:
+        if key in specialization.nodes:  # another thread was first
+            return
+        chosen = self.chosen(specialization, key, specialization.sizes(args))
+        node = make_node(self, specialization, key[0], chosen, key[2])
+        specialization.nodes[key] = direct_apply(node)
 
     def backward(
         self, specialization: Specialization, backend: str, chosen: Chosen | None, ctx: Any, gradients: Sequence[Any]
@@ -717,18 +735,20 @@ def compile_class(
     return fast  # type: ignore[no-any-return]
 
 
-_subclasses: dict[type, Any] = {}
-
-
 def compiled_subclass(cls: type, parent: Compiler) -> Any:
     """A user's subclass of a compiled class, compiled with its parent's options."""
-    if cls not in _subclasses:
-        plain = type(cls.__name__, (cls,), {"_fusegrad_user_class": None, "__module__": cls.__module__})
-        plain._fusegrad_user_class = plain  # type: ignore[attr-defined]
-        plain.apply = classmethod(Function.apply.__func__)  # type: ignore[attr-defined]
-        options = (parent.backend, parent.fullgraph, parent.dynamic, parent.methods.option, parent.derive_jvp)
-        _subclasses[cls] = compile_class(plain, *options)
-    return _subclasses[cls]
+    with class_lock:
+        if "_fusegrad_compiled" not in vars(cls):  # with the class, so that it goes where the class goes
+            cls._fusegrad_compiled = _subclass(cls, parent)  # type: ignore[attr-defined]
+    return cls._fusegrad_compiled  # type: ignore[attr-defined]
+
+
+def _subclass(cls: type, parent: Compiler) -> Any:
+    plain = type(cls.__name__, (cls,), {"_fusegrad_user_class": None, "__module__": cls.__module__})
+    plain._fusegrad_user_class = plain  # type: ignore[attr-defined]
+    plain.apply = classmethod(Function.apply.__func__)  # type: ignore[attr-defined]
+    options = (parent.backend, parent.fullgraph, parent.dynamic, parent.methods.option, parent.derive_jvp)
+    return compile_class(plain, *options)
 
 
 __all__ = ["CompileTargetError", "Compiler", "FallbackWarning", "Record", "compile"]

@@ -10,7 +10,6 @@ import ast
 import functools
 import inspect
 import textwrap
-import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,12 +20,13 @@ import torch
 
 from ..codegen.kernel import Kernel, Pointer
 from ..ir.errors import KernelFaultError, UnsupportedBackendError
+from ..tracer.locks import KERNEL, lock_of
 from .launch import TRITON_DTYPE, load
 
 if TYPE_CHECKING:
     from . import triton_private
 
-_LOCK = threading.RLock()
+_LOCK = lock_of(KERNEL)
 _MISSING = object()
 
 

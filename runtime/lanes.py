@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import sympy
@@ -17,6 +16,7 @@ import torch
 
 from ..ir import Graph, building, emit
 from ..ir.errors import LoweringError
+from ..ir.once import once
 from ..ir.transforms.batch import batch, lead
 from ..ir.transforms.extern import NO_RULES, Batched, NoRuleError
 from ..ir.transforms.ops import DIFFERENTIABLE, permute
@@ -58,13 +58,13 @@ class Lowered:
         """What the symbols are for values with their axes as told."""
         return self._binder(given)
 
-    @cached_property
+    @once
     def _binder(self) -> Binder:
         binder = Binder(())
         binder.sources = self.sources
         return binder
 
-    @cached_property
+    @once
     def _run(self) -> Run:
         executable = Executable(self.trace, self.name, self.backend, graph=self.graph)
         return executable.run if self.backend in KERNEL_BACKENDS else executable.through_torch(self.graph)

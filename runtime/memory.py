@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import ctypes
 import os
-import threading
 import warnings
 from dataclasses import dataclass
 from typing import Any
+
+from ..tracer.locks import INNER, lock_of
 
 VARIABLE = "FUSEGRAD_RECYCLE_MEMORY"
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
@@ -43,7 +44,7 @@ class RecyclingWarning(UserWarning):
 
 _recycles = False
 _warned = False
-_lock = threading.Lock()
+_lock = lock_of(INNER)
 
 
 def state() -> State:

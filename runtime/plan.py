@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import sympy
@@ -15,6 +15,7 @@ from ..codegen import TARGETS, Buffer, Kernel, Kernels, Pointer, Ref, Scalar, Ta
 from ..codegen.neighbours import candidates
 from ..ir import Graph, Value
 from ..ir.errors import InternalError, LoweringError, Unfusible, UnsupportedBackendError
+from ..ir.once import once
 from ..ir.passes.fuse import Extern, Group, Step, View
 from ..ir.passes.place import Place, Places
 from ..ir.switches import allowed, in_force, takes, under
@@ -67,7 +68,7 @@ def numbers(exprs: Sequence[Size], sizes: Sizes) -> tuple[int, ...]:
 class BoundSizes(dict[sympy.Symbol, int]):
     """The symbols' values at one call; `key` is made once."""
 
-    @cached_property
+    @once
     def key(self) -> tuple[int, ...]:
         return tuple(self.values())
 
@@ -236,12 +237,12 @@ class GroupRunner:
     def _emitted(self, sizes: Sizes, target: Target) -> Kernels:
         return kernels_of(self.group, target, dict(sizes), self.name)
 
-    @cached_property
+    @once
     def multiplies(self) -> bool:
         """Whether a product of matrices is in the group."""
         return any(v.prim == "dot" for v in self.group.graph.order())
 
-    @cached_property
+    @once
     def between(self) -> Callable[[Sequence[Tensor], Sizes], list[Any]]:
         """The group with its product as a call, between kernels for the rest."""
         return KernelPlan(self.group.graph, f"{self.name}_apart", self.backend, self.device, self.report, "library")
@@ -249,6 +250,10 @@ class GroupRunner:
     def _prepared(self, sizes: Sizes, key: tuple[int, ...]) -> Prepared | None:
         if self.one_by_one:
             return None
+        with capture_lock:
+            return self.prepared.get(key) or self._newly_prepared(sizes, key)
+
+    def _newly_prepared(self, sizes: Sizes, key: tuple[int, ...]) -> Prepared | None:
         try:
             with under(self.switches):
                 build = partial(self._prepare, sizes, key)
@@ -401,6 +406,8 @@ class KernelPlan:
     def cut(self, sizes: Sizes) -> list[Step]:
         """The steps, with the kernels of each group generated for these sizes."""
         with capture_lock, under(self.switches):
+            if self.steps is not None:  # another thread was first
+                return self.steps
             sizes = {**self._hints(), **sizes}
             made = generate(self.graph, self.target, sizes, self.name, self.products)
             for reason in made.reasons:
@@ -616,13 +623,13 @@ class Executable:
     def __call__(self, inputs: Sequence[Any], lifted: Sequence[Tensor], sizes: Sizes | None = None) -> list[Any]:
         return self.run(inputs, lifted, sizes)
 
-    @cached_property
+    @once
     def replay(self) -> Callable[..., Any]:
         """The captured operations, on whatever stands in for tensors."""
         with under(self.switches):
             return straight(self.trace.graph_module, self.name)
 
-    @cached_property
+    @once
     def thrifty(self) -> Callable[..., Any]:
         """The same on plain tensors that autograd does not follow, with no more memory than is needed at a time."""
         with under(self.switches):
@@ -700,11 +707,17 @@ class Executable:
         tensors = [t for t in (*inputs, *lifted) if isinstance(t, Tensor)]
         device = tensors[0].device
         if device not in self.plans and device not in self.without:
-            made = prepared(partial(self._plan, device, sizes or self.binder(inputs)), self.report)
-            (self.without.add(device) if made is None else self.plans.update({device: made}))
+            with capture_lock:
+                self._add_plan(device, sizes or self.binder(inputs))
         if device in self.without:
             return self.otherwise(inputs, lifted, sizes)
         return self.plans[device](tensors, sizes or self.binder(inputs))
+
+    def _add_plan(self, device: torch.device, sizes: Sizes) -> None:
+        if device in self.plans or device in self.without:  # another thread was first
+            return
+        made = prepared(partial(self._plan, device, sizes), self.report)
+        (self.without.add(device) if made is None else self.plans.update({device: made}))
 
     def _plan(self, device: torch.device, sizes: Sizes) -> KernelPlan:
         assert self.graph is not None

@@ -9,13 +9,13 @@ Entries are never changed, only exchanged as a whole: threads need no lock to us
 from __future__ import annotations
 
 import inspect
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
+from ..tracer.locks import INNER, lock_of
 from .forms import MISS, Form, positional
 
 Entry = Callable[[tuple[Any, ...]], Any]
@@ -27,6 +27,7 @@ SHAPES = 64
 VARIANTS = 4
 COUNTED = 1024
 HOPELESS = -(1 << 60)
+_lock = lock_of(INNER)
 
 
 def never(args: tuple[Any, ...]) -> Any:
@@ -48,7 +49,6 @@ class Ready:
         self.seen: OrderedDict[Any, int] = OrderedDict()
         self.forms: dict[Any, Form] = {}  # by the number of positional arguments, then the keywords
         self.written = 0
-        self.lock = threading.Lock()
 
     def learn_form(self, signature: inspect.Signature, count: int, keywords: Iterable[str]) -> None:
         """Calls with these keywords become calls by position, where there is no more to them."""
@@ -72,7 +72,7 @@ class Ready:
 
     def is_due(self, key: Any) -> bool:
         """Counts a call that no entry fitted; whether one is to be written now."""
-        with self.lock:
+        with _lock:
             count = self.seen.pop(key, 0) + 1
             due = count >= FIRST << (self.written // TABLE)
             self.seen[key] = 0 if due else count
@@ -82,7 +82,7 @@ class Ready:
 
     def add(self, key: Any, args: tuple[Any, ...], entry: Entry | None) -> None:
         """Keeps an entry for calls like this one; None: none can be written."""
-        with self.lock:
+        with _lock:
             self.written += 1
             if entry is None:
                 self.seen[key] = HOPELESS
@@ -95,7 +95,7 @@ class Ready:
 
     def forget(self) -> None:
         """Drops all entries: what the methods read is not what it was."""
-        with self.lock:
+        with _lock:
             self.entries.clear()
             self.seen.clear()
             self.now = never

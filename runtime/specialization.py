@@ -44,7 +44,7 @@ from .compile import cheaper
 from .config import KERNEL_BACKENDS, settings
 from .faults import prepared
 from .guards import Guard, is_float, size_guard
-from .plan import Binder, BoundSizes, Executable
+from .plan import RECORDS, Binder, BoundSizes, Executable
 from .residuals import Chosen, choose
 from .stats import count
 
@@ -81,9 +81,12 @@ class BackwardEntry:
         if not self.guards:
             return True
         key = sizes.key
-        if key not in self.admitted:
-            self.admitted[key] = all(bool(g.xreplace(sizes)) for g in self.guards)
-        return self.admitted[key]
+        admitted = self.admitted.get(key)
+        if admitted is None:
+            if len(self.admitted) >= RECORDS:
+                self.admitted.clear()
+            admitted = self.admitted[key] = all(bool(g.xreplace(sizes)) for g in self.guards)
+        return admitted
 
     def learn(self, guards: tuple[sympy.Basic, ...]) -> None:
         """Lowering added to what is assumed."""
@@ -182,22 +185,31 @@ class Specialization:
     def executable(self, backend: str) -> Executable:
         """forward on `backend`, prepared once."""
         if backend not in self.executables:
-            skip = self.skip if backend in KERNEL_BACKENDS else frozenset()
-            name = f"{self.name}_forward"
-            self.executables[backend] = Executable(
-                self.forward.trace, name, backend, skip, partial(self.report, "forward")
-            )
-            self.guard = self.current_guard()  # lowering may have learnt more about sizes
+            with capture_lock:
+                self._add_executable(backend)
         return self.executables[backend]
+
+    def _add_executable(self, backend: str) -> None:
+        if backend in self.executables:  # another thread was first
+            return
+        skip = self.skip if backend in KERNEL_BACKENDS else frozenset()
+        name, report = f"{self.name}_forward", partial(self.report, "forward")
+        self.executables[backend] = Executable(self.forward.trace, name, backend, skip, report)
+        self.guard = self.current_guard()  # lowering may have learnt more about sizes
 
     def chosen(self, backend: str, sizes: Sizes) -> Chosen | None:
         """Cheaper residuals than the user's, on a kernel backend; decided once, at the first sizes."""
         if backend not in KERNEL_BACKENDS:
             return None
         if not self._decided:
+            with capture_lock:
+                self._choose(sizes)
+        return self._chosen
+
+    def _choose(self, sizes: Sizes) -> None:
+        if not self._decided:
             self._chosen, self._decided = choose(self, sizes), True
             self.guard = self.current_guard()  # what backward assumed is in both graphs
-        return self._chosen
 
     def known_choice(self) -> Chosen | None:
         """What was decided on residuals so far."""
@@ -207,10 +219,15 @@ class Specialization:
         """forward on `backend`, with the chosen values as its hidden outputs."""
         key = f"{backend} chosen"
         if key not in self.executables:
+            with capture_lock:
+                self._add_chosen(key, backend, chosen)
+        return self.executables[key]
+
+    def _add_chosen(self, key: str, backend: str, chosen: Chosen) -> None:
+        if key not in self.executables:
             name, report = f"{self.name}_forward", partial(self.report, "forward")
             graph = cheaper(chosen.program.forward)
             self.executables[key] = Executable(self.forward.trace, name, backend, self.skip, report, graph)
-        return self.executables[key]
 
     def _exactly_as_captured(self) -> Any:
         """Casts are part of the captured graph: autocast must not add its own while it is replayed."""
@@ -392,10 +409,10 @@ class Specialization:
 
     def executable_of_entry(self, entry: BackwardEntry, kinds: tuple[Any, ...], backend: str) -> Executable:
         """A captured backward on `backend`, on the user's own residuals."""
-        if backend not in entry.executables:
-            with under(self.session.switches):
+        with capture_lock, under(self.session.switches):
+            if backend not in entry.executables:
                 entry.executables[backend] = self._backward_executable(entry, kinds, backend, None)
-            entry.learn(self.session.conditions(self.symbols, entry.since))
+                entry.learn(self.session.conditions(self.symbols, entry.since))
         return entry.executables[backend]
 
     def known_kinds(self) -> tuple[Any, ...]:
@@ -556,10 +573,11 @@ class Specialization:
         if entry.admits(sizes) and key not in entry.executables:
             originals = residuals if chosen is None else chosen.rebuilt(residuals, sizes)
             with capture_lock, under(self.session.switches):
-                self._compare_backward(kinds, entry, originals, sizes, gradients)
-                executable = self._backward_executable(entry, kinds, backend, chosen)
-                entry.learn(self.session.conditions(self.symbols, entry.since))
-                entry.executables[key] = executable
+                if key not in entry.executables:  # no other thread was first
+                    self._compare_backward(kinds, entry, originals, sizes, gradients)
+                    executable = self._backward_executable(entry, kinds, backend, chosen)
+                    entry.learn(self.session.conditions(self.symbols, entry.since))
+                    entry.executables[key] = executable
         if not entry.admits(sizes):
             if entry.opaque:
                 raise Mismatch(self.name, Tape())

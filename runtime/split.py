@@ -155,7 +155,7 @@ def _finished(compiler: Compiler, args: Sequence[Any], tape: Tape, met: OpaqueMe
         result = compiler.users(*args)
     if met is not None:  # only now: what was wrong by itself has raised its own error
         remember(met.what, met.why)
-    with capture_lock, compiler.lock, torch.no_grad():
+    with capture_lock, torch.no_grad():
         _add(compiler, opened(args), Tape(made=tape.made))
     return result
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
+from ..tracer.locks import INNER, lock_of
 
 COUNTERS = ("captures", "from_disk", "compiles", "cache_hits", "fallbacks")
 
 _counts = dict.fromkeys(COUNTERS, 0)
-_lock = threading.Lock()
+_lock = lock_of(INNER)
 
 
 def count(name: str, by: int = 1) -> None:

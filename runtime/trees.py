@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -26,6 +25,7 @@ from ..tracer.function import (
     takes_boxed_gradients,
     uses_setup_context,
 )
+from ..tracer.locks import INNER, lock_of
 from .conditions import Unchanging
 from .forms import MISS, builder, opener
 
@@ -44,7 +44,7 @@ class TreeError(FusegradError, TypeError):
 
 
 # ------------------------------------------------------------------ structures
-_one_by_one = threading.Lock()
+_one_by_one = lock_of(INNER)
 
 
 class Structure(Unchanging):

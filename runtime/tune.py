@@ -8,7 +8,6 @@ rows per program and warps (`codegen.neighbours`). A stored answer that names no
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -18,6 +17,7 @@ import torch
 
 from ..codegen.neighbours import OWN
 from ..ir.errors import UnsupportedBackendError
+from ..tracer.locks import INNER, lock_of
 from . import cache, logs
 
 Launch = Callable[[], object]
@@ -107,7 +107,7 @@ def _once(launch: Launch) -> float:
 
 # ------------------------------------------------------------------ a whole Function
 _records: list[list[Trial]] = []
-_lock = threading.Lock()
+_lock = lock_of(INNER)
 
 
 def is_asked_for() -> bool:

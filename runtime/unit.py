@@ -153,7 +153,8 @@ class Unit:
         """The captured graph in the IR, for batching; None where it is not of primitives alone."""
         executable, lifted = self.captured(args)
         if id(executable) not in self.in_ir:
-            self._lower(executable)
+            with capture_lock:
+                self._lower(executable)
             return self.lowered(args)  # lowering may have learnt more about sizes
         return self.in_ir[id(executable)], lifted
 
@@ -168,6 +169,8 @@ class Unit:
         return ran((graph.trace, live) if graph.tells else None, graph([args[i] for i in live], lifted))
 
     def _lower(self, executable: Executable) -> None:
+        if id(executable) in self.in_ir:  # another thread was first
+            return
         at, session = next((i, s) for i, (*_, e, _, s) in enumerate(self.graphs) if e is executable)
         self.in_ir[id(executable)] = lowered(executable, self.name)
         self.graphs[at] = (self.graphs[at][0], size_guard(session, executable.trace.fakes), *self.graphs[at][2:])
@@ -203,33 +206,31 @@ class Unit:
         """The Function that executes this unit and whose rules are units again."""
         pushes = forward_mode_is_active()
         if pushes not in self._functions:
-            self._functions[pushes] = _function_of(self, pushes)
+            self._functions.setdefault(pushes, _function_of(self, pushes))
         return self._functions[pushes]
 
     def vjp(self, inputs: int, needed: Needed = None) -> Unit:
         """(inputs, cotangents of the outputs) -> cotangents of the inputs that need one (None: of all)."""
         key = ("vjp", inputs, needed)
-        if key not in self._derived:
-            self._derived[key] = Unit(
+        return self._told(
+            key,
+            lambda: Unit(
                 f"{self.name}_vjp",
                 lambda *a: vjp_of(self.body, a[:inputs], a[inputs:], needed),
                 self.backend,
                 self.reads,
-            )
-        return self._told(key)
+            ),
+        )
 
     def jvp(self, inputs: int) -> Unit:
         """(inputs, tangents) -> tangents of the outputs."""
-        key = ("jvp", inputs)
-        if key not in self._derived:
-            from .pushed import PushedUnit
+        from .pushed import PushedUnit
 
-            self._derived[key] = PushedUnit(self, inputs)
-        return self._told(key)
+        return self._told(("jvp", inputs), lambda: PushedUnit(self, inputs))
 
-    def _told(self, key: Any) -> Unit:
-        """A unit that was derived, which tells whom this one tells."""
-        unit = self._derived[key]
+    def _told(self, key: Any, make: Callable[[], Unit]) -> Unit:
+        """The derived unit of this key, one for all threads, which tells whom this one tells."""
+        unit = self._derived.get(key) or self._derived.setdefault(key, make())
         unit.refused = self.refused
         return unit
 
@@ -255,9 +256,7 @@ class Unit:
     ) -> BatchedUnit:
         """This unit over a batch; `out_dims` as in BatchedUnit."""
         key = ("batch", tuple(in_dims), randomness, None if out_dims is None else tuple(out_dims))
-        if key not in self._derived:
-            self._derived[key] = BatchedUnit(self, key[1], randomness, key[3])
-        unit = self._told(key)
+        unit = self._told(key, lambda: BatchedUnit(self, key[1], randomness, key[3]))
         assert isinstance(unit, BatchedUnit)
         return unit
 
@@ -353,11 +352,13 @@ class BatchedUnit(Unit):
         if lane is None:
             return None, lifted
         layout = Layout.of(lane, values, dims)
-        if (id(lane), layout) not in self._batches:
-            self._batches[id(lane), layout] = over_lanes(
-                lane, layout, self.out_dims, self.randomness, self.name, self.backend
-            )
-        return self._batches[id(lane), layout], lifted
+        key = (id(lane), layout)
+        if key not in self._batches:
+            with capture_lock:
+                if key not in self._batches:
+                    made = over_lanes(lane, layout, self.out_dims, self.randomness, self.name, self.backend)
+                    self._batches[key] = made
+        return self._batches[key], lifted
 
     def _lanes(self, args: Sequence[Any]) -> list[Any]:
         """What the parent is given, in one lane: memory of the batch, without a history of its own."""
@@ -671,7 +672,7 @@ class BackwardUnit(Unit):
         """The one unit of this specialisation on this backend."""
         key = (backend, "backward")
         if key not in specialization.nodes:
-            specialization.nodes[key] = cls(compiler, specialization, backend)
+            specialization.nodes.setdefault(key, cls(compiler, specialization, backend))
         return specialization.nodes[key]  # type: ignore[no-any-return]
 
     def differentiable(self, residuals: Sequence[Any], sizes: BoundSizes, gradients: Sequence[Any]) -> tuple[Any, ...]:

@@ -43,7 +43,7 @@ def whole_of(compiler: Compiler, specialization: Specialization, backend: str) -
     copies = _has_no_place_for_tangents(specialization) and forward_mode_is_active() and not compiler.writes("jvp")
     key = (backend, "whole", copies)
     if key not in specialization.nodes:
-        specialization.nodes[key] = Whole(compiler, specialization, backend, copies).function()
+        specialization.nodes.setdefault(key, Whole(compiler, specialization, backend, copies).function())
     return specialization.nodes[key]
 
 
@@ -260,7 +260,7 @@ class Rules:
         """The same rules over a batch, as a Function again."""
         key = (tuple(in_dims), info.randomness)
         if key not in self.batches:
-            self.batches[key] = Batched(self, *key)
+            self.batches.setdefault(key, Batched(self, *key))
         return self.batches[key].function().apply(*args), tuple(self.batches[key].out_dims())
 
 
@@ -315,13 +315,19 @@ class TangentUnit(Unit):
         entry = spec.entry(kinds)
         if id(entry) not in self.transposed:
             with plain_tensors(), torch.no_grad(), capture_lock:
-                made = tangents_of(spec, entry, self.mask, whole.symbols, self.name, self.backend)
-                self.transposed[id(entry)] = made
-                if made is not None:
-                    self._examine(args, made, entry)
+                self._transpose(args, entry)
         if self.transposed[id(entry)] is None or not all(t.is_contiguous() for t in (*tangents, *outputs)):
             return None
         return entry if entry.admits(BoundSizes(sizes)) else None
+
+    def _transpose(self, args: Sequence[Any], entry: BackwardEntry) -> None:
+        if id(entry) in self.transposed:  # another thread was first
+            return
+        whole = self.whole
+        made = tangents_of(whole.spec, entry, self.mask, whole.symbols, self.name, self.backend)
+        self.transposed[id(entry)] = made
+        if made is not None:
+            self._examine(args, made, entry)
 
     def _examine(self, args: Sequence[Any], made: Lowered, entry: BackwardEntry) -> None:
         """The first results, through torch."""
@@ -388,7 +394,7 @@ class Whole(Rules):
     def tangent_unit(self, mask: tuple[bool, ...]) -> Unit:
         self._judge(mask)
         if mask not in self.tangent_units:
-            self.tangent_units[mask] = TangentUnit(self, mask)
+            self.tangent_units.setdefault(mask, TangentUnit(self, mask))
         return self.tangent_units[mask]
 
     def _judge(self, mask: tuple[bool, ...]) -> None:
@@ -452,7 +458,7 @@ class Whole(Rules):
                 sizes = dict(zip(self.symbols, args[kept:middle], strict=True))
                 return self._users_jvp(args[:kept], sizes, [next(supply) if there else None for there in mask])
 
-            self.promised[mask] = PromisedJvp(self.compiler, body, self.backend)
+            self.promised.setdefault(mask, PromisedJvp(self.compiler, body, self.backend))
         return self.promised[mask]
 
     def _users_jvp(self, kept: Sequence[Any], sizes: Any, tangents: Sequence[Any]) -> tuple[Any, ...]:

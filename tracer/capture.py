@@ -10,7 +10,6 @@ import linecache
 import os
 import re
 import sys
-import threading
 import traceback
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -37,6 +36,7 @@ from ..ir.errors import FusegradError
 from ..ir.switches import in_force
 from .compiled import CompiledCallError, behind, callees_as_nodes, has_own_autograd, newest, operator_node, stray_node
 from .declared import declarations
+from .locks import CAPTURE, lock_of
 from .nested import plain, watched_by, watcher
 from .opaque import TRACED, OpaqueNode, Tape, Taped, Why, name_of, shown, tensors_in, why_opaque
 from .reads import Reads
@@ -51,7 +51,7 @@ from .torch_private import (
     without_address,
 )
 
-capture_lock = threading.RLock()
+capture_lock = lock_of(CAPTURE)
 """One capture at a time in a process: make_fx patches module state while it runs."""
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from torch.autograd.function import Function
 from torch.overrides import TorchFunctionMode
 
+from .locks import INNER, lock_of
 from .opaque import Run, Tape, call_for_real, copied, opaque_operators, running, tensors_in
 from .torch_private import operator_name
 
@@ -25,7 +26,7 @@ class Watcher(Protocol):
 
 
 _now = threading.local()
-_lock = threading.Lock()
+_lock = lock_of(INNER)
 watchers = 0
 """How many watch, in all threads."""
 

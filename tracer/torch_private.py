@@ -7,6 +7,7 @@ does what it should.
 from __future__ import annotations
 
 import contextlib
+import threading
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -58,8 +59,11 @@ jit_tracing: Callable[[], Any] = _private("_C._get_tracing_state") or torch.jit.
 
 
 def dual_level() -> int:
-    """The level of forward-mode AD, -1 outside."""
-    return int(getattr(forward_ad, "_current_level", -1))
+    """The level of forward-mode AD, -1 outside, and where this thread works on plain tensors."""
+    return -1 if getattr(_here, "plain", False) else int(getattr(forward_ad, "_current_level", -1))
+
+
+_here = threading.local()  # `plain`: whether this thread works on plain tensors; torch's level is one for all threads
 
 
 _without_modes: Callable[[], Any] = (
@@ -70,13 +74,12 @@ _without_modes: Callable[[], Any] = (
 @contextlib.contextmanager
 def plain_tensors() -> Iterator[None]:
     """Within the block no transform, dual level or mode is active: for capturing, which works on plain tensors."""
-    level = dual_level()
-    forward_ad._current_level = -1
+    before, _here.plain = getattr(_here, "plain", False), True
     try:
         with temporarily_clear_interpreter_stack(), _without_modes():
             yield
     finally:
-        forward_ad._current_level = level
+        _here.plain = before
 
 
 def forward_mode_is_active() -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import combinations, pairwise
 from typing import TypeAlias
 
@@ -18,6 +17,7 @@ import networkx as nx
 from ..cost import Hints, estimate
 from ..graph import Graph, Value
 from ..infer import equal, same_shape
+from ..once import once
 from ..prims import PRIMS
 from ..rewrite import extract
 from ..switches import is_on
@@ -133,7 +133,7 @@ class Cut:
     def core(self, value: Value) -> bool:
         return not self.given(value) and not self.free(value)
 
-    @cached_property
+    @once
     def externs(self) -> list[Value]:
         return [v for v in self.nodes.values() if self.extern(v)]
 

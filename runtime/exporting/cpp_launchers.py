@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 import sympy
@@ -12,6 +11,7 @@ import sympy
 from ...codegen import Kernel, Kernels
 from ...codegen.names import Names
 from ...ir import Value
+from ...ir.once import once
 from ...ir.passes.fuse import Group
 from ...ir.types import contiguous_strides
 from .calls import Call
@@ -118,7 +118,7 @@ class CppLauncher(Launcher):
         for line in super()._sizes(rest):
             yield f"const int64_t {line};"
 
-    @cached_property
+    @once
     def sources(self) -> dict[sympy.Symbol, str]:
         found = Launcher.sources.func(self)  # type: ignore[attr-defined]
         return {s: re.sub(r"\.shape\[(\d+)\]", r".size(\1)", text) for s, text in found.items()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import sympy
@@ -13,6 +12,7 @@ import torch
 from ...codegen import TARGETS, Kernels, Target
 from ...ir import Graph
 from ...ir.errors import FusegradError, LoweringError
+from ...ir.once import once
 from ...ir.passes.fuse import Extern, Group, Step
 from ...ir.program import Place
 from ...tracer.capture import CaptureError
@@ -104,7 +104,7 @@ class Gathered:
     def slots(self) -> list[int]:
         return self.specialization.slots
 
-    @cached_property
+    @once
     def ones(self) -> set[sympy.Symbol]:
         """The sizes that may be one, although they were captured as two or more."""
         kinds = self.sources.items()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 import sympy
@@ -13,6 +12,7 @@ from ...codegen import Kernel, Kernels, Pointer, Ref, Scalar
 from ...codegen.kernel import Buffer
 from ...codegen.names import Names
 from ...ir import Value
+from ...ir.once import once
 from ...ir.passes.fuse import Extern, Group, View
 from ...ir.types import FLOAT8, contiguous_strides
 from ...tracer.dtypes import TO_TORCH
@@ -107,7 +107,7 @@ class Launcher:
                 known.add(name)
                 yield f"{name} = {source}"
 
-    @cached_property
+    @once
     def sources(self) -> dict[sympy.Symbol, str]:
         """Where the tensors that are given tell a symbol."""
         if self.checked:

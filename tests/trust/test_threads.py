@@ -1,0 +1,61 @@
+"""A slice of `make threads`: every scenario in a few threads, and what made them necessary."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import threads
+import torch
+from torch.autograd import forward_ad
+
+from fusegrad.ir.once import once
+from fusegrad.tracer.torch_private import dual_level, plain_tensors
+
+
+@pytest.mark.parametrize("scenario", threads.SCENARIOS, ids=lambda s: s.__name__)
+def test_scenarios(scenario) -> None:
+    found = threads.run(scenario, 6)
+    assert found.calls and found.ok, found
+
+
+def test_plain_tensors_leave_the_forward_mode_of_other_threads_alone() -> None:
+    """torch's level is one for the process: hiding it here must not end it there."""
+    entered, left = threading.Event(), threading.Event()
+
+    def elsewhere() -> None:
+        with plain_tensors():
+            entered.set()
+            left.wait(10)
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    entered.wait(10)
+    with forward_ad.dual_level():
+        left.set()
+        thread.join()
+        assert dual_level() == 0
+        dual = forward_ad.make_dual(torch.ones(2), torch.ones(2))
+        assert forward_ad.unpack_dual(dual * 2).tangent.tolist() == [2, 2]
+        with plain_tensors():
+            assert dual_level() == -1
+    assert dual_level() == -1
+
+
+def test_an_attribute_is_made_without_a_lock_and_once_for_all() -> None:
+    """Two objects, each made while the other waits: under one lock for all this would never end."""
+    meet = threading.Barrier(2, timeout=10)
+
+    class Slow:
+        @once
+        def value(self) -> object:
+            meet.wait()
+            return object()
+
+    mine, seen = Slow(), []
+    pair = [threading.Thread(target=lambda: seen.append(mine.value)) for _ in range(2)]
+    for thread in pair:
+        thread.start()
+    for thread in pair:
+        thread.join()
+    assert seen[0] is seen[1] is mine.value

@@ -1,0 +1,49 @@
+"""The locks of this process. A fork waits for them, so that no child finds one held for ever, or a capture half done.
+
+Where a thread does not let go in time (it may be waiting for the one that forks), the child gets the lock anew.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import Any
+
+PATIENCE = 20.0
+"""Seconds for which a fork waits for what other threads are doing under a lock."""
+CLASS, CAPTURE, KERNEL, INNER = range(4)
+"""The order in which a thread takes locks: for a class, a capture, an interpreted kernel, a table."""
+
+_known: list[tuple[int, Any]] = []
+_here = threading.local()  # `taken`: by the fork of this thread
+
+
+def lock_of(rank: int) -> Any:
+    """A lock that its holder may take again."""
+    made = threading.RLock()
+    _known.append((rank, made))
+    return made
+
+
+def _take_all() -> None:
+    deadline, _here.taken = time.monotonic() + PATIENCE, []
+    for _, lock in sorted(_known, key=lambda known: known[0]):
+        if lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            _here.taken.append(lock)
+
+
+def _let_go() -> None:
+    for lock in reversed(_here.taken):
+        lock.release()
+    _here.taken = []
+
+
+def _let_go_in_child() -> None:
+    for _, lock in _known:
+        if lock not in _here.taken:
+            lock._at_fork_reinit()  # its holder does not exist here
+    _let_go()
+
+
+os.register_at_fork(before=_take_all, after_in_parent=_let_go, after_in_child=_let_go_in_child)
