@@ -37,6 +37,7 @@ from ..ir.switches import in_force
 from .compiled import CompiledCallError, behind, callees_as_nodes, has_own_autograd, newest, operator_node, stray_node
 from .declared import declarations
 from .locks import CAPTURE, lock_of
+from .metadata import Fakes
 from .nested import plain, watched_by, watcher
 from .opaque import TRACED, OpaqueNode, Tape, Taped, Why, name_of, shown, tensors_in, why_opaque
 from .reads import Reads
@@ -112,7 +113,7 @@ class Session:
         self.dynamic = dynamic
         self.switches = in_force()  # whatever is captured or generated later, is so under them
         self.env = Env(duck_shape=False)
-        self.mode = FakeTensorMode(shape_env=self.env, allow_non_fake_inputs=True)
+        self.mode = Fakes(shape_env=self.env, allow_non_fake_inputs=True)
         self.mode.cache_enabled = False  # symbols are a session's own: filling the cache takes longer than it saves
         self.named: list[tuple[str, Any]] = []
         self.returned: list[torch.Tensor] = []  # fakes of what opaque nodes returned

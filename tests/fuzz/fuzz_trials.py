@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
-from programs import Written, load, source
+from fuzz_programs import Written, load, source
 
 import fusegrad
 from fusegrad.runtime.checking.cases import shapes

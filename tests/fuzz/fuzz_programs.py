@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from operations import FORWARD, LINEAR
+from fuzz_operations import FORWARD, LINEAR
 
 Tensor = torch.Tensor
 Statement = tuple[str, str]

@@ -1,0 +1,73 @@
+"""The short way to the metadata of elementwise operations is torch's own: shapes and strides by their expressions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from fusegrad.tracer import metadata
+from fusegrad.tracer.capture import Session
+from fusegrad.tracer.torch_private import enable_python_dispatcher
+
+aten = torch.ops.aten
+Tensor = torch.Tensor
+CALLS = {
+    "clamp": lambda x, y: aten.clamp(x, -1, 2), "mul": lambda x, y: aten.mul(x, y), "gt": lambda x, y: aten.gt(x, y),
+    "where": lambda x, y: aten.where(aten.gt(y, 0), x, y), "half": lambda x, y: aten.div(x, 2),
+    "add": lambda x, y: aten.add(x, 1), "clone": lambda x, y: aten.clone(x),
+}  # fmt: skip
+PAIRS = {
+    "same": lambda: (torch.ones(5, 7), torch.ones(5, 7)), "row": lambda: (torch.ones(5, 7), torch.ones(7)),
+    "column": lambda: (torch.ones(5, 7), torch.ones(5, 1)), "number": lambda: (torch.ones(5, 7), torch.ones(())),
+    "transposed": lambda: (torch.ones(7, 5).T, torch.ones(7, 5).T),
+    "mixed": lambda: (torch.ones(7, 5).T, torch.ones(5, 7)),
+    "half": lambda: (torch.ones(5, 7).half(), torch.ones(5, 7)), "whole": lambda: (torch.ones(5, 7), torch.arange(7)),
+    "outer": lambda: (torch.ones(5, 1), torch.ones(7)), "one": lambda: (torch.ones(5, 1), torch.ones(5, 1)),
+    "gapped": lambda: (torch.ones(5, 14)[:, ::2],) * 2, "expanded": lambda: (torch.ones(7).expand(5, 7),) * 2,
+}  # fmt: skip
+
+
+def described(call: Any, pair: tuple[Tensor, Tensor]) -> Any:
+    """The metadata of a call on symbolic fakes, or the kind of error."""
+    session = Session()
+    fakes = {id(t): session.fake(t) for t in pair}
+    for a, b in zip(*(fakes[id(t)].shape[::-1] for t in pair), strict=False):
+        assert a == b or 1 in (a, b)  # one size from now on
+    with session.mode, torch.no_grad(), enable_python_dispatcher():
+        try:
+            made = call(*(fakes[id(t)] for t in pair))
+        except (RuntimeError, NotImplementedError) as error:
+            return type(error)
+    facts = [session.env.simplify(n.node.expr) if not isinstance(n, int) else n for n in (*made.shape, *made.stride())]
+    return made.dtype, made.device, made.storage_offset(), facts
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_metadata_is_torchs_own(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    short = {kind: described(CALLS[name], pair()) for kind, pair in PAIRS.items()}
+    monkeypatch.setattr(metadata, "is_elementwise", lambda func: False)
+    assert short == {kind: described(CALLS[name], pair()) for kind, pair in PAIRS.items()}
+
+
+def test_the_short_way_is_taken_where_it_is_sure(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[bool] = []
+    elementwise = metadata.elementwise
+
+    def watched(*args: Any) -> Tensor | None:
+        made = elementwise(*args)
+        taken.append(made is not None)
+        return made
+
+    monkeypatch.setattr(metadata, "elementwise", watched)
+    sure = {"same": True, "row": True, "transposed": True, "mixed": False, "outer": False, "gapped": False}
+    for kind in sure:
+        taken.clear()
+        described(CALLS["mul"], PAIRS[kind]())
+        assert taken[0] is sure[kind], kind
+
+
+def test_what_draws_writes_or_is_made_of_others_is_not_elementwise() -> None:
+    others = (aten.bernoulli.default, aten.add_.Tensor, aten.sum.default, aten.view.default, aten.dropout.default)
+    assert not any(map(metadata.is_elementwise, others))
