@@ -1,34 +1,36 @@
-"""One random program, compiled, against eager: backward on every kind of layout, other sizes, transforms.
+"""One random program, compiled, against eager: backward on every kind of layout, other sizes, transforms, laws.
 
 What runs and what judges is `fusegrad.check`'s. A difference in numbers alone counts if other numbers show it too: at a
-jump (round, argmax, a comparison) the last bit of an argument may decide.
+jump (round, argmax, a comparison) the last bit of an argument may decide. A case is drawn as a `Recipe`, which says how
+it is made of the program's own arguments, so that both can be made smaller.
 """
 
 from __future__ import annotations
 
 import random
+import re
 import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
+from fuzz_laws import LAWS, broken
 from fuzz_programs import Written, load, source
 
 import fusegrad
 from fusegrad.runtime.checking.cases import shapes
-from fusegrad.runtime.checking.layouts import LAYOUTS, all_laid_out, lengths, resized
+from fusegrad.runtime.checking.layouts import LAYOUTS, all_laid_out, lengths, one_for_two, resized
 from fusegrad.runtime.checking.modes import DERIVABLE, MODES
 from fusegrad.runtime.checking.subject import Case, CheckArgumentError, Subject, Weights, examined
-from fusegrad.runtime.checking.trial import tried
+from fusegrad.runtime.checking.trial import _how_it_ran, tried
 from fusegrad.runtime.checking.verdict import Difference, Tolerance
 
 Tensor = torch.Tensor
-SIZES = (0, 1, 2, 3, 5, 16, 17, 31, 32, 33)
-PLAIN = [m for m in MODES if m not in DERIVABLE]
-"""Modes that eager always has."""
+SIZES = (0, 1, 2, 3, 5, 15, 16, 17, 31, 32, 33, 63, 65)
 FLOATS = {
-    "float64": torch.float64, "float32": torch.float32, ".float()": torch.float32, "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
+    "float64": torch.float64, ".double()": torch.float64, "float32": torch.float32, ".float()": torch.float32,
+    "float16": torch.float16, ".half()": torch.float16, "bfloat16": torch.bfloat16,
 }  # fmt: skip
 UNITS = 64
 OURS = ("saved tensors hooks", "double backward")
@@ -36,9 +38,49 @@ OURS = ("saved tensors hooks", "double backward")
 GAPPED = ("step 2",)
 """A gradient with gaps is copied first: what is a view of it has other strides than in eager."""
 SMALL = 400  # elements of all arguments, for jacobians
-CHEAP = ("vmap in_dims=0", "vmap in_dims=1", "vjp", "jvp", "vmap(grad)")
+NUMBERS = re.compile(r"[0-9`(:\[]")
 MORE_NUMBERS = (1, 2)
 """Draws that all have to differ too."""
+COMMON = ("forward", "second call", "backward twice", "checkpoint", "grad", "saved tensors hooks")
+"""Modes that use what backward has captured; the others are drawn more rarely."""
+RARE = tuple(m for m in MODES if m not in (*COMMON, "backward"))
+JACOBIANS = ("jacrev", "jacfwd", "hessian")
+SHARES = (("mode", 32), ("size", 21), ("gradient", 17), ("law", 12), ("layout", 7), ("rare mode", 6), ("which", 5))
+"""Kinds of cases after the first, with how many of a hundred. A layout, and a rare mode, cost a capture each."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a case is made of a program's arguments. alone: the one that requires grad; same: which is which other."""
+
+    mode: str = "backward"
+    layouts: tuple[str, ...] = ()
+    sizes: tuple[tuple[int, int], ...] = ()
+    gradient: str = "contiguous"
+    only: int | None = None
+    alone: int | None = None
+    same: tuple[int, int] | None = None
+
+    def case(self, xs: Sequence[Tensor]) -> Case:
+        made = list(xs)
+        if self.sizes:
+            made = resized(made, dict(self.sizes))
+        if self.layouts:
+            made = all_laid_out(made, self.layouts) or made
+        if self.alone is not None:
+            made = [x.detach().requires_grad_(i == self.alone) for i, x in enumerate(made)]
+        if self.same is not None:
+            made[self.same[1]] = made[self.same[0]]
+        return Case(self.mode, self.what(), tuple(made), Weights(self.gradient, self.only))
+
+    def what(self) -> str:
+        told = [f"arguments {', '.join(self.layouts)}"] if self.layouts else []
+        told += [f"length {n} -> {m}" for n, m in self.sizes]
+        told += [f"gradient {self.gradient}"] if self.gradient != "contiguous" else []
+        told += [f"gradient of output {self.only} alone"] if self.only is not None else []
+        told += [f"argument {self.alone} alone requires grad"] if self.alone is not None else []
+        told += [f"argument {self.same[1]} is argument {self.same[0]}"] if self.same is not None else []
+        return "; ".join(told) or "as they are"
 
 
 @dataclass(frozen=True)
@@ -47,12 +89,19 @@ class Fault:
 
     program: Written
     backend: str
+    recipe: Recipe
     case: Case
     difference: Difference
 
+    @property
+    def kind(self) -> str:
+        """What a smaller program has to share."""
+        what = "numbers" if self.difference.index is not None else self.difference.what
+        return f"{self.recipe.mode}: {NUMBERS.split(what)[0][:40]}"
+
     def __str__(self) -> str:
         where = f"{self.program.name} on {self.backend}: {self.case.mode}, {self.case.what} {shapes(self.case.xs)}"
-        return f"{where}, grad_output {self.case.weights.layout}\n  {self.difference}\n\n{source(self.program)}"
+        return f"{where}\n  {self.difference}\n\n{source(self.program)}"
 
 
 @dataclass
@@ -62,6 +111,8 @@ class Found:
     faults: list[Fault]
     cases: int = 0
     written: tuple[str, ...] = ()
+    modes: list[str] = field(default_factory=list)
+    results: list[str] = field(default_factory=list)
 
 
 def tested(p: Written, backend: str, seed: int, count: int = 5) -> Found:
@@ -69,19 +120,41 @@ def tested(p: Written, backend: str, seed: int, count: int = 5) -> Found:
     subject, xs = subject_of(p, backend, 0)
     found = Found([])
     runs: dict[str, None] = {}
-    for case in cases(subject, xs, random.Random(seed), count):
-        if p.kind == "function" and case.mode in OURS:
+    for recipe in recipes(p, xs, random.Random(seed), count):
+        if p.kind == "function" and recipe.mode in OURS:
             continue
-        row, difference = tried(subject, case)
-        if difference is not None and case.weights.layout in GAPPED and "strides" in difference.what:
-            difference = None
+        case = recipe.case(xs)
+        result, difference = judged(p, subject, case)
         found.cases += 1
-        runs[row.runs] = None
-        if difference is not None and confirmed(p, backend, case, difference):
-            found.faults.append(Fault(p, backend, case, difference))
+        found.modes.append(recipe.mode)
+        found.results.append(result)
+        runs[_how_it_ran(subject.compiler)] = None
+        if difference is not None and confirmed(p, subject, recipe, difference):
+            found.faults.append(Fault(p, backend, recipe, case, difference))
             break
     found.written = tuple(r for r in runs if r != "compiled")
     return found
+
+
+def judged(p: Written, subject: Subject, case: Case) -> tuple[str, Difference | None]:
+    """(what became of the case, how it differs)."""
+    if case.mode in LAWS:
+        return broken(subject, case, eps_of(p))
+    row, difference = tried(subject, case)
+    if difference is not None and case.weights.layout in GAPPED and "strides" in difference.what:
+        return "ok", None
+    return row.result, difference
+
+
+def confirmed(p: Written, subject: Subject, recipe: Recipe, difference: Difference) -> bool:
+    """Whether it is more than a value at a jump: other facts than numbers, or other numbers differ too."""
+    if difference.index is None:
+        return True
+    return all(judged(p, subject, recipe.case(tensors(p, n)))[1] is not None for n in MORE_NUMBERS)
+
+
+def tensors(p: Written, numbers: int) -> tuple[Tensor, ...]:
+    return tuple(x for x in p.tensors(numbers) if isinstance(x, Tensor))
 
 
 def subject_of(p: Written, backend: str, numbers: int) -> tuple[Subject, tuple[Tensor, ...]]:
@@ -91,67 +164,67 @@ def subject_of(p: Written, backend: str, numbers: int) -> tuple[Subject, tuple[T
         return examined(target, tuple(p.tensors(numbers)), {}, backend, tolerance(p, backend), 0)
 
 
+def eps_of(p: Written) -> float:
+    """Of the coarsest float in between."""
+    text = source(p) + " ".join(a.dtype for a in p.arguments)
+    return max((float(torch.finfo(d).eps) for name, d in FLOATS.items() if name in text), default=2**-23)
+
+
 def tolerance(p: Written, backend: str) -> Tolerance:
     """Kernels add in another order, and cancellation shows it: some units of the coarsest float in between."""
-    if backend == "reference":
-        return Tolerance()
-    text = source(p) + " ".join(a.dtype for a in p.arguments)
-    coarsest = max(torch.finfo(d).eps for name, d in FLOATS.items() if name in text)
-    return Tolerance(UNITS * coarsest, UNITS * coarsest)
+    return Tolerance() if backend == "reference" else Tolerance(UNITS * eps_of(p), UNITS * eps_of(p))
 
 
-def cases(subject: Subject, xs: tuple[Tensor, ...], rng: random.Random, count: int) -> Iterator[Case]:
-    """Backward as the arguments are; then layouts, lengths, and modes in turn."""
-    yield Case("backward", "as they are", xs)
-    kinds = [laid_out, resized_case, another_mode, laid_out]
-    for i in range(count - 1):
-        yield kinds[i % len(kinds)](subject, xs, rng)
+# ------------------------------------------------------------------ cases
+def recipes(p: Written, xs: Sequence[Tensor], rng: random.Random, count: int) -> Iterator[Recipe]:
+    """Backward as the arguments are; then others, the cheap ones more often."""
+    yield Recipe()
+    names, weights = zip(*SHARES, strict=True)
+    for kind in rng.choices(names, weights, k=count - 1):
+        yield KINDS[kind](p, xs, rng)
 
 
-def laid_out(subject: Subject, xs: tuple[Tensor, ...], rng: random.Random) -> Case:
-    names = [rng.choice(list(LAYOUTS)) for _ in xs]
-    made = all_laid_out(xs, names)
-    layout = rng.choice(list(LAYOUTS))
-    what = f"arguments {', '.join(names)}" if made is not None else "as they are"
-    mode = rng.choice(("backward", "backward", rng.choice(PLAIN)))
-    return Case(mode, what, tuple(made) if made is not None else xs, Weights(layout))
+def _mode(p: Written, xs: Sequence[Tensor], rng: random.Random) -> Recipe:
+    return Recipe(rng.choice(COMMON))
 
 
-def resized_case(subject: Subject, xs: tuple[Tensor, ...], rng: random.Random) -> Case:
+def _rare_mode(p: Written, xs: Sequence[Tensor], rng: random.Random) -> Recipe:
+    small = sum(x.numel() for x in xs) <= SMALL
+    return Recipe(rng.choice([m for m in RARE if small or m not in JACOBIANS]))
+
+
+def _law(p: Written, xs: Sequence[Tensor], rng: random.Random) -> Recipe:
+    return Recipe(rng.choice([name for name, law in LAWS.items() for _ in range(law.weight)]))
+
+
+def _size(p: Written, xs: Sequence[Tensor], rng: random.Random) -> Recipe:
     old = [n for n in lengths(xs) if n]
     if not old:
-        return laid_out(subject, xs, rng)
-    n, m = rng.choice(old), rng.choice(SIZES)
-    return Case("backward", f"length {n} -> {m}", tuple(resized(xs, {n: m})), Weights(rng.choice(list(LAYOUTS))))
+        return _gradient(p, xs, rng)
+    return Recipe(sizes=((rng.choice(old), rng.choice(SIZES)),), gradient=rng.choice(("contiguous", *LAYOUTS)))
 
 
-def another_mode(subject: Subject, xs: tuple[Tensor, ...], rng: random.Random) -> Case:
-    small = sum(x.numel() for x in xs) <= SMALL
-    mode = rng.choice(list(MODES) if small else [*PLAIN, *CHEAP])
-    return Case(mode, "as they are", xs)
+def _gradient(p: Written, xs: Sequence[Tensor], rng: random.Random) -> Recipe:
+    return Recipe(gradient=rng.choice([n for n in LAYOUTS if n != "contiguous"]))
 
 
-def confirmed(p: Written, backend: str, case: Case, difference: Difference) -> bool:
-    """Whether it is more than a value at a jump: other facts than numbers, or other numbers differ too."""
-    if difference.index is None:
-        return True
-    subject, _ = subject_of(p, backend, 0)
-    return all(tried(subject, renumbered(case, numbers))[1] is not None for numbers in MORE_NUMBERS)
+def _layout(p: Written, xs: Sequence[Tensor], rng: random.Random) -> Recipe:
+    mode = rng.choice(("backward", "backward", "backward", rng.choice(COMMON)))
+    return Recipe(mode, tuple(rng.choice(list(LAYOUTS)) for _ in xs), gradient=rng.choice(list(LAYOUTS)))
 
 
-def renumbered(case: Case, numbers: int) -> Case:
-    """Other numbers in the same layouts."""
-    generator = torch.Generator().manual_seed(numbers)
-    return replace(case, xs=tuple(_other(x, generator) for x in case.xs))
+def _which(p: Written, xs: Sequence[Tensor], rng: random.Random) -> Recipe:
+    """One output alone, one argument alone, one tensor as two arguments."""
+    moving = [i for i, x in enumerate(xs) if x.requires_grad]
+    options: list[dict[str, Any]] = [{"alone": i} for i in moving if len(moving) > 1]
+    options += [{"only": i} for i in range(len(p.outputs)) if len(p.outputs) > 1]
+    options += [{"same": pair} for pair in one_for_two(xs)]
+    return Recipe(**rng.choice(options)) if options else _gradient(p, xs, rng)
 
 
-def _other(x: Tensor, generator: torch.Generator) -> Tensor:
-    if not x.is_floating_point() or not x.numel():
-        return x
-    made = x.detach()[tuple(slice(0, 1) if s == 0 else slice(None) for s in x.stride())].clone()
-    fresh = torch.randn(made.shape, generator=generator, dtype=torch.float64).to(x.dtype)
-    memory = torch.empty_strided(made.shape, x.stride(), dtype=x.dtype).copy_(fresh)
-    return memory.expand(x.shape).requires_grad_(x.requires_grad)
+KINDS = {
+    "mode": _mode, "size": _size, "gradient": _gradient, "layout": _layout, "law": _law, "rare mode": _rare_mode,
+    "which": _which,
+}  # fmt: skip
 
-
-__all__ = ["CheckArgumentError", "Fault", "Found", "tested"]
+__all__ = ["DERIVABLE", "CheckArgumentError", "Fault", "Found", "Recipe", "tested"]
