@@ -6,6 +6,7 @@
 # make bench-gpu      times every case on a GPU, nine minutes at a time
 # make threads        first calls, transforms and backwards in N=32 threads at once
 # make soak           CALLS=1000000 calls over SHAPES=1000 shapes: memory, variants, threads, files
+# make fuzz N=1000    random programs, compiled, against eager; SEED=0, JOBS=2, BACKEND="reference interpret:10"
 # make docs           the documentation as a site in build/site, which needs no network to be read
 # make conformance    write docs/conformance.md: torch's own Functions by eager, fusegrad and torch.compile
 #
@@ -28,7 +29,7 @@ PINS := $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
 STAMP := $(VENV)/.fusegrad-installed
 
 .DEFAULT_GOAL := help
-.PHONY: threads soak help install demo test lint types tests compose conformance bench bench-gpu docs clean
+.PHONY: threads soak fuzz help install demo test lint types tests compose conformance bench bench-gpu docs clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -70,6 +71,10 @@ threads: $(STAMP)
 
 soak: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/trust/soak.py --calls $(or $(CALLS),1000000) --shapes $(or $(SHAPES),1000) $(ARGS)
+# In pieces: ARGS="--json benchmarks/results/trust/fuzz.json --resume".
+fuzz: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/run.py $(or $(N),1000) --seed $(or $(SEED),0) --jobs $(JOBS) \
+		--backend "$(or $(BACKEND),reference interpret:10)" $(ARGS)
 
 # Pages and pictures are made by docs/site/make_site.py; a broken link fails.
 docs: $(STAMP)

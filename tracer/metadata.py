@@ -22,7 +22,7 @@ APART = (3, 5, 7, 11, 13, 17, 19, 23)
 PLAIN = (bool, int, float, type(None), str, torch.dtype)
 
 
-class Fakes(FakeTensorMode):  # type: ignore[misc]
+class Fakes(FakeTensorMode):  # type: ignore[no-untyped-call]
     """torch's fake mode with a shorter way for elementwise operations."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

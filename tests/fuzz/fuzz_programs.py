@@ -185,6 +185,11 @@ def load(p: Written, text: str | None = None) -> Any:
     return module[p.name]
 
 
+def forget(p: Written) -> None:
+    """Without its text, once it has been run."""
+    linecache.cache.pop(f"<{p.name}>", None)
+
+
 # ------------------------------------------------------------------ drawing one
 class Bench:
     """Values by name, and statements that were tried on them."""
@@ -300,7 +305,7 @@ def _fill(rng: random.Random, bench: Bench, tables: Sequence[tuple[Sequence[str]
 
 def _tables(rng: random.Random, p: Written) -> list[tuple[Sequence[str], float]]:
     numbers = [(NUMBERS, 8)] if any(a.text for a in p.arguments) else []
-    return [*FORWARD, *numbers, *([(RANDOM, 4)] if rng.random() < 0.04 else [])]
+    return [*FORWARD, *numbers, *([(RANDOM, 8)] if rng.random() < 0.06 else [])]
 
 
 def _write(rng: random.Random, bench: Bench) -> str:
