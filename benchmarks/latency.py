@@ -190,7 +190,7 @@ def _compile(kernel: Any, text: str) -> Any:
         constexprs={positions[name]: value for name, value in kernel.constants.items()},
         attrs={positions[name]: [["tt.divisibility", 16]] for name, type in types.items() if type.startswith("*")},
     )
-    options = {"num_warps": kernel.num_warps, "num_stages": kernel.num_stages}
+    options = kernel.options("cuda")
     return triton.compile(source, target=GPUTarget("cuda", int(TARGET[5:]), 32), options=options)
 
 

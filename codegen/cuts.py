@@ -62,7 +62,8 @@ def generate(graph: Graph, *, target: Target, hints: Mapping[sympy.Symbol, int],
 def module(kernels: Iterable[Kernel], header: str = "") -> str:
     """A self-contained Python module with the kernels and the helpers they use."""
     sources = [k.source for k in kernels]
-    parts = ["import triton\nimport triton.language as tl", *prelude.helpers_in(sources), *sources]
+    texts = [*prelude.helpers_in(sources), *sources]
+    parts = ["\n".join(["import triton", "import triton.language as tl", *prelude.libraries_in(texts)]), *texts]
     body = "\n\n\n".join(p.strip("\n") for p in parts) + "\n"
     comment = "".join(f"# {line}".rstrip() + "\n" for line in header.splitlines())
     return f"{comment}\n{body}" if comment else body

@@ -329,8 +329,8 @@ class Emitter(Strips):
         self.body.body.append(Let(tops, call("tl.full", shape, start, dtype)))
         self.body.body.append(Let(sums, call("tl.full", shape, literal("0.0"), dtype)))
         higher = self._let(chunk, "higher", call("larger", name(tops), value))
-        before = binary("*", name(sums), call("tl.exp", binary("-", name(tops), higher)))
-        grown = binary("+", before, call("tl.exp", binary("-", value, higher)))
+        before = binary("*", name(sums), self._exp(top, binary("-", name(tops), higher)))
+        grown = binary("+", before, self._exp(top, binary("-", value, higher)))
         chunk.body.append(Accumulate(sums, "=", grown, self._comment(total)))
         chunk.body.append(Accumulate(tops, "=", higher, self._comment(top)))
         self.body.memo["lanes", top], self.body.memo["lanes", total] = name(tops), name(sums)
@@ -339,13 +339,16 @@ class Emitter(Strips):
         """Maximum and sum of the row; a row of nothing but -inf ends as in torch, with NaN for the sum."""
         tops, sums = self.body.memo["lanes", top], self.body.memo["lanes", total]
         highest = self._let(self.body, "highest", self._fold(top, tops, top.args[0].axes))
-        relative = binary("*", sums, call("tl.exp", binary("-", tops, highest)))
+        relative = binary("*", sums, self._exp(top, binary("-", tops, highest)))
         added = self._let(self.body, "added", self._fold(total, relative, top.args[0].axes))
         nothing = binary("==", added, literal("0.0"))
         for term, value, otherwise in ((top, highest, 'float("-inf")'), (total, added, 'float("nan")')):
             label = self.names.fresh(name_of(term), default_name(term))
             self.body.body.append(Let(label, call("tl.where", nothing, literal(otherwise), value)))
             self.body.memo[term] = name(label)
+
+    def _exp(self, like: Term, x: Expr) -> Expr:
+        return self.rules["exp"](like.dtype, x)
 
     def _lane_accumulator(self, term: Term, chunk: Scope) -> str:
         value = self._neutral(term, self.value(term.args[0], chunk), chunk)
@@ -374,7 +377,7 @@ class Emitter(Strips):
         scalars = [Scalar(label, value) for value, label in self.scalars.items() if label in used]
         constants = {k: v for k, v in self.constants.items() if k in used}
         known = {p.name for p in pointers} | {s.name for s in scalars} | set(constants) | set(HELPERS)
-        check(body, known | {"tl", "range", "float"}, self.kernel)
+        check(body, known | {"tl", "libdevice", "range", "float"}, self.kernel)
         head = [*(p.name for p in pointers), *(s.name for s in scalars), *(f"{c}: tl.constexpr" for c in constants)]
         source = "\n".join(["@triton.jit", f"def {self.kernel}({', '.join(head)}):", *render(body)]) + "\n"
         plan = self.plan
@@ -383,7 +386,7 @@ class Emitter(Strips):
         return Kernel(
             self.kernel, source, (*pointers, *scalars), dict(constants), grid, plan.warps, plan.stages,
             tuple(self.scratch), {}, tuple(self.guards), reads, writes, cached,
-            tuple(p.name for p in pointers if p.name in self.aligned), operations_of(self.program),
+            tuple(p.name for p in pointers if p.name in self.aligned), operations_of(self.program), self.target.fast,
         )  # fmt: skip
 
     def _aligned(self, used: set[str]) -> list[Statement]:

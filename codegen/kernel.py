@@ -53,7 +53,8 @@ class Kernel:
     whose values were compiled in, `guards` conditions over the others under which the text is right (checked per call).
     `reads` and `writes` are bytes moved to and from device memory per buffer, as expressions; `cached` are bytes that
     it reads once more while they are in L2: partial sums that it wrote itself, rows in flight. `aligned` pointers are
-    read by whole groups of 16 bytes: they have to be multiples of 16. `operations`: how many it computes.
+    read by whole groups of 16 bytes: they have to be multiples of 16. `operations`: how many it computes. `fast`:
+    whether the compiler may contract products with sums and take subnormal numbers for zeros.
     """
 
     name: str
@@ -71,6 +72,13 @@ class Kernel:
     cached: dict[str, Size] = field(default_factory=dict)
     aligned: tuple[str, ...] = ()
     operations: Size = 0
+    fast: bool = False
+
+    def options(self, kind: str) -> dict[str, int | bool]:
+        """What the compiler for this kind of device is told: eager's roundings are those of single operations."""
+        flushes = {"enable_reflect_ftz": self.fast} if kind == "cuda" else {}
+        fused = {"enable_fp_fusion": self.fast}
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages, **fused, **flushes}
 
 
 @dataclass(frozen=True)
@@ -94,7 +102,8 @@ class Leaning:
 class Target:
     """A device to generate for: `shared` and `l2` in bytes, `warp` in threads.
 
-    A program may keep `packed` elements of 16 bits in registers, and still compute with them.
+    A program may keep `packed` elements of 16 bits in registers, and still compute with them. `fast`: low floats are
+    rounded where they are stored and nowhere else, and quotients, roots and exponentials are the hardware's own.
     """
 
     kind: Literal["cuda", "hip", "interpret"]
@@ -105,6 +114,7 @@ class Target:
     warp: int = 32
     packed: int = 1 << 16
     leaning: Leaning = Leaning()
+    fast: bool = False
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.arch}" if self.arch else self.kind

@@ -145,12 +145,39 @@ def _widened(d: str, x: Expr) -> Expr:
     return method(x, "to(tl.int32)") if d == "b1" else x
 
 
+def _library(name: str) -> Rule:
+    """A function of the device library, which is the one that torch's own kernels call there."""
+    return lambda d, *xs: call(f"libdevice.{name}", *(_tensor(d, x) for x in xs))
+
+
+def _divided(d: str, x: Expr, y: Expr) -> Expr:
+    """IEEE's quotient: Triton's x / y of float32 is off by up to two units in the last place."""
+    return binary("/", x, y) if held(d) == "f64" else call("tl.div_rn", x, y)
+
+
+def _root(d: str, x: Expr) -> Expr:
+    """IEEE's square root: tl.sqrt of float32 is an approximation that takes subnormal numbers for zeros."""
+    return call("tl.sqrt" if held(d) == "f64" else "tl.sqrt_rn", x)
+
+
+def _shifted(operator: str) -> Rule:
+    """A shift; by less than nothing or by the whole width and more it is torch's: all bits leave."""
+
+    def rule(d: str, x: Expr, y: Expr) -> Expr:
+        if y.text.isdigit() and int(y.text) < BITS[d] - 1:
+            return binary(operator, x, y)
+        helper = "shifted_left" if operator == "<<" else "shifted_right"
+        return call(helper, _tensor(d, x), _tensor(d, y), literal(BITS[d] - (d not in UNSIGNED and operator == ">>")))
+
+    return rule
+
+
 def _power(d: str, x: Expr, y: Expr) -> Expr:
-    """Small constant exponents are multiplications."""
-    short = {"2.0": lambda: binary("*", x, x), "1.0": lambda: x, "0.5": lambda: call("tl.sqrt", x)}
+    """Squares are products."""
+    short = {"2.0": lambda: binary("*", x, x), "1.0": lambda: x}
     if d in FLOATING and y.text in short and x.text.isidentifier():
         return short[y.text]()
-    return call("power" if d in FLOATING else "integer_power", _tensor(d, x), _tensor(d, y))
+    return call("libdevice.pow" if d in FLOATING else "integer_power", _tensor(d, x), _tensor(d, y))
 
 
 def _tensor(d: str, x: Expr) -> Expr:
@@ -165,12 +192,12 @@ rules: dict[str, Rule] = {
     "add": _by_kind(_infix("+"), _infix("+"), _infix("|")),
     "sub": _infix("-"),
     "mul": _by_kind(_infix("*"), _infix("*"), _infix("&")),
-    "div": _infix("/"),
+    "div": _by_kind(_divided, _infix("/")),
     "and": _infix("&"),
     "or": _infix("|"),
     "xor": _infix("^"),
-    "shl": _infix("<<"),
-    "shr": _infix(">>"),
+    "shl": _shifted("<<"),
+    "shr": _shifted(">>"),
     "eq": _infix("=="),
     "ne": _infix("!="),
     "lt": _ordered("<"),
@@ -179,11 +206,10 @@ rules: dict[str, Rule] = {
     "ge": _ordered(">="),
     "max": _by_kind(_helper("larger"), _tl("maximum"), _infix("|")),
     "min": _by_kind(_helper("smaller"), _tl("minimum"), _infix("&")),
-    "rem": _helper("modulo"),
-    "fmod": _infix("%"),
+    "rem": _by_kind(_helper("float_modulo"), _helper("modulo")),
+    "fmod": _by_kind(_library("fmod"), _infix("%")),
     "floordiv": _by_kind(_helper("floor_division"), _helper("floor_quotient")),
     "pow": _power,
-    "atan2": _helper("atan2"),
     "where": _tl("where"),
     # Triton's -x is 0 - x, which loses the sign of zero
     "neg": _by_kind(lambda d, x: binary("*", x, literal("-1.0")), lambda d, x: unary("-", x)),
@@ -193,16 +219,28 @@ rules: dict[str, Rule] = {
     "not": lambda d, x: binary("^", x, literal(2 ** BITS[d] - 1)) if d in UNSIGNED else unary("~", x),
     "isnan": lambda d, x: binary("!=", x, x),
     "isinf": lambda d, x: _infinite(d, x) if d in FLOATING else binary("!=", x, x),
-    "reciprocal": lambda d, x: binary("/", literal("1.0"), x),
+    "signbit": _helper("sign_bit"),
+    "reciprocal": lambda d, x: _divided(d, literal("1.0"), x),
+    "sqrt": _root,
+    "sigmoid": _helper("sigmoid"),
     "floor": _floats_only("tl.floor"),
     "ceil": _floats_only("tl.ceil"),
-    "trunc": _floats_only("trunc"),
-    "round": _floats_only("rint"),
-    **{name: _tl(name) for name in ("exp", "exp2", "log", "log2", "sqrt", "rsqrt", "sin", "cos", "sigmoid", "erf")},
-    **{name: _helper(name) for name in (
-        "expm1", "log1p", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "lgamma",
+    "trunc": _floats_only("libdevice.trunc"),
+    "round": _floats_only("libdevice.rint"),
+    **{name: _library(name) for name in (
+        "exp exp2 expm1 log log2 log1p rsqrt sin cos tan asin acos atan atan2 sinh cosh tanh asinh acosh atanh erf "
+        "lgamma".split()
     )},
 }  # fmt: skip
+"""With the accuracy of eager: see docs/numerics.md."""
+
+fast_rules: dict[str, Rule] = {
+    **rules,
+    "div": _infix("/"),
+    "reciprocal": lambda d, x: binary("/", literal("1.0"), x),
+    **{name: _tl(name) for name in ("exp", "exp2", "sqrt", "rsqrt", "sigmoid")},
+}
+"""What numerics="fast" has in their place: the approximations of the hardware."""
 
 EXACT = frozenset("neg conj abs sign max min where floor ceil trunc round spread load amax amin fmod".split())
 """Operations on low floats whose result needs no rounding."""

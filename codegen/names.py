@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable
 
 RESERVED = frozenset(keyword.kwlist) | {
-    "tl", "triton", "range", "float", "int", "bool", "min", "max", "sum", "abs", "pow", "print", "len", "constexpr",
-    "static_range", "cdiv", "minimum", "maximum", "self",
+    "tl", "triton", "libdevice", "range", "float", "int", "bool", "min", "max", "sum", "abs", "pow", "print", "len",
+    "constexpr", "static_range", "cdiv", "minimum", "maximum", "self",
 }  # fmt: skip
 
 

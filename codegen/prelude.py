@@ -95,117 +95,21 @@ def of_word(word):
     return (word ^ 0x7FC0DEAD).to(tl.float32, bitcast=True)
 
 @triton.jit
-def expm1(x):
-    """exp(x) - 1 without cancellation (Kahan)."""
-    u = tl.exp(x)
-    y = tl.where(u == 1.0, x, (u - 1.0) * (x / tl.log(u)))
-    y = tl.where(u - 1.0 == -1.0, -1.0, y)
-    return tl.where(u == float("inf"), u, y)
-
-@triton.jit
-def log1p(x):
-    """log(1 + x) without cancellation (Kahan)."""
-    u = 1.0 + x
-    y = tl.where(u == 1.0, x, tl.log(u) * (x / (u - 1.0)))
-    return tl.where(u == float("inf"), u, y)
-
-@triton.jit
-def tanh(x):
-    """Odd polynomial near zero (Cephes), 1 - 2 / (exp(2 |x|) + 1) elsewhere; expm1 for float64."""
-    a = tl.abs(x)
+def sigmoid(x):
+    """1 / (1 + exp(-x)), each step rounded to nearest."""
+    below = 1.0 + libdevice.exp(x * -1.0)
     if x.dtype == tl.float64:
-        e = expm1(2.0 * a)
-        t = tl.where(a > 22.0, 1.0, e / (e + 2.0))
-        return tl.where(x < 0.0, -t, tl.where(x == 0.0, x, t))
+        return 1.0 / below
     else:
-        z = x * x
-        p = (((-5.70498872745e-3 * z + 2.06390887954e-2) * z - 5.37397155531e-2) * z + 1.33314422036e-1) * z
-        near = x + x * z * (p - 3.33332819422e-1)
-        t = 1.0 - 2.0 / (tl.exp(2.0 * a) + 1.0)
-        return tl.where(a < 0.625, near, tl.where(x < 0.0, -t, t))
+        return tl.div_rn(1.0, below)
 
 @triton.jit
-def sinh(x):
-    a = tl.abs(x)
-    e = expm1(a)
-    half = tl.exp(0.5 * a)
-    t = tl.where(a > 20.0, 0.5 * half * half, 0.5 * (e + e / (e + 1.0)))
-    return tl.where(x < 0.0, -t, t)
-
-@triton.jit
-def cosh(x):
-    a = tl.abs(x)
-    half = tl.exp(0.5 * a)
-    return tl.where(a > 20.0, 0.5 * half * half, 0.5 * (tl.exp(a) + tl.exp(-a)))
-
-@triton.jit
-def asinh(x):
-    a = tl.abs(x)
-    t = tl.where(a > 1.0e8, tl.log(a) + 0.6931471805599453, log1p(a + a * a / (1.0 + tl.sqrt(a * a + 1.0))))
-    return tl.where(x < 0.0, -t, t)
-
-@triton.jit
-def acosh(x):
-    d = x - 1.0
-    t = tl.where(x > 1.0e8, tl.log(x) + 0.6931471805599453, log1p(d + tl.sqrt(d * (d + 2.0))))
-    return tl.where(x < 1.0, float("nan"), t)
-
-@triton.jit
-def atanh(x):
-    a = tl.abs(x)
-    t = 0.5 * log1p(2.0 * a / (1.0 - a))
-    return tl.where(x < 0.0, -t, t)
-
-@triton.jit
-def atan(x):
-    """Cephes: reduce to |x| <= 0.66, then a rational function."""
-    a = tl.abs(x)
-    high = a > 2.414213562373095
-    middle = (a > 0.66) & (a <= 2.414213562373095)
-    r = tl.where(high, -1.0 / a, tl.where(middle, (a - 1.0) / (a + 1.0), a))
-    z = r * r
-    p = -8.750608600031904e-1 * z - 1.615753718733365e1
-    p = ((p * z - 7.500855792314705e1) * z - 1.2288666844901361e2) * z - 6.485021904942025e1
-    q = ((z + 2.485846490142306e1) * z + 1.650270098316988e2) * z + 4.328810604912903e2
-    q = (q * z + 4.853903996359137e2) * z + 1.945506571482614e2
-    t = r + r * (z * p / q)
-    t = tl.where(high, 1.5707963267948966 + t, tl.where(middle, 0.7853981633974483 + t, t))
-    return tl.where(x < 0.0, -t, t)
-
-@triton.jit
-def atan2(y, x):
-    t = atan(tl.abs(y) / tl.abs(x))
-    both = (y == 0.0) & (x == 0.0)
-    t = tl.where(both, 0.0, tl.where((tl.abs(y) == float("inf")) & (tl.abs(x) == float("inf")), 0.7853981633974483, t))
-    negative_x = (x < 0.0) | ((x == 0.0) & (1.0 / x < 0.0))
-    t = tl.where(negative_x, 3.141592653589793 - t, t)
-    negative_y = (y < 0.0) | ((y == 0.0) & (1.0 / y < 0.0))
-    t = tl.where(negative_y, -t, t)
-    return tl.where((x != x) | (y != y), float("nan"), t)
-
-@triton.jit
-def asin(x):
-    return atan2(x, tl.sqrt((1.0 - x) * (1.0 + x)))
-
-@triton.jit
-def acos(x):
-    return atan2(tl.sqrt((1.0 - x) * (1.0 + x)), x)
-
-@triton.jit
-def tan(x):
-    return tl.sin(x) / tl.cos(x)
-
-@triton.jit
-def trunc(x):
-    return tl.where(x < 0.0, tl.ceil(x), tl.floor(x))
-
-@triton.jit
-def rint(x):
-    """To the nearest integer, halves to even."""
-    low = tl.floor(x)
-    d = x - low
-    odd = low - 2.0 * tl.floor(0.5 * low)
-    return tl.where(d < 0.5, low, tl.where(d > 0.5, low + 1.0, low + odd))
+def sign_bit(x):
+    """Whether the sign is a minus, of zeros and NaN too."""
+    if x.dtype == tl.float64:
+        return x.to(tl.int64, bitcast=True) < 0
+    else:
+        return x.to(tl.int32, bitcast=True) < 0
 
 @triton.jit
 def sign(x):
@@ -213,9 +117,16 @@ def sign(x):
 
 @triton.jit
 def modulo(x, y):
-    """The remainder with the sign of the divisor, as in Python."""
+    """Integers: the remainder with the sign of the divisor, as in Python."""
     m = x % y
     return tl.where((m != 0) & ((m < 0) != (y < 0)), m + y, m)
+
+@triton.jit
+def float_modulo(x, y):
+    """Floats: the remainder with the sign of the divisor, as in Python."""
+    x, y = tl.broadcast(x, y)
+    m = libdevice.fmod(x, y)
+    return tl.where((m != 0.0) & ((m < 0.0) != (y < 0.0)), m + y, m)
 
 @triton.jit
 def floor_quotient(x, y):
@@ -225,27 +136,26 @@ def floor_quotient(x, y):
 @triton.jit
 def floor_division(x, y):
     """Floats: torch's floor division."""
-    m = x % y
-    d = (x - m) / y
+    x, y = tl.broadcast(x, y)
+    m = libdevice.fmod(x, y)
+    if x.dtype == tl.float64:
+        d, whole = (x - m) / y, x / y
+    else:
+        d, whole = tl.div_rn(x - m, y), tl.div_rn(x, y)
     d = tl.where((m != 0.0) & ((y < 0.0) != (m < 0.0)), d - 1.0, d)
     f = tl.floor(d)
     f = tl.where(d - f > 0.5, f + 1.0, f)
-    return tl.where(y == 0.0, x / y, tl.where(d == 0.0, 0.0, f))
+    return tl.where(y == 0.0, whole, tl.where(d == 0.0, whole * 0.0, f))
 
 @triton.jit
-def power(x, y):
-    """x ** y through float64."""
-    x, y = tl.where(y == y, x, x), tl.where(x == x, y, y)  # both blocks: Triton's interpreter mixes a bool up with one
-    a = tl.abs(x).to(tl.float64)
-    b = y.to(tl.float64)
-    r = tl.exp(b * tl.log(a))
-    whole = tl.floor(b) == b
-    odd = whole & (tl.floor(0.5 * b) != 0.5 * b) & (tl.abs(b) < 9007199254740992.0)
-    negative = (x < 0.0) | ((x == 0.0) & (1.0 / x < 0.0))
-    r = tl.where(negative & odd, -r, r)
-    r = tl.where((x < 0.0) & ~whole & (tl.abs(b) != float("inf")) & (a != float("inf")), float("nan"), r)
-    r = tl.where((b == 0.0) | (x == 1.0) | ((x == -1.0) & (tl.abs(b) == float("inf"))), 1.0, r)
-    return r.to(x.dtype)
+def shifted_left(x, y, most: tl.constexpr):
+    inside = (y >= 0) & (y < most)
+    return tl.where(inside, x << tl.where(inside, y, 0), 0).to(x.dtype)
+
+@triton.jit
+def shifted_right(x, y, most: tl.constexpr):
+    """By `most` where the count is out of range: what is left is the sign."""
+    return x >> tl.where((y >= 0) & (y < most), y, most).to(x.dtype)
 
 @triton.jit
 def integer_power(x, y):
@@ -259,20 +169,6 @@ def integer_power(x, y):
         left = left >> 1
     unit = tl.where(x == 1, 1, tl.where(x == -1, tl.where((y & 1) != 0, -1, 1), 0)).to(x.dtype)
     return tl.where(y < 0, unit, r)
-
-@triton.jit
-def lgamma(x):
-    """Lanczos (g = 7, 9 terms) in float64, reflected below one half."""
-    v = x.to(tl.float64)
-    z = tl.where(v < 0.5, 1.0 - v, v) - 1.0
-    s = 0.99999999999980993 + 676.5203681218851 / (z + 1.0) - 1259.1392167224028 / (z + 2.0)
-    s = s + 771.32342877765313 / (z + 3.0) - 176.61502916214059 / (z + 4.0) + 12.507343278686905 / (z + 5.0)
-    s = s - 0.13857109526572012 / (z + 6.0) + 9.9843695780195716e-6 / (z + 7.0) + 1.5056327351493116e-7 / (z + 8.0)
-    t = z + 7.5
-    g = 0.91893853320467274 + (z + 0.5) * tl.log(t) - t + tl.log(s)
-    f = v - tl.floor(v)
-    g = tl.where(v < 0.5, tl.log(3.141592653589793 / tl.abs(tl.sin(3.141592653589793 * f))) - g, g)
-    return tl.where(tl.abs(v) == float("inf"), float("inf"), g).to(x.dtype)
 
 @triton.jit
 def float8_code(x, mantissa: tl.constexpr, bias: tl.constexpr):
@@ -391,3 +287,8 @@ def helpers_in(sources: Iterable[str]) -> list[str]:
         wanted |= found
         todo.extend(HELPERS[n] for n in sorted(found))
     return [text for name, text in HELPERS.items() if name in wanted]
+
+
+def libraries_in(texts: Iterable[str]) -> list[str]:
+    """What a module with these texts imports besides Triton's language."""
+    return ["from triton.language.extra import libdevice"] if any("libdevice." in text for text in texts) else []

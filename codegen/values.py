@@ -34,6 +34,7 @@ from .mathematics import (
     NARROW,
     TL,
     cast,
+    fast_rules,
     held,
     loaded,
     lowest,
@@ -87,6 +88,7 @@ class Values:
 
     def __init__(self, program: Program, schedule: Schedule, target: Target, hints: Hints, kernel: str) -> None:
         self.program, self.plan, self.target, self.hints, self.kernel = program, schedule, target, hints, kernel
+        self.rules = fast_rules if target.fast else rules
         self.names = Names([*HELPERS, kernel, "pid", "part", "strip", "group", "members", "k", "item"])
         self.pointers: dict[Ref, str] = {}
         self.pointer_dtype: dict[Ref, str] = {}
@@ -297,7 +299,7 @@ class Values:
     def _rounds(self, term: Term) -> bool:
         if term.op == "cast":
             return not (term.args[0].dtype == "b1" or term.args[0].dtype == term.dtype)
-        return term.op not in EXACT
+        return not self.target.fast and term.op not in EXACT
 
     def _named(self, term: Term, text: Expr, home: Scope, scope: Scope) -> Expr:
         simple = text.text.isidentifier()
@@ -359,8 +361,7 @@ class Values:
             args[0] = self._typed(term.args[0], args[0])
         if term.op == "cast":
             return cast(args[0], term.args[0].dtype, term.dtype)
-        result = rules[term.op](term.args[0].dtype, *args)
-        return result
+        return self.rules[term.op](term.args[0].dtype, *args)
 
     def _random(self, term: Term, args: list[Expr]) -> Expr:
         drawn = call(term.param, self._typed(term.args[0], args[0]), self._typed(term.args[1], args[1]))

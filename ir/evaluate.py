@@ -175,6 +175,7 @@ UNARY: dict[str, Callable[..., Any]] = {
     "acosh": np.arccosh, "atanh": np.arctanh, "sigmoid": _sigmoid, "erf": np.vectorize(math.erf, otypes=[float]),
     "lgamma": np.vectorize(math.lgamma, otypes=[float]), "floor": np.floor, "ceil": np.ceil, "round": np.rint,
     "trunc": np.trunc, "reciprocal": lambda x: 1 / x, "not": np.invert, "isnan": np.isnan, "isinf": np.isinf,
+    "signbit": np.signbit,
 }  # fmt: skip
 BINARY: dict[str, Callable[..., Any]] = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": _divided, "pow": np.power, "max": np.maximum,

@@ -50,11 +50,11 @@ class Arg:
 
 UNARY = tuple(
     "neg conj abs sign exp exp2 expm1 log log2 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh asinh acosh "
-    "atanh sigmoid erf lgamma floor ceil round trunc reciprocal not isnan isinf".split()
+    "atanh sigmoid erf lgamma floor ceil round trunc reciprocal not isnan isinf signbit".split()
 )
 BINARY = tuple("add sub mul div pow max min rem fmod floordiv atan2 and or xor shl shr".split())
 COMPARE = tuple("eq ne lt le gt ge".split())
-PREDICATES = ("isnan", "isinf")
+PREDICATES = ("isnan", "isinf", "signbit")
 
 _table = [
     Prim("input", "input", 0, ("index", "name", "strides")),

@@ -17,7 +17,10 @@ from . import memory
 from .logs import set_logs
 
 BACKENDS = ("auto", "triton", "interpret", "reference", "inductor")
-KERNEL_BACKENDS = ("triton", "interpret")
+NUMERICS = ("eager", "fast")
+FAST = {"triton": "triton fast", "interpret": "interpret fast"}
+"""What a call's backend is where its kernels are generated for numerics="fast": others, under keys of their own."""
+KERNEL_BACKENDS = (*FAST, *FAST.values())
 """The backends that run generated Triton text."""
 
 
@@ -29,7 +32,7 @@ class ConfigError(FusegradError, ValueError):
 
 @dataclass(frozen=True)
 class Settings:
-    """backend: None leaves it to `compile(...)`. check: compare each first call with the user's own method.
+    """backend, numerics: None leaves them to `compile(...)`. check: compare each first call with the user's own method.
 
     check_bytes: above this many bytes of intermediates the first-call check runs on inputs cut to a few elements.
     debug: verify every graph after every step. tune: on a GPU, time up to three configurations of every kernel at its
@@ -44,6 +47,7 @@ class Settings:
     tune: bool = False
     store: bool = True
     disable: tuple[str, ...] = ()
+    numerics: str | None = None
 
 
 _patched: ContextVar[Settings | None] = ContextVar("fusegrad_settings", default=None)
@@ -60,6 +64,21 @@ def backend_name(asked: str) -> str:
     return settings().backend or asked
 
 
+def with_numerics(backend: str, asked: str) -> str:
+    """The backend with the numerics in force, where `compile` was asked for `asked`."""
+    return FAST.get(backend, backend) if numerics(asked) == "fast" else backend
+
+
+def is_interpreted(backend: str) -> bool:
+    """Whether its kernels run under Triton's interpreter."""
+    return backend in ("interpret", FAST["interpret"])
+
+
+def numerics(asked: str) -> str:
+    """The numerics to use where `compile` was asked for `asked`."""
+    return settings().numerics or asked
+
+
 @contextlib.contextmanager
 def patch(**changes: Any) -> Iterator[Settings]:
     """`with fusegrad.config.patch(backend="interpret"): ...`, for this thread or task only."""
@@ -70,6 +89,8 @@ def patch(**changes: Any) -> Iterator[Settings]:
         valid_backend(changes["backend"])
     if "disable" in changes:
         changes["disable"] = valid_switches(changes["disable"])
+    if changes.get("numerics") is not None:
+        valid_numerics(changes["numerics"])
     token = _patched.set(replace(settings(), **changes))
     try:
         with switches.without(settings().disable):
@@ -94,6 +115,13 @@ def valid_switches(names: str | Iterable[str]) -> tuple[str, ...]:
         known = ", ".join(switches.SWITCHES)
         raise ConfigError(f"disable: there is no step {name!r}", fix=f"{meant}use some of {known}")
     return tuple(sorted(asked))
+
+
+def valid_numerics(name: Any) -> str:
+    """The name, if it is one of the two numerics; raises ConfigError otherwise."""
+    if name not in NUMERICS:
+        raise ConfigError(f"there are no numerics {name!r}", fix=f"use one of {', '.join(NUMERICS)}")
+    return name  # type: ignore[no-any-return]
 
 
 def recycle_memory(on: bool = True) -> memory.State:
@@ -137,7 +165,8 @@ def in_force() -> list[tuple[str, Any, Any]]:
 @functools.lru_cache(maxsize=16)
 def _settings_of(backend: str | None) -> Settings:
     chosen = valid_backend(backend) if backend else None
-    return Settings(backend=chosen, debug=_DEBUG, tune=_TUNE, store=_STORE, disable=_DISABLE)
+    rounding = valid_numerics(_NUMERICS) if _NUMERICS else None
+    return Settings(chosen, debug=_DEBUG, tune=_TUNE, store=_STORE, disable=_DISABLE, numerics=rounding)
 
 
 _DEBUG = os.environ.get("FUSEGRAD_DEBUG", "0") not in ("", "0")
@@ -145,5 +174,6 @@ _TUNE = os.environ.get("FUSEGRAD_TUNE", "0") not in ("", "0")
 _STORE = os.environ.get("FUSEGRAD_STORE", "1") not in ("", "0")
 _DISABLE = valid_switches(os.environ.get("FUSEGRAD_DISABLE", ""))
 switches.always(_DISABLE)
+_NUMERICS = os.environ.get("FUSEGRAD_NUMERICS") or None
 
 memory.recycle_where_asked()

@@ -21,12 +21,13 @@ from ..tracer.capture import CaptureError, OpaqueMet, Session, Trace
 from ..tracer.function import backward_method, uses_setup_context
 from .boundaries import CutReport, GroupReport, cuts_of, groups_of
 from .compile import Generated, cheaper, generate, graph_of, text_of
+from .config import numerics
 from .derived import DERIVE_JVP, require_transposable, why_no_backward
 from .function import Compiler, Record
 from .guards import is_plain
 from .kept import Kept, kept
 from .linear import NonLinearJvp
-from .plan import Executable, has_outer_product, is_opaque, number, opaque_of
+from .plan import Executable, has_outer_product, is_opaque, named_target, number, opaque_of
 from .residuals import Chosen, choose
 from .specialization import Specialization, hint_of
 from .specs import differentiable, is_spec, stand_in
@@ -111,6 +112,7 @@ class Explanation:
     sizes: Sizes = field(default_factory=dict)  # of the symbols, at the arguments that were given
     kept: list[Kept] = field(default_factory=list)
     variants: list[Variant] = field(default_factory=list)
+    numerics: str = "eager"
 
     @property
     def kernels(self) -> list[KernelReport]:
@@ -165,6 +167,7 @@ class Explanation:
             "schema": SCHEMA,
             "name": self.name,
             "target": self.target,
+            "numerics": self.numerics,
             "methods": {name: _method_facts(record) for name, record in self.methods.items()},
             "kernels": [vars(k) | {} for k in self.kernels],
             "launches": {d: len(self._launches(d)) for d in ("forward", "backward")},
@@ -189,7 +192,8 @@ class Explanation:
 
     def __str__(self) -> str:
         facts = self.to_dict()
-        lines = [f"{self.name} on {self.target}"]
+        rounding = "" if self.numerics == "eager" else f', numerics="{self.numerics}"'
+        lines = [f"{self.name} on {self.target}{rounding}"]
         lines += [_method_line(name, record) for name, record in self.methods.items()]
         for direction in self.directions:
             moved, least = facts["bytes"][direction], facts["bytes"][f"minimal_{direction}"]
@@ -272,7 +276,7 @@ def explain(target_class: Any, /, *args: Any, target: str | None = None) -> Expl
     stand_ins = differentiable([stand_in(a) for a in compiler.complete(args)])
     methods = _methods(compiler)
     specialization = _forward(compiler, stand_ins, args, methods)
-    found = Explanation(compiler.cls.__name__, where, methods, {}, 0)
+    found = Explanation(compiler.cls.__name__, where, methods, {}, 0, numerics=numerics(compiler.numerics))
     if specialization is not None:
         found.sizes = sizes = {**specialization.hints, **specialization.sizes(stand_ins)}
         has_backward = _backward_is_captured(compiler, specialization, methods)
@@ -305,7 +309,7 @@ def _of_unit(found: Explanation, unit: Unit, executable: Executable, session: Se
     found.methods["backward"] = Record("compiled", "figures are for the sizes of its first call")
     try:
         graph = None if found.target == "cpu" else graph_of(trace, unit.name)
-        report = graph and _kernels_report(graph, "backward", sizes, TARGETS[found.target])
+        report = graph and _kernels_report(graph, "backward", sizes, named_target(found.target, found.numerics))
     except LoweringError:
         report = None
     found.directions["backward"] = report or _aten_report(trace, unit.name, "backward", sizes)
@@ -440,7 +444,7 @@ def _backward_is_captured(compiler: Compiler, specialization: Specialization, me
 
 def _on_gpu(found: Explanation, spec: Specialization, sizes: Sizes, has_backward: bool) -> None:
     """Kernels and library calls, with the residuals that a GPU backend would choose."""
-    target = TARGETS[found.target]
+    target = named_target(found.target, found.numerics)
     chosen = choose(spec, sizes) if has_backward else None
     found.kept = kept(spec, chosen, sizes) if has_backward else []
     found.user_outputs = len(spec.forward.fake_outputs)

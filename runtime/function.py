@@ -45,7 +45,7 @@ from ..tracer.torch_private import (
     transforms_active,
 )
 from . import logs, split
-from .config import backend_name, valid_backend, warns
+from .config import backend_name, valid_backend, valid_numerics, warns, with_numerics
 from .derived import require_transposable, valid_derive_jvp, why_no_backward, with_derived_backward
 from .guards import argument_fact, exact_key, global_state, is_plain, is_tracked, unseen_state
 from .interop import CompiledMeta, applied, fits_a_graph, with_opaque_backward
@@ -114,7 +114,9 @@ class Compiler:
         dynamic: bool,
         traceable: Option | None = None,
         derive_jvp: str | bool = "backward",
+        numerics: str = "eager",
     ) -> None:
+        self.numerics = numerics
         self.backend, self.fullgraph, self.dynamic, self.derive_jvp = backend, fullgraph, dynamic, derive_jvp
         self.methods = Traceability(cls, traceable)
         self.user_class, self.cls = cls, with_derived_backward(cls, self.methods)
@@ -251,10 +253,10 @@ class Compiler:
     def backend_for(self, args: Sequence[Any]) -> str:
         """The backend of this call: "auto" is triton for GPU tensors and the reference for CPU tensors."""
         asked = backend_name(self.backend)
-        if asked != "auto":
-            return asked
-        on_gpu = any(isinstance(a, Tensor) and a.device.type == "cuda" for a in args)
-        return "triton" if on_gpu and triton_is_here() else "reference"
+        if asked == "auto":
+            on_gpu = any(isinstance(a, Tensor) and a.device.type == "cuda" for a in args)
+            asked = "triton" if on_gpu and triton_is_here() else "reference"
+        return with_numerics(asked, self.numerics)
 
     # ------------------------------------------------------------------ specialisations
     def specialization(self, args: Sequence[Any]) -> Specialization | None:
@@ -637,6 +639,7 @@ def compile(
     traceable: Option | None = None,
     pytree: bool = False,
     derive_jvp: str | bool = "backward",
+    numerics: str = "eager",
 ) -> Any: ...
 def compile(
     target: Any = None,
@@ -648,6 +651,7 @@ def compile(
     traceable: Option | None = None,
     pytree: bool = False,
     derive_jvp: str | bool = "backward",
+    numerics: str = "eager",
 ) -> Any:
     """Compile a `torch.autograd.Function` class, or a plain function of tensors.
 
@@ -661,13 +665,15 @@ def compile(
     gets gradients in the structure of the output and returns one value in the structure of each argument.
     derive_jvp: what forward mode is where the class has no jvp: "backward" (its transpose, so that straight-through
     and scaled gradients are honoured), "forward" (the derivative of forward), False (none: torch's own error).
+    numerics: of generated kernels: "eager" rounds where your operations round, with their accuracy; "fast" rounds low
+    floats where they are stored alone, and takes the hardware's own quotients, roots and exponentials.
 
-    Raises CompileTargetError for anything else, ConfigError for an unknown backend, DeclarationError for `traceable`,
-    DeriveJvpError for `derive_jvp`.
+    Raises CompileTargetError for anything else, ConfigError for an unknown backend or numerics, DeclarationError for
+    `traceable`, DeriveJvpError for `derive_jvp`.
     """
     valid_backend(backend)
-    options = (backend, fullgraph, dynamic, traceable, valid_derive_jvp(derive_jvp))
-    named = dict(zip(("backend", "fullgraph", "dynamic", "traceable", "derive_jvp"), options, strict=True))
+    options = (backend, fullgraph, dynamic, traceable, valid_derive_jvp(derive_jvp), valid_numerics(numerics))
+    named = dict(zip(("backend", "fullgraph", "dynamic", "traceable", "derive_jvp", "numerics"), options, strict=True))
     if target is None:
         return functools.partial(compile, **named, pytree=pytree)
     if pytree:
@@ -694,6 +700,7 @@ def compile_class(
     dynamic: bool,
     traceable: Option | None = None,
     derive_jvp: str | bool = "backward",
+    numerics: str = "eager",
 ) -> type:
     """A subclass of `cls` whose `apply` runs what was compiled."""
     if not issubclass(cls, Function):
@@ -711,7 +718,7 @@ def compile_class(
             "gradients are tracked then",
         )
     cls = vars(cls).get("_fusegrad_user_class", cls)
-    compiler = Compiler(cls, backend, fullgraph, dynamic, traceable, derive_jvp)
+    compiler = Compiler(cls, backend, fullgraph, dynamic, traceable, derive_jvp, numerics)
 
     def run(own: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if own is not fast:  # a subclass of the compiled class has methods of its own
@@ -748,7 +755,7 @@ def _subclass(cls: type, parent: Compiler) -> Any:
     plain._fusegrad_user_class = plain  # type: ignore[attr-defined]
     plain.apply = classmethod(Function.apply.__func__)  # type: ignore[attr-defined]
     options = (parent.backend, parent.fullgraph, parent.dynamic, parent.methods.option, parent.derive_jvp)
-    return compile_class(plain, *options)
+    return compile_class(plain, *options, parent.numerics)
 
 
 __all__ = ["CompileTargetError", "Compiler", "FallbackWarning", "Record", "compile"]

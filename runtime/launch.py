@@ -20,6 +20,7 @@ from ..ir.errors import UnsupportedBackendError
 from ..ir.types import FLOAT8
 from ..tracer.torch_private import current_device, current_stream
 from . import cache
+from .config import KERNEL_BACKENDS, is_interpreted
 from .counted import metadata_of
 
 Argument: TypeAlias = "torch.Tensor | int"
@@ -90,7 +91,7 @@ class _OnDevice:
 
     def __init__(self, kernel: Kernel, function: Any, device: torch.device) -> None:
         self.function, self.device, self.constants = function, device, kernel.constants
-        self.facts = {**kernel.constants, "num_warps": kernel.num_warps, "num_stages": kernel.num_stages}
+        self.facts = {**kernel.constants, **kernel.options("hip" if torch.version.hip else "cuda")}
         self.bound: dict[tuple[bool, ...], Callable[[int, int, Sequence[Argument]], None]] = {}
         self.binds = True
 
@@ -152,12 +153,12 @@ def launcher(kernel: Kernel, module_text: str, backend: str, device: torch.devic
     "triton" runs on `device` (CUDA or HIP), on its current stream; "interpret" runs on the CPU before it returns.
     """
     require_triton(backend, kernel.name)
-    if backend == "interpret":
+    if is_interpreted(backend):
         return _realigned(kernel, _as_bytes(kernel, _interpreted(kernel, module_text)))
     place = torch.device("cuda" if device is None else device)
-    if PRECISION in kernel.constants and backend == "triton" and place.type == "cuda":
+    if PRECISION in kernel.constants and backend in KERNEL_BACKENDS and place.type == "cuda":
         return _as_precise_as_allowed(kernel, module_text, place)
-    if backend != "triton" or place.type != "cuda":
+    if backend not in KERNEL_BACKENDS or place.type != "cuda":
         fix = "use backend='interpret' or 'reference'."
         raise UnsupportedBackendError(backend=backend, what=kernel.name, reason=f"it needs a GPU, not {place}", fix=fix)
     return _realigned(kernel, _as_bytes(kernel, _on_device(kernel, module_text, place)))

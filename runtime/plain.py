@@ -25,6 +25,7 @@ def compile_function(
     dynamic: bool,
     traceable: Option | None = None,
     derive_jvp: str | bool = "backward",
+    numerics: str = "eager",
 ) -> Callable[..., Any]:
     """`fn` with its tensors captured; keyword arguments and defaults work as in `fn`.
 
@@ -33,7 +34,7 @@ def compile_function(
     from .function import compile_class
 
     require_one_body(fn, traceable)
-    fast = compile_class(function_class(fn), backend, fullgraph, dynamic, traceable, derive_jvp)
+    fast = compile_class(function_class(fn), backend, fullgraph, dynamic, traceable, derive_jvp, numerics)
     signature = signature_of(fn)
 
     @functools.wraps(fn)

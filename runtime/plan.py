@@ -32,7 +32,7 @@ from ..tracer.torch_private import (
 )
 from . import launch, logs, reference, tune
 from .compile import ProductsBy, generate, graph_of, kernels_of, text_of
-from .config import KERNEL_BACKENDS, settings
+from .config import FAST, KERNEL_BACKENDS, is_interpreted, settings
 from .counted import remember
 from .counters import Counters
 from .faults import prepared
@@ -363,7 +363,7 @@ def _scratch_spec(buffer: Buffer, sizes: Sizes) -> tuple[tuple[int, ...], torch.
 
 def tuning(backend: str) -> bool:
     """Whether kernels are timed at the sizes that they meet first."""
-    return backend == "triton" and (settings().tune or tune.is_asked_for())
+    return backend.startswith("triton") and (settings().tune or tune.is_asked_for())
 
 
 class KernelPlan:
@@ -573,7 +573,16 @@ def own_memory(tensor: Tensor, strides: tuple[int, ...], taken: set[int]) -> Ten
 
 def target_for(backend: str, device: torch.device) -> Target:
     """What to generate for: the interpreter, or the GPU at hand with its own number of units and its L2."""
-    if backend == "interpret":
+    return replace(_target_for(backend, device), fast=backend in FAST.values())
+
+
+def named_target(name: str, numerics: str) -> Target:
+    """A device by its name, to generate for with these numerics."""
+    return replace(TARGETS[name], fast=numerics == "fast")
+
+
+def _target_for(backend: str, device: torch.device) -> Target:
+    if is_interpreted(backend):
         return TARGETS["interpret"]
     if device.type != "cuda":
         raise UnsupportedBackendError(

@@ -117,7 +117,7 @@ LIBDEVICE: dict[str, Callable[..., torch.Tensor]] = {
         name: getattr(torch, name)
         for name in (
             "abs acos acosh asin asinh atan atan2 atanh ceil copysign cos cosh erf erfc erfinv exp exp2 expm1 floor "
-            "fmax fmin fmod hypot isinf isnan lgamma log log10 log1p log2 nextafter pow rsqrt sin sinh sqrt "
+            "fmax fmin hypot isinf isnan lgamma log log10 log1p log2 nextafter pow rsqrt sin sinh sqrt "
             "tan tanh trunc"
         ).split()
     },
@@ -130,6 +130,7 @@ LIBDEVICE: dict[str, Callable[..., torch.Tensor]] = {
     "signbitd": torch.signbit,
     "exp10": lambda x: torch.pow(10.0, x),
     "cbrt": lambda x: torch.copysign(x.abs() ** (1 / 3), x),
+    "fmod": lambda x, y: torch.from_numpy(np.fmod(x.numpy(), y.numpy())),  # torch's own on CPUs is NaN of far quotients
     "fma": lambda x, y, z: (x.double() * y.double() + z.double()).to(x.dtype),
     "nearbyint": torch.round,
     "rint": torch.round,

@@ -94,7 +94,7 @@ def job_of(kernel: Kernel, module_text: str, target: str) -> dict[str, Any]:
         "types": types,
         "constants": kernel.constants,
         "target": target,
-        "options": {"num_warps": kernel.num_warps, "num_stages": kernel.num_stages},
+        "options": kernel.options(target.split(":")[0]),
     }
 
 

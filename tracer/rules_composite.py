@@ -66,6 +66,14 @@ def _logaddexp(x: Any, y: Any) -> Any:
     return torch.where(x == y, x + math.log(2), apart)
 
 
+def _hypot(x: Any, y: Any) -> Any:
+    """By the larger of the two, so that squares neither overflow nor vanish; infinite beside NaN, too."""
+    a, b = torch.abs(x), torch.abs(y)
+    top, low = torch.maximum(a, b), torch.minimum(a, b)
+    ratio = torch.where(top == 0, 0.0, low / top)
+    return torch.where((a == math.inf) | (b == math.inf), math.inf, top * torch.sqrt(1 + ratio * ratio))
+
+
 elementwise: dict[str, Callable[..., Any]] = {
     "gelu": _gelu,
     "gelu_backward.default": _gelu_backward,
@@ -81,7 +89,7 @@ elementwise: dict[str, Callable[..., Any]] = {
     "tanh_backward.default": lambda g, y: g * (1 - y * y),
     "threshold_backward.default": lambda g, x, limit: torch.where(x <= limit, 0.0, g),
     "log10": lambda x: torch.log2(x) * math.log10(2),
-    "hypot": lambda x, y: torch.sqrt(x * x + y * y),
+    "hypot": _hypot,
     "logaddexp": _logaddexp,
     "lerp.Scalar": lambda x, y, weight: x + weight * (y - x) if abs(weight) < 0.5 else y - (y - x) * (1 - weight),
     "lerp.Tensor": lambda x, y, w: torch.where(torch.abs(w) < 0.5, x + w * (y - x), y - (y - x) * (1 - w)),
@@ -95,12 +103,6 @@ elementwise: dict[str, Callable[..., Any]] = {
 
 for _names, _formula in elementwise.items():
     composite(_names)(in_float32(_formula))
-
-
-@composite("signbit")
-def _signbit(x: Any) -> Any:
-    """-0.0 has its sign in its reciprocal."""
-    return (x < 0) | ((x == 0) & (torch.reciprocal(x) < 0)) if x.is_floating_point() else x < 0
 
 
 @composite("copysign.Tensor")

@@ -47,6 +47,11 @@ def pointwise(prim: str) -> Callable[..., Result]:
     return apply
 
 
+@rule("signbit")
+def _signbit(call: Call, x: Value) -> Result:
+    return emit("signbit", x) if x.aval.is_float else compare("lt", x, 0)
+
+
 for names, prim in table.items():
     rule(names)(pointwise(prim))
 

@@ -130,8 +130,6 @@ POWERS: dict[float, Callable[[Value], Value]] = {
     1: lambda x: x,
     2: lambda x: make("mul", x, x),
     3: lambda x: make("mul", make("mul", x, x), x),
-    0.5: lambda x: make("sqrt", x),
-    -0.5: lambda x: make("rsqrt", x),
     -1: lambda x: make("reciprocal", x),
 }
 SMALLEST_EXPONENT = {"f16": -14, "bf16": -126, "f32": -126, "f64": -1022}

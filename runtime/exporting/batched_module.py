@@ -72,8 +72,8 @@ class ModuleWithVmap(Module):
         yield f"vmap holds for: {', '.join(self.batched._argument_types())}."
         yield from (f"vmap of {line}" for line in self.batched._counts())
 
-    def _head(self) -> str:
-        return super()._head().replace("import os\n", "import os\nfrom functools import partial\n", 1)
+    def _head(self, body: str) -> str:
+        return super()._head(body).replace("import os\n", "import os\nfrom functools import partial\n", 1)
 
     def _helpers(self, body: str) -> list[str]:
         texts = super()._helpers(body)

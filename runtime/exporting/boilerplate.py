@@ -14,6 +14,28 @@ if __name__ == "__main__" and not torch.cuda.is_available():
 import triton
 import triton.language as tl"""
 
+ROUNDING = """# every operation rounds by itself, and subnormal numbers are no zeros
+ROUNDING = {} if os.environ.get("TRITON_INTERPRET") == "1" else {"enable_fp_fusion": False}
+if ROUNDING and not torch.version.hip:
+    ROUNDING["enable_reflect_ftz"] = False"""
+
+LIBRARY = """class StandIn:
+    \"\"\"The device library for Triton's interpreter, which has none: torch's own functions.\"\"\"
+
+    def __getattr__(self, name):
+        function = getattr(torch, "round" if name == "rint" else name)
+
+        def call(*args):
+            args = tl.broadcast(*args) if len(args) == 2 else args
+            found = function(*(torch.tensor(a.handle.data) for a in args)).numpy()
+            return tl.tensor(type(args[0].handle)(found, args[0].dtype.scalar), args[0].type)
+
+        return call
+
+
+if os.environ.get("TRITON_INTERPRET") == "1":
+    libdevice = StandIn()"""
+
 HELPERS = [
     (
         "present",

@@ -9,7 +9,7 @@ from typing import Any
 import sympy
 
 from ...ir import Value
-from ...ir.prims import BINARY, COMPARE, UNARY, Arg
+from ...ir.prims import BINARY, COMPARE, PREDICATES, UNARY, Arg
 from ...ir.types import FLOATS
 from ..reference import find_op
 from .calls import Call, in_front
@@ -48,7 +48,7 @@ def _elementwise(call: Call) -> str:
         return f'at::div({words}, "floor")'
     made = f"at::{_ATEN.get(prim, prim)}({words})"
     floats = call.value.dtype in FLOATS and {a.dtype for a in call.value.args} == {call.value.dtype}
-    settled = floats or prim in COMPARE or prim in ("isnan", "isinf")
+    settled = floats or prim in COMPARE or prim in PREDICATES
     return made if settled else f"{made}.to({kind(call.value.dtype)})"
 
 

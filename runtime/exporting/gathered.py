@@ -19,10 +19,11 @@ from ...tracer.capture import CaptureError
 from ...tracer.containers import holes
 from ...tracer.function import backward_method, method_place, parameter_names, uses_setup_context
 from ..compile import cheaper, generate, graph_of, kernels_of
+from ..config import numerics
 from ..explain import DEFAULT_TARGET, UnknownTargetError, compiler_of
 from ..function import Compiler
 from ..guards import is_float
-from ..plan import are_for_multiples, counterpart_sizes, opaque_of
+from ..plan import are_for_multiples, counterpart_sizes, named_target, opaque_of
 from ..residuals import choose
 from ..specialization import BackwardEntry, Specialization
 from ..specs import differentiable, stand_in
@@ -196,12 +197,13 @@ def part_of(
     """The steps and kernels of a graph. Raises ExportError where a method would have to run as the user wrote it."""
     derived = method == "jvp" and not compiler.writes("jvp")
     where = method_place(getattr(compiler.cls, "backward" if derived else method))
-    made = generate(graph, TARGETS[target], sizes, graph.name)
+    device = named_target(target, numerics(compiler.numerics))
+    made = generate(graph, device, sizes, graph.name)
     for step in made.steps:
         if isinstance(step, Extern) and (node := opaque_of(step.value)) is not None:
             raise apart(compiler, f"{node.name} is an opaque node in its {method}", node.where)
     kernels = {
-        at: _versions(step, first, TARGETS[target], sizes, made.names[at])
+        at: _versions(step, first, device, sizes, made.names[at])
         for at, first in made.kernels.items()
         if isinstance(step := made.steps[at], Group)
     }

@@ -269,6 +269,7 @@ class Launcher:
         arguments = [f"aligned({text})" if name in kernel.aligned else text for name, text in texts.items()]
         constants = [f"{k}={v!r}" for k, v in kernel.constants.items()]
         constants += [f"num_warps={kernel.num_warps}", f"num_stages={kernel.num_stages}"]
+        constants += [] if kernel.fast else ["**ROUNDING"]
         head = f"{kernel.name}[({self.expressions.text(kernel.grid)},)]("
         yield head
         yield from (f"    {line}" for line in folded([*arguments, *constants], WIDTH - 16))

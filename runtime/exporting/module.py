@@ -14,7 +14,7 @@ import torch
 from ...codegen import Kernel
 from ...codegen.kernel import Scalar
 from ...codegen.names import Names
-from ...codegen.prelude import helpers_in
+from ...codegen.prelude import helpers_in, libraries_in
 from ...ir.program import Place
 from ...ir.types import COMPLEX
 from ...tracer.dtypes import TO_TORCH
@@ -23,7 +23,7 @@ from ...tracer.torch_private import expression_of
 from ..cache import versions
 from ..plan import number
 from .as_written import SourceMissing, as_written
-from .boilerplate import HELPERS, IMPORTS, OWN_JVP, SELF_TEST, TRANSPOSED_JVP
+from .boilerplate import HELPERS, IMPORTS, LIBRARY, OWN_JVP, ROUNDING, SELF_TEST, TRANSPOSED_JVP
 from .expressions import Expressions
 from .gathered import ExportError, Gathered
 from .launchers import Launcher, dtype_text, snake, symbol_names
@@ -73,7 +73,7 @@ class Module:
         launchers = [launcher.text() for launcher in self.launchers]
         function = "\n".join(self._function())
         body = "\n\n\n".join([*self._kernels(), *launchers, function, self._call(), *self._self_test()])
-        return "\n\n\n".join([self._head(), *self._helpers(body), body]) + "\n"
+        return "\n\n\n".join([self._head(body), *self._helpers(body), body]) + "\n"
 
     def _helpers(self, body: str) -> list[str]:
         """The small functions that the file calls."""
@@ -83,9 +83,11 @@ class Module:
         return [text.strip("\n") for _, text in called]
 
     # ------------------------------------------------------------------ head
-    def _head(self) -> str:
-        doc = "\n".join(self._provenance())
-        return f'"""{doc}\n"""\n\n{IMPORTS}'
+    def _head(self, body: str) -> str:
+        doc, libraries = "\n".join(self._provenance()), libraries_in([body])
+        imports = "\n".join([IMPORTS, *libraries])
+        parts = [imports, *([LIBRARY] if libraries else []), *([ROUNDING] if "**ROUNDING" in body else [])]
+        return f'"""{doc}\n"""\n\n' + "\n\n\n".join(parts)
 
     def _provenance(self) -> Iterator[str]:
 

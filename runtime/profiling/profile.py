@@ -177,7 +177,8 @@ def _binaries(found: Explanation, target: str) -> dict[str, dict[str, Any]]:
 def differentiated(target_class: Any, args: Sequence[Any]) -> str:
     """Call a Function, compiled afresh, forward and backward, once without grad mode; its name."""
     known = compiler_of(_compiled(target_class))
-    fast: Any = compile_class(known.user_class, known.backend, known.fullgraph, known.dynamic, known.methods.option)
+    options = (known.backend, known.fullgraph, known.dynamic, known.methods.option)
+    fast: Any = compile_class(known.user_class, *options, numerics=known.numerics)
     compiler = compiler_of(fast)
     real = [_real(a) for a in arguments(target_class, tuple(args))]
     real = list(_following(compiler.complete(real)))

@@ -2,6 +2,7 @@
 
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
 
 
 @triton.jit
@@ -43,10 +44,10 @@ def cross_entropy(x_ptr, labels_ptr, loss_ptr, count_ptr, dx_ptr, loss_partial_p
             at = row * N + first_col
             x = tl.load(x_ptr + at + col, mask=inside, other=float("-inf"), eviction_policy="evict_last").to(tl.float32)
             higher = larger(top_lanes, x)
-            total_lanes = total_lanes * tl.exp(top_lanes - higher) + tl.exp(x - higher)
+            total_lanes = total_lanes * libdevice.exp(top_lanes - higher) + libdevice.exp(x - higher)
             top_lanes = higher
         highest = row_max(top_lanes, 0)
-        added = tl.sum(total_lanes * tl.exp(top_lanes - highest), 0)
+        added = tl.sum(total_lanes * libdevice.exp(top_lanes - highest), 0)
         top = tl.where(added == 0.0, float("-inf"), highest)
         total = tl.where(added == 0.0, float("nan"), added)
         labels = tl.load(labels_ptr + row)
@@ -58,14 +59,15 @@ def cross_entropy(x_ptr, labels_ptr, loss_ptr, count_ptr, dx_ptr, loss_partial_p
             inside = col < N - first_col
             at = row * N + first_col
             x = tl.load(x_ptr + at + col, mask=inside, other=float("-inf"), eviction_policy="evict_first").to(tl.float32)
-            exp_v = tl.exp(x - top)
-            div_v = exp_v / total
+            exp_v = libdevice.exp(x - top)
+            div_v = tl.div_rn(exp_v, total)
             dx = tl.where(first_col + col == label, div_v - 1.0, div_v)  # body.py:7  dx = torch.where(valid, torch.where(hot, p - 1, p), 0)
             tl.store(dx_ptr + at + col, tl.where(valid, dx, 0.0).to(tl.bfloat16), mask=inside)
+        loss = libdevice.log(total) + top  # body.py:5  loss = total.log() + top - x.gather(1, label)
         at = row * N + label
         x = tl.load(x_ptr + at).to(tl.float32)
-        loss = tl.where(valid, tl.log(total) + top - x, 0.0)  # body.py:5  loss = total.log() + top - x.gather(1, label)
-        loss_acc += loss
+        loss_2 = tl.where(valid, loss - x, 0.0)
+        loss_acc += loss_2
     tl.store(loss_partial_ptr + pid, loss_acc)
     tl.store(count_partial_ptr + pid, count_acc)
     group = pid // FAN

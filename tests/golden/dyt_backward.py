@@ -2,6 +2,7 @@
 
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
 
 
 @triton.jit
@@ -12,31 +13,6 @@ def last_to_arrive(counter, count):
     if last:
         tl.store(counter, 0)
     return last
-
-
-@triton.jit
-def expm1(x):
-    """exp(x) - 1 without cancellation (Kahan)."""
-    u = tl.exp(x)
-    y = tl.where(u == 1.0, x, (u - 1.0) * (x / tl.log(u)))
-    y = tl.where(u - 1.0 == -1.0, -1.0, y)
-    return tl.where(u == float("inf"), u, y)
-
-
-@triton.jit
-def tanh(x):
-    """Odd polynomial near zero (Cephes), 1 - 2 / (exp(2 |x|) + 1) elsewhere; expm1 for float64."""
-    a = tl.abs(x)
-    if x.dtype == tl.float64:
-        e = expm1(2.0 * a)
-        t = tl.where(a > 22.0, 1.0, e / (e + 2.0))
-        return tl.where(x < 0.0, -t, tl.where(x == 0.0, x, t))
-    else:
-        z = x * x
-        p = (((-5.70498872745e-3 * z + 2.06390887954e-2) * z - 5.37397155531e-2) * z + 1.33314422036e-1) * z
-        near = x + x * z * (p - 3.33332819422e-1)
-        t = 1.0 - 2.0 / (tl.exp(2.0 * a) + 1.0)
-        return tl.where(a < 0.625, near, tl.where(x < 0.0, -t, t))
 
 
 @triton.jit
@@ -61,7 +37,7 @@ def dyt_backward(g_ptr, x_ptr, alpha_ptr, w_ptr, output_ptr, output_ptr_2, outpu
         at = first_row * N + first_col
         g = tl.load(g_ptr + at + lanes, mask=inside_row & inside_col, other=0.0, eviction_policy="evict_first").to(tl.float32)
         x = tl.load(x_ptr + at + lanes, mask=inside_row & inside_col, other=0.0, eviction_policy="evict_first").to(tl.float32)
-        tanh_v = tanh(alpha * x)
+        tanh_v = libdevice.tanh(alpha * x)
         mul_v = g * w * (1.0 - tanh_v * tanh_v)
         sum_acc += tl.where(inside_row & inside_col, mul_v * x, 0.0)
         sum_acc_2 += tl.where(inside_row, g * tanh_v, 0.0)

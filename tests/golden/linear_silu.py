@@ -2,12 +2,23 @@
 
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
 
 
 @triton.jit
 def rounded(v, dtype: tl.constexpr):
     """The float32 value that `dtype` can hold."""
     return v.to(dtype).to(tl.float32)
+
+
+@triton.jit
+def sigmoid(x):
+    """1 / (1 + exp(-x)), each step rounded to nearest."""
+    below = 1.0 + libdevice.exp(x * -1.0)
+    if x.dtype == tl.float64:
+        return 1.0 / below
+    else:
+        return tl.div_rn(1.0, below)
 
 
 @triton.jit
@@ -42,4 +53,4 @@ def linear_silu(x_ptr, b_ptr, w_ptr, y_ptr, M, N, K, BLOCK_M: tl.constexpr, BLOC
     h_2 = h + b
     at_3 = first_row * N + first_col
     lanes_3 = row * N + col
-    tl.store(y_ptr + at_3 + lanes_3, (h_2 * tl.sigmoid(h_2)).to(tl.bfloat16), mask=inside_row & inside_col)  # body.py:2  return h * torch.sigmoid(h)
+    tl.store(y_ptr + at_3 + lanes_3, (h_2 * sigmoid(h_2)).to(tl.bfloat16), mask=inside_row & inside_col)  # body.py:2  return h * torch.sigmoid(h)

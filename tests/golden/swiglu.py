@@ -2,6 +2,17 @@
 
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
+
+
+@triton.jit
+def sigmoid(x):
+    """1 / (1 + exp(-x)), each step rounded to nearest."""
+    below = 1.0 + libdevice.exp(x * -1.0)
+    if x.dtype == tl.float64:
+        return 1.0 / below
+    else:
+        return tl.div_rn(1.0, below)
 
 
 @triton.jit
@@ -12,4 +23,4 @@ def swiglu(a_ptr, b_ptr, y_ptr, N, BLOCK_N: tl.constexpr):
     inside = col < N - first_col
     a = tl.load(a_ptr + first_col + col, mask=inside, other=0.0).to(tl.float32)
     b = tl.load(b_ptr + first_col + col, mask=inside, other=0.0).to(tl.float32)
-    tl.store(y_ptr + first_col + col, (a * tl.sigmoid(a) * b).to(tl.bfloat16), mask=inside)  # body.py:1  return (F.silu(a.float()) * b.float()).to(a.dtype)
+    tl.store(y_ptr + first_col + col, (a * sigmoid(a) * b).to(tl.bfloat16), mask=inside)  # body.py:1  return (F.silu(a.float()) * b.float()).to(a.dtype)

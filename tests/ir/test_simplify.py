@@ -123,7 +123,7 @@ BECOMES: list[tuple[str, Build, TensorType, list[str]]] = [
     ("0 * i", lambda x: emit("mul", x, full(0, x)), I32,
      ["%1 = full(dtype=\"i32\", shape=(M, 4), value=0) : i32[M, 4]"]),
     ("x ** 2", lambda x: emit("pow", x, full(2, x)), BF16, ["%1 = mul(%0, %0) : bf16[M, 4]"]),
-    ("x ** 0.5", lambda x: emit("pow", x, full(0.5, x)), F32, ["%1 = sqrt(%0) : f32[M, 4]"]),
+    ("x ** -1", lambda x: emit("pow", x, full(-1, x)), F32, ["%1 = reciprocal(%0) : f32[M, 4]"]),
     ("x * -1", lambda x: emit("mul", full(-1.0, x), x), F32, ["%1 = neg(%0) : f32[M, 4]"]),
     ("x + -y", lambda x: emit("add", x, emit("neg", emit("exp", x))), F32,
      ["%1 = exp(%0) : f32[M, 4]", "%2 = sub(%0, %1) : f32[M, 4]"]),

@@ -69,7 +69,7 @@ def test_bytes_of_a_kernel_that_is_known() -> None:
 def test_the_schema_of_the_dictionary() -> None:
     found = fusegrad.explain(RMSNorm, *SUITE["RMSNorm"][1]).to_dict()
     report = {"schema", "name", "target", "methods", "kernels", "launches", "bytes", "saved_bytes", "kept", "groups",
-              "cuts", "opaque", "products", "segments", "variants"}  # fmt: skip
+              "cuts", "opaque", "products", "segments", "variants", "numerics"}  # fmt: skip
     assert set(found) == report and found["schema"] == 2
     assert found["opaque"] == [] and not any(found["segments"].values())
     assert (found["name"], found["target"]) == ("RMSNorm", "cuda:90")

@@ -79,7 +79,8 @@ def test_arguments_in_order_and_constants_by_name(monkeypatch: pytest.MonkeyPatc
     run([x, y, 0], 0)
     ((grid, arguments, named),) = recorder.calls
     assert grid == (3,) and arguments[0] is x and arguments[1] is y and arguments[2] == 7
-    assert named == {"N": 50, "BLOCK": 64, "num_warps": 4, "num_stages": 1}
+    exactly = {"enable_fp_fusion": False, "enable_reflect_ftz": False}
+    assert named == {"N": 50, "BLOCK": 64, "num_warps": 4, "num_stages": 1, **exactly}
     assert devices == [torch.device("cuda:1")]
 
 

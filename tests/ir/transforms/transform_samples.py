@@ -170,7 +170,7 @@ compositions = [
 ]
 differentiable = samples + compositions
 no_tangent = [
-    *(Sample(name, (X,), prim(name)) for name in "sign floor ceil round trunc isnan isinf".split()),
+    *(Sample(name, (X,), prim(name)) for name in "sign floor ceil round trunc isnan isinf signbit".split()),
     *(Sample(name, (X, Y), prim(name)) for name in "eq ne lt le gt ge".split()),
     Sample("floordiv", (X, Y), prim("floordiv"), POSITIVE),
     Sample("argmax", (X,), prim("argmax", axis=1)),
