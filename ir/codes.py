@@ -185,6 +185,12 @@ CODES = (
         "Return the whole tensor beside its parts, or clones of the parts.",
         (r"it returns tensors that share memory",),
     ),
+    Code(
+        "FG039", "a tensor in a container that it returns requires grad, for which compile has pytree=True",
+        "In a plain function autograd follows every tensor; in a Function its arguments and results alone.",
+        "Pass tensors that require grad as arguments and return them one by one, or compile with pytree=True.",
+        (r"a tensor in a container", r"a tensor from outside requires grad", r"it writes what requires grad"),
+    ),
     # -------------------------------------------------------------- FG04x: calls within the method
     Code(
         "FG040", "it calls `Inner`, which declares is_traceable = False",

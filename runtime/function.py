@@ -170,6 +170,7 @@ class Compiler:
         key = self.node_key(specialization, self.backend_for(given))
         apply = self.node(specialization, key, given)
         kind = (specialization, key, shapes_of(given), torch.is_grad_enabled())
+        asked = None if specialization.given else asked  # what is written out returns what `apply` does
         if asked is not None and self.ready.is_due(kind) and takes("ready", specialization.name):
             from .written import write_entry
 
@@ -178,7 +179,7 @@ class Compiler:
         result = apply(*args)
         if specialization.keeper is not None:
             specialization.keeper.keep_forward(specialization)
-        return result
+        return specialization.with_given(result, args)
 
     def _watched(self, watching: Watcher, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call within a method that is captured, or recorded for that: it is the watcher's to decide."""

@@ -1,18 +1,24 @@
-"""A plain function of tensors, compiled: it becomes a Function whose backward is the derivative of its own body."""
+"""A plain function of tensors, compiled: it becomes a Function whose backward is the derivative of its own body.
+
+What autograd sees of a body is more than a Function can tell it: what it would not tell runs as written.
+"""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.autograd.function import Function
 
 from ..ir.errors import KeywordOnlyError
+from ..tracer.capture import CaptureError, is_capturing
+from ..tracer.containers import leaves
 from ..tracer.declared import DeclarationError, Option, call_place
-from ..tracer.function import as_tuple
+from ..tracer.function import as_tuple, method_place
+from .guards import is_float, is_tracked
 from .unit import vjp_of
 
 Tensor = torch.Tensor
@@ -71,6 +77,35 @@ def signature_of(fn: Callable[..., Any]) -> inspect.Signature:
         return inspect.signature(lambda *args: None)
 
 
+def watched(fn: Callable[..., Any], args: Sequence[Any]) -> Any:
+    """The body, captured in grad mode, as eager runs it: its results tell whether they need a gradient.
+
+    Raises CaptureError where something else would need one: autograd does not look into the containers of a Function.
+    """
+    untracked = [a for a in args if isinstance(a, Tensor) and not a.requires_grad]
+    captured = is_capturing()
+    with torch.set_grad_enabled(captured):
+        output = fn(*args)
+    if captured and (why := _unseen(args, output, untracked)) is not None:
+        raise CaptureError(reason=why, where=method_place(fn))
+    return output
+
+
+def _unseen(args: Sequence[Any], output: Any, untracked: Sequence[Tensor]) -> str | None:
+    """What needs a gradient where autograd would not see it; None where there is no such thing."""
+    if any(map(_holds_tracked, args)):
+        return "a tensor in a container that it is given requires grad, for which compile has pytree=True"
+    if any(map(_holds_tracked, as_tuple(output))):
+        return "a tensor in a container that it returns requires grad, for which compile has pytree=True"
+    if any(map(is_tracked, untracked)):
+        return "it writes what requires grad to an argument that does not"
+    return None
+
+
+def _holds_tracked(value: Any) -> bool:
+    return not isinstance(value, Tensor) and any(map(is_tracked, leaves(value)))
+
+
 def function_class(fn: Callable[..., Any]) -> type:
     """A setup_context-style Function around `fn`: forward is `fn`, backward its vjp, of the inputs alone.
 
@@ -78,9 +113,11 @@ def function_class(fn: Callable[..., Any]) -> type:
     """
 
     def forward(*args: Any) -> Any:
-        return fn(*args)
+        return watched(fn, args)
 
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        made = (o for o in as_tuple(output) if is_float(o) and not any(o is a for a in inputs))
+        ctx.mark_non_differentiable(*[o for o in made if not o.requires_grad])
         ctx.save_for_backward(*[a if isinstance(a, Tensor) else None for a in inputs])
         ctx.others = tuple(None if isinstance(a, Tensor) else a for a in inputs)
 

@@ -127,6 +127,8 @@ class Specialization:
         self.guard = self.current_guard()
         self.binder = Binder(fakes)
         self.lifted = [reads.tensor_path(t) for t in self.forward.trace.lifted]
+        self.is_plain = hasattr(cls, "_fusegrad_sources")
+        self.given = self._given_back() if self.is_plain else ()
         self.skip = frozenset(i for i, k in enumerate(self._kinds()) if k != "tensor")
         self.executables: dict[str, Executable] = {}
         self.nodes: dict[Any, Any] = {}  # the generated Functions and units over this specialisation
@@ -285,6 +287,24 @@ class Specialization:
             exchanged(o.value, leaf) if o.kind == "object" else next(supply) for o in self.forward.outputs
         )
         return full if self.forward.is_tuple else full[0]
+
+    def _given_back(self) -> tuple[tuple[int, int], ...]:
+        """(result, argument) of each result of a plain function that is an argument, the very object.
+
+        Raises CaptureError where a tensor requires grad that is no argument: no Function has a gradient for it.
+        """
+        if any(t.requires_grad for t in self.forward.trace.lifted):
+            raise CaptureError(reason="a tensor from outside requires grad", where=self.forward_place())
+        return tuple((i, self.slots[o.index]) for i, o in enumerate(self.forward.outputs) if o.kind == "input")
+
+    def with_given(self, result: Any, args: Sequence[Any]) -> Any:
+        """What a plain function returns: its arguments as they are, which a Function makes views of."""
+        if not self.given:
+            return result
+        full = list(as_tuple(result))
+        for i, argument in self.given:
+            full[i] = args[argument]
+        return tuple(full) if self.forward.is_tuple else full[0]
 
     def at(self, place: Place | None, inputs: Sequence[Any], outputs: Sequence[Any], hidden: Sequence[Any]) -> Any:
         """The real tensor at a place."""

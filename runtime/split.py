@@ -133,7 +133,7 @@ def run(compiler: Compiler, specialization: Specialization, args: Sequence[Any])
             _offers.tape = None
         if candidate is not specialization:
             compiler.prefer(candidate, given)
-        return result
+        return candidate.with_given(result, args)
     return _finished(compiler, args, tape)
 
 

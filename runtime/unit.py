@@ -762,4 +762,4 @@ def transformed(compiler: Compiler, args: tuple[Any, ...]) -> Any:
     visible = len(specialization.forward.tensor_outputs)
     hidden = [h.detach() for h in outputs[visible:]] if specialization.forward.returns_hidden else ()
     inputs, sizes = specialization.tensors_of(given), specialization.sizes(plain)
-    return specialization.returned(outputs[:visible], inputs, hidden, sizes)
+    return specialization.with_given(specialization.returned(outputs[:visible], inputs, hidden, sizes), args)

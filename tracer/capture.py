@@ -50,6 +50,7 @@ from .torch_private import (
     operator_name,
     transforms_active,
     without_address,
+    without_hooks,
 )
 
 capture_lock = lock_of(CAPTURE)
@@ -221,7 +222,7 @@ class Session:
         calls = Calls(self, tape)
         with (
             capture_lock, self.mode, torch.no_grad(), _symbolic_python(), watched_by(calls), _Provenance(),
-            callees_as_nodes(callees, lambda: _origin_of(user_frame())),
+            callees_as_nodes(callees, lambda: _origin_of(user_frame())), without_hooks(),
         ):  # fmt: skip
             try:
                 torch.set_autocast_cache_enabled(False)

@@ -102,6 +102,13 @@ def hooks_are_active() -> bool:
     return True if top is None else top(False) is not None
 
 
+def without_hooks() -> contextlib.AbstractContextManager[Any]:
+    """Within the block what autograd saves goes through no hooks: those are for the tensors of a call."""
+    if not hooks_are_active():
+        return contextlib.nullcontext()
+    return torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)
+
+
 # ------------------------------------------------------------------ tensors
 def unwrapped(tensor: Tensor) -> Tensor:
     """The tensor behind all functorch wrappers."""

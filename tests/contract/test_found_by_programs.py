@@ -101,3 +101,69 @@ def test_what_a_backward_that_writes_in_place_does_not_read_stays_without_a_grad
     assert all(g.requires_grad for g in first)
     second = torch.autograd.grad(sum(g.sum() for g in first), (x, y, z), allow_unused=True)
     assert second[:2] == (None, None) and second[2] is not None
+
+
+# ------------------------------------------------------------------ what autograd sees of a plain function
+def flags(result):
+    return torch.utils._pytree.tree_map(lambda t: t.requires_grad, result)
+
+
+@both
+def test_an_argument_that_a_plain_function_returns_is_that_object(backend) -> None:
+    fast = fusegrad.compile(lambda x, y: (x * 2, y.flatten(), x), backend=backend)
+    for grad in (True, False):
+        x, y = torch.randn(3, requires_grad=grad), torch.randn(3)
+        for _ in range(5):
+            made, second, third = fast(x, y)
+            assert second is y and third is x and made is not x
+    again = torch.func.grad(lambda x: (fast(x, y)[0] * fast(x, y)[2]).sum())(x)
+    torch.testing.assert_close(again, 4 * x)
+    itself = fusegrad.compile(lambda x: x, backend=backend)
+    assert itself(x) is x
+
+
+def constant_parts(x):
+    with torch.no_grad():
+        scale = x.abs().amax()
+    return x / scale, scale, x.detach() * 2, (x > 0).float(), x.round()
+
+
+@both
+def test_a_result_without_a_way_back_needs_no_gradient(backend) -> None:
+    fast = fusegrad.compile(constant_parts, backend=backend)
+    x = torch.randn(3, requires_grad=True)
+    assert flags(fast(x)) == flags(constant_parts(x)) == (True, False, False, False, True)
+    same(constant_parts, "backward", "f32[3]", backend=backend)
+
+
+WEIGHT = torch.nn.Parameter(torch.ones(3))
+UNSEEN = {
+    "given in a list": (lambda xs: xs[0] * 2, lambda x: ([x],), "it is given requires grad"),
+    "returned in a dict": (lambda x: {"y": x * 2}, lambda x: (x,), "it returns requires grad"),
+    "a parameter": (lambda x: x * WEIGHT, lambda x: (x,), "from outside requires grad"),
+    "written to a buffer": (lambda x, b: b.copy_(x) * 2, lambda x: (x, torch.zeros(3)), "it writes what requires"),
+}
+
+
+@pytest.mark.parametrize("name", UNSEEN)
+def test_what_autograd_would_not_see_of_a_plain_function_runs_as_written(name) -> None:
+    function, arguments, why = UNSEEN[name]
+    fast, x = fusegrad.compile(function), torch.randn(3, requires_grad=True)
+    with pytest.warns(fusegrad.FallbackWarning, match=why):
+        found = fast(*arguments(x))
+    assert flags(found) == flags(function(*arguments(x))) and fast._fusegrad.records["forward"].code == "FG039"
+    found = fast(*arguments(x))
+    (found["y"] if isinstance(found, dict) else found).sum().backward()
+    assert x.grad is not None
+
+
+def test_a_leaf_that_a_plain_function_writes_to_is_refused_as_in_eager() -> None:
+    fast = fusegrad.compile(lambda x: x.mul_(2))
+    with pytest.raises(RuntimeError, match="leaf Variable that requires grad"):
+        fast(torch.ones(3, requires_grad=True))
+    x = torch.ones(3)
+    assert fast(x) is x and x.tolist() == [2.0] * 3
+
+
+def test_a_first_call_within_a_checkpoint() -> None:
+    same(lambda x, y: (x * y).sin(), "checkpoint", "f32[3]", "f32[3]")
