@@ -134,7 +134,8 @@ class Specialization:
         self.nodes: dict[Any, Any] = {}  # the generated Functions and units over this specialisation
         self.written = written_placeholders(self.forward.trace.graph_module, len(fakes))
         self.opaque = self.forward.trace.opaque
-        self.symbols = {*self.binder.sources, *(s for node in self.opaque for s in node.hints)}
+        told = [*self.binder.sources, *(s for node in self.opaque for s in node.hints)]
+        self.symbols = dict.fromkeys(told).keys()  # in this order in every process, as the order of a set is not
         if self.opaque and self.writes_inputs:
             raise split.not_in_place(self.opaque[0])
         self.under_autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
