@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -135,7 +136,7 @@ class Specialization:
         self.written = written_placeholders(self.forward.trace.graph_module, len(fakes))
         self.opaque = self.forward.trace.opaque
         told = [*self.binder.sources, *(s for node in self.opaque for s in node.hints)]
-        self.symbols = dict.fromkeys(told).keys()  # in this order in every process, as the order of a set is not
+        self.symbols: AbstractSet[sympy.Symbol] = dict.fromkeys(told).keys()  # in this order in every process
         if self.opaque and self.writes_inputs:
             raise split.not_in_place(self.opaque[0])
         self.under_autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")

@@ -103,6 +103,14 @@ def test_what_a_backward_that_writes_in_place_does_not_read_stays_without_a_grad
     assert second[:2] == (None, None) and second[2] is not None
 
 
+def test_the_angle_of_constants() -> None:
+    def angles(x):
+        return torch.atan2(x.new_zeros(x.shape), x) + torch.atan2(x, -x.new_zeros(1))
+
+    x = torch.tensor([-2.0, -0.0, 0.0, 3.0])
+    torch.testing.assert_close(fusegrad.compile(angles, backend="interpret")(x), angles(x))
+
+
 # ------------------------------------------------------------------ what autograd sees of a plain function
 def flags(result):
     return torch.utils._pytree.tree_map(lambda t: t.requires_grad, result)
