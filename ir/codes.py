@@ -130,6 +130,12 @@ CODES = (
         "Use a local variable in backward.",
         (r"it changes what is on", r"backward changes `ctx\."),
     ),
+    Code(
+        "FG025", "it draws random numbers (`aten.native_dropout.default`), which its derived backward would draw anew",
+        "The backward of a plain function runs its body again; its gradient has to belong to the numbers drawn.",
+        "Draw outside and pass the numbers, use fusegrad.random, or write a Function that saves the mask.",
+        (r"it draws random numbers",),
+    ),
     # -------------------------------------------------------------- FG03x: arguments, results and what is kept
     Code(
         "FG030", "an argument is a tensor subclass or not strided",

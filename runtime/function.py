@@ -47,6 +47,7 @@ from ..tracer.torch_private import (
 from . import logs, split
 from .config import backend_name, valid_backend, valid_numerics, warns, with_numerics
 from .derived import require_transposable, valid_derive_jvp, why_no_backward, with_derived_backward
+from .draws import require_none as require_no_draws
 from .guards import argument_fact, exact_key, global_state, is_plain, is_tracked, unseen_state
 from .interop import CompiledMeta, applied, fits_a_graph, with_opaque_backward
 from .node import make_node
@@ -416,6 +417,7 @@ class Compiler:
         """forward traced, compared with the user's own, and prepared."""
         replay = tape.again() if tape is not None else None
         specialization = Specialization(self.cls, args, self.reads_now(), self.dynamic, self.report, replay)
+        require_no_draws(specialization)
         self.compare(specialization, args, tape)
         specialization.executable(self.backend_for(args))
         return specialization

@@ -1,0 +1,46 @@
+"""Random numbers in a plain function: its derived backward runs the body again, and would draw other ones.
+
+A Function class says itself what its backward reads; `fusegrad.random` draws the same numbers from the same seed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import torch
+from torch.fx import Node
+
+from ..tracer.capture import CaptureError
+
+if TYPE_CHECKING:
+    from .specialization import Specialization
+
+
+def require_none(specialization: Specialization) -> None:
+    """Raise CaptureError where a plain function draws random numbers, by itself or in a Function that it calls."""
+    if not hasattr(specialization.cls, "_fusegrad_sources"):
+        return
+    nodes = specialization.forward.trace.graph_module.graph.nodes
+    if (node := _first_draw(nodes)) is None and any(map(_is_call, nodes)):
+        node = _first_draw(_of_backward(specialization))
+    if node is not None:
+        _, where, _ = node.meta.get("fusegrad_origin") or (None, specialization.forward_place(), None)
+        reason = f"it draws random numbers (`{node.target}`), which its derived backward would draw anew"
+        raise CaptureError(reason=reason, where=where)
+
+
+def _of_backward(specialization: Specialization) -> Iterable[Node]:
+    """The nodes of the commonest backward, in which autograd has followed the calls."""
+    try:
+        return specialization.entry(specialization.predicted_kinds()).trace.graph_module.graph.nodes
+    except CaptureError:
+        return ()
+
+
+def _first_draw(nodes: Iterable[Node]) -> Node | None:
+    return next((n for n in nodes if torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ())), None)
+
+
+def _is_call(node: Node) -> bool:
+    return node.op == "call_function" and not isinstance(node.target, torch._ops.OpOverload)

@@ -1,0 +1,80 @@
+"""The gradient of a plain function that draws random numbers belongs to the numbers of its result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.autograd import Function
+
+import fusegrad
+from fusegrad import explain
+
+Tensor = torch.Tensor
+
+
+def scaled(x: Tensor) -> Tensor:
+    return x * torch.rand(())
+
+
+def dropped(x: Tensor) -> Tensor:
+    return F.dropout(x, 0.5) * 2
+
+
+def noisy(x: Tensor) -> Tensor:
+    return x * torch.empty_like(x).normal_()
+
+
+class Dropped(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        mask = (torch.rand_like(x) > 0.5) * 2.0
+        ctx.save_for_backward(mask)
+        return x * mask
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        (mask,) = ctx.saved_tensors
+        return g * mask
+
+
+def calling(x: Tensor) -> Tensor:
+    return Dropped.apply(x * 3)
+
+
+@pytest.mark.filterwarnings("ignore::fusegrad.FallbackWarning")
+@pytest.mark.parametrize("fn", [scaled, dropped, noisy, calling])
+def test_gradients_belong_to_the_result(fn: Callable[[Tensor], Tensor]) -> None:
+    fast = fusegrad.compile(fn, backend="reference")
+    for again in range(2):
+        found = []
+        for call in (fast, fn):
+            x = torch.linspace(1, 2, 16).requires_grad_()
+            torch.manual_seed(again)
+            y = call(x)
+            (g,) = torch.autograd.grad(y.sum(), x)
+            torch.testing.assert_close(g * x, y)  # each is linear
+            found += [y.detach()]
+        assert torch.equal(*found)
+    assert "draws random numbers" in str(explain(fast, torch.ones(16)))
+
+
+@pytest.mark.filterwarnings("ignore::fusegrad.FallbackWarning")
+def test_forward_mode_and_vjp_too() -> None:
+    x = torch.linspace(1, 2, 16)
+    fast = fusegrad.compile(dropped, backend="reference")
+    y, t = torch.func.jvp(fast, (x,), (x,))
+    torch.testing.assert_close(t, y)
+    y, pull = torch.func.vjp(fast, x)
+    torch.testing.assert_close(pull(torch.ones(16))[0] * x, y)
+
+
+def test_a_class_that_saves_its_mask_is_compiled() -> None:
+    fast = fusegrad.compile(Dropped, backend="reference")
+    x = torch.linspace(1, 2, 16).requires_grad_()
+    y = fast.apply(x)
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0] * x, y)
+    assert "as written" not in str(explain(fast, torch.ones(16)))
