@@ -91,11 +91,12 @@ class Kernels:
 
 @dataclass(frozen=True)
 class Leaning:
-    """How far a schedule departs from its own choice: lanes and warps in powers of two, stages of loops in ones."""
+    """How far a schedule departs from its own choice: lanes, warps, elements held in powers of two, stages in ones."""
 
     lanes: int = 0
     warps: int = 0
     stages: int = 0
+    held: int = 0
 
 
 @dataclass(frozen=True)

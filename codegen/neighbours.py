@@ -6,7 +6,7 @@ matter; one that emits what is there already is none.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from .kernel import Kernel, Kernels, Leaning, Target
@@ -20,6 +20,23 @@ LEANINGS = {
     "fewer warps": Leaning(warps=-1),
     "fewer loads in flight": Leaning(stages=-1),
 }
+
+LEANER = {
+    "fewer loads in flight": Leaning(stages=-1),
+    "narrower blocks": Leaning(lanes=-1, stages=-1),
+    "narrow blocks, rows in pieces": Leaning(lanes=-2, stages=-2, held=-8),
+}
+"""Versions that need less shared memory and fewer registers, for a device that refused the scheduled one."""
+
+
+def leaner(own: Kernels, target: Target, emitted: Callable[[Target], Kernels]) -> Iterator[tuple[str, Kernels]]:
+    """Versions that differ from the refused one and from each other, each emitted when it is asked for."""
+    seen = {_form(own)}
+    for name, leaning in LEANER.items():
+        made = emitted(replace(target, leaning=leaning))
+        if (form := _form(made)) not in seen:
+            seen.add(form)
+            yield name, made
 
 
 def candidates(own: Kernels, target: Target, emitted: Callable[[Target], Kernels], most: int) -> dict[str, Kernels]:

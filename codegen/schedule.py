@@ -79,14 +79,16 @@ class Budget:
 
     @staticmethod
     def of(target: Target) -> Budget:
+        leaning = target.leaning
         if target.kind == "interpret":
-            held = max(16, target.shared * 8)
-            chunk = max(16, min(1 << 15, held // 2))
+            held = max(16, int(target.shared * 8 * 2.0**leaning.held))
+            chunk = 1 << max(4, min(15, (held // 2).bit_length() - 1))
             lanes = min(1 << 16, held)
             return Budget(held, lanes, chunk, target.units, target.units, 1, 1, 1.0, 1, 128, target.packed)
-        lanes, chunk = (max(256, int(n * 2.0**target.leaning.lanes)) for n in (2048, 4096))
-        units = target.units
-        return Budget(48 << 10, lanes, chunk, units, units // 2, 4, 1 << 14, PARTIALS, 12, 1024, target.packed)
+        lanes, chunk = (max(256, int(n * 2.0**leaning.lanes)) for n in (2048, 4096))
+        units, packed = target.units, target.packed if leaning.held >= 0 else 0
+        held = int((48 << 10) * 2.0**leaning.held)
+        return Budget(held, lanes, chunk, units, units // 2, 4, 1 << 14, PARTIALS, 12, 1024, packed)
 
 
 @dataclass(frozen=True)

@@ -282,6 +282,18 @@ CODES = (
         (r"an operation runs between the kernels", r"cannot generate code for"),
     ),
     Code(
+        "FG102", "Softmax_forward runs with narrower blocks: OutOfResources: out of resource: shared memory",
+        "The device refused to start the kernels, and started a version that needs less of what it lacks.",
+        "Nothing; where the call matters, report device and versions: the schedule asked for too much.",
+        (r".* runs with [a-z, ]+: ",),
+    ),
+    Code(
+        "FG103", "Softmax_forward ran operation by operation: OutOfMemoryError: CUDA out of memory",
+        "There was no memory for the kernels' results or workspace; this call went through torch, the next may not.",
+        "Free memory, or make the batch smaller: a call through torch needs more memory and time.",
+        (r".* ran operation by operation",),
+    ),
+    Code(
         "FG110", "cut: a matrix product is a library call",
         "Products whose arithmetic takes longer than their bytes go to cuBLAS or rocBLAS; what is before and behind "
         "becomes kernels of its own.",

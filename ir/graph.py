@@ -17,6 +17,7 @@ import networkx as nx
 from .errors import InvalidGraphError
 from .infer import infer
 from .prims import PRIMS
+from .printable import printable
 from .switches import is_on
 from .types import Size, TensorType, contiguous_strides
 
@@ -29,6 +30,12 @@ class Origin:
     op: str | None = None
     where: str | None = None
     line: str | None = None
+
+    def __post_init__(self) -> None:
+        """Both are written into comments of emitted text."""
+        for field in ("where", "line"):
+            if not ((text := getattr(self, field)) or "").isprintable():
+                object.__setattr__(self, field, printable(text))
 
 
 class Value:

@@ -341,7 +341,13 @@ def _methods(compiler: Compiler) -> dict[str, Record]:
     }
     usable = bool(compiler.known)  # for some arguments at least forward is compiled
     known = {n: r for n, r in compiler.records.items() if r.status == "opaque" and not (n == "forward" and usable)}
-    return _beside_opaque_ones(compiler, found | opaque | known)
+    return _beside_opaque_ones(compiler, _at_run_time(compiler, found) | opaque | known)
+
+
+def _at_run_time(compiler: Compiler, methods: dict[str, Record]) -> dict[str, Record]:
+    """With what calls found out: kernels that were refused, operations that run between others."""
+    told = {n: r for n, r in compiler.records.items() if r.status == "compiled" and r.reason is not None}
+    return methods | {n: r for n, r in told.items() if methods.get(n, Record("")).status == "compiled"}
 
 
 def _backward(compiler: Compiler) -> Record:

@@ -138,12 +138,28 @@ class _Steps:
     def _group(self, step: Group, runner: GroupRunner) -> None:
         ready = runner.prepared[self.sizes.key]
         inputs = [self._fitting(v, own) for v, own in zip(step.inputs, step.graph.inputs, strict=True)]
-        outputs = [self._memory("out", spec) for spec in ready.outputs]
-        memory = {"input": inputs, "output": outputs, "temporary": [self._memory("temp", t) for t in ready.temporaries]}
-        for launch in ready.launches:
-            self._launch(runner, launch, memory)
+        first = len(self.text.lines)
+        with self.text.block("try:"):
+            outputs = [self._memory("out", spec) for spec in ready.outputs]
+            temporaries = [self._memory("temp", spec) for spec in ready.temporaries]
+            memory = {"input": inputs, "output": outputs, "temporary": temporaries}
+            for launch in ready.launches:
+                self._launch(runner, launch, memory)
+            self.text.add("pass")
+        self._recovered(runner, inputs, outputs, self.text.assigned(first))
         self.memory.update({v.id: name for v, name in zip(step.outputs, outputs, strict=True)})
         self.fresh.update(outputs)
+
+    def _recovered(
+        self, runner: GroupRunner, inputs: Sequence[str], outputs: Sequence[str], taken: Sequence[str]
+    ) -> None:
+        """Kernels that were refused, or found no memory: what they took is given back, and the group runs otherwise."""
+        recovered = partial(_recover, runner, self.sizes)
+        with self.text.block("except Exception as error:"):
+            if taken:
+                self.text.add(" = ".join(taken) + " = None")
+            results = f"{self.text.constant(recovered, 'recovered')}(error, ({row(inputs)}))"
+            self.text.add(f"{row(outputs)}= {results}" if outputs else results)
 
     def _fitting(self, value: Value, own: Value) -> str:
         """A kernel's input in the layout that it was generated for: what an operation returned is looked at."""
@@ -193,6 +209,10 @@ Layout = tuple[tuple[int, ...], tuple[int, ...]]
 
 def _called(value: Value, sizes: BoundSizes, *operands: Any) -> Any:
     return reference.call_node(value, operands, sizes)
+
+
+def _recover(runner: GroupRunner, sizes: BoundSizes, error: Exception, inputs: Sequence[Tensor]) -> list[Tensor]:
+    return runner.recovered(error, inputs, sizes, sizes.key)
 
 
 def _fitted(own: Value, sizes: BoundSizes, tensor: Tensor) -> Tensor:

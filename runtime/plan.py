@@ -12,7 +12,7 @@ import sympy
 import torch
 
 from ..codegen import TARGETS, Buffer, Kernel, Kernels, Pointer, Ref, Scalar, Target
-from ..codegen.neighbours import candidates
+from ..codegen.neighbours import candidates, leaner
 from ..ir import Graph, Value
 from ..ir.errors import InternalError, LoweringError, Unfusible, UnsupportedBackendError
 from ..ir.once import once
@@ -37,6 +37,7 @@ from .counted import remember
 from .counters import Counters
 from .faults import prepared
 from .into import product_into, room_for
+from .refusals import Refusal, refusal
 from .replay import straight
 from .stats import count
 
@@ -185,10 +186,48 @@ class GroupRunner:
                 ready = self.prepared[key] = self._settled(ready, inputs, sizes)
             return self.between(inputs, sizes) if ready.called else self._launched(ready, inputs)
         except Exception as error:
-            if not type(error).__module__.startswith("triton."):
+            refused = refusal(error)
+            if refused is None:
                 raise
-            self._give_up(error)  # Triton refused before anything was launched: too many resources, or no compilation
+        return self._otherwise(refused, ready, inputs, sizes, key)  # the error, and the memory that it held, are gone
+
+    def recovered(self, error: Exception, inputs: Sequence[Tensor], sizes: Sizes, key: tuple[int, ...]) -> list[Tensor]:
+        """The group's results after an error of its kernels, another way; raises it again where there is none."""
+        refused = refusal(error)
+        if refused is None:
+            raise error
+        ready = self.prepared.get(key)
+        if self.one_by_one or ready is None:
             return self._through_torch(inputs, sizes)
+        return self._otherwise(refused, ready, inputs, sizes, key)
+
+    def _otherwise(
+        self, refused: Refusal, ready: Prepared, inputs: Sequence[Tensor], sizes: Sizes, key: tuple[int, ...]
+    ) -> list[Tensor]:
+        """By kernels that need less, else operation by operation: for this call where memory lacked, else for good.
+
+        Running again is safe: a group writes to memory of its own alone, and counters are left at zero or untouched.
+        """
+        if refused.lacks == "memory":
+            self.report(f"{self.name} ran operation by operation: {refused.reason}")
+            return self._through_torch(inputs, sizes)
+        for name, kernels in leaner(ready.kernels, self.target, partial(self._emitted, sizes)):
+            variant = self.ready(kernels)
+            if not variant.admits(sizes):
+                continue
+            other = self._made(variant, sizes)
+            try:
+                results = self._launched(other, inputs)
+            except Exception as error:
+                if refusal(error) is None:
+                    raise
+                continue
+            other.settled, self.prepared[key] = True, other
+            self.variants.insert(0, variant)
+            self.report(f"{self.name} runs with {name}: {refused.reason}")
+            return results
+        self._give_up(refused.reason)
+        return self._through_torch(inputs, sizes)
 
     def is_launched(self, key: tuple[int, ...]) -> bool:
         """Whether at these sizes it is launches of kernels, and nothing else."""
@@ -259,14 +298,14 @@ class GroupRunner:
                 build = partial(self._prepare, sizes, key)
                 found = prepared(build, self.report, f"{self.name} {OPERATION_BY_OPERATION}")
         except Unfusible as error:
-            self._give_up(error)
+            self._give_up(str(error))
             return None
         self.one_by_one = found is None
         return found
 
-    def _give_up(self, error: Exception) -> None:
+    def _give_up(self, why: str) -> None:
         self.one_by_one = True
-        self.report(f"{self.name} {OPERATION_BY_OPERATION}: {error}")
+        self.report(f"{self.name} {OPERATION_BY_OPERATION}: {why}")
 
     def _through_torch(self, inputs: Sequence[Tensor], sizes: Sizes) -> list[Tensor]:
         graph = self.group.graph

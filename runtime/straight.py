@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import linecache
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import CodeType
@@ -42,6 +43,11 @@ class Straight:
         name = self.name(hint)
         self.add(f"{name} = {expression}")
         return name
+
+    def assigned(self, first: int) -> list[str]:
+        """The names that the lines from `first` on let be something."""
+        found = (re.match(r"\s*(\w+) = ", line) for line in self.lines[first:])
+        return list(dict.fromkeys(match[1] for match in found if match))
 
     def constant(self, value: Any, hint: str = "constant") -> str:
         """The name of an object; one object has one name."""

@@ -121,7 +121,7 @@ class _Walk:
         try:
             with open(filename, "rb") as file:
                 self.parts.append(f"{filename} {hashlib.sha256(file.read()).hexdigest()}")
-        except OSError:
+        except (OSError, ValueError):  # a name that no file can have is a ValueError
             raise NotKeyed(f"the source of `{path}` is in no file") from None
 
     def _cells(self, path: str, function: types.FunctionType) -> None:

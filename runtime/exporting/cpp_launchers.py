@@ -13,6 +13,7 @@ from ...codegen.names import Names
 from ...ir import Value
 from ...ir.once import once
 from ...ir.passes.fuse import Group
+from ...ir.printable import in_line_comment
 from ...ir.types import contiguous_strides
 from .calls import Call
 from .cpp_calls import call_text, is_several, kind, options
@@ -95,7 +96,7 @@ class CppLauncher(Launcher):
 
     def _function(self, suffix: str, lines: Sequence[str], said: str) -> str:
         head = f"{self.result} {self.function}_{suffix}({self.parameters}) {{"
-        comment = [f"// {line.strip()}" for line in said.splitlines() if line.strip()]
+        comment = [f"// {in_line_comment(line.strip())}" for line in said.splitlines() if line.strip()]
         return "\n".join([*comment, head, *(f"  {line}" for line in lines), "}"])
 
     def _body(self) -> Iterator[str]:

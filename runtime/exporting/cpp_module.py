@@ -15,6 +15,7 @@ import torch
 
 from ...codegen import Kernel, Kernels
 from ...codegen.names import Names
+from ...ir.printable import in_line_comment
 from ...ir.program import Place
 from ...tracer.function import method_place
 from ..bundling.archive import write_file
@@ -24,7 +25,7 @@ from ..workers import Binary, compile_for
 from .cpp_boilerplate import COUNTERS, DRIVER, HELPERS
 from .cpp_calls import literal
 from .cpp_launchers import WORDS, CppLauncher, function_name
-from .gathered import ExportError, Gathered, gathered
+from .gathered import ExportError, Gathered, gathered, require_nameable
 from .launchers import folded, symbol_names
 
 TYPES = {float: ("double", "float"), int: ("int64_t", "int"), bool: ("bool", "bool"), str: ("std::string", "str")}
@@ -68,6 +69,8 @@ class Pair:
         return ExportError(function=self.found.name, reason=reason, where=place, fix=fix)
 
     def _require_plain(self) -> None:
+        require_nameable(self.found.compiler, [self.found.name], WORDS, ascii_only=True)
+        require_nameable(self.found.compiler, self._asked(), (), ascii_only=True)
         forward = self.found.specialization.forward
         if not self.found.target.startswith("cuda:"):
             reason = f"C++ launches through the CUDA driver, not on {self.found.target}"
@@ -123,7 +126,7 @@ class Pair:
 
     def _header(self) -> Iterator[str]:
         name = self.found.name
-        yield from (f"// {line}".rstrip() for line in self._provenance())
+        yield from (f"// {in_line_comment(line)}".rstrip() for line in self._provenance())
         yield from ("#pragma once", "", "#include <torch/csrc/autograd/custom_function.h>", "")
         yield from ("#include <string>", "#include <tuple>", "", f"namespace {self.function} {{", "")
         yield f"struct {name} : public {FULL}::Function<{name}> {{"

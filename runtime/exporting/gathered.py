@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import keyword
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -247,6 +248,15 @@ def apart(compiler: Compiler, reason: str, where: str | None = None) -> ExportEr
         function=compiler.cls.__name__, reason=reason, where=place,
         fix="use the class through fusegrad, or change what the reason names.",
     )  # fmt: skip
+
+
+def require_nameable(compiler: Compiler, names: Iterable[str], taken: Container[str], ascii_only: bool = False) -> None:
+    """Raise ExportError unless a file can call the class and its arguments by their names."""
+    for name in names:
+        if not name.isidentifier() or keyword.iskeyword(name) or (ascii_only and not name.isascii()):
+            raise apart(compiler, f"{name!a} is no name that the file can hold")
+        if name in taken:
+            raise apart(compiler, f"{name!r} is a name that the file has for something else")
 
 
 def refused(compiler: Compiler, error: CaptureError) -> ExportError:

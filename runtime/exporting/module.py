@@ -15,6 +15,7 @@ from ...codegen import Kernel
 from ...codegen.kernel import Scalar
 from ...codegen.names import Names
 from ...codegen.prelude import helpers_in, libraries_in
+from ...ir.printable import in_docstring, printable
 from ...ir.program import Place
 from ...ir.types import COMPLEX
 from ...tracer.dtypes import TO_TORCH
@@ -25,11 +26,15 @@ from ..plan import number
 from .as_written import SourceMissing, as_written
 from .boilerplate import HELPERS, IMPORTS, LIBRARY, OWN_JVP, ROUNDING, SELF_TEST, TRANSPOSED_JVP
 from .expressions import Expressions
-from .gathered import ExportError, Gathered
+from .gathered import ExportError, Gathered, require_nameable
 from .launchers import Launcher, dtype_text, snake, symbol_names
 from .tangents import moving, output_moves
 from .tidy import tidy
 
+OWNED = {"torch", "triton", "tl", "os", *(name for name, _ in HELPERS)}
+"""What the file has names for already."""
+_PLAIN = re.compile(r"[\w.+ -]*", re.ASCII)
+"""Values that an f-string shows as they are."""
 CONSTANTS = (int, float, bool, str, type(None), torch.dtype)
 
 
@@ -53,6 +58,7 @@ class Module:
 
     def __init__(self, found: Gathered) -> None:
         self.found = found
+        require_nameable(found.compiler, (found.name, *found.names), OWNED)
         self.symbols = self._symbols(Names(["torch", "triton", "tl", *found.names]))
         self.expressions = Expressions(self.symbols)
         self.forward = Launcher(found, found.forward, self.symbols, checked=True)
@@ -84,7 +90,7 @@ class Module:
 
     # ------------------------------------------------------------------ head
     def _head(self, body: str) -> str:
-        doc, libraries = "\n".join(self._provenance()), libraries_in([body])
+        doc, libraries = in_docstring("\n".join(self._provenance())), libraries_in([body])
         imports = "\n".join([IMPORTS, *libraries])
         parts = [imports, *([LIBRARY] if libraries else []), *([ROUNDING] if "**ROUNDING" in body else [])]
         return f'"""{doc}\n"""\n\n' + "\n\n\n".join(parts)
@@ -237,7 +243,9 @@ class Module:
                     where=method_place(self.found.cls.forward), fix="give numbers, strings, dtypes or None.",  # type: ignore[attr-defined]
                 )  # fmt: skip
             yield f"if {name} != {_constant(value)}:"
-            yield f'    raise ValueError(f"{snake(self.found.name)} was exported for {name} = {value}, not {{{name}}}")'
+            said = f"{snake(self.found.name)} was exported for {name} = {value}, not "
+            whole = f'f"{said}{{{name}}}"' if _PLAIN.fullmatch(str(value)) else f"{said!r} + repr({name})"
+            yield f"    raise ValueError({whole})"
 
     def _setup_context(self) -> Iterator[str]:
         lines = [*self._marks(), *self._kept()]
@@ -401,7 +409,7 @@ class Module:
         name = snake(self.found.name)
         return "\n".join([
             f"def {name}({self._parameters()}):",
-            f'    """{self.found.name}.apply by name. {"; ".join(self._argument_types())}"""',
+            f'    """{self.found.name}.apply by name. {in_docstring("; ".join(self._argument_types()))}"""',
             f"    return {self.found.name}.apply({self._signature()})",
         ])  # fmt: skip
 
@@ -416,7 +424,7 @@ class Module:
         try:
             eager = as_written(self.found.cls, f"{self.found.name}AsWritten")
         except SourceMissing as why:
-            return [f"# No self-test against the class as it was written: {why}."]
+            return [f"# No self-test against the class as it was written: {printable(str(why))}."]
         return [f"# ---- The class as it was written; the test below compares with it.\n{eager}", self._main()]
 
     def _main(self) -> str:
@@ -481,7 +489,7 @@ def _constant(value: Any) -> str:
 
 
 def _docstring(text: str) -> Iterator[str]:
-    lines = text.replace('"""', "'''").replace("\\", "\\\\").splitlines()
+    lines = in_docstring(text).split("\n")
     yield f'"""{lines[0]}' + ('"""' if len(lines) == 1 else "")
     yield from lines[1:]
     if len(lines) > 1:

@@ -1,0 +1,56 @@
+"""Why a group's kernels did not run, where another way is left: resources that a device lacks, memory, a compiler.
+
+An error that may have written something (an illegal address) is none of these: it goes to the caller.
+"""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass
+
+import torch
+
+LACKS_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory")
+LACKS_RESOURCES = (
+    "invalid argument", "invalid configuration", "too many resources", "out of resources", "invalid device function",
+    "no kernel image", "invalid image", "image is invalid", "not supported", "jit compiler not found", "invalid ptx",
+)  # fmt: skip
+"""What the driver says, by `Triton Error [...]`, of a kernel that it did not start."""
+LACKS_A_COMPILER = ("failed to find c compiler", "ptxas", "gcc", "ld.lld")
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """`lacks`: "memory", which the next call may find, or "resources", which these kernels never will."""
+
+    lacks: str
+    reason: str
+
+
+def refusal(error: BaseException) -> Refusal | None:
+    """What an error of an allocation or of a launch says of it; None where nothing else may be tried.
+
+    The frames that the error came through are cleared then: they hold what the launch was given.
+    """
+    found = _read(error)
+    if found is not None:
+        traceback.clear_frames(error.__traceback__)
+    return found
+
+
+def _read(error: BaseException) -> Refusal | None:
+    said = str(error).strip()
+    first, lower = (said.splitlines() or [""])[0], said.lower()
+    reason = f"{type(error).__name__}: {first}" if first else type(error).__name__
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return Refusal("memory", reason)
+    if type(error).__module__.startswith("triton."):  # before anything was launched: a compilation, shared memory
+        return Refusal("resources", reason)
+    if isinstance(error, OSError):  # of the compiler's own files: a full disk, no file left to be opened
+        return Refusal("resources", reason)
+    if not isinstance(error, RuntimeError):
+        return None
+    if any(words in lower for words in LACKS_MEMORY):
+        return Refusal("memory", reason)
+    started = LACKS_RESOURCES if lower.startswith("triton error") else LACKS_A_COMPILER
+    return Refusal("resources", reason) if any(words in lower for words in started) else None
