@@ -5,6 +5,7 @@ fusegrad.explain(Fast, *args)     what it becomes: kernels, launches, bytes, and
 fusegrad.export(Fast, *args, path="fast.py")   what it became: a Triton module without fusegrad, graphs, pictures
 fusegrad.load("fast.zip")         the Function class of a bundle that export wrote; nothing in it is executed
 fusegrad.check(Fast, *args)       whether it is what you wrote, over transforms, dtypes, layouts and sizes
+fusegrad.bisect(Fast, *args)      which step of the compiler makes the difference, where there is one
 fusegrad.profile(Fast, *args)     how long it takes here, beside eager, and what a GPU would need at least
 fusegrad.stats()                  counters of this process
 fusegrad.config.patch(...)        settings for a block of code
@@ -12,6 +13,7 @@ fusegrad.config.patch(...)        settings for a block of code
 
 from .ir.errors import FusegradError, NotTraceableError
 from .runtime import config, random
+from .runtime.bisecting.search import bisect
 from .runtime.bundling.archive import BundleError
 from .runtime.bundling.load import load
 from .runtime.checking.trial import CheckError, check
@@ -27,6 +29,7 @@ __all__ = [
     "FallbackWarning",
     "FusegradError",
     "NotTraceableError",
+    "bisect",
     "check",
     "compile",
     "config",

@@ -16,6 +16,7 @@ from typing import Any, NoReturn, Protocol
 
 from .ir.errors import FusegradError
 from .runtime import demo
+from .runtime.bisecting import command as bisect_command
 from .runtime.checking import command as check_command
 from .runtime.commands import bench, doctor, failure, stored, tuning
 from .runtime.commands import explain as explain_command
@@ -37,8 +38,9 @@ class Command(Protocol):
 
 
 COMMANDS: dict[str, Command] = {
-    "demo": demo, "explain": explain_command, "check": check_command, "export": export_command,
-    "profile": profile_command, "bench": bench, "tune": tuning, "cache": stored, "doctor": doctor,
+    "demo": demo, "explain": explain_command, "check": check_command, "bisect": bisect_command,
+    "export": export_command, "profile": profile_command, "bench": bench, "tune": tuning, "cache": stored,
+    "doctor": doctor,
 }  # fmt: skip
 
 

@@ -16,12 +16,13 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import sympy
 
 from .errors import InvalidGraphError
 from .graph import Graph, Value, building, emit, provenance
+from .switches import allowed
 from .types import Size
 
 Rule: TypeAlias = Callable[[Value], "Value | None"]
@@ -125,9 +126,17 @@ def make(prim: str, *args: Value, **params: Any) -> Value:
     value = emit(prim, *args, **params)
     for rule in _rules.get().get(prim, ()):
         better = rule(value)
-        if better is not None:
+        if better is not None and allowed("rule", value.graph.name, Applied(rule, value, better)):
             return better
     return value
+
+
+class Applied(NamedTuple):
+    """A rule that is about to put `better` in the place of `value`."""
+
+    rule: Rule
+    value: Value
+    better: Value
 
 
 def rebuild(graph: Graph, table: Rules, replacing: Replacements = NOTHING) -> Graph:

@@ -9,9 +9,9 @@ What is generated later than it was asked for (backward, another size) is genera
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 GRAPHS: dict[str, str] = {
     "cse": "what is computed twice from the same values is one node",
@@ -58,9 +58,11 @@ SWITCHES: dict[str, str] = GRAPHS | KERNELS | CALLS
 
 
 class Watch(Protocol):
-    """Is asked before a step is taken."""
+    """Is asked before a step is taken, and shown what runs, with what it is given."""
 
-    def allows(self, step: str, subject: str) -> bool: ...
+    def allows(self, step: str, subject: str, detail: Any = None) -> bool: ...
+
+    def saw(self, what: Any, given: Sequence[Any], sizes: Any = None) -> None: ...
 
 
 class InForce(NamedTuple):
@@ -104,10 +106,16 @@ def takes(name: str, subject: str) -> bool:
     return (name not in SWITCHES or is_on(name)) and allowed(name, subject)
 
 
-def allowed(step: str, subject: str) -> bool:
+def allowed(step: str, subject: str, detail: Any = None) -> bool:
     """Whether whoever watches lets a step pass, which need not be a switch (a capture, the kernels of a group)."""
     watch = in_force().watch
-    return watch is None or watch.allows(step, subject)
+    return watch is None or watch.allows(step, subject, detail)
+
+
+def shown(what: Any, *given: Any) -> None:
+    """Shows what was made to whoever watches."""
+    if (watch := in_force().watch) is not None:
+        watch.saw(what, given)
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from ..ir.passes.place import Places, placed
 from ..ir.passes.products import Decision, Products
 from ..ir.passes.simplify import Simplify
 from ..ir.prims import PRIMS
-from ..ir.switches import allowed, takes
+from ..ir.switches import allowed, shown, takes
 from ..tracer.aten import known_about, lower
 from ..tracer.capture import Trace
 from . import logs
@@ -47,7 +47,9 @@ def _graph_of(trace: Trace, name: str) -> Graph:
     if not allowed("lower", name):
         raise LoweringError("it is left as it was captured")
     names = [*trace.names, *(f"captured_{i}" for i in range(len(trace.lifted)))] if trace.names else None
-    graph = cheaper(lower(trace.graph_module, [*trace.fakes, *trace.lifted], name=name, input_names=names))
+    graph = lower(trace.graph_module, [*trace.fakes, *trace.lifted], name=name, input_names=names)
+    shown("lower", trace.graph_module, graph)
+    graph = cheaper(graph)
     _name_outputs(graph, trace.output_names)
     return graph
 
@@ -62,7 +64,9 @@ def _name_outputs(graph: Graph, names: Sequence[str]) -> None:
 def cheaper(graph: Graph) -> Graph:
     """The same program after the passes; verified after each under `config.debug`."""
     for step, run in PASSES.items():
-        graph = run(graph) if takes(step, graph.name) else graph
+        if takes(step, graph.name):
+            before, graph = graph, run(graph)
+            shown(step, before, graph)
         if settings().debug:
             verify(graph)
     return graph

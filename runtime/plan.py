@@ -178,6 +178,8 @@ class GroupRunner:
         self.counters = Counters.on(device)
 
     def __call__(self, inputs: Sequence[Tensor], sizes: Sizes, key: tuple[int, ...]) -> list[Tensor]:
+        if (watch := self.switches.watch) is not None:
+            watch.saw(self, inputs, sizes)
         ready = self.prepared.get(key) or self._prepared(sizes, key)
         if ready is None:
             return self._through_torch(inputs, sizes)
@@ -669,6 +671,8 @@ class Executable:
         self.run = self._choose()
 
     def __call__(self, inputs: Sequence[Any], lifted: Sequence[Tensor], sizes: Sizes | None = None) -> list[Any]:
+        if (watch := self.switches.watch) is not None:
+            watch.saw(self, [*inputs, *lifted], sizes)
         return self.run(inputs, lifted, sizes)
 
     @once

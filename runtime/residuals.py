@@ -18,7 +18,7 @@ from ..ir.errors import LoweringError
 from ..ir.passes.overlap import Overlap, overlap
 from ..ir.passes.recompute import Recompute, apply_choice, present, value_at
 from ..ir.program import Place, Program
-from ..ir.switches import takes
+from ..ir.switches import allowed, is_on
 from ..tracer.capture import CaptureError
 from . import reference
 from .compile import cheaper, graph_of
@@ -35,7 +35,7 @@ def choose(spec: Specialization, sizes: dict[sympy.Symbol, int]) -> Chosen | Non
     forward, derived = spec.forward, hasattr(spec.cls, "_fusegrad_sources")
     if not (forward.hidden_count or derived) or forward.tensor_attributes or forward.saved_for_forward:
         return None
-    if forward.returns_hidden or not takes("overlap" if derived else "recompute", spec.name):
+    if forward.returns_hidden or not is_on("overlap" if derived else "recompute"):
         return None
     try:
         report = partial(spec.report, "backward")
@@ -46,6 +46,8 @@ def choose(spec: Specialization, sizes: dict[sympy.Symbol, int]) -> Chosen | Non
 
 def _chosen(spec: Specialization, sizes: dict[sympy.Symbol, int], derived: bool) -> Chosen | None:
     program = _program(spec)
+    if not allowed("overlap" if derived else "recompute", spec.name):
+        return None
     if derived:
         found = overlap(program, mask_of(spec.predicted_kinds()), sizes)
         return None if found is None else ChosenForDerived(found)

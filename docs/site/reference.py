@@ -18,6 +18,7 @@ from fusegrad.ir import switches
 from fusegrad.ir.codes import CODES, Code
 from fusegrad.ir.errors import FusegradError
 from fusegrad.runtime import cache, config, logs, memory
+from fusegrad.runtime.bisecting.search import Bisection, Culprit
 from fusegrad.runtime.checking.trial import Report
 from fusegrad.runtime.explain import DirectionReport, Explanation, KernelReport
 from fusegrad.runtime.function import Record
@@ -92,7 +93,8 @@ def sentence(words: str) -> str:
 
 # ------------------------------------------------------------------ API
 RESULTS: dict[str, tuple[type, ...]] = {
-    "explain": (Explanation, DirectionReport, KernelReport, Record), "check": (Report,), "profile": (Profile, Measured),
+    "explain": (Explanation, DirectionReport, KernelReport, Record), "check": (Report,),
+    "bisect": (Bisection, Culprit), "profile": (Profile, Measured),
 }  # fmt: skip
 """What a function returns, and of what that is made: documented under it."""
 NOT_OF_CONFIG = ("backend_name", "valid_backend", "valid_switches", "warns", "in_force")
@@ -218,7 +220,7 @@ def variables_read() -> set[str]:
 
 STEPS_TOP = """`fusegrad.config.patch(disable=("algebra", "fuse"))` and `FUSEGRAD_DISABLE=algebra,fuse` leave steps out
 that make a program cheaper. Results stay right, with more launches. What was compiled with a step is never used without
-it.
+it. `fusegrad.bisect` finds [which step makes a difference](bisect.md).
 """
 STEPS = {"Graphs": switches.GRAPHS, "Kernels": switches.KERNELS, "Calls": switches.CALLS}
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..graph import Graph, Value
-from ..rewrite import Number, Op, Rules, X, Y, Z, joined, make, number_of, rebuild, rules
+from ..rewrite import Number, Op, Rule, Rules, X, Y, Z, joined, make, number_of, rebuild, rules
 from ..switches import in_force
 from ..types import FLOAT8, FLOATS, INTEGERS, UNSIGNED
 from .constants import constants
@@ -207,6 +207,11 @@ numbers: Rules = {
 
 FAMILIES: dict[str, Rules] = {"constants": constants, "algebra": algebra, "numbers": numbers, "layout": layout}
 """The rules by the name under which they can be left out; those of an earlier family are tried first."""
+
+
+def family_of(rule: Rule, prim: str) -> str | None:
+    """The name of the family that a rule for a primitive belongs to."""
+    return next((name for name, table in FAMILIES.items() if rule in table.get(prim, ())), None)
 
 
 @functools.lru_cache(maxsize=64)

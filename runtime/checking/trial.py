@@ -248,15 +248,15 @@ def check(
     """
     start = time.perf_counter()
     chosen: dict[str, Any] = {
-        "modes": _known(target, "transforms", transforms, MODES),
-        "dtypes": _known(target, "dtypes", dtypes, DTYPES),
-        "layouts": _known(target, "layouts", layouts, LAYOUTS, [n for n in LAYOUTS if n != "contiguous"]),
+        "modes": known_names(target, "transforms", transforms, MODES),
+        "dtypes": known_names(target, "dtypes", dtypes, DTYPES),
+        "layouts": known_names(target, "layouts", layouts, LAYOUTS, [n for n in LAYOUTS if n != "contiguous"]),
         "sizes": SIZES if sizes is None else sizes,
     }
     report = Report(name_of(target))
     failure: tuple[Subject, Case, Row, Difference] | None = None
-    with _quietly(), torch.random.fork_rng(devices=[]):
-        for backend in _known(target, "backends", backends, BACKENDS, [compiler_of(target).backend]):
+    with quietly(), torch.random.fork_rng(devices=[]):
+        for backend in known_names(target, "backends", backends, BACKENDS, [compiler_of(target).backend]):
             subject, own = examined(target, args, kwargs, backend, Tolerance(atol, rtol), seed)
             found = _all_rows(report, Plan(subject, own, **chosen), backend, start)
             failure = failure or (found and (subject, *found))
@@ -269,7 +269,7 @@ def check(
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
+def quietly() -> Iterator[None]:
     """Without warnings of fallbacks (they are in the table), and without what torch logs of calls that raise."""
     torchs = logging.getLogger("torch._subclasses.fake_tensor")
     level = torchs.level
@@ -297,7 +297,7 @@ def _all_rows(report: Report, plan: Plan, backend: str, start: float) -> Any:
     return first
 
 
-def _known(target: Any, option: str, asked: Sequence[str] | None, known: Any, default: Any = None) -> list[str]:
+def known_names(target: Any, option: str, asked: Sequence[str] | None, known: Any, default: Any = None) -> list[str]:
     names = list(asked if asked is not None else default or known)
     if unknown := [n for n in names if n not in known]:
         detail = f"{option}: there is no {unknown[0]!r}"

@@ -21,6 +21,7 @@ from .arguments import call_of
 CALLS = {
     "explain": "print(fusegrad.explain({call}))",
     "check": "fusegrad.check({call})",
+    "bisect": "fusegrad.bisect({call})",
     "export": 'print(fusegrad.export({call}, format="py"))',
     "profile": "print(fusegrad.profile({call}))",
     "tune": "from fusegrad.runtime.tune import tune_function\n\nprint(tune_function({call}))",

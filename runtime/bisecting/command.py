@@ -1,0 +1,36 @@
+"""`fusegrad bisect module:Class "f32[64,128]" ...`: exit code 2 where a step is found after which the two differ."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from ..checking.modes import MODES
+from ..commands.answer import MISMATCH, OK, Answer
+from ..commands.arguments import add_target, call_of
+from ..config import BACKENDS
+from .search import bisect
+
+SUMMARY = "name the first step after which a compiled Function differs from the one you wrote"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_target(parser)
+    parser.add_argument("--backend", choices=BACKENDS, help="what runs it; by default the class's own")
+    parser.add_argument("--transform", action="append", choices=list(MODES), help="only this mode; more than once")
+    parser.add_argument("--seed", type=int, default=0, help="of the numbers")
+    parser.add_argument("-o", "--output", type=Path, help="where a script goes that shows the difference again")
+
+
+def run(options: argparse.Namespace) -> Answer:
+    """What was found; where something differs, the script that shows it."""
+    target, args = call_of(options)
+    chosen = {"transforms": options.transform, "backend": options.backend, "seed": options.seed}
+    found = bisect(target, *args, quiet=True, **chosen)
+    if found.ok:
+        return Answer(found.to_dict(), [str(found)], OK)
+    if options.output is None:
+        return Answer(found.to_dict(), [str(found), found.script], MISMATCH)
+    options.output.write_text(found.script, encoding="utf-8")
+    return Answer({**found.to_dict(), "output": str(options.output)},
+                  [str(found), f"  written: {options.output}"], MISMATCH)  # fmt: skip

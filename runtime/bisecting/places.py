@@ -1,0 +1,377 @@
+"""Where within a wrong step: the rule, the operation, the primitive or the group, its line in your source, its values.
+
+Both sides of the step are computed again, value by value, from what ran: the first value that differs is the place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch.fx import Interpreter, Node
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ...ir import Graph, Value
+from ...ir.passes.fuse import Group
+from ...ir.passes.simplify import family_of
+from ...ir.rewrite import Applied, extract, name_of
+from .. import reference
+from ..binding import bindings
+from ..checking.subject import Subject
+from ..checking.verdict import Difference, Tolerance, difference
+from ..plan import BoundSizes, Executable, GroupRunner, KernelPlan
+from ..specialization import BackwardEntry, Specialization
+from .steps import Seen, Step, Steps
+
+Tensor = torch.Tensor
+FAR = (1 << 12, 64, 4)
+"""Units in the last place of the largest number from which on values differ: the clearest difference is looked for."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What is wrong, where in the user's source, of which values; steps that may be left out to avoid it."""
+
+    what: str
+    where: str = ""
+    values: str = ""
+    switches: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Place:
+    """A value on both sides of a step."""
+
+    name: str
+    where: str
+    got: Any
+    want: Any
+
+
+def looked_at(step: Step, steps: Steps, subject: Subject, found: Difference) -> Found:
+    """The place within the step; the step alone where that cannot be told (it raises, or what ran has no copy)."""
+    try:
+        with torch.no_grad():
+            return LOOKS[step.kind](step, steps, subject) or Found(str(step))
+    except Exception as error:  # what is looked at is wrong: it may do anything
+        return Found(f"{step} ({type(error).__name__} where it was looked at again)")
+
+
+def _first(places: Sequence[Place]) -> tuple[Place, Difference] | None:
+    """The first value that differs; by much, if one does."""
+    for units in FAR:
+        for place in places:
+            if (apart := _apart(place, units)) is not None:
+                return place, apart
+    return None
+
+
+def _apart(place: Place, units: int) -> Difference | None:
+    got, want = place.got, place.want
+    if not isinstance(got, Tensor) or not isinstance(want, Tensor) or not want.is_floating_point():
+        return difference(place.name, got, want, None, Tolerance(strict=False))
+    finite = want.detach().double()
+    finite = finite[torch.isfinite(finite)]
+    scale = finite.abs().max().item() if finite.numel() else 0.0
+    return difference(place.name, got, want, None, Tolerance(units * torch.finfo(want.dtype).eps * scale, 0.0, False))
+
+
+def _told(what: str, places: Sequence[Place], *switches: str) -> Found:
+    """The step with the first of these places that differs."""
+    found = _first(places)
+    if found is None:
+        return Found(what, switches=switches)
+    place, apart = found
+    return Found(f"{what}: {place.name}", place.where, str(apart), switches)
+
+
+# ------------------------------------------------------------------ what ran
+def _runs(steps: Steps, kind: type, name: str) -> list[Seen]:
+    return [s for s in steps.seen if isinstance(s.what, kind) and s.what.name == name]
+
+
+def _graph_runs(steps: Steps, graph: Graph) -> Iterator[tuple[list[Tensor], Any]]:
+    """Inputs and sizes that a graph, or an earlier form of it, ran on."""
+    for seen in _runs(steps, Executable, graph.name):
+        tensors = [t for t in seen.given if isinstance(t, Tensor)]
+        if len(tensors) == len(graph.inputs):
+            yield tensors, seen.sizes or seen.what.binder(seen.given)
+
+
+def _values(graph: Graph, inputs: Sequence[Tensor], sizes: Any) -> dict[int, Any]:
+    """Every value of a graph, by the reference executor."""
+    known: dict[int, Any] = {v.id: t for v, t in zip(graph.inputs, inputs, strict=True)}
+    for value in graph.order():
+        device = next((t.device for t in inputs), torch.device("cpu"))
+        known[value.id] = reference.call_node(value, [known[a.id] for a in value.args], sizes, device)
+    return known
+
+
+def _where(value: Value) -> str:
+    """The line that a value comes from; where a rule made it, that of the nearest value which has one."""
+    waiting, seen = [value], {value.id}
+    for near in waiting:
+        if near.origin.where:
+            return _line(near)
+        more = [v for v in (*near.users, *near.args) if v.id not in seen]
+        waiting += more
+        seen |= {v.id for v in more}
+    return ""
+
+
+def _line(value: Value) -> str:
+    origin = value.origin
+    line = f"  {origin.line.strip()}" if origin.line else ""
+    return f"{origin.where}{line}"
+
+
+def _shown(value: Value) -> str:
+    """`rsqrt(mean)`, by the names of the source where there are any."""
+    called = ", ".join(_named(a) for a in value.args)
+    own = f"{value.origin.name} = " if value.origin.name else ""
+    return f"{own}{value.prim}({called})"
+
+
+def _named(value: Value) -> str:
+    return repr(value.params["value"]) if value.prim == "full" else name_of(value)
+
+
+# ------------------------------------------------------------------ one rule
+def _rule(step: Step, steps: Steps, subject: Subject) -> Found:
+    """What it replaced by what, and both computed."""
+    done: Applied = step.detail
+    old, new = done.value, done.better
+    family = family_of(done.rule, old.prim)
+    what = f"{family or 'a rule'} on {step.subject}: {_shown(old)} -> {_shown(new)}"
+    places = []
+    for inputs, sizes in _graph_runs(steps, old.graph):
+        pair = extract([old, new], old.graph.inputs, name=step.subject)
+        want, got = reference.run(pair, inputs, sizes)
+        places.append(Place(old.prim, _where(old), got, want))
+    found = _first(places)
+    values = str(found[1]) if found is not None else ""
+    return Found(what, _where(old), values, (family,) if family else ())
+
+
+# ------------------------------------------------------------------ one pass
+def _pass(step: Step, steps: Steps, subject: Subject) -> Found | None:
+    """The first value of the new graph that is another than the value of the same line in the old one."""
+    made = [s.given for s in steps.seen if s.what == step.kind and s.given[1].name == step.subject]
+    before, after = made[-1]
+    places: list[Place] = []
+    for inputs, sizes in _graph_runs(steps, after):
+        then = _by_origin(before, inputs, sizes)
+        now = _values(after, inputs, sizes)
+        for value in after.order():
+            known = then.get(_key(value, now[value.id]), ())
+            places += [Place(_shown(value), _where(value), now[value.id], w) for w in known[:1]]
+        ends = zip(after.outputs, _outputs(before, inputs, sizes), strict=True)
+        places += [Place(_shown(v), _where(v), now[v.id], want) for v, want in ends if v is not None]
+    return _told(str(step), places, step.kind.split()[0])
+
+
+def _by_origin(before: Any, inputs: Sequence[Tensor], sizes: Any) -> Mapping[Any, list[Any]]:
+    """The values of a graph (of the IR, or captured) by what stands in the source for them."""
+    found: dict[Any, list[Any]] = {}
+    if isinstance(before, Graph):
+        known = _values(before, inputs, sizes)
+        for value in before.order():
+            if (key := _key(value, known[value.id])) is not None:
+                found.setdefault(key, []).append(known[value.id])
+        return found
+    recorded = _Recorded(before)
+    recorded.run(*inputs)
+    for node, value in recorded.values:
+        name, where, *_ = node.meta.get("fusegrad_origin") or (None, None)
+        if name and where and isinstance(value, Tensor):
+            found.setdefault((name, where, value.shape), []).append(value)
+    return found
+
+
+def _key(value: Value, made: Any) -> Any:
+    """What tells a value apart that both sides have: nothing without a name and a line."""
+    named = value.origin.name and value.origin.where and isinstance(made, Tensor)
+    return (value.origin.name, value.origin.where, made.shape) if named else None
+
+
+def _outputs(before: Any, inputs: Sequence[Tensor], sizes: Any) -> Sequence[Any]:
+    return reference.run(before, inputs, sizes) if isinstance(before, Graph) else list(before(*inputs))
+
+
+class _Recorded(Interpreter):
+    """Runs a captured graph operation by operation, and keeps what each made."""
+
+    def __init__(self, gm: torch.fx.GraphModule) -> None:
+        super().__init__(gm)
+        self.values: list[tuple[Node, Any]] = []
+        self.known: dict[Node, Any] = {}
+
+    def run_node(self, n: Node) -> Any:
+        made = self.known[n] = super().run_node(n)
+        if n.op == "call_function":
+            self.values.append((n, made))
+        return made
+
+
+# ------------------------------------------------------------------ the division, the kernels
+def _division(step: Step, steps: Steps, subject: Subject) -> Found | None:
+    """The first step of the plan that makes another value than the undivided graph has."""
+    places: list[Place] = []
+    for seen in _runs(steps, Executable, step.subject):
+        for plan in seen.what.plans.values():
+            tensors = [t for t in seen.given if isinstance(t, Tensor)]
+            places += _of_plan(plan, tensors, seen.sizes or seen.what.binder(seen.given))
+    return _told(str(step), places, *(("fuse",) if step.kind == "divide" else (step.kind,)))
+
+
+def _of_plan(plan: KernelPlan, inputs: Sequence[Tensor], sizes: Any) -> Iterator[Place]:
+    want, memory = _values(plan.graph, inputs, sizes), dict[int, Any]()
+    memory.update({v.id: t for v, t in zip(plan.graph.inputs, inputs, strict=True)})
+    for at, step in enumerate(plan.steps or ()):
+        plan._run(at, step, memory, sizes, tuple(sizes.values()))
+        for value in step.outputs if isinstance(step, Group) else (step.value,):
+            own = f"{plan.runners[at].name}, " if at in plan.runners else ""
+            if value.id in memory:
+                yield Place(f"{own}{_shown(value)}", _where(value), memory[value.id], want[value.id])
+
+
+def _kernels(step: Step, steps: Steps, subject: Subject) -> Found | None:
+    """The first primitive whose own kernel is wrong on these inputs, else the first output of the group that is."""
+    for seen in _runs(steps, GroupRunner, step.subject):
+        runner, key = seen.what, tuple(seen.sizes.values())
+        graph, inputs = runner.group.graph, seen.given
+        got, want = runner(inputs, seen.sizes, key), _values(graph, inputs, seen.sizes)
+        ends = [o for o in graph.outputs if o is not None]
+        wrong = [Place(_shown(o), _where(o), g, want[o.id]) for o, g in zip(ends, got, strict=True)]
+        if (found := _first(wrong)) is None:
+            continue
+        names = ", ".join(k.name for v in runner.variants[:1] for k in v.kernels.kernels)
+        what = f"{step} (kernel {names})"
+        primitive = _first([*_alone(runner, inputs, seen.sizes, want)])
+        return _told(what, [primitive[0] if primitive is not None else found[0]])
+    return None
+
+
+MOST = 200
+"""Primitives of a group that get a kernel of their own."""
+
+
+def _alone(runner: GroupRunner, inputs: Sequence[Tensor], sizes: Any, want: Mapping[int, Any]) -> Iterator[Place]:
+    """Every primitive as the one output of a kernel."""
+    graph = runner.group.graph
+    layouts = {v.id: v.params["strides"] for v in graph.inputs}
+    for value in graph.order()[:MOST]:
+        cut = extract([value], graph.inputs, name="alone", layouts=layouts)
+        group = Group(cut, tuple(graph.inputs), (value,))
+        own = GroupRunner(group, "alone", runner.backend, runner.target, runner.device, lambda why: None)
+        (got,) = own(inputs, sizes, tuple(sizes.values()))
+        yield Place(_shown(value), _where(value), got, want[value.id])
+
+
+# ------------------------------------------------------------------ captured operations
+def _capture(step: Step, steps: Steps, subject: Subject) -> Found | None:
+    """The first captured operation that is not what the user's method did, by what it gives."""
+    for seen in (s for s in steps.seen if isinstance(s.what, Executable)):
+        users = _users(subject, seen)
+        if users is None or step.subject != users[0]:
+            continue
+        told = _Told()
+        with told:
+            theirs = list(users[1]())
+        recorded = _Recorded(seen.what.trace.graph_module)
+        mine = recorded.run(*seen.given)
+        places = [*_aligned(recorded.values, told.calls), *_ends(seen.what.trace.graph_module, mine, theirs)]
+        return _told(str(step), places)
+    return None
+
+
+class _Told(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Keeps what each operation gave."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: list[tuple[Any, Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        self.calls.append((func, made.clone() if isinstance(made, Tensor) else made))
+        return made
+
+
+def _aligned(captured: Sequence[tuple[Node, Any]], ran: Sequence[tuple[Any, Any]]) -> Iterator[Place]:
+    """Captured operations beside those that ran, as long as they are the same ones in the same order."""
+    for (node, got), (func, want) in zip(captured, ran, strict=False):
+        same = node.target is func
+        yield Place(str(node.target) if same else f"{node.target} in place of {func}", _origin(node), got, want)
+        if not same:
+            return
+
+
+def _ends(gm: torch.fx.GraphModule, mine: Sequence[Any], theirs: Sequence[Any]) -> Iterator[Place]:
+    (made,) = gm.graph.find_nodes(op="output")[0].args
+    for node, got, want in zip(made, mine, theirs, strict=False):
+        if isinstance(node, Node):
+            yield Place(f"result {node.target}", _origin(node), got, want)
+
+
+def _origin(node: Node) -> str:
+    found = node.meta.get("fusegrad_origin") or (None, None, None)
+    line = found[2] if len(found) > 2 else None
+    return f"{found[1]}  {line.strip()}" if found[1] and line else str(found[1] or "")
+
+
+def _users(subject: Subject, seen: Seen) -> tuple[str, Callable[[], Sequence[Any]]] | None:
+    """(what it is called, the user's own method on what the executable was given)."""
+    for spec in (s for known in subject.compiler.known.values() for s in known):
+        if spec.forward.trace is seen.what.trace:
+            args = spec.with_tensors(list(seen.given)[: len(spec.slots)])
+            return f"{spec.name}.forward", partial(spec.users_forward, args)
+        for key, entry in spec.entries.items():
+            if isinstance(entry, BackwardEntry) and entry.trace is seen.what.trace:
+                return f"{spec.name}.backward", partial(_users_backward, spec, key[0], seen)
+    return None
+
+
+def _users_backward(spec: Specialization, kinds: Sequence[Any], seen: Seen) -> Sequence[Any]:
+    """The user's backward on the residuals, sizes and gradients that its capture was given."""
+    places, supply = spec.residual_places, iter(seen.given)
+    residuals = [None if p is None else next(supply) for p in places]
+    symbols = {s: next(supply) for s in spec.backward_symbols}
+    gradients = [None if k is None else next(supply) for k in kinds]
+    known = [(r, spec.forward.fake_at(p)) for r, p in zip(residuals, places, strict=True) if p is not None]
+    sizes = BoundSizes({**symbols, **_read([f for _, f in known], [r for r, _ in known])})
+    return spec.users_backward(residuals, sizes, gradients)
+
+
+def _read(fakes: Sequence[Any], values: Sequence[Any]) -> Mapping[Any, int]:
+    from ..plan import Binder
+
+    return Binder(fakes)(values)
+
+
+def _binding(step: Step, steps: Steps, subject: Subject) -> Found | None:
+    """The first operation that is another one when it is called past torch's boxing."""
+    places: list[Place] = []
+    for seen in _runs(steps, Executable, step.subject):
+        gm = seen.what.trace.graph_module
+        calls = bindings([n for n in gm.graph.nodes if n.op == "call_function"])
+        recorded = _Recorded(gm)
+        recorded.run(*seen.given)
+        for node, want in recorded.values:
+            args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), recorded.known.get)
+            places.append(Place(str(node.target), _origin(node), calls[node](*args, **kwargs), want))
+    return _told(str(step), places, step.kind)
+
+
+def _whole(step: Step, steps: Steps, subject: Subject) -> Found:
+    return Found(str(step), switches=(step.kind,))
+
+
+LOOKS: dict[str, Callable[[Step, Steps, Subject], Found | None]] = {
+    "capture": _capture, "lower": _pass, "rule": _rule, "simplify": _pass, "contract": _pass, "simplify again": _pass,
+    "recompute": _whole, "overlap": _whole, "divide": _division, "products": _division, "place": _division,
+    "kernels": _kernels, "binding": _binding, "reuse": _whole, "ready": _whole,
+}  # fmt: skip

@@ -1,0 +1,242 @@
+"""`fusegrad.bisect`: the first step after which a compiled Function is not the one that you wrote.
+
+Steps (captures, passes, single rules, kernels of groups) are numbered as they are met. With the first k alone the rest
+runs as it was before: captured operations, the reference executor on the graph so far. Where k are right and k + 1
+wrong, step k + 1 is the one. What is right is `fusegrad.check`'s verdict on the whole call.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+
+from ...ir.switches import KERNELS, SWITCHES, watched
+from .. import config
+from ..checking.cases import Plan
+from ..checking.modes import DERIVABLE, MODES
+from ..checking.reproducer import reproduced
+from ..checking.subject import Case, Subject, examined, name_of
+from ..checking.trial import Row, known_names, quietly, tried
+from ..checking.verdict import Difference, Tolerance
+from ..config import BACKENDS, KERNEL_BACKENDS
+from ..explain import compiler_of
+from .places import Found, looked_at
+from .steps import Step, Steps
+
+USUAL = ("forward", "backward", "jvp", "vmap in_dims=0")
+OFTEN = 5
+"""Calls of one kind, of which the last are written out."""
+CAPTURES = frozenset({"capture"})
+SECONDS = 20.0
+"""How long decisions of the generator are tried at most, one by one."""
+DERIVED = "the derived rule itself: before any pass its graph is not the derivative"
+NOT_A_STEP = "none of the steps: it differs with all of them left out"
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """The first wrong step: what it is, on which graph or group, where in your source, what it made of which values.
+
+    avoid: a setting under which the call is right.
+    """
+
+    kind: str
+    subject: str
+    what: str
+    where: str = ""
+    values: str = ""
+    avoid: str = ""
+
+
+@dataclass(frozen=True)
+class Bisection:
+    """What `bisect` found. mode: in which the class differs; steps: how many there were; script: shows it again."""
+
+    name: str
+    backend: str
+    modes: tuple[str, ...]
+    mode: str = ""
+    difference: str = ""
+    culprit: Culprit | None = None
+    number: int = 0
+    steps: int = 0
+    runs: int = 0
+    seconds: float = 0.0
+    script: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing differs."""
+        return not self.difference
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"ok": self.ok, **asdict(self)}
+
+    def __str__(self) -> str:
+        head = f"bisect({self.name}) on {self.backend}"
+        if self.culprit is None:
+            return f"{head}: no difference in {', '.join(self.modes)}"
+        own = self.culprit
+        lines = [f"{head}: {self.mode} differs: {self.difference}", f"  first wrong step: {own.what}"]
+        lines += [f"  at:      {own.where}"] if own.where else []
+        lines += [f"  values:  {own.values}"] if own.values else []
+        lines += [f"  avoid:   {own.avoid}"] if own.avoid else []
+        return "\n".join([*lines, f"  step {self.number} of {self.steps}, {self.runs} runs, {self.seconds:.1f} s"])
+
+    __repr__ = __str__
+
+
+def bisect(
+    target: Any,
+    /,
+    *args: Any,
+    transforms: Sequence[str] | None = None,
+    backend: str | None = None,
+    seed: int = 0,
+    atol: float | None = None,
+    rtol: float | None = None,
+    quiet: bool = False,
+    **kwargs: Any,
+) -> Bisection:
+    """Name the first step of the pipeline after which a compiled Function differs from the one you wrote, or raises.
+
+    args, kwargs: of one call, as for `check`; transforms: the modes to try, by default forward, backward, jvp and vmap;
+    backend: by default the class's own ("interpret" runs the kernels without a GPU); atol, rtol: as for `check`.
+    Prints what it found and returns it. `ok` where nothing differs; else `culprit` says which pass, rule or group, the
+    line of yours it came from and the values, `script` shows the difference again.
+    """
+    start = time.perf_counter()
+    backend = backend or compiler_of(target).backend
+    modes = known_names(target, "transforms", transforms, MODES, USUAL)
+    known_names(target, "backend", [backend], BACKENDS)
+    settings = {"check": False, "debug": True, "store": False}
+    with quietly(), torch.random.fork_rng(devices=[]), config.patch(**settings):
+        subject, own = examined(target, args, kwargs, backend, Tolerance(atol, rtol), seed)
+        search = Search(subject, backend)
+        found = search.first_of(Plan(subject, own, modes, (), (), ()), modes)
+    found = replace(found, seconds=time.perf_counter() - start)
+    if not quiet:
+        print(found)
+    return found
+
+
+class Search:
+    """One Function on one backend: runs of a case with some steps only."""
+
+    def __init__(self, subject: Subject, backend: str) -> None:
+        self.subject, self.backend, self.runs = subject, backend, 0
+        self.always: frozenset[str] = frozenset()
+        self.calls = 1
+
+    def run(self, case: Case, most: int | None) -> tuple[Steps, Difference | None]:
+        """The case, compiled afresh with the first steps alone."""
+        steps = Steps(most, self.always)
+        self.runs += 1
+        with watched(steps):
+            self.subject.fast, self.subject.compiler = self.subject.fresh()
+            for _ in range(self.calls):
+                if (found := tried(self.subject, case)[1]) is not None:
+                    return steps, found
+        return steps, None
+
+    def first_of(self, cases: Plan, modes: Sequence[str]) -> Bisection:
+        """The first case that differs, taken apart; cases that differ nowhere are called often, too."""
+        known = [c for _, c in zip(modes, cases, strict=False)]  # variations come behind
+        nothing = Bisection(self.subject.name, self.backend, tuple(modes))
+        for self.calls in (1, OFTEN):
+            for case in known:
+                steps, found = self.run(case, None)
+                if found is not None:
+                    return self._apart(replace(nothing, mode=case.mode), case, steps, found)
+        return replace(nothing, runs=self.runs)
+
+    def _apart(self, nothing: Bisection, case: Case, steps: Steps, found: Difference) -> Bisection:
+        number, steps, found, last = self.halved(case, steps, found)
+        culprit = self._culprit(case, last, steps, found)
+        total, row = len(self.run(case, None)[0].met), Row(self.backend, case.mode, case.what, "DIFFERS")
+        script = _script(reproduced(self.subject, case, row, found)[2], culprit)
+        return replace(nothing, difference=str(found), culprit=culprit, number=number, steps=total, runs=self.runs,
+                       script=script)  # fmt: skip
+
+    def halved(self, case: Case, steps: Steps, found: Difference) -> tuple[int, Steps, Difference, Step | None]:
+        """(number of the first wrong step, the run that ends with it, its difference, the step)."""
+        low, high = 0, len(steps.met)
+        none, wrong = self.run(case, 0)
+        if wrong is not None and not self.always:  # captures are what makes it run at all: only the rest is counted
+            self.always = CAPTURES
+            none, wrong = self.run(case, 0)
+            steps, _ = self.run(case, None)
+            high = len(steps.met)
+        if wrong is not None:
+            return 0, none, wrong, None
+        while high - low > 1:
+            middle = (low + high) // 2
+            trial, wrong = self.run(case, middle)
+            if wrong is None:
+                low = middle
+            else:
+                high, steps, found = middle, trial, wrong
+        return high, steps, found, steps.met[high - 1]
+
+    def _culprit(self, case: Case, step: Step | None, steps: Steps, found: Difference) -> Culprit:
+        if step is None:
+            return Culprit("derive" if case.mode in DERIVABLE else "call", self.subject.name,
+                           DERIVED if case.mode in DERIVABLE else NOT_A_STEP)  # fmt: skip
+        seen = looked_at(step, steps, self.subject, found)
+        return Culprit(step.kind, step.subject, seen.what, seen.where, seen.values, self._avoided(case, step, seen))
+
+    def _avoided(self, case: Case, step: Step, seen: Found) -> str:
+        """A setting under which the case is right; tried, not guessed."""
+        names = seen.switches or (step.kind,)
+        for settings in self._candidates(step, [n for n in names if n in SWITCHES]):
+            if self._is_right(case, settings):
+                return ", ".join(f"fusegrad.config.patch({k}={v!r})" for k, v in settings.items())
+        return "is_traceable = False runs the class as you wrote it"
+
+    def _candidates(self, step: Step, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+        """What may help: the step left out, decisions of the generator in turn, the first call's check, no kernels."""
+        yield from ({"disable": (n,)} for n in names)
+        stop = time.perf_counter() + SECONDS
+        for name in KERNELS if step.kind == "kernels" else ():
+            if time.perf_counter() < stop:
+                yield {"disable": (name,)}
+        if step.kind == "capture":
+            yield {"check": True}
+        elif self.backend in KERNEL_BACKENDS:
+            yield {"backend": "reference"}
+
+    def _is_right(self, case: Case, settings: dict[str, Any]) -> bool:
+        with config.patch(**settings), _own_backend(self.subject, settings):
+            return self.run(case, None)[1] is None
+
+
+@contextmanager
+def _own_backend(subject: Subject, settings: dict[str, Any]) -> Iterator[None]:
+    """Within the block the class is compiled for the backend of the settings."""
+    before = subject.options
+    subject.options = {**before, "backend": settings.get("backend", before["backend"])}
+    try:
+        yield
+    finally:
+        subject.options = before
+
+
+HEAD = """# fusegrad.bisect: {what}{where}
+# to go on without it: {avoid}
+"""
+CHECKED = "settings = fusegrad.config.patch(check=False, debug=True, store=False)  # its own check would hide it\n"
+
+
+def _script(script: str, own: Culprit) -> str:
+    """The script of `check`, with what was found above it."""
+    where = f"\n# at: {own.where}" if own.where else ""
+    head = HEAD.format(what=own.what.replace("\n", " "), where=where, avoid=own.avoid)
+    return head + script.replace("\nimport fusegrad\n", f"\nimport fusegrad\n\n{CHECKED}settings.__enter__()\n", 1)
+
+
+__all__ = ["Bisection", "Culprit", "bisect", "name_of"]

@@ -1,0 +1,71 @@
+"""The steps from a class to what runs: counted, cut off after so many; and what ran, to be looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..check import _copy
+
+WORDS = {
+    "capture": "the capture",
+    "lower": "lowering to the IR",
+    "simplify": "simplify",
+    "rule": "a rule of simplify",
+    "contract": "contract",
+    "simplify again": "simplify, after contract",
+    "recompute": "recompute (what is kept for backward)",
+    "overlap": "overlap (what a derived backward takes over)",
+    "divide": "the division into groups",
+    "products": "products in kernels",
+    "place": "products written in place",
+    "kernels": "the kernels of a group",
+    "binding": "binding (operations past torch's boxing)",
+    "reuse": "reuse of memory",
+    "ready": "the call, written out",
+}
+"""What each kind of step is called."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step: of a kind, on a graph, a group or a method. `detail`: what it was about to do, if that is known."""
+
+    kind: str
+    subject: str
+    detail: Any = None
+
+    def __str__(self) -> str:
+        return f"{WORDS.get(self.kind, self.kind)}, {self.subject}"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Something that ran, or was made, with what it was given."""
+
+    what: Any
+    given: Sequence[Any]
+    sizes: Any
+
+
+class Steps:
+    """Lets the first `most` steps pass (None: all) and notes them; those of a kind in `always` pass uncounted."""
+
+    def __init__(self, most: int | None, always: frozenset[str] = frozenset()) -> None:
+        self.most, self.always = most, always
+        self.met: list[Step] = []
+        self.seen: list[Seen] = []
+
+    def allows(self, step: str, subject: str, detail: Any = None) -> bool:
+        """Whether the step may be taken."""
+        if step in self.always:
+            return True
+        if self.most is not None and len(self.met) >= self.most:
+            return False
+        self.met.append(Step(step, subject, detail))
+        return True
+
+    def saw(self, what: Any, given: Sequence[Any], sizes: Any = None) -> None:
+        """Copies: what runs may write to its arguments."""
+        self.seen.append(Seen(what, [_copy(g) for g in given], sizes))
