@@ -14,7 +14,7 @@ import torch
 
 from ..ir import Graph
 from ..ir.program import Place
-from ..ir.switches import allowed, under
+from ..ir.switches import allowed, in_force, under
 from ..tracer.capture import CaptureError, OpaqueMet, Session, Trace, capture_lock, written_placeholders
 from ..tracer.containers import Hole, anew, closed, exchanged, leaves
 from ..tracer.context import BackwardContext, ForwardContext, attributes_of
@@ -110,6 +110,7 @@ class Specialization:
     ) -> None:
         self.cls, self.reads, self.name, self.dynamic = cls, reads, cls.__name__, dynamic
         self.report = report or (lambda method, why: None)
+        self.switches = in_force()  # whatever is captured or generated later, is so under them
         self.siblings: list[tuple[Specialization, list[Any]]] = []
         self.slots = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
         self.arguments = tuple(None if isinstance(a, Tensor) else anew(a) for a in args)
@@ -394,7 +395,7 @@ class Specialization:
         """The captured backward for these gradients; raises CaptureError (the same each time) where it cannot be."""
         key = self._now(kinds)
         if key not in self.entries:
-            with capture_lock, under(self.session.switches):
+            with capture_lock, under(self.switches):
                 self._add_entry(key, kinds)
         entry = self.entries[key]
         if isinstance(entry, CaptureError):
@@ -431,7 +432,7 @@ class Specialization:
 
     def executable_of_entry(self, entry: BackwardEntry, kinds: tuple[Any, ...], backend: str) -> Executable:
         """A captured backward on `backend`, on the user's own residuals."""
-        with capture_lock, under(self.session.switches):
+        with capture_lock, under(self.switches):
             if backend not in entry.executables:
                 entry.executables[backend] = self._backward_executable(entry, kinds, backend, None)
                 entry.learn(self.session.conditions(self.symbols, entry.since))
@@ -594,7 +595,7 @@ class Specialization:
         key = backend if chosen is None else f"{backend} chosen"
         if entry.admits(sizes) and key not in entry.executables:
             originals = residuals if chosen is None else chosen.rebuilt(residuals, sizes)
-            with capture_lock, under(self.session.switches):
+            with capture_lock, under(self.switches):
                 if key not in entry.executables:  # no other thread was first
                     self._compare_backward(kinds, entry, originals, sizes, gradients)
                     executable = self._backward_executable(entry, kinds, backend, chosen)

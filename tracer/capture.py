@@ -33,7 +33,6 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from torch.overrides import TorchFunctionMode
 
 from ..ir.errors import FusegradError
-from ..ir.switches import in_force
 from .compiled import CompiledCallError, behind, callees_as_nodes, has_own_autograd, newest, operator_node, stray_node
 from .declared import declarations
 from .locks import CAPTURE, lock_of
@@ -112,7 +111,6 @@ class Session:
 
     def __init__(self, dynamic: bool = True) -> None:
         self.dynamic = dynamic
-        self.switches = in_force()  # whatever is captured or generated later, is so under them
         self.env = Env(duck_shape=False)
         self.mode = Fakes(shape_env=self.env, allow_non_fake_inputs=True)
         self.mode.cache_enabled = False  # symbols are a session's own: filling the cache takes longer than it saves

@@ -89,7 +89,7 @@ def _told(what: str, places: Sequence[Place], *switches: str) -> Found:
 
 
 # ------------------------------------------------------------------ what ran
-def _runs(steps: Steps, kind: type, name: str) -> list[Seen]:
+def _runs(steps: Steps, kind: type[Executable] | type[GroupRunner], name: str) -> list[Seen]:
     return [s for s in steps.seen if isinstance(s.what, kind) and s.what.name == name]
 
 

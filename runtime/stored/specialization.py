@@ -19,6 +19,7 @@ import torch
 from ...ir import Graph
 from ...ir.document import document, graph_from, symbols_document, symbols_from
 from ...ir.program import Place, Program
+from ...ir.switches import in_force, under
 from ...ir.text import show
 from ...tracer.capture import CaptureError, Trace, capture_lock
 from ...tracer.containers import anew
@@ -161,6 +162,7 @@ class Stored(Specialization):
         if not ask_for_sizes_alone(found["guard"]):
             raise ValueError("the guard asks for more than sizes")
         self.cls, self.reads, self.name, self.dynamic, self.report = cls, reads, cls.__name__, dynamic, report
+        self.switches = in_force()
         self.siblings, self.slots, self.names = [], known["slots"], known["names"]
         self.arguments = tuple(None if isinstance(a, Tensor) else anew(a) for a in args)
         self.count = user_count(args)
@@ -192,7 +194,7 @@ class Stored(Specialization):
 
     def capture_again(self) -> None:
         """The session and the traces, which no table holds; raises CaptureError where they are not what they were."""
-        with capture_lock, plain_tensors(), torch.no_grad():
+        with capture_lock, under(self.switches), plain_tensors(), torch.no_grad():
             if "session" in self.__dict__:
                 return
             if self.then != self._present():
@@ -291,6 +293,7 @@ class StoredExecutable(Executable):
 
     def __init__(self, owner: Stored | StoredEntry, made: KernelPlan, binder: Binder, skip: frozenset[int]) -> None:
         self.owner, self.graph, self.name, self.backend = owner, made.graph, made.name, made.backend
+        self.switches = made.switches
         self.skip, self.report, self.binder, self.plans = skip, made.report, binder, {made.device: made}
         self.without, self.otherwise = set(), self._replay
         self.run = self._planned

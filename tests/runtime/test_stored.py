@@ -225,6 +225,22 @@ def test_every_fact_of_a_capture_is_in_a_table_or_captured_again(tmp_path: Path)
 AGAIN = {"session", "trace", "since", "fakes", "fake_outputs", "fake_hidden", "constants"}
 
 
+def test_a_step_that_is_left_out_stays_so_on_disk(tmp_path: Path) -> None:
+    """Kept and found under the same name; backward follows its forward, also where it runs outside of the block."""
+    for again in range(2):
+        fast = fusegrad.compile(written(tmp_path).Gate, backend="interpret", fullgraph=True)
+        args = operands()
+        with config.patch(disable=("fuse", "cse")):
+            out = fast.apply(*args)
+        mine = torch.autograd.grad(out.sum(), args)
+        for got, want in zip(mine, torch.autograd.grad(written(tmp_path).Gate.apply(*args).sum(), args), strict=True):
+            torch.testing.assert_close(got, want)
+        ((spec,),) = fast._fusegrad.known.values()
+        made = [*spec.executables.values(), *(x for e in spec.entries.values() for x in e.executables.values())]
+        assert {e.switches.off for e in made} == {frozenset({"fuse", "cse"})}
+        assert disk(fast) == ("from disk" if again else "kept on disk")
+
+
 # ------------------------------------------------------------------ by no one else
 EDITS: dict[str, Callable[[str], str]] = {
     "forward": lambda s: s.replace("torch.sigmoid(x * slope)", "torch.tanh(x * slope)"),
@@ -349,6 +365,7 @@ STATES: dict[str, Callable[[type], int]] = {
     "deterministic": _deterministic,
     "default device": _under(lambda: torch.device("cpu")),
     "settings": _under(lambda: config.patch(check=False)),
+    "a step left out": _under(lambda: config.patch(disable="algebra")),
     "switched off": _under(lambda: config.patch(store=False)),
     "a constant argument": lambda cls: called(cls, 0.5),
 }
