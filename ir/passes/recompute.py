@@ -120,10 +120,11 @@ def _network(program: Program, hints: Hints) -> nx.DiGraph:
     networkx gives the cut that is nearest to the target.
     """
     network, held, read = nx.DiGraph(), _held(program), _read(program)
+    hidden = {v.id for v in hidden_values(program)}
     network.add_nodes_from(("forward", "backward"))
-    network.add_edges_from((("out", v.id), "backward") for v in hidden_values(program))
+    network.add_edges_from((("out", i), "backward") for i in sorted(hidden))
     for value in program.forward:
-        network.add_edge(("in", value.id), ("out", value.id), **_capacity(value, held, read, hints))
+        network.add_edge(("in", value.id), ("out", value.id), **_capacity(value, held, read, hidden, hints))
         if value.id in held or PRIMS[value.prim].family not in AGAIN:
             network.add_edge("forward", ("in", value.id))
         else:
@@ -131,11 +132,11 @@ def _network(program: Program, hints: Hints) -> nx.DiGraph:
     return network
 
 
-def _capacity(value: Value, held: set[int], read: set[int], hints: Hints) -> dict[str, int]:
-    """{} is without bound: an input that the user did not save, or a node with several results."""
+def _capacity(value: Value, held: set[int], read: set[int], hidden: set[int], hints: Hints) -> dict[str, int]:
+    """{} is without bound: an input that the user did not save (nor a view of it), or a node with several results."""
     if value.id in held:
         return {"capacity": 0 if value.id in read else estimate(value.aval.nbytes, hints)}
-    savable = value.prim != "input" and len(value.avals) == 1
+    savable = (value.prim != "input" or value.id in hidden) and len(value.avals) == 1
     return {"capacity": _both_ways(value, hints)} if savable else {}
 
 

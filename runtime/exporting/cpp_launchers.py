@@ -121,7 +121,7 @@ class CppLauncher(Launcher):
 
     @once
     def sources(self) -> dict[sympy.Symbol, str]:
-        found = Launcher.sources.func(self)  # type: ignore[attr-defined]
+        found = Launcher.sources.make(self)
         return {s: re.sub(r"\.shape\[(\d+)\]", r".size(\1)", text) for s, text in found.items()}
 
     def _checks(self) -> list[str]:

@@ -147,6 +147,15 @@ def test_of_equal_cuts_the_one_nearest_to_backward_is_taken() -> None:
     assert "rsqrt" not in show(Recompute()(rms()).backward[(True,)])
 
 
+def test_a_view_of_an_input_that_is_saved_as_it_is_stays_so() -> None:
+    """x.view(x.shape) is x in the graph, and a hidden value all the same."""
+    made = program(
+        lambda x: [emit("exp", x), x], {"x": F32}, [Place("hidden", 0)], lambda r, g: [emit("mul", g, r)]
+    )  # fmt: skip
+    (kept,) = hidden_values(Recompute()(made))
+    assert kept.prim == "input"
+
+
 def test_a_saved_output_serves_backward(run) -> None:
     """y is saved anyway: exp's derivative, kept apart by the user, comes from it."""
 

@@ -230,14 +230,14 @@ def test_a_step_that_is_left_out_stays_so_on_disk(tmp_path: Path) -> None:
     for again in range(2):
         fast = fusegrad.compile(written(tmp_path).Gate, backend="interpret", fullgraph=True)
         args = operands()
-        with config.patch(disable=("fuse", "cse")):
+        with config.patch(disable=("fuse", "algebra")):
             out = fast.apply(*args)
         mine = torch.autograd.grad(out.sum(), args)
         for got, want in zip(mine, torch.autograd.grad(written(tmp_path).Gate.apply(*args).sum(), args), strict=True):
             torch.testing.assert_close(got, want)
         ((spec,),) = fast._fusegrad.known.values()
         made = [*spec.executables.values(), *(x for e in spec.entries.values() for x in e.executables.values())]
-        assert {e.switches.off for e in made} == {frozenset({"fuse", "cse"})}
+        assert {e.switches.off for e in made} == {frozenset({"fuse", "algebra"})}
         assert disk(fast) == ("from disk" if again else "kept on disk")
 
 
