@@ -98,6 +98,12 @@ CODES = (
         "Drop torch.is_grad_enabled() from backward.",
         (r"it asks for the grad mode",),
     ),
+    Code(
+        "FG016", "it turns the grad mode off or on, which forward mode does not heed",
+        "Tangents pass through torch.no_grad() in eager, gradients do not: no one rule is the derivative of both.",
+        "Use x.detach(), which both heed; or keep forward mode away from the function.",
+        (r"it turns the grad mode",),
+    ),
     # -------------------------------------------------------------- FG02x: effects that a graph would lose
     Code(
         "FG020", "it calls `print`",

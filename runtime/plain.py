@@ -8,16 +8,19 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch.autograd.function import Function
+from torch.overrides import TorchFunctionMode
 
 from ..ir.errors import KeywordOnlyError
 from ..tracer.capture import CaptureError, is_capturing
 from ..tracer.containers import leaves
 from ..tracer.declared import DeclarationError, Option, call_place
 from ..tracer.function import as_tuple, method_place
+from ..tracer.torch_private import grad_switch
 from .guards import is_float, is_tracked
 from .unit import vjp_of
 
@@ -77,18 +80,33 @@ def signature_of(fn: Callable[..., Any]) -> inspect.Signature:
         return inspect.signature(lambda *args: None)
 
 
-def watched(fn: Callable[..., Any], args: Sequence[Any]) -> Any:
+def watched(fn: Callable[..., Any], args: Sequence[Any], switches: Switches) -> Any:
     """The body, captured in grad mode, as eager runs it: its results tell whether they need a gradient.
 
     Raises CaptureError where something else would need one: autograd does not look into the containers of a Function.
     """
     untracked = [a for a in args if isinstance(a, Tensor) and not a.requires_grad]
     captured = is_capturing()
-    with torch.set_grad_enabled(captured):
+    with torch.set_grad_enabled(captured), switches if captured else nullcontext():
         output = fn(*args)
     if captured and (why := _unseen(args, output, untracked)) is not None:
         raise CaptureError(reason=why, where=method_place(fn))
     return output
+
+
+class Switches(TorchFunctionMode):
+    """Notes whether a function turns the grad mode on or off: forward mode does not heed it, a backward does."""
+
+    met = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.met = self.met or func is grad_switch
+        return func(*args, **(kwargs or {}))
+
+
+def switches_grad_mode(cls: type) -> bool:
+    """Whether a class was made of a plain function that does."""
+    return hasattr(cls, "_fusegrad_switches") and cls._fusegrad_switches.met
 
 
 def _unseen(args: Sequence[Any], output: Any, untracked: Sequence[Tensor]) -> str | None:
@@ -112,8 +130,10 @@ def function_class(fn: Callable[..., Any]) -> type:
     On kernel backends forward hands over what backward would do again (`ir/passes/overlap.py`).
     """
 
+    switches = Switches()
+
     def forward(*args: Any) -> Any:
-        return watched(fn, args)
+        return watched(fn, args, switches)
 
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         made = (o for o in as_tuple(output) if is_float(o) and not any(o is a for a in inputs))
@@ -129,6 +149,5 @@ def function_class(fn: Callable[..., Any]) -> type:
     body: dict[str, Any] = {name: staticmethod(rule) for name, rule in rules.items()}
     forward.__signature__ = signature_of(fn)  # type: ignore[attr-defined]
     name = getattr(fn, "__name__", type(fn).__name__)
-    return type(
-        name, (Function,), {**body, "__module__": fn.__module__, "_fusegrad_sources": (fn,), "__doc__": fn.__doc__}
-    )
+    body |= {"_fusegrad_sources": (fn,), "_fusegrad_switches": switches}
+    return type(name, (Function,), {**body, "__module__": fn.__module__, "__doc__": fn.__doc__})

@@ -25,6 +25,7 @@ from .config import KERNEL_BACKENDS
 from .guards import is_float
 from .lanes import Lowered
 from .linear import AttachedGradients, NonLinearBackward, Roundings, not_transposed, require_linear, waves
+from .plain import switches_grad_mode
 from .plan import BoundSizes
 from .promised import PromisedJvp
 from .tangents import tangents_of
@@ -58,6 +59,8 @@ def why_not_whole(compiler: Compiler, spec: Specialization) -> str | None:
     forward = spec.forward
     if spec.writes_inputs and (forward.hidden_count or backward_method(compiler.cls) is None):
         return "it writes to an argument and keeps a value from in between, which torch.func differentiates"
+    if forward_mode_is_active() and switches_grad_mode(compiler.cls):
+        return "it turns the grad mode off or on, which forward mode does not heed"
     if forward.returns_hidden and compiler.writes("vmap"):
         return "it returns a container with tensors, of which its own vmap tells nothing"
     return None

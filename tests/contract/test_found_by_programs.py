@@ -144,6 +144,15 @@ def test_a_result_without_a_way_back_needs_no_gradient(backend) -> None:
     same(constant_parts, "backward", "f32[3]", backend=backend)
 
 
+@both
+def test_forward_mode_does_not_heed_no_grad(backend) -> None:
+    fast = same(constant_parts, "dual numbers", "f32[3]", backend=backend)
+    x = torch.tensor([1.0, 2.0, 3.0])
+    with pytest.warns(fusegrad.FallbackWarning, match="FG016"):
+        _, tangents = torch.func.jvp(fast, (x,), (x,))
+    assert tangents[0].tolist() == [0.0] * 3 and tangents[1].item() == 3.0
+
+
 WEIGHT = torch.nn.Parameter(torch.ones(3))
 UNSEEN = {
     "given in a list": (lambda xs: xs[0] * 2, lambda x: ([x],), "it is given requires grad"),
