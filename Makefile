@@ -7,6 +7,7 @@
 # make threads        first calls, transforms and backwards in N=32 threads at once
 # make soak           CALLS=1000000 calls over SHAPES=1000 shapes: memory, variants, threads, files
 # make fuzz N=1000    random programs, compiled, against eager; SEED=0, JOBS=2, BACKEND="reference interpret:10"
+# make mutants        one change of the generator or of a transform at a time, N=200: which do the tests notice?
 # make docs           the documentation as a site in build/site, which needs no network to be read
 # make conformance    write docs/conformance.md: torch's own Functions by eager, fusegrad and torch.compile
 #
@@ -29,7 +30,7 @@ PINS := $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
 STAMP := $(VENV)/.fusegrad-installed
 
 .DEFAULT_GOAL := help
-.PHONY: threads soak fuzz help install demo test lint types tests compose conformance bench bench-gpu docs clean
+.PHONY: threads soak fuzz mutants help install demo test lint types tests compose conformance bench bench-gpu docs clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -75,6 +76,10 @@ soak: $(STAMP)
 fuzz: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/run.py $(or $(N),1000) --seed $(or $(SEED),0) --jobs $(JOBS) \
 		--backend "$(or $(BACKEND),reference interpret:10)" $(ARGS)
+
+mutants: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/mutants/mutant_runs.py -n $(or $(N),200) --seed $(or $(SEED),0) \
+		--jobs $(JOBS) $(ARGS)
 
 # Pages and pictures are made by docs/site/make_site.py; a broken link fails.
 docs: $(STAMP)

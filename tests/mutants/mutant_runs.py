@@ -1,0 +1,147 @@
+"""Mutation testing: `make mutants N=200`. Changes one place of the generator or of a transform, and runs the tests.
+
+A mutant is killed if a test fails or hangs. The tests run from those nearest to the module to all that see a result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from mutation_sites import Mutant, mutants
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "trust"))
+
+import outcome  # noqa: E402
+
+MEANING = ("codegen", "ir/passes", "ir/transforms")
+"""Where a slip can make a wrong result."""
+PLANS = ("schedule", "pairs", "rooflines", "work", "place", "neighbours", "nests", "strips")
+"""Modules that choose among right kernels: a slip there costs speed first of all. Counted apart."""
+RANDOM = "tests/codegen/test_random_graphs.py"
+DERIVED = ("tests/runtime/test_derive_jvp.py", "tests/runtime/test_derived_backward.py")
+NEAREST: dict[str, tuple[str, ...]] = {
+    "ir/passes": ("tests/ir", RANDOM),
+    "ir/transforms": ("tests/ir/transforms", *DERIVED),
+    "codegen": (RANDOM, "tests/codegen/test_bodies.py", "tests/codegen/test_primitives.py"),
+}
+STAGES: tuple[tuple[str, ...], ...] = (
+    ("tests/codegen", "tests/ir"),
+    ("tests/suite", "tests/runtime", "tests/compose"),
+    ("tests/contract", "tests/exporting", "tests/benchmarks", "tests/conformance", "tests/everywhere"),
+)
+LIMIT = 3600  # seconds for a stage that waits for something; processor time has its own limit
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a mutant: killed by a test, by a limit of time, or alive after every stage."""
+
+    mutant: str
+    killed: bool
+    by: str
+    seconds: float
+
+
+def main() -> int:
+    asked = _arguments()
+    chosen = _chosen(asked)
+    print(f"{len(chosen)} mutants, seed {asked.seed}", flush=True)
+    _require_green(asked.stages)
+    with ThreadPoolExecutor(asked.jobs) as pool:
+        verdicts = list(pool.map(lambda m: _told(_judged(m, asked.stages)), chosen))
+    alive = [v for v in verdicts if not v.killed]
+    print(f"{len(verdicts) - len(alive)} of {len(verdicts)} killed")
+    if asked.json:
+        told = {"seed": asked.seed, "plans": asked.plans, "killed": len(verdicts) - len(alive), "of": len(verdicts)}
+        name = "mutants_plans" if asked.plans else "mutants"
+        print(outcome.write(name, {**told, "verdicts": [asdict(v) for v in verdicts]}))
+    return 1 if len(alive) > len(verdicts) * 0.05 else 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="mutants", description=__doc__)
+    parser.add_argument("-n", type=int, default=200, help="how many mutants")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--stages", type=int, default=len(STAGES), help="how many stages after the nearest tests")
+    parser.add_argument("--plans", action="store_true", help="of the modules that choose among right kernels")
+    parser.add_argument("--only", default="", help="mutants whose place contains this")
+    parser.add_argument("--json", action="store_true", help="write benchmarks/results/trust/mutants.json")
+    return parser.parse_args()
+
+
+def _chosen(asked: argparse.Namespace) -> list[Mutant]:
+    """The same for the same seed and sources."""
+    every = [m for path in modules(asked.plans) for m in mutants(path, ROOT) if asked.only in str(m)]
+    return random.Random(asked.seed).sample(every, min(asked.n, len(every)))
+
+
+def modules(plans: bool) -> Iterator[Path]:
+    for folder in MEANING:
+        yield from (p for p in sorted((ROOT / folder).glob("*.py")) if (p.stem in PLANS) == plans)
+
+
+def _judged(mutant: Mutant, stages: int) -> Verdict:
+    start = time.monotonic()
+    for tests in (_nearest(mutant), *STAGES[:stages]):
+        by = unnoticed(mutant, tests)
+        if by:
+            return Verdict(str(mutant), True, by, round(time.monotonic() - start, 1))
+    return Verdict(str(mutant), False, "", round(time.monotonic() - start, 1))
+
+
+def _require_green(stages: int) -> None:
+    """What fails without a change says nothing about one."""
+    path = Path("ir/rewrite.py")
+    whole = Mutant(path, 1, "", "", (ROOT / path).read_text(encoding="utf-8"))
+    for tests in STAGES[:stages]:
+        if failed := unnoticed(whole, tests):
+            sys.exit(f"without a mutant: {failed}")
+
+
+def _nearest(mutant: Mutant) -> tuple[str, ...]:
+    return next(tests for folder, tests in NEAREST.items() if mutant.path.as_posix().startswith(folder))
+
+
+def unnoticed(mutant: Mutant, tests: Sequence[str]) -> str:
+    """The test that failed, or "" where all passed."""
+    child = subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("mutant_trial.py")), str(mutant.path), *tests],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        text=True, start_new_session=True, cwd=ROOT,
+    )  # fmt: skip
+    try:
+        out, _ = child.communicate(mutant.text, timeout=LIMIT)
+    except subprocess.TimeoutExpired:
+        return "a limit of time"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+    if child.returncode == 0:
+        return ""
+    if child.returncode in (-signal.SIGKILL, -signal.SIGXCPU):
+        return "a limit of processor time"
+    failed = [line for line in out.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return failed[0].split(" - ")[0] if failed else f"exit code {child.returncode}"
+
+
+def _told(verdict: Verdict) -> Verdict:
+    state = "killed" if verdict.killed else "ALIVE "
+    print(f"{state} {verdict.seconds:6.1f} s  {verdict.mutant}  {verdict.by}", flush=True)
+    return verdict
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,47 @@
+"""The tool that changes the sources: its changes are real, one at a time, and tests that fail are seen to."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from pathlib import Path
+
+import pytest
+from mutant_runs import ROOT, modules, unnoticed
+from mutation_sites import Mutant, mutants
+
+SAMPLE = '''"""A docstring: 1 < 2."""
+
+__all__ = ["f"]
+
+
+def f(x: int = 0, y: "int | None" = None) -> int:
+    """Not this: 1 + 1."""
+    if x < 1 and not y:
+        raise ValueError(f"{x} == 1")
+    return [a + 1 for a in (x, y) if a is not None][1:]
+'''
+
+
+def test_every_change_is_one_change_and_none_is_of_words_for_people(tmp_path: Path) -> None:
+    (tmp_path / "sample.py").write_text(SAMPLE, encoding="utf-8")
+    made = mutants(tmp_path / "sample.py", tmp_path)
+    changes = {(m.was, m.now) for m in made}
+    assert {("x < 1", "(x <= 1)"), ("not y", "(y)"), ("a + 1", "(a - 1)"), ("a is not None", "(True)")} <= changes
+    assert ("x < 1 and not y", "(x < 1 or not y)") in changes and ("1", "2") in changes
+    for mutant in made:
+        assert ast.dump(ast.parse(mutant.text)) != ast.dump(ast.parse(SAMPLE))
+        assert mutant.line >= 8 and mutant.line != 9, "in the body, and not in the message of an error"
+
+
+def test_the_sources_have_thousands_of_mutants() -> None:
+    made = [m for path in modules(plans=False) for m in mutants(path, ROOT)]
+    assert len(made) > 4000 and len({(m.path, m.text) for m in made}) > 0.99 * len(made)
+
+
+@pytest.mark.parametrize("text", ["raise RuntimeError('never imported')", None])
+def test_a_broken_module_is_noticed_and_a_whole_one_is_not(text: str | None) -> None:
+    path = Path("ir/rewrite.py")
+    whole = Mutant(path, 1, "", "", (ROOT / path).read_text(encoding="utf-8"))
+    found = unnoticed(whole if text is None else dataclasses.replace(whole, text=text), ["tests/ir/test_rewrite.py"])
+    assert (found == "") == (text is None)
