@@ -10,6 +10,7 @@ import argparse
 import ast
 import json
 import multiprocessing
+import os
 import platform
 import resource
 import subprocess
@@ -29,6 +30,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS_PER_PROCESS = 400
 MEMORY = 3_000_000  # kB; then a fresh process
 TOLD_EACH = 30.0
+PATIENCE = 10
+"""How often the limit in seconds of processor time may pass on the clock."""
 SHRINK_SECONDS = 60.0
 DEFAULT = ("reference", "interpret:10")
 NAMES = {
@@ -124,6 +127,7 @@ class Worker:
     options: argparse.Namespace
     seed: int | None = None
     began: float = 0.0
+    used: float = 0.0
     done: int = 0
 
     def __post_init__(self) -> None:
@@ -134,12 +138,13 @@ class Worker:
         theirs.close()
 
     def give(self, seed: int) -> None:
-        self.seed, self.began = seed, time.monotonic()
+        self.seed, self.began, self.used = seed, time.monotonic(), cpu_seconds(self.process.pid)
         self.pipe.send(seed)
 
     def take(self) -> dict[str, Any] | None:
         """The answer; a fault where the process died, or takes too long; None where it is still at it."""
         limit = self.options.timeout
+        took, used = time.monotonic() - self.began, cpu_seconds(self.process.pid) - self.used
         if self.pipe.poll():
             try:
                 answer: dict[str, Any] = self.pipe.recv()
@@ -148,7 +153,7 @@ class Worker:
             except EOFError:
                 self.process.join()
                 return self.lost(f"the process died, exit code {self.process.exitcode}")
-        return self.lost(f"no answer in {limit:.0f} s") if time.monotonic() - self.began > limit else None
+        return self.lost(f"no answer in {limit:g} s") if used > limit or took > PATIENCE * limit else None
 
     def lost(self, what: str) -> dict[str, Any]:
         answer = {"seed": self.seed, "faults": [{"kind": what, "text": f"Program{self.seed}: {what}"}], "dead": True}
@@ -161,6 +166,15 @@ class Worker:
             self.process.kill()
         self.process.join()
         self.pipe.close()
+
+
+def cpu_seconds(pid: int | None) -> float:
+    """What a process has used of the processor, where Linux tells: on a busy machine a program takes long."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def answers(seeds: Iterable[int], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -302,7 +316,7 @@ def parsed(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--cases", type=int, default=4, help="cases for each program")
     parser.add_argument("--backend", action="append", help="NAME or NAME:ONE_IN; reference and interpret:10 by default")
-    parser.add_argument("--timeout", type=float, default=120.0, help="seconds for one program")
+    parser.add_argument("--timeout", type=float, default=120.0, help="seconds of processor time for one program")
     parser.add_argument("--out", type=Path, default=Path("build/fuzz-faults"), help="where scripts of faults go")
     parser.add_argument("--json", type=Path, help="a file that the run is added to")
     parser.add_argument("--resume", action="store_true", help="without the seeds that the --json file has")
