@@ -123,6 +123,11 @@ def _helper(name: str) -> Rule:
     return lambda d, *xs: call(name, *xs)
 
 
+def _on_tensors(name: str) -> Rule:
+    """A helper that needs its operands in one shape."""
+    return lambda d, *xs: call(name, *(_tensor(d, x) for x in xs))
+
+
 def _floats_only(name: str) -> Rule:
     """A rounding function: integers are whole already."""
     return lambda d, x: call(name, x) if d in FLOATING else x
@@ -182,7 +187,7 @@ def _power(d: str, x: Expr, y: Expr) -> Expr:
 
 def _tensor(d: str, x: Expr) -> Expr:
     """A literal as a tensor: helpers convert their operands."""
-    return x if x.names else call("tl.full", literal("()"), x, literal(TL[d]))
+    return x if x.names else call("tl.full", literal("()"), x, literal(TL[held(d)]))
 
 
 _absolute: Rule = lambda d, x: x if d in UNSIGNED or d == "b1" else call("tl.abs", x)  # noqa: E731
@@ -206,9 +211,9 @@ rules: dict[str, Rule] = {
     "ge": _ordered(">="),
     "max": _by_kind(_helper("larger"), _tl("maximum"), _infix("|")),
     "min": _by_kind(_helper("smaller"), _tl("minimum"), _infix("&")),
-    "rem": _by_kind(_helper("float_modulo"), _helper("modulo")),
+    "rem": _by_kind(_on_tensors("float_modulo"), _helper("modulo")),
     "fmod": _by_kind(_library("fmod"), _infix("%")),
-    "floordiv": _by_kind(_helper("floor_division"), _helper("floor_quotient")),
+    "floordiv": _by_kind(_on_tensors("floor_division"), _helper("floor_quotient")),
     "pow": _power,
     "where": _tl("where"),
     # Triton's -x is 0 - x, which loses the sign of zero
@@ -228,8 +233,8 @@ rules: dict[str, Rule] = {
     "trunc": _floats_only("libdevice.trunc"),
     "round": _floats_only("libdevice.rint"),
     **{name: _library(name) for name in (
-        "exp exp2 expm1 log log2 log1p rsqrt sin cos tan asin acos atan atan2 sinh cosh tanh asinh acosh atanh erf "
-        "lgamma".split()
+        "exp exp2 expm1 log log2 log10 log1p rsqrt sin cos tan asin acos atan atan2 sinh cosh tanh asinh acosh atanh "
+        "erf lgamma hypot".split()
     )},
 }  # fmt: skip
 """With the accuracy of eager: see docs/numerics.md."""

@@ -169,7 +169,7 @@ def _random(node: _Node, seed: Array, offset: Array) -> Array:
 # ---------------------------------------------------------------------------------------------- the table
 UNARY: dict[str, Callable[..., Any]] = {
     "neg": np.negative, "conj": np.conj, "abs": np.abs, "sign": _sign, "exp": np.exp, "exp2": np.exp2,
-    "expm1": np.expm1, "log": np.log, "log2": np.log2, "log1p": np.log1p, "sqrt": np.sqrt,
+    "expm1": np.expm1, "log": np.log, "log2": np.log2, "log10": np.log10, "log1p": np.log1p, "sqrt": np.sqrt,
     "rsqrt": lambda x: 1 / np.sqrt(x), "sin": np.sin, "cos": np.cos, "tan": np.tan, "asin": np.arcsin,
     "acos": np.arccos, "atan": np.arctan, "sinh": np.sinh, "cosh": np.cosh, "tanh": np.tanh, "asinh": np.arcsinh,
     "acosh": np.arccosh, "atanh": np.arctanh, "sigmoid": _sigmoid, "erf": np.vectorize(math.erf, otypes=[float]),
@@ -180,6 +180,7 @@ UNARY: dict[str, Callable[..., Any]] = {
 BINARY: dict[str, Callable[..., Any]] = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": _divided, "pow": np.power, "max": np.maximum,
     "min": np.minimum, "rem": np.remainder, "fmod": np.fmod, "floordiv": np.floor_divide, "atan2": np.arctan2,
+    "hypot": np.hypot,
     "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
     "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
 }  # fmt: skip

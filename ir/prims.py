@@ -49,10 +49,10 @@ class Arg:
 
 
 UNARY = tuple(
-    "neg conj abs sign exp exp2 expm1 log log2 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh asinh acosh "
-    "atanh sigmoid erf lgamma floor ceil round trunc reciprocal not isnan isinf signbit".split()
+    "neg conj abs sign exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh asinh "
+    "acosh atanh sigmoid erf lgamma floor ceil round trunc reciprocal not isnan isinf signbit".split()
 )
-BINARY = tuple("add sub mul div pow max min rem fmod floordiv atan2 and or xor shl shr".split())
+BINARY = tuple("add sub mul div pow max min rem fmod floordiv atan2 hypot and or xor shl shr".split())
 COMPARE = tuple("eq ne lt le gt ge".split())
 PREDICATES = ("isnan", "isinf", "signbit")
 

@@ -205,11 +205,11 @@ def _extern(node: Node, *operands: Any) -> Any:
 
 
 UNARY = {name: getattr(torch, name) for name in (
-    "neg abs sign exp exp2 expm1 log log2 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh "
-    "sigmoid erf lgamma floor ceil round trunc reciprocal isnan isinf signbit".split()
+    "neg abs sign exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh asinh acosh "
+    "atanh sigmoid erf lgamma floor ceil round trunc reciprocal isnan isinf signbit".split()
 )}  # fmt: skip
 BINARY = {
-    **{name: getattr(torch, name) for name in "add sub mul div pow fmod atan2 eq ne lt le gt ge".split()},
+    **{name: getattr(torch, name) for name in "add sub mul div pow fmod atan2 hypot eq ne lt le gt ge".split()},
     "max": torch.maximum, "min": torch.minimum, "rem": torch.remainder,
     "floordiv": functools.partial(torch.div, rounding_mode="floor"),
     "shl": torch.bitwise_left_shift, "shr": torch.bitwise_right_shift,

@@ -49,7 +49,8 @@ def _softplus(x: Any, beta: float = 1.0, threshold: float = 20.0) -> Any:
 
 
 def _softplus_backward(g: Any, x: Any, beta: float, threshold: float) -> Any:
-    return torch.where(x * beta > threshold, g, g * torch.sigmoid(x * beta))
+    z = torch.exp(x * beta)
+    return torch.where(x * beta > threshold, g, g * z / (z + 1))
 
 
 def _mish(x: Any) -> Any:
@@ -66,14 +67,6 @@ def _logaddexp(x: Any, y: Any) -> Any:
     return torch.where(x == y, x + math.log(2), apart)
 
 
-def _hypot(x: Any, y: Any) -> Any:
-    """By the larger of the two, so that squares neither overflow nor vanish; infinite beside NaN, too."""
-    a, b = torch.abs(x), torch.abs(y)
-    top, low = torch.maximum(a, b), torch.minimum(a, b)
-    ratio = torch.where(top == 0, 0.0, low / top)
-    return torch.where((a == math.inf) | (b == math.inf), math.inf, top * torch.sqrt(1 + ratio * ratio))
-
-
 elementwise: dict[str, Callable[..., Any]] = {
     "gelu": _gelu,
     "gelu_backward.default": _gelu_backward,
@@ -88,8 +81,6 @@ elementwise: dict[str, Callable[..., Any]] = {
     "sigmoid_backward.default": lambda g, y: g * (y * (1 - y)),
     "tanh_backward.default": lambda g, y: g * (1 - y * y),
     "threshold_backward.default": lambda g, x, limit: torch.where(x <= limit, 0.0, g),
-    "log10": lambda x: torch.log2(x) * math.log10(2),
-    "hypot": _hypot,
     "logaddexp": _logaddexp,
     "lerp.Scalar": lambda x, y, weight: x + weight * (y - x) if abs(weight) < 0.5 else y - (y - x) * (1 - weight),
     "lerp.Tensor": lambda x, y, w: torch.where(torch.abs(w) < 0.5, x + w * (y - x), y - (y - x) * (1 - w)),
@@ -107,7 +98,9 @@ for _names, _formula in elementwise.items():
 
 @composite("copysign.Tensor")
 def _copysign(x: Any, y: Any) -> Any:
-    size = torch.abs(x)
+    """A float always, of the operands' common dtype."""
+    common = torch.result_type(x, y)
+    size = torch.abs(x.to(common if common.is_floating_point else torch.get_default_dtype()))
     return torch.where(torch.signbit(y), -size, size)
 
 
@@ -151,12 +144,18 @@ def _dims(x: Any, dim: Any) -> list[int]:
     return sorted({d % x.dim() for d in chosen}) if x.dim() else []
 
 
-def _var_mean(x: Any, dim: Any = None, *, correction: Any = 1, keepdim: bool = False) -> tuple[Any, Any]:
+def _var_mean(
+    x: Any, dim: Any = None, *, correction: Any = 1, keepdim: bool = False, compensated: bool = True
+) -> tuple[Any, Any]:
+    """Two passes. compensated: what rounding left in the mean is taken back, which tells where the mean is large."""
     dims = _dims(x, dim)
     n = math.prod((x.shape[d] for d in dims), start=1)
     mean = torch.mean(x, dims, keepdim=True) if dims else x
     centered = x - mean
     total = torch.sum(centered * centered, dims, keepdim=True) if dims else centered * centered
+    if dims and compensated:
+        left = torch.sum(centered, dims, keepdim=True)
+        total = total - left * (left / n)
     free = n - (1 if correction is None else correction)
     free = max(free, 0) if isinstance(free, (int, float)) else free
     if keepdim or not dims:
@@ -169,7 +168,7 @@ def _moments(finish: Callable[[Any, Any], Any]) -> Callable[..., Any]:
 
     def apply(x: Any, dim: Any = None, **options: Any) -> Any:
         wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-        result = finish(*_var_mean(wide, dim, **options))
+        result = finish(*_var_mean(wide, dim, **options, compensated=wide is x))
         return tuple(r.to(x.dtype) for r in result) if isinstance(result, tuple) else result.to(x.dtype)
 
     return apply
@@ -219,6 +218,13 @@ def _logsumexp(x: Any, dim: Any, keepdim: bool = False) -> Any:
     return result.to(x.dtype) if x.is_floating_point() else result
 
 
+@composite("_softmax_backward_data.default")
+def _softmax_backward(g: Any, y: Any, dim: int, dtype: Any) -> Any:
+    """The mean gradient leaves before the product, so that nothing cancels that was rounded."""
+    g, y = _wide(g), _wide(y)
+    return (y * (g - torch.sum(g * y, dim, keepdim=True))).to(dtype)
+
+
 # ---------------------------------------------------------------------------------------------- norms
 LOW = (torch.float16, torch.bfloat16)
 
@@ -240,7 +246,7 @@ def _affine(x: Any, weight: Any, bias: Any) -> Any:
 @composite("native_layer_norm.default")
 def _layer_norm(x: Any, shape: Any, weight: Any, bias: Any, eps: float) -> Any:
     wide, dims = _wide(x), list(range(x.dim() - len(shape), x.dim()))
-    var, mean = _var_mean(wide, dims, correction=0, keepdim=True)
+    var, mean = _var_mean(wide, dims, correction=0, keepdim=True, compensated=wide is x)
     rstd = torch.rsqrt(var + eps)
     y = _affine((wide - mean) * rstd, weight, bias)
     return y.to(x.dtype), _statistic(mean, x), _statistic(rstd, x)
@@ -249,7 +255,7 @@ def _layer_norm(x: Any, shape: Any, weight: Any, bias: Any, eps: float) -> Any:
 @composite("native_group_norm.default")
 def _group_norm(x: Any, weight: Any, bias: Any, n: Any, c: Any, inner: Any, groups: int, eps: float) -> Any:
     wide = _wide(x).reshape(n, groups, c // groups, inner)
-    var, mean = _var_mean(wide, [2, 3], correction=0, keepdim=True)
+    var, mean = _var_mean(wide, [2, 3], correction=0, keepdim=True, compensated=x.dtype not in LOW)
     rstd = torch.rsqrt(var + eps)
     w, b = (None if p is None else p.reshape(1, groups, c // groups, 1) for p in (weight, bias))
     y = _affine((wide - mean) * rstd, w, b)

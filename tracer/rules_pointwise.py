@@ -17,8 +17,9 @@ WITH_SCALARS_IN_FLOAT32 = ("add", "sub", "mul", "div", "pow")
 
 table = {
     **{name: name for name in (
-        "exp exp2 expm1 log log2 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf "
-        "lgamma sigmoid reciprocal neg abs sign mul fmod atan2 eq ne lt le gt ge isnan isinf floor ceil trunc".split()
+        "exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh "
+        "erf lgamma sigmoid reciprocal neg abs sign mul fmod atan2 hypot eq ne lt le gt ge isnan isinf floor ceil "
+        "trunc".split()
     )},
     "sgn": "sign", "logical_not": "not", "bitwise_not": "not", "remainder": "rem", "maximum": "max", "minimum": "min",
     "logical_and": "and", "logical_or": "or", "logical_xor": "xor", "bitwise_and": "and", "bitwise_or": "or",

@@ -175,6 +175,7 @@ defjvp("exp2", lambda t, y, x: mul(t, mul(y, LN2)))
 defjvp("expm1", lambda t, y, x: mul(t, plus(y, 1)))
 defjvp("log", lambda t, y, x: div(t, x))
 defjvp("log2", lambda t, y, x: div(t, mul(x, LN2)))
+defjvp("log10", lambda t, y, x: div(t, mul(x, math.log(10))))
 defjvp("log1p", lambda t, y, x: div(t, plus(x, 1)))
 defjvp("sqrt", lambda t, y, x: div(t, mul(y, 2)))
 defjvp("rsqrt", lambda t, y, x: mul(mul(t, -0.5), mul(y, mul(y, y))))
@@ -206,9 +207,10 @@ defjvp("rem", lambda t, a, x, y: t, lambda t, a, x, y: emit("neg", mul(t, emit("
 defjvp("fmod", lambda t, a, x, y: t, lambda t, a, x, y: emit("neg", mul(t, emit("trunc", div(x, y)))))
 defjvp(
     "atan2",
-    lambda t, a, x, y: mul(t, div(y, plus(mul(x, x), mul(y, y)))),
-    lambda t, a, x, y: emit("neg", mul(t, div(x, plus(mul(x, x), mul(y, y))))),
+    lambda t, a, x, y: mul(t, by_square(y, x, y)),
+    lambda t, a, x, y: emit("neg", mul(t, by_square(x, x, y))),
 )
+defjvp("hypot", lambda t, a, x, y: mul(t, div(x, a)), lambda t, a, x, y: mul(t, div(y, a)))
 defjvp("amax amin", lambda t, a, x, axes: shared(t, a, x, axes))
 defjvp("prod", lambda t, a, x, axes: summed(mul(t, others(x, axes)), axes))
 defjvp("dot", lambda t, a, x, y, **p: emit("dot", t, y, **p), lambda t, a, x, y, **p: emit("dot", x, t, **p))
@@ -234,6 +236,12 @@ def zero_where(condition: Value, t: Value, slope: Value) -> Value:
 def won(t: Value, x: Value, y: Value, loses: Callable[[Value, Value], Value]) -> Value:
     """The tangent of x where it is the larger (smaller) of two, half of it where they are equal."""
     return where(eq(x, y), mul(t, 0.5), where(loses(x, y), 0, t))
+
+
+def by_square(z: Value, x: Value, y: Value) -> Value:
+    """z * (1 / (x*x + y*y)), and 0 at the origin, as torch has it."""
+    square = plus(mul(x, x), mul(y, y))
+    return mul(z, where(emit("eq", square, zeros(square.aval)), 0, emit("reciprocal", square)))
 
 
 def shared(t: Value, a: Value, x: Value, axes: tuple[int, ...]) -> Value:

@@ -73,6 +73,15 @@ def test_division_of_signed_integers(name: str) -> None:
         agree(lambda x, y: op(name, op("sub", x, 3), op("sub", op("mul", y, 2), 5)), SIZES[0], **inputs)
 
 
+@pytest.mark.parametrize("name", ["rem", "fmod", "floordiv", "pow", "atan2", "hypot", "shl", "shr"])
+def test_numbers_as_operands(name: str) -> None:
+    whole = name in ("shl", "shr")
+    for dtype in ("i32",) if whole else ("f32", "f64", "bf16"):
+        for number in (2, 40, -1) if whole else (1.5, -2.0):
+            agree(lambda x, n=number: op(name, x, n), SIZES[2], x=Input(dtype, (M, N)))
+            agree(lambda x, n=number: op(name, n, x), SIZES[2], x=Input(dtype, (M, N)))
+
+
 @pytest.mark.parametrize("name", [*COMPARE, "and", "or", "xor", "add", "mul", "max", "min"])
 def test_booleans(name: str) -> None:
     agree(lambda x, y: op(name, x, y), SIZES[0], x=Input("b1", (M, N)), y=Input("b1", (M, N)))

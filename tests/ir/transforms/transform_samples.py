@@ -88,18 +88,18 @@ def prim(name: str, **params: Any) -> Build:
 X, Y = f64(M, N), f64(M, N)
 POSITIVE, INSIDE, ABOVE_ONE = (0.2, 3.0), (-0.9, 0.9), (1.1, 3.0)
 spans = {
-    **dict.fromkeys("log log2 log1p sqrt rsqrt lgamma".split(), POSITIVE),
+    **dict.fromkeys("log log2 log10 log1p sqrt rsqrt lgamma".split(), POSITIVE),
     **dict.fromkeys("asin acos atanh".split(), INSIDE),
     "acosh": ABOVE_ONE, "reciprocal": POSITIVE, "tan": INSIDE,
 }  # fmt: skip
 ELEMENTWISE = (
-    "neg abs exp exp2 expm1 log log2 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh "
-    "sigmoid erf lgamma reciprocal"
+    "neg abs exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh asinh acosh "
+    "atanh sigmoid erf lgamma reciprocal"
 ).split()
 
 samples = [
     *(Sample(name, (X,), prim(name), spans.get(name, (-2.0, 2.0))) for name in ELEMENTWISE),
-    *(Sample(name, (X, Y), prim(name)) for name in "add sub mul max min rem fmod atan2".split()),
+    *(Sample(name, (X, Y), prim(name)) for name in "add sub mul max min rem fmod atan2 hypot".split()),
     *(Sample(name, (X, Y), prim(name), POSITIVE) for name in ("div", "pow")),
     Sample("conj", (X,), prim("conj")),
     Sample("where", (TensorType((M, N), "b1"), X, Y), prim("where")),
