@@ -1,6 +1,7 @@
 """Random numbers in a plain function: its derived backward runs the body again, and would draw other ones.
 
-A Function class says itself what its backward reads; `fusegrad.random` draws the same numbers from the same seed again.
+A Function class says itself what its backward reads; a derivative of its forward would draw anew, too.
+`fusegrad.random` draws the same numbers from the same seed again.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import torch
 from torch.fx import Node
 
 from ..tracer.capture import CaptureError
+from .dependence import sources_of
+from .guards import is_float
 
 if TYPE_CHECKING:
     from .specialization import Specialization
@@ -28,6 +31,19 @@ def require_none(specialization: Specialization) -> None:
         _, where, _ = node.meta.get("fusegrad_origin") or (None, specialization.forward_place(), None)
         reason = f"it draws random numbers (`{node.target}`), which its derived backward would draw anew"
         raise CaptureError(reason=reason, where=where)
+
+
+def why_not_differentiated(specialization: Specialization, derived: bool) -> str | None:
+    """Why torch.func may not differentiate forward: it would draw anew. None where it may, or need not.
+
+    derived: whether the rule that is asked for is forward's own derivative. What forward kept in between has one, too.
+    """
+    forward = specialization.forward
+    node = _first_draw(forward.trace.graph_module.graph.nodes)
+    kept = zip(forward.fake_hidden, sources_of(forward.trace)[len(forward.fake_outputs) :], strict=True)
+    if node is None or not (derived or any(is_float(f) and sources for f, sources in kept)):
+        return None
+    return f"it draws random numbers (`{node.target}`), which a derivative of it would draw anew"
 
 
 def _of_backward(specialization: Specialization) -> Iterable[Node]:

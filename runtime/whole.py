@@ -22,6 +22,7 @@ from ..tracer.function import as_tuple, backward_method, rebind
 from ..tracer.torch_private import forward_levels, forward_mode_is_active, plain_tensors, share_memory
 from . import reference
 from .config import KERNEL_BACKENDS
+from .draws import why_not_differentiated
 from .guards import is_float
 from .lanes import Lowered
 from .linear import AttachedGradients, NonLinearBackward, Roundings, not_transposed, require_linear, waves
@@ -59,6 +60,9 @@ def why_not_whole(compiler: Compiler, spec: Specialization) -> str | None:
     forward = spec.forward
     if spec.writes_inputs and (forward.hidden_count or backward_method(compiler.cls) is None):
         return "it writes to an argument and keeps a value from in between, which torch.func differentiates"
+    pushed = compiler.derive_jvp == "forward" and forward_mode_is_active() and not compiler.writes("jvp")
+    if (why := why_not_differentiated(spec, pushed or backward_method(compiler.cls) is None)) is not None:
+        return why
     if forward_mode_is_active() and switches_grad_mode(compiler.cls):
         return "it turns the grad mode off or on, which forward mode does not heed"
     if forward.returns_hidden and compiler.writes("vmap"):

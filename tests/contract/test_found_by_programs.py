@@ -111,6 +111,32 @@ def test_the_angle_of_constants() -> None:
     torch.testing.assert_close(fusegrad.compile(angles, backend="interpret")(x), angles(x))
 
 
+class Shaken(Function):
+    @staticmethod
+    def forward(x):
+        return x * torch.rand_like(x)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(inputs[0], output)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, y = ctx.saved_tensors
+        return grad * y / x
+
+
+def test_no_derivative_of_forward_draws_other_random_numbers() -> None:
+    x = torch.rand(4) + 1
+    y, tangent = torch.func.jvp(fusegrad.compile(Shaken).apply, (x,), (torch.ones(4),))
+    torch.testing.assert_close(tangent, y / x)
+    fast = fusegrad.compile(Shaken, derive_jvp="forward")
+    with pytest.warns(fusegrad.FallbackWarning, match="draws random numbers"):
+        with pytest.raises(NotImplementedError, match="jvp"):
+            torch.func.jvp(fast.apply, (x,), (torch.ones(4),))
+    assert fast._fusegrad.records["torch.func"].code == "FG025"
+
+
 # ------------------------------------------------------------------ what autograd sees of a plain function
 def flags(result):
     return torch.utils._pytree.tree_map(lambda t: t.requires_grad, result)
