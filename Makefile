@@ -9,6 +9,7 @@
 # make fuzz N=1000    random programs, compiled, against eager; SEED=0, JOBS=2, BACKEND="reference interpret:10"
 # make mutants        one change of the generator or of a transform at a time, N=200: which do the tests notice?
 # make docs           the documentation as a site in build/site, which needs no network to be read
+# make guards N=2000  random worlds: closures, globals, dtypes, layouts, torch's state; nothing stale is served
 # make conformance    write docs/conformance.md: torch's own Functions by eager, fusegrad and torch.compile
 #
 #   PYTHON=python3.12         another interpreter (>= 3.11)
@@ -30,7 +31,7 @@ PINS := $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
 STAMP := $(VENV)/.fusegrad-installed
 
 .DEFAULT_GOAL := help
-.PHONY: threads soak fuzz mutants help install demo test lint types tests compose conformance bench bench-gpu docs clean
+.PHONY: threads soak fuzz mutants help install demo test lint types tests compose conformance guards bench bench-gpu docs clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -80,6 +81,11 @@ fuzz: $(STAMP)
 mutants: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/mutants/mutant_runs.py -n $(or $(N),200) --seed $(or $(SEED),0) \
 		--jobs $(JOBS) $(ARGS)
+
+# What was captured in one world is never served, wrong, in another: random worlds, in one process and on disk.
+guards: $(STAMP)
+	OMP_NUM_THREADS=1 FUSEGRAD_STORE=0 $(BIN)/python tests/trust/pairs.py $(or $(N),2000) --seed $(or $(SEED),0) --json benchmarks/results/trust/guards.json
+	OMP_NUM_THREADS=1 $(BIN)/python tests/trust/pairs.py $(or $(N),2000) --seed $(or $(SEED),0) --stored --json benchmarks/results/trust/guards.json
 
 # Pages and pictures are made by docs/site/make_site.py; a broken link fails.
 docs: $(STAMP)

@@ -109,7 +109,7 @@ CODES = (
         "FG020", "it calls `print`",
         "A call with an effect, or with another result each time, would happen once and never again.",
         "Take it out of the method, or declare is_traceable = False.",
-        (r"it calls `\w+`$", r"it uses the module"),
+        (r"it calls `\w+`$", r"it calls `\w+` of [\w.]+$", r"it uses the module", r"it imports `"),
     ),
     Code(
         "FG021", "it assigns the global `counter`",
@@ -153,13 +153,13 @@ CODES = (
         "FG031", "an argument holds a Lock",
         "An argument has state that cannot be compared, so a graph could be used where it does not fit.",
         "Pass what the method needs of it: numbers, strings, tensors.",
-        (r"an argument holds",),
+        (r"an argument holds", r"an argument is a tensor that carries", r"it may ask whether"),
     ),
     Code(
         "FG032", "it reads a tensor (3, 4) that cannot be found again on the next call",
         "A tensor from outside is reached in a way that the source does not show.",
         "Pass it as an argument, or refer to it by a name (a global, a closure, an attribute).",
-        (r"it reads a tensor .* that cannot",),
+        (r"it reads a tensor .* that cannot", r"it hands on the module", r"it reads `[^`]*`, which"),
     ),
     Code(
         "FG033", "it returns a Generator",
@@ -353,6 +353,13 @@ CODES = (
         "A product in a kernel of its own reads its operands many times, so they are in memory first.",
         "Nothing.",
         (r"what comes before a product",),
+    ),
+    Code(
+        "FG119", "cut: floats that are added to one place at once are added in no fixed order",
+        "A kernel would add with atomics, no two runs with the same last bits; torch's own operation is called, "
+        "which sorts first. Values that are put in one place are torch's under deterministic algorithms alone.",
+        "Nothing.",
+        (r"floats that are added", r"which of several values"),
     ),
     # -------------------------------------------------------------- FG2xx: errors, by class
     Code(

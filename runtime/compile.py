@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import sympy
+import torch
 
 from .. import codegen
 from ..codegen import Kernels, Target
@@ -20,6 +21,7 @@ from ..ir.passes.products import Decision, Products
 from ..ir.passes.simplify import Simplify
 from ..ir.prims import PRIMS
 from ..ir.switches import allowed, shown, takes
+from ..ir.types import COMPLEX
 from ..tracer.aten import known_about, lower
 from ..tracer.capture import Trace
 from . import logs
@@ -101,7 +103,7 @@ def generate(
     products: by the "model" a kernel or the library's call; by a "clock" a kernel wherever that moves fewer bytes, for
     a clock to compare with the call; or by the "library".
     """
-    refused: dict[int, str] = {}
+    refused = without_order(graph)
     called: dict[int, Decision] = {}
     reasons: list[str] = []
     products = products if takes("products", graph.name) else "library"
@@ -129,6 +131,25 @@ def generate(
         made = Generated(steps, names, kernels, reasons, refused, (*decisions, *called.values()), places)
         logs.divided(graph, made)
         return made
+
+
+ADDED = "floats that are added to one place at once are added in no fixed order"
+PUT = "which of several values that are put in one place stays depends on the order"
+
+
+def without_order(graph: Graph) -> dict[int, str]:
+    """The nodes whose result in a kernel would depend on which program comes first; torch's own operation has an order.
+
+    Additions to integers have none to keep. Values that are put are put as torch does, where duplicates are anybody's
+    too, unless it is asked for deterministic algorithms.
+    """
+    scatters = [v for v in graph.order() if v.prim == "scatter"]
+    if torch.are_deterministic_algorithms_enabled():
+        found = {v.id: PUT for v in scatters if v.params["mode"] == "set"}
+    else:
+        found = {}
+    added = [v for v in scatters if v.params["mode"] == "add" and (v.aval.is_float or v.dtype in COMPLEX)]
+    return found | {v.id: ADDED for v in added}
 
 
 class _Refusal(Exception):

@@ -6,17 +6,19 @@ then; but they compare by identity first, and ask the dispatch keys of the tenso
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import builtins
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
 from ..tracer import nested
-from ..tracer.reads import DEPTH, Read, Reads, freeze
+from ..tracer.pictures import DEPTH, SCALARS, freeze
+from ..tracer.reads import Read, Reads
 from ..tracer.torch_private import UNSEEN, deterministic, tensor_check
 from .config import in_force
-from .guards import global_state
+from .guards import carried, global_state, lasting_state
 from .straight import Straight, row
 
 Tensor = torch.Tensor
@@ -66,9 +68,17 @@ def equal(text: Straight, expression: str, value: Any, depth: int = DEPTH) -> st
     name = text.name("now")
     if kind in (int, str, bytes) or (kind is float and value == value and value != 0):
         return f"(({name} := {expression}) is {same} or (type({name}) is {kind.__name__} and {name} == {same}))"
-    if kind is float:  # a zero has a sign, and NaN equals nothing
+    if kind is float and value == 0:  # which has a sign
         return f"(({name} := {expression}) is {same} or (type({name}) is float and repr({name}) == {repr(value)!r}))"
-    return f"{text.constant(partial(_is_frozen, freeze(value, depth), depth), 'frozen')}({expression})"
+    frozen = text.constant(partial(_is_frozen, freeze(value, depth), depth), "frozen")
+    if _never_changes(value):
+        return f"(({name} := {expression}) is {same} or {frozen}({name}))"
+    return f"{frozen}({expression})"
+
+
+def _never_changes(value: Any) -> bool:
+    """Whether an object has the picture that it has for good."""
+    return type(value) in SCALARS or (type(value) is tuple and all(map(_never_changes, value)))
 
 
 def _is_frozen(picture: Any, depth: int, value: Any) -> bool:
@@ -78,7 +88,7 @@ def _is_frozen(picture: Any, depth: int, value: Any) -> bool:
 def read_tensors(text: Straight, reads: Reads) -> list[tuple[str, Tensor]]:
     """The tensors that are read from outside: how to get each, and what it is at present."""
     kept = [r for r in reads.entries.values() if r.kind == "tensor" and isinstance(_present(r), Tensor)]
-    return [(f"{text.constant(r.get, 'read')}()", _present(r)) for r in kept]
+    return [(fetched(text, r), _present(r)) for r in kept]
 
 
 def _present(read: Read) -> Any:
@@ -88,18 +98,73 @@ def _present(read: Read) -> Any:
         return None
 
 
+def fetched(text: Straight, read: Read) -> str:
+    """An expression of what is read: the names on the way, where it has some."""
+    if not read.steps:
+        return f"{text.constant(read.get, 'read')}()"
+    kind, of = read.steps[0], text.constant(read.steps[1], "of")
+    if kind == "of":
+        names, start = read.steps[3:], f"{of}[{read.steps[2]!r}]"
+    else:
+        names, start = read.steps[2:], of if kind == "is" else f"{of}.cell_contents"
+    return ".".join([start, *names])
+
+
 def reads_unchanged(text: Straight, reads: Reads) -> Iterable[str]:
     """Whatever else is read from outside is what it is at present."""
     for read in reads.entries.values():
-        fact, present = read.fact(), _present(read)
+        present = _present(read)
         if read.kind == "tensor" and isinstance(present, Tensor):
             continue
-        if read.kind == "value" and present is not None:
-            yield equal(text, f"{text.constant(read.get, 'read')}()", present)
-        elif read.kind == "identity" and fact == ("id", id(present)):
-            yield f"{text.constant(read.get, 'read')}() is {text.constant(present, 'value')}"
+        written = _UNCHANGED.get(read.kind)
+        if written is None or present is None:
+            yield f"{text.constant(read.fact, 'fact')}() == {text.constant(read.fact(), 'value')}"
         else:
-            yield f"{text.constant(read.fact, 'fact')}() == {text.constant(fact, 'value')}"
+            yield from written(text, read, present)
+
+
+def _value_unchanged(text: Straight, read: Read, present: Any) -> Iterable[str]:
+    return [equal(text, fetched(text, read), present)]
+
+
+def _same_object(text: Straight, read: Read, present: Any) -> Iterable[str]:
+    if read.fact()[0] == "id":
+        return [f"{fetched(text, read)} is {text.constant(present, 'value')}"]
+    return [f"{text.constant(read.fact, 'fact')}() == {text.constant(read.fact(), 'value')}"]
+
+
+def _same_code(text: Straight, read: Read, present: Any) -> Iterable[str]:
+    """Of a function: its code, and its defaults, which may be changed in place."""
+    function = text.constant(present, "function")
+    yield f"{function}.__code__ is {text.constant(present.__code__, 'code')}"
+    for name in ("__defaults__", "__kwdefaults__"):
+        yield equal(text, f"{function}.{name}", getattr(present, name))
+
+
+def _same_names(text: Straight, read: Read, present: Any) -> Iterable[str]:
+    """The objects under names of a library's module or class; numbers by value."""
+    owner, *names = read.steps
+    for name, value in zip(names, present, strict=False):
+        where = f"{text.constant(owner, 'library')}.{name}"
+        yield equal(text, where, value) if type(value) in SCALARS else f"{where} is {text.constant(value, name)}"
+
+
+def _same_builtin(text: Straight, read: Read, present: Any) -> Iterable[str]:
+    """A name of Python's own, which a global may hide."""
+    _, env, name = read.steps
+    if name in env:
+        return [f"{text.constant(env, 'of')}[{name!r}] is {text.constant(present, 'value')}"]
+    own = f"{text.constant(builtins, 'builtins')}.{name} is {text.constant(present, 'value')}"
+    return [own, f"{name!r} not in {text.constant(env, 'of')}"]
+
+
+_UNCHANGED: dict[str, Callable[[Straight, Read, Any], Iterable[str]]] = {
+    "value": _value_unchanged,
+    "identity": _same_object,
+    "function": _same_code,
+    "names": _same_names,
+    "builtin": _same_builtin,
+}
 
 
 def state_unchanged(text: Straight) -> Iterable[str]:
@@ -110,10 +175,24 @@ def state_unchanged(text: Straight) -> Iterable[str]:
         yield condition.format(text.constant(ask, "setting"), text.constant(answer, "value"))
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
         yield f"{text.constant(global_state, 'global_state')}() == {text.constant(global_state(), 'state')}"
+    else:
+        yield from lasting_state_unchanged(text)
+
+
+def lasting_state_unchanged(text: Straight) -> Iterable[str]:
+    """The part of torch's state that backward sees at its own time."""
+    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+        yield f"{text.constant(lasting_state, 'lasting_state')}() == {text.constant(lasting_state(), 'state')}"
         return
     dtype = torch.get_default_dtype
     yield f"{text.constant(dtype, 'default_dtype')}() is {text.constant(dtype(), 'value')}"
     yield f"{text.constant(deterministic, 'deterministic')}() is {text.constant(deterministic())}"
+
+
+def nothing_carried(text: Straight, names: Sequence[str], asked: Collection[str]) -> Iterable[str]:
+    """Nobody put attributes on these tensors that the methods ask for."""
+    if asked and names:
+        yield f"{text.constant(carried, 'carried')}(({row(names)}), {text.constant(frozenset(asked), 'asked')}) is None"
 
 
 def methods_unchanged(text: Straight, cls: type, methods: Sequence[str] = METHODS) -> Iterable[str]:

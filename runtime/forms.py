@@ -17,7 +17,7 @@ from ..tracer.containers import ATOMS, DEPTH, Hole, holes
 from .conditions import equal
 from .straight import Straight, row
 
-Form = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ...]]
+Form = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ...] | None]
 BY_EITHER = inspect.Parameter.POSITIONAL_OR_KEYWORD
 LEAF_TYPES = ATOMS - {torch.Size, slice}
 """Types that are no containers to torch's trees, whatever else is registered as one."""
@@ -26,10 +26,19 @@ MISS = object()
 
 
 # ------------------------------------------------------------------ keywords
-def positional(signature: inspect.Signature, count: int, keywords: Sequence[str]) -> Form | None:
+def signed(method: Callable[..., Any]) -> tuple[Any, ...]:
+    """What a method's signature is read off, each of which may be exchanged."""
+    inner = inspect.unwrap(method)
+    return (method, *(getattr(inner, name, None) for name in ("__code__", "__defaults__", "__kwdefaults__")))
+
+
+def positional(
+    signature: inspect.Signature, count: int, keywords: Sequence[str], method: Callable[[], Any]
+) -> Form | None:
     """What puts `count` positional arguments and these keywords into the order of the signature, defaults filled in.
 
-    None where that is not all there is to binding them, errors included.
+    None where that is not all there is to binding them, errors included; the form gives None where the method, which
+    is asked for at each call, is another by then, or has another signature.
     """
     parameters = list(signature.parameters.values())
     rest = parameters[count:]
@@ -37,7 +46,15 @@ def positional(signature: inspect.Signature, count: int, keywords: Sequence[str]
     given = all(p.name in keywords or p.default is not p.empty for p in rest)
     if not known or not given or any(p.kind is not BY_EITHER for p in parameters):
         return None
-    text = Straight()
+    text, now = Straight(), signed(method())
+    text.add(f"method = {text.constant(method, 'present')}()")
+    same = [f"method is {text.constant(now[0], 'method')}"]
+    inner = inspect.unwrap(now[0])
+    for name, value in zip(("__code__", "__defaults__", "__kwdefaults__"), now[1:], strict=True):
+        if hasattr(inner, name):
+            same.append(f"{text.constant(inner, 'inner')}.{name} is {text.constant(value, 'signed')}")
+    with text.block(f"if not ({' and '.join(same)}):"):
+        text.add("return None")
     values = [
         f"kwargs[{p.name!r}]" if p.name in keywords else text.constant(p.default, "default") for p in rest
     ]

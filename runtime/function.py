@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -48,7 +49,17 @@ from . import logs, split
 from .config import backend_name, valid_backend, valid_numerics, warns, with_numerics
 from .derived import require_transposable, valid_derive_jvp, why_no_backward, with_derived_backward
 from .draws import require_none as require_no_draws
-from .guards import argument_fact, exact_key, global_state, is_plain, is_tracked, unseen_state
+from .forms import signed
+from .guards import (
+    argument_fact,
+    carried,
+    exact_key,
+    global_state,
+    is_given_twice,
+    is_plain,
+    is_tracked,
+    unseen_state,
+)
 from .interop import CompiledMeta, applied, fits_a_graph, with_opaque_backward
 from .node import make_node
 from .opaque import opaque_forward_of
@@ -123,7 +134,7 @@ class Compiler:
         self.user_class, self.cls = cls, with_derived_backward(cls, self.methods)
         self.derives_backward = self.cls is not cls
         self.setup_style = uses_setup_context(cls)
-        self.signature = inspect.signature(cls.forward) if self.setup_style else None  # type: ignore[attr-defined]
+        self._signed: tuple[tuple[Any, ...], inspect.Signature] | None = None
         self.records: dict[str, Record] = {}
         self.exact: OrderedDict[Any, Specialization | None] = OrderedDict()
         self.known: OrderedDict[Any, list[Specialization]] = OrderedDict()
@@ -205,16 +216,24 @@ class Compiler:
         self.exact[missing.key] = None
         return result
 
+    def signature(self) -> inspect.Signature:
+        """Of forward, in setup_context style: as it is now, defaults may be assigned."""
+        forward = self.cls.forward  # type: ignore[attr-defined]
+        now = signed(forward)
+        if self._signed is None or not all(map(operator.is_, now, self._signed[0])):
+            self.ready.forms.clear()
+            self._signed = now, inspect.signature(forward)
+        return self._signed[1]
+
     def parameters(self) -> Any:
         """The parameters of forward by name, in setup_context style."""
-        assert self.signature is not None
-        return self.signature.parameters
+        return self.signature().parameters
 
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        assert self.signature is not None
+        signature = self.signature()
         if kwargs:
-            self.ready.learn_form(self.signature, len(args), kwargs)
-        bound = self.signature.bind(*args, **kwargs)
+            self.ready.learn_form(signature, len(args), kwargs, lambda: self.cls.forward)  # type: ignore[attr-defined]
+        bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         return bound.args
 
@@ -277,12 +296,23 @@ class Compiler:
 
     def _key(self, args: Sequence[Any]) -> Any:
         reads = self.reads_now()
-        return (exact_key(args), global_state(), reads.mark, reads.facts(), methods_now(self.user_class))
+        return (exact_key(args), global_state(), reads.mark, reads.facts(), self._beyond(args))
 
     def facts(self, args: Sequence[Any]) -> Any:
         """What has to be equal for a specialisation to be used again, sizes and strides apart."""
         reads = self.reads_now()
-        return (*map(argument_fact, args), *global_state(), reads.mark, *reads.facts(), methods_now(self.user_class))
+        return (*map(argument_fact, args), *global_state(), reads.mark, *reads.facts(), self._beyond(args))
+
+    def _beyond(self, args: Sequence[Any]) -> Any:
+        """The methods, and what of the arguments the methods may ask for that no graph knows."""
+        return methods_now(self.user_class), self._unseen(args)
+
+    def _unseen(self, args: Sequence[Any]) -> str | None:
+        reads = self.reads_now()
+        if reads.asks_identity and is_given_twice(args):
+            return "it may ask whether two arguments are one tensor, which they are"
+        name = carried(args, reads.asked)
+        return None if name is None else f"an argument is a tensor that carries `{name}`"
 
     def reads_now(self) -> Reads:
         """What the methods read besides their arguments, scanned once."""
@@ -402,6 +432,8 @@ class Compiler:
         if not all(is_plain(a) for a in args if isinstance(a, Tensor)):
             raise CaptureError(reason="an argument is a tensor subclass or not strided", where=users_line())
         if (why := unseen_state(args)) is not None:
+            raise CaptureError(reason=why, where=users_line())
+        if (why := self._unseen(args)) is not None:
             raise CaptureError(reason=why, where=users_line())
         self.require_capturable()
         stored, keeper = found_on_disk(self, args) if tape is None else (None, None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, cast
 
 import torch
@@ -18,7 +18,7 @@ from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 from ..ir.switches import in_force
 from ..tracer.capture import Session
 from ..tracer.containers import DEPTH
-from ..tracer.reads import freeze, unfit
+from ..tracer.pictures import freeze, unfit
 from ..tracer.torch_private import function_modes
 
 Guard = Callable[[Sequence[Any]], bool]
@@ -46,6 +46,18 @@ def unseen_state(args: Sequence[Any]) -> str | None:
     return next((why for a in args if (why := unfit(a, DEPTH))), None)
 
 
+def is_given_twice(args: Sequence[Any]) -> bool:
+    """Whether two arguments are one tensor."""
+    tensors = [id(a) for a in args if isinstance(a, torch.Tensor)]
+    return len(set(tensors)) < len(tensors)
+
+
+def carried(args: Sequence[Any], names: Collection[str]) -> str | None:
+    """The attribute of these names that someone put on a tensor argument, where there is one."""
+    tensors = [a for a in args if isinstance(a, torch.Tensor)] if names else ()
+    return next((name for t in tensors for name in getattr(t, "__dict__", ()) if name in names), None)
+
+
 def exact_key(args: Sequence[Any]) -> tuple[Any, ...]:
     """Everything about the arguments but their data: with it equal, no guard needs to be asked."""
     return tuple([_exactly(a) if isinstance(a, torch.Tensor) else freeze(a, DEPTH) for a in args])
@@ -58,13 +70,20 @@ def _exactly(t: torch.Tensor) -> tuple[Any, ...]:
 def global_state() -> tuple[Any, ...]:
     """torch's own state that a method may depend on, and which steps are left out."""
     return (
+        *lasting_state(),
+        torch.is_inference_mode_enabled(),
+        function_modes() and str(torch.get_default_device()),
+        in_force(),
+    )
+
+
+def lasting_state() -> tuple[Any, ...]:
+    """The part of it that backward sees, too, at the time when it runs."""
+    return (
         torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
         torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda"),
         torch.get_default_dtype(),
         torch.are_deterministic_algorithms_enabled(),
-        torch.is_inference_mode_enabled(),
-        function_modes() and str(torch.get_default_device()),
-        in_force(),
     )
 
 

@@ -106,7 +106,8 @@ def applied(
             if own is not compiled[0]:
                 return run(own, args, kwargs)
             if kwargs and (form := ready.forms.get((len(args), *kwargs))) is not None:
-                args, kwargs = form(args, kwargs), {}
+                if (placed := form(args, kwargs)) is not None:
+                    args, kwargs = placed, {}
             if not kwargs:
                 if (result := ready.now(args)) is not MISS or (result := ready.other(args)) is not MISS:
                     return result

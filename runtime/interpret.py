@@ -271,10 +271,10 @@ def _problem() -> str | None:
 def _self_test_passes() -> bool:
     from ..codegen.kernel import Ref, Scalar
 
-    x = torch.tensor([1.00390625, 1.01171875, -3.4028e38, float("inf")])  # ties to even, both ways
-    y, top = torch.zeros(4, dtype=torch.bfloat16), torch.zeros(2)
+    x = torch.tensor([1.00390625, 1.01171875, -3.4028e38, float("inf")], dtype=torch.float32)  # ties to even, both ways
+    y, top = torch.zeros(4, dtype=torch.bfloat16), torch.zeros(2, dtype=torch.float32)
     names = (("x_ptr", "f32"), ("y_ptr", "bf16"), ("top_ptr", "f32"))
     pointers = tuple(Pointer(name, Ref("input", i), dtype) for i, (name, dtype) in enumerate(names))
     kernel = Kernel("self_test", _SELF_TEST_TEXT, (*pointers, Scalar("n", 4)), {"BLOCK": 8}, 1, 1)
     _run(kernel, _SELF_TEST_TEXT, (x, y, top, 4), 1, (x, y, top))
-    return bool(torch.equal(y, x.bfloat16()) and torch.equal(top, torch.full((2,), float("inf"))))
+    return bool(torch.equal(y, x.bfloat16()) and torch.equal(top, torch.full_like(top, float("inf"))))

@@ -21,7 +21,8 @@ from ..tracer.capture import CaptureError, capture_lock, is_capturing
 from ..tracer.containers import anew
 from ..tracer.context import BackwardContext
 from ..tracer.function import as_tuple, backward_method, is_once_differentiable
-from ..tracer.reads import DEPTH, SCALARS, Reads, freeze, is_library, scan
+from ..tracer.pictures import DEPTH, SCALARS, freeze, is_library
+from ..tracer.reads import Reads, scan
 from ..tracer.torch_private import dual_level, is_batched, no_autocast, transforms_active
 from .guards import global_state, is_plain
 from .interop import node_class

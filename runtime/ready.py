@@ -50,12 +50,14 @@ class Ready:
         self.forms: dict[Any, Form] = {}  # by the number of positional arguments, then the keywords
         self.written = 0
 
-    def learn_form(self, signature: inspect.Signature, count: int, keywords: Iterable[str]) -> None:
+    def learn_form(
+        self, signature: inspect.Signature, count: int, keywords: Iterable[str], method: Callable[[], Any]
+    ) -> None:
         """Calls with these keywords become calls by position, where there is no more to them."""
         names = tuple(keywords)
         key = (count, *names)
         if key not in self.forms and len(self.forms) < SHAPES:
-            if (form := positional(signature, count, names)) is not None:
+            if (form := positional(signature, count, names, method)) is not None:
                 self.forms[key] = form
 
     def other(self, args: tuple[Any, ...]) -> Any:

@@ -44,7 +44,7 @@ from .check import cut, differs, intermediate_bytes
 from .compile import cheaper
 from .config import KERNEL_BACKENDS, settings
 from .faults import prepared
-from .guards import Guard, is_float, size_guard
+from .guards import Guard, is_float, lasting_state, size_guard
 from .plan import RECORDS, Binder, BoundSizes, Executable
 from .residuals import Chosen, choose
 from .stats import count
@@ -146,6 +146,7 @@ class Specialization:
         self.entries: dict[Any, BackwardEntry | CaptureError] = {}
         self.proved: set[Any] = set()  # of what backward is derived from
         self.keeper: Any = None  # where it is kept on disk
+        self.first_outside = self.outside()  # when it was captured
         self.restrided = False  # the first call's comparison corrected strides
         self.backward_failed = False  # then the user's own runs, from the next call on
         self.backward_symbols = self._unbound_symbols()
@@ -404,7 +405,11 @@ class Specialization:
 
     def _now(self, kinds: tuple[Any, ...]) -> Any:
         """What backward depends on: the gradients, and what is read from outside, which may change after forward."""
-        return kinds, self.reads.facts(), backward_method(self.cls), self.cls.jvp  # type: ignore[attr-defined]
+        return kinds, *self.outside(), backward_method(self.cls), self.cls.jvp  # type: ignore[attr-defined]
+
+    def outside(self) -> tuple[Any, ...]:
+        """What is read from outside, and torch's state, at present."""
+        return self.reads.facts(), lasting_state()
 
     def add_split_entry(
         self, kinds: tuple[Any, ...], tape: Tape, residuals: Sequence[Any], sizes: Sizes, gradients: Sequence[Any]

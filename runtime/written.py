@@ -31,7 +31,10 @@ from .conditions import (
     ABSENT,
     DERIVATIVES,
     Unchanging,
+    fetched,
+    lasting_state_unchanged,
     methods_unchanged,
+    nothing_carried,
     reads_unchanged,
     state_unchanged,
     tensors_alike,
@@ -132,6 +135,7 @@ class _Call:
         """What is read outside, the methods; and whether hooks pack saved tensors, where it matters."""
         yield from reads_unchanged(text, self.spec.reads)
         yield from methods_unchanged(text, self.compiler.user_class)
+        yield from nothing_carried(text, [names[i] for i in self.spec.slots], self.spec.reads.asked)
         if self.observed or self.chosen is not None:
             yield f"{'' if self.observed else 'not '}{text.constant(hooks_are_active, 'hooks')}()"
         if not self.own:
@@ -161,7 +165,7 @@ class _Call:
         inputs = [(names[i], self.given[i]) for i in spec.slots]
         with _as_captured(text, spec):
             present = [r for r in spec.lifted if r is not None]
-            lifted = [(text.let("lifted", f"{text.constant(r.get, 'read')}()"), r.get()) for r in present]
+            lifted = [(text.let("lifted", fetched(text, r)), r.get()) for r in present]
             results = write_run(text, self.executable, inputs, lifted, self.sizes)
             n = len(spec.forward.tensor_outputs)
             outputs, hidden = results[:n], results[n:]
@@ -309,6 +313,7 @@ def _write_backward(
     still = f"{text.constant(entry, 'entry')}.guards is {text.constant(entry.guards, 'guards')}"
     off = f"not {text.constant(torch.is_grad_enabled, 'grad_mode')}()"
     outside = [*reads_unchanged(text, spec.reads), *methods_unchanged(text, spec.cls, DERIVATIVES)]
+    outside += lasting_state_unchanged(text)
     users = f"return {text.constant(otherwise, 'otherwise')}(ctx, {row(given)})"
     with _where(text, [off, *alike, *absent, still, *outside], users):
         _write_unpacked(text, call, kept)
@@ -337,7 +342,7 @@ def _write_gradients(
 ) -> None:
     present = [r for r in entry.lifted if r is not None]
     with _as_captured(text, call.spec):
-        lifted = [(text.let("lifted", f"{text.constant(r.get, 'read')}()"), r.get()) for r in present]
+        lifted = [(text.let("lifted", fetched(text, r)), r.get()) for r in present]
         results = write_run(text, executable, inputs, lifted, call.sizes)
     for result, gradient in entry.passed.items():
         results[result] = given[gradient]

@@ -27,7 +27,8 @@ from .context import BackwardContext, ForwardContext, attributes_of
 from .held import holds_fakes
 from .opaque import Tape
 from .parts import wholes
-from .reads import SCALARS, Reads, state_of
+from .pictures import SCALARS, state_of
+from .reads import Reads
 from .torch_private import FakeTensor, expression_of, memory_of
 
 Tensor = torch.Tensor

@@ -20,7 +20,8 @@ import torch.utils._pytree as pytree
 
 from ..ir.errors import InternalError
 from .declared import declarations
-from .reads import SCALARS, freeze, scan
+from .pictures import SCALARS, freeze
+from .reads import scan
 
 Tensor = torch.Tensor
 Sizes = dict[sympy.Symbol, int]

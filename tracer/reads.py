@@ -8,39 +8,38 @@ from __future__ import annotations
 
 import builtins
 import collections
-import dataclasses
 import dis
-import enum
 import functools
+import importlib.util
 import inspect
+import operator
 import sys
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
 
-from .containers import Hole
+from .pictures import (
+    DEPTH,
+    LIBRARIES,
+    SCALARS,
+    Memory,
+    Same,
+    freeze,
+    functions_of_class,
+    identity,
+    is_library,
+    is_plain_object,
+    state_of,
+    tensor_fact,
+    too_much,
+)
+from .torch_state import ANSWERS, effect_of, impure
 
-SCALARS = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size, torch.layout,
-           torch.memory_format)  # fmt: skip
-LIBRARIES = {
-    "torch",
-    "math",
-    "numpy",
-    "builtins",
-    "operator",
-    "functools",
-    "itertools",
-    "typing",
-    "collections",
-    "triton",
-    "fusegrad",
-    "pytest",
-    "_pytest",  # what a rewritten `assert` calls
-}
 IMPURE_BUILTINS = {
     "print",
     "open",
@@ -57,17 +56,19 @@ IMPURE_BUILTINS = {
 }
 NOT_IN_A_GRAPH = {"storage_offset", "_version", "_base", "is_leaf", "grad_fn"}
 """What a tensor tells about its memory and its history: another answer for tensors that one graph serves."""
-IMPURE_MODULES = {"time", "random", "os", "sys", "io", "logging", "datetime", "uuid", "secrets"}
-DEPTH = 3
 
 
 @dataclass(frozen=True)
 class Read:
-    """One thing read: `get` fetches the present object, `kind` says how it is compared."""
+    """One thing read: `get` fetches the present object, `kind` says how it is compared.
+
+    steps: how it is found: ("of", dict, name), ("cell", cell) or ("is", object), then names of attributes.
+    """
 
     path: str
-    kind: str  # "value", "tensor", "identity"
+    kind: str  # "value", "tensor", "identity", "builtin", "function" (code, defaults), "names" (of a module)
     get: Callable[[], Any]
+    steps: tuple[Any, ...] = ()
 
     def fact(self) -> Any:
         """What goes into the key of a specialisation."""
@@ -75,9 +76,31 @@ class Read:
             present = self.get()
         except (AttributeError, KeyError, IndexError, ValueError, TypeError) as error:
             return ("missing", type(error).__name__)
-        if self.kind == "tensor":
-            return tensor_fact(present) if isinstance(present, torch.Tensor) else ("not a tensor", id(present))
-        return freeze(present) if self.kind == "value" else identity(present)
+        return _FACTS[self.kind](present)
+
+
+def _tensor_or_not(present: Any) -> Any:
+    return tensor_fact(present) if isinstance(present, torch.Tensor) else ("not a tensor", Same(present))
+
+
+def _function_fact(function: Any) -> Any:
+    return ("function", Same(function.__code__), freeze(function.__defaults__), freeze(function.__kwdefaults__))
+
+
+def _named(value: Any) -> Any:
+    """What stands under a name of a library: nearly always what stood there at all times."""
+    return value if type(value) in _LASTING else freeze(value)
+
+
+_LASTING = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.ModuleType)
+_FACTS: dict[str, Callable[[Any], Any]] = {
+    "value": freeze,
+    "tensor": _tensor_or_not,
+    "identity": identity,
+    "builtin": identity,
+    "function": _function_fact,
+    "names": lambda found: tuple(map(_named, found)),
+}
 
 
 @dataclass(frozen=True)
@@ -98,6 +121,21 @@ class Reads:
     mark: int = 0  # two scans of one class with the same mark found the same paths
     alive: list[Any] = field(default_factory=list)  # what is compared by identity must not be collected
     callees: dict[str, Callee] = field(default_factory=dict)
+    asked: set[str] = field(default_factory=set)  # attributes that no tensor has, unless someone put one there
+    asks_identity: bool = False  # whether two things are one
+    library: dict[int, tuple[Any, set[str]]] = field(default_factory=dict)  # names of modules and classes of libraries
+
+    def name(self, owner: Any, name: str) -> None:
+        """A name of a library's is used."""
+        self.library.setdefault(id(owner), (owner, set()))[1].add(name)
+
+    def take(self, other: Reads) -> None:
+        """All that another scan found, but for effects."""
+        self.entries |= other.entries
+        self.alive += other.alive
+        self.callees |= other.callees
+        self.asked |= other.asked
+        self.asks_identity |= other.asks_identity
 
     def facts(self) -> tuple[Any, ...]:
         return tuple(read.fact() for read in self.entries.values())
@@ -123,123 +161,14 @@ def _same(read: Read, tensor: torch.Tensor) -> bool:
         return False
 
 
-def identity(value: Any) -> tuple[Any, ...]:
-    """Which object it is; bound methods are made anew at each access, so their function and their object count."""
-    owner = getattr(value, "__self__", None)
-    if isinstance(value, types.MethodType):
-        return ("method", id(value.__func__), id(owner))
-    if isinstance(value, types.BuiltinMethodType) and not isinstance(owner, types.ModuleType):
-        return ("method", value.__name__, id(owner))
-    return ("id", id(value))
-
-
-def tensor_fact(t: torch.Tensor) -> tuple[Any, ...]:
-    """What is compared of a tensor that is not an argument: everything but its data."""
-    return (
-        "tensor",
-        t.dtype,
-        t.device,
-        tuple(t.shape),
-        t.stride() if t.layout is torch.strided else None,
-        t.requires_grad,
-    )
-
-
-def freeze(value: Any, depth: int = DEPTH) -> Any:
-    """A hashable picture of a value; NaN equals itself; 1, 1.0, True differ; objects count by identity and content."""
-    if isinstance(value, float | complex):
-        return (type(value).__name__, repr(value))
-    if isinstance(value, SCALARS):
-        return (type(value).__name__, value)
-    if isinstance(value, torch.Tensor):
-        return tensor_fact(value)
-    if depth == 0:
-        return ("id", id(value))
-    if isinstance(value, list | tuple):
-        return (_name(value), tuple(freeze(v, depth - 1) for v in value))
-    if isinstance(value, dict):
-        return (_name(value), tuple((freeze(k, depth - 1), freeze(v, depth - 1)) for k, v in value.items()))
-    if _is_plain_object(value):
-        who = type(value) if dataclasses.is_dataclass(value) else id(value)
-        return ("object", who, tuple((k, freeze(v, depth - 1)) for k, v in state_of(value).items()))
-    return _frozen_rarity(value, depth)
-
-
-def _frozen_rarity(value: Any, depth: int) -> Any:
-    if isinstance(value, slice):
-        return ("slice", freeze((value.start, value.stop, value.step), depth - 1))
-    if isinstance(value, functools.partial):
-        return ("partial", freeze((value.func, value.args, value.keywords), depth - 1))
-    if isinstance(value, collections.deque):
-        return ("deque", value.maxlen, freeze(list(value), depth - 1))
-    if isinstance(value, set | frozenset):
-        return (_name(value), frozenset(freeze(v, depth - 1) for v in value))
-    if isinstance(value, types.FunctionType):
-        return ("function", id(value), () if is_library(value) else reads_of(value).facts())
-    if isinstance(value, Hole) or is_a_value(value):
-        return (_name(value), value)
-    return ("id", id(value))
-
-
-def _name(value: Any) -> str:
-    return type(value).__qualname__
-
-
-def is_a_value(value: Any) -> bool:
-    """Whether an object without visible state compares by value, and so never changes (a Decimal, a range)."""
-    hashed: Any = type(value).__hash__
-    is_code = isinstance(value, type | types.ModuleType | types.BuiltinFunctionType)
-    return not is_code and hashed is not None and hashed is not object.__hash__
-
-
-def state_of(value: Any) -> dict[str, Any]:
-    """The attributes of a plain object, those in slots included."""
-    slots = [n for c in type(value).__mro__ for n in _slots(c) if hasattr(value, n)]
-    return {n: getattr(value, n) for n in slots} | getattr(value, "__dict__", {})
-
-
-def _slots(cls: type) -> tuple[str, ...]:
-    named = cls.__dict__.get("__slots__", ())
-    return tuple(n for n in ((named,) if isinstance(named, str) else named) if n not in ("__dict__", "__weakref__"))
+def reads_of(function: Any) -> Reads:
+    """What a function that is given as an argument reads itself."""
+    return _reads_of(function, function.__code__)
 
 
 @functools.lru_cache(maxsize=256)
-def reads_of(function: Any) -> Reads:
-    """What a function that is given as an argument reads itself."""
+def _reads_of(function: Any, code: Any) -> Reads:
     return scan(function)
-
-
-def _is_plain_object(value: Any) -> bool:
-    library = (getattr(type(value), "__module__", "") or "").split(".")[0] in LIBRARIES
-    has_state = hasattr(value, "__dict__") or bool(_slots(type(value)))
-    return has_state and not library and not isinstance(value, type) and not callable(value)
-
-
-_SEEN = (*SCALARS, torch.Tensor, Hole, type, types.BuiltinFunctionType, types.EllipsisType, enum.Enum)
-
-
-def unfit(value: Any, depth: int) -> str | None:
-    """Why an argument's state cannot be seen, so that a capture could serve a call that it does not fit."""
-    if isinstance(value, _SEEN) or type(value).__module__.split(".")[0] == "fusegrad":
-        return None
-    if isinstance(value, types.FunctionType):
-        return reads_of(value).effects[0][0] if not is_library(value) and reads_of(value).effects else None
-    inner = _inner(value)
-    if inner is None or depth == 0:
-        return None if inner is None and is_a_value(value) else f"an argument holds a {_name(value)}"
-    return next((why for v in inner if (why := unfit(v, depth - 1))), None)
-
-
-def _inner(value: Any) -> list[Any] | None:
-    if isinstance(value, list | tuple | set | frozenset | collections.deque):
-        return list(value)
-    if isinstance(value, dict):
-        return [*value, *value.values()]
-    if isinstance(value, slice):
-        return [value.start, value.stop, value.step]
-    if isinstance(value, functools.partial):
-        return [value.func, *value.args, *value.keywords.values()]
-    return list(state_of(value).values()) if _is_plain_object(value) else None
 
 
 def scan(*functions: Callable[..., Any]) -> Reads:
@@ -248,13 +177,23 @@ def scan(*functions: Callable[..., Any]) -> Reads:
     seen: set[Any] = set()
     for function in functions:
         _scan_source(function, reads, seen)
+    _add_names(reads)
     return reads
+
+
+def _add_names(reads: Reads) -> None:
+    """One read for all names of a library's module: of many, that is faster than one for each."""
+    for owner, names in reads.library.values():
+        label, known = getattr(owner, "__name__", "?"), sorted(names)
+        first, get = known[0], operator.attrgetter(*known, known[0])
+        path = f"{label}.{first}" if len(known) == 1 else f"{label}.({' '.join(known)})"
+        reads.entries[path] = Read(path, "names", partial(get, owner), (owner, *known))
 
 
 def _scan_source(function: Any, reads: Reads, seen: set[Any]) -> None:
     """A function, or a functools.partial of one with whatever was bound to it."""
     if not isinstance(function, functools.partial):
-        _scan(inspect.unwrap(function), reads, seen)
+        _scan(function, reads, seen)
         return
     for name in ("args", "keywords"):
         path, get = f"{name} of partial@{id(function)}", _attribute(lambda: function, name)
@@ -312,37 +251,174 @@ def _is_augmented(ctx: str, store: dis.Instruction, ran: list[dis.Instruction]) 
 
 
 def _scan(function: Any, reads: Reads, seen: set[Any]) -> None:
+    """What a function reads; what one of a library was made around (`once_differentiable`, `custom_fwd`)."""
+    function = getattr(function, "__func__", function)
     code = getattr(function, "__code__", None)
-    if code is None or (code, id(function)) in seen or is_library(function):
+    if code is None and (wrapped := getattr(function, "__wrapped__", None)) is not None:
+        _scan(wrapped, reads, seen)  # of functools.lru_cache, say
+    if code is None or (code, id(function)) in seen:
         return
     seen.add((code, id(function)))
     reads.alive.append(function)
     cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=False))
+    if is_library(function):
+        _scan_wrapped(function, cells, reads, seen)
+        return
+    _read_itself(function, reads)
     _scan_code(code, function.__globals__, cells, reads, seen)
 
 
-def _scan_code(code: types.CodeType, env: dict[str, Any], cells: dict[str, Any], reads: Reads, seen: set[Any]) -> None:
+def _scan_wrapped(function: Any, cells: dict[str, Any], reads: Reads, seen: set[Any]) -> None:
+    for name, cell in cells.items():
+        get = _attribute(lambda cell=cell: cell, "cell_contents")  # type: ignore[misc]
+        try:
+            value = get()
+        except ValueError:
+            continue
+        if isinstance(value, types.FunctionType | types.MethodType | functools.partial):
+            _record(f"closure {name}@{id(cell)}", get, value, reads, seen, ("cell", cell))
+    if not cells and function.__code__.co_filename.endswith(_SEEN_THROUGH):
+        _scan_torchs(function, reads)
+
+
+_SEEN_THROUGH = ("torch/nn/functional.py", "torch/functional.py")
+
+
+def _scan_torchs(function: Any, reads: Reads) -> None:
+    """The operators that a function of torch's own calls in turn: someone may have replaced one of those."""
+    env = function.__globals__
+    instructions = [i for i in dis.get_instructions(function.__code__) if i.opname not in _NOISE]
+    for load, attribute in pairwise(instructions):
+        owner = env.get(load.argval) if load.opname == "LOAD_GLOBAL" else None
+        name = attribute.argval if attribute.opname in _ATTRIBUTE else None
+        if isinstance(owner, types.ModuleType) and isinstance(getattr(owner, name or "", None), _OPERATORS):
+            reads.name(owner, str(name))
+        elif load.opname == "LOAD_FAST" and name is not None:
+            _name_method(name, reads)
+
+
+_OPERATORS = (types.BuiltinFunctionType, types.FunctionType)
+
+
+def _name_method(name: str, reads: Reads) -> None:
+    """A method of that name is called of something: if it is a tensor, of torch's own."""
+    found = getattr(torch.Tensor, name, None)
+    if callable(found) and not isinstance(found, type):
+        reads.name(torch.Tensor, name)
+
+
+def _read_itself(function: Any, reads: Reads) -> None:
+    """Its code and its defaults can be exchanged, too."""
+    path = f"code of {function.__qualname__}@{id(function)}"
+    reads.entries[path] = Read(path, "function", lambda: function, ("is", function))
+    for name in ("__defaults__", "__kwdefaults__"):
+        get = _attribute(lambda: function, name)
+        for inner, fetch in _tensors_inside(get(), get, DEPTH):
+            where = f"{name} of {function.__qualname__}@{id(function)}{inner}"
+            reads.entries[where] = Read(where, "tensor", fetch)
+
+
+def _scan_code(
+    code: types.CodeType,
+    env: dict[str, Any],
+    cells: dict[str, Any],
+    reads: Reads,
+    seen: set[Any],
+    outer: _Imports | None = None,
+) -> None:
     instructions = [i for i in dis.get_instructions(code) if i.opname not in _NOISE]
-    line = code.co_firstlineno
+    line, imports, followed = code.co_firstlineno, _Imports(env, outer), 0
     for at, instruction in enumerate(instructions):
+        ran = instructions[: at + 1]
         line = (instruction.positions.lineno if instruction.positions else None) or line
-        why = _effect(instruction, env) or _outside_write(instructions[: at + 1], code, env, cells)
+        where = f"{code.co_filename}:{line}"
+        why = _effect(ran, env) or _outside_write(ran, code, env, cells) or imports.see(ran)
         if why is not None:
-            reads.effects.append((why, f"{code.co_filename}:{line}"))
-        if (root := _root(instruction, env, cells)) is not None:
-            _follow(root, instructions[at + 1 :], reads, seen, f"{code.co_filename}:{line}")
+            reads.effects.append((why, where))
+        root = _root(instruction, env, cells) or imports.root(instruction)
+        if root is not None:
+            followed = at + _follow(root, instructions[at + 1 :], reads, seen, where)
+        elif at > followed:
+            _note_question(ran, reads)
     for nested in code.co_consts:
         if isinstance(nested, types.CodeType):
-            _scan_code(nested, env, cells, reads, seen)
+            _scan_code(nested, env, cells, reads, seen, imports)
+
+
+def _note_question(ran: list[dis.Instruction], reads: Reads) -> None:
+    """What is asked of something that is known at the call alone: of a tensor, for what someone may have put on it."""
+    last, before = ran[-1], ran[-2]
+    if last.opname in ("IS_OP", "CONTAINS_OP") and before.opname != "LOAD_CONST":
+        reads.asks_identity = True
+    if last.opname in _ATTRIBUTE:
+        _name_method(last.argval, reads)
+        if _is_local(before) and last.argval not in _USUAL:
+            reads.asked.add(last.argval)
+    elif last.opname == "LOAD_CONST" and _is_local(before) and len(ran) > 2:  # getattr(x, "name", 0), hasattr
+        if ran[-3].argval in ("getattr", "hasattr") and isinstance(last.argval, str) and last.argval not in _USUAL:
+            reads.asked.add(last.argval)
+
+
+_USUAL = {n for kind in (torch.Tensor, list, dict, str, tuple, set, int, float, range) for n in dir(kind)}
+"""Attributes that a tensor has, or what no tensor is."""
+
+
+class _Imports:
+    """Names that a function binds to modules and what is in them: `import m`, `from m import n`, `import a.b as c`."""
+
+    def __init__(self, env: dict[str, Any], outer: _Imports | None = None) -> None:
+        self.env = env
+        self.bound: dict[str, _Root] = dict(outer.bound) if outer is not None else {}
+        self.of: _Root | None = None  # where names are taken from
+        self.now: _Root | None = None  # what the next store binds
+
+    def see(self, ran: list[dis.Instruction]) -> str | None:
+        """Follows an import; a reason where it cannot."""
+        last = ran[-1]
+        if last.opname == "IMPORT_NAME":
+            return self._begins(last.argval, ran[-3].argval, bool(ran[-2].argval))
+        if self.now is None:
+            return None
+        if last.opname == "IMPORT_FROM":
+            self.now = self._part(self.of or self.now, last.argval)
+        elif last.opname.startswith("STORE_"):
+            self.bound[last.argval] = self.now
+            self.now = self.of
+        elif last.opname == "POP_TOP" and self.of is not None:
+            self.now = self.of = None
+        return None
+
+    def _begins(self, name: str, level: int, takes_names: bool) -> str | None:
+        package = self.env.get("__package__") or ""
+        try:
+            path = importlib.util.resolve_name("." * level + name, package) if level else name
+            importlib.import_module(path)
+        except Exception:
+            return f"it imports `{name}`"
+        held = path if takes_names else path.split(".")[0]
+        self.now = _Root(f"import {held}", lambda: sys.modules[held], lambda _: None, ("of", sys.modules, held))
+        self.of = self.now if takes_names else None
+        return None
+
+    @staticmethod
+    def _part(owner: _Root, name: str) -> _Root:
+        return _Root(f"{owner.path}.{name}", _attribute(owner.get, name), lambda _: None, (*owner.steps, name))
+
+    def root(self, instruction: dis.Instruction) -> _Root | None:
+        """The object that a local name stands for."""
+        is_load = instruction.opname.startswith("LOAD_FAST") or instruction.opname == "LOAD_DEREF"
+        return self.bound.get(instruction.argval) if is_load else None
 
 
 _NOISE = {"CACHE", "PRECALL", "PUSH_NULL", "RESUME", "NOP", "COPY_FREE_VARS", "EXTENDED_ARG", "NOT_TAKEN"}
 _ATTRIBUTE = {"LOAD_ATTR", "LOAD_METHOD"}
 
 
-def _effect(instruction: dis.Instruction, env: dict[str, Any]) -> str | None:
-    """Why this instruction does something that a captured graph would lose."""
-    name = instruction.argval
+def _effect(ran: list[dis.Instruction], env: dict[str, Any]) -> str | None:
+    """Why the last of `ran` does something that a captured graph would lose."""
+    instruction, name = ran[-1], ran[-1].argval
+    if instruction.opname in _ATTRIBUTE and name == "grad" and len(ran) > 1 and _is_local(ran[-2]):
+        return "it reads `.grad` of a tensor"
     if instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
         return f"it assigns the global `{name}`"
     if instruction.opname == "STORE_ATTR" and name in ("data", "grad", "requires_grad"):
@@ -351,9 +427,11 @@ def _effect(instruction: dis.Instruction, env: dict[str, Any]) -> str | None:
         return f"it reads `.{name}` of a tensor"
     if instruction.opname == "LOAD_GLOBAL" and name in IMPURE_BUILTINS and name not in env and hasattr(builtins, name):
         return f"it calls `{name}`"
-    if instruction.opname == "LOAD_GLOBAL" and isinstance(env.get(name), types.ModuleType) and name in IMPURE_MODULES:
-        return f"it uses the module `{name}`"
     return None
+
+
+def _is_local(load: dis.Instruction) -> bool:
+    return load.opname.startswith("LOAD_FAST") and load.argval != "ctx"
 
 
 _LOADS = {"LOAD_CONST", "LOAD_FAST", "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_NAME"}
@@ -397,46 +475,112 @@ class _Root:
     path: str
     get: Callable[[], Any]
     put: Callable[[Any], None]
+    steps: tuple[Any, ...] = ()
 
 
 def _root(instruction: dis.Instruction, env: dict[str, Any], cells: dict[str, Any]) -> _Root | None:
     name = instruction.argval
-    if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME") and name in env:
-        path = f"global {name} in {env.get('__name__', '?')}@{id(env)}"
-        return _Root(path, lambda: env[name], partial(env.__setitem__, name))
+    if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+        where = f"in {env.get('__name__', '?')}@{id(env)}"
+        if name in env:
+            return _Root(f"global {name} {where}", lambda: env[name], partial(env.__setitem__, name), ("of", env, name))
+        if hasattr(builtins, name):
+            get = lambda: env[name] if name in env else getattr(builtins, name)  # noqa: E731
+            return _Root(f"builtin {name} {where}", get, partial(env.__setitem__, name), ("builtin", env, name))
     if instruction.opname in ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF") and name in cells:
         cell = cells[name]
-        return _Root(f"closure {name}@{id(cell)}", lambda: cell.cell_contents, partial(setattr, cell, "cell_contents"))
+        put = partial(setattr, cell, "cell_contents")
+        return _Root(f"closure {name}@{id(cell)}", lambda: cell.cell_contents, put, ("cell", cell))
     return None
 
 
-def _follow(root: _Root, rest: list[dis.Instruction], reads: Reads, seen: set[Any], where: str) -> None:
-    """Follow `a.b.c` as long as attributes are loaded, then record what stands at the end."""
-    path, get, put = root.path, root.get, root.put
+def _follow(root: _Root, rest: list[dis.Instruction], reads: Reads, seen: set[Any], where: str) -> int:
+    """Follow `a.b.c` as long as attributes are loaded, then record what stands at the end; how many were loaded."""
     try:
-        value = get()
-    except (ValueError, KeyError):  # an empty cell: a name bound later
-        return
-    owner: Any = None
+        at, done = _Found(root.path, root.get, root.put, root.steps, root.get()), 0
+    except (ValueError, KeyError, AttributeError):  # an empty cell: a name bound later
+        return 0
+    if root.steps[:1] == ("builtin",):
+        reads.entries.setdefault(root.path, Read(root.path, "builtin", root.get, root.steps))
+        return 0
     for instruction in rest:
-        if instruction.opname not in _ATTRIBUTE or isinstance(value, torch.Tensor) or _is_library_module(value):
+        if instruction.opname not in _ATTRIBUTE or not at.has(instruction.argval):
             break
-        if not hasattr(value, instruction.argval):
+        if at.is_of_a_library():
+            reads.entries.setdefault(root.path, Read(root.path, "identity", root.get, root.steps))
+            return done + _follow_library(at.value, rest[done:], reads, seen, where)
+        at, done = at.then(instruction.argval), done + 1
+    at.record(reads, seen, where)
+    return done
+
+
+@dataclass(frozen=True)
+class _Found:
+    """An object that a chain of names leads to, and the one before it."""
+
+    path: str
+    get: Callable[[], Any]
+    put: Callable[[Any], None]
+    steps: tuple[Any, ...]
+    value: Any
+    owner: Any = None
+
+    def has(self, name: str) -> bool:
+        return not isinstance(self.value, torch.Tensor) and hasattr(self.value, name)
+
+    def is_of_a_library(self) -> bool:
+        of_class = isinstance(self.value, type) and is_library(self.value)
+        return _is_library_module(self.value) or (of_class and not _is_function_class(self.value))
+
+    def then(self, name: str) -> _Found:
+        value, put = getattr(self.value, name), partial(setattr, self.value, name)
+        return _Found(f"{self.path}.{name}", _attribute(self.get, name), put, (*self.steps, name), value, self.value)
+
+    def record(self, reads: Reads, seen: set[Any], where: str) -> None:
+        value, owner, get = self.value, self.owner, self.get
+        if (why := self._effect()) is not None:
+            reads.effects.append((why, where))
+        if isinstance(owner, _CONTAINERS) and isinstance(value, types.BuiltinMethodType):
+            _record(f"{self.path}.__self__", lambda: get().__self__, owner, reads, seen, where=where)
+            return
+        _record(self.path, get, value, reads, seen, self.steps, where)
+        if is_compiled(value):
+            reads.callees.setdefault(self.path, Callee(value.__name__, get, self.put))
+        if isinstance(value, types.MethodType) and is_plain_object(owner):
+            _record(f"{self.path}.__self__", lambda: get().__self__, owner, reads, seen, where=where)
+
+    def _effect(self) -> str | None:
+        value, owner = self.value, self.owner
+        if (why := impure(value)) is not None:
+            return why
+        changes = isinstance(value, types.BuiltinMethodType) and value.__name__ in _CHANGES
+        if changes and isinstance(owner, _CONTAINERS):
+            return f"it calls `{value.__name__}` of a {type(owner).__name__} from outside"
+        is_users = isinstance(value, types.ModuleType) and not _is_library_module(value)
+        return f"it hands on the module `{value.__name__}`" if is_users else None
+
+
+def _follow_library(value: Any, rest: list[dis.Instruction], reads: Reads, seen: set[Any], where: str) -> int:
+    """A name within a library: what stands there, and what it tells of the process."""
+    owner, name, done = value, "", 0
+    for done, instruction in enumerate(rest):
+        if instruction.opname not in _ATTRIBUTE or not isinstance(value, types.ModuleType | type):
             break
-        get, path = _attribute(get, instruction.argval), f"{path}.{instruction.argval}"
-        owner, value, put = value, getattr(value, instruction.argval), partial(setattr, value, instruction.argval)
-    if isinstance(owner, _CONTAINERS) and isinstance(value, types.BuiltinMethodType):
-        if value.__name__ in _CHANGES:
-            reads.effects.append((f"it calls `{value.__name__}` of a {type(owner).__name__} from outside", where))
-        _record(f"{path}.__self__", lambda: get().__self__, owner, reads, seen)
-        return
-    _record(path, get, value, reads, seen)
-    if is_compiled(value):
-        reads.callees.setdefault(path, Callee(value.__name__, get, put))
-    if owner is not None and isinstance(value, types.MethodType) and _is_plain_object(owner):
-        _record(f"{path}.__self__", lambda: get().__self__, owner, reads, seen)
-    if isinstance(value, types.ModuleType) and value.__name__ in IMPURE_MODULES:
-        reads.effects.append((f"it uses the module `{value.__name__}`", where))
+        owner, name = value, instruction.argval
+        if not hasattr(owner, name):
+            return done
+        value = getattr(owner, name)
+    if (why := impure(value) or impure(owner) or effect_of(owner, name, value)) is not None:
+        reads.effects.append((why, where))
+    reads.name(owner, name)
+    path, get = f"{getattr(owner, '__name__', '?')}.{name}", _attribute(lambda: owner, name)
+    if name in ANSWERS and callable(value) and (getattr(owner, "__name__", "")).startswith("torch"):
+        reads.entries[f"{path}()"] = Read(f"{path}()", "value", lambda: get()())
+    if isinstance(value, types.FunctionType) and is_library(value):
+        _scan(value, reads, seen)
+    elif not is_library(value) and not isinstance(value, SCALARS) and callable(value):
+        _record(path, get, value, reads, seen, ("is", owner, name), where)
+    return done
 
 
 _CONTAINERS = (list, dict, set, bytearray, collections.deque)
@@ -451,27 +595,81 @@ def _attribute(get: Callable[[], Any], name: str) -> Callable[[], Any]:
     return lambda: getattr(get(), name)
 
 
-def _record(path: str, get: Callable[[], Any], value: Any, reads: Reads, seen: set[Any]) -> None:
-    if path in reads.entries:
+def _record(
+    path: str,
+    get: Callable[[], Any],
+    value: Any,
+    reads: Reads,
+    seen: set[Any],
+    steps: tuple[Any, ...] = (),
+    where: str = "unknown",
+) -> None:
+    if path in reads.entries or (isinstance(value, types.ModuleType) and not _is_library_module(value)):
         return
     if isinstance(value, torch.Tensor):
-        reads.entries[path] = Read(path, "tensor", get)
-        return
-    if isinstance(value, types.FunctionType | types.MethodType):
-        if not is_library(value):
-            reads.entries[path] = Read(path, "identity", get)
-            reads.alive.append(value)
-            _scan(inspect.unwrap(getattr(value, "__func__", value)), reads, seen)
-        return
-    if _is_library_module(value) or isinstance(value, types.ModuleType) or is_library(value):
-        return
-    if isinstance(value, SCALARS) or isinstance(value, list | tuple | dict) or _is_plain_object(value):
-        reads.entries[path] = Read(path, "value", get)
-        for name, inner in _tensors_inside(value, get, DEPTH):
-            reads.entries[path + name] = Read(path + name, "tensor", inner)
-        return
-    reads.entries[path] = Read(path, "identity", get)
-    reads.alive.append(value)
+        reads.entries[path] = Read(path, "tensor", get, steps)
+    elif _is_function_class(value) or _is_function_class(getattr(value, "__self__", None)):
+        _record_function_class(path, get, value, reads, seen, steps)
+    elif _is_code(value) or not is_compared(value):
+        reads.entries[path] = Read(path, "identity", get, steps)
+        _scan(value, reads, seen)
+    elif (why := too_much(value)) is not None:
+        reads.effects.append((f"it reads `{_shown(path)}`, which {why}", where))
+    else:
+        _record_value(path, get, value, reads, seen, steps)
+
+
+def _is_code(value: Any) -> bool:
+    return isinstance(value, types.FunctionType | types.MethodType | types.ModuleType)
+
+
+def _record_value(
+    path: str, get: Callable[[], Any], value: Any, reads: Reads, seen: set[Any], steps: tuple[Any, ...]
+) -> None:
+    """What is compared by content: the tensors within become inputs, the methods of its class are read."""
+    reads.entries[path] = Read(path, "value", get, steps)
+    for name, inner in _tensors_inside(value, get, DEPTH):
+        reads.entries[path + name] = Read(path + name, "tensor", inner)
+    if not isinstance(value, SCALARS):
+        _scan_class(value if isinstance(value, type) else type(value), reads, seen)
+
+
+def is_compared(value: Any) -> bool:
+    """Whether a value from outside is compared by content at every call."""
+    kinds = (*SCALARS, list, tuple, dict, set, frozenset, collections.deque, functools.partial, bytearray, Memory)
+    return isinstance(value, kinds) or is_plain_object(value) or (isinstance(value, type) and not is_library(value))
+
+
+def _shown(path: str) -> str:
+    return path.split(" in ")[0].split("@")[0].removeprefix("global ").removeprefix("closure ")
+
+
+def _scan_class(cls: type, reads: Reads, seen: set[Any]) -> None:
+    """What the methods of a user's class read; what they do to the world shows where they are called by name."""
+    inner = Reads(library=reads.library)
+    for function in functions_of_class(cls):
+        _scan(function, inner, seen)
+    reads.take(inner)
+
+
+# ------------------------------------------------------------------ other Functions
+def _is_function_class(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, torch.autograd.Function)
+
+
+def _record_function_class(
+    path: str, get: Callable[[], Any], value: Any, reads: Reads, seen: set[Any], steps: tuple[Any, ...]
+) -> None:
+    """A Function that is called: which one it is, what its methods are, and what they read. Its effects are its own."""
+    reads.entries[path] = Read(path, "identity", get, steps if isinstance(value, type) else ())
+    cls, inner = value if isinstance(value, type) else value.__self__, Reads(library=reads.library)
+    cls = getattr(cls, "_fusegrad_user_class", None) or cls
+    for name in ("forward", "setup_context", "backward", "vjp", "jvp", "vmap"):
+        method = getattr(cls, name, None)
+        if method is not getattr(torch.autograd.Function, name):
+            where = f"{name} of {cls.__qualname__}@{id(cls)}"
+            _record(where, _attribute(lambda: cls, name), method, inner, seen, ("is", cls, name))
+    reads.take(inner)
 
 
 def _tensors_inside(value: Any, get: Callable[[], Any], depth: int) -> Iterator[tuple[str, Callable[[], Any]]]:
@@ -489,8 +687,8 @@ def _items(value: Any, get: Callable[[], Any]) -> Iterator[tuple[str, Any, Calla
         yield from ((f"[{i}]", v, _item(get, i)) for i, v in enumerate(value))
     elif isinstance(value, dict):
         yield from ((f"[{k!r}]", v, _item(get, k)) for k, v in value.items())
-    elif _is_plain_object(value):
-        yield from ((f".{k}", v, _attribute(get, k)) for k, v in vars(value).items())
+    elif is_plain_object(value):
+        yield from ((f".{k}", v, _attribute(get, k)) for k, v in state_of(value).items())
 
 
 def _item(get: Callable[[], Any], key: Any) -> Callable[[], Any]:
@@ -505,11 +703,6 @@ def is_compiled(value: Any) -> bool:
     native = not isinstance(type(value).__call__, types.FunctionType)
     python = isinstance(value, types.FunctionType | types.MethodType)
     return native and not python and module.split(".")[0] not in sys.stdlib_module_names and hasattr(value, "__name__")
-
-
-def is_library(value: Any) -> bool:
-    module = getattr(value, "__module__", None) or ""
-    return isinstance(module, str) and module.split(".")[0] in LIBRARIES
 
 
 def _is_library_module(value: Any) -> bool:

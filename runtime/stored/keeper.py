@@ -209,7 +209,7 @@ class Keeper(Nowhere):
     # -------------------------------------------------------------- after a call
     def keep_forward(self, spec: Specialization) -> None:
         """Writes forward after its first run."""
-        if self.is_done or self.place is None:
+        if self.is_done or self.place is None or spec.outside() != spec.first_outside:
             return
         self.is_done = True
         try:
@@ -225,6 +225,8 @@ class Keeper(Nowhere):
         """Writes backward after its first run for gradients of these layouts."""
         kinds = tuple(gradient_kind(in_a_class(g)) for g in gradients)
         if self.place is None or not self.is_done or (name := kinds_text(kinds)) in self.kept:
+            return
+        if spec.outside() != spec.first_outside:  # the key says what was so when forward was captured
             return
         self.kept.add(name)
         entry = next(iter(spec.other_entries(kinds)), None)

@@ -178,6 +178,7 @@ class Stored(Specialization):
         self.forward = StoredForward(self, known)
         self._chosen, self._decided = None if found["chosen"] is None else StoredChosen(self, found["chosen"]), True
         self.keeper: Any = None
+        self.first_outside = self.outside()
         device = next(args[i].device for i in self.slots)
         made = plan_of(found["plan"], f"{self.name}_forward", backend, device, partial(report, "forward"))
         executable = StoredExecutable(self, made, self.binder, self.skip)

@@ -1,0 +1,36 @@
+"""A slice of `pairs.py`: random worlds for every subject, in one process and on disk; `make guards N=...` runs many."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+import pairs
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.mark.parametrize("subject", pairs.SUBJECTS)
+def test_nothing_of_another_world_is_served(subject: str) -> None:
+    failure, calls, _ = pairs.trial(1000, "reference", subject)
+    assert failure is None, failure
+    assert calls > 3
+
+
+@pytest.mark.parametrize("subject", pairs.STORED)
+def test_nothing_of_another_world_comes_from_disk(subject: str) -> None:
+    pytest.importorskip("triton")
+    failure, *_ = pairs.stored_trial(1001, None, subject)
+    assert failure is None, failure
+
+
+def test_a_stale_capture_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worlds are seen to differ: a class that never looks at what it reads is caught."""
+    from fusegrad.tracer.reads import Reads
+
+    monkeypatch.setattr(Reads, "facts", lambda reads: ())
+    found = [pairs.trial(seed, "reference", "a global number")[0] for seed in range(4)]
+    assert any(failure is not None for failure in found)

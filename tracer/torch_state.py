@@ -1,0 +1,56 @@
+"""What functions of libraries tell of the process, and what they do to it: functions by their names.
+
+A function that is in neither table asks for nothing but its arguments.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+ANSWERS = {
+    *("get_num_threads", "get_num_interop_threads", "get_float32_matmul_precision", "get_deterministic_debug_mode"),
+    *("are_deterministic_algorithms_enabled", "is_deterministic_algorithms_warn_only_enabled", "is_anomaly_enabled"),
+    *("is_anomaly_check_nan_enabled", "initial_seed", "get_default_device", "is_warn_always_enabled", "is_available"),
+    *("current_device", "device_count", "is_initialized", "is_built", "flash_sdp_enabled", "math_sdp_enabled"),
+    *("mem_efficient_sdp_enabled", "cudnn_sdp_enabled", "get_rank", "get_world_size", "is_autocast_cache_enabled"),
+    *("is_current_stream_capturing", "preferred_linalg_library", "preferred_blas_library"),
+}
+"""Called without arguments: their answer is compared at every call."""
+EFFECTS = {
+    *("manual_seed", "manual_seed_all", "seed", "seed_all", "fork_rng", "get_rng_state", "set_rng_state"),
+    *("save", "load", "get_rng_state_all", "set_rng_state_all", "use_deterministic_algorithms", "clear_autocast_cache"),
+    *("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "mem_get_info"),
+    *("memory_stats", "empty_cache", "utilization", "temperature", "clock_rate"),
+}
+"""They change the process, or tell of it what differs from call to call."""
+PURE_SETTERS = {"set_grad_enabled"}
+IMPURE = {"time", "random", "os", "sys", "io", "logging", "datetime", "uuid", "secrets", "posix", "_random",
+          "numpy.random"}  # fmt: skip
+"""Modules of which nothing can be captured, by name or by the beginning of it."""
+
+
+def effect_of(owner: Any, name: str, value: Any) -> str | None:
+    """Why a name that was found in a library, or what stands under it, cannot be part of a graph."""
+    module = getattr(owner, "__name__", "") if isinstance(owner, types.ModuleType) else ""
+    if not module.startswith("torch"):
+        return None
+    sets = name.startswith("set_") and name not in PURE_SETTERS
+    return f"it calls `{name}` of {module}" if callable(value) and (name in EFFECTS or sets) else None
+
+
+def impure(value: Any) -> str | None:
+    """Which module makes a thing unfit for capture: a clock, a generator of random numbers, the system."""
+    owner = getattr(value, "__self__", None)
+    if isinstance(value, types.ModuleType):
+        names = [value.__name__]
+    elif owner is not None and not isinstance(owner, types.ModuleType):
+        names = [type(owner).__module__]
+    else:
+        names = [getattr(value, "__module__", None) or ""]
+    found = next((n for n in names if isinstance(n, str) and _is_impure(n)), None)
+    return None if found is None else f"it uses the module `{found}`"
+
+
+def _is_impure(module: str) -> bool:
+    return module in IMPURE or module.startswith("numpy.random.") or module.split(".")[0] in IMPURE
