@@ -31,6 +31,8 @@ LIBRARIES = {"torch", "math", "numpy", "builtins", "operator", "functools", "ite
              "triton", "fusegrad", "pytest", "_pytest"}  # fmt: skip
 """Modules whose functions ask for nothing that can change; `_pytest` is what a rewritten `assert` calls."""
 DEPTH = 8
+MOST = 2000
+"""Values within one value from outside: comparing more would take longer than what is called."""
 LARGEST = 4096
 """Bytes of a memory that is compared by content."""
 
@@ -45,7 +47,8 @@ class Same:
         try:
             self._object: Callable[[], Any] = weakref.ref(value)
         except TypeError:
-            self._object = lambda: value
+            held = Same if value is None else value  # None is what a dead reference gives
+            self._object = lambda: held
 
     def __hash__(self) -> int:
         return self._hash
@@ -350,17 +353,26 @@ def _inner(value: Any) -> list[Any] | None:
     return list(state_of(value).values()) if is_plain_object(value) and not modules else None
 
 
-def too_much(value: Any, depth: int = DEPTH, seen: tuple[int, ...] = ()) -> str | None:
+def too_much(value: Any) -> str | None:
     """Why a value from outside cannot be compared at every call; None where it can."""
-    if isinstance(value, (*SCALARS, torch.Tensor, type, types.FunctionType)) or id(value) in seen:
-        return None
+    waiting, count = [(value, 0, frozenset[int]())], 0
+    while waiting:
+        found, depth, above = waiting.pop()
+        count += 1
+        if isinstance(found, (*SCALARS, torch.Tensor, type, types.FunctionType)) or id(found) in above:
+            continue
+        parts = list(state_of(found).values()) if isinstance(found, torch.nn.Module) else _inner(found)
+        if (why := _unseen(found, parts, depth)) is not None:
+            return why
+        if count + len(parts or ()) > MOST:
+            return f"holds more than {MOST} values"
+        waiting += [(part, depth + 1, above | {id(found)}) for part in parts or ()]
+    return None
+
+
+def _unseen(value: Any, parts: list[Any] | None, depth: int) -> str | None:
     if isinstance(value, bytearray | array.array | Memory):
         return "is a large array" if _bytes_of(value) > LARGEST else None
     if hasattr(type(value), "__next__"):
         return "is an iterator"
-    inner = list(state_of(value).values()) if isinstance(value, torch.nn.Module) else _inner(value)
-    if inner is None:
-        return None
-    if depth == 0:
-        return f"is nested deeper than {DEPTH}" if inner else None
-    return next((why for v in inner if (why := too_much(v, depth - 1, (*seen, id(value))))), None)
+    return f"is nested deeper than {DEPTH}" if parts and depth >= DEPTH else None

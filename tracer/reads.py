@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from .declared import declarations
 from .pictures import (
     DEPTH,
     LIBRARIES,
@@ -660,18 +661,21 @@ def _is_function_class(value: Any) -> bool:
 def _record_function_class(
     path: str, get: Callable[[], Any], value: Any, reads: Reads, seen: set[Any], steps: tuple[Any, ...]
 ) -> None:
-    """A Function that is called: which one it is, what its methods are, and what they read. Its effects are its own."""
+    """A Function that is called: which one it is, what its methods are, and what they read; its effects are its own."""
     reads.entries[path] = Read(path, "identity", get, steps if isinstance(value, type) else ())
     cls, inner = value if isinstance(value, type) else value.__self__, Reads(library=reads.library)
     cls = getattr(cls, "_fusegrad_user_class", None) or cls
     for name in ("forward", "setup_context", "backward", "vjp", "jvp", "vmap"):
         method = getattr(cls, name, None)
         if method is not getattr(torch.autograd.Function, name):
-            where = f"{name} of {cls.__qualname__}@{id(cls)}"
-            _record(where, _attribute(lambda: cls, name), method, inner, seen, ("is", cls, name))
-    reads.take(inner)
+            where, get = f"{name} of {cls.__qualname__}@{id(cls)}", _attribute(lambda: cls, name)
+            reads.entries[where] = Read(where, "identity", get, ("is", cls, name))
+            _scan(method, inner, seen)
+    if not inner.effects and not any(d.value is False for d in declarations(cls, None).values()):
+        reads.take(inner)  # else it runs as written, and reads for itself
 
 
+# ------------------------------------------------------------------ tensors in values
 def _tensors_inside(value: Any, get: Callable[[], Any], depth: int) -> Iterator[tuple[str, Callable[[], Any]]]:
     if isinstance(value, torch.Tensor):
         yield "", get
