@@ -37,6 +37,7 @@ ONE_IN = {
     "runtime/test_command_examples.py": 4,
     "runtime/test_transitions.py": 6,
     "suite/test_derived.py": 2,
+    "trust/test_determinism.py": 46,
     "trust/test_pairs.py": 6,
     "suite/test_linearity.py": 2,
 }  # fmt: skip

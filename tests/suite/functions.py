@@ -909,7 +909,7 @@ _group[0] = "indexing"
 
 
 # ------------------------------------------------------------------------------------------------ indexing
-@case(lambda n: (classes(7, n, 2), rand(7, 5)))
+@case(lambda n: (classes(7, n, 2), rand(7, 5)), library=True)
 class Embedding(Function):
     @staticmethod
     def forward(ctx, ids, table):
@@ -925,7 +925,7 @@ class Embedding(Function):
         return None, out
 
 
-@case(lambda n: (classes(7, n), rand(7, 3)))
+@case(lambda n: (classes(7, n), rand(7, 3)), library=True)
 class EmbeddingScatterAdd(Function):
     @staticmethod
     def forward(ctx, ids, table):
@@ -938,7 +938,7 @@ class EmbeddingScatterAdd(Function):
         return None, torch.zeros_like(table).scatter_add(0, ids[:, None].expand_as(g), g)
 
 
-@case(lambda n: (rand(n, 6), classes(6, n, 2)))
+@case(lambda n: (rand(n, 6), classes(6, n, 2)), library=True)
 class GatherTake(Function):
     @staticmethod
     def forward(ctx, x, index):
