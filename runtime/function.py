@@ -212,7 +212,7 @@ class Compiler:
                 self.exact.clear()
             raise
         self.refuse("forward", missing.error)
-        self.refused[missing.facts] = missing.error
+        self.refused[missing.facts] = missing.error.bare()
         self.exact[missing.key] = None
         return result
 
@@ -386,7 +386,7 @@ class Compiler:
     def _captured(self, key: Any, facts: Any, args: Sequence[Any]) -> Specialization:
         try:
             if facts in self.met:
-                raise self.met[facts]
+                raise self.met[facts].bare()
             logs.captured_again(self, facts, args)
             specialization = self._capture(args)
         except CaptureError as error:
@@ -419,7 +419,7 @@ class Compiler:
     def give_up(self, args: Sequence[Any], error: CaptureError) -> None:
         """Calls with arguments like these run as the user wrote them."""
         self.refuse("forward", error)
-        self.refused[self.facts(args)] = error
+        self.refused[self.facts(args)] = error.bare()
         self.exact[self._key(args)] = None
 
     def _capture(self, args: Sequence[Any], tape: Tape | None = None) -> Specialization:

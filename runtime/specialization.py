@@ -400,7 +400,7 @@ class Specialization:
                 self._add_entry(key, kinds)
         entry = self.entries[key]
         if isinstance(entry, CaptureError):
-            raise entry
+            raise entry.bare()
         return entry
 
     def _now(self, kinds: tuple[Any, ...]) -> Any:

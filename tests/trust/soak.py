@@ -72,21 +72,22 @@ class Soak:
 
     shapes: list[tuple[int, int]]
     seed: int = 0
+    classes: tuple[Any, ...] = CLASSES
     wrong: list[str] = field(default_factory=list)
     compared: int = 0
     numbers: int = 0
 
     def __post_init__(self) -> None:
-        self.random = random.Random(self.seed)
-        self.compiled = {(cls, b): fusegrad.compile(cls, backend=b) for cls in CLASSES for b in ("auto", "interpret")}
+        self.random, backends = random.Random(self.seed), ("auto", "interpret")
+        self.compiled = {(cls, b): fusegrad.compile(cls, backend=b) for cls in self.classes for b in backends}
         self.few, self.given = self.some_of_every_kind(), {}
         for shape in self.shapes:
-            self.given[shape] = {cls: functions.arguments(cls, *shape) for cls in CLASSES}
+            self.given[shape] = {cls: functions.arguments(cls, *shape) for cls in self.classes}
 
     def warm_up(self, drawn: int) -> int:
         """Every Function at every shape, forward and backward, often enough that the quickest way is taken."""
         calls = 0
-        for cls in CLASSES:
+        for cls in self.classes:
             for shape in self.shapes:
                 self.once(cls, shape, "auto", backward=True)
             for shape in self.few:
@@ -105,7 +106,7 @@ class Soak:
     def call(self, at: int) -> None:
         """One call, drawn."""
         special = at % MAPPED == 0 or at % INTERPRETED == 1
-        cls, shape = self.random.choice(CLASSES), self.random.choice(self.few if special else self.shapes)
+        cls, shape = self.random.choice(self.classes), self.random.choice(self.few if special else self.shapes)
         if at % MAPPED == 0:
             return self.mapped(cls, shape)
         backend = "interpret" if special else "auto"
@@ -175,11 +176,9 @@ class Course:
         }  # fmt: skip
 
 
-def soak(
-    calls: int, count: int, seed: int, tell: Tell, blame: bool = False, warm_calls: int = WARM
-) -> dict[str, Any]:
+def soak(run: Soak, calls: int, tell: Tell, blame: bool = False, warm_calls: int = WARM) -> dict[str, Any]:
     """The numbers of a run, told twenty times on the way. blame: tell what tracemalloc says is left."""
-    started, run = time.perf_counter(), Soak(shapes(count), seed)
+    started = time.perf_counter()
     warm = run.warm_up(warm_calls)
     if blame:
         tracemalloc.start(12)
@@ -216,7 +215,7 @@ def main() -> int:
         if chosen.json:
             outcome.write("soak", found)
 
-    found = soak(chosen.calls, chosen.shapes, chosen.seed, tell, chosen.blame)
+    found = soak(Soak(shapes(chosen.shapes), chosen.seed), chosen.calls, tell, chosen.blame)
     print(f"growth {found['growth_bytes'] / 2**20:+.1f} MB, {len(found['wrong'])} wrong, flat: {found['flat']}")
     return 0 if found["flat"] else 1
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 
+import pytest
 import soak
 import torch
 import trust_functions as functions
@@ -12,9 +13,11 @@ import trust_functions as functions
 import fusegrad
 
 
-def test_a_slice() -> None:
-    found = soak.soak(1500, 6, seed=3, tell=lambda found: None, warm_calls=300)
-    assert not found["wrong"] and found["compared_with_eager"] >= 2
+def test_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(soak, "COMPARED", 100)
+    run = soak.Soak(soak.shapes(6), 3, (functions.Softmax, functions.Scale))
+    found = soak.soak(run, 1000, lambda found: None, warm_calls=300)
+    assert not found["wrong"] and found["compared_with_eager"] > 10 and found["distinct_numbers"] > 50
     assert found["before"]["threads"] == found["after"]["threads"]
     assert found["before"]["files"] == found["after"]["files"]
     assert found["after"]["garbage"] == 0
@@ -27,6 +30,19 @@ def test_numbers_that_are_new_at_every_call_are_not_captured_without_end() -> No
         assert fast.apply(x, at / 7)[0].item() == torch.tensor(1.0).mul(at / 7).item()
     compiler = fast._fusegrad
     assert len(compiler.known) <= 64 and len(compiler.refused) <= 1024 and len(compiler.exact) <= 1024
+
+
+@pytest.mark.parametrize("cls", [functions.Scale, functions.Opaque], ids=lambda c: c.__name__)
+def test_tensors_of_calls_that_are_not_captured_are_not_kept(cls) -> None:
+    """The reason for which a call was not captured is kept, the frames in which it was found are not."""
+    fast, alive = fusegrad.compile(cls), []
+    for at in range(100):
+        x = torch.full((3,), float(at), requires_grad=True)
+        fast.apply(x, at / 7).sum().backward() if cls is functions.Scale else fast.apply(x).sum().backward()
+        alive.append(weakref.ref(x))
+    del x
+    gc.collect()
+    assert [ref for ref in alive if ref() is not None] == []
 
 
 def test_a_class_that_nobody_has_any_more_is_gone() -> None:

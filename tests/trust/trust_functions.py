@@ -81,10 +81,15 @@ class SwiGLU(Function):
 class Scale(Function):
     """A number that may be another at every call, kept on ctx; the gradient is deliberately twice too large."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
-        ctx.factor = factor
+    def forward(x: Tensor, factor: float) -> Tensor:
         return x * factor
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        ctx.factor = inputs[1]
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
