@@ -5,6 +5,8 @@
 # make bench          launches, bytes, registers, host time, first calls: what needs no GPU; writes docs/benchmarks.md
 # make bench-gpu      times every case on a GPU, nine minutes at a time
 # make threads        first calls, transforms and backwards in N=32 threads at once
+# make processes      forks, spawned workers, data loaders, killed compilers, ends in the middle
+# make environments   no compiler, no triton, odd folders and locales, -OO, notebooks, zipapps, ...
 # make soak           CALLS=1000000 calls over SHAPES=1000 shapes: memory, variants, threads, files
 # make fuzz N=1000    random programs, compiled, against eager; SEED=0, JOBS=2, BACKEND="reference interpret:10"
 # make mutants        one change of the generator or of a transform at a time, N=200: which do the tests notice?
@@ -71,8 +73,16 @@ conformance: $(STAMP)
 threads: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/trust/threads.py --threads $(or $(N),32) $(ARGS)
 
+.PHONY: processes environments
+processes: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/trust/processes.py $(ARGS)
+
+environments: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/trust/environments.py $(ARGS)
+
 soak: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/trust/soak.py --calls $(or $(CALLS),1000000) --shapes $(or $(SHAPES),1000) $(ARGS)
+
 # In pieces: ARGS="--json benchmarks/results/trust/fuzz.json --resume".
 fuzz: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/run.py $(or $(N),1000) --seed $(or $(SEED),0) --jobs $(JOBS) \

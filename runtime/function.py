@@ -60,7 +60,7 @@ from .guards import (
     is_tracked,
     unseen_state,
 )
-from .interop import CompiledMeta, applied, fits_a_graph, with_opaque_backward
+from .interop import applied, fits_a_graph, metaclass_for, with_opaque_backward
 from .node import make_node
 from .opaque import opaque_forward_of
 from .ready import Ready, shapes_of
@@ -771,7 +771,7 @@ def compile_class(
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,
     }
-    fast: Any = CompiledMeta(cls.__name__, (cls,), body)  # type: ignore[no-untyped-call]
+    fast: Any = metaclass_for(cls)(cls.__name__, (cls,), body)
     fast._backward_cls = cls._backward_cls  # type: ignore[attr-defined]
     itself.append(fast)
     return fast  # type: ignore[no-any-return]

@@ -36,6 +36,13 @@ class CompiledMeta(FunctionMeta):
     """FunctionMeta by another name: Dynamo takes classes of exactly that metaclass apart, past their `apply`."""
 
 
+def metaclass_for(cls: type) -> Any:
+    """CompiledMeta, also of a class whose author has a metaclass of his own."""
+    if issubclass(CompiledMeta, type(cls)):
+        return CompiledMeta
+    return type(CompiledMeta.__name__, (CompiledMeta, type(cls)), {})
+
+
 def fits_a_graph(cls: type, promised: Traceability) -> bool:
     """Whether Dynamo may take the user's class into its graph: it is promised traceable, and plain enough."""
     written = methods(cls)

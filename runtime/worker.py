@@ -102,7 +102,7 @@ def _remove_files() -> None:
 
 
 def _leave_with(parent: int) -> None:
-    """End this process when its parent is gone, even in the middle of a compilation."""
+    """End this process when its parent is gone, before it began or in the middle of a compilation."""
     while os.getppid() == parent:
         time.sleep(1)
     _remove_files()
@@ -113,11 +113,12 @@ def main() -> None:
     """Greet once, then answer until stdin closes. The compiler's own prints go to stderr."""
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    threading.Thread(target=_leave_with, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_leave_with, args=(int(sys.argv[1]),), daemon=True).start()
     act: Callable[[dict[str, Any]], dict[str, Any]] = greet
-    for line in sys.stdin:
-        replies.write(_safely(act, line) + "\n")
-        act = answer
+    with suppress(BrokenPipeError):  # nobody is left who would read it
+        for line in sys.stdin:
+            replies.write(_safely(act, line) + "\n")
+            act = answer
     _remove_files()
 
 

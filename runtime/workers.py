@@ -17,16 +17,18 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..codegen.kernel import TARGETS, Kernel, Pointer
 from ..ir.errors import UnsupportedBackendError
+from ..tracer.locks import INNER, lock_of
 from . import cache
 from .launch import TRITON_DTYPE, require_triton
 from .stats import count
@@ -124,7 +126,7 @@ class Worker:
         directory.mkdir(mode=0o700)
         with open(directory / "stderr", "wb") as stderr:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", str(Path(__file__).with_name("worker.py"))],
+                [sys.executable, "-P", str(Path(__file__).with_name("worker.py")), str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
@@ -168,7 +170,9 @@ class Worker:
     def _last_words(self) -> str:
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(5)
-        said = (self.directory / "stderr").read_bytes()[-1000:].decode(errors="replace").strip()
+        said = ""
+        with suppress(OSError):  # the folder goes with the process that asks
+            said = (self.directory / "stderr").read_bytes()[-1000:].decode(errors="replace").strip()
         return f"the compiler process ended with status {self.process.returncode}" + (f": {said}" if said else "")
 
     def close(self) -> None:
@@ -193,6 +197,7 @@ class Pool:
         self.idle: queue.LifoQueue[Worker | None] = queue.LifoQueue()
         self.started = 0
         self.workers: set[Worker] = set()
+        self.waiting: list[threading.Thread] = []  # for results
         self.closed = False
         for _ in range(size):
             self.idle.put(None)
@@ -215,9 +220,11 @@ class Pool:
             files = {name: (out / name).read_bytes() for name in answer.get("files", ())}
             shutil.rmtree(out, ignore_errors=True)
             return files, answer
-        except BaseException:
+        except BaseException as error:
             self._end(worker)
             worker = None
+            if self.closed and isinstance(error, OSError):  # its folder is gone
+                raise WorkerDied("the process is ending") from error
             raise
         finally:
             self.idle.put(worker)
@@ -240,6 +247,24 @@ class Pool:
             self.workers.discard(worker)
             worker.close()
 
+    @contextmanager
+    def waited_for(self) -> Iterator[None]:
+        """Within the block a thread waits for results; where it is not to wait any more, nobody is left who would."""
+        self.waiting.append(threading.current_thread())
+        try:
+            yield
+        except BaseException:  # an interrupt, or what a signal's handler raises
+            self.close()
+            _pool.cache_clear()
+            raise
+        finally:
+            self.waiting.remove(threading.current_thread())
+
+    def leave(self) -> None:
+        """The process ends, but for threads that it waits for: the rest's jobs need not be finished."""
+        if all(thread.daemon for thread in self.waiting):
+            self.close()
+
     def close(self) -> None:
         """End all workers. Jobs that still wait fail."""
         self.closed = True
@@ -249,15 +274,36 @@ class Pool:
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
-@functools.cache
 def pool() -> Pool:
     """The process's workers."""
+    with _lock:
+        return _pool()
+
+
+_lock = lock_of(INNER)
+
+
+@functools.cache
+def _pool() -> Pool:
     made, owner = Pool(min(SIZE, os.cpu_count() or 1)), os.getpid()
     atexit.register(lambda: made.close() if os.getpid() == owner else None)
+    if hasattr(threading, "_register_atexit"):  # before the executor's own, which lets all jobs run to their end
+        with suppress(RuntimeError):  # the process is ending already
+            threading._register_atexit(lambda: made.leave() if os.getpid() == owner else None)
     return made
 
 
-os.register_at_fork(after_in_child=pool.cache_clear)  # a child has its parent's pipes, which are not for it
+_parents: list[Pool] = []  # kept, so that a child does not finalise processes that are not its own
+
+
+def _anew() -> None:
+    """A child has its parent's pipes, which are not for it."""
+    if _pool.cache_info().currsize:
+        _parents.append(_pool())
+    _pool.cache_clear()
+
+
+os.register_at_fork(after_in_child=_anew)
 
 
 # -- compiling --------------------------------------------------------------------------------------------------------
@@ -268,17 +314,13 @@ def compile_for(kernels: Sequence[Kernel], module_text: str, targets: Sequence[s
     require_triton("triton", "kernels")
     _require_gpus(targets)
     workers = pool()
-    try:
+    with workers.waited_for():
         waiting = {
             (kernel.name, target): workers.executor.submit(_binary, workers, job_of(kernel, module_text, target))
             for kernel in kernels
             for target in targets
         }
         return {k.name: {target: _result(waiting[k.name, target]) for target in targets} for k in kernels}
-    except KeyboardInterrupt:
-        workers.close()
-        pool.cache_clear()
-        raise
 
 
 def _require_gpus(targets: Sequence[str]) -> None:

@@ -40,6 +40,10 @@ ONE_IN = {
     "trust/test_determinism.py": 46,
     "trust/test_pairs.py": 6,
     "suite/test_linearity.py": 2,
+    "trust/test_threads.py": 3,
+    "trust/test_processes.py": 9,
+    "trust/test_environments.py": 28,
+    "trust/test_sources.py": 3,
 }  # fmt: skip
 """Files and folders by how many cases of a test stand for one that is taken; of every test one is, at least."""
 HERE = Path(__file__).parent

@@ -37,7 +37,7 @@ COMPARED = 1000
 """One call in so many is compared with eager; one in INTERPRETED runs the generated text, one in MAPPED under vmap."""
 INTERPRETED, MAPPED, BACKWARD = 500, 200, 3
 FEW = 20
-WARM = 20_000
+WARM = 100_000
 """Drawn calls after the first pass over all shapes, before the memory is looked at."""
 NUMBERS = 0.25
 """The share of calls of Scale with a number that no call had before."""

@@ -11,13 +11,21 @@ import torch
 import trust_functions as functions
 
 import fusegrad
+from fusegrad.runtime import function, opaque
+
+
+@pytest.fixture(autouse=True)
+def few_variants(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limits are reached sooner."""
+    monkeypatch.setattr(function, "VARIANTS", 6)
+    monkeypatch.setattr(opaque, "BACKWARDS", 6)
 
 
 def test_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(soak, "COMPARED", 100)
     run = soak.Soak(soak.shapes(6), 3, (functions.Softmax, functions.Scale))
-    found = soak.soak(run, 1000, lambda found: None, warm_calls=300)
-    assert not found["wrong"] and found["compared_with_eager"] > 10 and found["distinct_numbers"] > 50
+    found = soak.soak(run, 600, lambda found: None, warm_calls=100)
+    assert not found["wrong"] and found["compared_with_eager"] >= 6 and found["distinct_numbers"] > 30
     assert found["before"]["threads"] == found["after"]["threads"]
     assert found["before"]["files"] == found["after"]["files"]
     assert found["after"]["garbage"] == 0
@@ -29,7 +37,7 @@ def test_numbers_that_are_new_at_every_call_are_not_captured_without_end() -> No
     for at in range(300):
         assert fast.apply(x, at / 7)[0].item() == torch.tensor(1.0).mul(at / 7).item()
     compiler = fast._fusegrad
-    assert len(compiler.known) <= 64 and len(compiler.refused) <= 1024 and len(compiler.exact) <= 1024
+    assert len(compiler.known) == 6 and len(compiler.refused) <= 1024 and len(compiler.exact) <= 1024
 
 
 @pytest.mark.parametrize("cls", [functions.Scale, functions.Opaque], ids=lambda c: c.__name__)

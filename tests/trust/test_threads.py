@@ -16,7 +16,7 @@ from fusegrad.tracer.torch_private import dual_level, plain_tensors
 @pytest.mark.parametrize("scenario", threads.SCENARIOS, ids=lambda s: s.__name__)
 def test_scenarios(scenario) -> None:
     found = threads.run(scenario, 6)
-    assert found.calls and found.ok, found
+    assert found.calls and found.ok, (found.wrong, found.raised, found.captures, found.expected)
 
 
 def test_plain_tensors_leave_the_forward_mode_of_other_threads_alone() -> None:

@@ -40,11 +40,15 @@ PATIENCE = 300.0
 class Found:
     """What became of a scenario."""
 
-    calls: int = 0
+    called: list[str] = field(default_factory=list)  # threads append without losing any
     wrong: list[str] = field(default_factory=list)
     raised: list[str] = field(default_factory=list)
     captures: int = 0
     expected: int | None = None
+
+    @property
+    def calls(self) -> int:
+        return len(self.called)
 
     @property
     def ok(self) -> bool:
@@ -71,7 +75,7 @@ def together(count: int, job: Callable[[int], Any], found: Found) -> None:
 
 def agrees(found: Found, what: str, mine: Sequence[Any], eager: Sequence[Any]) -> None:
     """One comparison with eager."""
-    found.calls += 1
+    found.called.append(what)
     if not all(torch.allclose(m, e, rtol=1e-4, atol=1e-5) for m, e in zip(mine, eager, strict=True)):
         found.wrong.append(what)
 
@@ -279,7 +283,7 @@ def questions(threads: int, found: Found) -> None:
         if at % 4 == 0:
             return compare(found, fast[cls], cls, SIZES[at // 4 % len(SIZES)], at)
         if at % 4 == 1:
-            found.calls += bool(str(fusegrad.explain(fast[cls], *functions.arguments(cls, 3, 8))))
+            found.called.append(str(fusegrad.explain(fast[cls], *functions.arguments(cls, 3, 8))))
             return None
         if at % 4 == 2:
             args = functions.arguments(cls, 3, 8, at)
@@ -342,7 +346,7 @@ def forgotten(threads: int, found: Found) -> None:
         for step in range(20):
             if at == 0:
                 state["scale"] = scales[step % 3]
-            found.calls += 1
+            found.called.append("a number that changes")
             if fast.apply(x)[0].item() not in scales:
                 found.wrong.append("a result of no state")
 
@@ -384,7 +388,8 @@ def main() -> int:
             "rounds": len(rounds), "calls": sum(f.calls for f in rounds), "bad_rounds": len(bad),
             "captures": sum(f.captures for f in rounds), "expected": sum(f.expected or 0 for f in rounds),
         }  # fmt: skip
-        print(f"{scenario.__name__:20} {numbers[scenario.__name__]}", *(f"\n   {f}" for f in bad[:3]), flush=True)
+        why = [f"\n   {f.wrong} {f.raised}" for f in bad[:3]]
+        print(f"{scenario.__name__:20} {numbers[scenario.__name__]}", *why, flush=True)
     seconds = round(time.perf_counter() - started, 1)
     if chosen.json:
         found = {"threads": chosen.threads, "seconds": seconds, "deadlocks": 0, "scenarios": numbers}
