@@ -13,6 +13,7 @@
 # make docs           the documentation as a site in build/site, which needs no network to be read
 # make guards N=2000  random worlds: closures, globals, dtypes, layouts, torch's state; nothing stale is served
 # make conformance    write docs/conformance.md: torch's own Functions by eager, fusegrad and torch.compile
+# make fuzz-configurations N=200    random programs under random settings: steps left out, backends, ..
 #
 #   PYTHON=python3.12         another interpreter (>= 3.11)
 #   VENV=/path/to/venv        another environment, for example one that holds a CUDA build of torch already
@@ -113,3 +114,8 @@ bench-gpu: $(STAMP)
 clean:
 	rm -rf .venv .typings .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist fusegrad.egg-info fusegrad-demo
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.PHONY: fuzz-configurations
+fuzz-configurations: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/configurations.py $(or $(N),200) --seed $(or $(SEED),0) \
+		--jobs $(JOBS) $(ARGS)

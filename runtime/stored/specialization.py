@@ -163,6 +163,7 @@ class Stored(Specialization):
             raise ValueError("the guard asks for more than sizes")
         self.cls, self.reads, self.name, self.dynamic, self.report = cls, reads, cls.__name__, dynamic, report
         self.switches = in_force()
+        self.is_plain, self.given = False, ()
         self.siblings, self.slots, self.names = [], known["slots"], known["names"]
         self.arguments = tuple(None if isinstance(a, Tensor) else anew(a) for a in args)
         self.count = user_count(args)

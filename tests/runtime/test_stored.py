@@ -222,6 +222,19 @@ def test_every_fact_of_a_capture_is_in_a_table_or_captured_again(tmp_path: Path)
         assert vars(stored).keys() | AGAIN >= {f.name for f in fields(kind)}
 
 
+def test_what_comes_from_disk_has_every_attribute(tmp_path: Path) -> None:
+    """One that is added to a specialisation or an executable is set for those from disk, too."""
+    found = []
+    for _ in range(2):
+        fast = fusegrad.compile(written(tmp_path).Gate, backend="interpret")
+        results(fast.apply)
+        ((spec,),) = fast._fusegrad.known.values()
+        found.append((vars(spec).keys(), vars(next(iter(spec.executables.values()))).keys()))
+    (spec_now, run_now), (spec_stored, run_stored) = found
+    assert spec_now - spec_stored - {"session", "since"} == set()
+    assert run_now - run_stored - {"trace"} == set()
+
+
 AGAIN = {"session", "trace", "since", "fakes", "fake_outputs", "fake_hidden", "constants"}
 
 
