@@ -67,6 +67,12 @@ def _logaddexp(x: Any, y: Any) -> Any:
     return torch.where(x == y, x + math.log(2), apart)
 
 
+def _rounded_to(x: Any, *, decimals: int) -> Any:
+    """By a power of ten that is whole, as its reciprocal is not exact."""
+    scale = 10.0 ** abs(decimals)
+    return torch.round(x * scale) / scale if decimals >= 0 else torch.round(x / scale) * scale
+
+
 elementwise: dict[str, Callable[..., Any]] = {
     "gelu": _gelu,
     "gelu_backward.default": _gelu_backward,
@@ -86,7 +92,7 @@ elementwise: dict[str, Callable[..., Any]] = {
     "lerp.Tensor": lambda x, y, w: torch.where(torch.abs(w) < 0.5, x + w * (y - x), y - (y - x) * (1 - w)),
     "addcmul": lambda x, a, b, *, value=1: x + (value * a if value != 1 else a) * b,
     "addcdiv": lambda x, a, b, *, value=1: x + (value * a if value != 1 else a) / b,
-    "round.decimals": lambda x, *, decimals: torch.round(x * 10.0**decimals) / 10.0**decimals,
+    "round.decimals": _rounded_to,
     "frac": lambda x: x - torch.trunc(x),
     "square": lambda x: x * x,
 }  # fmt: skip
@@ -309,7 +315,8 @@ _EXTRA = """
     upsample_nearest2d.vec pixel_shuffle pixel_unshuffle trace nan_to_num heaviside std_mean var_mean aminmax.default
     isposinf isneginf
 """
-_NOT_DECOMPOSED = "split split_with_sizes unbind stack repeat tril triu select_scatter"
+_NOT_DECOMPOSED = "split split_with_sizes unbind stack repeat tril triu select_scatter special_log_ndtr"
+"""What torch decomposes into more than is wanted, or less accurately than it computes itself."""
 
 
 @functools.cache

@@ -55,7 +55,7 @@ def e(prim: str, **params: Any) -> Any:
 
 FLOAT_UNARY = (
     "neg abs sign exp exp2 expm1 sin cos tan atan sinh cosh tanh asinh sigmoid erf floor ceil round trunc reciprocal "
-    "isnan isinf"
+    "isnan isinf signbit"
 ).split()
 POSITIVE_UNARY = "log log2 log10 log1p sqrt rsqrt asin acos atanh lgamma".split()
 FLOAT_BINARY = "add sub mul div max min rem fmod floordiv atan2 hypot eq ne lt le gt ge".split()
