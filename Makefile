@@ -7,6 +7,7 @@
 # make threads        first calls, transforms and backwards in N=32 threads at once
 # make processes      forks, spawned workers, data loaders, killed compilers, ends in the middle
 # make environments   no compiler, no triton, odd folders and locales, -OO, notebooks, zipapps, ...
+# make proofs         prove every access of every kernel that the tests know; ARGS=--json writes the numbers
 # make soak           CALLS=1000000 calls over SHAPES=1000 shapes: memory, variants, threads, files
 # make fuzz N=1000    random programs, compiled, against eager; SEED=0, JOBS=2, BACKEND="reference interpret:10"
 # make mutants        one change of the generator or of a transform at a time, N=200: which do the tests notice?
@@ -80,6 +81,10 @@ processes: $(STAMP)
 
 environments: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/trust/environments.py $(ARGS)
+
+.PHONY: proofs
+proofs: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/trust/proofs.py $(ARGS)
 
 soak: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/trust/soak.py --calls $(or $(CALLS),1000000) --shapes $(or $(SHAPES),1000) $(ARGS)

@@ -83,7 +83,9 @@ class DirectSums(Nests):
             place, width = place + Index.over(axis) * width, tidy(width * axis.size)
         pointer = self.names.fresh(f"{self._final_name(term)}_partial_ptr")
         ref, dtype = Ref("scratch", len(self.scratch)), self._accumulator_dtype(term)
-        slots = tidy(product([self.plan.programs or 1, self.plan.strips, self.share]) * width)
+        items = product([self.plan.programs or 1, self.plan.strips, self.share])
+        self.below(items, 1 << 30)
+        slots = tidy(items * width)
         self.scratch.append(Buffer(pointer.removesuffix("_ptr"), dtype, (slots,), (1,)))
         self.pointers[ref], self.pointer_dtype[ref] = pointer, dtype
         self.directs.append(Direct(term, pointer, width, place))

@@ -153,8 +153,7 @@ class Emitter(Strips):
         whole = (
             self.fixed("TOTAL", plan.items) if not same(plan.items, plan.walk[0].size) else self.size(plan.walk[0].size)
         )
-        if not isinstance(plan.items, int):
-            self.guards[sympy.Lt(plan.items, 1 << 30)] = None
+        self.below(plan.items, 1 << 30)
         self.share, self.total = share, whole
         stages = {"num_stages": literal(plan.stages)} if plan.stages > 1 and not plan.chunked else {}
         span = self._span(part, each, whole)

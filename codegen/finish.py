@@ -238,7 +238,9 @@ class Finishing(DirectSums):
 
     def _counter(self) -> Expr:
         groups = _ceiling(self.plan.programs or 1, FAN) + 1 if self.target.units > 16 else 1
-        return self._zeroed("arrived", tidy(product([self.plan.strips, groups]) + 1))
+        counters = product([self.plan.strips, groups])
+        self.below(counters, 1 << 31)
+        return self._zeroed("arrived", tidy(counters + 1))
 
     def _zeroed(self, label: str, count: Size) -> Expr:
         """Words that are zero before and after every launch."""

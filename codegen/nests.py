@@ -56,6 +56,8 @@ class Nests(Pairs):
     def _loop_along(self, axis: Axis, scope: Scope, stages: int) -> Loop:
         """A loop over the chunks, or the elements, of an axis."""
         step, n = (self.block(axis) if axis in self.plan.tile else literal(1)), self.size(axis.size)
+        if axis in self.plan.tile:
+            self.countable(axis.size)
         turn = self.names.fresh(f"{axis.name}_at")
         pipelined = {"num_stages": literal(stages)} if stages > 1 else {}
         start: Expr = name(turn)

@@ -299,6 +299,7 @@ class Products(Emitter):
             self.top.body += [*turn.body, Let(self.acc, call("tl.dot", left, right, **more), comment)]
             return
         turn.body.append(Accumulate(self.acc, "=", call("tl.dot", left, right, name(self.acc), **more), comment))
+        self.countable(self.roles.k.size)
         stages = {"num_stages": literal(self.plan.stages)} if self.plan.stages > 1 else {}
         over = call("tl.range", literal(0), self.size(self.roles.k.size), self.block(self.roles.k), **stages)
         zeros = call("tl.zeros", self.shape(self.plan.tile), literal("tl.float32"))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import sympy
 
+from ..ir.errors import Unfusible
 from ..ir.types import FLOAT8, Size
 from .axes import REDUCTIONS, SCANS, Axis, Index, Program, Sink, Term
 from .kernel import Buffer, Ref, Target
@@ -54,6 +55,9 @@ FINISH = 100
 """The level of what the last program computes; 0 is the kernel, 1 the walk, 2 and up a pass over chunks."""
 SPAN = 1 << 29
 """Elements between the first and last lane of a tile, below which 32 bits count them in bytes, too."""
+MOST = (1 << 31) - 1
+LONGEST = MOST - (1 << 17)
+"""Lengths from here to MOST have no kernel: with a block more they leave 32 bits, in which they are passed."""
 LONG = 72
 """A single use is written inline up to this many columns."""
 
@@ -196,8 +200,26 @@ class Values:
         self.constants[label] = self.plan.tile[axis]
         return name(label)
 
+    def countable(self, size: Size) -> None:
+        """Lengths that are counted in blocks: 32 bits hold a block more, or they are 64 bits wide as they are."""
+        now = evaluated(size, self.hints)
+        if LONGEST <= now <= MOST:
+            raise Unfusible(self.program.sinks[0].node, f"a length of {now} is the end of what 32 bits count")
+        if not isinstance(size, int):
+            short = now < LONGEST
+            self.guards[sympy.Lt(size, LONGEST) if short else sympy.Gt(size, MOST)] = None
+
+    def below(self, number: Size, end: int) -> None:
+        """32 bits count so many; where there are more, no kernel does."""
+        if (now := evaluated(number, self.hints)) >= end:
+            raise Unfusible(self.program.sinks[0].node, f"32 bits count too few of its parts: {now}")
+        if not isinstance(number, int):
+            self.guards[sympy.Lt(number, end)] = None
+
     def count(self, axis: Axis) -> Expr:
         """How many blocks an axis has."""
+        if axis in self.plan.tile:
+            self.countable(axis.size)
         n = self.size(axis.size)
         if (beyond := self.plan.reach(axis)) != axis.size:
             n = binary("+", n, literal(tidy(beyond - axis.size)))

@@ -24,7 +24,7 @@ from ..ir.switches import allowed, shown, takes
 from ..ir.types import COMPLEX
 from ..tracer.aten import known_about, lower
 from ..tracer.capture import Trace
-from . import logs
+from . import logs, proofs
 from .config import settings
 from .stats import count
 
@@ -187,6 +187,8 @@ def kernels_of(group: Group, target: Target, hints: Mapping[sympy.Symbol, int], 
     kernels = codegen.generate(group.graph, target=target, hints=hints, name=name)
     count("compiles", len(kernels.kernels))
     logs.generated(kernels, target)
+    if settings().debug:
+        proofs.record(group, kernels)
     return kernels
 
 

@@ -11,6 +11,7 @@ import torch
 from torch.autograd.function import Function
 
 from ..codegen import TARGETS, Kernel, Kernels, Target
+from ..codegen.proofs import Proof
 from ..ir import Graph, Place, Program, Value
 from ..ir.codes import code_of, fix_of
 from ..ir.cost import minimal_bytes
@@ -21,13 +22,14 @@ from ..tracer.capture import CaptureError, OpaqueMet, Session, Trace
 from ..tracer.function import backward_method, uses_setup_context
 from .boundaries import CutReport, GroupReport, cuts_of, groups_of
 from .compile import Generated, cheaper, generate, graph_of, text_of
-from .config import numerics
+from .config import numerics, settings
 from .derived import DERIVE_JVP, require_transposable, why_no_backward
 from .function import Compiler, Record
 from .guards import is_plain
 from .kept import Kept, kept
 from .linear import NonLinearJvp
 from .plan import Executable, has_outer_product, is_opaque, named_target, number, opaque_of
+from .proofs import line_of, proofs_of
 from .residuals import Chosen, choose
 from .specialization import Specialization, hint_of
 from .specs import differentiable, is_spec, stand_in
@@ -125,6 +127,11 @@ class Explanation:
         return [k for report in self.directions.values() for ks in report.kernels for k in ks.kernels]
 
     @property
+    def proofs(self) -> list[Proof]:
+        """Of every generated kernel: whether its accesses are in range for all sizes; some 0.1 s for each."""
+        return [p for report in self.directions.values() for p in proofs_of(report.steps, report.kernels)]
+
+    @property
     def module(self) -> str:
         """The Triton module that holds every generated kernel."""
         from .. import codegen
@@ -205,6 +212,7 @@ class Explanation:
             lines += [f"    {call}" for call in self.opaque if call.method == direction]
         lines.append(f"  saved for backward: {self.saved_bytes:,} bytes")
         lines += [f"    {value}" for value in self.kept]
+        lines += [f"  {line_of(proof)}" for proof in self.proofs] if settings().debug else []
         return "\n".join([*lines, *_variant_lines(self.variants)])
 
     __repr__ = __str__

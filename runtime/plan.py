@@ -49,6 +49,7 @@ LARGE = 1 << 16
 """Bytes of a tensor from which on a fresh one costs more than the further operations that write into what there is."""
 LIBRARY = "the library's product"
 OPERATION_BY_OPERATION = "runs operation by operation"
+MOST_PROGRAMS = (1 << 31) - 1
 RECORDS = 512
 """Distinct size tuples that a plan remembers; older ones are evaluated again."""
 
@@ -390,6 +391,8 @@ def _launch(kernel: Kernel, run: Callable[..., None], sizes: Sizes) -> Any:
             case Scalar(value=value):
                 arguments.append(("number", number(value, sizes)))
     scratch, grid = [_scratch_spec(b, sizes) for b in kernel.scratch], number(kernel.grid, sizes)
+    if grid > MOST_PROGRAMS:
+        raise Unfusible(kernel.name, f"a launch of {grid} programs")
     remember(kernel, [value for kind, value in arguments if kind == "number"], grid, sizes)
     return kernel, run, arguments, grid, scratch
 

@@ -1,0 +1,5 @@
+"""Proofs about emitted text: every access in range, every offset wide enough, no two programs at one place."""
+
+from .accesses import Claim, Fault, Proof, prove, prove_kernel
+
+__all__ = ["Claim", "Fault", "Proof", "prove", "prove_kernel"]

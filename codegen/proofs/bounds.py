@@ -1,0 +1,454 @@
+"""What is known about atoms, and whether a polynomial is provably not negative: elimination, the last atom first.
+
+    goal  rest - c * v >= 0   with   d * v <= u     <-   (d * rest - c * u + d - 1) >= 0         c, d > 0, all integers
+
+A quotient q = x // d is an atom with d * q <= x; a minimum one that is at most either, and is either. Every answer
+"yes" is a proof; "no" only says that none was found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from math import gcd
+from random import Random
+from typing import TypeAlias
+
+from .polynomials import ONE, ZERO, Coefficient, Poly, TooLong
+
+STEPS = 600
+"""How many goals one question may lead to."""
+DEPTH = 24
+SAMPLES = 32
+"""A goal that is false for one of so many assignments is not worth a search for its proof."""
+LANES = 1 << 20
+"""Atoms from here on are lanes of a block, those from half as much on parts of them: bounded by everything else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """factor * atom <= value, or >= value; `strict`: the factor is provably at least one."""
+
+    factor: Poly
+    value: Poly
+    strict: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Under `facts` (each >= 0) the atom is `value`."""
+
+    value: Poly
+    facts: tuple[Poly, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """What an atom is: quotient or remainder of x by d, both not negative, d positive."""
+
+    kind: str
+    x: Poly
+    d: Poly
+
+
+Sample: TypeAlias = "dict[int, int]"
+Chosen: TypeAlias = "Callable[[Sample, Random], int]"
+
+
+@dataclass
+class Known:
+    """Bounds by atom, in layers: what holds everywhere, and what a branch or a mask adds."""
+
+    parent: Known | None = None
+    upper: dict[int, list[Bound]] = field(default_factory=dict)
+    lower: dict[int, list[Bound]] = field(default_factory=dict)
+    memo: dict[tuple[Poly, bool], bool] = field(default_factory=dict)
+    samples: list[Sample] = field(default_factory=list)  # values of all atoms under which everything known holds
+
+    def uppers(self, atom: int) -> Iterator[Bound]:
+        layer: Known | None = self
+        while layer is not None:
+            yield from layer.upper.get(atom, ())
+            layer = layer.parent
+
+    def lowers(self, atom: int) -> Iterator[Bound]:
+        layer: Known | None = self
+        while layer is not None:
+            yield from layer.lower.get(atom, ())
+            layer = layer.parent
+
+
+Facts: TypeAlias = "tuple[Poly, ...]"
+
+
+class World:
+    """Atoms, their names and what they are."""
+
+    def __init__(self) -> None:
+        self.names: dict[int, str] = {}
+        self.positive: set[int] = set()  # atoms that are never negative
+        self.natural: set[int] = set()  # those that are at least one
+        self.cases: dict[int, tuple[str, tuple[Case, ...]]] = {}  # atoms that are one of several: minima, choices
+        self.divisions: dict[int, Division] = {}
+        self.data: dict[int, str] = {}  # atoms that were read from memory, and whence
+        self.known = Known(samples=[{} for _ in range(SAMPLES)])
+        self._random = Random(0)
+        self._layers: dict[Facts, Known] = {(): self.known}
+        self._made: dict[object, Poly] = {}
+        self._count = 0
+        self._steps = 0
+
+    # ------------------------------------------------------------------ atoms
+    def atom(
+        self, name: str, chosen: Chosen, least: int | None = None, most: Poly | int | None = None, order: int = 0
+    ) -> Poly:
+        """A new one; `chosen`: a value that it has where the other atoms have theirs."""
+        number = order + self._count
+        self._count += 1
+        self.names[number] = name
+        for sample in self.samples:
+            sample[number] = chosen(sample, self._random)
+        made = Poly.atom(number)
+        if least is not None:
+            self.bound_below(number, ONE, Poly.of(least))
+        if most is not None:
+            self.bound_above(number, ONE, Poly.of(most))
+        return made
+
+    def bound_above(self, atom: int, factor: Poly, value: Poly) -> None:
+        self.known.upper.setdefault(atom, []).append(Bound(factor, value, self.is_strict(factor)))
+        self.known.memo.clear()
+
+    def bound_below(self, atom: int, factor: Poly, value: Poly) -> None:
+        if factor == ONE and self._plainly(value):
+            self.positive.add(atom)
+            if self._plainly(value - 1):
+                self.natural.add(atom)
+        self.known.lower.setdefault(atom, []).append(Bound(factor, value, self.is_strict(factor)))
+        self.known.memo.clear()
+
+    def is_strict(self, factor: Poly) -> bool:
+        """At least one."""
+        return self._is_natural(factor) or self.holds(factor - 1)
+
+    def _is_natural(self, factor: Poly) -> bool:
+        """At least one, plainly."""
+        some = any(c >= 1 and self.natural.issuperset(m) for m, c in factor.terms.items())
+        return some and self._plainly(factor)
+
+    def assume(self, fact: Poly) -> None:
+        """fact >= 0, everywhere."""
+        self._add(self.known, fact)
+        self.known.samples = [s for s in self.known.samples if at(fact, s) >= 0]
+        self.known.memo.clear()
+
+    def _add(self, layer: Known, fact: Poly) -> None:
+        """As a bound of each of its atoms that it bounds; with a minimum, it holds of what that is the minimum of."""
+        for atom in fact.atoms & self.cases.keys():
+            kind, cases = self.cases[atom]
+            parted = fact.linear(atom)
+            if parted and kind != "choice" and self._plainly(parted[0] if kind == "min" else -parted[0]):
+                for case in cases:
+                    self._add(layer, fact.with_atom(atom, case.value))
+        for atom in fact.atoms:
+            parted = fact.linear(atom)
+            if parted is None:
+                continue
+            factor, rest = parted
+            if self._plainly(factor):
+                layer.lower.setdefault(atom, []).append(Bound(factor, -rest, self._is_natural(factor)))
+            elif self._plainly(-factor):
+                layer.upper.setdefault(atom, []).append(Bound(-factor, rest, self._is_natural(-factor)))
+
+    @property
+    def samples(self) -> list[Sample]:
+        return self.known.samples
+
+    # ------------------------------------------------------------------ what arithmetic makes
+    def divided(self, x: Poly, d: Poly) -> tuple[Poly, Poly] | None:
+        """(x // d, x % d) where x >= 0 and d >= 1 provably, else None."""
+        if (exact := x.divided(d)) is not None and d.terms:
+            return exact, ZERO
+        if ("/", x, d) in self._made:
+            return self._made["/", x, d], self._made["%", x, d]
+        n, m = x.number, d.number
+        if isinstance(n, int) and isinstance(m, int) and m > 0 and n >= 0:
+            return Poly.of(n // m), Poly.of(n % m)
+        if not self.holds(d - 1) or not self.holds(x):
+            return None
+        if (shared := self._shared(x, d)) != ONE:
+            small, less = x.divided(shared), d.divided(shared)
+            assert small is not None and less is not None
+            found = self.divided(small, less)
+            return found and (found[0], found[1] * shared)
+        return self._quotient(x, d)
+
+    def _shared(self, x: Poly, d: Poly) -> Poly:
+        """A factor of both."""
+        common = tuple(a for a in d.common() if a in x.common() and a in self.positive)
+        number = 1
+        if d.constant == 0 or d.number is not None:
+            whole = [c for p in (x, d) for c in p.terms.values()]
+            number = gcd(*(int(c) for c in whole)) if all(isinstance(c, int) for c in whole) else 1
+        monomial = Poly({tuple(common[:1]): max(1, number)})
+        both = x.divided(monomial) is not None and d.divided(monomial) is not None
+        return monomial if both and monomial != ONE else ONE
+
+    def _quotient(self, x: Poly, d: Poly) -> tuple[Poly, Poly]:
+        names = [f"({self.text(x)}){operator}({self.text(d)})" for operator in ("//", "%")]
+        order = LANES // 2 if x.atoms and x.top >= LANES // 2 else 0
+        quotient = self.atom(names[0], lambda s, _: int(at(x, s) // at(d, s)), 0, order=order)
+        rest = self.atom(names[1], lambda s, _: int(at(x, s) % at(d, s)), 0, order=order)
+        (q,), (r,) = quotient.atoms, rest.atoms
+        for most in self._tops(x):  # x <= d * n - 1  ->  x // d <= n - 1
+            if (n := (most + 1).divided(d)) is not None:
+                self.bound_above(q, ONE, n - 1)
+        self.bound_above(q, d, x)
+        self.bound_below(q, d, x - d + 1)
+        self.bound_above(r, ONE, d - 1)
+        self.bound_above(r, ONE, x - d * quotient)
+        self.bound_below(r, ONE, x - d * quotient)
+        if len(x.atoms) == 1 and x == Poly.atom(x.top) and x.top > r:  # lanes in groups
+            self.bound_above(x.top, ONE, d * quotient + d - 1)
+            self.bound_below(x.top, ONE, d * quotient)
+        self.divisions |= {q: Division("/", x, d), r: Division("%", x, d)}
+        self._made["/", x, d], self._made["%", x, d] = quotient, rest
+        return quotient, rest
+
+    def _tops(self, x: Poly) -> Iterator[Poly]:
+        """What x is at most, in fewer and fewer atoms."""
+        for _ in range(6):
+            yield x
+            if x.number is not None or (parted := x.linear(x.top)) is None:
+                return
+            factor, rest = parted
+            bound = next((b for b in self.known.uppers(x.top) if b.factor == ONE), None)
+            if bound is None or not self._plainly(factor):
+                return
+            x = rest + factor * bound.value
+
+    def ceiling(self, x: Poly, d: Poly) -> Poly | None:
+        """ceil(x / d) for x >= 0, d >= 1."""
+        if (exact := x.divided(d)) is not None and d.terms:
+            return exact
+        n, m = x.number, d.number
+        if isinstance(n, int) and isinstance(m, int) and m > 0:
+            return Poly.of(-(-n // m))
+        if ("^", x, d) not in self._made:
+            if not self.holds(d - 1) or not self.holds(x):
+                return None
+            name = f"ceil(({self.text(x)})/({self.text(d)}))"
+            made = self.atom(name, lambda s, _: int(-(-at(x, s) // at(d, s))), int(self.holds(x - 1)))
+            (c,) = made.atoms
+            self.bound_below(c, d, x)
+            self.bound_above(c, d, x + d - 1)
+            if d != ONE:
+                self.bound_above(c, ONE, x)
+            self._made["^", x, d] = made
+        return self._made["^", x, d]
+
+    def extremum(self, kind: str, a: Poly, b: Poly) -> Poly:
+        """min(a, b), max(a, b)"""
+        sign = 1 if kind == "min" else -1
+        if self.holds((b - a) * sign):
+            return a
+        if self.holds((a - b) * sign):
+            return b
+        if (kind, a, b) not in self._made:
+            choose = min if sign > 0 else max
+            name = f"{kind}({self.text(a)}, {self.text(b)})"
+            made = self.atom(name, lambda s, _: int(choose(at(a, s), at(b, s))))
+            (m,) = made.atoms
+            for one in (a, b):
+                (self.bound_above if sign > 0 else self.bound_below)(m, ONE, one)
+            both = (Case(a, ((b - a) * sign,)), Case(b, ((a - b) * sign,)))
+            self.cases[m] = kind, both
+            for least in (1, 0):
+                every = all if sign > 0 else any
+                if every(self.holds(one - least) for one in (a, b)):
+                    self.bound_below(m, ONE, Poly.of(least))
+                    break
+            self._made[kind, a, b] = made
+        return self._made[kind, a, b]
+
+    def choice(self, name: str, cases: Sequence[Case]) -> Poly:
+        """One of several values."""
+        if all(c.value == cases[0].value for c in cases):
+            return cases[0].value
+        made = self.atom(name, lambda s, _: _chosen(cases, s))
+        (v,) = made.atoms
+        self.cases[v] = "choice", tuple(cases)
+        if all(self.holds(c.value, c.facts) for c in cases):
+            self.bound_below(v, ONE, ZERO)
+        return made
+
+    def text(self, poly: Poly) -> str:
+        return poly.text(lambda a: self.names.get(a, f"a{a}"))
+
+    # ------------------------------------------------------------------ proofs
+    def holds(self, goal: Poly, facts: Iterable[Poly] = ()) -> bool:
+        """goal >= 0 for all values of the atoms under which the facts hold."""
+        if self._plainly(goal):
+            return True
+        facts = tuple(facts)
+        if any(self._plainly(goal - fact) for fact in facts):
+            return True
+        known = self._under(facts)
+        outer, self._steps = self._steps, STEPS
+        try:
+            return self._proved(goal, known, 0, False) or self._proved_again(goal, known)
+        except TooLong:
+            return False
+        finally:
+            self._steps = outer
+
+    def _proved_again(self, goal: Poly, known: Known) -> bool:
+        """With bounds by later atoms, too."""
+        self._steps = STEPS
+        return self._proved(goal, known, 0, True)
+
+    def _under(self, facts: Facts) -> Known:
+        if facts not in self._layers:
+            self._layers[facts] = self._with(self.known, facts)
+        return self._layers[facts]
+
+    def _with(self, known: Known, facts: Facts) -> Known:
+        layer = Known(known, samples=[s for s in known.samples if all(at(f, s) >= 0 for f in facts)])
+        for fact in facts:
+            self._add(layer, fact)
+        return layer
+
+    def _plainly(self, goal: Poly) -> bool:
+        """No coefficient is negative, nor any atom."""
+        positive = self.positive
+        for m, c in goal.terms.items():
+            if c < 0:
+                return False
+            for a in m:
+                if a not in positive and m.count(a) % 2:
+                    return False
+        return True
+
+    def _smaller(self, goal: Poly) -> Poly:
+        """The same question without a common factor."""
+        n = goal.content()
+        if n > 1:
+            terms = {m: c // n for m, c in goal.terms.items()}
+            goal = Poly({m: c for m, c in terms.items() if c})
+        shared = goal.common()
+        return goal.without(shared) if shared and all(a in self.positive for a in shared) else goal
+
+    def _proved(self, goal: Poly, known: Known, depth: int, later: bool) -> bool:
+        if self._plainly(goal):
+            return True
+        goal = self._smaller(goal)
+        if (n := goal.number) is not None:
+            return n >= 0
+        if self._plainly(goal):
+            return True
+        key = goal, later
+        if key in known.memo:
+            return known.memo[key]
+        if any(at(goal, s) < 0 for s in known.samples):
+            known.memo[key] = False
+            return False
+        if depth > DEPTH or self._steps <= 0:
+            return False
+        self._steps -= 1
+        known.memo[key] = False  # a goal that leads to itself is not proved by that
+        known.memo[key] = found = any(self._proved_by(goal, atom, known, depth, later) for atom in self._pivots(goal))
+        return found
+
+    def _pivots(self, goal: Poly) -> list[int]:
+        """The last atom; and where it does no harm, the last that does."""
+        top = goal.top
+        harmful = [m[-1] for m, c in goal.terms.items() if c < 0 and m]
+        worst = max(harmful, default=top)
+        return [top] if worst == top else [top, worst]
+
+    def _proved_by(self, goal: Poly, atom: int, known: Known, depth: int, later: bool) -> bool:
+        parted = goal.linear(atom)
+        kind, cases = self.cases.get(atom, ("", ()))
+        if parted is None:
+            return bool(cases) and self._in_cases(goal, atom, known, depth, later)
+        factor, rest = parted
+        longest = len(goal.terms) + 1
+        sign = self._sign(factor, known, depth, later)
+        for left in sorted(self._without(factor, rest, atom, sign, known, later), key=lambda p: len(p.terms) > longest):
+            if self._proved(left, known, depth + 1, later):
+                return True
+        split = cases and (kind == "choice" or (kind == "min") == (sign >= 0) or not sign)
+        return bool(split) and self._in_cases(goal, atom, known, depth, later)
+
+    def _without(self, factor: Poly, rest: Poly, atom: int, sign: int, known: Known, later: bool) -> Iterator[Poly]:
+        """Goals that are enough for factor * atom + rest >= 0, with less of the atom."""
+        harm = Poly({m: c for m, c in factor.terms.items() if c < 0})
+        mixed = harm if sign <= 0 and len(harm.terms) < len(factor.terms) and self._plainly(-harm) else ZERO
+        for b in known.lowers(atom) if sign > 0 else known.uppers(atom):
+            if not later and any(a > atom for a in b.value.atoms | b.factor.atoms):
+                continue
+            if sign and (left := self._eliminated(factor, rest, b)) is not None:
+                yield left
+            if mixed.terms and (times := _part(harm, b.factor)).terms:
+                yield rest + times * b.value + (factor - times * b.factor) * Poly.atom(atom)
+
+    def _sign(self, factor: Poly, known: Known, depth: int, later: bool) -> int:
+        if self._plainly(factor):
+            return 1
+        if self._plainly(-factor):
+            return -1
+        if depth > 6:
+            return 0
+        if self._proved(factor, known, depth + 6, later):
+            return 1
+        return -1 if self._proved(-factor, known, depth + 6, later) else 0
+
+    def _eliminated(self, factor: Poly, rest: Poly, bound: Bound) -> Poly | None:
+        """factor * atom + rest >= 0 by a bound of the atom on the side that matters."""
+        if bound.factor == ONE:
+            return rest + factor * bound.value
+        if (times := factor.divided(bound.factor)) is not None:
+            return rest + times * bound.value
+        if not bound.strict:
+            return None
+        slack = bound.factor - 1 if factor.integral and rest.integral else ZERO
+        if len(factor.terms) == len(bound.factor.terms) == 1 and factor.terms.keys() == bound.factor.terms.keys():
+            (n,), (m,) = factor.terms.values(), bound.factor.terms.values()
+            if isinstance(n, int) and isinstance(m, int):  # by no more than is needed
+                shared = gcd(n, m)
+                times, by = Poly.of(n // shared), m // shared
+                return rest * by + times * bound.value + (by - 1 if slack.terms else 0)
+        return rest * bound.factor + factor * bound.value + slack
+
+    def _in_cases(self, goal: Poly, atom: int, known: Known, depth: int, later: bool) -> bool:
+        for case in self.cases[atom][1]:
+            inside = self._with(known, case.facts)
+            if not self._proved(goal.with_atom(atom, case.value), inside, depth + 1, later):
+                return False
+        return True
+
+
+def at(poly: Poly, sample: Sample) -> Coefficient:
+    """Its value there."""
+    total: Coefficient = 0
+    for m, c in poly.terms.items():
+        for a in m:
+            c = c * sample[a]
+        total += c
+    return total
+
+
+def _chosen(cases: Sequence[Case], sample: Sample) -> int:
+    """The value of the first case that is the case."""
+    found = next((c for c in cases if all(at(f, sample) >= 0 for f in c.facts)), cases[-1])
+    return int(at(found.value, sample))
+
+
+def _part(of: Poly, divisor: Poly) -> Poly:
+    """The sum of the quotients of those terms that can be divided."""
+    if len(divisor.terms) != 1:
+        return of.divided(divisor) or ZERO
+    found = ZERO
+    for m, c in of.terms.items():
+        found = found + (Poly({m: c}).divided(divisor) or ZERO)
+    return found

@@ -1,0 +1,302 @@
+"""Kernels are proved, and a fault planted into their text is found: by the proof, which shares nothing with codegen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import proofs
+import pytest
+import sympy
+import torch
+from evaluated import Run, Touched
+from proofs import Subject, of_body
+
+import fusegrad
+from fusegrad.codegen import Pointer, Scalar
+
+WIDE, ODD = proofs.SIZES["wide"], proofs.SIZES["odd"]
+
+
+def the(name: str, sizes=WIDE, target: str = "cuda:90") -> Subject:
+    function, inputs = proofs.bodies()[name]
+    return next(of_body(name, function, inputs, sizes, target))
+
+
+# ------------------------------------------------------------------ what is there
+SAMPLE = ["body rms_backward", "body softmax", "body cross_entropy", "body rope", "layout permute", "layout turned",
+          "matrix_products linear bf16", "mixed_axes batch backward"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+@pytest.mark.parametrize("size", proofs.SIZES)
+def test_kernels_are_proved(name: str, size: str) -> None:
+    function, inputs = proofs.bodies()[name]
+    for subject in of_body(name, function, inputs, proofs.SIZES[size], "cuda:90"):
+        proof = proofs.prove(subject)
+        assert proof.proved, proof.faults
+        assert proof.claims and proof.apart
+
+
+def test_an_index_from_memory_is_a_condition() -> None:
+    (claim,) = (c for c in proofs.prove(the("body cross_entropy")).claims if c.answer == "data")
+    assert claim.text.startswith("tl.load(x_ptr + at") and claim.condition.startswith("labels in 0 .. ")
+
+
+def test_reads_of_long_odd_rows_stay_in_their_groups() -> None:
+    proof = proofs.prove(the("body softmax", ODD))
+    assert proof.proved and proof.count("group") == 2
+
+
+def test_explain_says_what_was_proved() -> None:
+    class Scale(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * 2
+
+    found = fusegrad.explain(Scale, "f32[64, 48]")
+    assert [p.proved for p in found.proofs] == [True, True]
+    assert "proved in range" not in str(found)
+    with fusegrad.config.patch(debug=True):
+        assert "accesses: 2 proved in range for all sizes, offsets 64-bit where 32 bits are too few" in str(found)
+
+
+# ------------------------------------------------------------------ what must be found
+MUTANTS = {
+    "mask of a load dropped": ("body swiglu", ODD, ", mask=inside, other=0.0", "", "range"),
+    "mask of a store dropped": (
+        "body dyt_backward",
+        WIDE,
+        "bfloat16), mask=inside_row & inside_col)",
+        "bfloat16))",
+        "range",
+    ),
+    "one mask of two dropped": (
+        "body dyt_backward",
+        WIDE,
+        "alpha).to(tl.bfloat16), mask=inside_row & inside_col",
+        "alpha).to(tl.bfloat16), mask=inside_row",
+        "range",
+    ),
+    "one element too far": ("body softmax", WIDE, "at = row * N\n", "at = row * N + 1\n", "range"),
+    "one element too early": ("body softmax", WIDE, "at = row * N\n", "at = row * N - 1\n", "range"),
+    "mask one too long": ("body dyt_backward", WIDE, "col < N - first_col", "col <= N - first_col", "range"),
+    "mask of the row one too long": (
+        "body dyt_backward",
+        WIDE,
+        "row < M - first_row",
+        "row < M - first_row + 1",
+        "range",
+    ),
+    "wrong stride": ("body rms_forward", WIDE, "at = row * N", "at = row * (N + 1)", "range"),
+    "rows for columns": ("body dyt_backward", WIDE, "lanes = row * N + col", "lanes = col * N + row", "range"),
+    "a product in 32 bits": (
+        "body softmax",
+        WIDE,
+        "row = tl.cast(tl.program_id(0), tl.int64)",
+        "row = tl.program_id(0)",
+        "width",
+    ),
+    "a block number in 32 bits": (
+        "body dyt_backward",
+        WIDE,
+        "tl.cast(item, tl.int64) * BLOCK_M",
+        "item * BLOCK_M",
+        "width",
+    ),
+    "one item too many": ("body rms_backward", WIDE, "(pid + 1) * ITEMS, M)", "(pid + 1) * ITEMS, M + 1)", "range"),
+    "no end of the items": (
+        "body rms_backward",
+        WIDE,
+        "tl.minimum((pid + 1) * ITEMS, M)",
+        "(pid + 1) * ITEMS",
+        "range",
+    ),
+    "items of the next program, too": (
+        "body rms_backward",
+        WIDE,
+        "(pid + 1) * ITEMS, M)",
+        "(pid + 2) * ITEMS, M)",
+        "overlap",
+    ),
+    "slots of the next program": (
+        "body rms_backward",
+        WIDE,
+        "tl.cast(pid, tl.int64) * 4096",
+        "tl.cast(pid + 1, tl.int64) * 4096",
+        "range",
+    ),
+    "slots too short": (
+        "body rms_backward",
+        WIDE,
+        "tl.cast(pid, tl.int64) * 4096",
+        "tl.cast(pid, tl.int64) * 2048",
+        "overlap",
+    ),
+    "one slot for all": (
+        "body rms_backward",
+        WIDE,
+        "dw_partial_ptr + tl.cast(pid, tl.int64) * 4096",
+        "dw_partial_ptr",
+        "overlap",
+    ),
+    "a counter beyond the last": (
+        "body rms_backward",
+        WIDE,
+        "arrived_ptr + GROUPS, GROUPS",
+        "arrived_ptr + GROUPS + 2, GROUPS",
+        "range",
+    ),
+    "members of the next group": ("body rms_backward", WIDE, "tl.minimum(FAN, PROGRAMS - group * FAN)", "FAN", "range"),
+    "floor for ceiling": ("layout turned", WIDE, "pid // tl.cdiv(N, BLOCK_N)", "pid // (N // BLOCK_N)", "division"),
+    "a group beyond the row": (
+        "body softmax",
+        ODD,
+        "near = col // 8 * 8 < left",
+        "near = col // 8 * 8 <= left",
+        "range",
+    ),
+    "whole groups at the end": (
+        "body softmax",
+        ODD,
+        "(col // 8 * 8 + 8 <= left)",
+        "(col // 8 * 8 + 7 <= left)",
+        "range",
+    ),
+    "no shift": ("body softmax", ODD, "tl.cast(col_at, tl.int64) - shift", "tl.cast(col_at, tl.int64)", "range"),
+    "a promise of alignment": (
+        "body softmax",
+        ODD,
+        "tl.multiple_of(row * N + first_col, 8)",
+        "tl.multiple_of(row * N + first_col, 16)",
+        "hint",
+    ),
+    "columns of a product": (
+        "matrix_products linear bf16",
+        WIDE,
+        "at_3 = first_row * N + first_col",
+        "at_3 = first_row * N",
+        "overlap",
+    ),
+    "no mask along the sum": (
+        "matrix_products linear bf16",
+        {**ODD, "K": 0},
+        "first_k = tl.cast(k_at, tl.int64)",
+        "first_k = tl.cast(k_at + 1, tl.int64)",
+        "range",
+    ),
+}
+GRIDS = {
+    "one program too many": ("body softmax", WIDE, lambda n: n + 1),
+    "twice the programs": ("body rms_forward", WIDE, lambda n: 2 * n),
+    "a program for the last block that is none": ("body rope", WIDE, lambda n: n * 2),
+}
+
+
+def mutant(name: str, sizes, old: str, new: str) -> Subject:
+    subject = the(name, {k: v for k, v in sizes.items() if k != "K"})
+    assert old in subject.kernel.source, subject.kernel.source
+    return replace(subject, kernel=replace(subject.kernel, source=subject.kernel.source.replace(old, new)))
+
+
+@pytest.mark.parametrize("fault", MUTANTS)
+def test_a_planted_fault_is_found(fault: str) -> None:
+    name, sizes, old, new, kind = MUTANTS[fault]
+    assert kind in {f.kind for f in proofs.prove(mutant(name, sizes, old, new)).faults}
+
+
+@pytest.mark.parametrize("fault", GRIDS)
+def test_a_wrong_grid_is_found(fault: str) -> None:
+    name, sizes, grid = GRIDS[fault]
+    subject = the(name, sizes)
+    wrong = replace(subject.kernel, grid=grid(subject.kernel.grid))
+    assert not proofs.prove(replace(subject, kernel=wrong)).proved
+
+
+def test_a_guard_that_is_needed_is_missed() -> None:
+    subject = the("matrix_products linear bf16")
+    bare = replace(subject, kernel=replace(subject.kernel, guards=()))
+    assert proofs.prove(subject).proved and not proofs.prove(bare).proved
+
+
+def test_text_that_is_not_understood_is_not_proved() -> None:
+    subject = mutant("body softmax", WIDE, "    row = ", "    while True:\n        pass\n    row = ")
+    assert [f.kind for f in proofs.prove(subject).faults] == ["text"]
+
+
+# ------------------------------------------------------------------ the same by numbers
+def number(size, sizes) -> int:
+    return size if isinstance(size, int) else int(sympy.sympify(size).xreplace(sizes))
+
+
+def huge(subject: Subject, random: Random):
+    """Sizes that the guards admit, some of them beyond what 32 bits hold."""
+    shapes = [n for v in subject.graph.inputs for n in v.shape if not isinstance(n, int)]
+    symbols = sorted(set().union(*(n.free_symbols for n in shapes)), key=str)
+    for _ in range(300):
+        unit = random.choice((1, 16, 256, 4096))
+        sizes = {s: sympy.Integer(unit * int(2 ** random.uniform(0, 36))) for s in symbols}
+        sizes |= {s: sympy.Integer(n) for s, n in subject.kernel.pinned.items()}
+        small = max(extents(subject, sizes).values()) < 2**60 and number(subject.kernel.grid, sizes) < 2**31
+        if small and all(bool(g.xreplace(sizes)) for g in subject.kernel.guards):
+            return sizes
+    return None
+
+
+def extents(subject: Subject, sizes) -> dict[str, int]:
+    def extent(shape, strides) -> int:
+        return 1 + sum((number(n, sizes) - 1) * number(s, sizes) for n, s in zip(shape, strides, strict=True))
+
+    graph, kernel = subject.graph, subject.kernel
+    found = {}
+    for p in (a for a in kernel.arguments if isinstance(a, Pointer)):
+        kind, at = p.buffer
+        if kind == "input":
+            found[p.name] = extent(graph.inputs[at].shape, graph.inputs[at].params["strides"])
+        elif kind == "output":
+            found[p.name] = extent(graph.outputs[at].shape, graph.output_strides[at])
+        else:
+            buffer = (subject.kernels.temporaries if kind == "temporary" else kernel.scratch)[at]
+            found[p.name] = extent(buffer.shape, buffer.strides)
+    return found
+
+
+def outside(subject: Subject, seed: int) -> list[str]:
+    """What one program at random huge sizes touches outside its tensors, or at a place that was wrapped around."""
+    sizes = huge(subject, Random(seed))
+    if sizes is None:
+        return []
+    kernel, room = subject.kernel, extents(subject, sizes)
+    scalars = {a.name: number(a.value, sizes) for a in kernel.arguments if isinstance(a, Scalar)}
+    run = Run(kernel, scalars, number(kernel.grid, sizes), seed)
+    return [
+        f"{t.text} at {t.place} of {room[t.place.pointer]}, {sizes}"
+        for t in run.touched
+        if t.place.wrapped or not 0 <= t.place.offset < room[t.place.pointer] + spare(subject, t)
+    ]
+
+
+def spare(subject: Subject, touched: Touched) -> int:
+    """Elements that a read of whole groups may touch behind an aligned tensor."""
+    return 7 if touched.kind == "tl.load" and touched.place.pointer in subject.kernel.aligned else 0
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_huge_sizes_stay_inside(name: str) -> None:
+    """Addresses in 32 bits that wrap around as they do on a device, at sizes that no machine here holds."""
+    function, inputs = proofs.bodies()[name]
+    for sizes in proofs.SIZES.values():
+        for subject in of_body(name, function, inputs, sizes, "cuda:90"):
+            for seed in range(10):
+                assert not outside(subject, seed)
+
+
+@pytest.mark.parametrize("fault", [f for f, m in MUTANTS.items() if m[-1] in ("range", "width") and m[1] is WIDE][:3])
+def test_the_numbers_find_planted_faults(fault: str) -> None:
+    """What the evaluation cannot see it would not see in the kernels above either."""
+    subject = mutant(*MUTANTS[fault][:-1])
+    assert any(outside(subject, seed) for seed in range(60))
