@@ -39,6 +39,7 @@ INTERPRETED, MAPPED, BACKWARD = 500, 200, 3
 FEW = 20
 WARM = 100_000
 """Drawn calls after the first pass over all shapes, before the memory is looked at."""
+NUMBERED = 400
 NUMBERS = 0.25
 """The share of calls of Scale with a number that no call had before."""
 
@@ -94,9 +95,19 @@ class Soak:
                 self.mapped(cls, shape)
                 self.once(cls, shape, "interpret", backward=True)
             calls += len(self.shapes) + 2 * len(self.few)
+        for backend in ("auto", "interpret"):
+            calls += self.exhaust(backend)
         for at in range(drawn):
             self.call(at)
         return calls + drawn
+
+    def exhaust(self, backend: str) -> int:
+        """As many new numbers as are captured at all: on a backend that is seldom called they would come for long."""
+        if functions.Scale not in self.classes:
+            return 0
+        for _ in range(NUMBERED):
+            self.once(functions.Scale, self.shapes[-1], backend, backward=True)
+        return NUMBERED
 
     def some_of_every_kind(self) -> list[tuple[int, int]]:
         """The shapes for transforms and interpreted kernels: some of every kind (sizes of one are captured apart)."""
