@@ -13,6 +13,7 @@
 # make mutants        one change of the generator or of a transform at a time, N=200: which do the tests notice?
 # make docs           the documentation as a site in build/site, which needs no network to be read
 # make guards N=2000  random worlds: closures, globals, dtypes, layouts, torch's state; nothing stale is served
+# make numerics       write docs/numerics.md: the error of every operation beside eager's
 # make conformance    write docs/conformance.md: torch's own Functions by eager, fusegrad and torch.compile
 # make fuzz-configurations N=200    random programs under random settings: steps left out, backends, ..
 #
@@ -35,7 +36,7 @@ PINS := $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
 STAMP := $(VENV)/.fusegrad-installed
 
 .DEFAULT_GOAL := help
-.PHONY: threads soak fuzz mutants help install demo test lint types tests compose conformance guards bench bench-gpu docs clean
+.PHONY: threads soak fuzz mutants numerics help install demo test lint types tests compose conformance guards bench bench-gpu docs clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -102,6 +103,9 @@ mutants: $(STAMP)
 guards: $(STAMP)
 	OMP_NUM_THREADS=1 FUSEGRAD_STORE=0 $(BIN)/python tests/trust/pairs.py $(or $(N),2000) --seed $(or $(SEED),0) --json benchmarks/results/trust/guards.json
 	OMP_NUM_THREADS=1 $(BIN)/python tests/trust/pairs.py $(or $(N),2000) --seed $(or $(SEED),0) --stored --json benchmarks/results/trust/guards.json
+
+numerics: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/trust/numerics/run.py $(ARGS)
 
 # Pages and pictures are made by docs/site/make_site.py; a broken link fails.
 docs: $(STAMP)
