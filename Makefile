@@ -8,6 +8,9 @@
 # make processes      forks, spawned workers, data loaders, killed compilers, ends in the middle
 # make environments   no compiler, no triton, odd folders and locales, -OO, notebooks, zipapps, ...
 # make proofs         prove every access of every kernel that the tests know; ARGS=--json writes the numbers
+# make cache-faults   N=10000 random mutations of a populated cache, each followed by a use
+# make kills          N=100 processes killed during captures, compilations and writes, and started again
+# make sharing        N=16 processes at once on one empty cache
 # make soak           CALLS=1000000 calls over SHAPES=1000 shapes: memory, variants, threads, files
 # make fuzz N=1000    random programs, compiled, against eager; SEED=0, JOBS=2, BACKEND="reference interpret:10"
 # make mutants        one change of the generator or of a transform at a time, N=200: which do the tests notice?
@@ -86,6 +89,16 @@ environments: $(STAMP)
 .PHONY: proofs
 proofs: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/trust/proofs.py $(ARGS)
+
+.PHONY: cache-faults kills sharing
+cache-faults: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/trust/cache_faults.py --count $(or $(N),10000) $(ARGS)
+
+kills: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/trust/kills.py --count $(or $(N),100) $(ARGS)
+
+sharing: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/trust/sharing.py --processes $(or $(N),16) $(ARGS)
 
 soak: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/trust/soak.py --calls $(or $(CALLS),1000000) --shapes $(or $(SHAPES),1000) $(ARGS)

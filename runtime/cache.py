@@ -389,6 +389,8 @@ class Cache:
 
     def fault(self, key: str) -> str | None:
         """Why an entry does not verify; None where it does. It stays where it is."""
+        if self.root is None:
+            return str(self.trouble)
         try:
             with ExitStack() as folders:
                 bucket = self._folder(folders, "entries", key[:2])
@@ -402,10 +404,10 @@ class Cache:
         """The right to make an entry, where it can be had in time."""
         if self.root is None:
             return None
-        began = time.monotonic()
+        began, seconds = time.monotonic(), min(seconds, self.patience)
         with suppress(OSError, Damaged), ExitStack() as folders:
-            found = claims.claim(self._folder(folders, "locks", make=True), key, min(seconds, self.patience))
-            if found is None and time.monotonic() - began >= min(seconds, self.patience):
+            found = claims.claim(self._folder(folders, "locks", make=True), key, seconds)
+            if found is None and seconds and time.monotonic() - began >= seconds:
                 self.patience = min(IMPATIENT_SECONDS, self.patience)
             return found
         return None

@@ -59,6 +59,11 @@ class Claim:
 _all: weakref.WeakSet[Claim] = weakref.WeakSet()
 
 
+def is_held_here(name: str) -> bool:
+    """Whether this process has the lock: to wait for it may be to wait for oneself."""
+    return any(c.name == name and c.is_held for c in tuple(_all))
+
+
 def _close_in_child() -> None:
     for held in [c for c in _all if c.is_held]:
         held.close()
@@ -127,4 +132,4 @@ def remove_stale(folder: Folder, seconds: float) -> None:
                 found.let_go()
 
 
-__all__ = ["Claim", "claim", "remove_stale"]
+__all__ = ["Claim", "claim", "is_held_here", "remove_stale"]

@@ -188,9 +188,14 @@ class Compiler:
 
             with capture_lock:
                 self.ready.add(kind, asked, write_entry(self, specialization, key, asked, given))
-        result = apply(*args)
-        if specialization.keeper is not None:
-            specialization.keeper.keep_forward(specialization)
+        keeper = specialization.keeper
+        if keeper is None:
+            return specialization.with_given(apply(*args), args)
+        try:
+            result = apply(*args)
+            keeper.keep_forward(specialization)
+        finally:
+            keeper.let_go()
         return specialization.with_given(result, args)
 
     def _watched(self, watching: Watcher, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -437,12 +442,19 @@ class Compiler:
             raise CaptureError(reason=why, where=users_line())
         self.require_capturable()
         stored, keeper = found_on_disk(self, args) if tape is None else (None, None)
-        specialization = stored or self._captured_now(args, tape)
-        specialization.keeper = keeper
-        if self.opaque("backward") is not None:
-            self._put_on_record("backward")
-        elif self.must_capture("backward"):
-            self._capture_predicted_backward(specialization)
+        try:
+            specialization = stored or self._captured_now(args, tape)
+            specialization.keeper = keeper
+            if self.opaque("backward") is not None:
+                self._put_on_record("backward")
+            elif self.must_capture("backward"):
+                self._capture_predicted_backward(specialization)
+        except BaseException:
+            if keeper is not None:
+                keeper.let_go()
+            raise
+        if keeper is not None and (specialization.opaque or specialization.writes_inputs):
+            keeper.let_go()  # it will not be kept
         return specialization
 
     def _captured_now(self, args: Sequence[Any], tape: Tape | None) -> Specialization:
@@ -609,6 +621,24 @@ class Compiler:
         ctx: Any = None,
     ) -> tuple[Any, ...]:
         """The gradients on plain tensors, no autograd recording. ctx: of the node, for what backward leaves there."""
+        keeper = specialization.keeper
+        claim = None if keeper is None or specialization.entries else keeper.claim_backward(gradients)
+        try:
+            return self._gradients(specialization, backend, residuals, sizes, gradients, chosen, ctx)
+        finally:
+            if claim is not None:
+                claim.let_go()
+
+    def _gradients(
+        self,
+        specialization: Specialization,
+        backend: str,
+        residuals: Sequence[Any],
+        sizes: Any,
+        gradients: Sequence[Any],
+        chosen: Chosen | None,
+        ctx: Any,
+    ) -> tuple[Any, ...]:
         try:
             results = specialization.run_backward(residuals, sizes, gradients, backend, chosen)
         except (OpaqueMet, Mismatch) as error:

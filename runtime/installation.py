@@ -1,12 +1,17 @@
-"""Triton's own name for its installation, without hashing all of it in each process.
+"""Triton's own name for its installation, without hashing all of it in each process, and a folder for its cache.
 
 Import it lazily: it imports triton."""
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
+import shutil
+import tempfile
+import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import triton
@@ -32,6 +37,29 @@ def know_installation() -> None:
     kept = cache.default().made(key, lambda: {"installation": made_by().encode()})
     name = kept["installation"].decode()
     triton_cache.triton_key = lambda: name
+
+
+@functools.cache
+def have_a_folder() -> None:
+    """Triton raises where it cannot write to its cache: there, it gets a folder that ends with the process."""
+    if triton.knobs.cache.manager_class is not None:
+        return
+    try:
+        os.makedirs(triton.knobs.cache.dir, exist_ok=True)
+        tempfile.TemporaryFile(dir=triton.knobs.cache.dir).close()
+    except OSError as error:
+        with suppress(OSError):
+            folder = tempfile.mkdtemp(prefix="fusegrad-triton-")
+            atexit.register(_remove_by, os.getpid(), folder)
+            triton.knobs.cache.dir = folder
+            message = f"Triton cannot use its cache, and compiles in every process: {error}"
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
+
+
+def _remove_by(owner: int, folder: str) -> None:
+    """At the end of the process that made it, not of one forked from it."""
+    if os.getpid() == owner:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _files_of(root: Path) -> Iterator[tuple[str, int, int]]:

@@ -70,9 +70,10 @@ def jit_function(module_text: str, name: str, scalars: tuple[str, ...]) -> Any:
     """The @triton.jit function of a kernel. Sizes are not specialised on: a new batch size compiles nothing."""
     import triton
 
-    from .installation import know_installation
+    from .installation import have_a_folder, know_installation
 
     know_installation()
+    have_a_folder()
     return triton.jit(getattr(load(module_text), name).fn, do_not_specialize=list(scalars))
 
 

@@ -743,6 +743,8 @@ def transformed(compiler: Compiler, args: tuple[Any, ...]) -> Any:
             readable(plain, given)
         try:
             specialization = compiler.specialization(plain)
+            if specialization is not None and specialization.keeper is not None:
+                specialization.keeper.let_go()  # nothing is kept of a call under a transform
             derivable = specialization is not None and compiler.backward_is_captured(specialization)
         except NotCaptured as error:
             missing = error

@@ -14,6 +14,7 @@ import os
 import queue
 import select
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -175,9 +176,15 @@ class Worker:
             said = (self.directory / "stderr").read_bytes()[-1000:].decode(errors="replace").strip()
         return f"the compiler process ended with status {self.process.returncode}" + (f": {said}" if said else "")
 
+    def kill(self) -> None:
+        """With the assembler, which is a process of its own in the worker's group."""
+        if self.process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+
     def close(self) -> None:
-        """End the process, whatever it does, and remove its files."""
-        self.process.kill()
+        """End the process and the tools that it has started, whatever they do, and remove its files."""
+        self.kill()
         self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe:
@@ -270,7 +277,7 @@ class Pool:
         self.closed = True
         self.executor.shutdown(wait=False, cancel_futures=True)
         for worker in tuple(self.workers):
-            worker.process.kill()
+            worker.kill()
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
@@ -313,7 +320,10 @@ def compile_for(kernels: Sequence[Kernel], module_text: str, targets: Sequence[s
     """Every kernel of a module for every target. -> {kernel: {target: Binary}}; failures are in `Binary.error`."""
     require_triton("triton", "kernels")
     _require_gpus(targets)
-    workers = pool()
+    try:
+        workers = pool()
+    except OSError as error:
+        return {k.name: {target: _without_files(error) for target in targets} for k in kernels}
     with workers.waited_for():
         waiting = {
             (kernel.name, target): workers.executor.submit(_binary, workers, job_of(kernel, module_text, target))
@@ -330,9 +340,15 @@ def _require_gpus(targets: Sequence[str]) -> None:
             raise UnsupportedBackendError(backend="triton", what=f"for {target!r}", reason="it is not a GPU", fix=fix)
 
 
+def _without_files(error: OSError) -> Binary:
+    return Binary(error=f"the compiler processes have no room for their files: {error}")
+
+
 def _result(future: Future[Binary]) -> Binary:
     try:
         return future.result()
+    except OSError as error:
+        return _without_files(error)
     except WorkerDied as error:
         return Binary(error=str(error))
     except CancelledError:

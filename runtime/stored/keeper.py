@@ -27,6 +27,7 @@ from ...tracer.fingerprint import (
 from ...tracer.function import methods
 from ...tracer.torch_private import function_modes
 from .. import cache, plan
+from ..claims import Claim, is_held_here
 from ..config import KERNEL_BACKENDS, settings
 from ..guards import global_state
 from ..specialization import BackwardEntry, Specialization, gradient_kind, in_a_class
@@ -42,6 +43,8 @@ FORMAT = 1
 FLAGS = ("boxed_grads_call", "clear_saved_tensors_on_access", "generate_vmap_rule", "is_traceable")
 GUARDS = 4
 """Captures under one key, told apart by what they assume about sizes."""
+CAPTURE_SECONDS = 10.0
+"""How long a process waits for another that captures the same. Its user's code may wait for this process, too."""
 FAULTS = (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError, FusegradError, StopIteration)
 """What reading an entry may raise that verified and is none of ours."""
 
@@ -79,6 +82,13 @@ class Nowhere:
     def __init__(self, why: str) -> None:
         self.why: str | None = why
         self.is_found = False
+
+    def let_go(self) -> None:
+        """Other processes need not wait."""
+
+    def claim_backward(self, gradients: Sequence[Any]) -> Claim | None:
+        """The right to capture backward for such gradients."""
+        return None
 
     def keep_forward(self, spec: Specialization) -> None:
         """Nothing is written."""
@@ -158,6 +168,8 @@ class Keeper(Nowhere):
     def __init__(self, compiler: Compiler, key: str, backend: str, device: torch.device) -> None:
         self.compiler, self.key, self.backend, self.device = compiler, key, backend, device
         self.why, self.is_found = None, False
+        self.claim: Claim | None = None  # held from where nothing is found until it is kept
+        self.reserved: Claim | None = None  # of the backward that is expected next
         self.place: str | None = None  # the next free one, or that of the forward in use
         self.spec: Specialization | None = None
         self.kept: set[str] = set()  # layouts of gradients
@@ -166,8 +178,9 @@ class Keeper(Nowhere):
     def forward(self, args: Sequence[Any]) -> Stored | None:
         """The stored forward whose guard these arguments fulfil."""
         for number in range(GUARDS):
+            self.let_go()
             self.place = cache.key_of(self.key, number)
-            document = _read(self.place)
+            document = _read(self.place) or self._read_when_claimed(self.place)
             if document is None:
                 return None
             stored = self._stored(document, args)
@@ -180,6 +193,19 @@ class Keeper(Nowhere):
                 return stored
         self.place, self.why = None, f"there are {GUARDS} captures for other sizes"
         return None
+
+    def _read_when_claimed(self, place: str) -> Any:
+        """What another process captured while this one waited for it; else it is for this one to capture."""
+        self.claim = _claimed(place)
+        document = _read(place)
+        if document is not None:
+            self.let_go()
+        return document
+
+    def let_go(self) -> None:
+        held, self.claim = self.claim, None
+        if held is not None:
+            held.let_go()
 
     def _stored(self, document: Any, args: Sequence[Any]) -> Stored | None:
         compiler = self.compiler
@@ -206,12 +232,38 @@ class Keeper(Nowhere):
         self.kept.add(kinds_text(kinds))
         return entry
 
+    def claim_backward(self, gradients: Sequence[Any]) -> Claim | None:
+        held, self.reserved = self.reserved, None
+        if self.place is None or not self.is_done:
+            return None
+        place = cache.key_of(self.place, kinds_text(_kinds(gradients)))
+        if held is not None and held.name == place:
+            return held
+        if held is not None:
+            held.let_go()
+        return _claimed(place)
+
+    def _reserve_backward(self, spec: Specialization) -> None:
+        """Who captured forward captures backward, too, if it comes next: another would have to capture both for it."""
+        if self.place is not None and torch.is_grad_enabled() and any(spec.forward.needs_input_grad):
+            self.reserved = _claimed(cache.key_of(self.place, kinds_text(spec.predicted_kinds())), seconds=0.0)
+
     # -------------------------------------------------------------- after a call
     def keep_forward(self, spec: Specialization) -> None:
         """Writes forward after its first run."""
         if self.is_done or self.place is None or spec.outside() != spec.first_outside:
+            self.reserved = None  # forward came again, and no backward between
+            self.let_go()
             return
         self.is_done = True
+        try:
+            self._keep_forward(spec)
+            self._reserve_backward(spec)
+        finally:
+            self.let_go()
+
+    def _keep_forward(self, spec: Specialization) -> None:
+        assert self.place is not None
         try:
             self._require_nothing_said()
             document = {"forward": forward_document(spec, self.backend, self.device)}
@@ -223,7 +275,7 @@ class Keeper(Nowhere):
 
     def keep_backward(self, spec: Specialization, gradients: Sequence[Any]) -> None:
         """Writes backward after its first run for gradients of these layouts."""
-        kinds = tuple(gradient_kind(in_a_class(g)) for g in gradients)
+        kinds = _kinds(gradients)
         if self.place is None or not self.is_done or (name := kinds_text(kinds)) in self.kept:
             return
         if spec.outside() != spec.first_outside:  # the key says what was so when forward was captured
@@ -247,6 +299,15 @@ class Keeper(Nowhere):
 
     def _give_up(self, error: Exception) -> None:
         self.why, self.place = str(error), None
+
+
+def _kinds(gradients: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(gradient_kind(in_a_class(g)) for g in gradients)
+
+
+def _claimed(place: str, seconds: float = CAPTURE_SECONDS) -> Claim | None:
+    """The right to capture what belongs there, if it can be had soon and is not this process's already."""
+    return None if is_held_here(place) else cache.default().claim(place, seconds)
 
 
 def _sum(document: Any) -> str:

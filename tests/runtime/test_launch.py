@@ -7,6 +7,8 @@ import inspect
 import os
 import subprocess
 import sys
+import tempfile
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,38 @@ def test_without_a_usable_cache_directory_the_module_loads(tmp_path: Path, monke
         module = launch.load(k.SOFTMAX)
     assert not Path(module.__file__ or "").exists()
     assert "def softmax" in inspect.getsource(module.softmax.fn)
+
+
+def test_where_triton_cannot_write_it_gets_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton import knobs
+    from triton.runtime.cache import get_cache_manager
+
+    from fusegrad.runtime.installation import have_a_folder
+
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with knobs.cache.scope():
+        knobs.cache.dir = str(tmp_path / "file" / "below")
+        have_a_folder.cache_clear()
+        with pytest.warns(RuntimeWarning, match="Triton cannot use its cache"):
+            have_a_folder()
+        assert knobs.cache.dir.startswith(str(tmp_path / "fusegrad-triton-"))
+        path = Path(get_cache_manager("ab" * 32).put(b"text", "kernel.txt"))
+        assert path.read_bytes() == b"text" and path.is_relative_to(knobs.cache.dir)
+
+
+def test_where_triton_can_write_nothing_changes(tmp_path: Path) -> None:
+    from triton import knobs
+
+    from fusegrad.runtime.installation import have_a_folder
+
+    with knobs.cache.scope(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        knobs.cache.dir = str(tmp_path / "of" / "triton")
+        have_a_folder.cache_clear()
+        have_a_folder()
+        assert knobs.cache.dir == str(tmp_path / "of" / "triton")
+    have_a_folder.cache_clear()
 
 
 def test_sizes_are_not_specialised() -> None:

@@ -167,6 +167,22 @@ def test_hung_worker_is_ended(own_pool: workers.Pool, monkeypatch: pytest.Monkey
     assert found.error and "did not finish" in found.error and not own_pool.workers
 
 
+@pytest.mark.parametrize("call", ["mkdtemp", "mkdir"])
+def test_no_room_for_files_is_an_error_on_record(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    made = None if call == "mkdtemp" else workers.Pool(1)
+    monkeypatch.setattr(workers, "pool", (lambda: made) if made else workers.pool.__wrapped__)
+    monkeypatch.setattr(workers.tempfile if call == "mkdtemp" else Path, call, refuse)
+    text = unseen()
+    found = compile_for([record(text)], text, ["cuda:90"])["k"]["cuda:90"]  # type: ignore[list-item]
+    assert found.error and "No space left" in found.error
+    monkeypatch.undo()
+    if made:
+        made.close()
+
+
 def test_prints_of_the_compiler_do_not_disturb() -> None:
     text = unseen() + "import os\nos.write(1, b'noise')\nprint('more noise')\n"
     assert compile_for([record(text)], text, ["cuda:90"])["k"]["cuda:90"].error is None  # type: ignore[list-item]
