@@ -12,6 +12,7 @@ import dataclasses
 import enum
 import functools
 import math
+import sys
 import threading
 import types
 import weakref
@@ -130,7 +131,7 @@ def _digits(value: float | complex) -> str:
 
 
 def _frozen_rarity(value: Any, depth: int) -> Any:
-    with _visited(id(value)) as first:
+    with _visited(id(value), once=isinstance(value, types.FunctionType | type)) as first:
         if not first:
             return ("again",)
         for kind, picture in _PICTURES:
@@ -186,7 +187,8 @@ def _set(value: Any, depth: int) -> Any:
 def _function(value: Any, depth: int) -> Any:
     from .reads import reads_of
 
-    return ("function", Same(value), () if is_library(value) else reads_of(value).facts())
+    known = is_library(value) or is_standard(value)
+    return ("function", Same(value), () if known else reads_of(value).facts())
 
 
 def _class(value: type, depth: int) -> Any:
@@ -240,10 +242,15 @@ _under_way = threading.local()
 
 
 @contextmanager
-def _visited(number: int) -> Iterator[bool]:
-    """Whether this thread is not looking at it already: what refers to itself has a picture, too."""
-    seen = _under_way.__dict__.setdefault("numbers", set())
-    first = number not in seen
+def _visited(number: int, once: bool = False) -> Iterator[bool]:
+    """Whether this thread is not looking at it already: what refers to itself has a picture, too.
+
+    once: and has not looked at it within the outermost picture. Code refers to code by many ways, and each of them
+    would be walked; the order of a walk is always the same, so is what stands for the second visit.
+    """
+    own = _under_way.__dict__
+    seen, done = own.setdefault("numbers", set()), own.setdefault("done", set())
+    first = number not in seen and number not in done
     if first:
         seen.add(number)
     try:
@@ -251,6 +258,10 @@ def _visited(number: int) -> Iterator[bool]:
     finally:
         if first:
             seen.discard(number)
+            if once:
+                done.add(number)
+        if not seen:
+            done.clear()
 
 
 # ------------------------------------------------------------------ objects and classes
@@ -259,6 +270,15 @@ def is_library(value: Any) -> bool:
     own = isinstance(value, types.FunctionType)  # whose `__module__` functools.wraps takes from another
     module = value.__globals__.get("__name__") if own else getattr(value, "__module__", None)
     return isinstance(module, str) and module.split(".")[0] in LIBRARIES
+
+
+def is_standard(value: Any) -> bool:
+    """Whether a class or a function is of Python's own library, whose code no one exchanges."""
+    return str(getattr(value, "__module__", "")).split(".")[0] in sys.stdlib_module_names - {"__main__"}
+
+
+def _is_fixed(cls: type) -> bool:
+    return is_library(cls) or is_standard(cls)
 
 
 def is_a_value(value: Any) -> bool:
@@ -296,10 +316,10 @@ _ASKED = {"__call__", "__getattr__", "__getattribute__", "__getitem__", "__iter_
 
 def class_content(cls: type, depth: int) -> tuple[Any, ...]:
     """What is found on a class, by its instances too: data by content, methods with their reads."""
-    with _visited(~id(cls)) as first:  # not the class as a value
+    with _visited(~id(cls), once=True) as first:  # not the class as a value
         if not first or depth <= 0:
             return ()
-        return tuple([(n, _member(v, depth)) for c in cls.__mro__ if not is_library(c) for n, v in _members(c)])
+        return tuple([(n, _member(v, depth)) for c in cls.__mro__ if not _is_fixed(c) for n, v in _members(c)])
 
 
 def _members(cls: type) -> list[tuple[str, Any]]:
