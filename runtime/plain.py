@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from ..tracer.capture import CaptureError, is_capturing
 from ..tracer.containers import leaves
 from ..tracer.declared import DeclarationError, Option, call_place
 from ..tracer.function import as_tuple, method_place
+from ..tracer.nested import watcher
 from ..tracer.torch_private import grad_switch
 from .guards import is_float, is_tracked
 from .unit import vjp_of
@@ -87,11 +88,25 @@ def watched(fn: Callable[..., Any], args: Sequence[Any], switches: Switches) -> 
     """
     untracked = [a for a in args if isinstance(a, Tensor) and not a.requires_grad]
     captured = is_capturing()
-    with torch.set_grad_enabled(captured), switches if captured else nullcontext():
+    with torch.set_grad_enabled(captured), switches if captured else nullcontext(), following(watcher()):
         output = fn(*args)
     if captured and (why := _unseen(args, output, untracked)) is not None:
         raise CaptureError(reason=why, where=method_place(fn))
     return output
+
+
+@contextmanager
+def following(watching: Any) -> Iterator[None]:
+    """Opaque calls stay nodes of the graph, though grad mode is on."""
+    before = getattr(watching, "follows", None)
+    if before is None:
+        yield
+        return
+    watching.follows = True
+    try:
+        yield
+    finally:
+        watching.follows = before
 
 
 class Switches(TorchFunctionMode):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,8 @@ STATES = ("autocast on cpu", "autocast on cuda", "default dtype", "deterministic
 """The names of `guards.global_state()`, in its order."""
 LONGEST = 60
 SAME = "nothing that is compared: what its opaque calls returned"
+
+_LASTING = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.ModuleType)
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,11 @@ def _short(fact: Any) -> str:
 
 
 def _is_told(fact: Any) -> bool:
-    """Whether a read says more than an identity, which no reader knows."""
+    """Whether a read says more than an identity, which no reader knows; names of a library are many facts in one."""
+    if isinstance(fact, _LASTING):
+        return False
+    if isinstance(fact, tuple) and fact and isinstance(fact[0], (tuple, *_LASTING)):
+        return any(map(_is_told, fact))
     return not (isinstance(fact, tuple) and fact and fact[0] in ("id", "method", "function", "object"))
 
 

@@ -401,10 +401,12 @@ class Calls:
         self.nodes: list[OpaqueNode] = []
         self.depth = 0  # within a nested body that runs on fakes
         self.inlined = 0  # within a nested body that is traced itself
+        self.follows = False  # the body is captured in grad mode only to see which results need a gradient
 
     def __call__(self, what: Any, apply: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         mode, why = get_proxy_mode(), why_opaque(what)
-        if self.depth or torch.is_grad_enabled() or transforms_active() or mode is None:
+        recorded = torch.is_grad_enabled() and not (self.follows and why is not None)
+        if self.depth or recorded or transforms_active() or mode is None:
             return self._inlined(what, apply, args, kwargs, why)
         taped = self.tape.take(what) if self.tape is not None else None
         if why is None and kwargs and not isinstance(what, str):
@@ -500,6 +502,8 @@ class Calls:
                 leaf = shown(alias[0], given[alias[1]])
             elif isinstance(leaf, torch.Tensor):
                 leaf = self.session.fake(leaf)
+                if self.follows and leaf.is_floating_point():
+                    leaf.requires_grad_(any(t.requires_grad for t in given))
                 self.session.returned.append(leaf)
                 self.session.came_with(leaf)
             made.append(leaf)

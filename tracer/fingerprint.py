@@ -283,6 +283,29 @@ def require_torch_itself() -> None:
                 raise NotKeyed(f"`{where}.{name}` is not torch's own")
 
 
+def replaced_in_torch() -> str | None:
+    """A function of torch's that is not torch's own, or another one, since fusegrad was imported.
+
+    Operations are decomposed by Python code of torch's, which calls such functions by name. `torch.nn.functional`, into
+    which libraries put kernels of theirs, is not among what it calls.
+    """
+    for where, names in torch_namespaces():
+        for name, value in names.items() if where in _CALLED else ():
+            foreign = isinstance(value, types.FunctionType) and not _is_library(value.__code__.co_filename)
+            other = _OWN[where].get(name, value) is not value and getattr(value, "__name__", None) != name
+            if foreign or other:
+                return f"`{where}.{name}`"
+    return None
+
+
+_CALLED = ("torch", "torch.Tensor", "torch.special", "torch.linalg", "torch.fft")
+_OWN = {
+    where: {n: v for n, v in names.items() if isinstance(v, types.BuiltinFunctionType | types.FunctionType)}
+    for where, names in torch_namespaces()
+    if where in _CALLED
+}
+
+
 def torch_flags() -> list[str]:
     """Switches of torch that decide which operations a call becomes, beyond those that are compared at every call."""
     backends, attention = torch.backends, cast(Any, torch.backends.cuda)

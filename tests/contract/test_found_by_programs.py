@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch.autograd import Function
@@ -210,3 +212,31 @@ def test_a_leaf_that_a_plain_function_writes_to_is_refused_as_in_eager() -> None
 
 def test_a_first_call_within_a_checkpoint() -> None:
     same(lambda x, y: (x * y).sin(), "checkpoint", "f32[3]", "f32[3]")
+
+
+class Swish(torch.autograd.Function):
+    """Its operation is decomposed by code of torch's that calls `torch.sigmoid`; the class does not."""
+
+    @staticmethod
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.silu(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: torch.Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return g * torch.where(x > 0, 1.0, x)
+
+
+@pytest.mark.parametrize("other", [lambda x: x * 2, torch.tanh])
+def test_a_function_that_is_put_into_torch_is_not_what_operations_are_made_of(
+    other: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "sigmoid", other)
+    fast, x = fusegrad.compile(type("Swish", (Swish,), {}), backend="interpret"), torch.randn(5, requires_grad=True)
+    with pytest.warns(fusegrad.FallbackWarning, match=r"`torch\.sigmoid` was replaced"):
+        torch.testing.assert_close(fast.apply(x), Swish.apply(x))
+    assert "`torch.sigmoid` was replaced" in str(fusegrad.explain(fast, x))
