@@ -42,6 +42,7 @@ from .mathematics import (
     narrowed,
     number,
     of_sizes,
+    packed_rules,
     rounded,
     rules,
 )
@@ -92,7 +93,7 @@ class Values:
 
     def __init__(self, program: Program, schedule: Schedule, target: Target, hints: Hints, kernel: str) -> None:
         self.program, self.plan, self.target, self.hints, self.kernel = program, schedule, target, hints, kernel
-        self.rules = fast_rules if target.fast else rules
+        self.rules = fast_rules if target.fast else packed_rules if schedule.packed else rules
         self.names = Names([*HELPERS, kernel, "pid", "part", "strip", "group", "members", "k", "item"])
         self.pointers: dict[Ref, str] = {}
         self.pointer_dtype: dict[Ref, str] = {}

@@ -92,11 +92,16 @@ def patch(**changes: Any) -> Iterator[Settings]:
     if changes.get("numerics") is not None:
         valid_numerics(changes["numerics"])
     token = _patched.set(replace(settings(), **changes))
+    dropped = False
     try:
         with switches.without(settings().disable):
-            yield settings()
+            try:
+                yield settings()
+            except GeneratorExit:  # entered by hand, never left: nothing changes when its memory is collected
+                dropped = True
     finally:
-        _patched.reset(token)
+        if not dropped:
+            _patched.reset(token)
 
 
 def valid_backend(name: Any) -> str:

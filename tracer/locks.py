@@ -5,6 +5,7 @@ Where a thread does not let go in time (it may be waiting for the one that forks
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import time
@@ -46,4 +47,12 @@ def _let_go_in_child() -> None:
     _let_go()
 
 
+def _hold() -> None:
+    """At the end of the process no thread is left within a capture: one that is stopped in C++ code aborts it."""
+    deadline = time.monotonic() + PATIENCE
+    for _, lock in sorted(_known, key=lambda known: known[0]):
+        lock.acquire(timeout=max(0.0, deadline - time.monotonic()))
+
+
+atexit.register(_hold)  # threads that the process waits for have ended by then
 os.register_at_fork(before=_take_all, after_in_parent=_let_go, after_in_child=_let_go_in_child)

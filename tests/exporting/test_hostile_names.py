@@ -92,8 +92,8 @@ def _numbered(statement: ast.stmt) -> str:
 
 
 PLAIN = tree(emitted(scaled()))
-OTHERWISE_NAMED = tree(emitted(scaled(x="first")))
-"""Where forward's name for it is not backward's."""
+OTHERWISE_NAMED = [tree(emitted(scaled(x=x))) for x in ("first", "second", "a_name_that_leaves_no_room_on_its_line")]
+"""Where forward's name for it is not backward's; how long it is decides what stands on a line of its own."""
 
 
 def exported(cls: Any, path: Path, *given: Any) -> str:
@@ -130,7 +130,7 @@ def test_a_file_name_stays_in_its_comment(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_an_argument_name_stays_a_name(name: str, tmp_path: Path) -> None:
     cls = scaled(x=name)
-    assert tree(emitted(cls)) == OTHERWISE_NAMED
+    assert tree(emitted(cls)) in OTHERWISE_NAMED
     try:
         ast.parse(exported(cls, tmp_path / "out.py"))
     except fusegrad.FusegradError:

@@ -34,9 +34,10 @@ def test_every_change_is_one_change_and_none_is_of_words_for_people(tmp_path: Pa
         assert mutant.line >= 8 and mutant.line != 9, "in the body, and not in the message of an error"
 
 
-def test_the_sources_have_thousands_of_mutants() -> None:
-    made = [m for path in modules(plans=False) for m in mutants(path, ROOT)]
-    assert len(made) > 4000 and len({(m.path, m.text) for m in made}) > 0.99 * len(made)
+def test_a_module_has_hundreds_of_mutants() -> None:
+    assert len(list(modules(plans=False))) > 25
+    made = mutants(ROOT / "ir" / "passes" / "simplify.py", ROOT)
+    assert len(made) > 150 and len({m.text for m in made}) > 0.98 * len(made)
 
 
 @pytest.mark.parametrize("text", ["raise RuntimeError('never imported')", None])

@@ -199,12 +199,12 @@ class Scaled(Function):
     @staticmethod
     def forward(ctx, x, w):
         ctx.save_for_backward(w)
-        return x * w.exp()
+        return x * w.square()
 
     @staticmethod
     def backward(ctx, g):
         (w,) = ctx.saved_tensors
-        return g * w.exp(), None
+        return g * w.square(), None
 
 
 @pytest.mark.parametrize("dims", [(1, 0), (2, 1), (-1, 2)], ids=str)
@@ -212,7 +212,7 @@ def test_lanes_that_are_apart_in_memory_are_read_where_they_are(dims) -> None:
     fast = fusegrad.compile(Scaled, backend="interpret").apply
     x, w = numbers(4, 3, 2), numbers(4, 3, 2)
     x, w = x.movedim(0, dims[0]), w.movedim(0, dims[1])
-    close(vmap(fast, dims, 1)(x, w), vmap(lambda x, w: x * w.exp(), dims, 1)(x, w))
+    close(vmap(fast, dims, 1)(x, w), vmap(lambda x, w: x * w.square(), dims, 1)(x, w))
     with torch.autograd.profiler.profile() as ran:
         vmap(fast, dims)(x, w)
     assert not [e for e in ran.function_events if e.name == "aten::copy_"]

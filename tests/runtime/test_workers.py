@@ -173,7 +173,7 @@ def test_no_room_for_files_is_an_error_on_record(call: str, monkeypatch: pytest.
         raise OSError(28, "No space left on device")
 
     made = None if call == "mkdtemp" else workers.Pool(1)
-    monkeypatch.setattr(workers, "pool", (lambda: made) if made else workers.pool.__wrapped__)
+    monkeypatch.setattr(workers, "pool", (lambda: made) if made else workers._pool.__wrapped__)
     monkeypatch.setattr(workers.tempfile if call == "mkdtemp" else Path, call, refuse)
     text = unseen()
     found = compile_for([record(text)], text, ["cuda:90"])["k"]["cuda:90"]  # type: ignore[list-item]

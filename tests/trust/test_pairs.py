@@ -6,11 +6,18 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 import pairs
 
 pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(autouse=True)
+def switches_of_torch_may_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.testing's own tests take the right away for the whole process."""
+    monkeypatch.setattr(torch.backends, "__allow_nonbracketed_mutation_flag", True)
 
 
 @pytest.mark.parametrize("subject", pairs.SUBJECTS)

@@ -23,6 +23,7 @@ def few_variants(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(soak, "COMPARED", 100)
+    monkeypatch.setattr(soak, "NUMBERED", 8)
     run = soak.Soak(soak.shapes(6), 3, (functions.Softmax, functions.Scale))
     found = soak.soak(run, 600, lambda found: None, warm_calls=100)
     assert not found["wrong"] and found["compared_with_eager"] >= 6 and found["distinct_numbers"] > 30
