@@ -248,7 +248,7 @@ fast_rules: dict[str, Rule] = {
 """What numerics="fast" has in their place: the approximations of the hardware."""
 
 packed_rules: dict[str, Rule] = {**rules, **{name: fast_rules[name] for name in ("exp", "div", "reciprocal")}}
-"""Beside rows that fill the registers: 16-bit numbers, for which quotients and powers of the hardware are exact enough."""
+"""Beside rows that fill the registers: for 16-bit numbers the hardware's quotients and powers are exact enough."""
 
 EXACT = frozenset("neg conj abs sign max min where floor ceil trunc round spread load amax amin fmod".split())
 """Operations on low floats whose result needs no rounding."""
