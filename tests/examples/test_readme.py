@@ -11,7 +11,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 def test_make_targets_exist() -> None:
     rules = (ROOT / "Makefile").read_text(encoding="utf-8")
-    promised = set(re.findall(r"(?:^ {4}|`)make ([a-z]+)", README, re.MULTILINE))
+    promised = set(re.findall(r"(?:^ {4}|`)make ([a-z-]+)", README, re.MULTILINE))
     assert {"demo", "test"} <= promised
     assert all(re.search(rf"^{target}:", rules, re.MULTILINE) for target in promised)
 

@@ -2,7 +2,6 @@
 
 import triton
 import triton.language as tl
-from triton.language.extra import libdevice
 
 
 @triton.jit
@@ -37,9 +36,9 @@ def softmax_packed(x_ptr, y_ptr, N: tl.constexpr, BLOCK_N: tl.constexpr):
     top = row_max(cast_v, 0)  # body.py:1  top = x.float().amax(-1, keepdim=True)
     x = packed(x)
     cast_v_2 = x.to(tl.float32)
-    e = libdevice.exp(cast_v_2 - top)  # body.py:2  e = torch.exp(x.float() - top)
+    e = tl.exp(cast_v_2 - top)  # body.py:2  e = torch.exp(x.float() - top)
     y = tl.sum(e, 0)  # body.py:3  return (e / e.sum(-1, keepdim=True)).to(x.dtype)
     x = packed(x)
     cast_v_3 = x.to(tl.float32)
-    e_2 = libdevice.exp(cast_v_3 - top)
-    tl.store(y_ptr + at + col, tl.div_rn(e_2, y).to(tl.bfloat16))
+    e_2 = tl.exp(cast_v_3 - top)
+    tl.store(y_ptr + at + col, (e_2 / y).to(tl.bfloat16))

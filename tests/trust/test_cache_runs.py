@@ -54,7 +54,7 @@ def test_files_that_are_run_are_found_out(tmp_path: Path, monkeypatch: pytest.Mo
 
     run_from_disk.cache_clear = original.cache_clear  # type: ignore[attr-defined]
     monkeypatch.setattr(launch, "load", run_from_disk)
-    assert faults(tmp_path, 40, ("text",)).executed
+    assert faults(tmp_path, 100, ("text",)).executed
 
 
 def test_killed_and_started_again(tmp_path: Path) -> None:
