@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 
+from ..tracer.reads import LASTING
 from .stored import told as on_disk
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ STATES = ("autocast on cpu", "autocast on cuda", "default dtype", "deterministic
 """The names of `guards.global_state()`, in its order."""
 LONGEST = 60
 SAME = "nothing that is compared: what its opaque calls returned"
-
-_LASTING = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.ModuleType)
 
 
 @dataclass(frozen=True)
@@ -85,9 +83,9 @@ def _short(fact: Any) -> str:
 
 def _is_told(fact: Any) -> bool:
     """Whether a read says more than an identity, which no reader knows; names of a library are many facts in one."""
-    if isinstance(fact, _LASTING):
+    if isinstance(fact, LASTING):
         return False
-    if isinstance(fact, tuple) and fact and isinstance(fact[0], (tuple, *_LASTING)):
+    if isinstance(fact, tuple) and fact and isinstance(fact[0], (tuple, *LASTING)):
         return any(map(_is_told, fact))
     return not (isinstance(fact, tuple) and fact and fact[0] in ("id", "method", "function", "object"))
 

@@ -279,8 +279,13 @@ def require_torch_itself() -> None:
     """Raises NotKeyed where someone put functions of his own into torch."""
     for where, names in torch_namespaces():
         for name, value in names.items():
-            if isinstance(value, types.FunctionType) and not _is_library(value.__code__.co_filename):
+            if _is_foreign(value):
                 raise NotKeyed(f"`{where}.{name}` is not torch's own")
+
+
+def _is_foreign(value: Any) -> bool:
+    """Whether it is a function that neither torch nor another library has written."""
+    return isinstance(value, types.FunctionType) and not _is_library(value.__code__.co_filename)
 
 
 def replaced_in_torch() -> str | None:
@@ -291,9 +296,8 @@ def replaced_in_torch() -> str | None:
     """
     for where, names in torch_namespaces():
         for name, value in names.items() if where in _CALLED else ():
-            foreign = isinstance(value, types.FunctionType) and not _is_library(value.__code__.co_filename)
             other = _OWN[where].get(name, value) is not value and getattr(value, "__name__", None) != name
-            if foreign or other:
+            if other or _is_foreign(value):
                 return f"`{where}.{name}`"
     return None
 

@@ -9,6 +9,7 @@ import atexit
 import os
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 PATIENCE = 20.0
@@ -27,11 +28,16 @@ def lock_of(rank: int) -> Any:
     return made
 
 
-def _take_all() -> None:
-    deadline, _here.taken = time.monotonic() + PATIENCE, []
+def _acquired() -> Iterator[Any]:
+    """Every lock in its order, but for those that are not let go of in time."""
+    deadline = time.monotonic() + PATIENCE
     for _, lock in sorted(_known, key=lambda known: known[0]):
         if lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
-            _here.taken.append(lock)
+            yield lock
+
+
+def _take_all() -> None:
+    _here.taken = list(_acquired())
 
 
 def _let_go() -> None:
@@ -49,9 +55,7 @@ def _let_go_in_child() -> None:
 
 def _hold() -> None:
     """At the end of the process no thread is left within a capture: one that is stopped in C++ code aborts it."""
-    deadline = time.monotonic() + PATIENCE
-    for _, lock in sorted(_known, key=lambda known: known[0]):
-        lock.acquire(timeout=max(0.0, deadline - time.monotonic()))
+    _take_all()
 
 
 atexit.register(_hold)  # threads that the process waits for have ended by then

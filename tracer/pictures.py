@@ -274,7 +274,7 @@ def is_library(value: Any) -> bool:
 
 def is_standard(value: Any) -> bool:
     """Whether a class or a function is of Python's own library, whose code no one exchanges."""
-    return str(getattr(value, "__module__", "")).split(".")[0] in sys.stdlib_module_names - {"__main__"}
+    return str(getattr(value, "__module__", "")).split(".")[0] in sys.stdlib_module_names
 
 
 def _is_fixed(cls: type) -> bool:

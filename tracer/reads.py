@@ -90,10 +90,10 @@ def _function_fact(function: Any) -> Any:
 
 def _named(value: Any) -> Any:
     """What stands under a name of a library: nearly always what stood there at all times."""
-    return value if type(value) in _LASTING else freeze(value)
+    return value if type(value) in LASTING else freeze(value)
 
 
-_LASTING = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.ModuleType)
+LASTING = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.ModuleType)
 _FACTS: dict[str, Callable[[Any], Any]] = {
     "value": freeze,
     "tensor": _tensor_or_not,

@@ -12,9 +12,7 @@ import json
 import logging
 import multiprocessing
 import os
-import platform
 import resource
-import subprocess
 import sys
 import time
 import traceback
@@ -22,12 +20,15 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "trust"))
+
+import outcome  # noqa: E402
+
 PROGRAMS_PER_PROCESS = 400
 MEMORY = 3_000_000  # kB; then a fresh process
 TOLD_EACH = 30.0
@@ -284,7 +285,7 @@ def saved(path: Path) -> dict[str, Any]:
 
 def keep(path: Path, whole: dict[str, Any], total: Sum) -> None:
     """The file with this run as its last."""
-    runs = [*whole["runs"], {**facts(), **total.to_dict()}]
+    runs = [*whole["runs"], {**outcome.surroundings(), **total.to_dict()}]
     seeds = [s for run in runs for s in covered(run["seeds"])]
     ops: Counter[str] = Counter()
     for run in runs:
@@ -297,18 +298,6 @@ def keep(path: Path, whole: dict[str, Any], total: Sum) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps({**whole, "total": summed, "runs": runs}, indent=1)
     path.write_text(text + "\n", encoding="utf-8")
-
-
-def facts() -> dict[str, Any]:
-    """Where and with what a run was made."""
-    import torch
-    import triton  # type: ignore[import-untyped]
-
-    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
-    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
-    versions = {"python": platform.python_version(), "torch": torch.__version__, "triton": triton.__version__}
-    machine = f"{multiprocessing.cpu_count()} cores of {platform.machine()}, no GPU"
-    return {"commit": commit, "date": datetime.now().date().isoformat(), **versions, "machine": machine}
 
 
 def parsed(argv: Sequence[str] | None = None) -> argparse.Namespace:

@@ -17,7 +17,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "trust"
 
 def surroundings() -> dict[str, Any]:
     """Commit, date, versions and the machine, in words."""
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
     versions = {name: metadata.version(name) for name in ("torch", "triton") if _is_here(name)}
     return {
         "commit": commit.stdout.strip() or "unknown",

@@ -15,7 +15,6 @@ import gc
 import json
 import linecache
 import os
-import platform
 import random
 import subprocess
 import sys
@@ -31,6 +30,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import outcome
 import torch
 from worlds import PRELUDE, SUBJECTS, Subject
 
@@ -422,20 +422,6 @@ def run(
     }
 
 
-def circumstances() -> dict[str, Any]:
-    """When, of what, on what."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent
-    )
-    return {
-        "commit": commit.stdout.strip(),
-        "date": time.strftime("%Y-%m-%d"),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, no GPU" if not torch.cuda.is_available() else "GPU",
-    }
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("count", type=int)
@@ -454,7 +440,7 @@ def main() -> int:
         path = Path(asked.json)
         known = json.loads(path.read_text()) if path.exists() else {}
         path.parent.mkdir(parents=True, exist_ok=True)
-        known |= circumstances() | {"on disk" if asked.stored else "in one process": found}
+        known |= outcome.surroundings() | {"on disk" if asked.stored else "in one process": found}
         path.write_text(json.dumps(known, indent=1) + "\n")
     return 2 if found["failures"] else 0
 
