@@ -256,9 +256,12 @@ tell(kernels=6 * ROUNDS, killed=killed, errors_on_record=errors, bad=bad)
 
 # ------------------------------------------------------------------ ends
 CAPTURING = """
+import atexit
+stop = threading.Event()
+
 def busy():
     at = 0
-    while True:
+    while not stop.is_set():
         right(fusegrad.compile(functions.ALL[at % len(functions.ALL)], backend=("reference", "interpret")[at % 2]),
               functions.ALL[at % len(functions.ALL)], (2 + at % 3, 4))
         at += 1
@@ -273,6 +276,12 @@ def busy():
 IN_A_THREAD = """
 threading.Thread(target=busy, daemon=True).start()
 """
+JOINED = """
+thread = threading.Thread(target=busy, daemon=True)
+thread.start()
+atexit.register(lambda: (stop.set(), thread.join()))
+"""
+"""A daemon thread that is still in torch when the interpreter ends aborts the process, with eager classes as well."""
 EXITS = """
 def leave(number, frame):
     sys.exit(7)
@@ -281,9 +290,9 @@ busy()
 """
 ENDS: dict[str, tuple[str, str, Any, tuple[int, ...], str]] = {
     # name: (how it is busy, what the main thread does, the signal that ends it, exit statuses, what stderr may say)
-    "sys.exit while a thread captures": (CAPTURING, IN_A_THREAD + "time.sleep(2)\nsys.exit(5)", None, (5,), ""),
+    "sys.exit while a thread captures": (CAPTURING, JOINED + "time.sleep(2)\nsys.exit(5)", None, (5,), ""),
     "an exception while a thread captures": (
-        CAPTURING, IN_A_THREAD + "time.sleep(2)\nraise ValueError('mine')", None, (1,), "ValueError: mine"),
+        CAPTURING, JOINED + "time.sleep(2)\nraise ValueError('mine')", None, (1,), "ValueError: mine"),
     "os._exit while a thread captures": (CAPTURING, IN_A_THREAD + "time.sleep(2)\nos._exit(6)", None, (6,), ""),
     "SIGINT in a capture": (CAPTURING, "busy()", signal.SIGINT, (-2, 130), "KeyboardInterrupt"),
     "SIGTERM in a capture": (CAPTURING, "busy()", signal.SIGTERM, (-15,), ""),
