@@ -29,6 +29,7 @@ ONE_IN = {
     "contract/test_wrong_backwards.py": 4,
     "cpp": 2,
     "exporting/test_hostile_names.py": 6,
+    "gallery": 6,
     "interop": 2,
     "runtime/test_per_lane.py": 4,
     "runtime/test_bisect.py": 6,
