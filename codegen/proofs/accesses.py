@@ -194,13 +194,20 @@ def _answer(subject: Subject, access: Access, memory: Memory) -> tuple[Answer, s
 
 
 def is_inside(world: World, offset: Poly, memory: Memory, facts: Sequence[Poly]) -> bool:
-    """0 <= offset < extent, and no dimension is empty."""
+    """0 <= offset < extent, and no dimension is empty: or the extent would be nothing, which the offset is below."""
     facts = tuple(facts)
     return (
         world.holds(memory.extent - 1 - offset, facts)
         and world.holds(offset, facts)
-        and all(world.holds(n - 1, facts) for n in memory.shape)
+        and all(world.holds(n - 1, facts) or _is_nothing(world, memory, n, facts) for n in memory.shape)
     )
+
+
+def _is_nothing(world: World, memory: Memory, n: Poly, facts: Sequence[Poly]) -> bool:
+    """Where a dimension is zero, the extent is, too."""
+    if not all(len(m) == 1 and c > 0 and m[0] in world.positive for m, c in n.terms.items()):
+        return False
+    return world.holds(-memory.extent.replaced(dict.fromkeys(n.atoms, ZERO)), tuple(facts))
 
 
 def _in_group(subject: Subject, access: Access, memory: Memory) -> bool:
@@ -278,8 +285,13 @@ def _fits(subject: Subject, need: Need) -> bool:
     """A value that is computed in 32 bits while these arguments are 32 bits wide."""
     world = subject.world
     passed = [subject.scalars[name] for name in sorted(need.narrow)]
-    facts = (*need.facts, *(fact for p in passed for fact in (Poly.of(NARROW) - p, p + NARROW + 1)))
-    if world.holds(-need.value + NARROW, facts) and world.holds(need.value + NARROW + 1, facts):
+    facts = (*need.facts, *(end for p in passed for end in _ends(p)))
+    if all(world.holds(end, need.facts) or world.holds(end, facts) for end in _ends(need.value)):
         return True
     subject.faults.append(Fault("width", need.line, f"{need.text} in 32 bits"))
     return False
+
+
+def _ends(value: Poly) -> tuple[Poly, Poly]:
+    """Not negative where 32 bits hold the value."""
+    return -value + NARROW, value + NARROW + 1

@@ -8,8 +8,11 @@ A quotient q = x // d is an atom with d * q <= x; a minimum one that is at most 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import count
 from math import gcd
 from random import Random
 from typing import TypeAlias
@@ -19,6 +22,10 @@ from .polynomials import ONE, ZERO, Coefficient, Poly, TooLong
 STEPS = 600
 """How many goals one question may lead to."""
 DEPTH = 24
+TOPS = 12
+"""So many expressions that are at least another one are looked at for one that a division leaves nothing of."""
+SPLIT = 6
+"""What looking at cases costs, in terms of a goal."""
 SAMPLES = 32
 """A goal that is false for one of so many assignments is not worth a search for its proof."""
 LANES = 1 << 20
@@ -95,6 +102,7 @@ class World:
         self._random = Random(0)
         self._layers: dict[Facts, Known] = {(): self.known}
         self._made: dict[object, Poly] = {}
+        self._turns: list[tuple[int, Poly, Poly]] = []
         self._count = 0
         self._steps = 0
 
@@ -217,15 +225,17 @@ class World:
 
     def _tops(self, x: Poly) -> Iterator[Poly]:
         """What x is at most, in fewer and fewer atoms."""
-        for _ in range(6):
-            yield x
-            if x.number is not None or (parted := x.linear(x.top)) is None:
+        todo, seen = deque([x]), {x}
+        for _ in range(TOPS):
+            if not todo:
                 return
-            factor, rest = parted
-            bound = next((b for b in self.known.uppers(x.top) if b.factor == ONE), None)
-            if bound is None or not self._plainly(factor):
-                return
-            x = rest + factor * bound.value
+            yield (x := todo.popleft())
+            if x.number is not None or (parted := x.linear(x.top)) is None or not self._plainly(parted[0]):
+                continue
+            for bound in self.known.uppers(x.top):
+                if bound.factor == ONE and (less := parted[1] + parted[0] * bound.value) not in seen:
+                    seen.add(less)
+                    todo.append(less)
 
     def ceiling(self, x: Poly, d: Poly) -> Poly | None:
         """ceil(x / d) for x >= 0, d >= 1."""
@@ -237,6 +247,10 @@ class World:
         if ("^", x, d) not in self._made:
             if not self.holds(d - 1) or not self.holds(x):
                 return None
+            if (shared := self._shared(x, d)) != ONE:
+                small, less = x.divided(shared), d.divided(shared)
+                assert small is not None and less is not None
+                return self.ceiling(small, less)
             name = f"ceil(({self.text(x)})/({self.text(d)}))"
             made = self.atom(name, lambda s, _: int(-(-at(x, s) // at(d, s))), int(self.holds(x - 1)))
             (c,) = made.atoms
@@ -245,7 +259,18 @@ class World:
             if d != ONE:
                 self.bound_above(c, ONE, x)
             self._made["^", x, d] = made
+            for turn in (t for t, *loop in self._turns if loop == [x, d]):
+                self.bound_above(turn, ONE, made - 1)
         return self._made["^", x, d]
+
+    def turns(self, name: str, length: Poly, step: Poly) -> Poly:
+        """The number of a loop's turn: 0, 1, .. while step times it is below the length."""
+        made = self.atom(name, lambda s, r: turn(int((at(length, s) - 1) // at(step, s)), r), 0)
+        self.bound_above(made.top, step, length - 1)
+        self._turns.append((made.top, length, step))
+        if step != ONE and (all_ := self._made.get(("^", length, step))) is not None:
+            self.bound_above(made.top, ONE, all_ - 1)
+        return made
 
     def extremum(self, kind: str, a: Poly, b: Poly) -> Poly:
         """min(a, b), max(a, b)"""
@@ -339,46 +364,69 @@ class World:
         return goal.without(shared) if shared and all(a in self.positive for a in shared) else goal
 
     def _proved(self, goal: Poly, known: Known, depth: int, later: bool) -> bool:
-        if self._plainly(goal):
-            return True
-        goal = self._smaller(goal)
-        if (n := goal.number) is not None:
-            return n >= 0
-        if self._plainly(goal):
-            return True
+        """By any way down from the goal, the simplest goals first."""
+        answer = self._seen_through(goal := self._smaller(goal), known, later)
+        if answer is not None or depth > DEPTH:
+            return bool(answer)
         key = goal, later
-        if key in known.memo:
-            return known.memo[key]
-        if any(at(goal, s) < 0 for s in known.samples):
-            known.memo[key] = False
-            return False
-        if depth > DEPTH or self._steps <= 0:
-            return False
-        self._steps -= 1
         known.memo[key] = False  # a goal that leads to itself is not proved by that
-        known.memo[key] = found = any(self._proved_by(goal, atom, known, depth, later) for atom in self._pivots(goal))
+        known.memo[key] = found = self._searched(goal, known, depth, later)
         return found
 
-    def _pivots(self, goal: Poly) -> list[int]:
-        """The last atom; and where it does no harm, the last that does."""
-        top = goal.top
-        harmful = [m[-1] for m, c in goal.terms.items() if c < 0 and m]
-        worst = max(harmful, default=top)
-        return [top] if worst == top else [top, worst]
+    def _searched(self, goal: Poly, known: Known, depth: int, later: bool) -> bool:
+        open_: list[tuple[int, int, Poly, int]] = [(0, 0, goal, -1)]
+        seen, turn = {goal}, count(1)
+        while open_ and self._steps > 0:
+            self._steps -= 1
+            _, _, now, atom = heappop(open_)
+            if atom >= 0:
+                if self._in_cases(now, atom, known, depth, later):
+                    return True
+                continue
+            for pivot in self._pivots(now):
+                for left in self._below(now, pivot, known, depth, later):
+                    left = self._smaller(left)
+                    if left in seen:
+                        continue
+                    seen.add(left)
+                    answer = self._seen_through(left, known, later)
+                    if answer:
+                        return True
+                    if answer is None:
+                        heappush(open_, (_cost(left), next(turn), left, -1))
+                if self._is_split(now, pivot, known, depth, later):
+                    heappush(open_, (_cost(now) + SPLIT, next(turn), now, pivot))
+        return False
 
-    def _proved_by(self, goal: Poly, atom: int, known: Known, depth: int, later: bool) -> bool:
-        parted = goal.linear(atom)
-        kind, cases = self.cases.get(atom, ("", ()))
-        if parted is None:
-            return bool(cases) and self._in_cases(goal, atom, known, depth, later)
-        factor, rest = parted
-        longest = len(goal.terms) + 1
-        sign = self._sign(factor, known, depth, later)
-        for left in sorted(self._without(factor, rest, atom, sign, known, later), key=lambda p: len(p.terms) > longest):
-            if self._proved(left, known, depth + 1, later):
-                return True
-        split = cases and (kind == "choice" or (kind == "min") == (sign >= 0) or not sign)
-        return bool(split) and self._in_cases(goal, atom, known, depth, later)
+    def _seen_through(self, goal: Poly, known: Known, later: bool) -> bool | None:
+        """Whether a goal holds where that takes no search; else None."""
+        if self._plainly(goal):
+            return True
+        if (n := goal.number) is not None:
+            return n >= 0
+        if (goal, later) in known.memo:
+            return known.memo[goal, later]
+        return False if any(at(goal, s) < 0 for s in known.samples) else None
+
+    def _pivots(self, goal: Poly) -> dict[int, None]:
+        """The last atom; and where it does no harm, the last that does."""
+        worst = max((m[-1] for m, c in goal.terms.items() if c < 0 and m), default=goal.top)
+        return dict.fromkeys((goal.top, worst))
+
+    def _below(self, goal: Poly, atom: int, known: Known, depth: int, later: bool) -> Iterator[Poly]:
+        if (parted := goal.linear(atom)) is not None:
+            factor, rest = parted
+            yield from self._without(factor, rest, atom, self._sign(factor, known, depth, later), known, later)
+
+    def _is_split(self, goal: Poly, atom: int, known: Known, depth: int, later: bool) -> bool:
+        """Whether it may help to look at what the atom is, case by case."""
+        if atom not in self.cases:
+            return False
+        kind = self.cases[atom][0]
+        if kind == "choice" or (parted := goal.linear(atom)) is None:
+            return True
+        sign = self._sign(parted[0], known, depth, later)
+        return not sign or (kind == "min") == (sign > 0)
 
     def _without(self, factor: Poly, rest: Poly, atom: int, sign: int, known: Known, later: bool) -> Iterator[Poly]:
         """Goals that are enough for factor * atom + rest >= 0, with less of the atom."""
@@ -436,6 +484,16 @@ def at(poly: Poly, sample: Sample) -> Coefficient:
             c = c * sample[a]
         total += c
     return total
+
+
+def _cost(goal: Poly) -> int:
+    """How long a goal is."""
+    return sum(1 + len(m) for m in goal.terms)
+
+
+def turn(last: int, random: Random) -> int:
+    """One of 0 .. last, often an extreme."""
+    return max(0, random.choice((0, last, last, random.randint(0, max(0, last)))))
 
 
 def _chosen(cases: Sequence[Case], sample: Sample) -> int:

@@ -10,11 +10,11 @@ import ast
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from random import Random
 from typing import Any, Literal, TypeAlias
 
 from ..prelude import HELPERS
 from .bounds import LANES, Case, World, at
+from .bounds import turn as drawn_turn
 from .polynomials import ONE, ZERO, Poly
 
 INTEGERS = {"int1": 1, "int8": 8, "int16": 16, "int32": 32, "int64": 64, "uint8": 8, "uint16": 16, "uint32": 32}
@@ -204,12 +204,8 @@ class Reader:
         name = node.target.id
         before = dict(self.env)
         self._forget(node.body, before)
-        last = stop.poly - start.poly - 1
-        turn = self.world.atom(
-            f"{name}#" if step != ONE else name, lambda s, r: _turn(int(at(last, s) // at(step, s)), r), 0
-        )
-        (number,) = turn.atoms
-        self.world.bound_above(number, step, stop.poly - start.poly - 1)
+        turn = self.world.turns(f"{name}#" if step != ONE else name, stop.poly - start.poly, step)
+        number = turn.top
         place = start.poly + turn * step
         self.read.spans[number], self.read.steps[number] = (start.poly, stop.poly), step
         facts = self.facts
@@ -450,7 +446,9 @@ class Reader:
 
     def _tl_program_id(self, node: ast.Call) -> Value:
         if self.read.program is None:
-            made = self.world.atom("pid", lambda s, r: _turn(int(at(self.programs, s)) - 1, r), 0, self.programs - 1)
+            made = self.world.atom(
+                "pid", lambda s, r: drawn_turn(int(at(self.programs, s)) - 1, r), 0, self.programs - 1
+            )
             (self.read.program,) = made.atoms
             self.world.bound_above(self.read.program, ONE, Poly.of(2**31 - 2))
         return Int(Poly.atom(self.read.program), 32)
@@ -459,7 +457,7 @@ class Reader:
         """Lanes: each call has its own, so that what is known of one dimension is not believed of another."""
         low, high = (self._int(a).poly for a in node.args)
         name = f"lane{len(self._lanes)}"
-        made = self.world.atom(name, lambda s, r: _turn(int(at(high, s)) - 1, r), None, high - 1, LANES)
+        made = self.world.atom(name, lambda s, r: drawn_turn(int(at(high, s)) - 1, r), None, high - 1, LANES)
         self._lanes[len(self._lanes),] = made
         (number,) = made.atoms
         self.world.bound_below(number, ONE, low)
@@ -637,8 +635,3 @@ def origins(world: World, poly: Poly) -> set[int]:
             found.add(atom)
             todo += parts_of(world, atom)
     return found
-
-
-def _turn(last: int, random: Random) -> int:
-    """One of 0 .. last, often an extreme."""
-    return max(0, random.choice((0, last, last, random.randint(0, max(0, last)))))

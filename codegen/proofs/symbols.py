@@ -61,9 +61,10 @@ class Sizes:
     def _symbol(self, symbol: sympy.Symbol) -> Poly:
         if symbol in self.pinned:
             return Poly.of(self.pinned[symbol])
-        part = self._parts.get(symbol, 1)
-        name = str(symbol) if part == 1 else f"{symbol}/{part}"
-        self.symbols[symbol] = self.world.atom(name, _drawn, 1 if symbol.is_positive else 0) * part
+        part, rest = self._parts.get(symbol, (1, 0))
+        name = str(symbol) if part == 1 else f"{symbol}/{part}" if not rest else f"({symbol}-{rest})/{part}"
+        least = 1 if symbol.is_positive and rest == 0 else 0
+        self.symbols[symbol] = self.world.atom(name, _drawn, least) * part + rest
         return self.symbols[symbol]
 
     def _function(self, size: sympy.Expr) -> Poly:
@@ -112,17 +113,43 @@ class Sizes:
         return any(size == x and n % of == 0 for x, n in self.multiples)
 
 
-def _parts(dimensions: Iterable[Size], guards: Iterable[sympy.Basic]) -> dict[sympy.Symbol, int]:
-    """By which number a symbol is divisible: a dimension is s0 / 32, a guard says Mod(s0, 16) == 0."""
-    found: dict[sympy.Symbol, int] = {}
+def _parts(dimensions: Iterable[Size], guards: Iterable[sympy.Basic]) -> dict[sympy.Symbol, tuple[int, int]]:
+    """What is known of a symbol's remainder, (divisor, remainder): a dimension is s0 / 32, Mod(s0 + 15, 16) == 0."""
+    found: dict[sympy.Symbol, tuple[int, int]] = {}
     whole = [(size, 1) for size in dimensions] + [m for g in guards if (m := _multiple(g)) is not None]
     for size, multiple in whole:
-        if isinstance(size, sympy.Basic):
-            coefficient, rest = size.as_coeff_Mul()
-            if coefficient.is_Rational and rest.is_Symbol:
-                p, q, n = int(coefficient.p), int(coefficient.q), int(multiple)
-                found[rest] = math.lcm(found.get(rest, 1), q * n // math.gcd(p, n))
+        if not isinstance(size, sympy.Basic) or (line := _line(size)) is None:
+            continue
+        symbol, slope, constant = line
+        if (known := _remainder(slope, constant, multiple)) is not None:
+            found[symbol] = _both(found.get(symbol, (1, 0)), known)
     return found
+
+
+def _line(size: sympy.Expr) -> tuple[sympy.Symbol, Fraction, Fraction] | None:
+    """slope * symbol + constant"""
+    constant, rest = size.as_coeff_Add()
+    slope, symbol = rest.as_coeff_Mul()
+    if not symbol.is_Symbol or not slope.is_Rational or not constant.is_Rational:
+        return None
+    return symbol, Fraction(int(slope.p), int(slope.q)), Fraction(int(constant.p), int(constant.q))
+
+
+def _remainder(slope: Fraction, constant: Fraction, multiple: int) -> tuple[int, int] | None:
+    """slope * s + constant is a multiple  ->  (n, r) with s == r modulo n"""
+    common = math.lcm(slope.denominator, constant.denominator)
+    a, b, n = int(slope * common), int(constant * common), int(multiple) * common
+    shared = math.gcd(a, n)
+    if b % shared:
+        return None
+    n //= shared
+    return n, -(b // shared) * pow(a // shared, -1, n) % n if n > 1 else 0
+
+
+def _both(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
+    """Both remainders as one; the first where there is no such number."""
+    n = math.lcm(a[0], b[0])
+    return next(((n, r) for r in range(a[1], n, a[0]) if r % b[0] == b[1]), a)
 
 
 def _multiple(guard: sympy.Basic) -> tuple[sympy.Expr, int] | None:
