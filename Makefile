@@ -16,6 +16,7 @@
 # make mutants        one change of the generator or of a transform at a time, N=200: which do the tests notice?
 # make docs           the documentation as a site in build/site, which needs no network to be read
 # make guards N=2000  random worlds: closures, globals, dtypes, layouts, torch's state; nothing stale is served
+# make convergence    Hugging Face models over STEPS=200, swapped, beside themselves
 # make numerics       write docs/numerics.md: the error of every operation beside eager's
 # make conformance    write docs/conformance.md: torch's own Functions by eager, fusegrad and torch.compile
 # make fuzz-configurations N=200    random programs under random settings: steps left out, backends, ..
@@ -136,6 +137,10 @@ bench-gpu: $(STAMP)
 clean:
 	rm -rf .venv .typings .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist fusegrad.egg-info fusegrad-demo
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.PHONY: convergence
+convergence: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m fusegrad.examples.models.convergence --steps $(or $(STEPS),200) $(ARGS)
 
 .PHONY: fuzz-configurations
 fuzz-configurations: $(STAMP)

@@ -7,6 +7,7 @@ fusegrad.load("fast.zip")         the Function class of a bundle that export wro
 fusegrad.check(Fast, *args)       whether it is what you wrote, over transforms, dtypes, layouts and sizes
 fusegrad.bisect(Fast, *args)      which step of the compiler makes the difference, where there is one
 fusegrad.profile(Fast, *args)     how long it takes here, beside eager, and what a GPU would need at least
+fusegrad.swap(model, {...})       modules of a model with other methods, in place, and back
 fusegrad.stats()                  counters of this process
 fusegrad.config.patch(...)        settings for a block of code
 """
@@ -22,6 +23,7 @@ from .runtime.exporting.export import export
 from .runtime.function import FallbackWarning, compile
 from .runtime.profiling.profile import profile
 from .runtime.stats import stats
+from .runtime.swapping.swap import swap
 
 __all__ = [
     "BundleError",
@@ -39,5 +41,6 @@ __all__ = [
     "profile",
     "random",
     "stats",
+    "swap",
 ]
 __version__ = "0.1.0"

@@ -506,6 +506,12 @@ CODES = (
         "Call it as it was exported, or export it for such arguments too.",
         ("BundleCallError",),
     ),
+    Code(
+        "FG240", "swap(LlamaForCausalLM): no module is exactly a LlamaRMSnorm, and no method of one names it",
+        "A replacement matches nothing, or does not fit what it matches, or cannot be taken back; nothing was changed.",
+        "Name what the model has; give a replacement that is called alike and reads the same parameters.",
+        ("SwapError",),
+    ),
     # -------------------------------------------------------------- FG9xx: mistakes of fusegrad
     Code(
         "FG900", "internal: a state that cannot be",

@@ -30,6 +30,7 @@ ONE_IN = {
     "cpp": 2,
     "exporting/test_hostile_names.py": 6,
     "gallery": 6,
+    "models": 3,
     "interop": 2,
     "runtime/test_per_lane.py": 4,
     "runtime/test_bisect.py": 6,

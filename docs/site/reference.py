@@ -291,6 +291,7 @@ OWN_FACTS: dict[str, dict[str, Any]] = {
                           "known": "py, json, graphml, dot, svg, html"},
     "ExportError": {"reason": "its argument scale is a Decimal", "fix": "give numbers, strings, dtypes or None."},
     "DeriveJvpError": {"fix": "use one of them"},
+    "SwapError": {"model": "LlamaModel", "detail": "no module is called 'nrom'", "fix": "did you mean norm?"},
     "BundleError": {"path": "norm.zip", "file": "graphs/forward.json", "fact": "its sum is not the manifest's",
                     "fix": "export it again, or get it from where it was made."},
     "BundleCallError": {"fact": "x is torch.float64 with 2 axes; it was exported for f32 with 2",

@@ -29,6 +29,7 @@ from .focal_loss import FocalLoss
 from .fused_linear_cross_entropy import FusedLinearCrossEntropy
 from .gated_rms_norm import GatedRMSNorm
 from .geglu import GeGLU
+from .gelu import GELU
 from .gradient_reversal import GradientReversal
 from .group_norm import GroupNorm
 from .hard_choice import HardChoice
@@ -157,6 +158,7 @@ CATALOGUE: tuple[Entry, ...] = (
     # gated activations
     Entry("swiglu", SwiGLU, lambda draw: (draw(8, 16), draw(8, 16))),
     Entry("geglu", GeGLU, lambda draw: (draw(8, 16), draw(8, 16))),
+    Entry("gelu", GELU, lambda draw: (draw(8, 16),)),
     Entry("reglu", ReGLU, lambda draw: (draw(8, 16), draw(8, 16))),
     Entry("squared_relu", SquaredReLU, lambda draw: (draw(8, 16),)),
     # losses

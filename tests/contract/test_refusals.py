@@ -185,6 +185,9 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str, str]] = {
     "a structure": (
         lambda: fusegrad.compile(Nested, pytree=True).apply({"a": leaf(3)}).sum().backward(), r"Nested\.", "expected",
     ),
+    "a swap": (
+        lambda: fusegrad.swap(torch.nn.ReLU(), {torch.nn.GELU: torch.nn.SiLU}), r"swap\(ReLU\)", "exactly a GELU",
+    ),
 }  # fmt: skip
 
 

@@ -1,0 +1,1 @@
+"""Replacements for whole models, for `fusegrad.swap`."""

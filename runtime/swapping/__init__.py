@@ -1,0 +1,1 @@
+"""Modules of a model given other methods in place, and back again."""
