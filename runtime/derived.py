@@ -38,7 +38,7 @@ DERIVE_JVP: dict[str | bool, str] = {
     "forward": "the derivative of forward, for compile(derive_jvp='forward')",
     "forward alone": "the derivative of forward",
 }
-"""What forward mode is where a class has no jvp of its own, by `derive_jvp`; of a class without backward."""
+"""What forward mode is where a class has no jvp, by `derive_jvp`; of a class without backward, of a plain function."""
 
 
 class DeriveJvpError(FusegradError, ValueError):

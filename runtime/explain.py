@@ -365,7 +365,7 @@ def _backward(compiler: Compiler) -> Record:
 def _derived_jvp(compiler: Compiler) -> Record:
     if compiler.derive_jvp is False:
         return Record("absent", "it is compiled with derive_jvp=False")
-    alone = backward_method(compiler.cls) is None
+    alone = backward_method(compiler.cls) is None or hasattr(compiler.cls, "_fusegrad_sources")
     return Record("derived", DERIVE_JVP["forward alone" if alone else compiler.derive_jvp])
 
 

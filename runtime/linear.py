@@ -68,8 +68,6 @@ class Captured:
 
 def require_linear(spec: Specialization, moving: Sequence[int]) -> None:
     """Raise NonLinearBackward unless the gradients of the arguments `moving` are linear in those of the outputs."""
-    if _is_autograds(spec):
-        return
     kinds = spec.predicted_kinds()
     with plain_tensors(), torch.no_grad(), capture_lock:
         try:
@@ -82,12 +80,6 @@ def require_linear(spec: Specialization, moving: Sequence[int]) -> None:
         refusal = _refusal(spec, backward)
     if refusal is not None:
         raise NonLinearBackward(function=spec.name, why=str(refusal), where=_place(refusal, backward))
-
-
-def _is_autograds(spec: Specialization) -> bool:
-    """Whether backward is torch's derivative of torch's operations alone: linear, whatever it is made of."""
-    calls = (hasattr(n.target, "fusegrad_call") for n in spec.forward.trace.graph_module.graph.nodes)
-    return hasattr(spec.cls, "_fusegrad_sources") and not any(calls)
 
 
 def require_linear_jvp(spec: Specialization) -> None:

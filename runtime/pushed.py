@@ -22,12 +22,17 @@ from ..tracer.function import rebind
 from ..tracer.torch_private import plain_tensors
 from .compile import cheaper
 from .config import KERNEL_BACKENDS
+from .forward_mode import jvp_of
 from .guards import is_float
 from .lanes import Lowered
 from .plan import BoundSizes, Executable
-from .unit import VALUES, Unit, jvp_of
+from .unit import VALUES, Unit
 
 Tensor = torch.Tensor
+
+
+class CallingUnit(Unit):
+    """A method that calls other Functions: its forward mode goes by theirs, which no transposed vjp knows of."""
 
 
 class PushedUnit(Unit):
@@ -36,7 +41,8 @@ class PushedUnit(Unit):
     def __init__(self, parent: Unit, inputs: int) -> None:
         self.parent, self.count = parent, inputs
         self.transposed: dict[tuple[int, tuple[bool, ...]], Lowered | None] = {}  # by the graph of the vjp, what moves
-        body = lambda *a: jvp_of(parent.body, a[:inputs], a[inputs:])  # noqa: E731
+        calls = isinstance(parent, CallingUnit)
+        body = lambda *a: jvp_of(parent.body, a[:inputs], a[inputs:], calls)  # noqa: E731
         super().__init__(f"{parent.name}_jvp", body, parent.backend, parent.reads)
 
     def execute(self, args: Sequence[Any]) -> Sequence[Any]:
@@ -50,6 +56,8 @@ class PushedUnit(Unit):
 
     def _transposed_for(self, args: Sequence[Any]) -> tuple[Lowered, Sequence[Tensor]] | None:
         """The transposed vjp for these arguments; None where autograd has to."""
+        if isinstance(self.parent, CallingUnit):
+            return None
         inputs, tangents = args[: self.count], args[self.count :]
         moving = tuple(t is not None and is_float(x) for x, t in zip(inputs, tangents, strict=True))
         if not all(t is None or m for t, m in zip(tangents, moving, strict=True)) or not any(moving):

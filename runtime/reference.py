@@ -6,6 +6,7 @@ Values have no strides here: results are whatever layout torch gives them.
 from __future__ import annotations
 
 import functools
+import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -117,7 +118,20 @@ def _prod(node: Node, x: torch.Tensor) -> torch.Tensor:
 
 
 def _extreme(of: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    return lambda node, x: of(x, node["axes"]) if node["axes"] else x
+    def run(node: Node, x: torch.Tensor) -> torch.Tensor:
+        if all(x.shape[a] for a in node["axes"]):
+            return of(x, node["axes"]) if node["axes"] else x
+        left = [n for a, n in enumerate(x.shape) if a not in node["axes"]]
+        return x.new_full(left, _of_nothing(x.dtype, of is torch.amax))
+
+    return run
+
+
+def _of_nothing(dtype: torch.dtype, largest: bool) -> float:
+    """torch has no such number, but `any` and `all` do."""
+    if dtype.is_floating_point:
+        return -math.inf if largest else math.inf
+    return torch.iinfo(dtype).min if largest else torch.iinfo(dtype).max
 
 
 def _cumsum(node: Node, x: torch.Tensor) -> torch.Tensor:
@@ -187,9 +201,17 @@ def _argument(spec: Any, operands: Sequence[Any], node: Node) -> Any:
         return operands[spec.index]
     if not isinstance(spec, tuple):
         return number(spec, node.sizes)
+    if len(spec) == 2 and spec[0] == "axes":
+        return _in_order(operands[spec[1][0].index], spec[1][1])
     if len(spec) == 2 and isinstance(spec[0], str) and spec[0] in _WORDS:
         return _WORDS[spec[0]](spec[1], node.device or torch.device("cpu"))
     return [_argument(s, operands, node) for s in spec]
+
+
+def _in_order(x: torch.Tensor, axes: Sequence[int]) -> torch.Tensor:
+    """The numbers of x, dense, in memory with these axes from the outermost inwards."""
+    back = [axes.index(a) for a in range(len(axes))]
+    return x.permute(*axes).contiguous().permute(*back)
 
 
 def _extern(node: Node, *operands: Any) -> Any:

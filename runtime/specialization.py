@@ -253,6 +253,8 @@ class Specialization:
             sizes.learn(now)
         n = len(self.forward.tensor_outputs)
         outputs = self.aliased(results[:n], inputs, sizes, results[n:]) if self.skip else results[:n]
+        if self.is_plain:  # of memory that nobody else sees: autograd would refuse to write to it
+            outputs = [o.detach() if o._is_view() and i not in self.skip else o for i, o in enumerate(outputs)]
         return outputs, results[n:]
 
     def aliased(

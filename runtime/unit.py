@@ -71,7 +71,7 @@ def readable(examples: Sequence[Any], values: Sequence[Any]) -> None:
     with torch.no_grad():
         for plain, value in zip(examples, values, strict=True):
             if plain is not value and isinstance(plain, Tensor):
-                plain.zero_()
+                plain.detach().zero_()  # where a mode keeps gradients on, too
 
 
 def _strides(value: Tensor) -> tuple[int, ...]:
@@ -525,9 +525,11 @@ def forward_alone(cls: Any) -> Callable[..., Any]:
 
 def vjp_of(body: Body, inputs: Sequence[Any], cotangents: Sequence[Any], needed: Needed = None) -> list[Any]:
     """Gradients of `body` at `inputs`, through eager's own autograd, which watches only what needs one."""
+    if transforms_active():  # a forward mode that is captured: no tensor within it may be made to require grad
+        return _vjp_within(body, inputs, cotangents, needed)
     with torch.enable_grad():
         asked = [is_float(x) and (needed is None or needed[i]) for i, x in enumerate(inputs)]
-        leaves = [_tracked_alias(x) if a else x for a, x in zip(asked, inputs, strict=True)]
+        leaves = [tracked_alias(x) if a else x for a, x in zip(asked, inputs, strict=True)]
         outputs = body(*leaves)
         pairs = [(o, c) for o, c in zip(outputs, cotangents, strict=True) if is_tracked(o) and c is not None]
         wanted = [leaf for a, leaf in zip(asked, leaves, strict=True) if a]
@@ -540,34 +542,27 @@ def vjp_of(body: Body, inputs: Sequence[Any], cotangents: Sequence[Any], needed:
     return [next(supply) if a else None for a in asked]
 
 
-def jvp_of(body: Body, inputs: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
-    """Tangents of `body` by differentiating its vjp, so that the custom backward of nested Functions is honoured."""
-    with torch.enable_grad():
-        leaves = [_tracked_alias(x) for x in inputs]
-        outputs = list(body(*leaves))
-        duals = [torch.zeros_like(o).requires_grad_() if is_tracked(o) else None for o in outputs]
-        used = [d for d in duals if d is not None]
-        moved = [leaves[i] for i, t in enumerate(tangents) if t is not None and is_float(leaves[i])]
-        steps = [t for i, t in enumerate(tangents) if t is not None and is_float(leaves[i])]
-        live = [o for o, d in zip(outputs, duals, strict=True) if d is not None]
-        pulled = torch.autograd.grad(live, moved, used, create_graph=True, allow_unused=True) if live and moved else ()
-        pairs = [(p, t) for p, t in zip(pulled, steps, strict=False) if is_tracked(p)]
-        pushed = (
-            torch.autograd.grad(
-                [p for p, _ in pairs], used, [t for _, t in pairs], allow_unused=True, create_graph=True
-            )
-            if pairs
-            else [None] * len(used)
-        )
-    supply = iter(pushed)
-    return [_zeros_if_none(next(supply), o) if d is not None else None for d, o in zip(duals, outputs, strict=True)]
+def _vjp_within(body: Body, inputs: Sequence[Any], cotangents: Sequence[Any], needed: Needed) -> list[Any]:
+    """The same by torch.func; zeros for what no output depends on."""
+    at = [i for i, x in enumerate(inputs) if is_float(x) and (needed is None or needed[i])]
+
+    def of_asked(*given: Tensor) -> tuple[Tensor, ...]:
+        full = list(inputs)
+        for i, x in zip(at, given, strict=True):
+            full[i] = x
+        return tuple(o for o, c in zip(body(*full), cotangents, strict=True) if c is not None and is_float(o))
+
+    full: list[Any] = [None] * len(inputs)
+    if not at:
+        return full
+    pulled: Any = torch.func.vjp(of_asked, *(inputs[i] for i in at))
+    outputs, pull = pulled
+    for i, g in zip(at, pull(tuple(c for c in cotangents if c is not None)) if outputs else (), strict=False):
+        full[i] = g
+    return full
 
 
-def _zeros_if_none(tangent: Any, output: Tensor) -> Tensor:
-    return torch.zeros_like(output) if tangent is None else tangent
-
-
-def _tracked_alias(value: Any) -> Any:
+def tracked_alias(value: Any) -> Any:
     if not is_float(value):
         return value
     return value.view_as(value) if value.requires_grad else value.detach().requires_grad_()

@@ -29,6 +29,7 @@ from .linear import AttachedGradients, NonLinearBackward, Roundings, not_transpo
 from .plain import switches_grad_mode
 from .plan import BoundSizes
 from .promised import PromisedJvp
+from .pushed import CallingUnit
 from .tangents import tangents_of
 from .unit import VALUES, BackwardUnit, OutDim, Unit, batchable, lane, own_memory, present_under_vmap, zeros
 
@@ -79,6 +80,7 @@ class Rules:
     """
 
     forward_unit: Unit
+    pushed_unit: Unit  # the same, of which forward mode is derived
 
     def __init__(self, compiler: Compiler, spec: Specialization) -> None:
         self.compiler, self.spec = compiler, spec
@@ -197,15 +199,20 @@ class Rules:
             visible = self.of_tensors(self.own_jvp(kept, ctx.sizes, tangents))
         elif self.compiler.derive_jvp is False:
             return tuple(Function.jvp(ctx, *tangents))  # torch's own error
-        elif self.compiler.derive_jvp == "forward" or backward_method(self.compiler.cls) is None:
+        elif self.compiler.derive_jvp == "forward" or self._has_no_backward_of_its_own:
             return self._pushed(inputs, moving)
         else:
             visible = self._written(self._transposed(ctx, kept, tangents), moving)
         return (*visible, *self._hidden_tangents(ctx, inputs, moving))
 
+    @property
+    def _has_no_backward_of_its_own(self) -> bool:
+        """Nor has a plain function: its forward mode is torch's, by the jvp of each Function that it calls."""
+        return self.spec.is_plain or backward_method(self.compiler.cls) is None
+
     def _pushed(self, inputs: Sequence[Any], moving: Sequence[Any]) -> tuple[Any, ...]:
         """The derivative of forward itself; what does not move, by the user's mark, has no tangent."""
-        pushed = list(self.forward_unit.pushforward(inputs, moving)[: self.made])
+        pushed = list(self.pushed_unit.pushforward(inputs, moving)[: self.made])
         found = self._written([None if i in self._fixed else t for i, t in enumerate(pushed[: self.visible])], moving)
         return (*found, *pushed[self.visible :])
 
@@ -217,7 +224,7 @@ class Rules:
         """Of what forward kept: zeros where a float does not move, since torch takes no None for it."""
         if not self._has_hidden:
             return []
-        pushed = self.forward_unit.pushforward(inputs, moving)[self.visible : self.made]
+        pushed = self.pushed_unit.pushforward(inputs, moving)[self.visible : self.made]
         likes = ctx.likes[self.visible : self.made]
         return [zeros(s) if t is None and _moves(s[1]) else t for t, s in zip(pushed, likes, strict=True)]
 
@@ -356,9 +363,12 @@ class Whole(Rules):
         super().__init__(compiler, spec)
         self.backend, self.copies = backend, copies
         self.written = spec.written
-        self.forward_unit = Unit(f"{spec.name}_forward", self._forward_body, backend, spec.reads)
+        self.forward_unit = self.pushed_unit = Unit(f"{spec.name}_forward", self._forward_body, backend, spec.reads)
+        if spec.forward.trace.inlines:  # their own rules are gone from the graph, so that the method runs again
+            self.pushed_unit = CallingUnit(f"{spec.name}_forward", self._forward_again, backend, spec.reads)
         self.setup_unit = Unit(f"{spec.name}_setup_context", self._setup_body, backend, spec.reads)
-        self.forward_unit.refused = self.setup_unit.refused = compiler.derivative_refused
+        for unit in (self.forward_unit, self.pushed_unit, self.setup_unit):
+            unit.refused = compiler.derivative_refused
         self.tangent_units: dict[tuple[bool, ...], TangentUnit] = {}
         self.promised: dict[tuple[bool, ...], Unit] = {}
         self.judged: set[Any] = set()
@@ -390,6 +400,12 @@ class Whole(Rules):
         lifted = [r.get() for r in self.spec.lifted if r is not None]
         given = [t.clone() if i in self.written else t for i, t in enumerate(tensors)]
         results = batchable(self.spec.forward.trace.graph_module)(*given, *lifted)
+        return (*results, *(given[i] for i in self.written))
+
+    def _forward_again(self, *tensors: Any) -> Sequence[Any]:
+        """The user's forward itself, over the same arguments."""
+        given = [t.clone() if i in self.written else t for i, t in enumerate(tensors)]
+        results = self.spec.users_forward(self.spec.with_tensors(given))
         return (*results, *(given[i] for i in self.written))
 
     def _setup_body(self, *tensors: Any) -> Sequence[Any]:
@@ -529,6 +545,7 @@ class Batched(Rules):
         self.parent, self.in_dims, self.randomness = parent, in_dims, randomness
         self.dims = tuple(in_dims[i] for i in self.spec.slots)
         self.forward_unit = parent.forward_unit.batch(self.dims, randomness)
+        self.pushed_unit = parent.pushed_unit.batch(self.dims, randomness)
         self.residual_dims: Dims = tuple(self._dim_of(p) for p in self.spec.residual_places)
 
     def _dim_of(self, place: Place | None) -> int | None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,7 +35,7 @@ from ..ir.prims import Arg
 from . import rules_composite, rules_index, rules_layout, rules_pointwise, rules_reduce  # noqa: F401  they fill the tables
 from .dtypes import from_torch
 from .masked import dense
-from .rules import Call, cast, composites, expand, full, iota, reshape, rules
+from .rules import Call, cast, composites, expand, full, hint_of, iota, reshape, rules
 from .rules_composite import decompositions
 from .sizes import SYMBOLIC, Sizes
 from .torch_private import FakeTensor, FakeTensorMode, enable_python_dispatcher, no_autocast
@@ -241,7 +241,7 @@ class Lowering(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _emit_extern(self, prim: str, key: str, target: Any, arguments: Any, result: Any) -> None:
         operands: list[Value] = []
-        spec = self._spec(arguments, operands)
+        spec = self._spec(pytree.tree_map(_laid_out, arguments) if prim == "aten_effect" else arguments, operands)
         tensors = _tensors(result)
         avals = tuple(map(self.aval, tensors))
         self.device = _one_device(tensors, self.device)
@@ -250,6 +250,8 @@ class Lowering(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.bind(tensor, emit("pick", node, index=index) if len(tensors) > 1 else node)
 
     def _spec(self, item: Any, operands: list[Value]) -> Any:
+        if isinstance(item, LaidOut):
+            return ("axes", (self._spec(item.tensor, operands), item.axes))
         if isinstance(item, torch.Tensor):
             self.device = _one_device([item] if item.dim() else [], self.device)
             operands.append(self.value(item))
@@ -276,6 +278,25 @@ class Lowering(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if device.type != known.type or device.index not in (None, known.index):
             raise LoweringError(f"it works on {known} and on {device}")
         return ("device", "")
+
+
+@dataclass(frozen=True)
+class LaidOut:
+    """A tensor whose layout matters: random numbers are drawn in the order of memory. axes: outermost first."""
+
+    tensor: torch.Tensor
+    axes: tuple[int, ...]
+
+
+def _laid_out(item: Any) -> Any:
+    """Where it is a tensor that is not row-major, with the order of its axes; expanded ones stay where they are."""
+    if not isinstance(item, torch.Tensor):
+        return item
+    steps = [hint_of(n) for n in item.stride()]
+    moving = [i for i, step in enumerate(steps) if step and hint_of(item.shape[i]) != 1]
+    supply = iter(sorted(moving, key=lambda i: (-steps[i], i)))
+    axes = tuple(next(supply) if i in moving else i for i in range(item.dim()))
+    return item if axes == tuple(range(item.dim())) else LaidOut(item, axes)
 
 
 def _tensors(result: Any) -> list[torch.Tensor]:
@@ -326,6 +347,12 @@ def constant(numbers: Sequence[Any], aval: TensorType) -> Value:
     return reshape(emit("cat", *[full(n, TensorType((1,), aval.dtype)) for n in numbers], axis=0), aval.shape)
 
 
+def _as_in_memory(x: torch.Tensor) -> torch.Tensor:
+    """A view whose rows lie in memory as rows."""
+    laid = _laid_out(x)
+    return x.permute(laid.axes) if isinstance(laid, LaidOut) else x
+
+
 # ---------------------------------------------------------------------------------------------- the replay
 _RESPELLED = {"__iand__": "bitwise_and_", "__ior__": "bitwise_or_", "__ixor__": "bitwise_xor_",
               "__ilshift__": "bitwise_left_shift_", "__irshift__": "bitwise_right_shift_"}  # fmt: skip
@@ -365,6 +392,9 @@ class _Replay(fx.Interpreter):
             target = getattr(getattr(torch.ops.aten, _RESPELLED[packet]), target._overloadname)
         if target is torch.ops.aten._assert_scalar.default:
             return None
+        if target is torch.ops.aten.bernoulli_.float:  # in the order of memory; `bernoulli.p` makes a tensor row by row
+            super().call_function(target, (_as_in_memory(args[0]), *args[1:]), kwargs)
+            return args[0]
         try:
             return super().call_function(target, args, kwargs)
         except (RuntimeError, NotImplementedError) as error:

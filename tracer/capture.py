@@ -33,7 +33,16 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from torch.overrides import TorchFunctionMode
 
 from ..ir.errors import FusegradError
-from .compiled import CompiledCallError, behind, callees_as_nodes, has_own_autograd, newest, operator_node, stray_node
+from .compiled import (
+    CompiledCallError,
+    behind,
+    callees_as_nodes,
+    has_own_autograd,
+    newest,
+    operator_node,
+    stray_node,
+    without_zeros,
+)
 from .declared import declarations
 from .locks import CAPTURE, lock_of
 from .metadata import Fakes
@@ -83,6 +92,7 @@ class Trace:
     names: list[str] = field(default_factory=list)  # of `fakes`, in the user's words; empty: the placeholders' own
     output_names: list[str] = field(default_factory=list)  # for outputs that have no name in the user's source
     opaque: list[OpaqueNode] = field(default_factory=list)  # in the order of their calls
+    inlines: bool = False  # the body of a nested Function is in it, without the rules of its own
     lowered: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)  # its graph in the IR, once known
 
 
@@ -232,6 +242,7 @@ class Session:
                 gm = make_fx(fn, tracing_mode="real", _allow_non_fake_inputs=True)(*fakes)
             finally:
                 torch.set_autocast_cache_enabled(cache)
+        without_zeros(gm.graph)
         _refuse_data_dependence(gm)
         if from_source:
             _refuse_unseen_calls(gm)
@@ -240,7 +251,7 @@ class Session:
         if reads is not None and (changed := reads.changed(before)) is not None:
             raise CaptureError(reason=f"it changes the {changed}, which it also reads", where="unknown")
         _settle_opaque(gm, calls.nodes)
-        return Trace(gm, list(fakes), lifted, opaque=calls.nodes)
+        return Trace(gm, list(fakes), lifted, opaque=calls.nodes, inlines=calls.inlines)
 
 
 def _symbolic_python() -> Any:
@@ -291,6 +302,11 @@ def where_raised(error: BaseException) -> str:
 CUT = "fusegrad_cut"
 """In the meta of a node: the user detached there. Autograd detaches too, what it saves, and that cuts nothing."""
 _DETACH = (torch.detach, torch.Tensor.detach)
+_FRESH = (
+    torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.Tensor.__rmatmul__,
+    torch.nn.functional.scaled_dot_product_attention,
+)  # fmt: skip
+"""What returns memory of its own in eager, and a view of something in between where Python takes it apart."""
 
 
 class _Provenance(TorchFunctionMode):
@@ -306,6 +322,8 @@ class _Provenance(TorchFunctionMode):
         result = self._called(func, args, kwargs or {})
         if func is torch.autograd.grad and not _keeps_graph(*args, **(kwargs or {})):
             result = _without_history(result, graph)
+        if func in _FRESH and isinstance(result, torch.Tensor) and result._is_view():
+            result = _no_view(result, newest(graph))
         if nodes := list(behind(last, graph)):
             origin = _speaking.get() or _origin_of(user_frame())
             for node in nodes:
@@ -319,6 +337,13 @@ class _Provenance(TorchFunctionMode):
         if name is None or watching is None:
             return func(*args, **kwargs)
         return watching(name, func, args, kwargs)
+
+
+def _no_view(result: torch.Tensor, node: torch.fx.Node) -> torch.Tensor:
+    """A view that a decomposition ends with, where eager's own kernel returns memory of its own."""
+    if node.target is torch.ops.aten.view.default:
+        node.target = torch.ops.aten._unsafe_view.default
+    return result if result.requires_grad else result.detach()
 
 
 def _without_history(gradients: Sequence[Any], graph: torch.fx.Graph) -> tuple[Any, ...]:
@@ -401,6 +426,7 @@ class Calls:
         self.nodes: list[OpaqueNode] = []
         self.depth = 0  # within a nested body that runs on fakes
         self.inlined = 0  # within a nested body that is traced itself
+        self.inlines = False  # whether there was one
         self.follows = False  # the body is captured in grad mode only to see which results need a gradient
 
     def __call__(self, what: Any, apply: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -427,6 +453,7 @@ class Calls:
         if why is not None:
             raise _not_apart(what, why)
         self.inlined += 1
+        self.inlines = True
         try:
             if isinstance(what, str):
                 return apply(*args, **kwargs)

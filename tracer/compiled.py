@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -135,6 +135,58 @@ def behind(last: torch.fx.Node, graph: torch.fx.Graph) -> Iterator[torch.fx.Node
     """The nodes that were added since `last` was the newest."""
     while (last := last.next) is not graph._root:
         yield last
+
+
+class Recorded:
+    """What a capture records from now on."""
+
+    def __init__(self, graph: torch.fx.Graph) -> None:
+        self.graph, self.last = graph, newest(graph)
+
+    @classmethod
+    def now(cls) -> Recorded | None:
+        """None where nothing is captured."""
+        mode = get_proxy_mode()
+        return None if mode is None else cls(mode.tracer.graph)
+
+    def names(self) -> set[str]:
+        """The operations, as "aten::add"."""
+        targets = (n.target for n in behind(self.last, self.graph))
+        return {str(t._schema.name) for t in targets if isinstance(t, OpOverload)}
+
+    def undo(self) -> None:
+        """Without what was computed since; sizes that it read stay, since others may know of them."""
+        _drop(self.graph, behind(self.last, self.graph))
+
+
+def without_zeros(graph: torch.fx.Graph) -> None:
+    """What forward mode leaves idle: products with zeros that have no memory, on the meta device; talk of storage."""
+    _drop(graph, (n for n in graph.nodes if n.target in _ASKED or _is_on_meta(n)))
+
+
+_ASKED = (
+    torch.ops.aten.is_same_size.default, torch.ops.aten._has_same_storage_numel.default,
+    torch.ops.aten._efficientzerotensor.default,
+)  # fmt: skip
+
+
+def _is_on_meta(node: torch.fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and value.device.type == "meta"
+
+
+def _drop(graph: torch.fx.Graph, nodes: Iterable[torch.fx.Node]) -> None:
+    """Without those that nothing reads but others of them."""
+    for node in reversed(list(nodes)):
+        if not node.users and _is_pure(node):
+            graph.erase_node(node)
+
+
+def _is_pure(node: torch.fx.Node) -> bool:
+    target, value = node.target, node.meta.get("val")
+    if not isinstance(target, OpOverload) or isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return False
+    return not target._schema.is_mutable and torch.Tag.nondeterministic_seeded not in target.tags
 
 
 def _without_effects(function: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -24,6 +24,11 @@ PLAIN = (bool, int, float, type(None), str, torch.dtype)
 
 class Fakes(FakeTensorMode):  # type: ignore[no-untyped-call]
     """torch's fake mode with a shorter way for elementwise operations."""
+
+    def __enter__(self) -> Self:
+        if not self.enter_stack:
+            self.in_kernel_invocation = False  # an interrupt between two lines of torch leaves it on
+        return super().__enter__()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = elementwise(self, func, args, kwargs or {}) if is_elementwise(func) else None

@@ -53,14 +53,14 @@ class Call:
 
     def agree(self, a: Any, b: Any) -> bool:
         """Whether two sizes, as torch gave them, are equal now; if so they are from now on, by a guard."""
-        return bool(_hint(a) == _hint(b) and a == b)
+        return bool(hint_of(a) == hint_of(b) and a == b)
 
     def argument(self, index: int, default: Any = None) -> Any:
         """The positional argument as torch gave it."""
         return self.args[index] if len(self.args) > index else default
 
 
-def _hint(size: Any) -> Any:
+def hint_of(size: Any) -> Any:
     return size.node.hint if isinstance(size, torch.SymInt) else size
 
 

@@ -39,11 +39,18 @@ def _mean(call: Call, x: Value, dim: Any = None, keepdim: bool = False, **_: Any
 
 @rule("any.default any.dim any.dims all.default all.dim all.dims")
 def _any(call: Call, x: Value, dim: Any = None, keepdim: bool = False) -> Result:
-    """The largest (smallest) of 0 and 1. An empty list of dims reduces all; no dims at all does too."""
+    """Whether the largest (smallest) of 0 and 1 is over 0; of nothing, it is the least (greatest) integer.
+
+    An empty list of dims reduces all; no dims at all does too.
+    """
     axes = axes_of(dim, x.ndim)
     bits = cast(cast(x, "b1"), "i32")
     found = reduced("amax" if call.name == "any" else "amin", bits, axes)
-    return cast(reshape(cast(found, "b1"), call.out.shape), call.out.dtype)
+    return cast(reshape(_is_positive(found), call.out.shape), call.out.dtype)
+
+
+def _is_positive(x: Value) -> Value:
+    return emit("gt", x, full(0, x.aval))
 
 
 @rule("argmax argmin")
@@ -82,7 +89,7 @@ def at_one_index(x: Value, index: Value, axis: int) -> Value:
         broadcast(index, x.shape, others),
     )
     if x.dtype == "b1":
-        return cast(emit("amax", cast(emit("and", here, x), "i32"), axes=(axis,)), "b1")
+        return _is_positive(emit("amax", cast(emit("and", here, x), "i32"), axes=(axis,)))
     return emit("sum", emit("where", here, x, full(0, x.aval)), axes=(axis,))
 
 

@@ -41,8 +41,8 @@ def moving(xs: Sequence[Tensor]) -> tuple[int, ...]:
 
 
 def ramp(x: Tensor) -> Tensor:
-    """Numbers from -1 to 1 in the shape of x: tangents and weights that are the same everywhere."""
-    numbers = torch.linspace(-1, 1, max(x.numel(), 2), dtype=torch.float64)[: x.numel()].reshape(x.shape)
+    """Numbers of both signs in the shape of x: tangents and weights that are the same everywhere, with no sum of 0."""
+    numbers = torch.linspace(-0.6, 1, max(x.numel(), 2), dtype=torch.float64)[: x.numel()].reshape(x.shape)
     return torch.complex(numbers, 1 - numbers).to(x.dtype) if x.is_complex() else numbers.to(x.dtype)
 
 

@@ -80,11 +80,11 @@ def cloned(f: Any, xs: Sequence[Tensor], gs: Sequence[Any]) -> Iterator[Pair]:
 
 
 def vmapped(f: Any, xs: Sequence[Tensor], gs: Sequence[Any]) -> Iterator[Pair]:
-    """vmap is a stack of single calls."""
+    """vmap is a stack of single calls, dtypes apart: in torch a lane's number counts as a tensor in promotion."""
     lanes, dims = batch([x.detach() for x in xs], [0] * len(xs))
     mapped = torch.func.vmap(visible(f), in_dims=dims)(*lanes)
     for i, (a, b) in enumerate(zip(mapped, stack(visible(f), dims)(*lanes), strict=True)):
-        yield f"output {i}", a, b
+        yield f"output {i}", a.to(b.dtype) if a.is_floating_point() and b.is_floating_point() else a, b
 
 
 def inner(f: Any, xs: Sequence[Tensor], gs: Sequence[Any]) -> Iterator[Pair]:

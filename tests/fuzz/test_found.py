@@ -1,11 +1,15 @@
-"""What random programs found on kernels, made small."""
+"""What random programs found, made small."""
 
 from __future__ import annotations
+
+import gc
+from typing import Any
 
 import pytest
 import torch
 
 import fusegrad
+from fusegrad.tracer.metadata import Fakes
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -20,3 +24,132 @@ def test_a_number_to_the_power_of_a_narrow_float(dtype: torch.dtype) -> None:
     torch.testing.assert_close(fast(x), power(x))
     found = [torch.autograd.grad(call(x).sum(), x)[0] for call in (fast, power)]
     torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("backend", ["reference", "interpret"])
+@pytest.mark.parametrize("name", ["any", "all"])
+def test_any_and_all_of_nothing(name: str, backend: str) -> None:
+    """Program 1773: the largest of no numbers is the least integer, which is not 0 and counted as true."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return getattr(x > 0, name)(1, keepdim=True).float() * 2
+
+    x = torch.zeros(2, 0, 3)
+    assert torch.equal(fusegrad.compile(program, backend=backend, fullgraph=True)(x), program(x))
+
+
+DRAWS = {
+    "into memory like a turned tensor": lambda x: torch.empty_like(torch.rot90(x, 1, (-2, -1))).normal_(),
+    "like a transposed tensor": lambda x: torch.rand_like(x.t() * 2),
+    "in place": lambda x: (x.t() * 3).uniform_(),
+    "in place, by a chance": lambda x: (x.t().exp() + 1).bernoulli_(0.5),
+    "in place, by chances": lambda x: (x.t() * 2).bernoulli_(x.t().sigmoid()[:, :1].contiguous()),
+    "dropout": lambda x: torch.dropout(x.t() * 2, 0.5, True),
+    "numbers of rows": lambda x: torch.multinomial((x.t() * 2).exp(), 2).float(),
+}
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_random_numbers_come_in_the_order_of_memory(draw: str) -> None:
+    """Program 2520: kernels lay a value out row by row, and what torch drew into it came in that order."""
+
+    class Draws(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return DRAWS[draw](x)
+
+        @staticmethod
+        def backward(ctx: Any, g: torch.Tensor) -> None:
+            return None
+
+    x = torch.linspace(-1, 1, 12).reshape(3, 4)
+    fast, found = fusegrad.compile(Draws, backend="interpret", fullgraph=True), []
+    for call in (fast.apply, fast.apply, Draws.apply):
+        torch.manual_seed(0)
+        found.append(call(x))
+    assert torch.equal(found[0], found[2]) and torch.equal(found[1], found[2])
+
+
+@pytest.mark.parametrize("backend", ["reference", "interpret"])
+def test_forward_mode_of_what_has_no_linear_vjp(backend: str) -> None:
+    """Program 3189: torch pulls back through the logarithm of a gradient, whose derivative at 0 is no number."""
+    x, t = torch.linspace(-1, 2, 12).reshape(3, 4), torch.linspace(1, -2, 12).reshape(3, 4)
+    fast = fusegrad.compile(lambda x: x.logcumsumexp(1), backend=backend)
+    found, expected = (torch.func.jvp(f, (x,), (t,)) for f in (fast, lambda x: x.logcumsumexp(1)))
+    torch.testing.assert_close(found, expected)
+
+
+def test_forward_mode_goes_by_the_jvp_of_a_function_that_is_called() -> None:
+    class Wrong(torch.autograd.Function):
+        @staticmethod
+        def forward(x: torch.Tensor) -> torch.Tensor:
+            return x.sin()
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            ctx.save_for_backward(*inputs)
+            ctx.save_for_forward(*inputs)
+
+        @staticmethod
+        def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+            return 3 * g
+
+        @staticmethod
+        def jvp(ctx: Any, t: torch.Tensor) -> torch.Tensor:
+            return 7 * t * ctx.saved_tensors[0]
+
+    def plain(x: torch.Tensor) -> torch.Tensor:
+        return Wrong.apply(x * 2)
+
+    x, t = torch.tensor([0.5, -1.0]), torch.ones(2)
+    for backend in ("reference", "interpret"):
+        inner = fusegrad.compile(Wrong, backend=backend)
+        for function in (plain, lambda x, inner=inner: inner.apply(x * 2)):
+            fast = fusegrad.compile(function, backend=backend)
+            torch.testing.assert_close(torch.func.jvp(fast, (x,), (t,))[1], 28 * x)
+            torch.testing.assert_close(torch.func.grad(lambda x, f=fast: f(x).sum())(x), torch.full((2,), 6.0))
+            slope = torch.func.grad(lambda x, f=fast: torch.func.jvp(f, (x,), (t,))[1].sum())
+            torch.testing.assert_close(slope(x), torch.full((2,), 28.0))
+
+
+@pytest.mark.parametrize("product", [
+    lambda x: x @ x.mT, lambda x: torch.nn.functional.scaled_dot_product_attention(x, x, x),
+])  # fmt: skip
+def test_a_product_is_written_to_in_place(product: Any) -> None:
+    """Program 2309: taken apart, it ended in a view, which autograd lets nobody write to."""
+
+    class Product(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return product(x)
+
+        @staticmethod
+        def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+            return g.sum().expand(2, 3, 3)
+
+    for target in (Product, product):
+        fast = fusegrad.compile(target, backend="reference", fullgraph=True)
+        x = torch.ones(2, 3, 3, requires_grad=True)
+        y = (fast.apply if target is Product else fast)(x)
+        assert not y._is_view() and bool((y.add_(1) == product(x) + 1).all())
+
+
+def test_a_capture_that_was_interrupted_leaves_nothing_behind() -> None:
+    """An interrupt in the middle of torch's fake mode left it believing that it ran a kernel."""
+
+    class Sine(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(x)
+            return x.sin()
+
+        @staticmethod
+        def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+            return g * ctx.saved_tensors[0].cos()
+
+    fast, x = fusegrad.compile(Sine, backend="reference", fullgraph=True), torch.ones(3, requires_grad=True)
+    y = fast.apply(x)
+    for mode in [o for o in gc.get_objects() if type(o) is Fakes]:
+        mode.in_kernel_invocation = True
+    y.sum().backward()
+    torch.testing.assert_close(x.grad, x.detach().cos())

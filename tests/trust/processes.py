@@ -32,7 +32,7 @@ PATIENCE = 240.0
 """Seconds after which a process counts as hung, on a machine that does other things as well."""
 
 PRELUDE = """
-import faulthandler, multiprocessing, os, pickle, random, signal, sys, threading, time
+import faulthandler, multiprocessing, os, pickle, random, signal, sys, threading, time, traceback
 import torch
 import fusegrad, trust_functions as functions
 
@@ -198,7 +198,8 @@ SCENARIOS: dict[str, str] = {
                 ok = right(fast, cls) and right(fusegrad.compile(cls), cls, (4, 5))
             except Exception as error:
                 ok = False
-                print(at, cls.__name__, type(error).__name__, error, file=sys.stderr)
+                print(at, cls.__name__, file=sys.stderr)
+            traceback.print_exc()
             bad += not ok
         tell(interrupts=landed, bad=bad)
     """,

@@ -1,0 +1,92 @@
+"""Tangents of a body as torch has them: by differentiating its vjp, or by forward mode where that says something else.
+
+A vjp that is differentiated once more makes a graph half the size, honours the backward of a nested Function without a
+jvp, and is the same linear map. Where it is not, in torch itself, eager's forward mode decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.autograd.forward_ad import unpack_dual
+
+from ..tracer.compiled import Recorded
+from .guards import is_float, is_tracked
+from .unit import tracked_alias
+
+Tensor = torch.Tensor
+Body = Callable[..., Sequence[Any]]
+OWN_FORWARD_MODE = frozenset(
+    f"aten::{name}"
+    for name in "logcumsumexp linalg_cholesky_ex cholesky _linalg_eigh linalg_eigh linalg_lu linalg_lu_factor_ex "
+    "lu_unpack triangular_solve as_strided as_strided_scatter max_unpool2d max_unpool3d".split()
+)
+"""Operations whose forward mode is not the transpose of their vjp, in torch: through the logarithm of a gradient, by a
+matrix that counts as symmetric or triangular, over elements that share memory."""
+
+
+class NotTransposable(Exception):
+    """The vjp of a body is, differentiated once more, not its forward mode."""
+
+
+def jvp_of(body: Body, inputs: Sequence[Any], tangents: Sequence[Any], calls: bool = False) -> list[Any]:
+    """Tangents of `body`. calls: whether it calls Functions, of which each may bring its own jvp."""
+    ways = [_by_double_vjp, _by_forward_mode]
+    if calls or Recorded.now() is None:
+        ways.reverse()
+    recorded = Recorded.now()
+    try:
+        return ways[0](body, inputs, tangents)
+    except (NotTransposable, NotImplementedError):
+        if recorded is not None:
+            recorded.undo()
+    return ways[1](body, inputs, tangents)
+
+
+def _by_forward_mode(body: Body, inputs: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
+    moved = [i for i, t in enumerate(tangents) if t is not None and is_float(inputs[i])]
+    full: list[Any] = []
+
+    def of_moved(*primals: Tensor) -> tuple[Tensor, ...]:
+        given = list(inputs)
+        for i, x in zip(moved, primals, strict=True):
+            given[i] = x
+        full[:] = [o if is_float(o) and _moves(o) else None for o in body(*given)]
+        return tuple(o for o in full if o is not None)
+
+    primals, steps = (tuple(values[i] for i in moved) for values in (inputs, tangents))
+    pushed = iter(torch.func.jvp(of_moved, primals, steps)[1] if moved else ())
+    return [None if o is None else next(pushed) for o in full]
+
+
+def _moves(output: Tensor) -> bool:
+    pair: Any = unpack_dual(output)  # type: ignore[no-untyped-call]
+    return pair.tangent is not None
+
+
+def _by_double_vjp(body: Body, inputs: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
+    recorded = Recorded.now()
+    with torch.enable_grad():
+        leaves = [tracked_alias(x) for x in inputs]
+        outputs = list(body(*leaves))
+        if recorded is not None and recorded.names() & OWN_FORWARD_MODE:
+            raise NotTransposable
+        duals = [torch.zeros_like(o).requires_grad_() if is_tracked(o) else None for o in outputs]
+        used = [d for d in duals if d is not None]
+        moved = [leaves[i] for i, t in enumerate(tangents) if t is not None and is_float(leaves[i])]
+        steps = [t for i, t in enumerate(tangents) if t is not None and is_float(leaves[i])]
+        live = [o for o, d in zip(outputs, duals, strict=True) if d is not None]
+        pulled = torch.autograd.grad(live, moved, used, create_graph=True, allow_unused=True) if live and moved else ()
+        pairs = [(p, t) for p, t in zip(pulled, steps, strict=False) if is_tracked(p)]
+        pushed = [None] * len(used)
+        if pairs:
+            given = [p for p, _ in pairs], used, [t for _, t in pairs]
+            pushed = torch.autograd.grad(*given, allow_unused=True, create_graph=True)  # type: ignore[assignment]
+    supply = iter(pushed)
+    return [_zeros_if_none(next(supply), o) if d is not None else None for d, o in zip(duals, outputs, strict=True)]
+
+
+def _zeros_if_none(tangent: Any, output: Tensor) -> Tensor:
+    return torch.zeros_like(output) if tangent is None else tangent
