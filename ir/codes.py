@@ -243,6 +243,14 @@ CODES = (
     ),
     # -------------------------------------------------------------- FG06x: rules that cannot be derived
     Code(
+        "FG054", "it writes to an argument, which an operator does not",
+        "Inside torch.compile and torch.export a call is an operator that only returns. This one breaks the graph, and "
+        "runs between two graphs as it does outside.",
+        "Return the new value instead of writing it, or leave the call out of the graph.",
+        (r"it writes to an argument, which an op", r"it calls what is opaque", r"it was captured for other sizes",
+         r"a size depends on the data", r"this torch takes no guard", r"it has no backward$"),
+    ),
+    Code(
         "FG060", "jvp is not linear: `mul` multiplies two values that depend on the tangents",
         "A rule is derived by transposing another, and only a linear one has a transpose.",
         "Write the missing method, or keep the operation off the way of the tangents or gradients.",
@@ -493,6 +501,13 @@ CODES = (
         "A wheel holds the package alone; the benchmarks are part of the sources.",
         "Clone the repository and run `make bench` there.",
         ("BenchmarksMissing",),
+    ),
+    Code(
+        "FG222", "Writes.apply cannot be in a graph of torch.compile: it writes to an argument",
+        "A call within torch.compile(fullgraph=True) or torch.export that cannot be an operator; the reason has a code "
+        "of its own. Without fullgraph=True it breaks the graph and runs as ever.",
+        "Take the reason away, or call it outside of that graph.",
+        ("OuterGraphError",),
     ),
     Code(
         "FG230", "bundle x.zip: manifest.json: it was altered: its seal does not fit",

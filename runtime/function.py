@@ -46,6 +46,7 @@ from ..tracer.torch_private import (
     transforms_active,
 )
 from . import logs, split
+from .calls import name_in_graphs
 from .config import backend_name, valid_backend, valid_numerics, warns, with_numerics
 from .derived import require_transposable, valid_derive_jvp, why_no_backward, with_derived_backward
 from .draws import require_none as require_no_draws
@@ -63,6 +64,7 @@ from .guards import (
 from .interop import applied, fits_a_graph, metaclass_for, with_opaque_backward
 from .node import make_node
 from .opaque import opaque_forward_of
+from .outer import called_within, in_dynamos_graph, is_outer
 from .ready import Ready, shapes_of
 from .residuals import Chosen
 from .specialization import Specialization
@@ -155,13 +157,13 @@ class Compiler:
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if (watching := watcher()) is not None:
             return self._watched(watching, args, kwargs)
-        if self.methods.declared["forward"].value is False:
+        if self._is_left_out():
             return self.as_written(*args, **kwargs)
         asked = args if not kwargs else None
         if self.setup_style and (kwargs or len(args) != len(self.parameters())):
             args, kwargs = self._bound(args, kwargs), {}
         if kwargs or (is_capturing() and not _is_linearized(args)):
-            return self.users(*args, **kwargs)
+            return called_within(self, args) if is_outer() and not kwargs else self.users(*args, **kwargs)
         if transforms_active() or dual_level() >= 0:
             return transformed(self, args)
         given = opened(args)
@@ -176,6 +178,10 @@ class Compiler:
         if specialization is None or (specialization.writes_inputs and share_memory(given)):
             return self.as_written(*args)
         return self._called(specialization, given, args, asked)
+
+    def _is_left_out(self) -> bool:
+        """Whether forward runs as written wherever it is called, but in somebody else's graph, which refuses it."""
+        return self.methods.declared["forward"].value is False and not (is_capturing() and is_outer())
 
     def _called(self, specialization: Specialization, given: Any, args: tuple[Any, ...], asked: Any) -> Any:
         """The call itself; where it came often it is written out, as it was asked for: next time no one looks it up."""
@@ -524,6 +530,10 @@ class Compiler:
         self.records["torch.func"] = record = Record("opaque", error.facts["reason"], error.facts["where"])
         _warn(f"{self.cls.__name__}: a derivative is not compiled: {record.reason} ({record.where}) [{record.code}]")
 
+    def not_in_graph(self, maker: str, reason: str, where: str) -> None:
+        """A call breaks a graph that somebody else makes, and runs between two: on record."""
+        self.records[maker] = Record("opaque", reason, where)
+
     def leave_to_the_user(self, method: str, reason: str) -> None:
         """What is compiled cannot serve here: the user's own class does, with the reason on record."""
         self.refuse(method, CaptureError(reason=reason, where=method_place(self.cls.forward)))  # type: ignore[attr-defined]
@@ -791,7 +801,8 @@ def compile_class(
         return compiler(args, kwargs)
 
     itself: list[type] = []
-    apply = classmethod(applied(itself, cls, compiler.fits, compiler.ready, run))
+    name = name_in_graphs(cls, lambda args, kwargs: in_dynamos_graph(compiler, args, kwargs))
+    apply = classmethod(applied(itself, name, compiler.ready, run))
     body: dict[str, Any] = {
         "apply": apply,
         "_fusegrad_apply": apply,  # Dynamo looks a bound method up by its own name

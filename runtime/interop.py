@@ -1,12 +1,13 @@
 """How a compiled Function shows itself to torch.compile and to compiled autograd.
 
 Dynamo takes an autograd.Function apart by itself, and under a torch.func transform it drops its backward. So it meets
-a class of another metaclass here: `apply` is Python that it follows, and that either hands it the user's class (which
-then is in the graph, guards and all) or breaks the graph and runs what fusegrad compiled.
+a class of another metaclass here: `apply` is Python that it follows, to one call that it puts into its graph as it is
+(`in_graph`). That call makes operators of torch.library, or refuses, which breaks the graph and runs what was compiled.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import CodeType
@@ -16,7 +17,8 @@ import torch
 from torch.autograd.function import FunctionMeta
 
 from ..tracer.function import methods
-from ..tracer.torch_private import dual_level, hide_from_dynamo, transforms_active
+from ..tracer.torch_private import hide_from_dynamo
+from .calls import in_graph
 from .forms import MISS
 from .ready import Ready
 from .traceable import Traceability
@@ -25,8 +27,8 @@ in_dynamo: Callable[[], bool] = torch.compiler.is_dynamo_compiling
 """Whether Dynamo follows the code that asks: false in all that really runs."""
 
 _REASON = (
-    "fusegrad runs a compiled Function outside of the graph; in the graph are Functions that declare "
-    "`is_traceable = True`, where no torch.func transform is active"
+    "fusegrad runs what it compiled outside of this graph: a subclass of a compiled class or, under compiled autograd, "
+    "a backward that does not declare `is_traceable = True`"
 )
 _NEEDS_RUNTIME = ("mark_dirty", "mark_non_differentiable", "set_materialize_grads", "save_for_forward")
 """Calls on ctx whose meaning Dynamo's own rendering of a Function does not keep in every case."""
@@ -101,7 +103,7 @@ def with_opaque_backward(cls: type, method: Callable[..., Any]) -> type:
 
 
 def applied(
-    compiled: list[type], users: type, fits: bool, ready: Ready, run: Callable[..., Any]
+    compiled: list[type], name: str, ready: Ready, run: Callable[..., Any]
 ) -> Callable[..., Any]:
     """`apply` of a compiled class: what is ready, or `run(own, args, kwargs)`; to Dynamo, the user's class or a break.
 
@@ -119,11 +121,19 @@ def applied(
                 if (result := ready.now(args)) is not MISS or (result := ready.other(args)) is not MISS:
                     return result
             return run(own, args, kwargs)
-        if fits and own is compiled[0] and not transforms_active() and dual_level() < 0:
-            return users.apply(*args, **kwargs)  # type: ignore[attr-defined]
-        return outside(own, args, kwargs)
+        return in_graph(name, *args, **kwargs) if own is compiled[0] else outside(own, args, kwargs)
 
     return _fusegrad_apply
+
+
+def function_shown(fn: Callable[..., Any], name: str, run: Callable[..., Any]) -> Callable[..., Any]:
+    """`run` in place of the plain function `fn`; to Dynamo the call of this name."""
+
+    @functools.wraps(fn)
+    def compiled(*args: Any, **kwargs: Any) -> Any:
+        return in_graph(name, *args, **kwargs) if in_dynamo() else run(*args, **kwargs)
+
+    return compiled
 
 
 _ROOT = Path(__file__).parent.parent

@@ -5,7 +5,6 @@ What autograd sees of a body is more than a Function can tell it: what it would 
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -22,7 +21,9 @@ from ..tracer.declared import DeclarationError, Option, call_place
 from ..tracer.function import as_tuple, method_place
 from ..tracer.nested import watcher
 from ..tracer.torch_private import grad_switch
+from .calls import name_in_graphs
 from .guards import is_float, is_tracked
+from .interop import function_shown
 from .unit import vjp_of
 
 Tensor = torch.Tensor
@@ -42,13 +43,13 @@ def compile_function(
     traceable: True where `fn` must be captured; where it is False, `fn` runs as it is.
     """
     from .function import compile_class
+    from .outer import in_dynamos_graph
 
     require_one_body(fn, traceable)
     fast = compile_class(function_class(fn), backend, fullgraph, dynamic, traceable, derive_jvp, numerics)
     signature = signature_of(fn)
 
-    @functools.wraps(fn)
-    def compiled(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: Any, **kwargs: Any) -> Any:
         if traceable is False:
             return fn(*args, **kwargs)
         bound = signature.bind(*args, **kwargs)
@@ -57,6 +58,10 @@ def compile_function(
             raise KeywordOnlyError.of(fn.__name__, bound.kwargs)
         return fast.apply(*bound.args)  # type: ignore[attr-defined]
 
+    def within(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return in_dynamos_graph(fast._fusegrad, args, kwargs, run)  # type: ignore[attr-defined]
+
+    compiled = function_shown(fn, name_in_graphs(fast, within), run)
     compiled._fusegrad = fast._fusegrad  # type: ignore[attr-defined]
     return compiled
 

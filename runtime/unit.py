@@ -91,12 +91,13 @@ class Unit:
         self.in_ir: dict[int, Lowered | None] = {}  # by the executable
         self.noted = threading.local()  # `captured`: what its function, or that of a batch of it, ran last
         self.refused: Callable[[CaptureError], None] | None = None  # is told of a graph that cannot be captured
+        self.lineage: tuple[Any, ...] = (name,)  # how it was derived, in words that every process has
         self._functions: dict[bool, Any] = {}
         self._derived: dict[Any, Unit] = {}
 
     def __call__(self, *args: Any) -> Sequence[Any]:
         if is_capturing():
-            return self.body(*args)
+            return graphed.called(self, args) if (graphed := _graphed()) else self.body(*args)
         if not (torch.is_grad_enabled() or transforms_active()):
             return self.execute(args)
         return custom_function_call(self.function, *args)  # type: ignore[no-any-return]
@@ -105,7 +106,7 @@ class Unit:
     def execute(self, args: Sequence[Any]) -> Sequence[Any]:
         """Run on plain tensors, from the captured graph."""
         if is_capturing():
-            return self.body(*args)
+            return self.traced(args)
         try:
             executable, lifted = self.captured(args)
         except CaptureError as error:
@@ -115,6 +116,10 @@ class Unit:
         batched = any(map(is_batched, values))  # no memory that a kernel could read
         results = list(executable.replay(*values, *lifted)) if batched else self.launched(executable, args, lifted)
         return ran((executable.trace, live), results)
+
+    def traced(self, args: Sequence[Any]) -> Sequence[Any]:
+        """Run while somebody traces: in a graph that is not ours, one operator."""
+        return graphed.executed(self, args) if (graphed := _graphed()) else self.body(*args)
 
     def launched(self, executable: Executable, args: Sequence[Any], lifted: Sequence[Tensor]) -> Sequence[Any]:
         """The results on values in memory."""
@@ -231,7 +236,7 @@ class Unit:
     def _told(self, key: Any, make: Callable[[], Unit]) -> Unit:
         """The derived unit of this key, one for all threads, which tells whom this one tells."""
         unit = self._derived.get(key) or self._derived.setdefault(key, make())
-        unit.refused = self.refused
+        unit.refused, unit.lineage = self.refused, (*self.lineage, key)
         return unit
 
     def pulling(self, inputs: int, given: tuple[bool, ...], needed: Needed = None) -> Unit:
@@ -298,7 +303,7 @@ class BatchedUnit(Unit):
 
     def execute(self, args: Sequence[Any]) -> Sequence[Any]:
         if is_capturing():
-            return self.body(*args)
+            return self.traced(args)
         if self._prefers_ir(args) and (found := self.run_in_ir(args)) is not None:
             return found
         try:
@@ -568,6 +573,13 @@ def tracked_alias(value: Any) -> Any:
     return value.view_as(value) if value.requires_grad else value.detach().requires_grad_()
 
 
+def _graphed() -> Any:
+    """What makes operators of units, where somebody else makes a graph; None where we do."""
+    from . import graphed, outer
+
+    return graphed if outer.is_outer() else None
+
+
 def _is_one_of(output: Any, args: Sequence[Any]) -> bool:
     return isinstance(output, Tensor) and any(output is a for a in args)
 
@@ -690,7 +702,7 @@ class BackwardUnit(Unit):
 
     def execute(self, args: Sequence[Any]) -> Sequence[Any]:
         if is_capturing():
-            return self.body(*args)
+            return self.traced(args)
         residuals, sizes, gradients = self._parts(args)
         results = self.compiler.run_backward(self.specialization, self.backend, residuals, sizes, gradients)
         return ran(self._captured_for(args, sizes, gradients), results)

@@ -31,6 +31,8 @@ ONE_IN = {
     "exporting/test_hostile_names.py": 6,
     "gallery": 6,
     "models": 3,
+    "interop/test_operators.py": 12,
+    "interop/test_torch_compile.py": 3,
     "interop": 2,
     "runtime/test_per_lane.py": 4,
     "runtime/test_bisect.py": 6,

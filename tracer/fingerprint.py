@@ -102,7 +102,7 @@ class _Walk:
             raise NotKeyed(f"`{path}` has builtins of its own")
         self.seen[id(function)] = function
         code = function.__code__
-        self.parts.append(f"{path}: {function.__module__}.{function.__qualname__} {_code_sum(code)}")
+        self.parts.append(f"{path}: {function.__module__}.{function.__qualname__} {code_sum(code)}")
         self.value(f"{path}.__defaults__", function.__defaults__)
         self.value(f"{path}.__kwdefaults__", function.__kwdefaults__)
         for name, attribute in sorted(vars(function).items()):
@@ -196,7 +196,7 @@ def _cells_of(function: types.FunctionType) -> dict[str, Any]:
     return dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False))
 
 
-def _code_sum(code: types.CodeType) -> str:
+def code_sum(code: types.CodeType) -> str:
     """A digest of code with its constants, names and lines, and of all code within it."""
     digest = hashlib.sha256()
     for part in _code_parts(code):

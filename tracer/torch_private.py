@@ -82,6 +82,10 @@ def plain_tensors() -> Iterator[None]:
         _here.plain = before
 
 
+pushes_tangents: Callable[[], bool] = _private("_C._is_fwd_grad_enabled") or torch.is_grad_enabled
+"""Whether operations push tangents: not so within the forward of a Function."""
+
+
 def forward_mode_is_active() -> bool:
     """Whether tangents are pushed forward, by torch.func.jvp or by dual numbers."""
     from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
@@ -125,6 +129,89 @@ _BATCHED = _parse("Batched") if _parse is not None else None
 def is_fake(value: Any) -> bool:
     """Whether a tensor has no data, behind all functorch wrappers."""
     return isinstance(value, Tensor) and isinstance(unwrapped(value), FakeTensor)
+
+
+def is_traced_elsewhere() -> bool:
+    """Whether operations are recorded in a graph (proxies), or made free of writes for one (functionalisation)."""
+    from torch._subclasses.functional_tensor import FunctionalTensorMode
+    from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+    kinds = (ProxyTorchDispatchMode, FunctionalTensorMode)
+    return _before_autograd() or any(isinstance(mode, kinds) for mode in _get_current_dispatch_mode_stack())
+
+
+def _before_autograd() -> bool:
+    """Whether torch.export records, above autograd."""
+    length = _private("_ops._len_torch_dispatch_stack_pre_dispatch")
+    return length is not None and length() > 0
+
+
+def guard_in_dynamo(facts: Callable[[], Any], name: str) -> bool:
+    """Has what Dynamo is compiling compiled again where these facts are others; False where this torch cannot be told.
+
+    torch 2.13: a guard on the root, with a place for the user's stack as its last argument; others may be without.
+    """
+    now = facts()
+    told = [f"fusegrad: what {name} reads"]
+
+    def condition(builder: Any, guard: Any) -> None:
+        root = builder.guard_manager.root
+        try:
+            root.add_lambda_guard(lambda _: facts() == now, told, None)
+        except TypeError:
+            root.add_lambda_guard(lambda _: facts() == now, told)
+
+    try:
+        from torch._dynamo.source import GlobalStateSource
+        from torch._guards import Guard, TracingContext
+
+        guards = TracingContext.try_get().guards_context.dynamo_guards  # type: ignore[union-attr]
+        if not any(getattr(g.create_fn, "facts", None) == (name, now) for g in guards):
+            condition.facts = name, now  # type: ignore[attr-defined]
+            guards.add(Guard(GlobalStateSource(), condition))
+    except (ImportError, AttributeError, TypeError):
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def no_tracing_functions() -> Iterator[None]:
+    """Within the block no tracer of torch.fx sees calls of torch's functions: torch.export records grad modes so."""
+    pop, push = _private("_C._pop_torch_function_stack"), _private("_C._push_on_torch_function_stack")
+    known = [pop() for _ in range(function_modes())] if pop is not None and push is not None else []
+    kept = [mode for mode in known if not type(mode).__module__.startswith("torch.fx.")]
+    for mode in reversed(kept):
+        push(mode)
+    try:
+        yield
+    finally:
+        for _ in kept:
+            pop()
+        for mode in reversed(known):
+            push(mode)
+
+
+def below_autograd(overload: Any, keyset: Any, args: Sequence[Any]) -> Any:
+    """What an operator's autograd kernel calls: the kernels beneath it."""
+    with torch._C._AutoDispatchBelowAutograd():
+        return overload.redispatch(keyset & torch._C._after_autograd_keyset, *args)
+
+
+def _excluded() -> Any:
+    return torch._C._dispatch_tls_local_exclude_set()
+
+
+_outside = _excluded()
+with torch._C._AutoDispatchBelowAutograd():
+    _of_autograd = _excluded() - _outside
+
+
+@contextlib.contextmanager
+def above_autograd() -> Iterator[None]:
+    """Within the block, which a kernel runs, there is autograd again: derivatives may be captured there."""
+    with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), _excluded() - _of_autograd):
+        yield
 
 
 def is_batched(tensor: Any) -> bool:
@@ -296,7 +383,9 @@ def expression_of(symbol: Any) -> Any:
 __all__ = [
     "FakeTensor",
     "FakeTensorMode",
+    "above_autograd",
     "allocator",
+    "below_autograd",
     "current_device",
     "current_stream",
     "custom_function_call",
@@ -311,19 +400,23 @@ __all__ = [
     "function_modes",
     "functions_of_torch",
     "grad_switch",
+    "guard_in_dynamo",
     "has_kernel",
     "hide_from_dynamo",
     "hooks_are_active",
     "is_batched",
     "is_batched_here",
     "is_fake",
+    "is_traced_elsewhere",
     "jit_tracing",
     "memory_of",
     "neg_view",
     "no_autocast",
+    "no_tracing_functions",
     "operation",
     "operator_name",
     "plain_tensors",
+    "pushes_tangents",
     "resolve_overload",
     "saved_tensors_can_be_told_apart",
     "saved_tensors_of",

@@ -296,6 +296,7 @@ OWN_FACTS: dict[str, dict[str, Any]] = {
                     "fix": "export it again, or get it from where it was made."},
     "BundleCallError": {"fact": "x is torch.float64 with 2 axes; it was exported for f32 with 2",
                         "fix": "call it as it was exported, or export it for such arguments too."},
+    "OuterGraphError": {"who": "torch.compile", "reason": "it writes to an argument, which an operator does not"},
     "LogsError": {"asked": "FUSEGRAD_LOGS=fuson", "name": "fuson", "fix": "did you mean fusion?"},
     "NonLinearJvp": {"why": "`mul` multiplies two values that depend on the tangents"},
     "TargetError": {"target": "rms_norm.py:RMSnorm", "reason": "the module rms_norm has no 'RMSnorm'",

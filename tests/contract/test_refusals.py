@@ -253,10 +253,11 @@ def test_every_public_error_is_triggered_here() -> None:
         "BundleError",
         "BundleCallError",
         "LogsError",
+        "OuterGraphError",
         "ProgramError",
         "TargetError",
         "BenchmarksMissing",
-    }  # no sources; transforms of a graph; a bug; tests/bundling; tests/runtime: logs, compiled code, the command line
+    }  # no sources; transforms of a graph; a bug; tests of bundling, interop, runtime: logs, compiled code, commands
     missing = public - triggered - elsewhere
     assert not missing or (torch.cuda.is_available() and missing == {"UnsupportedBackendError"})
 

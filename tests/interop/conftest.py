@@ -1,4 +1,4 @@
-"""Makes `wrong` importable, and forgets what Dynamo compiled between two tests."""
+"""Makes `wrong` and the table of compositions importable, and forgets what Dynamo compiled between two tests."""
 
 import sys
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]  # the second for `compose.functions`
 
 
 @pytest.fixture(autouse=True)

@@ -38,9 +38,10 @@ def test_the_written_backward_runs(flag, body) -> None:
         close(wrong.result(fn), wrong.result(BODIES[body](fast.apply)))
 
 
+@pytest.mark.parametrize("flag", [None, True])
 @pytest.mark.parametrize("spelling", ["class", "apply"])
-def test_a_traceable_class_is_in_the_graph(spelling) -> None:
-    fast = fusegrad.compile(wrong.sine(True))
+def test_a_traceable_class_is_in_the_graph(spelling, flag) -> None:
+    fast = fusegrad.compile(wrong.sine(flag))
     alias = fast.apply
     counting = wrong.Counting()
     body = (lambda x: alias(x * 2) + 1) if spelling == "apply" else (lambda x: fast.apply(x * 2) + 1)
@@ -49,21 +50,24 @@ def test_a_traceable_class_is_in_the_graph(spelling) -> None:
     assert len(counting.graphs) == 1
 
 
-@pytest.mark.parametrize("flag", [None, False])
-def test_any_other_class_breaks_the_graph(flag) -> None:
-    fast = fusegrad.compile(wrong.sine(flag))
+def test_a_class_that_is_declared_out_breaks_the_graph() -> None:
+    fast = fusegrad.compile(wrong.sine(False))
     counting = wrong.Counting()
     wrong.result(torch.compile(lambda x: fast.apply(x * 2) + 1, backend=counting))
     assert len(counting.graphs) == 2
-    with pytest.raises(torch._dynamo.exc.Unsupported, match="is_traceable = True"):
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"Sine.apply .*it declares is_traceable = False"):
         wrong.result(torch.compile(lambda x: fast.apply(x * 2) + 1, backend=counting, fullgraph=True))
+    assert "it declares is_traceable = False" in str(fusegrad.explain(fast, wrong.sample()))
 
 
-def test_a_transform_breaks_the_graph_whatever_is_promised() -> None:
-    fast = fusegrad.compile(wrong.sine(True))
-    fn = torch.compile(BODIES["grad"](fast.apply), backend=wrong.Counting(), fullgraph=True)
-    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"no torch.func transform"):
-        wrong.result(fn)
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("flag", [None, True])
+def test_transforms_are_in_the_graph(flag, body) -> None:
+    """torch itself would drop the backward there."""
+    fast = fusegrad.compile(wrong.sine(flag))
+    fn = torch.compile(BODIES[body](fast.apply), backend="aot_eager", fullgraph=True)
+    for _ in range(2):
+        close(wrong.result(fn), wrong.result(BODIES[body](fast.apply)))
 
 
 @pytest.mark.parametrize("make", [wrong.sine, wrong.marked])
@@ -99,11 +103,11 @@ def test_a_subclass_has_its_own_methods(flag) -> None:
 
 def test_a_compiled_function() -> None:
     @fusegrad.compile
-    def f(x):
-        return x.sin() * x
+    def f(x, power=2.0):
+        return x.sin() * x * power
 
-    fn = torch.compile(lambda x: f(x * 2) + 1, backend=wrong.Counting())
-    close(wrong.result(fn), wrong.result(lambda x: f(x * 2) + 1))
+    fn = torch.compile(lambda x: f(x * 2, power=3.0) + 1, backend="aot_eager", fullgraph=True)
+    close(wrong.result(fn), wrong.result(lambda x: f(x * 2, power=3.0) + 1))
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

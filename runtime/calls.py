@@ -1,0 +1,33 @@
+"""The one call that stands in Dynamo's graphs for every compiled Function, under the name of its class.
+
+Dynamo does not follow it: it asks it for results without memory, and has more graph made of it. Where that is refused
+Dynamo breaks its graph and makes the call itself, and then nothing within it is Dynamo's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_shown: dict[str, Callable[..., Any]] = {}
+"""What calls in graphs mean, by the name that stands there."""
+
+
+def name_in_graphs(cls: Any, call: Callable[..., Any]) -> str:
+    """The name under which a class is called in graphs of this process: its own, and a number."""
+    name = f"{cls.__qualname__} {len(_shown)}"
+    _shown[name] = call
+    return name
+
+
+@torch.compiler.allow_in_graph  # type: ignore[untyped-decorator]
+def in_graph(name: str, *args: Any, **kwargs: Any) -> Any:
+    """A call of the class of this name."""
+    return _undisturbed(name, args, kwargs)
+
+
+@torch.compiler.disable(reason="fusegrad compiled it")  # type: ignore[untyped-decorator,no-untyped-call]
+def _undisturbed(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return _shown[name](args, kwargs)

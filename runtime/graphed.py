@@ -1,0 +1,336 @@
+"""Rules as operators: a specialisation's forward, and every unit that its derivatives and batches are made of.
+
+    Fast.apply, in somebody's graph -> fusegrad::swi_glu_forward_3f2a91c0d4
+    its backward                    -> fusegrad::swi_glu_backward_77c01b2e9a, and so on, to any order
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..ir.errors import NotTraceableError
+from ..ir.once import once
+from ..tracer.capture import CaptureError, Trace
+from ..tracer.fingerprint import code_sum
+from ..tracer.function import backward_method, methods, rebind
+from ..tracer.torch_private import (
+    custom_function_call,
+    forward_mode_is_active,
+    no_tracing_functions,
+    plain_tensors,
+    transforms_active,
+)
+from .operators import Operator, named, registered
+from .plan import Binder, BoundSizes
+from .stored.specialization import operations
+from .unit import VALUES, BackwardUnit, BatchedUnit, Unit
+from .whole import Whole
+
+if TYPE_CHECKING:
+    from .function import Compiler
+    from .specialization import Specialization
+
+Tensor = torch.Tensor
+
+
+class UnknownSize(Exception):
+    """A size that depends on the data of a tensor (internal: the call is refused)."""
+
+
+@contextmanager
+def aside() -> Iterator[None]:
+    """Within the block nothing of the graph around it is seen: for captures of ours."""
+    with ExitStack() as stack:
+        stack.enter_context(no_tracing_functions())
+        stack.enter_context(plain_tensors())
+        stack.enter_context(torch.no_grad())
+        yield
+
+
+def example(value: Any) -> Any:
+    """A plain tensor like one that has no memory, at the sizes that the graph is first made for."""
+    if not isinstance(value, Tensor):
+        return value
+    shape, strides = [_hint(n) for n in value.shape], [_hint(n) for n in value.stride()]
+    moves = transforms_active() or torch.compiler.is_exporting()  # who loads a program may differentiate it
+    differentiable = value.requires_grad or (moves and _is_float(value.dtype))
+    with aside():
+        made = torch.empty_strided(shape, strides, dtype=value.dtype, device=value.device).zero_()
+        return made.requires_grad_(differentiable)
+
+
+def _is_float(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
+
+
+def _hint(size: Any) -> int:
+    if isinstance(size, int):
+        return size
+    if (hint := size.node.hint) is None:
+        raise UnknownSize
+    return int(hint)
+
+
+# ------------------------------------------------------------------ forward
+@dataclass(frozen=True, eq=False)
+class Root:
+    """What rules are derived from; as a text, a digest that tells it from others in every process."""
+
+    compiler: Compiler
+    spec: Specialization
+    backend: str
+    copies: bool
+
+    def __repr__(self) -> str:
+        return self.digest
+
+    @once
+    def digest(self) -> str:
+        """Of what was captured, and of the code that more may be captured from."""
+        spec, compiler = self.spec, self.compiler
+        facts = (
+            operations(spec.forward.trace), list(map(_meta, spec.forward.fakes)), repr(spec.arguments),
+            spec.forward.needs_input_grad, list(getattr(spec.guard, "conditions", ())), self._backward(),
+            repr(compiler.derive_jvp), [code_sum(code) for code in self.code], self.backend, self.copies,
+        )  # fmt: skip
+        return hashlib.sha256(repr(facts).encode()).hexdigest()
+
+    def _backward(self) -> str:
+        if backward_method(self.compiler.cls) is None:
+            return ""
+        with aside():
+            return operations(self.spec.entry(self.spec.predicted_kinds()).trace)
+
+    @property
+    def code(self) -> list[Any]:
+        """Of the user's methods."""
+        return [m.__code__ for m in methods(self.compiler.cls).values() if hasattr(m, "__code__")]
+
+    def agrees(self, other: Root) -> bool:
+        """Whether the other's rules may serve for this one's, whose digest is the same: it reads the same, too."""
+        mine, his = self.spec, other.spec
+        return mine is his or (self.code == other.code and mine.first_outside == his.first_outside)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where an operator comes from: the steps that derive its unit, and arguments that it was made for."""
+
+    root: Root
+    steps: tuple[Any, ...]
+    examples: tuple[Any, ...]
+
+    def agrees(self, other: Origin) -> bool:
+        """Whether both operators are one."""
+        return self.root.agrees(other.root)
+
+
+class Forward(Whole):
+    """The rules of a specialisation, with forward as an operator."""
+
+    @classmethod
+    def of(cls, compiler: Compiler, spec: Specialization, backend: str) -> Forward:
+        """The one of a specialisation on a backend."""
+        copies = bool(spec.skip) and forward_mode_is_active() and not compiler.writes("jvp")
+        key = (backend, "outer", copies)
+        if key not in spec.nodes:
+            spec.nodes.setdefault(key, cls(compiler, spec, backend, copies))
+        return spec.nodes[key]  # type: ignore[no-any-return]
+
+    def __init__(self, compiler: Compiler, spec: Specialization, backend: str, copies: bool) -> None:
+        super().__init__(compiler, spec, backend, copies)
+        self.compared = False
+        self.root = Root(compiler, spec, backend, copies)
+        self.forward_unit.lineage, self.setup_unit.lineage = (self.root, "forward"), (self.root, "setup")
+        name, takes = named(f"{spec.name}_forward", self.root), ("Tensor",) * len(spec.slots)
+        rules: Any = (self._on_memory, self._likes, self.function, self._spread, Origin(self.root, (), ()))
+        rules += (draws(spec.forward.trace),)
+        self.operator = registered(Operator(name, takes, self.made, *rules))
+
+    def _spread(self, values: Sequence[Any]) -> list[Any]:
+        """One value per argument, None for the constants."""
+        full: list[Any] = [None] * len(self.spec.arguments)
+        for slot, value in zip(self.spec.slots, values, strict=True):
+            full[slot] = value
+        return full
+
+    def tangent_unit(self, mask: tuple[bool, ...]) -> Unit:
+        unit = super().tangent_unit(mask)
+        unit.lineage = (self.root, "jvp", mask)
+        return unit
+
+    def backward_for(self, gradients: Sequence[Any]) -> Unit:
+        unit = super().backward_for(gradients)
+        unit.lineage = (self.root, "backward")
+        return unit
+
+    def _promised_jvp(self, mask: tuple[bool, ...], kept: int) -> Unit:
+        unit = super()._promised_jvp(mask, kept)
+        unit.lineage = (self.root, "own jvp", mask, kept)
+        return unit
+
+    def run_forward(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        tensors = self.spec.tensors_of(args)
+        results = self.operator(*tensors)
+        if not self.spec.skip or self.copies or torch.compiler.is_exporting():
+            return results
+        outputs, hidden = list(results[: self.visible]), results[self.visible :]
+        sizes = BoundSizes(self.spec.binder.read(tensors))
+        return (*self.as_views(self.spec.aliased(outputs, tensors, sizes, hidden), tensors), *hidden)
+
+    def _on_memory(self, tensors: Sequence[Any]) -> Sequence[Tensor]:
+        """The captured forward; at the first time compared with the user's own."""
+        args = self.spec.with_tensors(tensors)
+        if not self.compared:
+            self._compare(args)
+        outputs, hidden = self.spec.run_forward(args, self.backend)
+        return [*outputs, *hidden]
+
+    def _compare(self, args: Sequence[Any]) -> None:
+        try:
+            self.compiler.compare(self.spec, args)
+        except CaptureError as error:
+            facts = {"function": self.spec.name, "method": "forward", **error.facts}
+            raise NotTraceableError(**facts) from error
+        self.compared = True
+
+    def _likes(self, tensors: Sequence[Any]) -> list[Any]:
+        sizes = self.spec.binder.read(tensors)
+        made = (*self.spec.forward.fake_outputs, *self.spec.forward.fake_hidden)
+        return [like(fake, sizes, i in self.spec.skip) for i, fake in enumerate(made)]
+
+
+def like(fake: Tensor, sizes: Any, row_major: bool = False) -> Any:
+    """(shape, strides, dtype, device) of a fake at these sizes; row-major where it is no memory of its own."""
+    shape = tuple(rebind(fake.shape, sizes))
+    if row_major or any(isinstance(step, int) and step == 0 for step in fake.stride()):
+        return shape, _row_major(shape), fake.dtype, fake.device
+    return shape, rebind(tuple(fake.stride()), sizes), fake.dtype, fake.device
+
+
+def _row_major(shape: Sequence[Any]) -> tuple[Any, ...]:
+    strides, step = [], 1
+    for n in reversed(shape):
+        strides.append(step)
+        step = step * (n if not isinstance(n, int) else max(n, 1))
+    return tuple(reversed(strides))
+
+
+def draws(trace: Trace) -> bool:
+    """Whether a graph draws random numbers."""
+    tags = (getattr(node.target, "tags", ()) for node in trace.graph_module.graph.nodes)
+    return any(torch.Tag.nondeterministic_seeded in known for known in tags)
+
+
+def _meta(fake: Any) -> str:
+    if not isinstance(fake, Tensor):
+        return str(fake)
+    return f"{fake.dtype} {fake.device} {tuple(fake.shape)} {tuple(fake.stride())}"
+
+
+def _backward_operations(compiler: Compiler, spec: Specialization) -> str:
+    if backward_method(compiler.cls) is None:
+        return ""
+    with aside():
+        return operations(spec.entry(spec.predicted_kinds()).trace)
+
+
+# ------------------------------------------------------------------ units
+def called(unit: Unit, args: Sequence[Any]) -> Sequence[Any]:
+    """A unit in somebody else's graph, differentiable."""
+    if transforms_active():
+        return custom_function_call(unit.function, *args)  # type: ignore[no-any-return]
+    if torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in args):
+        return unit.function.apply(*args)  # type: ignore[no-any-return]
+    return executed(unit, args)
+
+
+def executed(unit: Unit, args: Sequence[Any]) -> Sequence[Any]:
+    """A unit at the bottom: its operator, or its operations where they cannot be captured apart."""
+    try:
+        found = _operator_of(unit, args)
+    except CaptureError:
+        return unit.body(*args)
+    operator, mask = found
+    if not any(mask):
+        return [None] * len(mask)
+    supply = iter(operator(*[a for a in args if isinstance(a, VALUES)]))
+    return [next(supply) if there else None for there in mask]
+
+
+def _operator_of(unit: Unit, args: Sequence[Any]) -> tuple[Operator, tuple[bool, ...]]:
+    """The operator, and which results there are."""
+    examples = [example(a) if isinstance(a, Tensor) else None if a is None else _hint(a) for a in args]
+    with aside():
+        if isinstance(unit, BackwardUnit):
+            made = _of_backward(unit, examples)
+        else:
+            made = _of_graph(unit, examples)
+    live = [i for i, a in enumerate(args) if isinstance(a, VALUES)]
+    mask, likes, trace, facts = made
+    takes = tuple("Tensor" if isinstance(args[i], Tensor) else "SymInt" for i in live)
+
+    def spread(values: Sequence[Any]) -> list[Any]:
+        full: list[Any] = [None] * len(args)
+        for i, value in zip(live, values, strict=True):
+            full[i] = value
+        return full
+
+    tracked = [isinstance(a, Tensor) and a.requires_grad for a in examples]
+
+    def run(values: Sequence[Any]) -> list[Any]:
+        full = [_tracked(a) if t else a for a, t in zip(spread(values), tracked, strict=True)]
+        return [r.detach() for r in unit.execute(full) if r is not None]
+
+    name = named(unit.name, unit.lineage, facts, takes, live, mask)
+    origin = Origin(unit.lineage[0], unit.lineage[1:], tuple(examples))
+    operator = Operator(name, takes, sum(mask), run, likes, lambda: unit.function, spread, origin, draws(trace))
+    return (registered(operator) if any(mask) else operator), mask
+
+
+def _tracked(value: Tensor) -> Tensor:
+    """As the example was that the unit was captured for."""
+    return value.detach().requires_grad_()
+
+
+def _of_backward(unit: BackwardUnit, examples: Sequence[Any]) -> Any:
+    spec = unit.specialization
+    _, _, gradients = unit._parts(examples)
+    entry = spec.entry(tuple(None if g is None else "contiguous" for g in gradients))
+    mask = tuple(n is not None for n in _results(entry.trace))
+    given = [i for i, there in enumerate(mask) if there]
+    fakes = [spec.forward.fakes[spec.slots.index(i)] for i in given]
+
+    def likes(values: Sequence[Any]) -> list[Any]:
+        integers = [v for v in values if not isinstance(v, Tensor)]
+        sizes = dict(zip(unit.symbols, integers, strict=True))
+        return [like(f, sizes, True) for f in fakes]
+
+    return mask, likes, entry.trace, operations(entry.trace)
+
+
+def _of_graph(unit: Unit, examples: Sequence[Any]) -> Any:
+    if isinstance(unit, BatchedUnit):
+        unit._prepare(examples)
+    executable, _ = unit.captured(examples)
+    trace, binder = executable.trace, Binder(executable.trace.fakes)
+    made = [None if n is None else n.meta["val"] for n in _results(trace)]
+    fakes = [f for f in made if f is not None]
+
+    def likes(values: Sequence[Any]) -> list[Any]:
+        sizes = binder.read(values)
+        return [like(f, sizes, True) for f in fakes]
+
+    mask = tuple(f is not None for f in made)
+    return mask, likes, trace, (operations(trace), list(map(_meta, trace.fakes)))
+
+
+def _results(trace: Trace) -> Sequence[Any]:
+    (made,) = trace.graph_module.graph.find_nodes(op="output")[0].args
+    return made  # type: ignore[no-any-return]

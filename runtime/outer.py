@@ -1,0 +1,202 @@
+"""A call within a graph that somebody else makes: torch.compile, torch.export, make_fx.
+
+There forward and every rule is an operator (`operators.py`), and functorch's levels are driven as they are outside:
+the backward, jvp and vmap that the user wrote are what the graph computes. What cannot be so is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..ir.codes import code_of
+from ..ir.errors import FusegradError
+from ..ir.switches import in_force
+from ..tracer.capture import CaptureError, OpaqueMet
+from ..tracer.containers import opened
+from ..tracer.function import backward_method, method_place, methods_now
+from ..tracer.nested import watcher
+from ..tracer.torch_private import (
+    custom_function_call,
+    guard_in_dynamo,
+    is_fake,
+    is_traced_elsewhere,
+    transforms_active,
+)
+from .config import settings
+from .graphed import Forward, UnknownSize, aside, example
+from .guards import is_tracked
+from .plan import BoundSizes
+from .whole import why_not_whole
+
+if TYPE_CHECKING:
+    from .function import Compiler
+    from .specialization import Specialization
+
+Tensor = torch.Tensor
+_asked: ContextVar[bool] = ContextVar("fusegrad_outer", default=False)
+
+
+class OuterGraphError(FusegradError, NotImplementedError):
+    """A call that cannot be in a graph that somebody else makes. torch.compile breaks its graph there, and says why."""
+
+    message = (
+        "{function}.apply cannot be in a graph of {who}: {reason}\n  at:   {where}\n"
+        "  fix:  call it outside of that graph, or without fullgraph=True: it then runs between two graphs, as ever."
+    )
+
+    @property
+    def code(self) -> str:
+        """That of the reason."""
+        return code_of(self.facts["reason"]) or super().code
+
+
+class Refused(Exception):
+    """A call that cannot be in somebody else's graph, and why (internal)."""
+
+    def __init__(self, reason: str, where: str) -> None:
+        super().__init__(reason)
+        self.reason, self.where = reason, where
+
+
+def is_outer() -> bool:
+    """Whether somebody else makes a graph of what runs here."""
+    return watcher() is None and (_asked.get() or is_traced_elsewhere())
+
+
+@contextmanager
+def asked_for() -> Iterator[None]:
+    """Within the block calls are made as for a graph: fake tensors alone do not say that they are for one."""
+    token = _asked.set(True)
+    try:
+        yield
+    finally:
+        _asked.reset(token)
+
+
+# ------------------------------------------------------------------ a call
+def in_dynamos_graph(
+    compiler: Compiler, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[..., Any] | None = None
+) -> Any:
+    """A call that stands in Dynamo's graph: run for real, made more graph of, or asked by Dynamo for its results.
+
+    run: a plain function, whose Function the compiler compiled.
+    """
+    asked = is_traced_elsewhere() or any(map(is_fake, opened((*args, *kwargs.values()))))
+    with asked_for() if asked else nullcontext():
+        return compiler(args, kwargs) if run is None else run(*args, **kwargs)
+
+
+def called_within(compiler: Compiler, args: tuple[Any, ...]) -> Any:
+    """A call in somebody else's graph. Raises OuterGraphError where it cannot be there."""
+    asked_by_dynamo = _asked.get() and not is_traced_elsewhere()
+    try:
+        if asked_by_dynamo:
+            _guard(compiler)
+        return traced(compiler, args)
+    except Refused as refused:
+        compiler.not_in_graph(_maker(), refused.reason, refused.where)
+        if asked_by_dynamo or torch.compiler.is_exporting() or compiler.methods.declared_opaque():
+            raise OuterGraphError(
+                function=compiler.cls.__name__, who=_maker(), reason=refused.reason, where=refused.where
+            ) from None
+    return compiler.users(*args)  # a Function of torch's own, whose backward a tracer follows
+
+
+def _maker() -> str:
+    return "torch.export" if torch.compiler.is_exporting() else "torch.compile"
+
+
+def _guard(compiler: Compiler) -> None:
+    """What is made of this graph holds as long as what the methods read stays what it is."""
+    if not guard_in_dynamo(lambda: (id(compiler), _state(compiler)), compiler.cls.__name__):
+        raise Refused("this torch takes no guard on what it reads", method_place(compiler.cls.forward))  # type: ignore[attr-defined]
+
+
+def _state(compiler: Compiler) -> Any:
+    reads = compiler.reads_now()
+    return reads.facts(), methods_now(compiler.user_class), settings(), in_force(), torch.get_default_dtype()
+
+
+def traced(compiler: Compiler, args: tuple[Any, ...]) -> Any:
+    """A call, with every argument given. Raises Refused where it cannot be in the graph."""
+    args = tuple(map(_as_constant, args))
+    given = opened(args)
+    spec = _specialization(compiler, given)
+    tensors = spec.tensors_of(given)
+    if not spec.guard(tensors):
+        raise Refused("it was captured for other sizes", spec.forward_place())
+    forward = Forward.of(compiler, spec, compiler.backend_for(given))
+    flat = [a if isinstance(a, Tensor) else None for a in given]
+    if transforms_active():
+        outputs = custom_function_call(forward.function(), *flat)
+    elif spec.skip and not torch.compiler.is_exporting():
+        outputs = forward.function().apply(*flat)
+    else:
+        outputs = forward.operator(*tensors)
+    visible = len(spec.forward.tensor_outputs)
+    hidden = [h.detach() for h in outputs[visible:]] if spec.forward.returns_hidden else ()
+    result = spec.returned(outputs[:visible], tensors, hidden, BoundSizes(spec.binder.read(tensors)))
+    return spec.with_given(result, args)
+
+
+def _as_constant(value: Any) -> Any:
+    """Numbers are part of what is captured, in a graph as outside."""
+    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return value.node.pytype(value)
+    return value
+
+
+def _specialization(compiler: Compiler, given: Sequence[Any]) -> Specialization:
+    from .function import NotCaptured
+
+    for role in compiler.methods.roles():
+        if (error := compiler.opaque(role)) is not None:
+            raise _refused(error)
+    try:
+        examples = [example(a) for a in given]
+        with aside():
+            spec = compiler.specialization(examples)
+            if spec is None:
+                raise Refused(*_recorded(compiler, "forward"))
+            if spec.keeper is not None:
+                spec.keeper.let_go()
+            if not spec.opaque and not compiler.backward_is_captured(spec):
+                raise Refused(*_recorded(compiler, "backward"))
+    except UnknownSize:
+        raise Refused("a size depends on the data of a tensor", "unknown") from None
+    except NotCaptured as missing:
+        if not isinstance(missing.error, OpaqueMet):
+            compiler.refuse("forward", missing.error)
+        raise _refused(missing.error) from missing
+    why = _why_not(compiler, spec) or _why_no_backward(compiler, given)
+    if why is not None:
+        raise Refused(why, spec.forward_place())
+    return spec
+
+
+def _refused(error: CaptureError) -> Refused:
+    return Refused(error.facts["reason"], error.facts["where"])
+
+
+def _recorded(compiler: Compiler, method: str) -> tuple[str, str]:
+    record = compiler.records.get(method)
+    return (record and record.reason) or "it runs as written", (record and record.where) or "unknown"
+
+
+def _why_no_backward(compiler: Compiler, given: Sequence[Any]) -> str | None:
+    """Where there is none eager's own error comes when it is asked for, which nobody knows here."""
+    asked = torch.is_grad_enabled() and not transforms_active() and any(map(is_tracked, given))
+    return "it has no backward" if asked and backward_method(compiler.cls) is None else None
+
+
+def _why_not(compiler: Compiler, spec: Specialization) -> str | None:
+    if spec.opaque:
+        return "it calls what is opaque"
+    if spec.writes_inputs:
+        return "it writes to an argument, which an operator does not"
+    return why_not_whole(compiler, spec)
