@@ -25,12 +25,19 @@ def estimate(size: Size, hints: Hints | None = None) -> int:
 def minimal_bytes(graph: Graph) -> Size:
     """Each input that is used read once, each output written once: no kernel can move less.
 
-    An expanded input counts the elements that it has, an input that is only gathered from or sliced those taken.
+    What is expanded counts the elements that it has, an input that is only gathered from or sliced those taken.
     """
     live = graph.live()
     reads = [bytes_read(v) for v in graph.inputs if v.id in live]
-    writes = [v.aval.nbytes for v in dict.fromkeys(graph.results) if v.prim != "input"]
-    return _total([*reads, *writes])
+    return _total([*reads, *(_bytes_written(v, graph) for v in dict.fromkeys(graph.results) if v.prim != "input")])
+
+
+def _bytes_written(value: Value, graph: Graph) -> Size:
+    strides = next((s for o, s in zip(graph.outputs, graph.output_strides, strict=True) if o == value), None)
+    if strides is None:
+        return value.aval.nbytes
+    distinct = product(n for n, step in zip(value.shape, strides, strict=True) if step != 0)
+    return simplest(distinct * ITEMSIZE[value.dtype])
 
 
 def bytes_read(value: Value) -> Size:

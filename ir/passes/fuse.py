@@ -159,7 +159,16 @@ class Cut:
         for value in results:
             base = self.base(value)
             if self.free(value) and self.core(base) and (base.id not in self.stored or base in results):
-                self.stored[value.id] = value
+                kept = base if self._only_repeats(value, base) else value
+                self.stored[kept.id] = kept
+
+    def _only_repeats(self, value: Value, base: Value) -> bool:
+        """A result that leaves the graph as an expanded view of what it looks at: no element is written twice."""
+        strides = self._leaves_with(value)
+        if strides is None or all(s != 0 for s in strides):
+            return False
+        distinct = [n for n, s in zip(value.shape, strides, strict=True) if s != 0]
+        return equal(product(distinct), product(base.shape))
 
     def inputs(self, outputs: Iterable[Value], cluster: int) -> list[Value]:
         """What a cluster reads to compute `outputs`: a value of another cluster is stored, or computed again."""
@@ -235,9 +244,12 @@ class Cut:
         return Group(graph, tuple(inputs), tuple(outputs))
 
     def _strides(self, value: Value) -> tuple[Size, ...] | None:
-        """The layout in which a result leaves the graph."""
+        """The layout of what is stored where it leaves the graph."""
+        return self._leaves_with(value) if value.id in self.stored else None
+
+    def _leaves_with(self, value: Value) -> tuple[Size, ...] | None:
         pairs = zip(self.graph.outputs, self.graph.output_strides, strict=True)
-        return next((s for o, s in pairs if o == value and value.id in self.stored), None)
+        return next((s for o, s in pairs if o == value), None)
 
 
 # ------------------------------------------------------------------------------------------------------ clusters

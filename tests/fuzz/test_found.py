@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import fusegrad
+from fusegrad.ir.passes.fuse import Group
 from fusegrad.tracer.metadata import Fakes
 
 
@@ -153,3 +154,24 @@ def test_a_capture_that_was_interrupted_leaves_nothing_behind() -> None:
         mode.in_kernel_invocation = True
     y.sum().backward()
     torch.testing.assert_close(x.grad, x.detach().cos())
+
+
+def test_a_sum_that_leaves_expanded_is_computed_once() -> None:
+    """Program 2970: it was written to the expanded memory within a loop, and computed again at every turn."""
+
+    class Sums(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return torch.stack([y, y * 2], 1)
+
+        @staticmethod
+        def backward(ctx: Any, g: torch.Tensor) -> Any:
+            return g.sum().expand(5, 16, 3), g.sum().expand(5, 1, 3)
+
+    fast = fusegrad.compile(Sums, backend="interpret", fullgraph=True)
+    x, y = torch.ones(5, 16, 3, requires_grad=True), torch.ones(5, 1, 3, requires_grad=True)
+    steps = fusegrad.explain(fast, x, y).directions["backward"].steps
+    (group,) = (step for step in steps if isinstance(step, Group))
+    assert [v.shape for v in group.outputs] == [()]
+    found = torch.autograd.grad(fast.apply(x, y).sum(), (x, y))
+    assert found[0].stride() == (0, 0, 0) and all(bool((g == 30).all()) for g in found)
