@@ -282,6 +282,13 @@ CODES = (
         "Read the message; if the operation is right in eager, declare is_traceable = False and report it.",
         (r"\w*(Error|Exception|Warning|Interrupt|StopIteration|SymNode)\b",),
     ),
+    # -------------------------------------------------------------- FG09x: many devices
+    Code(
+        "FG090", "it is given DTensors, and draws random numbers (`bernoulli`)",
+        "No rule says how the ranks divide this method among them, so DTensor runs it operation by operation.",
+        "Keep what the message names out of the method, or give it the parts (`x.to_local()`) where that is meant.",
+        (r"it is given DTensors",),
+    ),
     # -------------------------------------------------------------- FG1xx: compiled, with a launch more
     Code(
         "FG100", "no kernels, the captured ATen operations run one by one",
@@ -306,6 +313,12 @@ CODES = (
         "There was no memory for the kernels' results or workspace; this call went through torch, the next may not.",
         "Free memory, or make the batch smaller: a call through torch needs more memory and time.",
         (r".* ran operation by operation",),
+    ),
+    Code(
+        "FG104", "`x`, a DTensor, is moved from S(1) to R: dim 1 cannot stay divided: `amax` reduces it by amax",
+        "An operation of the method needs all of a dim, of which each rank had a part: it is gathered at every call.",
+        "Redistribute it where that costs least, or divide another dim. With fullgraph=True this is an error.",
+        (r"`.*`, a DTensor, is moved from",),
     ),
     Code(
         "FG110", "cut: a matrix product is a library call",
@@ -526,6 +539,18 @@ CODES = (
         "A replacement matches nothing, or does not fit what it matches, or cannot be taken back; nothing was changed.",
         "Name what the model has; give a replacement that is called alike and reads the same parameters.",
         ("SwapError",),
+    ),
+    Code(
+        "FG241", "RMSNorm.apply: `weight` is a plain tensor, and other arguments are DTensors",
+        "Nobody can tell whether a plain tensor is a part of something, or the same on every rank.",
+        "Make it a DTensor with distribute_tensor or DTensor.from_local, all on one mesh.",
+        ("MixedTensorsError", "MeshesDifferError"),
+    ),
+    Code(
+        "FG242", "Softmax.apply: `x` is S(1), but dim 1 of it cannot be divided: `amax` reduces it by amax",
+        "With fullgraph=True nothing is gathered that was divided: the method needs all of that dim.",
+        "Redistribute the argument before the call, or compile without fullgraph.",
+        ("PlacementError", "NotDivisible"),
     ),
     # -------------------------------------------------------------- FG9xx: mistakes of fusegrad
     Code(

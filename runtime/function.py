@@ -45,7 +45,7 @@ from ..tracer.torch_private import (
     share_memory,
     transforms_active,
 )
-from . import logs, split
+from . import distributed, logs, split
 from .calls import name_in_graphs
 from .config import backend_name, valid_backend, valid_numerics, warns, with_numerics
 from .derived import require_transposable, valid_derive_jvp, why_no_backward, with_derived_backward
@@ -142,6 +142,7 @@ class Compiler:
         self.known: OrderedDict[Any, list[Specialization]] = OrderedDict()
         self.refused: OrderedDict[Any, CaptureError] = OrderedDict()
         self.met: OrderedDict[Any, OpaqueMet] = OrderedDict()
+        self.rules: OrderedDict[Any, Any] = OrderedDict()  # how DTensors are divided
         self.opaque_calls: list[split.OpaqueCall] = []
         self.reads: Reads | None = None
         self.marks: dict[Any, int] = {}
@@ -164,8 +165,8 @@ class Compiler:
             args, kwargs = self._bound(args, kwargs), {}
         if kwargs or (is_capturing() and not _is_linearized(args)):
             return called_within(self, args) if is_outer() and not kwargs else self.users(*args, **kwargs)
-        if transforms_active() or dual_level() >= 0:
-            return transformed(self, args)
+        if (around := _around(args)) is not None:
+            return around(self, args)
         given = opened(args)
         try:
             specialization = self.specialization(given)
@@ -663,6 +664,13 @@ class Compiler:
         if specialization.keeper is not None:
             specialization.keeper.keep_backward(specialization, gradients)
         return results
+
+
+def _around(args: tuple[Any, ...]) -> Callable[[Any, tuple[Any, ...]], Any] | None:
+    """What takes a call with DTensors, or within a transform; None for one on plain tensors."""
+    if distributed.has_dtensors(args):
+        return distributed.call
+    return transformed if transforms_active() or dual_level() >= 0 else None
 
 
 def left_on(ctx: Any) -> dict[str, Any] | None:

@@ -37,7 +37,8 @@ def is_tracked(value: Any) -> bool:
 def argument_fact(value: Any) -> Any:
     """What must be equal of an argument, whatever its sizes."""
     if isinstance(value, torch.Tensor):
-        return (value.dtype, value.device, value.requires_grad, value.dim(), value.is_conj(), value.is_neg())
+        fact = (value.dtype, value.device, value.requires_grad, value.dim(), value.is_conj(), value.is_neg())
+        return fact if is_plain(value) else (*fact, type(value))  # what serves plain tensors reads their memory
     return freeze(value, DEPTH)
 
 

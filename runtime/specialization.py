@@ -71,6 +71,7 @@ class BackwardEntry:
     others: list[BackwardEntry] = field(default_factory=list)  # captured for other results of its opaque nodes
     admitted: dict[tuple[int, ...], bool] = field(default_factory=dict)
     compared: bool = False
+    everywhere: bool = False  # it serves sizes for which a capture of its own would be another one
 
     @property
     def opaque(self) -> list[Any]:
@@ -79,7 +80,7 @@ class BackwardEntry:
 
     def admits(self, sizes: Sizes) -> bool:
         """Whether what this trace assumed about sizes holds."""
-        if not self.guards:
+        if not self.guards or self.everywhere:
             return True
         key = sizes.key
         admitted = self.admitted.get(key)

@@ -28,6 +28,7 @@ ONE_IN = {
     "conformance/test_conformance.py": 6,
     "contract/test_wrong_backwards.py": 4,
     "cpp": 2,
+    "distributed/test_parts.py": 14,
     "exporting/test_hostile_names.py": 6,
     "gallery": 6,
     "models": 3,

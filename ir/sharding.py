@@ -1,0 +1,376 @@
+"""How a graph may be computed in parts: one dim of some inputs is divided among ranks, and each runs the same graph.
+
+    y = x * w.sum()     x: rows divided, w whole    ->  y: rows divided
+    s = (x * x).sum(0)  x: rows divided             ->  s: partial, the ranks' parts have to be added
+
+A dim is a symbol of the capture: all sizes that are this symbol are divided together. Per rank a value is WHOLE (every
+rank has it), PARTIAL (the value is the sum over the ranks), or divided along an axis, which its shape tells: that where
+the symbol stands. The rules, one per primitive, say what a node computed on such operands is, or refuse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import sympy
+
+from .errors import FusegradError
+from .graph import Graph, Value
+from .prims import PRIMS
+from .rewrite import number_of
+from .transforms.extern import op_name, place_of
+from .types import FLOATS, INTEGERS, Size, product, simplest
+
+WHOLE, PARTIAL, POSITION, ZERO = "whole", "partial", "position", "zero"
+State: TypeAlias = "int | str"
+"""The axis that is divided, WHOLE or PARTIAL; or POSITION, of what counts along the divided axis from 0 on each rank.
+
+An output that is ZERO is both whole and a sum of parts.
+"""
+
+
+class NotDivisible(FusegradError):
+    """A dim cannot be divided among ranks: a node needs all of it. Internal: the runtime tells what it means."""
+
+    speaks = "inside"
+    message = "{why}"
+
+
+@dataclass(frozen=True)
+class Divided:
+    """One way to run a graph in parts: the states of its inputs and outputs where `symbol` is divided.
+
+    even: whether the parts must be equally large, since some result has several elements for each of the dim's.
+    """
+
+    symbol: sympy.Symbol
+    inputs: tuple[State, ...]
+    outputs: tuple[State | None, ...]
+    even: bool
+
+
+def dims(graph: Graph) -> list[sympy.Symbol]:
+    """The symbols that are the size of some input's dim, in the order of the inputs."""
+    return list(dict.fromkeys(n for v in graph.inputs for n in v.shape if isinstance(n, sympy.Symbol)))
+
+
+def divide(graph: Graph, symbol: sympy.Symbol, given: Mapping[int, State] | None = None) -> Divided:
+    """The states of the graph's outputs where `symbol` is divided. Raises NotDivisible, naming the node.
+
+    given: states of inputs by number, for those that are not told by their shape (PARTIAL ones).
+    """
+    if graph.mutations:
+        raise NotDivisible(why="it writes to an argument")
+    states: dict[int, State] = {}
+    for number, value in enumerate(graph.inputs):
+        state = (given or {}).get(number, WHOLE)
+        states[value.id] = _consistent(value, state, symbol)
+    for node in graph.order():
+        operands = [states[a.id] for a in node.args]
+        states[node.id] = _consistent(node, _ruled(node, operands, symbol), symbol)
+    outputs = tuple(None if o is None else _result(o, states[o.id]) for o in graph.outputs)
+    ends = [*graph.inputs, *(o for o in graph.outputs if o is not None)]
+    even = any(unit(v, symbol) != 1 for v in ends if isinstance(states[v.id], int))
+    return Divided(symbol, tuple(states[v.id] for v in graph.inputs), outputs, even)
+
+
+def _result(value: Value, state: State) -> State:
+    if state == POSITION:
+        raise _refusal(value, "counts along it")
+    return ZERO if state == WHOLE and _is_zero(value) else state
+
+
+def axis_of(value: Value, symbol: sympy.Symbol) -> int | None:
+    """The axis whose size is a multiple of the symbol; None where it is in no size. Raises NotDivisible."""
+    found = [axis for axis, size in enumerate(value.shape) if _mentions(size, symbol)]
+    if len(found) > 1:
+        raise _refusal(value, "pairs its elements with each other")
+    if found and _per_element(value.shape[found[0]], symbol) is None:
+        raise _refusal(value, f"makes a dim of size {value.shape[found[0]]} of it")
+    return found[0] if found else None
+
+
+def unit(value: Value, symbol: sympy.Symbol) -> Size:
+    """How many elements of a value's divided axis there are for each element of the dim."""
+    axis = axis_of(value, symbol)
+    found = None if axis is None else _per_element(value.shape[axis], symbol)
+    assert found is not None
+    return found
+
+
+def _per_element(size: Size, symbol: sympy.Symbol) -> Size | None:
+    """The coefficient of the symbol in a size; None where it is no multiple of it."""
+    found = sympy.sympify(size).as_coefficient(symbol)
+    return None if found is None else simplest(found)
+
+
+def _same(a: Size, b: Size) -> bool:
+    return a == b or sympy.expand(sympy.sympify(a) - b) == 0
+
+
+def _mentions(param: Any, symbol: sympy.Symbol) -> bool:
+    if isinstance(param, tuple):
+        return any(_mentions(p, symbol) for p in param)
+    return isinstance(param, sympy.Basic) and symbol in param.free_symbols
+
+
+def _consistent(value: Value, state: State, symbol: sympy.Symbol) -> State:
+    """The state, which has to be what the shape says: parts of a divided value alone are smaller."""
+    if len(value.avals) != 1:
+        return state
+    axis = axis_of(value, symbol)
+    if axis is None and isinstance(state, int):
+        raise _refusal(value, "loses it")
+    if axis is None or state == POSITION:
+        return state
+    if state == PARTIAL:
+        raise _refusal(value, "spreads over it what is a sum over it")
+    return axis
+
+
+def _refusal(node: Value, why: str) -> NotDivisible:
+    at = place_of(node)
+    return NotDivisible(why=f"`{op_name(node)}` {why}" + ("" if at == "unknown" else f" ({at})"))
+
+
+# ---------------------------------------------------------------------------------------------- the rules
+Rule: TypeAlias = "Callable[[Value, Sequence[State], sympy.Symbol], State]"
+"""(the node, the states of its operands, the symbol) -> the state of its result; any axis means the divided one."""
+
+DIVIDED = 0
+"""What a rule returns for a divided result: `_consistent` puts the axis that the shape tells in its place."""
+
+
+def _ruled(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> State:
+    rule = sharding_rules.get(node.prim)
+    if rule is None:
+        raise _refusal(node, "has no rule for parts")
+    if POSITION in states and node.prim not in KEEPS_POSITIONS:
+        raise _refusal(node, "asks for the position along it")
+    return rule(node, states, symbol)
+
+
+def _shaped(node: Value, symbol: sympy.Symbol) -> State:
+    return WHOLE if axis_of(node, symbol) is None else DIVIDED
+
+
+def _is_zero(value: Value) -> bool:
+    return number_of(value) == 0
+
+
+def _elementwise(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> State:
+    if PARTIAL in states and not linear_rules.get(node.prim, _never)(node, states):
+        raise _refusal(node, "is not linear in a sum over it, of which each rank has a part")
+    return PARTIAL if PARTIAL in states else _shaped(node, symbol)
+
+
+def _never(node: Value, states: Sequence[State]) -> bool:
+    return False
+
+
+def _all_partial(node: Value, states: Sequence[State]) -> bool:
+    """Whether all operands are partial; a zero is."""
+    return all(s == PARTIAL or _is_zero(a) for a, s in zip(node.args, states, strict=True))
+
+
+def _one_partial(node: Value, states: Sequence[State]) -> bool:
+    return sorted(map(str, states)) == [PARTIAL, WHOLE]
+
+
+linear_rules: dict[str, Callable[[Value, Sequence[State]], bool]] = {
+    **dict.fromkeys(("neg", "conj"), _all_partial),
+    **dict.fromkeys(("add", "sub"), _all_partial),
+    "cast": lambda node, states: node.dtype in FLOATS and node.args[0].dtype in (*FLOATS, *INTEGERS),
+    **dict.fromkeys(("mul", "dot"), _one_partial),
+    "div": lambda node, states: list(states) == [PARTIAL, WHOLE],
+    "where": lambda node, states: states[0] == WHOLE and all(
+        s == PARTIAL or _is_zero(a) for a, s in zip(node.args[1:], states[1:], strict=True)
+    ),
+}  # fmt: skip
+"""Elementwise primitives of partial operands: whether the result is the sum of the ranks' results."""
+
+
+def _full(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> State:
+    if _mentions(node.params["value"], symbol):
+        raise _refusal(node, "computes with its size")
+    return _shaped(node, symbol)
+
+
+def _iota(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> State:
+    if not _mentions(node.params["size"], symbol):
+        return WHOLE
+    if node.params["size"] != symbol:
+        raise _refusal(node, "counts along it")
+    return POSITION
+
+
+def _layout(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> State:
+    return states[0] if states[0] in (PARTIAL, POSITION) else _shaped(node, symbol)
+
+
+def _reshape(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> State:
+    """Elements keep their rank where as many of them are in front of the divided axis as before."""
+    (x,) = node.args
+    before, after = axis_of(x, symbol), axis_of(node, symbol)
+    if before is not None and after is not None and not _same(product(x.shape[:before]), product(node.shape[:after])):
+        raise _refusal(node, "mixes it with a dim in front of it")
+    return _layout(node, states, symbol)
+
+
+def _broadcast(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> State:
+    (x,) = node.args
+    before = axis_of(x, symbol)
+    if before is not None and axis_of(node, symbol) != node.params["axes"][before]:
+        raise _refusal(node, "moves it")
+    return _layout(node, states, symbol)
+
+
+def _slice(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> State:
+    (x,) = node.args
+    axis, p = axis_of(x, symbol), node.params
+    for i, (start, stop, step) in enumerate(zip(p["start"], p["stop"], p["step"], strict=True)):
+        whole = start == 0 and step == 1 and _same(stop, x.shape[i])
+        if (i == axis and not whole) or (i != axis and _mentions((start, stop), symbol)):
+            raise _refusal(node, "takes a part of it")
+    return _layout(node, states, symbol)
+
+
+def _pad(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> State:
+    axis = axis_of(node.args[0], symbol)
+    for i, added in enumerate(zip(node.params["lo"], node.params["hi"], node.params["inner"], strict=True)):
+        if (i == axis and any(n != 0 for n in added)) or _mentions(added, symbol):
+            raise _refusal(node, "adds to it")
+    return _layout(node, states, symbol)
+
+
+def _flip(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> State:
+    if axis_of(node, symbol) in node.params["axes"]:
+        raise _refusal(node, "reverses it")
+    return _layout(node, states, symbol)
+
+
+def _cat(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> State:
+    if any(_mentions(a.shape[node.params["axis"]], symbol) for a in node.args):
+        raise _refusal(node, "adds to it")
+    if PARTIAL in states and not _all_partial(node, states):
+        raise _refusal(node, "puts a sum over it beside what is none")
+    return PARTIAL if PARTIAL in states else _shaped(node, symbol)
+
+
+def _sum(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> State:
+    if states[0] == PARTIAL or axis_of(node.args[0], symbol) in node.params["axes"]:
+        return PARTIAL
+    return _shaped(node, symbol)
+
+
+def _reduce(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> State:
+    """A reduction that is no sum: of parts there is no sum of results."""
+    axes = node.params.get("axes", (node.params.get("axis"),))
+    if states[0] == PARTIAL or axis_of(node.args[0], symbol) in axes:
+        raise _refusal(node, f"reduces it by {node.prim}")
+    return _shaped(node, symbol)
+
+
+def _scan(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> State:
+    if axis_of(node, symbol) == node.params["axis"]:
+        raise _refusal(node, "runs along it")
+    return _layout(node, states, symbol)
+
+
+def _dot(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> State:
+    """einsum: a divided label that the result has divides it, one that it lacks leaves a sum."""
+    if PARTIAL in states:
+        return _elementwise(node, states, symbol)
+    axes = [(node.params[n], axis_of(a, symbol)) for n, a in zip(("x_axes", "y_axes"), node.args, strict=True)]
+    labels = {labels[axis] for labels, axis in axes if axis is not None}
+    if len(labels) > 1:
+        raise _refusal(node, "pairs its elements with each other")
+    return PARTIAL if labels - set(node.params["out_axes"]) else _shaped(node, symbol)
+
+
+def _gather(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> State:
+    """Each rank reads the rows that it has where they are asked for by their position."""
+    _require_own_rows(node, node.args[0], node.args[1:], states[1:], symbol)
+    if states[0] == PARTIAL and _shaped(node, symbol) != WHOLE:
+        raise _refusal(node, "reads rows of a sum over it")
+    return PARTIAL if states[0] == PARTIAL else _shaped(node, symbol)
+
+
+def _scatter(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> State:
+    """Rows of each rank that are added into what is zero leave a sum."""
+    base, _, *index = node.args
+    _require_own_rows(node, base, index, states[2:], symbol)
+    if states[0] != PARTIAL and axis_of(base, symbol) is not None:
+        if PARTIAL in states:
+            raise _refusal(node, "is not linear in a sum over it, of which each rank has a part")
+        return DIVIDED
+    divided = [i for i, s in enumerate(states) if isinstance(s, int)]
+    if not divided and PARTIAL not in states:
+        return WHOLE
+    if (divided and node.params["mode"] != "add") or not all(map(_adds_up, node.args[:2], states[:2])):
+        raise _refusal(node, "puts values of several ranks in one place")
+    return PARTIAL
+
+
+def _adds_up(value: Value, state: State) -> bool:
+    """Whether the parts that the ranks have of it are to be added: of what is the same on each, zeros alone."""
+    return state != WHOLE or _is_zero(value)
+
+
+def _require_own_rows(
+    node: Value, x: Value, index: Sequence[Value], states: Sequence[State], symbol: sympy.Symbol
+) -> None:
+    """What is read or written along the divided axis of x is asked for by its position there, and nothing else is."""
+    axis, axes = axis_of(x, symbol), node.params["axes"]
+    counted = [a for a, s in zip(axes, states, strict=True) if s == POSITION]
+    own = axis in counted and unit(x, symbol) == 1
+    if (axis in axes and not own) or any(a != axis for a in counted):
+        raise _refusal(node, "looks rows of it up")
+
+
+def _extern(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> State:
+    """What is called as it is: on whole values, what every rank does alike."""
+    whole = all(s == WHOLE for s in states)
+    if not whole or _mentions(tuple(n for t in node.avals for n in t.shape), symbol) or _asks(node, symbol):
+        raise _refusal(node, "has no rule for parts")
+    if node.prim == "aten_effect" and node.avals:
+        raise _refusal(node, "draws random numbers")
+    return WHOLE
+
+
+def _asks(node: Value, symbol: sympy.Symbol) -> bool:
+    return _mentions(node.params["spec"], symbol)
+
+
+def _random(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> State:
+    if any(s != WHOLE for s in states) or axis_of(node, symbol) is not None:
+        raise _refusal(node, "draws random numbers along it")
+    return WHOLE
+
+
+sharding_rules: dict[str, Rule] = {
+    **{p.name: _elementwise for p in PRIMS.values() if p.family == "elementwise"},
+    **dict.fromkeys(("prod", "amax", "amin", "argmax", "argmin"), _reduce),
+    **dict.fromkeys(("aten", "aten_effect", "call"), _extern),
+    "full": _full,
+    "iota": _iota,
+    "broadcast": _broadcast,
+    "reshape": _reshape,
+    "permute": _layout,
+    "slice": _slice,
+    "pad": _pad,
+    "flip": _flip,
+    "cat": _cat,
+    "sum": _sum,
+    "cumsum": _scan,
+    "dot": _dot,
+    "gather": _gather,
+    "scatter": _scatter,
+    "random": _random,
+    "pick": lambda node, states, symbol: states[0],
+}
+
+KEEPS_POSITIONS = ("broadcast", "reshape", "permute", "gather", "scatter")
+"""The primitives that may be given positions: they look rows up by them, or lay them out."""

@@ -1,0 +1,192 @@
+"""DTensor arguments: each rank runs what was compiled on its parts, where the Function's graphs prove that it may.
+
+    Fast.apply(x: Shard(0), weight: Replicate())  ->  Shard(0);  the gradient of weight is Partial: it has to be summed
+
+Placements that the graphs do not allow are changed before the call, on record; nothing is ever computed on a part as if
+it were the whole. What cannot be captured runs as written, operation by operation, by DTensor's own rules.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import sympy
+import torch
+
+from ..ir.errors import FusegradError, InternalError
+from ..ir.sharding import WHOLE
+from ..tracer.capture import CaptureError
+from ..tracer.function import as_tuple, parameter_names
+from ..tracer.torch_private import dual_level, transforms_active, unwrapped
+from .division import Rule, rule_for
+from .mesh import entered, is_split, layout_of, left, local_shape, moved, placement_of, placements_of, types
+from .parts import Way
+
+if TYPE_CHECKING:
+    from .function import Compiler
+
+Tensor = torch.Tensor
+
+
+class MixedTensorsError(FusegradError, RuntimeError):
+    """Plain tensors beside DTensors: nobody can tell whether they are parts, or the same on every rank."""
+
+    message = (
+        "{function}.apply: `{argument}` is a plain tensor, and other arguments are DTensors\n  at:   {where}\n"
+        "  fix:  make it a DTensor: distribute_tensor(t, mesh, [Replicate()]), or DTensor.from_local(t, mesh, ...)."
+    )
+
+
+class MeshesDifferError(FusegradError, RuntimeError):
+    """DTensors on several meshes in one call."""
+
+    message = (
+        "{function}.apply: `{argument}` is on another device mesh than the arguments in front of it\n"
+        "  at:   {where}\n  fix:  bring all arguments to one mesh."
+    )
+
+
+class PlacementError(FusegradError, RuntimeError):
+    """With fullgraph=True: a placement that the Function's graphs do not allow."""
+
+    message = (
+        "{function}.apply: `{argument}` is {placement}, but dim {dim} of it cannot be divided: {why}\n"
+        "  at:   {where}\n  fix:  redistribute `{argument}` to {instead} before the call, or compile without fullgraph."
+    )
+
+
+def has_dtensors(args: Sequence[Any]) -> bool:
+    """Whether some argument is a DTensor, or wraps one within a torch.func transform."""
+    known = types()
+    return known is not None and any(isinstance(a, Tensor) and _is_dtensor(a, known.DTensor) for a in args)
+
+
+def _is_dtensor(value: Tensor, kind: type) -> bool:
+    return isinstance(value, kind) or (type(value) is Tensor and isinstance(unwrapped(value), kind))
+
+
+# ------------------------------------------------------------------ the call
+def call(compiler: Compiler, args: tuple[Any, ...]) -> Any:
+    """`apply` where some argument is a DTensor. Raises MixedTensorsError, MeshesDifferError, PlacementError."""
+    if transforms_active() or dual_level() >= 0:
+        compiler.leave_to_the_user("forward", "it is given DTensors, within a transform of torch.func")
+        return compiler.users(*args)
+    mesh = _mesh(compiler, args)
+    if mesh.get_coordinate() is None:  # this rank has no part: DTensor's own rules know what that means
+        return compiler.users(*args)
+    rule = rule_for(compiler, args)
+    if isinstance(rule, CaptureError):
+        compiler.refuse("forward", rule)
+        return compiler.users(*args)
+    return _Call(compiler, rule, args, mesh)()
+
+
+def _mesh(compiler: Compiler, args: Sequence[Any]) -> Any:
+    """The one mesh of all DTensors."""
+    kind, found = types().DTensor, None
+    for at, value in enumerate(args):
+        if isinstance(value, kind):
+            if found is not None and value.device_mesh != found:
+                raise MeshesDifferError(function=compiler.cls.__name__, argument=_name(compiler, args, at))
+            found = value.device_mesh
+        elif isinstance(value, Tensor) and (value.dim() or value.requires_grad):
+            raise MixedTensorsError(function=compiler.cls.__name__, argument=_name(compiler, args, at))
+    return found
+
+
+def _name(compiler: Compiler, args: Sequence[Any], at: int) -> str:
+    skip = 0 if compiler.setup_style else 1
+    return parameter_names(compiler.cls.forward, len(args), skip, "argument")[at]  # type: ignore[attr-defined]
+
+
+class _Call:
+    """One call: where its arguments are, where they go, and what comes back."""
+
+    def __init__(self, compiler: Compiler, rule: Rule, args: tuple[Any, ...], mesh: Any) -> None:
+        self.compiler, self.rule, self.args, self.mesh = compiler, rule, args, mesh
+        self.slots = rule.spec.slots
+        self.now = [placements_of(args[i], mesh.ndim) for i in self.slots]
+        self.ways: list[Way | None] = []
+        for at in range(mesh.ndim):
+            self.ways.append(self._cheapest(at))
+        if not rule.runs_for(self._counts()):
+            self.ways = [None] * mesh.ndim
+        self._tell()
+
+    def __call__(self) -> Any:
+        local = list(self.args)
+        for at, slot in enumerate(self.slots):
+            states = [WHOLE if w is None else w.inputs[at] for w in self.ways]
+            local[slot] = entered(self.args[slot], layout_of(self.mesh, states, self.ways))
+        result = self._run(tuple(local))
+        supply = iter(range(len(self.rule.shapes)))
+        seen: dict[int, Any] = {}
+        full = [self._left(v, next(supply), seen) if isinstance(v, Tensor) else v for v in as_tuple(result)]
+        return tuple(full) if isinstance(result, tuple) else full[0]
+
+    def _run(self, local: tuple[Any, ...]) -> Any:
+        """The parts through the class as for plain tensors; through the capture of the whole where that is another."""
+        if self.rule.holds_for(self._counts()):
+            return self.compiler(local, {})
+        self.compiler.is_compiled("forward")
+        return self.compiler._called(self.rule.spec, local, local, None)
+
+    def _left(self, part: Tensor, number: int, seen: dict[int, Any]) -> Any:
+        if id(part) in seen:
+            return seen[id(part)]
+        states = [WHOLE if w is None else w.outputs[number] for w in self.ways]
+        shape = self.rule.shapes[number]
+        expected = local_shape(shape, states, self.mesh)
+        if tuple(part.shape) != expected:
+            raise InternalError(f"a rank's part of result {number} is {tuple(part.shape)} and not {expected}")
+        seen[id(part)] = left(part, layout_of(self.mesh, states, self.ways), shape)
+        return seen[id(part)]
+
+    # -------------------------------------------------------------- which way
+    def _cheapest(self, at: int) -> Way | None:
+        """What to divide along one mesh dim: the least to be moved; of what is divided now, as much as possible."""
+        asked = [(n, p[at].dim) for n, p in enumerate(self.now) if is_split(p[at])]
+        usable = [w for w in self.rule.ways.values() if any(w.inputs[n] == axis for n, axis in asked)]
+        even = [w for w in usable if not w.even or self._is_even(w.symbol, at)]
+        return min([*even, None], key=lambda way: (self._cost(at, way), way is None))
+
+    def _is_even(self, symbol: sympy.Symbol, at: int) -> bool:
+        counts = [self.mesh.size(i) for i, w in enumerate(self.ways) if w is not None and w.symbol == symbol]
+        return bool(self.rule.sizes[symbol] % math.prod([*counts, self.mesh.size(at)]) == 0)
+
+    def _cost(self, at: int, way: Way | None) -> float:
+        states = [WHOLE] * len(self.slots) if way is None else way.inputs
+        parts = [moved(p[at], s, self.mesh.size(at)) for p, s in zip(self.now, states, strict=True)]
+        return sum(float(self.args[i].nbytes) * part for i, part in zip(self.slots, parts, strict=True))
+
+    def _counts(self) -> dict[sympy.Symbol, tuple[int, ...]]:
+        """How often each dim is divided."""
+        found: dict[sympy.Symbol, tuple[int, ...]] = {}
+        for at, way in enumerate(self.ways):
+            if way is not None:
+                found[way.symbol] = (*found.get(way.symbol, ()), self.mesh.size(at))
+        return found
+
+    # -------------------------------------------------------------- the record
+    def _tell(self) -> None:
+        """What is gathered that was divided, and why: on record; with fullgraph=True an error."""
+        for number, placements in enumerate(self.now):
+            for at, placement in enumerate(placements):
+                way = self.ways[at]
+                if not is_split(placement) or (way is not None and way.inputs[number] == placement.dim):
+                    continue
+                self._moves(number, placement, way)
+
+    def _moves(self, at: int, placement: Any, way: Way | None) -> None:
+        name, axis = self.rule.spec.names[self.slots[at]], placement.dim
+        why = self.rule.why_not(at, axis) or "its parts do not fit those of the other arguments, or are too small"
+        instead = placement_of(WHOLE if way is None else way.inputs[at])
+        if self.compiler.fullgraph:
+            raise PlacementError(function=self.compiler.cls.__name__, argument=name, placement=placement, dim=axis,
+                                 why=why, instead=instead)  # fmt: skip
+        reason = f"`{name}`, a DTensor, is moved from {placement} to {instead}: dim {axis} cannot stay divided: {why}"
+        if reason not in self.rule.told:
+            self.rule.told.add(reason)
+            self.compiler.report("forward", reason)

@@ -1,0 +1,146 @@
+"""What may be divided of a class for DTensors of some whole sizes: asked of a capture on tensors without memory."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import sympy
+import torch
+
+from ..ir.errors import LoweringError, users_line
+from ..ir.once import once
+from ..tracer.capture import CaptureError, capture_lock
+from ..tracer.containers import holds_tensors, holes
+from ..tracer.function import backward_method, rebind
+from .draws import require_none as require_no_draws
+from .guards import unseen_state
+from .mesh import dense_strides, part_sizes
+from .parts import Parts
+from .plan import number
+from .specialization import BackwardEntry, Specialization
+from .specs import memoryless
+
+if TYPE_CHECKING:
+    from .function import Compiler
+
+Tensor = torch.Tensor
+Counts = Mapping[sympy.Symbol, tuple[int, ...]]
+"""For each dim by how many ranks it is divided, one number per mesh dim."""
+MOST_RULES = 256
+"""Combinations of sizes, dtypes and constants that a class remembers its rule for."""
+
+
+class WholeSizes(Specialization):
+    """A capture at whole sizes, whose graphs run at those of the parts, too: what they compute is what is divided.
+
+    Where the user's code would do another thing for a tensor as small as a part, that is not what is meant.
+    """
+
+    def entry(self, kinds: tuple[Any, ...]) -> BackwardEntry:
+        entry = super().entry(kinds)
+        entry.everywhere = entry.compared = True  # at sizes of parts the method itself may say something else
+        return entry
+
+
+class Rule(Parts):
+    """What may be divided at one combination of whole sizes, dtypes and constants."""
+
+    def __init__(self, spec: Specialization, stand_ins: Sequence[Any], asks_backward: bool) -> None:
+        super().__init__(spec, asks_backward)
+        self.tensors = spec.tensors_of(stand_ins)
+        self.shapes = [tuple(rebind(fake.shape, spec.sizes(stand_ins))) for fake in spec.forward.fake_outputs]
+        pairs = [p for d, t in zip(self.dims, self.tensors, strict=True) for p in zip(d, t.shape, strict=True)]
+        self.sizes = {size: int(n) for size, n in pairs if isinstance(size, sympy.Symbol)}
+        self.told: set[str] = set()
+        self.admitted: dict[Any, bool] = {}
+
+    def runs_for(self, counts: Counts) -> bool:
+        """Whether the graphs as they were captured can be run on the parts: none is empty, no 1 means another thing."""
+        filled = all(min(part_sizes(self.sizes[s], c)) > 0 for s, c in counts.items())
+        return self.holds_for(counts) or (filled and self.keeps_rank)
+
+    def holds_for(self, counts: Counts) -> bool:
+        """Whether every rank's parts are of sizes for which the Function does what it does at the whole ones.
+
+        counts: for each dim how often it is divided, one number per mesh dim.
+        """
+        key = tuple(sorted(counts.items(), key=str))
+        if key not in self.admitted:
+            self.admitted[key] = all(map(self._admits, _combinations(counts, self.sizes)))
+        return self.admitted[key]
+
+    def _admits(self, sizes: Mapping[sympy.Symbol, int]) -> bool:
+        pairs = zip(self.tensors, self.dims, strict=True)
+        return self.guard([_like(t, [number(n, sizes) for n in shape]) for t, shape in pairs])
+
+    @once
+    def keeps_rank(self) -> bool:
+        """Whether no operation, as it was captured, is another one where a size happens to be 1."""
+        entries = [e for e in self.spec.entries.values() if isinstance(e, BackwardEntry)]
+        traces = [self.spec.forward.trace, *(e.trace for e in entries)]
+        called = (str(n.target).replace("unsqueeze", "") for t in traces for n in t.graph_module.graph.nodes)
+        return not any("squeeze" in name for name in called)
+
+
+def _combinations(counts: Counts, sizes: Mapping[sympy.Symbol, int]) -> Iterator[dict[sympy.Symbol, int]]:
+    """The sizes of every kind of rank."""
+    parts = [sorted(part_sizes(sizes[s], c)) for s, c in counts.items()]
+    for found in itertools.product(*parts):
+        yield {**sizes, **dict(zip(counts, found, strict=True))}
+
+
+def _like(tensor: Tensor, shape: Sequence[int]) -> Tensor:
+    """A tensor without memory of another shape, its axes in the same order."""
+    return torch.empty_strided(tuple(shape), dense_strides(shape, tensor.stride()), dtype=tensor.dtype, device="meta")
+
+
+def rule_for(compiler: Compiler, args: Sequence[Any]) -> Rule | CaptureError:
+    """The rule for arguments like these; why there is none."""
+    key = compiler._key(args)
+    if (found := compiler.rules.get(key)) is not None:
+        return found  # type: ignore[no-any-return]
+    with capture_lock:
+        compiler.rules[key] = found = compiler.rules.get(key) or rule_of(compiler, args)
+        while len(compiler.rules) > MOST_RULES:
+            compiler.rules.popitem(last=False)
+    return found
+
+
+def rule_of(compiler: Compiler, args: Sequence[Any]) -> Rule | CaptureError:
+    """The rule, made anew; why there is none."""
+    try:
+        return _captured(compiler, args)
+    except CaptureError as error:
+        return error.bare()
+    except LoweringError as error:
+        reason = f"it is given DTensors, and no graph tells how they are divided: {error}"
+        return CaptureError(reason=reason, where=users_line())
+
+
+def _captured(compiler: Compiler, args: Sequence[Any]) -> Rule:
+    """The rule, from a capture on tensors without memory of the whole sizes. Raises CaptureError, LoweringError."""
+    if any(holds_tensors(a) for a in args):
+        raise CaptureError(reason="it is given DTensors, and tensors in a container", where=users_line())
+    if (why := unseen_state(args) or compiler._unseen(args)) is not None:
+        raise CaptureError(reason=why, where=users_line())
+    compiler.require_capturable()
+    stand_ins = [_stand_in(a) if isinstance(a, Tensor) else a for a in args]
+    spec = WholeSizes(compiler.cls, stand_ins, compiler.reads_now(), True)
+    require_no_draws(spec)
+    asks = any(spec.forward.needs_input_grad) and backward_method(compiler.cls) is not None
+    for refused, it_is in {
+        "calls what is opaque": bool(spec.opaque),
+        "writes to one": spec.writes_inputs,
+        "reads another tensor": any(t.dim() for t in spec.forward.trace.lifted),
+        "returns a container of tensors": any(o.kind == "object" and holes(o.value) for o in spec.forward.outputs),
+        "its backward is opaque": asks and compiler.opaque("backward") is not None,
+    }.items():
+        if it_is:
+            raise CaptureError(reason=f"it is given DTensors, and {refused}", where=spec.forward_place())
+    return Rule(spec, stand_ins, asks)
+
+
+def _stand_in(value: Tensor) -> Tensor:
+    return memoryless(tuple(value.shape), value.stride(), value.dtype, value.device, value.requires_grad)

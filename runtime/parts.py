@@ -1,0 +1,148 @@
+"""Which dims of a Function's arguments may be divided among ranks: its graphs asked, forward and backward each.
+
+A capture at the whole sizes says what is computed. Where the rules of ir/sharding.py prove that the same graphs on the
+ranks' parts give the parts of its results, a dim may be divided; else the record says which operation needs all of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+
+from ..ir import Graph
+from ..ir.sharding import PARTIAL, WHOLE, ZERO, NotDivisible, State, dims, divide
+from ..ir.transforms.extern import op_name, place_of
+from ..tracer.capture import CaptureError
+from ..tracer.function import symbols_in
+from .compile import graph_of
+from .guards import Guard, is_float
+from .specialization import Specialization
+
+MOST_MASKS = 3
+"""Outputs of a class that asks for no zeros up to which every combination of missing gradients is looked at."""
+DUAL: Mapping[State, State] = {WHOLE: PARTIAL, PARTIAL: WHOLE}
+"""Of a gradient: parts of what is divided, a sum for what every rank reads, the whole for each part of a sum."""
+
+
+def dual(state: State) -> State:
+    """The state of the gradient of what is in this state."""
+    return DUAL.get(state, state)
+
+
+@dataclass(frozen=True)
+class Way:
+    """One dim divided: the states of the tensor arguments and of the tensor results. even: parts of one size alone."""
+
+    symbol: sympy.Symbol
+    inputs: tuple[State, ...]
+    outputs: tuple[State, ...]
+    even: bool
+
+
+class Parts:
+    """What may be divided of a specialisation, which was captured at the whole sizes."""
+
+    def __init__(self, spec: Specialization, asks_backward: bool) -> None:
+        """asks_backward: the user wrote one, which will run; what is derived of forward is divided as forward is."""
+        self.spec = spec
+        self.ways: dict[sympy.Symbol, Way] = {}
+        self.refused: dict[sympy.Symbol, str] = {}
+        graphs = list(_backwards(spec)) if asks_backward else []
+        forward = graph_of(spec.forward.trace, f"{spec.name}_forward")  # at last: it knows what backward assumed
+        backwards = [(mask, graph_of(trace, f"{spec.name}_backward")) for mask, trace in graphs]
+        for graph in (forward, *(g for _, g in backwards)):
+            _require_same_everywhere(graph)
+        self.dims = [v.shape for v in forward.inputs[: len(spec.slots)]]  # as the graphs write them
+        for symbol in dims(forward):
+            try:
+                self.ways[symbol] = _way(spec, forward, backwards, symbol)
+            except NotDivisible as error:
+                self.refused[symbol] = str(error)
+        self.guard: Guard = spec.current_guard()
+
+    def why_not(self, argument: int, axis: int) -> str | None:
+        """Why an axis of a tensor argument cannot be divided; None where it can, by itself."""
+        size = self.dims[argument][axis]
+        if isinstance(size, sympy.Symbol):
+            return self.refused.get(size)
+        if any(way.inputs[argument] == axis for way in self.ways.values()):
+            return None
+        return f"its size is {size} in the capture, which is no dim of its own"
+
+
+def _require_same_everywhere(graph: Graph) -> None:
+    """Raises CaptureError for what each rank would do on its own: draw its random numbers, or call who knows what."""
+    for node in graph.order():
+        if node.prim == "aten_effect" and node.avals:
+            reason = f"it is given DTensors, and draws random numbers (`{op_name(node)}`)"
+            raise CaptureError(reason=reason, where=place_of(node))
+        if node.prim == "call":
+            reason = "it is given DTensors, and calls another Function, which is divided apart"
+            raise CaptureError(reason=reason, where=place_of(node))
+
+
+def _backwards(spec: Specialization) -> Iterator[tuple[tuple[bool, ...], Any]]:
+    """(which outputs have a gradient, backward's trace) for every such combination that a call may meet."""
+    kinds = spec.predicted_kinds()
+    moving = [i for i, k in enumerate(kinds) if k is not None and is_float(spec.gradient_likes()[i])]
+    missing: Iterable[tuple[int, ...]] = [()]
+    if not spec.forward.materialize_grads and len(moving) > 1:
+        if len(moving) > MOST_MASKS:
+            raise NotDivisible(why=f"backward may be given any of {len(moving)} gradients without the others")
+        missing = (c for n in range(len(moving)) for c in itertools.combinations(moving, n))
+    for left_out in missing:
+        mask = tuple(k is not None and i not in left_out for i, k in enumerate(kinds))
+        entry = spec.entry(tuple(k if there else None for k, there in zip(kinds, mask, strict=True)))
+        if any(t.dim() for t in entry.trace.lifted):
+            reason = "it is given DTensors, and backward reads another tensor"
+            raise CaptureError(reason=reason, where=spec.backward_place())
+        yield mask, entry.trace
+
+
+def _way(
+    spec: Specialization, forward: Graph, backwards: Sequence[tuple[tuple[bool, ...], Graph]], symbol: sympy.Symbol
+) -> Way:
+    """The states of arguments and results where the symbol is divided. Raises NotDivisible."""
+    shown = [o.value for o in spec.forward.outputs if o.kind == "object"]
+    if symbol in symbols_in(shown):
+        raise NotDivisible(why="it returns its size")
+    made = divide(forward, symbol)
+    tensors = len(spec.forward.tensor_outputs)
+    states = [WHOLE if s == ZERO else s for s in made.outputs if s is not None]
+    outputs, hidden = tuple(states[:tensors]), states[tensors:]
+    inputs = made.inputs[: len(spec.slots)]
+    even = made.even
+    for mask, graph in backwards:
+        even |= _through(spec, graph, mask, symbol, inputs, outputs, hidden)
+    return Way(symbol, inputs, outputs, even)
+
+
+def _through(
+    spec: Specialization, graph: Graph, mask: Sequence[bool], symbol: sympy.Symbol,
+    inputs: Sequence[State], outputs: Sequence[State], hidden: Sequence[State],
+) -> bool:  # fmt: skip
+    """Proves that backward on parts gives parts of gradients, or what adds up to them; whether parts must be equal."""
+    at = {"input": inputs, "output": outputs, "hidden": hidden}
+    kept = [at[p.kind][p.index] for p in spec.residual_places_present]
+    supply = iter(outputs)
+    per_output = [None if o.kind == "object" else next(supply) for o in spec.forward.outputs]
+    gradients = [dual(s) for s, there in zip(per_output, mask, strict=True) if there and s is not None]
+    for state, there in zip(per_output, mask, strict=True):
+        if there and state == WHOLE:
+            raise NotDivisible(why="a result that has a gradient does not depend on it, though others do")
+    made = divide(graph, symbol, dict(enumerate([*kept, *gradients])))
+    for slot, state in zip(spec.slots, inputs, strict=True):
+        found = made.outputs[slot] if slot < len(made.outputs) else None
+        if found is not None and found != dual(state) and not (found == ZERO and isinstance(dual(state), str)):
+            name = spec.names[slot]
+            raise NotDivisible(why=f"backward's gradient of `{name}` is {_words(found)} and not {_words(dual(state))}")
+    return made.even
+
+
+def _words(state: State) -> str:
+    words = {WHOLE: "the same on every rank", PARTIAL: "a sum over the ranks"}
+    return words.get(str(state), f"divided along axis {state}")

@@ -1,0 +1,359 @@
+"""What each rank of a process group does: every check in turn, the same on all ranks, against one process alone.
+
+    python -m torch.distributed.run --standalone --nproc-per-node 2 tests/distributed/on_ranks.py answer.json [check ..]
+    python tests/distributed/on_ranks.py answer.json --fork 4    the same group without the time that imports take
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import multiprocessing
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+
+sys.path.insert(0, str(Path(__file__).parent))
+import rank_functions as functions
+import rank_models as models
+
+import fusegrad
+from fusegrad.ir.errors import FusegradError
+from fusegrad.runtime.distributed import MeshesDifferError, MixedTensorsError, PlacementError
+
+Tensor = torch.Tensor
+R, S0, S1 = Replicate(), Shard(0), Shard(1)
+Check = Callable[[Any], None]
+CHECKS: dict[str, tuple[int, Check]] = {}
+
+
+def check(ranks: int) -> Callable[[Check], Check]:
+    """A check for groups of so many ranks."""
+
+    def register(function: Check) -> Check:
+        CHECKS[function.__name__] = (ranks, function)
+        return function
+
+    return register
+
+
+EVERY = os.environ.get("FUSEGRAD_TESTS") == "all"
+
+
+def some(cases: Sequence[Any], most: int, at: int = 0) -> list[Any]:
+    """A sample of many cases, another one for another `at`; all of them where all are asked for."""
+    step = 1 if EVERY else max(1, -(-len(cases) // most))
+    return list(cases[at % step :: step])
+
+
+def seeded(*shape: int, grad: bool = True) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64).requires_grad_(grad)
+
+
+# ------------------------------------------------------------------ DTensor against one process
+def cases(rows: int) -> Iterator[tuple[type, tuple[Any, ...]]]:
+    """Functions with whole arguments, the same on each rank."""
+    torch.manual_seed(rows)
+    yield functions.Norm, (seeded(rows, 6), seeded(6), 1e-6)
+    yield functions.Gated, (seeded(rows, 6), seeded(rows, 6))
+    yield functions.Softmax, (seeded(rows, 6),)
+    yield functions.Linear, (seeded(rows, 6), seeded(4, 6), seeded(4))
+    yield functions.Product, (seeded(rows, 6), seeded(4, 6))
+    yield functions.Rows, (torch.randint(0, 5, (rows,)), seeded(5, 6))
+    yield functions.Picked, (seeded(rows, 6), torch.randint(0, 6, (rows,)))
+    yield functions.Rounded, (seeded(rows, 6), seeded(1))
+    yield functions.Spread, (seeded(rows, 6),)
+
+
+def placements_of(args: Sequence[Any], ndim: int) -> Iterator[tuple[Any, ...]]:
+    """Of each tensor, on each mesh dim: whole or any axis divided."""
+    each = [[R, *map(Shard, range(a.dim()))] for a in args if isinstance(a, Tensor)]
+    per_tensor = [list(itertools.product(options, repeat=ndim)) for options in each]
+    yield from itertools.product(*per_tensor)
+
+
+def placed(args: Sequence[Any], mesh: Any, placements: Sequence[Any]) -> list[Any]:
+    supply = iter(placements)
+    return fresh(args, lambda a: distribute_tensor(a, mesh, next(supply)))
+
+
+def fresh(args: Sequence[Any], made: Callable[[Tensor], Tensor] = Tensor.clone) -> list[Any]:
+    """The arguments again, each a leaf of its own."""
+    return [made(a.detach()).requires_grad_(a.requires_grad) if isinstance(a, Tensor) else a for a in args]
+
+
+def results(function: Any, args: Sequence[Any]) -> list[Tensor]:
+    """Outputs and gradients, whole."""
+    made = function(*args)
+    made = made if isinstance(made, tuple) else (made,)
+    weighted = [(whole(o) * torch.linspace(-1, 2, o.numel(), dtype=o.dtype).reshape(o.shape)).sum() for o in made]
+    sum(weighted[1:], weighted[0]).backward()
+    leaves = [a for a in args if isinstance(a, Tensor) and a.requires_grad]
+    return [*(whole(o).detach() for o in made), *(whole(a.grad) for a in leaves)]
+
+
+def whole(value: Any) -> Tensor:
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def same(mine: Sequence[Tensor], theirs: Sequence[Tensor], what: object) -> None:
+    for number, (a, b) in enumerate(zip(mine, theirs, strict=True)):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6, msg=lambda m, n=number: f"{what}, result {n}: {m}")
+
+
+def agrees(mesh: Any, cls: type, args: Sequence[Any], each: Sequence[Sequence[Any]], **options: Any) -> Any:
+    """A class on the arguments in all these placements is what it is on one process. Returns the compiled class."""
+    theirs = results(cls.apply, fresh(args))  # type: ignore[attr-defined]
+    fast: Any = fusegrad.compile(cls, **options)
+    for placements in each:
+        same(results(fast.apply, placed(args, mesh, placements)), theirs, f"{cls.__name__} at {placements}")
+    return fast
+
+
+def is_compiled(fast: Any) -> None:
+    found = {m: r.status for m, r in fast._fusegrad.records.items()}
+    assert found == {"forward": "compiled", "backward": "compiled"}, fast._fusegrad.records
+
+
+@check(2)
+def every_placement_of_every_function(mesh: Any) -> None:
+    for rows in (8, 7) if EVERY else (7,):
+        for at, (cls, args) in some(list(enumerate(cases(rows))), 5):
+            is_compiled(agrees(mesh, cls, args, some(list(placements_of(args, 1)), 3, at)))
+
+
+@check(4)
+def every_placement_on_two_mesh_dims(mesh: Any) -> None:
+    grid = init_device_mesh("cpu", (2, 2))
+    for at, (cls, args) in some(list(enumerate(cases(7))), 2):
+        is_compiled(agrees(grid, cls, args, some(list(placements_of(args, 2)), 2, at)))
+
+
+@check(4)
+def parts_of_one_row_and_of_none(mesh: Any) -> None:
+    for rows in (7, 4, 3, 2, 1) if EVERY else (7, 3):
+        for cls, args in some(list(cases(rows)), 1, rows):
+            divided = tuple((Shard(0) if a.shape[0] == rows else R,) for a in args if isinstance(a, Tensor))
+            agrees(mesh, cls, args, [divided])
+
+
+@check(2)
+def placements_of_results(mesh: Any) -> None:
+    """What is divided stays divided, and sums over it are left to be added."""
+    fast: Any = fusegrad.compile(functions.Norm)
+    x, weight, eps = next(cases(7))[1]
+    x, weight, _ = placed((x, weight, eps), mesh, [(S0,), (R,)])
+    y = fast.apply(x, weight, eps)
+    y.sum().backward()
+    assert y.placements == (S0,) and x.grad.placements == (S0,), (y.placements, x.grad.placements)
+    assert weight.grad.placements == (Partial(),), weight.grad.placements
+    product: Any = fusegrad.compile(functions.Product)
+    made = product.apply(*placed((seeded(4, 6), seeded(4, 6)), mesh, [(S1,), (S1,)]))
+    assert made.placements == (Partial(),), made.placements
+    reasons = [r.reason for c in (fast, product) for r in c._fusegrad.records.values()]
+    assert reasons == [None] * 4 or reasons == [None] * 3, reasons
+
+
+@check(2)
+def partial_arguments_are_added_first(mesh: Any) -> None:
+    part = torch.full((4, 6), 1.0 + mesh.get_rank(), dtype=torch.float64)
+    x = DTensor.from_local(part, mesh, [Partial()])
+    fast: Any = fusegrad.compile(functions.Softmax)
+    cubed = fusegrad.compile(functions.Cube).apply(x, DTensor.from_local(torch.ones(6).double(), mesh, [R]))
+    torch.testing.assert_close(cubed.full_tensor(), torch.full((4, 6), 27.0, dtype=torch.float64))
+    torch.testing.assert_close(fast.apply(x).full_tensor(), torch.full((4, 6), 1 / 6, dtype=torch.float64))
+
+
+@check(2)
+def moved_arguments_are_on_record(mesh: Any) -> None:
+    fast: Any = fusegrad.compile(functions.Softmax)
+    (x,) = placed((seeded(4, 6),), mesh, [(S1,)])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fast.apply(x)
+        fast.apply(x)
+    said = [str(w.message) for w in caught if w.category is fusegrad.FallbackWarning]
+    assert len(said) == 1 and "`x`" in said[0] and "dim 1" in said[0] and "amax" in said[0], said
+    assert "rank_functions.py" in fast._fusegrad.records["forward"].reason
+    strict: Any = fusegrad.compile(functions.Softmax, fullgraph=True)
+    refused = raises(PlacementError, lambda: strict.apply(x))
+    assert all(word in refused for word in ("Softmax", "`x`", "dim 1", "amax", "redistribute")), refused
+
+
+def raises(kind: type[FusegradError], run: Callable[[], Any]) -> str:
+    try:
+        run()
+    except kind as error:
+        return str(error)
+    raise AssertionError(f"no {kind.__name__}")
+
+
+@check(2)
+def errors_say_what_to_do(mesh: Any) -> None:
+    fast: Any = fusegrad.compile(functions.Norm)
+    x, weight = placed((seeded(4, 6), seeded(6)), mesh, [(S0,), (R,)])
+    said = raises(MixedTensorsError, lambda: fast.apply(x, seeded(6), 1e-6))
+    assert "`weight`" in said and "distribute_tensor" in said, said
+    other = init_device_mesh("cpu", (1, 2))
+    (elsewhere,) = placed((seeded(6),), other, [(R, R)])
+    assert "`weight`" in raises(MeshesDifferError, lambda: fast.apply(x, elsewhere, 1e-6))
+    assert fast.apply(x, weight, 1e-6).placements == (S0,)
+
+
+@check(2)
+def double_backward(mesh: Any) -> None:
+    """Also of what was divided along a dim, and of a backward that is not the derivative."""
+    torch.manual_seed(3)
+    args = (seeded(7, 4), seeded(4))
+
+    def second(function: Any, x: Any, weight: Any) -> list[Tensor]:
+        y = function(x, weight)
+        first = torch.autograd.grad(y.sum(), (x, weight), create_graph=True)
+        (whole(first[0]) ** 2).sum().backward(retain_graph=True)
+        (whole(first[1]) ** 3).sum().backward()
+        return [whole(t).detach() for t in (y, *first, x.grad, weight.grad)]
+
+    theirs = second(functions.Cube.apply, *fresh(args))
+    for placements in some(list(placements_of(args, 1)), 3):
+        fast: Any = fusegrad.compile(functions.Cube)
+        same(second(fast.apply, *placed(args, mesh, placements)), theirs, f"second order at {placements}")
+
+
+@check(2)
+def what_cannot_be_captured_runs_as_written(mesh: Any) -> None:
+    (x,) = placed((seeded(4, 6),), mesh, [(S0,)])
+    for cls in (functions.Asks, functions.Dropped):
+        fast: Any = fusegrad.compile(cls)
+        y = fast.apply(x)
+        y.sum().backward()
+        assert isinstance(y, DTensor) and fast._fusegrad.records["forward"].status == "opaque", fast._fusegrad.records
+    assert y.placements == (S0,)
+    asked = whole(x).sum() > 0
+    same([whole(fusegrad.compile(functions.Asks).apply(x))], [whole(x) * (-1 if asked else 2)], "Asks")
+
+
+@check(2)
+def plain_tensors_first(mesh: Any) -> None:
+    """Whatever was captured or made ready for plain tensors never meets a DTensor, whose memory is none."""
+    torch.manual_seed(4)
+    full = seeded(4, 6).float().detach()
+    for backend in ("reference", "interpret"):
+        fast: Any = fusegrad.compile(functions.Softmax, backend=backend)
+        for _ in range(5):
+            fast.apply(full.clone().requires_grad_()).sum().backward()
+            fast.apply(full)
+        for placement in (R, S0):
+            x = distribute_tensor(full, mesh, [placement]).requires_grad_()
+            y = fast.apply(x)
+            y.sum().backward()
+            torch.testing.assert_close(whole(y).detach(), torch.softmax(full, -1))
+            torch.testing.assert_close(whole(x.grad), torch.zeros_like(full), atol=1e-6, rtol=0)
+
+
+@check(2)
+def generated_kernels_on_parts(mesh: Any) -> None:
+    for rows in (7, 2) if EVERY else (2,):
+        torch.manual_seed(rows)
+        args = (seeded(rows, 6), seeded(rows, 6))
+        agrees(mesh, functions.Gated, args, [((S0,), (R,)), ((S1,), (S1,))], backend="interpret")
+        args = (seeded(rows, 6), seeded(6), 1e-6)
+        agrees(mesh, functions.Norm, args, [((S0,), (R,))], backend="interpret")
+
+
+@check(2)
+def plain_functions(mesh: Any) -> None:
+    @fusegrad.compile
+    def scaled(x: Tensor, weight: Tensor) -> Tensor:
+        return torch.tanh(x) * weight
+
+    torch.manual_seed(5)
+    args = (seeded(7, 4), seeded(4))
+    theirs = results(lambda x, w: torch.tanh(x) * w, fresh(args))
+    for placements in some(list(placements_of(args, 1)), 3):
+        same(results(scaled, placed(args, mesh, placements)), theirs, f"function at {placements}")
+
+
+# ------------------------------------------------------------------ whole models
+@check(2)
+def data_parallel(mesh: Any) -> None:
+    models.check_ddp(mesh)
+
+
+@check(2)
+def fully_sharded(mesh: Any) -> None:
+    models.check_fsdp(mesh)
+
+
+@check(2)
+def tensor_parallel(mesh: Any) -> None:
+    models.check_tp(mesh)
+
+
+@check(4)
+def fully_sharded_and_tensor_parallel(mesh: Any) -> None:
+    models.check_both(mesh)
+
+
+def main() -> int:
+    answer, *names = sys.argv[1:]
+    if names[:1] == ["--fork"]:
+        return forked(answer, int(names[1]), names[2:])
+    dist.init_process_group("gloo")
+    return run_checks(answer, names)
+
+
+def forked(answer: str, ranks: int, names: Sequence[str]) -> int:
+    """The ranks as children of this process, which has imported everything."""
+    context = multiprocessing.get_context("fork")
+    children = [context.Process(target=on_rank, args=(answer, r, ranks, names)) for r in range(ranks)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+    return max(abs(child.exitcode or 0) for child in children)
+
+
+def on_rank(answer: str, rank: int, ranks: int, names: Sequence[str]) -> None:
+    store = dist.FileStore(f"{answer}.store", ranks)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+    run_checks(answer, names)
+
+
+def run_checks(answer: str, names: Sequence[str]) -> int:
+    torch.set_num_threads(1)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    found: dict[str, str] = {}
+    for name, (ranks, run) in CHECKS.items():
+        if ranks == dist.get_world_size() and (not names or name in names):
+            found[name] = outcome_of(run, mesh)
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, found)
+    if dist.get_rank() == 0:
+        Path(answer).write_text(json.dumps({n: [e[n] for e in everyone] for n in found}))
+    dist.destroy_process_group()
+    return 0
+
+
+def outcome_of(run: Check, mesh: Any) -> str:
+    """Empty, or what went wrong. A check that fails on one rank alone may leave the others waiting: gloo gives up."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", fusegrad.FallbackWarning)
+            run(mesh)
+        dist.barrier()
+        return ""
+    except Exception:
+        return traceback.format_exc()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

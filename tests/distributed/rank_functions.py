@@ -1,0 +1,192 @@
+"""Function classes as a model that is trained on many devices has them; the backward of some is wrong on purpose."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+
+class Norm(Function):
+    """RMSNorm over the last dim."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        scale = torch.rsqrt((x * x).mean(-1, keepdim=True) + eps)
+        ctx.save_for_backward(x, weight, scale)
+        return x * scale * weight
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, weight, scale = ctx.saved_tensors
+        normal, moved = x * scale, g * weight
+        dx = scale * (moved - normal * (moved * normal).mean(-1, keepdim=True))
+        return dx, (g * normal).reshape(-1, x.shape[-1]).sum(0), None
+
+
+class Gated(Function):
+    """silu(gate) * up, whose gradient for `up` is three times what it should be."""
+
+    @staticmethod
+    def forward(gate: Tensor, up: Tensor) -> Tensor:
+        return gate * torch.sigmoid(gate) * up
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
+        gate, up = ctx.saved_tensors
+        s = torch.sigmoid(gate)
+        return g * up * s * (1 + gate * (1 - s)), 3 * g * gate * s
+
+
+class Softmax(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        y = torch.softmax(x, -1)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        (y,) = ctx.saved_tensors
+        return y * (g - (g * y).sum(-1, keepdim=True))
+
+
+class Linear(Function):
+    """relu(x @ weight.T + bias)"""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        y = torch.relu(x @ weight.T + bias)
+        ctx.save_for_backward(x, weight, y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x, weight, y = ctx.saved_tensors
+        g = g * (y > 0)
+        return g @ weight, g.T @ x, g.sum(0)
+
+
+class Product(Function):
+    """x @ weight.T, of which a contracted dim may be divided."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return x @ weight.T
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        return g @ weight, g.T @ x
+
+
+class Rows(Function):
+    """Rows of a table, and their gradient added up where they came from."""
+
+    @staticmethod
+    def forward(ctx: Any, index: Tensor, table: Tensor) -> Tensor:
+        ctx.save_for_backward(index)
+        ctx.count = table.shape[0]
+        return table[index]
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[None, Tensor]:
+        (index,) = ctx.saved_tensors
+        return None, torch.zeros(ctx.count, g.shape[-1], dtype=g.dtype, device=g.device).index_add(0, index, g)
+
+
+class Picked(Function):
+    """Per row, minus the log-probability of its class."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, target: Tensor) -> Tensor:
+        logs = torch.log_softmax(logits, -1)
+        ctx.save_for_backward(logs, target)
+        return -logs.gather(-1, target[:, None]).squeeze(-1)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        logs, target = ctx.saved_tensors
+        hit = torch.nn.functional.one_hot(target, logs.shape[-1]).to(logs.dtype)
+        return (logs.exp() - hit) * g[:, None], None
+
+
+class Rounded(Function):
+    """Straight through, but clipped: the gradient is none of the mathematics."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, step: Tensor) -> Tensor:
+        ctx.save_for_backward(x, step)
+        return torch.round(x / step) * step
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
+        x, step = ctx.saved_tensors
+        return g * (x.abs() < 1), (g * torch.sign(x)).sum().reshape(step.shape) / math.sqrt(x.shape[-1])
+
+
+class Cube(Function):
+    """Its own backward is differentiable, and twice too large."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return x * x * x * weight
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        return 6 * g * x * x * weight, (g * x * x * x).sum(0)
+
+
+class Spread(Function):
+    """Two results, one of which is a sum over the rows."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x)
+        return torch.exp(x), (x * x).sum(0)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor | None, h: Tensor | None) -> Tensor:
+        (x,) = ctx.saved_tensors
+        first = 0.0 if g is None else g * torch.exp(x)
+        second = 0.0 if h is None else 2 * x * h
+        return first + second
+
+
+class Dropped(Function):
+    """Draws random numbers: whatever is divided, ranks have to agree on them."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        mask = (torch.rand_like(x) > 0.5).to(x.dtype)
+        ctx.save_for_backward(mask)
+        return x * mask
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        (mask,) = ctx.saved_tensors
+        return g * mask
+
+
+class Asks(Function):
+    """Its control flow depends on data."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.flip = bool(x.full_tensor().sum() > 0) if hasattr(x, "full_tensor") else bool(x.sum() > 0)
+        return -x if ctx.flip else x * 2
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return -g if ctx.flip else g * 2

@@ -1,0 +1,188 @@
+"""The rules of ir/sharding.py one primitive at a time: computed in parts by numpy, put together, compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import sympy
+
+from fusegrad.ir import Graph, TensorType, Value, building, emit
+from fusegrad.ir.evaluate import evaluate
+from fusegrad.ir.prims import PRIMS
+from fusegrad.ir.sharding import PARTIAL, WHOLE, ZERO, NotDivisible, divide, sharding_rules
+
+N, M = sympy.Symbol("n", positive=True, integer=True), sympy.Symbol("m", positive=True, integer=True)
+SIZES = {N: 7, M: 4}
+PARTS = ((0, 3), (3, 5), (5, 7))
+Build = Callable[..., "Value | Sequence[Value]"]
+
+
+def graph(build: Build, *types: tuple[Any, ...], dtypes: Sequence[str] = ()) -> Graph:
+    made = Graph()
+    names = dtypes or ["f64"] * len(types)
+    inputs = [made.input(TensorType(t, d), f"x{i}") for i, (t, d) in enumerate(zip(types, names, strict=True))]
+    with building(made):
+        outputs = build(*inputs)
+    return made.returning([outputs] if isinstance(outputs, Value) else outputs)
+
+
+def values(of: Graph, seed: int = 0) -> list[Any]:
+    draw = np.random.default_rng(seed)
+    shapes = [[SIZES.get(n, n) for n in v.shape] for v in of.inputs]
+    made = zip(of.inputs, shapes, strict=True)
+    return [draw.integers(0, 3, s) if v.dtype == "i64" else draw.standard_normal(s) for v, s in made]
+
+
+def in_parts(of: Graph, given: dict[int, Any] | None = None) -> tuple[list[Any], list[Any]]:
+    """(the outputs put together from parts, those of the whole)"""
+    found, whole = divide(of, N, given), values(of)
+    per_rank = []
+    for rank, (low, high) in enumerate(PARTS):
+        local = [_part(x, s, low, high, rank) for x, s in zip(whole, found.inputs, strict=True)]
+        per_rank.append(evaluate(of, local, {**SIZES, N: high - low}))
+    merged = [_merged([r[i] for r in per_rank], s) for i, s in enumerate(found.outputs)]
+    return merged, evaluate(of, whole, SIZES)
+
+
+def _part(x: Any, state: Any, low: int, high: int, rank: int) -> Any:
+    if isinstance(state, int):
+        unit = x.shape[state] // SIZES[N]
+        return np.take(x, range(low * unit, high * unit), state)
+    return x * (0.5, 0.2, 0.3)[rank] if state == PARTIAL else x
+
+
+def _merged(parts: Sequence[Any], state: Any) -> Any:
+    if isinstance(state, int):
+        return np.concatenate(parts, state)
+    if state == PARTIAL:
+        return sum(parts[1:], parts[0])
+    assert all(np.array_equal(p, parts[0]) for p in parts)
+    return parts[0]
+
+
+def rows_of(x: Value, index: Value) -> Value:
+    """torch.gather(x, 1, index): each row looks up its own."""
+    at = emit("broadcast", emit("iota", size=N, dtype="i64"), shape=(N, 2), axes=(0,))
+    return emit("gather", x, at, index, axes=(0, 1))
+
+
+def spread(x: Value) -> Value:
+    return emit("broadcast", x, shape=(N, M), axes=(1,))
+
+
+def added(source: Value, index: Value) -> Value:
+    base = emit("full", value=0.0, shape=(5, M), dtype="f64")
+    return emit("scatter", base, source, index, axes=(0,), mode="add")
+
+
+DIVISIBLE: dict[str, tuple[Build, tuple[tuple[Any, ...], ...], tuple[Any, ...], Sequence[str]]] = {
+    "elementwise": (lambda x, y: emit("mul", emit("exp", x), spread(y)), ((N, M), (M,)), (0,), ()),
+    "sum": (lambda x: emit("sum", x, axes=(0,)), ((N, M),), (PARTIAL,), ()),
+    "sum of another axis": (lambda x: emit("sum", x, axes=(1,)), ((M, M, N),), (1,), ()),
+    "amax of another axis": (lambda x: emit("amax", x, axes=(1,)), ((N, M),), (0,), ()),
+    "a sum times what is whole": (
+        lambda x, y: emit("neg", emit("mul", emit("sum", x, axes=(0,)), y)), ((N, M), (M,)), (PARTIAL,), (),
+    ),
+    "two sums": (
+        lambda x: emit("sub", emit("sum", emit("exp", x), axes=(0,)), emit("sum", x, axes=(0,))),
+        ((N, M),), (PARTIAL,), (),
+    ),
+    "permute": (lambda x: emit("permute", x, perm=(2, 0, 1)), ((M, N, 3),), (2,), ()),
+    "reshape behind": (lambda x: emit("reshape", x, shape=(3, N * 4)), ((3, N, 4),), (1,), ()),
+    "reshape in front": (lambda x: emit("reshape", x, shape=(6, N, 4)), ((2, 3, N, 4),), (1,), ()),
+    "slice of another axis": (lambda x: emit("slice", x, start=(0, 1), stop=(N, 3), step=(1, 1)), ((N, 4),), (0,), ()),
+    "pad of another axis": (lambda x: emit("pad", x, lo=(0, 1), hi=(0, 0), inner=(0, 1)), ((N, 4),), (0,), ()),
+    "flip of another axis": (lambda x: emit("flip", x, axes=(1,)), ((N, M),), (0,), ()),
+    "cat of another axis": (lambda x, y: emit("cat", x, y, axis=1), ((N, 2), (N, 3)), (0,), ()),
+    "cumsum of another axis": (lambda x: emit("cumsum", x, axis=1, reverse=True), ((N, M),), (0,), ()),
+    "a product's rows": (
+        lambda x, y: emit("dot", x, y, x_axes=(0, 1), y_axes=(1, 2), out_axes=(2, 0)), ((N, M), (M, 3)), (1,), (),
+    ),
+    "a product's contracted dim": (
+        lambda x, y: emit("dot", x, y, x_axes=(0, 1), y_axes=(1, 2), out_axes=(0, 2)), ((M, N), (N, 3)), (PARTIAL,), (),
+    ),
+    "rows looked up by a divided index": (
+        lambda x, i: emit("gather", x, i, axes=(0,)), ((5, M), (N,)), (0,), ("f64", "i64"),
+    ),
+    "columns of divided rows": (lambda x, i: emit("gather", x, i, axes=(1,)), ((N, 5), (3,)), (1,), ("f64", "i64")),
+    "each row looks up its own": (rows_of, ((N, 5), (N, 2)), (0,), ("f64", "i64")),
+    "rows added where they belong": (added, ((N, M), (N,)), (PARTIAL,), ("f64", "i64")),
+    "constants": (lambda x: emit("add", x, emit("full", value=2.0, shape=(N,), dtype="f64")), ((N,),), (0,), ()),
+    "zeros": (lambda x: [emit("full", value=0.0, shape=(M,), dtype="f64"), emit("neg", x)], ((N,),), (ZERO, 0), ()),
+    "several results": (lambda x: [emit("neg", x), emit("sum", x, axes=(0, 1))], ((N, M),), (0, PARTIAL), ()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DIVISIBLE)
+def test_parts_make_the_whole(name: str) -> None:
+    build, types, states, dtypes = DIVISIBLE[name]
+    made = graph(build, *types, dtypes=dtypes)
+    assert divide(made, N).outputs == states
+    for mine, whole in zip(*in_parts(made), strict=True):
+        np.testing.assert_allclose(mine, whole, rtol=1e-12, atol=1e-12)
+
+
+def test_a_partial_input_stays_a_sum_through_what_is_linear() -> None:
+    made = graph(lambda x, w: emit("div", emit("sum", x, axes=(0,)), w), (M, 3), (3,))
+    assert divide(made, N, {0: PARTIAL}).outputs == (PARTIAL,)
+    for mine, whole in zip(*in_parts(made, {0: PARTIAL}), strict=True):
+        np.testing.assert_allclose(mine, whole, rtol=1e-12)
+
+
+def softmax(x: Value) -> Value:
+    e = emit("exp", x)
+    return emit("div", e, emit("broadcast", emit("sum", e, axes=(0,)), shape=(N, M), axes=(1,)))
+
+
+def pairs(x: Value) -> Value:
+    row, column = (emit("broadcast", x, shape=(N, N), axes=(a,)) for a in (0, 1))
+    return emit("sub", row, column)
+
+
+def mean(x: Value) -> Value:
+    return emit("div", emit("sum", x, axes=(0, 1)), emit("full", value=N, shape=(), dtype="f64"))
+
+
+REFUSED: dict[str, tuple[Build, tuple[tuple[Any, ...], ...], str]] = {
+    "amax": (lambda x: emit("amax", x, axes=(0,)), ((N, M),), "reduces it by amax"),
+    "prod": (lambda x: emit("prod", x, axes=(0,)), ((N, M),), "reduces it by prod"),
+    "argmax": (lambda x: emit("argmax", x, axis=0), ((N, M),), "reduces it by argmax"),
+    "cumsum": (lambda x: emit("cumsum", x, axis=0, reverse=False), ((N, M),), "runs along it"),
+    "a sum that is not only added": (lambda x: emit("exp", emit("sum", x, axes=(0,))), ((N, M),), "not linear"),
+    "a sum beside what is none": (lambda x, y: emit("add", emit("sum", x, axes=(0,)), y), ((N, M), (M,)), "not linear"),
+    "a softmax": (softmax, ((N, M),), "spreads over it"),
+    "the number of rows": (mean, ((N, M),), "computes with its size"),
+    "pairs": (pairs, ((N,),), "pairs its elements"),
+    "a part": (lambda x: emit("slice", x, start=(1,), stop=(N,), step=(1,)), ((N,),), "takes a part"),
+    "more": (lambda x: emit("pad", x, lo=(1,), hi=(0,), inner=(0,)), ((N,),), "makes a dim|adds to it"),
+    "reversed": (lambda x: emit("flip", x, axes=(0,)), ((N, M),), "reverses it"),
+    "joined": (lambda x: emit("cat", x, x, axis=0), ((N, M),), "adds to it"),
+    "mixed": (lambda x: emit("reshape", x, shape=(N * 4,)), ((4, N),), "mixes it"),
+    "unmixed": (lambda x: emit("reshape", x, shape=(N, 4)), ((4, N),), "mixes it"),
+    "positions": (
+        lambda x: emit("mul", x, emit("cast", emit("iota", size=N, dtype="i64"), dtype="f64")), ((N,),), "position",
+    ),
+    "positions that are returned": (lambda x: emit("iota", size=N, dtype="i64"), ((N,),), "counts along it"),
+    "rows of others": (
+        lambda x: emit("gather", x, emit("full", value=1, shape=(2,), dtype="i64"), axes=(0,)), ((N, M),), "looks rows",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_needs_all_of_a_dim_is_refused_by_name(name: str) -> None:
+    build, types, why = REFUSED[name]
+    with pytest.raises(NotDivisible, match=why):
+        divide(graph(build, *types), N)
+
+
+def test_every_primitive_has_a_rule() -> None:
+    assert set(PRIMS) - set(sharding_rules) == {"input"}
+
+
+def test_what_does_not_mention_the_dim_is_whole() -> None:
+    made = graph(lambda x, y: [emit("exp", y), emit("neg", x)], (N,), (M,))
+    assert divide(made, N).outputs == (WHOLE, 0)
