@@ -60,6 +60,13 @@ CODES = (
         "Nothing: it is a step of the search.",
         (r"it is not captured while a fault is looked for",),
     ),
+    Code(
+        "FG007", "a TorchDispatchMode (FlopCounterMode) is active, which is to see the operations of the class",
+        "Something counts, records or keeps single operations (a selective checkpoint, a counter of FLOPs): kernels "
+        "would hide them from it, so the class runs as written while it is active.",
+        "Nothing, if that is meant. Under a plain checkpoint the class runs compiled.",
+        (r"a TorchDispatchMode \(",),
+    ),
     # -------------------------------------------------------------- FG01x: what the body does with data
     Code(
         "FG010", "its control flow depends on the data of a tensor",

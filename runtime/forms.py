@@ -21,7 +21,14 @@ Form = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ...] | None]
 BY_EITHER = inspect.Parameter.POSITIONAL_OR_KEYWORD
 LEAF_TYPES = ATOMS - {torch.Size, slice}
 """Types that are no containers to torch's trees, whatever else is registered as one."""
-MISS = object()
+
+
+class _Miss:
+    def __reduce__(self) -> str:
+        return "MISS"  # there is one
+
+
+MISS = _Miss()
 """What a function that was written for one form gives for another."""
 
 

@@ -41,11 +41,12 @@ from ..tracer.torch_private import (
     hooks_are_active,
     is_batched,
     is_fake,
+    observing_mode,
     saved_tensors_of,
     share_memory,
     transforms_active,
 )
-from . import distributed, logs, split
+from . import distributed, logs, pickled, split
 from .calls import name_in_graphs
 from .config import backend_name, valid_backend, valid_numerics, warns, with_numerics
 from .derived import require_transposable, valid_derive_jvp, why_no_backward, with_derived_backward
@@ -57,6 +58,7 @@ from .guards import (
     exact_key,
     global_state,
     is_given_twice,
+    is_meta,
     is_plain,
     is_tracked,
     unseen_state,
@@ -81,6 +83,8 @@ REMEMBERED = 1024
 VARIANTS = 64
 """Keys other than sizes (dtypes, constants, ...) that a class is captured for; beyond them its own methods run."""
 
+MODES = "dispatch modes"
+"""The record of calls under a TorchDispatchMode."""
 ATTEMPTS = 8
 """Keys for which a capture is tried while none succeeds; after them the method runs as written without a trial."""
 
@@ -146,13 +150,36 @@ class Compiler:
         self.opaque_calls: list[split.OpaqueCall] = []
         self.reads: Reads | None = None
         self.marks: dict[Any, int] = {}
-        self.ready = Ready()
+        self.ready = Ready(self)
         self.fits = fits_a_graph(cls, self.methods)
         method = backward_method(cls)
         kept_out = method is not None and self.methods.declared["backward"].value is False
         self.written = with_opaque_backward(cls, method) if method is not None and kept_out else cls
         for role in self.methods.declared_opaque():
             self._put_on_record(role)
+
+    def options(self) -> tuple[Any, ...]:
+        """What `compile` was told, in the order of its parameters."""
+        told = self.backend, self.fullgraph, self.dynamic, self.methods.option, self.derive_jvp, self.numerics
+        return told
+
+    def begin_again(self, assigned: dict[str, Any]) -> type:
+        """Methods were assigned to the compiled class: from now on it stands for the class that is returned."""
+        original: type = getattr(self, "original", self.user_class)
+        names = {name: getattr(original, name) for name in ("__module__", "__qualname__", "__doc__")}
+        users = type(original.__name__, (original,), {**names, **assigned}) if assigned else original
+        fresh = Compiler(users, *self.options())
+        with class_lock:
+            kept = {**vars(fresh), "ready": self.ready, "original": original}
+            vars(self).update(kept)
+            for name in vars(self).keys() - kept.keys():  # attributes that were made when they were asked for
+                del vars(self)[name]
+        self.ready.forget()
+        return users
+
+    def __reduce__(self) -> Any:
+        """For those who pickle a class by its contents (cloudpickle): what was captured stays here."""
+        return Compiler, (self.user_class, *self.options())
 
     # ------------------------------------------------------------------ calls
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -164,7 +191,7 @@ class Compiler:
         if self.setup_style and (kwargs or len(args) != len(self.parameters())):
             args, kwargs = self._bound(args, kwargs), {}
         if kwargs or (is_capturing() and not _is_linearized(args)):
-            return called_within(self, args) if is_outer() and not kwargs else self.users(*args, **kwargs)
+            return self._followed(args, kwargs)
         if (around := _around(args)) is not None:
             return around(self, args)
         given = opened(args)
@@ -179,6 +206,13 @@ class Compiler:
         if specialization is None or (specialization.writes_inputs and share_memory(given)):
             return self.as_written(*args)
         return self._called(specialization, given, args, asked)
+
+    def _followed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call that somebody else follows: an operator in his graph, or the class as it is written."""
+        if is_outer() and not kwargs:
+            return called_within(self, args)
+        self.seen_by_a_mode()
+        return self.users(*args, **kwargs)
 
     def _is_left_out(self) -> bool:
         """Whether forward runs as written wherever it is called, but in somebody else's graph, which refuses it."""
@@ -271,7 +305,7 @@ class Compiler:
 
     def as_written(self, *args: Any, **kwargs: Any) -> Any:
         """forward as the user wrote it; backward is captured by itself, where it may be."""
-        if is_capturing() or transforms_active() or dual_level() >= 0:
+        if is_capturing() or transforms_active() or dual_level() >= 0 or any(map(is_meta, args)):
             return self.users(*args, **kwargs)
         return self.beside(*args, **kwargs)
 
@@ -384,7 +418,8 @@ class Compiler:
             key, facts = self._key(args), self.facts(args)
             tensors = [a for a in args if isinstance(a, Tensor)]
             found = next((s for s in self.known.get(facts, ()) if s.guard(tensors)), None)
-            if found is None and facts not in self.refused and not self._is_hopeless():
+            tried = facts in self.refused or self._is_hopeless() or any(map(is_meta, args))
+            if found is None and not tried:
                 found = self._captured(key, facts, args)
             self.exact[key] = found
             _forget(self.exact, REMEMBERED)
@@ -535,6 +570,15 @@ class Compiler:
         """A call breaks a graph that somebody else makes, and runs between two: on record."""
         self.records[maker] = Record("opaque", reason, where)
 
+    def seen_by_a_mode(self) -> None:
+        """A TorchDispatchMode (a selective checkpoint, a counter) is to see the class's own operations: on record."""
+        if MODES in self.records or (mode := observing_mode()) is None:
+            return
+        reason = f"a TorchDispatchMode ({mode}) is active, which is to see the operations of the class"
+        self.records[MODES] = Record("opaque", reason, users_line())
+        count("fallbacks")
+        _warn(f"{self.cls.__name__} runs as you wrote it, uncompiled: {reason} [{code_of(reason)}]")
+
     def leave_to_the_user(self, method: str, reason: str) -> None:
         """What is compiled cannot serve here: the user's own class does, with the reason on record."""
         self.refuse(method, CaptureError(reason=reason, where=method_place(self.cls.forward)))  # type: ignore[attr-defined]
@@ -602,6 +646,8 @@ class Compiler:
         recording = torch.is_grad_enabled() and any(map(is_tracked, (*residuals, *gradients)))
         in_a_batch = any(map(is_batched, gradients))
         traced = is_capturing()  # by another mode: no capture may begin, and none is refused for good
+        if traced:
+            self.seen_by_a_mode()
         if recording or in_a_batch or traced or transforms_active():
             originals = residuals if chosen is None else self.originals(chosen, residuals, ctx)
             opaque = self.records.get("backward", Record("")).status == "opaque"
@@ -802,15 +848,8 @@ def compile_class(
         )
     cls = vars(cls).get("_fusegrad_user_class", cls)
     compiler = Compiler(cls, backend, fullgraph, dynamic, traceable, derive_jvp, numerics)
-
-    def run(own: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if own is not fast:  # a subclass of the compiled class has methods of its own
-            return compiled_subclass(own, compiler).apply(*args, **kwargs)
-        return compiler(args, kwargs)
-
     itself: list[type] = []
-    name = name_in_graphs(cls, lambda args, kwargs: in_dynamos_graph(compiler, args, kwargs))
-    apply = classmethod(applied(itself, name, compiler.ready, run))
+    apply = entrance(compiler, itself)
     body: dict[str, Any] = {
         "apply": apply,
         "_fusegrad_apply": apply,  # Dynamo looks a bound method up by its own name
@@ -823,7 +862,20 @@ def compile_class(
     fast: Any = metaclass_for(cls)(cls.__name__, (cls,), body)
     fast._backward_cls = cls._backward_cls  # type: ignore[attr-defined]
     itself.append(fast)
+    pickled.remember(fast, compiler.options())
     return fast  # type: ignore[no-any-return]
+
+
+def entrance(compiler: Compiler, itself: list[type]) -> Any:
+    """`apply` of the compiled class that `itself` holds."""
+
+    def run(own: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if own is not itself[0]:  # a subclass of the compiled class has methods of its own
+            return compiled_subclass(own, compiler).apply(*args, **kwargs)
+        return compiler(args, kwargs)
+
+    name = name_in_graphs(compiler.user_class, lambda args, kwargs: in_dynamos_graph(compiler, args, kwargs))
+    return classmethod(applied(itself, name, compiler.ready, run))
 
 
 def compiled_subclass(cls: type, parent: Compiler) -> Any:
@@ -838,8 +890,7 @@ def _subclass(cls: type, parent: Compiler) -> Any:
     plain = type(cls.__name__, (cls,), {"_fusegrad_user_class": None, "__module__": cls.__module__})
     plain._fusegrad_user_class = plain  # type: ignore[attr-defined]
     plain.apply = classmethod(Function.apply.__func__)  # type: ignore[attr-defined]
-    options = (parent.backend, parent.fullgraph, parent.dynamic, parent.methods.option, parent.derive_jvp)
-    return compile_class(plain, *options, parent.numerics)
+    return compile_class(plain, *parent.options())
 
 
 __all__ = ["CompileTargetError", "Compiler", "FallbackWarning", "Record", "compile"]

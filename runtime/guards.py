@@ -42,6 +42,11 @@ def argument_fact(value: Any) -> Any:
     return freeze(value, DEPTH)
 
 
+def is_meta(value: Any) -> bool:
+    """Whether a tensor has no data: such a call asks for shapes alone, which the methods tell as they are written."""
+    return isinstance(value, torch.Tensor) and value.is_meta
+
+
 def unseen_state(args: Sequence[Any]) -> str | None:
     """Why no key can tell two states of an argument apart; None where one can."""
     return next((why for a in args if (why := unfit(a, DEPTH))), None)

@@ -20,6 +20,7 @@ from ..tracer.function import methods
 from ..tracer.torch_private import hide_from_dynamo
 from .calls import in_graph
 from .forms import MISS
+from .pickled import OPTIONS, arrived, register
 from .ready import Ready
 from .traceable import Traceability
 
@@ -35,14 +36,48 @@ _NEEDS_RUNTIME = ("mark_dirty", "mark_non_differentiable", "set_materialize_grad
 
 
 class CompiledMeta(FunctionMeta):
-    """FunctionMeta by another name: Dynamo takes classes of exactly that metaclass apart, past their `apply`."""
+    """FunctionMeta by another name: Dynamo takes classes of exactly that metaclass apart, past their `apply`.
+
+    A method that is assigned to a compiled class (by a patch, by a notebook that loads a changed file) is compiled.
+    """
+
+    def __init__(cls, name: str, bases: tuple[type, ...], names: dict[str, Any]) -> None:
+        super().__init__(name, bases, names)  # type: ignore[no-untyped-call]
+        if OPTIONS in names:
+            arrived(cls)
+
+    def __setattr__(cls, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        _changed(cls, name)
+        if name == OPTIONS:
+            arrived(cls)
+
+    def __delattr__(cls, name: str) -> None:
+        super().__delattr__(name)
+        _changed(cls, name)
+
+
+def _changed(cls: Any, name: str) -> None:
+    if is_public(name) and "_fusegrad" in vars(cls):
+        assigned = {name: value for name, value in vars(cls).items() if is_public(name)}
+        cls._fusegrad_user_class = cls._fusegrad.begin_again(assigned)
+
+
+def is_public(name: str) -> bool:
+    """Whether an attribute of a compiled class is one that its user put there."""
+    return not name.startswith("_") and name != "apply"
+
+
+register(CompiledMeta)
 
 
 def metaclass_for(cls: type) -> Any:
     """CompiledMeta, also of a class whose author has a metaclass of his own."""
     if issubclass(CompiledMeta, type(cls)):
         return CompiledMeta
-    return type(CompiledMeta.__name__, (CompiledMeta, type(cls)), {})
+    made = type(CompiledMeta.__name__, (CompiledMeta, type(cls)), {})
+    register(made)
+    return made
 
 
 def fits_a_graph(cls: type, promised: Traceability) -> bool:

@@ -9,6 +9,7 @@ Entries are never changed, only exchanged as a whole: threads need no lock to us
 from __future__ import annotations
 
 import inspect
+import operator
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -43,12 +44,16 @@ def shapes_of(args: tuple[Any, ...]) -> Any:
 class Ready:
     """The entries of one class."""
 
-    def __init__(self) -> None:
+    def __init__(self, owner: Any) -> None:
+        self.owner = owner
         self.now: Entry = never
         self.entries: OrderedDict[Any, tuple[Entry, ...]] = OrderedDict()
         self.seen: OrderedDict[Any, int] = OrderedDict()
         self.forms: dict[Any, Form] = {}  # by the number of positional arguments, then the keywords
         self.written = 0
+
+    def __reduce__(self) -> Any:
+        return operator.attrgetter("ready"), (self.owner,)
 
     def learn_form(
         self, signature: inspect.Signature, count: int, keywords: Iterable[str], method: Callable[[], Any]

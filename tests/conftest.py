@@ -51,6 +51,7 @@ ONE_IN = {
     "trust/test_determinism.py": 46,
     "trust/test_pairs.py": 14,
     "suite/test_linearity.py": 2,
+    "training/test_training.py": 17,
     "trust/numerics/test_numerics_page.py": 9,
     "trust/test_threads.py": 3,
     "trust/test_processes.py": 9,

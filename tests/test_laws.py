@@ -164,7 +164,9 @@ def unpickling(tree: ast.AST) -> Iterator[str]:
 
 @pytest.mark.parametrize("path", MODULES, ids=name)
 def test_nothing_is_pickled(path: Path) -> None:
-    assert not list(unpickling(ast.parse(path.read_text(encoding="utf-8"))))
+    """One module says how others pickle compiled classes; it reads nothing."""
+    told = ["copyreg"] if path == ROOT / "runtime" / "pickled.py" else []
+    assert list(unpickling(ast.parse(path.read_text(encoding="utf-8")))) == told
 
 
 def test_the_scan_for_pickles_finds_them() -> None:

@@ -473,14 +473,14 @@ class Calls:
     def _operator(self, apply: Any, args: Any, kwargs: Any, mode: Any) -> Any:
         """A custom operator as one operation; nothing is left in the graph where it has no fake implementation."""
         graph = mode.tracer.graph
-        last = next(reversed(graph.nodes), None)
+        last = newest(graph)
         try:
             if has_own_autograd(apply):
                 return operator_node(apply, args, kwargs, _origin_of(user_frame()))
             return apply(*args, **kwargs)
         except Exception:
-            while (newest := next(reversed(graph.nodes), None)) is not last and newest is not None:
-                graph.erase_node(newest)
+            for node in reversed(list(behind(last, graph))):
+                graph.erase_node(node)
             raise
 
     def _node(self, target: Any, args: Sequence[Any], name: str, result: Any, mode: Any) -> Any:

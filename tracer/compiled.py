@@ -128,7 +128,7 @@ def _inlined(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 
 def newest(graph: torch.fx.Graph) -> torch.fx.Node:
     """The last node so far; the root of an empty graph."""
-    return next(reversed(graph.nodes), graph._root)
+    return next(iter(reversed(graph.nodes)), graph._root)  # torch 2.11 reverses to what is no iterator yet
 
 
 def behind(last: torch.fx.Node, graph: torch.fx.Graph) -> Iterator[torch.fx.Node]:

@@ -29,7 +29,7 @@ from .opaque import Tape
 from .parts import wholes
 from .pictures import SCALARS, state_of
 from .reads import Reads
-from .torch_private import FakeTensor, expression_of, memory_of
+from .torch_private import FakeTensor, boxes_gradients, expression_of, memory_of
 
 Tensor = torch.Tensor
 SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool, torch.Size)
@@ -493,4 +493,4 @@ def run_backward(
 
 def takes_boxed_gradients(cls: type) -> bool:
     """Whether backward is given its gradients in one list, which it may empty."""
-    return bool(getattr(cls, "boxed_grads_call", False))
+    return boxes_gradients and bool(getattr(cls, "boxed_grads_call", False))

@@ -45,6 +45,16 @@ transforms_active: Callable[[], bool] = _functorch or _transforms_active_by_inte
 dispatch_modes: Callable[[], int] = _private("_C._len_torch_dispatch_stack") or (lambda: 0)
 """How many TorchDispatchModes are active (tracers, fake tensors)."""
 
+_modes: Callable[[], Sequence[Any]] = _private("utils._python_dispatch._get_current_dispatch_mode_stack") or tuple
+
+
+def observing_mode() -> str | None:
+    """The TorchDispatchMode that sees the operations on real tensors; None where there is none, or where one traces."""
+    modes = _modes()
+    tracing = any(getattr(mode, "_mode_key", None) is not None for mode in modes)
+    return None if tracing or not modes else type(modes[-1]).__name__
+
+
 function_modes: Callable[[], int] = _private("_C._len_torch_function_stack") or (lambda: 1)
 """How many TorchFunctionModes are active; 1 where torch does not say."""
 
@@ -316,6 +326,10 @@ def direct_apply(node: type) -> Callable[..., Any]:
     return raw if raw is not None else node.apply  # type: ignore[attr-defined,no-any-return]
 
 
+boxes_gradients = hasattr(Function, "boxed_grads_call")
+"""Whether `boxed_grads_call` means anything: not in torch 2.11, which hands every backward its gradients one by one."""
+
+
 def no_autocast() -> Any:
     """Within the block autocast adds no casts."""
     guard = _private("_C._DisableAutocast")
@@ -386,6 +400,7 @@ __all__ = [
     "above_autograd",
     "allocator",
     "below_autograd",
+    "boxes_gradients",
     "current_device",
     "current_stream",
     "custom_function_call",
@@ -413,6 +428,7 @@ __all__ = [
     "neg_view",
     "no_autocast",
     "no_tracing_functions",
+    "observing_mode",
     "operation",
     "operator_name",
     "plain_tensors",

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from side_by_side import TAKES_KEYWORDS
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.func import grad, jvp
@@ -337,7 +338,7 @@ CORNERS: list[tuple[type, Callable[[Any], Any]]] = [
     (Unmarked, masked(0)),
     (Unmarked, lambda cls: [o.requires_grad for o in cls.apply(leaf(3))]),
     (Keywords, lambda cls: first_of(cls, 3)),
-    (Keywords, lambda cls: (cls.apply(x=leaf(3).detach()), cls.apply(leaf(3).detach(), k=5))),
+    *([(Keywords, lambda cls: (cls.apply(x=leaf(3).detach()), cls.apply(leaf(3).detach(), k=5)))] * TAKES_KEYWORDS),
     (Keywords, lambda cls: cls.apply(leaf(3), flag=True)),
     (Keywords, lambda cls: cls.apply()),
     (Keywords, lambda cls: jvp(lambda x: cls.apply(x, 3), (leaf(3).detach(),), (torch.ones(3),))),
