@@ -241,9 +241,11 @@ class Rules:
 
     def _written(self, found: list[Any], moving: Sequence[Any]) -> list[Any]:
         """autograd wants the tangent of an argument that forward writes to be written as well, and returned."""
-        for i, index in self.dirty_outputs():
-            if moving[index] is not None:
-                found[i] = moving[index].copy_(found[i])
+        dirty = {i: moving[index] for i, index in self.dirty_outputs() if moving[index] is not None}
+        if dirty:  # the tangent of another output may be that tangent, as it was
+            found = [t.clone() if isinstance(t, Tensor) else t for t in found]
+        for i, tangent in dirty.items():
+            found[i] = tangent.copy_(found[i])
         return found
 
     def dirty_outputs(self) -> list[tuple[int, int]]:

@@ -92,7 +92,7 @@ def inner(f: Any, xs: Sequence[Tensor], gs: Sequence[Any]) -> Iterator[Pair]:
     given, weights = primals(xs), tuple(g for g in gs if g is not None)
     moving = of_moving(f, xs, gs)
     tangents = tuple(map(ramp, given))
-    _, pushed = torch.func.jvp(moving, given, tangents)
+    _, pushed = torch.func.jvp(moving, given, tuple(t.clone() for t in tangents))  # what is written has it written too
     _, pull = torch.func.vjp(moving, *given)
     pairs = list(zip(pushed, weights, strict=True)), list(zip(pull(weights), tangents, strict=True))
     left, right = (sum((_dot(a, b) for a, b in found), torch.zeros((), dtype=torch.float64)) for found in pairs)

@@ -175,3 +175,22 @@ def test_a_sum_that_leaves_expanded_is_computed_once() -> None:
     assert [v.shape for v in group.outputs] == [()]
     found = torch.autograd.grad(fast.apply(x, y).sum(), (x, y))
     assert found[0].stride() == (0, 0, 0) and all(bool((g == 30).all()) for g in found)
+
+
+def test_the_tangent_of_what_is_written_is_written_last() -> None:
+    """Program 3328: the tangent of another output was the very tensor that the written argument's went into."""
+
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> Any:
+            x.mul_(1.5)
+            ctx.mark_dirty(x)
+            return x.exp(), x
+
+        @staticmethod
+        def backward(ctx: Any, g: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
+            return g
+
+    fast, t = fusegrad.compile(Scaled, fullgraph=True), torch.tensor([3.0, 4.0])
+    _, found = torch.func.jvp(lambda x: fast.apply(x.clone()), (torch.ones(2),), (t.clone(),))
+    assert found[0].tolist() == t.tolist() and found[1].tolist() == [0.0, 0.0]
