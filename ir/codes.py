@@ -328,6 +328,13 @@ CODES = (
         (r"`.*`, a DTensor, is moved from",),
     ),
     Code(
+        "FG105", "Softmax_forward goes through torch at some sizes: not proved to stay in its tensors",
+        "Kernels run where each access is proved to stay inside its tensor, for all sizes or at those of the call. "
+        "Of these kernels, at these sizes, it is neither.",
+        "Please report it with the line that is named: the proof is too weak there, or the kernel wrong.",
+        (r".* goes through torch at some sizes",),
+    ),
+    Code(
         "FG110", "cut: a matrix product is a library call",
         "Products whose arithmetic takes longer than their bytes go to cuBLAS or rocBLAS; what is before and behind "
         "becomes kernels of its own.",

@@ -20,7 +20,7 @@ from ..ir.passes.fuse import Extern, Group, Step, View
 from ..ir.passes.place import Place, Places
 from ..ir.switches import allowed, in_force, takes, under
 from ..ir.types import Size
-from ..tracer.capture import Trace, capture_lock
+from ..tracer.capture import Trace, assumed_of, capture_lock
 from ..tracer.dtypes import TO_TORCH
 from ..tracer.opaque import OpaqueNode
 from ..tracer.torch_private import (
@@ -30,7 +30,7 @@ from ..tracer.torch_private import (
     memory_of,
     transforms_active,
 )
-from . import launch, logs, reference, tune
+from . import launch, logs, proofs, reference, tune
 from .compile import ProductsBy, generate, graph_of, kernels_of, text_of
 from .config import FAST, KERNEL_BACKENDS, is_interpreted, settings
 from .counted import remember
@@ -140,6 +140,8 @@ class Variant:
     guards: tuple[sympy.Basic, ...]
     text: str
     launchers: list[Callable[..., None]] = field(default_factory=list)
+    proved: bool | None = None  # whether all accesses are, for all sizes under `assumed`; None: nobody asked
+    assumed: tuple[sympy.Basic, ...] = ()
 
     @property
     def aligned(self) -> bool:
@@ -169,9 +171,12 @@ class GroupRunner:
     """A fused group: variants by pinned sizes, launches by all sizes."""
 
     def __init__(
-        self, group: Group, name: str, backend: str, target: Target, device: torch.device, report: Callable[[str], None]
-    ) -> None:
+        self, group: Group, name: str, backend: str, target: Target, device: torch.device,
+        report: Callable[[str], None], assumed: Sequence[sympy.Basic] = (),
+    ) -> None:  # fmt: skip
         self.group, self.name, self.backend, self.target, self.device = group, name, backend, target, device
+        self.assumed = tuple(assumed)  # of sizes, by the capture; what a proof takes from it is asked at every size
+        self.unproved: dict[tuple[int, ...], str] = {}  # sizes at which no kernel may run, and why
         self.report, self.switches = report, in_force()
         self.one_by_one = False  # where the generator refuses at sizes met later
         self.variants: list[Variant] = []
@@ -216,7 +221,7 @@ class GroupRunner:
             return self._through_torch(inputs, sizes)
         for name, kernels in leaner(ready.kernels, self.target, partial(self._emitted, sizes)):
             variant = self.ready(kernels)
-            if not variant.admits(sizes):
+            if not variant.admits(sizes) or self._open_at(variant, sizes):
                 continue
             other = self._made(variant, sizes)
             try:
@@ -265,7 +270,9 @@ class GroupRunner:
         rivals = {LIBRARY: replace(ready, called=True)} if self.multiplies else {}
         emitted = partial(self._emitted, sizes)
         found = candidates(ready.kernels, self.target, emitted, tune.MOST - len(rivals))
-        made = {n: ready if k is ready.kernels else self._made(self.ready(k), sizes) for n, k in found.items()}
+        ours = {n: self.ready(k) for n, k in found.items() if k is not ready.kernels}
+        made = {n: self._made(v, sizes) for n, v in ours.items() if not self._open_at(v, sizes)}
+        made = {n: ready if k is ready.kernels else made[n] for n, k in found.items() if n in made or n not in ours}
         launches: dict[str, tune.Launch] = {n: partial(self.between, inputs, sizes) for n in rivals}
         launches = {n: partial(self._launch, p, self._memory(p, inputs)) for n, p in made.items()} | launches
         if len(launches) == 1:
@@ -287,10 +294,11 @@ class GroupRunner:
     @once
     def between(self) -> Callable[[Sequence[Tensor], Sizes], list[Any]]:
         """The group with its product as a call, between kernels for the rest."""
-        return KernelPlan(self.group.graph, f"{self.name}_apart", self.backend, self.device, self.report, "library")
+        name = f"{self.name}_apart"
+        return KernelPlan(self.group.graph, name, self.backend, self.device, self.report, "library", self.assumed)
 
     def _prepared(self, sizes: Sizes, key: tuple[int, ...]) -> Prepared | None:
-        if self.one_by_one:
+        if self.one_by_one or key in self.unproved:
             return None
         with capture_lock:
             return self.prepared.get(key) or self._newly_prepared(sizes, key)
@@ -303,7 +311,7 @@ class GroupRunner:
         except Unfusible as error:
             self._give_up(str(error))
             return None
-        self.one_by_one = found is None
+        self.one_by_one = found is None and key not in self.unproved
         return found
 
     def _give_up(self, why: str) -> None:
@@ -323,12 +331,33 @@ class GroupRunner:
             return torch.empty(shape, dtype=dtype, device=self.device)
         return self.counters((kernel.name, index), shape, dtype)
 
-    def _prepare(self, sizes: Sizes, key: tuple[int, ...]) -> Prepared:
-        ready = self._made(self._fitting(sizes) or self._generate(sizes), sizes)
-        self.prepared[key] = ready
+    def _prepare(self, sizes: Sizes, key: tuple[int, ...]) -> Prepared | None:
+        variant = self._fitting(sizes) or self._generate(sizes)
+        if why := self._open_at(variant, sizes):
+            self._do_without(key, why)
+            return None
+        self.prepared[key] = ready = self._made(variant, sizes)
         if len(self.prepared) > RECORDS:
             self.prepared.popitem(last=False)
         return ready
+
+    def _open_at(self, variant: Variant, sizes: Sizes) -> str:
+        """What is not proved of these kernels: for all sizes, which is asked once, nor at those of this call."""
+        graph, kernels = self.group.graph, variant.kernels
+        if variant.proved is None:
+            variant.proved = proofs.are_proved(graph, kernels)
+            if not variant.proved and self.assumed:
+                variant.proved, variant.assumed = proofs.are_proved(graph, kernels, self.assumed), self.assumed
+        if variant.proved and all(bool(a.xreplace(sizes)) for a in variant.assumed):
+            return ""
+        return proofs.open_at(graph, kernels, sizes)
+
+    def _do_without(self, key: tuple[int, ...], why: str) -> None:
+        if why not in self.unproved.values():
+            self.report(f"{self.name} goes through torch at some sizes: not proved to stay in its tensors: {why}")
+        if len(self.unproved) >= RECORDS:
+            self.unproved.clear()
+        self.unproved[key] = why
 
     def _made(self, variant: Variant, sizes: Sizes) -> Prepared:
         graph = self.group.graph
@@ -421,8 +450,10 @@ class KernelPlan:
         device: torch.device,
         report: Callable[[str], None] = lambda why: None,
         products: ProductsBy | None = None,
+        assumed: Sequence[sympy.Basic] = (),
     ) -> None:
         self.graph, self.name, self.backend, self.device, self.report = graph, name, backend, device, report
+        self.assumed = tuple(assumed)
         self.products: ProductsBy = products or ("clock" if tuning(backend) else "model")
         self.switches = in_force()
         self.target = target_for(backend, device)
@@ -466,7 +497,7 @@ class KernelPlan:
 
     def _runner(self, group: Group, name: str, kernels: Kernels | None, sizes: Sizes) -> GroupRunner:
         """A group with its kernels; None: it runs operation by operation."""
-        runner = GroupRunner(group, name, self.backend, self.target, self.device, self.report)
+        runner = GroupRunner(group, name, self.backend, self.target, self.device, self.report, self.assumed)
         if kernels is None:
             runner.one_by_one = True
         else:
@@ -777,7 +808,8 @@ class Executable:
     def _plan(self, device: torch.device, sizes: Sizes) -> KernelPlan:
         assert self.graph is not None
         with under(self.switches):
-            plan = KernelPlan(self.graph, self.name, self.backend, device, self.report)
+            assumed = assumed_of(self.trace.fakes, self.binder.sources)
+            plan = KernelPlan(self.graph, self.name, self.backend, device, self.report, assumed=assumed)
             plan.cut(sizes)
         return plan
 

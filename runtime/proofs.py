@@ -1,11 +1,21 @@
-"""What was proved of the accesses of generated kernels, in words."""
+"""What was proved of the accesses of generated kernels: in words, and before they may run.
+
+Kernels are proved once, for all sizes. What is left open is asked again at the sizes of a call, in numbers, and what is
+open then does not run: the call goes through torch. Programs that may meet at a place are for `make proofs` to find.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
-from ..codegen import Kernels
-from ..codegen.proofs import Proof, prove
+import sympy
+
+from ..codegen import Kernel, Kernels
+from ..codegen.proofs import Fault, Proof, prove, prove_kernel
+from ..ir import Graph
 from ..ir.passes.fuse import Group, Step
 from . import logs
 
@@ -39,3 +49,50 @@ def record(group: Group, kernels: Kernels) -> None:
     """The proofs of kernels that were generated just now, in the log; what is not proved is a warning there."""
     for proof in prove(group.graph, kernels):
         (logs.codegen.info if proof.proved else logs.codegen.warning)("%s", line_of(proof))
+
+
+# ------------------------------------------------------------------ before a launch
+KEPT = 4096
+_known: OrderedDict[Any, bool] = OrderedDict()
+"""Whether all was proved, by everything that a proof looks at."""
+
+
+def are_proved(graph: Graph, kernels: Kernels, assumed: Sequence[sympy.Basic] = ()) -> bool:
+    """Whether every access is in range, and every offset wide enough, for all sizes under guards and assumptions."""
+    key = _key(graph, kernels, assumed)
+    if (found := _known.get(key)) is None:
+        under = [replace(k, guards=(*k.guards, *assumed)) for k in kernels.kernels]
+        found = _known[key] = not any(_faults(k, graph, kernels) for k in under)
+        while len(_known) > KEPT:
+            _known.popitem(last=False)
+    return found
+
+
+def open_at(graph: Graph, kernels: Kernels, sizes: Mapping[sympy.Symbol, int]) -> str:
+    """What is not proved at these sizes, either; "" where everything is."""
+    for kernel in kernels.kernels:
+        if faults := _faults(replace(kernel, pinned={**kernel.pinned, **sizes}), graph, kernels):
+            return f"{kernel.name}: {faults[0]}"
+    return ""
+
+
+def _faults(kernel: Kernel, graph: Graph, kernels: Kernels) -> Sequence[Fault]:
+    try:
+        return prove_kernel(kernel, graph, kernels, apart=False).faults
+    except Exception as error:  # a mistake of the prover proves nothing, and breaks no call
+        return (Fault("text", 0, f"{type(error).__name__}: {error}"),)
+
+
+def _key(graph: Graph, kernels: Kernels, assumed: Sequence[sympy.Basic]) -> Any:
+    shapes = [(v.shape, v.params["strides"]) for v in graph.inputs]
+    results = [(v.shape, s) for v, s in zip(graph.outputs, graph.output_strides, strict=True) if v is not None]
+    inner = {n for v in graph.order() for t in v.avals for n in t.shape}
+    each = [
+        (k.source, k.arguments, k.grid, _fixed(k.constants), _fixed(k.pinned), k.guards, k.scratch, k.aligned)
+        for k in kernels.kernels
+    ]
+    return (*shapes, *results, frozenset(inner), *each, kernels.temporaries, *assumed)
+
+
+def _fixed(values: Mapping[Any, Any]) -> tuple[Any, ...]:
+    return tuple((k, type(v), str(v)) for k, v in values.items())

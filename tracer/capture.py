@@ -121,6 +121,18 @@ class Env(ShapeEnv):
             super()._set_replacement(tgt, a, msg)
 
 
+def assumed_of(fakes: Sequence[Any], known: Collection[sympy.Symbol]) -> tuple[sympy.Basic, ...]:
+    """What the traces with these fakes assumed so far about the sizes that are `known`."""
+    numbers = [n for f in fakes for n in ((*f.shape, *f.stride()) if isinstance(f, torch.Tensor) else (f,))]
+    env = next((n.node.shape_env for n in numbers if isinstance(n, torch.SymInt)), None)
+    if env is None:
+        return ()
+    least = {s: env.var_to_range[s].lower for s in known if s in env.var_to_range}
+    ranges = [sympy.Ge(s, int(n), evaluate=False) for s, n in least.items() if n.is_Integer and n > 1]
+    relations = [g.expr for g in env.guards if g.expr is not sympy.true and g.expr.free_symbols <= set(known)]
+    return tuple(dict.fromkeys((*ranges, *relations)))
+
+
 class Session:
     """Where sizes have names. `size_limit`: sizes stay concrete when `dynamic` is False."""
 

@@ -80,7 +80,7 @@ class Memory:
 
 
 def memory_of(shape: Sequence[Size], strides: Sequence[Size], sizes: Sizes) -> Memory:
-    dims, steps = tuple(map(sizes, shape)), tuple(map(sizes, strides))
+    dims, steps = tuple(map(sizes.whole, shape)), tuple(map(sizes.whole, strides))
     extent = ONE
     for n, s in zip(dims, steps, strict=True):
         extent = extent + (n - 1) * s
@@ -110,8 +110,8 @@ def prove(graph: Graph, kernels: Kernels) -> list[Proof]:
     return [prove_kernel(kernel, graph, kernels) for kernel in kernels.kernels]
 
 
-def prove_kernel(kernel: Kernel, graph: Graph, kernels: Kernels) -> Proof:
-    """Read its text, then ask for every claim."""
+def prove_kernel(kernel: Kernel, graph: Graph, kernels: Kernels, apart: bool = True) -> Proof:
+    """Read its text, then ask for every claim. `apart`: that stores of different programs do not meet, too."""
     from .overlaps import overlaps
 
     try:
@@ -127,9 +127,9 @@ def prove_kernel(kernel: Kernel, graph: Graph, kernels: Kernels) -> Proof:
     for hint in subject.read.hints:
         if not multiple(subject.world, hint.value, hint.factor):
             subject.faults.append(Fault("hint", hint.line, hint.text))
-    apart, shared = overlaps(subject)
+    count, shared = overlaps(subject) if apart else (0, [])
     subject.faults += shared
-    return Proof(kernel.name, tuple(claims), tuple(dict.fromkeys(subject.faults)), narrow, apart)
+    return Proof(kernel.name, tuple(claims), tuple(dict.fromkeys(subject.faults)), narrow, count)
 
 
 def read_kernel(kernel: Kernel, graph: Graph, kernels: Kernels) -> Subject:
@@ -141,7 +141,7 @@ def read_kernel(kernel: Kernel, graph: Graph, kernels: Kernels) -> Subject:
     memory = {
         p.name: _memory(p.buffer, graph, kernels, kernel, sizes) for p in kernel.arguments if isinstance(p, Pointer)
     }
-    scalars = {s.name: sizes(s.value) for s in kernel.arguments if isinstance(s, Scalar)}
+    scalars = {s.name: sizes.whole(s.value) for s in kernel.arguments if isinstance(s, Scalar)}
     programs = sizes(kernel.grid)
     _some(world, programs)
     env: dict[str, Value] = {name: reading.Pointer(name) for name in memory}

@@ -184,6 +184,8 @@ class World:
             return Poly.of(n // m), Poly.of(n % m)
         if not self.holds(d - 1) or not self.holds(x):
             return None
+        if self.holds(d - 1 - x):
+            return ZERO, x
         if (shared := self._shared(x, d)) != ONE:
             small, less = x.divided(shared), d.divided(shared)
             assert small is not None and less is not None
@@ -211,6 +213,8 @@ class World:
         for most in self._tops(x):  # x <= d * n - 1  ->  x // d <= n - 1
             if (n := (most + 1).divided(d)) is not None:
                 self.bound_above(q, ONE, n - 1)
+            elif isinstance(top := most.number, int) and isinstance(by := d.number, int):
+                self.bound_above(q, ONE, Poly.of(top // by))
         self.bound_above(q, d, x)
         self.bound_below(q, d, x - d + 1)
         self.bound_above(r, ONE, d - 1)
@@ -316,7 +320,7 @@ class World:
         if self._plainly(goal):
             return True
         facts = tuple(facts)
-        if any(self._plainly(goal - fact) for fact in facts):
+        if any(self._plainly(goal - fact) or _is_false(fact) for fact in facts):
             return True
         known = self._under(facts)
         outer, self._steps = self._steps, STEPS
@@ -360,7 +364,7 @@ class World:
         if n > 1:
             terms = {m: c // n for m, c in goal.terms.items()}
             goal = Poly({m: c for m, c in terms.items() if c})
-        shared = goal.common()
+        shared = goal.common() if any(c > 0 for c in goal.terms.values()) else ()  # -a >= 0 where a is zero
         return goal.without(shared) if shared and all(a in self.positive for a in shared) else goal
 
     def _proved(self, goal: Poly, known: Known, depth: int, later: bool) -> bool:
@@ -484,6 +488,11 @@ def at(poly: Poly, sample: Sample) -> Coefficient:
             c = c * sample[a]
         total += c
     return total
+
+
+def _is_false(fact: Poly) -> bool:
+    """Never the case, so that anything follows."""
+    return fact.number is not None and fact.constant < 0
 
 
 def _cost(goal: Poly) -> int:

@@ -33,6 +33,7 @@ class Sizes:
         self.pinned = dict(pinned)
         self.symbols: dict[sympy.Symbol, Poly] = {}
         self._known: dict[sympy.Basic, Poly] = {}
+        self._wholes: dict[Poly, Poly] = {}
         self._parts = _parts(dimensions, guards)
         self.multiples: list[tuple[Poly, int]] = []  # sizes that are multiples, by the guards
 
@@ -42,6 +43,20 @@ class Sizes:
         if size not in self._known:
             self._known[size] = self._read(size)
         return self._known[size]
+
+    def whole(self, size: Size) -> Poly:
+        """A size that is an integer: of s0 * s1 / 4 nothing is known but that it is one, and four times it s0 * s1."""
+        found = self(size)
+        if found.integral or (found := found.over(1)).integral:
+            return found
+        if found not in self._wholes:
+            number = math.lcm(*(Fraction(c).denominator for c in found.terms.values()))
+            least = 0 if self.world.holds(found) else None
+            made = self.world.atom(self.world.text(found), lambda s, _: int(at(found, s)), least)
+            self.world.bound_below(made.top, Poly.of(number), (found * number).over(1))
+            self.world.bound_above(made.top, Poly.of(number), (found * number).over(1))
+            self._wholes[found] = made
+        return self._wholes[found]
 
     def _read(self, size: sympy.Expr) -> Poly:
         if size.is_Integer:
@@ -86,7 +101,10 @@ class Sizes:
     # ------------------------------------------------------------------ guards
     def assume(self, guard: sympy.Basic) -> None:
         """What a condition says; one that is not understood says nothing."""
-        if not isinstance(guard, sympy.core.relational.Relational):
+        if isinstance(guard, sympy.And):
+            for part in guard.args:
+                self.assume(part)
+        if not isinstance(guard, (sympy.Eq, sympy.Gt, sympy.Ge, sympy.Lt, sympy.Le)):
             return
         try:
             self._assume(guard)

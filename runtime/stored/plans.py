@@ -13,7 +13,7 @@ from ...ir import Graph, Value
 from ...ir.document import document, graph_from, symbols_document, symbols_from
 from ...ir.passes.fuse import Extern, Group, Step, View
 from ...ir.text import plain, show, size_from, size_text
-from ..plan import GroupRunner, KernelPlan, last_uses
+from ..plan import GroupRunner, KernelPlan, Variant, last_uses
 
 Symbols = Mapping[str, sympy.Symbol]
 
@@ -178,15 +178,21 @@ def _step(step: Step, runner: GroupRunner | None, number: Mapping[int, int], sym
         "graph": _graph(step.graph),
         "inputs": [number[v.id] for v in step.inputs],
         "outputs": [number[v.id] for v in step.outputs],
-        "variants": [_variant(v.kernels, symbols) for v in runner.variants],
+        "variants": [_variant(v, symbols) for v in runner.variants],
     }
 
 
-def _variant(made: Kernels, symbols: Symbols) -> dict[str, Any]:
-    written = kernels(made)
-    if kernels_of(written, symbols) != made:
+def _variant(made: Variant, symbols: Symbols) -> dict[str, Any]:
+    written = kernels(made.kernels)
+    if kernels_of(written, symbols) != made.kernels:
         raise NotKept("a kernel would come back as another")
-    return written
+    return {**written, "proved": made.proved is True and not made.assumed}
+
+
+def _variant_of(data: Any, runner: GroupRunner, symbols: Symbols) -> Variant:
+    made = runner.ready(kernels_of(data, symbols))
+    made.proved = True if data.get("proved") is True else None  # what was left open is asked again
+    return made
 
 
 def plan_of(
@@ -216,5 +222,5 @@ def _step_of(data: Any, nodes: Sequence[Value]) -> Step:
 
 def _runner_of(data: Any, made: KernelPlan, step: Any, symbols: Symbols) -> GroupRunner:
     runner = GroupRunner(step, data["name"], made.backend, made.target, made.device, made.report)
-    runner.variants = [runner.ready(kernels_of(v, symbols)) for v in data["variants"]]
+    runner.variants = [_variant_of(v, runner, symbols) for v in data["variants"]]
     return runner

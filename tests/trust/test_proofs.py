@@ -14,6 +14,7 @@ from proofs import Subject, of_body
 
 import fusegrad
 from fusegrad.codegen import Pointer, Scalar
+from fusegrad.runtime.proofs import are_proved
 
 WIDE, ODD = proofs.SIZES["wide"], proofs.SIZES["odd"]
 
@@ -221,6 +222,13 @@ def test_a_guard_that_is_needed_is_missed() -> None:
     subject = the("matrix_products linear bf16")
     bare = replace(subject, kernel=replace(subject.kernel, guards=()))
     assert proofs.prove(subject).proved and not proofs.prove(bare).proved
+
+
+def test_what_the_capture_assumed_counts_as_a_guard() -> None:
+    subject = the("matrix_products linear bf16")
+    bare = replace(subject.kernels, kernels=(replace(subject.kernel, guards=()),))
+    assert not are_proved(subject.graph, bare)
+    assert are_proved(subject.graph, bare, subject.kernel.guards)
 
 
 def test_text_that_is_not_understood_is_not_proved() -> None:
