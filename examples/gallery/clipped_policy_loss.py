@@ -10,20 +10,16 @@ class ClippedPolicyLoss(torch.autograd.Function):
     """Mean over the mask of -min(ratio * advantage, clamp(ratio) * advantage), ratio = exp(log_p - old_log_p)"""
 
     @staticmethod
-    def forward(log_p, old_log_p, advantage, mask, low, high):
-        ratio = torch.exp(log_p - old_log_p)
+    def forward(ctx, log_p, old_log_p, advantage, mask, low, high):
+        ratio, count = torch.exp(log_p - old_log_p), mask.sum().clamp_min(1)
         gain = torch.minimum(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage)
-        return -torch.where(mask, gain, 0).sum() / mask.sum().clamp_min(1)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        log_p, old_log_p, advantage, mask, ctx.low, ctx.high = inputs
-        ctx.save_for_backward(log_p, old_log_p, advantage, mask)
+        ctx.save_for_backward(log_p, old_log_p, advantage, mask, count)
+        ctx.low, ctx.high = low, high
+        return -torch.where(mask, gain, 0).sum() / count
 
     @staticmethod
     def backward(ctx, grad_output):
-        log_p, old_log_p, advantage, mask = ctx.saved_tensors
+        log_p, old_log_p, advantage, mask, count = ctx.saved_tensors
         ratio = torch.exp(log_p - old_log_p)
         clipped = torch.where(advantage > 0, ratio > 1 + ctx.high, ratio < 1 - ctx.low)
-        scale = grad_output / mask.sum().clamp_min(1)
-        return torch.where(mask & ~clipped, -ratio * advantage * scale, 0), None, None, None, None, None
+        return torch.where(mask & ~clipped, -ratio * advantage * (grad_output / count), 0), None, None, None, None, None

@@ -6,6 +6,7 @@ import copy
 import functools
 import pickle
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -266,3 +267,38 @@ def test_signatures() -> None:
     assert "needs `b`" in (signature_misfit(lambda a, b=1: 0, lambda a, b: 0) or "")
     assert "`**k`" in (signature_misfit(lambda a, **k: 0, lambda a: 0) or "")
     assert "place 1" in (signature_misfit(lambda a, b: 0, lambda a, c, b: 0) or "")
+
+
+# ------------------------------------------------------------------ wrapped for many processes, in a group of one
+@pytest.fixture
+def alone() -> Iterator[None]:
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("wrapped_first", [False, True])
+def test_with_ddp(alone: None, wrapped_first: bool) -> None:
+    expected, model = step(net()), net()
+    if not wrapped_first:
+        fusegrad.swap(model, BOTH)
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    if wrapped_first:
+        fusegrad.swap(wrapped, {Norm: FastNorm, "module.gates.*": FastGate})
+    assert model.norm(X).grad_fn.name() == "RMSNormBackward"
+    torch.testing.assert_close(step(wrapped), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_with_fsdp2(alone: None) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    expected, model = step(net()), net()
+    swapped = fusegrad.swap(model, BOTH)
+    mesh = torch.distributed.init_device_mesh("cpu", (1,))
+    for part in (*model.gates, model):
+        fully_shard(part, mesh=mesh)
+    got = step(model)
+    whole = [g.full_tensor() if hasattr(g, "full_tensor") else g for g in got]
+    torch.testing.assert_close(whole, expected, rtol=1e-4, atol=1e-5)
+    with pytest.raises(SwapError, match="exchanged again"):
+        swapped.revert()
