@@ -4,6 +4,7 @@
 fusegrad.explain(Fast, *args)     what it becomes: kernels, launches, bytes, and why a method is not compiled
 fusegrad.export(Fast, *args, path="fast.py")   what it became: a Triton module without fusegrad, graphs, pictures
 fusegrad.load("fast.zip")         the Function class of a bundle that export wrote; nothing in it is executed
+fusegrad.save_program(program, "model.pt2")   a program of torch.export that calls compiled Functions; load_program
 fusegrad.check(Fast, *args)       whether it is what you wrote, over transforms, dtypes, layouts and sizes
 fusegrad.bisect(Fast, *args)      which step of the compiler makes the difference, where there is one
 fusegrad.profile(Fast, *args)     how long it takes here, beside eager, and what a GPU would need at least
@@ -20,6 +21,7 @@ from .runtime.bundling.load import load
 from .runtime.checking.trial import CheckError, check
 from .runtime.explain import explain
 from .runtime.exporting.export import export
+from .runtime.exporting.saved import load_program, save_program
 from .runtime.function import FallbackWarning, compile
 from .runtime.profiling.profile import profile
 from .runtime.stats import stats
@@ -38,8 +40,10 @@ __all__ = [
     "explain",
     "export",
     "load",
+    "load_program",
     "profile",
     "random",
+    "save_program",
     "stats",
     "swap",
 ]

@@ -255,7 +255,8 @@ CODES = (
         "runs between two graphs as it does outside.",
         "Return the new value instead of writing it, or leave the call out of the graph.",
         (r"it writes to an argument, which an op", r"it calls what is opaque", r"it was captured for other sizes",
-         r"a size depends on the data", r"this torch takes no guard", r"it has no backward$"),
+         r"a size depends on the data", r"this torch takes no guard", r"it has no backward$",
+         r"torch.export takes no"),
     ),
     Code(
         "FG060", "jvp is not linear: `mul` multiplies two values that depend on the tangents",
@@ -535,6 +536,13 @@ CODES = (
         "of its own. Without fullgraph=True it breaks the graph and runs as ever.",
         "Take the reason away, or call it outside of that graph.",
         ("OuterGraphError",),
+    ),
+    Code(
+        "FG223", "model.pt2: operator norm_forward_3f2a91c0d4: models:Norm is no longer what it was",
+        "A program of torch.export calls an operator that cannot be written down, or that what is imported is not any "
+        "more: another source, another global, another torch.",
+        "Decorate the class in a module; load the program with the sources that it was saved with, or export it again.",
+        ("SavedProgramError",),
     ),
     Code(
         "FG230", "bundle x.zip: manifest.json: it was altered: its seal does not fit",

@@ -47,6 +47,7 @@ from ..tracer.torch_private import (
     transforms_active,
 )
 from . import distributed, logs, pickled, split
+from .asked import is_outer
 from .calls import name_in_graphs
 from .config import backend_name, valid_backend, valid_numerics, warns, with_numerics
 from .derived import require_transposable, valid_derive_jvp, why_no_backward, with_derived_backward
@@ -66,7 +67,7 @@ from .guards import (
 from .interop import applied, fits_a_graph, metaclass_for, with_opaque_backward
 from .node import make_node
 from .opaque import opaque_forward_of
-from .outer import called_within, in_dynamos_graph, is_outer
+from .outer import called_within, in_dynamos_graph
 from .ready import Ready, shapes_of
 from .residuals import Chosen
 from .specialization import Specialization

@@ -24,6 +24,7 @@ from ..tracer.torch_private import (
     forward_mode_is_active,
     no_tracing_functions,
     plain_tensors,
+    records_above_autograd,
     transforms_active,
 )
 from .operators import Operator, named, registered
@@ -160,6 +161,15 @@ class Forward(Whole):
             full[slot] = value
         return full
 
+    def unit(self, steps: Sequence[Any]) -> tuple[Unit, Sequence[Any]]:
+        """The unit that derivations begin with, by its name, and the steps that are left."""
+        kind, rest = steps[0], steps[1:]
+        if kind == "jvp":
+            return self.tangent_unit(rest[0]), rest[1:]
+        if kind == "own jvp":
+            return self._promised_jvp(*rest[:2]), rest[2:]
+        return {"forward": self.forward_unit, "setup": self.setup_unit, "backward": self.backward_for(())}[kind], rest
+
     def tangent_unit(self, mask: tuple[bool, ...]) -> Unit:
         unit = super().tangent_unit(mask)
         unit.lineage = (self.root, "jvp", mask)
@@ -244,6 +254,8 @@ def _backward_operations(compiler: Compiler, spec: Specialization) -> str:
 # ------------------------------------------------------------------ units
 def called(unit: Unit, args: Sequence[Any]) -> Sequence[Any]:
     """A unit in somebody else's graph, differentiable."""
+    if records_above_autograd():
+        return executed(unit, args)
     if transforms_active():
         return custom_function_call(unit.function, *args)  # type: ignore[no-any-return]
     if torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in args):
@@ -254,7 +266,7 @@ def called(unit: Unit, args: Sequence[Any]) -> Sequence[Any]:
 def executed(unit: Unit, args: Sequence[Any]) -> Sequence[Any]:
     """A unit at the bottom: its operator, or its operations where they cannot be captured apart."""
     try:
-        found = _operator_of(unit, args)
+        found = unit_operator(unit, args)
     except CaptureError:
         return unit.body(*args)
     operator, mask = found
@@ -264,7 +276,7 @@ def executed(unit: Unit, args: Sequence[Any]) -> Sequence[Any]:
     return [next(supply) if there else None for there in mask]
 
 
-def _operator_of(unit: Unit, args: Sequence[Any]) -> tuple[Operator, tuple[bool, ...]]:
+def unit_operator(unit: Unit, args: Sequence[Any]) -> tuple[Operator, tuple[bool, ...]]:
     """The operator, and which results there are."""
     examples = [example(a) if isinstance(a, Tensor) else None if a is None else _hint(a) for a in args]
     with aside():

@@ -25,6 +25,7 @@ from ..tracer.torch_private import (
     memory_of,
     pushes_tangents,
 )
+from .asked import asked_by
 
 Tensor = torch.Tensor
 NAMESPACE = "fusegrad"
@@ -94,12 +95,14 @@ class Operator:
         """Through its Function where something is differentiated."""
         tracked = torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in args)
         if tracked or (dual_level() >= 0 and pushes_tangents()):
-            return self._returned(direct_apply(self.function())(*self.spread(args)))
+            with asked_by(args):
+                return self._returned(direct_apply(self.function())(*self.spread(args)))
         return below_autograd(self.overload, keyset, args)
 
     def under_transforms(self, *args: Any) -> Any:
         """Where torch.func transforms are active: they meet its Function, as they do outside of a graph."""
-        return self._returned(custom_function_call(self.function(), *self.spread(args)))
+        with asked_by(args):
+            return self._returned(custom_function_call(self.function(), *self.spread(args)))
 
 
 def _settled(value: Tensor, like: Any, taken: set[int]) -> Tensor:

@@ -6,27 +6,28 @@ the backward, jvp and vmap that the user wrote are what the graph computes. What
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..ir.codes import code_of
-from ..ir.errors import FusegradError
+from ..ir.errors import FusegradError, users_line
 from ..ir.switches import in_force
 from ..tracer.capture import CaptureError, OpaqueMet
 from ..tracer.containers import opened
 from ..tracer.function import backward_method, method_place, methods_now
-from ..tracer.nested import watcher
 from ..tracer.torch_private import (
     custom_function_call,
+    derivatives_active,
     guard_in_dynamo,
     is_fake,
     is_traced_elsewhere,
+    records_above_autograd,
     transforms_active,
 )
+from .asked import asked_for, is_asked_for
 from .config import settings
 from .graphed import Forward, UnknownSize, aside, example
 from .guards import is_tracked
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from .specialization import Specialization
 
 Tensor = torch.Tensor
-_asked: ContextVar[bool] = ContextVar("fusegrad_outer", default=False)
 
 
 class OuterGraphError(FusegradError, NotImplementedError):
@@ -63,21 +63,6 @@ class Refused(Exception):
         self.reason, self.where = reason, where
 
 
-def is_outer() -> bool:
-    """Whether somebody else makes a graph of what runs here."""
-    return watcher() is None and (_asked.get() or is_traced_elsewhere())
-
-
-@contextmanager
-def asked_for() -> Iterator[None]:
-    """Within the block calls are made as for a graph: fake tensors alone do not say that they are for one."""
-    token = _asked.set(True)
-    try:
-        yield
-    finally:
-        _asked.reset(token)
-
-
 # ------------------------------------------------------------------ a call
 def in_dynamos_graph(
     compiler: Compiler, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[..., Any] | None = None
@@ -93,7 +78,7 @@ def in_dynamos_graph(
 
 def called_within(compiler: Compiler, args: tuple[Any, ...]) -> Any:
     """A call in somebody else's graph. Raises OuterGraphError where it cannot be there."""
-    asked_by_dynamo = _asked.get() and not is_traced_elsewhere()
+    asked_by_dynamo = is_asked_for()
     try:
         if asked_by_dynamo:
             _guard(compiler)
@@ -124,6 +109,8 @@ def _state(compiler: Compiler) -> Any:
 
 def traced(compiler: Compiler, args: tuple[Any, ...]) -> Any:
     """A call, with every argument given. Raises Refused where it cannot be in the graph."""
+    if derivatives_active() and (torch.compiler.is_exporting() or records_above_autograd()):
+        raise Refused("torch.export takes no derivative of torch.func around it", users_line())
     args = tuple(map(_as_constant, args))
     given = opened(args)
     spec = _specialization(compiler, given)
@@ -132,12 +119,12 @@ def traced(compiler: Compiler, args: tuple[Any, ...]) -> Any:
         raise Refused("it was captured for other sizes", spec.forward_place())
     forward = Forward.of(compiler, spec, compiler.backend_for(given))
     flat = [a if isinstance(a, Tensor) else None for a in given]
-    if transforms_active():
-        outputs = custom_function_call(forward.function(), *flat)
-    elif spec.skip and not torch.compiler.is_exporting():
-        outputs = forward.function().apply(*flat)
-    else:
+    if records_above_autograd() or not (spec.skip or transforms_active()):
         outputs = forward.operator(*tensors)
+    elif transforms_active():
+        outputs = custom_function_call(forward.function(), *flat)
+    else:
+        outputs = forward.function().apply(*flat)
     visible = len(spec.forward.tensor_outputs)
     hidden = [h.detach() for h in outputs[visible:]] if spec.forward.returns_hidden else ()
     result = spec.returned(outputs[:visible], tensors, hidden, BoundSizes(spec.binder.read(tensors)))

@@ -29,6 +29,7 @@ from ..tracer.torch_private import (
     unwrapped,
 )
 from . import logs
+from .asked import is_outer
 from .config import KERNEL_BACKENDS
 from .dependence import independent, sources_of
 from .guards import Guard, argument_fact, global_state, is_float, is_tracked, size_guard
@@ -575,9 +576,9 @@ def tracked_alias(value: Any) -> Any:
 
 def _graphed() -> Any:
     """What makes operators of units, where somebody else makes a graph; None where we do."""
-    from . import graphed, outer
+    from . import graphed
 
-    return graphed if outer.is_outer() else None
+    return graphed if is_outer() else None
 
 
 def _is_one_of(output: Any, args: Sequence[Any]) -> bool:

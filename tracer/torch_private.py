@@ -103,6 +103,13 @@ def forward_mode_is_active() -> bool:
     return dual_level() >= 0 or any(i.key().name == "Jvp" for i in retrieve_all_functorch_interpreters())
 
 
+def derivatives_active() -> bool:
+    """Whether one of the active transforms differentiates."""
+    from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
+
+    return any(i.key().name in ("Grad", "Jvp") for i in retrieve_all_functorch_interpreters())
+
+
 def forward_levels() -> int:
     """How many of the active transforms push tangents forward."""
     from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
@@ -148,11 +155,11 @@ def is_traced_elsewhere() -> bool:
     from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
     kinds = (ProxyTorchDispatchMode, FunctionalTensorMode)
-    return _before_autograd() or any(isinstance(mode, kinds) for mode in _get_current_dispatch_mode_stack())
+    return records_above_autograd() or any(isinstance(mode, kinds) for mode in _get_current_dispatch_mode_stack())
 
 
-def _before_autograd() -> bool:
-    """Whether torch.export records, above autograd."""
+def records_above_autograd() -> bool:
+    """Whether torch.export records, above autograd and torch.func: there an operator is called as it is."""
     length = _private("_ops._len_torch_dispatch_stack_pre_dispatch")
     return length is not None and length() > 0
 
@@ -404,6 +411,7 @@ __all__ = [
     "current_device",
     "current_stream",
     "custom_function_call",
+    "derivatives_active",
     "direct_apply",
     "dispatch_modes",
     "dual_level",
@@ -433,6 +441,7 @@ __all__ = [
     "operator_name",
     "plain_tensors",
     "pushes_tangents",
+    "records_above_autograd",
     "resolve_overload",
     "saved_tensors_can_be_told_apart",
     "saved_tensors_of",

@@ -297,6 +297,8 @@ OWN_FACTS: dict[str, dict[str, Any]] = {
     "BundleCallError": {"fact": "x is torch.float64 with 2 axes; it was exported for f32 with 2",
                         "fix": "call it as it was exported, or export it for such arguments too."},
     "OuterGraphError": {"who": "torch.compile", "reason": "it writes to an argument, which an operator does not"},
+    "SavedProgramError": {"path": "model.pt2", "operator": "norm_forward_3f2a91c0d4", "fix": "export it again",
+                          "fact": "models:Norm is no longer what it was when the program was saved"},
     "LogsError": {"asked": "FUSEGRAD_LOGS=fuson", "name": "fuson", "fix": "did you mean fusion?"},
     "NonLinearJvp": {"why": "`mul` multiplies two values that depend on the tangents"},
     "TargetError": {"target": "rms_norm.py:RMSnorm", "reason": "the module rms_norm has no 'RMSnorm'",

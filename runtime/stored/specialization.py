@@ -48,7 +48,7 @@ def outline(spec: Specialization) -> Doc:
         "symbols": symbols_document(spec.symbols),
         "slots": spec.slots,
         "names": spec.names,
-        "example": [_example(f, spec) for f in forward.fakes],
+        "example": [example_of(f, spec) for f in forward.fakes],
         "sources": [[s.name, *where] for s, where in spec.binder.sources.items()],
         "outputs": len(forward.outputs),
         "hidden": forward.hidden_count,
@@ -77,7 +77,7 @@ def first_sizes(spec: Specialization) -> dict[sympy.Symbol, int]:
     return {s: hint_of(spec.session, s) for s in spec.binder.sources}
 
 
-def _example(fake: Tensor, spec: Specialization) -> list[Any]:
+def example_of(fake: Tensor, spec: Specialization) -> list[Any]:
     """Sizes and strides of the tensor that was captured."""
     hints = first_sizes(spec)
     shape, strides = ([_hint(n, hints) for n in part] for part in (fake.shape, fake.stride()))

@@ -255,6 +255,7 @@ def test_every_public_error_is_triggered_here() -> None:
         "LogsError",
         "OuterGraphError",
         "ProgramError",
+        "SavedProgramError",
         "TargetError",
         "BenchmarksMissing",
         "MixedTensorsError",

@@ -1,0 +1,43 @@
+"""Whether what runs here is for a graph that somebody else makes: torch.compile, torch.export, make_fx."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from ..tracer.nested import watcher
+from ..tracer.torch_private import is_fake, is_traced_elsewhere
+
+_asked: ContextVar[bool] = ContextVar("fusegrad_asked", default=False)
+
+
+def is_outer() -> bool:
+    """Whether somebody else makes a graph of what runs here."""
+    return watcher() is None and (_asked.get() or is_traced_elsewhere())
+
+
+def is_asked_for() -> bool:
+    """Whether results without memory are asked for, and no more."""
+    return _asked.get() and not is_traced_elsewhere()
+
+
+@contextmanager
+def asked_for() -> Iterator[None]:
+    """Within the block calls are made as for a graph: fake tensors alone do not say that they are for one."""
+    token = _asked.set(True)
+    try:
+        yield
+    finally:
+        _asked.reset(token)
+
+
+@contextmanager
+def asked_by(args: Sequence[Any]) -> Iterator[None]:
+    """The same where an argument of an operator has no memory."""
+    token = _asked.set(_asked.get() or any(map(is_fake, args)))
+    try:
+        yield
+    finally:
+        _asked.reset(token)

@@ -1,0 +1,166 @@
+"""Programs of torch.export that call operators of ours: saved with what is needed to make these again, and loaded.
+
+An operator is not in such a file: it stands there by its name, which tells what it computes. Who loads the file imports
+the module that decorates the class, captures it for the same arguments, and has to end with the same name.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from ...ir.errors import FusegradError, ParseError
+from ..bundling.constants import NoLiteral, constant_document, constant_from
+from ..graphed import Forward, Origin, Root, aside, unit_operator
+from ..operators import NAMESPACE, known
+from ..stored.specialization import example_of as described
+from ..unit import Unit
+
+Tensor = torch.Tensor
+Doc = dict[str, Any]
+FILE = "fusegrad_operators.json"
+FORMAT = 1
+
+
+class SavedProgramError(FusegradError):
+    """A program whose operators cannot be written down, or cannot be made again from what was."""
+
+    message = "{path}: operator {operator}: {fact}\n  at:   {where}\n  fix:  {fix}"
+
+
+def save_program(program: torch.export.ExportedProgram, path: str | os.PathLike[str]) -> None:
+    """`torch.export.save`, with what `load_program` needs to make fusegrad's operators again.
+
+    The classes have to be where another process can import them. Raises SavedProgramError where one is not.
+    """
+    found = [_document(name, str(path)) for name in sorted(set(_called(program.graph_module)))]
+    text = json.dumps({"format": FORMAT, "operators": found})
+    torch.export.save(program, os.fspath(path), extra_files={FILE: text})
+
+
+def load_program(path: str | os.PathLike[str]) -> torch.export.ExportedProgram:
+    """`torch.export.load`, once the operators that the program calls are there: imports the modules of their classes.
+
+    So the file is to be trusted as those modules are. Raises SavedProgramError where a class is no longer what it was.
+    """
+    for document in _operators(str(path)):
+        if document["name"] not in known:
+            _make(document, str(path))
+    return torch.export.load(os.fspath(path))
+
+
+def _called(module: torch.fx.GraphModule) -> Iterator[str]:
+    for inner in module.modules():
+        graph = getattr(inner, "graph", None)
+        for node in graph.nodes if isinstance(graph, torch.fx.Graph) else ():
+            if getattr(node.target, "namespace", None) == NAMESPACE:
+                yield node.target._schema.name.split("::")[1]
+
+
+# ------------------------------------------------------------------ write
+def _document(name: str, path: str) -> Doc:
+    origin: Origin = known[name].origin
+    root, spec = origin.root, origin.root.spec
+    fakes = iter(spec.forward.fakes)
+    try:
+        arguments = [
+            {"tensor": described(next(fakes), spec)} if i in spec.slots else constant_document(a)
+            for i, a in enumerate(spec.arguments)
+        ]
+        steps = constant_document(origin.steps)
+    except NoLiteral as error:
+        raise _error(path, name, f"an argument is {error}", "pass numbers, texts, dtypes or None.") from None
+    examples = [{"tensor": _layout(e)} if isinstance(e, Tensor) else e for e in origin.examples]
+    return {
+        "name": name, "class": _place(root, path, name), "arguments": arguments, "backend": root.backend,
+        "copies": root.copies, "steps": steps, "examples": examples,
+    }  # fmt: skip
+
+
+def _layout(tensor: Tensor) -> list[Any]:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return [list(tensor.shape), list(tensor.stride()), dtype, str(tensor.device), tensor.requires_grad]
+
+
+def _place(root: Root, path: str, name: str) -> str:
+    """ "module:qualname", where another process finds the compiled class or function."""
+    cls = root.compiler.user_class
+    module, qualname = cls.__module__, getattr(cls, "_fusegrad_sources", (cls,))[0].__qualname__
+    if module == "__main__" or "<locals>" in qualname or _compiler_at(module, qualname) is not root.compiler:
+        fix = "decorate it in a module, under its own name, so that the loading process can import it from there."
+        raise _error(path, name, f"{module}.{qualname} cannot be imported by another process", fix)
+    return f"{module}:{qualname}"
+
+
+def _compiler_at(module: str, qualname: str) -> Any:
+    """The compiler of what is found there; None where there is nothing of ours."""
+    try:
+        found: Any = importlib.import_module(module)
+        for part in qualname.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError):
+        return None
+    return getattr(found, "_fusegrad", None)
+
+
+def _error(path: str, operator: str, fact: str, fix: str) -> SavedProgramError:
+    return SavedProgramError(path=os.path.basename(path), operator=operator, fact=fact, fix=fix)
+
+
+# ------------------------------------------------------------------ read
+def _operators(path: str) -> list[Doc]:
+    """What `save_program` wrote; nothing for a program that calls no operator of ours."""
+    with zipfile.ZipFile(path) as archive:
+        found = [name for name in archive.namelist() if name.split("/")[-1] == FILE]
+        table: Doc = json.loads(archive.read(found[0])) if found else {"format": FORMAT, "operators": []}
+    if table.get("format") != FORMAT:
+        raise _error(path, "", f"format {table.get('format')!r} is not {FORMAT}", "save it with the same fusegrad.")
+    return list(table["operators"])
+
+
+def _make(document: Doc, path: str) -> None:
+    name, place = document["name"], document["class"]
+    compiler = _compiler_at(*place.split(":"))
+    if compiler is None:
+        raise _error(path, name, f"{place} is no compiled Function", "import path and versions as when it was saved.")
+    try:
+        arguments = [_value(a, name) for a in document["arguments"]]
+        examples = [_value(e, name) for e in document["examples"]]
+        steps = constant_from(document["steps"], {}, name)
+    except (ParseError, TypeError, ValueError) as error:
+        raise _error(path, name, f"it cannot be read: {error}", "save the program again.") from error
+    with aside():
+        spec = compiler.specialization(arguments)
+    if spec is not None:
+        forward = Forward(compiler, spec, document["backend"], document["copies"])
+        if steps:
+            unit_operator(unit_of(forward, steps), examples)
+    if name not in known:
+        fix = "load it with the sources, the globals and the torch that it was saved with, or export it again."
+        raise _error(path, name, f"{place} is no longer what it was when the program was saved", fix)
+
+
+def _value(data: Any, at: str) -> Any:
+    if not isinstance(data, dict) or "tensor" not in data:
+        return constant_from(data, {}, at)
+    shape, strides, dtype, device, needs = data["tensor"]
+    made = torch.empty_strided(shape, strides, dtype=getattr(torch, dtype), device=device)
+    return made.zero_().requires_grad_(needs)
+
+
+def unit_of(forward: Forward, steps: Sequence[Any]) -> Unit:
+    """The unit that these steps derive."""
+    unit, rest = forward.unit(steps)
+    for kind, *facts in rest:
+        derive: dict[str, Callable[..., Unit]] = {"vjp": unit.vjp, "jvp": unit.jvp, "batch": unit.batch}
+        unit = derive[kind](*facts)
+    return unit
+
+
+__all__ = ["SavedProgramError", "load_program", "save_program"]
