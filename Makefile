@@ -11,6 +11,7 @@
 # make cache-faults   N=10000 random mutations of a populated cache, each followed by a use
 # make kills          N=100 processes killed during captures, compilations and writes, and started again
 # make sharing        N=16 processes at once on one empty cache
+# make job            N=8 processes of torchrun on one empty cache: how often is each kernel compiled?
 # make soak           CALLS=1000000 calls over SHAPES=1000 shapes: memory, variants, threads, files
 # make fuzz N=1000    random programs, compiled, against eager; SEED=0, JOBS=2, BACKEND="reference interpret:10"
 # make mutants        one change of the generator or of a transform at a time, N=200: which do the tests notice?
@@ -91,7 +92,7 @@ environments: $(STAMP)
 proofs: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/trust/proofs.py $(ARGS)
 
-.PHONY: cache-faults kills sharing
+.PHONY: cache-faults kills sharing job
 cache-faults: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/trust/cache_faults.py --count $(or $(N),10000) $(ARGS)
 
@@ -100,6 +101,9 @@ kills: $(STAMP)
 
 sharing: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/trust/sharing.py --processes $(or $(N),16) $(ARGS)
+
+job: $(STAMP)
+	$(BIN)/python tests/distributed/job.py --processes $(or $(N),8) $(ARGS)
 
 soak: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/trust/soak.py --calls $(or $(CALLS),1000000) --shapes $(or $(SHAPES),1000) $(ARGS)

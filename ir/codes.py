@@ -574,6 +574,12 @@ CODES = (
         "Redistribute the argument before the call, or compile without fullgraph.",
         ("PlacementError", "NotDivisible"),
     ),
+    Code(
+        "FG243", "demo --nproc 2: a process failed",
+        "torchrun, which starts the demonstration's processes, ended with an error; the message has its last lines.",
+        "Run it with --nproc 1, and `fusegrad doctor`.",
+        ("RanksFailedError",),
+    ),
     # -------------------------------------------------------------- FG9xx: mistakes of fusegrad
     Code(
         "FG900", "internal: a state that cannot be",

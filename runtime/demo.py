@@ -51,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--backend", choices=BACKENDS, default="auto", help="what runs the compiled Functions")
     parser.add_argument("--out", type=Path, default=Path("fusegrad-demo"), help="folder for the files (fusegrad-demo)")
     parser.add_argument("--seed", type=int, default=0, help="of the weights and of the batches")
+    parser.add_argument("--nproc", type=int, choices=(1, 2, 4), default=1, help="processes: DDP, FSDP2 and so on")
 
 
 def positive(text: str) -> int:
@@ -118,6 +119,10 @@ def spec(*shape: int, dtype: str = "f32") -> str:
 # ---------------------------------------------------------------------- the job
 def run(options: argparse.Namespace) -> Answer:
     """The whole demo, which prints as it goes."""
+    if options.nproc > 1:
+        from . import demo_ranks
+
+        return demo_ranks.run(options)
     sizes = Sizes()
     device = device_for(options.backend)
     torch.set_num_threads(1)  # matrices this small gain little from more, and lose much on a busy machine

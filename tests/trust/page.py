@@ -92,6 +92,11 @@ def shared(told: Told) -> str:
     return f"{rounds[0]['processes']} processes, {len(rounds)} rounds: {wrong} wrong, {each}"
 
 
+def one_job(told: Told) -> str:
+    times = sum(told["compiled"].values())
+    return f"{told['processes']} ranks: {told['kernels']} kernels, {times} compilations, {told['differ']} ranks differ"
+
+
 def threaded(told: Told) -> str:
     scenes = told["scenarios"].values()
     rounds, bad = sum(s["rounds"] for s in scenes), sum(s["bad_rounds"] for s in scenes)
@@ -172,6 +177,7 @@ ROWS = (
         "cache_faults", damaged),
     Row("100 processes killed and started again: all right", "make kills", "kills", killed),
     Row("16 processes on one empty cache: all right, each key compiled once", "make sharing", "sharing", shared),
+    Row("8 processes of one job on an empty cache: each kernel compiled once", "make job", "job", one_job),
     Row("32 threads on first calls: all right, each key captured once", "make threads", "threads", threaded),
     Row("forks, spawned workers, loaders, killed compilers, ends in the middle", "make processes", "processes",
         in_processes),
