@@ -1,31 +1,8 @@
 """Focal loss for yes-or-no targets (Lin et al. 2017): easy examples count less, by (1 - p)^gamma."""
 
 import torch
-import torch.nn.functional as F
 from compare import compare
-
-import fusegrad
-
-
-@fusegrad.compile
-class FocalLoss(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, logits, target, alpha, gamma):
-        ctx.save_for_backward(logits, target)
-        ctx.alpha, ctx.gamma = alpha, gamma
-        signed = torch.where(target, logits, -logits)  # the logit of the right answer
-        weight = torch.where(target, alpha, 1 - alpha)
-        return (-weight * torch.sigmoid(-signed) ** gamma * F.logsigmoid(signed)).mean()
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        logits, target = ctx.saved_tensors
-        sign = torch.where(target, 1.0, -1.0).to(logits.dtype)
-        p, log_p = torch.sigmoid(sign * logits), F.logsigmoid(sign * logits)
-        weight = torch.where(target, ctx.alpha, 1 - ctx.alpha)
-        slope = weight * (1 - p) ** ctx.gamma * (ctx.gamma * p * log_p - (1 - p))
-        return grad_output * sign * slope / logits.numel(), None, None, None
-
+from gallery.focal_loss import FocalLoss
 
 AsWritten = FocalLoss.__base__  # a compiled class is a subclass of the class as written
 

@@ -8,32 +8,12 @@ import math
 
 import torch
 from compare import BACKENDS, compare, header, show
+from gallery.learned_step import LearnedStep
 from torch.func import grad, jvp
 
 import fusegrad
 
-
-@fusegrad.compile
-class Quantize(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, weight, step, bits):
-        low, high = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
-        q = weight / step
-        ctx.save_for_backward(q)
-        ctx.range = low, high
-        return q.round().clamp(low, high) * step
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        (q,) = ctx.saved_tensors
-        low, high = ctx.range
-        inside = (q > low) & (q < high)
-        by_step = torch.where(inside, q.round() - q, q.clamp(low, high))
-        scale = 1 / math.sqrt(q.numel() * high)
-        return grad_output * inside, (grad_output * by_step).sum() * scale, None
-
-
-QuantizeAsWritten = Quantize.__base__  # a compiled class is a subclass of the class as written
+AsWritten = LearnedStep.__base__  # a compiled class is a subclass of the class as written
 
 
 def straight_through(weight, step, bits, weight_dot, step_dot):
@@ -65,17 +45,17 @@ def main():
     torch.manual_seed(0)
     weight, step = torch.randn(8, 16), torch.tensor(0.3)
     leaves = [weight.clone().requires_grad_(), step.clone().requires_grad_()]
-    compare("3-bit weights", QuantizeAsWritten.apply, Quantize.apply, *leaves, 3)
+    compare("3-bit weights", AsWritten.apply, LearnedStep.apply, *leaves, 3)
 
     header("\nforward mode")
     target, directions = torch.randn(8, 16), (torch.randn(8, 16), torch.tensor(0.7))
 
     def loss(weight, step):
-        return (Quantize.apply(weight, step, 3) - target).square().mean()
+        return (LearnedStep.apply(weight, step, 3) - target).square().mean()
 
     for backend in BACKENDS:
         with fusegrad.config.patch(backend=backend):
-            _, moved = jvp(lambda *a: Quantize.apply(*a, 3), (weight, step), directions)
+            _, moved = jvp(lambda *a: LearnedStep.apply(*a, 3), (weight, step), directions)
             _, slope = jvp(loss, (weight, step), directions)
             gradients = grad(loss, (0, 1))(weight, step)
         show(backend, "straight-through rule", moved, straight_through(weight, step, 3, *directions))
@@ -83,10 +63,10 @@ def main():
         show(backend, "<gradient, direction>", slope, inner)
 
     header("\n25 steps of SGD")
-    expected = train(QuantizeAsWritten.apply)
+    expected = train(AsWritten.apply)
     for backend in BACKENDS:
         with fusegrad.config.patch(backend=backend):
-            show(backend, "loss per step", train(Quantize.apply), expected)
+            show(backend, "loss per step", train(LearnedStep.apply), expected)
     assert expected[-1] < expected[0] / 5
     print(f"loss {expected[0]:.3f} -> {expected[-1]:.3f}")
 

@@ -2,36 +2,9 @@
 
 import torch
 from compare import compare
-
-import fusegrad
-
-
-def rotate(x, cos, sin):
-    """The two halves of the last dimension as the coordinates of points in a plane."""
-    a, b = x.chunk(2, -1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
-
-
-@fusegrad.compile
-class RoPE(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, cos, sin):
-        ctx.save_for_backward(cos, sin)
-        return rotate(x, cos, sin)
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        cos, sin = ctx.saved_tensors
-        return rotate(grad_output, cos, -sin), None, None
-
+from gallery.rope import RoPE, angles
 
 AsWritten = RoPE.__base__  # a compiled class is a subclass of the class as written
-
-
-def angles(length, width, base=10_000.0):
-    frequency = base ** (-torch.arange(0, width, 2) / width)
-    turned = torch.outer(torch.arange(length), frequency)
-    return turned.cos(), turned.sin()
 
 
 def main():

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ARGUMENTS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "swiglu": ("SwiGLU", ("bf16[8192,4096]", "bf16[8192,4096]")),
     "rms_norm": ("RMSNorm", ("bf16[8192,4096]", "bf16[4096]", 1e-6)),
-    "cross_entropy": ("CrossEntropy", ("bf16[8192,32000]", "i64[8192]", -100)),
+    "cross_entropy": ("CrossEntropy", ("bf16[8192,32000]", "i64[8192]", -100, 0.0, 0.0)),
 }
 """Examples that are drawn: the class, and what it is called with."""
 

@@ -365,11 +365,13 @@ IN_A_FILE = 'python title="in a file"'
 
 
 def examples_page() -> str:
-    readme = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
-    names = [p.name for p in sorted((ROOT / "examples").glob("*.py"))]
+    folder = ROOT / "examples"
+    readme = (folder / "README.md").read_text(encoding="utf-8").replace("](../docs/", "](")
+    paths = [path for part in (folder, folder / "gallery") for path in sorted(part.glob("*.py"))]
+    names = [path.relative_to(folder).as_posix() for path in paths]
     for name in names:
         readme = readme.replace(f"`{name}`", f"[`{name}`](#{name.replace('.', '')})")
-    sources = [(name, (ROOT / "examples" / name).read_text(encoding="utf-8")) for name in names]
+    sources = [(name, (folder / name).read_text(encoding="utf-8")) for name in names]
     shown = [f'### {name}\n\n{text(source, IN_A_FILE)}' for name, source in sources]
     return "\n".join([readme, "## Sources\n", *shown])
 

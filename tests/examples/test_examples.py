@@ -27,7 +27,7 @@ def numbers(*shape: int) -> torch.Tensor:
 TARGET = torch.tensor([3, -100, 0, 6])
 DIFFERENTIABLE: dict[str, tuple[Any, ...]] = {
     "add_rms_norm": (numbers(4, 7), numbers(4, 7), numbers(7), 1e-6),
-    "cross_entropy": (numbers(4, 7), TARGET, -100),
+    "cross_entropy": (numbers(4, 7), TARGET, -100, 0.1, 1e-2),
     "focal_loss": (numbers(4, 7), numbers(4, 7) > 0, 0.25, 2.0),
     "layer_norm": (numbers(4, 7), numbers(7), numbers(7), 1e-5),
     "masked_softmax": (numbers(7, 7), torch.ones(7, 7, dtype=torch.bool).tril()),
