@@ -128,7 +128,8 @@ def assumed_of(fakes: Sequence[Any], known: Collection[sympy.Symbol]) -> tuple[s
     if env is None:
         return ()
     least = {s: env.var_to_range[s].lower for s in known if s in env.var_to_range}
-    ranges = [sympy.Ge(s, int(n), evaluate=False) for s, n in least.items() if n.is_Integer and n > 1]
+    telling = {s: int(n) for s, n in least.items() if n.is_Integer and n >= (2 if s.is_positive else 0)}
+    ranges = [sympy.Ge(s, n, evaluate=False) for s, n in telling.items()]
     relations = [g.expr for g in env.guards if g.expr is not sympy.true and g.expr.free_symbols <= set(known)]
     return tuple(dict.fromkeys((*ranges, *relations)))
 

@@ -103,6 +103,7 @@ class World:
         self._layers: dict[Facts, Known] = {(): self.known}
         self._made: dict[object, Poly] = {}
         self._turns: list[tuple[int, Poly, Poly]] = []
+        self._mixed: list[Poly] = []  # facts that bound products of sums: s0 * (s1 - s2) <= 1000
         self._count = 0
         self._steps = 0
 
@@ -147,6 +148,9 @@ class World:
     def assume(self, fact: Poly) -> None:
         """fact >= 0, everywhere."""
         self._add(self.known, fact)
+        parts = [p[0] for a in fact.atoms if (p := fact.linear(a)) is not None]
+        if not all(self._plainly(f) or self._plainly(-f) for f in parts):
+            self._mixed.append(fact)
         self.known.samples = [s for s in self.known.samples if at(fact, s) >= 0]
         self.known.memo.clear()
 
@@ -387,17 +391,16 @@ class World:
                 if self._in_cases(now, atom, known, depth, later):
                     return True
                 continue
+            for left in map(self._smaller, self._below(now, known, depth, later)):
+                if left in seen:
+                    continue
+                seen.add(left)
+                answer = self._seen_through(left, known, later)
+                if answer:
+                    return True
+                if answer is None:
+                    heappush(open_, (_cost(left), next(turn), left, -1))
             for pivot in self._pivots(now):
-                for left in self._below(now, pivot, known, depth, later):
-                    left = self._smaller(left)
-                    if left in seen:
-                        continue
-                    seen.add(left)
-                    answer = self._seen_through(left, known, later)
-                    if answer:
-                        return True
-                    if answer is None:
-                        heappush(open_, (_cost(left), next(turn), left, -1))
                 if self._is_split(now, pivot, known, depth, later):
                     heappush(open_, (_cost(now) + SPLIT, next(turn), now, pivot))
         return False
@@ -417,10 +420,15 @@ class World:
         worst = max((m[-1] for m, c in goal.terms.items() if c < 0 and m), default=goal.top)
         return dict.fromkeys((goal.top, worst))
 
-    def _below(self, goal: Poly, atom: int, known: Known, depth: int, later: bool) -> Iterator[Poly]:
-        if (parted := goal.linear(atom)) is not None:
-            factor, rest = parted
-            yield from self._without(factor, rest, atom, self._sign(factor, known, depth, later), known, later)
+    def _below(self, goal: Poly, known: Known, depth: int, later: bool) -> Iterator[Poly]:
+        """Goals that are enough for this one."""
+        for atom in self._pivots(goal):
+            if (parted := goal.linear(atom)) is not None:
+                factor, rest = parted
+                yield from self._without(factor, rest, atom, self._sign(factor, known, depth, later), known, later)
+        for fact in self._mixed:
+            if (left := _less_by(goal, fact)) is not None:
+                yield left
 
     def _is_split(self, goal: Poly, atom: int, known: Known, depth: int, later: bool) -> bool:
         """Whether it may help to look at what the atom is, case by case."""
@@ -488,6 +496,16 @@ def at(poly: Poly, sample: Sample) -> Coefficient:
             c = c * sample[a]
         total += c
     return total
+
+
+def _less_by(goal: Poly, fact: Poly) -> Poly | None:
+    """n * goal - m * fact, without the longest product that does harm in both."""
+    both = [m for m, c in fact.terms.items() if m and c < 0 and goal.terms.get(m, 0) < 0]
+    if not both:
+        return None
+    most = max(both, key=lambda m: (len(m), m))
+    n, m = -fact.terms[most], -goal.terms[most]
+    return goal * n - fact * m if isinstance(n, int) and isinstance(m, int) else None
 
 
 def _is_false(fact: Poly) -> bool:

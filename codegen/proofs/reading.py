@@ -432,6 +432,8 @@ class Reader:
             self.world.bound_below(number, ONE, ZERO)
             self.world.bound_above(number, ONE, ONE)
             return Int(made, width, needs=x.needs)
+        if isinstance(x, Other) and width > 1:  # a float that was rounded: as good as read from memory
+            return Int(self._datum(ast.unparse(node)), width)
         if not isinstance(x, Int) or not width:
             return Other()
         if width == 64 or x.width == width:

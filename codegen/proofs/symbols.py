@@ -78,7 +78,7 @@ class Sizes:
             return Poly.of(self.pinned[symbol])
         part, rest = self._parts.get(symbol, (1, 0))
         name = str(symbol) if part == 1 else f"{symbol}/{part}" if not rest else f"({symbol}-{rest})/{part}"
-        least = 1 if symbol.is_positive and rest == 0 else 0
+        least = (1 if rest == 0 else 0) if symbol.is_positive else 0 if symbol.is_nonnegative else None
         self.symbols[symbol] = self.world.atom(name, _drawn, least) * part + rest
         return self.symbols[symbol]
 

@@ -1,9 +1,10 @@
 """Every kernel that the tests know, proved: in range, wide enough, no two programs at one place.
 
-    python tests/trust/proofs.py [--json] [--bodies 0] [--graphs 300] [--suite 1]
+    python tests/trust/proofs.py [--json] [--bodies 1] [--graphs 100] [--suite 1] [--all]
 
 Kernels come from the bodies of tests/codegen at aligned and odd sizes on two targets, from random graphs, and from the
-Functions of tests/suite: what their methods, and the derived ones, compile to.
+Functions of tests/suite: what their methods, the derived ones, second derivatives and those over batches compile to.
+Ten minutes of one core: --graphs and --suite N take more or less, --all 300 graphs and every Function.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ def of_suite(each: int = 1) -> Iterator[Subject]:
 
 
 def compiled(case: Any) -> None:
-    """The methods' kernels by explain; on the CPU forward, backward, jvp and vmap run as they are asked for."""
+    """The methods' kernels by explain; on the CPU forward, backward, its own, jvp, vmap and vmap of vjp run."""
     fusegrad.explain(case.cls, *case.make(8))
     fast, arguments = fusegrad.compile(case.cls, backend="interpret"), case.make(5)
     with contextlib.suppress(Exception):
@@ -136,7 +137,10 @@ def compiled(case: Any) -> None:
         outs = [
             o for o in (out if isinstance(out, tuple) else (out,)) if isinstance(o, torch.Tensor) and o.requires_grad
         ]
-        torch.autograd.backward(outs, [torch.randn_like(o) for o in outs])
+        torch.autograd.backward(outs, [torch.randn_like(o) for o in outs], create_graph=True)
+        grads = [a.grad for a in arguments if isinstance(a, torch.Tensor) and a.grad is not None]
+        again = [g for g in grads if g.requires_grad]
+        torch.autograd.backward(again, [torch.randn_like(g) for g in again])
     places = [i for i, a in enumerate(arguments) if isinstance(a, torch.Tensor) and a.is_floating_point()]
     with contextlib.suppress(Exception):
         plain = [a.detach() if isinstance(a, torch.Tensor) else a for a in arguments]
@@ -149,7 +153,13 @@ def compiled(case: Any) -> None:
 
         given = tuple(plain[i] for i in places)
         torch.func.jvp(function, given, tuple(map(torch.randn_like, given)))
-        torch.func.vmap(function)(*(torch.stack([g, g]) for g in given))
+        batches = [torch.stack([g, g]) for g in given]
+        torch.func.vmap(function)(*batches)
+        torch.func.vmap(torch.func.vjp(function, *given)[1])(_ones_like(torch.func.vmap(function)(*batches)))
+
+
+def _ones_like(values: Any) -> Any:
+    return tuple(map(torch.ones_like, values)) if isinstance(values, tuple) else torch.ones_like(values)
 
 
 def generated_by(origin: str, action: Callable[[], Any]) -> Iterator[Subject]:
@@ -212,10 +222,13 @@ def everything(chosen: Mapping[str, int]) -> Iterator[Subject]:
 def main() -> int:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--bodies", type=int, default=1, help="those of tests/codegen; 0 for none")
-    options.add_argument("--graphs", type=int, default=300, help="so many random graphs")
+    options.add_argument("--graphs", type=int, default=100, help="so many random graphs")
     options.add_argument("--suite", type=int, default=1, help="every so manieth Function of tests/suite; 0 for none")
     options.add_argument("--json", action="store_true", help="write benchmarks/results/trust/proofs.json")
+    options.add_argument("--all", action="store_true", help="300 random graphs, and all Functions")
     chosen = options.parse_args()
+    if chosen.all:
+        chosen.bodies, chosen.graphs, chosen.suite = 1, 300, 1
     total = Total(collections.Counter(), collections.Counter(), [], [])
     sources = {name: getattr(chosen, name) for name in ("bodies", "graphs", "suite")}
     for subject in once(everything(sources)):

@@ -191,6 +191,26 @@ MUTANTS = {
         "range",
     ),
 }
+MUTANTS |= {
+    "a row and its remainder, one too many": (
+        "layout shifted", ODD, "pid // tl.cdiv(N + 3, BLOCK_N)", "(pid + 1) // tl.cdiv(N + 3, BLOCK_N)", "range"),
+    "a remainder that is not known": ("layout shifted", ODD, "N = N // 16 * 16", "N = (N + 15) // 16 * 16", "range"),
+    "blocks before the first of a walk backwards": (
+        "layout forth and back", ODD, "(tl.cdiv(N, BLOCK_N) - 1) * BLOCK_N", "(tl.cdiv(N, BLOCK_N) - 2) * BLOCK_N",
+        "range"),
+    "items of all groups in 32 bits": (
+        "mixed_axes group backward", WIDE, "(group * FAN + members) * ITEMS, M", "(group * FAN + members) * C, M",
+        "width"),
+    "one member too many": (
+        "mixed_axes affine backward", WIDE, "tl.minimum(FAN, PROGRAMS - group * FAN)", "FAN", "range"),
+    "a flip one too far": ("layout flip after a reduction", ODD, "row * N - first_col + x_offset",
+                           "row * N - first_col + x_offset + 1", "range"),
+    "parts of a concatenation": ("layout cat", ODD, "mask=inside & (i >= tl.cast(size_2, tl.int64))", "mask=inside",
+                                 "range"),
+    "an end of two parts": ("layout cat", WIDE, "lt_v = i < tl.cast(size, tl.int64)",
+                            "lt_v = i <= tl.cast(size, tl.int64)", "range"),
+}  # fmt: skip
+"""Remainders of sizes, turns counted from the end, products of sums, empty dimensions: what those proofs rest on."""
 GRIDS = {
     "one program too many": ("body softmax", WIDE, lambda n: n + 1),
     "twice the programs": ("body rms_forward", WIDE, lambda n: 2 * n),
@@ -199,8 +219,9 @@ GRIDS = {
 
 
 def mutant(name: str, sizes, old: str, new: str) -> Subject:
-    subject = the(name, {k: v for k, v in sizes.items() if k != "K"})
-    assert old in subject.kernel.source, subject.kernel.source
+    function, inputs = proofs.bodies()[name]
+    made = of_body(name, function, inputs, {k: v for k, v in sizes.items() if k != "K"}, "cuda:90")
+    subject = next(s for s in made if old in s.kernel.source)
     return replace(subject, kernel=replace(subject.kernel, source=subject.kernel.source.replace(old, new)))
 
 
