@@ -155,6 +155,15 @@ def test_inside_torch_compile_and_functional_call() -> None:
     torch.testing.assert_close([called, compiled], [expected, expected])
 
 
+def test_a_model_that_is_compiled_already_notices() -> None:
+    model = net()
+    compiled = torch.compile(model, backend="eager")
+    plain = compiled(X).detach()
+    with fusegrad.swap(model, {doubled: tripled}):
+        torch.testing.assert_close(compiled(X).detach(), plain * 1.5)
+    torch.testing.assert_close(compiled(X).detach(), plain)
+
+
 def test_under_parametrizations() -> None:
     model = net()
     parametrize.register_parametrization(model.gates[0].up, "weight", nn.Tanh())
