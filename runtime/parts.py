@@ -115,10 +115,18 @@ def _way(
     states = [WHOLE if s == ZERO else s for s in made.outputs if s is not None]
     outputs, hidden = tuple(states[:tensors]), states[tensors:]
     inputs = made.inputs[: len(spec.slots)]
+    if any(spec.forward.needs_input_grad) and any(outputs[i] == WHOLE for i in _moving(spec)):
+        raise NotDivisible(why="a result that has a gradient does not depend on it, though others do")
     even = made.even
     for mask, graph in backwards:
         even |= _through(spec, graph, mask, symbol, inputs, outputs, hidden)
     return Way(symbol, inputs, outputs, even)
+
+
+def _moving(spec: Specialization) -> list[int]:
+    """The tensor results that have a gradient."""
+    fixed = {p.index for p in spec.forward.non_differentiable if p.kind == "output"}
+    return [i for i, fake in enumerate(spec.forward.fake_outputs) if is_float(fake) and i not in fixed]
 
 
 def _through(
@@ -131,9 +139,6 @@ def _through(
     supply = iter(outputs)
     per_output = [None if o.kind == "object" else next(supply) for o in spec.forward.outputs]
     gradients = [dual(s) for s, there in zip(per_output, mask, strict=True) if there and s is not None]
-    for state, there in zip(per_output, mask, strict=True):
-        if there and state == WHOLE:
-            raise NotDivisible(why="a result that has a gradient does not depend on it, though others do")
     made = divide(graph, symbol, dict(enumerate([*kept, *gradients])))
     for slot, state in zip(spec.slots, inputs, strict=True):
         found = made.outputs[slot] if slot < len(made.outputs) else None

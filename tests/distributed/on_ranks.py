@@ -33,6 +33,7 @@ import forked
 import kept_functions
 
 import fusegrad
+from fusegrad.examples.gallery.catalogue import CATALOGUE
 from fusegrad.ir.errors import FusegradError
 from fusegrad.runtime import demo_ranks
 from fusegrad.runtime.demo_model import Sizes
@@ -102,7 +103,7 @@ def fresh(args: Sequence[Any], made: Callable[[Tensor], Tensor] = Tensor.clone) 
 def results(function: Any, args: Sequence[Any]) -> list[Tensor]:
     """Outputs and gradients, whole."""
     made = function(*args)
-    made = made if isinstance(made, tuple) else (made,)
+    made = [o for o in (made if isinstance(made, tuple) else (made,)) if o.is_floating_point()]
     weighted = [(whole(o) * torch.linspace(-1, 2, o.numel(), dtype=o.dtype).reshape(o.shape)).sum() for o in made]
     sum(weighted[1:], weighted[0]).backward()
     leaves = [a for a in args if isinstance(a, Tensor) and a.requires_grad]
@@ -310,6 +311,21 @@ def the_demo(mesh: Any) -> None:
     assert demo_ranks.report(facts, 2) == 0, facts
     wrong = {**facts["losses"], "tensor parallel": [1.01 * loss for loss in facts["losses"]["one process, eager"]]}
     assert demo_ranks.report({**facts, "losses": wrong}, 2) == 2
+
+
+@check(2)
+def the_gallery(mesh: Any) -> None:
+    """Batches divided, weights whole: what each Function of the gallery is on one process."""
+    for entry in some(CATALOGUE, 4):
+        torch.manual_seed(6)
+        args = entry.arguments(torch.float64)
+        places = [(R,) if i in entry.weights or not a.dim() else (S0,) for i, a in enumerate(args) if is_tensor(a)]
+        mine, theirs = placed(args, mesh, places), fresh(args)
+        same(results(entry.function.apply, mine), results(entry.written.apply, theirs), f"{entry.name} of the gallery")
+
+
+def is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor)
 
 
 @check(2)
