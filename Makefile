@@ -15,6 +15,8 @@
 # make soak           CALLS=1000000 calls over SHAPES=1000 shapes: memory, variants, threads, files
 # make fuzz N=1000    random programs, compiled, against eager; SEED=0, JOBS=2, BACKEND="reference interpret:10"
 # make mutants        one change of the generator or of a transform at a time, N=200: which do the tests notice?
+# make dist           a wheel and a source distribution in dist/, the wheel tried in an environment of its own
+# make matrix         the tests with several pairs of torch and triton: PAIRS="2.11.0:3.6.0 newest"; ARGS="--pieces ir"
 # make docs           the documentation as a site in build/site, which needs no network to be read
 # make guards N=2000  random worlds: closures, globals, dtypes, layouts, torch's state; nothing stale is served
 # make convergence    Hugging Face models over STEPS=200, swapped, beside themselves
@@ -137,6 +139,15 @@ bench: $(STAMP)
 
 bench-gpu: $(STAMP)
 	$(BIN)/python -m fusegrad.benchmarks.gpu $(ARGS)
+
+.PHONY: dist matrix
+dist: $(STAMP)
+	$(PIP) $(PINS) -e '.[dist]'
+	$(BIN)/python tests/release/dist.py
+
+# CUDA builds of torch take gigabytes under build/matrix.
+matrix: $(STAMP)
+	$(BIN)/python tests/release/matrix.py $(if $(PAIRS),--pairs "$(PAIRS)") --python $(PYTHON) $(ARGS)
 
 clean:
 	rm -rf .venv .typings .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist fusegrad.egg-info fusegrad-demo

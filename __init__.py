@@ -13,19 +13,24 @@ fusegrad.stats()                  counters of this process
 fusegrad.config.patch(...)        settings for a block of code
 """
 
-from .ir.errors import FusegradError, NotTraceableError
-from .runtime import config, random
-from .runtime.bisecting.search import bisect
-from .runtime.bundling.archive import BundleError
-from .runtime.bundling.load import load
-from .runtime.checking.trial import CheckError, check
-from .runtime.explain import explain
-from .runtime.exporting.export import export
-from .runtime.exporting.saved import load_program, save_program
-from .runtime.function import FallbackWarning, compile
-from .runtime.profiling.profile import profile
-from .runtime.stats import stats
-from .runtime.swapping.swap import swap
+from .ir import versions as _versions  # refuses a torch that is too old, ahead of what imports it
+
+try:
+    from .ir.errors import FusegradError, NotTraceableError
+    from .runtime import config, random
+    from .runtime.bisecting.search import bisect
+    from .runtime.bundling.archive import BundleError
+    from .runtime.bundling.load import load
+    from .runtime.checking.trial import CheckError, check
+    from .runtime.explain import explain
+    from .runtime.exporting.export import export
+    from .runtime.exporting.saved import load_program, save_program
+    from .runtime.function import FallbackWarning, compile
+    from .runtime.profiling.profile import profile
+    from .runtime.stats import stats
+    from .runtime.swapping.swap import swap
+except (ImportError, AttributeError) as _error:  # torch or triton lacks a name
+    raise _versions.unknown(_error) from None
 
 __all__ = [
     "BundleError",

@@ -580,6 +580,12 @@ CODES = (
         "Run it with --nproc 1, and `fusegrad doctor`.",
         ("RanksFailedError",),
     ),
+    Code(
+        "FG244", "fusegrad does not work with torch 2.9.1: it is older than 2.11; it was tried with torch 2.13.0 ..",
+        "The installed torch or triton is too old, or is one that nobody tried and lacks a name that fusegrad needs.",
+        "Install a version that the message names; a newer fusegrad may know a newer torch.",
+        ("VersionError",),
+    ),
     # -------------------------------------------------------------- FG9xx: mistakes of fusegrad
     Code(
         "FG900", "internal: a state that cannot be",

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.autograd import Function
 
+from ...ir import versions
 from .. import cache, memory
 from ..config import BACKENDS, settings
 from ..function import compile as compiled
@@ -28,7 +29,7 @@ from .stored import shown
 SUMMARY = "say what this machine can do, and what to install for the rest"
 TESTED = {"Python": "3.11", "torch": "2.13.0", "triton": "3.7.1"}
 """The versions of constraints.txt; a test compares them."""
-LEAST = {"Python": "3.11", "torch": "2.11", "triton": "3.6"}
+LEAST = {"Python": "3.11", **versions.LEAST}
 EXTRAS = {
     "rich": "tables and progress bars in a terminal: pip install 'fusegrad[rich]'",
     "matplotlib": "the picture of `fusegrad bench`: pip install 'fusegrad[bench]'",
@@ -99,11 +100,17 @@ def _of_version(name: str, version: str | None) -> Finding:
         fix = f"pip install '{name}>={LEAST.get(name)}'"
         return Finding(name, "not installed", "missing", fix) if name in LEAST else Finding(name, "not a package")
     tested = TESTED.get(name)
-    if tested is None or _numbers(version)[: len(_numbers(tested))] == _numbers(tested):
+    if tested is None or any(_numbers(version)[: len(_numbers(t))] == _numbers(t) for t in _versions_tried(name)):
         return Finding(name, f"{version}, tested" if tested else version)
     if _numbers(version) < _numbers(LEAST[name]):
         return Finding(name, version, "fault", f"at least {LEAST[name]} is needed; {tested} is tested")
     return Finding(name, f"{version}, not tested ({tested} is)", "note")
+
+
+def _versions_tried(name: str) -> list[str]:
+    """The versions that the tests were run with."""
+    at = {"torch": 0, "triton": 1}.get(name)
+    return [TESTED[name], *([] if at is None else [pair[at] for pair in versions.TRIED])]
 
 
 def _numbers(version: str) -> tuple[int, ...]:

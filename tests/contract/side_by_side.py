@@ -20,7 +20,7 @@ Tensor = torch.Tensor
 Story = Callable[[Any], Any]
 BACKENDS = ("reference", "interpret")
 TAKES_KEYWORDS = hasattr(torch.autograd.Function, "boxed_grads_call")
-"""Whether `apply` of torch itself takes keywords, as it does since 2.12; a compiled class takes them with any torch."""
+"""Whether `apply` of torch itself takes keywords, as not in 2.11; a compiled class takes them with any torch."""
 both = pytest.mark.parametrize("backend", BACKENDS)
 
 

@@ -147,7 +147,10 @@ def test_specifications_keywords_and_objects() -> None:
             grad = g * ctx.exponent * a[index] ** (ctx.exponent - 1) * ctx.options["by"]
             return torch.zeros_like(a).index_add(0, index, grad), None, None, None
 
-    report = fusegrad.check(Gather, "f32[5,4]", "i64[3]", exponent=3, options={"by": 2.0}, **QUICK)
+    if hasattr(Function, "boxed_grads_call"):
+        report = fusegrad.check(Gather, "f32[5,4]", "i64[3]", exponent=3, options={"by": 2.0}, **QUICK)
+    else:  # `apply` of torch 2.11 takes no keywords
+        report = fusegrad.check(Gather, "f32[5,4]", "i64[3]", 3, {"by": 2.0}, **QUICK)
     assert report.ok and report.counts["ok"] > 4
 
 

@@ -1,0 +1,62 @@
+"""Which versions of torch and triton fusegrad was tried with. Importing this module refuses what is too old.
+
+A version that is newer than all of them is let in: `make matrix` and `fusegrad doctor` tell what it does.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+
+from .errors import FusegradError
+
+LEAST = {"torch": "2.11", "triton": "3.6"}
+TRIED = (("2.11.0", "3.6.0"), ("2.13.0", "3.7.1"))
+"""Pairs of torch and triton that `make matrix` runs the tests with."""
+
+
+class VersionError(FusegradError, ImportError):
+    """An installed version that fusegrad does not work with."""
+
+    message = (
+        "fusegrad does not work with {name} {found}: {why}; it was tried with {tried}\n  at:   {where}\n"
+        "  fix:  pip install '{name}>={least}', or a fusegrad of the time of that version"
+    )
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """ "2.13.0+cpu" -> (2, 13, 0)"""
+    return tuple(int(n) for n in re.findall(r"\d+", version.partition("+")[0])[:3])
+
+
+def installed(name: str) -> str | None:
+    """The version of a package; None where it is not there, or does not say."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def refused(name: str, why: str) -> VersionError:
+    tried = " and ".join(f"torch {torch} with triton {triton}" for torch, triton in TRIED)
+    where = f"{name} {installed(name)} of this environment"
+    return VersionError(name=name, found=installed(name), why=why, tried=tried, least=LEAST[name], where=where)
+
+
+def require() -> None:
+    """Raises VersionError where a package is older than what fusegrad needs."""
+    for name, least in LEAST.items():
+        found = installed(name)
+        if found is not None and numbers(found)[:2] < numbers(least):
+            raise refused(name, f"it is older than {least}")
+
+
+def unknown(error: Exception) -> Exception:
+    """An import that failed, told as what it is where this torch was never tried; the error itself elsewhere."""
+    found = installed("torch") or ""
+    if found.partition("+")[0] in dict(TRIED):
+        return error
+    return refused("torch", f"this version was never tried, and the import failed: {error}")
+
+
+require()
