@@ -13,9 +13,12 @@ from ..tracer.torch_private import is_fake, is_traced_elsewhere
 _asked: ContextVar[bool] = ContextVar("fusegrad_asked", default=False)
 
 
-def is_outer() -> bool:
-    """Whether somebody else makes a graph of what runs here."""
-    return watcher() is None and (_asked.get() or is_traced_elsewhere())
+def is_outer(args: Sequence[Any] = ()) -> bool:
+    """Whether somebody else makes a graph of what runs here.
+
+    args: of a rule, which runs on tensors without memory where Dynamo asks for the results of a derivative.
+    """
+    return watcher() is None and (_asked.get() or is_traced_elsewhere() or any(map(is_fake, args)))
 
 
 def is_asked_for() -> bool:

@@ -98,7 +98,7 @@ class Unit:
 
     def __call__(self, *args: Any) -> Sequence[Any]:
         if is_capturing():
-            return graphed.called(self, args) if (graphed := _graphed()) else self.body(*args)
+            return graphed.called(self, args) if (graphed := _graphed(args)) else self.body(*args)
         if not (torch.is_grad_enabled() or transforms_active()):
             return self.execute(args)
         return custom_function_call(self.function, *args)  # type: ignore[no-any-return]
@@ -120,7 +120,7 @@ class Unit:
 
     def traced(self, args: Sequence[Any]) -> Sequence[Any]:
         """Run while somebody traces: in a graph that is not ours, one operator."""
-        return graphed.executed(self, args) if (graphed := _graphed()) else self.body(*args)
+        return graphed.executed(self, args) if (graphed := _graphed(args)) else self.body(*args)
 
     def launched(self, executable: Executable, args: Sequence[Any], lifted: Sequence[Tensor]) -> Sequence[Any]:
         """The results on values in memory."""
@@ -574,11 +574,11 @@ def tracked_alias(value: Any) -> Any:
     return value.view_as(value) if value.requires_grad else value.detach().requires_grad_()
 
 
-def _graphed() -> Any:
+def _graphed(args: Sequence[Any]) -> Any:
     """What makes operators of units, where somebody else makes a graph; None where we do."""
     from . import graphed
 
-    return graphed if is_outer() else None
+    return graphed if is_outer(args) else None
 
 
 def _is_one_of(output: Any, args: Sequence[Any]) -> bool:

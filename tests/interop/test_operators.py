@@ -63,6 +63,17 @@ def test_one_graph_and_torchs_own_checks(case) -> None:
     torch.library.opcheck(*called_on(forward, sample))
 
 
+def test_a_backward_that_is_derived_of_jvp_under_a_transform() -> None:
+    """Dynamo asks for the results of the derivative where nothing but fake tensors says that it does."""
+    (case,) = [case for case in CASES if case.name == "JvpOnly"]
+    fast, (x, *others) = fusegrad.compile(case.cls), case.make(Numbers(0))
+
+    def slope(x):
+        return torch.func.grad(lambda x: fast.apply(x, *others).sum())(x)
+
+    torch.testing.assert_close(torch.compile(slope, backend="aot_eager", fullgraph=True)(x), slope(x))
+
+
 def test_an_operator_of_a_backward_passes_torchs_own_checks() -> None:
     before = set(operators.known)
     fast = fusegrad.compile(wrong.sine(None))
