@@ -261,7 +261,12 @@ class Compiler:
         self.refuse("forward", missing.error)
         self.refused[missing.facts] = missing.error.bare()
         self.exact[missing.key] = None
+        self._forget_the_oldest()
         return result
+
+    def _forget_the_oldest(self) -> None:
+        _forget(self.exact, REMEMBERED)
+        _forget(self.refused, REMEMBERED)
 
     def signature(self) -> inspect.Signature:
         """Of forward, in setup_context style: as it is now, defaults may be assigned."""
@@ -423,8 +428,7 @@ class Compiler:
             if found is None and not tried:
                 found = self._captured(key, facts, args)
             self.exact[key] = found
-            _forget(self.exact, REMEMBERED)
-            _forget(self.refused, REMEMBERED)
+            self._forget_the_oldest()
             return found
 
     def _is_hopeless(self) -> bool:
@@ -463,12 +467,14 @@ class Compiler:
     def prefer(self, specialization: Specialization, args: Sequence[Any]) -> None:
         """Calls with arguments like these begin with this specialisation."""
         self.exact[self._key(args)] = specialization
+        self._forget_the_oldest()
 
     def give_up(self, args: Sequence[Any], error: CaptureError) -> None:
         """Calls with arguments like these run as the user wrote them."""
         self.refuse("forward", error)
         self.refused[self.facts(args)] = error.bare()
         self.exact[self._key(args)] = None
+        self._forget_the_oldest()
 
     def _capture(self, args: Sequence[Any], tape: Tape | None = None) -> Specialization:
         if len(self.known) >= VARIANTS:
