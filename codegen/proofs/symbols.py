@@ -34,7 +34,9 @@ class Sizes:
         self.symbols: dict[sympy.Symbol, Poly] = {}
         self._known: dict[sympy.Basic, Poly] = {}
         self._wholes: dict[Poly, Poly] = {}
+        dimensions = [*dimensions]
         self._parts = _parts(dimensions, guards)
+        self._natural = {n for n in dimensions if isinstance(n, sympy.Symbol)}  # sizes of tensors, whatever is said
         self.multiples: list[tuple[Poly, int]] = []  # sizes that are multiples, by the guards
 
     def __call__(self, size: Size) -> Poly:
@@ -78,9 +80,12 @@ class Sizes:
             return Poly.of(self.pinned[symbol])
         part, rest = self._parts.get(symbol, (1, 0))
         name = str(symbol) if part == 1 else f"{symbol}/{part}" if not rest else f"({symbol}-{rest})/{part}"
-        least = (1 if rest == 0 else 0) if symbol.is_positive else 0 if symbol.is_nonnegative else None
+        least = (1 if rest == 0 else 0) if symbol.is_positive else self._least(symbol)
         self.symbols[symbol] = self.world.atom(name, _drawn, least) * part + rest
         return self.symbols[symbol]
+
+    def _least(self, symbol: sympy.Symbol) -> int | None:
+        return 0 if symbol in self._natural or symbol.is_nonnegative else None
 
     def _function(self, size: sympy.Expr) -> Poly:
         name = type(size).__name__
