@@ -70,6 +70,7 @@ types: $(STAMP)
 	mkdir -p .typings
 	test -e .typings/fusegrad || ln -s .. .typings/fusegrad
 	$(BIN)/mypy
+	$(BIN)/mypy --strict tests/release/typed_functions.py
 
 tests: $(STAMP)
 	FUSEGRAD_TESTS=$(FUSEGRAD_TESTS) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --timeout=300 $(TESTS)
@@ -139,6 +140,12 @@ bench: $(STAMP)
 
 bench-gpu: $(STAMP)
 	$(BIN)/python -m fusegrad.benchmarks.gpu $(ARGS)
+
+# Read by another checker as well: basedpyright is pyright as a wheel, with the node that it needs.
+.PHONY: pyright
+pyright: types
+	test -x build/pyright/bin/basedpyright || ($(BIN)/python -m venv build/pyright && build/pyright/bin/python -m pip install -q basedpyright)
+	build/pyright/bin/basedpyright --pythonpath $(BIN)/python --level error tests/release/typed_functions.py
 
 .PHONY: dist matrix
 dist: $(STAMP)

@@ -77,7 +77,8 @@ from .traceable import Traceability
 from .unit import BackwardUnit, transformed
 
 Tensor = torch.Tensor
-C = TypeVar("C", bound=type)
+C = TypeVar("C", bound=Callable[..., Any])
+"""A class or a function: what is compiled keeps its static type."""
 class_lock = lock_of(CLASS)
 REMEMBERED = 1024
 """Exact layouts that a class remembers before it asks the guards again."""
@@ -761,12 +762,8 @@ def triton_is_here() -> bool:
 
 # ------------------------------------------------------------------ the decorator
 @overload
-def compile(target: C, /) -> C: ...
-@overload
-def compile(target: Callable[..., Any], /) -> Callable[..., Any]: ...
-@overload
 def compile(
-    target: Any = None,
+    target: C,
     /,
     *,
     backend: str = "auto",
@@ -776,7 +773,20 @@ def compile(
     pytree: bool = False,
     derive_jvp: str | bool = "backward",
     numerics: str = "eager",
-) -> Any: ...
+) -> C: ...
+@overload
+def compile(
+    target: None = None,
+    /,
+    *,
+    backend: str = "auto",
+    fullgraph: bool = False,
+    dynamic: bool = True,
+    traceable: Option | None = None,
+    pytree: bool = False,
+    derive_jvp: str | bool = "backward",
+    numerics: str = "eager",
+) -> Callable[[C], C]: ...
 def compile(
     target: Any = None,
     /,

@@ -183,7 +183,7 @@ def _agrees(backend: str, device: str) -> bool:
     results = []
     for function in (compiled(_Tiny, backend=backend, fullgraph=True), _Tiny):
         given = x.clone().requires_grad_()
-        output = function.apply(given)
+        output = function.apply(given)  # type: ignore[no-untyped-call]
         results.append((output.detach(), *torch.autograd.grad(output.sum(), given)))
     return all(torch.allclose(a, b, atol=1e-5) for a, b in zip(*results, strict=True))
 

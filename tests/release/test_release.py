@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -93,7 +94,16 @@ def test_extras_are_on_their_page() -> None:
     assert set(re.findall(r"^\| `fusegrad\[(\w+)\]` \|", page, re.M)) == set(PROJECT["optional-dependencies"])
 
 
-# ------------------------------------------------------------------ templates
+# ------------------------------------------------------------------ types, templates
+def test_what_the_type_checkers_read_is_true() -> None:
+    """The example runs, but for its last line, which they have to refuse; `make types` has them read it."""
+    source = (ROOT / "tests" / "release" / "typed_functions.py").read_text(encoding="utf-8")
+    assert source.rstrip().splitlines()[-1].startswith('swish("no tensor")  # type: ignore[arg-type]')
+    with pytest.raises(TypeError, match="multiply"):
+        runpy.run_path(str(ROOT / "tests" / "release" / "typed_functions.py"))
+    assert "tests/release/typed_functions.py" in (ROOT / "Makefile").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("[!c]*.yml")), ids=lambda p: p.stem)
 def test_templates_ask_for_commands_that_exist(path: Path) -> None:
     asked = set(re.findall(r"`fusegrad (\w+)", path.read_text(encoding="utf-8")))
