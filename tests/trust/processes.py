@@ -35,6 +35,8 @@ PRELUDE = """
 import faulthandler, multiprocessing, os, pickle, random, signal, sys, threading, time, traceback
 import torch
 import fusegrad, trust_functions as functions
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def right(fast, cls, shape=(3, 8), seed=0):
     args = functions.arguments(cls, *shape, seed)
