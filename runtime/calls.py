@@ -6,19 +6,22 @@ Dynamo breaks its graph and makes the call itself, and then nothing within it is
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 
-_shown: dict[str, Callable[..., Any]] = {}
-"""What calls in graphs mean, by the name that stands there."""
+_shown: WeakValueDictionary[str, Callable[..., Any]] = WeakValueDictionary()
+"""What calls in graphs mean, by the name that stands there, as long as the class is there."""
+_numbers = itertools.count()
 
 
-def name_in_graphs(cls: Any, call: Callable[..., Any]) -> str:
-    """The name under which a class is called in graphs of this process: its own, and a number."""
-    name = f"{cls.__qualname__} {len(_shown)}"
-    _shown[name] = call
+def name_in_graphs(cls: Any, call: Callable[..., Any], owner: Any) -> str:
+    """The name under which a class is called in graphs of this process: its own, and a number. `owner` keeps `call`."""
+    name = f"{cls.__qualname__} {next(_numbers)}"
+    _shown[name] = owner._fusegrad_in_graphs = call
     return name
 
 

@@ -347,9 +347,15 @@ def _methods(compiler: Compiler) -> dict[str, Record]:
         "jvp": _own_jvp(compiler) if own["jvp"] else _derived_jvp(compiler),
         "vmap": Record("opaque", "the user's own rule runs as it is") if own["vmap"] else Record("derived", BATCHED),
     }
-    usable = bool(compiler.known)  # for some arguments at least forward is compiled
-    known = {n: r for n, r in compiler.records.items() if r.status == "opaque" and not (n == "forward" and usable)}
+    known = {n: _in_part(compiler, n, r) for n, r in compiler.records.items() if r.status == "opaque"}
     return _beside_opaque_ones(compiler, _at_run_time(compiler, found) | opaque | known)
+
+
+def _in_part(compiler: Compiler, method: str, record: Record) -> Record:
+    """A record that is of some arguments only, where forward is compiled for others."""
+    if method != "forward" or not compiler.known:
+        return record
+    return Record("compiled", f"{record.reason}; for such arguments it runs as written", record.where)
 
 
 def _at_run_time(compiler: Compiler, methods: dict[str, Record]) -> dict[str, Record]:

@@ -891,7 +891,7 @@ def entrance(compiler: Compiler, itself: list[type]) -> Any:
             return compiled_subclass(own, compiler).apply(*args, **kwargs)
         return compiler(args, kwargs)
 
-    name = name_in_graphs(compiler.user_class, lambda args, kwargs: in_dynamos_graph(compiler, args, kwargs))
+    name = name_in_graphs(compiler.user_class, lambda args, kwargs: in_dynamos_graph(compiler, args, kwargs), compiler)
     return classmethod(applied(itself, name, compiler.ready, run))
 
 

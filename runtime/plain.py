@@ -61,7 +61,7 @@ def compile_function(
     def within(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return in_dynamos_graph(fast._fusegrad, args, kwargs, run)  # type: ignore[attr-defined]
 
-    compiled = function_shown(fn, name_in_graphs(fast, within), run)
+    compiled = function_shown(fn, name_in_graphs(fast, within, fast), run)
     compiled._fusegrad = fast._fusegrad  # type: ignore[attr-defined]
     return compiled
 

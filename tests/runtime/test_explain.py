@@ -199,6 +199,25 @@ def test_opaque_methods(cls, reason) -> None:
     assert reason in str(fusegrad.explain(cls, "f32[3]"))
 
 
+def test_a_forward_that_is_compiled_for_some_arguments() -> None:
+    class Either(Function):
+        @staticmethod
+        def forward(ctx, x, n):
+            return x * n if n > 1 and bool(x.sum() > 0) else x.sin()
+
+        @staticmethod
+        def backward(ctx, g):
+            return g, None
+
+    fast, x = fusegrad.compile(Either), torch.ones(3)
+    fast.apply(x, 1)
+    with pytest.warns(fusegrad.FallbackWarning):
+        fast.apply(x, 2)
+    record = fusegrad.explain(fast, x, 1).methods["forward"]
+    assert record.status == "compiled" and "for such arguments it runs as written" in record.reason
+    assert record.code == "FG010"
+
+
 def test_an_opaque_backward() -> None:
     class Backward(Function):
         @staticmethod
