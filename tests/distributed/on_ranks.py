@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "gallery"))
 sys.path.insert(0, str(Path(__file__).parent))
 import job
 import rank_functions as functions
@@ -322,6 +323,24 @@ def the_gallery(mesh: Any) -> None:
         places = [(R,) if i in entry.weights or not a.dim() else (S0,) for i, a in enumerate(args) if is_tensor(a)]
         mine, theirs = placed(args, mesh, places), fresh(args)
         same(results(entry.function.apply, mine), results(entry.written.apply, theirs), f"{entry.name} of the gallery")
+
+
+@check(2)
+def the_gallery_with_columns_divided(mesh: Any) -> None:
+    """Weights and features divided along their last dim, as tensor parallelism does; what a rule refuses is moved."""
+    for entry in some(CATALOGUE, 3, 1):
+        args = entry.arguments(torch.float64)
+        places = [(Shard(a.dim() - 1),) if a.dim() and a.shape[-1] > 1 else (R,) for a in args if is_tensor(a)]
+        mine, theirs = placed(args, mesh, places), fresh(args)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", fusegrad.FallbackWarning)  # on record; the results are what counts here
+            same(results(entry.function.apply, mine), results(entry.written.apply, theirs), f"{entry.name} divided")
+
+
+@check(2)
+def the_gallery_in_data_parallel(mesh: Any) -> None:
+    for entry in some(CATALOGUE, 3, 2):
+        models.check_layer(entry, mesh)
 
 
 def is_tensor(value: Any) -> bool:

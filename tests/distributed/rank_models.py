@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import gallery_layers
 import rank_functions as functions
 import torch
 import torch.distributed as dist
@@ -23,6 +24,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 import fusegrad
+from fusegrad.examples.gallery.catalogue import Entry
 
 WIDTH, HIDDEN, BATCH, TIME, STEPS = 8, 12, 4, 6, 3
 Norm: Any = fusegrad.compile(functions.Norm)
@@ -148,3 +150,29 @@ def check_both(mesh: Any) -> None:
         fully_shard(block, mesh=grid["data"])
     step = on_my_rows(grid["data"])
     compare(trained(fully_shard(network, mesh=grid["data"]), step), grid["data"])
+
+
+# ------------------------------------------------------------------ layers of the gallery
+def check_layer(entry: Entry, mesh: Any) -> None:
+    """On this rank's rows, under DDP and FSDP2: outputs and gradients as written, those of parameters averaged."""
+    theirs = gallery_layers.Layer(entry, False, torch.float64)
+    expected = gallery_layers.results(theirs, rows_of(entry, mesh))
+    for name, gradient in gallery_layers.gradients(theirs).items():
+        dist.all_reduce(gradient, group=mesh.get_group())
+        expected[name] = gradient / mesh.size()
+    for wrapped in (DistributedDataParallel, functools.partial(fully_shard, mesh=mesh)):
+        layer = wrapped(gallery_layers.Layer(entry, True, torch.float64))
+        found = {n: whole(t) for n, t in gallery_layers.results(layer, rows_of(entry, mesh)).items()}
+        told = functools.partial("{} under {}: {}".format, entry.name, wrapped)
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11, msg=told)
+
+
+def rows_of(entry: Entry, mesh: Any) -> list[Tensor]:
+    """The inputs of a layer, with this rank's part of the batch."""
+    args = entry.arguments(torch.float64)
+    tensors = [(i, a) for i, a in enumerate(args) if isinstance(a, Tensor) and i not in entry.weights]
+    return [a if i in entry.shared or not a.dim() else leaf_of(my_rows(a, mesh), a) for i, a in tensors]
+
+
+def leaf_of(part: Tensor, like: Tensor) -> Tensor:
+    return part.detach().clone().requires_grad_(like.requires_grad)

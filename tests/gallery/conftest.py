@@ -1,0 +1,6 @@
+"""Makes `gallery_layers` importable."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
