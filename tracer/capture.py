@@ -315,10 +315,7 @@ def where_raised(error: BaseException) -> str:
 CUT = "fusegrad_cut"
 """In the meta of a node: the user detached there. Autograd detaches too, what it saves, and that cuts nothing."""
 _DETACH = (torch.detach, torch.Tensor.detach)
-_FRESH = (
-    torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.Tensor.__rmatmul__,
-    torch.nn.functional.scaled_dot_product_attention,
-)  # fmt: skip
+_FRESH = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.Tensor.__rmatmul__)
 """What returns memory of its own in eager, and a view of something in between where Python takes it apart."""
 
 
@@ -353,10 +350,11 @@ class _Provenance(TorchFunctionMode):
 
 
 def _no_view(result: torch.Tensor, node: torch.fx.Node) -> torch.Tensor:
-    """A view that a decomposition ends with, where eager's own kernel returns memory of its own."""
-    if node.target is torch.ops.aten.view.default:
-        node.target = torch.ops.aten._unsafe_view.default
-    return result if result.requires_grad else result.detach()
+    """Instead of the view that a decomposition ends with, what eager's own kernel ends with: memory of its own."""
+    if node.target is not torch.ops.aten.view.default or node.users or result._base is None:
+        return result
+    fresh: torch.Tensor = torch.ops.aten._unsafe_view.default(result._base, result.shape)
+    return fresh
 
 
 def _without_history(gradients: Sequence[Any], graph: torch.fx.Graph) -> tuple[Any, ...]:

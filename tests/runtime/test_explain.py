@@ -234,7 +234,7 @@ def test_an_opaque_backward() -> None:
 
 
 def test_own_rules_are_named() -> None:
-    from test_torch_func import OwnRules
+    from test_under_torch_func import OwnRules
 
     methods = fusegrad.explain(OwnRules, "f32[3]").to_dict()["methods"]
     assert {methods[n]["status"] for n in ("jvp", "vmap")} == {"opaque"}

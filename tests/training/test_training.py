@@ -17,13 +17,18 @@ BATCHED = ["gate", "norm", "product", "rounded", "own"]
 """The kinds that have a rule for vmap, derived or their own; eager has one for `own` alone."""
 
 
+WATCHED = ("checkpoint_that_is_selective", "mutation_of_what_is_saved")
+"""Situations in which torch itself looks at every operation; classes run as written then, on record."""
+
+
 @pytest.mark.parametrize("situation", SITUATIONS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_as_in_eager(kind: str, situation: str) -> None:
     def story(c: Any) -> Any:
         return SITUATIONS[situation](KINDS[kind], c)
 
-    same(KINDS[kind].cls, story, opaque=KINDS[kind].opaque, tolerance=KINDS[kind].tolerance)
+    may = ["dispatch modes"] if situation in WATCHED else []
+    same(KINDS[kind].cls, story, opaque=KINDS[kind].opaque, may=may, tolerance=KINDS[kind].tolerance)
 
 
 # ------------------------------------------------------------------ vmap over modules
