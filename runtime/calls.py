@@ -14,14 +14,14 @@ from weakref import WeakValueDictionary
 import torch
 
 _shown: WeakValueDictionary[str, Callable[..., Any]] = WeakValueDictionary()
-"""What calls in graphs mean, by the name that stands there, as long as the class is there."""
+"""What calls in graphs mean, by the name that stands there, as long as what makes them is there."""
 _numbers = itertools.count()
 
 
-def name_in_graphs(cls: Any, call: Callable[..., Any], owner: Any) -> str:
-    """The name under which a class is called in graphs of this process: its own, and a number. `owner` keeps `call`."""
+def name_in_graphs(cls: Any, call: Callable[..., Any]) -> str:
+    """The name under which a class is called in graphs of this process, and a number. Whoever asks keeps `call`."""
     name = f"{cls.__qualname__} {next(_numbers)}"
-    _shown[name] = owner._fusegrad_in_graphs = call
+    _shown[name] = call
     return name
 
 

@@ -891,8 +891,12 @@ def entrance(compiler: Compiler, itself: list[type]) -> Any:
             return compiled_subclass(own, compiler).apply(*args, **kwargs)
         return compiler(args, kwargs)
 
-    name = name_in_graphs(compiler.user_class, lambda args, kwargs: in_dynamos_graph(compiler, args, kwargs), compiler)
-    return classmethod(applied(itself, name, compiler.ready, run))
+    def within(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return in_dynamos_graph(compiler, args, kwargs)
+
+    apply: Any = applied(itself, name_in_graphs(compiler.user_class, within), compiler.ready, run)
+    apply._fusegrad_within = within
+    return classmethod(apply)
 
 
 def compiled_subclass(cls: type, parent: Compiler) -> Any:

@@ -61,8 +61,8 @@ def compile_function(
     def within(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return in_dynamos_graph(fast._fusegrad, args, kwargs, run)  # type: ignore[attr-defined]
 
-    compiled = function_shown(fn, name_in_graphs(fast, within, fast), run)
-    compiled._fusegrad = fast._fusegrad  # type: ignore[attr-defined]
+    compiled = function_shown(fn, name_in_graphs(fast, within), run)
+    vars(compiled).update(_fusegrad=fast._fusegrad, _fusegrad_within=within)  # type: ignore[attr-defined]
     return compiled
 
 

@@ -66,7 +66,11 @@ capture_lock = lock_of(CAPTURE)
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_PACKAGE_ROOMS = tuple(_OURS + room + os.sep for room in ("ir", "tracer", "codegen", "runtime"))
+_PACKAGE_ROOMS = tuple(
+    root + room + os.sep
+    for root in dict.fromkeys((_OURS, os.path.join(os.path.realpath(_OURS), "")))  # through a link, too
+    for room in ("ir", "tracer", "codegen", "runtime")
+)
 _DEMO = os.path.join(_OURS, "runtime", "demo_functions.py")  # written as a user would, and treated as his
 
 

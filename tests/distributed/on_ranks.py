@@ -137,7 +137,7 @@ def is_compiled(fast: Any) -> None:
 @check(2)
 def every_placement_of_every_function(mesh: Any) -> None:
     for rows in (8, 7) if EVERY else (7,):
-        for at, (cls, args) in some(list(enumerate(cases(rows))), 5):
+        for at, (cls, args) in some(list(enumerate(cases(rows))), 3):
             is_compiled(agrees(mesh, cls, args, some(list(placements_of(args, 1)), 3, at)))
 
 
@@ -317,7 +317,7 @@ def the_demo(mesh: Any) -> None:
 @check(2)
 def the_gallery(mesh: Any) -> None:
     """Batches divided, weights whole: what each Function of the gallery is on one process."""
-    for entry in some(CATALOGUE, 4):
+    for entry in some(CATALOGUE, 2):
         torch.manual_seed(6)
         args = entry.arguments(torch.float64)
         places = [(R,) if i in entry.weights or not a.dim() else (S0,) for i, a in enumerate(args) if is_tensor(a)]
@@ -328,7 +328,7 @@ def the_gallery(mesh: Any) -> None:
 @check(2)
 def the_gallery_with_columns_divided(mesh: Any) -> None:
     """Weights and features divided along their last dim, as tensor parallelism does; what a rule refuses is moved."""
-    for entry in some(CATALOGUE, 3, 1):
+    for entry in some(CATALOGUE, 2, 1):
         args = entry.arguments(torch.float64)
         places = [(Shard(a.dim() - 1),) if a.dim() and a.shape[-1] > 1 else (R,) for a in args if is_tensor(a)]
         mine, theirs = placed(args, mesh, places), fresh(args)
@@ -339,7 +339,7 @@ def the_gallery_with_columns_divided(mesh: Any) -> None:
 
 @check(2)
 def the_gallery_in_data_parallel(mesh: Any) -> None:
-    for entry in some(CATALOGUE, 3, 2):
+    for entry in some(CATALOGUE, 2, 2):
         models.check_layer(entry, mesh)
 
 
