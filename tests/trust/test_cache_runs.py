@@ -48,10 +48,9 @@ def test_files_that_are_run_are_found_out(tmp_path: Path, monkeypatch: pytest.Mo
 
     def run_from_disk(text: str) -> ModuleType:
         for path in tmp_path.glob("cache/v1/entries/*/*/*.py"):
-            found = path.read_bytes()
-            if b"__import__" in found:  # the others leave no mark, and take long
+            if path.is_file():  # a pipe in its place would be waited for
                 with contextlib.suppress(Exception):
-                    exec(found, {"__name__": "found"})
+                    exec(path.read_bytes(), {"__name__": "found"})
         return original(text)
 
     run_from_disk.cache_clear = original.cache_clear  # type: ignore[attr-defined]
