@@ -54,7 +54,7 @@ def _by_forward_mode(body: Body, inputs: Sequence[Any], tangents: Sequence[Any])
         for i, x in zip(moved, primals, strict=True):
             given[i] = x
         full[:] = [o if is_float(o) and _moves(o) else None for o in body(*given)]
-        return tuple(o for o in full if o is not None)
+        return tuple(o for o in full if o is not None) or primals  # torch takes no function without results
 
     primals, steps = (tuple(values[i] for i in moved) for values in (inputs, tangents))
     pushed = iter(torch.func.jvp(of_moved, primals, steps)[1] if moved else ())

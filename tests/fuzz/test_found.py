@@ -192,3 +192,9 @@ def test_the_tangent_of_what_is_written_is_written_last() -> None:
     fast, t = fusegrad.compile(Scaled, fullgraph=True), torch.tensor([3.0, 4.0])
     _, found = torch.func.jvp(lambda x: fast.apply(x.clone()), (torch.ones(2),), (t.clone(),))
     assert found[0].tolist() == t.tolist() and found[1].tolist() == [0.0, 0.0]
+
+
+def test_a_second_derivative_where_nothing_moves() -> None:
+    """Program 2524: forward mode over a gradient that does not depend on the argument."""
+    fast = fusegrad.compile(lambda x: x.as_strided(x.shape, x.stride()))
+    assert torch.func.hessian(fast)(torch.ones(())).item() == 0.0
