@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import sympy
 
 from .graph import Graph, Value
-from .types import ITEMSIZE, Size, product, simplest
+from .types import ITEMSIZE, Size, distinct, simplest
 
 Hints = Mapping[sympy.Symbol, int]
 TYPICAL = 4096
@@ -33,11 +33,8 @@ def minimal_bytes(graph: Graph) -> Size:
 
 
 def _bytes_written(value: Value, graph: Graph) -> Size:
-    strides = next((s for o, s in zip(graph.outputs, graph.output_strides, strict=True) if o == value), None)
-    if strides is None:
-        return value.aval.nbytes
-    distinct = product(n for n, step in zip(value.shape, strides, strict=True) if step != 0)
-    return simplest(distinct * ITEMSIZE[value.dtype])
+    strides = graph.leaves_with(value)
+    return value.aval.nbytes if strides is None else simplest(distinct(value.shape, strides) * ITEMSIZE[value.dtype])
 
 
 def bytes_read(value: Value) -> Size:
@@ -54,9 +51,7 @@ def _takes_part(user: Value, value: Value) -> bool:
 
 
 def _elements(value: Value) -> Size:
-    """The elements in memory: an axis of stride 0 has one."""
-    strides = value.params.get("strides", (1,) * value.ndim)
-    return product(size for size, stride in zip(value.shape, strides, strict=True) if stride != 0)
+    return distinct(value.shape, value.params.get("strides", (1,) * value.ndim))
 
 
 def _total(sizes: Iterable[Size]) -> Size:

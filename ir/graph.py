@@ -189,6 +189,10 @@ class Graph:
         """The values that the graph must compute: outputs, then values written back."""
         return [o for o in self.outputs if o is not None] + list(self.mutations.values())
 
+    def leaves_with(self, value: Value) -> tuple[Size, ...] | None:
+        """The strides with which a value leaves the graph; None where it is no output."""
+        return next((s for o, s in zip(self.outputs, self.output_strides, strict=True) if o == value), None)
+
     def live(self) -> set[int]:
         """Ids of the nodes that a result, or a node with an effect, depends on."""
         todo = [v.id for v in self.results] + [v.id for v in self if PRIMS[v.prim].effect]

@@ -36,6 +36,11 @@ def product(sizes: Iterable[Size]) -> Size:
     return simplest(math.prod(sizes, start=sympy.Integer(1)))
 
 
+def distinct(shape: Iterable[Size], strides: Iterable[Size]) -> Size:
+    """The elements in memory: an axis of stride 0 has one."""
+    return product(n for n, step in zip(shape, strides, strict=True) if step != 0)
+
+
 @dataclass(frozen=True, slots=True)
 class TensorType:
     """f32[s0, 4096]: sizes are ints or sympy expressions over the symbols of the capture."""

@@ -13,6 +13,7 @@ import torch
 from torch.autograd.forward_ad import unpack_dual
 
 from ..tracer.compiled import Recorded
+from ..tracer.containers import with_those
 from .guards import is_float, is_tracked
 from .unit import tracked_alias
 
@@ -33,10 +34,9 @@ class NotTransposable(Exception):
 
 def jvp_of(body: Body, inputs: Sequence[Any], tangents: Sequence[Any], calls: bool = False) -> list[Any]:
     """Tangents of `body`. calls: whether it calls Functions, of which each may bring its own jvp."""
-    ways = [_by_double_vjp, _by_forward_mode]
-    if calls or Recorded.now() is None:
+    recorded, ways = Recorded.now(), [_by_double_vjp, _by_forward_mode]
+    if calls or recorded is None:
         ways.reverse()
-    recorded = Recorded.now()
     try:
         return ways[0](body, inputs, tangents)
     except (NotTransposable, NotImplementedError):
@@ -50,10 +50,8 @@ def _by_forward_mode(body: Body, inputs: Sequence[Any], tangents: Sequence[Any])
     full: list[Any] = []
 
     def of_moved(*primals: Tensor) -> tuple[Tensor, ...]:
-        given = list(inputs)
-        for i, x in zip(moved, primals, strict=True):
-            given[i] = x
-        full[:] = [o if is_float(o) and _moves(o) else None for o in body(*given)]
+        outputs = body(*with_those(inputs, moved, primals))
+        full[:] = [o if is_float(o) and _moves(o) else None for o in outputs]
         return tuple(o for o in full if o is not None) or primals  # torch takes no function without results
 
     primals, steps = (tuple(values[i] for i in moved) for values in (inputs, tangents))

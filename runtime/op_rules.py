@@ -19,6 +19,7 @@ from ..ir.transforms.extern import Batched, no_rule
 from ..ir.types import Size, TensorType
 from ..tracer.aten import lower
 from ..tracer.capture import Session
+from ..tracer.containers import with_those
 from ..tracer.dtypes import TO_TORCH
 from ..tracer.torch_private import expression_of
 from . import reference
@@ -88,10 +89,7 @@ def _in(call: Callable[..., Any], operands: Sequence[Tensor], wrt: tuple[int, ..
     """The operation as a function of some of its operands."""
 
     def moving(*values: Tensor) -> Any:
-        full = list(operands)
-        for i, value in zip(wrt, values, strict=True):
-            full[i] = value
-        return call(*full)
+        return call(*with_those(operands, wrt, values))
 
     return moving
 

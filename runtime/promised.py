@@ -9,6 +9,7 @@ import torch
 
 from ..ir.errors import FusegradError
 from ..tracer.capture import CaptureError, Session, Trace
+from ..tracer.containers import with_those
 from .check import cut, differs, intermediate_bytes
 from .config import settings
 from .plan import Binder, Executable
@@ -31,10 +32,7 @@ class UsersUnit(Unit):
             return
 
         def users(given: Sequence[Any]) -> Sequence[Any]:
-            full = list(args)
-            for i, value in zip(live, given, strict=True):
-                full[i] = value
-            return self.body(*full)
+            return self.body(*with_those(args, live, given))
 
         why = differs(lambda given: trace.graph_module(*given, *lifted), users, values)
         if why is not None:

@@ -15,7 +15,7 @@ from torch.autograd.function import Function
 
 from ..ir.errors import InternalError
 from ..tracer.capture import CaptureError, OpaqueMet, Session, Trace, capture_lock, is_capturing
-from ..tracer.containers import opened
+from ..tracer.containers import opened, with_those
 from ..tracer.context import ForwardContext
 from ..tracer.function import guarded_trace, uses_setup_context
 from ..tracer.reads import Read, Reads
@@ -189,10 +189,7 @@ class Unit:
         fakes = [session.fake(a) if isinstance(a := args[i], Tensor) else session.integer(a) for i in live]
 
         def run(*present: Any) -> tuple[Any, ...]:
-            full = list(args)
-            for i, value in zip(live, present, strict=True):
-                full[i] = value
-            return tuple(self.body(*full))
+            return tuple(self.body(*with_those(args, live, present)))
 
         with logs.capturing(self.name, lambda: trace):
             trace = guarded_trace(session, run, fakes, self.reads, not isinstance(self, BatchedUnit))
@@ -455,10 +452,7 @@ def present_under_vmap(fn: Body, dims: tuple[int | None, ...], args: Sequence[An
         return tuple(outputs[i] for i in present)
 
     results = torch.vmap(only_tensors, dims, 0, randomness=randomness)(*args)
-    full: list[Any] = [None] * total
-    for i, r in zip(present, results, strict=True):
-        full[i] = r
-    return full
+    return with_those([None] * total, present, results)
 
 
 _IN_PYTHON: dict[Any, Callable[..., Any]] = {
@@ -553,10 +547,8 @@ def _vjp_within(body: Body, inputs: Sequence[Any], cotangents: Sequence[Any], ne
     at = [i for i, x in enumerate(inputs) if is_float(x) and (needed is None or needed[i])]
 
     def of_asked(*given: Tensor) -> tuple[Tensor, ...]:
-        full = list(inputs)
-        for i, x in zip(at, given, strict=True):
-            full[i] = x
-        return tuple(o for o, c in zip(body(*full), cotangents, strict=True) if c is not None and is_float(o))
+        outputs = body(*with_those(inputs, at, given))
+        return tuple(o for o, c in zip(outputs, cotangents, strict=True) if c is not None and is_float(o))
 
     full: list[Any] = [None] * len(inputs)
     if not at:

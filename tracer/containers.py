@@ -9,7 +9,7 @@ import collections
 import copy
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,6 +81,14 @@ def leaves(value: Any) -> list[Any]:
 def anew(value: Any) -> Any:
     """The same leaves in containers of their own."""
     return exchanged(value, lambda leaf: leaf)
+
+
+def with_those(values: Sequence[Any], places: Sequence[int], others: Iterable[Any]) -> list[Any]:
+    """The values, with others at some places."""
+    full = list(values)
+    for i, other in zip(places, others, strict=True):
+        full[i] = other
+    return full
 
 
 def holds_tensors(value: Any) -> bool:

@@ -22,7 +22,7 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 from ..ir.errors import FusegradError
 from ..ir.program import Place
 from .capture import CaptureError, Session, Trace, is_capturing, reason_of, where_raised
-from .containers import Hole, anew, closed, exchanged, filled, holds_tensors, holes, leaves
+from .containers import Hole, anew, closed, exchanged, filled, holds_tensors, holes, leaves, with_those
 from .context import BackwardContext, ForwardContext, attributes_of
 from .held import holds_fakes
 from .opaque import Tape
@@ -170,9 +170,7 @@ def capture_forward(
     recorded: dict[str, Any] = {}
 
     def whole(*tensors: Tensor) -> tuple[Any, ...]:
-        full = list(args)
-        for slot, tensor in zip(slots, tensors, strict=True):
-            full[slot] = tensor
+        full = with_those(args, slots, tensors)
         ctx = ForwardContext(needs[:count])
         given = closed(full, count)
         before = [leaves(a) for a in given]

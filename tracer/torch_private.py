@@ -152,10 +152,9 @@ def is_traced_elsewhere() -> bool:
     """Whether operations are recorded in a graph (proxies), or made free of writes for one (functionalisation)."""
     from torch._subclasses.functional_tensor import FunctionalTensorMode
     from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
-    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
     kinds = (ProxyTorchDispatchMode, FunctionalTensorMode)
-    return records_above_autograd() or any(isinstance(mode, kinds) for mode in _get_current_dispatch_mode_stack())
+    return records_above_autograd() or any(isinstance(mode, kinds) for mode in _modes())
 
 
 def records_above_autograd() -> bool:

@@ -21,7 +21,7 @@ from ..once import once
 from ..prims import PRIMS
 from ..rewrite import extract
 from ..switches import is_on
-from ..types import COMPLEX, FLOAT8, Size, contiguous_strides, product
+from ..types import COMPLEX, FLOAT8, Size, contiguous_strides, distinct, product
 from .layout import only_ones
 
 EXTERN = ("extern", "contract")
@@ -164,11 +164,10 @@ class Cut:
 
     def _only_repeats(self, value: Value, base: Value) -> bool:
         """A result that leaves the graph as an expanded view of what it looks at: no element is written twice."""
-        strides = self._leaves_with(value)
+        strides = self.graph.leaves_with(value)
         if strides is None or all(s != 0 for s in strides):
             return False
-        distinct = [n for n, s in zip(value.shape, strides, strict=True) if s != 0]
-        return equal(product(distinct), product(base.shape))
+        return equal(distinct(value.shape, strides), product(base.shape))
 
     def inputs(self, outputs: Iterable[Value], cluster: int) -> list[Value]:
         """What a cluster reads to compute `outputs`: a value of another cluster is stored, or computed again."""
@@ -245,11 +244,7 @@ class Cut:
 
     def _strides(self, value: Value) -> tuple[Size, ...] | None:
         """The layout of what is stored where it leaves the graph."""
-        return self._leaves_with(value) if value.id in self.stored else None
-
-    def _leaves_with(self, value: Value) -> tuple[Size, ...] | None:
-        pairs = zip(self.graph.outputs, self.graph.output_strides, strict=True)
-        return next((s for o, s in pairs if o == value), None)
+        return self.graph.leaves_with(value) if value.id in self.stored else None
 
 
 # ------------------------------------------------------------------------------------------------------ clusters
