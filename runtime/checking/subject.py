@@ -95,7 +95,7 @@ class Subject:
         self, apply: Apply, mode: str, xs: Sequence[Tensor], gs: Sequence[Any], toolkit: Any = Transforms
     ) -> Outcome:
         """One run, seeded, on copies."""
-        torch.manual_seed(self.seed)
+        _seed(self.seed)
         try:
             return Outcome(MODES[mode](toolkit, flat_outputs(self.f(apply)), all_copied(xs), gs))
         except Exception as error:
@@ -103,7 +103,7 @@ class Subject:
 
     def gradients(self, xs: Sequence[Tensor], weights: Weights) -> list[Any]:
         """A random gradient for each output that is differentiated; none where eager raises."""
-        torch.manual_seed(self.seed)
+        _seed(self.seed)
         try:
             outputs = as_tuple(flat_outputs(self.f(self.eager))(*(_tracked(x) for x in all_copied(xs))))
         except Exception:
@@ -112,6 +112,13 @@ class Subject:
         drawn = [_normal(o, numbers) if isinstance(o, Tensor) and o.requires_grad else None for o in outputs]
         chosen = [g if weights.only in (None, i) else None for i, g in enumerate(drawn)]
         return [g if g is None else _weight(g, weights.layout) for g in chosen]
+
+
+def _seed(seed: int) -> None:
+    """torch.manual_seed, which keeps a note with a stack for every accelerator that nothing has used yet."""
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
 
 
 def _weight(g: Tensor, layout: str) -> Tensor:
