@@ -122,7 +122,8 @@ CODES = (
         "FG021", "it assigns the global `counter`",
         "The method changes something outside itself, which has to happen at every call.",
         "Return the value or put it on ctx; or declare is_traceable = False.",
-        (r"it assigns the (global|nonlocal)", r"it assigns `\.", r"it changes `.*`, which is not its own",
+        (r"it assigns the (global|nonlocal)", r"it assigns `\.", r"it registers a hook",
+         r"it changes `.*`, which is not its own",
          r"it calls `\w+` of an? .* from outside", r"it changes the .*, which it also reads"),
     ),
     Code(
@@ -160,7 +161,8 @@ CODES = (
         "FG031", "an argument holds a Lock",
         "An argument has state that cannot be compared, so a graph could be used where it does not fit.",
         "Pass what the method needs of it: numbers, strings, tensors.",
-        (r"an argument holds", r"an argument is a tensor that carries", r"it may ask whether"),
+        (r"an argument holds", r"an argument is a tensor that carries", r"it is given a tensor that carries",
+         r"it may ask whether"),
     ),
     Code(
         "FG032", "it reads a tensor (3, 4) that cannot be found again on the next call",

@@ -62,6 +62,7 @@ from .guards import (
     is_meta,
     is_plain,
     is_tracked,
+    unasked,
     unseen_state,
 )
 from .interop import applied, fits_a_graph, metaclass_for, with_opaque_backward
@@ -659,7 +660,8 @@ class Compiler:
         if recording or in_a_batch or traced or transforms_active():
             originals = residuals if chosen is None else self.originals(chosen, residuals, ctx)
             opaque = self.records.get("backward", Record("")).status == "opaque"
-            if in_a_batch or traced or opaque or specialization.backward_is_split():
+            unknown = unasked(specialization.reads, residuals, gradients) is not None
+            if in_a_batch or traced or opaque or unknown or specialization.backward_is_split():
                 return specialization.users_backward(originals, sizes, gradients, left=left_on(ctx))
             return BackwardUnit.of(self, specialization, backend).differentiable(originals, sizes, gradients)
         results = self.run_backward(specialization, backend, residuals, sizes, gradients, chosen, ctx)
@@ -705,6 +707,8 @@ class Compiler:
         ctx: Any,
     ) -> tuple[Any, ...]:
         try:
+            if (why := unasked(specialization.reads, residuals, gradients)) is not None:
+                raise CaptureError(reason=why, where=specialization.backward_place())
             results = specialization.run_backward(residuals, sizes, gradients, backend, chosen)
         except (OpaqueMet, Mismatch) as error:
             originals = residuals if chosen is None else chosen.rebuilt(residuals, sizes)

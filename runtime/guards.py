@@ -19,6 +19,7 @@ from ..ir.switches import in_force
 from ..tracer.capture import Session
 from ..tracer.containers import DEPTH
 from ..tracer.pictures import freeze, unfit
+from ..tracer.reads import ANY, Reads
 from ..tracer.torch_private import function_modes
 
 Guard = Callable[[Sequence[Any]], bool]
@@ -61,7 +62,17 @@ def is_given_twice(args: Sequence[Any]) -> bool:
 def carried(args: Sequence[Any], names: Collection[str]) -> str | None:
     """The attribute of these names that someone put on a tensor argument, where there is one."""
     tensors = [a for a in args if isinstance(a, torch.Tensor)] if names else ()
-    return next((name for t in tensors for name in getattr(t, "__dict__", ()) if name in names), None)
+    return next((name for t in tensors for name in getattr(t, "__dict__", ()) if name in names or ANY in names), None)
+
+
+def unasked(reads: Reads, kept: Sequence[Any], gradients: Sequence[Any]) -> str | None:
+    """What backward may ask of the tensors of one call that its capture does not know; None where it asks nothing."""
+    if reads.asks_identity:
+        saved = {id(t): t for t in kept if isinstance(t, torch.Tensor)}
+        if is_given_twice((*saved.values(), *gradients)):
+            return "it may ask whether two tensors are one, which they are"
+    name = carried((*kept, *gradients), reads.asked)
+    return None if name is None else f"it is given a tensor that carries `{name}`"
 
 
 def exact_key(args: Sequence[Any]) -> tuple[Any, ...]:

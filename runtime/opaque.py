@@ -20,11 +20,11 @@ from torch.autograd.function import Function, once_differentiable
 from ..tracer.capture import CaptureError, capture_lock, is_capturing
 from ..tracer.containers import anew
 from ..tracer.context import BackwardContext
-from ..tracer.function import as_tuple, backward_method, is_once_differentiable
+from ..tracer.function import as_tuple, backward_method, is_once_differentiable, method_place
 from ..tracer.pictures import DEPTH, SCALARS, freeze, is_library
 from ..tracer.reads import Reads, scan
 from ..tracer.torch_private import dual_level, is_batched, no_autocast, transforms_active
-from .guards import global_state, is_plain
+from .guards import global_state, is_plain, unasked
 from .interop import node_class
 from .promised import UsersUnit
 from .unit import VALUES, ran
@@ -96,6 +96,9 @@ class OpaqueForward:
         try:
             left.require_constants()
             saved = ctx.saved_tensors
+            if (why := unasked(self.reads, (*saved, *left.tensors.values()), gradients)) is not None:
+                shape = None
+                raise CaptureError(reason=why, where=method_place(self.method))
             results = self._unit(left, shape, saved, gradients)(*saved, *left.tensors.values(), *gradients)
         except CaptureError as error:
             return self._users(ctx, gradients, shape, error)
@@ -109,7 +112,8 @@ class OpaqueForward:
         """The user's own body, and only then the record: a call that is wrong by itself raises its own error."""
         results = self.method(ctx, *gradients)
         self.compiler.refuse("backward", error)
-        self.refused[shape] = None
+        if shape is not None:  # None: of this call alone
+            self.refused[shape] = None
         if len(self.refused) > REMEMBERED:
             self.refused.popitem(last=False)
         return results

@@ -19,6 +19,7 @@ from ..ir.program import Place
 from ..tracer.capture import capture_lock
 from ..tracer.containers import DEPTH as ARGUMENT_DEPTH
 from ..tracer.function import backward_method, rebind, takes_boxed_gradients
+from ..tracer.reads import Reads
 from ..tracer.torch_private import (
     direct_apply,
     function_modes,
@@ -41,6 +42,7 @@ from .conditions import (
 )
 from .config import KERNEL_BACKENDS
 from .forms import MISS, formed, inside
+from .guards import unasked
 from .inline import write_run
 from .node import make_node, marks_of
 from .ready import Entry
@@ -314,6 +316,8 @@ def _write_backward(
     off = f"not {text.constant(torch.is_grad_enabled, 'grad_mode')}()"
     outside = [*reads_unchanged(text, spec.reads), *methods_unchanged(text, spec.cls, DERIVATIVES)]
     outside += lasting_state_unchanged(text)
+    if spec.reads.asked or spec.reads.asks_identity:
+        kept_alike += _as_known(text, spec.reads, kept, given)
     users = f"return {text.constant(otherwise, 'otherwise')}(ctx, {row(given)})"
     with _where(text, [off, *alike, *absent, still, *outside], users):
         _write_unpacked(text, call, kept)
@@ -325,6 +329,12 @@ def _write_backward(
         text.add(f"return {again}(ctx, [{row(kept)}], ({row(given)}))")
     text.add(users)
     return text.function("apply", ("ctx", *given))
+
+
+def _as_known(text: Straight, reads: Reads, kept: Sequence[str], given: Sequence[str]) -> list[str]:
+    """backward asks nothing of these tensors that its capture does not know."""
+    asked = f"{text.constant(unasked, 'unasked')}({text.constant(reads, 'reads')}"
+    return [f"{asked}, ({row(kept)}), ({row(given)})) is None"]
 
 
 def _write_unpacked(text: Straight, call: _Call, kept: Sequence[str]) -> None:

@@ -45,6 +45,7 @@ from .compiled import (
 )
 from .declared import declarations
 from .locks import CAPTURE, lock_of
+from .marks import Unmarked
 from .metadata import Fakes
 from .nested import plain, watched_by, watcher
 from .opaque import TRACED, OpaqueNode, Tape, Taped, Why, name_of, shown, tensors_in, why_opaque
@@ -249,14 +250,21 @@ class Session:
         """
         cache, before = torch.is_autocast_cache_enabled(), reads.facts() if reads is not None else ()
         callees = list(reads.callees.values()) if reads is not None else []
-        calls = Calls(self, tape)
+        calls, unmarked = Calls(self, tape), Unmarked(fakes)
+
+        def seen(*given: Any) -> Any:
+            returned = fn(*given)
+            if (why := unmarked.why_not(returned)) is not None:
+                raise CaptureError(reason=why, where="unknown")
+            return returned
+
         with (
             capture_lock, self.mode, torch.no_grad(), _symbolic_python(), watched_by(calls), _Provenance(),
             callees_as_nodes(callees, lambda: _origin_of(user_frame())), without_hooks(),
         ):  # fmt: skip
             try:
                 torch.set_autocast_cache_enabled(False)
-                gm = make_fx(fn, tracing_mode="real", _allow_non_fake_inputs=True)(*fakes)
+                gm = make_fx(seen, tracing_mode="real", _allow_non_fake_inputs=True)(*fakes)
             finally:
                 torch.set_autocast_cache_enabled(cache)
         without_zeros(gm.graph)

@@ -55,8 +55,10 @@ IMPURE_BUILTINS = {
     "setattr",
     "breakpoint",
 }
-NOT_IN_A_GRAPH = {"storage_offset", "_version", "_base", "is_leaf", "grad_fn"}
+NOT_IN_A_GRAPH = {"storage_offset", "_version", "_base", "is_leaf", "grad_fn", "retains_grad"}
 """What a tensor tells about its memory and its history: another answer for tensors that one graph serves."""
+
+HOOKS = {"register_hook", "register_post_accumulate_grad_hook", "retain_grad"}
 
 
 @dataclass(frozen=True)
@@ -353,13 +355,19 @@ def _note_question(ran: list[dis.Instruction], reads: Reads) -> None:
         reads.asks_identity = True
     if last.opname in _ATTRIBUTE:
         _name_method(last.argval, reads)
-        if _is_local(before) and last.argval not in _USUAL:
+        if last.argval == "__dict__":
+            reads.asked.add(ANY)
+        elif last.argval not in _USUAL and not (before.opname.startswith("LOAD_FAST") and before.argval == "ctx"):
             reads.asked.add(last.argval)
-    elif last.opname == "LOAD_CONST" and _is_local(before) and len(ran) > 2:  # getattr(x, "name", 0), hasattr
-        if ran[-3].argval in ("getattr", "hasattr") and isinstance(last.argval, str) and last.argval not in _USUAL:
+    elif last.opname == "LOAD_GLOBAL" and last.argval in ("vars", "dir"):
+        reads.asked.add(ANY)
+    elif last.opname == "LOAD_CONST" and isinstance(last.argval, str) and last.argval not in _USUAL:
+        if last.argval.isidentifier() and any(i.argval in ("getattr", "hasattr") for i in ran):
             reads.asked.add(last.argval)
 
 
+ANY = "*"
+"""In `Reads.asked`: whatever someone may have put on a tensor is asked for."""
 _USUAL = {n for kind in (torch.Tensor, list, dict, str, tuple, set, int, float, range) for n in dir(kind)}
 """Attributes that a tensor has, or what no tensor is."""
 
@@ -424,6 +432,8 @@ def _effect(ran: list[dis.Instruction], env: dict[str, Any]) -> str | None:
         return f"it assigns the global `{name}`"
     if instruction.opname == "STORE_ATTR" and name in ("data", "grad", "requires_grad"):
         return f"it assigns `.{name}` of a tensor"
+    if instruction.opname in _ATTRIBUTE and name in HOOKS:
+        return "it registers a hook on a tensor"
     if instruction.opname in _ATTRIBUTE and name in NOT_IN_A_GRAPH:
         return f"it reads `.{name}` of a tensor"
     if instruction.opname == "LOAD_GLOBAL" and name in IMPURE_BUILTINS and name not in env and hasattr(builtins, name):

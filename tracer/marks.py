@@ -1,0 +1,54 @@
+"""What a method puts on tensors beside values: attributes, hooks, another `requires_grad`. A graph would lose it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils import _pytree as pytree
+
+Tensor = torch.Tensor
+HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+Marks = tuple[dict[str, Any], int, bool]
+
+
+class Unmarked:
+    """What is on the tensors that a method is given, before it runs."""
+
+    def __init__(self, given: Sequence[Any]) -> None:
+        self.before = [(t, _marks_of(t)) for t in given if isinstance(t, Tensor)]
+
+    def why_not(self, returned: Any) -> str | None:
+        """What the method put on a tensor that it was given or returns; None where it did not."""
+        seen = {id(t) for t, _ in self.before}
+        fresh = [t for t in pytree.tree_leaves(returned) if isinstance(t, Tensor) and id(t) not in seen]
+        all_of_them = [*self.before, *((t, ({}, 0, t.requires_grad)) for t in fresh)]
+        return next((why for t, old in all_of_them if (why := _difference(old, _marks_of(t)))), None)
+
+
+def _marks_of(tensor: Tensor) -> Marks:
+    """(attributes, how many hooks, whether it requires a gradient)."""
+    own = _OWN if isinstance(tensor, FakeTensor) else ()
+    attributes = {name: value for name, value in vars(tensor).items() if name not in own}
+    hooks = sum(len(getattr(tensor, name, None) or ()) for name in HOOKS)
+    return attributes, hooks + tensor.retains_grad, tensor.requires_grad
+
+
+def _difference(old: Marks, new: Marks) -> str | None:
+    for name in {**new[0], **old[0]}:
+        if name not in new[0] or name not in old[0] or new[0][name] is not old[0][name]:
+            return f"it assigns `.{name}` of a tensor"
+    if new[1] != old[1]:
+        return "it registers a hook on a tensor"
+    return None if new[2] == old[2] else "it assigns `.requires_grad` of a tensor"
+
+
+def _own_attributes() -> frozenset[str]:
+    """What every fake tensor has."""
+    with FakeTensorMode():
+        return frozenset((*vars(torch.empty(1)), *dir(FakeTensor)))
+
+
+_OWN = _own_attributes()
