@@ -14,6 +14,7 @@ from torch.autograd.forward_ad import unpack_dual
 
 from ..tracer.compiled import Recorded
 from ..tracer.containers import with_those
+from ..tracer.torch_private import sharing_dual_level
 from .guards import is_float, is_tracked
 from .unit import tracked_alias
 
@@ -39,10 +40,17 @@ def jvp_of(body: Body, inputs: Sequence[Any], tangents: Sequence[Any], calls: bo
         ways.reverse()
     try:
         return ways[0](body, inputs, tangents)
-    except (NotTransposable, NotImplementedError):
+    except (NotTransposable, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not _is_missing(error):
+            raise
         if recorded is not None:
             recorded.undo()
     return ways[1](body, inputs, tangents)
+
+
+def _is_missing(error: RuntimeError) -> bool:
+    """Whether torch has no derivative of this kind for an operation."""
+    return isinstance(error, NotImplementedError) or "derivative for" in str(error)
 
 
 def _by_forward_mode(body: Body, inputs: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
@@ -55,7 +63,8 @@ def _by_forward_mode(body: Body, inputs: Sequence[Any], tangents: Sequence[Any])
         return tuple(o for o in full if o is not None) or primals  # torch takes no function without results
 
     primals, steps = (tuple(values[i] for i in moved) for values in (inputs, tangents))
-    pushed = iter(torch.func.jvp(of_moved, primals, steps)[1] if moved else ())
+    with sharing_dual_level():
+        pushed = iter(torch.func.jvp(of_moved, primals, steps)[1] if moved else ())
     return [None if o is None else next(pushed) for o in full]
 
 

@@ -90,7 +90,7 @@ class OpaqueForward:
         if is_capturing() or transforms_active() or dual_level() >= 0 or any(map(is_batched, gradients)):
             return self.method(ctx, *gradients)
         left = _Left(ctx)
-        shape = (left.facts, ctx.needs_input_grad, tuple(g is not None for g in gradients))
+        shape: Any = (left.facts, ctx.needs_input_grad, tuple(g is not None for g in gradients))
         if shape in self.refused or self._is_hopeless():
             return self.method(ctx, *gradients)
         try:

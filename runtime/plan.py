@@ -81,14 +81,17 @@ class BoundSizes(dict[sympy.Symbol, int]):
 
 
 class Binder:
-    """Reads the values of a session's symbols off the real inputs of a graph."""
+    """Reads the values of a session's symbols off the real inputs of a graph: off sizes rather than strides.
 
-    def __init__(self, fakes: Sequence[Any]) -> None:
+    kinds: ("size",) for what was saved: a hook may return it in another layout.
+    """
+
+    def __init__(self, fakes: Sequence[Any], kinds: Sequence[str] = ("size", "stride")) -> None:
         self.sources: dict[sympy.Symbol, tuple[int, str, int]] = {}
         for position, fake in enumerate(fakes):
             if isinstance(fake, torch.SymInt):
                 self._offer(fake.node.expr, position, "value", 0)
-        for kind in ("size", "stride"):
+        for kind in kinds:
             for position, fake in enumerate(fakes):
                 if isinstance(fake, Tensor):
                     for axis, size in enumerate(getattr(fake, kind)()):
@@ -758,7 +761,8 @@ class Executable:
             graph = graph_of(self.trace, self.name)
         except LoweringError:
             return self._replay
-        return self._replay if graph.mutations else self.through_torch(graph)
+        helps = any(v.prim == "dot" for v in graph.order()) and not graph.mutations
+        return self.through_torch(graph) if helps else self._replay
 
     def through_torch(self, graph: Graph) -> Run:
         """A program in place of the trace's own, operation by operation; it writes to no input."""
@@ -767,11 +771,11 @@ class Executable:
             tensors = [t for t in (*inputs, *lifted) if isinstance(t, Tensor)]
             known = sizes or self.binder(inputs)
             results = reference.run(graph, tensors, known)
-            taken = {memory_of(t) for t in tensors}
-            return [
-                None if r is None or s is None else own_memory(r, numbers(s, known), taken)
-                for r, s in zip(results, graph.output_strides, strict=True)
-            ]
+            taken, own = {memory_of(t) for t in tensors}, list[Any]()
+            for r, s in zip(results, graph.output_strides, strict=True):
+                own.append(None if r is None or s is None else own_memory(r, numbers(s, known), taken))
+                taken |= set() if own[-1] is None else {memory_of(own[-1])}
+            return own
 
         return run
 

@@ -361,7 +361,7 @@ class Specialization:
         shapes = [e for f in (*kept, *self.forward.fake_outputs) for e in (*f.shape, *f.stride())]
         shapes += [e for f in wanting for e in f.shape]
         wanted = symbols_in(self.forward.constants.values()) | symbols_in(shapes)
-        masked = set(Binder(kept).sources)
+        masked = set(Binder(kept, ("size",)).sources)
         return sorted(((wanted & known) - (bound & masked)), key=str)
 
     def attributes(self, tensors: Sequence[Any], sizes: dict[sympy.Symbol, Any]) -> dict[str, Any]:
@@ -486,7 +486,8 @@ class Specialization:
             for i, value in zip(live, present, strict=True):
                 full[i] = value
             r, s = len(residuals), len(residuals) + len(symbols)
-            sizes = Binder(residuals).read(full[:r]) | dict(zip(self.backward_symbols, full[r:s], strict=True))
+            told = dict(zip(self.backward_symbols, full[r:s], strict=True))
+            sizes = Binder(residuals, ("size",)).read(full[:r]) | told
             return self._finished(self.users_backward(full[:r], sizes, full[s:]))
 
         everything = [*residuals, *symbols, *fakes]
@@ -519,7 +520,7 @@ class Specialization:
         def body(*values: Any) -> tuple[Any, ...]:
             supply = iter(values[:n])
             kept = [next(supply) if r is not None else None for r in residuals]
-            sizes = Binder(residuals).read(kept) | dict(zip(self.backward_symbols, values[n:m], strict=True))
+            sizes = Binder(residuals, ("size",)).read(kept) | dict(zip(self.backward_symbols, values[n:m], strict=True))
             return self._jvp_of_kept(kept, sizes, values[m:])
 
         moving = [self.session.fake_again(t) for t in tangents]

@@ -53,10 +53,10 @@ from .reads import Reads
 from .torch_private import (
     FakeTensorMode,
     dispatch_modes,
-    enable_python_dispatcher,
     is_fake,
     jit_tracing,
     operator_name,
+    symbolic_python,
     transforms_active,
     without_address,
     without_hooks,
@@ -259,7 +259,7 @@ class Session:
             return returned
 
         with (
-            capture_lock, self.mode, torch.no_grad(), _symbolic_python(), watched_by(calls), _Provenance(),
+            capture_lock, self.mode, torch.no_grad(), symbolic_python(), watched_by(calls), _Provenance(),
             callees_as_nodes(callees, lambda: _origin_of(user_frame())), without_hooks(),
         ):  # fmt: skip
             try:
@@ -277,11 +277,6 @@ class Session:
             raise CaptureError(reason=f"it changes the {changed}, which it also reads", where="unknown")
         _settle_opaque(gm, calls.nodes)
         return Trace(gm, list(fakes), lifted, opaque=calls.nodes, inlines=calls.inlines)
-
-
-def _symbolic_python() -> Any:
-    """Python decompositions ahead of the C++ ones, which turn some sizes (of F.pad, say) into constants."""
-    return enable_python_dispatcher()
 
 
 def settled(sizes: Sequence[Any]) -> list[Any]:
@@ -343,7 +338,7 @@ class _Provenance(TorchFunctionMode):
         last = newest(graph)
         result = self._called(func, args, kwargs or {})
         if func is torch.autograd.grad and not _keeps_graph(*args, **(kwargs or {})):
-            result = _without_history(result, graph)
+            result = _without_history(result, graph, _weights(*args, **(kwargs or {})))
         if func in _FRESH and isinstance(result, torch.Tensor) and result._is_view():
             result = _no_view(result, newest(graph))
         if nodes := list(behind(last, graph)):
@@ -369,10 +364,10 @@ def _no_view(result: torch.Tensor, node: torch.fx.Node) -> torch.Tensor:
     return fresh
 
 
-def _without_history(gradients: Sequence[Any], graph: torch.fx.Graph) -> tuple[Any, ...]:
-    """What `autograd.grad` returns in eager unless it is asked to create a graph."""
+def _without_history(gradients: Sequence[Any], graph: torch.fx.Graph, weights: Sequence[Any]) -> tuple[Any, ...]:
+    """What `autograd.grad` returns in eager unless it is asked to create a graph; a weight itself stays what it is."""
     last = newest(graph)
-    cut = tuple(None if g is None else g.detach() for g in gradients)
+    cut = tuple(g if g is None or any(g is w for w in weights) else g.detach() for g in gradients)
     for node in behind(last, graph):
         node.meta[CUT] = True
     return cut
@@ -383,6 +378,11 @@ def _keeps_graph(
 ) -> bool:
     """Whether `torch.autograd.grad` with these arguments returns gradients that can be differentiated."""
     return create_graph
+
+
+def _weights(outputs: Any, inputs: Any, grad_outputs: Any = None, *_: Any, **__: Any) -> Sequence[Any]:
+    """The gradients that `torch.autograd.grad` with these arguments starts from."""
+    return (grad_outputs,) if isinstance(grad_outputs, torch.Tensor) else grad_outputs or ()
 
 
 def _refuse_real_write(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:

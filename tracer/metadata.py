@@ -19,6 +19,10 @@ Tensor = torch.Tensor
 Pattern = tuple[torch.dtype, tuple[int, ...], tuple[int, ...]]
 """Of a tensor: dtype, each length (-1 - k: the k-th unknown one), its axes from the innermost outwards."""
 APART = (3, 5, 7, 11, 13, 17, 19, 23)
+LIKE = dict.fromkeys(
+    (torch.ops.aten.softshrink_backward.default, torch.ops.aten.hardshrink_backward.default), torch.ops.aten.mul.Tensor
+)
+"""Operations that torch has no shapes for where sizes are symbols, and one whose result looks like theirs."""
 PLAIN = (bool, int, float, type(None), str, torch.dtype)
 
 
@@ -31,6 +35,7 @@ class Fakes(FakeTensorMode):  # type: ignore[no-untyped-call]
         return super().__enter__()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        func, args = LIKE.get(func, func), args[:2] if func in LIKE else args
         made = elementwise(self, func, args, kwargs or {}) if is_elementwise(func) else None
         return super().__torch_dispatch__(func, types, args, kwargs or {}) if made is None else made
 

@@ -255,12 +255,11 @@ def in_float32(formula: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(formula)
     def widened(*args: Any, **kwargs: Any) -> Any:
-        low = next((a.dtype for a in args if isinstance(a, torch.Tensor) and a.dtype in LOW_TORCH), None)
-        if low is None:
+        if not any(isinstance(a, torch.Tensor) and a.dtype in LOW_TORCH for a in args):
             return formula(*args, **kwargs)
         wide = [a.float() if isinstance(a, torch.Tensor) and a.dtype in LOW_TORCH else a for a in args]
-        result = formula(*wide, **kwargs)
-        mixed = any(isinstance(a, torch.Tensor) and a.is_floating_point() and a.dtype != low for a in args)
-        return result if mixed else result.to(low)
+        floats = [a for a in args if isinstance(a, torch.Tensor) and a.is_floating_point()]
+        _, common = elementwise_dtypes(*floats, type_promotion_kind=ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT)
+        return formula(*wide, **kwargs).to(common)
 
     return widened

@@ -87,6 +87,8 @@ elementwise: dict[str, Callable[..., Any]] = {
     "sigmoid_backward.default": lambda g, y: g * (y * (1 - y)),
     "tanh_backward.default": lambda g, y: g * (1 - y * y),
     "threshold_backward.default": lambda g, x, limit: torch.where(x <= limit, 0.0, g),
+    "softshrink_backward.default": lambda g, x, limit: torch.where((x >= -limit) & (x <= limit), 0.0, g),
+    "hardshrink_backward.default": lambda g, x, limit: torch.where((x >= -limit) & (x <= limit), 0.0, g),
     "logaddexp": _logaddexp,
     "lerp.Scalar": lambda x, y, weight: x + weight * (y - x) if abs(weight) < 0.5 else y - (y - x) * (1 - weight),
     "lerp.Tensor": lambda x, y, w: torch.where(torch.abs(w) < 0.5, x + w * (y - x), y - (y - x) * (1 - w)),

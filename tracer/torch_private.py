@@ -73,6 +73,23 @@ def dual_level() -> int:
     return -1 if getattr(_here, "plain", False) else int(getattr(forward_ad, "_current_level", -1))
 
 
+@contextlib.contextmanager
+def sharing_dual_level() -> Iterator[None]:
+    """Within the block torch.func.jvp shares a level of forward mode that somebody has open: torch knows one at a time.
+
+    That is how a jvp within a jvp works; what torch counts is how many there are.
+    """
+    transforms = _private("_functorch.eager_transforms")
+    shares = getattr(forward_ad, "_current_level", -1) >= 0 and getattr(transforms, "JVP_NESTING", 1) == 0
+    if shares:
+        transforms.JVP_NESTING += 1
+    try:
+        yield
+    finally:
+        if shares:
+            transforms.JVP_NESTING -= 1
+
+
 _here = threading.local()  # `plain`: whether this thread works on plain tensors; torch's level is one for all threads
 
 
@@ -342,6 +359,31 @@ def no_autocast() -> Any:
     return guard() if guard is not None else torch.autocast("cpu", enabled=False)
 
 
+_SHRINKS = [op for n in ("hardshrink", "softshrink") if (op := _private(f"ops.aten.{n}.default")) is not None]
+
+
+@contextlib.contextmanager
+def symbolic_python() -> Iterator[None]:
+    """Python decompositions ahead of the C++ ones, which turn some sizes (of F.pad, say) into constants.
+
+    But not where an operation has a derivative of its own: that of its decomposition multiplies by zeros, which makes
+    infinities NaN, and lays its result out in another way.
+    """
+    tables = [(op, op.py_kernels, op._dispatch_cache) for op in _SHRINKS if hasattr(op, "py_kernels")]
+    taken = [(kernels, kernels.pop(torch._C.DispatchKey.Autograd, None)) for _, kernels, _ in tables]
+    for _, _, known in tables:
+        known.clear()
+    try:
+        with enable_python_dispatcher():
+            yield
+    finally:
+        for kernels, kernel in taken:
+            if kernel is not None:
+                kernels[torch._C.DispatchKey.Autograd] = kernel
+        for _, _, known in tables:
+            known.clear()
+
+
 functions_of_torch: tuple[Any, ...] = (torch, _private("_C._nn"))
 """Where torch keeps functions that parse their arguments in C."""
 
@@ -445,6 +487,8 @@ __all__ = [
     "saved_tensors_can_be_told_apart",
     "saved_tensors_of",
     "share_memory",
+    "sharing_dual_level",
+    "symbolic_python",
     "tensor_check",
     "transforms_active",
     "unwrapped",

@@ -117,7 +117,7 @@ class Subject:
 def _seed(seed: int) -> None:
     """torch.manual_seed, which keeps a note with a stack for every accelerator that nothing has used yet."""
     torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed_all(seed)
 
 

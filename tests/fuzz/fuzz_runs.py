@@ -277,6 +277,14 @@ def covered(found: Sequence[Sequence[int]]) -> set[int]:
     return {seed for a, b in found for seed in range(a, b)}
 
 
+def still_wrong(runs: Sequence[dict[str, Any]]) -> set[int]:
+    """The seeds whose last run, in the order of the runs, told of a fault."""
+    found: set[int] = set()
+    for run in runs:
+        found = (found - covered(run["seeds"])) | {f["seed"] for f in run["faults"]}
+    return found
+
+
 # ------------------------------------------------------------------ runs in pieces
 def saved(path: Path) -> dict[str, Any]:
     empty: dict[str, Any] = {"what": "tests/fuzz/run.py", "runs": []}
@@ -293,7 +301,7 @@ def keep(path: Path, whole: dict[str, Any], total: Sum) -> None:
     summed = {
         "programs": len(set(seeds)), "seeds": ranges(seeds), "operations": len(ops),
         "cases": sum(b["cases"] for run in runs for b in run["backends"].values()),
-        "faults": sum(len(run["faults"]) for run in runs),
+        "faults": sum(len(run["faults"]) for run in runs), "open": sorted(still_wrong(runs)),
     }  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps({**whole, "total": summed, "runs": runs}, indent=1)
@@ -310,7 +318,7 @@ def parsed(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds of processor time for one program")
     parser.add_argument("--out", type=Path, default=Path("build/fuzz-faults"), help="where scripts of faults go")
     parser.add_argument("--json", type=Path, help="a file that the run is added to")
-    parser.add_argument("--resume", action="store_true", help="without the seeds that the --json file has")
+    parser.add_argument("--resume", action="store_true", help="without the seeds that the --json file has as right")
     options = parser.parse_args(argv)
     options.work = work
     options.backend = [word for given in options.backend or DEFAULT for word in given.split()]
@@ -321,7 +329,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parsed(argv)
     options.out.mkdir(parents=True, exist_ok=True)
     whole = saved(options.json) if options.json else {}
-    done = covered([r for run in whole.get("runs", ()) for r in run["seeds"]]) if options.resume else set()
+    runs = whole.get("runs", []) if options.resume else []
+    done = covered([r for run in runs for r in run["seeds"]]) - still_wrong(runs)
     seeds = [s for s in range(options.seed, options.seed + options.n) if s not in done]
     total, told_at = Sum(), time.monotonic()
     for answer in answers(seeds, options):

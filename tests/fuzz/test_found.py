@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+import torch.autograd.forward_ad as forward_ad
+import torch.nn.functional as F
 
 import fusegrad
 from fusegrad.ir.passes.fuse import Group
@@ -198,3 +200,115 @@ def test_a_second_derivative_where_nothing_moves() -> None:
     """Program 2524: forward mode over a gradient that does not depend on the argument."""
     fast = fusegrad.compile(lambda x: x.as_strided(x.shape, x.stride()))
     assert torch.func.hessian(fast)(torch.ones(())).item() == 0.0
+
+
+@pytest.mark.parametrize("f", [F.hardsigmoid, F.hardshrink, F.mish])
+def test_forward_mode_where_backward_has_no_derivative(f: Any) -> None:
+    """Program 3784: torch cannot differentiate the backward of hardsigmoid, and has a forward mode for it."""
+    fast, x = fusegrad.compile(lambda x: f(x)), torch.linspace(-4, 4, 9)
+    for transform in (torch.func.vmap, lambda f: f):
+        found, expected = (torch.func.jvp(transform(g), (x,), (x + 1,))[1] for g in (fast, f))
+        torch.testing.assert_close(found, expected)
+
+
+def test_results_that_are_equal_have_memory_of_their_own() -> None:
+    """Program 10486: beside an outer product `maximum(v, v)` was `v` itself."""
+
+    def outer(x: torch.Tensor, y: torch.Tensor) -> Any:
+        v = torch.outer(x, x)
+        return torch.maximum(v, v), v, x @ y @ x
+
+    first, second, _ = fusegrad.compile(outer)(torch.ones(2), torch.ones(2, 2))
+    assert first.data_ptr() != second.data_ptr()
+
+
+@pytest.mark.parametrize("backend", ["reference", "interpret"])
+def test_sizes_are_not_read_off_strides_that_a_hook_may_change(backend: str) -> None:
+    """Program 12670: a length of the argument was known by the stride of what was saved alone."""
+
+    class Half(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(x.chunk(2, -1)[-1])
+            ctx.shape = x.shape
+            return x.chunk(2, -1)[-1].clone()
+
+        @staticmethod
+        def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+            return (g * ctx.saved_tensors[0]).sum().expand(ctx.shape)
+
+    fast = fusegrad.compile(Half, backend=backend, fullgraph=True)
+    for columns in (3, 5):
+        x = torch.ones(2, columns, requires_grad=True)
+        with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda t: t.contiguous().clone()):
+            y = fast.apply(x)
+        y.sum().backward()
+        assert x.grad is not None and x.grad.tolist() == [[2.0 * (columns // 2)] * columns] * 2
+
+
+@pytest.mark.parametrize("step", [lambda x: x, lambda x: x + 1, lambda x: x * 2], ids=["itself", "plus", "times"])
+def test_a_gradient_that_is_a_weight_keeps_its_history(step: Any) -> None:
+    """Program 7309: `autograd.grad` without a graph returns the weight itself, where nothing is done."""
+
+    class Inner(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(x)
+            return x * 1
+
+        @staticmethod
+        def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+            with torch.enable_grad():
+                x = ctx.saved_tensors[0].detach().requires_grad_()
+                return torch.autograd.grad(step(x), x, g)[0]
+
+    tracked = []
+    for f in (Inner, fusegrad.compile(Inner)):
+        x, g = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+        tracked.append(torch.autograd.grad(f.apply(x), x, g, create_graph=True)[0].requires_grad)
+    assert tracked[0] == tracked[1]
+
+
+@pytest.mark.parametrize("backend", ["reference", "interpret"])
+@pytest.mark.parametrize("f", [F.hardshrink, F.softshrink])
+def test_the_derivative_of_what_shrinks_is_torchs_own(f: Any, backend: str) -> None:
+    """Program 11031: that of its decomposition made an infinite gradient NaN, and took the layout of the argument."""
+    x = torch.tensor([[0.0, 0.5, -0.6], [3.0, float("nan"), -0.5]])
+    for g in (torch.ones(3, 2).t(), torch.full((2, 3), float("inf"))):
+        a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
+        f(a).backward(g)
+        fusegrad.compile(lambda x: f(x), backend=backend)(b).backward(g)
+        torch.testing.assert_close(b.grad, a.grad, equal_nan=True, rtol=0, atol=0)
+        assert b.grad is not None and a.grad is not None and b.grad.stride() == a.grad.stride()
+
+
+NUMBERS = {"a float32 number": torch.tensor(0.3), "a float32 row": torch.ones(4), "bfloat16": torch.ones(4).bfloat16()}
+
+
+@pytest.mark.parametrize("other", NUMBERS)
+@pytest.mark.parametrize("name", ["logaddexp", "addcmul", "fmax", "atan2", "hypot", "xlogy"])
+def test_formulas_promote_as_torch_does(name: str, other: str) -> None:
+    """Program 16960: a half beside a number (no axis) of float32 became float32 on kernels."""
+    y = NUMBERS[other]
+
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.addcmul(x, x, y) if name == "addcmul" else getattr(torch, name)(x, y)
+
+    x = torch.tensor([0.5, 1.0, 2.0, 3.0], dtype=torch.float16)
+    fast = fusegrad.compile(f, backend="interpret", fullgraph=True)
+    torch.testing.assert_close(fast(x, y), f(x, y))
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_forward_mode_by_forward_mode_within_dual_numbers(dim: int) -> None:
+    """Program 3189: torch allows one level of dual numbers, and the rule of `logcumsumexp` opened another."""
+    fast, x = fusegrad.compile(lambda x: x.logcumsumexp(dim)), torch.linspace(-1, 2, 6).view(2, 3)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, x + 1)
+        found, expected = (forward_ad.unpack_dual(f(dual)).tangent for f in (fast, lambda x: x.logcumsumexp(dim)))
+    torch.testing.assert_close(found, expected)
+    found, expected = (
+        torch.func.jvp(lambda x, f=f: torch.func.jvp(f, (x,), (x + 1,))[1], (x,), (x,))[1]
+        for f in (fast, lambda x: x.logcumsumexp(dim))
+    )
+    torch.testing.assert_close(found, expected)

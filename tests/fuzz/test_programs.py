@@ -199,7 +199,18 @@ def test_runs_in_pieces_add_up(tmp_path: Path) -> None:
             total.add({"seed": seed, "faults": [], "ops": ["exp"], "by_backend": {"reference": counts}})
         fuzz_runs.keep(path, fuzz_runs.saved(path), total)
     found = fuzz_runs.saved(path)["total"]
-    assert found == {"programs": 6, "seeds": [[0, 3], [5, 8]], "operations": 1, "cases": 12, "faults": 0}
+    assert found == {"programs": 6, "seeds": [[0, 3], [5, 8]], "operations": 1, "cases": 12, "faults": 0, "open": []}
+
+
+def test_what_was_wrong_counts_until_it_ran_again(tmp_path: Path) -> None:
+    path, wrong = tmp_path / "fuzz.json", [{"kind": "numbers", "text": ""}]
+    for seeds, faults in (((0, 1, 2), {1: wrong, 2: wrong}), ((2, 3), {3: wrong})):
+        total = fuzz_runs.Sum()
+        for seed in seeds:
+            total.add({"seed": seed, "faults": faults.get(seed, [])})
+        fuzz_runs.keep(path, fuzz_runs.saved(path), total)
+    found = fuzz_runs.saved(path)["total"]
+    assert (found["programs"], found["faults"], found["open"]) == (4, 3, [1, 3])
 
 
 def test_operations_are_counted_by_name() -> None:

@@ -157,7 +157,7 @@ def leaves_behind(f, on_leaf: bool):
 
 @pytest.mark.parametrize(
     ("in_forward", "in_backward", "reason"),
-    [*((line, "pass", why) for line, why in MARKS.items()), *(("pass", line, why) for line, why in IN_BACKWARD.items())],
+    [*((m, "pass", why) for m, why in MARKS.items()), *(("pass", m, why) for m, why in IN_BACKWARD.items())],
 )  # fmt: skip
 @pytest.mark.parametrize("on_leaf", [True, False])
 def test_marks_are_eagers_and_told(tmp_path, in_forward, in_backward, reason, on_leaf):

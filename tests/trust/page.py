@@ -59,7 +59,8 @@ def seeds(told: Told) -> str:
 def fuzzed(told: Told) -> str:
     total = told["total"]
     programs, cases = number(total["programs"]), number(total["cases"])
-    return f"{programs} programs (seeds {seeds(told)}), {cases} cases, {total['faults']} faults"
+    still = "" if "open" not in total else f" found on the way, {len(total['open'])} of them left"
+    return f"{programs} programs (seeds {seeds(told)}), {cases} cases, {total['faults']} faults{still}"
 
 
 def proved(told: Told) -> str:
