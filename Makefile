@@ -116,6 +116,7 @@ fuzz: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/run.py $(or $(N),1000) --seed $(or $(SEED),0) --jobs $(JOBS) \
 		--backend "$(or $(BACKEND),reference interpret:10)" $(ARGS)
 
+# In pieces: ARGS="--json --resume --minutes 60".
 mutants: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/mutants/mutant_runs.py -n $(or $(N),200) --seed $(or $(SEED),0) \
 		--jobs $(JOBS) $(ARGS)

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from mutation_sites import Mutant, mutants
 
@@ -56,18 +59,46 @@ class Verdict:
 
 def main() -> int:
     asked = _arguments()
-    chosen = _chosen(asked)
+    record = Record("mutants_plans" if asked.plans else "mutants", asked)
+    chosen = _chosen(asked, len(record.verdicts))
     print(f"{len(chosen)} mutants, seed {asked.seed}", flush=True)
-    _require_green(asked.stages)
+    if not record.is_of_these_sources():
+        _require_green(asked.stages)
+    until = time.monotonic() + 60 * asked.minutes
+
+    def judge(mutant: Mutant) -> None:
+        if time.monotonic() < until:
+            record.add(_told(_judged(mutant, asked.stages)))
+
     with ThreadPoolExecutor(asked.jobs) as pool:
-        verdicts = list(pool.map(lambda m: _told(_judged(m, asked.stages)), chosen))
-    alive = [v for v in verdicts if not v.killed]
-    print(f"{len(verdicts) - len(alive)} of {len(verdicts)} killed")
-    if asked.json:
-        told = {"seed": asked.seed, "plans": asked.plans, "killed": len(verdicts) - len(alive), "of": len(verdicts)}
-        name = "mutants_plans" if asked.plans else "mutants"
-        print(outcome.write(name, {**told, "verdicts": [asdict(v) for v in verdicts]}))
-    return 1 if len(alive) > len(verdicts) * 0.05 else 0
+        list(pool.map(judge, chosen))
+    print(f"{record.killed} of {len(record.verdicts)} killed")
+    return 1 if record.killed < len(record.verdicts) * 0.95 else 0
+
+
+class Record:
+    """The verdicts, on disk after each one; a run may go on where another one stopped, on what the sources are now."""
+
+    def __init__(self, name: str, asked: argparse.Namespace) -> None:
+        self.name, self.asked, self.lock, self.commit = name, asked, threading.Lock(), outcome.surroundings()["commit"]
+        path = outcome.RESULTS / f"{name}.json"
+        before = json.loads(path.read_text(encoding="utf-8")) if asked.resume and path.exists() else {"verdicts": []}
+        self.verdicts: list[dict[str, Any]] = before["verdicts"]
+
+    def is_of_these_sources(self) -> bool:
+        """Whether mutants of this very commit were judged before, after its tests had passed without one."""
+        return any(v["commit"] == self.commit for v in self.verdicts) and not self.commit.endswith("dirty")
+
+    @property
+    def killed(self) -> int:
+        return sum(v["killed"] for v in self.verdicts)
+
+    def add(self, verdict: Verdict) -> None:
+        with self.lock:
+            self.verdicts.append({**asdict(verdict), "commit": self.commit})
+            told = {"seed": self.asked.seed, "plans": self.asked.plans, "killed": self.killed, "of": len(self.verdicts)}
+            if self.asked.json:
+                outcome.write(self.name, {**told, "verdicts": self.verdicts})
 
 
 def _arguments() -> argparse.Namespace:
@@ -79,13 +110,15 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--plans", action="store_true", help="of the modules that choose among right kernels")
     parser.add_argument("--only", default="", help="mutants whose place contains this")
     parser.add_argument("--json", action="store_true", help="write benchmarks/results/trust/mutants.json")
+    parser.add_argument("--resume", action="store_true", help="as many as that file lacks")
+    parser.add_argument("--minutes", type=float, default=1e9, help="begin no mutant after so many")
     return parser.parse_args()
 
 
-def _chosen(asked: argparse.Namespace) -> list[Mutant]:
-    """The same for the same seed and sources."""
+def _chosen(asked: argparse.Namespace, done: int) -> list[Mutant]:
+    """The same for the same seed, sources, and number of those that are done."""
     every = [m for path in modules(asked.plans) for m in mutants(path, ROOT) if asked.only in str(m)]
-    return random.Random(asked.seed).sample(every, min(asked.n, len(every)))
+    return random.Random(asked.seed + done).sample(every, min(max(asked.n - done, 0), len(every)))
 
 
 def modules(plans: bool) -> Iterator[Path]:

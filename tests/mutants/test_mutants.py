@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import dataclasses
+import json
 from pathlib import Path
 
+import mutant_runs
 import pytest
-from mutant_runs import ROOT, modules, unnoticed
+from mutant_runs import ROOT, Record, Verdict, modules, unnoticed
 from mutation_sites import Mutant, mutants
 
 SAMPLE = '''"""A docstring: 1 < 2."""
@@ -46,3 +49,14 @@ def test_a_broken_module_is_noticed_and_a_whole_one_is_not(text: str | None) -> 
     whole = Mutant(path, 1, "", "", (ROOT / path).read_text(encoding="utf-8"))
     found = unnoticed(whole if text is None else dataclasses.replace(whole, text=text), ["tests/ir/test_rewrite.py"])
     assert (found == "") == (text is None)
+
+
+def test_a_run_goes_on_where_another_one_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mutant_runs.outcome, "RESULTS", tmp_path)
+    asked = argparse.Namespace(seed=0, plans=False, json=True, resume=True)
+    for killed in (True, False):
+        record = Record("mutants", asked)
+        record.add(Verdict("codegen/x.py:1: a -> b", killed, "", 1.0))
+    told = json.loads((tmp_path / "mutants.json").read_text())
+    assert (told["killed"], told["of"], len(told["verdicts"])) == (1, 2, 2)
+    assert Record("mutants", argparse.Namespace(**{**vars(asked), "resume": False})).verdicts == []
