@@ -352,8 +352,10 @@ def _methods(compiler: Compiler) -> dict[str, Record]:
 
 
 def _in_part(compiler: Compiler, method: str, record: Record) -> Record:
-    """A record that is of some arguments only, where forward is compiled for others."""
-    if method != "forward" or not compiler.known:
+    """A record that is of some arguments only, where the method is compiled for others."""
+    captured = [s for found in compiler.known.values() for s in found]
+    serves = {"forward": bool(captured), "backward": any(s.serves_backward for s in captured)}
+    if not serves.get(method):
         return record
     return Record("compiled", f"{record.reason}; for such arguments it runs as written", record.where)
 

@@ -406,6 +406,11 @@ class Specialization:
             raise entry.bare()
         return entry
 
+    @property
+    def serves_backward(self) -> bool:
+        """Whether gradients come from a captured backward, of some kind at least."""
+        return any(isinstance(e, BackwardEntry) and e.executables for e in self.entries.values())
+
     def _now(self, kinds: tuple[Any, ...]) -> Any:
         """What backward depends on: the gradients, and what is read from outside, which may change after forward."""
         return kinds, *self.outside(), backward_method(self.cls), self.cls.jvp  # type: ignore[attr-defined]

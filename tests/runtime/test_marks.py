@@ -189,3 +189,13 @@ def test_a_plain_function_may_register_hooks_in_between():
         with pytest.warns(fusegrad.FallbackWarning) if _ == 0 else torch.enable_grad():
             fast(x).sum().backward()
         assert x.grad.tolist() == [30.0] * 3
+
+
+@pytest.mark.filterwarnings("ignore::fusegrad.FallbackWarning")
+def test_explain_tells_that_it_is_of_such_arguments_alone():
+    fast = fusegrad.compile(Tagged, backend="reference")
+    gradient(fast, None)
+    gradient(fast, "between")
+    told = str(fusegrad.explain(fast, tracked()))
+    assert "it is given a tensor that carries `tag`; for such arguments it runs as written" in told
+    assert "Tagged_backward" in told
