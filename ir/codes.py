@@ -252,11 +252,12 @@ CODES = (
     ),
     # -------------------------------------------------------------- FG06x: rules that cannot be derived
     Code(
-        "FG054", "it writes to an argument, which an operator does not",
+        "FG054", "it writes to an argument that shares memory with another one",
         "Inside torch.compile and torch.export a call is an operator that only returns. This one breaks the graph, and "
         "runs between two graphs as it does outside.",
         "Return the new value instead of writing it, or leave the call out of the graph.",
-        (r"it writes to an argument, which an op", r"it calls what is opaque", r"it was captured for other sizes",
+        (r"it writes to an argument that", r"it returns a view of an argument that",
+         r"it calls what is opaque", r"it was captured for other sizes",
          r"a size depends on the data", r"this torch takes no guard", r"it has no backward$",
          r"torch.export takes no"),
     ),
@@ -533,7 +534,7 @@ CODES = (
         ("BenchmarksMissing",),
     ),
     Code(
-        "FG222", "Writes.apply cannot be in a graph of torch.compile: it writes to an argument",
+        "FG222", "Writes.apply cannot be in a graph of torch.compile: it calls what is opaque",
         "A call within torch.compile(fullgraph=True) or torch.export that cannot be an operator; the reason has a code "
         "of its own. Without fullgraph=True it breaks the graph and runs as ever.",
         "Take the reason away, or call it outside of that graph.",

@@ -899,7 +899,10 @@ def entrance(compiler: Compiler, itself: list[type]) -> Any:
         return in_dynamos_graph(compiler, args, kwargs)
 
     apply: Any = applied(itself, name_in_graphs(compiler.user_class, within), compiler.ready, run)
-    apply._fusegrad_within = within
+    def call_of(own: type) -> Callable[..., Any]:
+        return lambda args, kwargs: compiled_subclass(own, compiler).apply.__func__._fusegrad_within(args, kwargs)
+
+    apply._fusegrad_within, apply._fusegrad_call_of = within, call_of
     return classmethod(apply)
 
 

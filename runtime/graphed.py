@@ -192,10 +192,30 @@ class Forward(Whole):
             return results
         outputs, hidden = list(results[: self.visible]), results[self.visible :]
         sizes = BoundSizes(self.spec.binder.read(tensors))
-        return (*self.as_views(self.spec.aliased(outputs, tensors, sizes, hidden), tensors), *hidden)
+        shown = self.as_views(self.spec.aliased(outputs, tensors, sizes, hidden), tensors)
+        for i, _ in self.written_outputs():
+            shown[i] = results[i]
+        return (*shown, *hidden)
+
+    def written_outputs(self) -> list[tuple[int, int]]:
+        """(number among the tensor outputs, of the tensor argument) for what the call has to be copied into.
+
+        An operator writes nothing, and its rules know of no argument that is written: autograd follows the copy.
+        """
+        return super().dirty_outputs()
+
+    def dirty_outputs(self) -> list[tuple[int, int]]:
+        return []
+
+    def setup_context(self, ctx: Any, inputs: Sequence[Any], output: Sequence[Any]) -> None:
+        full, at = list(inputs), dict(enumerate(self.spec.slots))
+        for i, argument in self.written_outputs():  # what is saved of it is what it has become
+            full[at[argument]] = output[i]
+        super().setup_context(ctx, full, output)
 
     def _on_memory(self, tensors: Sequence[Any]) -> Sequence[Tensor]:
-        """The captured forward; at the first time compared with the user's own."""
+        """The captured forward; at the first time compared with the user's own. What it writes to is a copy."""
+        tensors = [t.clone() if i in self.spec.written else t for i, t in enumerate(tensors)]
         args = self.spec.with_tensors(tensors)
         if not self.compared:
             self._compare(args)

@@ -18,7 +18,7 @@ from torch.autograd.function import FunctionMeta
 
 from ..tracer.function import methods
 from ..tracer.torch_private import hide_from_dynamo
-from .calls import in_graph
+from .calls import in_graph, name_in_graphs
 from .forms import MISS
 from .pickled import OPTIONS, arrived, register
 from .ready import Ready
@@ -45,6 +45,8 @@ class CompiledMeta(FunctionMeta):
         super().__init__(name, bases, names)  # type: ignore[no-untyped-call]
         if OPTIONS in names:
             arrived(cls)
+        elif "apply" not in names:
+            _name_subclass(cls)
 
     def __setattr__(cls, name: str, value: Any) -> None:
         super().__setattr__(name, value)
@@ -55,6 +57,14 @@ class CompiledMeta(FunctionMeta):
     def __delattr__(cls, name: str) -> None:
         super().__delattr__(name)
         _changed(cls, name)
+
+
+def _name_subclass(cls: Any) -> None:
+    """A user's subclass of a compiled class has a name of its own in graphs."""
+    inherited = getattr(getattr(cls, "apply", None), "__func__", None)
+    if (call_of := getattr(inherited, "_fusegrad_call_of", None)) is not None:
+        cls._fusegrad_call = call_of(cls)
+        cls._fusegrad_name = name_in_graphs(cls, cls._fusegrad_call)
 
 
 def _changed(cls: Any, name: str) -> None:
@@ -156,7 +166,10 @@ def applied(
                 if (result := ready.now(args)) is not MISS or (result := ready.other(args)) is not MISS:
                     return result
             return run(own, args, kwargs)
-        return in_graph(name, *args, **kwargs) if own is compiled[0] else outside(own, args, kwargs)
+        if own is compiled[0]:
+            return in_graph(name, *args, **kwargs)
+        named = getattr(own, "_fusegrad_name", None)
+        return outside(own, args, kwargs) if named is None else in_graph(named, *args, **kwargs)
 
     return _fusegrad_apply
 

@@ -25,6 +25,7 @@ from ..tracer.torch_private import (
     is_fake,
     is_traced_elsewhere,
     records_above_autograd,
+    share_memory,
     transforms_active,
 )
 from .asked import asked_for, is_asked_for
@@ -117,6 +118,8 @@ def traced(compiler: Compiler, args: tuple[Any, ...]) -> Any:
     tensors = spec.tensors_of(given)
     if not spec.guard(tensors):
         raise Refused("it was captured for other sizes", spec.forward_place())
+    if spec.writes_inputs and share_memory(tensors):
+        raise Refused("it writes to an argument that shares memory with another one", spec.forward_place())
     forward = Forward.of(compiler, spec, compiler.backend_for(given))
     flat = [a if isinstance(a, Tensor) else None for a in given]
     if records_above_autograd() or not (spec.skip or transforms_active()):
@@ -125,6 +128,8 @@ def traced(compiler: Compiler, args: tuple[Any, ...]) -> Any:
         outputs = custom_function_call(forward.function(), *flat)
     else:
         outputs = forward.function().apply(*flat)
+    for output, argument in forward.written_outputs():
+        tensors[argument].copy_(outputs[output])
     visible = len(spec.forward.tensor_outputs)
     hidden = [h.detach() for h in outputs[visible:]] if spec.forward.returns_hidden else ()
     result = spec.returned(outputs[:visible], tensors, hidden, BoundSizes(spec.binder.read(tensors)))
@@ -184,6 +189,9 @@ def _why_no_backward(compiler: Compiler, given: Sequence[Any]) -> str | None:
 def _why_not(compiler: Compiler, spec: Specialization) -> str | None:
     if spec.opaque:
         return "it calls what is opaque"
-    if spec.writes_inputs:
-        return "it writes to an argument, which an operator does not"
+    written = {p.index for p in spec.forward.dirty}
+    if any(o.kind == "view" and o.index in written for o in spec.forward.outputs):
+        return "it returns a view of an argument that it writes to"
+    if written and compiler.derive_jvp == "forward":
+        return "it writes to an argument that forward mode goes by"
     return why_not_whole(compiler, spec)

@@ -130,8 +130,8 @@ class Rules:
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*map(at, self.spec.residual_places), *tensors)
         ctx.save_for_forward(*map(at, self.jvp_places), *tensors)
-        if dirty := self.spec.forward.dirty:
-            ctx.mark_dirty(*map(at, dirty))
+        if self.dirty_outputs():
+            ctx.mark_dirty(*map(at, self.spec.forward.dirty))
         integers = [o for o in output if not is_float(o)]
         if marked := [*map(at, self.spec.forward.non_differentiable), *integers]:
             ctx.mark_non_differentiable(*marked)
