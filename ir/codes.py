@@ -162,7 +162,7 @@ CODES = (
         "An argument has state that cannot be compared, so a graph could be used where it does not fit.",
         "Pass what the method needs of it: numbers, strings, tensors.",
         (r"an argument holds", r"an argument is a tensor that carries", r"it is given a tensor that carries",
-         r"it may ask whether"),
+         r"it may ask (whether|how)"),
     ),
     Code(
         "FG032", "it reads a tensor (3, 4) that cannot be found again on the next call",

@@ -660,8 +660,10 @@ class Compiler:
         if recording or in_a_batch or traced or transforms_active():
             originals = residuals if chosen is None else self.originals(chosen, residuals, ctx)
             opaque = self.records.get("backward", Record("")).status == "opaque"
-            unknown = unasked(specialization.reads, residuals, gradients) is not None
-            if in_a_batch or traced or opaque or unknown or specialization.backward_is_split():
+            if in_a_batch or traced or opaque or specialization.backward_is_split():
+                return specialization.users_backward(originals, sizes, gradients, left=left_on(ctx))
+            if (why := _unasked(specialization, residuals, sizes, gradients, chosen)) is not None:
+                self.refuse("backward", CaptureError(reason=why, where=specialization.backward_place()))
                 return specialization.users_backward(originals, sizes, gradients, left=left_on(ctx))
             return BackwardUnit.of(self, specialization, backend).differentiable(originals, sizes, gradients)
         results = self.run_backward(specialization, backend, residuals, sizes, gradients, chosen, ctx)
@@ -707,7 +709,7 @@ class Compiler:
         ctx: Any,
     ) -> tuple[Any, ...]:
         try:
-            if (why := unasked(specialization.reads, residuals, gradients)) is not None:
+            if (why := _unasked(specialization, residuals, sizes, gradients, chosen)) is not None:
                 raise CaptureError(reason=why, where=specialization.backward_place())
             results = specialization.run_backward(residuals, sizes, gradients, backend, chosen)
         except (OpaqueMet, Mismatch) as error:
@@ -729,6 +731,11 @@ def _around(args: tuple[Any, ...]) -> Callable[[Any, tuple[Any, ...]], Any] | No
     if distributed.has_dtensors(args):
         return distributed.call
     return transformed if transforms_active() or dual_level() >= 0 else None
+
+
+def _unasked(spec: Specialization, residuals: Sequence[Any], sizes: Any, gradients: Any, chosen: Any) -> str | None:
+    """What backward may ask of the tensors at hand that its capture does not know; None where there is nothing."""
+    return unasked(spec.reads, residuals, gradients) or spec.unasked_layout(residuals, sizes, gradients, chosen)
 
 
 def left_on(ctx: Any) -> dict[str, Any] | None:

@@ -40,7 +40,7 @@ def make_node(
     if method is not None and is_once_differentiable(method):
         method = method.__wrapped__  # type: ignore[attr-defined]  # `_body` wraps it again
     if own_backward and method is not None:
-        return node_class(cls, (Function,), _body(cls, forward, shown(method)))
+        return node_class(cls, (Function,), _body(cls, forward, shown(_of_the_present(cls))))
     node = node_class(cls, (Function,), _body(cls, forward, _backward(compiler, spec, backend, chosen, method)))
     show_attributes(node, spec.attributes)
     if chosen is not None and saved_tensors_can_be_told_apart:
@@ -49,6 +49,16 @@ def make_node(
             lambda ctx: tuple(compiler.originals(chosen, saved_tensors_of(ctx), ctx)[:users])
         )
     return node
+
+
+def _of_the_present(cls: type) -> Callable[..., Any]:
+    """The user's backward as it is when it runs: he may have put another one in its place since forward."""
+
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        method: Any = backward_method(cls)
+        return (method.__wrapped__ if is_once_differentiable(method) else method)(ctx, *gradients)
+
+    return backward
 
 
 def _forward(spec: Specialization, backend: str, chosen: Chosen | None, own_backward: bool) -> Callable[..., Any]:

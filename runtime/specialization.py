@@ -579,6 +579,20 @@ class Specialization:
                 finished.append(gradient if gradient is None or isinstance(gradient, Tensor) else _refuse(gradient))
         return tuple(finished)
 
+    def unasked_layout(
+        self, residuals: Sequence[Any], sizes: Sizes, gradients: Sequence[Any], chosen: Chosen | None
+    ) -> str | None:
+        """Why backward, which may ask for layouts, meets others than it was captured with; None where it does not."""
+        if not self.reads.asks_layout:
+            return None
+        if any(in_a_class(g) is not g for g in gradients):
+            return "it may ask how a gradient lies in memory, which has gaps"
+        pairs = () if chosen is not None else zip(residuals, self.residual_places, strict=True)
+        kept = [(r, f) for r, p in pairs if (f := self.forward.fake_at(p)) is not None]
+        if any(tuple(r.stride()) != tuple(rebind(tuple(f.stride()), sizes)) for r, f in kept):
+            return "it may ask how a saved tensor lies in memory, which a hook gave another layout"
+        return None
+
     def as_autograd_takes(self, argument: int, gradient: Any, sizes: dict[sympy.Symbol, Any]) -> Any:
         """One gradient reduced to its argument's shape and cast to its dtype, at the given sizes."""
         if not isinstance(gradient, Tensor) or argument not in self.slots:

@@ -58,6 +58,9 @@ IMPURE_BUILTINS = {
 NOT_IN_A_GRAPH = {"storage_offset", "_version", "_base", "is_leaf", "grad_fn", "retains_grad"}
 """What a tensor tells about its memory and its history: another answer for tensors that one graph serves."""
 
+LAYOUT = {
+    "is_contiguous", "stride", "as_strided", "dim_order", "is_non_overlapping_and_dense", "storage", "untyped_storage",
+}  # fmt: skip
 HOOKS = {"register_hook", "register_post_accumulate_grad_hook", "retain_grad"}
 
 
@@ -126,6 +129,7 @@ class Reads:
     callees: dict[str, Callee] = field(default_factory=dict)
     asked: set[str] = field(default_factory=set)  # attributes that no tensor has, unless someone put one there
     asks_identity: bool = False  # whether two things are one
+    asks_layout: bool = False  # how a tensor lies in memory
     library: dict[int, tuple[Any, set[str]]] = field(default_factory=dict)  # names of modules and classes of libraries
 
     def name(self, owner: Any, name: str) -> None:
@@ -139,6 +143,7 @@ class Reads:
         self.callees |= other.callees
         self.asked |= other.asked
         self.asks_identity |= other.asks_identity
+        self.asks_layout |= other.asks_layout
 
     def facts(self) -> tuple[Any, ...]:
         return tuple(read.fact() for read in self.entries.values())
@@ -333,6 +338,7 @@ def _scan_code(
     line, imports, followed = code.co_firstlineno, _Imports(env, outer), 0
     for at, instruction in enumerate(instructions):
         ran = instructions[: at + 1]
+        reads.asks_layout |= isinstance(instruction.argval, str) and instruction.argval in LAYOUT
         line = (instruction.positions.lineno if instruction.positions else None) or line
         where = f"{code.co_filename}:{line}"
         why = _effect(ran, env) or _outside_write(ran, code, env, cells) or imports.see(ran)

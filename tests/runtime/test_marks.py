@@ -199,3 +199,79 @@ def test_explain_tells_that_it_is_of_such_arguments_alone():
     told = str(fusegrad.explain(fast, tracked()))
     assert "it is given a tensor that carries `tag`; for such arguments it runs as written" in told
     assert "Tagged_backward" in told
+
+
+class AsksForLayout(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return g * (2 if g.is_contiguous() else 3) * (5 if x.stride(-1) == 1 else 7)
+
+
+def _stepped(t):
+    return torch.stack([t, t], -1)[..., 0]
+
+
+LAYOUTS = {
+    "row-major": torch.clone, "transposed": lambda t: t.mT.clone().mT, "stepped": _stepped,
+    "rows of wider ones": lambda t: torch.cat([t, t], -1)[..., : t.shape[-1]],
+    "expanded": lambda t: t[:1, :1].expand_as(t),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", ["reference", "interpret"])
+@pytest.mark.filterwarnings("ignore::fusegrad.FallbackWarning")
+def test_backward_that_asks_for_layouts_gets_eagers_answers(backend):
+    """A gradient with gaps is copied for kernels, which are of dense ones; a hook may lay out what was saved anew."""
+    fast = fusegrad.compile(AsksForLayout, backend=backend)
+    for _ in range(3):
+        for of_gradient in LAYOUTS.values():
+            for packed, graph in ((torch.clone, False), (torch.clone, True), (LAYOUTS["transposed"], False)):
+                found = []
+                for f in (AsksForLayout, fast):
+                    x, g = torch.ones(3, 4, requires_grad=True), of_gradient(torch.ones(3, 4))
+                    with torch.autograd.graph.saved_tensors_hooks(packed, lambda t: t):
+                        y = f.apply(x)
+                    found.append(torch.autograd.grad(y, x, g, create_graph=graph)[0])
+                torch.testing.assert_close(found[1], found[0])
+
+
+def test_gaps_in_gradients_are_no_reason_where_nobody_asks():
+    fast = fusegrad.compile(OnItself, backend="reference", fullgraph=True)
+    x = torch.ones(3, 4, requires_grad=True)
+    fast.apply(x).backward(_stepped(torch.ones(3, 4)))
+    assert fusegrad.explain(fast, x).methods["backward"].status == "compiled"
+
+
+@pytest.mark.filterwarnings("ignore::fusegrad.FallbackWarning")
+def test_backward_that_is_replaced_after_one_that_cannot_be_captured():
+    """The node of a class whose backward failed once kept that backward."""
+
+    class Replaced(Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, g):
+            (x,) = ctx.saved_tensors
+            return g * x
+
+    first, fast = Replaced.__dict__["backward"], fusegrad.compile(Replaced, backend="reference")
+    for _ in range(3):
+        for later in (first, staticmethod(lambda ctx, g: g * 7)):
+            Replaced.backward = first
+            x = tracked()
+            y = fast.apply(x)
+            Replaced.backward = later
+            if later is first:
+                with pytest.raises(ValueError, match="not enough values"):
+                    y.sum().backward()
+            else:
+                y.sum().backward()
+                assert x.grad.tolist() == [7.0] * 3
