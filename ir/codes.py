@@ -257,6 +257,7 @@ CODES = (
         "runs between two graphs as it does outside.",
         "Return the new value instead of writing it, or leave the call out of the graph.",
         (r"it writes to an argument that", r"it returns a view of an argument that",
+         r"it returns other containers",
          r"it calls what is opaque", r"it was captured for other sizes",
          r"a size depends on the data", r"this torch takes no guard", r"it has no backward$",
          r"torch.export takes no"),

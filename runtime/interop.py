@@ -185,7 +185,7 @@ def function_shown(fn: Callable[..., Any], name: str, run: Callable[..., Any]) -
 
 
 _ROOT = Path(__file__).parent.parent
-_FOLLOWED = ("interop.py", "demo_functions.py", "random.py", "philox.py", "torch_private.py")
+_FOLLOWED = ("interop.py", "forms_in_graphs.py", "demo_functions.py", "random.py", "philox.py", "torch_private.py")
 """What Dynamo may follow: this, and what users write or call themselves."""
 
 hide_from_dynamo(

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import torch
 import torch.utils._pytree as pytree
-from torch.autograd.function import Function, once_differentiable
+from torch.autograd.function import Function, FunctionMeta, once_differentiable
 
 from ..ir.errors import FusegradError, KeywordOnlyError
 from ..tracer.function import (
@@ -26,8 +26,11 @@ from ..tracer.function import (
     uses_setup_context,
 )
 from ..tracer.locks import INNER, lock_of
+from .calls import name_in_graphs
 from .conditions import Unchanging
 from .forms import MISS, builder, opener
+from .forms_in_graphs import function_shown_nested, of_forms, shown_nested
+from .interop import is_public
 
 Tensor = torch.Tensor
 Compile = Callable[[Any], Any]
@@ -322,21 +325,55 @@ def _tree_class(cls: Any, compiled: Compile) -> type:
     flat = compiled(flat_class(cls))
     subclasses: dict[type, Any] = {}
 
+    def begin_again(assigned: dict[str, Any]) -> None:
+        nonlocal flat
+        flat = compiled(flat_class(type(cls.__name__, (cls,), {**assigned, "__module__": cls.__module__})))
+        itself[0]._fusegrad, itself[0]._fusegrad_flat = flat._fusegrad, flat  # type: ignore[attr-defined]
+
+    itself: list[type] = []
     opening, setup = Opening(), uses_setup_context(cls)
     count = len(inspect.signature(cls.forward).parameters)
 
-    def apply(own: Any, *args: Any, **kwargs: Any) -> Any:
-        if own is not fast:  # a subclass has methods of its own
+    def run(own: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if own is not itself[0]:  # a subclass has methods of its own
             return subclasses.setdefault(own, subclasses.get(own) or _tree_class(own, compiled)).apply(*args, **kwargs)
         if kwargs or (setup and len(args) != count):
             args = bound(cls, args, kwargs)
         *results, outputs = flat.apply(*opening(args))
         return outputs(results)
 
+    def within(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        leaves, structure = flatten(bound(cls, args, kwargs), True)
+        *results, outputs = flat.apply.__func__._fusegrad_within((structure, *leaves), {})
+        return outputs(results)
+
+    in_graphs = of_forms(within)
     body = {n: getattr(cls, n) for n in ("__doc__", "__module__", "__qualname__")}
+    body["apply"] = shown_nested(itself, name_in_graphs(cls, in_graphs), run)
     facts = {"_fusegrad": flat._fusegrad, "_fusegrad_flat": flat, "_fusegrad_user_class": cls}
-    fast: Any = type(cls.__name__, (cls,), {"apply": classmethod(apply), **facts, **body})
-    return fast  # type: ignore[no-any-return]
+    kept = {"_fusegrad_call": in_graphs, "_fusegrad_begin_again": staticmethod(begin_again)}
+    itself.append(_metaclass_for(cls)(cls.__name__, (cls,), {**facts, **kept, **body}))
+    return itself[0]
+
+
+class TreeMeta(FunctionMeta):
+    """FunctionMeta by another name, for Dynamo; a method that is assigned to the compiled class is compiled."""
+
+    def __setattr__(cls, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        own = vars(cls)
+        if is_public(name) and "_fusegrad_begin_again" in own:
+            own["_fusegrad_begin_again"].__func__({n: v for n, v in own.items() if is_public(n)})
+
+
+def _metaclass_for(cls: type) -> Any:
+    own = type(cls)
+    return TreeMeta if issubclass(TreeMeta, own) else own if issubclass(own, TreeMeta) else _both(own)
+
+
+@functools.cache
+def _both(own: type) -> type:
+    return type(TreeMeta.__name__, (TreeMeta, own), {})
 
 
 class Opening:
@@ -397,13 +434,20 @@ def _tree_function(fn: Callable[..., Any], compiled: Compile) -> Callable[..., A
     fast = compiled(flat)
     signature = inspect.signature(fn)
 
-    @functools.wraps(fn)
-    def nested(*args: Any, **kwargs: Any) -> Any:
+    def positional(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         found = signature.bind(*args, **kwargs)
         found.apply_defaults()
         if found.kwargs:
             raise KeywordOnlyError.of(fn.__name__, found.kwargs)
-        return call_flat(fast, found.args)
+        return found.args
 
-    nested._fusegrad, nested._fusegrad_flat = fast._fusegrad, fast  # type: ignore[attr-defined]
+    def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return call_flat(fast, positional(args, kwargs))
+
+    def within(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return call_flat(lambda *given: fast._fusegrad_within(given, {}), positional(args, kwargs))
+
+    in_graphs = of_forms(within)
+    nested = function_shown_nested(fn, name_in_graphs(fn, in_graphs), run)
+    vars(nested).update(_fusegrad=fast._fusegrad, _fusegrad_flat=fast, _fusegrad_call=in_graphs)
     return nested

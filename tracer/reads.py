@@ -271,6 +271,8 @@ def _scan(function: Any, reads: Reads, seen: set[Any]) -> None:
     cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=False))
     if is_library(function):
         _scan_wrapped(function, cells, reads, seen)
+        if (wrapped := getattr(function, "__wrapped__", None)) is not None:
+            _scan(wrapped, reads, seen)  # a method of a class that is compiled with pytree=True
         return
     _read_itself(function, reads)
     _scan_code(code, function.__globals__, cells, reads, seen)

@@ -433,3 +433,26 @@ def test_a_container_in_the_place_of_a_leaf_is_another_form() -> None:
     for other in ((t, {"w": [t, t]}), (t, {"w": {"w": t}}), ([t], {"w": t}), (t, {"w": torch.Size((2,))})):
         assert opening(other)[0] is not first[0]
     assert opening((t, {"w": t}))[0] is first[0]
+
+
+@pytest.mark.filterwarnings("ignore::fusegrad.FallbackWarning")
+def test_an_effect_happens_once_per_call():
+    """It was not seen through the flat class, so that a capture had it, too."""
+    seen = []
+
+    @fusegrad.compile(pytree=True)
+    class Counts(Function):
+        @staticmethod
+        def forward(ctx, d):
+            seen.append(d["x"].sum().item())
+            return {"y": d["x"] * 2}
+
+        @staticmethod
+        def backward(ctx, g):
+            seen.append("backward")
+            return {"x": g["y"] * 5}
+
+    for _ in range(2):
+        x = torch.ones(2, requires_grad=True)
+        Counts.apply({"x": x})["y"].sum().backward()
+    assert seen == [2.0, "backward"] * 2
