@@ -60,7 +60,7 @@ class Verdict:
 def main() -> int:
     asked = _arguments()
     record = Record("mutants_plans" if asked.plans else "mutants", asked)
-    chosen = _chosen(asked, len(record.verdicts))
+    chosen = _alive(record) if asked.again else _chosen(asked, len(record.verdicts))
     print(f"{len(chosen)} mutants, seed {asked.seed}", flush=True)
     if not record.is_of_these_sources():
         _require_green(asked.stages)
@@ -94,7 +94,9 @@ class Record:
         return sum(v["killed"] for v in self.verdicts)
 
     def add(self, verdict: Verdict) -> None:
+        """In the place of an earlier verdict on the same mutant, where there is one."""
         with self.lock:
+            self.verdicts = [v for v in self.verdicts if v["mutant"] != verdict.mutant]
             self.verdicts.append({**asdict(verdict), "commit": self.commit})
             told = {"seed": self.asked.seed, "plans": self.asked.plans, "killed": self.killed, "of": len(self.verdicts)}
             if self.asked.json:
@@ -111,6 +113,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only", default="", help="mutants whose place contains this")
     parser.add_argument("--json", action="store_true", help="write benchmarks/results/trust/mutants.json")
     parser.add_argument("--resume", action="store_true", help="as many as that file lacks")
+    parser.add_argument("--again", action="store_true", help="with --resume: those that no test noticed, by more stages")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no mutant after so many")
     return parser.parse_args()
 
@@ -119,6 +122,12 @@ def _chosen(asked: argparse.Namespace, done: int) -> list[Mutant]:
     """The same for the same seed, sources, and number of those that are done."""
     every = [m for path in modules(asked.plans) for m in mutants(path, ROOT) if asked.only in str(m)]
     return random.Random(asked.seed + done).sample(every, min(max(asked.n - done, 0), len(every)))
+
+
+def _alive(record: Record) -> list[Mutant]:
+    """The mutants that lived through a run with fewer stages, in the sources of now."""
+    names = {v["mutant"] for v in record.verdicts if not v["killed"]}
+    return [m for path in modules(record.asked.plans) for m in mutants(path, ROOT) if str(m) in names]
 
 
 def modules(plans: bool) -> Iterator[Path]:

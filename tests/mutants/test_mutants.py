@@ -54,9 +54,8 @@ def test_a_broken_module_is_noticed_and_a_whole_one_is_not(text: str | None) -> 
 def test_a_run_goes_on_where_another_one_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mutant_runs.outcome, "RESULTS", tmp_path)
     asked = argparse.Namespace(seed=0, plans=False, json=True, resume=True)
-    for killed in (True, False):
-        record = Record("mutants", asked)
-        record.add(Verdict("codegen/x.py:1: a -> b", killed, "", 1.0))
+    for name, killed in (("a", True), ("b", False), ("c", False), ("b", True)):
+        Record("mutants", asked).add(Verdict(f"codegen/x.py:1: {name}", killed, "", 1.0))
     told = json.loads((tmp_path / "mutants.json").read_text())
-    assert (told["killed"], told["of"], len(told["verdicts"])) == (1, 2, 2)
+    assert (told["killed"], told["of"], len(told["verdicts"])) == (2, 3, 3)
     assert Record("mutants", argparse.Namespace(**{**vars(asked), "resume": False})).verdicts == []
