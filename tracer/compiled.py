@@ -161,6 +161,10 @@ class Recorded:
 
 def without_zeros(graph: torch.fx.Graph) -> None:
     """What forward mode leaves idle: products with zeros that have no memory, on the meta device; talk of storage."""
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten._to_copy.default):
+        if _is_on_meta(node.args[0]) and not _is_on_meta(node):  # such zeros, with memory
+            node.target = torch.ops.aten.zeros_like.default
+            node.kwargs = {name: value for name, value in node.kwargs.items() if name != "non_blocking"}
     _drop(graph, (n for n in graph.nodes if n.target in _ASKED or _is_on_meta(n)))
 
 

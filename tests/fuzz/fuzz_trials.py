@@ -157,6 +157,8 @@ def judged(p: Written, subject: Subject, case: Case) -> tuple[str, Difference | 
         row, difference = _loosely(p, subject, case)
     if difference is not None and case.weights.layout in GAPPED and "strides" in difference.what:
         return "ok", None
+    if difference is not None and "requires_grad" in difference.what and any(x.numel() == 0 for x in case.xs):
+        return "ok", None  # of nothing, torch's own backwards return what comes to hand: cummax the argument itself
     if difference is not None and _is_at_a_corner(p, case, difference):
         return "derived at a corner", None
     return ("ok", None) if difference is not None and _is_freer(difference) else (row.result, difference)

@@ -312,3 +312,14 @@ def test_forward_mode_by_forward_mode_within_dual_numbers(dim: int) -> None:
         for f in (fast, lambda x: x.logcumsumexp(dim))
     )
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("backend", ["reference", "interpret"])
+@pytest.mark.parametrize("f", [torch.sgn, torch.floor, lambda x: torch.round(x).view(x.shape)])
+def test_zeros_without_memory_that_a_view_needs_as_memory(f: Any, backend: str) -> None:
+    """Program 46867: autograd's zeros of `sgn`, seen through a view, were copied from the meta device."""
+    fast = fusegrad.compile(lambda x: f(x.view_as(x)), backend=backend)
+    for x in (torch.tensor(0.7), torch.ones(2, 3)):
+        x.requires_grad_()
+        fast(x).sum().backward()
+        assert x.grad is not None and x.grad.tolist() == torch.zeros_like(x).tolist()

@@ -113,7 +113,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only", default="", help="mutants whose place contains this")
     parser.add_argument("--json", action="store_true", help="write benchmarks/results/trust/mutants.json")
     parser.add_argument("--resume", action="store_true", help="as many as that file lacks")
-    parser.add_argument("--again", action="store_true", help="with --resume: those that no test noticed, by more stages")
+    parser.add_argument("--again", action="store_true", help="with --resume: those that lived, with more stages")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no mutant after so many")
     return parser.parse_args()
 
