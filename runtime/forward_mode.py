@@ -64,7 +64,9 @@ def _by_forward_mode(body: Body, inputs: Sequence[Any], tangents: Sequence[Any])
 
     primals, steps = (tuple(values[i] for i in moved) for values in (inputs, tangents))
     with sharing_dual_level():
-        pushed = iter(torch.func.jvp(of_moved, primals, steps)[1] if moved else ())
+        made: tuple[Any, ...] = torch.func.jvp(of_moved, primals, steps) if moved else ((), ())
+    # torch.func makes float64 of a float32 number (no axis) beside one of Python; a tangent has its result's dtype
+    pushed = iter([t.to(r.dtype) for r, t in zip(*made, strict=True)])
     return [None if o is None else next(pushed) for o in full]
 
 

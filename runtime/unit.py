@@ -474,11 +474,21 @@ def batchable(gm: torch.fx.GraphModule, inline: bool = False) -> torch.fx.GraphM
     graph = torch.fx.Graph()
     graph.output(graph.graph_copy(gm.graph, {}))
     give_memory_its_axis(graph)
-    for node in list(graph.nodes):
-        if node.op == "call_function":
-            _numbers_as_tensors(node)
-            node.target = _batchable_target(node.target, inline)
+    calls = [node for node in graph.nodes if node.op == "call_function"]
+    writes = any(getattr(getattr(n.target, "_schema", None), "is_mutable", False) for n in calls)
+    for node in calls:
+        _numbers_as_tensors(node)
+        viewed = node.target is torch.ops.aten.view.default and not writes  # what is written to has to stay one memory
+        node.target = _seen_as if viewed else _batchable_target(node.target, inline)
     return torch.fx.GraphModule(gm, graph)
+
+
+def _seen_as(x: Tensor, shape: Sequence[int]) -> Tensor:
+    """A view of a lane; a copy where the lanes together lie in memory so that there is none."""
+    try:
+        return x.view(shape)
+    except RuntimeError:
+        return x.reshape(shape)
 
 
 def _numbers_as_tensors(node: torch.fx.Node) -> None:

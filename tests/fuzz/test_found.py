@@ -323,3 +323,38 @@ def test_zeros_without_memory_that_a_view_needs_as_memory(f: Any, backend: str) 
         x.requires_grad_()
         fast(x).sum().backward()
         assert x.grad is not None and x.grad.tolist() == torch.zeros_like(x).tolist()
+
+
+def test_a_tangent_has_the_dtype_of_its_result() -> None:
+    """Program 55683: torch.func makes float64 of a float32 number beside one of Python, which dual numbers do not."""
+    fast = fusegrad.compile(lambda x, y: (F.hardsigmoid(x), torch.acosh(y.abs() + 1.5)))
+    x = torch.tensor(0.3)
+    with forward_ad.dual_level():
+        found = fast(forward_ad.make_dual(x, x + 1), forward_ad.make_dual(x + 2, x + 1))
+        assert [forward_ad.unpack_dual(t).tangent.dtype for t in found] == [torch.float32] * 2
+
+
+@pytest.mark.parametrize("dims", [(0, 0), (0, 1), (1, 0), (2, 1), (4, 0)])
+def test_lanes_that_have_no_view(dims: tuple[int, int]) -> None:
+    """Program 56608: a view of each lane is no view of them all."""
+
+    class Ordered(torch.autograd.Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(x: torch.Tensor) -> torch.Tensor:
+            y = torch.asin(x.clamp(-0.9, 0.9))
+            y = y @ y.mT
+            return y.scatter(-1, y.argsort(-1), 2)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            pass
+
+        @staticmethod
+        def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+            return g.sum(-1, keepdim=True)
+
+    fast, x = fusegrad.compile(Ordered), torch.randn(3, 2, 2, 2, 1)
+    found, expected = (torch.func.vmap(torch.func.vmap(f.apply, dims[1]), dims[0])(x) for f in (fast, Ordered))
+    torch.testing.assert_close(found, expected)
