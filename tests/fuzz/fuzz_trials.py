@@ -33,7 +33,7 @@ FLOATS = {
     "float64": torch.float64, ".double()": torch.float64, "float32": torch.float32, ".float()": torch.float32,
     "float16": torch.float16, ".half()": torch.float16, "bfloat16": torch.bfloat16,
 }  # fmt: skip
-UNITS, FEW, COARSE = 64, 8, 1e-4
+UNITS, FEW, COARSE = 256, 8, 1e-4
 OURS = ("saved tensors hooks", "double backward")
 """Modes that show how a function alone is differentiated: what it saves, which gradients are None or need none.
 
