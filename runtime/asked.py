@@ -13,12 +13,17 @@ from ..tracer.torch_private import is_fake, is_traced_elsewhere
 _asked: ContextVar[bool] = ContextVar("fusegrad_asked", default=False)
 
 
+def is_for_a_graph(values: Sequence[Any]) -> bool:
+    """Whether a call on these values is recorded, or has no memory to run on."""
+    return is_traced_elsewhere() or any(map(is_fake, values))
+
+
 def is_outer(args: Sequence[Any] = ()) -> bool:
     """Whether somebody else makes a graph of what runs here.
 
     args: of a rule, which runs on tensors without memory where Dynamo asks for the results of a derivative.
     """
-    return watcher() is None and (_asked.get() or is_traced_elsewhere() or any(map(is_fake, args)))
+    return watcher() is None and (_asked.get() or is_for_a_graph(args))
 
 
 def is_asked_for() -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..tracer.torch_private import is_fake, is_traced_elsewhere
+from .asked import is_for_a_graph
 from .calls import in_graph
 from .interop import in_dynamo, outside
 from .outer import OuterGraphError
@@ -82,7 +82,7 @@ def of_forms(call: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> Callable
         args, kwargs = put_together(form, iter(tensors))
         made: list[Tensor] = []
         found = taken_apart(call(args, kwargs), made)
-        if is_traced_elsewhere() or any(map(is_fake, tensors)):
+        if is_for_a_graph(tensors):
             _forms[name, form] = found
         elif found != _forms.setdefault((name, form), found):
             reason = "it returns other containers than when the graph after it was made"

@@ -83,11 +83,16 @@ register(CompiledMeta)
 
 def metaclass_for(cls: type) -> Any:
     """CompiledMeta, also of a class whose author has a metaclass of his own."""
-    if issubclass(CompiledMeta, type(cls)):
-        return CompiledMeta
-    made = type(CompiledMeta.__name__, (CompiledMeta, type(cls)), {})
+    made = joined(CompiledMeta, type(cls))
     register(made)
     return made
+
+
+def joined(ours: type, own: type) -> type:
+    """A metaclass of ours that is one of its author's as well; his own where it is one of ours."""
+    if issubclass(ours, own):
+        return ours
+    return own if issubclass(own, ours) else type(ours.__name__, (ours, own), {})
 
 
 def fits_a_graph(cls: type, promised: Traceability) -> bool:

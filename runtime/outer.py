@@ -22,13 +22,11 @@ from ..tracer.torch_private import (
     custom_function_call,
     derivatives_active,
     guard_in_dynamo,
-    is_fake,
-    is_traced_elsewhere,
     records_above_autograd,
     share_memory,
     transforms_active,
 )
-from .asked import asked_for, is_asked_for
+from .asked import asked_for, is_asked_for, is_for_a_graph
 from .config import settings
 from .graphed import Forward, UnknownSize, aside, example
 from .guards import is_tracked
@@ -72,8 +70,7 @@ def in_dynamos_graph(
 
     run: a plain function, whose Function the compiler compiled.
     """
-    asked = is_traced_elsewhere() or any(map(is_fake, opened((*args, *kwargs.values()))))
-    with asked_for() if asked else nullcontext():
+    with asked_for() if is_for_a_graph(opened((*args, *kwargs.values()))) else nullcontext():
         return compiler(args, kwargs) if run is None else run(*args, **kwargs)
 
 

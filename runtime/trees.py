@@ -6,7 +6,6 @@ Capture, guards and transforms meet flat tensors only; a Structure is a constant
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
@@ -30,7 +29,7 @@ from .calls import name_in_graphs
 from .conditions import Unchanging
 from .forms import MISS, builder, opener
 from .forms_in_graphs import function_shown_nested, of_forms, shown_nested
-from .interop import is_public
+from .interop import is_public, joined
 
 Tensor = torch.Tensor
 Compile = Callable[[Any], Any]
@@ -352,7 +351,7 @@ def _tree_class(cls: Any, compiled: Compile) -> type:
     body["apply"] = shown_nested(itself, name_in_graphs(cls, in_graphs), run)
     facts = {"_fusegrad": flat._fusegrad, "_fusegrad_flat": flat, "_fusegrad_user_class": cls}
     kept = {"_fusegrad_call": in_graphs, "_fusegrad_begin_again": staticmethod(begin_again)}
-    itself.append(_metaclass_for(cls)(cls.__name__, (cls,), {**facts, **kept, **body}))
+    itself.append(joined(TreeMeta, type(cls))(cls.__name__, (cls,), {**facts, **kept, **body}))
     return itself[0]
 
 
@@ -364,16 +363,6 @@ class TreeMeta(FunctionMeta):
         own = vars(cls)
         if is_public(name) and "_fusegrad_begin_again" in own:
             own["_fusegrad_begin_again"].__func__({n: v for n, v in own.items() if is_public(n)})
-
-
-def _metaclass_for(cls: type) -> Any:
-    own = type(cls)
-    return TreeMeta if issubclass(TreeMeta, own) else own if issubclass(own, TreeMeta) else _both(own)
-
-
-@functools.cache
-def _both(own: type) -> type:
-    return type(TreeMeta.__name__, (TreeMeta, own), {})
 
 
 class Opening:

@@ -244,11 +244,6 @@ def floats_of(p: Written) -> set[torch.dtype]:
     return whole | {d for name, d in FLOATS.items() if name in text}
 
 
-def is_mixed(p: Written) -> bool:
-    """Whether there are floats of more than one kind in between."""
-    return len(floats_of(p)) > 1
-
-
 def tolerance(p: Written, backend: str) -> Tolerance:
     """Kernels add in another order, and cancellation shows it."""
     return Tolerance() if backend == "reference" else near(p)

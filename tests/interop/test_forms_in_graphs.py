@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.autograd import Function
+from torch.autograd.function import FunctionMeta
 
 import fusegrad
 
@@ -143,3 +144,27 @@ def test_other_containers_at_a_later_call_are_an_error():
     assert fn(torch.ones(2)).tolist() == [6.0, 6.0]
     with pytest.raises(RuntimeError, match="returns other containers than when the graph after it was made"):
         fn(-torch.ones(2))
+
+
+@pytest.mark.parametrize("pytree", [False, True])
+def test_a_metaclass_of_the_authors_serves_subclasses_too(pytree):
+    class Meta(FunctionMeta):
+        pass
+
+    class Base(Function, metaclass=Meta):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * 3
+
+    class Other(fusegrad.compile(Base, pytree=pytree)):
+        @staticmethod
+        def backward(ctx, g):
+            return g * 5
+
+    x = torch.ones(2, requires_grad=True)
+    Other.apply(x).sum().backward()
+    assert isinstance(Other, Meta) and x.grad.tolist() == [5.0, 5.0]
