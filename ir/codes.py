@@ -294,6 +294,13 @@ CODES = (
         "Read the message; if the operation is right in eager, declare is_traceable = False and report it.",
         (r"\w*(Error|Exception|Warning|Interrupt|StopIteration|SymNode)\b",),
     ),
+    Code(
+        "FG081", "it saves an argument that it returns as it is",
+        "torch refuses that of classes with setup_context, unless the result is marked as not differentiable, and it "
+        "refuses it at the call. So that compiled calls raise where yours do, they run as written.",
+        "Return x.view_as(x) and save that, or x; or write forward(ctx, ...), where it is allowed.",
+        (r"it saves an argument that it returns",),
+    ),
     # -------------------------------------------------------------- FG09x: many devices
     Code(
         "FG090", "it is given DTensors, and draws random numbers (`bernoulli`)",

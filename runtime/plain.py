@@ -169,5 +169,5 @@ def function_class(fn: Callable[..., Any]) -> type:
     body: dict[str, Any] = {name: staticmethod(rule) for name, rule in rules.items()}
     forward.__signature__ = signature_of(fn)  # type: ignore[attr-defined]
     name = getattr(fn, "__name__", type(fn).__name__)
-    body |= {"_fusegrad_sources": (fn,), "_fusegrad_switches": switches}
+    body |= {"_fusegrad_sources": (fn,), "_fusegrad_switches": switches, "_fusegrad_keeps_arguments": True}
     return type(name, (Function,), {**body, "__module__": fn.__module__, "__doc__": fn.__doc__})

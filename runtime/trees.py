@@ -196,7 +196,7 @@ def flat_class(cls: type) -> type:
     written = methods(cls)
     body: dict[str, Any] = {name: staticmethod(make(cls)) for name, make in makers.items() if name in written}
     body |= {name: staticmethod(_backward(cls)) for name in ("backward", "vjp") if name in written}
-    body |= {name: getattr(cls, name) for name in FLAGS if hasattr(cls, name)}
+    body |= {name: getattr(cls, name) for name in FLAGS if hasattr(cls, name)} | {"_fusegrad_keeps_arguments": True}
     named = {n: getattr(cls, n) for n in ("__module__", "__qualname__", "__doc__")}
     return type(cls.__name__, (Function,), {**body, **named})
 

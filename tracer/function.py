@@ -179,11 +179,24 @@ def capture_forward(
         _refuse_changed(before, given)
         _refuse_changed_objects(states)
         recorded.update(_classify(ctx, output, tensors))
+        if uses_setup_context(cls) and not hasattr(cls, "_fusegrad_keeps_arguments"):
+            _refuse_saved_as_returned(recorded)
         return (*recorded["returned"], *recorded["fake_hidden"])
 
     trace = guarded_trace(session, whole, fakes, reads, tape=tape)
     recorded.pop("returned")
     return ForwardCapture(session=session, trace=trace, fakes=list(fakes), needs_input_grad=needs, **recorded)
+
+
+def _refuse_saved_as_returned(found: dict[str, Any]) -> None:
+    """torch has a rule of its own for these, by who requires grad: most of such calls raise, and so do ours.
+
+    Not of classes that we make, of plain functions and for containers: those have no eager counterpart that raises.
+    """
+    saved = {place.index for place in (*found["saved"], *found["saved_for_forward"]) if place and place.kind == "input"}
+    dirty = {place.index for place in found["dirty"] if place.kind == "input"}
+    if any(o.kind == "input" and o.index in saved - dirty for o in found["outputs"]):
+        raise CaptureError(reason="it saves an argument that it returns as it is", where="unknown")
 
 
 def user_count(args: Sequence[Any]) -> int:

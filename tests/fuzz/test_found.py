@@ -358,3 +358,47 @@ def test_lanes_that_have_no_view(dims: tuple[int, int]) -> None:
     fast, x = fusegrad.compile(Ordered), torch.randn(3, 2, 2, 2, 1)
     found, expected = (torch.func.vmap(torch.func.vmap(f.apply, dims[1]), dims[0])(x) for f in (fast, Ordered))
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("saves", ["save_for_backward", "save_for_forward"])
+@pytest.mark.parametrize("marks", [False, True])
+@pytest.mark.parametrize("dirty", [False, True])
+def test_an_argument_that_is_returned_as_it_is_and_saved(saves: str, marks: bool, dirty: bool) -> None:
+    """Program 83140: torch refuses most of such calls, by who requires grad; no compiled call is let through."""
+
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return x, (x.mul_(2) if dirty else x).sqrt(), x
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            getattr(ctx, saves)(*inputs)
+            if dirty:
+                ctx.mark_dirty(*inputs)
+            if marks:
+                ctx.mark_non_differentiable(output[0])
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> torch.Tensor:
+            return gradients[0]
+
+    def outcome(f: Any, tracked: bool, recorded: bool) -> Any:
+        x = torch.rand(3, requires_grad=tracked)
+        with torch.set_grad_enabled(recorded):
+            try:
+                return [(o.requires_grad, o is x) for o in f.apply(x.clone() if dirty else x)]
+            except Exception as error:
+                return f"{error}"[:50]
+
+    found = [
+        [outcome(f, tracked, recorded) for tracked in (False, True) for recorded in (False, True)]
+        for f in (fusegrad.compile(Twice), Twice)
+    ]
+    assert found[0] == found[1]
+
+
+def test_containers_and_plain_functions_may_keep_what_they_return() -> None:
+    fast = fusegrad.compile(lambda x: (x, x.sin()), fullgraph=True)
+    x = torch.rand(3, requires_grad=True)
+    torch.testing.assert_close(torch.autograd.grad(sum(o.sum() for o in fast(x)), x)[0], 1 + x.detach().cos())
