@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,7 +49,7 @@ class Errors:
     """The worst of one operation in one dtype.
 
     `over`: how many results break the bound; `odd`: of another class than eager's; `excused`: of another class, where
-    eager's is not the truth's and ours is.
+    eager's is not the truth's and ours is, or where eager itself has more than one answer.
     """
 
     eager: float
@@ -86,13 +87,19 @@ def compared(
     inputs: tuple[Tensor, ...] = (),
     local: bool = True,
     size: np.ndarray | None = None,
+    others: Sequence[Tensor] = (),
 ) -> Errors:
-    """local: each result against eager's error nearby; else the worst against eager's worst."""
+    """local: each result against eager's error nearby; else the worst against eager's worst.
+
+    others: what eager says as well, by other code or on another machine.
+    """
     odd = strange(found, eager).numpy()
     if not eager.is_floating_point():
         return Errors(0.0, 0.0, 0, int(odd.sum()), eager.numel(), 0, _shown(odd, found, eager, inputs))
     ours, theirs = ulps(found, reference, size), ulps(eager, reference, size)
     excused = odd & _right(found, reference) & ~_right(eager, reference)
+    for other in others:
+        excused |= odd & ~strange(found, other).numpy()
     odd = odd & ~excused
     limit = FACTOR * (nearby(theirs, reference) if local else theirs.max(initial=0.0)) + SLACK
     over = (ours > limit) & ~odd

@@ -75,6 +75,8 @@ primitive, and where it is elementwise as a kernel under the interpreter on dens
 tensors are lowered; of {shown} torch's own test samples (`op_db`) show the errors, `eager / lowered / interpret`; the
 others are listed below. Complex numbers are never lowered: those operations are called as they are, and so is every
 operation that is not here. Results that are no elementwise function are measured in ulp of the largest element.
+Where eager has zeros of either sign, one by its vector and one by its scalar code (`softshrink` of -0.0), both are
+right, and so are both zeros as a maximum or minimum of 0.0 and -0.0: that depends on the processor.
 """
 
 DERIVATIVES = """

@@ -42,6 +42,8 @@ SAMPLES = 1
 """How many of torch's samples are taken of an operation, beside dense ones where it is elementwise."""
 NEVER_LOWERED = ("fft.", "linalg.", "sparse.", "signal.", "special.", "torch.ops.", "jiterator")
 """Families of operations that are called as they are, and take torch long to sample."""
+CHOOSING = set("relu clamp clamp_min clamp_max maximum minimum fmax fmin".split())
+"""Operations that are a maximum or minimum."""
 LARGEST = 20_000
 """Samples with more elements are left out."""
 
@@ -144,10 +146,29 @@ def shown_by(case: Case) -> Shown:
     graph = lower(gm, fakes)
     sizes = symbols(graph, case.tensors)
     truth = _truth(case, wanted)
-    shown.errors["reference"] = _worst(reference.run(graph, case.tensors, sizes), wanted, truth, case)
+    others = _others(case, wanted, shown.ops)
+    shown.errors["reference"] = _worst(reference.run(graph, case.tensors, sizes), wanted, truth, case, others)
     if case.dense and _is_elementwise(graph):
-        shown.errors["interpret"] = _worst(_interpreted(graph, case.tensors, sizes), wanted, truth, case)
+        shown.errors["interpret"] = _worst(_interpreted(graph, case.tensors, sizes), wanted, truth, case, others)
     return shown
+
+
+def _others(case: Case, wanted: Sequence[Tensor], ops: set[str]) -> list[list[Tensor]]:
+    """What eager has in other places: its vector and scalar code differ in the sign of a zero (softshrink of -0.0).
+
+    And so do processors in the maximum of 0.0 and -0.0, of which IEEE 754 says that it may be either.
+    """
+    if not case.dense or not all(w.is_floating_point() for w in wanted):
+        return []
+    found = [list(case.function(*(with_gaps(t) for t in case.tensors)))]
+    if {op.split(".")[1] for op in ops} & CHOOSING:
+        found.append([torch.where(w == 0, -w, w) for w in wanted])
+    return found
+
+
+def with_gaps(tensor: Tensor) -> Tensor:
+    """The same numbers, of which no two lie side by side: eager takes its scalar code."""
+    return tensor.new_empty((*tensor.shape, 2))[..., 0].copy_(tensor)
 
 
 def _interpreted(graph: Graph, tensors: Sequence[Tensor], sizes: Any) -> list[Tensor]:
@@ -174,10 +195,16 @@ def _truth(case: Case, wanted: Sequence[Tensor]) -> list[np.ndarray]:
     ]
 
 
-def _worst(found: Sequence[Any], wanted: Sequence[Tensor], truth: Sequence[np.ndarray], case: Case) -> Errors:
+def _worst(
+    found: Sequence[Any],
+    wanted: Sequence[Tensor],
+    truth: Sequence[np.ndarray],
+    case: Case,
+    others: Sequence[Sequence[Tensor]],
+) -> Errors:
     """The first result that breaks the bound, else the one with the largest error."""
     each = []
-    for mine, theirs, exact in zip(found, wanted, truth, strict=True):
+    for i, (mine, theirs, exact) in enumerate(zip(found, wanted, truth, strict=True)):
         if mine is None or theirs.is_complex() or theirs.dtype == torch.float64 or not theirs.numel():
             continue  # nothing here is wider than float64, to be its truth
         if mine.dtype != theirs.dtype or mine.shape != theirs.shape:
@@ -185,7 +212,8 @@ def _worst(found: Sequence[Any], wanted: Sequence[Tensor], truth: Sequence[np.nd
             return Errors(0, 0, 0, 1, 1, worst=" not ".join(types))
         inputs = tuple(case.tensors)
         size = None if case.dense else np.full(exact.shape, _largest(exact))
-        each.append(compared(mine.detach(), theirs.detach(), exact, inputs, case.dense, size))
+        also = [o[i].detach() for o in others]
+        each.append(compared(mine.detach(), theirs.detach(), exact, inputs, case.dense, size, also))
     return max(each, key=lambda e: (not e.good, e.found), default=Errors(0, 0, 0, 0, 0))
 
 
