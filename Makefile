@@ -127,7 +127,7 @@ guards: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/trust/pairs.py $(or $(N),2000) --seed $(or $(SEED),0) --stored --json benchmarks/results/trust/guards.json
 
 numerics: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python tests/trust/numerics/run.py $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/trust/numerics/measure.py $(ARGS)
 
 # Pages and pictures are made by docs/site/make_site.py; a broken link fails.
 docs: $(STAMP)

@@ -7,19 +7,19 @@ import re
 from typing import Any
 
 import derivative_rows
+import measure
 import nvidia
 import operator_rows
 import primitive_rows
 import pytest
 import reduction_rows
-import run
 import torch
 from harness import T
 from numerics_page import KNOWN, page
 
 from fusegrad.ir import emit
 
-FOUND: dict[str, Any] = json.loads(run.RESULTS.read_text(encoding="utf-8"))
+FOUND: dict[str, Any] = json.loads(measure.RESULTS.read_text(encoding="utf-8"))
 NAMES = sorted(primitive_rows.elementwise())
 OPS = ("nn.functional.gelu", "nn.functional.softplus", "hypot")
 
@@ -29,7 +29,7 @@ def names(part: str, **like: str) -> set[str]:
 
 
 def test_the_page_is_what_is_on_record() -> None:
-    assert run.PAGE.read_text(encoding="utf-8") == page(FOUND), "python tests/trust/numerics/run.py --page"
+    assert measure.PAGE.read_text(encoding="utf-8") == page(FOUND), "python tests/trust/numerics/measure.py --page"
 
 
 def test_everything_that_is_emitted_has_a_row() -> None:

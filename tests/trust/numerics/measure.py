@@ -1,6 +1,6 @@
 """`make numerics`: measures every primitive, reduction, ATen operation and derivative, and writes docs/numerics.md.
 
-    python tests/trust/numerics/run.py [--only NAME ...] [--page]
+    python tests/trust/numerics/measure.py [--only NAME ...] [--page]
 
 `--page` writes the page from what is on record; `--only` prints some rows and writes nothing. Exits with 1 where the
 bound is broken or a result is of another class than eager's.
