@@ -231,7 +231,7 @@ rules: dict[str, Rule] = {
     "floor": _floats_only("tl.floor"),
     "ceil": _floats_only("tl.ceil"),
     "trunc": _floats_only("libdevice.trunc"),
-    "round": _floats_only("libdevice.rint"),
+    "round": _floats_only("libdevice.nearbyint"),
     **{name: _library(name) for name in (
         "exp exp2 expm1 log log2 log10 log1p rsqrt sin cos tan asin acos atan atan2 sinh cosh tanh asinh acosh atanh "
         "erf lgamma hypot".split()

@@ -549,6 +549,13 @@ CODES = (
         ("OuterGraphError",),
     ),
     Code(
+        "FG224", "Drops cannot be transformed within a graph: it draws random numbers",
+        "torch.func meets a call that a graph holds, a program of torch.export say, for which no such rule can be derived. "
+        "Backward, the plain one, is yours there as ever.",
+        "Transform the call itself, outside of the graph.",
+        ("OuterTransformError",),
+    ),
+    Code(
         "FG223", "model.pt2: operator norm_forward_3f2a91c0d4: models:Norm is no longer what it was",
         "A program of torch.export calls an operator that cannot be written down, or that what is imported is not any "
         "more: another source, another global, another torch.",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..ir.errors import NotTraceableError
+from ..ir.errors import FusegradError, NotTraceableError
 from ..ir.once import once
 from ..tracer.capture import CaptureError, Trace
 from ..tracer.fingerprint import code_sum
@@ -27,17 +27,27 @@ from ..tracer.torch_private import (
     records_above_autograd,
     transforms_active,
 )
+from .guards import is_tracked
 from .operators import Operator, named, registered
 from .plan import Binder, BoundSizes
 from .stored.specialization import operations
 from .unit import VALUES, BackwardUnit, BatchedUnit, Unit
-from .whole import Whole
+from .whole import Whole, why_not_whole
 
 if TYPE_CHECKING:
     from .function import Compiler
     from .specialization import Specialization
 
 Tensor = torch.Tensor
+
+
+class OuterTransformError(FusegradError, NotImplementedError):
+    """torch.func's transforms of a call that a graph holds, which cannot be transformed."""
+
+    message = (
+        "{function} cannot be transformed within a graph: {reason}\n  at:   {where}\n"
+        "  fix:  transform the call itself, outside of the graph: the class that you wrote then runs."
+    )
 
 
 class UnknownSize(Exception):
@@ -136,23 +146,36 @@ class Forward(Whole):
     """The rules of a specialisation, with forward as an operator."""
 
     @classmethod
-    def of(cls, compiler: Compiler, spec: Specialization, backend: str) -> Forward:
-        """The one of a specialisation on a backend."""
+    def of(
+        cls, compiler: Compiler, spec: Specialization, backend: str, tensors: Sequence[Tensor], alone: bool
+    ) -> Forward:
+        """The one of a specialisation on a backend. alone: nobody but autograd differentiates it."""
         copies = bool(spec.skip) and forward_mode_is_active() and not compiler.writes("jvp")
-        key = (backend, "outer", copies)
+        recorded = torch.is_grad_enabled() and (transforms_active() or any(map(is_tracked, tensors)))
+        key = (backend, "outer", copies, recorded, alone)
         if key not in spec.nodes:
-            spec.nodes.setdefault(key, cls(compiler, spec, backend, copies))
+            spec.nodes.setdefault(key, cls(compiler, spec, backend, copies, recorded, alone))
         return spec.nodes[key]  # type: ignore[no-any-return]
 
-    def __init__(self, compiler: Compiler, spec: Specialization, backend: str, copies: bool) -> None:
+    def __init__(
+        self, compiler: Compiler, spec: Specialization, backend: str, copies: bool, recorded: bool, alone: bool
+    ) -> None:
         super().__init__(compiler, spec, backend, copies)
-        self.compared = False
+        self.compared, self.recorded, self.alone = False, recorded, alone
         self.root = Root(compiler, spec, backend, copies)
         self.forward_unit.lineage, self.setup_unit.lineage = (self.root, "forward"), (self.root, "setup")
         name, takes = named(f"{spec.name}_forward", self.root), ("Tensor",) * len(spec.slots)
-        rules: Any = (self._on_memory, self._likes, self.function, self._spread, Origin(self.root, (), ()))
+        rules: Any = (self._on_memory, self._likes, self._rules, self._spread, Origin(self.root, (), ()))
         rules += (draws(spec.forward.trace),)
         self.operator = registered(Operator(name, takes, self.made, *rules))
+
+    def _rules(self) -> Any:
+        """The Function of the operator; torch.func may meet one that was made without it: in what is loaded, say."""
+        if self.alone and not (transforms_active() or forward_mode_is_active()):
+            return self.function()
+        if (why := why_not_whole(self.compiler, self.spec)) is not None:
+            raise OuterTransformError(function=self.spec.name, reason=why, where=self.spec.forward_place())
+        return Forward.of(self.compiler, self.spec, self.backend, (), alone=False).function()
 
     def _spread(self, values: Sequence[Any]) -> list[Any]:
         """One value per argument, None for the constants."""
@@ -193,9 +216,23 @@ class Forward(Whole):
         outputs, hidden = list(results[: self.visible]), results[self.visible :]
         sizes = BoundSizes(self.spec.binder.read(tensors))
         shown = self.as_views(self.spec.aliased(outputs, tensors, sizes, hidden), tensors)
-        for i, _ in self.written_outputs():
+        for i in self._apart(tensors):
             shown[i] = results[i]
         return (*shown, *hidden)
+
+    def _apart(self, tensors: Sequence[Tensor]) -> list[int]:
+        """Outputs that have memory of their own in a graph: arguments that are written to, and what shares memory.
+
+        A view of what a graph returns as well torch makes anew, behind the graph, where its gradient passes the
+        Function by. It does not where the other is an argument of the graph: then it sees whose view it is.
+        """
+        written = [i for i, _ in self.written_outputs()]
+        if not self.recorded:
+            return written
+        kinds = [self.spec.forward.outputs[i] for i in self.spec.forward.tensor_outputs]
+        shared = (i for i, o in enumerate(kinds) if o.kind.startswith("part of"))
+        shown = (i for i, o in enumerate(kinds) if o.kind in ("input", "view") and not _is_given(tensors[o.index]))
+        return [*written, *shared, *shown]
 
     def written_outputs(self) -> list[tuple[int, int]]:
         """(number among the tensor outputs, of the tensor argument) for what the call has to be copied into.
@@ -211,7 +248,7 @@ class Forward(Whole):
         full, at = list(inputs), dict(enumerate(self.spec.slots))
         for i, argument in self.written_outputs():  # what is saved of it is what it has become
             full[at[argument]] = output[i]
-        super().setup_context(ctx, full, output)
+        super().setup_context(ctx, full, output, constant=output[self.visible :] if self.alone else ())
 
     def _on_memory(self, tensors: Sequence[Any]) -> Sequence[Tensor]:
         """The captured forward; at the first time compared with the user's own. What it writes to is a copy."""
@@ -234,6 +271,11 @@ class Forward(Whole):
         sizes = self.spec.binder.read(tensors)
         made = (*self.spec.forward.fake_outputs, *self.spec.forward.fake_hidden)
         return [like(fake, sizes, i in self.spec.skip) for i, fake in enumerate(made)]
+
+
+def _is_given(tensor: Tensor) -> bool:
+    """Whether it surely is an argument of the graph."""
+    return tensor.requires_grad and tensor.is_leaf
 
 
 def like(fake: Tensor, sizes: Any, row_major: bool = False) -> Any:

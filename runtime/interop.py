@@ -17,7 +17,7 @@ import torch
 from torch.autograd.function import FunctionMeta
 
 from ..tracer.function import methods
-from ..tracer.torch_private import hide_from_dynamo
+from ..tracer.torch_private import DYNAMO_TAKES_ANY_CLOSURE, hide_from_dynamo
 from .calls import in_graph, name_in_graphs
 from .forms import MISS
 from .pickled import OPTIONS, arrived, register
@@ -160,6 +160,12 @@ def applied(
     compiled: holds the compiled class alone, a subclass of which has methods of its own.
     """
 
+    def in_graphs(own: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if own is compiled[0]:
+            return in_graph(name, *args, **kwargs)
+        named = getattr(own, "_fusegrad_name", None)
+        return outside(own, args, kwargs) if named is None else in_graph(named, *args, **kwargs)
+
     def _fusegrad_apply(own: type, *args: Any, **kwargs: Any) -> Any:
         if not in_dynamo():
             if own is not compiled[0]:
@@ -171,12 +177,12 @@ def applied(
                 if (result := ready.now(args)) is not MISS or (result := ready.other(args)) is not MISS:
                     return result
             return run(own, args, kwargs)
-        if own is compiled[0]:
-            return in_graph(name, *args, **kwargs)
-        named = getattr(own, "_fusegrad_name", None)
-        return outside(own, args, kwargs) if named is None else in_graph(named, *args, **kwargs)
+        return in_graphs(own, args, kwargs)
 
-    return _fusegrad_apply
+    def two_steps(own: type, *args: Any, **kwargs: Any) -> Any:
+        return in_graphs(own, args, kwargs) if in_dynamo() else _fusegrad_apply(own, *args, **kwargs)
+
+    return _fusegrad_apply if DYNAMO_TAKES_ANY_CLOSURE else two_steps
 
 
 def function_shown(fn: Callable[..., Any], name: str, run: Callable[..., Any]) -> Callable[..., Any]:

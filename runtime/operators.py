@@ -7,6 +7,7 @@ same graph has the same name in every process.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from .asked import asked_by
 Tensor = torch.Tensor
 NAMESPACE = "fusegrad"
 _library: Any = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
+_numbers = itertools.count()
 known: dict[str, Operator] = {}
 """The operators of this process, by name."""
 
@@ -40,7 +42,8 @@ class Operator:
 
     takes: per argument "Tensor" or "SymInt". function: a Function whose forward calls the operator, and whose backward,
     jvp and vmap are its rules; spread: what it is given for these arguments, Nones and constants among them. draws:
-    whether it draws random numbers, so that nobody may run it twice for once.
+    whether it draws random numbers, so that nobody may run it twice for once, or once for twice: each call has a
+    number, since passes that merge equal calls (torch 2.13) know torch's own random operations alone.
     """
 
     name: str
@@ -55,7 +58,7 @@ class Operator:
 
     def __call__(self, *args: Any) -> tuple[Tensor, ...]:
         """The operator, as a graph calls it."""
-        made = self.overload(*args)
+        made = self.overload(*args, next(_numbers)) if self.draws else self.overload(*args)
         return (made,) if self.results == 1 else tuple(made)
 
     @property
@@ -65,16 +68,20 @@ class Operator:
 
     def schema(self) -> str:
         """What torch.library is told."""
-        arguments = ", ".join(f"{kind} a{i}" for i, kind in enumerate(self.takes))
+        arguments = ", ".join([*(f"{kind} a{i}" for i, kind in enumerate(self.takes)), *["int call"] * self.draws])
         made = "Tensor" if self.results == 1 else f"({', '.join(['Tensor'] * self.results)})"
         return f"{self.name}({arguments}) -> {made}"
 
     def _returned(self, results: Sequence[Any]) -> Any:
         return results[0] if self.results == 1 else tuple(results)
 
+    def _given(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return args[:-1] if self.draws else args
+
     # ------------------------------------------------------------------ its implementations
     def on_memory(self, *args: Any) -> Any:
         """The results, laid out as was promised and with memory of their own."""
+        args = self._given(args)
         with above_autograd(), torch.no_grad():
             made = self.run(args)
         promised = self.likes(args)
@@ -89,20 +96,21 @@ class Operator:
 
     def without_memory(self, *args: Any) -> Any:
         """The results' metadata."""
-        return self._returned([torch.empty_strided(s, t, dtype=d, device=v) for s, t, d, v in self.likes(args)])
+        promised = self.likes(self._given(args))
+        return self._returned([torch.empty_strided(s, t, dtype=d, device=v) for s, t, d, v in promised])
 
     def with_history(self, keyset: Any, *args: Any) -> Any:
         """Through its Function where something is differentiated."""
         tracked = torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in args)
         if tracked or (dual_level() >= 0 and pushes_tangents()):
             with asked_by(args):
-                return self._returned(direct_apply(self.function())(*self.spread(args)))
+                return self._returned(direct_apply(self.function())(*self.spread(self._given(args))))
         return below_autograd(self.overload, keyset, args)
 
     def under_transforms(self, *args: Any) -> Any:
         """Where torch.func transforms are active: they meet its Function, as they do outside of a graph."""
         with asked_by(args):
-            return self._returned(custom_function_call(self.function(), *self.spread(args)))
+            return self._returned(custom_function_call(self.function(), *self.spread(self._given(args))))
 
 
 def _settled(value: Tensor, like: Any, taken: set[int]) -> Tensor:

@@ -21,6 +21,7 @@ from ..tracer.function import backward_method, method_place, methods_now
 from ..tracer.torch_private import (
     custom_function_call,
     derivatives_active,
+    forward_mode_is_active,
     guard_in_dynamo,
     records_above_autograd,
     share_memory,
@@ -54,6 +55,10 @@ class OuterGraphError(FusegradError, NotImplementedError):
         return code_of(self.facts["reason"]) or super().code
 
 
+FOLLOWED = ("FG025",)
+"""What keeps a plain function from being compiled and not from being followed: torch differentiates it as it runs."""
+
+
 class Refused(Exception):
     """A call that cannot be in somebody else's graph, and why (internal)."""
 
@@ -83,6 +88,8 @@ def called_within(compiler: Compiler, args: tuple[Any, ...]) -> Any:
         return traced(compiler, args)
     except Refused as refused:
         compiler.not_in_graph(_maker(), refused.reason, refused.where)
+        if hasattr(compiler.cls, "_fusegrad_sources") and code_of(refused.reason) in FOLLOWED:
+            return compiler.users(*args)
         if asked_by_dynamo or torch.compiler.is_exporting() or compiler.methods.declared_opaque():
             raise OuterGraphError(
                 function=compiler.cls.__name__, who=_maker(), reason=refused.reason, where=refused.where
@@ -111,13 +118,14 @@ def traced(compiler: Compiler, args: tuple[Any, ...]) -> Any:
         raise Refused("torch.export takes no derivative of torch.func around it", users_line())
     args = tuple(map(_as_constant, args))
     given = opened(args)
-    spec = _specialization(compiler, given)
+    alone = not (transforms_active() or forward_mode_is_active())
+    spec = _specialization(compiler, given, alone)
     tensors = spec.tensors_of(given)
     if not spec.guard(tensors):
         raise Refused("it was captured for other sizes", spec.forward_place())
     if spec.writes_inputs and share_memory(tensors):
         raise Refused("it writes to an argument that shares memory with another one", spec.forward_place())
-    forward = Forward.of(compiler, spec, compiler.backend_for(given))
+    forward = Forward.of(compiler, spec, compiler.backend_for(given), tensors, alone)
     flat = [a if isinstance(a, Tensor) else None for a in given]
     if records_above_autograd() or not (spec.skip or transforms_active()):
         outputs = forward.operator(*tensors)
@@ -140,7 +148,7 @@ def _as_constant(value: Any) -> Any:
     return value
 
 
-def _specialization(compiler: Compiler, given: Sequence[Any]) -> Specialization:
+def _specialization(compiler: Compiler, given: Sequence[Any], alone: bool) -> Specialization:
     from .function import NotCaptured
 
     for role in compiler.methods.roles():
@@ -162,7 +170,7 @@ def _specialization(compiler: Compiler, given: Sequence[Any]) -> Specialization:
         if not isinstance(missing.error, OpaqueMet):
             compiler.refuse("forward", missing.error)
         raise _refused(missing.error) from missing
-    why = _why_not(compiler, spec) or _why_no_backward(compiler, given)
+    why = _why_not(compiler, spec, alone) or _why_no_backward(compiler, given)
     if why is not None:
         raise Refused(why, spec.forward_place())
     return spec
@@ -183,12 +191,15 @@ def _why_no_backward(compiler: Compiler, given: Sequence[Any]) -> str | None:
     return "it has no backward" if asked and backward_method(compiler.cls) is None else None
 
 
-def _why_not(compiler: Compiler, spec: Specialization) -> str | None:
+def _why_not(compiler: Compiler, spec: Specialization, alone: bool) -> str | None:
+    """alone: nobody differentiates or maps the call but autograd, once, by the user's backward."""
     if spec.opaque:
         return "it calls what is opaque"
     written = {p.index for p in spec.forward.dirty}
     if any(o.kind == "view" and o.index in written for o in spec.forward.outputs):
         return "it returns a view of an argument that it writes to"
+    if alone:
+        return None
     if written and compiler.derive_jvp == "forward":
         return "it writes to an argument that forward mode goes by"
     return why_not_whole(compiler, spec)

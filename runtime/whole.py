@@ -120,7 +120,10 @@ class Rules:
     def forward(self, *args: Any) -> tuple[Any, ...]:
         return self.run_forward(args)
 
-    def setup_context(self, ctx: Any, inputs: Sequence[Any], output: Sequence[Any]) -> None:
+    def setup_context(
+        self, ctx: Any, inputs: Sequence[Any], output: Sequence[Any], constant: Sequence[Tensor] = ()
+    ) -> None:
+        """constant: what has no derivative, beside what the user says of his outputs."""
         tensors = self.spec.tensors_of(inputs)
         outputs, hidden = output[: self.visible], output[self.visible :]
 
@@ -133,7 +136,7 @@ class Rules:
         if self.dirty_outputs():
             ctx.mark_dirty(*map(at, self.spec.forward.dirty))
         integers = [o for o in output if not is_float(o)]
-        if marked := [*map(at, self.spec.forward.non_differentiable), *integers]:
+        if marked := [*map(at, self.spec.forward.non_differentiable), *integers, *constant]:
             ctx.mark_non_differentiable(*marked)
         ctx.likes = [(o.shape, o.dtype, o.device) for o in output]
         ctx.sizes = self.sizes_of(tensors)

@@ -20,6 +20,8 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd.function import Function
 
+from ..ir.versions import numbers
+
 Tensor = torch.Tensor
 
 
@@ -180,6 +182,10 @@ def records_above_autograd() -> bool:
     return length is not None and length() > 0
 
 
+DYNAMO_TAKES_ANY_CLOSURE = numbers(torch.__version__) >= (2, 12)
+"""Before, Dynamo looks into every variable of a closure that it meets as a value (`f = Class.apply`): torch 2.11."""
+
+
 def guard_in_dynamo(facts: Callable[[], Any], name: str) -> bool:
     """Has what Dynamo is compiling compiled again where these facts are others; False where this torch cannot be told.
 
@@ -235,15 +241,18 @@ def _excluded() -> Any:
     return torch._C._dispatch_tls_local_exclude_set()
 
 
-_outside = _excluded()
-with torch._C._AutoDispatchBelowAutograd():
-    _of_autograd = _excluded() - _outside
+_of_autocast = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+for _name, _key in torch._C.DispatchKey.__members__.items():
+    if _name.startswith("Autocast"):
+        _of_autocast = _of_autocast.add(_key)
 
 
 @contextlib.contextmanager
 def above_autograd() -> Iterator[None]:
-    """Within the block, which a kernel runs, there is autograd again: derivatives may be captured there."""
-    with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), _excluded() - _of_autograd):
+    """Within the block, which a kernel runs, torch is as outside of any operator: derivatives may be captured there,
+    views know their bases, functions are made functional. Autocast stays on or off.
+    """
+    with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), _excluded() & _of_autocast):
         yield
 
 
@@ -272,7 +281,7 @@ def memory_of(tensor: Tensor) -> int:
 
 def share_memory(args: Sequence[Any]) -> bool:
     """Whether two tensors look at the same memory."""
-    storages = [memory_of(a) for a in args if isinstance(a, Tensor)]
+    storages = [memory_of(unwrapped(a)) for a in args if isinstance(a, Tensor)]
     return len(set(storages)) < len(storages)
 
 

@@ -296,6 +296,7 @@ OWN_FACTS: dict[str, dict[str, Any]] = {
                     "fix": "export it again, or get it from where it was made."},
     "BundleCallError": {"fact": "x is torch.float64 with 2 axes; it was exported for f32 with 2",
                         "fix": "call it as it was exported, or export it for such arguments too."},
+    "OuterTransformError": {"reason": "it draws random numbers, which a derivative of it would draw anew"},
     "OuterGraphError": {"who": "torch.compile", "reason": "it writes to an argument, which an operator does not"},
     "SavedProgramError": {"path": "model.pt2", "operator": "norm_forward_3f2a91c0d4", "fix": "export it again",
                           "fact": "models:Norm is no longer what it was when the program was saved"},

@@ -23,7 +23,7 @@ LIBRARY = """class StandIn:
     \"\"\"The device library for Triton's interpreter, which has none: torch's own functions.\"\"\"
 
     def __getattr__(self, name):
-        function = getattr(torch, "round" if name == "rint" else name)
+        function = getattr(torch, "round" if name == "nearbyint" else name)
 
         def call(*args):
             args = tl.broadcast(*args) if len(args) == 2 else args

@@ -138,7 +138,7 @@ def _make(document: Doc, path: str) -> None:
     with aside():
         spec = compiler.specialization(arguments)
     if spec is not None:
-        forward = Forward(compiler, spec, document["backend"], document["copies"])
+        forward = Forward(compiler, spec, document["backend"], document["copies"], recorded=True, alone=True)
         if steps:
             unit_operator(unit_of(forward, steps), examples)
     if name not in known:

@@ -254,6 +254,7 @@ def test_every_public_error_is_triggered_here() -> None:
         "BundleCallError",
         "LogsError",
         "OuterGraphError",
+        "OuterTransformError",
         "VersionError",
         "ProgramError",
         "SavedProgramError",

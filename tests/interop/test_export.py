@@ -14,6 +14,7 @@ import wrong
 from torch.export import Dim, export
 
 import fusegrad
+from fusegrad.ir.versions import numbers
 
 HERE = Path(__file__).parent
 ROWS = ({0: Dim("rows", min=2)},)
@@ -73,6 +74,8 @@ def test_a_derivative_inside_of_a_program_is_refused_by_name(strict) -> None:
         export(sound.Slope(), (sample(),), strict=strict)
 
 
+WRITES_VMAP = numbers(torch.__version__) >= (2, 12)
+"""torch.export.save of torch 2.11 writes no program with torch.func.vmap in it, of any operation."""
 LOADER = """
 import sys
 sys.path.insert(0, sys.argv[1])
@@ -101,7 +104,7 @@ def test_another_process_loads_it(tmp_path) -> None:
     class Both(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.model, self.lanes = sound.Model(), sound.Lanes()
+            self.model, self.lanes = sound.Model(), sound.Lanes() if WRITES_VMAP else torch.nn.Identity()
 
         def forward(self, x):
             return self.model(x) + self.lanes(x) + sound.Scaled.apply(x)

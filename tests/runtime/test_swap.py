@@ -54,9 +54,9 @@ def test_the_compiled_functions_run() -> None:
     model = net()
     with fusegrad.swap(model, BOTH):
         inner = model.norm(X)
-        assert inner.grad_fn.name() == "RMSNormBackward"
-        assert model.gates[0](X).grad_fn.next_functions[0][0].name() == "SwiGLUBackward"
-    assert "RMSNorm" not in model.norm(X).grad_fn.name()
+        assert type(inner.grad_fn).__name__ == "RMSNormBackward"
+        assert type(model.gates[0](X).grad_fn.next_functions[0][0]).__name__ == "SwiGLUBackward"
+    assert "RMSNorm" not in type(model.norm(X).grad_fn).__name__
 
 
 def test_nothing_of_the_modules_is_touched() -> None:

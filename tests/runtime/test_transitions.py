@@ -62,13 +62,13 @@ def told(
     apply: Callable[..., Any], *args: Any, create_graph: bool = False, gradient: Any = None, **kwargs: Any
 ) -> list[Any]:
     """Everything about a call: values, gradients, what autograd says of them."""
+    given = (*args, *kwargs.values())
     if kwargs and not TAKES_KEYWORDS and getattr(apply, "__self__", None) is Wrong:
         args, kwargs = (*args, *(kwargs[name] for name in ("x", "y", "k")[len(args) :] if name in kwargs)), {}
     outputs = apply(*args, **kwargs)
-    args = (*args, *kwargs.values())
     facts: list[Any] = [t.detach().clone() if not t.is_inference() else t for t in outputs]
     facts += [(t.dtype, t.stride(), t.requires_grad, t.is_inference(), t.is_leaf) for t in outputs]
-    inputs = [a for a in dict.fromkeys(args) if isinstance(a, Tensor) and a.requires_grad]
+    inputs = [a for a in dict.fromkeys(given) if isinstance(a, Tensor) and a.requires_grad]
     if outputs[0].requires_grad and inputs:
         weight = torch.ones_like(outputs[0]) if gradient is None else gradient(outputs[0])
         found = torch.autograd.grad(outputs[0], inputs, weight, create_graph=create_graph, allow_unused=True)

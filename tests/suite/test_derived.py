@@ -56,8 +56,8 @@ def test_the_derived_gradient_is_autograds(case: Case) -> None:
     outputs = module(*leaves)
     given = [i for i, o in enumerate(outputs) if o is not None and o.requires_grad and o.is_floating_point()]
     only_primitives = not any(PRIMS[v.prim].family == "extern" for v in graph.order())
-    assert (only_primitives and bool(given)) == (case.name not in LIBRARY)
-    if case.name in LIBRARY:
+    if not (only_primitives and given):
+        assert case.name in LIBRARY
         return
     wrt = [i for i, t in enumerate(leaves) if t.requires_grad]
     bars = [torch.randn_like(outputs[i]) for i in given]
