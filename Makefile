@@ -22,6 +22,7 @@
 # make convergence    Hugging Face models over STEPS=200, swapped, beside themselves
 # make numerics       write docs/numerics.md: the error of every operation beside eager's
 # make conformance    write docs/conformance.md: torch's own Functions by eager, fusegrad and torch.compile
+# make fuzz-graphs N=200     random programs within the graphs of torch.compile and torch.export, against eager
 # make fuzz-configurations N=200    random programs under random settings: steps left out, backends, ..
 #
 #   PYTHON=python3.12         another interpreter (>= 3.11)
@@ -164,6 +165,10 @@ clean:
 .PHONY: convergence
 convergence: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m fusegrad.examples.models.convergence --steps $(or $(STEPS),200) $(ARGS)
+
+.PHONY: fuzz-graphs
+fuzz-graphs: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/graphs.py $(or $(N),200) --seed $(or $(SEED),0) --jobs $(JOBS) $(ARGS)
 
 .PHONY: fuzz-configurations
 fuzz-configurations: $(STAMP)

@@ -136,7 +136,8 @@ class Rules:
         if self.dirty_outputs():
             ctx.mark_dirty(*map(at, self.spec.forward.dirty))
         integers = [o for o in output if not is_float(o)]
-        if marked := [*map(at, self.spec.forward.non_differentiable), *integers, *constant]:
+        fixed = [*map(at, self.spec.forward.non_differentiable), *(output[i] for i in self._fixed)]
+        if marked := [*fixed, *integers, *constant]:
             ctx.mark_non_differentiable(*marked)
         ctx.likes = [(o.shape, o.dtype, o.device) for o in output]
         ctx.sizes = self.sizes_of(tensors)
@@ -221,7 +222,10 @@ class Rules:
 
     @property
     def _fixed(self) -> set[int]:
-        return {p.index for p in self.spec.forward.non_differentiable if p.kind == "output"}
+        """The tensor outputs that the user marked; an argument that he marked is returned as a view, or a copy."""
+        marked = {(p.kind, p.index) for p in self.spec.forward.non_differentiable}
+        kinds = [self.spec.forward.outputs[i] for i in self.spec.forward.tensor_outputs]
+        return {i for i, o in enumerate(kinds) if ("output", i) in marked or (o.kind, o.index) in marked}
 
     def _hidden_tangents(self, ctx: Any, inputs: Sequence[Any], moving: Sequence[Any]) -> list[Any]:
         """Of what forward kept: zeros where a float does not move, since torch takes no None for it."""

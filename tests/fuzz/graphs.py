@@ -37,8 +37,9 @@ from fusegrad.tracer.function import as_tuple  # noqa: E402
 
 Tensor = torch.Tensor
 F = Callable[..., Any]
-REFUSED = ("cannot be in a graph of torch.compile: it writes to an argument", "would draw anew [FG025]")
-"""What is not transformed by torch.func, by name."""
+REFUSED = ("it returns a view of an argument that it writes to [FG033]",)
+TRANSFORMED = ("it writes to an argument", "would draw anew [FG025]")
+"""What a graph does not take, by name, and what it does not take under torch.func's transforms."""
 
 
 # ------------------------------------------------------------------ what is run
@@ -228,7 +229,7 @@ def outcome(run: Callable[[], dict[str, Any]]) -> Outcome:
 
 def _refused(p: Written, way: Way, found: Result, error: Exception) -> None:
     text = f"{type(error).__name__}: {error}"
-    if way.transform and any(words in text for words in REFUSED):
+    if any(words in text for words in (*REFUSED, *(TRANSFORMED if way.transform else ()))):
         found.result = "refused"
     else:
         _failed(p, way, found, f"raises {type(error).__name__}", text[-1500:])

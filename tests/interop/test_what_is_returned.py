@@ -183,3 +183,34 @@ def test_the_transform_of_a_written_argument() -> None:
     fast, x = fusegrad.compile(Negates), torch.rand(5)
     found = compiled(lambda x: torch.func.grad(lambda x: fast.apply(x * 1).sum())(x))(x)
     torch.testing.assert_close(found, torch.full((5,), 5.0))
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_a_returned_argument_that_is_marked_has_no_gradient(graph: bool) -> None:
+    class Passes(Function):
+        @staticmethod
+        def forward(x, y):
+            return x * 2, y
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.mark_non_differentiable(output[1])
+
+        @staticmethod
+        def backward(ctx, g, h):
+            return g * 3, torch.zeros_like(g) if h is None else h * 5
+
+    fast, x, y = fusegrad.compile(Passes), torch.rand(3), torch.rand(3)
+
+    def slopes(cls):
+        def loss(x, y):
+            first, second = cls.apply(x * 1, y * 1)
+            return first.sum() + 7 * second.sum()
+
+        return lambda x, y: torch.func.grad(loss, argnums=(0, 1))(x, y)
+
+    found = compiled(slopes(fast))(x, y) if graph else slopes(fast)(x, y)
+    torch.testing.assert_close(found, slopes(Passes)(x, y))
+    moving = [t.clone().requires_grad_() for t in (x, y)]
+    second = (compiled(lambda *xs: fast.apply(*xs)) if graph else fast.apply)(*moving)[1]
+    assert not second.requires_grad
