@@ -265,7 +265,12 @@ class Rules:
         """Arguments that are returned as they are, as views: torch wants nothing else of what is saved as well."""
         dirty = [tensors[index] for _, index in self.dirty_outputs()]
         given = [t for t in tensors if not _is_one_of(t, dirty)]
-        return [o.view_as(o) if _is_one_of(o, given) else o for o in outputs]
+        fixed = self._fixed  # a view of what requires grad does, too
+
+        def view(i: int, o: Tensor) -> Tensor:
+            return o.detach() if i in fixed else o.view_as(o)
+
+        return [view(i, o) if _is_one_of(o, given) else o for i, o in enumerate(outputs)]
 
     def own_jvp(self, kept: Sequence[Any], sizes: Any, tangents: Sequence[Any]) -> tuple[Any, ...]:
         """The user's jvp: one tangent per output of his."""

@@ -37,7 +37,7 @@ from fusegrad.tracer.function import as_tuple  # noqa: E402
 
 Tensor = torch.Tensor
 F = Callable[..., Any]
-REFUSED = ("it returns a view of an argument that it writes to [FG033]",)
+REFUSED = ("it returns a view of an argument that it writes to [FG033]", "and the method [FG070]")
 TRANSFORMED = ("it writes to an argument", "would draw anew [FG025]")
 """What a graph does not take, by name, and what it does not take under torch.func's transforms."""
 
