@@ -549,18 +549,18 @@ CODES = (
         ("OuterGraphError",),
     ),
     Code(
-        "FG224", "Drops cannot be transformed within a graph: it draws random numbers",
-        "torch.func meets a call that a graph holds, a program of torch.export say, for which no such rule can be derived. "
-        "Backward, the plain one, is yours there as ever.",
-        "Transform the call itself, outside of the graph.",
-        ("OuterTransformError",),
-    ),
-    Code(
         "FG223", "model.pt2: operator norm_forward_3f2a91c0d4: models:Norm is no longer what it was",
         "A program of torch.export calls an operator that cannot be written down, or that what is imported is not any "
         "more: another source, another global, another torch.",
         "Decorate the class in a module; load the program with the sources that it was saved with, or export it again.",
         ("SavedProgramError",),
+    ),
+    Code(
+        "FG224", "Drops cannot be transformed within a graph: it draws random numbers",
+        "torch.func meets a call that a graph holds, a program of torch.export say, for which no such rule can be "
+        "derived. Backward, the plain one, is yours there as ever.",
+        "Transform the call itself, outside of the graph.",
+        ("OuterTransformError",),
     ),
     Code(
         "FG230", "bundle x.zip: manifest.json: it was altered: its seal does not fit",

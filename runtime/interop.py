@@ -160,12 +160,6 @@ def applied(
     compiled: holds the compiled class alone, a subclass of which has methods of its own.
     """
 
-    def in_graphs(own: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if own is compiled[0]:
-            return in_graph(name, *args, **kwargs)
-        named = getattr(own, "_fusegrad_name", None)
-        return outside(own, args, kwargs) if named is None else in_graph(named, *args, **kwargs)
-
     def _fusegrad_apply(own: type, *args: Any, **kwargs: Any) -> Any:
         if not in_dynamo():
             if own is not compiled[0]:
@@ -177,12 +171,20 @@ def applied(
                 if (result := ready.now(args)) is not MISS or (result := ready.other(args)) is not MISS:
                     return result
             return run(own, args, kwargs)
-        return in_graphs(own, args, kwargs)
+        return _in_dynamos_graph(own, name if own is compiled[0] else None, args, kwargs)
 
     def two_steps(own: type, *args: Any, **kwargs: Any) -> Any:
-        return in_graphs(own, args, kwargs) if in_dynamo() else _fusegrad_apply(own, *args, **kwargs)
+        if not in_dynamo():
+            return _fusegrad_apply(own, *args, **kwargs)
+        return _in_dynamos_graph(own, name if own is compiled[0] else None, args, kwargs)
 
     return _fusegrad_apply if DYNAMO_TAKES_ANY_CLOSURE else two_steps
+
+
+def _in_dynamos_graph(own: type, name: str | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The call under its name there; a subclass may have one of its own, or is called between two graphs."""
+    name = getattr(own, "_fusegrad_name", None) if name is None else name
+    return outside(own, args, kwargs) if name is None else in_graph(name, *args, **kwargs)
 
 
 def function_shown(fn: Callable[..., Any], name: str, run: Callable[..., Any]) -> Callable[..., Any]:

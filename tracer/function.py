@@ -435,7 +435,7 @@ def symbols_in(values: Iterable[Any]) -> set[sympy.Symbol]:
     return {s for e in exprs for s in e.free_symbols}
 
 
-def _as_written(symbol: Any, known: Collection[sympy.Symbol]) -> Any:
+def as_written(symbol: Any, known: Collection[sympy.Symbol]) -> Any:
     """The expression over the symbols as forward had it: what a later trace learnt of them holds for its sizes only."""
     written = expression_of(symbol)
     return written if written.free_symbols <= set(known) else symbol.node.expr
@@ -446,7 +446,7 @@ def rebind(value: Any, sizes: Mapping[sympy.Symbol, Any]) -> Any:
 
     def leaf(x: Any) -> Any:
         if isinstance(x, torch.SymInt | torch.SymFloat | torch.SymBool):
-            found = sympy_interp(PythonReferenceAnalysis, dict(sizes), _as_written(x, sizes))
+            found = sympy_interp(PythonReferenceAnalysis, dict(sizes), as_written(x, sizes))
             return x.node.pytype(found) if isinstance(found, sympy.Basic) else found
         return torch.Size(tuple(leaf(n) for n in x)) if _is_size(x) else x
 

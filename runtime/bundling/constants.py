@@ -22,11 +22,11 @@ class NoLiteral(ValueError):
     """A value that cannot be written down; the argument says its type."""
 
 
-def constant_document(value: Any) -> Any:
-    """A value as dicts, lists, texts and numbers. Raises NoLiteral."""
+def constant_document(value: Any, expression: Callable[[Any], Any] = expression_of) -> Any:
+    """A value as dicts, lists, texts and numbers; `expression` of a symbolic size. Raises NoLiteral."""
     kind = type(value)
     if isinstance(value, torch.SymInt):
-        return {"size": size_text(sympy.sympify(expression_of(value)))}
+        return {"size": size_text(sympy.sympify(expression(value)))}
     if kind is float and not math.isfinite(value):
         return {"float": repr(value)}
     if kind is str and not value.isprintable():
@@ -34,9 +34,9 @@ def constant_document(value: Any) -> Any:
     if kind in PLAIN and (kind is not int or abs(value) < 1 << 62):
         return value
     if kind in (tuple, list, torch.Size):
-        return {_SEQUENCES[kind]: [constant_document(v) for v in value]}
+        return {_SEQUENCES[kind]: [constant_document(v, expression) for v in value]}
     if kind is dict:
-        return {"dict": [[constant_document(k), constant_document(v)] for k, v in value.items()]}
+        return {"dict": [[constant_document(k), constant_document(v, expression)] for k, v in value.items()]}
     if kind in (torch.dtype, torch.device):
         return {kind.__name__: str(value).removeprefix("torch.")}
     raise NoLiteral(f"a {kind.__name__}")

@@ -18,14 +18,16 @@ import torch
 
 from ...ir import Graph
 from ...ir.document import document, graph_from, symbols_document, symbols_from
+from ...ir.errors import ParseError
 from ...ir.program import Place, Program
 from ...ir.switches import in_force, under
 from ...ir.text import show
 from ...tracer.capture import CaptureError, Trace, capture_lock
 from ...tracer.containers import anew
-from ...tracer.function import ForwardCapture, Output, method_place, methods_now, user_count
+from ...tracer.function import ForwardCapture, Output, as_written, method_place, methods_now, put_together, user_count
 from ...tracer.reads import Reads
 from ...tracer.torch_private import FakeTensorMode, plain_tensors
+from ..bundling.constants import NoLiteral, constant_document, constant_from, settled
 from ..guards import Guard, ask_for_sizes_alone, global_state, guard_from
 from ..plan import Binder, Executable, KernelPlan
 from ..residuals import Chosen, choose
@@ -59,11 +61,23 @@ def outline(spec: Specialization) -> Doc:
         "materialize_grads": forward.materialize_grads,
         "needs_input_grad": list(forward.needs_input_grad),
         "tensor_attributes": [[name, *place] for name, place in forward.tensor_attributes.items()],
-        "constants": bool(forward.constants),
+        "constants": _constants(spec),
         "backward_symbols": [s.name for s in spec.backward_symbols],
         "kinds": kinds_text(spec.predicted_kinds()),
         "operations": operations(forward.trace),
     }
+
+
+def _constants(spec: Specialization) -> Doc | None:
+    """What is on ctx and no tensor; None where a table cannot say it: then it is captured again when it is wanted."""
+    known = set(spec.symbols)
+    try:
+        found = {k: constant_document(v, lambda n: as_written(n, known)) for k, v in spec.forward.constants.items()}
+        for value in found.values():
+            constant_from(value, {s.name: s for s in known}, "constants")
+    except (NoLiteral, ParseError):
+        return None
+    return found
 
 
 def operations(trace: Trace) -> str:
@@ -177,6 +191,8 @@ class Stored(Specialization):
         self.under_autocast = self.backward_failed = self.restrided = False
         self.backward_symbols = [by_name[name] for name in known["backward_symbols"]]
         self.forward = StoredForward(self, known)
+        told = known["constants"]
+        self.on_ctx = None if told is None else {k: constant_from(v, by_name, "constants") for k, v in told.items()}
         self._chosen, self._decided = None if found["chosen"] is None else StoredChosen(self, found["chosen"]), True
         self.keeper: Any = None
         self.first_outside = self.outside()
@@ -187,6 +203,12 @@ class Stored(Specialization):
 
     def _present(self) -> Any:
         return self.reads.facts(), global_state(), methods_now(self.cls)
+
+    def attributes(self, tensors: Sequence[Any], sizes: dict[sympy.Symbol, Any]) -> dict[str, Any]:
+        if self.on_ctx is None or "session" in self.__dict__:
+            return super().attributes(tensors, sizes)
+        constants = {name: settled(value, sizes) for name, value in self.on_ctx.items()}
+        return put_together(constants, dict(zip(self.forward.tensor_attributes, tensors, strict=True)))
 
     def __getattr__(self, name: str) -> Any:
         if name not in ("session", "since"):
@@ -251,7 +273,7 @@ class StoredForward(ForwardCapture):
         self.dirty, self.non_differentiable = [], _places_of(known["non_differentiable"])
         self.needs_input_grad = tuple(known["needs_input_grad"])
         self.tensor_attributes = {name: Place(kind, index) for name, kind, index in known["tensor_attributes"]}
-        if not known["constants"]:
+        if known["constants"] == {}:
             self.constants = {}
 
     def __getattr__(self, name: str) -> Any:

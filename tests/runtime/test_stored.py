@@ -538,3 +538,40 @@ def test_another_process_finds_it(tmp_path: Path) -> None:
     (first, expected), (second, again) = found
     assert (first["from_disk"], second["from_disk"], second["captures"]) == (0, 1, 0)
     assert expected == again
+
+
+KEEPING = '''
+import torch
+from torch.autograd import Function
+
+class Gate(Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        ctx.same, ctx.shape, ctx.mode, ctx.scale = x is y, y.shape, ("sum", 2, None), 0.5
+        ctx.save_for_backward(x, y)
+        return x * y + (1 if ctx.same else 2)
+
+    @staticmethod
+    def backward(ctx, g):
+        x, y = ctx.saved_tensors
+        assert ctx.mode == ("sum", 2, None) and not ctx.same and ctx.shape == y.shape
+        return g * y * 2 * ctx.scale, g * x * 7 * ctx.shape[0]
+'''
+
+
+def test_what_is_on_ctx_is_known_where_the_world_has_changed_since(tmp_path: Path) -> None:
+    """backward, of a layout that is not on disk, is the user's own: forward cannot be captured again for its ctx."""
+    called(written(tmp_path, KEEPING).Gate)
+    cls = written(tmp_path, KEEPING).Gate
+    fast = fusegrad.compile(cls, backend="interpret")
+    found = []
+    for apply in (fast.apply, cls.apply):
+        args = operands()
+        out = apply(*args)
+        torch.set_default_dtype(torch.float64)
+        try:
+            found.append(torch.autograd.grad(out, args, torch.ones((), dtype=torch.float32).expand(out.shape)))
+        finally:
+            torch.set_default_dtype(torch.float32)
+    torch.testing.assert_close(found[0], found[1])
+    assert "what it reads is no longer what it was" in str(fast._fusegrad.records)

@@ -298,7 +298,7 @@ subject(
        "W = numbers(4).requires_grad_()", "W = numbers(1).expand(4)", "W = numbers(3, 4)", "W = torch.arange(4)",
        "W = (numbers(4) * 1j).conj().imag", "W = numbers(4).as_subclass(Sub)", "W = 2.0",
        "W = (numbers(4) + 0j).conj()", "W = torch.zeros(4)", "W = nn.Parameter(numbers(4))"],
-    inside=["W = W + 0", "W = W.detach() * 2"],
+    inside=["W = W + 0", "W = (W.detach() if isinstance(W, torch.Tensor) else W) * 2"],
     p=["P[0] = numbers(4)", "P[0] = numbers(4).neg()", "P[0].mul_(2)", "P.insert(0, torch.ones(4))", "P[0] = 3"],
 )
 subject(
