@@ -114,9 +114,16 @@ class OpaqueForward:
         self.compiler.refuse("backward", error)
         if shape is not None:  # None: of this call alone
             self.refused[shape] = None
+            self._forget_units(shape)
         if len(self.refused) > REMEMBERED:
             self.refused.popitem(last=False)
         return results
+
+    def _forget_units(self, shape: Any) -> None:
+        """Those that nothing was captured for: numbers that change at every call must not fill the memory."""
+        with capture_lock:
+            for key in [k for k, unit in self.units.items() if k[0] == shape and not unit.graphs]:
+                del self.units[key]
 
     def _unit(self, left: _Left, shape: Any, saved: Sequence[Any], gradients: Sequence[Any]) -> OpaqueBackward:
         """backward for these constants, on this backend, and for what it reads outside at present."""
@@ -130,6 +137,7 @@ class OpaqueForward:
                 raise CaptureError(reason=self.reads.effects[0][0], where=self.reads.effects[0][1])
             key = self._key(shape, len(saved), backend)
             if key not in self.units:
+                self.require_room()
                 self.units[key] = OpaqueBackward(self, left, len(saved), shape[1], backend)
             return self.units[key]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from torch.func import grad, jvp
 from watching import Opaque, captures, first_of, leaf, outcome, record, same, watching
 
 import fusegrad
+from fusegrad.runtime.opaque import BACKWARDS, OpaqueForward
 
 Tensor = torch.Tensor
 SCALE = 2.0
@@ -448,3 +450,14 @@ def test_an_existing_triton_kernel_under_the_interpreter(declaration, warn, tmp_
     env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     ran = subprocess.run([sys.executable, str(script)], env=env, capture_output=True, text=True, timeout=200)
     assert ran.stdout == "fine\n", ran.stderr
+
+
+@pytest.mark.filterwarnings("ignore::fusegrad.FallbackWarning")
+def test_a_number_that_changes_at_every_call_fills_no_memory() -> None:
+    """Found by a million calls: each number that was refused left a unit behind."""
+    fast: Any = fusegrad.compile(type("Kept", (Kept,), {}))
+    x = leaf(3)
+    for number in range(300):
+        torch.autograd.grad(fast.apply(x, number + 0.5).sum(), x)
+    (owner,) = [o for o in gc.get_objects() if isinstance(o, OpaqueForward) and o.compiler is fast._fusegrad]
+    assert len(owner.units) == BACKWARDS and len(owner.refused) > BACKWARDS
