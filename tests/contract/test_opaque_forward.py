@@ -452,10 +452,23 @@ def test_an_existing_triton_kernel_under_the_interpreter(declaration, warn, tmp_
     assert ran.stdout == "fine\n", ran.stderr
 
 
+class Numbered(Function):
+    traceable = {"forward": False}  # noqa: RUF012  as users write it
+
+    @staticmethod
+    def forward(ctx, x, k):
+        ctx.k = k
+        return x * k
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.k * 3, None
+
+
 @pytest.mark.filterwarnings("ignore::fusegrad.FallbackWarning")
 def test_a_number_that_changes_at_every_call_fills_no_memory() -> None:
     """Found by a million calls: each number that was refused left a unit behind."""
-    fast: Any = fusegrad.compile(type("Kept", (Kept,), {"traceable": {"forward": False}}))
+    fast: Any = fusegrad.compile(Numbered)
     x = leaf(3)
     for number in range(300):
         torch.autograd.grad(fast.apply(x, number + 0.5).sum(), x)
