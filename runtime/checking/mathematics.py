@@ -117,12 +117,13 @@ def _pushed(fn: F, xs: Sequence[Tensor], at: int, tangent: Tensor) -> Any:
 
 
 def hessian(fn: F, argnums: Sequence[int]) -> F:
-    """The derivative of backward, by double backward."""
+    """The derivative of backward, by double backward. As torch's, by forward mode, it has the dtype of the gradient."""
 
     def second(*xs: Tensor) -> Any:
         xs = tuple(tracked(xs, argnums))
         wanted = [xs[i] for i in argnums]
-        return tuple(tuple(rows(g, wanted)) for g in back([fn(*xs)], [torch.ones(())], wanted, again=True))
+        first = back([fn(*xs)], [torch.ones(())], wanted, again=True)
+        return tuple(tuple(row.to(g.dtype) for row in rows(g, wanted)) for g in first)
 
     return second
 
