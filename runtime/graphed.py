@@ -162,6 +162,7 @@ class Forward(Whole):
     ) -> None:
         super().__init__(compiler, spec, backend, copies)
         self.compared, self.recorded, self.alone = False, recorded, alone
+        self.autocast = _autocast()
         self.root = Root(compiler, spec, backend, copies)
         self.forward_unit.lineage, self.setup_unit.lineage = (self.root, "forward"), (self.root, "setup")
         name, takes = named(f"{spec.name}_forward", self.root), ("Tensor",) * len(spec.slots)
@@ -261,7 +262,11 @@ class Forward(Whole):
 
     def _compare(self, args: Sequence[Any]) -> None:
         try:
-            self.compiler.compare(self.spec, args)
+            with ExitStack() as stack:  # a graph is made under autocast, and runs without it
+                for (device, enabled, dtype), now in zip(self.autocast, _autocast(), strict=True):
+                    if (device, enabled, dtype) != now:
+                        stack.enter_context(torch.autocast(device, enabled=enabled, dtype=dtype))
+                self.compiler.compare(self.spec, args)
         except CaptureError as error:
             facts = {"function": self.spec.name, "method": "forward", **error.facts}
             raise NotTraceableError(**facts) from error
@@ -271,6 +276,11 @@ class Forward(Whole):
         sizes = self.spec.binder.read(tensors)
         made = (*self.spec.forward.fake_outputs, *self.spec.forward.fake_hidden)
         return [like(fake, sizes, i in self.spec.skip) for i, fake in enumerate(made)]
+
+
+def _autocast() -> list[tuple[str, bool, torch.dtype]]:
+    """Whether there is autocast, and to what, for each kind of device."""
+    return [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")]
 
 
 def _is_given(tensor: Tensor) -> bool:

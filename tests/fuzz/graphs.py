@@ -1,7 +1,8 @@
 """`make fuzz-graphs N=200 SEED=0`: random programs within graphs that others make, against eager.
 
 Each seed is a program and one way to reach it: torch.compile(fullgraph=True) with sizes as numbers or as symbols, two
-sizes one after the other, torch.export and its module, torch.func's transforms within torch.compile. --help says more.
+sizes one after the other, torch.export and its module, torch.func's transforms, autocast or a checkpoint within
+torch.compile, and autocast alone. --help says more.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 import torch  # noqa: E402
+import torch.utils.checkpoint  # noqa: E402
 from configurations import _memory  # noqa: E402
 from fuzz_programs import Written, forget, load, program, source  # noqa: E402
 from fuzz_runs import Sum, answers, keep, saved  # noqa: E402
@@ -37,6 +39,8 @@ from fusegrad.tracer.function import as_tuple  # noqa: E402
 
 Tensor = torch.Tensor
 F = Callable[..., Any]
+HALVED = 2.0**-5
+"""Some units of bfloat16."""
 REFUSED = ("it returns a view of an argument that it writes to [FG033]", "and the method [FG070]")
 TRANSFORMED = ("it writes to an argument", "would draw anew [FG025]", "modified by an inplace operation")
 """What a graph does not take, by name, and what it does not take under torch.func's transforms."""
@@ -87,6 +91,23 @@ def mapped(f: F) -> F:
 TRANSFORMS = {"vjp": pulled, "jvp": pushed, "vmap": mapped}
 
 
+def halved(f: F) -> F:
+    """Under autocast, to be compiled with it or not."""
+
+    def within(*xs: Tensor) -> Any:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return f(*xs)
+
+    return within
+
+
+def checkpointed(f: F) -> F:
+    return lambda *xs: torch.utils.checkpoint.checkpoint(f, *xs, use_reentrant=False)
+
+
+AROUND = {"autocast": halved, "checkpoint": checkpointed}
+
+
 def transformed(f: F, xs: Sequence[Tensor], gs: Sequence[Any]) -> dict[str, Any]:
     return named("result", f(*plain(leaves(xs))))
 
@@ -95,6 +116,10 @@ def transformed(f: F, xs: Sequence[Tensor], gs: Sequence[Any]) -> dict[str, Any]
 def compiled(f: F, xs: Sequence[Tensor], **options: Any) -> F:
     torch._dynamo.reset()
     return torch.compile(f, backend="aot_eager", fullgraph=True, **options)
+
+
+def as_it_is(f: F, xs: Sequence[Tensor], **options: Any) -> F:
+    return f
 
 
 def exported(f: F, xs: Sequence[Tensor], **options: Any) -> F:
@@ -114,6 +139,7 @@ class Way:
     ask: Callable[..., dict[str, Any]] = differentiated
     sizes: int = 1
     transform: str = ""
+    around: str = ""
     options: tuple[tuple[str, Any], ...] = ()
 
 
@@ -124,6 +150,9 @@ WAYS = (
     Way("torch.compile under no_grad", ask=without_gradients),
     Way("torch.export", exported),
     Way("torch.export(strict=True)", exported, options=(("strict", True),)),
+    Way("autocast", as_it_is, around="autocast"),
+    Way("autocast within torch.compile", around="autocast"),
+    Way("checkpoint within torch.compile", around="checkpoint"),
     *(Way(f"torch.func.{t} within torch.compile", ask=transformed, transform=t) for t in TRANSFORMS),
 )
 
@@ -166,7 +195,9 @@ def _judge(p: Written, way: Way, ours: F, eager: F, found: Result) -> None:
     every = [tensors(p, 0), *([_resized(tensors(p, 1))] if way.sizes > 1 else [])]
     if way.transform:
         ours, eager = (_of_floats(f, every[0], way.transform) for f in (ours, eager))
-    reached, made = None, ""
+    if way.around:
+        ours, eager = (AROUND[way.around](f) for f in (ours, eager))
+    reached, made = None, Outcome({})
     for xs in every:
         gs = _weights(eager, xs) if way.ask is differentiated else []
         theirs = outcome(lambda xs=xs, gs=gs: way.ask(eager, xs, gs))
@@ -183,7 +214,7 @@ def _judge(p: Written, way: Way, ours: F, eager: F, found: Result) -> None:
         if mine.error is not None:
             _refused(p, way, found, mine.error)
             return
-        by = replace(near(p), strict=False)
+        by = Tolerance(HALVED, HALVED, False) if way.around == "autocast" else replace(near(p), strict=False)
         difference = first_difference(mine, theirs, None, by)
         if difference is not None and not _is_so_outside(way, ours, xs, gs, mine, by):
             _failed(p, way, found, difference.what, str(difference))

@@ -1,4 +1,4 @@
-"""Results in somebody else's graph: memory that they share, random numbers, values that forward keeps in between."""
+"""Results in somebody else's graph: memory that they share, random numbers, kept values, dtypes under autocast."""
 
 from __future__ import annotations
 
@@ -214,3 +214,35 @@ def test_a_returned_argument_that_is_marked_has_no_gradient(graph: bool) -> None
     moving = [t.clone().requires_grad_() for t in (x, y)]
     second = (compiled(lambda *xs: fast.apply(*xs)) if graph else fast.apply)(*moving)[1]
     assert not second.requires_grad
+
+
+def test_autocast_around_a_call_is_part_of_the_graph() -> None:
+    """The graph is made under autocast and runs without it: so does the comparison with the user's own method."""
+
+    class Product(Function):
+        @staticmethod
+        def forward(ctx, x, w):
+            ctx.save_for_backward(x, w)
+            return torch.tanh(x @ w)
+
+        @staticmethod
+        def backward(ctx, g):
+            x, w = ctx.saved_tensors
+            return (g.float() @ w.t()) * 3, x.t() @ g.float()
+
+    fast = fusegrad.compile(Product)
+
+    def loss(cls):
+        def f(x, w):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return cls.apply(x, w)
+
+        return f
+
+    found = []
+    for f in (loss(Product), compiled(loss(fast))):
+        x, w = (torch.randn(5, 5, generator=torch.Generator().manual_seed(n)).requires_grad_() for n in (0, 1))
+        y = f(x, w)
+        found.append((y.detach(), *torch.autograd.grad(y.float().sum(), (x, w))))
+    assert found[1][0].dtype == torch.bfloat16
+    torch.testing.assert_close(found[1], found[0])
