@@ -249,7 +249,10 @@ class Forward(Whole):
         full, at = list(inputs), dict(enumerate(self.spec.slots))
         for i, argument in self.written_outputs():  # what is saved of it is what it has become
             full[at[argument]] = output[i]
-        super().setup_context(ctx, full, output, constant=output[self.visible :] if self.alone else ())
+        super().setup_context(ctx, full, output)
+
+    def constants_among(self, hidden: Sequence[Any]) -> Sequence[Any]:
+        return hidden if self.alone else ()
 
     def _on_memory(self, tensors: Sequence[Any]) -> Sequence[Tensor]:
         """The captured forward; at the first time compared with the user's own. What it writes to is a copy."""

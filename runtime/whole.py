@@ -120,10 +120,7 @@ class Rules:
     def forward(self, *args: Any) -> tuple[Any, ...]:
         return self.run_forward(args)
 
-    def setup_context(
-        self, ctx: Any, inputs: Sequence[Any], output: Sequence[Any], constant: Sequence[Tensor] = ()
-    ) -> None:
-        """constant: what has no derivative, beside what the user says of his outputs."""
+    def setup_context(self, ctx: Any, inputs: Sequence[Any], output: Sequence[Any]) -> None:
         tensors = self.spec.tensors_of(inputs)
         outputs, hidden = output[: self.visible], output[self.visible :]
 
@@ -137,10 +134,14 @@ class Rules:
             ctx.mark_dirty(*map(at, self.spec.forward.dirty))
         integers = [o for o in output if not is_float(o)]
         fixed = [*map(at, self.spec.forward.non_differentiable), *(output[i] for i in self._fixed)]
-        if marked := [*fixed, *integers, *constant]:
+        if marked := [*fixed, *integers, *self.constants_among(hidden)]:
             ctx.mark_non_differentiable(*marked)
         ctx.likes = [(o.shape, o.dtype, o.device) for o in output]
         ctx.sizes = self.sizes_of(tensors)
+
+    def constants_among(self, hidden: Sequence[Any]) -> Sequence[Any]:
+        """What forward kept and nobody differentiates."""
+        return ()
 
     @property
     def jvp_places(self) -> list[Place | None]:
