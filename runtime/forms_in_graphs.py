@@ -3,6 +3,8 @@
 A graph takes and returns tensors. What is left of a nested value is a form, which Dynamo keeps as a constant:
 
     {"w": x, "b": [y, None]}  ->  [x, y], ("dict", ("w", "b"), (TENSOR, ("list", (TENSOR, ("is", None)))))
+
+The class of a named tuple is no constant of a graph: its number is.
 """
 
 from __future__ import annotations
@@ -25,11 +27,31 @@ _forms: dict[Any, Any] = {}
 """Of what a call in a graph returned when the graph was made, by its name and the form of what it was given."""
 
 
+_named: list[type] = []
+"""The classes of named tuples that stood in a graph, by number."""
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _number_of(cls: type) -> int:
+    if cls not in _named:
+        _named.append(cls)
+    return _named.index(cls)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _named_by(number: int) -> type:
+    return _named[number]
+
+
+def _is_named(value: Any) -> bool:
+    return isinstance(value, tuple) and hasattr(value, "_fields")
+
+
 def has_form(value: Any) -> bool:
-    """Whether a value is of plain containers, tensors and constants."""
+    """Whether a value is of plain containers, named tuples, tensors and constants."""
     if type(value) is dict:
         return all(isinstance(key, (str, int)) and has_form(inner) for key, inner in value.items())
-    if type(value) is list or type(value) is tuple:
+    if type(value) is list or type(value) is tuple or _is_named(value):
         return all(has_form(inner) for inner in value)
     return isinstance(value, Tensor) or isinstance(value, CONSTANTS)
 
@@ -45,6 +67,8 @@ def taken_apart(value: Any, tensors: list[Tensor]) -> Any:
         return "list", tuple([taken_apart(v, tensors) for v in value])
     if type(value) is tuple:
         return "tuple", tuple([taken_apart(v, tensors) for v in value])
+    if _is_named(value):
+        return "named", _number_of(type(value)), tuple([taken_apart(v, tensors) for v in value])
     return "is", value
 
 
@@ -56,6 +80,8 @@ def put_together(form: Any, tensors: Iterator[Tensor]) -> Any:
     if kind == "is":
         return form[1]
     inner = [put_together(f, tensors) for f in form[-1]]
+    if kind == "named":
+        return _named_by(form[1])(*inner)
     if kind == "dict":
         return dict(zip(form[1], inner, strict=True))
     return inner if kind == "list" else tuple(inner)

@@ -22,6 +22,7 @@ from ..tracer.function import backward_method, methods, rebind
 from ..tracer.torch_private import (
     custom_function_call,
     forward_mode_is_active,
+    no_autocast,
     no_tracing_functions,
     plain_tensors,
     records_above_autograd,
@@ -115,7 +116,7 @@ class Root:
     def _backward(self) -> str:
         if backward_method(self.compiler.cls) is None:
             return ""
-        with aside():
+        with aside(), no_autocast():
             return operations(self.spec.entry(self.spec.predicted_kinds()).trace)
 
     @property
@@ -317,13 +318,6 @@ def _meta(fake: Any) -> str:
     if not isinstance(fake, Tensor):
         return str(fake)
     return f"{fake.dtype} {fake.device} {tuple(fake.shape)} {tuple(fake.stride())}"
-
-
-def _backward_operations(compiler: Compiler, spec: Specialization) -> str:
-    if backward_method(compiler.cls) is None:
-        return ""
-    with aside():
-        return operations(spec.entry(spec.predicted_kinds()).trace)
 
 
 # ------------------------------------------------------------------ units

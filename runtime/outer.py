@@ -23,6 +23,7 @@ from ..tracer.torch_private import (
     derivatives_active,
     forward_mode_is_active,
     guard_in_dynamo,
+    no_autocast,
     records_above_autograd,
     share_memory,
     transforms_active,
@@ -162,8 +163,9 @@ def _specialization(compiler: Compiler, given: Sequence[Any], alone: bool) -> Sp
                 raise Refused(*_recorded(compiler, "forward"))
             if spec.keeper is not None:
                 spec.keeper.let_go()
-            if not spec.opaque and not compiler.backward_is_captured(spec):
-                raise Refused(*_recorded(compiler, "backward"))
+            with no_autocast():  # backward comes outside of it
+                if not spec.opaque and not compiler.backward_is_captured(spec):
+                    raise Refused(*_recorded(compiler, "backward"))
     except UnknownSize:
         raise Refused("a size depends on the data of a tensor", "unknown") from None
     except NotCaptured as missing:

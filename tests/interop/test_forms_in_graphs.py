@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import namedtuple
+from collections import OrderedDict, namedtuple
 
 import pytest
 import torch
@@ -69,12 +69,39 @@ def test_two_forms_are_told_apart_in_one_graph():
     torch.testing.assert_close(torch.compile(both, backend="aot_eager", fullgraph=True)(*given), both(*given))
 
 
+Pair = namedtuple("Pair", ["first", "second"])
+
+
+def test_named_tuples_are_in_one_graph_and_stay_what_they_are():
+    @fusegrad.compile(pytree=True)
+    class Swaps(Function):
+        @staticmethod
+        def forward(ctx, pair):
+            assert isinstance(pair, Pair)
+            ctx.save_for_backward(*pair)
+            return Pair(pair.second * 2, [pair.first.sin()])
+
+        @staticmethod
+        def backward(ctx, g):
+            return (Pair(g.second[0] * 5, g.first * 7),)
+
+    def swapped(x, w):
+        found = Swaps.apply(Pair(x * 1, w))
+        return (found.first * found.second[0]).sum() * (2 if isinstance(found, Pair) else 0)
+
+    found = []
+    for call in (swapped, torch.compile(swapped, backend="aot_eager", fullgraph=True)):
+        given = leaves()
+        value = call(*given)
+        found.append((value.detach(), *torch.autograd.grad(value, given)))
+    torch.testing.assert_close(found[1], found[0])
+
+
 def test_other_containers_break_the_graph_and_are_right():
-    Pair = namedtuple("Pair", ["first", "second"])
     counter, given = CompileCounterWithBackend("aot_eager"), leaves()
 
     def of_pair(x, w):
-        return plain(Pair(x * 1, w), {"k": 2})[0]["sum"] * 2
+        return plain([x * 1, w], OrderedDict(k=2))[0]["sum"] * 2
 
     torch.testing.assert_close(torch.compile(of_pair, backend=counter)(*given), of_pair(*given))
     assert counter.frame_count == 2
