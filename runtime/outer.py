@@ -134,7 +134,11 @@ def traced(compiler: Compiler, args: tuple[Any, ...]) -> Any:
         outputs = custom_function_call(forward.function(), *flat)
     else:
         outputs = forward.function().apply(*flat)
-    for output, argument in forward.written_outputs():
+    outputs, written = list(outputs), forward.written_outputs()
+    last = {argument: output for output, argument in written}  # whose gradient is that of an argument returned twice
+    for output, argument in written:
+        outputs[output] = outputs[last[argument]]
+    for argument, output in last.items():
         tensors[argument].copy_(outputs[output])
     visible = len(spec.forward.tensor_outputs)
     hidden = [h.detach() for h in outputs[visible:]] if spec.forward.returns_hidden else ()

@@ -19,6 +19,7 @@ FOUND = {
     2776: "torch.compile",  # an argument that is returned and marked
     3101: "torch.export(strict=True)",  # the same
     10033: "autocast within torch.compile",  # the comparison of the first run
+    21275: "torch.compile(dynamic=True)",  # an argument that is written to and returned twice
     20192: "autocast within torch.compile",  # backward, which is captured with forward
 }
 """Programs, and the way on which something was wrong once."""
