@@ -134,12 +134,12 @@ def traced(compiler: Compiler, args: tuple[Any, ...]) -> Any:
         outputs = custom_function_call(forward.function(), *flat)
     else:
         outputs = forward.function().apply(*flat)
-    outputs, written = list(outputs), forward.written_outputs()
+    written = forward.written_outputs()
     last = {argument: output for output, argument in written}  # whose gradient is that of an argument returned twice
-    for output, argument in written:
-        outputs[output] = outputs[last[argument]]
     for argument, output in last.items():
         tensors[argument].copy_(outputs[output])
+    same = {output: last[argument] for output, argument in written}
+    outputs = tuple(outputs[same.get(i, i)] for i in range(len(outputs)))
     visible = len(spec.forward.tensor_outputs)
     hidden = [h.detach() for h in outputs[visible:]] if spec.forward.returns_hidden else ()
     result = spec.returned(outputs[:visible], tensors, hidden, BoundSizes(spec.binder.read(tensors)))
