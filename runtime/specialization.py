@@ -364,10 +364,13 @@ class Specialization:
         masked = set(Binder(kept, ("size",)).sources)
         return sorted(((wanted & known) - (bound & masked)), key=str)
 
+    def constants_at(self, sizes: dict[sympy.Symbol, Any]) -> dict[str, Any]:
+        """What forward left on ctx and is no tensor, at these sizes."""
+        return {k: rebind(v, sizes) for k, v in self.forward.constants.items()}
+
     def attributes(self, tensors: Sequence[Any], sizes: dict[sympy.Symbol, Any]) -> dict[str, Any]:
         """ctx attributes for a run of the user's own body."""
-        constants = {k: rebind(v, sizes) for k, v in self.forward.constants.items()}
-        return put_together(constants, dict(zip(self.forward.tensor_attributes, tensors, strict=True)))
+        return put_together(self.constants_at(sizes), dict(zip(self.forward.tensor_attributes, tensors, strict=True)))
 
     def users_backward(
         self,

@@ -24,7 +24,7 @@ from ...ir.switches import in_force, under
 from ...ir.text import show
 from ...tracer.capture import CaptureError, Trace, capture_lock
 from ...tracer.containers import anew
-from ...tracer.function import ForwardCapture, Output, as_written, method_place, methods_now, put_together, user_count
+from ...tracer.function import ForwardCapture, Output, as_written, method_place, methods_now, user_count
 from ...tracer.reads import Reads
 from ...tracer.torch_private import FakeTensorMode, plain_tensors
 from ..bundling.constants import NoLiteral, constant_document, constant_from, settled
@@ -204,11 +204,10 @@ class Stored(Specialization):
     def _present(self) -> Any:
         return self.reads.facts(), global_state(), methods_now(self.cls)
 
-    def attributes(self, tensors: Sequence[Any], sizes: dict[sympy.Symbol, Any]) -> dict[str, Any]:
+    def constants_at(self, sizes: dict[sympy.Symbol, Any]) -> dict[str, Any]:
         if self.on_ctx is None or "session" in self.__dict__:
-            return super().attributes(tensors, sizes)
-        constants = {name: settled(value, sizes) for name, value in self.on_ctx.items()}
-        return put_together(constants, dict(zip(self.forward.tensor_attributes, tensors, strict=True)))
+            return super().constants_at(sizes)
+        return {name: settled(value, sizes) for name, value in self.on_ctx.items()}
 
     def __getattr__(self, name: str) -> Any:
         if name not in ("session", "since"):

@@ -12,7 +12,6 @@ import contextlib
 import importlib.util
 import os
 import random
-import resource
 import sys
 import tempfile
 import time
@@ -31,7 +30,7 @@ sys.path.insert(0, str(HERE))
 
 import torch  # noqa: E402
 from fuzz_programs import forget, load, program, source  # noqa: E402
-from fuzz_runs import Sum, answers, keep, saved  # noqa: E402
+from fuzz_runs import Sum, memory, run_by_seed  # noqa: E402
 from fuzz_trials import DERIVABLE, OURS, CheckArgumentError, confirmed, judged, recipes, tolerance  # noqa: E402
 
 import fusegrad  # noqa: E402
@@ -229,16 +228,12 @@ def work(pipe: Connection, options: argparse.Namespace) -> None:
     for seed in iter(pipe.recv, None):
         start = time.process_time()
         try:
-            pipe.send({**_answer(tested(seed)), "seconds": time.process_time() - start, "memory": _memory()})
+            pipe.send({**_answer(tested(seed)), "seconds": time.process_time() - start, "memory": memory()})
         except CheckArgumentError:
-            pipe.send({"seed": seed, "faults": [], "memory": _memory()})
+            pipe.send({"seed": seed, "faults": [], "memory": memory()})
         except Exception:
             fault = {"kind": "the fuzzer raises", "text": f"{configuration(seed)}\n{traceback.format_exc()}"}
-            pipe.send({"seed": seed, "faults": [fault], "memory": _memory()})
-
-
-def _memory() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            pipe.send({"seed": seed, "faults": [fault], "memory": memory()})
 
 
 def _answer(found: Result) -> dict[str, Any]:
@@ -265,31 +260,6 @@ class Configurations(Sum):
         return f"{super().__str__()}\nleft out: {told}"
 
 
-def parsed(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="random programs under random settings, against eager")
-    parser.add_argument("n", type=int, nargs="?", default=200, help="how many seeds")
-    parser.add_argument("--seed", type=int, default=0, help="the first one")
-    parser.add_argument("--jobs", type=int, default=2, help="processes")
-    parser.add_argument("--timeout", type=float, default=300.0, help="seconds for one seed")
-    parser.add_argument("--json", type=Path, help="a file that the run is added to")
-    options = parser.parse_args(argv)
-    options.work = work
-    return options
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the seeds; prints faults as they come, then a sum."""
-    options = parsed(argv)
-    total = Configurations()
-    for answer in answers(range(options.seed, options.seed + options.n), options):
-        total.add(answer)
-        for fault in answer["faults"]:
-            print(f"FAULT seed {answer['seed']}: {fault['kind']}\n{fault['text']}", flush=True)
-    if options.json is not None:
-        keep(options.json, {**saved(options.json), "what": "tests/fuzz/configurations.py"}, total)
-    print(total)
-    return 1 if total.faults else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    told = "random programs under random settings, against eager"
+    sys.exit(run_by_seed("tests/fuzz/configurations.py", told, work, Configurations()))

@@ -18,7 +18,7 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -29,6 +29,7 @@ sys.path.insert(0, str(ROOT / "tests" / "trust"))
 
 import outcome  # noqa: E402
 
+Work = Callable[[Connection, argparse.Namespace], None]
 PROGRAMS_PER_PROCESS = 400
 MEMORY = 3_000_000  # kB; then a fresh process
 TOLD_EACH = 30.0
@@ -60,7 +61,7 @@ def work(pipe: Connection, options: argparse.Namespace) -> None:
             answer = one(seed, options, kinds)
         except Exception:
             answer = {"seed": seed, "faults": [{"kind": "the fuzzer raises", "text": traceback.format_exc()}]}
-        pipe.send({**answer, "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss})
+        pipe.send({**answer, "memory": memory()})
 
 
 def one(seed: int, options: argparse.Namespace, kinds: Counter[str]) -> dict[str, Any]:
@@ -306,6 +307,34 @@ def keep(path: Path, whole: dict[str, Any], total: Sum) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps({**whole, "total": summed, "runs": runs}, indent=1)
     path.write_text(text + "\n", encoding="utf-8")
+
+
+def memory() -> int:
+    """The most that this process had, for `answers` to end it by."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def run_by_seed(what: str, description: str, work: Work, total: Sum, argv: Sequence[str] | None = None) -> int:
+    """A fuzzer of one program for each seed: prints faults as they come, then a sum, and adds it to a file.
+
+    what: the script, by which the file tells whose it is. work: answers each seed, in a process of its own.
+    """
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("n", type=int, nargs="?", default=200, help="how many seeds")
+    parser.add_argument("--seed", type=int, default=0, help="the first one")
+    parser.add_argument("--jobs", type=int, default=2, help="processes")
+    parser.add_argument("--timeout", type=float, default=300.0, help="seconds for one seed")
+    parser.add_argument("--json", type=Path, help="a file that the run is added to")
+    options = parser.parse_args(argv)
+    options.work = work
+    for answer in answers(range(options.seed, options.seed + options.n), options):
+        total.add(answer)
+        for fault in answer["faults"]:
+            print(f"FAULT seed {answer['seed']}: {fault['kind']}\n{fault['text']}", flush=True)
+    if options.json is not None:
+        keep(options.json, {**saved(options.json), "what": what}, total)
+    print(total)
+    return 1 if total.faults else 0
 
 
 def parsed(argv: Sequence[str] | None = None) -> argparse.Namespace:

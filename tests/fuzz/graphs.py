@@ -25,9 +25,8 @@ sys.path.insert(0, str(HERE))
 
 import torch  # noqa: E402
 import torch.utils.checkpoint  # noqa: E402
-from configurations import _memory  # noqa: E402
 from fuzz_programs import Written, forget, load, program, source  # noqa: E402
-from fuzz_runs import Sum, answers, keep, saved  # noqa: E402
+from fuzz_runs import Sum, memory, run_by_seed  # noqa: E402
 from fuzz_trials import near, tensors  # noqa: E402
 
 import fusegrad  # noqa: E402
@@ -291,34 +290,9 @@ def work(pipe: Connection, options: argparse.Namespace) -> None:
             told: dict[str, Any] = {"faults": found.faults, "by_backend": {"reference": counts}}
         except Exception:
             told = {"faults": [{"kind": "the fuzzer raises", "text": traceback.format_exc()}]}
-        pipe.send({"seed": seed, **told, "seconds": time.process_time() - start, "memory": _memory()})
-
-
-def parsed(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="random programs within the graphs of torch.compile and torch.export")
-    parser.add_argument("n", type=int, nargs="?", default=200, help="how many seeds")
-    parser.add_argument("--seed", type=int, default=0, help="the first one")
-    parser.add_argument("--jobs", type=int, default=2, help="processes")
-    parser.add_argument("--timeout", type=float, default=300.0, help="seconds for one seed")
-    parser.add_argument("--json", type=Path, help="a file that the run is added to")
-    options = parser.parse_args(argv)
-    options.work = work
-    return options
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the seeds; prints faults as they come, then a sum."""
-    options = parsed(argv)
-    total = Sum()
-    for answer in answers(range(options.seed, options.seed + options.n), options):
-        total.add(answer)
-        for fault in answer["faults"]:
-            print(f"FAULT seed {answer['seed']}: {fault['kind']}\n{fault['text']}", flush=True)
-    if options.json is not None:
-        keep(options.json, {**saved(options.json), "what": "tests/fuzz/graphs.py"}, total)
-    print(total)
-    return 1 if total.faults else 0
+        pipe.send({"seed": seed, **told, "seconds": time.process_time() - start, "memory": memory()})
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    told = "random programs within the graphs of torch.compile and torch.export"
+    sys.exit(run_by_seed("tests/fuzz/graphs.py", told, work, Sum()))
