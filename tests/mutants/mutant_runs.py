@@ -37,7 +37,7 @@ DERIVED = ("tests/runtime/test_derive_jvp.py", "tests/runtime/test_derived_backw
 NEAREST: dict[str, tuple[str, ...]] = {
     "ir/passes": ("tests/ir", RANDOM),
     "ir/transforms": ("tests/ir/transforms", *DERIVED),
-    "codegen": (RANDOM, "tests/codegen/test_bodies.py", "tests/codegen/test_primitives.py"),
+    "codegen": (RANDOM, *(f"tests/codegen/test_{name}.py" for name in ("golden", "bodies", "primitives", "layout"))),
 }
 STAGES: tuple[tuple[str, ...], ...] = (
     ("tests/codegen", "tests/ir"),
@@ -136,8 +136,10 @@ def modules(plans: bool) -> Iterator[Path]:
 
 
 def _judged(mutant: Mutant, stages: int) -> Verdict:
-    start = time.monotonic()
-    for tests in (_nearest(mutant), *STAGES[:stages]):
+    start, nearest = time.monotonic(), _nearest(mutant)
+    passed = [f"--ignore={tests}" for tests in nearest]
+    further = [(*(tests for tests in stage if tests not in nearest), *passed) for stage in STAGES[:stages]]
+    for tests in (nearest, *further):
         by = unnoticed(mutant, tests)
         if by:
             return Verdict(str(mutant), True, by, round(time.monotonic() - start, 1))
