@@ -615,7 +615,7 @@ class Values:
 
     def _widened(self, arg: Term, value: Expr) -> Expr:
         """Booleans reduce as integers."""
-        return method(value, "to(tl.int32)") if arg.dtype == "b1" and not value.text.isdigit() else value
+        return method(value, "to(tl.int32)") if arg.dtype == "b1" else value
 
     def _fold(self, term: Term, value: Expr, axes: frozenset[Axis]) -> Expr:
         """The reduction over the tile axes that the value has."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import sympy
 import torch
-from harness import INTERPRET, MANY, SMALL, Input, K, M, N, T, agree, graph_of, iota, op
+from harness import INTERPRET, MANY, SMALL, Input, K, M, N, T, agree, full, graph_of, iota, op
 
 from fusegrad.codegen import Unfusible, generate
 from fusegrad.ir import emit
@@ -156,3 +157,23 @@ def test_what_is_not_emitted_is_refused() -> None:
             x=Input("f64", (4, 4)), y=Input("f64", (4, 4)),
         )  # fmt: skip
         generate(graph, target=INTERPRET, hints={}, name="body")
+
+
+OF_SIZES = (
+    1 / M, sympy.sqrt(M), 1 / sympy.sqrt(M), M ** sympy.Rational(3, 2), sympy.Rational(1, 3) ** N,
+    N / sympy.cbrt(M), sympy.floor(M / 3) / 7, sympy.ceiling(M / 3) / 7, sympy.Max(M, 4) / 7, sympy.Min(M, 4) / 7,
+    (M + N) / 8 - 1 / N,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("number", OF_SIZES, ids=str)
+def test_a_number_made_of_sizes(number: sympy.Expr) -> None:
+    kernels = agree(lambda x: op("mul", x, full(number, x.shape, x.dtype)), {M: 13, N: 5}, x=Input("f32", (M, N)))
+    assert len(kernels.kernels) == 1
+
+
+@pytest.mark.parametrize("value", [True, False])
+@pytest.mark.parametrize("kind", ["amax", "amin"])
+def test_a_truth_that_is_the_same_everywhere_is_reduced(kind: str, value: bool) -> None:
+    agree(lambda x: full(value, (M, N), "b1").reduce(kind, 1), {M: 13, N: 5}, x=Input("f32", (M, N)))
+    agree(lambda x: full(value, (M, 64), "b1").reduce(kind, 1), {M: 13}, x=Input("f32", (M, 64)))

@@ -165,3 +165,15 @@ def test_casts_of_the_factors_and_of_the_product_are_seen_through() -> None:
     after = contracted(graph)
     assert "dot(%2, %3" in show(after) and after.outputs[0].dtype == "f32"
     assert largest_rank(after) == 2
+
+
+def test_a_cast_factor_may_be_needed_otherwise(same) -> None:
+    """Only what is as large as the product has to go: the small operands are there anyway."""
+    graph, (x, y) = inputs("bf16", (B, P), (P, Q))
+    with building(graph):
+        wider = emit("cast", x, dtype="f32")
+        outer = product(wider, (0, 1), emit("cast", y, dtype="f32"), (1, 2), (B, P, Q))
+        graph.returning([emit("sum", outer, axes=(1,)), emit("exp", wider)])
+    after = contracted(graph)
+    assert "dot" in prims(after) and largest_rank(after) == 2
+    same(graph, after, rtol=1e-6, sizes=SIZES)

@@ -94,6 +94,19 @@ def test_prologues_of_one_product_or_of_several() -> None:
     assert kinds(decided(lambda x, w: (product(s := scaled(x), w), s), (M, 4096), (4096, 64))[0]) == ["G", "extern"]
 
 
+def test_what_sums_or_makes_no_operand_is_no_prologue() -> None:
+    def softened(x: Value, w: Value) -> Value:
+        total = emit("sum", x, axes=(1,))
+        return product(emit("div", x, emit("broadcast", total, shape=x.shape, axes=(0,))), w)
+
+    def beside(x: Value, w: Value, v: Value, u: Value) -> tuple[Value, Value]:
+        return emit("sigmoid", product(x, w)), emit("sigmoid", product(emit("exp", v), u))
+
+    assert kinds(decided(softened, (M, 4096), (4096, 64))[0]) == ["G", "extern"]
+    steps, _ = decided(beside, *WIDE, *DEEP)
+    assert sorted(kinds(steps)) == ["G", "G", "P", "extern"], "the first is one kernel and takes nothing of the second"
+
+
 def test_what_was_only_widened_is_multiplied_as_it_was() -> None:
     def body(x: Value, w: Value) -> Value:
         return emit("sigmoid", product(*(emit("cast", v, dtype="f32") for v in (x, w))))

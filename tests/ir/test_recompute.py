@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from fusegrad.ir import Graph, Place, Program, TensorType, Value, building, emit, provenance, show, verify
 from fusegrad.ir.cost import estimate
 from fusegrad.ir.graph import Origin
+from fusegrad.ir.passes.overlap import overlap
 from fusegrad.ir.passes.recompute import Recompute, apply_choice, hidden_values
 from fusegrad.ir.passes.simplify import Simplify
 
@@ -256,6 +257,29 @@ def test_a_residual_that_is_none_has_no_input() -> None:
 def test_it_simplifies_afterwards() -> None:
     after = Recompute()(rms())
     assert verify(Simplify()(after.forward)) and verify(Simplify()(after.backward[(True,)]))
+
+
+def test_a_derived_backward_takes_over_what_forward_had(run) -> None:
+    """backward was captured of the arguments alone, and does the product and its sum again."""
+    square, vector = TensorType((M, M), "f32"), TensorType((M,), "f32")
+
+    def product(x: Value, y: Value) -> Value:
+        return emit("dot", x, y, x_axes=(0, 1), y_axes=(1, 2), out_axes=(0, 2))
+
+    def backward(x: Value, w: Value, y_bar: Value) -> list[Value]:
+        y = emit("tanh", emit("sum", product(x, w), axes=(1,)))
+        return [emit("mul", y_bar, emit("mul", y, y))]
+
+    before = program(
+        lambda x, w: [emit("tanh", emit("sum", product(x, w), axes=(1,)))], {"x": square, "w": square},
+        [Place("input", 0), Place("input", 1)], backward,
+    )  # fmt: skip
+    found = overlap(before, (True,), {M: 64})
+    assert found is not None and [v.aval for v in found.saved] == [vector]
+    after = found.program_now()
+    after.backward[(True,)] = found.backward(before.backward[(True,)])
+    assert "dot" not in [v.prim for v in after.backward[(True,)].order()]
+    assert_same_gradients(before, after, run, arrays((3, 3), (3, 3)))
 
 
 @given(st.integers(0, 10**6))

@@ -9,6 +9,7 @@ import types
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 400
@@ -28,7 +29,14 @@ def replace(path: Path, text: str) -> None:
     importlib.machinery.SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
 
 
+def always_the_same_examples() -> None:
+    """Without the failing examples of other mutants, and without luck."""
+    settings.register_profile("mutant", derandomize=True, database=None)
+    settings.load_profile("mutant")
+
+
 if __name__ == "__main__":
+    always_the_same_examples()
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
     replace(ROOT / sys.argv[1], sys.stdin.read())
     sys.exit(pytest.main([*QUIET, *sys.argv[2:]]))

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from transform_samples import Rules, run
 
 from fusegrad.ir import Graph, Value, verify
+from fusegrad.ir.rewrite import extract
 from fusegrad.ir.transforms.batch import batch
 from fusegrad.ir.transforms.linearity import why_not_linear
 from fusegrad.ir.transforms.linearize import linearize
@@ -53,7 +54,15 @@ def pairing(xs: Sequence[Any], ys: Sequence[Any]) -> tuple[float, float]:
     return sum(float(p.sum()) for p in products), sum(float(np.abs(p).sum()) for p in products)
 
 
+def cancelled(graph: Graph, inputs: Sequence[Any], sizes: dict[Any, int]) -> float:
+    """What may be left of values that cancel out: 2**-100 is among the constants, and divides."""
+    everything = run(extract(graph.order(), graph.inputs, name="everything"), inputs, sizes)
+    finite_ones = [np.abs(x[np.isfinite(x)]) for x in everything if x.dtype == np.float64]
+    return 1e-15 * max([0.0, *(float(x.max()) for x in finite_ones if x.size)])
+
+
 @given(SEEDS, st.integers(1, 5))
+@example(531, 1)
 @settings(max_examples=120, deadline=None)
 def test_vjp_is_the_adjoint_of_jvp(grow, inputs_for, seed: int, m: int) -> None:
     graph = grow(seed, 25)
@@ -69,7 +78,8 @@ def test_vjp_is_the_adjoint_of_jvp(grow, inputs_for, seed: int, m: int) -> None:
     finite(forward, back, run(graph, inputs, sizes))
     assert all(o is None for i, o in enumerate(pushed.outputs) if i not in kept)
     (a, slack), (b, more) = pairing([forward[i] for i in kept], bars), pairing(dots, back)
-    assert abs(a - b) <= 1e-9 * (1 + slack + more)
+    left = cancelled(pushed, [*inputs, *dots], sizes) + cancelled(pulled, [*inputs, *bars], sizes)
+    assert abs(a - b) <= 1e-9 * (1 + slack + more) + 100 * left
 
 
 @given(SEEDS, st.integers(1, 4))
