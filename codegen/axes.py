@@ -255,7 +255,7 @@ class Builder:
         self._asked: dict[Any, Term] = {}
         self._places: dict[int, set[Any]] = {}
         self.goal = -1
-        self.nested = 0
+        self.nested = False
 
     # ------------------------------------------------------------------ making
     def axis(self, key: Any, size: Size) -> Axis:
@@ -326,9 +326,9 @@ class Builder:
 
     def whole(self, node: Value, index: Sequence[Index]) -> Term:
         """The argument of a reduction or scan: it is never looked at piece by piece."""
-        self.nested += 1
+        outer, self.nested = self.nested, True
         term = self.at(node, index)
-        self.nested -= 1
+        self.nested = outer
         return term
 
     def _rule(self, node: Value) -> Callable[[Builder, Value, tuple[Index, ...], tuple[Term, ...]], Term]:

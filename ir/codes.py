@@ -225,6 +225,13 @@ CODES = (
         "Register it as a torch.library operator that declares what it mutates, with a fake implementation.",
         (r".* is compiled code and", r"it calls compiled code"),
     ),
+    Code(
+        "FG042", "it calls `Inner.apply` by a name that was bound before, which this torch does not show",
+        "From torch 2.14 on `apply` is written in C. Of a class without setup_context, a name that was bound before, "
+        "`f = Inner.apply`, cannot be followed while the method is captured; Inner's own backward would be lost.",
+        "Write `Inner.apply(...)` where it is called, give Inner a setup_context, or compile it, too.",
+        (r"it calls `[^`]*\.apply` by a name",),
+    ),
     # -------------------------------------------------------------- FG05x: limits
     Code(
         "FG050", "it is captured for 64 combinations of constants and dtypes already",

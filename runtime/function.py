@@ -36,6 +36,7 @@ from ..tracer.nested import Watcher, watcher
 from ..tracer.opaque import Mismatch, Tape, Why, remember
 from ..tracer.reads import Reads
 from ..tracer.torch_private import (
+    apply_now,
     direct_apply,
     dual_level,
     hooks_are_active,
@@ -300,7 +301,7 @@ class Compiler:
         if (function := getattr(self.cls, "_fusegrad_sources", None)) is not None:
             return function[0](*args, **kwargs)
         cls = self.shown if is_capturing() else self.written
-        return Function.apply.__func__(cls, *args, **kwargs)  # type: ignore[attr-defined]
+        return apply_now(cls)(*args, **kwargs)
 
     @once
     def shown(self) -> type:
@@ -924,7 +925,7 @@ def compiled_subclass(cls: type, parent: Compiler) -> Any:
 def _subclass(cls: type, parent: Compiler) -> Any:
     plain = type(cls.__name__, (cls,), {"_fusegrad_user_class": None, "__module__": cls.__module__})
     plain._fusegrad_user_class = plain  # type: ignore[attr-defined]
-    plain.apply = classmethod(Function.apply.__func__)  # type: ignore[attr-defined]
+    plain.apply = vars(Function)["apply"]  # type: ignore[attr-defined]
     return compile_class(plain, *parent.options())
 
 

@@ -23,7 +23,7 @@ from ..tracer.context import BackwardContext
 from ..tracer.function import as_tuple, backward_method, is_once_differentiable, method_place
 from ..tracer.pictures import DEPTH, SCALARS, freeze, is_library
 from ..tracer.reads import Reads, scan
-from ..tracer.torch_private import dual_level, is_batched, no_autocast, transforms_active
+from ..tracer.torch_private import apply_now, dual_level, is_batched, no_autocast, transforms_active
 from .guards import global_state, is_plain, unasked
 from .interop import node_class
 from .promised import UsersUnit
@@ -82,7 +82,7 @@ class OpaqueForward:
         return node_class(cls, (cls,), body)  # type: ignore[no-any-return]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return Function.apply.__func__(self.node, *args, **kwargs)  # type: ignore[attr-defined]
+        return apply_now(self.node)(*args, **kwargs)
 
     # ------------------------------------------------------------------ backward
     def backward(self, ctx: Any, gradients: Sequence[Any]) -> Any:

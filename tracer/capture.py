@@ -51,7 +51,9 @@ from .nested import plain, watched_by, watcher
 from .opaque import TRACED, OpaqueNode, Tape, Taped, Why, name_of, shown, tensors_in, why_opaque
 from .reads import Reads
 from .torch_private import (
+    DETACHES,
     FakeTensorMode,
+    detach_as_ever,
     dispatch_modes,
     is_fake,
     jit_tracing,
@@ -267,6 +269,7 @@ class Session:
                 gm = make_fx(seen, tracing_mode="real", _allow_non_fake_inputs=True)(*fakes)
             finally:
                 torch.set_autocast_cache_enabled(cache)
+        detach_as_ever(gm.graph)
         without_zeros(gm.graph)
         _refuse_data_dependence(gm)
         if from_source:
@@ -469,6 +472,12 @@ class Calls:
                 why = self._why(what, error)
         return self._opaque_node(what, apply, args, kwargs, taped, why)
 
+    def unseen(self, what: Any) -> None:
+        """Only where autograd records the nested backward by itself is there nothing to decide."""
+        if not torch.is_grad_enabled() or why_opaque(what) is not None:
+            reason = f"it calls `{name_of(what)}.apply` by a name that was bound before, which this torch does not show"
+            raise CaptureError(reason=reason, where=_here())
+
     def _inlined(self, what: Any, apply: Any, args: Any, kwargs: Any, why: Why | None) -> Any:
         """The body itself is traced, or runs on fakes within another body."""
         if why is not None and self.depth:
@@ -568,7 +577,7 @@ def _with_its_copies(cls: type, args: Any, kwargs: Any) -> Any:
     last = newest(mode.tracer.graph)
     result = plain(cls, *args, **kwargs)
     for node in behind(last, mode.tracer.graph):
-        if node.target is torch.ops.aten.detach.default:
+        if node.target in DETACHES:
             node.meta.setdefault("fusegrad_origin", _origin_of(user_frame()))
     return result
 

@@ -59,6 +59,8 @@ def _rebuilder(value: Any) -> Callable[[Any, Leaf], Any] | None:
 
 def _dataclass_again(value: Any, each: Leaf) -> Any:
     again = copy.copy(value)
+    if again is value:  # one that says that it never changes, as torch's own TreeSpec of a leaf does
+        again = object.__new__(type(value))
     for field in dataclasses.fields(value):
         if hasattr(value, field.name):
             object.__setattr__(again, field.name, each(getattr(value, field.name)))

@@ -13,9 +13,11 @@ from typing import Any
 import torch
 from torch import fx
 
+from .torch_private import DETACHES
+
 _ATEN = torch.ops.aten
 _PUTS = (_ATEN.index_put_.default, _ATEN.index_put.default)
-_COPIES = (_ATEN._to_copy.default, _ATEN.detach.default)
+_COPIES = (_ATEN._to_copy.default, *DETACHES)
 
 
 def dense(gm: fx.GraphModule) -> fx.GraphModule:

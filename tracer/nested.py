@@ -1,6 +1,9 @@
 """Nested calls are seen here: while someone in this thread watches, `Function.apply` tells him before it runs.
 
-The code of `Function.apply` is exchanged while anybody watches, and put back with the last of them.
+What `Function.apply` does is exchanged while anybody watches, and put back with the last of them: its code, or from
+torch 2.14 on, where it is written in C, the attribute. What the user bound to a name before, `f = Inner.apply`, runs in
+C all the same, and is led back here by two functions that it calls in Python. For a class without setup_context it does
+not call them: the watcher hears of it when torch asks the class for its node, and cannot decide any more.
 """
 
 from __future__ import annotations
@@ -11,18 +14,22 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+import torch.autograd.function
 from torch.autograd.function import Function
 from torch.overrides import TorchFunctionMode
 
 from .locks import INNER, lock_of
 from .opaque import Run, Tape, call_for_real, copied, opaque_operators, running, tensors_in
-from .torch_private import operator_name
+from .torch_private import begin_transform, end_transform, operator_name, transforms_active
 
 
 class Watcher(Protocol):
     """Decides what becomes of a nested call: `apply(*args, **kwargs)` runs it as it is."""
 
     def __call__(self, what: Any, apply: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+
+    def unseen(self, what: Any) -> None:
+        """A call runs already that nobody could be asked about; may raise, in the place of the call."""
 
 
 _now = threading.local()
@@ -36,15 +43,27 @@ def watcher() -> Watcher | None:
     return getattr(_now, "watcher", None)
 
 
-def _plain(original: Any) -> Callable[..., Any]:
+_module: Any = torch.autograd.function
+_own: Any = vars(Function)["apply"]
+IN_PYTHON = isinstance(_own, classmethod)
+"""Whether `Function.apply` has code that can be exchanged."""
+
+
+def _plain_in_python(original: Any) -> Callable[..., Any]:
     return types.FunctionType(
         original.__code__, original.__globals__, original.__name__, original.__defaults__, original.__closure__
     )
 
 
-_original: Any = Function.apply.__func__  # type: ignore[attr-defined]
-_code = _original.__code__
-plain = _plain(_original)
+def _plain_in_c(cls: type, *args: Any, **kwargs: Any) -> Any:
+    before, _now.expected = getattr(_now, "expected", None), cls
+    try:
+        return _own.__get__(None, cls)(*args, **kwargs)
+    finally:
+        _now.expected = before
+
+
+plain: Callable[..., Any] = _plain_in_python(_own.__func__) if IN_PYTHON else _plain_in_c
 """What `Function.apply` is when nobody watches."""
 
 
@@ -84,15 +103,90 @@ def _exchanged() -> Iterator[None]:
     global watchers
     with _lock:
         watchers += 1
-        with contextlib.suppress(ValueError):  # a torch whose apply has other free variables: nested calls are inlined
-            _original.__code__ = _Template.apply.__func__.__code__  # type: ignore[attr-defined]
+        if watchers == 1:
+            _exchange()
     try:
         yield
     finally:
         with _lock:
             watchers -= 1
             if not watchers:
-                _original.__code__ = _code
+                _put_back()
+
+
+class _Code:
+    """Another code for a `Function.apply` that is written in Python: names that are bound to it have it, too."""
+
+    before: Any = _own.__func__.__code__ if IN_PYTHON else None
+
+    @staticmethod
+    def exchange() -> None:
+        with contextlib.suppress(ValueError):  # a torch whose apply has other free variables: nested calls are inlined
+            _own.__func__.__code__ = _Template.apply.__func__.__code__  # type: ignore[attr-defined]
+
+    @classmethod
+    def put_back(cls) -> None:
+        _own.__func__.__code__ = cls.before
+
+
+class _InC:
+    """Another attribute `apply`; and for names that are bound to the one in C, what that calls on its way.
+
+        f(x)  ->  cls.forward  ->  _bind_default_args  ->  is a transform active?  ->  _call_custom_function_call
+                  _heard: cls      _bound: begins one      so it is                    _called: ends it, and asks
+    """
+
+    META: Any = type(Function)
+    before: tuple[Any, Any] = (None, None)
+
+    @classmethod
+    def exchange(cls) -> None:
+        cls.before = (_module._bind_default_args, _module._call_custom_function_call)
+        _module._bind_default_args, _module._call_custom_function_call = _bound, _called
+        Function.apply = classmethod(lambda own, *args, **kwargs: nested_call(own, args, kwargs))  # type: ignore[assignment, method-assign]
+        cls.META.__getattribute__ = _heard
+
+    @classmethod
+    def put_back(cls) -> None:
+        del cls.META.__getattribute__
+        Function.apply = _own  # type: ignore[method-assign]
+        _module._bind_default_args, _module._call_custom_function_call = cls.before
+
+
+def _is_news(cls: Any) -> bool:
+    """Whether a call of this class runs that the watcher of this thread was not asked about."""
+    return watcher() is not None and getattr(_now, "expected", None) is not cls and issubclass(cls, Function)
+
+
+def _heard(cls: type, name: str) -> Any:
+    """What a class is asked for while somebody watches: the last thing is its node."""
+    if name == "forward":
+        _now.asked = cls
+    elif name == "_backward_cls":
+        if _is_news(cls):
+            watcher().unseen(getattr(cls, "_fusegrad_user_class", None) or cls)  # type: ignore[union-attr]
+        _now.expected = None
+    return type.__getattribute__(cls, name)
+
+
+def _bound(forward: Any, args: Any, kwargs: Any) -> Any:
+    found = _InC.before[0](forward, args, kwargs)
+    if _is_news(_now.asked) and not transforms_active():
+        begin_transform()
+        _now.begun = True
+    return found
+
+
+def _called(cls: Any, args: Any, kwargs: Any) -> Any:
+    if getattr(_now, "begun", False):
+        _now.begun = False
+        end_transform()
+    if _is_news(cls):
+        return nested_call(cls, args, kwargs or {})
+    return _InC.before[1](cls, args, kwargs)
+
+
+_exchange, _put_back = (_Code.exchange, _Code.put_back) if IN_PYTHON else (_InC.exchange, _InC.put_back)
 
 
 # ------------------------------------------------------------------ running a method for real
@@ -119,6 +213,9 @@ class Recorder:
                 self.given += [copied(t) for t in tensors_in((args, kwargs))]
         self.tape.made.append(taped)
         return result
+
+    def unseen(self, what: Any) -> None:
+        """It runs for real, as all of this does."""
 
 
 @contextlib.contextmanager

@@ -44,6 +44,10 @@ _functorch = _private("_C._are_functorch_transforms_active")
 transforms_active: Callable[[], bool] = _functorch or _transforms_active_by_interpreter
 """Whether a torch.func transform is active."""
 
+begin_transform: Callable[[], Any] = _private("_C._functorch._grad_increment_nesting")
+end_transform: Callable[[], Any] = _private("_C._functorch._grad_decrement_nesting")
+"""Begin and end a level of torch.func.grad, within which nothing is computed."""
+
 dispatch_modes: Callable[[], int] = _private("_C._len_torch_dispatch_stack") or (lambda: 0)
 """How many TorchDispatchModes are active (tracers, fake tensors)."""
 
@@ -65,6 +69,27 @@ grad_switch: Any = _private("_C._set_grad_enabled")
 
 neg_view: Callable[[Any], Any] = _private("_neg_view") or torch.neg
 """A view that shows the negative: the imaginary part of a lazy conjugate is one."""
+
+DETACHES: tuple[Any, ...] = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
+"""How traces record a detach, of the user's and of autograd's own: up to torch 2.13, and from 2.14 on."""
+
+
+def detach_as_ever(graph: torch.fx.Graph) -> None:
+    """`alias` makes a view where it is run, `detach` none: what torch 2.14 records for `detach` is put down as that."""
+    detach, alias = DETACHES
+    if numbers(torch.__version__) >= (2, 14):
+        for node in graph.nodes:
+            if node.target is alias:
+                node.target = detach
+
+
+def apply_now(cls: type) -> Callable[..., Any]:
+    """torch's own `Function.apply`, as it is now, bound to a class that may have another one.
+
+    A method written in Python up to torch 2.13, in C from 2.14 on.
+    """
+    return vars(Function)["apply"].__get__(None, cls)  # type: ignore[no-any-return]
+
 
 jit_tracing: Callable[[], Any] = _private("_C._get_tracing_state") or torch.jit.is_tracing  # type: ignore[attr-defined]
 """Whether torch.jit.trace runs."""

@@ -118,6 +118,7 @@ def test_what_was_only_widened_is_multiplied_as_it_was() -> None:
 def test_the_model() -> None:
     found = Estimate(1000, 50, 100, 60, bandwidth=1.0, library_rate=10.0, own_rate=10.0)
     assert found.library == 150.0 and found.own == 200.0 and not found.memory_decides and not found.pays
+    assert not Estimate(500, 50, 100, 60, bandwidth=1.0, library_rate=10.0, own_rate=10.0).memory_decides
     found = Estimate(100, 50, 100, 60, bandwidth=1.0, library_rate=10.0, own_rate=10.0)
     assert (found.library, found.own) == (100.0, 60.0) and found.memory_decides and found.pays
 

@@ -254,6 +254,11 @@ def test_a_residual_that_is_none_has_no_input() -> None:
     verify(after.backward[(True,)])
 
 
+def test_nothing_is_decided_before_there_is_a_backward() -> None:
+    before = replace(rms(), backward={})
+    assert Recompute()(before) is before
+
+
 def test_it_simplifies_afterwards() -> None:
     after = Recompute()(rms())
     assert verify(Simplify()(after.forward)) and verify(Simplify()(after.backward[(True,)]))

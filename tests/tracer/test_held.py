@@ -11,6 +11,7 @@ import torch
 from torch.autograd import Function
 
 import fusegrad
+from fusegrad.tracer import containers
 from fusegrad.tracer.held import holds_fakes
 from fusegrad.tracer.torch_private import FakeTensorMode
 
@@ -142,3 +143,20 @@ def test_a_graph_that_forward_records_is_kept_as_in_eager() -> None:
         fast.apply(a).sum().backward()
         torch.testing.assert_close(a.grad, 2 * a.detach())
     assert "history of its own" in fast._fusegrad.records["forward"].reason
+
+
+@dataclass(frozen=True)
+class Unchanging:
+    """Says that a copy of it is itself, as torch's TreeSpec of a leaf does."""
+
+    number: int
+
+    def __copy__(self):
+        return self
+
+
+def test_looking_into_a_dataclass_that_is_its_own_copy_does_not_change_it() -> None:
+    one = Unchanging(3)
+    assert containers.leaves((one, [one])) == [3, 3]
+    assert containers.exchanged(one, lambda leaf: leaf + 1) == Unchanging(4)
+    assert one.number == 3
