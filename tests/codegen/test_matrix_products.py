@@ -125,8 +125,9 @@ def test_low_floats_that_are_only_widened_are_multiplied_as_they_are() -> None:
         lambda x, y: dot(x, y, "ik,kj->ij").amax(1, keep=True) + dot(x, y, "ik,kj->ij"),
         lambda x, y: dot(x, y, "ik,kj->ij")[:, :24] * dot(x, y, "ik,kj->ij")[:, 24:],
         lambda x, y: (dot(x, y, "ik,kj->ij"), x * 2.0),
+        lambda x, y: -dot(x, y[:, :1].reshape(K), "ik,k->i"),
     ],
-    ids=["summed", "beside its maximum", "one half by the other", "something else beside it"],
+    ids=["summed", "beside its maximum", "one half by the other", "something else beside it", "by a vector"],
 )
 def test_what_a_tile_does_not_hold_is_left_to_the_library(body: Any) -> None:
     graph = graph_of(body, x=matrix("f32", M, K), y=matrix("f32", K, 48))

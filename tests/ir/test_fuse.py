@@ -114,6 +114,22 @@ def test_no_group_both_feeds_a_call_and_needs_it() -> None:
     assert [v.prim for v in groups(steps)[1].inputs] == ["exp", "dot"]
 
 
+def test_siblings_stay_apart_where_one_waits_for_a_call_of_the_other() -> None:
+    """exp(x) and what is added to it afterwards are one group; tanh(x), which feeds the call, comes before both."""
+    graph, (x, w) = start(WIDE, TensorType((64, 64), "f32"))
+    with building(graph):
+        s = emit("sum", emit("exp", x), axes=(1,))
+        q = emit("tanh", x)
+        late = emit("add", emit("broadcast", s, shape=x.shape, axes=(0,)), matmul(q, w))
+        graph.returning([late, s, emit("sum", emit("exp", x), axes=(0,))])
+    steps = Fuse()(graph)
+    made: set[Value] = set(graph.inputs)
+    for step in steps:
+        assert not isinstance(step, Group) or set(step.inputs) <= made
+        made |= set(step.outputs) if isinstance(step, Group) else {step.value}
+    assert set(graph.results) <= made
+
+
 def test_what_does_not_need_the_call_joins_the_group_before_it() -> None:
     graph, (x, w) = start(WIDE, TensorType((64, 64), "f32"))
     with building(graph):

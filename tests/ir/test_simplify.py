@@ -1,10 +1,12 @@
 """Simplify: what becomes of what, what must stay, and that random graphs compute the same bits."""
 
+import itertools
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 import sympy
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -225,6 +227,33 @@ def test_holders_hold_every_value(dtype: str) -> None:
     for number in [*rng.normal(size=50) * 10.0 ** rng.integers(-6, 5, size=50), INF, -0.0, 65504.0]:
         held = rounded(number, dtype)
         assert all(repr(rounded(held, wider)) == repr(held) for wider in HOLDERS[dtype])
+
+
+@pytest.mark.parametrize("dtype", ["b1", "u8", "u16", "u32", "i8", "i16", "i32", "i64"])
+def test_holders_hold_every_integer(dtype: str) -> None:
+    info = None if dtype == "b1" else np.iinfo(dtype.replace("i", "int").replace("u", "uint"))
+    extremes = [0, 1] if info is None else [info.max, info.max - 1, info.max // 2 + 1, info.min, info.min + 1]
+    for number in extremes:
+        assert all(rounded(number, wider) == number for wider in HOLDERS[dtype])
+    assert {"b1": "bf16", "u8": "bf16", "i16": "f32", "i32": "f64"}.get(dtype, dtype) in HOLDERS[dtype]
+
+
+CAST = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "f64": torch.float64, "b1": torch.bool,
+        "i8": torch.int8, "u8": torch.uint8, "i16": torch.int16, "i32": torch.int32, "i64": torch.int64}  # fmt: skip
+
+
+@pytest.mark.parametrize("first", CAST)
+def test_a_cast_in_between_is_left_out_only_where_it_changes_nothing(first: str) -> None:
+    numbers = torch.tensor([0.0, 1, -1, 2.5, -2.5, 100, 127, 200, 255, 300, -300, 4099, 70001, -1e6, 2.0**24 + 1, 3e9])
+    values = numbers.double().to(CAST[first])
+    for middle, last in itertools.product(CAST, CAST):
+        chain = prims(lambda x: emit("cast", emit("cast", x, dtype=middle), dtype=last), TensorType((M, 4), first))  # noqa: B023
+        if len(chain) < 2 and middle not in (first, last):
+            there = values.to(CAST[middle]).to(CAST[last])
+            straight = values.to(CAST[last]) if chain else values
+            torch.testing.assert_close(straight, there, rtol=0, atol=0, equal_nan=True)
+    both = prims(lambda x: emit("cast", emit("cast", x, dtype="f64"), dtype="f32"), TensorType((M, 4), first))
+    assert len(both) == {"i64": 2, "f32": 0}.get(first, 1)
 
 
 ROUNDED = [
