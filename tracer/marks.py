@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
+
+from .torch_private import plain_tensors
 
 Tensor = torch.Tensor
 HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
@@ -30,7 +33,7 @@ class Unmarked:
 
 def _marks_of(tensor: Tensor) -> Marks:
     """(attributes, how many hooks, whether it requires a gradient)."""
-    own = _OWN if isinstance(tensor, FakeTensor) else ()
+    own = _own_attributes() if isinstance(tensor, FakeTensor) else ()
     attributes = {name: value for name, value in vars(tensor).items() if name not in own}
     hooks = sum(len(getattr(tensor, name, None) or ()) for name in HOOKS)
     return attributes, hooks + tensor.retains_grad, tensor.requires_grad
@@ -45,10 +48,9 @@ def _difference(old: Marks, new: Marks) -> str | None:
     return None if new[2] == old[2] else "it assigns `.requires_grad` of a tensor"
 
 
+@functools.cache
 def _own_attributes() -> frozenset[str]:
-    """What every fake tensor has."""
-    with FakeTensorMode():
+    """What every fake tensor has. Not asked for at import: a torch with CUDA and no GPU forks badly after fakes."""
+    with plain_tensors(), FakeTensorMode():
         return frozenset((*vars(torch.empty(1)), *dir(FakeTensor)))
 
-
-_OWN = _own_attributes()

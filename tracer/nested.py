@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -153,15 +154,20 @@ class _InC:
         _module._bind_default_args, _module._call_custom_function_call = cls.before
 
 
+def _nobody() -> None:
+    """In the place of a weak reference to a class."""
+
+
 def _is_news(cls: Any) -> bool:
     """Whether a call of this class runs that the watcher of this thread was not asked about."""
-    return watcher() is not None and getattr(_now, "expected", None) is not cls and issubclass(cls, Function)
+    called = isinstance(cls, type) and issubclass(cls, Function)
+    return called and watcher() is not None and getattr(_now, "expected", None) is not cls
 
 
 def _heard(cls: type, name: str) -> Any:
     """What a class is asked for while somebody watches: the last thing is its node."""
     if name == "forward":
-        _now.asked = cls
+        _now.asked = weakref.ref(cls)
     elif name == "_backward_cls":
         if _is_news(cls):
             watcher().unseen(getattr(cls, "_fusegrad_user_class", None) or cls)  # type: ignore[union-attr]
@@ -171,7 +177,7 @@ def _heard(cls: type, name: str) -> Any:
 
 def _bound(forward: Any, args: Any, kwargs: Any) -> Any:
     found = _InC.before[0](forward, args, kwargs)
-    if _is_news(_now.asked) and not transforms_active():
+    if _is_news(getattr(_now, "asked", _nobody)()) and not transforms_active():
         begin_transform()
         _now.begun = True
     return found

@@ -138,6 +138,8 @@ BECOMES: list[tuple[str, Build, TensorType, list[str]]] = [
      ["%1 = neg(%0) : i32[M, 4]", "%2 = eq(%0, %1) : b1[M, 4]"]),
     ("cat of equal constants", lambda x: emit("cat", full(1.0, x), full(1.0, x), axis=0), F32,
      ["%1 = full(dtype=\"f32\", shape=(2*M, 4), value=1.0) : f32[2*M, 4]"]),
+    ("x ** 0 in a low float", lambda x: emit("pow", x, full(0.0, x)), BF16,
+     ["%1 = full(dtype=\"bf16\", shape=(M, 4), value=1) : bf16[M, 4]"]),
     ("x ** -1", lambda x: emit("pow", x, full(-1, x)), F32, ["%1 = reciprocal(%0) : f32[M, 4]"]),
     ("x * -1", lambda x: emit("mul", full(-1.0, x), x), F32, ["%1 = neg(%0) : f32[M, 4]"]),
     ("x + -y", lambda x: emit("add", x, emit("neg", emit("exp", x))), F32,

@@ -16,6 +16,7 @@ import forked
 import kept_functions
 import kills
 import sharing
+from forking import needs_torch_to_go_on
 
 from fusegrad.runtime import cache, launch
 
@@ -59,6 +60,7 @@ def test_files_that_are_run_are_found_out(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_killed_and_started_again(tmp_path: Path) -> None:
+    needs_torch_to_go_on()
     work = forked.Work(kept_functions.CLASSES[:1], kernels=False)
     found, usual = kills.run(4, 1, work, tmp_path, ("process", "call"))
     assert found.ok, found
@@ -66,6 +68,7 @@ def test_killed_and_started_again(tmp_path: Path) -> None:
 
 
 def test_processes_on_one_empty_cache(tmp_path: Path) -> None:
+    needs_torch_to_go_on()
     found = sharing.run(4, forked.Work(kept_functions.CLASSES[:1], kernels=False), tmp_path, "four")
     assert sharing.is_ok(found), found
     assert found["captures"] == 2 <= found["entries"]

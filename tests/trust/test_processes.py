@@ -9,6 +9,7 @@ import processes
 import pytest
 import torch
 import trust_functions as functions
+from forking import needs_torch_to_go_on
 
 import fusegrad
 from fusegrad.runtime.workers import Pool
@@ -17,6 +18,8 @@ from fusegrad.tracer import locks
 
 @pytest.mark.parametrize("name", processes.scenarios(1))
 def test_scenarios(name) -> None:
+    if "fork" in name:
+        needs_torch_to_go_on()
     found = processes.scenarios(2)[name]()
     assert found.ok, found.wrong
 
@@ -52,6 +55,7 @@ def test_a_fork_waits_for_each_lock(at) -> None:
     thread = threading.Thread(target=hold)
     thread.start()
     held.wait()
+    needs_torch_to_go_on()
     assert computes_in_a_child()
     thread.join()
 
@@ -69,6 +73,7 @@ def test_a_fork_goes_on_where_a_lock_is_not_let_go(monkeypatch: pytest.MonkeyPat
     thread.start()
     held.wait()
     try:
+        needs_torch_to_go_on()
         assert computes_in_a_child()
     finally:
         done.set()
