@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import sympy
-
 from ..ir.types import LOW_FLOATS, Size, product
 from .axes import Axis, Sink, Term, below
 from .direct import DirectSums
@@ -30,7 +28,7 @@ from .loops import (
     total,
 )
 from .mathematics import TL, lowest, number
-from .sizes import tidy
+from .sizes import blocks, tidy
 from .values import FINISH
 
 FAN = 12
@@ -214,7 +212,7 @@ class Finishing(DirectSums):
         number_ = name("strip") if strips else literal(0)
         levels: list[Level] = []
         if self.target.units > 16:
-            groups = self.fixed("GROUPS", _ceiling(self.plan.programs or 1, FAN))
+            groups = self.fixed("GROUPS", blocks(self.plan.programs or 1, FAN))
             fan = self.fixed("FAN", FAN)
             first = binary("*", name("group"), fan)
             members = call("tl.minimum", fan, binary("-", programs, first))
@@ -237,7 +235,7 @@ class Finishing(DirectSums):
         return levels
 
     def _counter(self) -> Expr:
-        groups = _ceiling(self.plan.programs or 1, FAN) + 1 if self.target.units > 16 else 1
+        groups = blocks(self.plan.programs or 1, FAN) + 1 if self.target.units > 16 else 1
         counters = product([self.plan.strips, groups])
         self.below(counters, 1 << 31)
         return self._zeroed("arrived", tidy(counters + 1))
@@ -283,7 +281,3 @@ class Finishing(DirectSums):
         self.store(sink, scope)
         self.finishing = False
         self.levels.clear()
-
-
-def _ceiling(a: Size, b: int) -> Size:
-    return -(-a // b) if isinstance(a, int) else sympy.ceiling(a / b)

@@ -72,7 +72,7 @@ def _refinement(b: Builder, sinks: Sequence[Sink]) -> dict[Axis, Index] | None:
 
 def _shorter(axis: Axis, inner: Size) -> Size | None:
     outer = divide(axis.size, inner)
-    return None if outer is None or outer == 1 or same(axis.size, inner) else outer
+    return None if outer is None or outer == 1 else outer
 
 
 class _Joined:

@@ -350,7 +350,7 @@ class Clusters:
 
     def _around(self, a: int, b: int) -> bool:
         """Whether a path of two edges or more leads from a to b."""
-        todo = [c for c in self.dag.successors(a) if c != b]
+        todo = list(self.dag.successors(a))
         seen = set(todo)
         while todo:
             for follower in self.dag.successors(todo.pop()):

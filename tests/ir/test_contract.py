@@ -177,3 +177,14 @@ def test_a_cast_factor_may_be_needed_otherwise(same) -> None:
     after = contracted(graph)
     assert "dot" in prims(after) and largest_rank(after) == 2
     same(graph, after, rtol=1e-6, sizes=SIZES)
+
+
+def test_an_operand_with_an_axis_of_size_1(same) -> None:
+    graph, (x, y) = inputs("f32", (B, 1, P), (2, Q, P))
+    with building(graph):
+        shape = (B, 2, Q, P)
+        outer = emit("mul", emit("broadcast", x, shape=shape, axes=(0, 1, 3)), spread(y, shape, 1, 2, 3))
+        graph.returning([emit("sum", outer, axes=(3,))])
+    after = contracted(graph)
+    assert prims(after).count("dot") == 1
+    same(graph, after, rtol=1e-12, sizes=SIZES)

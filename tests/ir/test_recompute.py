@@ -254,6 +254,10 @@ def test_a_residual_that_is_none_has_no_input() -> None:
     verify(after.backward[(True,)])
 
 
+def test_the_pass_is_known_by_what_it_does() -> None:
+    assert hash(Recompute({M: 3})) == hash(Recompute({M: 4})) and Recompute({M: 3}) != Recompute({M: 4})
+
+
 def test_nothing_is_decided_before_there_is_a_backward() -> None:
     before = replace(rms(), backward={})
     assert Recompute()(before) is before

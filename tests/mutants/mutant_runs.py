@@ -62,13 +62,15 @@ def main() -> int:
     record = Record("mutants_plans" if asked.plans else "mutants", asked)
     chosen = _alive(record) if asked.again else _chosen(asked, len(record.verdicts))
     print(f"{len(chosen)} mutants, seed {asked.seed}", flush=True)
-    if not record.is_of_these_sources():
+    if not record.is_of_these_sources() and not asked.tests:
         _require_green(asked.stages)
     until = time.monotonic() + 60 * asked.minutes
 
     def judge(mutant: Mutant) -> None:
         if time.monotonic() < until:
-            record.add(_told(_judged(mutant, asked.stages)))
+            verdict = _told(_judged(mutant, [asked.tests] if asked.tests else _stages(mutant, asked.stages)))
+            if verdict.killed or not asked.tests:
+                record.add(verdict)
 
     with ThreadPoolExecutor(asked.jobs) as pool:
         list(pool.map(judge, chosen))
@@ -93,6 +95,10 @@ class Record:
     def killed(self) -> int:
         return sum(v["killed"] for v in self.verdicts)
 
+    def forget_but(self, names: set[str]) -> None:
+        """Those that lived in code that is gone, or that no mutant is made of any more."""
+        self.verdicts = [v for v in self.verdicts if v["killed"] or v["mutant"] in names]
+
     def add(self, verdict: Verdict) -> None:
         """In the place of an earlier verdict on the same mutant, where there is one."""
         with self.lock:
@@ -114,6 +120,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="write benchmarks/results/trust/mutants.json")
     parser.add_argument("--resume", action="store_true", help="as many as that file lacks")
     parser.add_argument("--again", action="store_true", help="with --resume: those that lived, with more stages")
+    parser.add_argument("--tests", nargs="+", help="with --again: these tests alone; who lives keeps his verdict")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no mutant after so many")
     return parser.parse_args()
 
@@ -126,8 +133,9 @@ def _chosen(asked: argparse.Namespace, done: int) -> list[Mutant]:
 
 def _alive(record: Record) -> list[Mutant]:
     """The mutants that lived through a run with fewer stages, in the sources of now."""
-    names = {v["mutant"] for v in record.verdicts if not v["killed"]}
-    return [m for path in modules(record.asked.plans) for m in mutants(path, ROOT) if str(m) in names]
+    every = {str(m): m for path in modules(record.asked.plans) for m in mutants(path, ROOT)}
+    record.forget_but(set(every))
+    return [every[v["mutant"]] for v in record.verdicts if not v["killed"] and record.asked.only in v["mutant"]]
 
 
 def modules(plans: bool) -> Iterator[Path]:
@@ -135,11 +143,16 @@ def modules(plans: bool) -> Iterator[Path]:
         yield from (p for p in sorted((ROOT / folder).glob("*.py")) if (p.stem in PLANS) == plans)
 
 
-def _judged(mutant: Mutant, stages: int) -> Verdict:
-    start, nearest = time.monotonic(), _nearest(mutant)
+def _stages(mutant: Mutant, stages: int) -> list[Sequence[str]]:
+    """The nearest tests, then the further ones, none of them twice."""
+    nearest = _nearest(mutant)
     passed = [f"--ignore={tests}" for tests in nearest]
-    further = [(*(tests for tests in stage if tests not in nearest), *passed) for stage in STAGES[:stages]]
-    for tests in (nearest, *further):
+    return [nearest, *((*(tests for tests in stage if tests not in nearest), *passed) for stage in STAGES[:stages])]
+
+
+def _judged(mutant: Mutant, stages: Sequence[Sequence[str]]) -> Verdict:
+    start = time.monotonic()
+    for tests in stages:
         by = unnoticed(mutant, tests)
         if by:
             return Verdict(str(mutant), True, by, round(time.monotonic() - start, 1))

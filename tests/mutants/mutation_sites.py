@@ -100,6 +100,8 @@ def _children(node: ast.AST) -> Iterator[ast.AST]:
     """What a result depends on."""
     if isinstance(node, ast.Raise | ast.Assert | ast.Import | ast.ImportFrom | ast.JoinedStr):
         return
+    if isinstance(node, ast.keyword) and node.arg == "strict":  # of zip: an assertion
+        return
     for name, value in ast.iter_fields(node):
         if name in ("annotation", "returns", "decorator_list", "type_params", "bases", "ctx", "args") and not (
             name == "args" and isinstance(node, ast.Call)

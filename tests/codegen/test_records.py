@@ -1,0 +1,75 @@
+"""What kernels say of themselves: bytes that they move, guards, constants; and where a long graph is cut."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import sympy
+from harness import INTERPRET, MANY, Input, M, N, T, agree, op
+
+from fusegrad.codegen import TARGETS
+from fusegrad.codegen.cuts import DEPTH
+
+SIZES = {M: 500, N: 8}
+
+
+def test_partial_sums_are_counted_once_written_and_once_read() -> None:
+    (kernel,) = agree(lambda x: x.sum(0), SIZES, target=MANY, x=Input("f32", (M, N))).kernels
+    partial = next(b for b in kernel.scratch if not b.zeroed)
+    moved = 4 * math.prod(sympy.sympify(n).subs(SIZES) for n in partial.shape)
+    label = f"{partial.name}_ptr"
+    assert sympy.sympify(kernel.writes[label]).subs(SIZES) == moved
+    assert sympy.sympify((kernel.cached | kernel.reads)[label]).subs(SIZES) == moved
+
+
+def test_counts_of_parts_are_guarded_where_they_are_symbols() -> None:
+    (kernel,) = agree(lambda x: x.sum(0), SIZES, target=MANY, x=Input("f32", (M, N))).kernels
+    assert [g.rhs for g in kernel.guards if isinstance(g, sympy.StrictLessThan) and g.rhs == 1 << 30]
+    (kernel,) = agree(lambda x: x.sum(0), target=MANY, x=Input("f32", (500, 8))).kernels
+    assert kernel.guards == ()
+
+
+def test_the_tree_of_arrivals_is_as_wide_as_it_is_deep() -> None:
+    (kernel,) = agree(lambda x: x.sum(0), SIZES, target=MANY, x=Input("f32", (M, N))).kernels
+    ampere_to_blackwell = [TARGETS[f"cuda:{arch}"].units for arch in (80, 90, 100)]
+    assert kernel.constants["FAN"] == round(math.sqrt(sorted(ampere_to_blackwell)[-1]))
+
+
+def test_second_level_caches_are_those_of_the_makers_data_sheets() -> None:
+    """A100: 40 MB, H100: 50 MB, B200: 126 MB, MI300X: 256 MB of Infinity Cache."""
+    megabytes = {name: TARGETS[name].l2 / 2**20 for name in ("cuda:80", "cuda:90", "cuda:100", "hip:gfx942")}
+    assert megabytes == {"cuda:80": 40, "cuda:90": 50, "cuda:100": 126, "hip:gfx942": 256}
+
+
+def chain(length: int) -> Callable[[T], T]:
+    """Every link reads the argument, too: the longest way counts, not the shortest."""
+
+    def body(x: T) -> T:
+        y = x
+        for _ in range(length):
+            y = op("sub", x, y)
+        return y
+
+    return body
+
+
+@pytest.mark.parametrize(("length", "kernels"), [(DEPTH - 2, 1), (DEPTH + 2, 2), (2 * DEPTH + 2, 3)])
+def test_a_graph_is_cut_where_it_is_too_deep(length: int, kernels: int) -> None:
+    made = agree(chain(length), {M: 3, N: 5}, target=INTERPRET, slack=1000, x=Input("f32", (M, N)))
+    assert len(made.kernels) == kernels
+
+
+def test_a_cut_value_that_is_returned_has_no_memory_beside_the_output() -> None:
+    def body(x: T) -> tuple[T, T]:
+        middle = chain(DEPTH)(x)
+        return middle, op("sub", x, middle)
+
+    made = agree(body, {M: 3, N: 5}, slack=1000, x=Input("f32", (M, N)))
+    assert len(made.kernels) == 2 and made.temporaries == ()
+
+
+def test_a_sum_along_what_does_not_vary_is_a_product() -> None:
+    agree(lambda x: x.reshape(M, 1).expand((M, N)).sum(1), {M: 5, N: 7}, x=Input("f32", (M,)))
+    agree(lambda x: x.reshape(M, 1).expand((M, N)).sum(0, 1), {M: 5, N: 7}, x=Input("f32", (M,)))
