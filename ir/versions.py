@@ -11,7 +11,7 @@ import re
 from .errors import FusegradError
 
 LEAST = {"torch": "2.11", "triton": "3.6"}
-TRIED = (("2.11.0", "3.6.0"), ("2.13.0", "3.7.1"))
+TRIED = (("2.11.0", "3.6.0"), ("2.13.0", "3.7.1"), ("2.14.1", "3.8.0"))
 """Pairs of torch and triton that `make matrix` runs the tests with."""
 
 

@@ -67,6 +67,17 @@ def test_a_product_alone_stays_a_call() -> None:
     assert kinds(decided(lambda x, w: emit("sigmoid", product(x, w)), (1, 64), (64, 4096))[0]) == ["extern", "G"]
 
 
+def test_a_product_with_a_diagonal_is_the_librarys() -> None:
+    def right(x: Value, w: Value) -> Value:
+        return emit("sigmoid", emit("dot", x, w, x_axes=(0, 1), y_axes=(1, 2, 2), out_axes=(0, 2)))
+
+    def left(x: Value, w: Value) -> Value:
+        return emit("sigmoid", emit("dot", x, w, x_axes=(0, 0, 1), y_axes=(1, 2), out_axes=(0, 2)))
+
+    assert kinds(decided(right, (M, 64), (64, 4096, 4096))[0]) == ["extern", "G"]
+    assert kinds(decided(left, (M, M, 64), (64, 4096))[0]) == ["extern", "G"]
+
+
 def test_a_result_that_is_read_elsewhere_is_written_too() -> None:
     def body(x: Value, w: Value) -> tuple[Value, ...]:
         h = product(x, w)

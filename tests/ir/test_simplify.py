@@ -113,6 +113,7 @@ STAYS: list[tuple[str, Build, TensorType, list[str]]] = [
     ("not x < y", lambda x: emit("not", emit("lt", x, full(1.0, x))), F32, ["full", "lt", "not"]),
     ("down and up", lambda x: emit("cast", emit("cast", x, dtype="bf16"), dtype="f32"), F32, ["cast", "cast"]),
     ("f16 and bf16", lambda x: emit("cast", emit("cast", x, dtype="f16"), dtype="bf16"), BF16, ["cast", "cast"]),
+    ("a low float to a byte", lambda x: emit("cast", emit("cast", x, dtype="f32"), dtype="u8"), BF16, ["cast", "cast"]),
     ("low float sums", lambda x: emit("sum", emit("sum", x, axes=(1,)), axes=(0,)), BF16, ["sum", "sum"]),
     ("x / 3", lambda x: emit("div", x, full(3.0, x)), F32, ["full", "div"]),
     ("log(exp(x))", lambda x: emit("log", emit("exp", x)), F32, ["exp", "log"]),
