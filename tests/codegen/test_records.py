@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import sympy
-from harness import INTERPRET, MANY, Input, M, N, T, agree, op
+from harness import INTERPRET, MANY, Input, M, N, T, agree, graph_of, op
 
-from fusegrad.codegen import TARGETS
+from fusegrad.codegen import TARGETS, Unfusible, generate
 from fusegrad.codegen.cuts import DEPTH
+from fusegrad.codegen.emit import WORKSPACE
+from fusegrad.codegen.kernel import Kernel
 
 SIZES = {M: 500, N: 8}
 
@@ -73,3 +76,25 @@ def test_a_cut_value_that_is_returned_has_no_memory_beside_the_output() -> None:
 def test_a_sum_along_what_does_not_vary_is_a_product() -> None:
     agree(lambda x: x.reshape(M, 1).expand((M, N)).sum(1), {M: 5, N: 7}, x=Input("f32", (M,)))
     agree(lambda x: x.reshape(M, 1).expand((M, N)).sum(0, 1), {M: 5, N: 7}, x=Input("f32", (M,)))
+
+
+def test_partial_sums_that_just_fit_the_second_level_cache_stay_there() -> None:
+    (kernel,) = agree(lambda x: x.sum(0), SIZES, target=MANY, x=Input("f32", (M, N))).kernels
+    (label,) = kernel.cached
+    moved = int(sympy.sympify(kernel.cached[label]).subs(SIZES))
+    for l2, stays in ((moved * WORKSPACE, True), (moved * WORKSPACE - 1, False)):
+        (kernel,) = agree(lambda x: x.sum(0), SIZES, target=replace(MANY, l2=l2), x=Input("f32", (M, N))).kernels
+        assert (label in kernel.cached) == stays and (label in kernel.reads) != stays
+
+
+def test_lengths_at_the_end_of_what_32_bits_count_are_refused() -> None:
+    def kernel(length: int) -> Kernel:
+        graph = graph_of(lambda x: x.sum(1), x=Input("f32", (M, N)))
+        return generate(graph, target=TARGETS["cuda:90"], hints={M: 4096, N: length}, name="body").kernels[0]
+
+    most = 2**31 - 1
+    assert sympy.Lt(N, most - 2**17) in kernel(most - 2**17 - 1).guards
+    assert sympy.Gt(N, most) in kernel(most + 1).guards
+    for length in (most - 2**17, most):
+        with pytest.raises(Unfusible, match="the end of what 32 bits count"):
+            kernel(length)
