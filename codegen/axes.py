@@ -714,29 +714,6 @@ def _dot(b: Builder, node: Value, index: Place, guards: Guards) -> Term:
     return b.term("sum", product_, dtype=node.dtype, param=tuple(over), node=node)
 
 
-def _arg_extremum(b: Builder, node: Value, index: Place, guards: Guards) -> Term:
-    """The smallest place that holds the extremum: where(x == top or both NaN, place, size), minimum over it."""
-    b.plain(node, index)
-    (x,) = node.args
-    axis = node.params["axis"]
-    size = x.shape[axis]
-    if size == 1:
-        return b.const(0, "i64")
-    own = _reduced(b, node, axis, size)
-    here = (*index[:axis], own, *index[axis:])
-    value = b.at(x, here)
-    over = tuple(sorted(b.settled(own).walked, key=lambda a: a.order))
-    if not set(over) <= value.axes:
-        return b.const(0, "i64")
-    kind = "amax" if node.prim == "argmax" else "amin"
-    top = b.term(kind, value, dtype=x.dtype, param=over, node=node)
-    hit = b.term("eq", value, top, dtype="b1")
-    if x.aval.is_float:
-        hit = b.term("or", hit, b.term("isnan", value, dtype="b1"), dtype="b1")
-    place = b.term("where", hit, b.index(own), b.const(size, "i64"), dtype="i64")
-    return b.term("amin", place, dtype="i64", param=over, node=node)
-
-
 def _cumsum(b: Builder, node: Value, index: Place, guards: Guards) -> Term:
     (x,) = node.args
     if node.shape[node.params["axis"]] == 1:
@@ -787,8 +764,6 @@ rules: dict[str, Rule] = {
     "pad": _pad,
     "cat": _cat,
     "reshape": _reshape,
-    "argmax": _arg_extremum,
-    "argmin": _arg_extremum,
 }
 family_rules: dict[str, Rule] = {
     "elementwise": _elementwise,
