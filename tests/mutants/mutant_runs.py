@@ -98,15 +98,19 @@ class Record:
     def forget_but(self, names: set[str]) -> None:
         """Those that lived in code that is gone, or that no mutant is made of any more."""
         self.verdicts = [v for v in self.verdicts if v["killed"] or v["mutant"] in names]
+        self._write()
 
     def add(self, verdict: Verdict) -> None:
         """In the place of an earlier verdict on the same mutant, where there is one."""
         with self.lock:
             self.verdicts = [v for v in self.verdicts if v["mutant"] != verdict.mutant]
             self.verdicts.append({**asdict(verdict), "commit": self.commit})
-            told = {"seed": self.asked.seed, "plans": self.asked.plans, "killed": self.killed, "of": len(self.verdicts)}
-            if self.asked.json:
-                outcome.write(self.name, {**told, "verdicts": self.verdicts})
+            self._write()
+
+    def _write(self) -> None:
+        told = {"seed": self.asked.seed, "plans": self.asked.plans, "killed": self.killed, "of": len(self.verdicts)}
+        if self.asked.json:
+            outcome.write(self.name, {**told, "verdicts": self.verdicts})
 
 
 def _arguments() -> argparse.Namespace:
