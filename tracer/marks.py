@@ -53,4 +53,3 @@ def _own_attributes() -> frozenset[str]:
     """What every fake tensor has. Not asked for at import: a torch with CUDA and no GPU forks badly after fakes."""
     with plain_tensors(), FakeTensorMode():
         return frozenset((*vars(torch.empty(1)), *dir(FakeTensor)))
-

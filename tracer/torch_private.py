@@ -70,6 +70,7 @@ grad_switch: Any = _private("_C._set_grad_enabled")
 neg_view: Callable[[Any], Any] = _private("_neg_view") or torch.neg
 """A view that shows the negative: the imaginary part of a lazy conjugate is one."""
 
+_DETACH_IS_ALIAS = numbers(torch.__version__) >= (2, 14)
 DETACHES: tuple[Any, ...] = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 """How traces record a detach, of the user's and of autograd's own: up to torch 2.13, and from 2.14 on."""
 
@@ -77,7 +78,7 @@ DETACHES: tuple[Any, ...] = (torch.ops.aten.detach.default, torch.ops.aten.alias
 def detach_as_ever(graph: torch.fx.Graph) -> None:
     """`alias` makes a view where it is run, `detach` none: what torch 2.14 records for `detach` is put down as that."""
     detach, alias = DETACHES
-    if numbers(torch.__version__) >= (2, 14):
+    if _DETACH_IS_ALIAS:
         for node in graph.nodes:
             if node.target is alias:
                 node.target = detach

@@ -27,8 +27,7 @@ WORDS = {
 """Words of emitted text, as whole string constants or between spaces in one."""
 EITHER_WAY = {
     "isinstance", "getattr", "min", "max", "zip", "mul", "add", "eq", "ne", "and_", "or_", "maximum", "minimum", "same",
-    "same_shape",
-    "Eq", "Ne", "cast", "frozenset",
+    "same_shape", "Eq", "Ne", "cast", "frozenset",
 }  # fmt: skip
 """Calls of two whose order does nothing, or is an error of types at once."""
 CALLS = {"min": "max", "max": "min", "any": "all", "all": "any", "sorted": "list"}

@@ -45,6 +45,7 @@ def computes_in_a_child() -> bool:
 
 @pytest.mark.parametrize("at", range(0, len(locks._known), 3))
 def test_a_fork_waits_for_each_lock(at) -> None:
+    needs_torch_to_go_on()
     (_, lock), held, forking = locks._known[at], threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -55,12 +56,12 @@ def test_a_fork_waits_for_each_lock(at) -> None:
     thread = threading.Thread(target=hold)
     thread.start()
     held.wait()
-    needs_torch_to_go_on()
     assert computes_in_a_child()
     thread.join()
 
 
 def test_a_fork_goes_on_where_a_lock_is_not_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    needs_torch_to_go_on()
     monkeypatch.setattr(locks, "PATIENCE", 0.05)
     held, done = threading.Event(), threading.Event()
 
@@ -73,7 +74,6 @@ def test_a_fork_goes_on_where_a_lock_is_not_let_go(monkeypatch: pytest.MonkeyPat
     thread.start()
     held.wait()
     try:
-        needs_torch_to_go_on()
         assert computes_in_a_child()
     finally:
         done.set()
