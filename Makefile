@@ -23,6 +23,7 @@
 # make numerics       write docs/numerics.md: the error of every operation beside eager's
 # make conformance    write docs/conformance.md: torch's own Functions by eager, fusegrad and torch.compile
 # make fuzz-graphs N=200     random programs within the graphs of torch.compile and torch.export, against eager
+# make fuzz-parts N=2000       random programs computed in parts, as ranks do with DTensors, against the whole
 # make fuzz-configurations N=200    random programs under random settings: steps left out, backends, ..
 #
 #   PYTHON=python3.12         another interpreter (>= 3.11)
@@ -169,6 +170,10 @@ convergence: $(STAMP)
 .PHONY: fuzz-graphs
 fuzz-graphs: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/graphs.py $(or $(N),200) --seed $(or $(SEED),0) --jobs $(JOBS) $(ARGS)
+
+.PHONY: fuzz-parts
+fuzz-parts: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/divisions.py $(or $(N),2000) --seed $(or $(SEED),0) --jobs $(JOBS) $(ARGS)
 
 .PHONY: fuzz-configurations
 fuzz-configurations: $(STAMP)

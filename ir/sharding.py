@@ -5,22 +5,23 @@
 
 A dim is a symbol of the capture: all sizes that are this symbol are divided together. Per rank a value is WHOLE (every
 rank has it), PARTIAL (the value is the sum over the ranks), or divided along an axis, which its shape tells: that where
-the symbol stands. The rules, one per primitive, say what a node computed on such operands is, or refuse.
+the symbol stands. The rules, one per primitive, say what a node computed on such operands is, or refuse. What becomes
+of numbers that are made of the divided size, such as the count in a mean, is told by scaling.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from fractions import Fraction
+from typing import TypeAlias
 
 import sympy
 
-from .errors import FusegradError
 from .graph import Graph, Value
 from .prims import PRIMS
 from .rewrite import number_of
-from .transforms.extern import op_name, place_of
+from .scaling import NotDivisible, degrees, mentions, refusal
 from .types import FLOATS, INTEGERS, Size, product, simplest
 
 WHOLE, PARTIAL, POSITION, ZERO = "whole", "partial", "position", "zero"
@@ -31,24 +32,19 @@ An output that is ZERO is both whole and a sum of parts.
 """
 
 
-class NotDivisible(FusegradError):
-    """A dim cannot be divided among ranks: a node needs all of it. Internal: the runtime tells what it means."""
-
-    speaks = "inside"
-    message = "{why}"
-
-
 @dataclass(frozen=True)
 class Divided:
     """One way to run a graph in parts: the states of its inputs and outputs where `symbol` is divided.
 
     even: whether the parts must be equally large, since some result has several elements for each of the dim's.
+    degrees: of the outputs that there are, by which power of a rank's share they have to be multiplied (ir/scaling.py).
     """
 
     symbol: sympy.Symbol
     inputs: tuple[State, ...]
     outputs: tuple[State | None, ...]
     even: bool
+    degrees: tuple[Fraction, ...]
 
 
 def dims(graph: Graph) -> list[sympy.Symbol]:
@@ -56,10 +52,14 @@ def dims(graph: Graph) -> list[sympy.Symbol]:
     return list(dict.fromkeys(n for v in graph.inputs for n in v.shape if isinstance(n, sympy.Symbol)))
 
 
-def divide(graph: Graph, symbol: sympy.Symbol, given: Mapping[int, State] | None = None) -> Divided:
+def divide(
+    graph: Graph, symbol: sympy.Symbol,
+    given: Mapping[int, State] | None = None, scaled: Mapping[int, Fraction] | None = None,
+) -> Divided:  # fmt: skip
     """The states of the graph's outputs where `symbol` is divided. Raises NotDivisible, naming the node.
 
-    given: states of inputs by number, for those that are not told by their shape (PARTIAL ones).
+    given: states of inputs by number, for those that are not told by their shape (PARTIAL ones). scaled: degrees of
+    inputs by number, where they are not 0.
     """
     if graph.mutations:
         raise NotDivisible(why="it writes to an argument")
@@ -73,22 +73,23 @@ def divide(graph: Graph, symbol: sympy.Symbol, given: Mapping[int, State] | None
     outputs = tuple(None if o is None else _result(o, states[o.id]) for o in graph.outputs)
     ends = [*graph.inputs, *(o for o in graph.outputs if o is not None)]
     even = any(unit(v, symbol) != 1 for v in ends if isinstance(states[v.id], int))
-    return Divided(symbol, tuple(states[v.id] for v in graph.inputs), outputs, even)
+    inputs = tuple(states[v.id] for v in graph.inputs)
+    return Divided(symbol, inputs, outputs, even, degrees(graph, symbol, scaled))
 
 
 def _result(value: Value, state: State) -> State:
     if state == POSITION:
-        raise _refusal(value, "counts along it")
+        raise refusal(value, "counts along it")
     return ZERO if state == WHOLE and _is_zero(value) else state
 
 
 def axis_of(value: Value, symbol: sympy.Symbol) -> int | None:
     """The axis whose size is a multiple of the symbol; None where it is in no size. Raises NotDivisible."""
-    found = [axis for axis, size in enumerate(value.shape) if _mentions(size, symbol)]
+    found = [axis for axis, size in enumerate(value.shape) if mentions(size, symbol)]
     if len(found) > 1:
-        raise _refusal(value, "pairs its elements with each other")
+        raise refusal(value, "pairs its elements with each other")
     if found and _per_element(value.shape[found[0]], symbol) is None:
-        raise _refusal(value, f"makes a dim of size {value.shape[found[0]]} of it")
+        raise refusal(value, f"makes a dim of size {value.shape[found[0]]} of it")
     return found[0] if found else None
 
 
@@ -110,29 +111,18 @@ def _same(a: Size, b: Size) -> bool:
     return a == b or sympy.expand(sympy.sympify(a) - b) == 0
 
 
-def _mentions(param: Any, symbol: sympy.Symbol) -> bool:
-    if isinstance(param, tuple):
-        return any(_mentions(p, symbol) for p in param)
-    return isinstance(param, sympy.Basic) and symbol in param.free_symbols
-
-
 def _consistent(value: Value, state: State, symbol: sympy.Symbol) -> State:
     """The state, which has to be what the shape says: parts of a divided value alone are smaller."""
     if len(value.avals) != 1:
         return state
     axis = axis_of(value, symbol)
     if axis is None and isinstance(state, int):
-        raise _refusal(value, "loses it")
+        raise refusal(value, "loses it")
     if axis is None or state == POSITION:
         return state
     if state == PARTIAL:
-        raise _refusal(value, "spreads over it what is a sum over it")
+        raise refusal(value, "spreads over it what is a sum over it")
     return axis
-
-
-def _refusal(node: Value, why: str) -> NotDivisible:
-    at = place_of(node)
-    return NotDivisible(why=f"`{op_name(node)}` {why}" + ("" if at == "unknown" else f" ({at})"))
 
 
 # ---------------------------------------------------------------------------------------------- the rules
@@ -146,9 +136,9 @@ DIVIDED = 0
 def _ruled(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> State:
     rule = sharding_rules.get(node.prim)
     if rule is None:
-        raise _refusal(node, "has no rule for parts")
+        raise refusal(node, "has no rule for parts")
     if POSITION in states and node.prim not in KEEPS_POSITIONS:
-        raise _refusal(node, "asks for the position along it")
+        raise refusal(node, "asks for the position along it")
     return rule(node, states, symbol)
 
 
@@ -162,7 +152,7 @@ def _is_zero(value: Value) -> bool:
 
 def _elementwise(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> State:
     if PARTIAL in states and not linear_rules.get(node.prim, _never)(node, states):
-        raise _refusal(node, "is not linear in a sum over it, of which each rank has a part")
+        raise refusal(node, "is not linear in a sum over it, of which each rank has a part")
     return PARTIAL if PARTIAL in states else _shaped(node, symbol)
 
 
@@ -192,17 +182,11 @@ linear_rules: dict[str, Callable[[Value, Sequence[State]], bool]] = {
 """Elementwise primitives of partial operands: whether the result is the sum of the ranks' results."""
 
 
-def _full(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> State:
-    if _mentions(node.params["value"], symbol):
-        raise _refusal(node, "computes with its size")
-    return _shaped(node, symbol)
-
-
 def _iota(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> State:
-    if not _mentions(node.params["size"], symbol):
+    if not mentions(node.params["size"], symbol):
         return WHOLE
     if node.params["size"] != symbol:
-        raise _refusal(node, "counts along it")
+        raise refusal(node, "counts along it")
     return POSITION
 
 
@@ -215,7 +199,7 @@ def _reshape(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> Stat
     (x,) = node.args
     before, after = axis_of(x, symbol), axis_of(node, symbol)
     if before is not None and after is not None and not _same(product(x.shape[:before]), product(node.shape[:after])):
-        raise _refusal(node, "mixes it with a dim in front of it")
+        raise refusal(node, "mixes it with a dim in front of it")
     return _layout(node, states, symbol)
 
 
@@ -223,7 +207,7 @@ def _broadcast(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> St
     (x,) = node.args
     before = axis_of(x, symbol)
     if before is not None and axis_of(node, symbol) != node.params["axes"][before]:
-        raise _refusal(node, "moves it")
+        raise refusal(node, "moves it")
     return _layout(node, states, symbol)
 
 
@@ -232,30 +216,30 @@ def _slice(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> State:
     axis, p = axis_of(x, symbol), node.params
     for i, (start, stop, step) in enumerate(zip(p["start"], p["stop"], p["step"], strict=True)):
         whole = start == 0 and step == 1 and _same(stop, x.shape[i])
-        if (i == axis and not whole) or (i != axis and _mentions((start, stop), symbol)):
-            raise _refusal(node, "takes a part of it")
+        if (i == axis and not whole) or (i != axis and mentions((start, stop), symbol)):
+            raise refusal(node, "takes a part of it")
     return _layout(node, states, symbol)
 
 
 def _pad(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> State:
     axis = axis_of(node.args[0], symbol)
     for i, added in enumerate(zip(node.params["lo"], node.params["hi"], node.params["inner"], strict=True)):
-        if (i == axis and any(n != 0 for n in added)) or _mentions(added, symbol):
-            raise _refusal(node, "adds to it")
+        if (i == axis and any(n != 0 for n in added)) or mentions(added, symbol):
+            raise refusal(node, "adds to it")
     return _layout(node, states, symbol)
 
 
 def _flip(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> State:
     if axis_of(node, symbol) in node.params["axes"]:
-        raise _refusal(node, "reverses it")
+        raise refusal(node, "reverses it")
     return _layout(node, states, symbol)
 
 
 def _cat(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> State:
-    if any(_mentions(a.shape[node.params["axis"]], symbol) for a in node.args):
-        raise _refusal(node, "adds to it")
+    if any(mentions(a.shape[node.params["axis"]], symbol) for a in node.args):
+        raise refusal(node, "adds to it")
     if PARTIAL in states and not _all_partial(node, states):
-        raise _refusal(node, "puts a sum over it beside what is none")
+        raise refusal(node, "puts a sum over it beside what is none")
     return PARTIAL if PARTIAL in states else _shaped(node, symbol)
 
 
@@ -269,13 +253,13 @@ def _reduce(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> State
     """A reduction that is no sum: of parts there is no sum of results."""
     axes = node.params.get("axes", (node.params.get("axis"),))
     if states[0] == PARTIAL or axis_of(node.args[0], symbol) in axes:
-        raise _refusal(node, f"reduces it by {node.prim}")
+        raise refusal(node, f"reduces it by {node.prim}")
     return _shaped(node, symbol)
 
 
 def _scan(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> State:
     if axis_of(node, symbol) == node.params["axis"]:
-        raise _refusal(node, "runs along it")
+        raise refusal(node, "runs along it")
     return _layout(node, states, symbol)
 
 
@@ -286,7 +270,7 @@ def _dot(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> State:
     axes = [(node.params[n], axis_of(a, symbol)) for n, a in zip(("x_axes", "y_axes"), node.args, strict=True)]
     labels = {labels[axis] for labels, axis in axes if axis is not None}
     if len(labels) > 1:
-        raise _refusal(node, "pairs its elements with each other")
+        raise refusal(node, "pairs its elements with each other")
     return PARTIAL if labels - set(node.params["out_axes"]) else _shaped(node, symbol)
 
 
@@ -294,7 +278,7 @@ def _gather(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> State
     """Each rank reads the rows that it has where they are asked for by their position."""
     _require_own_rows(node, node.args[0], node.args[1:], states[1:], symbol)
     if states[0] == PARTIAL and _shaped(node, symbol) != WHOLE:
-        raise _refusal(node, "reads rows of a sum over it")
+        raise refusal(node, "reads rows of a sum over it")
     return PARTIAL if states[0] == PARTIAL else _shaped(node, symbol)
 
 
@@ -304,13 +288,13 @@ def _scatter(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> Stat
     _require_own_rows(node, base, index, states[2:], symbol)
     if states[0] != PARTIAL and axis_of(base, symbol) is not None:
         if PARTIAL in states:
-            raise _refusal(node, "is not linear in a sum over it, of which each rank has a part")
+            raise refusal(node, "is not linear in a sum over it, of which each rank has a part")
         return DIVIDED
     divided = [i for i, s in enumerate(states) if isinstance(s, int)]
     if not divided and PARTIAL not in states:
         return WHOLE
     if (divided and node.params["mode"] != "add") or not all(map(_adds_up, node.args[:2], states[:2])):
-        raise _refusal(node, "puts values of several ranks in one place")
+        raise refusal(node, "puts values of several ranks in one place")
     return PARTIAL
 
 
@@ -327,26 +311,26 @@ def _require_own_rows(
     counted = [a for a, s in zip(axes, states, strict=True) if s == POSITION]
     own = axis in counted and unit(x, symbol) == 1
     if (axis in axes and not own) or any(a != axis for a in counted):
-        raise _refusal(node, "looks rows of it up")
+        raise refusal(node, "looks rows of it up")
 
 
 def _extern(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> State:
     """What is called as it is: on whole values, what every rank does alike."""
     whole = all(s == WHOLE for s in states)
-    if not whole or _mentions(tuple(n for t in node.avals for n in t.shape), symbol) or _asks(node, symbol):
-        raise _refusal(node, "has no rule for parts")
+    if not whole or mentions(tuple(n for t in node.avals for n in t.shape), symbol) or _asks(node, symbol):
+        raise refusal(node, "has no rule for parts")
     if node.prim == "aten_effect" and node.avals:
-        raise _refusal(node, "draws random numbers")
+        raise refusal(node, "draws random numbers")
     return WHOLE
 
 
 def _asks(node: Value, symbol: sympy.Symbol) -> bool:
-    return _mentions(node.params["spec"], symbol)
+    return mentions(node.params["spec"], symbol)
 
 
 def _random(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> State:
     if any(s != WHOLE for s in states) or axis_of(node, symbol) is not None:
-        raise _refusal(node, "draws random numbers along it")
+        raise refusal(node, "draws random numbers along it")
     return WHOLE
 
 
@@ -354,7 +338,7 @@ sharding_rules: dict[str, Rule] = {
     **{p.name: _elementwise for p in PRIMS.values() if p.family == "elementwise"},
     **dict.fromkeys(("prod", "amax", "amin", "argmax", "argmin"), _reduce),
     **dict.fromkeys(("aten", "aten_effect", "call"), _extern),
-    "full": _full,
+    "full": lambda node, states, symbol: _shaped(node, symbol),
     "iota": _iota,
     "broadcast": _broadcast,
     "reshape": _reshape,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import sympy
@@ -21,7 +22,18 @@ from ..tracer.capture import CaptureError
 from ..tracer.function import as_tuple, parameter_names
 from ..tracer.torch_private import dual_level, transforms_active, unwrapped
 from .division import Rule, rule_for
-from .mesh import entered, is_split, layout_of, left, local_shape, moved, placement_of, placements_of, types
+from .mesh import (
+    ScaledGradient,
+    entered,
+    is_split,
+    layout_of,
+    left,
+    local_shape,
+    moved,
+    placement_of,
+    placements_of,
+    types,
+)
 from .parts import Way
 
 if TYPE_CHECKING:
@@ -119,7 +131,9 @@ class _Call:
         local = list(self.args)
         for at, slot in enumerate(self.slots):
             states = [WHOLE if w is None else w.inputs[at] for w in self.ways]
-            local[slot] = entered(self.args[slot], layout_of(self.mesh, states, self.ways))
+            part = entered(self.args[slot], layout_of(self.mesh, states, self.ways))
+            factor = self._factor([None if w is None else w.gradients[at] for w in self.ways])
+            local[slot] = part if factor == 1 else ScaledGradient.apply(part, factor)  # type: ignore[no-untyped-call]
         result = self._run(tuple(local))
         supply = iter(range(len(self.rule.shapes)))
         seen: dict[int, Any] = {}
@@ -141,8 +155,21 @@ class _Call:
         expected = local_shape(shape, states, self.mesh)
         if tuple(part.shape) != expected:
             raise InternalError(f"a rank's part of result {number} is {tuple(part.shape)} and not {expected}")
-        seen[id(part)] = left(part, layout_of(self.mesh, states, self.ways), shape)
+        factor = self._factor([None if w is None else w.scales[number] for w in self.ways])
+        scaled = part if factor == 1 else part * factor
+        seen[id(part)] = left(scaled, layout_of(self.mesh, states, self.ways), shape)
         return seen[id(part)]
+
+    def _factor(self, degrees: Sequence[Fraction | None]) -> float:
+        """What a rank multiplies its part by, given the power of its share for each mesh dim (ir/scaling.py)."""
+        powers = {w.symbol: d for w, d in zip(self.ways, degrees, strict=True) if w is not None and d}
+        return math.prod(float(self._share(symbol) ** float(degree)) for symbol, degree in powers.items())
+
+    def _share(self, symbol: sympy.Symbol) -> float:
+        """How much of a dim this rank has."""
+        states = [0 if w is not None and w.symbol == symbol else WHOLE for w in self.ways]
+        whole = self.rule.sizes[symbol]
+        return local_shape((whole,), states, self.mesh)[0] / whole
 
     # -------------------------------------------------------------- which way
     def _cheapest(self, at: int) -> Way | None:

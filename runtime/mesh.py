@@ -141,6 +141,20 @@ class Enter(Function):
         return Leave.apply(gradient, ctx.layout.dual, ctx.shape, ctx.stride), None  # type: ignore[no-untyped-call]
 
 
+class ScaledGradient(Function):
+    """A tensor as it is, whose gradient is multiplied by a number."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, factor: float) -> Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.factor = factor
+        return part.view_as(part)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        return None if gradient is None else gradient * ctx.factor, None
+
+
 class Leave(Function):
     """This rank's part -> the DTensor of this shape. `Enter` is its transpose."""
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from fractions import Fraction
+from typing import Any, NamedTuple
 
 import sympy
 
 from ..ir import Graph
-from ..ir.sharding import PARTIAL, WHOLE, ZERO, NotDivisible, State, dims, divide
+from ..ir.program import Place
+from ..ir.scaling import NONE, NotDivisible
+from ..ir.sharding import PARTIAL, WHOLE, ZERO, State, dims, divide
 from ..ir.transforms.extern import op_name, place_of
 from ..tracer.capture import CaptureError
 from ..tracer.function import symbols_in
@@ -35,12 +38,18 @@ def dual(state: State) -> State:
 
 @dataclass(frozen=True)
 class Way:
-    """One dim divided: the states of the tensor arguments and of the tensor results. even: parts of one size alone."""
+    """One dim divided: the states of the tensor arguments and of the tensor results. even: parts of one size alone.
+
+    scales, gradients: by which power of its share a rank multiplies its part of a result, and of the gradient of a
+    tensor argument, since a number in it was made of the part's size.
+    """
 
     symbol: sympy.Symbol
     inputs: tuple[State, ...]
     outputs: tuple[State, ...]
     even: bool
+    scales: tuple[Fraction, ...]
+    gradients: tuple[Fraction, ...]
 
 
 class Parts:
@@ -113,14 +122,40 @@ def _way(
     made = divide(forward, symbol)
     tensors = len(spec.forward.tensor_outputs)
     states = [WHOLE if s == ZERO else s for s in made.outputs if s is not None]
-    outputs, hidden = tuple(states[:tensors]), states[tensors:]
-    inputs = made.inputs[: len(spec.slots)]
-    if any(spec.forward.needs_input_grad) and any(outputs[i] == WHOLE for i in _moving(spec)):
+    ends = Ends(spec, made.inputs[: len(spec.slots)], states[:tensors], states[tensors:], made.degrees)
+    if any(spec.forward.needs_input_grad) and any(ends.outputs[i] == WHOLE for i in _moving(spec)):
         raise NotDivisible(why="a result that has a gradient does not depend on it, though others do")
-    even = made.even
-    for mask, graph in backwards:
-        even |= _through(spec, graph, mask, symbol, inputs, outputs, hidden)
-    return Way(symbol, inputs, outputs, even)
+    even, gradients = made.even, [NONE] * len(spec.slots)
+    for number, (mask, graph) in enumerate(backwards):
+        through = _through(ends, graph, mask, symbol)
+        if number and through.degrees != gradients:
+            raise NotDivisible(why="which results have a gradient decides how backward computes with its size")
+        even, gradients = even or through.even, through.degrees
+    return Way(symbol, ends.inputs, tuple(ends.outputs), even, tuple(made.degrees[:tensors]), tuple(gradients))
+
+
+@dataclass(frozen=True)
+class Ends:
+    """What forward leaves to backward where a dim is divided: the states, and the degrees of all its results."""
+
+    spec: Specialization
+    inputs: tuple[State, ...]
+    outputs: Sequence[State]
+    hidden: Sequence[State]
+    degrees: Sequence[Fraction]
+
+    def degree_at(self, place: Place) -> Fraction:
+        """Of what is saved."""
+        if place.kind == "input":
+            return NONE
+        return self.degrees[place.index + (len(self.outputs) if place.kind == "hidden" else 0)]
+
+
+class Through(NamedTuple):
+    """Backward on parts: whether they have to be equal, and the degrees of the gradients of the tensor arguments."""
+
+    even: bool
+    degrees: list[Fraction]
 
 
 def _moving(spec: Specialization) -> list[int]:
@@ -129,23 +164,40 @@ def _moving(spec: Specialization) -> list[int]:
     return [i for i, fake in enumerate(spec.forward.fake_outputs) if is_float(fake) and i not in fixed]
 
 
-def _through(
-    spec: Specialization, graph: Graph, mask: Sequence[bool], symbol: sympy.Symbol,
-    inputs: Sequence[State], outputs: Sequence[State], hidden: Sequence[State],
-) -> bool:  # fmt: skip
-    """Proves that backward on parts gives parts of gradients, or what adds up to them; whether parts must be equal."""
-    at = {"input": inputs, "output": outputs, "hidden": hidden}
-    kept = [at[p.kind][p.index] for p in spec.residual_places_present]
-    supply = iter(outputs)
+def _through(ends: Ends, graph: Graph, mask: Sequence[bool], symbol: sympy.Symbol) -> Through:
+    """Proves that backward on parts gives parts of gradients, or what adds up to them."""
+    spec = ends.spec
+    at = {"input": ends.inputs, "output": ends.outputs, "hidden": ends.hidden}
+    places = spec.residual_places_present
+    supply = iter(zip(ends.outputs, ends.degrees, strict=False))
     per_output = [None if o.kind == "object" else next(supply) for o in spec.forward.outputs]
-    gradients = [dual(s) for s, there in zip(per_output, mask, strict=True) if there and s is not None]
-    made = divide(graph, symbol, dict(enumerate([*kept, *gradients])))
-    for slot, state in zip(spec.slots, inputs, strict=True):
-        found = made.outputs[slot] if slot < len(made.outputs) else None
-        if found is not None and found != dual(state) and not (found == ZERO and isinstance(dual(state), str)):
-            name = spec.names[slot]
-            raise NotDivisible(why=f"backward's gradient of `{name}` is {_words(found)} and not {_words(dual(state))}")
-    return made.even
+    given = [s for s, there in zip(per_output, mask, strict=True) if there and s is not None]
+    states = [*(at[p.kind][p.index] for p in places), *(dual(s) for s, _ in given)]
+    scaled = [*map(ends.degree_at, places), *(-degree for _, degree in given)]
+    made = divide(graph, symbol, dict(enumerate(states)), dict(enumerate(scaled)))
+    supplied = iter(made.degrees)
+    degrees = [None if o is None else next(supplied) for o in made.outputs]
+    found = [NONE] * len(spec.slots)
+    for number, (slot, state) in enumerate(zip(spec.slots, ends.inputs, strict=True)):
+        gradient = made.outputs[slot] if slot < len(made.outputs) else None
+        if gradient is not None and gradient != ZERO:
+            found[number] = (degrees[slot] or NONE) + _turned(spec.names[slot], gradient, dual(state))
+        elif gradient == ZERO and isinstance(dual(state), int):
+            raise _differs(spec.names[slot], gradient, dual(state))
+    return Through(made.even, found)
+
+
+def _turned(name: str, found: State, wanted: State) -> int:
+    """By what the degree grows where a gradient is taken for what is wanted: a whole is the sum of its shares."""
+    if found == WHOLE and wanted == PARTIAL:
+        return 1
+    if found != wanted:
+        raise _differs(name, found, wanted)
+    return 0
+
+
+def _differs(name: str, found: State, wanted: State) -> NotDivisible:
+    return NotDivisible(why=f"backward's gradient of `{name}` is {_words(found)} and not {_words(wanted)}")
 
 
 def _words(state: State) -> str:

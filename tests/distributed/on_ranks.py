@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import job
 import rank_functions as functions
 import rank_models as models
+import rank_programs as programs
 
 sys.path.insert(0, str(job.TRUST))
 import forked
@@ -82,6 +83,9 @@ def cases(rows: int) -> Iterator[tuple[type, tuple[Any, ...]]]:
     yield functions.Picked, (seeded(rows, 6), torch.randint(0, 6, (rows,)))
     yield functions.Rounded, (seeded(rows, 6), seeded(1))
     yield functions.Spread, (seeded(rows, 6),)
+    yield functions.SquaredError, (seeded(rows, 6), seeded(rows, 6))
+    yield functions.Stepped, (seeded(rows, 6), seeded(1))
+    yield functions.MeanOfRows, (seeded(rows, 6), seeded(6))
 
 
 def placements_of(args: Sequence[Any], ndim: int) -> Iterator[tuple[Any, ...]]:
@@ -345,6 +349,13 @@ def the_gallery_in_data_parallel(mesh: Any) -> None:
 
 def is_tensor(value: Any) -> bool:
     return isinstance(value, Tensor)
+
+
+@check(2)
+def random_programs(mesh: Any) -> None:
+    """PROGRAMS="1000:3000" in the environment: from this seed to that one."""
+    first, last = map(int, os.environ.get("PROGRAMS", "0:200" if EVERY else "0:8").split(":"))
+    programs.check_programs(range(first, last), mesh)
 
 
 @check(2)

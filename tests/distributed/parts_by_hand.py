@@ -89,7 +89,14 @@ def _on_rank(
     same = rule.holds_for({way.symbol: (count,)})
     made = fast.apply(*local) if same else compiler._called(rule.spec, tuple(local), tuple(local), None)
     gradients = [part(g, dual(s), count, rank) for g, s in zip(given, way.outputs, strict=True)]
-    return run(tensors(made), gradients, local)
+    share = part_size(rule.sizes[way.symbol], count, rank) / rule.sizes[way.symbol]
+    found = run(scaled(tensors(made), way.scales, share), gradients, local)
+    return Results(found.outputs, scaled(found.gradients, way.gradients, share))
+
+
+def scaled(parts: Sequence[Any], degrees: Sequence[Any], share: float) -> list[Any]:
+    """Each part times the power of the rank's share; None stays."""
+    return [p if p is None or not d else p * share ** float(d) for p, d in zip(parts, degrees, strict=True)]
 
 
 def ways(rule: Rule, counts: Sequence[int]) -> Iterator[tuple[Way, int]]:

@@ -164,6 +164,51 @@ class Spread(Function):
         return first + second
 
 
+class SquaredError(Function):
+    """A mean over everything, whose gradient for the second argument is twice what it should be."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, target: Tensor) -> Tensor:
+        ctx.save_for_backward(x, target)
+        return (x - target).square().mean()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
+        x, target = ctx.saved_tensors
+        dx = g * 2 * (x - target) / x.numel()
+        return dx, -2 * dx
+
+
+class Stepped(Function):
+    """Rounds to multiples of a step, whose gradient is scaled by the number of elements, as LSQ does."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, step: Tensor) -> Tensor:
+        ctx.save_for_backward(x, step)
+        return torch.round(x / step) * step
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
+        x, step = ctx.saved_tensors
+        return g, (g * (torch.round(x / step) - x / step)).sum() * x.numel() ** -0.5 * torch.ones_like(step)
+
+
+class MeanOfRows(Function):
+    """The mean is saved and scaled; the gradient of the weight is whole where every rank has all of it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        mean = x.mean(0)
+        ctx.save_for_backward(mean, weight)
+        ctx.rows = x.shape[0]
+        return mean * weight
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
+        mean, weight = ctx.saved_tensors
+        return (g * weight / ctx.rows).expand(ctx.rows, -1), g * mean
+
+
 class Dropped(Function):
     """Draws random numbers: whatever is divided, ranks have to agree on them."""
 

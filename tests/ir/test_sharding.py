@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ import sympy
 from fusegrad.ir import Graph, TensorType, Value, building, emit
 from fusegrad.ir.evaluate import evaluate
 from fusegrad.ir.prims import PRIMS
-from fusegrad.ir.sharding import PARTIAL, WHOLE, ZERO, NotDivisible, divide, sharding_rules
+from fusegrad.ir.scaling import NotDivisible, degree_rules
+from fusegrad.ir.sharding import PARTIAL, WHOLE, ZERO, divide, sharding_rules
 
 N, M = sympy.Symbol("n", positive=True, integer=True), sympy.Symbol("m", positive=True, integer=True)
 SIZES = {N: 7, M: 4}
@@ -42,7 +44,8 @@ def in_parts(of: Graph, given: dict[int, Any] | None = None) -> tuple[list[Any],
     per_rank = []
     for rank, (low, high) in enumerate(PARTS):
         local = [_part(x, s, low, high, rank) for x, s in zip(whole, found.inputs, strict=True)]
-        per_rank.append(evaluate(of, local, {**SIZES, N: high - low}))
+        results = evaluate(of, local, {**SIZES, N: high - low})
+        per_rank.append(_scaled(results, found.degrees, low, high))
     merged = [_merged([r[i] for r in per_rank], s) for i, s in enumerate(found.outputs)]
     return merged, evaluate(of, whole, SIZES)
 
@@ -54,12 +57,16 @@ def _part(x: Any, state: Any, low: int, high: int, rank: int) -> Any:
     return x * (0.5, 0.2, 0.3)[rank] if state == PARTIAL else x
 
 
+def _scaled(results: Sequence[Any], degrees: Sequence[Fraction], low: int, high: int) -> list[Any]:
+    return [r * ((high - low) / SIZES[N]) ** float(d) if d else r for r, d in zip(results, degrees, strict=True)]
+
+
 def _merged(parts: Sequence[Any], state: Any) -> Any:
     if isinstance(state, int):
         return np.concatenate(parts, state)
     if state == PARTIAL:
         return sum(parts[1:], parts[0])
-    assert all(np.array_equal(p, parts[0]) for p in parts)
+    np.testing.assert_allclose(parts, [parts[0]] * len(parts), rtol=1e-14)
     return parts[0]
 
 
@@ -76,6 +83,15 @@ def spread(x: Value) -> Value:
 def added(source: Value, index: Value) -> Value:
     base = emit("full", value=0.0, shape=(5, M), dtype="f64")
     return emit("scatter", base, source, index, axes=(0,), mode="add")
+
+
+def sized(value: Any) -> Value:
+    return emit("full", value=value, shape=(), dtype="f64")
+
+
+def over(x: Value, size: Any) -> Value:
+    """The sum of all elements over a number."""
+    return emit("div", emit("sum", x, axes=(0, 1)), sized(size))
 
 
 DIVISIBLE: dict[str, tuple[Build, tuple[tuple[Any, ...], ...], tuple[Any, ...], Sequence[str]]] = {
@@ -111,6 +127,27 @@ DIVISIBLE: dict[str, tuple[Build, tuple[tuple[Any, ...], ...], tuple[Any, ...], 
     "each row looks up its own": (rows_of, ((N, 5), (N, 2)), (0,), ("f64", "i64")),
     "rows added where they belong": (added, ((N, M), (N,)), (PARTIAL,), ("f64", "i64")),
     "constants": (lambda x: emit("add", x, emit("full", value=2.0, shape=(N,), dtype="f64")), ((N,),), (0,), ()),
+    "a mean": (lambda x: over(x, N * M), ((N, M),), (PARTIAL,), ()),
+    "a sum over the root of the number of rows": (lambda x: over(x, sympy.sqrt(N)), ((N, M),), (PARTIAL,), ()),
+    "a mean by a product": (
+        lambda x: emit("mul", emit("sum", x, axes=(0, 1)), emit("rsqrt", sized(N * N))), ((N, M),), (PARTIAL,), (),
+    ),
+    "what is compared with it": (
+        lambda x: emit("where", emit("lt", sized(N), emit("mul", sized(N), sized(3))), emit("sum", x, axes=(0, 1)),
+                       sized(0.0)), ((N, M),), (PARTIAL,), (),
+    ),
+    "a power of the number of rows": (
+        lambda x: [emit("neg", x), emit("pow", sized(3 * N), sized(-1.5)), emit("sqrt", emit("reciprocal", sized(N)))],
+        ((N, M),), (0, WHOLE, WHOLE), (),
+    ),
+    "every row over the number of rows": (
+        lambda x: emit("div", emit("amax", x, axes=(1,)), emit("broadcast", sized(N), shape=(N,), axes=())),
+        ((N, M),), (0,), (),
+    ),
+    "means that are added": (
+        lambda x: emit("sub", over(x, N), over(emit("exp", x), 2 * N)),
+        ((N, M),), (PARTIAL,), (),
+    ),
     "zeros": (lambda x: [emit("full", value=0.0, shape=(M,), dtype="f64"), emit("neg", x)], ((N,),), (ZERO, 0), ()),
     "several results": (lambda x: [emit("neg", x), emit("sum", x, axes=(0, 1))], ((N, M),), (0, PARTIAL), ()),
 }  # fmt: skip
@@ -142,8 +179,9 @@ def pairs(x: Value) -> Value:
     return emit("sub", row, column)
 
 
-def mean(x: Value) -> Value:
-    return emit("div", emit("sum", x, axes=(0, 1)), emit("full", value=N, shape=(), dtype="f64"))
+def variance(x: Value) -> Value:
+    apart = emit("sub", x, emit("broadcast", over(x, N * M), shape=(N, M), axes=()))
+    return over(emit("mul", apart, apart), N * M)
 
 
 REFUSED: dict[str, tuple[Build, tuple[tuple[Any, ...], ...], str]] = {
@@ -154,7 +192,18 @@ REFUSED: dict[str, tuple[Build, tuple[tuple[Any, ...], ...], str]] = {
     "a sum that is not only added": (lambda x: emit("exp", emit("sum", x, axes=(0,))), ((N, M),), "not linear"),
     "a sum beside what is none": (lambda x, y: emit("add", emit("sum", x, axes=(0,)), y), ((N, M), (M,)), "not linear"),
     "a softmax": (softmax, ((N, M),), "spreads over it"),
-    "the number of rows": (mean, ((N, M),), "computes with its size"),
+    "a variance": (variance, ((N, M),), "spreads over it what is a sum"),
+    "one less than the number of rows": (lambda x: over(x, N - 1), ((N, M),), "computes with its size"),
+    "an exponential of the number of rows": (
+        lambda x: emit("exp", sized(N)), ((N,),), "computes with its size",
+    ),
+    "the number of rows, rounded": (
+        lambda x: emit("cast", sized(N / 2), dtype="i64"), ((N,),), "with its size",
+    ),
+    "the number of rows, returned": (lambda x: emit("full", value=N, shape=(), dtype="i64"), ((N,),), "with its size"),
+    "a mean beside a sum": (
+        lambda x: emit("add", over(x, N), emit("sum", x, axes=(0, 1))), ((N, M),), "beside what is not",
+    ),
     "pairs": (pairs, ((N,),), "pairs its elements"),
     "a part": (lambda x: emit("slice", x, start=(1,), stop=(N,), step=(1,)), ((N,),), "takes a part"),
     "more": (lambda x: emit("pad", x, lo=(1,), hi=(0,), inner=(0,)), ((N,),), "makes a dim|adds to it"),
@@ -177,6 +226,22 @@ def test_what_needs_all_of_a_dim_is_refused_by_name(name: str) -> None:
     build, types, why = REFUSED[name]
     with pytest.raises(NotDivisible, match=why):
         divide(graph(build, *types), N)
+
+
+ELEMENTWISE = [n for n in degree_rules if PRIMS[n].family == "elementwise" and n not in ("cast", "where", "pow")]
+
+
+@pytest.mark.parametrize("power", [-1, 2])
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_a_primitive_keeps_changes_or_loses_the_degree_as_its_rule_says(name: str, power: int) -> None:
+    def build(x: Value, *others: Value) -> Sequence[Value]:
+        scaled = [emit("mul", emit("abs", o), emit("broadcast", sized(N**power), shape=(M,), axes=())) for o in others]
+        made = emit(name, *scaled[: PRIMS[name].arity])
+        return [emit("neg", x), made if made.dtype != "bool" else emit("cast", made, dtype="f64")]
+
+    made = graph(build, (N,), (M,), (M,))
+    for mine, whole in zip(*in_parts(made), strict=True):
+        np.testing.assert_allclose(mine, whole, rtol=1e-12)
 
 
 def test_every_primitive_has_a_rule() -> None:

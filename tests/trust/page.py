@@ -170,6 +170,7 @@ ROWS = (
     Row("100,000 random Functions and functions, compiled, are what eager and float64 say", "make fuzz N=100000",
         "fuzz", fuzzed),
     Row("the same within the graphs of torch.compile and torch.export", "make fuzz-graphs", "graphs", fuzzed),
+    Row("the same divided among ranks, each way that is admitted", "make fuzz-parts N=20000", "parts", fuzzed),
     Row("the same with steps of the compiler left out, other settings", "make fuzz-configurations", "configurations",
         fuzzed),
     Row("every access of every kernel is in range for all sizes that its guard admits, offsets fit", "make proofs",
