@@ -153,7 +153,7 @@ CODES = (
     # -------------------------------------------------------------- FG03x: arguments, results and what is kept
     Code(
         "FG030", "an argument is a tensor subclass or not strided",
-        "Sparse, quantised, nested and DTensor arguments have operations of their own.",
+        "Sparse, quantised and nested arguments have operations of their own; DTensors are divided by rules.",
         "Give plain tensors (`x.to_local()`, `x.to_dense()`).",
         (r"an argument is a tensor subclass", r"it is given a tensor subclass"),
     ),

@@ -9,19 +9,20 @@ it were the whole. What cannot be captured runs as written, operation by operati
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import sympy
 import torch
 
-from ..ir.errors import FusegradError, InternalError
+from ..ir.errors import FusegradError, InternalError, users_line
 from ..ir.sharding import WHOLE
 from ..tracer.capture import CaptureError
 from ..tracer.function import as_tuple, parameter_names
 from ..tracer.torch_private import dual_level, transforms_active, unwrapped
-from .division import Rule, rule_for
+from .division import Rule, rule_for, stand_in
+from .graphed import aside
 from .mesh import (
     ScaledGradient,
     entered,
@@ -80,10 +81,15 @@ def _is_dtensor(value: Tensor, kind: type) -> bool:
 
 
 # ------------------------------------------------------------------ the call
+TRANSFORMED = "it is given DTensors, within a transform of torch.func"
+Run: TypeAlias = "Callable[[tuple[Any, ...]], Any]"
+"""The class on the parts that a rank has of its arguments."""
+
+
 def call(compiler: Compiler, args: tuple[Any, ...]) -> Any:
     """`apply` where some argument is a DTensor. Raises MixedTensorsError, MeshesDifferError, PlacementError."""
     if transforms_active() or dual_level() >= 0:
-        compiler.leave_to_the_user("forward", "it is given DTensors, within a transform of torch.func")
+        compiler.leave_to_the_user("forward", TRANSFORMED)
         return compiler.users(*args)
     mesh = _mesh(compiler, args)
     if mesh.get_coordinate() is None:  # this rank has no part: DTensor's own rules know what that means
@@ -93,6 +99,23 @@ def call(compiler: Compiler, args: tuple[Any, ...]) -> Any:
         compiler.refuse("forward", rule)
         return compiler.users(*args)
     return _Call(compiler, rule, args, mesh)()
+
+
+def call_in_graph(compiler: Compiler, args: tuple[Any, ...], run: Run) -> Any:
+    """`apply` on DTensors in somebody else's graph, where `run` makes the call on the parts.
+
+    Raises CaptureError where it cannot be there, and what `call` raises.
+    """
+    if transforms_active() or dual_level() >= 0:
+        raise CaptureError(reason=TRANSFORMED, where=users_line())
+    mesh = _mesh(compiler, args)
+    if mesh.get_coordinate() is None:
+        raise CaptureError(reason="it is given DTensors of which this rank has no part", where=users_line())
+    with aside():
+        rule = rule_for(compiler, [stand_in(a) if isinstance(a, Tensor) else a for a in args])
+    if isinstance(rule, CaptureError):
+        raise rule
+    return _Call(compiler, rule, args, mesh, run)()
 
 
 def _mesh(compiler: Compiler, args: Sequence[Any]) -> Any:
@@ -114,16 +137,21 @@ def _name(compiler: Compiler, args: Sequence[Any], at: int) -> str:
 
 
 class _Call:
-    """One call: where its arguments are, where they go, and what comes back."""
+    """One call: where its arguments are, where they go, and what comes back.
 
-    def __init__(self, compiler: Compiler, rule: Rule, args: tuple[Any, ...], mesh: Any) -> None:
-        self.compiler, self.rule, self.args, self.mesh = compiler, rule, args, mesh
+    run: makes it in somebody else's graph, where there is no other capture than that of the parts.
+    """
+
+    def __init__(
+        self, compiler: Compiler, rule: Rule, args: tuple[Any, ...], mesh: Any, run: Run | None = None
+    ) -> None:
+        self.compiler, self.rule, self.args, self.mesh, self.run = compiler, rule, args, mesh, run
         self.slots = rule.spec.slots
         self.now = [placements_of(args[i], mesh.ndim) for i in self.slots]
         self.ways: list[Way | None] = []
         for at in range(mesh.ndim):
             self.ways.append(self._cheapest(at))
-        if not rule.runs_for(self._counts()):
+        if not (rule.runs_for if run is None else rule.holds_for)(self._counts()):
             self.ways = [None] * mesh.ndim
         self._tell()
 
@@ -142,6 +170,8 @@ class _Call:
 
     def _run(self, local: tuple[Any, ...]) -> Any:
         """The parts through the class as for plain tensors; through the capture of the whole where that is another."""
+        if self.run is not None:
+            return self.run(local)
         if self.rule.holds_for(self._counts()):
             return self.compiler(local, {})
         self.compiler.is_compiled("forward")
@@ -186,7 +216,7 @@ class _Call:
     def _cost(self, at: int, way: Way | None) -> float:
         states = [WHOLE] * len(self.slots) if way is None else way.inputs
         parts = [moved(p[at], s, self.mesh.size(at)) for p, s in zip(self.now, states, strict=True)]
-        return sum(float(self.args[i].nbytes) * part for i, part in zip(self.slots, parts, strict=True))
+        return sum(t.nbytes * part for t, part in zip(self.rule.tensors, parts, strict=True))
 
     def _counts(self) -> dict[sympy.Symbol, tuple[int, ...]]:
         """How often each dim is divided."""

@@ -126,7 +126,7 @@ def _captured(compiler: Compiler, args: Sequence[Any]) -> Rule:
     if (why := unseen_state(args) or compiler._unseen(args)) is not None:
         raise CaptureError(reason=why, where=users_line())
     compiler.require_capturable()
-    stand_ins = [_stand_in(a) if isinstance(a, Tensor) else a for a in args]
+    stand_ins = [stand_in(a) if isinstance(a, Tensor) else a for a in args]
     spec = WholeSizes(compiler.cls, stand_ins, compiler.reads_now(), True)
     require_no_draws(spec)
     asks = any(spec.forward.needs_input_grad) and backward_method(compiler.cls) is not None
@@ -142,5 +142,7 @@ def _captured(compiler: Compiler, args: Sequence[Any]) -> Rule:
     return Rule(spec, stand_ins, asks)
 
 
-def _stand_in(value: Tensor) -> Tensor:
-    return memoryless(tuple(value.shape), value.stride(), value.dtype, value.device, value.requires_grad)
+def stand_in(value: Tensor) -> Tensor:
+    """A plain tensor like a DTensor, without memory. In somebody's graph its sizes become numbers there."""
+    shape, stride = tuple(map(int, value.shape)), tuple(map(int, value.stride()))
+    return memoryless(shape, stride, value.dtype, value.device, value.requires_grad)

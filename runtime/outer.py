@@ -23,11 +23,14 @@ from ..tracer.torch_private import (
     derivatives_active,
     forward_mode_is_active,
     guard_in_dynamo,
+    is_made_of_others,
     no_autocast,
     records_above_autograd,
     share_memory,
     transforms_active,
+    unwrapped,
 )
+from . import distributed
 from .asked import asked_for, is_asked_for, is_for_a_graph
 from .config import settings
 from .graphed import Forward, UnknownSize, aside, example
@@ -115,6 +118,13 @@ def _state(compiler: Compiler) -> Any:
 
 def traced(compiler: Compiler, args: tuple[Any, ...]) -> Any:
     """A call, with every argument given. Raises Refused where it cannot be in the graph."""
+    if distributed.has_dtensors(args):
+        try:
+            return distributed.call_in_graph(compiler, args, lambda parts: traced(compiler, parts))
+        except CaptureError as error:
+            raise _refused(error) from error
+    if any(is_made_of_others(unwrapped(a)) for a in args if isinstance(a, Tensor)):
+        raise Refused("an argument is a tensor subclass, which gives operations a meaning of its own", users_line())
     if derivatives_active() and (torch.compiler.is_exporting() or records_above_autograd()):
         raise Refused("torch.export takes no derivative of torch.func around it", users_line())
     args = tuple(map(_as_constant, args))

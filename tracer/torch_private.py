@@ -19,6 +19,7 @@ from torch._functorch.autograd_function import custom_function_call
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd.function import Function
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..ir.versions import numbers
 
@@ -189,8 +190,19 @@ _BATCHED = _parse("Batched") if _parse is not None else None
 
 
 def is_fake(value: Any) -> bool:
-    """Whether a tensor has no data, behind all functorch wrappers."""
-    return isinstance(value, Tensor) and isinstance(unwrapped(value), FakeTensor)
+    """Whether a tensor has no data, behind all functorch wrappers; so has a subclass that is made of such."""
+    if not isinstance(value, Tensor):
+        return False
+    inner = unwrapped(value)
+    if not is_made_of_others(inner):
+        return isinstance(inner, FakeTensor)
+    names, _ = inner.__tensor_flatten__()  # type: ignore[attr-defined]
+    return any(is_fake(getattr(inner, name)) for name in names)
+
+
+def is_made_of_others(value: Any) -> bool:
+    """Whether it is a tensor subclass that torch.compile takes apart: a DTensor, or somebody's quantised tensor."""
+    return type(value) is not Tensor and is_traceable_wrapper_subclass(value)
 
 
 def is_traced_elsewhere() -> bool:

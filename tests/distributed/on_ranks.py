@@ -36,7 +36,6 @@ import kept_functions
 
 import fusegrad
 from fusegrad.examples.gallery.catalogue import CATALOGUE
-from fusegrad.ir.errors import FusegradError
 from fusegrad.runtime import demo_ranks
 from fusegrad.runtime.demo_model import Sizes
 from fusegrad.runtime.distributed import MeshesDifferError, MixedTensorsError, PlacementError
@@ -203,7 +202,7 @@ def moved_arguments_are_on_record(mesh: Any) -> None:
     assert all(word in refused for word in ("Softmax", "`x`", "dim 1", "amax", "redistribute")), refused
 
 
-def raises(kind: type[FusegradError], run: Callable[[], Any]) -> str:
+def raises(kind: type[Exception], run: Callable[[], Any]) -> str:
     try:
         run()
     except kind as error:
@@ -384,6 +383,54 @@ def tensor_parallel(mesh: Any) -> None:
 @check(4)
 def fully_sharded_and_tensor_parallel(mesh: Any) -> None:
     models.check_both(mesh)
+
+
+@check(2)
+def data_parallel_in_graphs(mesh: Any) -> None:
+    models.check_compiled_ddp(mesh)
+    models.check_compiled_fsdp(mesh)
+
+
+@check(2)
+def tensor_parallel_in_graphs(mesh: Any) -> None:
+    models.check_compiled_tp(mesh)
+
+
+@check(2)
+def in_the_graphs_of_torch_compile(mesh: Any) -> None:
+    """DTensors there: sizes that change, parts of different sizes, arguments that are moved."""
+    every = list(enumerate(zip(cases(7), cases(9), strict=True)))
+    for at, ((cls, args), (_, others)) in some(every, 3):
+        fast = fusegrad.compile(cls)
+        for placements in some(list(placements_of(args, 1)), 2, at):
+            torch._dynamo.reset()
+            step = torch.compile(in_a_graph(fast), backend="aot_eager", fullgraph=True)
+            for given in (args, others):
+                theirs = results(cls.apply, fresh(given))
+                same(results(step, placed(given, mesh, placements)), theirs, f"{cls.__name__} at {placements}")
+        is_compiled(fast)
+
+
+def in_a_graph(fast: Any) -> Any:
+    """A function whose whole body is one call."""
+    return lambda *args: fast.apply(*args)
+
+
+@check(2)
+def what_breaks_a_graph(mesh: Any) -> None:
+    """A method that is not captured is called between two graphs; what may not be moved is an error there, too."""
+    (x,) = placed((seeded(4, 6),), mesh, [(S0,)])
+    torch._dynamo.reset()
+    fast: Any = fusegrad.compile(functions.Asks)
+    written = functions.Asks.apply(2 * x)
+    same([whole(torch.compile(lambda x: fast.apply(2 * x), backend="aot_eager")(x))], [whole(written)], "Asks")
+    whole_graph = torch.compile(lambda x: fast.apply(2 * x), backend="aot_eager", fullgraph=True)
+    said = raises(RuntimeError, lambda: whole_graph(x))
+    assert "Asks.apply cannot be in a graph of torch.compile" in said, said
+    strict: Any = fusegrad.compile(functions.Softmax, fullgraph=True)
+    (columns,) = placed((seeded(4, 6),), mesh, [(S1,)])
+    said = raises(RuntimeError, lambda: torch.compile(lambda x: strict.apply(x), backend="aot_eager")(columns))
+    assert "Softmax.apply: `x` is S(1)" in said and "redistribute" in said, said
 
 
 def main() -> int:

@@ -152,6 +152,29 @@ def check_both(mesh: Any) -> None:
     compare(trained(fully_shard(network, mesh=grid["data"]), step), grid["data"])
 
 
+# ------------------------------------------------------------------ within torch.compile
+def compiled(network: nn.Module, **options: Any) -> nn.Module:
+    torch._dynamo.reset()
+    network.compile(backend="aot_eager", **options)
+    return network
+
+
+def check_compiled_ddp(mesh: Any) -> None:
+    compare(trained(DistributedDataParallel(compiled(model(True), fullgraph=True)), on_my_rows(mesh)), mesh)
+
+
+def check_compiled_fsdp(mesh: Any) -> None:
+    network = model(True)
+    for block in network:
+        fully_shard(compiled(block), mesh=mesh)
+    compare(trained(fully_shard(network, mesh=mesh), on_my_rows(mesh)), mesh)
+
+
+def check_compiled_tp(mesh: Any) -> None:
+    network = compiled(in_parallel(model(True), mesh), fullgraph=True)
+    compare(trained(network, lambda network, batch: network(batch).square().mean()))
+
+
 # ------------------------------------------------------------------ layers of the gallery
 def check_layer(entry: Entry, mesh: Any) -> None:
     """On this rank's rows, under DDP and FSDP2: outputs and gradients as written, those of parameters averaged."""

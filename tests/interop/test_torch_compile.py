@@ -3,6 +3,7 @@
 import pytest
 import torch
 import wrong
+from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 
 import fusegrad
@@ -99,6 +100,53 @@ def test_a_subclass_has_its_own_methods(flag) -> None:
 
     fn = torch.compile(lambda x: Doubled.apply(x) + 1, backend=wrong.Counting())
     close(wrong.result(fn), wrong.result(lambda x: Doubled.apply(x) + 1))
+
+
+class Pair(torch.Tensor):
+    """Two tensors in one, which knows a few operations by name: no other may be made of it."""
+
+    KNOWN = ("aten.mul", "aten.sin", "aten.cos", "aten.add", "aten.sum", "aten.detach", "aten.alias", "aten.view",
+             "aten.ones_like", "aten.expand")  # fmt: skip
+
+    @staticmethod
+    def __new__(cls, first, second):
+        options = {"dtype": first.dtype, "device": first.device, "requires_grad": first.requires_grad}
+        return torch.Tensor._make_wrapper_subclass(cls, first.shape, first.stride(), **options)
+
+    def __init__(self, first, second):
+        self.first, self.second = first, second
+
+    def __repr__(self):
+        return "Pair"
+
+    def __tensor_flatten__(self):
+        return ["first", "second"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner, meta, size, stride):
+        return Pair(inner["first"], inner["second"])
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args, kwargs=None):
+        assert str(func).startswith(cls.KNOWN), func
+        each = [tree_map_only(Pair, lambda t, n=name: getattr(t, n), args) for name in ("first", "second")]
+        results = [func(*a, **(kwargs or {})) for a in each]
+        return Pair(*results) if isinstance(results[0], torch.Tensor) else results[0]
+
+
+def test_a_tensor_subclass_breaks_the_graph() -> None:
+    """It gives operations a meaning of its own: the class runs as written on it, in a graph as outside of one."""
+    fast = fusegrad.compile(wrong.sine(None))
+
+    def run(f):
+        x = Pair(torch.arange(3.0), -torch.arange(3.0)).requires_grad_()
+        y = f(x)
+        y.sum().backward()
+        return y.first.detach(), y.second.detach(), x.grad.first, x.grad.second
+
+    close(run(torch.compile(lambda x: fast.apply(x * 2), backend="aot_eager")), run(lambda x: fast.apply(x * 2)))
+    with pytest.raises(RuntimeError, match="an argument is a tensor subclass"):
+        run(torch.compile(lambda x: fast.apply(x * 2), backend="aot_eager", fullgraph=True))
 
 
 def test_a_compiled_function() -> None:
