@@ -1,4 +1,7 @@
-"""Random programs on DTensors in random placements, against one process: divided, moved, or run as written."""
+"""Random programs on DTensors in random placements, against one process: divided, moved, or run as written.
+
+Every fourth is called within torch.compile(fullgraph=True).
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ def check_program(seed: int, mesh: Any) -> str:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return _checked(p, random.Random(f"placements {seed}"), mesh)
+            return _checked(p, random.Random(f"placements {seed}"), mesh, in_a_graph=seed % 4 == 3)
     finally:
         forget(p)
 
@@ -39,10 +42,13 @@ def check_programs(seeds: Sequence[int], mesh: Any) -> None:
     assert found["compiled"] >= len(seeds) // 2, found
 
 
-def _checked(p: Written, rng: random.Random, mesh: Any) -> str:
+def _checked(p: Written, rng: random.Random, mesh: Any, in_a_graph: bool) -> str:
     target, args = load(p), p.tensors(0)
     fast = fusegrad.compile(target, backend="reference")
     ours, eager = (t.apply if isinstance(target, type) else t for t in (fast, target))
+    if in_a_graph:
+        torch._dynamo.reset()
+        inner, ours = ours, torch.compile(lambda *args: inner(*args), backend="aot_eager", fullgraph=True)
     places = [_placement(a, rng) if isinstance(a, Tensor) else None for a in args]
     try:
         theirs = _results(eager, _leaves(args))
