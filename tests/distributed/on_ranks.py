@@ -386,6 +386,12 @@ def fully_sharded_and_tensor_parallel(mesh: Any) -> None:
 
 
 @check(2)
+def options_of_data_parallelism(mesh: Any) -> None:
+    for name in some(list(models.OPTIONS), 3):
+        models.check_option(name, mesh)
+
+
+@check(2)
 def data_parallel_in_graphs(mesh: Any) -> None:
     models.check_compiled_ddp(mesh)
     models.check_compiled_fsdp(mesh)

@@ -11,8 +11,9 @@ import rank_functions as functions
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -113,11 +114,14 @@ def check_ddp(mesh: Any) -> None:
     compare(trained(DistributedDataParallel(model(True)), on_my_rows(mesh)), mesh)
 
 
+def sharded(network: nn.Module, mesh: Any, **options: Any) -> nn.Module:
+    for block in network:  # type: ignore[attr-defined]
+        fully_shard(block, mesh=mesh, **options)
+    return fully_shard(network, mesh=mesh, **options)
+
+
 def check_fsdp(mesh: Any) -> None:
-    network = model(True)
-    for block in network:
-        fully_shard(block, mesh=mesh)
-    compare(trained(fully_shard(network, mesh=mesh), on_my_rows(mesh)), mesh)
+    compare(trained(sharded(model(True), mesh), on_my_rows(mesh)), mesh)
 
 
 def in_parallel(network: nn.Module, mesh: Any) -> nn.Module:
@@ -145,11 +149,57 @@ def check_tp(mesh: Any) -> None:
 
 def check_both(mesh: Any) -> None:
     grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
-    network = in_parallel(model(True), grid["model"])
-    for block in network:  # type: ignore[attr-defined]
-        fully_shard(block, mesh=grid["data"])
-    step = on_my_rows(grid["data"])
-    compare(trained(fully_shard(network, mesh=grid["data"]), step), grid["data"])
+    network = sharded(in_parallel(model(True), grid["model"]), grid["data"])
+    compare(trained(network, on_my_rows(grid["data"])), grid["data"])
+
+
+# ------------------------------------------------------------------ the ways in which people set these up
+def checkpointed(network: nn.Module) -> nn.Module:
+    apply_activation_checkpointing(network, check_fn=lambda module: isinstance(module, Block))
+    return network
+
+
+def accumulated(network: Any, batch: Tensor) -> Tensor:
+    """One backward without the exchange of gradients, and the other by whoever asked for the loss."""
+    with network.no_sync():
+        network(batch).square().mean().backward()
+    return network(batch).square().mean()
+
+
+def autocast(network: nn.Module, batch: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return network(batch).float().square().mean()
+
+
+def plainly(network: nn.Module, batch: Tensor) -> Tensor:
+    return network(batch).float().square().mean()
+
+
+LOW = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+OPTIONS: dict[str, tuple[Callable[[nn.Module, Any], nn.Module], Any]] = {
+    "no_sync": (lambda n, mesh: DistributedDataParallel(n), accumulated),
+    "autocast": (lambda n, mesh: DistributedDataParallel(n), autocast),
+    "static graph": (lambda n, mesh: DistributedDataParallel(n, static_graph=True), plainly),
+    "unused parameters": (lambda n, mesh: DistributedDataParallel(n, find_unused_parameters=True), plainly),
+    "views of buckets": (lambda n, mesh: DistributedDataParallel(n, gradient_as_bucket_view=True), plainly),
+    "checkpoints": (lambda n, mesh: DistributedDataParallel(checkpointed(n), static_graph=True), plainly),
+    "FSDP2 in bfloat16": (lambda n, mesh: sharded(n, mesh, mp_policy=LOW), plainly),
+    "FSDP2, not sharded again": (lambda n, mesh: sharded(n, mesh, reshard_after_forward=False), plainly),
+    "FSDP2 with checkpoints": (lambda n, mesh: sharded(checkpointed(n), mesh), plainly),
+    "FSDP2, offloaded": (lambda n, mesh: sharded(n, mesh, offload_policy=CPUOffloadPolicy(pin_memory=False)), plainly),
+}
+
+
+def check_option(name: str, mesh: Any) -> None:
+    """Bit for bit what the classes as written give in the same wrapper."""
+    wrap, loss = OPTIONS[name]
+    mine, theirs = (
+        trained(wrap(model(fast).float(), mesh), lambda network, batch: loss(network, my_rows(batch.float(), mesh)))
+        for fast in (True, False)
+    )
+    assert mine[0] == theirs[0], f"{name}: {mine[0]} and not {theirs[0]}"
+    for (path, value), other in zip(mine[1].items(), theirs[1].values(), strict=True):
+        assert torch.equal(value, other), f"{name}: {path}"
 
 
 # ------------------------------------------------------------------ within torch.compile
