@@ -82,6 +82,8 @@ def _is_dtensor(value: Tensor, kind: type) -> bool:
 
 # ------------------------------------------------------------------ the call
 TRANSFORMED = "it is given DTensors, within a transform of torch.func"
+UNFIT = "its parts do not fit those of the other arguments, or are too small"
+PINNED = "a graph would be made for the sizes of its parts, which the class computes with, or of which one is 1"
 Run: TypeAlias = "Callable[[tuple[Any, ...]], Any]"
 """The class on the parts that a rank has of its arguments."""
 
@@ -151,7 +153,9 @@ class _Call:
         self.ways: list[Way | None] = []
         for at in range(mesh.ndim):
             self.ways.append(self._cheapest(at))
+        self.unfit = UNFIT
         if not (rule.runs_for if run is None else rule.holds_for)(self._counts()):
+            self.unfit = UNFIT if not rule.runs_for(self._counts()) else PINNED
             self.ways = [None] * mesh.ndim
         self._tell()
 
@@ -240,7 +244,7 @@ class _Call:
 
     def _moves(self, at: int, placement: Any, way: Way | None) -> None:
         name, axis = self.rule.spec.names[self.slots[at]], placement.dim
-        why = self.rule.why_not(at, axis) or "its parts do not fit those of the other arguments, or are too small"
+        why = self.rule.why_not(at, axis) or self.unfit
         instead = placement_of(WHOLE if way is None else way.inputs[at])
         if self.compiler.fullgraph:
             raise PlacementError(function=self.compiler.cls.__name__, argument=name, placement=placement, dim=axis,
