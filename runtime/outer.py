@@ -24,6 +24,7 @@ from ..tracer.torch_private import (
     forward_mode_is_active,
     guard_in_dynamo,
     is_made_of_others,
+    is_taken_apart,
     no_autocast,
     records_above_autograd,
     share_memory,
@@ -119,6 +120,7 @@ def _state(compiler: Compiler) -> Any:
 def traced(compiler: Compiler, args: tuple[Any, ...]) -> Any:
     """A call, with every argument given. Raises Refused where it cannot be in the graph."""
     if distributed.has_dtensors(args):
+        _require_parts_are_seen(args)
         try:
             return distributed.call_in_graph(compiler, args, lambda parts: traced(compiler, parts))
         except CaptureError as error:
@@ -154,6 +156,13 @@ def traced(compiler: Compiler, args: tuple[Any, ...]) -> Any:
     hidden = [h.detach() for h in outputs[visible:]] if spec.forward.returns_hidden else ()
     result = spec.returned(outputs[:visible], tensors, hidden, BoundSizes(spec.binder.read(tensors)))
     return spec.with_given(result, args)
+
+
+def _require_parts_are_seen(args: Sequence[Any]) -> None:
+    """Of a DTensor torch.export and make_fx see the whole: its part would be a constant of their graphs."""
+    seen = is_asked_for() or any(is_made_of_others(a) and is_taken_apart(a) for a in args)
+    if torch.compiler.is_exporting() or not seen:
+        raise Refused("it is given DTensors, whose parts only torch.compile sees", users_line())
 
 
 def _as_constant(value: Any) -> Any:

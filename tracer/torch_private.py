@@ -200,6 +200,14 @@ def is_fake(value: Any) -> bool:
     return any(is_fake(getattr(inner, name)) for name in names)
 
 
+def is_taken_apart(value: Tensor) -> bool:
+    """Whether AOTAutograd traces what a tensor subclass is made of, which no other tracer does."""
+    from torch._subclasses.functional_tensor import FunctionalTensor
+
+    names, _ = value.__tensor_flatten__()  # type: ignore[attr-defined]
+    return any(isinstance(getattr(value, name), FunctionalTensor) for name in names)
+
+
 def is_made_of_others(value: Any) -> bool:
     """Whether it is a tensor subclass that torch.compile takes apart: a DTensor, or somebody's quantised tensor."""
     return type(value) is not Tensor and is_traceable_wrapper_subclass(value)

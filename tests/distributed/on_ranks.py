@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "gallery"))
 sys.path.insert(0, str(Path(__file__).parent))
@@ -437,6 +438,22 @@ def what_breaks_a_graph(mesh: Any) -> None:
     (columns,) = placed((seeded(4, 6),), mesh, [(S1,)])
     said = raises(RuntimeError, lambda: torch.compile(lambda x: strict.apply(x), backend="aot_eager")(columns))
     assert "Softmax.apply: `x` is S(1)" in said and "redistribute" in said, said
+
+
+@check(2)
+def graphs_that_see_no_parts(mesh: Any) -> None:
+    """torch.export and make_fx record operations on the whole: a part would be a constant of their graphs."""
+    fast: Any = fusegrad.compile(functions.Softmax)
+    x, other = placed((seeded(4, 6), seeded(4, 6)), mesh, [(S0,), (S0,)])
+    traced = make_fx(lambda x: fast.apply(2 * x))(x.detach())
+    same([whole(traced(other.detach()))], [whole(functions.Softmax.apply(2 * other.detach()))], "make_fx")
+
+    class Holder(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return fast.apply(x)  # type: ignore[no-any-return]
+
+    said = raises(RuntimeError, lambda: torch.export.export(Holder(), (x.detach(),)))
+    assert "Softmax.apply cannot be in a graph of torch.export: it is given DTensors" in said, said
 
 
 def main() -> int:
