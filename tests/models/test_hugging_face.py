@@ -135,5 +135,5 @@ def test_another_model_has_no_set() -> None:
 @every
 def test_the_first_steps_of_training(family: str) -> None:
     eager, swapped = trained(family, steps=12)
-    assert eager[-1] < eager[0]
+    assert sum(eager[-4:]) < sum(eager[:4])  # of four texts each; what is masked in them differs
     assert difference(eager, swapped) < TOLERANCE
