@@ -39,6 +39,7 @@ from .parts import Way
 
 if TYPE_CHECKING:
     from .function import Compiler
+    from .specialization import Specialization
 
 Tensor = torch.Tensor
 
@@ -82,10 +83,8 @@ def _is_dtensor(value: Tensor, kind: type) -> bool:
 
 # ------------------------------------------------------------------ the call
 TRANSFORMED = "it is given DTensors, within a transform of torch.func"
-UNFIT = "its parts do not fit those of the other arguments, or are too small"
-PINNED = "a graph would be made for the sizes of its parts, which the class computes with, or of which one is 1"
-Run: TypeAlias = "Callable[[tuple[Any, ...]], Any]"
-"""The class on the parts that a rank has of its arguments."""
+Run: TypeAlias = "Callable[[tuple[Any, ...], Specialization | None], Any]"
+"""The class on the parts that a rank has of its arguments, or what was captured of it at the whole sizes."""
 
 
 def call(compiler: Compiler, args: tuple[Any, ...]) -> Any:
@@ -139,10 +138,7 @@ def _name(compiler: Compiler, args: Sequence[Any], at: int) -> str:
 
 
 class _Call:
-    """One call: where its arguments are, where they go, and what comes back.
-
-    run: makes it in somebody else's graph, where there is no other capture than that of the parts.
-    """
+    """One call: where its arguments are, where they go, and what comes back. run: makes it in somebody else's graph."""
 
     def __init__(
         self, compiler: Compiler, rule: Rule, args: tuple[Any, ...], mesh: Any, run: Run | None = None
@@ -153,9 +149,7 @@ class _Call:
         self.ways: list[Way | None] = []
         for at in range(mesh.ndim):
             self.ways.append(self._cheapest(at))
-        self.unfit = UNFIT
-        if not (rule.runs_for if run is None else rule.holds_for)(self._counts()):
-            self.unfit = UNFIT if not rule.runs_for(self._counts()) else PINNED
+        if not rule.runs_for(self._counts()):
             self.ways = [None] * mesh.ndim
         self._tell()
 
@@ -174,11 +168,13 @@ class _Call:
 
     def _run(self, local: tuple[Any, ...]) -> Any:
         """The parts through the class as for plain tensors; through the capture of the whole where that is another."""
+        fits = self.rule.holds_for(self._counts())
+        if not fits:
+            self.compiler.is_compiled("forward")
         if self.run is not None:
-            return self.run(local)
-        if self.rule.holds_for(self._counts()):
+            return self.run(local, None if fits else self.rule.spec)
+        if fits:
             return self.compiler(local, {})
-        self.compiler.is_compiled("forward")
         return self.compiler._called(self.rule.spec, local, local, None)
 
     def _left(self, part: Tensor, number: int, seen: dict[int, Any]) -> Any:
@@ -244,7 +240,7 @@ class _Call:
 
     def _moves(self, at: int, placement: Any, way: Way | None) -> None:
         name, axis = self.rule.spec.names[self.slots[at]], placement.dim
-        why = self.rule.why_not(at, axis) or self.unfit
+        why = self.rule.why_not(at, axis) or "its parts do not fit those of the other arguments, or are too small"
         instead = placement_of(WHOLE if way is None else way.inputs[at])
         if self.compiler.fullgraph:
             raise PlacementError(function=self.compiler.cls.__name__, argument=name, placement=placement, dim=axis,

@@ -38,6 +38,8 @@ class WholeSizes(Specialization):
     Where the user's code would do another thing for a tensor as small as a part, that is not what is meant.
     """
 
+    is_compared = False
+
     def entry(self, kinds: tuple[Any, ...]) -> BackwardEntry:
         entry = super().entry(kinds)
         entry.everywhere = entry.compared = True  # at sizes of parts the method itself may say something else

@@ -107,6 +107,7 @@ class Root:
         """Of what was captured, and of the code that more may be captured from."""
         spec, compiler = self.spec, self.compiler
         facts = (
+            *(() if spec.is_compared else ("of the whole",)),
             operations(spec.forward.trace), list(map(_meta, spec.forward.fakes)), repr(spec.arguments),
             spec.forward.needs_input_grad, list(getattr(spec.guard, "conditions", ())), self._backward(),
             repr(compiler.derive_jvp), [code_sum(code) for code in self.code], self.backend, self.copies,
@@ -162,7 +163,7 @@ class Forward(Whole):
         self, compiler: Compiler, spec: Specialization, backend: str, copies: bool, recorded: bool, alone: bool
     ) -> None:
         super().__init__(compiler, spec, backend, copies)
-        self.compared, self.recorded, self.alone = False, recorded, alone
+        self.compared, self.recorded, self.alone = not spec.is_compared, recorded, alone
         self.autocast = _autocast()
         self.root = Root(compiler, spec, backend, copies)
         self.forward_unit.lineage, self.setup_unit.lineage = (self.root, "forward"), (self.root, "setup")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -117,12 +118,15 @@ def _state(compiler: Compiler) -> Any:
     return reads.facts(), methods_now(compiler.user_class), settings(), in_force(), torch.get_default_dtype()
 
 
-def traced(compiler: Compiler, args: tuple[Any, ...]) -> Any:
-    """A call, with every argument given. Raises Refused where it cannot be in the graph."""
+def traced(compiler: Compiler, args: tuple[Any, ...], spec: Specialization | None = None) -> Any:
+    """A call, with every argument given. Raises Refused where it cannot be in the graph.
+
+    spec: what serves these arguments, though it was captured for others: for the whole of which they are parts.
+    """
     if distributed.has_dtensors(args):
         _require_parts_are_seen(args)
         try:
-            return distributed.call_in_graph(compiler, args, lambda parts: traced(compiler, parts))
+            return distributed.call_in_graph(compiler, args, partial(traced, compiler))
         except CaptureError as error:
             raise _refused(error) from error
     if any(is_made_of_others(unwrapped(a)) for a in args if isinstance(a, Tensor)):
@@ -132,10 +136,10 @@ def traced(compiler: Compiler, args: tuple[Any, ...]) -> Any:
     args = tuple(map(_as_constant, args))
     given = opened(args)
     alone = not (transforms_active() or forward_mode_is_active())
-    spec = _specialization(compiler, given, alone)
+    spec = spec or _specialization(compiler, given)
+    if (why := _why_not(compiler, spec, alone) or _why_no_backward(compiler, given)) is not None:
+        raise Refused(why, spec.forward_place())
     tensors = spec.tensors_of(given)
-    if not spec.guard(tensors):
-        raise Refused("it was captured for other sizes", spec.forward_place())
     if spec.writes_inputs and share_memory(tensors):
         raise Refused("it writes to an argument that shares memory with another one", spec.forward_place())
     forward = Forward.of(compiler, spec, compiler.backend_for(given), tensors, alone)
@@ -172,7 +176,7 @@ def _as_constant(value: Any) -> Any:
     return value
 
 
-def _specialization(compiler: Compiler, given: Sequence[Any], alone: bool) -> Specialization:
+def _specialization(compiler: Compiler, given: Sequence[Any]) -> Specialization:
     from .function import NotCaptured
 
     for role in compiler.methods.roles():
@@ -195,9 +199,8 @@ def _specialization(compiler: Compiler, given: Sequence[Any], alone: bool) -> Sp
         if not isinstance(missing.error, OpaqueMet):
             compiler.refuse("forward", missing.error)
         raise _refused(missing.error) from missing
-    why = _why_not(compiler, spec, alone) or _why_no_backward(compiler, given)
-    if why is not None:
-        raise Refused(why, spec.forward_place())
+    if not spec.guard(spec.tensors_of(given)):
+        raise Refused("it was captured for other sizes", spec.forward_place())
     return spec
 
 

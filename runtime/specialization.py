@@ -7,7 +7,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import sympy
 import torch
@@ -99,6 +99,9 @@ class BackwardEntry:
 
 class Specialization:
     """One key of one class. Raises CaptureError from the constructor where forward cannot be captured."""
+
+    is_compared: ClassVar[bool] = True
+    """Whether its first run is compared with the user's own method."""
 
     def __init__(
         self,

@@ -68,7 +68,7 @@ def some(cases: Sequence[Any], most: int, at: int = 0) -> list[Any]:
 
 
 def seeded(*shape: int, grad: bool = True) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64).requires_grad_(grad)
+    return torch.randn(shape, dtype=torch.float64).requires_grad_(grad)
 
 
 # ------------------------------------------------------------------ DTensor against one process
@@ -420,6 +420,22 @@ def in_the_graphs_of_torch_compile(mesh: Any) -> None:
                 theirs = results(cls.apply, fresh(given))
                 same(results(step, placed(given, mesh, placements)), theirs, f"{cls.__name__} at {placements}")
         is_compiled(fast)
+
+
+@check(2)
+def graphs_of_the_whole_on_parts(mesh: Any) -> None:
+    """Where a part would be captured as something else: sizes that are numbers to Python, parts of one row."""
+    torch.manual_seed(8)
+    numbers = (next(e for e in CATALOGUE if e.name == "learned_step").written, (seeded(4, 6), seeded(), 3), (S1,))
+    rows = (functions.Norm, (seeded(2, 6), seeded(6), 1e-6), (S0,))
+    for cls, args, placement in (numbers, rows):
+        torch._dynamo.reset()
+        fast: Any = fusegrad.compile(cls)
+        step = torch.compile(in_a_graph(fast), backend="aot_eager", fullgraph=True)
+        given = placed(args, mesh, [placement, (R,)])
+        assert step(*given).placements == placement
+        same(results(step, given), results(cls.apply, fresh(args)), cls.__name__)  # type: ignore[attr-defined]
+        assert [r.reason for r in fast._fusegrad.records.values()] == [None, None], fast._fusegrad.records
 
 
 def in_a_graph(fast: Any) -> Any:
