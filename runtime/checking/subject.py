@@ -12,6 +12,7 @@ import torch.utils._pytree as pytree
 
 from ...ir.errors import FusegradError
 from ...tracer.function import as_tuple, uses_setup_context
+from ...tracer.torch_private import is_made_of_others
 from ..explain import compiler_of
 from ..function import Compiler
 from ..function import compile as compiled
@@ -157,8 +158,14 @@ def name_of(target: Any) -> str:
 def examined(
     target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], backend: str, tolerance: Tolerance, seed: int
 ) -> tuple[Subject, tuple[Tensor, ...]]:
-    """The Function in both forms with the example's tensors; raises CheckArgumentError where eager cannot run them."""
+    """The Function in both forms with the example's tensors.
+
+    Raises CheckArgumentError where eager cannot run them, and for tensor subclasses, DTensor among them.
+    """
     leaves, spec = pytree.tree_flatten((args, kwargs))
+    if (other := next((type(a).__name__ for a in leaves if is_made_of_others(a)), None)) is not None:
+        detail, fix = f"an argument is a {other}", "give plain tensors: the part that a rank has, `x.to_local()`, say"
+        raise CheckArgumentError(function=name_of(target), detail=detail, fix=fix)
     leaves = _differentiable(_drawn(leaves, seed))
     user, options, eager = both_forms(target, backend)
     tolerance = replace(tolerance, strict=isinstance(target, type))  # a function alone has gradients of autograd's form

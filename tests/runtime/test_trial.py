@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch.autograd import Function
+from torch.testing._internal.two_tensor import TwoTensor
 
 import fusegrad
 from fusegrad.__main__ import main
@@ -232,6 +233,11 @@ def test_arguments_that_eager_refuses_and_unknown_names() -> None:
         fusegrad.check(Scaled, torch.randn(3), torch.randn(2))
     with pytest.raises(CheckArgumentError, match=r"transforms: there is no 'vmpa'(.|\n)*vmap in_dims=0"):
         fusegrad.check(Scaled, x(), w(), transforms=["vmpa"])
+
+
+def test_tensor_subclasses_are_refused_by_name() -> None:
+    with pytest.raises(CheckArgumentError, match=r"an argument is a TwoTensor(.|\n)*give plain tensors"):
+        fusegrad.check(Scaled, TwoTensor(torch.randn(3), torch.randn(3)), torch.randn(3))
 
 
 # ------------------------------------------------------------------ what is wrong is found
