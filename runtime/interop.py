@@ -178,6 +178,7 @@ def applied(
             return _fusegrad_apply(own, *args, **kwargs)
         return _in_dynamos_graph(own, name if own is compiled[0] else None, args, kwargs)
 
+    two_steps.__name__ = _fusegrad_apply.__name__  # by which pickle and Dynamo look a bound method up
     return _fusegrad_apply if DYNAMO_TAKES_ANY_CLOSURE else two_steps
 
 

@@ -47,7 +47,7 @@ def met_since(before):
 def called_on(operator, sample):
     """An operator of forward, on the tensors of a sample."""
     given = [a.clone().requires_grad_() if differentiable(a) else a for a in sample if isinstance(a, torch.Tensor)]
-    return operator.overload, tuple(given)
+    return operator.overload, (*given, 0) if operator.draws else tuple(given)
 
 
 @pytest.mark.parametrize("case", TABLE, ids=lambda case: case.name)
