@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import keyword
 import re
+import string
 from collections.abc import Iterable
 
-RESERVED = frozenset(keyword.kwlist) | {
+LABELS = {
+    "PROGRAMS", "ITEMS", "TOTAL", "GROUP", "GROUPS", "FAN", "STRIPS", "PRECISION",
+    *(f"{kind}_{letter}" for kind in ("BLOCK", "OWN") for letter in string.ascii_uppercase),
+}  # fmt: skip
+"""The constants of kernels, which have the same names in all of them."""
+RESERVED = frozenset(keyword.kwlist) | LABELS | {
     "tl", "triton", "libdevice", "range", "float", "int", "bool", "min", "max", "sum", "abs", "pow", "print", "len",
     "constexpr", "static_range", "cdiv", "minimum", "maximum", "self",
 }  # fmt: skip

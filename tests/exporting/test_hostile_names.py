@@ -23,8 +23,9 @@ HOSTILE = [
     f'"""\n{PLANTED} = 1\n"""', "*/", "//", "?\\", "</script><script>alert(1)</script>", "$(x)", "../../x", "\ud800",
 ]  # fmt: skip
 ARGUMENTS = [
-    "tl", "triton", "torch", "range", "print", "self", "float", "min", "acc", "pid", "BLOCK_N", "x_ptr", "_", "__",
-    "日本", "mask", "grid", "exec", "match", "type", "int", "at", "std", "auto", "x" * 3000,
+    "tl", "triton", "torch", "range", "print", "self", "float", "min", "acc", "pid", "BLOCK_N", "PROGRAMS", "first",
+    "row", "N", "x_ptr", "_", "__", "日本", "mask", "grid", "exec", "match", "type", "int", "at", "std", "auto",
+    "x" * 3000,
 ]  # fmt: skip
 SOURCE = '''
 import torch
@@ -85,6 +86,8 @@ def tree(text: str) -> list[str]:
 def _numbered(statement: ast.stmt) -> str:
     names: dict[str, str] = {}
     for node in ast.walk(statement):
+        if isinstance(node, ast.keyword):
+            continue  # the word of a function that is called, not a name of ours
         for field in ("id", "arg", "name", "attr"):
             if isinstance(value := getattr(node, field, None), str):
                 setattr(node, field, names.setdefault(value, f"name{len(names)}"))
@@ -92,7 +95,8 @@ def _numbered(statement: ast.stmt) -> str:
 
 
 PLAIN = tree(emitted(scaled()))
-OTHERWISE_NAMED = [tree(emitted(scaled(x=x))) for x in ("first", "second", "a_name_that_leaves_no_room_on_its_line")]
+OTHER_NAMES = ("first", "second", "a_name_that_leaves_no_room_on_its_line", "long" * 750)
+OTHERWISE_NAMED = [tree(emitted(scaled(x=x))) for x in OTHER_NAMES]
 """Where forward's name for it is not backward's; how long it is decides what stands on a line of its own."""
 
 
