@@ -12,7 +12,7 @@ LABELS = {
     *(f"{kind}_{letter}" for kind in ("BLOCK", "OWN") for letter in string.ascii_uppercase),
 }  # fmt: skip
 """The constants of kernels, which have the same names in all of them."""
-RESERVED = frozenset(keyword.kwlist) | LABELS | {
+RESERVED = frozenset(keyword.kwlist) | {
     "tl", "triton", "libdevice", "range", "float", "int", "bool", "min", "max", "sum", "abs", "pow", "print", "len",
     "constexpr", "static_range", "cdiv", "minimum", "maximum", "self",
 }  # fmt: skip

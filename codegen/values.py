@@ -46,7 +46,7 @@ from .mathematics import (
     rounded,
     rules,
 )
-from .names import Names, identifier
+from .names import LABELS, Names, identifier
 from .prelude import HELPERS
 from .schedule import Schedule
 from .sizes import Hints, nonnegative, tidy
@@ -94,7 +94,7 @@ class Values:
     def __init__(self, program: Program, schedule: Schedule, target: Target, hints: Hints, kernel: str) -> None:
         self.program, self.plan, self.target, self.hints, self.kernel = program, schedule, target, hints, kernel
         self.rules = fast_rules if target.fast else packed_rules if schedule.packed else rules
-        self.names = Names([*HELPERS, kernel, "pid", "part", "strip", "group", "members", "k", "item"])
+        self.names = Names([*HELPERS, *LABELS, kernel, "pid", "part", "strip", "group", "members", "k", "item"])
         self.pointers: dict[Ref, str] = {}
         self.pointer_dtype: dict[Ref, str] = {}
         self.scalars: dict[Size, str] = {}
