@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,10 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.fixture(autouse=True)
-def switches_of_torch_may_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def switches_of_torch_may_be_set() -> Iterator[None]:
     """torch.testing's own tests take the right away for the whole process."""
-    monkeypatch.setattr(torch.backends, "__allow_nonbracketed_mutation_flag", True)
+    with torch.backends.__allow_nonbracketed_mutation():
+        yield
 
 
 @pytest.mark.parametrize("subject", pairs.SUBJECTS)
