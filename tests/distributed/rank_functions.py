@@ -179,13 +179,8 @@ class SquaredError(Function):
         return dx, -2 * dx
 
 
-class Stepped(Function):
-    """Rounds to multiples of a step, whose gradient is scaled by the number of elements, as LSQ does."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, step: Tensor) -> Tensor:
-        ctx.save_for_backward(x, step)
-        return torch.round(x / step) * step
+class Stepped(Rounded):
+    """The same forward; the gradient of the step is scaled by the number of elements, as LSQ does."""
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:

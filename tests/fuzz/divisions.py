@@ -9,8 +9,6 @@ from __future__ import annotations
 import argparse
 import random
 import sys
-import time
-import traceback
 import warnings
 from collections import Counter
 from collections.abc import Sequence
@@ -26,7 +24,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "distributed")]
 import parts_by_hand as by_hand  # noqa: E402
 import torch  # noqa: E402
 from fuzz_programs import Written, forget, load, program, source  # noqa: E402
-from fuzz_runs import Sum, memory, run_by_seed  # noqa: E402
+from fuzz_runs import Sum, answer_seeds, run_by_seed  # noqa: E402
 from fuzz_trials import near  # noqa: E402
 
 import fusegrad  # noqa: E402
@@ -103,16 +101,14 @@ def _apart(p: Written, fast: Any, eager: Any, rule: Rule, way: Way, count: int, 
 def work(pipe: Connection, options: argparse.Namespace) -> None:
     """Answers each seed, in a process of its own."""
     torch.set_num_threads(1)
-    for seed in iter(pipe.recv, None):
-        start = time.process_time()
-        try:
-            found = tested(seed)
-            written = [found.reason] if found.reason else []
-            counts = {"modes": found.ways, "results": found.others, "written": written}
-            told: dict[str, Any] = {"faults": found.faults, "by_backend": {"reference": counts}}
-        except Exception:
-            told = {"faults": [{"kind": "the fuzzer raises", "text": traceback.format_exc()}]}
-        pipe.send({"seed": seed, **told, "seconds": time.process_time() - start, "memory": memory()})
+    answer_seeds(pipe, _answer)
+
+
+def _answer(seed: int) -> dict[str, Any]:
+    found = tested(seed)
+    written = [found.reason] if found.reason else []
+    counts = {"modes": found.ways, "results": found.others, "written": written}
+    return {"faults": found.faults, "by_backend": {"reference": counts}}
 
 
 if __name__ == "__main__":

@@ -314,6 +314,17 @@ def memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
+def answer_seeds(pipe: Connection, answer: Callable[[int], dict[str, Any]]) -> None:
+    """Sends what is found for each seed that comes, with the time and the memory that it took."""
+    for seed in iter(pipe.recv, None):
+        start = time.process_time()
+        try:
+            told = answer(seed)
+        except Exception:
+            told = {"faults": [{"kind": "the fuzzer raises", "text": traceback.format_exc()}]}
+        pipe.send({"seed": seed, **told, "seconds": time.process_time() - start, "memory": memory()})
+
+
 def run_by_seed(what: str, description: str, work: Work, total: Sum, argv: Sequence[str] | None = None) -> int:
     """A fuzzer of one program for each seed: prints faults as they come, then a sum, and adds it to a file.
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 import argparse
 import random
 import sys
-import time
-import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -26,7 +24,7 @@ sys.path.insert(0, str(HERE))
 import torch  # noqa: E402
 import torch.utils.checkpoint  # noqa: E402
 from fuzz_programs import Written, forget, load, program, source  # noqa: E402
-from fuzz_runs import Sum, memory, run_by_seed  # noqa: E402
+from fuzz_runs import Sum, answer_seeds, run_by_seed  # noqa: E402
 from fuzz_trials import near, tensors  # noqa: E402
 
 import fusegrad  # noqa: E402
@@ -282,15 +280,13 @@ def _failed(p: Written, way: Way, found: Result, what: str, text: str) -> None:
 def work(pipe: Connection, options: argparse.Namespace) -> None:
     """Answers each seed, in a process of its own."""
     torch.set_num_threads(1)
-    for seed in iter(pipe.recv, None):
-        start = time.process_time()
-        try:
-            found = tested(seed)
-            counts = {"modes": Counter([found.way]), "results": Counter([found.result]), "written": []}
-            told: dict[str, Any] = {"faults": found.faults, "by_backend": {"reference": counts}}
-        except Exception:
-            told = {"faults": [{"kind": "the fuzzer raises", "text": traceback.format_exc()}]}
-        pipe.send({"seed": seed, **told, "seconds": time.process_time() - start, "memory": memory()})
+    answer_seeds(pipe, _answer)
+
+
+def _answer(seed: int) -> dict[str, Any]:
+    found = tested(seed)
+    counts = {"modes": Counter([found.way]), "results": Counter([found.result]), "written": []}
+    return {"faults": found.faults, "by_backend": {"reference": counts}}
 
 
 if __name__ == "__main__":
