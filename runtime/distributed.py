@@ -178,16 +178,16 @@ class _Call:
         return self.compiler._called(self.rule.spec, local, local, None)
 
     def _left(self, part: Tensor, number: int, seen: dict[int, Any]) -> Any:
-        if id(part) in seen and self.run is None:
-            return seen[id(part)]
+        if id(part) in seen:
+            if self.run is None:
+                return seen[id(part)]
+            part = part.clone()  # AOTAutograd (torch 2.13) takes no two DTensors of one memory
         states = [WHOLE if w is None else w.outputs[number] for w in self.ways]
         shape = self.rule.shapes[number]
         expected = local_shape(shape, states, self.mesh)
         if tuple(part.shape) != expected:
             raise InternalError(f"a rank's part of result {number} is {tuple(part.shape)} and not {expected}")
         factor = self._factor([None if w is None else w.scales[number] for w in self.ways])
-        if id(part) in seen:  # AOTAutograd (torch 2.13) takes no two DTensors of one memory
-            part = part.clone()
         scaled = part if factor == 1 else part * factor
         seen[id(part)] = left(scaled, layout_of(self.mesh, states, self.ways), shape)
         return seen[id(part)]
