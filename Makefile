@@ -9,10 +9,11 @@
 # make environments   no compiler, no triton, odd folders and locales, -OO, notebooks, zipapps, ...
 # make proofs         prove every access of every kernel that the tests know; ARGS=--json writes the numbers
 # make cache-faults   N=10000 random mutations of a populated cache, each followed by a use
+# make injection      each function of the package raises, one at a time, in calls of many kinds: eager answers
 # make kills          N=100 processes killed during captures, compilations and writes, and started again
 # make sharing        N=16 processes at once on one empty cache
 # make job            N=8 processes of torchrun on one empty cache: how often is each kernel compiled?
-# make soak           CALLS=1000000 calls over SHAPES=1000 shapes: memory, variants, threads, files
+# make soak           CALLS=1000000 calls over SHAPES=1000 shapes: memory, variants, threads, files; tensors of 100 MB
 # make fuzz N=1000    random programs, compiled, against eager; SEED=0, JOBS=2, BACKEND="reference interpret:10"
 # make mutants        one change of the generator or of a transform at a time, N=200: which do the tests notice?
 # make dist           a wheel and a source distribution in dist/, the wheel tried in an environment of its own
@@ -22,7 +23,9 @@
 # make convergence    Hugging Face models over STEPS=200, swapped, beside themselves
 # make numerics       write docs/numerics.md: the error of every operation beside eager's
 # make conformance    write docs/conformance.md: torch's own Functions by eager, fusegrad and torch.compile
+# make world          classes of published packages and their tests, beside eager; in pieces: it goes on where it stopped
 # make fuzz-graphs N=200     random programs within the graphs of torch.compile and torch.export, against eager
+# make fuzz-habits N=200    random Functions as people write them: registries, modules, generators, .data, print
 # make fuzz-parts N=2000       random programs computed in parts, as ranks do with DTensors, against the whole
 # make fuzz-configurations N=200    random programs under random settings: steps left out, backends, ..
 #
@@ -97,7 +100,10 @@ environments: $(STAMP)
 proofs: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/trust/proofs.py $(ARGS)
 
-.PHONY: cache-faults kills sharing job
+.PHONY: cache-faults kills sharing job injection
+injection: $(STAMP)
+	FUSEGRAD_STORE=0 OMP_NUM_THREADS=1 $(BIN)/python tests/trust/injection.py $(ARGS)
+
 cache-faults: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/trust/cache_faults.py --count $(or $(N),10000) $(ARGS)
 
@@ -111,6 +117,7 @@ job: $(STAMP)
 	$(BIN)/python tests/distributed/job.py --processes $(or $(N),8) $(ARGS)
 
 soak: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/trust/kept.py $(filter --json,$(ARGS))
 	OMP_NUM_THREADS=1 $(BIN)/python tests/trust/soak.py --calls $(or $(CALLS),1000000) --shapes $(or $(SHAPES),1000) $(ARGS)
 
 # In pieces: ARGS="--json benchmarks/results/trust/fuzz.json --resume".
@@ -171,6 +178,10 @@ convergence: $(STAMP)
 fuzz-graphs: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/graphs.py $(or $(N),200) --seed $(or $(SEED),0) --jobs $(JOBS) $(ARGS)
 
+.PHONY: fuzz-habits
+fuzz-habits: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/habits.py $(or $(N),200) --seed $(or $(SEED),0) --jobs $(JOBS) $(ARGS)
+
 .PHONY: fuzz-parts
 fuzz-parts: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/divisions.py $(or $(N),2000) --seed $(or $(SEED),0) --jobs $(JOBS) $(ARGS)
@@ -179,3 +190,20 @@ fuzz-parts: $(STAMP)
 fuzz-configurations: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/configurations.py $(or $(N),200) --seed $(or $(SEED),0) \
 		--jobs $(JOBS) $(ARGS)
+
+# Packages go into an environment of their own, which stands on this one: --no-deps, so that no other torch comes.
+WORLD := build/world
+WORLD_STAMP := $(WORLD)/.installed
+SITE := import sysconfig; print(sysconfig.get_path("purelib"))
+
+$(WORLD_STAMP): $(STAMP) tests/world/requirements.txt
+	$(BIN)/python -m venv $(WORLD)
+	echo "import site; site.addsitedir('$$($(BIN)/python -c '$(SITE)')')" > "$$($(WORLD)/bin/python -c '$(SITE)')/below.pth"
+	PIP_CONSTRAINT=$(CONSTRAINTS) $(WORLD)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps \
+		-r tests/world/requirements.txt
+	touch $@
+
+# Parts and packages: ARGS="classes page --only snntorch entmax".
+.PHONY: world
+world: $(WORLD_STAMP)
+	OMP_NUM_THREADS=1 $(WORLD)/bin/python tests/world/world.py $(ARGS)

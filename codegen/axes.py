@@ -232,6 +232,9 @@ def below(roots: Iterable[Term]) -> tuple[Term, ...]:
 MAX_PLACES = 8
 """A value that is asked for at more kinds of places than this (x[i], x[i + 1], x[2 * i]) goes through memory."""
 
+MAX_QUESTIONS = 32
+"""So does one that is asked for more often: at places and under guards, which each slice of a sum of slices doubles."""
+
 
 MAX_PIECES = 16
 """A concatenation of at most so many equal pieces is stored piece by piece."""
@@ -254,6 +257,7 @@ class Builder:
         self._terms: dict[Any, Term] = {}
         self._asked: dict[Any, Term] = {}
         self._places: dict[int, set[Any]] = {}
+        self._questions: dict[int, set[Any]] = {}
         self.goal = -1
         self.nested = False
 
@@ -320,7 +324,7 @@ class Builder:
         place = tuple(self.settled(i) if n != 1 else Index() for i, n in zip(index, node.shape, strict=True))
         key = (node.id, place, guards)
         if key not in self._asked:
-            self._count(node, place)
+            self._count(node, place, guards)
             self._asked[key] = self._rule(node)(self, node, place, guards)
         return self._asked[key]
 
@@ -343,13 +347,16 @@ class Builder:
     def _rule_of(self, node: Value) -> Callable[[Builder, Value, tuple[Index, ...], tuple[Term, ...]], Term]:
         return rules.get(node.prim) or family_rules[PRIMS[node.prim].family]
 
-    def _count(self, node: Value, place: tuple[Index, ...]) -> None:
+    def _count(self, node: Value, place: tuple[Index, ...], guards: tuple[Term, ...]) -> None:
         """Places along other axes of the same sizes are one kind: reductions have axes of their own, until unified."""
         if node.id in self.memory or PRIMS[node.prim].family in ("input", "source"):
             return
         kinds = self._places.setdefault(node.id, set())
         kinds.add(tuple(i.kind for i in place))
-        if len(kinds) > MAX_PLACES and PRIMS[node.prim].family == "elementwise":
+        questions = self._questions.setdefault(node.id, set())
+        questions.add((place, guards))
+        often = len(kinds) > MAX_PLACES or len(questions) > MAX_QUESTIONS
+        if often and PRIMS[node.prim].family == "elementwise":
             raise Cut([node])
 
     def covers(self, place: Index, size: Size) -> bool:

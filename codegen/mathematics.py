@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import struct
 from collections.abc import Callable
@@ -274,10 +275,56 @@ def of_sizes(value: sympy.Expr, symbol: Callable[[sympy.Symbol], Expr]) -> Expr:
     return _call_of_sizes(value, args)
 
 
+def is_counted(value: sympy.Expr) -> bool:
+    """Whether a whole number is made as sizes are, so that it may be one."""
+    return all(f.func in (sympy.floor, sympy.ceiling, sympy.Max, sympy.Min) for f in value.atoms(sympy.Function))
+
+
 def _call_of_sizes(value: sympy.Expr, args: list[Expr]) -> Expr:
     if value.is_Pow:
-        return call("tl.exp", binary("*", args[1], call("tl.log", args[0])))
-    function = {sympy.floor: "tl.floor", sympy.ceiling: "tl.ceil", sympy.Max: "tl.maximum", sympy.Min: "tl.minimum"}[
-        value.func
-    ]
-    return call(function, *args)
+        logarithm = literal(repr(math.log(value.base))) if value.base.is_number else call("tl.log", args[0])
+        return call("tl.exp", binary("*", args[1], logarithm))
+    rule = SIZES.get(type(value).__name__)
+    if rule is None:
+        raise ValueError(f"kernels have no {type(value).__name__} of sizes")
+    return functools.reduce(rule, args) if len(args) > 2 else rule(*args)
+
+
+def _remainder(a: Expr, b: Expr) -> Expr:
+    return binary("-", a, binary("*", call("tl.floor", binary("/", a, b)), b))
+
+
+def _rounded_half_even(x: Expr) -> Expr:
+    above = call("tl.floor", binary("+", x, literal("0.5")))
+    is_tie, is_odd = (binary("-", above, x), "0.5"), (_remainder(above, literal("2.0")), "1.0")
+    down = [call("tl.where", binary("==", a, literal(b)), literal("1.0"), literal("0.0")) for a, b in (is_tie, is_odd)]
+    return binary("-", above, binary("*", *down))
+
+
+def _sign(x: Expr) -> Expr:
+    ends = [call("tl.where", binary(op, x, literal("0.0")), literal("1.0"), literal("0.0")) for op in (">", "<")]
+    return binary("-", *ends)
+
+
+def _tangent(x: Expr) -> Expr:
+    """tanh(x) = 1 - 2 / (exp(2 x) + 1), which has no overflow that shows."""
+    grown = call("tl.exp", binary("*", literal("2.0"), x))
+    return binary("-", literal("1.0"), binary("/", literal("2.0"), binary("+", grown, literal("1.0"))))
+
+
+SIZES: dict[str, Callable[..., Expr]] = {
+    "floor": lambda x: call("tl.floor", x),
+    "ceiling": lambda x: call("tl.ceil", x),
+    "Max": lambda a, b: call("tl.maximum", a, b),
+    "Min": lambda a, b: call("tl.minimum", a, b),
+    "Abs": lambda x: call("tl.abs", x),
+    "Mod": _remainder,
+    "RoundHalfEven": _rounded_half_even,
+    "sign": _sign,
+    "exp": lambda x: call("tl.exp", x),
+    "log": lambda x: call("tl.log", x),
+    "sin": lambda x: call("tl.sin", x),
+    "cos": lambda x: call("tl.cos", x),
+    "tanh": _tangent,
+}
+"""sympy's functions of sizes by name; those of two arguments are folded."""

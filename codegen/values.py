@@ -37,6 +37,7 @@ from .mathematics import (
     cast,
     fast_rules,
     held,
+    is_counted,
     loaded,
     lowest,
     narrowed,
@@ -343,13 +344,19 @@ class Values:
         value = term.param
         if isinstance(value, sympy.Basic) and not value.is_number:
             value = tidy(value)
-            integral = isinstance(value, int) or value.is_integer
-            text = self.size(value) if integral else of_sizes(value, lambda s: self.size(s, str(s)))
+            integral = isinstance(value, int) or (value.is_integer and is_counted(value))
+            text = self.size(value) if integral else self._of_sizes(value, term)
             text = call("tl.cast", text, literal(TL[held(term.dtype)]))
             return rounded(text, term.dtype) if term.dtype in NARROW else text
         if isinstance(value, sympy.Basic):
             value = int(value) if value.is_integer else float(value)
         return literal(number(value, term.dtype))
+
+    def _of_sizes(self, value: sympy.Expr, term: Term) -> Expr:
+        try:
+            return of_sizes(value, lambda s: self.size(s, str(s)))
+        except ValueError as error:
+            raise Unfusible(term.node or self.program.sinks[0].node, str(error)) from error
 
     def _typed(self, term: Term, text: Expr) -> Expr:
         """A constant that stands without a tensor beside it."""

@@ -67,6 +67,19 @@ CODES = (
         "Nothing, if that is meant. Under a plain checkpoint the class runs compiled.",
         (r"a TorchDispatchMode \(",),
     ),
+    Code(
+        "FG008", "anomaly mode is on, which names the operation that made a NaN",
+        "Under torch.autograd.detect_anomaly a backward that is differentiated again runs as written, operation by "
+        "operation, so that errors name what they name in eager. Forward and a first backward stay compiled.",
+        "Nothing: leave anomaly mode once the NaN is found.",
+        (r"anomaly mode is on",),
+    ),
+    Code(
+        "FG009", "an attribute of its ctx was assigned or changed after forward",
+        "Someone wrote to `grad_fn` (`y.grad_fn.alpha = 2.0`): its backward runs as written on what is there now.",
+        "Give backward what it needs as an argument of forward.",
+        (r"an attribute of its ctx was assigned",),
+    ),
     # -------------------------------------------------------------- FG01x: what the body does with data
     Code(
         "FG010", "its control flow depends on the data of a tensor",
@@ -101,9 +114,9 @@ CODES = (
     ),
     Code(
         "FG015", "it asks for the grad mode",
-        "backward behaves differently under create_graph=True, so one graph cannot be both.",
-        "Drop torch.is_grad_enabled() from backward.",
-        (r"it asks for the grad mode",),
+        "backward may behave differently under create_graph=True, so one graph cannot be both.",
+        "Drop torch.is_grad_enabled() from backward, and questions whether its gradient requires grad.",
+        (r"it asks for the grad mode", r"it asks whether autograd follows a gradient"),
     ),
     Code(
         "FG016", "it turns the grad mode off or on, which forward mode does not heed",
@@ -111,18 +124,32 @@ CODES = (
         "Use x.detach(), which both heed; or keep forward mode away from the function.",
         (r"it turns the grad mode",),
     ),
+    Code(
+        "FG017", "a distribution of torch looks at its parameters",
+        "torch.distributions checks the values that it is given, which no graph can do.",
+        "Pass `validate_args=False` to the distribution.",
+        (r"a distribution of torch looks",),
+    ),
+    Code(
+        "FG018", "it calls `item`, which says what is in a tensor",
+        "Python asks for a number, or a size that depends on data: what comes before and after is compiled, and the "
+        "answer selects what comes after. Numbers that are only computed with make no further graph.",
+        "Nothing, if the question is needed. Else keep the number as a 0-d tensor, or use torch.where.",
+        (r"it calls `.*`, which says what is in a tensor", r"says what is in a tensor"),
+    ),
     # -------------------------------------------------------------- FG02x: effects that a graph would lose
     Code(
         "FG020", "it calls `print`",
         "A call with an effect, or with another result each time, would happen once and never again.",
         "Take it out of the method, or declare is_traceable = False.",
-        (r"it calls `\w+`$", r"it calls `\w+` of [\w.]+$", r"it uses the module", r"it imports `"),
+        (r"it catches what torch",
+         r"it calls `\w+`$", r"it calls `\w+` of [\w.]+$", r"it uses the module", r"it imports `"),
     ),
     Code(
         "FG021", "it assigns the global `counter`",
         "The method changes something outside itself, which has to happen at every call.",
         "Return the value or put it on ctx; or declare is_traceable = False.",
-        (r"it assigns the (global|nonlocal)", r"it assigns `\.", r"it registers a hook",
+        (r"it assigns the (global|nonlocal)", r"it assigns `\.(?!requires_grad|_dtype|_fwd)", r"it registers a hook",
          r"it changes `.*`, which is not its own",
          r"it calls `\w+` of an? .* from outside", r"it changes the .*, which it also reads"),
     ),
@@ -149,6 +176,25 @@ CODES = (
         "The backward of a plain function runs its body again; its gradient has to belong to the numbers drawn.",
         "Draw outside and pass the numbers, use fusegrad.random, or write a Function that saves the mask.",
         (r"it draws random numbers",),
+    ),
+    Code(
+        "FG026", "it assigns `._dtype` of a tensor",
+        "torch.amp.custom_fwd leaves notes on the first argument of what it decorates: a ctx in the older style, a "
+        "tensor where there is a setup_context.",
+        "Write `forward(ctx, ...)` without setup_context where custom_fwd is used; or cast in forward by hand.",
+        (r"it assigns `\._(dtype|fwd_used_autocast)`",),
+    ),
+    Code(
+        "FG027", "it assigns `.requires_grad` of a tensor",
+        "An assignment to a tensor's flag is nothing that a graph can hold.",
+        "Write `x = x.detach().requires_grad_()` and torch.autograd.grad under torch.enable_grad(): that is captured.",
+        (r"it assigns `\.requires_grad`",),
+    ),
+    Code(
+        "FG028", "it draws from a torch.Generator, whose state no graph has",
+        "A generator that a method makes or finds is another one, or in another state, at the next call.",
+        "Draw outside and pass the numbers; or use fusegrad.random, whose draws belong to a seed that is a number.",
+        (r"it draws from a torch.Generator", r"it hands on an object of a script"),
     ),
     # -------------------------------------------------------------- FG03x: arguments, results and what is kept
     Code(
@@ -180,7 +226,8 @@ CODES = (
         "FG034", "`ctx.table` is a dict with tensors",
         "What is left on ctx for backward can neither be part of a key nor be replaced by tensors of a call.",
         "Save tensors one by one: ctx.save_for_backward, or ctx.name = tensor.",
-        (r"`ctx\.",),
+        (r"`ctx\.(?![^`]*` (is an? \w+ that holds tensors|is an? [A-Z]\w* with tensors|holds an? (function|method)|"
+         r"holds an? (\w*Module|Linear)))",),
     ),
     Code(
         "FG035", "it keeps a tensor with a history of its own, made in grad mode",
@@ -243,7 +290,7 @@ CODES = (
         "FG051", "what its opaque nodes return keeps changing: beyond 8 graphs it runs as you wrote it",
         "What a nested call returns differs in dtype, rank or plain values each time.",
         "Have it return tensors of one kind.",
-        (r"what its opaque nodes return",),
+        (r"what its opaque nodes return", r"what it decides by the data"),
     ),
     Code(
         "FG052", "a graph of Norm_backward holds for one batch size; after 16 sizes its operations run one by one",
@@ -270,6 +317,14 @@ CODES = (
          r"torch.export takes no"),
     ),
     Code(
+        "FG055", "it was captured for 16 numbers, all else alike: with another number it runs as you wrote it until it "
+        "was called with that one 32 times",
+        "A number among the arguments, or of those that the methods read, takes many values. Each is a graph, which "
+        "costs as much as a hundred calls; so a value that is new has to come often before it is captured.",
+        "Pass the number as a 0-d tensor; or compile with fullgraph=True, which captures at every first call.",
+        (r"it was captured for \d+ numbers",),
+    ),
+    Code(
         "FG060", "jvp is not linear: `mul` multiplies two values that depend on the tangents",
         "A rule is derived by transposing another, and only a linear one has a transpose.",
         "Write the missing method, or keep the operation off the way of the tangents or gradients.",
@@ -290,9 +345,16 @@ CODES = (
     ),
     Code(
         "FG071", "internal error: it is not made to start from what forward kept",
-        "fusegrad made a mistake while it prepared kernels, told of it in a warning, and went round it.",
-        "Please report the warning. `config.debug` raises the error itself.",
+        "fusegrad made a mistake, told of it in a warning, and went round it: your own method ran, or what was "
+        "captured of it, operation by operation.",
+        "Please report the warning, with the file that it names. `config.debug` raises the error itself.",
         (r"internal error: ", r".*: internal error: "),
+    ),
+    Code(
+        "FG072", "memory did not suffice: OutOfMemoryError: CUDA out of memory",
+        "What was compiled found no memory where your own method did: this call ran as written, the next may not.",
+        "Free memory, or make the batch smaller.",
+        (r"memory did not suffice",),
     ),
     # -------------------------------------------------------------- FG08x: everything else
     Code(
@@ -307,6 +369,29 @@ CODES = (
         "refuses it at the call. So that compiled calls raise where yours do, they run as written.",
         "Return x.view_as(x) and save that, or x; or write forward(ctx, ...), where it is allowed.",
         (r"it saves an argument that it returns",),
+    ),
+    Code(
+        "FG082", "`ctx.step` is a function that holds tensors",
+        "A function, a module or another object on ctx has tensors of the call in it (in its closure, its attributes): "
+        "no key can hold it, and no other call could use it.",
+        "Save those tensors with ctx.save_for_backward, and make the function again in backward; or pass a module's "
+        "parameters as arguments and call torch.func.functional_call.",
+        (r"`ctx\.[^`]*` is an? \w+ that holds tensors", r"`ctx\.[^`]*` is an? [A-Z]\w* with tensors",
+         r"`ctx\.[^`]*` holds an? (function|method|\w*Module|Linear)"),
+    ),
+    Code(
+        "FG083", "it can reach more than 1000 functions",
+        "What a method reads is looked for in all functions of its own package that it could call. There are too many "
+        "of them, or one of the objects on the way cannot be looked at.",
+        "Call what is needed by names that lead straight to it; keep registries of everything out of the method.",
+        (r"it can reach more than", r"what it reads (cannot be followed|is more than)"),
+    ),
+    Code(
+        "FG084", "what `ctx.meta` shares with the caller changed after forward",
+        "ctx holds an argument (a dict, a list, an object) that was changed between forward and backward: the captured "
+        "backward was made for what it was.",
+        "Nothing, if that is meant: backward runs as written then. Else keep a copy on ctx.",
+        (r"what `ctx\.[^`]*` shares with",),
     ),
     # -------------------------------------------------------------- FG09x: many devices
     Code(
@@ -398,7 +483,8 @@ CODES = (
     ),
     Code(
         "FG117", "cut: its programs need each other's results",
-        "A value that is reduced over one axis is needed along another, so all programs have to finish first.",
+        "A value that is reduced over one axis is needed along another, or at very many places (slices of sums "
+        "of slices), so all programs have to finish first.",
         "Nothing: the sum of a weight's gradient over all rows needs two passes.",
         (r"its programs need", r"its results are needed"),
     ),
@@ -460,7 +546,8 @@ CODES = (
     ),
     Code(
         "FG207", "jvp(Norm): within two levels of forward mode a `jvp` has to be captured",
-        "torch drops the outer tangent of what a jvp computes, so that it has to be captured, and it could not be.",
+        "torch drops the outer tangent of what a jvp computes, so that it has to be captured; it calls a Function that "
+        "cannot be, and of which torch would lose more.",
         "Keep jvp to torch operations, or take one of the derivatives in reverse mode.",
         ("NestedForwardMode",),
     ),
@@ -618,7 +705,14 @@ CODES = (
         "Please report it with that file. is_traceable = False, or backend='reference', is a way around.",
         ("InternalError", "InvalidGraphError", "TypeRuleError", "ParseError", "LoweringError", "KernelCompileError",
          "KernelFaultError", "Unfusible", "CompiledCallError", "FusegradError",
-         "CaptureError", "OpaqueMet"),
+         "CaptureError", "OpaqueMet", "DataMet"),
+    ),
+    Code(
+        "FG901", "RMSNorm.forward: internal error: KeyError: u0 (please report it)",
+        "fusegrad made a mistake in a call, and fullgraph=True or is_traceable = True keeps the method from running as "
+        "written.",
+        "Please report it, with the file that the message names. Without the promise the call works.",
+        ("FaultError",),
     ),
 )  # fmt: skip
 """In the order in which a reason is compared with them."""

@@ -50,6 +50,21 @@ KINDS: dict[str, dict[str, bool]] = {
 """What the header says about a symbol, strongest first."""
 
 _floor_div: Callable[..., Any] = lambda a, b: sympy.floor(a / b)  # noqa: E731
+_truncated: Callable[..., Any] = lambda a: sympy.sign(a) * sympy.floor(sympy.Abs(a))  # noqa: E731
+
+
+class RoundHalfEven(sympy.Function):  # type: ignore[misc]
+    """Python's `round` to a whole number."""
+
+    is_integer = True
+
+    @classmethod
+    def eval(cls, x: sympy.Expr) -> sympy.Expr | None:
+        """Of a number its value; of sizes nothing is known."""
+        return sympy.Integer(round(sympy.Rational(x))) if x.is_Rational or x.is_Float else None
+
+
+UNARY = ("sqrt", "log", "exp", "sin", "cos", "tan", "sinh", "cosh", "tanh", "asin", "acos", "atan", "asinh")
 
 PLAIN: dict[str, Callable[..., Any]] = {
     "FloorDiv": _floor_div,
@@ -66,12 +81,18 @@ PLAIN: dict[str, Callable[..., Any]] = {
     "FloatTrueDiv": lambda a, b: a / b,
     "PowByNatural": sympy.Pow,
     "FloatPow": sympy.Pow,
-    "OpaqueUnaryFn_sqrt": sympy.sqrt,
+    "TruncToInt": _truncated,
+    "TruncToFloat": _truncated,
+    "RoundToInt": RoundHalfEven,
+    "Identity": lambda a: a,
+    "OpaqueUnaryFn_log2": lambda a: sympy.log(a) / sympy.log(2),
+    **{f"OpaqueUnaryFn_{name}": getattr(sympy, name) for name in UNARY},
 }
 """torch.utils._sympy.functions, by class name, in terms of sympy's own."""
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    name: getattr(sympy, name) for name in ("floor", "ceiling", "Mod", "Max", "Min", "sqrt", "Abs", "exp", "log")
+    "RoundHalfEven": RoundHalfEven,
+    **{name: getattr(sympy, name) for name in ("floor", "ceiling", "Mod", "Max", "Min", "Abs", "sign", *UNARY)},
 }
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 import types
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.fx import Node
@@ -22,19 +22,27 @@ Tensor = torch.Tensor
 Operation = Callable[..., Any]
 
 
-class _Reached(Exception):
-    """An operation was about to run."""
+class _About(NamedTuple):
+    """An operation that was about to run."""
 
-    def __init__(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        super().__init__(str(target))
-        self.target, self.args_, self.kwargs = target, args, kwargs
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class _Reached(Exception):
+    """Raised in place of an operation."""
+
+    def __init__(self, operation: _About) -> None:
+        super().__init__(str(operation.target))
+        self.operation = operation
 
 
 class _Stop(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Runs nothing."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise _Reached(func, args, kwargs or {})
+        raise _Reached(_About(func, args, kwargs or {}))
 
 
 def bindings(nodes: Sequence[Node]) -> dict[Node, Operation]:
@@ -54,6 +62,35 @@ def _unboxed(node: Node) -> Operation | None:
         return None
     if not any(isinstance(a, Tensor) for a in args):
         return None
+    key = _kinds((target, args, kwargs))
+    try:
+        return _known[key]
+    except (KeyError, TypeError):
+        found = _method(node, target, args, kwargs)
+    if key is not None and len(_known) < MOST:
+        _known[key] = found
+    return found
+
+
+MOST = 8192
+_known: dict[Any, Operation | None] = {}
+"""What was found for arguments of these kinds, which is the same in every turn of a loop."""
+_PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+def _kinds(value: Any) -> Any:
+    """What the choice of an operation rests on: of tensors the dtype and whether they are numbers, else the value."""
+    if isinstance(value, Tensor):
+        return value.dtype, value.dim() == 0, value.requires_grad
+    if isinstance(value, list | tuple):
+        found = tuple(map(_kinds, value))
+        return None if None in found else (type(value), found)
+    if isinstance(value, dict):
+        return _kinds(tuple(value.items()))
+    return (type(value), value) if type(value) in _PLAIN or isinstance(value, torch._ops.OpOverload) else None
+
+
+def _method(node: Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Operation | None:
     name = _name_of(node)
     found: list[Any] = [getattr(place, name, None) for place in (Tensor, *functions_of_torch)]
     calls = [c for c in found if type(c) in (types.MethodDescriptorType, types.BuiltinFunctionType)]
@@ -64,16 +101,19 @@ def _leads_to(method: Operation, target: Any, args: tuple[Any, ...], kwargs: dic
     reached = _reached(method, args, kwargs)
     if reached is None or reached.target is not target:
         return False
-    asked, got = _filled(target, args, kwargs), _filled(target, reached.args_, reached.kwargs)
+    asked, got = _filled(target, args, kwargs), _filled(target, reached.args, reached.kwargs)
     return len(asked) == len(got) and all(map(_same, asked, got))
 
 
-def _reached(call: Operation, args: Sequence[Any], kwargs: dict[str, Any]) -> _Reached | None:
-    """The operation that a call leads to; None where it does not take these arguments."""
+def _reached(call: Operation, args: Sequence[Any], kwargs: dict[str, Any]) -> _About | None:
+    """The operation that a call leads to; None where it does not take these arguments.
+
+    The exception is not handed on: what its frames hold, the user's among them, would wait for Python's collector.
+    """
     try:
         call(*args, **kwargs)
     except _Reached as reached:
-        return reached
+        return reached.operation
     except Exception:
         return None
     return None
@@ -120,7 +160,7 @@ def _writes(node: Node, call: Operation, name: str, out: dict[str, Any]) -> bool
     reached = _reached(call, args, {**kwargs, **out})
     if reached is None or reached.target._schema.name != name or torch.Tag.generated in reached.target.tags:
         return False
-    asked, got = _by_name(target, args, kwargs), _by_name(reached.target, reached.args_, reached.kwargs)
+    asked, got = _by_name(target, args, kwargs), _by_name(reached.target, reached.args, reached.kwargs)
     written = [got.pop(a.name) for a in reached.target._schema.arguments if a.is_out]
     same = asked.keys() == got.keys() and all(_same(value, got[key]) for key, value in asked.items())
     return same and len(written) == len(out) and all(map(operator.is_, written, out.values()))

@@ -25,6 +25,7 @@ from ..ir.types import COMPLEX
 from ..tracer.aten import known_about, lower
 from ..tracer.capture import Trace
 from ..tracer.fingerprint import replaced_in_torch
+from ..tracer.reached import CallReached, without_calls
 from . import logs, proofs
 from .config import settings
 from .stats import count
@@ -49,10 +50,12 @@ def _graph_of(trace: Trace, name: str) -> Graph:
     """trace -> lower -> simplify -> contract -> simplify. Raises LoweringError."""
     if not allowed("lower", name):
         raise LoweringError("it is left as it was captured")
-    if (replaced := replaced_in_torch()) is not None:
-        raise LoweringError(f"{replaced} was replaced, and what operations are made of may call it")
     names = [*trace.names, *(f"captured_{i}" for i in range(len(trace.lifted)))] if trace.names else None
-    graph = lower(trace.graph_module, [*trace.fakes, *trace.lifted], name=name, input_names=names)
+    try:
+        with without_calls(replaced_in_torch()):
+            graph = lower(trace.graph_module, [*trace.fakes, *trace.lifted], name=name, input_names=names)
+    except CallReached as called:
+        raise LoweringError(f"{called.name} was replaced, and what operations are made of calls it") from None
     shown("lower", trace.graph_module, graph)
     graph = cheaper(graph)
     _name_outputs(graph, trace.output_names)

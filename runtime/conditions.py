@@ -62,18 +62,20 @@ def _need_grad(tensors: dict[str, Tensor]) -> list[str]:
 
 def equal(text: Straight, expression: str, value: Any, depth: int = DEPTH) -> str:
     """`expression` has a value that `freeze` does not tell from this one."""
-    same, kind = text.constant(value, "value"), type(value)
+    kind = type(value)
     if value is None or kind in (bool, torch.dtype, torch.layout, torch.memory_format) or issubclass(kind, Unchanging):
-        return f"{expression} is {same}"
+        return f"{expression} is {text.constant(value, 'value')}"
     name = text.name("now")
     if kind in (int, str, bytes) or (kind is float and value == value and value != 0):
+        same = text.constant(value, "value")
         return f"(({name} := {expression}) is {same} or (type({name}) is {kind.__name__} and {name} == {same}))"
     if kind is float and value == 0:  # which has a sign
+        same = text.constant(value, "value")
         return f"(({name} := {expression}) is {same} or (type({name}) is float and repr({name}) == {repr(value)!r}))"
     frozen = text.constant(partial(_is_frozen, freeze(value, depth), depth), "frozen")
     if _never_changes(value):
-        return f"(({name} := {expression}) is {same} or {frozen}({name}))"
-    return f"{frozen}({expression})"
+        return f"(({name} := {expression}) is {text.constant(value, 'value')} or {frozen}({name}))"
+    return f"{frozen}({expression})"  # the value itself is not kept: there may be tensors in it
 
 
 def _never_changes(value: Any) -> bool:

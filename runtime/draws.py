@@ -15,6 +15,7 @@ from torch.fx import Node
 from ..tracer.capture import CaptureError
 from .dependence import sources_of
 from .guards import is_float
+from .redraw import first_draw
 
 if TYPE_CHECKING:
     from .specialization import Specialization
@@ -25,8 +26,8 @@ def require_none(specialization: Specialization) -> None:
     if not hasattr(specialization.cls, "_fusegrad_sources"):
         return
     nodes = specialization.forward.trace.graph_module.graph.nodes
-    if (node := _first_draw(nodes)) is None and any(map(_is_call, nodes)):
-        node = _first_draw(_of_backward(specialization))
+    if (node := first_draw(nodes)) is None and any(map(_is_call, nodes)):
+        node = first_draw(_of_backward(specialization))
     if node is not None:
         _, where, _ = node.meta.get("fusegrad_origin") or (None, specialization.forward_place(), None)
         reason = f"it draws random numbers (`{node.target}`), which its derived backward would draw anew"
@@ -39,7 +40,7 @@ def why_not_differentiated(specialization: Specialization, derived: bool) -> str
     derived: whether the rule that is asked for is forward's own derivative. What forward kept in between has one, too.
     """
     forward = specialization.forward
-    node = _first_draw(forward.trace.graph_module.graph.nodes)
+    node = first_draw(forward.trace.graph_module.graph.nodes)
     kept = zip(forward.fake_hidden, sources_of(forward.trace)[len(forward.fake_outputs) :], strict=True)
     if node is None or not (derived or any(is_float(f) and sources for f, sources in kept)):
         return None
@@ -52,10 +53,6 @@ def _of_backward(specialization: Specialization) -> Iterable[Node]:
         return specialization.entry(specialization.predicted_kinds()).trace.graph_module.graph.nodes
     except CaptureError:
         return ()
-
-
-def _first_draw(nodes: Iterable[Node]) -> Node | None:
-    return next((n for n in nodes if torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ())), None)
 
 
 def _is_call(node: Node) -> bool:

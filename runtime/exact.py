@@ -13,6 +13,8 @@ from typing import Any
 import sympy
 import torch
 
+from ..tracer.arithmetic import RULES, computed, whole
+
 Sizes = Mapping[sympy.Symbol, Any]
 Fraction = tuple[Any, Any]
 
@@ -41,8 +43,8 @@ def _fraction(expr: Any, sizes: Sizes) -> Fraction:
     if isinstance(expr, sympy.Float):
         return float(expr), 1
     rule = _RULES.get(expr.func.__name__)
-    if rule is None:
-        raise ValueError(f"a size has no use for {expr.func.__name__}")
+    if rule is None or (expr.is_Pow and not _is_of_roots(expr.exp)):
+        return _in_floats(expr, sizes)
     return rule(expr, [_fraction(a, sizes) for a in expr.args])
 
 
@@ -56,14 +58,24 @@ def _times(a: Fraction, b: Fraction) -> Fraction:
     return a[0] * b[0], a[1] * b[1]
 
 
+def _is_of_roots(exponent: Any) -> bool:
+    """Whether a power is one of square roots."""
+    return bool(exponent.is_number and exponent.is_real) and float(2 * exponent).is_integer()
+
+
+def _in_floats(expr: Any, sizes: Sizes) -> Fraction:
+    """What is no fraction of sizes: a logarithm, say."""
+    if unknown := {type(e).__name__ for e in sympy.preorder_traversal(expr) if not e.is_Atom} - RULES.keys():
+        raise ValueError(f"a size has no use for {min(unknown)}")
+    return computed(expr, sizes), 1
+
+
 def _power(expr: Any, args: list[Fraction]) -> Fraction:
     base, exponent = args[0], sympy.Rational(float(expr.exp)) if expr.exp.is_Float else expr.exp
     top, bottom = base if exponent > 0 else (base[1], base[0])
     times = int(abs(exponent.p))
     if exponent.q == 2:
         top, bottom = _root(top) if not _is_one(top) else 1, _root(bottom) if not _is_one(bottom) else 1
-    elif exponent.q != 1:
-        raise ValueError(f"a size has no use for the power {exponent}")
     return math.prod([top] * times), math.prod([bottom] * times)
 
 
@@ -89,8 +101,8 @@ _RULES: dict[str, Callable[[Any, list[Fraction]], Fraction]] = {
     "Add": lambda expr, args: functools.reduce(_plus, args),
     "Mul": lambda expr, args: functools.reduce(_times, args),
     "Pow": _power,
-    "floor": lambda expr, args: (args[0][0] // args[0][1], 1),
-    "ceiling": lambda expr, args: (-(-args[0][0] // args[0][1]), 1),
+    "floor": lambda expr, args: (whole(args[0][0] // args[0][1]), 1),
+    "ceiling": lambda expr, args: (-whole(-args[0][0] // args[0][1]), 1),
     "Mod": _modulo,
     "Abs": lambda expr, args: (abs(args[0][0]), abs(args[0][1])),
     "Max": _extreme(torch.sym_max),

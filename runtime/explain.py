@@ -28,7 +28,7 @@ from .function import Compiler, Record
 from .guards import is_plain
 from .kept import Kept, kept
 from .linear import NonLinearJvp
-from .plan import Executable, has_outer_product, is_opaque, named_target, number, opaque_of
+from .plan import Executable, fills_memory, has_outer_product, is_opaque, named_target, number, opaque_of
 from .proofs import line_of, proofs_of
 from .residuals import Chosen, choose
 from .specialization import Specialization, hint_of
@@ -183,7 +183,7 @@ class Explanation:
             "kept": [k.to_dict() for k in self.kept],
             "groups": {d: [g.to_dict() for g in report.groups] for d, report in self.directions.items()},
             "cuts": {d: [c.to_dict() for c in report.cuts] for d, report in self.directions.items()},
-            "opaque": [{**vars(o), "code": code_of(f"it calls `{o.node}`, which {o.reason}")} for o in self.opaque],
+            "opaque": [{**vars(o), "code": code_of(o.told), "fix": fix_of(o.told)} for o in self.opaque],
             "products": {d: report.products for d, report in self.directions.items()},
             "segments": {d: report.segments for d, report in self.directions.items()},
             "variants": [v.to_dict() for v in self.variants],
@@ -580,7 +580,8 @@ def _aten_report(trace: Trace, name: str, direction: str, sizes: Sizes) -> Direc
     except LoweringError:
         graph = Graph(name)
     launches = [r for n in trace.graph_module.graph.nodes if (r := _aten_launch(n, direction, sizes)) is not None]
-    if has_outer_product(trace) and not graph.mutations and len(graph):  # then the lowered graph runs, through torch
+    contracted = has_outer_product(trace) and not graph.mutations and len(graph)
+    if contracted and fills_memory(trace, sizes):  # then the lowered graph runs, through torch
         launches = [_node_report(v, direction, sizes) for v in _computed(graph)]
     report = DirectionReport(graph, [], launches, number(minimal_bytes(graph), sizes))
     if trace.opaque:

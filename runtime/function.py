@@ -19,14 +19,15 @@ import torch
 from torch.autograd.function import Function
 
 from ..ir.codes import code_of
-from ..ir.errors import FusegradError, NotTraceableError, users_line
+from ..ir.errors import FusegradError, KeywordOnlyError, NotTraceableError, users_line
 from ..ir.once import once
 from ..ir.switches import takes
-from ..tracer.capture import CaptureError, OpaqueMet, capture_lock, is_capturing
+from ..tracer.capture import CaptureError, DataMet, OpaqueMet, capture_lock, is_capturing
 from ..tracer.containers import opened
 from ..tracer.declared import Option
 from ..tracer.function import (
     backward_method,
+    exact_gradients,
     method_place,
     methods_now,
     uses_setup_context,
@@ -34,11 +35,14 @@ from ..tracer.function import (
 from ..tracer.locks import CLASS, lock_of
 from ..tracer.nested import Watcher, watcher
 from ..tracer.opaque import Mismatch, Tape, Why, remember
-from ..tracer.reads import Reads
+from ..tracer.packages import home_of
+from ..tracer.pictures import HOMES, suspects
+from ..tracer.reads import Reads, each_closure_once
 from ..tracer.torch_private import (
     apply_now,
     direct_apply,
     dual_level,
+    has_tangent,
     hooks_are_active,
     is_batched,
     is_fake,
@@ -49,10 +53,26 @@ from ..tracer.torch_private import (
 )
 from . import distributed, logs, pickled, split
 from .asked import is_outer
+from .attributes import REASON, is_assigned
+from .budget import LATER, Budget
 from .calls import name_in_graphs
 from .config import backend_name, valid_backend, valid_numerics, warns, with_numerics
 from .derived import require_transposable, valid_derive_jvp, why_no_backward, with_derived_backward
 from .draws import require_none as require_no_draws
+from .effects import careful, launching
+from .fallback import (
+    UNDER_FUNC,
+    Fault,
+    FaultError,
+    answered,
+    backward_failed,
+    contained,
+    hand_over,
+    is_fault,
+    put_on_record,
+    stack_level,
+    users_backward,
+)
 from .forms import signed
 from .guards import (
     argument_fact,
@@ -87,8 +107,10 @@ REMEMBERED = 1024
 VARIANTS = 64
 """Keys other than sizes (dtypes, constants, ...) that a class is captured for; beyond them its own methods run."""
 
-MODES = "dispatch modes"
-"""The record of calls under a TorchDispatchMode."""
+MODES, ANOMALY = "dispatch modes", "anomaly mode"
+"""The records of calls under a TorchDispatchMode, and of double backwards under torch.autograd.detect_anomaly."""
+ASSIGNED = "attributes of grad_fn"
+DEBUGGED = "anomaly mode is on, which names the operation that made a NaN"
 ATTEMPTS = 8
 """Keys for which a capture is tried while none succeeds; after them the method runs as written without a trial."""
 
@@ -117,12 +139,29 @@ class FallbackWarning(UserWarning):
     """A method runs as the user wrote it, uncompiled."""
 
 
-class NotCaptured(Exception):
-    """forward could not be captured for a call: the user's own method is to run, and the reason to be put on record."""
+@dataclass(frozen=True)
+class Attempt:
+    """A capture of forward that failed: the user's own method is to run, and the reason to be put on record."""
 
-    def __init__(self, error: CaptureError, key: Any, facts: Any) -> None:
-        super().__init__(str(error))
-        self.error, self.key, self.facts = error, key, facts
+    error: CaptureError
+    key: Any
+    facts: Any
+
+
+class NotCaptured(Exception):
+    """forward could not be captured for a call. The attempt is what may be kept of it: this has frames of the call."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        super().__init__(str(attempt.error))
+        self.attempt = attempt
+
+
+_UNKNOWN: Any = object()
+"""What arguments are looked up as that no call had before."""
+
+
+class Later(Exception):
+    """A call is not worth a capture yet: the user's own class is to run, whole."""
 
 
 class Compiler:
@@ -138,11 +177,13 @@ class Compiler:
         derive_jvp: str | bool = "backward",
         numerics: str = "eager",
     ) -> None:
+        HOMES.add(home_of(cls))
         self.numerics = numerics
         self.backend, self.fullgraph, self.dynamic, self.derive_jvp = backend, fullgraph, dynamic, derive_jvp
         self.methods = Traceability(cls, traceable)
         self.user_class, self.cls = cls, with_derived_backward(cls, self.methods)
         self.derives_backward = self.cls is not cls
+        self.methods.segmented.allowed &= not (fullgraph or self.derives_backward)
         self.setup_style = uses_setup_context(cls)
         self._signed: tuple[tuple[Any, ...], inspect.Signature] | None = None
         self.records: dict[str, Record] = {}
@@ -150,17 +191,42 @@ class Compiler:
         self.known: OrderedDict[Any, list[Specialization]] = OrderedDict()
         self.refused: OrderedDict[Any, CaptureError] = OrderedDict()
         self.met: OrderedDict[Any, OpaqueMet] = OrderedDict()
+        self.budget = Budget()
         self.rules: OrderedDict[Any, Any] = OrderedDict()  # how DTensors are divided
         self.opaque_calls: list[split.OpaqueCall] = []
         self.reads: Reads | None = None
         self.marks: dict[Any, int] = {}
+        self.pushes_below = False  # its own jvp is not captured under two levels of forward mode
+        self.faults: dict[str, list[str]] = {}  # of ours, by method: `fallback.py`
+        self.broken: set[str] = set()  # methods that run as written after too many
         self.ready = Ready(self)
         self.fits = fits_a_graph(cls, self.methods)
-        method = backward_method(cls)
-        kept_out = method is not None and self.methods.declared["backward"].value is False
-        self.written = with_opaque_backward(cls, method) if method is not None and kept_out else cls
+        self.written = self._written()
         for role in self.methods.declared_opaque():
             self._put_on_record(role)
+
+    def _written(self) -> type:
+        """The class that runs where nothing is captured."""
+        method = backward_method(self.cls)
+        kept_out = method is not None and self.methods.declared["backward"].value is False
+        return with_opaque_backward(self.cls, method) if method is not None and kept_out else self.cls
+
+    def _follow_segments(self) -> None:
+        """What could not be captured was taken out of the methods: from now on the class is the rewritten one."""
+        if not self.methods.segmented.allowed or self.methods.cls is self.cls:
+            return
+        self.cls = self.methods.cls
+        self.written = self._written()
+        for name in ("shown", "beside"):
+            vars(self).pop(name, None)
+
+    def take_out(self, role: str, error: CaptureError) -> bool:
+        """Take out of a method what its capture failed at; whether it is worth another attempt."""
+        if not self.methods.take_out(role, error):
+            return False
+        self.reads = None
+        self.reads_now()
+        return True
 
     def options(self) -> tuple[Any, ...]:
         """What `compile` was told, in the order of its parameters."""
@@ -193,21 +259,18 @@ class Compiler:
             return self.as_written(*args, **kwargs)
         asked = args if not kwargs else None
         if self.setup_style and (kwargs or len(args) != len(self.parameters())):
-            args, kwargs = self._bound(args, kwargs), {}
+            args, kwargs = self.bound(args, kwargs), {}
         if kwargs or (is_capturing() and not _is_linearized(args)):
             return self._followed(args, kwargs)
         if (around := _around(args)) is not None:
             return around(self, args)
         given = opened(args)
-        try:
-            specialization = self.specialization(given)
-        except NotCaptured as missing:
-            if isinstance(missing.error, OpaqueMet):
-                return split.first_call(self, missing.error, args)
-            return self.run_users(missing, args)
+        specialization = self._found(given)
+        if isinstance(specialization, Attempt | str):
+            return self._instead(specialization, args)
         if specialization is not None and specialization.opaque:
             return split.run(self, specialization, args)
-        if specialization is None or (specialization.writes_inputs and share_memory(given)):
+        if specialization is None or not self._serves(specialization, given):
             return self.as_written(*args)
         return self._called(specialization, given, args, asked)
 
@@ -220,8 +283,10 @@ class Compiler:
 
     def _is_left_out(self) -> bool:
         """Whether forward runs as written wherever it is called, but in somebody else's graph, which refuses it."""
-        return self.methods.declared["forward"].value is False and not (is_capturing() and is_outer())
+        declared = self.methods.declared["forward"].value is False or "forward" in self.broken
+        return declared and not (is_capturing() and is_outer())
 
+    @launching
     def _called(self, specialization: Specialization, given: Any, args: tuple[Any, ...], asked: Any) -> Any:
         """The call itself; where it came often it is written out, as it was asked for: next time no one looks it up."""
         key = self.node_key(specialization, self.backend_for(given))
@@ -229,19 +294,24 @@ class Compiler:
         kind = (specialization, key, shapes_of(given), torch.is_grad_enabled())
         asked = None if specialization.given else asked  # what is written out returns what `apply` does
         if asked is not None and self.ready.is_due(kind) and takes("ready", specialization.name):
-            from .written import write_entry
-
-            with capture_lock:
-                self.ready.add(kind, asked, write_entry(self, specialization, key, asked, given))
+            with contained(self, "forward", args):
+                self._write_entry(kind, key, asked, given)
         keeper = specialization.keeper
         if keeper is None:
             return specialization.with_given(apply(*args), args)
         try:
             result = apply(*args)
-            keeper.keep_forward(specialization)
+            with contained(self, "forward", args):
+                keeper.keep_forward(specialization)
         finally:
             keeper.let_go()
         return specialization.with_given(result, args)
+
+    def _write_entry(self, kind: Any, key: Any, asked: Any, given: Any) -> None:
+        from .written import write_entry
+
+        with capture_lock:
+            self.ready.add(kind, asked, write_entry(self, kind[0], key, asked, given))
 
     def _watched(self, watching: Watcher, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call within a method that is captured, or recorded for that: it is the watcher's to decide."""
@@ -249,22 +319,45 @@ class Compiler:
         if declared.value is False:
             remember(self.cls, Why(declared.how.removeprefix("it "), True))
         elif self.setup_style and (kwargs or len(args) != len(self.parameters())):
-            args, kwargs = self._bound(args, kwargs), {}
+            args, kwargs = self.bound(args, kwargs), {}
         return watching(self.cls, lambda *a, **k: self(a, k), args, kwargs)
 
-    def run_users(self, missing: NotCaptured, args: Sequence[Any]) -> Any:
+    def _found(self, given: Sequence[Any]) -> Specialization | Attempt | str | None:
+        """The specialisation for a call, or why there is none: without the error, which has frames of the call."""
+        try:
+            return self.specialization(given, patient=self.is_patient())
+        except Later:
+            return LATER
+        except NotCaptured as error:
+            return error.attempt
+
+    def _instead(self, failed: Attempt | str, args: tuple[Any, ...]) -> Any:
+        """The call at which a capture failed, or waits."""
+        if isinstance(failed, str):
+            self.report_once("forward", failed)
+            return self.users(*args)
+        if isinstance(failed.error, OpaqueMet):
+            return split.first_call(self, failed.error, args)
+        return self.run_users(failed, args)
+
+    def is_patient(self) -> bool:
+        """Whether a capture may wait: not where it was asked for, nor where the class as written has no backward."""
+        return not (self.fullgraph or self.derives_backward or self.must_capture("forward"))
+
+    def run_users(self, failed: Attempt, args: Sequence[Any]) -> Any:
         """The user's own class, and only then the record: a call that is wrong by itself raises its own error here."""
         try:
             result = self.as_written(*args)
         except BaseException:
             with capture_lock:  # nothing was learnt of the method
-                self.refused.pop(missing.facts, None)
+                self.refused.pop(failed.facts, None)
                 self.exact.clear()
             raise
-        self.refuse("forward", missing.error)
-        self.refused[missing.facts] = missing.error.bare()
-        self.exact[missing.key] = None
-        self._forget_the_oldest()
+        with contained(self, "forward", args):
+            self.refuse("forward", failed.error)
+            self.refused[failed.facts] = failed.error.bare()
+            self.exact[failed.key] = None
+            self._forget_the_oldest()
         return result
 
     def _forget_the_oldest(self) -> None:
@@ -284,13 +377,23 @@ class Compiler:
         """The parameters of forward by name, in setup_context style."""
         return self.signature().parameters
 
-    def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    def bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """The arguments by position, defaults filled in."""
         signature = self.signature()
+        known = signature.parameters
+        if alone := [k for k in kwargs if k in known and known[k].kind is inspect.Parameter.KEYWORD_ONLY]:
+            self._refuse_keyword_only(alone, args, kwargs)
         if kwargs:
             self.ready.learn_form(signature, len(args), kwargs, lambda: self.cls.forward)  # type: ignore[attr-defined]
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         return bound.args
+
+    def _refuse_keyword_only(self, names: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raise as torch.func does where a transform is active; otherwise torch calls unexpected what forward has."""
+        if transforms_active():
+            self.users(*args, **kwargs)
+        raise KeywordOnlyError.of(self.cls.__name__, names)
 
     def writes(self, method: str) -> bool:
         """Whether the user wrote this rule himself."""
@@ -299,9 +402,9 @@ class Compiler:
     def users(self, *args: Any, **kwargs: Any) -> Any:
         """The class (or the plain function) as the user wrote it, uncompiled."""
         if (function := getattr(self.cls, "_fusegrad_sources", None)) is not None:
-            return function[0](*args, **kwargs)
+            return hand_over(function[0], *args, **kwargs)
         cls = self.shown if is_capturing() else self.written
-        return apply_now(cls)(*args, **kwargs)
+        return hand_over(apply_now(cls), *args, **kwargs)
 
     @once
     def shown(self) -> type:
@@ -316,12 +419,16 @@ class Compiler:
         """forward as the user wrote it; backward is captured by itself, where it may be."""
         if is_capturing() or transforms_active() or dual_level() >= 0 or any(map(is_meta, args)):
             return self.users(*args, **kwargs)
+        if "forward" in self.broken:
+            return self.users(*args, **kwargs)
         return self.beside(*args, **kwargs)
 
     @once
     def beside(self) -> Callable[..., Any]:
         """The class with its forward as it is and a backward that is captured, or just as it is."""
-        found = opaque_forward_of(self)
+        found = None
+        with contained(self, "backward"):
+            found = opaque_forward_of(self)
         if found is None and not hasattr(self.cls, "_fusegrad_sources"):
             self._put_on_record("backward")
         return found or self.users
@@ -335,15 +442,15 @@ class Compiler:
         return with_numerics(asked, self.numerics)
 
     # ------------------------------------------------------------------ specialisations
-    def specialization(self, args: Sequence[Any]) -> Specialization | None:
+    def specialization(self, args: Sequence[Any], patient: bool = False) -> Specialization | None:
         """The specialisation that fits these arguments, captured if need be; None: the user's own methods run.
 
-        Raises NotCaptured at the first call for which they have to.
+        Raises NotCaptured at the first call for which they have to. patient: raises Later where it costs too much.
         """
-        try:
-            return self.exact[self._key(args)]
-        except KeyError:
-            return self._look_up(args)
+        if self._is_hopeless() and not self.must_capture("forward"):
+            return None  # whatever a key would say
+        found = self.exact.get(self._key(args), _UNKNOWN)
+        return found if found is not _UNKNOWN else self._look_up(args, patient)
 
     def is_known(self, args: Sequence[Any]) -> bool:
         """Whether arguments like these were given before, so that nothing reads what is in them to look them up."""
@@ -380,6 +487,7 @@ class Compiler:
     def _scan(self) -> None:
         """What is read may have become something else (a number a tensor, a helper another): its `mark` tells."""
         reads = self.methods.scan()
+        self._follow_segments()
         reads.mark = self.marks.setdefault(reads.signature(), len(self.marks))
         if self.reads is None or reads.mark != self.reads.mark:
             self.reads = reads
@@ -388,7 +496,7 @@ class Compiler:
     def complete(self, args: Sequence[Any]) -> Sequence[Any]:
         """The arguments with defaults filled in, where the class's style fills them in."""
         if self.setup_style and len(args) != len(self.parameters()):
-            args = self._bound(tuple(args), {})
+            args = self.bound(tuple(args), {})
         return opened(args)
 
     def require_capturable(self) -> None:
@@ -407,6 +515,9 @@ class Compiler:
             return True
         try:
             return not specialization.entry(specialization.predicted_kinds()).trace.opaque
+        except DataMet as error:
+            self.derivative_refused(error)
+            return False
         except OpaqueMet:
             return False
         except CaptureError as error:
@@ -419,9 +530,28 @@ class Compiler:
         if why is not None:
             raise CaptureError(reason=why, where=method_place(self.cls.forward))  # type: ignore[attr-defined]
 
-    def _look_up(self, args: Sequence[Any]) -> Specialization | None:
-        with capture_lock:
+    def _serves(self, specialization: Specialization, given: Sequence[Any]) -> bool:
+        """Whether a specialisation is for arguments that share memory as these do, and is known to be right."""
+        if specialization.writes_inputs and share_memory(given):
+            return False
+        return not specialization.unchecked or self._now_compared(specialization, given)
+
+    def _now_compared(self, specialization: Specialization, args: Sequence[Any]) -> bool:
+        """Whether a capture that was made on made-up data is the user's method on real data."""
+        try:
+            with capture_lock, torch.no_grad():
+                self.compare(specialization, args)
+        except CaptureError as error:
+            self.give_up(args, error)
+            return False
+        specialization.unchecked = False
+        return True
+
+    def _look_up(self, args: Sequence[Any], patient: bool = False) -> Specialization | None:
+        with capture_lock, each_closure_once():
             facts = self.facts(args)
+            if patient and facts not in self.known and not self.budget.allows(facts):
+                raise Later
             if facts not in self.known and self.marks:
                 self._scan()
             key, facts = self._key(args), self.facts(args)
@@ -429,35 +559,54 @@ class Compiler:
             found = next((s for s in self.known.get(facts, ()) if s.guard(tensors)), None)
             tried = facts in self.refused or self._is_hopeless() or any(map(is_meta, args))
             if found is None and not tried:
-                found = self._captured(key, facts, args)
+                found, key = self._captured_in_parts(key, facts, args)
             self.exact[key] = found
             self._forget_the_oldest()
             return found
+
+    def _captured_in_parts(self, key: Any, facts: Any, args: Sequence[Any]) -> tuple[Specialization, Any]:
+        """A specialisation, and its key: what cannot be captured is taken out of the methods, as far as that helps."""
+        while True:
+            try:
+                return self._captured(key, facts, args), key
+            except NotCaptured as missing:
+                error = missing.attempt.error
+                if isinstance(error, OpaqueMet) or not self.take_out("forward", error):
+                    raise
+                self.refused.pop(facts, None)
+                key, facts = self._key(args), self.facts(args)
 
     def _is_hopeless(self) -> bool:
         """Whether every attempt so far failed, and there were enough: a number that changes must not mean another."""
         return not self.known and len(self.refused) >= ATTEMPTS
 
     def _captured(self, key: Any, facts: Any, args: Sequence[Any]) -> Specialization:
+        """A specialisation for arguments like these; raises NotCaptured, and no error of the user's comes with ours."""
+        found = self._tried(facts, args)
+        if isinstance(found, CaptureError):
+            raise NotCaptured(Attempt(found, key, facts))
+        self.known.setdefault(facts, []).append(found)
+        self.budget.spend(facts)
+        self.records.setdefault("forward", Record("compiled"))
+        logs.captured(self, facts, found)
+        return found
+
+    def _tried(self, facts: Any, args: Sequence[Any]) -> Specialization | CaptureError:
         try:
             if facts in self.met:
                 raise self.met[facts].bare()
             logs.captured_again(self, facts, args)
-            specialization = self._capture(args)
+            return self._capture(args)
         except CaptureError as error:
-            opaque = isinstance(error, OpaqueMet)
+            opaque = isinstance(error, OpaqueMet) and not isinstance(error, DataMet)
             if self.fullgraph if opaque else self.must_capture("forward"):
                 self.refuse("forward", error)
             if isinstance(error, OpaqueMet):
-                self.met[facts] = error
+                self.met[facts] = error.bare()
                 _forget(self.met, REMEMBERED)
             else:
-                self.refused[facts] = error  # at once: other threads wait for this attempt
-            raise NotCaptured(error, key, facts) from error
-        self.known.setdefault(facts, []).append(specialization)
-        self.records.setdefault("forward", Record("compiled"))
-        logs.captured(self, facts, specialization)
-        return specialization
+                self.refused[facts] = error.bare()  # at once: other threads wait for this attempt
+            return error.bare()
 
     def capture_split(self, args: Sequence[Any], tape: Tape) -> Specialization:
         """A specialisation with opaque nodes, whose results are on the tape; chosen first from now on."""
@@ -493,6 +642,7 @@ class Compiler:
         if (why := self._unseen(args)) is not None:
             raise CaptureError(reason=why, where=users_line())
         self.require_capturable()
+        self._require_comparable(args)
         stored, keeper = found_on_disk(self, args) if tape is None else (None, None)
         try:
             specialization = stored or self._captured_now(args, tape)
@@ -508,6 +658,13 @@ class Compiler:
         if keeper is not None and (specialization.opaque or specialization.writes_inputs):
             keeper.let_go()  # it will not be kept
         return specialization
+
+    def _require_comparable(self, args: Sequence[Any]) -> None:
+        """Raises CaptureError where no key would ever be found again; looks at functions that are arguments."""
+        reads = self.reads_now()
+        if reads.facts() != reads.facts():
+            raise CaptureError(reason="what it reads is more than can be compared at every call", where="unknown")
+        reads.suspect(suspects(args))
 
     def _captured_now(self, args: Sequence[Any], tape: Tape | None) -> Specialization:
         """forward traced, compared with the user's own, and prepared."""
@@ -530,7 +687,7 @@ class Compiler:
         try:
             specialization.entry(specialization.predicted_kinds())
         except CaptureError as error:
-            if self.fullgraph or not isinstance(error, OpaqueMet):
+            if self.fullgraph or isinstance(error, DataMet) or not isinstance(error, OpaqueMet):
                 self.refuse("backward", error)
 
     def require_backward(self, specialization: Specialization) -> None:
@@ -576,6 +733,16 @@ class Compiler:
         self.records["torch.func"] = record = Record("opaque", error.facts["reason"], error.facts["where"])
         _warn(f"{self.cls.__name__}: a derivative is not compiled: {record.reason} ({record.where}) [{record.code}]")
 
+    def not_derived(self, error: CaptureError) -> str:
+        """torch.func refuses the class, and no rules are derived of it: on record; the reason and its place."""
+        record = self.record_of("forward", error)
+        self.records.setdefault("torch.func", record)
+        return f"{record.reason} ({record.where}) [{record.code}]"
+
+    def derivative_failed(self, fault: Fault, args: Sequence[Any]) -> None:
+        """A mistake of ours in a derivative, or in a batch of one, which torch's own transforms made instead."""
+        put_on_record(self, UNDER_FUNC, fault, args)
+
     def not_in_graph(self, maker: str, reason: str, where: str) -> None:
         """A call breaks a graph that somebody else makes, and runs between two: on record."""
         self.records[maker] = Record("opaque", reason, where)
@@ -588,6 +755,29 @@ class Compiler:
         self.records[MODES] = Record("opaque", reason, users_line())
         count("fallbacks")
         _warn(f"{self.cls.__name__} runs as you wrote it, uncompiled: {reason} [{code_of(reason)}]")
+
+    def is_debugged(self) -> bool:
+        """Whether anomaly mode, which warns itself, is to see the operations of a backward that is differentiated."""
+        if not torch.is_anomaly_enabled() or is_capturing() or transforms_active():
+            return False
+        if ANOMALY not in self.records:
+            self.records[ANOMALY] = Record("opaque", DEBUGGED, users_line())
+            count("fallbacks")
+        return True
+
+    def failed(self, method: str, reason: str, status: str) -> None:
+        """A mistake of ours in a call, which the user's own method answered: on record, with a warning.
+
+        Raises FaultError where it must not run.
+        """
+        where = method_place(self._method(method) if method in ("forward", "backward") else self._method("forward"))
+        if self.must_capture(method):
+            raise FaultError(function=self.cls.__name__, method=method, reason=reason, where=where)
+        self.records[method] = Record(status, reason, where)
+        what = "runs as you wrote it, uncompiled" if status == "opaque" else "goes another way"
+        _warn(f"{self.cls.__name__}.{method} {what}: {reason} [{code_of(reason)}]", stack_level())
+        count("fallbacks")
+        logs.as_written(f"{self.cls.__name__}.{method}", reason, where)
 
     def leave_to_the_user(self, method: str, reason: str) -> None:
         """What is compiled cannot serve here: the user's own class does, with the reason on record."""
@@ -643,17 +833,43 @@ class Compiler:
             return
         chosen = self.chosen(specialization, key, specialization.sizes(args))
         node = make_node(self, specialization, key[0], chosen, key[2])
-        specialization.nodes[key] = direct_apply(node)
+        specialization.nodes[key] = careful(direct_apply(node), specialization)
 
     def backward(
         self, specialization: Specialization, backend: str, chosen: Chosen | None, ctx: Any, gradients: Sequence[Any]
     ) -> Any:
         """backward of a generated Function: kernels, or the user's own body with the reason on record."""
+        residuals = [*_unpacked(specialization, chosen, ctx), *ctx._fusegrad_tensors]
+        try:
+            return self._backward(specialization, backend, chosen, ctx, residuals, gradients)
+        except Exception as error:
+            if not is_fault(error):
+                raise
+            fault = Fault.of(error)
+        results = users_backward(self, specialization, chosen, ctx, residuals, gradients)
+        backward_failed(self, specialization, fault, gradients)
+        return results
+
+    def _backward(
+        self,
+        specialization: Specialization,
+        backend: str,
+        chosen: Chosen | None,
+        ctx: Any,
+        residuals: list[Any],
+        gradients: Sequence[Any],
+    ) -> Any:
         self.require_backward(specialization)
-        saved = ctx.saved_tensors if chosen is None else saved_tensors_of(ctx)
-        residuals = [*saved, *ctx._fusegrad_tensors]
         sizes = ctx._fusegrad_sizes
+        if specialization.backward_faulty:
+            return users_backward(self, specialization, chosen, ctx, residuals, gradients)
+        if (result := self._on_what_changed(specialization, chosen, ctx, residuals, gradients)) is not None:
+            return result
+        if is_assigned(ctx, specialization):
+            originals = residuals if chosen is None else self.originals(chosen, residuals, ctx)
+            return self._users_on(ctx, specialization, originals, gradients)
         recording = torch.is_grad_enabled() and any(map(is_tracked, (*residuals, *gradients)))
+        recording = recording or any(map(has_tangent, (*residuals, *gradients)))
         in_a_batch = any(map(is_batched, gradients))
         traced = is_capturing()  # by another mode: no capture may begin, and none is refused for good
         if traced:
@@ -661,16 +877,36 @@ class Compiler:
         if recording or in_a_batch or traced or transforms_active():
             originals = residuals if chosen is None else self.originals(chosen, residuals, ctx)
             opaque = self.records.get("backward", Record("")).status == "opaque"
-            if in_a_batch or traced or opaque or specialization.backward_is_split():
-                return specialization.users_backward(originals, sizes, gradients, left=left_on(ctx))
+            if in_a_batch or traced or opaque or self.is_debugged() or specialization.is_apart():
+                return users_backward(self, specialization, None, ctx, originals, gradients)
             if (why := _unasked(specialization, residuals, sizes, gradients, chosen)) is not None:
                 self.refuse("backward", CaptureError(reason=why, where=specialization.backward_place()))
-                return specialization.users_backward(originals, sizes, gradients, left=left_on(ctx))
+                return users_backward(self, specialization, None, ctx, originals, gradients)
             return BackwardUnit.of(self, specialization, backend).differentiable(originals, sizes, gradients)
         results = self.run_backward(specialization, backend, residuals, sizes, gradients, chosen, ctx)
         if (learn := getattr(type(ctx), "_fusegrad_learns", None)) is not None:
-            learn(residuals, gradients)
+            with contained(self, "backward", gradients):
+                learn(residuals, gradients)
         return results
+
+    def _on_what_changed(
+        self, specialization: Specialization, chosen: Chosen | None, ctx: Any, residuals: Any, gradients: Sequence[Any]
+    ) -> Any:
+        """The user's own backward where the caller changed what is on ctx since forward; None where he did not."""
+        sharing = specialization.sharing
+        if sharing is None or (name := sharing.changed(ctx._fusegrad_shared)) is None:
+            return None
+        reason = f"what `ctx.{name}` shares with the caller changed after forward"
+        self.refuse("backward", CaptureError(reason=reason, where=specialization.backward_place()))
+        return users_backward(self, specialization, chosen, ctx, residuals, gradients)
+
+    def _users_on(self, ctx: Any, specialization: Specialization, residuals: Sequence[Any], gradients: Any) -> Any:
+        """The user's own backward on a ctx that was written to from outside: on record."""
+        if ASSIGNED not in self.records and self.records.get("backward", Record("")).status != "opaque":
+            self.records[ASSIGNED] = record = Record("opaque", REASON, users_line())
+            count("fallbacks")
+            _warn(f"{self.cls.__name__}.backward runs as you wrote it, uncompiled: {REASON} [{record.code}]")
+        return users_backward(self, specialization, None, ctx, residuals, gradients)
 
     def originals(self, chosen: Chosen, residuals: Sequence[Any], ctx: Any) -> list[Any]:
         """What the user saved: his own tensors with their history, the rebuilt ones without (as in eager)."""
@@ -718,13 +954,33 @@ class Compiler:
             results = split.backward(self, specialization, backend, originals, sizes, gradients, error)
         except CaptureError as error:
             originals = residuals if chosen is None else chosen.rebuilt(residuals, sizes)
-            results = specialization.users_backward(originals, sizes, gradients, left=left_on(ctx))
-            self.refuse("backward", error)
+            if self.take_out("backward", error):
+                specialization.adopt(self.cls)
+                return self._gradients(specialization, backend, originals, sizes, gradients, None, ctx)
+            results = self._users_gradients(specialization, originals, sizes, gradients, ctx)
+            with contained(self, "backward", gradients):
+                self.refuse("backward", error)
             return results
         self.records.setdefault("backward", Record("derived" if self.derives_backward else "compiled"))
         if specialization.keeper is not None:
-            specialization.keeper.keep_backward(specialization, gradients)
+            with contained(self, "backward", gradients):
+                specialization.keeper.keep_backward(specialization, gradients)
         return results
+
+    def _users_gradients(
+        self, specialization: Specialization, originals: Sequence[Any], sizes: Any, gradients: Sequence[Any], ctx: Any
+    ) -> tuple[Any, ...]:
+        if ctx is None:
+            return specialization.users_backward(originals, sizes, gradients)
+        found = users_backward(self, specialization, None, ctx, originals, gradients)
+        return exact_gradients(self.cls, found, specialization.count)
+
+
+def _unpacked(spec: Specialization, chosen: Chosen | None, ctx: Any) -> tuple[Any, ...]:
+    """What the node saved. Where that is nothing it is not asked: it would raise once it was freed."""
+    if not (spec.forward.saved if chosen is None else chosen.places):
+        return ()
+    return ctx.saved_tensors if chosen is None else saved_tensors_of(ctx)
 
 
 def _around(args: tuple[Any, ...]) -> Callable[[Any, tuple[Any, ...]], Any] | None:
@@ -739,14 +995,9 @@ def _unasked(spec: Specialization, residuals: Sequence[Any], sizes: Any, gradien
     return unasked(spec.reads, residuals, gradients) or spec.unasked_layout(residuals, sizes, gradients, chosen)
 
 
-def left_on(ctx: Any) -> dict[str, Any] | None:
-    """What the user's own backward left on the ctx of a node when it ran."""
-    return None if ctx is None else vars(ctx).setdefault("_fusegrad_left", {})
-
-
-def _warn(message: str) -> None:
+def _warn(message: str, level: int = 2) -> None:
     if warns():
-        warnings.warn(message, FallbackWarning, stacklevel=3)
+        warnings.warn(message, FallbackWarning, stacklevel=level + 1)
 
 
 def _is_linearized(args: Sequence[Any]) -> bool:
@@ -903,10 +1154,14 @@ def entrance(compiler: Compiler, itself: list[type]) -> Any:
             return compiled_subclass(own, compiler).apply(*args, **kwargs)
         return compiler(args, kwargs)
 
+    def otherwise(own: type, args: tuple[Any, ...], kwargs: dict[str, Any], fault: Fault) -> Any:
+        users = None if own is itself[0] else apply_now(_plain_subclass(own))
+        return answered(compiler, args, kwargs, fault, users)
+
     def within(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return in_dynamos_graph(compiler, args, kwargs)
 
-    apply: Any = applied(itself, name_in_graphs(compiler.user_class, within), compiler.ready, run)
+    apply: Any = applied(itself, name_in_graphs(compiler.user_class, within), compiler.ready, run, otherwise)
     def call_of(own: type) -> Callable[..., Any]:
         return lambda args, kwargs: compiled_subclass(own, compiler).apply.__func__._fusegrad_within(args, kwargs)
 
@@ -923,10 +1178,15 @@ def compiled_subclass(cls: type, parent: Compiler) -> Any:
 
 
 def _subclass(cls: type, parent: Compiler) -> Any:
+    return compile_class(_plain_subclass(cls), *parent.options())
+
+
+def _plain_subclass(cls: type) -> type:
+    """A user's subclass of a compiled class as if its parent were not."""
     plain = type(cls.__name__, (cls,), {"_fusegrad_user_class": None, "__module__": cls.__module__})
     plain._fusegrad_user_class = plain  # type: ignore[attr-defined]
     plain.apply = vars(Function)["apply"]  # type: ignore[attr-defined]
-    return compile_class(plain, *parent.options())
+    return plain
 
 
 __all__ = ["CompileTargetError", "Compiler", "FallbackWarning", "Record", "compile"]

@@ -28,6 +28,7 @@ from ..tracer.torch_private import (
     records_above_autograd,
     transforms_active,
 )
+from .check import made_up_data
 from .guards import is_tracked
 from .operators import Operator, named, registered
 from .plan import Binder, BoundSizes
@@ -59,6 +60,7 @@ class UnknownSize(Exception):
 def aside() -> Iterator[None]:
     """Within the block nothing of the graph around it is seen: for captures of ours."""
     with ExitStack() as stack:
+        stack.enter_context(made_up_data())
         stack.enter_context(no_tracing_functions())
         stack.enter_context(plain_tensors())
         stack.enter_context(torch.no_grad())

@@ -50,7 +50,12 @@ def is_meta(value: Any) -> bool:
 
 def unseen_state(args: Sequence[Any]) -> str | None:
     """Why no key can tell two states of an argument apart; None where one can."""
-    return next((why for a in args if (why := unfit(a, DEPTH))), None)
+    others = [a for a in args if not isinstance(a, torch.Tensor)]
+    why = next((why for a in others if (why := unfit(a, DEPTH))), None)
+    unlike = next((a for a in others if freeze(a, DEPTH) != freeze(a, DEPTH)), None) if why is None else None
+    if unlike is None:
+        return why
+    return f"an argument holds more than can be compared at every call: a {type(unlike).__qualname__}"
 
 
 def is_given_twice(args: Sequence[Any]) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import CodeType
+from types import BuiltinFunctionType, CodeType
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torch.autograd.function import FunctionMeta
 from ..tracer.function import methods
 from ..tracer.torch_private import DYNAMO_TAKES_ANY_CLOSURE, hide_from_dynamo
 from .calls import in_graph, name_in_graphs
+from .fallback import Fault, is_fault
 from .forms import MISS
 from .pickled import OPTIONS, arrived, register
 from .ready import Ready
@@ -137,11 +138,15 @@ def shown(run: Callable[..., Any], own: Callable[..., Any] | None = None) -> Cal
     return backward
 
 
-def node_class(cls: Any, bases: tuple[type, ...], body: dict[str, Any]) -> Any:
-    """A Function that stands for `cls`: its `grad_fn`s are instances of the user's own `_backward_cls`."""
+def node_class(cls: Any, bases: tuple[type, ...], body: dict[str, Any], more: dict[str, Any] | None = None) -> Any:
+    """A Function that stands for `cls`: its `grad_fn`s are instances of the user's own `_backward_cls`.
+
+    more: names of their class.
+    """
     node: Any = type(bases[0])(cls.__name__, bases, body)
     users = cls._backward_cls
-    node._backward_cls = type(users.__name__, (users,), {"_forward_cls": node})
+    names = {"_forward_cls": node, **(more or {})}
+    node._backward_cls = type(users.__name__, (users,), names)
     return node
 
 
@@ -152,25 +157,32 @@ def with_opaque_backward(cls: type, method: Callable[..., Any]) -> type:
     return node_class(cls, (cls,), body)  # type: ignore[no-any-return]
 
 
-def applied(
-    compiled: list[type], name: str, ready: Ready, run: Callable[..., Any]
+def applied(  # noqa: C901  # in one piece: every call comes through here
+    compiled: list[type], name: str, ready: Ready, run: Callable[..., Any], otherwise: Callable[..., Any]
 ) -> Callable[..., Any]:
     """`apply` of a compiled class: what is ready, or `run(own, args, kwargs)`; to Dynamo, the user's class or a break.
 
-    compiled: holds the compiled class alone, a subclass of which has methods of its own.
+    compiled: holds the compiled class alone, a subclass of which has methods of its own. otherwise: answers, as `run`
+    does, after a fault of ours.
     """
 
     def _fusegrad_apply(own: type, *args: Any, **kwargs: Any) -> Any:
         if not in_dynamo():
-            if own is not compiled[0]:
+            try:
+                if own is not compiled[0]:
+                    return run(own, args, kwargs)
+                if kwargs and (form := ready.forms.get((len(args), *kwargs))) is not None:
+                    if (placed := form(args, kwargs)) is not None:
+                        args, kwargs = placed, {}
+                if not kwargs:
+                    if (result := ready.now(args)) is not MISS or (result := ready.other(args)) is not MISS:
+                        return result
                 return run(own, args, kwargs)
-            if kwargs and (form := ready.forms.get((len(args), *kwargs))) is not None:
-                if (placed := form(args, kwargs)) is not None:
-                    args, kwargs = placed, {}
-            if not kwargs:
-                if (result := ready.now(args)) is not MISS or (result := ready.other(args)) is not MISS:
-                    return result
-            return run(own, args, kwargs)
+            except Exception as error:
+                if not is_fault(error):
+                    raise
+                fault = Fault.of(error)
+            return otherwise(own, args, kwargs, fault)
         return _in_dynamos_graph(own, name if own is compiled[0] else None, args, kwargs)
 
     def two_steps(own: type, *args: Any, **kwargs: Any) -> Any:
@@ -185,7 +197,8 @@ def applied(
 def _in_dynamos_graph(own: type, name: str | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The call under its name there; a subclass may have one of its own, or is called between two graphs."""
     name = getattr(own, "_fusegrad_name", None) if name is None else name
-    return outside(own, args, kwargs) if name is None else in_graph(name, *args, **kwargs)
+    takes_code = any([isinstance(a, BuiltinFunctionType) for a in (*args, *kwargs.values())])
+    return outside(own, args, kwargs) if name is None or takes_code else in_graph(name, *args, **kwargs)
 
 
 def function_shown(fn: Callable[..., Any], name: str, run: Callable[..., Any]) -> Callable[..., Any]:

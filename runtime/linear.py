@@ -26,6 +26,7 @@ from ..tracer.function import method_place, rebind
 from ..tracer.torch_private import grad_switch, plain_tensors
 from .check import same_random_numbers, small_sizes
 from .guards import is_float
+from .replay import step_by_step
 from .specialization import hint_of
 
 if TYPE_CHECKING:
@@ -209,7 +210,7 @@ def _sums_on_small_tensors(spec: Specialization, method: Captured) -> bool:
     last = len(method.inputs)
 
     def run(given: Sequence[Tensor]) -> Sequence[Any]:
-        results = method.trace.graph_module(*values[: len(values) - last], *given, *lifted)
+        results = step_by_step(method.trace.graph_module, *values[: len(values) - last], *given, *lifted)
         return [results[i] for i in method.outputs]
 
     try:

@@ -6,7 +6,7 @@ backward only execute what was captured.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from torch.autograd.function import Function, once_differentiable
@@ -15,6 +15,7 @@ from ..ir.program import Place
 from ..tracer.containers import opened
 from ..tracer.function import ForwardCapture, backward_method, is_once_differentiable, takes_boxed_gradients
 from ..tracer.torch_private import saved_tensors_can_be_told_apart, saved_tensors_of
+from .attributes import showing
 from .interop import node_class, shown
 from .residuals import Chosen
 from .specialization import Specialization
@@ -41,8 +42,8 @@ def make_node(
         method = method.__wrapped__  # type: ignore[attr-defined]  # `_body` wraps it again
     if own_backward and method is not None:
         return node_class(cls, (Function,), _body(cls, forward, shown(_of_the_present(cls))))
-    node = node_class(cls, (Function,), _body(cls, forward, _backward(compiler, spec, backend, chosen, method)))
-    show_attributes(node, spec.attributes)
+    body = _body(cls, forward, _backward(compiler, spec, backend, chosen, method))
+    node = node_class(cls, (Function,), body, showing(spec))
     if chosen is not None and saved_tensors_can_be_told_apart:
         users = len(spec.forward.saved)
         node._backward_cls.saved_tensors = property(
@@ -66,9 +67,11 @@ def _forward(spec: Specialization, backend: str, chosen: Chosen | None, own_back
     saved = _pickers(captured.saved if chosen is None else chosen.places)
     attributes = _pickers(captured.tensor_attributes.values())
     marks = [(name, _pickers(places)) for name, places in marks_of(captured) if places]
+    sharing = spec.sharing
     slots, contained = spec.slots, len(spec.arguments) > spec.count
 
     def forward(ctx: Any, *args: Any) -> Any:
+        held = () if sharing is None else sharing.of(args)
         args = opened(args) if contained else args
         sizes = spec.sizes(args)
         outputs, hidden = spec.run_forward(args, backend, chosen, sizes)
@@ -76,13 +79,17 @@ def _forward(spec: Specialization, backend: str, chosen: Chosen | None, own_back
         ctx.save_for_backward(*[pools[pool][i] if pool >= 0 else None for pool, i in saved])
         kept = [pools[pool][i] for pool, i in attributes]
         if own_backward:
-            vars(ctx).update(spec.attributes(kept, sizes))
+            vars(ctx).update(spec.attributes(kept, sizes) | ({} if sharing is None else sharing.named(held)))
         else:
             ctx._fusegrad_tensors, ctx._fusegrad_sizes = kept, sizes
+            if sharing is not None:
+                ctx._fusegrad_shared = held
         for mark, marked in marks:
             getattr(ctx, mark)(*[pools[pool][i] if pool >= 0 else None for pool, i in marked])
         if not captured.materialize_grads:
             ctx.set_materialize_grads(False)
+        if not captured.materialize_non_diff_grads:
+            ctx._materialize_non_diff_grads = False
         return spec.returned(outputs, pools[0], hidden, sizes)
 
     return forward
@@ -123,19 +130,6 @@ def _body(cls: type, forward: Any, backward: Any) -> dict[str, Any]:
         body["_compiled_autograd_key"] = staticmethod(lambda ctx: (*users_key(ctx), ctx._autograd_function_id))
     flags = ("clear_saved_tensors_on_access", "boxed_grads_call")
     return body | {flag: getattr(cls, flag) for flag in flags if hasattr(cls, flag)}
-
-
-def show_attributes(node: Any, attributes: Callable[[Sequence[Any], Any], dict[str, Any]]) -> None:
-    """What the user put on ctx is seen on `grad_fn`, made when it is asked for."""
-
-    def missing(ctx: Any, name: str) -> Any:
-        if not name.startswith("_fusegrad"):
-            found = attributes(ctx._fusegrad_tensors, ctx._fusegrad_sizes)
-            if name in found:
-                return found[name]
-        raise AttributeError(f"{type(ctx).__name__!r} object has no attribute {name!r}")
-
-    node._backward_cls.__getattr__ = missing
 
 
 def marks_of(forward: ForwardCapture) -> list[tuple[str, list[Any]]]:

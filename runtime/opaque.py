@@ -23,11 +23,14 @@ from ..tracer.context import BackwardContext
 from ..tracer.function import as_tuple, backward_method, is_once_differentiable, method_place
 from ..tracer.pictures import DEPTH, SCALARS, freeze, is_library
 from ..tracer.reads import Reads, scan
+from ..tracer.segments import Segment
 from ..tracer.torch_private import apply_now, dual_level, is_batched, no_autocast, transforms_active
+from .fallback import Fault, contained, hand_over, is_fault, put_on_record
 from .guards import global_state, is_plain, unasked
 from .interop import node_class
 from .promised import UsersUnit
-from .unit import VALUES, ran
+from .segmented import reason_alone
+from .unit import VALUES, ran, without_idle
 
 if TYPE_CHECKING:
     from .function import Compiler
@@ -82,24 +85,43 @@ class OpaqueForward:
         return node_class(cls, (cls,), body)  # type: ignore[no-any-return]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return apply_now(self.node)(*args, **kwargs)
+        return hand_over(apply_now(self.node), *args, **kwargs)
 
     # ------------------------------------------------------------------ backward
     def backward(self, ctx: Any, gradients: Sequence[Any]) -> Any:
         """The gradients from what was captured, or from the user's own body on the real ctx."""
+        if "backward" in self.compiler.broken:
+            return hand_over(self.method, ctx, *gradients)
+        try:
+            return self._backward(ctx, gradients)
+        except Exception as error:
+            if not is_fault(error):
+                raise
+            fault = Fault.of(error)
+        results = hand_over(self.method, ctx, *gradients)
+        put_on_record(self.compiler, "backward", fault, gradients)
+        return results
+
+    def _backward(self, ctx: Any, gradients: Sequence[Any]) -> Any:
         if is_capturing() or transforms_active() or dual_level() >= 0 or any(map(is_batched, gradients)):
-            return self.method(ctx, *gradients)
+            return hand_over(self.method, ctx, *gradients)
+        if self._is_hopeless():
+            return hand_over(self.method, ctx, *gradients)
         left = _Left(ctx)
         shape: Any = (left.facts, ctx.needs_input_grad, tuple(g is not None for g in gradients))
-        if shape in self.refused or self._is_hopeless():
+        if shape in self.refused:
+            return hand_over(self.method, ctx, *gradients)
+        try:
+            saved = ctx.saved_tensors
+        except RuntimeError:  # it was freed, which is an error only where backward asks for it
             return self.method(ctx, *gradients)
         try:
             left.require_constants()
-            saved = ctx.saved_tensors
             if (why := unasked(self.reads, (*saved, *left.tensors.values()), gradients)) is not None:
                 shape = None
                 raise CaptureError(reason=why, where=method_place(self.method))
-            results = self._unit(left, shape, saved, gradients)(*saved, *left.tensors.values(), *gradients)
+            unit = self._unit(left, shape, saved, gradients)
+            results = unit.differentiable([*saved, *left.tensors.values(), *gradients])
         except CaptureError as error:
             return self._users(ctx, gradients, shape, error)
         self.compiler.is_compiled("backward")
@@ -110,13 +132,14 @@ class OpaqueForward:
 
     def _users(self, ctx: Any, gradients: Sequence[Any], shape: Any, error: CaptureError) -> Any:
         """The user's own body, and only then the record: a call that is wrong by itself raises its own error."""
-        results = self.method(ctx, *gradients)
-        self.compiler.refuse("backward", error)
-        if shape is not None:  # None: of this call alone
-            self.refused[shape] = None
-            self._forget_units(shape)
-        if len(self.refused) > REMEMBERED:
-            self.refused.popitem(last=False)
+        results = hand_over(self.method, ctx, *gradients)
+        with contained(self.compiler, "backward", gradients):
+            self.compiler.refuse("backward", as_effect(error))
+            if shape is not None:  # None: of this call alone
+                self.refused[shape] = None
+                self._forget_units(shape)
+            if len(self.refused) > REMEMBERED:
+                self.refused.popitem(last=False)
         return results
 
     def _forget_units(self, shape: Any) -> None:
@@ -133,8 +156,8 @@ class OpaqueForward:
             return unit
         with capture_lock:
             self.reads = self._scanned()
-            if self.reads.effects:
-                raise CaptureError(reason=self.reads.effects[0][0], where=self.reads.effects[0][1])
+            if (certain := self.reads.certain()):
+                raise CaptureError(reason=certain[0].reason, where=certain[0].where)
             key = self._key(shape, len(saved), backend)
             if key not in self.units:
                 self.require_room()
@@ -152,6 +175,13 @@ class OpaqueForward:
                 "save a number that changes at every call as a 0-d tensor",
                 where="unknown",
             )
+
+
+def as_effect(error: CaptureError) -> CaptureError:
+    """A segment that nothing is captured around, told as what its statements do."""
+    if not isinstance(error.what, Segment):
+        return error
+    return CaptureError(reason=reason_alone(error.what.why.reason), where=error.what.where)
 
 
 class _Left:
@@ -217,6 +247,13 @@ class OpaqueBackward(UsersUnit):
         results = self.owner.method(ctx, *args[middle:])
         _require_unchanged(before, ctx)
         return [_gradient(r) for r in as_tuple(results)]
+
+    def differentiable(self, args: Sequence[Any]) -> Sequence[Any]:
+        """Gradients that can be differentiated again, along what they depend on."""
+        if not torch.is_grad_enabled():
+            return self(*args)
+        live = [i for i, a in enumerate(args) if isinstance(a, VALUES)]
+        return self(*without_idle((self.captured(args)[0].trace, live), args))
 
     def execute(self, args: Sequence[Any]) -> Sequence[Any]:
         """As for any unit, but a failed capture is told: the user's body is to run on the real ctx."""

@@ -6,8 +6,8 @@ the backward, jvp and vmap that the user wrote are what the graph computes. What
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,7 @@ from ..tracer.torch_private import (
 from . import distributed
 from .asked import asked_for, is_asked_for, is_for_a_graph
 from .config import settings
+from .fallback import Fault, is_fault, put_on_record
 from .graphed import Forward, UnknownSize, aside, example
 from .guards import is_tracked
 from .plan import BoundSizes
@@ -89,9 +90,10 @@ def called_within(compiler: Compiler, args: tuple[Any, ...]) -> Any:
     """A call in somebody else's graph. Raises OuterGraphError where it cannot be there."""
     asked_by_dynamo = is_asked_for()
     try:
-        if asked_by_dynamo:
-            _guard(compiler)
-        return traced(compiler, args)
+        with faults_refused(compiler, args):
+            if asked_by_dynamo:
+                _guard(compiler)
+            return traced(compiler, args)
     except Refused as refused:
         compiler.not_in_graph(_maker(), refused.reason, refused.where)
         if hasattr(compiler.cls, "_fusegrad_sources") and code_of(refused.reason) in FOLLOWED:
@@ -101,6 +103,20 @@ def called_within(compiler: Compiler, args: tuple[Any, ...]) -> Any:
                 function=compiler.cls.__name__, who=_maker(), reason=refused.reason, where=refused.where
             ) from None
     return compiler.users(*args)  # a Function of torch's own, whose backward a tracer follows
+
+
+@contextmanager
+def faults_refused(compiler: Compiler, args: tuple[Any, ...]) -> Iterator[None]:
+    """A mistake of ours while a call is made part of somebody else's graph: it does not become one."""
+    try:
+        yield
+        return
+    except Exception as error:
+        if isinstance(error, Refused) or not is_fault(error):
+            raise
+        fault = Fault.of(error)
+    put_on_record(compiler, _maker(), fault, args)
+    raise Refused(compiler.records[_maker()].reason or fault.names, method_place(compiler.cls.forward))  # type: ignore[attr-defined]
 
 
 def _maker() -> str:
@@ -196,9 +212,10 @@ def _specialization(compiler: Compiler, given: Sequence[Any]) -> Specialization:
     except UnknownSize:
         raise Refused("a size depends on the data of a tensor", "unknown") from None
     except NotCaptured as missing:
-        if not isinstance(missing.error, OpaqueMet):
-            compiler.refuse("forward", missing.error)
-        raise _refused(missing.error) from missing
+        error = missing.attempt.error
+        if not isinstance(error, OpaqueMet):
+            compiler.refuse("forward", error)
+        raise _refused(error) from missing
     if not spec.guard(spec.tensors_of(given)):
         raise Refused("it was captured for other sizes", spec.forward_place())
     return spec

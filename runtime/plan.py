@@ -31,6 +31,7 @@ from ..tracer.torch_private import (
     transforms_active,
 )
 from . import launch, logs, proofs, reference, tune
+from .check import intermediate_bytes
 from .compile import ProductsBy, generate, graph_of, kernels_of, text_of
 from .config import FAST, KERNEL_BACKENDS, is_interpreted, settings
 from .counted import remember
@@ -72,7 +73,7 @@ class BoundSizes(dict[sympy.Symbol, int]):
 
     @once
     def key(self) -> tuple[int, ...]:
-        return tuple(self.values())
+        return tuple(n for n in self.values() if type(n) is not float)
 
     def learn(self, more: Mapping[sympy.Symbol, int]) -> None:
         """Symbols that an opaque node brought."""
@@ -89,7 +90,7 @@ class Binder:
     def __init__(self, fakes: Sequence[Any], kinds: Sequence[str] = ("size", "stride")) -> None:
         self.sources: dict[sympy.Symbol, tuple[int, str, int]] = {}
         for position, fake in enumerate(fakes):
-            if isinstance(fake, torch.SymInt):
+            if isinstance(fake, torch.SymInt | torch.SymFloat):
                 self._offer(fake.node.expr, position, "value", 0)
         for kind in kinds:
             for position, fake in enumerate(fakes):
@@ -534,7 +535,8 @@ class KernelPlan:
             case View(value=value) if is_filled(self.places, value):
                 memory[value.id] = memory.pop(room_of(self.places[value.args[0].id]))
             case Extern(value=value) | View(value=value):
-                memory[value.id] = reference.call_node(value, [_value(memory, a) for a in value.args], sizes)
+                operands = [_value(memory, a) for a in value.args]
+                memory[value.id] = reference.call_node(value, operands, sizes, None if operands else self.device)
 
     def _outputs(self, memory: dict[int, Any], inputs: Sequence[Tensor], sizes: Sizes) -> list[Tensor | None]:
         taken = {memory_of(t) for t in inputs}
@@ -762,7 +764,22 @@ class Executable:
         except LoweringError:
             return self._replay
         helps = any(v.prim == "dot" for v in graph.order()) and not graph.mutations
-        return self.through_torch(graph) if helps else self._replay
+        return self._where_it_fills_memory(self.through_torch(graph)) if helps else self._replay
+
+    def _where_it_fills_memory(self, contracted: Run) -> Run:
+        """The captured operations, which have eager's bits, at sizes at which their results are small enough."""
+        fills: dict[tuple[int, ...], bool] = {}
+
+        def run(inputs: Sequence[Any], lifted: Sequence[Tensor], sizes: Sizes | None) -> list[Any]:
+            known = sizes or self.binder(inputs)
+            key = _key(known)
+            if key not in fills:
+                if len(fills) >= RECORDS:
+                    fills.clear()
+                fills[key] = fills_memory(self.trace, known)
+            return (contracted if fills[key] else self._replay)(inputs, lifted, known)
+
+        return run
 
     def through_torch(self, graph: Graph) -> Run:
         """A program in place of the trace's own, operation by operation; it writes to no input."""
@@ -795,13 +812,19 @@ class Executable:
     def _planned(self, inputs: Sequence[Any], lifted: Sequence[Tensor], sizes: Sizes | None) -> list[Any]:
         """The program's kernels, by the plan of the device at hand."""
         tensors = [t for t in (*inputs, *lifted) if isinstance(t, Tensor)]
-        device = tensors[0].device
+        device = tensors[0].device if tensors else self._made_on()
         if device not in self.plans and device not in self.without:
             with capture_lock:
                 self._add_plan(device, sizes or self.binder(inputs))
         if device in self.without:
             return self.otherwise(inputs, lifted, sizes)
         return self.plans[device](tensors, sizes or self.binder(inputs))
+
+    def _made_on(self) -> torch.device:
+        """Where the results of a program without tensors as arguments are."""
+        (made,) = self.trace.graph_module.graph.find_nodes(op="output")[0].args
+        found = [n.meta["val"].device for n in made if isinstance(n, torch.fx.Node) and "val" in n.meta]
+        return found[0] if found else torch.device("cpu")
 
     def _add_plan(self, device: torch.device, sizes: Sizes) -> None:
         if device in self.plans or device in self.without:  # another thread was first
@@ -831,6 +854,11 @@ def is_plain_call(values: Sequence[Any]) -> bool:
     tensors = [v for v in values if isinstance(v, Tensor)]
     followed = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
     return not followed and not any(map(is_batched, tensors))
+
+
+def fills_memory(trace: Trace, sizes: Sizes) -> bool:
+    """Whether what the operations of a trace make is too much to be made, and to be compared with."""
+    return intermediate_bytes(trace.graph_module, sizes) > settings().check_bytes
 
 
 def has_outer_product(trace: Trace) -> bool:

@@ -13,6 +13,7 @@ from ..tracer.containers import with_those
 from .check import cut, differs, intermediate_bytes
 from .config import settings
 from .plan import Binder, Executable
+from .replay import step_by_step
 from .unit import VALUES, Body, Unit
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class UsersUnit(Unit):
         def users(given: Sequence[Any]) -> Sequence[Any]:
             return self.body(*with_those(args, live, given))
 
-        why = differs(lambda given: trace.graph_module(*given, *lifted), users, values)
+        why = differs(lambda given: step_by_step(trace.graph_module, *given, *lifted), users, values)
         if why is not None:
             raise CaptureError(reason=why, where="unknown")
 

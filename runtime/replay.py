@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
 
 from ..ir.switches import takes
 from ..tracer.torch_private import operation
@@ -22,6 +23,27 @@ def straight(gm: GraphModule, name: str = "", reusing: bool = False) -> Callable
     for node in gm.graph.nodes:
         writer.write(node)
     return writer.function()
+
+
+def step_by_step(gm: GraphModule, *values: Any) -> Any:
+    """The results of `gm`, which no text is written for: for a graph that runs once."""
+    supply, known = iter(values), dict[Node, Any]()
+    dying = deaths(_last_uses(gm), {})
+    for node in gm.graph.nodes:
+        if node.op == "output":
+            return map_arg(node.args[0], known.__getitem__)
+        known[node] = _result(gm, node, known, supply)
+        for dead in dying.get(node, ()):
+            del known[dead]
+
+
+def _result(gm: GraphModule, node: Node, known: dict[Node, Any], supply: Iterator[Any]) -> Any:
+    if node.op == "placeholder":
+        return next(supply)
+    if node.op == "get_attr":
+        return getattr(gm, str(node.target))
+    target: Any = node.target
+    return target(*map_arg(node.args, known.__getitem__), **map_arg(node.kwargs, known.__getitem__))
 
 
 class _Writer:

@@ -13,9 +13,19 @@ import sympy
 import torch
 
 from ..ir import Graph
+from ..ir.once import once
 from ..ir.program import Place
 from ..ir.switches import allowed, in_force, under
-from ..tracer.capture import CaptureError, OpaqueMet, Session, Trace, capture_lock, written_placeholders
+from ..tracer.capture import (
+    CaptureError,
+    OpaqueMet,
+    Session,
+    Trace,
+    capture_lock,
+    unversioned_placeholders,
+    with_known_history,
+    written_placeholders,
+)
 from ..tracer.containers import Hole, anew, closed, exchanged, leaves
 from ..tracer.context import BackwardContext, ForwardContext, attributes_of
 from ..tracer.function import (
@@ -38,15 +48,26 @@ from ..tracer.function import (
 from ..tracer.opaque import Mismatch, Run, Tape, running
 from ..tracer.parts import span
 from ..tracer.reads import Reads
-from ..tracer.torch_private import FakeTensorMode, neg_view, no_autocast, plain_tensors
+from ..tracer.torch_private import (
+    FakeTensorMode,
+    functions_as_written,
+    neg_view,
+    no_autocast,
+    plain_tensors,
+    transforms_active,
+)
 from . import logs, split
-from .check import cut, differs, intermediate_bytes
+from .asked import is_outer
+from .check import cut, differs, intermediate_bytes, is_made_up
 from .compile import cheaper
 from .config import KERNEL_BACKENDS, settings
+from .effects import drawing_again, draws_numbers
 from .faults import prepared
 from .guards import Guard, is_float, lasting_state, size_guard
 from .plan import RECORDS, Binder, BoundSizes, Executable
+from .replay import step_by_step
 from .residuals import Chosen, choose
+from .sharing import Sharing
 from .stats import count
 
 Tensor = torch.Tensor
@@ -73,6 +94,11 @@ class BackwardEntry:
     compared: bool = False
     everywhere: bool = False  # it serves sizes for which a capture of its own would be another one
 
+    @once
+    def draws(self) -> bool:
+        """Whether it may draw random numbers."""
+        return draws_numbers(self.trace)
+
     @property
     def opaque(self) -> list[Any]:
         """Its opaque nodes, in the order of their calls."""
@@ -82,6 +108,8 @@ class BackwardEntry:
         """Whether what this trace assumed about sizes holds."""
         if not self.guards or self.everywhere:
             return True
+        if any(not s.is_integer for g in self.guards for s in g.free_symbols):  # numbers that were read: never twice
+            return all(bool(g.xreplace(sizes)) for g in self.guards)
         key = sizes.key
         admitted = self.admitted.get(key)
         if admitted is None:
@@ -102,6 +130,8 @@ class Specialization:
 
     is_compared: ClassVar[bool] = True
     """Whether its first run is compared with the user's own method."""
+    unchecked = False
+    """Whether made-up data was no fit for its method, so that the first call on real data compares."""
 
     def __init__(
         self,
@@ -112,7 +142,8 @@ class Specialization:
         report: Report | None = None,
         tape: Tape | None = None,
     ) -> None:
-        self.cls, self.reads, self.name, self.dynamic = cls, reads, cls.__name__, dynamic
+        self.reads = reads = reads.with_arguments(args)
+        self.cls, self.name, self.dynamic = cls, cls.__name__, dynamic
         self.report = report or (lambda method, why: None)
         self.switches = in_force()  # whatever is captured or generated later, is so under them
         self.siblings: list[tuple[Specialization, list[Any]]] = []
@@ -139,6 +170,7 @@ class Specialization:
         self.executables: dict[str, Executable] = {}
         self.nodes: dict[Any, Any] = {}  # the generated Functions and units over this specialisation
         self.written = written_placeholders(self.forward.trace.graph_module, len(fakes))
+        self.unversioned = unversioned_placeholders(self.forward.trace.graph_module, len(fakes)) if self.written else []
         self.opaque = self.forward.trace.opaque
         told = [*self.binder.sources, *(s for node in self.opaque for s in node.hints)]
         self.symbols: AbstractSet[sympy.Symbol] = dict.fromkeys(told).keys()  # in this order in every process
@@ -153,7 +185,9 @@ class Specialization:
         self.first_outside = self.outside()  # when it was captured
         self.restrided = False  # the first call's comparison corrected strides
         self.backward_failed = False  # then the user's own runs, from the next call on
+        self.backward_faulty = False  # the same, and for the calls before
         self.backward_symbols = self._unbound_symbols()
+        self.sharing = Sharing(self.forward.shared, self.arguments) if self.forward.shared else None
         self.since = len(self.session.env.guards)  # what one backward assumed, every later one was captured under
 
     def current_guard(self) -> Guard:
@@ -251,8 +285,9 @@ class Specialization:
         sizes = sizes or self.sizes(args)
         executable = self.executable(backend) if chosen is None else self.chosen_executable(backend, chosen)
         lifted = [r.get() for r in self.lifted if r is not None]
+        given = [t.data if i in self.unversioned else t for i, t in enumerate(inputs)] if self.unversioned else inputs
         with self._between(executable, split.offered(), sizes) if self.opaque else self._exactly_as_captured() as now:
-            results = executable(inputs, lifted, sizes if now is None else now)
+            results = executable(given, lifted, sizes if now is None else now)
         if now is not None:
             sizes.learn(now)
         n = len(self.forward.tensor_outputs)
@@ -328,6 +363,11 @@ class Specialization:
         """Whether forward writes to an argument's memory: then it matters whether arguments share memory."""
         return bool(self.forward.dirty) or bool(self.written)
 
+    @once
+    def draws(self) -> bool:
+        """Whether forward may draw random numbers."""
+        return draws_numbers(self.forward.trace)
+
     @property
     def residual_places(self) -> list[Place | None]:
         """What is kept for backward: the saved tensors, then tensors that were put on ctx as attributes."""
@@ -337,6 +377,11 @@ class Specialization:
     def residual_places_present(self) -> list[Place]:
         """The places that hold a tensor."""
         return [p for p in self.residual_places if p is not None]
+
+    def is_apart(self) -> bool:
+        """Whether the user's own backward is what is differentiated: it has opaque nodes, or is given a number that
+        forward read from a tensor."""
+        return any(not s.is_integer for s in self.backward_symbols) or self.backward_is_split()
 
     @property
     def hints(self) -> dict[sympy.Symbol, int]:
@@ -388,10 +433,31 @@ class Specialization:
         left: ctx's attributes after the last run of the same node, and after this one.
         """
         n = len(self.forward.saved)
+        residuals = self._as_followed(residuals)
         attributes = {} if left is None else left
         if not attributes:
             attributes.update(self.attributes(residuals[n:], sizes))
         return run_backward(self.cls, self.forward, residuals[:n], attributes, gradients, self.count, attached)
+
+    def _as_followed(self, residuals: Sequence[Any]) -> Sequence[Any]:
+        """What is kept for backward, requiring grad as in eager, where backward and what it calls may ask for that.
+
+        At the bottom of torch.func it does not; above, the transforms say themselves what they differentiate.
+        """
+        if transforms_active() or is_outer(residuals):
+            return residuals
+        pairs = zip(residuals, self.residual_places, strict=True)
+        return [followed(r) if self._requires_grad(p) else r for r, p in pairs]
+
+    def _requires_grad(self, place: Place | None) -> bool:
+        """Whether autograd follows what is at a place, in a call that it follows."""
+        forward = self.forward
+        if place is None:
+            return False
+        if place.kind == "input":
+            return forward.needs_input_grad[self.slots[place.index]]
+        moves = place.kind == "output" and any(forward.needs_input_grad)
+        return moves and place not in forward.non_differentiable and is_float(forward.fake_at(place))
 
     def forward_place(self) -> str:
         """`file:line` of the user's forward."""
@@ -411,6 +477,11 @@ class Specialization:
         if isinstance(entry, CaptureError):
             raise entry.bare()
         return entry
+
+    def adopt(self, cls: type) -> None:
+        """Another backward in the place of the one that could not be captured."""
+        self.cls, self.backward_failed = cls, False
+        self.entries.clear()
 
     @property
     def serves_backward(self) -> bool:
@@ -437,7 +508,7 @@ class Specialization:
             entry = self._capture_backward(kinds, tape.again())
             self._compare_backward(kinds, entry, residuals, sizes, gradients, tape)
         except CaptureError as error:
-            self.entries[key] = error
+            self.entries[key] = error.bare()
             self.backward_failed = self.backward_failed or not isinstance(error, OpaqueMet)
             raise
         entry.others, entry.compared = others, True
@@ -481,7 +552,7 @@ class Specialization:
         try:
             self.entries[key] = self._capture_backward(kinds)
         except CaptureError as error:
-            self.entries[key] = error
+            self.entries[key] = error.bare()
             self.backward_failed = self.backward_failed or not isinstance(error, OpaqueMet)
 
     def _capture_backward(self, kinds: tuple[Any, ...], tape: Tape | None = None) -> BackwardEntry:
@@ -499,7 +570,8 @@ class Specialization:
             r, s = len(residuals), len(residuals) + len(symbols)
             told = dict(zip(self.backward_symbols, full[r:s], strict=True))
             sizes = Binder(residuals, ("size",)).read(full[:r]) | told
-            return self._finished(self.users_backward(full[:r], sizes, full[s:]))
+            with with_known_history(full[:r]):
+                return self._finished(self.users_backward(full[:r], sizes, full[s:]))
 
         everything = [*residuals, *symbols, *fakes]
         gradients = ", ".join("absent" if k is None else str(k) for k in kinds)
@@ -518,8 +590,12 @@ class Specialization:
     def _kept_again(self) -> tuple[list[Tensor | None], list[Any]]:
         """Fresh fakes of what is kept for backward, and the sizes that they do not tell."""
         kept = [self.forward.fake_at(p) for p in self.residual_places]
-        symbols = [self.session.env.create_symintnode(s, hint=hint_of(self.session, s)) for s in self.backward_symbols]
-        return [self.session.fake_again(r) if r is not None else None for r in kept], symbols
+        symbols = [number_of(self.session, s) for s in self.backward_symbols]
+        again = [self.session.fake_again(r) if r is not None else None for r in kept]
+        for r, place in zip(again, self.residual_places, strict=True):
+            if r is not None and self._requires_grad(place):
+                r.requires_grad_()
+        return again, symbols
 
     def captured_jvp(self, tangents: Sequence[Tensor]) -> Trace:
         """The user's jvp over what is kept for backward, on tangents like these: its last inputs."""
@@ -553,11 +629,15 @@ class Specialization:
     def per_output(self, gradients: Sequence[Any]) -> list[Any]:
         """Of one gradient per tensor output those that backward is given: an output that never moves has one only where
         zeros are made for it."""
-        fixed = {p.index for p in self.forward.non_differentiable if p.kind == "output"}
-        fixed |= {i for i, o in enumerate(self.forward.fake_outputs) if not is_float(o)}
-        dropped = frozenset() if self.forward.materialize_grads else fixed
+        forward = self.forward
+        dropped = () if forward.materialize_grads and forward.materialize_non_diff_grads else self._never_move()
         supply = iter(None if i in dropped else g for i, g in enumerate(gradients))
         return [None if o.kind == "object" else next(supply) for o in self.forward.outputs]
+
+    def _never_move(self) -> set[int]:
+        """The tensor outputs without a gradient: marked ones, and integers."""
+        marked = {p.index for p in self.forward.non_differentiable if p.kind == "output"}
+        return marked | {i for i, o in enumerate(self.forward.fake_outputs) if not is_float(o)}
 
     def _fake_gradient(self, index: int, kind: Any) -> Any:
         if kind is None:
@@ -656,7 +736,8 @@ class Specialization:
         inputs = [v for v in (*residuals, *symbols, *map(in_a_class, given)) if v is not None]
         lifted = [r.get() for r in entry.lifted if r is not None]
         with self._exactly_as_captured() if not entry.opaque else self._between(executable, tape, sizes) as now:
-            results = executable(inputs, lifted, sizes if now is None else now)
+            with drawing_again(inputs) if entry.draws else _AS_IT_IS:
+                results = executable(inputs, lifted, sizes if now is None else now)
         for result, gradient in entry.passed.items():
             results[result] = given[gradient]
         if executable.backend in KERNEL_BACKENDS:
@@ -750,7 +831,7 @@ class Specialization:
     def _replay_forward(self, args: Sequence[Any]) -> list[Any]:
         with self._exactly_as_captured():
             lifted = [r.get() for r in self.lifted if r is not None]
-            return list(self.forward.trace.graph_module(*self.tensors_of(args), *lifted))
+            return list(step_by_step(self.forward.trace.graph_module, *self.tensors_of(args), *lifted))
 
     def users_forward(self, args: Sequence[Any]) -> list[Any]:
         """The user's own forward: his tensors, then the hidden ones."""
@@ -802,7 +883,7 @@ class Specialization:
         try:
             self._check_backward(entry, residuals, sizes, gradients, tape)
         except CaptureError as error:
-            self.entries[self._now(kinds)], self.backward_failed = error, True
+            self.entries[self._now(kinds)], self.backward_failed = error.bare(), True
             raise
 
     def _check_backward(
@@ -832,7 +913,8 @@ class Specialization:
             symbols = [at[s] for s in self.backward_symbols]
             inputs = [v for v in (*given[:r], *symbols, *given[r:]) if v is not None]
             with self._exactly_as_captured():
-                return entry.trace.graph_module(*inputs, *[p.get() for p in entry.lifted if p is not None])  # type: ignore[no-any-return]
+                lifted = [p.get() for p in entry.lifted if p is not None]
+                return step_by_step(entry.trace.graph_module, *inputs, *lifted)  # type: ignore[no-any-return]
 
         replay = _Recorded(split.replayed(mine, tape, known := BoundSizes(at)))
         why = self._compared(replay, split.played(users, tape), values, cut_down=at is not sizes)
@@ -848,9 +930,11 @@ class Specialization:
 
     def _compared(self, mine: Any, users: Any, arguments: Sequence[Any], cut_down: bool) -> str | None:
         try:
-            return differs(mine, users, arguments)
+            with functions_as_written():
+                return differs(mine, users, arguments)
         except Exception:
-            if cut_down:  # cut data may be illegal for the method where the real data is not
+            if cut_down or is_made_up():  # such data may be illegal for the method where the real data is not
+                self.unchecked = is_made_up()
                 return None
             raise
 
@@ -910,6 +994,8 @@ class _Recorded:
 def order_unlike(fake: Any, real: Any, sizes: Sizes) -> tuple[int, ...] | None:
     """The axes of `real` from outermost to innermost, where it is dense and its strides are not those of `fake`."""
     if not isinstance(fake, Tensor) or not isinstance(real, Tensor) or not real.numel():
+        return None
+    if real.layout is not torch.strided:
         return None
     expected = rebind(tuple(fake.stride()), sizes)
     if all(a == b or n == 1 for a, b, n in zip(expected, real.stride(), real.shape, strict=True)):
@@ -982,6 +1068,11 @@ def _same_shape(tensor: Tensor, fake: Tensor, sizes: Sizes) -> bool:
     return tuple(tensor.shape) == tuple(rebind(fake.shape, sizes))
 
 
+def followed(value: Tensor) -> Tensor:
+    """An alias that requires grad, but for what does so. No `detach` that a capture would take for the user's."""
+    return value if value.requires_grad else torch.ops.aten.detach.default(value).requires_grad_()
+
+
 def _refuse(value: Any) -> Any:
     raise CaptureError(reason=f"backward returns a {type(value).__name__} as a gradient", where="unknown")
 
@@ -1017,6 +1108,13 @@ def _reinterpreted(base: Tensor, dtype: torch.dtype) -> Tensor:
     return base.as_strided((every,), (1,), base.storage_offset()).view(dtype)
 
 
-def hint_of(session: Session, symbol: sympy.Symbol) -> int:
+def hint_of(session: Session, symbol: sympy.Symbol) -> Any:
+    """The value of a symbol at the capture."""
     values = getattr(session.env, "backed_var_to_val", None) or session.env.var_to_val
-    return int(values[symbol])
+    return int(values[symbol]) if symbol.is_integer else float(values[symbol])
+
+
+def number_of(session: Session, symbol: sympy.Symbol) -> Any:
+    """A symbol as a number that can be traced."""
+    env, hint = session.env, hint_of(session, symbol)
+    return env.create_symintnode(symbol, hint=hint) if symbol.is_integer else env.create_symfloatnode(symbol, hint=hint)

@@ -16,10 +16,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..ir.errors import FusegradError
-from ..tracer.capture import CaptureError, OpaqueMet, capture_lock
+from ..tracer.capture import CaptureError, DataMet, OpaqueMet, capture_lock
 from ..tracer.containers import opened
+from ..tracer.function import method_place
 from ..tracer.nested import recording
 from ..tracer.opaque import Mismatch, OpaqueNode, Run, Tape, remember, running, tensors_in, version
+from .effects import launching
+from .fallback import Fault, contained, is_fault, put_on_record
+from .segmented import reason_alone
 from .stats import count
 
 if TYPE_CHECKING:
@@ -33,6 +37,9 @@ VARIANTS = 8
 
 
 MANY = f"what its opaque nodes return keeps changing: beyond {VARIANTS} graphs it runs as you wrote it"
+
+
+MANY_ANSWERS = f"what it decides by the data of a tensor keeps changing: beyond {VARIANTS} graphs it runs as written"
 
 
 class OpaqueWriteError(FusegradError):
@@ -58,6 +65,12 @@ class OpaqueCall:
     def of(cls, node: OpaqueNode, method: str) -> OpaqueCall:
         """The report of a node of a graph."""
         return cls(node.name, method, node.where, node.why.reason)
+
+    @property
+    def told(self) -> str:
+        """The reason as it is told of a method."""
+        is_segment = self.node.startswith("line") and self.where.rpartition(":")[2] in self.node.split("_")
+        return reason_alone(self.reason) if is_segment else f"it calls `{self.node}`, which {self.reason}"
 
     def __str__(self) -> str:
         return f"{self.method} calls `{self.node}`, which {self.reason}, between its segments ({self.where})"
@@ -111,17 +124,24 @@ def offered() -> Tape | None:
 def first_call(compiler: Compiler, met: OpaqueMet, args: Sequence[Any]) -> Any:
     """A call at which an opaque node was met: the user's own class, recorded, then the capture."""
     if _differentiates_its_body(compiler, args):
-        return compiler.users(*args)
-    return _finished(compiler, args, Tape(), met)
+        result = compiler.users(*args)
+        if isinstance(met, DataMet):
+            compiler.refuse("forward", met)
+        return result
+    return _finished(compiler, args, Tape(data=isinstance(met, DataMet)), met)
 
 
+@launching
 def run(compiler: Compiler, specialization: Specialization, args: Sequence[Any]) -> Any:
     """A call of a specialisation with opaque nodes."""
     if _differentiates_its_body(compiler, args):
         return compiler.users(*args)
     given = opened(args)
-    backend, tape, versions = compiler.backend_for(given), Tape(), list(map(version, given))
+    backend, versions = compiler.backend_for(given), list(map(version, given))
+    tape = Tape(data=any(node.of_data for node in specialization.opaque))
     for candidate in _candidates(compiler, specialization, given):
+        if not _goes_on(candidate, given, tape):
+            continue
         _offers.tape = tape
         try:
             result = compiler.node(candidate, compiler.node_key(candidate, backend), given)(*args)
@@ -129,12 +149,39 @@ def run(compiler: Compiler, specialization: Specialization, args: Sequence[Any])
             tape = tape.again()
             _require_unwritten(compiler, given, versions)
             continue
+        except Exception as error:
+            if not tape.made or not is_fault(error):
+                raise
+            fault = Fault.of(error)
+            break
         finally:
             _offers.tape = None
         if candidate is not specialization:
             compiler.prefer(candidate, given)
         return candidate.with_given(result, args)
-    return _finished(compiler, args, tape)
+    else:
+        return _finished(compiler, args, tape)
+    _require_unwritten(compiler, given, versions)
+    return _recovered(compiler, args, tape.again(), fault)
+
+
+def _recovered(compiler: Compiler, args: Sequence[Any], tape: Tape, fault: Fault) -> Any:
+    """A call that failed after opaque nodes had run: the user's own method, to which they are played back."""
+    with recording(tape, skip=compiler.cls):
+        result = compiler.users(*args)
+    put_on_record(compiler, "forward", fault, args)
+    return result
+
+
+def _goes_on(specialization: Specialization, args: Sequence[Any], tape: Tape) -> bool:
+    """Whether what opaque nodes returned in this call so far is what a graph was captured for."""
+    sizes, calls = specialization.sizes(args), tape.again()
+    for node in specialization.opaque if tape.made else ():
+        if (taped := calls.take(node.what)) is None:
+            return True
+        if not node.fits(taped, sizes):
+            return False
+    return True
 
 
 def _require_unwritten(compiler: Compiler, args: Sequence[Any], versions: Sequence[int]) -> None:
@@ -151,13 +198,33 @@ def _candidates(compiler: Compiler, first: Specialization, args: Sequence[Any]) 
 
 def _finished(compiler: Compiler, args: Sequence[Any], tape: Tape, met: OpaqueMet | None = None) -> Any:
     """The user's own method for this call, then a graph for what its opaque nodes returned."""
-    with recording(tape, skip=compiler.cls, operators=met is not None and isinstance(met.what, str)):
+    with recording(tape, skip=compiler.cls, operators=_of_operators(met)):
         result = compiler.users(*args)
-    if met is not None:  # only now: what was wrong by itself has raised its own error
-        remember(met.what, met.why)
-    with capture_lock, torch.no_grad():
-        _add(compiler, opened(args), Tape(made=tape.made))
+    with contained(compiler, "forward", args), capture_lock, torch.no_grad():
+        _learn(met)  # only now: what was wrong by itself has raised its own error
+        _add(compiler, opened(args), Tape(made=tape.made, data=tape.data))
     return result
+
+
+def _learn(met: OpaqueMet | None) -> None:
+    """From now on calls of what was met are opaque. That a method asks what is in a tensor says nothing of others."""
+    if met is not None and not isinstance(met, DataMet):
+        remember(met.what, met.why)
+
+
+def _of_operators(met: OpaqueMet | None) -> bool:
+    """Whether an operator was met that stays as it is."""
+    return isinstance(getattr(met, "what", None), str) and not isinstance(met, DataMet)
+
+
+def _refuse_more(compiler: Compiler, args: Sequence[Any], tape: Tape) -> None:
+    """There are graphs enough. Where data decides, another one is wanted at every call: there are none from now on."""
+    if not tape.data:
+        compiler.report_once("forward", MANY)
+        return
+    compiler.known.pop(compiler.facts(args), None)
+    compiler.exact.clear()
+    compiler.give_up(args, CaptureError(reason=MANY_ANSWERS, where=method_place(compiler.cls.forward)))  # type: ignore[attr-defined]
 
 
 def _add(compiler: Compiler, args: Sequence[Any], tape: Tape) -> None:
@@ -165,15 +232,19 @@ def _add(compiler: Compiler, args: Sequence[Any], tape: Tape) -> None:
     if any(_serves(s, args, tape) for s in known):  # another thread was first
         return
     if len(known) >= VARIANTS:
-        compiler.report_once("forward", MANY)
+        _refuse_more(compiler, args, tape)
         return
     try:
         specialization = compiler.capture_split(args, tape)
     except OpaqueMet as error:  # one more opaque node, found only now: the next call records it
-        remember(error.what, error.why)
+        if isinstance(error, DataMet):
+            compiler.met[compiler.facts(args)] = error
+        else:
+            remember(error.what, error.why)
         return
     except CaptureError as error:
-        compiler.give_up(args, error)
+        if not compiler.take_out("forward", error):
+            compiler.give_up(args, error)
         return
     for node in specialization.opaque:
         note(compiler, OpaqueCall.of(node, "forward"), node.why.declared)
@@ -218,7 +289,7 @@ def backward(
     """backward of the user's own residuals: by another of its graphs, or by his Python, which is then captured."""
     from .specialization import gradient_kind, in_a_class
 
-    met, tape = (why, Tape()) if isinstance(why, OpaqueMet) else (None, why.tape.again())
+    met, tape = (why, Tape(data=isinstance(why, DataMet))) if isinstance(why, OpaqueMet) else (None, why.tape.again())
     gradients_in_a_class = [in_a_class(g) for g in gradients]
     kinds = tuple(gradient_kind(g) for g in gradients_in_a_class)
     for entry in spec.other_entries(kinds):
@@ -229,22 +300,32 @@ def backward(
             return spec.run_entry(entry, executable, residuals, sizes, gradients, tape)
         except Mismatch as mismatch:
             tape = mismatch.tape.again()
-    with recording(tape, operators=met is not None and isinstance(met.what, str)):
+    with recording(tape, operators=_of_operators(met)):
         results = spec.users_backward(residuals, sizes, gradients)
-    if met is not None:
-        remember(met.what, met.why)
+    with contained(compiler, "backward", gradients):
+        _learn(met)
+        again = Tape(made=tape.made, data=tape.data)
+        _add_backward(compiler, spec, kinds, again, residuals, sizes, gradients_in_a_class)
+    return results
+
+
+def _add_backward(
+    compiler: Compiler, spec: Specialization, kinds: Any, tape: Tape, residuals: Any, sizes: Any, gradients: Any
+) -> None:
     with capture_lock, torch.no_grad():
         try:
-            added = spec.add_split_entry(kinds, Tape(made=tape.made), residuals, sizes, gradients_in_a_class)
+            added = spec.add_split_entry(kinds, tape, residuals, sizes, gradients)
         except OpaqueMet as error:
-            remember(error.what, error.why)
-            return results
+            _learn(error)
+            return
         except CaptureError as error:
-            compiler.refuse("backward", error)
-            return results
+            if compiler.take_out("backward", error):
+                spec.adopt(compiler.cls)
+            else:
+                compiler.refuse("backward", error)
+            return
     if added is None:
         compiler.report_once("backward", MANY)
-        return results
+        return
     for node in added.trace.opaque:
         note(compiler, OpaqueCall.of(node, "backward"), node.why.declared)
-    return results

@@ -17,6 +17,10 @@ from typing import Any
 from ..tracer.torch_private import hide_from_dynamo
 
 INDENT = "    "
+STRAIGHT = "<fusegrad straight"
+"""How the names of its files begin."""
+NODE = "return node"
+"""How the line begins that calls a generated Function."""
 
 
 class Straight:
@@ -78,7 +82,7 @@ class Straight:
 
 @functools.lru_cache(maxsize=1024)
 def _compiled(text: str) -> CodeType:
-    file = f"<fusegrad straight {_compiled.cache_info().misses}>"
+    file = f"{STRAIGHT} {_compiled.cache_info().misses}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     hide_from_dynamo([file])
     return compile(text, file, "exec")

@@ -1,4 +1,4 @@
-"""Which methods of a class may be captured: what its author declares, and what their code shows.
+"""Which methods of a class may be captured: what its author declares, and what their code does at every call.
 
 A method that must not be captured is *opaque*: it runs as written, on real tensors, as often as in eager.
 """
@@ -11,22 +11,40 @@ from typing import Any
 from ..tracer.capture import CaptureError
 from ..tracer.declared import ROLES, Option, declarations
 from ..tracer.function import method_place, methods
-from ..tracer.reads import Reads, backward_effects, scan
+from ..tracer.reads import Effect, Reads, backward_effects, scan
+from .segmented import Segmented
 
 
 class Traceability:
     """What may be captured of a class: declared, or read off the byte code (effects that a graph would lose)."""
 
     def __init__(self, cls: type, option: Option | None = None) -> None:
-        self.cls, self.option = cls, option
+        self.segmented, self.option = Segmented(cls), option
         self.declared = declarations(cls, option)
-        self.effects: dict[str, tuple[str, str] | None] = {}
+        self.effects: dict[str, Effect | None] = {}
+
+    @property
+    def cls(self) -> type:
+        """The class, with what cannot be captured taken out of its methods."""
+        return self.segmented.cls
+
+    def may_segment(self, role: str) -> bool:
+        """Whether statements of a role may be taken out: its author promises nothing, and nobody insists on a graph."""
+        return self.declared[role].value is None and self.segmented.allowed and role != "jvp"
 
     def sources(self, role: str) -> list[Callable[..., Any]]:
         """The user's code of a role."""
         own = getattr(self.cls, "_fusegrad_sources", None)  # a plain function: every role is made of it
         written = methods(self.cls)
         return [*own] if own is not None else [written[name] for name in ROLES[role] if name in written]
+
+    def sources_by_name(self, role: str) -> dict[str, Callable[..., Any]]:
+        """The methods of a role; none of a plain function."""
+        return {n: m for n, m in methods(self.cls).items() if n in ROLES[role]}
+
+    def take_out(self, role: str, error: CaptureError) -> bool:
+        """Take out of a role what a capture failed at; whether it is worth another attempt."""
+        return self.may_segment(role) and self.segmented.without(self.sources_by_name(role), error)
 
     def roles(self) -> Iterator[str]:
         """The roles that the user wrote a method for."""
@@ -35,15 +53,27 @@ class Traceability:
     def scan(self) -> Reads:
         """What the methods that may be captured read; finds out which may not."""
         tried = [role for role in self.roles() if self.declared[role].value is not False]
-        reads = scan(*(f for role in tried for f in self.sources(role)))
-        self.effects = {}
-        if reads.effects:
-            self.effects = {role: next(iter(scan(*self.sources(role)).effects), None) for role in tried}
-            pure = [role for role in tried if self.effects[role] is None]
-            reads = scan(*(f for role in pure for f in self.sources(role)))
+        self.segmented.renew()
+        for role in filter(self.may_segment, tried):
+            self.segmented.without_effects(self.sources_by_name(role))
+        reads = self._scan(tried)
+        if self.segmented.clash(reads):
+            reads = self._scan(tried)
         if "backward" in tried and self.effects.get("backward") is None:
             seen = [e for method in self.sources("backward") for e in backward_effects(method)]
-            self.effects["backward"] = next(iter(seen), None)
+            self.effects["backward"] = next((e for e in seen if e.certain), None)
+            reads.effects += [e for e in seen if not e.certain]
+        self.segmented.add_reads(reads)
+        return reads
+
+    def _scan(self, tried: list[str]) -> Reads:
+        """What the methods of these roles read, but for those that have effects."""
+        reads = scan(*(f for role in tried for f in self.sources(role)))
+        self.effects = {}
+        if reads.certain():
+            self.effects = {role: next(iter(scan(*self.sources(role)).certain()), None) for role in tried}
+            pure = [role for role in tried if self.effects[role] is None]
+            reads = scan(*(f for role in pure for f in self.sources(role)))
         return reads
 
     def opaque(self, role: str) -> CaptureError | None:
@@ -52,7 +82,7 @@ class Traceability:
         if declared.value is False:
             return CaptureError(reason=declared.how, where=method_place(next(iter(self.sources(role)), None)))
         effect = self.effects.get(role)
-        return None if effect is None else CaptureError(reason=effect[0], where=effect[1])
+        return None if effect is None else CaptureError(reason=effect.reason, where=effect.where)
 
     def is_opaque(self, role: str) -> bool:
         """Whether `opaque` has a reason."""

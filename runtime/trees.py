@@ -125,9 +125,10 @@ def leaves_like(model: Any, value: Any, path: str, whole: Callable[[Any], bool])
 
 def one_level(value: Any) -> dict[str, Any]:
     """The children of a container by their keys, written as in an expression: "['w']", "[1]", ".field"."""
+    whole = id(value)  # not the value, which would live as long as torch's tree functions, that refer to themselves
 
     def is_child(inner: Any) -> bool:
-        return inner is not value
+        return id(inner) != whole
 
     try:
         pairs, _ = pytree.tree_flatten_with_path(value, is_leaf=is_child)

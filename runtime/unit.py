@@ -8,40 +8,50 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from torch.autograd.forward_ad import make_dual, unpack_dual
 from torch.autograd.function import Function
 
 from ..ir.errors import InternalError
-from ..tracer.capture import CaptureError, OpaqueMet, Session, Trace, capture_lock, is_capturing
+from ..tracer.capture import CaptureError, DataMet, OpaqueMet, Session, Trace, capture_lock, is_capturing
 from ..tracer.containers import opened, with_those
 from ..tracer.context import ForwardContext
+from ..tracer.debugging import without_anomaly_mode
 from ..tracer.function import guarded_trace, uses_setup_context
 from ..tracer.reads import Read, Reads
 from ..tracer.torch_private import (
     custom_function_call,
     dual_level,
+    first_of_every_batch,
     forward_mode_is_active,
+    has_tangent,
     is_batched,
+    is_differentiated,
+    is_fake,
     plain_tensors,
     transforms_active,
     unwrapped,
 )
 from . import logs
 from .asked import is_outer
+from .check import made_up_data
 from .config import KERNEL_BACKENDS
 from .dependence import independent, sources_of
+from .fallback import UNDER_FUNC, Fault, is_fault
 from .guards import Guard, argument_fact, global_state, is_float, is_tracked, size_guard
 from .lanes import BACKENDS, Layout, Lowered, is_written_out, lowered, over_lanes
 from .partial import warn_once
 from .per_lane import give_memory_its_axis, in_lanes, room_for
 from .plan import BoundSizes, Executable
+from .redraw import Generators, drawing_from, draws, generators
 from .specialization import Specialization, gradient_kind, in_a_class, require_allowed
 from .stats import count
 
 if TYPE_CHECKING:
-    from .function import Compiler
+    from .function import Attempt, Compiler
 
 Tensor = torch.Tensor
 VALUES = (Tensor, int, torch.SymInt)
@@ -61,18 +71,27 @@ def example(value: Any) -> Any:
     inner = unwrapped(value)
     if inner is value and not value.requires_grad and dual_level() < 0:
         return value
-    shape, strides, differentiable = tuple(value.shape), _strides(value), is_float(value)
+    shape, strides, differentiable = tuple(value.shape), _strides(value), is_float(value) and is_differentiated(value)
     with plain_tensors():
         plain = torch.empty_strided(shape, strides, dtype=inner.dtype, device=inner.device)
         return plain.requires_grad_(differentiable)
 
 
-def readable(examples: Sequence[Any], values: Sequence[Any]) -> None:
-    """Zeros in the examples that are not the values themselves."""
+def readable(examples: Sequence[Any], values: Sequence[Any]) -> bool:
+    """What is in the values, in their first lanes; zeros where nothing is. Whether all of it is the user's."""
+    pairs = [(p, v) for p, v in zip(examples, values, strict=True) if p is not v and isinstance(p, Tensor)]
     with torch.no_grad():
-        for plain, value in zip(examples, values, strict=True):
-            if plain is not value and isinstance(plain, Tensor):
-                plain.detach().zero_()  # where a mode keeps gradients on, too
+        return all([_filled(plain.detach(), value) for plain, value in pairs])  # where a mode keeps gradients on, too
+
+
+def _filled(plain: Tensor, value: Tensor) -> bool:
+    data = None if is_fake(value) or is_batched(value) or not plain.numel() else first_of_every_batch(value)
+    if data is None:
+        plain.zero_()
+        return not plain.numel()
+    distinct = tuple(slice(0, 1) if step == 0 else slice(None) for step in plain.stride())
+    plain[distinct].copy_(data[distinct])
+    return True
 
 
 def _strides(value: Tensor) -> tuple[int, ...]:
@@ -92,16 +111,41 @@ class Unit:
         self.in_ir: dict[int, Lowered | None] = {}  # by the executable
         self.noted = threading.local()  # `captured`: what its function, or that of a batch of it, ran last
         self.refused: Callable[[CaptureError], None] | None = None  # is told of a graph that cannot be captured
+        self.failed: Callable[[Fault, Sequence[Any]], None] | None = None  # is told of a mistake of ours
         self.lineage: tuple[Any, ...] = (name,)  # how it was derived, in words that every process has
+        self.origin: Unit | None = None  # what it was derived from
         self._functions: dict[bool, Any] = {}
         self._derived: dict[Any, Unit] = {}
 
     def __call__(self, *args: Any) -> Sequence[Any]:
         if is_capturing():
             return graphed.called(self, args) if (graphed := _graphed(args)) else self.body(*args)
-        if not (torch.is_grad_enabled() or transforms_active()):
+        try:
+            return self.run(args)
+        except Exception as error:
+            if self.failed is None or not is_fault(error):
+                raise
+            fault = Fault.of(error)
+        results = self.as_written(args)
+        self.failed(fault, args)
+        return results
+
+    def run(self, args: Sequence[Any]) -> Sequence[Any]:
+        """From captured graphs, at every level of differentiation."""
+        duals = any(map(has_tangent, args))
+        if not (torch.is_grad_enabled() or transforms_active() or duals):
             return self.execute(args)
-        return custom_function_call(self.function, *args)  # type: ignore[no-any-return]
+        results = custom_function_call(self.function, *args)
+        return self._tracked_alone(args, results) if duals and not transforms_active() else results
+
+    def _tracked_alone(self, args: Sequence[Any], results: Sequence[Any]) -> Sequence[Any]:
+        """Results of dual numbers: those that depend on nothing that requires grad have a tangent and no history."""
+        needless = _constant_results(self.noted.captured, args, [is_tracked(a) for a in args])
+        return tuple(_without_history(r) if i in needless else r for i, r in enumerate(results))
+
+    def as_written(self, args: Sequence[Any]) -> Sequence[Any]:
+        """The Python of its body, which torch differentiates and maps as it does in eager."""
+        return self.body(*args)
 
     # ------------------------------------------------------------------ plain execution
     def execute(self, args: Sequence[Any]) -> Sequence[Any]:
@@ -145,6 +189,17 @@ class Unit:
                 if known == facts and guard(present):
                     return executable, [read.get() for read in lifted]
             return self._capture(args, facts)
+
+    @property
+    def draws(self) -> bool:
+        """Whether a run draws random numbers, as far as is known before: it may, where nothing is captured yet."""
+        if self.origin is not None:
+            return self.origin.draws
+        return not self.graphs or any(draws(executable.trace) for _, _, executable, _, _ in self.graphs)
+
+    def generators(self, args: Sequence[Any]) -> Generators | None:
+        """The states of torch's generators before a run that draws; None for one that does not."""
+        return generators(args) if self.draws and not is_capturing() else None
 
     def further_facts(self) -> tuple[Any, ...]:
         """What else has to be equal for a graph to hold."""
@@ -234,7 +289,8 @@ class Unit:
     def _told(self, key: Any, make: Callable[[], Unit]) -> Unit:
         """The derived unit of this key, one for all threads, which tells whom this one tells."""
         unit = self._derived.get(key) or self._derived.setdefault(key, make())
-        unit.refused, unit.lineage = self.refused, (*self.lineage, key)
+        unit.refused, unit.failed, unit.lineage = self.refused, self.failed, (*self.lineage, key)
+        unit.origin = self
         return unit
 
     def pulling(self, inputs: int, given: tuple[bool, ...], needed: Needed = None) -> Unit:
@@ -247,8 +303,14 @@ class Unit:
 
     def pullback(self, args: Sequence[Any], cotangents: Sequence[Any], needed: Needed = None) -> Sequence[Any]:
         """Cotangents of `args`, of those that need one."""
+        if self.is_debugged():
+            return vjp_of(self.body, args, cotangents, needed, torch.is_grad_enabled())
         given = tuple(c is not None for c in cotangents)
         return self.pulling(len(args), given, needed)(*args, *cotangents)
+
+    def is_debugged(self) -> bool:
+        """Whether torch's own autograd is to run the derivative, operation by operation."""
+        return False
 
     def pushforward(self, args: Sequence[Any], tangents: Sequence[Any]) -> Sequence[Any]:
         """Tangents of the outputs."""
@@ -289,7 +351,27 @@ class BatchedUnit(Unit):
             raise InternalError(f"{self.name} is inlined into a capture before its graph is known")
         present = [i for i, a in enumerate(args) if isinstance(a, VALUES)]
         dims = tuple(self.in_dims[i] for i in present)
-        results = present_under_vmap(self._lane_in_python, dims, [args[i] for i in present], self.randomness)
+
+        def one(*values: Any) -> Sequence[Any]:
+            if self._here.lane is not None:
+                return self._lane_in_python(*values)  # type: ignore[no-any-return]
+            return self.parent.body(*with_those(args, present, values))
+
+        results = present_under_vmap(one, dims, [args[i] for i in present], self.randomness)
+        return self._all_placed(results)
+
+    def as_written(self, args: Sequence[Any]) -> Sequence[Any]:
+        """torch's own vmap of the parent's body."""
+        present = [i for i, a in enumerate(args) if isinstance(a, VALUES)]
+
+        def one(*lanes: Any) -> Sequence[Any]:
+            return self.parent.as_written(with_those(args, present, lanes))
+
+        dims = tuple(self.in_dims[i] for i in present)
+        results = present_under_vmap(one, dims, [args[i] for i in present], self.randomness)
+        return self._all_placed(results)
+
+    def _all_placed(self, results: Sequence[Any]) -> list[Any]:
         outs = self.out_dims or (0,) * len(results)
         return [None if r is None else _placed(r, d) for r, d in zip(results, outs, strict=True)]
 
@@ -307,6 +389,7 @@ class BatchedUnit(Unit):
         try:
             self._prepare(args)
         except CaptureError as error:
+            self._here.lane = None  # the parent has no graph: its Python is batched
             return self.uncaptured(args, error)
         if self.loops(args) and (found := self.run_in_ir(args)) is not None:
             return found
@@ -378,6 +461,17 @@ class BatchedUnit(Unit):
         return lane(value.detach(), dim).detach().requires_grad_(value.requires_grad and is_float(value))
 
     # ------------------------------------------------------------------ by torch's
+    @property
+    def draws(self) -> bool:
+        """Whether a run draws random numbers, as far as is known before: it may, where nothing is captured yet."""
+        if self.origin is not None:
+            return self.origin.draws
+        return not self.graphs or any(draws(executable.trace) for _, _, executable, _, _ in self.graphs)
+
+    def generators(self, args: Sequence[Any]) -> Generators | None:
+        """The states of torch's generators before a run that draws; None for one that does not."""
+        return generators(args) if self.draws and not is_capturing() else None
+
     def further_facts(self) -> tuple[Any, ...]:
         """Which graph of the parent it is: the graph over a batch does not know for what sizes that one holds."""
         return (id(self._here.lane[0]),)
@@ -514,7 +608,7 @@ def _number_as(value: int, like: Tensor) -> Tensor:
 def _batchable_target(target: Any, inline: bool) -> Any:
     nested = getattr(target, "fusegrad_call", None)
     if inline and nested is not None and not _has_vmap_rule(nested):
-        return forward_alone(nested)
+        return forward_alone(nested, getattr(target, "fusegrad_needs", ()))
     return _IN_PYTHON.get(target) or in_lanes(target) or target
 
 
@@ -522,31 +616,37 @@ def _has_vmap_rule(cls: Any) -> bool:
     return bool(getattr(cls, "generate_vmap_rule", False)) or cls.vmap is not Function.vmap
 
 
-def forward_alone(cls: Any) -> Callable[..., Any]:
+def forward_alone(cls: Any, needs: tuple[int, ...]) -> Callable[..., Any]:
     """forward of a Function as a plain function, for a graph that is never differentiated: units derive their own."""
 
     def forward(*args: Any) -> Any:
-        given = () if uses_setup_context(cls) else (ForwardContext((False,) * len(args)),)
+        given = () if uses_setup_context(cls) else (ForwardContext(tuple(i in needs for i in range(len(args)))),)
         return cls.forward(*given, *args)
 
     forward.__name__ = forward.__qualname__ = f"forward_of_{cls.__name__}"
     return forward
 
 
-def vjp_of(body: Body, inputs: Sequence[Any], cotangents: Sequence[Any], needed: Needed = None) -> list[Any]:
-    """Gradients of `body` at `inputs`, through eager's own autograd, which watches only what needs one."""
+def vjp_of(
+    body: Body, inputs: Sequence[Any], cotangents: Sequence[Any], needed: Needed = None, again: bool = True
+) -> list[Any]:
+    """Gradients of `body` at `inputs`, through eager's own autograd, which watches only what needs one.
+
+    again: they are to be differentiated, too.
+    """
     if transforms_active():  # a forward mode that is captured: no tensor within it may be made to require grad
         return _vjp_within(body, inputs, cotangents, needed)
     with torch.enable_grad():
         asked = [is_float(x) and (needed is None or needed[i]) for i, x in enumerate(inputs)]
         leaves = [tracked_alias(x) if a else x for a, x in zip(asked, inputs, strict=True)]
-        outputs = body(*leaves)
+        with without_anomaly_mode():  # torch keeps for good what it tells as the parent of a node that makes a NaN
+            outputs = body(*leaves)
         pairs = [(o, c) for o, c in zip(outputs, cotangents, strict=True) if is_tracked(o) and c is not None]
         wanted = [leaf for a, leaf in zip(asked, leaves, strict=True) if a]
         found: Sequence[Any] = [None] * len(wanted)
         if pairs and wanted:
             found = torch.autograd.grad(
-                [p[0] for p in pairs], wanted, [p[1] for p in pairs], allow_unused=True, create_graph=True
+                [p[0] for p in pairs], wanted, [p[1] for p in pairs], allow_unused=True, create_graph=again
             )
     supply = iter(found)
     return [next(supply) if a else None for a in asked]
@@ -605,6 +705,19 @@ def _constant_results(captured: Any, args: Sequence[Any], needs: Sequence[bool])
     return independent(trace, [n for n, i in enumerate(live) if needs[i] and is_float(args[i])])
 
 
+def _moved(needs: Sequence[bool], args: Sequence[Any]) -> list[bool]:
+    """Which arguments a derivative is taken in: those that need a gradient, and dual numbers."""
+    return [need or has_tangent(a) for need, a in zip(needs, args, strict=True)]
+
+
+def _without_history(result: Any) -> Any:
+    """A dual number without what led to it: of a Function with tangents every result is differentiable."""
+    if not is_tracked(result):
+        return result
+    pair: Any = unpack_dual(result)  # type: ignore[no-untyped-call]
+    return make_dual(pair.primal.detach(), pair.tangent)  # type: ignore[no-untyped-call]
+
+
 def zeros(like: tuple[Any, Any, Any]) -> Tensor:
     """The tangent or gradient of a (shape, dtype, device) that nothing moves: torch takes no None for a float."""
     return torch.zeros(like[0], dtype=like[1], device=like[2])
@@ -629,6 +742,7 @@ def _function_of(unit: Unit, pushes: bool) -> Any:
 
     def forward(*args: Any) -> Any:
         _ran.captured = None
+        noted.generators = unit.generators(args)
         results = unit.execute(args)
         noted.captured = _ran.captured
         return tuple(o.view_as(o) if _is_one_of(o, args) else kept(o) for o in results)
@@ -640,7 +754,8 @@ def _function_of(unit: Unit, pushes: bool) -> Any:
         ctx.likes = [(o.shape, o.dtype, o.device) if is_float(o) else None for o in output]
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)
-        needs = [True] * len(inputs) if transforms_active() else ctx.needs_input_grad
+        ctx.generators = getattr(noted, "generators", None)
+        needs = [True] * len(inputs) if transforms_active() else _moved(ctx.needs_input_grad, inputs)
         fixed = _constant_results(getattr(noted, "captured", None), inputs, needs)
         ctx.constant = frozenset(i for i in fixed if is_float(output[i]))
         if ctx.constant:
@@ -651,11 +766,22 @@ def _function_of(unit: Unit, pushes: bool) -> Any:
 
     def backward(ctx: Any, *gradients: Any) -> Any:
         args = arguments(ctx)
-        return tuple(unit.pullback(args, gradients, ctx.needs_input_grad))
+        try:
+            with drawing_from(ctx.generators):
+                return tuple(unit.pullback(args, gradients, ctx.needs_input_grad))
+        except Exception as error:
+            if unit.failed is None or not is_fault(error):
+                raise
+            fault = Fault.of(error)
+        with drawing_from(ctx.generators):
+            results = vjp_of(lambda *a: unit.as_written(a), args, gradients, ctx.needs_input_grad)
+        unit.failed(fault, args)
+        return tuple(results)
 
     def jvp(ctx: Any, *tangents: Any) -> Any:
         args = arguments(ctx)
-        pushed = enumerate(zip(unit.pushforward(args, tangents), ctx.likes, strict=True))
+        with drawing_from(ctx.generators):
+            pushed = enumerate(zip(unit.pushforward(args, tangents), ctx.likes, strict=True))
         full = ((i, zeros(s) if t is None and s is not None else t) for i, (t, s) in pushed)
         return tuple(None if i in ctx.constant else t for i, t in full)
 
@@ -675,7 +801,7 @@ class BackwardUnit(Unit):
         self.symbols = sorted(specialization.symbols, key=str)
         self.split = len(specialization.residual_places)
         super().__init__(f"{specialization.name}_backward", self._python, backend, specialization.reads)
-        self.refused = compiler.derivative_refused
+        self.refused, self.failed = compiler.derivative_refused, compiler.derivative_failed
 
     @classmethod
     def of(cls, compiler: Compiler, specialization: Specialization, backend: str) -> BackwardUnit:
@@ -689,9 +815,7 @@ class BackwardUnit(Unit):
         """Gradients that can be differentiated again, along what they depend on."""
         args = [*residuals, *(sizes[s] for s in self.symbols), *gradients]
         captured = None if is_capturing() or transforms_active() else self._captured_for(args, sizes, gradients)
-        for i in _idle(*captured, args) if captured is not None else ():
-            args[i] = args[i].detach()
-        return tuple(self(*args))
+        return tuple(self(*without_idle(captured, args)))
 
     def _parts(self, args: Sequence[Any]) -> tuple[Sequence[Any], BoundSizes, Sequence[Any]]:
         middle = self.split + len(self.symbols)
@@ -710,6 +834,9 @@ class BackwardUnit(Unit):
         results = self.compiler.run_backward(self.specialization, self.backend, residuals, sizes, gradients)
         return ran(self._captured_for(args, sizes, gradients), results)
 
+    def is_debugged(self) -> bool:
+        return self.compiler.is_debugged()
+
     def pullback(self, args: Sequence[Any], cotangents: Sequence[Any], needed: Needed = None) -> Sequence[Any]:
         if needed is not None and not transforms_active() and not is_capturing():
             _, sizes, gradients = self._parts(args)
@@ -717,6 +844,11 @@ class BackwardUnit(Unit):
             used = frozenset().union(*sources_of(trace)) if trace is not None else ()
             warn_once(self.specialization, args, needed, {live[n] for n in used if n < len(live)})
         return super().pullback(args, cotangents, needed)
+
+    @property
+    def draws(self) -> bool:
+        entries = list(self.specialization.entries.values())
+        return not entries or any(isinstance(e, CaptureError) or draws(e.trace) for e in entries)
 
     def _captured_for(
         self, args: Sequence[Any], sizes: BoundSizes, gradients: Sequence[Any]
@@ -731,36 +863,52 @@ class BackwardUnit(Unit):
         return (entry.trace, [i for i in places if args[i] is not None]) if entry.admits(sizes) else None
 
 
-def _idle(trace: Trace, live: Sequence[int], args: Sequence[Any]) -> list[int]:
-    """The tracked arguments that no result depends on: in eager nothing leads back to them (by way of a mask, say)."""
-    used = frozenset().union(*sources_of(trace))
-    return [i for n, i in enumerate(live) if n not in used and isinstance(args[i], Tensor) and args[i].requires_grad]
+def without_idle(captured: tuple[Trace, list[int]] | None, args: Sequence[Any]) -> list[Any]:
+    """The arguments, detached where no result depends on them: in eager nothing leads back there (by a mask, say)."""
+    if captured is None:
+        return list(args)
+    trace, live = captured
+    used = {live[n] for n in frozenset().union(*sources_of(trace)) if n < len(live)}
+    return [a if i in used or not is_tracked(a) else a.detach() for i, a in enumerate(args)]
 
 
 # ------------------------------------------------------------------ under torch.func and dual numbers
+def _as_written(compiler: Compiler, missing: Attempt, args: tuple[Any, ...]) -> Any:
+    """The user's own class; where torch refuses that (a forward with ctx), with the reason why there is no other."""
+    try:
+        if isinstance(missing.error, OpaqueMet):  # over an opaque node no rule is derived
+            return compiler.users(*args)
+        return compiler.run_users(missing, args)
+    except RuntimeError as refused:
+        if not compiler.setup_style:
+            record = compiler.not_derived(missing.error)
+            refused.add_note(f"fusegrad: no rules are derived, since forward is not captured: {record}")
+        raise
+
+
 def transformed(compiler: Compiler, args: tuple[Any, ...]) -> Any:
     """A call while a transform or a dual level is active: functorch drives, our graphs run at the bottom."""
     from .function import NotCaptured
 
-    if any(compiler.opaque(role) is not None for role in compiler.methods.roles()):
+    if UNDER_FUNC in compiler.broken or any(compiler.opaque(role) is not None for role in compiler.methods.roles()):
         return compiler.users(*args)  # over an opaque method no rule is derived
     given = opened(args)
     plain = [example(a) for a in given]
-    missing: NotCaptured | None = None
-    specialization, derivable = None, False
+    specialization, derivable, failed = None, False, None
     with plain_tensors(), torch.no_grad():
-        if not compiler.is_known(plain):
-            readable(plain, given)
+        known = compiler.is_known(plain) or readable(plain, given)
         try:
-            specialization = compiler.specialization(plain)
+            with nullcontext() if known else made_up_data():
+                specialization = compiler.specialization(plain)
             if specialization is not None and specialization.keeper is not None:
                 specialization.keeper.let_go()  # nothing is kept of a call under a transform
             derivable = specialization is not None and compiler.backward_is_captured(specialization)
         except NotCaptured as error:
-            missing = error
-    if missing is not None:
-        apart = isinstance(missing.error, OpaqueMet)  # over an opaque node no rule is derived
-        return compiler.users(*args) if apart else compiler.run_users(missing, args)
+            failed = error.attempt
+    if failed is not None:
+        if isinstance(failed.error, DataMet):
+            compiler.derivative_refused(failed.error)
+        return _as_written(compiler, failed, args)
     if specialization is None or specialization.opaque or not derivable:
         return compiler.users(*args)
     from .whole import whole_of, why_not_whole

@@ -19,16 +19,27 @@ from ..tracer.capture import capture_lock, is_capturing
 from ..tracer.containers import Hole, closed
 from ..tracer.context import BackwardContext
 from ..tracer.function import as_tuple, backward_method, rebind
-from ..tracer.torch_private import forward_levels, forward_mode_is_active, plain_tensors, share_memory
+from ..tracer.functional import without_writes, writes
+from ..tracer.torch_private import (
+    below_forward_mode,
+    can_work_below,
+    forward_levels,
+    forward_mode_is_active,
+    levels_active,
+    no_tracing_functions,
+    plain_tensors,
+    share_memory,
+)
 from . import reference
 from .config import KERNEL_BACKENDS
 from .draws import why_not_differentiated
+from .fallback import Fault, is_fault
 from .guards import is_float
 from .lanes import Lowered
 from .linear import AttachedGradients, NonLinearBackward, Roundings, not_transposed, require_linear, waves
 from .plain import switches_grad_mode
 from .plan import BoundSizes
-from .promised import PromisedJvp
+from .promised import NestedForwardMode, PromisedJvp
 from .pushed import CallingUnit
 from .tangents import tangents_of
 from .unit import VALUES, BackwardUnit, OutDim, Unit, batchable, lane, own_memory, present_under_vmap, zeros
@@ -152,8 +163,22 @@ class Rules:
 
     # ------------------------------------------------------------------ reverse
     def backward(self, ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+        kept = ctx.saved_tensors
+        try:
+            return self._backward(ctx, kept, gradients)
+        except Exception as error:
+            if not is_fault(error):
+                raise
+            fault = Fault.of(error)
+        results = self._backward(ctx, kept, gradients, True)
+        self.compiler.derivative_failed(fault, gradients)
+        return results
+
+    def _backward(
+        self, ctx: Any, kept: Sequence[Any], gradients: Sequence[Any], as_written: bool = False
+    ) -> tuple[Any, ...]:
         n = len(self.spec.residual_places)
-        residuals, inputs = ctx.saved_tensors[:n], ctx.saved_tensors[n:]
+        residuals, inputs = kept[:n], kept[n:]
         self.compiler.require_backward(self.spec)
         if backward_method(self.compiler.cls) is None:
             return self._derived_backward(inputs, gradients)
@@ -161,8 +186,8 @@ class Rules:
         result: list[Any] = [None] * len(self.spec.arguments)
         if any(g is not None for g in given) or not any(g is not None for g in hidden):
             full = self._per_output(ctx, given)
-            found = self.backward_for(full)(*residuals, *(ctx.sizes[s] for s in self.symbols), *full)
-            result[: self.spec.count] = found
+            unit, args = self.backward_for(full), [*residuals, *(ctx.sizes[s] for s in self.symbols), *full]
+            result[: self.spec.count] = unit.as_written(args) if as_written else unit(*args)
         if any(g is not None for g in hidden):
             self._add_hidden(result, inputs, hidden)
         return tuple(result)
@@ -171,8 +196,7 @@ class Rules:
         """One gradient per user output: zeros where the user's backward expects them, None for plain objects."""
         if self.spec.forward.materialize_grads:
             given = [zeros(s) if g is None else g for g, s in zip(given, ctx.likes, strict=False)]
-        supply = iter(given)
-        return [None if o.kind == "object" else next(supply) for o in self.spec.forward.outputs]
+        return self.spec.per_output(given)
 
     def _derived_backward(self, inputs: Sequence[Any], gradients: Sequence[Any]) -> tuple[Any, ...]:
         """The derivative of forward itself, where the user wrote forward alone."""
@@ -201,7 +225,7 @@ class Rules:
         moving = [tangents[i] for i in self.spec.slots[: self.tracked]]
         moving += [None] * (len(inputs) - self.tracked)
         if self.compiler.writes("jvp"):
-            visible = self.of_tensors(self.own_jvp(kept, ctx.sizes, tangents))
+            visible = self.of_tensors(self._users_tangents(kept, ctx.sizes, tangents))
         elif self.compiler.derive_jvp is False:
             return tuple(Function.jvp(ctx, *tangents))  # torch's own error
         elif self.compiler.derive_jvp == "forward" or self._has_no_backward_of_its_own:
@@ -273,8 +297,24 @@ class Rules:
 
         return [view(i, o) if _is_one_of(o, given) else o for i, o in enumerate(outputs)]
 
-    def own_jvp(self, kept: Sequence[Any], sizes: Any, tangents: Sequence[Any]) -> tuple[Any, ...]:
-        """The user's jvp: one tangent per output of his."""
+    def _users_tangents(self, kept: Sequence[Any], sizes: Any, tangents: Sequence[Any]) -> tuple[Any, ...]:
+        """What the user's jvp says. Under two levels of forward mode torch loses the outer tangent of what it computes:
+        there it is captured or, where it cannot be, run one level down."""
+        nested = forward_levels() > 1
+        if not (nested and self.compiler.pushes_below):
+            try:
+                return self.own_jvp(kept, sizes, tangents, nested)
+            except NestedForwardMode as error:
+                calls = error.facts["why"].startswith("it calls")
+                if not can_work_below or (calls and len(levels_active()) > 2):  # of what it calls torch loses more
+                    raise
+                self.compiler.pushes_below = not calls  # then no capture is tried again
+        return below_forward_mode(self.own_jvp, kept, sizes, tangents, False)  # type: ignore[no-any-return]
+
+    def own_jvp(
+        self, kept: Sequence[Any], sizes: Any, tangents: Sequence[Any], captured: bool
+    ) -> tuple[Any, ...]:
+        """The user's jvp: one tangent per output of his. captured: as a graph, or NestedForwardMode."""
         raise NotImplementedError
 
     def of_tensors(self, results: tuple[Any, ...]) -> Sequence[Any]:
@@ -319,7 +359,7 @@ class TangentUnit(Unit):
         self.whole, self.mask = whole, mask
         self.transposed: dict[int, Lowered | None] = {}  # by the entry
         super().__init__(f"{whole.spec.name}_jvp", whole.tangent_body(mask), whole.backend, whole.spec.reads)
-        self.refused = whole.compiler.derivative_refused
+        self.refused, self.failed = whole.compiler.derivative_refused, whole.compiler.derivative_failed
 
     def execute(self, args: Sequence[Any]) -> Sequence[Any]:
         if not is_capturing() and self._entry_for(args) is not None:
@@ -377,13 +417,13 @@ class Whole(Rules):
     def __init__(self, compiler: Compiler, spec: Specialization, backend: str, copies: bool) -> None:
         super().__init__(compiler, spec)
         self.backend, self.copies = backend, copies
-        self.written = spec.written
+        self.written, self.pure = spec.written, _pure(spec)
         self.forward_unit = self.pushed_unit = Unit(f"{spec.name}_forward", self._forward_body, backend, spec.reads)
         if spec.forward.trace.inlines:  # their own rules are gone from the graph, so that the method runs again
             self.pushed_unit = CallingUnit(f"{spec.name}_forward", self._forward_again, backend, spec.reads)
         self.setup_unit = Unit(f"{spec.name}_setup_context", self._setup_body, backend, spec.reads)
         for unit in (self.forward_unit, self.pushed_unit, self.setup_unit):
-            unit.refused = compiler.derivative_refused
+            unit.refused, unit.failed = compiler.derivative_refused, compiler.derivative_failed
         self.tangent_units: dict[tuple[bool, ...], TangentUnit] = {}
         self.promised: dict[tuple[bool, ...], Unit] = {}
         self.judged: set[Any] = set()
@@ -413,9 +453,7 @@ class Whole(Rules):
     def _forward_body(self, *tensors: Any) -> Sequence[Any]:
         """The captured forward as a body: what derivatives of hidden values are taken of."""
         lifted = [r.get() for r in self.spec.lifted if r is not None]
-        given = [t.clone() if i in self.written else t for i, t in enumerate(tensors)]
-        results = batchable(self.spec.forward.trace.graph_module)(*given, *lifted)
-        return (*results, *(given[i] for i in self.written))
+        return tuple(batchable(self.pure)(*tensors, *lifted))
 
     def _forward_again(self, *tensors: Any) -> Sequence[Any]:
         """The user's forward itself, over the same arguments."""
@@ -479,9 +517,10 @@ class Whole(Rules):
         return body
 
     # ------------------------------------------------------------------ the user's own rules
-    def own_jvp(self, kept: Sequence[Any], sizes: Any, tangents: Sequence[Any]) -> tuple[Any, ...]:
-        nested = forward_levels() > 1  # torch loses the outer tangent of what a jvp computes
-        if not (nested or self.compiler.must_capture("jvp")) or self.spec.writes_inputs:
+    def own_jvp(
+        self, kept: Sequence[Any], sizes: Any, tangents: Sequence[Any], captured: bool
+    ) -> tuple[Any, ...]:
+        if not (captured or self.compiler.must_capture("jvp")) or self.spec.writes_inputs:
             return self._users_jvp(kept, sizes, tangents)
         mask = tuple(t is not None for t in tangents)
         numbers = [sizes[s] for s in self.symbols]
@@ -587,13 +626,15 @@ class Batched(Rules):
         written = dict(self.dirty_outputs())
         return [self.dims[written[i]] if i in written else 0 for i in range(self.made)]
 
-    def own_jvp(self, kept: Sequence[Any], sizes: Any, tangents: Sequence[Any]) -> tuple[Any, ...]:
+    def own_jvp(
+        self, kept: Sequence[Any], sizes: Any, tangents: Sequence[Any], captured: bool
+    ) -> tuple[Any, ...]:
         live = [i for i, t in enumerate(tangents) if t is not None]
 
         def one(*values: Any) -> Sequence[Any]:
             supply = iter(values[len(kept) :])
             lanes = [next(supply) if i in live else None for i in range(len(tangents))]
-            return self.parent.own_jvp(values[: len(kept)], sizes, lanes)
+            return self.parent.own_jvp(values[: len(kept)], sizes, lanes, captured)
 
         dims = (*map(self._dim_of, self.jvp_places), *(self.in_dims[i] for i in live))
         return tuple(present_under_vmap(one, dims, [*kept, *(tangents[i] for i in live)], self.randomness))
@@ -612,6 +653,15 @@ class Batched(Rules):
         moving = [d for d, there in zip(self.in_dims, mask, strict=False) if there]
         dims = (*self.residual_dims, *[None] * len(self.symbols), *[0] * self.visible, *moving)
         return self.parent.tangent_unit(mask).batch(dims, self.randomness)
+
+
+def _pure(spec: Specialization) -> torch.fx.GraphModule:
+    """The captured forward without writes, and with what it makes of arguments that it writes to."""
+    trace = spec.forward.trace
+    if not writes(trace.graph_module):
+        return trace.graph_module
+    with capture_lock, no_tracing_functions(), plain_tensors(), torch.no_grad():
+        return without_writes(spec.forward.session, trace, spec.written)
 
 
 def transposed_backward(

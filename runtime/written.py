@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,8 @@ from ..tracer.containers import DEPTH as ARGUMENT_DEPTH
 from ..tracer.function import backward_method, rebind, takes_boxed_gradients
 from ..tracer.reads import Reads
 from ..tracer.torch_private import (
+    WITHOUT_TANGENTS,
+    dict_of_context,
     direct_apply,
     function_modes,
     hooks_are_active,
@@ -41,11 +44,15 @@ from .conditions import (
     tensors_alike,
 )
 from .config import KERNEL_BACKENDS
+from .effects import careful
+from .fallback import Fault, backward_failed, is_fault, users_backward
 from .forms import MISS, formed, inside
 from .guards import unasked
 from .inline import write_run
 from .node import make_node, marks_of
+from .plan import BoundSizes
 from .ready import Entry
+from .residuals import Chosen
 from .specialization import Specialization, gradient_kind, in_a_class, is_as_strided, view_like, view_of
 from .straight import Straight, row
 
@@ -66,7 +73,7 @@ def write_entry(
 
     key: of the node that serves them. given: the arguments with defaults filled in.
     """
-    if spec.opaque or function_modes():
+    if spec.opaque or spec.unversioned or function_modes():
         return None
     text, call = Straight(), _Call(compiler, spec, key, given)
     asked = [f"a{i}" for i in range(len(args))]
@@ -103,8 +110,20 @@ def _tensors(names: Sequence[str], values: Sequence[Any]) -> list[tuple[str, Ten
     return [(name, value) for name, value in zip(names, values, strict=False) if isinstance(value, Tensor)]
 
 
+@dataclass(frozen=True)
+class _Served:
+    """How a call was served, as its backward has to know: facts alone, since this lives as long as the class does."""
+
+    compiler: Compiler
+    spec: Specialization
+    backend: str
+    sizes: BoundSizes
+    chosen: Chosen | None
+    saved: int
+
+
 class _Call:
-    """What is known of a call: the specialisation that serves it, its sizes, what is kept for backward."""
+    """What is known of a call while its text is written: its arguments, what serves it, what is kept for backward."""
 
     def __init__(self, compiler: Compiler, spec: Specialization, key: Any, given: Sequence[Any]) -> None:
         self.compiler, self.spec, self.key, self.given = compiler, spec, key, given
@@ -151,7 +170,8 @@ class _Call:
     def write_result(self, text: Straight, names: Sequence[str], asked: int) -> None:
         """The last lines: through a node of autograd, or straight where it would have nothing to follow."""
         spec = self.spec
-        if self.needs_node or spec.writes_inputs or spec.skip or spec.forward.tensor_attributes or self._is_recorded():
+        marks = spec.writes_inputs or spec.skip or spec.forward.tensor_attributes or spec.draws
+        if self.needs_node or marks or self._is_recorded():
             text.add(f"return {text.constant(self._node(), 'node')}(*args, {row(names[asked : spec.count])})")
             return
         outputs, hidden = self._write_forward(text, names)
@@ -222,7 +242,7 @@ class _Call:
         forward = text.function("forward", ("ctx", *own))
         node = make_node(self.compiler, self.spec, self.backend, self.chosen, self.own, forward)
         self._as_one_of_its_kind(node._backward_cls)
-        return direct_apply(node)
+        return careful(direct_apply(node), self.spec)
 
     def _write_kept(self, text: Straight, picked: Callable[[Sequence[Place | None]], str]) -> None:
         """What forward leaves on ctx."""
@@ -235,11 +255,17 @@ class _Call:
             text.add(f"vars(ctx).update({attributes}({kept}, {sizes}))")
         elif captured.tensor_attributes:
             text.add(f"ctx._fusegrad_tensors = {kept}")
+        if (sharing := self.spec.sharing) is not None:
+            held = f"{text.constant(sharing.of, 'shared')}(({row([f'a{i}' for i in range(self.spec.count)])}))"
+            named = f"vars(ctx).update({text.constant(sharing.named, 'named')}({held}))"
+            text.add(named if self.own else f"ctx._fusegrad_shared = {held}")
         for mark, places in marks_of(captured):
             if places:
                 text.add(f"ctx.{mark}({picked(places)})")
         if not captured.materialize_grads:
             text.add("ctx.set_materialize_grads(False)")
+        if not captured.materialize_non_diff_grads:
+            text.add("ctx._materialize_non_diff_grads = False")
 
     def _as_one_of_its_kind(self, backward: Any) -> None:
         """Its nodes are told apart from those of the shared Function by nobody, compiled autograd included."""
@@ -248,9 +274,14 @@ class _Call:
             backward._autograd_function_id = shared._backward_cls._autograd_function_id
         if self.own:
             return
-        backward._fusegrad_sizes, backward._fusegrad_tensors = self.sizes, ()
+        backward._fusegrad_sizes = self.sizes  # for all of them, in place of a slot of each
+        if not self.spec.forward.tensor_attributes:
+            backward._fusegrad_tensors = ()
         if not _is_delicate(self.compiler.cls):
-            backward._fusegrad_learns = BackwardLearner(self, backward)
+            backward._fusegrad_learns = BackwardLearner(self._served(), backward)
+
+    def _served(self) -> _Served:
+        return _Served(self.compiler, self.spec, self.backend, self.sizes, self.chosen, len(self.saved))
 
 
 @contextmanager
@@ -273,7 +304,7 @@ def _is_delicate(cls: Any) -> bool:
 class BackwardLearner:
     """Writes the backward of one node's class, once per layout of gradients that came twice."""
 
-    def __init__(self, call: _Call, backward: Any) -> None:
+    def __init__(self, call: _Served, backward: Any) -> None:
         self.call, self.backward = call, backward
         self.seen: Counter[Any] = Counter()
         self.written = 0
@@ -294,12 +325,12 @@ class BackwardLearner:
 
 
 def _write_backward(
-    call: _Call, otherwise: Callable[..., Any], residuals: Sequence[Any], gradients: Sequence[Any]
+    call: _Served, otherwise: Callable[..., Any], residuals: Sequence[Any], gradients: Sequence[Any]
 ) -> Callable[..., Any] | None:
     """`apply` of a node for residuals and gradients like these; whatever does not fit is left to `otherwise`."""
     spec, sizes = call.spec, call.sizes
     entry = next(iter(spec.other_entries(tuple(map(gradient_kind, gradients)))), None)
-    if entry is None or entry.opaque or not entry.admits(sizes):
+    if entry is None or entry.opaque or entry.draws or not entry.admits(sizes):
         return None
     executable = entry.executables.get(call.backend if call.chosen is None else f"{call.backend} chosen")
     if executable is None or any(in_a_class(g) is not g for g in gradients):
@@ -313,20 +344,29 @@ def _write_backward(
         return None
     absent = [f"{name} is None" for name, g in zip(given, gradients, strict=True) if g is None]
     still = f"{text.constant(entry, 'entry')}.guards is {text.constant(entry.guards, 'guards')}"
+    untouched = f"not {text.constant(dict_of_context, 'attributes')}(ctx)"
     off = f"not {text.constant(torch.is_grad_enabled, 'grad_mode')}()"
+    plain = WITHOUT_TANGENTS[0].format(text.constant(WITHOUT_TANGENTS[1], "forward_ad"))
     outside = [*reads_unchanged(text, spec.reads), *methods_unchanged(text, spec.cls, DERIVATIVES)]
     outside += lasting_state_unchanged(text)
+    if spec.sharing is not None:
+        outside.append(f"{text.constant(spec.sharing.changed, 'changed')}(ctx._fusegrad_shared) is None")
     if spec.reads.asked or spec.reads.asks_identity:
         kept_alike += _as_known(text, spec.reads, kept, given)
     users = f"return {text.constant(otherwise, 'otherwise')}(ctx, {row(given)})"
-    with _where(text, [off, *alike, *absent, still, *outside], users):
+    with _where(text, [off, untouched, plain, *alike, *absent, still, *outside], users):
         _write_unpacked(text, call, kept)
-        with text.block(f"if {_BREAK.join(kept_alike) or 'True'}:"):
-            numbers = [(text.constant(sizes[s], "size"), sizes[s]) for s in spec.backward_symbols]
-            inputs = [*present, *numbers, *_tensors(given, gradients)]
-            _write_gradients(text, call, entry, executable, inputs, given)
-        again = text.constant(_General(call), "general")
-        text.add(f"return {again}(ctx, [{row(kept)}], ({row(given)}))")
+        with text.block("try:"):
+            with text.block(f"if {_BREAK.join(kept_alike) or 'True'}:"):
+                numbers = [(text.constant(sizes[s], "size"), sizes[s]) for s in spec.backward_symbols]
+                inputs = [*present, *numbers, *_tensors(given, gradients)]
+                _write_gradients(text, call, entry, executable, inputs, given)
+            again = text.constant(_General(call), "general")
+            text.add(f"return {again}(ctx, [{row(kept)}], ({row(given)}))")
+        with text.block("except Exception as error:"):
+            text.add(f"fault = {text.constant(_fault_of, 'fault_of')}(error)")
+        recovered = text.constant(_Recovered(call), "recovered")
+        text.add(f"return {recovered}(ctx, fault, [{row(kept)}], ({row(given)}))")
     text.add(users)
     return text.function("apply", ("ctx", *given))
 
@@ -337,9 +377,9 @@ def _as_known(text: Straight, reads: Reads, kept: Sequence[str], given: Sequence
     return [f"{asked}, ({row(kept)}), ({row(given)})) is None"]
 
 
-def _write_unpacked(text: Straight, call: _Call, kept: Sequence[str]) -> None:
+def _write_unpacked(text: Straight, call: _Served, kept: Sequence[str]) -> None:
     """Names for the saved tensors, unpacked once, and for those among ctx's attributes."""
-    saved = len(call.saved)
+    saved = call.saved
     shown = "ctx.saved_tensors" if call.chosen is None else f"{text.constant(saved_tensors_of, 'unpacked')}(ctx)"
     if saved:
         text.add(f"{row(kept[:saved])}= {shown}")
@@ -348,7 +388,7 @@ def _write_unpacked(text: Straight, call: _Call, kept: Sequence[str]) -> None:
 
 
 def _write_gradients(
-    text: Straight, call: _Call, entry: Any, executable: Any, inputs: Sequence[tuple[str, Any]], given: Sequence[str]
+    text: Straight, call: _Served, entry: Any, executable: Any, inputs: Sequence[tuple[str, Any]], given: Sequence[str]
 ) -> None:
     present = [r for r in entry.lifted if r is not None]
     with _as_captured(text, call.spec):
@@ -375,7 +415,7 @@ def write_view(text: Straight, name: str, view: Tensor, sizes: Any, of: Tensor |
 class _General:
     """The general way for gradients whose residuals are not as forward left them (a hook's, or changed since)."""
 
-    def __init__(self, call: _Call) -> None:
+    def __init__(self, call: _Served) -> None:
         self.call = call
 
     def __call__(self, ctx: Any, residuals: Sequence[Any], gradients: Sequence[Any]) -> Any:
@@ -383,3 +423,23 @@ class _General:
         return call.compiler.run_backward(
             call.spec, call.backend, residuals, call.sizes, gradients, call.chosen, ctx
         )
+
+
+def _fault_of(error: Exception) -> Fault:
+    """What is kept of a fault of ours; raises the error where it is none."""
+    if not is_fault(error):
+        raise error
+    return Fault.of(error)
+
+
+class _Recovered:
+    """The user's own backward, on residuals that are unpacked already, after a fault of ours."""
+
+    def __init__(self, call: _Served) -> None:
+        self.call = call
+
+    def __call__(self, ctx: Any, fault: Fault, residuals: Sequence[Any], gradients: Sequence[Any]) -> Any:
+        compiler, spec = self.call.compiler, self.call.spec
+        results = users_backward(compiler, spec, self.call.chosen, ctx, residuals, gradients)
+        backward_failed(compiler, spec, fault, gradients)
+        return results

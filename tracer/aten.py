@@ -35,6 +35,7 @@ from ..ir.prims import Arg
 from . import rules_composite, rules_index, rules_layout, rules_pointwise, rules_reduce  # noqa: F401  they fill the tables
 from .dtypes import from_torch
 from .masked import dense
+from .numbers import numbers_as_tensors
 from .rules import Call, cast, composites, expand, full, hint_of, iota, reshape, rules
 from .rules_composite import decompositions
 from .sizes import SYMBOLIC, Sizes
@@ -68,7 +69,7 @@ def lower(
         graph = _lower_once(gm, given, mode, name, names)
         if _renamings(mode) == known:
             break
-    return graph
+    return numbers_as_tensors(graph)
 
 
 def _lower_once(
@@ -240,9 +241,10 @@ class Lowering(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._emit_extern("call", "target", target, arguments, result)
 
     def _emit_extern(self, prim: str, key: str, target: Any, arguments: Any, result: Any) -> None:
-        operands: list[Value] = []
+        operands, tensors = list[Value](), _tensors(result)
+        if any(t.layout is not torch.strided for t in (*_tensors(arguments), *tensors)):
+            raise LoweringError(f"`{target}` works on a tensor that is not strided")
         spec = self._spec(pytree.tree_map(_laid_out, arguments) if prim == "aten_effect" else arguments, operands)
-        tensors = _tensors(result)
         avals = tuple(map(self.aval, tensors))
         self.device = _one_device(tensors, self.device)
         node = emit(prim, *operands, spec=spec, avals=avals, **{key: target})
@@ -371,7 +373,7 @@ class _Replay(fx.Interpreter):
 
     def run_node(self, node: fx.Node) -> Any:
         recorded = node.meta.get("val")
-        if node.op == "call_function" and _is_number(recorded):
+        if node.op == "call_function" and _is_number(recorded) and not hasattr(node.target, "fusegrad_call"):
             if free_unbacked_symbols(recorded):
                 raise LoweringError(f"`{node.target}` reads the values of a tensor")
             return recorded
@@ -405,12 +407,12 @@ class _Replay(fx.Interpreter):
     def _call(self, target: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A nested autograd Function, or compiled code: one node, and fresh fakes like the ones that were recorded."""
         assert self.node is not None
-        inner = pytree.tree_map_only(torch.Tensor, _unwrapped, (tuple(args), dict(kwargs)))
+        inner = pytree.tree_map_only(torch.Tensor, unwrapped, (tuple(args), dict(kwargs)))
         recorded = self.node.meta["val"]
         fresh = pytree.tree_map_only(
             torch.Tensor, lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device), recorded
         )
-        self.lowering.call(target, inner, pytree.tree_map_only(torch.Tensor, _unwrapped, fresh))
+        self.lowering.call(target, inner, pytree.tree_map_only(torch.Tensor, unwrapped, fresh))
         return fresh
 
     def _is_read(self, op: OpOverload, index: int) -> bool:
@@ -428,7 +430,8 @@ def _is_number(recorded: Any) -> bool:
     return isinstance(recorded, (*SYMBOLIC, int, float, bool))
 
 
-def _unwrapped(tensor: torch.Tensor) -> torch.Tensor:
+def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
+    """What a functional tensor stands for at present."""
     if not torch._is_functional_tensor(tensor):
         return tensor
     torch._sync(tensor)  # type: ignore[attr-defined,no-untyped-call]

@@ -6,6 +6,7 @@ same symbols. Nothing of torch is patched outside a capture, and a capture resto
 
 from __future__ import annotations
 
+import enum
 import linecache
 import os
 import re
@@ -13,7 +14,7 @@ import sys
 import traceback
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -31,8 +32,12 @@ from torch.fx.experimental.proxy_tensor import (
 )
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.overrides import TorchFunctionMode
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.value_ranges import ValueRanges
 
+from ..ir.codes import code_of
 from ..ir.errors import FusegradError
+from . import recorder
 from .compiled import (
     CompiledCallError,
     behind,
@@ -43,13 +48,20 @@ from .compiled import (
     stray_node,
     without_zeros,
 )
+from .data import QUESTIONS, Asked, is_symbolic
+from .debugging import without_anomaly_mode, without_logs_of_failures
 from .declared import declarations
+from .held import holds_fakes
+from .leaves import GET_GRAD, OwnLeaves
 from .locks import CAPTURE, lock_of
 from .marks import Unmarked
 from .metadata import Fakes
 from .nested import plain, watched_by, watcher
 from .opaque import TRACED, OpaqueNode, Tape, Taped, Why, name_of, shown, tensors_in, why_opaque
+from .pictures import SCALARS
+from .reached import Reached, go_on, watched
 from .reads import Reads
+from .segments import Segment
 from .torch_private import (
     DETACHES,
     FakeTensorMode,
@@ -59,9 +71,11 @@ from .torch_private import (
     jit_tracing,
     operator_name,
     symbolic_python,
+    through_compiled_functions,
     transforms_active,
     without_address,
     without_hooks,
+    without_text,
 )
 
 capture_lock = lock_of(CAPTURE)
@@ -82,11 +96,28 @@ class CaptureError(FusegradError):
 
     speaks = "inside"
     message = "{reason}\n  at:   {where}"
+    what: Any = None
+    """The call that stays the user's own and can be no node of the graph, where that is the reason."""
+
+    passed: Sequence[tuple[str, str, int]] = ()
+    """The lines that the error came through: (file, function, line), outermost first."""
+
+    def through(self, error: BaseException) -> Self:
+        """Itself, with the lines of an error's traceback."""
+        ran = ((f.f_code, line) for f, line in traceback.walk_tb(error.__traceback__))
+        self.passed = [(c.co_filename, c.co_name, line) for c, line in ran if is_user_file(c.co_filename)]
+        return self
+
+    def of(self, what: Any) -> Self:
+        """Itself, because of this call."""
+        self.what = what
+        return self
 
     def bare(self) -> Self:
-        """Itself, to be kept: without the frames that it passed, in which the tensors of a call live on."""
-        self.__traceback__ = self.__context__ = self.__cause__ = None
-        return self
+        """Another of its kind, to be kept: what is raised gathers frames, in which the tensors of a call live on."""
+        copy = type(self).__new__(type(self), *self.args)
+        vars(copy).update(vars(self))
+        return copy
 
 
 @dataclass
@@ -115,7 +146,7 @@ class Env(ShapeEnv):
 
     def age_of(self, expr: Any) -> int:
         """The age of an expression is that of its youngest symbol."""
-        return max((self.age.get(s, 0) for s in getattr(expr, "free_symbols", ())), default=0)
+        return max((self.age.get(s, _youngest(s)) for s in getattr(expr, "free_symbols", ())), default=0)
 
     def _get_user_frame(self) -> types.FrameType | None:
         """Who asked, for logs: torch's own search imports its exporter and Inductor first, for a fifth of a second."""
@@ -126,6 +157,11 @@ class Env(ShapeEnv):
             super()._set_replacement(a, tgt, msg)
         elif isinstance(tgt, sympy.Symbol):
             super()._set_replacement(tgt, a, msg)
+
+
+def _youngest(symbol: sympy.Symbol) -> int:
+    """The age of a symbol that no node brought: of arguments it is 0; what data decides on the way has no place."""
+    return sys.maxsize if symbol.name.startswith("u") else 0
 
 
 def assumed_of(fakes: Sequence[Any], known: Collection[sympy.Symbol]) -> tuple[sympy.Basic, ...]:
@@ -168,6 +204,21 @@ class Session:
     def _hints(self) -> Any:
         """The values of the symbols, under the name that this torch has for them."""
         return self.env.backed_var_to_val if hasattr(self.env, "backed_var_to_val") else self.env.var_to_val
+
+    def number(self, value: float) -> Any:
+        """A fresh symbol for a number that was read from a tensor."""
+        source = ConstantSource(f"d{len(self.named)}")
+        if type(value) is int:
+            symbol = self.env.create_symbol(value, source, DimDynamic.DYNAMIC, None, True, True)
+            self.env.var_to_range[symbol] = ValueRanges(sympy.Integer(1), int_oo)
+            made: Any = self.env.create_symintnode(symbol, hint=value, source=source)
+        else:
+            symbol = self.env.create_unspecified_symbol(value, source, DimDynamic.DYNAMIC)
+            made = self.env.create_symfloatnode(symbol, hint=value, source=source)
+        self.named.append((f"d{len(self.named)}", made))
+        self.returned.append(made)
+        self.env.age[made.node.expr] = len(self.returned)
+        return made
 
     def move_to(self, sizes: Mapping[sympy.Symbol, int]) -> None:
         """What follows is traced at these sizes: an opaque node's results have the sizes of the call at hand."""
@@ -230,6 +281,15 @@ class Session:
             fake = torch.empty_strided(shape, settled(strides), dtype=like.dtype, device=like.device)
         return _guarded_memory(fake, False)
 
+    @contextmanager
+    def unbacked_within(self, results: Callable[[], Any]) -> Iterator[None]:
+        """Within the block a nested body runs: sizes that depend on data and are in no result are its own business."""
+        before = list(self.env.pending_fresh_unbacked_symbols)
+        yield
+        shown = {s for t in tensors_in(results()) for n in (*t.shape, *t.stride()) for s in _symbols_in(n)}
+        fresh = [s for s in self.env.pending_fresh_unbacked_symbols if s in before or s in shown]
+        self.env.pending_fresh_unbacked_symbols[:] = fresh
+
     def integer(self, value: int) -> Any:
         """A fresh symbolic integer with the hint `value`."""
         source = ConstantSource(f"i{len(self.named)}")
@@ -252,34 +312,57 @@ class Session:
         """
         cache, before = torch.is_autocast_cache_enabled(), reads.facts() if reads is not None else ()
         callees = list(reads.callees.values()) if reads is not None else []
-        calls, unmarked = Calls(self, tape), Unmarked(fakes)
+        leaves, unmarked = OwnLeaves(fakes), Unmarked(fakes)
+        calls = Calls(self, tape, leaves)
 
         def seen(*given: Any) -> Any:
-            returned = fn(*given)
+            recorder.begin()
+            with Asked(calls.read) if tape is not None and tape.data else nullcontext():
+                returned = fn(*given)
             if (why := unmarked.why_not(returned)) is not None:
                 raise CaptureError(reason=why, where="unknown")
             return returned
 
         with (
-            capture_lock, self.mode, torch.no_grad(), symbolic_python(), watched_by(calls), _Provenance(),
+            capture_lock, self.mode, torch.no_grad(), symbolic_python(), watched_by(calls), _Provenance(leaves),
             callees_as_nodes(callees, lambda: _origin_of(user_frame())), without_hooks(),
+            through_compiled_functions(),
+            without_anomaly_mode(), without_logs_of_failures(), without_text(),
         ):  # fmt: skip
             try:
                 torch.set_autocast_cache_enabled(False)
-                gm = make_fx(seen, tracing_mode="real", _allow_non_fake_inputs=True)(*fakes)
+                traced = make_fx(seen, tracing_mode="real", _allow_non_fake_inputs=True)
+                gm = _reaching_none(reads, lambda: traced(*fakes))
             finally:
                 torch.set_autocast_cache_enabled(cache)
+        if calls.error is not None:
+            raise calls.error
         detach_as_ever(gm.graph)
         without_zeros(gm.graph)
         _refuse_data_dependence(gm)
         if from_source:
             _refuse_unseen_calls(gm)
+        _refuse_objects(gm)
         lifted = _lift_captured(gm, reads)
         _refuse_outside_writes(gm, len(lifted))
         if reads is not None and (changed := reads.changed(before)) is not None:
             raise CaptureError(reason=f"it changes the {changed}, which it also reads", where="unknown")
         _settle_opaque(gm, calls.nodes)
         return Trace(gm, list(fakes), lifted, opaque=calls.nodes, inlines=calls.inlines)
+
+
+def _reaching_none(reads: Reads | None, run: Callable[[], Any]) -> Any:
+    """What `run` returns; raises CaptureError where the method does what a graph would lose."""
+    try:
+        suspects, unknown = (reads.suspects(), reads.calls_unknown) if reads is not None else ((), False)
+        with watched(suspects, unknown):
+            return run()
+    except Reached as reached:
+        raise CaptureError(reason=reached.effect.reason, where=reached.effect.where) from None
+
+
+def _symbols_in(size: Any) -> set[sympy.Symbol]:
+    return set() if isinstance(size, int) else set(size.node.expr.free_symbols)
 
 
 def settled(sizes: Sequence[Any]) -> list[Any]:
@@ -324,6 +407,9 @@ def where_raised(error: BaseException) -> str:
 
 CUT = "fusegrad_cut"
 """In the meta of a node: the user detached there. Autograd detaches too, what it saves, and that cuts nothing."""
+UNVERSIONED = "fusegrad_unversioned"
+"""In the meta of a node: the user took `.data` there, whose writes no version counter and no history hears of."""
+_DATA = torch.Tensor.data.__get__  # type: ignore[attr-defined]
 _DETACH = (torch.detach, torch.Tensor.detach)
 _FRESH = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.Tensor.__rmatmul__)
 """What returns memory of its own in eager, and a view of something in between where Python takes it apart."""
@@ -332,24 +418,36 @@ _FRESH = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.Tens
 class _Provenance(TorchFunctionMode):
     """Marks every node with the user's line that caused it: meta["fusegrad_origin"] = (name, where, line)."""
 
+    def __init__(self, leaves: OwnLeaves) -> None:
+        super().__init__()
+        self.leaves = leaves
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         proxy_mode = get_proxy_mode()
         graph = getattr(getattr(proxy_mode, "tracer", None), "graph", None)
         if graph is None:  # what runs by chance before the graph begins: a generator that is finalised, say
             return func(*args, **(kwargs or {}))
         _refuse_real_write(func, args, kwargs or {})
+        if (why := self.leaves.why_not(func, args, kwargs or {})) is not None:
+            raise CaptureError(reason=why, where=_here())
+        _refuse_generator((*args, *(kwargs or {}).values()))
+        _refuse_unknown_history(func, args)
         last = newest(graph)
         result = self._called(func, args, kwargs or {})
         if func is torch.autograd.grad and not _keeps_graph(*args, **(kwargs or {})):
             result = _without_history(result, graph, _weights(*args, **(kwargs or {})))
+        if func == GET_GRAD and isinstance(result, torch.Tensor):
+            (result,) = _without_history([result], graph, ())
         if func in _FRESH and isinstance(result, torch.Tensor) and result._is_view():
             result = _no_view(result, newest(graph))
         if nodes := list(behind(last, graph)):
             origin = _speaking.get() or _origin_of(user_frame())
             for node in nodes:
                 node.meta.setdefault("fusegrad_origin", origin)
-            if func in _DETACH:
+            if func in _DETACH or func == _DATA:
                 nodes[-1].meta[CUT] = True
+            if func == _DATA:
+                nodes[-1].meta[UNVERSIONED] = True
         return result
 
     def _called(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -365,6 +463,20 @@ def _no_view(result: torch.Tensor, node: torch.fx.Node) -> torch.Tensor:
         return result
     fresh: torch.Tensor = torch.ops.aten._unsafe_view.default(result._base, result.shape)
     return fresh
+
+
+def is_a_view(fake: torch.Tensor) -> bool:
+    """Whether what shows another's memory is a view to autograd, as the result of detach() is not.
+
+    Fakes made in inference mode are views of nothing; what they stand for may be.
+    """
+    tracer: Any = getattr(get_proxy_mode(), "tracer", None)
+    if not fake.is_inference() or tracer is None:
+        return fake._is_view()
+    node = tracer.unwrap_proxy(fake).node
+    while not node.meta.get(CUT) and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    return not node.meta.get(CUT)
 
 
 def _without_history(gradients: Sequence[Any], graph: torch.fx.Graph, weights: Sequence[Any]) -> tuple[Any, ...]:
@@ -395,6 +507,43 @@ def _refuse_real_write(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -
     if real and (frame := user_frame()) is not None:
         place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
         raise CaptureError(reason="it writes to a tensor that is no argument", where=place)
+
+
+_DRAWS = "it draws from a torch.Generator, whose state no graph has"
+
+
+def _refuse_generator(given: Sequence[Any]) -> None:
+    """A generator has a state of its own, which is another one at the next call."""
+    if any(isinstance(value, torch.Generator) for value in given) and (frame := user_frame()) is not None:
+        raise CaptureError(reason=_DRAWS, where=f"{frame.f_code.co_filename}:{frame.f_lineno}")
+
+
+_HISTORY = torch.Tensor.requires_grad.__get__  # type: ignore[attr-defined]
+_known_history: ContextVar[Sequence[Any] | None] = ContextVar("fusegrad_known_history", default=None)
+
+
+@contextmanager
+def with_known_history(tensors: Sequence[Any]) -> Iterator[None]:
+    """Within the block a method may ask of these tensors alone whether autograd follows them: of others it depends."""
+    token = _known_history.set(tensors)
+    try:
+        yield
+    finally:
+        _known_history.reset(token)
+
+
+def _refuse_unknown_history(func: Any, args: Sequence[Any]) -> None:
+    known = _known_history.get() if func == _HISTORY else None
+    if known is not None and not any(args[0] is t for t in known) and _is_asked_by_the_user():
+        raise CaptureError(reason="it asks whether autograd follows a gradient", where=_here())
+
+
+def _is_asked_by_the_user() -> bool:
+    """Whether what Python's modes were shown comes from the user's code, not from ours."""
+    frame: types.FrameType | None = sys._getframe(3)  # behind `__torch_function__`
+    while frame is not None and frame.f_code.co_filename.startswith(_TORCH):
+        frame = frame.f_back
+    return frame is not None and is_user_file(frame.f_code.co_filename)
 
 
 def _is_in_place(name: str) -> bool:
@@ -441,24 +590,48 @@ class OpaqueMet(CaptureError):
         self.what, self.why, self.where = what, why, where
 
 
+class DataMet(OpaqueMet):
+    """The method asks what is in a tensor: it can be captured, once the answers of a run on real tensors are known."""
+
+    def __init__(self, reason: str, where: str) -> None:
+        CaptureError.__init__(self, reason=reason, where=where)
+        self.what, self.why, self.where = "data", Why(reason, True), where
+
+
+def as_asking(error: CaptureError, tape: Tape | None) -> CaptureError:
+    """The error itself, or that the method asks what is in a tensor, where no answers are on the tape yet."""
+    known = isinstance(error, OpaqueMet) or (tape is not None and tape.data)
+    asking = not known and code_of(error.facts["reason"]) in ("FG010", "FG011")
+    return DataMet(error.facts["reason"], error.facts["where"]) if asking else error
+
+
 class Calls:
     """While a method is traced, nested calls become `call` nodes, opaque ones their own kind; see tracer/opaque.py.
 
     Only with grad mode off: where autograd records (derivatives), it records the nested Function's own backward.
     """
 
-    def __init__(self, session: Session, tape: Tape | None) -> None:
-        self.session, self.tape = session, tape
+    def __init__(self, session: Session, tape: Tape | None, leaves: OwnLeaves) -> None:
+        self.session, self.tape, self.leaves = session, tape, leaves
         self.nodes: list[OpaqueNode] = []
         self.depth = 0  # within a nested body that runs on fakes
         self.inlined = 0  # within a nested body that is traced itself
         self.inlines = False  # whether there was one
+        self.error: CaptureError | None = None  # the method may catch it
         self.follows = False  # the body is captured in grad mode only to see which results need a gradient
 
     def __call__(self, what: Any, apply: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            return self._decided(what, apply, args, kwargs)
+        except CaptureError as error:
+            if not self.depth and self.error is None:
+                self.error = error
+            raise
+
+    def _decided(self, what: Any, apply: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         mode, why = get_proxy_mode(), why_opaque(what)
         recorded = torch.is_grad_enabled() and not (self.follows and why is not None)
-        if self.depth or recorded or transforms_active() or mode is None:
+        if self.depth or recorded or transforms_active() or mode is None or _is_of_a_transform(what):
             return self._inlined(what, apply, args, kwargs, why)
         taped = self.tape.take(what) if self.tape is not None else None
         if why is None and kwargs and not isinstance(what, str):
@@ -471,6 +644,15 @@ class Calls:
             except Exception as error:
                 why = self._why(what, error)
         return self._opaque_node(what, apply, args, kwargs, taped, why)
+
+    def read(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """An operation that says what is in a tensor: a node of its own, unless a nested body asks."""
+        if self.depth or self.inlined or get_proxy_mode() is None or self.tape is None:
+            return func(*args, **kwargs)
+        taped, why = self.tape.take(str(func)), Why("says what is in a tensor", True)
+        if taped is None or sum(node.of_data for node in self.nodes) >= QUESTIONS:
+            raise CaptureError(reason=f"it reads the data of a tensor too often (`{func}`)", where=_here())
+        return self._opaque_node(str(func), func, args, kwargs, taped, why)
 
     def unseen(self, what: Any) -> None:
         """Only where autograd records the nested backward by itself is there nothing to decide."""
@@ -496,11 +678,12 @@ class Calls:
     def _call_node(self, cls: type, args: tuple[Any, ...], mode: Any) -> Any:
         self.depth += 1
         try:
-            with disable_proxy_modes_tracing():
+            with disable_proxy_modes_tracing(), self.session.unbacked_within(lambda: result):
                 result = plain(cls, *args)
         finally:
             self.depth -= 1
-        return self._node(call_of(cls), args, cls.__name__, result, mode)
+        needs = tuple(i for i, a in enumerate(args) if isinstance(a, torch.Tensor) and a.requires_grad)
+        return self._node(call_of(cls, needs), args, cls.__name__, result, mode)
 
     def _operator(self, apply: Any, args: Any, kwargs: Any, mode: Any) -> Any:
         """A custom operator as one operation; nothing is left in the graph where it has no fake implementation."""
@@ -523,6 +706,9 @@ class Calls:
 
     def _why(self, what: Any, error: Exception) -> Why:
         """Why the body cannot run on fakes; raises the error where that is no reason to call it as it is."""
+        if isinstance(error, Reached):
+            go_on()
+            return Why(f"is opaque: {error.effect.reason} ({error.effect.where})")
         if isinstance(error, OpaqueMet):
             return Why(error.facts["reason"].replace("it calls", "calls", 1), error.why.declared)
         if isinstance(what, str) and not any(mark in str(error) + type(error).__name__ for mark in _NO_FAKE):
@@ -536,24 +722,28 @@ class Calls:
 
     def _opaque_node(self, what: Any, apply: Any, args: Any, kwargs: Any, taped: Taped | None, why: Why) -> Any:
         where = _here()
+        odd = (self.leaves.tracked(tensors_in(args)) or _no_constant(args)) if isinstance(what, Segment) else None
+        if odd is not None:
+            reason = f"it calls `{what.__name__}`, which {why.reason} and is given a {odd}"
+            raise CaptureError(reason=reason, where=where).of(what)
         if self.inlined:
             raise _not_apart(what, why)
         if taped is None:
             raise OpaqueMet(what, why, where)
         if taped.fault is not None:
             reason = f"it calls `{name_of(what)}`, which {why.reason} and {taped.fault}"
-            raise CaptureError(reason=reason, where=where)
+            raise CaptureError(reason=reason, where=where).of(what)
         node = OpaqueNode(what, apply, args, kwargs, taped, why, where)
         with disable_proxy_modes_tracing():
-            node.leaves = self._stand_ins(taped, tensors_in((args, kwargs)))
-        node.learned(self.session, tensors_in(taped.leaves))
+            node.leaves = self._stand_ins(taped, tensors_in((args, kwargs)), node.of_data)
+        node.learned(self.session, taped.leaves)
         self.nodes.append(node)
         taped.opaque = True
-        tensors = tuple(leaf for leaf in node.leaves if isinstance(leaf, torch.Tensor))
-        self._node(node.target(), node.given, node.name.replace("::", "_"), tensors, get_proxy_mode())
+        traced = tuple(leaf for leaf in node.leaves if isinstance(leaf, TRACED))
+        self._node(node.target(), node.given, re.sub(r"\W+", "_", node.name), traced, get_proxy_mode())
         return pytree.tree_unflatten(node.leaves, taped.tree)
 
-    def _stand_ins(self, taped: Taped, given: Sequence[torch.Tensor]) -> list[Any]:
+    def _stand_ins(self, taped: Taped, given: Sequence[torch.Tensor], of_data: bool) -> list[Any]:
         """Fakes of the results, their sizes fresh symbols; a result that shows an argument is a view of its fake."""
         made: list[Any] = []
         for leaf, alias in zip(taped.leaves, taped.aliases, strict=True):
@@ -565,6 +755,8 @@ class Calls:
                     leaf.requires_grad_(any(t.requires_grad for t in given))
                 self.session.returned.append(leaf)
                 self.session.came_with(leaf)
+            elif of_data and is_symbolic(leaf):
+                leaf = self.session.number(leaf)
             made.append(leaf)
         return made
 
@@ -582,9 +774,22 @@ def _with_its_copies(cls: type, args: Any, kwargs: Any) -> Any:
     return result
 
 
+def _no_constant(args: Any) -> str | None:
+    """The type of what a node cannot be given: each call has one of its own."""
+    lasting = (*TRACED, *SCALARS, type, types.ModuleType, types.BuiltinFunctionType, torch.nn.Module, enum.Enum)
+    odd = (v for v in pytree.tree_leaves(args) if not isinstance(v, lasting))
+    found = (v for v in odd if not isinstance(v, types.FunctionType) or holds_fakes(v))
+    return next((type(v).__qualname__ for v in found), None)
+
+
+def _is_of_a_transform(what: Any) -> bool:
+    """Whether a class is one that torch.func makes of another, for one call."""
+    return getattr(what, "__module__", "").startswith("torch._functorch.")
+
+
 def _not_apart(what: Any, why: Why) -> CaptureError:
     reason = f"it calls `{name_of(what)}` within something that is traced whole, which {why.reason}"
-    return CaptureError(reason=reason, where=_here())
+    return CaptureError(reason=reason, where=_here()).of(what)
 
 
 _NO_FAKE = ("UnsupportedOperatorException", "no fake impl", "'Meta' backend", "fake impl")
@@ -596,7 +801,16 @@ _REASONS = (
     ("data pointer", "it reads the memory address of a tensor"),
     ("mutable data ptr", "it reads the memory address of a tensor"),
     ("__array__", "it leaves torch: a tensor is turned into a numpy array"),
+    ("loop of ufunc does not support argument", "it leaves torch: numpy computes with the size of a tensor"),
+    ("AttributeError: 'SymInt' object has no attribute", "it leaves torch: numpy computes with the size of a tensor"),
+    ("AttributeError: 'SymFloat' object has no attribute", "it leaves torch: numpy computes with the size of a tensor"),
 )
+_DEPENDS = ("its control flow depends on the data of a tensor", "an operation's result in Python depends on the data")
+_DISTRIBUTIONS = os.path.join(_TORCH, "distributions", "")
+
+
+_PLACE_IN_TORCH = re.compile(r"^\S+\.(?:cpp|h|cu):\d+:? *| *\(Triggered internally at [^)]*\)")
+"""Where an error was raised, on the machine that torch was built on."""
 
 
 def reason_of(error: BaseException) -> str:
@@ -605,8 +819,15 @@ def reason_of(error: BaseException) -> str:
         return str(error)
     text = f"{type(error).__name__}: {error}"
     known = next((reason for mark, reason in _REASONS if mark in text), None)
-    first = str(error).strip().splitlines()[0] if str(error).strip() else ""
+    if known is not None and known.startswith(_DEPENDS) and _passed(error, _DISTRIBUTIONS):
+        return "a distribution of torch looks at its parameters"
+    first = _PLACE_IN_TORCH.sub("", str(error).strip()).partition("\n")[0].strip()
     return known or (f"{type(error).__name__}: {first}" if first else type(error).__name__)
+
+
+def _passed(error: BaseException, folder: str) -> bool:
+    """Whether an error came through a file of this folder."""
+    return any(f.filename.startswith(folder) for f in traceback.extract_tb(error.__traceback__))
 
 
 def _here() -> str:
@@ -614,23 +835,48 @@ def _here() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else "unknown"
 
 
-_calls: dict[type, Callable[..., Any]] = {}
+_calls: dict[tuple[type, tuple[int, ...]], Callable[..., Any]] = {}
 
 
-def call_of(cls: type) -> Callable[..., Any]:
-    """The function that a `call` node runs: the same object for the same class, so that nodes compare equal."""
-    if cls not in _calls:
+def call_of(cls: type, needs: tuple[int, ...] = ()) -> Callable[..., Any]:
+    """The function that a `call` node runs: the same object for the same class, so that nodes compare equal.
+
+    needs: which arguments required grad when the call was captured, as the class may ask (`ctx.needs_input_grad`).
+    """
+    if (cls, needs) not in _calls:
 
         def call(*args: Any) -> Any:
-            return cls.apply(*args)  # type: ignore[attr-defined]
+            return cls.apply(*_asking_as_captured(args, needs))  # type: ignore[attr-defined]
 
         call.__name__ = call.__qualname__ = f"call_{cls.__name__}"
-        call.fusegrad_call = cls  # type: ignore[attr-defined]
-        _calls[cls] = call
-    return _calls[cls]
+        call.fusegrad_call, call.fusegrad_needs = cls, needs  # type: ignore[attr-defined]
+        _calls[cls, needs] = call
+    return _calls[cls, needs]
+
+
+def _asking_as_captured(args: tuple[Any, ...], needs: tuple[int, ...]) -> Sequence[Any]:
+    """The arguments, requiring grad where they did: not so at the bottom of torch.func, which passes plain tensors.
+
+    Where a graph is recorded or a transform is active they say themselves what is differentiated.
+    """
+    if not needs or torch.is_grad_enabled() or transforms_active():
+        return args
+    plain = {i for i in needs if not args[i].requires_grad}
+    return [a.detach().requires_grad_() if i in plain else a for i, a in enumerate(args)]
 
 
 # ------------------------------------------------------------------ after the trace
+def _refuse_objects(gm: torch.fx.GraphModule) -> None:
+    """What is neither a tensor nor a graph nor a value may change: a graph that holds it would hold it for good."""
+    for node in gm.graph.nodes:
+        held = [getattr(gm, node.target, None)] if node.op == "get_attr" else [*node.args, *node.kwargs.values()]
+        if any(isinstance(value, torch.Generator | torch.ScriptObject) for value in held):
+            origin = node.meta.get("fusegrad_origin") or next((u.meta.get("fusegrad_origin") for u in node.users), None)
+            is_generator = any(isinstance(value, torch.Generator) for value in held)
+            reason = _DRAWS if is_generator else "it hands on an object of a script, whose state no graph has"
+            raise CaptureError(reason=reason, where=origin[1] if origin else "unknown")
+
+
 def _lift_captured(gm: torch.fx.GraphModule, reads: Reads | None) -> list[torch.Tensor]:
     """Tensors from outside become placeholders at the end. A tensor made during the trace stays a constant."""
     placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
@@ -714,10 +960,21 @@ def written_placeholders(gm: torch.fx.GraphModule, count: int) -> list[int]:
     return [i for i, node in enumerate(placeholders) if _first_write(gm, [node]) is not None]
 
 
-def _first_write(gm: torch.fx.GraphModule, roots: Sequence[torch.fx.Node]) -> torch.fx.Node | None:
-    """The first node that writes to one of `roots`, or to a view of one."""
+def unversioned_placeholders(gm: torch.fx.GraphModule, count: int) -> list[int]:
+    """Those of the first `count` inputs to whose memory the graph writes by way of `.data` alone."""
+    placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"][:count]
+    seen = [i for i, node in enumerate(placeholders) if _first_write(gm, [node], unseen=False) is not None]
+    return [i for i in written_placeholders(gm, count) if i not in seen]
+
+
+def _first_write(
+    gm: torch.fx.GraphModule, roots: Sequence[torch.fx.Node], unseen: bool = True
+) -> torch.fx.Node | None:
+    """The first node that writes to one of `roots`, or to a view of one. unseen: by way of `.data`, too."""
     watched = set(roots)
     for node in gm.graph.nodes if watched else ():
+        if node.meta.get(UNVERSIONED) and not unseen:
+            continue
         touched = [a for a in node.all_input_nodes if a in watched]
         if not touched or (schema := getattr(node.target, "_schema", None)) is None:
             continue

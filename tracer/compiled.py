@@ -100,7 +100,8 @@ def recorder_of(function: Callable[..., Any], name: str) -> Callable[..., Any]:
 
     def call(*args: Any, **kwargs: Any) -> Any:
         origin = _recording_origin()
-        if origin is None or torch.is_grad_enabled() or transforms_active():
+        is_script = isinstance(function, torch.jit.ScriptFunction)  # its operators are torch's
+        if origin is None or is_script or torch.is_grad_enabled() or transforms_active():
             return _inlined(function, args, kwargs)  # in a derivative: its own backward is recorded with it
         with disable_proxy_modes_tracing():
             result = _without_effects(function, name, args, kwargs)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-_TORCHS = ("to_save", "saved_for_forward", "dirty_tensors", "non_differentiable", "materialize_grads")
+_TORCHS = (
+    "to_save", "saved_for_forward", "dirty_tensors", "non_differentiable", "materialize_grads",
+    "_materialize_non_diff_grads",
+)  # fmt: skip
 """Fields of the real ctx: a user who assigns one has called the method that sets it."""
 
 
@@ -22,6 +26,7 @@ class ForwardContext:
             "dirty_tensors": (),
             "non_differentiable": (),
             "materialize_grads": True,
+            "_materialize_non_diff_grads": True,
             "_fusegrad_attributes": {},
         }
         self.__dict__.update(slots)
@@ -78,6 +83,7 @@ class BackwardContext:
 
     @property
     def saved_variables(self) -> tuple[Any, ...]:
+        warnings.warn("'saved_variables' is deprecated; use 'saved_tensors'", DeprecationWarning, stacklevel=2)
         return self.saved_tensors
 
 

@@ -288,18 +288,20 @@ def _is_foreign(value: Any) -> bool:
     return isinstance(value, types.FunctionType) and not _is_library(value.__code__.co_filename)
 
 
-def replaced_in_torch() -> str | None:
-    """A function of torch's that is not torch's own, or another one, since fusegrad was imported.
+def replaced_in_torch() -> dict[str, Any]:
+    """The functions in torch's namespaces that are not torch's own, or other ones since fusegrad was imported.
 
-    Operations are decomposed by Python code of torch's, which calls such functions by name. `torch.nn.functional`, into
-    which libraries put kernels of theirs, is not among what it calls.
+    Operations are decomposed by Python code of torch's, which calls functions by name. `torch.nn.functional`, into
+    which libraries put kernels of theirs, is not among what it calls; nor is a name that torch did not have.
     """
+    found = {}
     for where, names in torch_namespaces():
         for name, value in names.items() if where in _CALLED else ():
-            other = _OWN[where].get(name, value) is not value and getattr(value, "__name__", None) != name
-            if other or _is_foreign(value):
-                return f"`{where}.{name}`"
-    return None
+            before = _OWN[where].get(name)
+            other = before is not None and before is not value and getattr(value, "__name__", None) != name
+            if other or (before is not None and _is_foreign(value)):
+                found[f"`{where}.{name}`"] = value
+    return found
 
 
 _CALLED = ("torch", "torch.Tensor", "torch.special", "torch.linalg", "torch.fft")

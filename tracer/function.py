@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import operator
+import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,19 +17,19 @@ from typing import Any
 import sympy
 import torch
 from torch.autograd.function import Function, once_differentiable
-from torch.utils._sympy.interp import sympy_interp
-from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from ..ir.errors import FusegradError
 from ..ir.program import Place
-from .capture import CaptureError, Session, Trace, is_capturing, reason_of, where_raised
+from .arithmetic import computed
+from .capture import CaptureError, Session, Trace, as_asking, is_a_view, is_capturing, reason_of, where_raised
 from .containers import Hole, anew, closed, exchanged, filled, holds_tensors, holes, leaves, with_those
 from .context import BackwardContext, ForwardContext, attributes_of
 from .held import holds_fakes
 from .opaque import Tape
 from .parts import wholes
-from .pictures import SCALARS, state_of
+from .pictures import SCALARS, has_hidden_state, state_of
 from .reads import Reads
+from .shared import Shared, shared_with
 from .torch_private import FakeTensor, boxes_gradients, expression_of, memory_of
 
 Tensor = torch.Tensor
@@ -81,7 +82,8 @@ def _positional(method: Callable[..., Any]) -> Sequence[str]:
     if (signature := getattr(method, "__signature__", None)) is not None:
         return [p.name for p in signature.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
     code = getattr(inspect.unwrap(method), "__code__", None)
-    return code.co_varnames[: code.co_argcount] if code is not None else ()
+    first = 1 if isinstance(method, types.MethodType) else 0  # the class, of a class method
+    return code.co_varnames[first : code.co_argcount] if code is not None else ()
 
 
 def method_place(method: Any) -> str:
@@ -124,9 +126,11 @@ class ForwardCapture:
     dirty: list[Place]
     non_differentiable: list[Place]
     materialize_grads: bool
+    materialize_non_diff_grads: bool
     needs_input_grad: tuple[bool, ...]
     constants: dict[str, Any] = field(default_factory=dict)
     tensor_attributes: dict[str, Place] = field(default_factory=dict)
+    shared: tuple[Shared, ...] = ()
 
     @property
     def hidden_count(self) -> int:
@@ -174,16 +178,22 @@ def capture_forward(
         ctx = ForwardContext(needs[:count])
         given = closed(full, count)
         before = [leaves(a) for a in given]
-        states = [(leaf, state_of(leaf)) for found in before for leaf in found if not isinstance(leaf, Tensor | type)]
+        objects = [o for found in before for leaf in found for o in _objects(leaf)]
+        states = [(value, state_of(value)) for value in objects]
         output = call_forward(cls, ctx, given)
         _refuse_changed(before, given)
         _refuse_changed_objects(states)
-        recorded.update(_classify(ctx, output, tensors))
+        _refuse_made_here(attributes_of(ctx), [leaf for found in before for leaf in found], reads)
+        recorded.update(_classify(ctx, output, tensors, {id(o) for o in objects}))
+        recorded["shared"] = shared_with(attributes_of(ctx), given)
         if uses_setup_context(cls) and not hasattr(cls, "_fusegrad_keeps_arguments"):
             _refuse_saved_as_returned(recorded)
         return (*recorded["returned"], *recorded["fake_hidden"])
 
     trace = guarded_trace(session, whole, fakes, reads, tape=tape)
+    made = (*recorded["fake_outputs"], *recorded["fake_hidden"])
+    if any(has_unbacked(n) for t in made for n in (*t.shape, *t.stride()) if not isinstance(n, int)):
+        raise as_asking(CaptureError(reason="it reads the data of a tensor (a size)", where="unknown"), tape)
     recorded.pop("returned")
     return ForwardCapture(session=session, trace=trace, fakes=list(fakes), needs_input_grad=needs, **recorded)
 
@@ -241,13 +251,23 @@ def guarded_trace(
     """`session.trace`, with whatever goes wrong in the user's code turned into a CaptureError with its place."""
     try:
         return session.trace(fn, fakes, reads, from_source, tape)
-    except CaptureError:
-        raise
+    except CaptureError as error:
+        raise as_asking(error.through(error), tape) from error
     except (Exception, RecursionError) as error:
-        raise CaptureError(reason=reason_of(error), where=where_raised(error)) from error
+        raised = CaptureError(reason=reason_of(error), where=where_raised(error)).through(error)
+        raise as_asking(raised, tape) from error
 
 
-def _classify(ctx: ForwardContext, output: Any, tensors: Sequence[Tensor]) -> dict[str, Any]:
+def _objects(leaf: Any) -> list[Any]:
+    """What may be changed of an argument that is no container: itself, and the modules within a module."""
+    if isinstance(leaf, torch.nn.Module):
+        return list(leaf.modules())
+    return [] if isinstance(leaf, Tensor | type) else [leaf]
+
+
+def _classify(
+    ctx: ForwardContext, output: Any, tensors: Sequence[Tensor], given: Collection[int] = ()
+) -> dict[str, Any]:
     """Where everything is that forward returned, saved and marked, by the identity of its objects."""
     is_tuple = isinstance(output, tuple)
     outputs = output if is_tuple else (output,)
@@ -261,7 +281,7 @@ def _classify(ctx: ForwardContext, output: Any, tensors: Sequence[Tensor]) -> di
     described = [_plain(o, tensors, places, hidden) if o.kind == "object" else o for o in described]
     saved = [_place(t, places, hidden) for t in ctx.to_save]
     saved_for_forward = [_place(t, places, hidden) for t in ctx.saved_for_forward]
-    tensor_attributes, constants = _split_attributes(attributes_of(ctx), places, hidden)
+    tensor_attributes, constants = _split_attributes(attributes_of(ctx), places, hidden, given)
     return {
         "outputs": described,
         "is_tuple": is_tuple,
@@ -274,6 +294,7 @@ def _classify(ctx: ForwardContext, output: Any, tensors: Sequence[Tensor]) -> di
         "dirty": _marked(ctx.dirty_tensors, places, "mark_dirty"),
         "non_differentiable": _marked(ctx.non_differentiable, places, "mark_non_differentiable"),
         "materialize_grads": ctx.materialize_grads,
+        "materialize_non_diff_grads": ctx._materialize_non_diff_grads,
         "constants": constants,
         "tensor_attributes": tensor_attributes,
     }
@@ -318,7 +339,7 @@ def _find_parts(
 def _own_or_view(value: Tensor, tensors: Sequence[Tensor]) -> Output:
     for index, tensor in enumerate(tensors):
         if memory_of(value) == memory_of(tensor):
-            return Output("view", index, value._is_view())  # detach() shares memory and is no view to autograd
+            return Output("view", index, is_a_view(value))
     return Output("tensor")
 
 
@@ -368,9 +389,12 @@ def _marked(tensors: Sequence[Any], places: dict[int, Place], call: str) -> list
 
 
 def _split_attributes(
-    attributes: dict[str, Any], places: dict[int, Place], hidden: list[Tensor]
+    attributes: dict[str, Any], places: dict[int, Place], hidden: list[Tensor], given: Collection[int] = ()
 ) -> tuple[dict[str, Place], dict[str, Any]]:
-    """ctx attributes by nature: tensors have a place, everything else is constant at this key."""
+    """ctx attributes by nature: tensors have a place, everything else is constant at this key.
+
+    given: the objects that are arguments, by their addresses: with tensors in them they are constants, too.
+    """
     tensors: dict[str, Place] = {}
     constants: dict[str, Any] = {}
 
@@ -388,7 +412,8 @@ def _split_attributes(
         else:
             constants[name] = anew(value)
         for leaf in leaves(value):
-            _refuse_leaf(name, leaf)
+            if id(leaf) not in given or holds_fakes(state_of(leaf)):
+                _refuse_leaf(name, leaf)
     return tensors, constants
 
 
@@ -419,6 +444,14 @@ def _refuse_leaf(name: str, leaf: Any) -> None:
         raise CaptureError(reason=f"`ctx.{name}` is a {type(leaf).__name__} that holds tensors", where="unknown")
 
 
+def _refuse_made_here(attributes: Mapping[str, Any], given: Sequence[Any], reads: Reads) -> None:
+    """What forward makes at each call and puts on ctx, with a state that no key can hold: a generator, an iterator."""
+    for name, leaf in ((name, leaf) for name, value in attributes.items() for leaf in leaves(value)):
+        is_from_outside = any(leaf is known for known in given)
+        if not is_from_outside and has_hidden_state(leaf) and not reads.yields(leaf):
+            raise CaptureError(reason=f"`ctx.{name}` holds a {type(leaf).__name__}", where="unknown")
+
+
 def _is_size(value: Any) -> bool:
     return isinstance(value, torch.Size)
 
@@ -443,14 +476,12 @@ def as_written(symbol: Any, known: Collection[sympy.Symbol]) -> Any:
 
 def rebind(value: Any, sizes: Mapping[sympy.Symbol, Any]) -> Any:
     """`value` with every session symbol replaced: by ints at run time, by another session's SymInts while tracing."""
+    return exchanged(value, lambda leaf: _rebound(leaf, sizes))
 
-    def leaf(x: Any) -> Any:
-        if isinstance(x, torch.SymInt | torch.SymFloat | torch.SymBool):
-            found = sympy_interp(PythonReferenceAnalysis, dict(sizes), as_written(x, sizes))
-            return x.node.pytype(found) if isinstance(found, sympy.Basic) else found
-        return torch.Size(tuple(leaf(n) for n in x)) if _is_size(x) else x
-
-    return exchanged(value, leaf)
+def _rebound(leaf: Any, sizes: Mapping[sympy.Symbol, Any]) -> Any:
+    if isinstance(leaf, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return computed(as_written(leaf, sizes), sizes)
+    return torch.Size(tuple(_rebound(n, sizes) for n in leaf)) if _is_size(leaf) else leaf
 
 
 # ------------------------------------------------------------------ backward

@@ -10,7 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from .torch_private import plain_tensors
+from .torch_private import is_cache, plain_tensors
 
 Tensor = torch.Tensor
 HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
@@ -34,7 +34,7 @@ class Unmarked:
 def _marks_of(tensor: Tensor) -> Marks:
     """(attributes, how many hooks, whether it requires a gradient)."""
     own = _own_attributes() if isinstance(tensor, FakeTensor) else ()
-    attributes = {name: value for name, value in vars(tensor).items() if name not in own}
+    attributes = {name: value for name, value in vars(tensor).items() if name not in own and not is_cache(name)}
     hooks = sum(len(getattr(tensor, name, None) or ()) for name in HOOKS)
     return attributes, hooks + tensor.retains_grad, tensor.requires_grad
 

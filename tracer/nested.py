@@ -19,9 +19,10 @@ import torch.autograd.function
 from torch.autograd.function import Function
 from torch.overrides import TorchFunctionMode
 
+from .data import Asked
 from .locks import INNER, lock_of
-from .opaque import Run, Tape, call_for_real, copied, opaque_operators, running, tensors_in
-from .torch_private import begin_transform, end_transform, operator_name, transforms_active
+from .opaque import Run, Tape, asked_for_real, call_for_real, copied, opaque_operators, running, tensors_in
+from .torch_private import begin_transform, end_transform, no_modes, operator_name, transforms_active
 
 
 class Watcher(Protocol):
@@ -211,8 +212,22 @@ class Recorder:
             return apply(*args, **kwargs)
         taped = self.tape.take(what)
         if taped is None:
-            with watched_by(None), running(None):
+            with watched_by(None), running(None), no_modes() if self.tape.data else contextlib.nullcontext():
                 result, taped = call_for_real(what, apply, args, kwargs, True)
+        else:
+            result = taped.play(args, kwargs)
+            if self.given is not None and taped.opaque:
+                self.given += [copied(t) for t in tensors_in((args, kwargs))]
+        self.tape.made.append(taped)
+        return result
+
+    def read(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """An operation that says what is in a tensor."""
+        if watcher() is not self:
+            return func(*args, **kwargs)
+        taped = self.tape.take(str(func))
+        if taped is None:
+            result, taped = asked_for_real(func, args, kwargs)
         else:
             result = taped.play(args, kwargs)
             if self.given is not None and taped.opaque:
@@ -233,7 +248,12 @@ def recording(
     operators: those of custom operators too, as always once one of them turned out to be opaque.
     """
     recorder, look = Recorder(tape, skip, given), operators or opaque_operators()
-    with watched_by(recorder), _Operators(recorder) if look else contextlib.nullcontext():
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(watched_by(recorder))
+        if look:
+            stack.enter_context(_Operators(recorder))
+        if tape.data:
+            stack.enter_context(Asked(recorder.read))
         yield
 
 

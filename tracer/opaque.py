@@ -19,9 +19,11 @@ import torch
 import torch.utils._pytree as pytree
 
 from ..ir.errors import InternalError
+from .data import is_symbolic
 from .declared import declarations
 from .pictures import SCALARS, freeze
 from .reads import scan
+from .segments import Segment
 
 Tensor = torch.Tensor
 Sizes = dict[sympy.Symbol, int]
@@ -44,13 +46,15 @@ def why_opaque(what: Any) -> Why | None:
     """Why a Function class, or an operator by its name, stays opaque; None where nothing speaks against a capture."""
     if isinstance(what, str):
         return _operators.get(what)
+    if isinstance(what, Segment):
+        return what.why  # type: ignore[no-any-return]
     if what in _classes:
         return _classes[what]
     declared = declarations(what, None)["forward"]
     if declared.value is not None:
         return None if declared.value else Why(declared.how.removeprefix("it "), True)
     if what not in _classes:
-        effects = scan(what.forward, what.setup_context).effects
+        effects = scan(what.forward, what.setup_context).certain()
         _classes[what] = Why(f"is opaque: {effects[0][0]} ({effects[0][1]})") if effects else None
     return _classes[what]
 
@@ -59,7 +63,7 @@ def remember(what: Any, why: Why) -> None:
     """From now on calls of `what` are opaque."""
     if isinstance(what, str):
         _operators[what] = why
-    else:
+    elif not isinstance(what, Segment):
         _classes[what] = why
 
 
@@ -68,8 +72,14 @@ def opaque_operators() -> bool:
     return bool(_operators)
 
 
+_SAID = {"aten._local_scalar_dense.default": "item"}
+
+
 def name_of(what: Any) -> str:
-    return what if isinstance(what, str) else str(what.__name__)
+    """A class, a custom operator, or an operation of torch, as users call it."""
+    if not isinstance(what, str):
+        return str(what.__name__)
+    return _SAID.get(what, what.removeprefix("aten.").partition(".")[0] if what.startswith("aten.") else what)
 
 
 # ------------------------------------------------------------------ calls that happened
@@ -116,6 +126,7 @@ class Tape:
 
     pending: list[Taped] = field(default_factory=list)
     made: list[Taped] = field(default_factory=list)
+    data: bool = False  # operations that say what is in a tensor are on it, too
 
     def take(self, what: Any) -> Taped | None:
         """The next recorded call of `what`."""
@@ -126,7 +137,7 @@ class Tape:
 
     def again(self) -> Tape:
         """A tape that plays back all that there was."""
-        return Tape(list(self.made))
+        return Tape(list(self.made), data=self.data)
 
 
 def tensors_in(tree: Any) -> list[Tensor]:
@@ -146,9 +157,21 @@ def call_for_real(what: Any, apply: Callable[..., Any], args: Any, kwargs: Any, 
         changed = [i for i, (t, b) in enumerate(zip(given, before, strict=True)) if i in changed or not same(t, b)]
     aliases = [_alias(leaf, given) for leaf in leaves]
     fault = _fault(leaves, aliases, given, changed)
+    if isinstance(what, Segment):
+        fault = fault or _history(leaves, aliases)
     if keep:
         leaves = [copied(v) if isinstance(v, Tensor) else v for v in leaves]
     return result, Taped(what, flags, leaves, tree, aliases, {i: copied(given[i]) for i in changed}, fault)
+
+
+def asked_for_real(func: Any, args: Any, kwargs: Any) -> tuple[Any, Taped]:
+    """An operation that says what is in a tensor: the result, and its record."""
+    result = func(*args, **kwargs)
+    leaves, tree = pytree.tree_flatten(result)
+    given = tensors_in((args, kwargs))
+    kept = [copied(v) if isinstance(v, Tensor) else v for v in leaves]
+    fault = _fault(leaves, [None] * len(leaves), given, ())
+    return result, Taped(str(func), tuple(False for _ in given), kept, tree, [None] * len(leaves), {}, fault)
 
 
 def version(value: Any) -> int:
@@ -225,6 +248,12 @@ def _fault(
     return None
 
 
+def _history(leaves: Sequence[Any], aliases: Sequence[Any]) -> str | None:
+    """Why a graph would lose what autograd recorded within statements of a method."""
+    own = (leaf for leaf, alias in zip(leaves, aliases, strict=True) if alias is None and isinstance(leaf, Tensor))
+    return "returns a tensor that requires grad" if any(leaf.requires_grad for leaf in own) else None
+
+
 # ------------------------------------------------------------------ calls in a graph
 class Mismatch(Exception):
     """An opaque node returned what its graph was not captured for. `tape`: what opaque nodes returned in this run."""
@@ -282,7 +311,8 @@ class OpaqueNode:
         self.given = [self.constants[i] for i in self.slots]
         self.constants = [None if i in self.slots else c for i, c in enumerate(self.constants)]
         self.flags, self.tree, self.aliases = taped.flags, taped.tree, taped.aliases
-        self.facts = [leaf_fact(leaf) for leaf in taped.leaves]
+        self.of_data = isinstance(apply, torch._ops.OpOverload)  # what is in a tensor: its numbers are symbols
+        self.facts = [leaf_fact(leaf, self.of_data) for leaf in taped.leaves]
         self.leaves: list[Any] = []
         self.named: list[Any] = []  # the expressions in the fakes' shapes and strides, as they were first named
         self.hints: Sizes = {}
@@ -300,18 +330,26 @@ class OpaqueNode:
         call.__name__ = call.__qualname__ = f"opaque_{self.name.replace('::', '_')}"
         call.fusegrad_call = self.what  # type: ignore[attr-defined]
         call.opaque = self  # type: ignore[attr-defined]
+        call.brings = self.hints.keys()  # type: ignore[attr-defined]
         return call
 
-    def learned(self, session: Any, real: Sequence[Tensor]) -> None:
+    def learned(self, session: Any, leaves: Sequence[Any]) -> None:
         """The node's fakes are made: which symbols are its own, and their values at the capture."""
+        real = tensors_in(leaves)
         self.env = session.env
         self.conditions = session.conditions
         pairs = list(zip((f for f in self.leaves if isinstance(f, Tensor)), real, strict=True))
         self.named = [e for fake, _ in pairs for e in _exprs(fake)]
         values = [n for _, t in pairs for n in (*t.shape, *t.stride())]
+        self.named += [leaf.node.expr for leaf in self.leaves if isinstance(leaf, NUMBERS)]
+        values += self._numbers(leaves)
         self.hints = {s: n for s, n in zip(self.named, values, strict=True) if isinstance(s, sympy.Symbol)}
 
-    def __call__(self, *values: Any) -> tuple[Tensor, ...]:
+    def _numbers(self, leaves: Sequence[Any]) -> list[Any]:
+        """The numbers among results that are symbols in the graph."""
+        return [real for real, leaf in zip(leaves, self.leaves, strict=True) if isinstance(leaf, NUMBERS)]
+
+    def __call__(self, *values: Any) -> tuple[Any, ...]:
         run: Run | None = getattr(_runs, "now", None)
         if run is None:
             raise InternalError(f"the opaque node {self.name} runs outside a run of its graph")
@@ -321,13 +359,19 @@ class OpaqueNode:
         taped = run.tape.take(self.what)
         if taped is None:
             with run.paused():
-                result, taped = call_for_real(self.what, self.apply, args, kwargs, self.copies)
+                result, taped = self._called(args, kwargs)
         else:
             result = taped.play(args, kwargs)
         run.tape.made.append(taped)
         if not self.fits(taped, run.sizes):
             raise Mismatch(self.name, run.tape)
-        return tuple(tensors_in(result))
+        leaves = pytree.tree_leaves(result)
+        return tuple(leaf for leaf, known in zip(leaves, self.leaves, strict=True) if isinstance(known, TRACED))
+
+    def _called(self, args: Any, kwargs: Any) -> tuple[Any, Taped]:
+        if self.of_data:
+            return asked_for_real(self.apply, args, kwargs)
+        return call_for_real(self.what, self.apply, args, kwargs, self.copies)
 
     def _arguments(self, run: Run, values: Sequence[Any]) -> Any:
         leaves, flags = list(self.constants), iter(self.flags)
@@ -357,12 +401,13 @@ class OpaqueNode:
             return False
         if taped.tree != self.tree or taped.aliases != self.aliases:
             return False
-        if [leaf_fact(leaf) for leaf in taped.leaves] != self.facts:
+        if [leaf_fact(leaf, self.of_data) for leaf in taped.leaves] != self.facts:
             return False
-        tensors = tensors_in(taped.leaves)
-        key = (len(self.env.guards), sizes.key, *((t.shape, t.stride()) for t in tensors))
+        tensors, numbers = tensors_in(taped.leaves), self._numbers(taped.leaves)
+        shapes = ((t.shape, t.stride()) for t in tensors)
+        key = (len(self.env.guards), tuple(sizes.values()), *shapes, *numbers)
         if key not in self._known:
-            self._known[key] = self._bound(tensors, sizes)
+            self._known[key] = self._bound(tensors, sizes, numbers)
             while len(self._known) > REMEMBERED:
                 self._known.popitem(last=False)
         found = self._known[key]
@@ -370,11 +415,13 @@ class OpaqueNode:
             sizes.learn(found)
         return found is not None
 
-    def _bound(self, tensors: Sequence[Tensor], sizes: Mapping[sympy.Symbol, int]) -> Sizes | None:
+    def _bound(
+        self, tensors: Sequence[Tensor], sizes: Mapping[sympy.Symbol, int], numbers: Sequence[Any] = ()
+    ) -> Sizes | None:
         """The values of the symbols that these results bring; None where they break what the graph assumes."""
         fakes = [f for f in self.leaves if isinstance(f, Tensor)]
         dims = [pair for fake, t in zip(fakes, tensors, strict=True) for pair in _dims(fake, t)]
-        values = [n for t in tensors for n in (*t.shape, *t.stride())]
+        values = [*(n for t in tensors for n in (*t.shape, *t.stride())), *numbers]
         pairs = zip(self.named, values, strict=True)
         found = {e: n for e, n in pairs if isinstance(e, sympy.Symbol) and e not in sizes}
         known = {**sizes, **found}
@@ -384,15 +431,20 @@ class OpaqueNode:
         return found if holds and all(bool(c.xreplace(known)) for c in assumed) else None
 
     def _in_range(self, symbol: sympy.Symbol, n: int) -> bool:
+        if isinstance(n, float):
+            return True
         bounds = self.env.bound_sympy(symbol)
         return bool(bounds.lower <= n) and bool(n <= bounds.upper)
 
 
 TRACED = (Tensor, torch.SymInt, torch.SymFloat)
+NUMBERS = (torch.SymInt, torch.SymFloat)
 
 
-def leaf_fact(leaf: Any) -> Any:
-    """What must be equal of a result, whatever its sizes."""
+def leaf_fact(leaf: Any, of_data: bool = False) -> Any:
+    """What must be equal of a result, whatever its sizes. of_data: or its number."""
+    if of_data and is_symbolic(leaf):
+        return "number", type(leaf)
     return (leaf.dtype, leaf.device, leaf.dim()) if isinstance(leaf, Tensor) else freeze(leaf)
 
 

@@ -22,7 +22,9 @@ from typing import Any
 
 import torch
 
+from .attributes import ABSENT, attribute, bound_to, has_instance_dict, instance_dict, is_a, member, module_of
 from .containers import Hole
+from .packages import is_foreign
 
 SCALARS = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size, torch.layout,
            torch.memory_format)  # fmt: skip
@@ -34,6 +36,8 @@ LIBRARIES = {"torch", "math", "numpy", "builtins", "operator", "functools", "ite
 DEPTH = 8
 MOST = 2000
 """Values within one value from outside: comparing more would take longer than what is called."""
+FACTS = 10_000
+"""What functions within one value may read together; code that refers to all of a large package reads more."""
 LARGEST = 4096
 """Bytes of a memory that is compared by content."""
 
@@ -72,10 +76,10 @@ class _Unequal:
 
 def identity(value: Any) -> tuple[Any, ...]:
     """Which object it is; bound methods are made anew at each access, so their function and their object count."""
-    owner = getattr(value, "__self__", None)
-    if isinstance(value, types.MethodType):
+    owner = bound_to(value)
+    if is_a(value, types.MethodType):
         return ("method", Same(value.__func__), Same(owner))
-    if isinstance(value, types.BuiltinMethodType) and not isinstance(owner, types.ModuleType):
+    if is_a(value, types.BuiltinMethodType) and not is_a(owner, types.ModuleType):
         return ("method", value.__name__, Same(owner))
     return ("id", Same(value))
 
@@ -105,7 +109,7 @@ def freeze(value: Any, depth: int = DEPTH) -> Any:
         return (kind.__name__, value)
     if kind is float or kind is complex:
         return (kind.__name__, _digits(value))
-    if isinstance(value, torch.Tensor):
+    if issubclass(kind, torch.Tensor):
         return tensor_fact(value)
     if kind is torch.Size:
         return ("Size", tuple(value))
@@ -119,7 +123,7 @@ def freeze(value: Any, depth: int = DEPTH) -> Any:
 
 
 def _pairs(value: dict[Any, Any], depth: int) -> tuple[Any, ...]:
-    return tuple([(freeze(k, depth - 1), freeze(v, depth - 1)) for k, v in value.items()])
+    return tuple([(freeze(k, depth - 1), freeze(v, depth - 1)) for k, v in dict.items(value)])
 
 
 def _digits(value: float | complex) -> str:
@@ -131,17 +135,28 @@ def _digits(value: float | complex) -> str:
 
 
 def _frozen_rarity(value: Any, depth: int) -> Any:
-    with _visited(id(value), once=isinstance(value, types.FunctionType | type)) as first:
+    with _visited(id(value), once=is_a(value, types.FunctionType | type)) as first:
         if not first:
             return ("again",)
-        for kind, picture in _PICTURES:
-            if isinstance(value, kind):
-                return picture(value, depth)
-        if is_plain_object(value):
-            return ("object", *_who(value), *_content(value, depth))
-        if isinstance(value, Hole) or is_a_value(value):
-            return (type(value), repr(value), value if value == value else None)
-        return identity(value)
+        if _is_too_much():
+            return ("more", _Unequal())
+        try:
+            return _picture(value, depth)
+        except Exception:  # whatever objects do when they are looked at
+            return ("not to be seen", _Unequal())
+
+
+def _picture(value: Any, depth: int) -> Any:
+    for kind, picture in _PICTURES:
+        if is_a(value, kind):
+            return picture(value, depth)
+    if _is_array(value):
+        return _memory(value, depth)
+    if is_plain_object(value):
+        return ("object", *_who(value), *_content(value, depth))
+    if type(value) is Hole or is_a_value(value):
+        return (type(value), repr(value), value if value == value else None)
+    return identity(value)
 
 
 def _who(value: Any) -> tuple[Any, ...]:
@@ -168,27 +183,58 @@ def _of_subclass(base: type, plain: Callable[[Any], Any]) -> Callable[[Any, int]
     return lambda v, depth: (type(v), plain(v), *(() if is_library(type(v)) else _content(v, depth)))
 
 
+def items_of(value: Any) -> list[Any]:
+    """What a sequence or a set holds, whatever its class says when it is iterated over."""
+    kind = next(k for k in (list, tuple, set, frozenset, collections.deque) if is_a(value, k))
+    return list(kind.__iter__(value))
+
+
 def _rows(value: Any, depth: int) -> Any:
-    items = tuple([freeze(v, depth - 1) for v in value])
+    items = tuple([freeze(v, depth - 1) for v in items_of(value)])
     return (type(value), items, *(() if is_library(type(value)) else _content(value, depth)))
 
 
 def _table(value: Any, depth: int) -> Any:
-    factory = getattr(value, "default_factory", None)
+    factory = _factory(value)
     own = () if is_library(type(value)) else _content(value, depth)
     return (type(value), _pairs(value, depth), freeze(factory, depth - 1), *own)
 
 
+def _factory(value: Any) -> Any:
+    return value.default_factory if is_a(value, collections.defaultdict) else None
+
+
 def _set(value: Any, depth: int) -> Any:
     own = () if is_library(type(value)) else _content(value, depth)
-    return (type(value), frozenset([freeze(v, depth - 1) for v in value]), *own)
+    return (type(value), frozenset([freeze(v, depth - 1) for v in items_of(value)]), *own)
 
 
 def _function(value: Any, depth: int) -> Any:
     from .reads import reads_of
 
-    known = is_library(value) or is_standard(value)
-    return ("function", Same(value), () if known else reads_of(value).facts())
+    if _is_known(value):
+        return ("function", Same(value), ())
+    own = _under_way.__dict__
+    if own["facts"] > FACTS:
+        return ("more", _Unequal())
+    reads = reads_of(value)
+    own["facts"] += len(reads.entries)
+    return ("function", Same(value), reads.facts())
+
+
+def _method(value: types.MethodType, depth: int) -> Any:
+    """A bound method: its function and what that reads, its object and what that is at present."""
+    return ("method", freeze(value.__func__, depth - 1), freeze(value.__self__, depth - 1))
+
+
+def _is_known(value: Any) -> bool:
+    """Whether a function or a class counts by identity: what is installed is not looked into, but for packages of
+    classes that are compiled."""
+    return is_library(value) or is_standard(value) or is_foreign(value, frozenset(HOMES))
+
+
+HOMES: set[str] = set()
+"""The packages of the classes that were compiled in this process."""
 
 
 def _class(value: type, depth: int) -> Any:
@@ -231,8 +277,9 @@ _PICTURES: tuple[tuple[Any, Callable[[Any, int], Any]], ...] = (
     (dict, _table),
     (set | frozenset, _set),
     (types.FunctionType, _function),
+    (types.MethodType, _method),
     (type, _class),
-    ((bytearray, array.array, Memory), _memory),
+    ((bytearray, array.array), _memory),
 )
 """Types, with their subclasses, and how each is seen."""
 
@@ -250,6 +297,9 @@ def _visited(number: int, once: bool = False) -> Iterator[bool]:
     """
     own = _under_way.__dict__
     seen, done = own.setdefault("numbers", set()), own.setdefault("done", set())
+    if not seen:
+        own["count"] = own["facts"] = 0
+    own["count"] += 1
     first = number not in seen and number not in done
     if first:
         seen.add(number)
@@ -264,17 +314,22 @@ def _visited(number: int, once: bool = False) -> Iterator[bool]:
             done.clear()
 
 
+def _is_too_much() -> bool:
+    """Whether the outermost picture holds more than can be compared at every call."""
+    return bool(_under_way.__dict__["count"] > MOST)
+
+
 # ------------------------------------------------------------------ objects and classes
 def is_library(value: Any) -> bool:
     """Whether something is of a module that code may use without being looked into."""
-    own = isinstance(value, types.FunctionType)  # whose `__module__` functools.wraps takes from another
-    module = value.__globals__.get("__name__") if own else getattr(value, "__module__", None)
-    return isinstance(module, str) and module.split(".")[0] in LIBRARIES
+    own = is_a(value, types.FunctionType)  # whose `__module__` functools.wraps takes from another
+    module = value.__globals__.get("__name__") if own else module_of(value)
+    return type(module) is str and module.split(".")[0] in LIBRARIES
 
 
 def is_standard(value: Any) -> bool:
     """Whether a class or a function is of Python's own library, whose code no one exchanges."""
-    return str(getattr(value, "__module__", "")).split(".")[0] in sys.stdlib_module_names
+    return module_of(value).split(".")[0] in sys.stdlib_module_names
 
 
 def _is_fixed(cls: type) -> bool:
@@ -284,30 +339,38 @@ def _is_fixed(cls: type) -> bool:
 def is_a_value(value: Any) -> bool:
     """Whether an object without visible state compares by value, and so never changes (a Decimal, a range)."""
     hashed: Any = type(value).__hash__
-    is_code = isinstance(value, type | types.ModuleType | types.BuiltinFunctionType)
-    return not is_code and hashed is not None and hashed is not object.__hash__
+    is_code = is_a(value, type | types.ModuleType | types.BuiltinFunctionType | types.MethodType)
+    is_users = isinstance(hashed, types.FunctionType) and not is_library(type(value)) and not is_standard(type(value))
+    return not is_code and hashed is not None and hashed is not object.__hash__ and not is_users
 
 
 def state_of(value: Any) -> dict[str, Any]:
     """The attributes of a plain object, those in slots included."""
-    slots = [n for c in type(value).__mro__ for n in _slots(c) if hasattr(value, n)]
-    return {n: getattr(value, n) for n in slots} | getattr(value, "__dict__", {})
+    slots = {n: attribute(value, n) for c in type(value).__mro__ for n in _slots(c)}
+    return {n: v for n, v in slots.items() if v is not ABSENT} | instance_dict(value)
 
 
+@functools.lru_cache(maxsize=1024)
 def _slots(cls: type) -> tuple[str, ...]:
-    named = cls.__dict__.get("__slots__", ())
-    return tuple(n for n in ((named,) if isinstance(named, str) else named) if n not in ("__dict__", "__weakref__"))
+    named = vars(cls).get("__slots__", ())
+    given = (named,) if type(named) is str else tuple(named) if is_a(named, list | tuple | dict) else ()
+    return tuple(_mangled(cls, n) for n in given if n not in ("__dict__", "__weakref__"))
+
+
+def _mangled(cls: type, name: str) -> str:
+    private = name.startswith("__") and not name.endswith("__")
+    return f"_{cls.__name__.lstrip('_')}{name}" if private else name
 
 
 def is_plain_object(value: Any) -> bool:
     """Whether an object's state can be seen: attributes, methods in Python, or a module of layers."""
     kind = type(value)
-    if isinstance(value, torch.nn.Module):
+    if issubclass(kind, torch.nn.Module):
         return True
-    has_state = hasattr(value, "__dict__") or bool(_slots(kind))
-    odd = isinstance(value, type | types.FunctionType | types.MethodType | types.ModuleType | functools.partial)
-    calls = next((vars(c)["__call__"] for c in kind.__mro__ if "__call__" in vars(c)), None)
-    return has_state and not is_library(kind) and not odd and (calls is None or isinstance(calls, types.FunctionType))
+    has_state = has_instance_dict(kind) or any(map(_slots, kind.__mro__))
+    odd = is_a(value, type | types.FunctionType | types.MethodType | types.ModuleType | functools.partial)
+    calls = member(kind, "__call__")
+    return has_state and not is_library(kind) and not odd and (not calls or isinstance(calls, types.FunctionType))
 
 
 _ASKED = {"__call__", "__getattr__", "__getattribute__", "__getitem__", "__iter__", "__len__", "__contains__",
@@ -319,7 +382,11 @@ def class_content(cls: type, depth: int) -> tuple[Any, ...]:
     with _visited(~id(cls), once=True) as first:  # not the class as a value
         if not first or depth <= 0:
             return ()
-        return tuple([(n, _member(v, depth)) for c in cls.__mro__ if not _is_fixed(c) for n, v in _members(c)])
+        owners = [c for c in cls.__mro__ if not _is_fixed(c)]
+        foreign = {c for c in owners if _is_known(c)}
+        return tuple([
+            (n, ("id", Same(v)) if c in foreign else _member(v, depth)) for c in owners for n, v in _members(c)
+        ])
 
 
 def _members(cls: type) -> list[tuple[str, Any]]:
@@ -327,18 +394,26 @@ def _members(cls: type) -> list[tuple[str, Any]]:
 
 
 def _member(value: Any, depth: int) -> Any:
-    inner = getattr(value, "__func__", None) or getattr(value, "fget", None) or value
-    if isinstance(inner, types.FunctionType):
+    inner = function_within(value)
+    if is_a(inner, types.FunctionType):
         return _frozen_rarity(inner, depth)
-    return freeze(value, depth) if not isinstance(value, type) else ("id", Same(value))
+    return freeze(value, depth) if not is_a(value, type) else ("id", Same(value))
+
+
+def function_within(value: Any) -> Any:
+    """The function behind what stands in a class: a static method, a property."""
+    if is_a(value, staticmethod | classmethod):
+        return value.__func__
+    if is_a(value, property):
+        return value.fget
+    return instance_dict(value).get("func", value) if is_a(value, functools.cached_property) else value
 
 
 def functions_of_class(cls: type) -> Iterator[types.FunctionType]:
     """The functions that a user's class has."""
     for owner in cls.__mro__:
         for _, value in _members(owner) if not is_library(owner) else ():
-            inner = getattr(value, "__func__", None) or getattr(value, "fget", None) or value
-            if isinstance(inner, types.FunctionType):
+            if is_a(inner := function_within(value), types.FunctionType):
                 yield inner
 
 
@@ -348,29 +423,71 @@ _SEEN = (*SCALARS, torch.Tensor, Hole, type, types.BuiltinFunctionType, types.El
 
 def unfit(value: Any, depth: int = DEPTH) -> str | None:
     """Why a value's state cannot be seen, so that a capture could serve a call that it does not fit."""
+    waiting, seen = [(value, depth)], set[int]()
+    while waiting:
+        found, left = waiting.pop(0)
+        if is_a(found, _SEEN) or id(found) in seen or type(found).__module__.split(".")[0] == "fusegrad":
+            continue
+        seen.add(id(found))
+        if len(seen) > MOST:
+            return f"an argument holds more than {MOST} values"
+        if (why := _unfit(found, inner := _inner(found), left)) is not None:
+            return why
+        waiting += [(part, left - 1) for part in inner or ()]
+    return None
+
+
+def has_hidden_state(value: Any) -> bool:
+    """Whether an object changes in a way that its content does not show: a generator, an iterator, a lock."""
+    return not is_a(value, torch.nn.Module) and not _is_array(value) and unfit(value) is not None
+
+
+def _unfit(value: Any, inner: list[Any] | None, left: int) -> str | None:
+    if is_a(value, types.FunctionType):
+        certain = [] if _is_known(value) else _reads(value).certain()
+        return certain[0].reason if certain else None
+    if inner is None or left == 0:
+        return None if inner is None and is_a_value(value) else f"an argument holds a {type(value).__qualname__}"
+    return None
+
+
+def _reads(function: types.FunctionType) -> Any:
     from .reads import reads_of
 
-    if isinstance(value, _SEEN) or type(value).__module__.split(".")[0] == "fusegrad":
-        return None
-    if isinstance(value, types.FunctionType):
-        return reads_of(value).effects[0][0] if not is_library(value) and reads_of(value).effects else None
-    inner = _inner(value)
-    if inner is None or depth == 0:
-        return None if inner is None and is_a_value(value) else f"an argument holds a {type(value).__qualname__}"
-    return next((why for v in inner if (why := unfit(v, depth - 1))), None)
+    return reads_of(function)
+
+
+def suspects(values: Any) -> list[Any]:
+    """The effects that functions among these values may have, and the methods of objects."""
+    waiting, seen, found = list(values), set[int](), list[Any]()
+    while waiting and len(seen) < MOST:
+        value = waiting.pop()
+        if id(value) in seen or is_a(value, _SEEN):
+            continue
+        seen.add(id(value))
+        if is_a(value, types.FunctionType) and not _is_known(value):
+            found += _reads(value).suspects()
+        elif is_plain_object(value):
+            methods = (f for f in functions_of_class(type(value)) if not _is_known(f))
+            found += [effect._replace(certain=False) for f in methods for effect in _reads(f).effects if effect.code]
+        waiting += _inner(value) or ()
+    return found
 
 
 def _inner(value: Any) -> list[Any] | None:
-    if isinstance(value, list | tuple | set | frozenset | collections.deque):
-        return list(value)
-    if isinstance(value, dict):
-        return [*value, *value.values(), getattr(value, "default_factory", None)]
-    if isinstance(value, slice):
+    if is_a(value, list | tuple | set | frozenset | collections.deque):
+        return items_of(value)
+    if is_a(value, dict):
+        return [*dict.keys(value), *dict.values(value), _factory(value)]
+    if is_a(value, slice):
         return [value.start, value.stop, value.step]
-    if isinstance(value, functools.partial):
+    if is_a(value, functools.partial):
         return [value.func, *value.args, *value.keywords.values()]
-    modules = isinstance(value, torch.nn.Module)
-    return list(state_of(value).values()) if is_plain_object(value) and not modules else None
+    if is_a(value, types.MethodType):
+        return [value.__func__, value.__self__]
+    if is_a(value, types.FunctionType):
+        return []
+    return list(state_of(value).values()) if is_plain_object(value) else None
 
 
 def too_much(value: Any) -> str | None:
@@ -379,9 +496,9 @@ def too_much(value: Any) -> str | None:
     while waiting:
         found, depth, above = waiting.pop()
         count += 1
-        if isinstance(found, (*SCALARS, torch.Tensor, type, types.FunctionType)) or id(found) in above:
+        if is_a(found, (*SCALARS, torch.Tensor, type, types.FunctionType)) or id(found) in above:
             continue
-        parts = list(state_of(found).values()) if isinstance(found, torch.nn.Module) else _inner(found)
+        parts = _inner(found)
         if (why := _unseen(found, parts, depth)) is not None:
             return why
         if count + len(parts or ()) > MOST:
@@ -391,7 +508,7 @@ def too_much(value: Any) -> str | None:
 
 
 def _unseen(value: Any, parts: list[Any] | None, depth: int) -> str | None:
-    if isinstance(value, bytearray | array.array | Memory):
+    if is_a(value, bytearray | array.array) or _is_array(value):
         return "is a large array" if _bytes_of(value) > LARGEST else None
     if hasattr(type(value), "__next__"):
         return "is an iterator"

@@ -2,28 +2,38 @@
 
 Scalars are compared by value on every call, tensors become inputs by reference, everything else is compared by identity
 (and, for plain containers and objects, by content). Writes and calls that a captured graph would lose are `effects`.
+A scan calls nothing that it finds, and what it cannot follow is an effect, too.
 """
 
 from __future__ import annotations
 
 import builtins
 import collections
+import dataclasses
 import dis
 import functools
+import importlib
 import importlib.util
 import inspect
 import operator
 import sys
+import threading
 import types
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from .attributes import ABSENT, attribute, bound_to, instance_dict, is_a, is_tensor, module_of
+from .bytecode import ATTRIBUTE, LOADS, instructions_of, line_of, straight
+from .containers import leaves
 from .declared import declarations
+from .packages import homes_of, is_foreign, is_of_unknown
 from .pictures import (
     DEPTH,
     LIBRARIES,
@@ -35,11 +45,12 @@ from .pictures import (
     identity,
     is_library,
     is_plain_object,
+    items_of,
     state_of,
     tensor_fact,
     too_much,
 )
-from .torch_state import ANSWERS, effect_of, impure
+from .torch_state import DRAWN, answer_of, effect_of, impure
 
 IMPURE_BUILTINS = {
     "print",
@@ -64,6 +75,21 @@ LAYOUT = {
 HOOKS = {"register_hook", "register_post_accumulate_grad_hook", "retain_grad"}
 
 
+class Effect(NamedTuple):
+    """Something that a captured graph would lose: the reason, `file:line`, the instruction with which it begins.
+
+    certain: it happens whenever the method is called; else it is one where a capture reaches it (tracer/reached.py).
+    subject: the local name of what has to be a tensor, so that it is one.
+    """
+
+    reason: str
+    where: str
+    code: types.CodeType | None = None
+    offset: int = -1
+    certain: bool = True
+    subject: str | None = None
+
+
 @dataclass(frozen=True)
 class Read:
     """One thing read: `get` fetches the present object, `kind` says how it is compared.
@@ -80,13 +106,13 @@ class Read:
         """What goes into the key of a specialisation."""
         try:
             present = self.get()
-        except (AttributeError, KeyError, IndexError, ValueError, TypeError) as error:
+        except Exception as error:
             return ("missing", type(error).__name__)
         return _FACTS[self.kind](present)
 
 
 def _tensor_or_not(present: Any) -> Any:
-    return tensor_fact(present) if isinstance(present, torch.Tensor) else ("not a tensor", Same(present))
+    return tensor_fact(present) if is_tensor(present) else ("not a tensor", Same(present))
 
 
 def _function_fact(function: Any) -> Any:
@@ -120,30 +146,46 @@ class Callee:
 
 @dataclass
 class Reads:
-    """All reads of some functions, and the effects that make them unfit for capture (reason, file:line)."""
+    """All reads of some functions, and the effects that make them unfit for capture."""
 
     entries: dict[str, Read] = field(default_factory=dict)
-    effects: list[tuple[str, str]] = field(default_factory=list)
+    effects: list[Effect] = field(default_factory=list)
+    of_arguments: dict[Any, Effect] = field(default_factory=dict)  # the effects of functions that came as arguments
     mark: int = 0  # two scans of one class with the same mark found the same paths
     alive: list[Any] = field(default_factory=list)  # what is compared by identity must not be collected
     callees: dict[str, Callee] = field(default_factory=dict)
     asked: set[str] = field(default_factory=set)  # attributes that no tensor has, unless someone put one there
     asks_identity: bool = False  # whether two things are one
     asks_layout: bool = False  # how a tensor lies in memory
+    calls_unknown: bool = False  # code of other packages, which no scan looks into
     library: dict[int, tuple[Any, set[str]]] = field(default_factory=dict)  # names of modules and classes of libraries
 
     def name(self, owner: Any, name: str) -> None:
         """A name of a library's is used."""
         self.library.setdefault(id(owner), (owner, set()))[1].add(name)
 
+    def certain(self) -> list[Effect]:
+        """The effects of every call."""
+        return [effect for effect in self.effects if effect.certain]
+
+    def suspects(self) -> list[Effect]:
+        """The effects that some calls may have."""
+        return [effect for effect in (*self.effects, *self.of_arguments.values()) if not effect.certain]
+
+    def suspect(self, effects: Sequence[Effect]) -> None:
+        """Effects of functions that are given as arguments."""
+        self.of_arguments |= {(effect.code, effect.offset): effect for effect in effects}
+
     def take(self, other: Reads) -> None:
-        """All that another scan found, but for effects."""
+        """All that another scan found."""
+        self.effects += other.effects
         self.entries |= other.entries
         self.alive += other.alive
         self.callees |= other.callees
         self.asked |= other.asked
         self.asks_identity |= other.asks_identity
         self.asks_layout |= other.asks_layout
+        self.calls_unknown |= other.calls_unknown
 
     def facts(self) -> tuple[Any, ...]:
         return tuple(read.fact() for read in self.entries.values())
@@ -157,21 +199,67 @@ class Reads:
         paths = (p for p, old, now in zip(self.entries, before, self.facts(), strict=True) if old != now)
         return next((p.split(" in ")[0].split("@")[0] for p in paths), None)
 
+    def yields(self, value: Any) -> bool:
+        """Whether one of the reads is this very object."""
+        return any(_same(read, value) for read in self.entries.values())
+
+    def with_arguments(self, args: Sequence[Any]) -> Reads:
+        """And the tensors in objects and modules among the arguments: by reference, as long as these live."""
+        found = {}
+        for number, value in enumerate(leaf for a in args for leaf in leaves(a)):
+            get = _lives(value) if is_plain_object(value) else None
+            for name, inner in _tensors_inside(value, get, DEPTH) if get is not None else ():
+                path = f"argument {number}{name}"
+                found[path] = Read(path, "tensor", inner)
+        return dataclasses.replace(self, entries={**self.entries, **found}) if found else self
+
     def tensor_path(self, tensor: torch.Tensor) -> Read | None:
         """The read that yields this very tensor."""
         return next((r for r in self.entries.values() if r.kind == "tensor" and _same(r, tensor)), None)
 
 
-def _same(read: Read, tensor: torch.Tensor) -> bool:
+def _lives(value: Any) -> Callable[[], Any]:
     try:
-        return read.get() is tensor
-    except (AttributeError, KeyError, IndexError, ValueError, TypeError):
+        return weakref.ref(value)
+    except TypeError:
+        return lambda: value
+
+
+def _same(read: Read, value: Any) -> bool:
+    try:
+        return read.get() is value
+    except Exception:
         return False
 
 
-def reads_of(function: Any) -> Reads:
-    """What a function that is given as an argument reads itself."""
-    return _reads_of(function, function.__code__)
+# ------------------------------------------------------------------ scans
+def reads_of(function: types.FunctionType) -> Reads:
+    """What a function that is given as an argument reads itself.
+
+    A closure is scanned anew, so that nothing keeps what it holds: a tensor of one call, say.
+    """
+    if not function.__closure__:
+        return _reads_of(function, function.__code__)
+    known = getattr(_known, "closures", None)
+    if known is None:
+        return scan(function)
+    if (id(function), function.__code__) not in known:
+        known[id(function), function.__code__] = (function, scan(function))
+    return known[id(function), function.__code__][1]  # type: ignore[no-any-return]
+
+
+_known = threading.local()
+
+
+@contextmanager
+def each_closure_once() -> Iterator[None]:
+    """Within the block this thread scans no closure twice: nothing changes what they read."""
+    before = getattr(_known, "closures", None)
+    _known.closures = {} if before is None else before
+    try:
+        yield
+    finally:
+        _known.closures = before
 
 
 @functools.lru_cache(maxsize=256)
@@ -180,13 +268,112 @@ def _reads_of(function: Any, code: Any) -> Reads:
 
 
 def scan(*functions: Callable[..., Any]) -> Reads:
-    """The reads of `functions` and of every helper that they call by a name that can be resolved."""
-    reads = Reads()
-    seen: set[Any] = set()
+    """The reads of `functions` and of every helper that they call by a name that can be resolved.
+
+    It calls nothing and raises nothing: what cannot be followed is an effect.
+    """
+    plan, reads = _Plan(), Reads()
+    top = _Search(reads, plan, homes_of(functions))
     for function in functions:
-        _scan_source(function, reads, seen)
+        top.add_source(function)
+    plan.run()
     _add_names(reads)
     return reads
+
+
+FUNCTIONS = 1000
+"""Functions that one scan looks at; a method that can reach more is not captured."""
+
+
+@dataclass(frozen=True)
+class _Task:
+    """A function to look at: for whom, whether it is a method itself, and what its `self` stands for."""
+
+    search: _Search
+    function: types.FunctionType
+    is_method: bool
+    me: _Root | None
+
+
+class _Plan:
+    """What is still to be looked at: a list, since code may call code to any depth."""
+
+    def __init__(self) -> None:
+        self.waiting: collections.deque[_Task] = collections.deque()
+        self.seen: set[Any] = set()
+        self.children: list[tuple[Reads, Reads, Callable[[Reads], bool]]] = []
+        self.classes: dict[type, Reads] = {}  # nested Functions, each looked at once
+        self.owners: dict[int, tuple[Any, _Root]] = {}  # how the objects of bound methods were found first
+
+    def add(self, task: _Task) -> None:
+        function, me = task.function, task.me
+        key = (id(task.search.reads), id(function), function.__code__, me and id(me.value()))
+        if key not in self.seen:
+            self.seen.add(key)
+            self.waiting.append(task)
+
+    def run(self) -> None:
+        """Look at all of it; then the reads of nested classes are added to those of who calls them."""
+        while self.waiting:
+            task = self.waiting.popleft()
+            reads, code = task.search.reads, task.function.__code__
+            where = f"{code.co_filename}:{code.co_firstlineno}"
+            if len(self.seen) - len(self.waiting) > FUNCTIONS:
+                reads.effects.append(Effect(f"it can reach more than {FUNCTIONS} functions", where))
+                break
+            try:
+                _scan_function(task)
+            except Exception as error:  # whatever the objects around a method do when they are looked at
+                reads.effects.append(Effect(f"what it reads cannot be followed: {type(error).__name__}", where))
+        for parent, child, fits in reversed(self.children):
+            if parent is not child and fits(child):
+                parent.take(child)
+
+
+@dataclass(frozen=True)
+class _Search:
+    """The part of a plan that finds what is read for one caller, from code of these packages."""
+
+    reads: Reads
+    plan: _Plan
+    homes: frozenset[str]
+
+    def add_source(self, function: Any) -> None:
+        """A method, or a functools.partial of one with whatever was bound to it."""
+        while is_a(function, functools.partial):
+            for name in ("args", "keywords"):
+                path, get = f"{name} of partial@{id(function)}", partial(getattr, function, name)
+                _record(path, get, get(), self)
+            function = function.func
+        self.add(function, is_method=True)
+
+    def add(self, value: Any, path: str = "", get: Callable[[], Any] | None = None, is_method: bool = False) -> None:
+        """A function, or what is made around one: a bound method, `functools.lru_cache`."""
+        me = None
+        if is_a(value, types.MethodType):
+            fetch = get or partial(_itself, value)
+            me = _Root(f"{path or value.__func__.__qualname__}.__self__", lambda: fetch().__self__, _leave)
+            me = self.plan.owners.setdefault(id(value.__self__), (value.__self__, me))[1]
+            value = value.__func__
+        if is_a(value, functools._lru_cache_wrapper):
+            value = instance_dict(value).get("__wrapped__")
+        if is_a(value, types.FunctionType):
+            self.plan.add(_Task(self, value, is_method, me))
+
+    def nested(self, cls: type, homes: frozenset[str], fits: Callable[[Reads], bool]) -> _Search | None:
+        """A search for a nested class, whose reads join these in the end, if they fit; None where it is known."""
+        known = self.plan.classes.get(cls)
+        reads = known or self.plan.classes.setdefault(cls, Reads(library=self.reads.library))
+        self.plan.children.append((self.reads, reads, fits))
+        return None if known is not None else _Search(reads, self.plan, self.homes | homes)
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _leave(value: Any) -> None:
+    """What cannot be put anywhere."""
 
 
 def _add_names(reads: Reads) -> None:
@@ -198,45 +385,35 @@ def _add_names(reads: Reads) -> None:
         reads.entries[path] = Read(path, "names", partial(get, owner), (owner, *known))
 
 
-def _scan_source(function: Any, reads: Reads, seen: set[Any]) -> None:
-    """A function, or a functools.partial of one with whatever was bound to it."""
-    if not isinstance(function, functools.partial):
-        _scan(function, reads, seen)
-        return
-    for name in ("args", "keywords"):
-        path, get = f"{name} of partial@{id(function)}", _attribute(lambda: function, name)
-        _record(path, get, get(), reads, seen)
-    _scan_source(function.func, reads, seen)
-
-
-def backward_effects(method: Callable[..., Any]) -> list[tuple[str, str]]:
+def backward_effects(method: Callable[..., Any]) -> list[Effect]:
     """What a backward does to ctx that its next run would see, and what it asks that differs between runs."""
     code = getattr(inspect.unwrap(method), "__code__", None)
     if code is None or not code.co_argcount:
         return []
     found, line = [], code.co_firstlineno
-    instructions = [i for i in dis.get_instructions(code) if i.opname not in _NOISE]
+    instructions = instructions_of(code)
     for at, instruction in enumerate(instructions):
-        line = (instruction.positions.lineno if instruction.positions else None) or line
+        line = line_of(instruction) or line
         if (why := _kept_on(code.co_varnames[0], instructions[: at + 1])) is not None:
-            found.append((why, f"{code.co_filename}:{line}"))
+            always = at < straight(instructions)
+            found.append(Effect(why, f"{code.co_filename}:{line}", code, instruction.offset, always))
     return found
 
 
-def _kept_on(ctx: str, ran: list[dis.Instruction]) -> str | None:
+def _kept_on(ctx: str, ran: Sequence[dis.Instruction]) -> str | None:
     """Why the last of `ran` is seen by the next run: `ctx.k = ...`, `ctx.table[i] = ...`, `ctx.seen.append(...)`."""
     last, before = ran[-1], ran[:-1]
     if last.argval == "is_grad_enabled":
         return "it asks for the grad mode"
-    if last.opname in ("STORE_SUBSCR", "DELETE_SUBSCR") and before and before[-1].opname in _LOADS:
+    if last.opname in ("STORE_SUBSCR", "DELETE_SUBSCR") and before and before[-1].opname in LOADS:
         before = before[:-1]  # the index
-    elif last.opname in _ATTRIBUTE:
+    elif last.opname in ATTRIBUTE:
         if last.argval not in _CHANGES - {"add", "sort"}:  # which tensors have as well
             return None
     elif last.opname not in ("STORE_ATTR", "DELETE_ATTR"):
         return None
     chain = 0
-    while before and before[-1].opname in _ATTRIBUTE:
+    while before and before[-1].opname in ATTRIBUTE:
         before, chain = before[:-1], chain + 1
     stored = last.opname in ("STORE_ATTR", "DELETE_ATTR") or chain
     is_ctx = bool(before) and _loads(before[-1], ctx)
@@ -249,46 +426,41 @@ def _loads(instruction: dis.Instruction, name: str) -> bool:
     return instruction.opname.startswith("LOAD_FAST") and instruction.argval == name
 
 
-def _is_augmented(ctx: str, store: dis.Instruction, ran: list[dis.Instruction]) -> bool:
+def _is_augmented(ctx: str, store: dis.Instruction, ran: Sequence[dis.Instruction]) -> bool:
     """Whether a store ends `ctx.k += ...`: the object was loaded and copied before its attribute was read."""
     triples = zip(ran, ran[1:], ran[2:], strict=False)
     return store.opname == "STORE_ATTR" and any(
-        _loads(a, ctx) and b.opname.startswith(("COPY", "DUP")) and c.opname in _ATTRIBUTE and c.argval == store.argval
+        _loads(a, ctx) and b.opname.startswith(("COPY", "DUP")) and c.opname in ATTRIBUTE and c.argval == store.argval
         for a, b, c in triples
     )
 
 
-def _scan(function: Any, reads: Reads, seen: set[Any]) -> None:
+def _scan_function(task: _Task) -> None:
     """What a function reads; what one of a library was made around (`once_differentiable`, `custom_fwd`)."""
-    function = getattr(function, "__func__", function)
-    code = getattr(function, "__code__", None)
-    if code is None and (wrapped := getattr(function, "__wrapped__", None)) is not None:
-        _scan(wrapped, reads, seen)  # of functools.lru_cache, say
-    if code is None or (code, id(function)) in seen:
-        return
-    seen.add((code, id(function)))
+    function, search = task.function, task.search
+    code, reads = function.__code__, search.reads
     reads.alive.append(function)
     cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=False))
-    if is_library(function):
-        _scan_wrapped(function, cells, reads, seen)
-        if (wrapped := getattr(function, "__wrapped__", None)) is not None:
-            _scan(wrapped, reads, seen)  # a method of a class that is compiled with pytree=True
+    if is_library(function) or is_foreign(function, search.homes):
+        _scan_wrapped(function, cells, search)
+        search.add(instance_dict(function).get("__wrapped__"))  # of a class that is compiled with pytree=True, say
         return
     _read_itself(function, reads)
-    _scan_code(code, function.__globals__, cells, reads, seen)
+    names = _Names(code, function.__globals__, cells, task.me)
+    _scan_code(names, search, task.is_method)
 
 
-def _scan_wrapped(function: Any, cells: dict[str, Any], reads: Reads, seen: set[Any]) -> None:
+def _scan_wrapped(function: types.FunctionType, cells: dict[str, Any], search: _Search) -> None:
     for name, cell in cells.items():
         get = _attribute(lambda cell=cell: cell, "cell_contents")  # type: ignore[misc]
         try:
             value = get()
         except ValueError:
             continue
-        if isinstance(value, types.FunctionType | types.MethodType | functools.partial):
-            _record(f"closure {name}@{id(cell)}", get, value, reads, seen, ("cell", cell))
+        if is_a(value, types.FunctionType | types.MethodType | functools.partial):
+            _record(f"closure {name}@{id(cell)}", get, value, search, ("cell", cell))
     if not cells and function.__code__.co_filename.endswith(_SEEN_THROUGH):
-        _scan_torchs(function, reads)
+        _scan_torchs(function, search.reads)
 
 
 _SEEN_THROUGH = ("torch/nn/functional.py", "torch/functional.py")
@@ -297,10 +469,9 @@ _SEEN_THROUGH = ("torch/nn/functional.py", "torch/functional.py")
 def _scan_torchs(function: Any, reads: Reads) -> None:
     """The operators that a function of torch's own calls in turn: someone may have replaced one of those."""
     env = function.__globals__
-    instructions = [i for i in dis.get_instructions(function.__code__) if i.opname not in _NOISE]
-    for load, attribute in pairwise(instructions):
+    for load, attribute_ in pairwise(instructions_of(function.__code__)):
         owner = env.get(load.argval) if load.opname == "LOAD_GLOBAL" else None
-        name = attribute.argval if attribute.opname in _ATTRIBUTE else None
+        name = attribute_.argval if attribute_.opname in ATTRIBUTE else None
         if isinstance(owner, types.ModuleType) and isinstance(getattr(owner, name or "", None), _OPERATORS):
             reads.name(owner, str(name))
         elif load.opname == "LOAD_FAST" and name is not None:
@@ -317,7 +488,7 @@ def _name_method(name: str, reads: Reads) -> None:
         reads.name(torch.Tensor, name)
 
 
-def _read_itself(function: Any, reads: Reads) -> None:
+def _read_itself(function: types.FunctionType, reads: Reads) -> None:
     """Its code and its defaults can be exchanged, too."""
     path = f"code of {function.__qualname__}@{id(function)}"
     reads.entries[path] = Read(path, "function", lambda: function, ("is", function))
@@ -328,40 +499,64 @@ def _read_itself(function: Any, reads: Reads) -> None:
             reads.entries[where] = Read(where, "tensor", fetch)
 
 
-def _scan_code(
-    code: types.CodeType,
-    env: dict[str, Any],
-    cells: dict[str, Any],
-    reads: Reads,
-    seen: set[Any],
-    outer: _Imports | None = None,
-) -> None:
-    instructions = [i for i in dis.get_instructions(code) if i.opname not in _NOISE]
-    line, imports, followed = code.co_firstlineno, _Imports(env, outer), 0
+@dataclass(frozen=True)
+class _Place:
+    """An instruction: where it stands, and whether it runs at every call of the method."""
+
+    code: types.CodeType
+    line: int
+    offset: int = -1
+    always: bool = False
+
+    def effect(self, reason: str, subject: str | None = None) -> Effect:
+        """An effect there. subject: the name of what has to be a tensor, so that it is one."""
+        where = f"{self.code.co_filename}:{self.line}"
+        return Effect(reason, where, self.code, self.offset, self.always and subject is None, subject)
+
+
+_LOOK_BACK = 32
+"""Instructions before one that may tell what it is about; of a store, all."""
+
+
+def _scan_code(names: _Names, search: _Search, is_method: bool) -> None:
+    code, reads = names.code, search.reads
+    instructions = instructions_of(code)
+    certain = straight(instructions) if is_method else 0
+    line, followed, by_name = code.co_firstlineno, 0, False
     for at, instruction in enumerate(instructions):
-        ran = instructions[: at + 1]
+        first = 0 if instruction.opname.startswith(_CHANGING) else max(0, at - _LOOK_BACK)
+        ran = instructions[first : at + 1]
         reads.asks_layout |= isinstance(instruction.argval, str) and instruction.argval in LAYOUT
-        line = (instruction.positions.lineno if instruction.positions else None) or line
-        where = f"{code.co_filename}:{line}"
-        why = _effect(ran, env) or _outside_write(ran, code, env, cells) or imports.see(ran)
-        if why is not None:
-            reads.effects.append((why, where))
-        root = _root(instruction, env, cells) or imports.root(instruction)
+        by_name |= instruction.argval in ("getattr", "hasattr")
+        line = line_of(instruction) or line
+        place = _Place(code, line, instruction.offset, at < certain)
+        reads.effects += _effects(ran, names, place)
+        root = names.root(instruction)
         if root is not None:
-            followed = at + _follow(root, instructions[at + 1 :], reads, seen, where)
+            followed = at + _follow(root, instructions[at + 1 :], search, place)
         elif at > followed:
-            _note_question(ran, reads)
+            _note_question(ran, reads, by_name)
     for nested in code.co_consts:
         if isinstance(nested, types.CodeType):
-            _scan_code(nested, env, cells, reads, seen, imports)
+            _scan_code(names.within(nested), search, False)
 
 
-def _note_question(ran: list[dis.Instruction], reads: Reads) -> None:
+_CHANGING = ("STORE_", "DELETE_")
+
+
+def _effects(ran: Sequence[dis.Instruction], names: _Names, place: _Place) -> Iterator[Effect]:
+    """What the last of `ran` does that a captured graph would lose: the first reason, if there is one."""
+    found = _effect(ran, names.env) or _outside_write(ran, names) or names.see(ran)
+    if found is not None:
+        yield place.effect(*(found if isinstance(found, tuple) else (found,)))
+
+
+def _note_question(ran: Sequence[dis.Instruction], reads: Reads, by_name: bool) -> None:
     """What is asked of something that is known at the call alone: of a tensor, for what someone may have put on it."""
     last, before = ran[-1], ran[-2]
     if last.opname in ("IS_OP", "CONTAINS_OP") and before.opname != "LOAD_CONST":
         reads.asks_identity = True
-    if last.opname in _ATTRIBUTE:
+    if last.opname in ATTRIBUTE:
         _name_method(last.argval, reads)
         if last.argval == "__dict__":
             reads.asked.add(ANY)
@@ -370,7 +565,7 @@ def _note_question(ran: list[dis.Instruction], reads: Reads) -> None:
     elif last.opname == "LOAD_GLOBAL" and last.argval in ("vars", "dir"):
         reads.asked.add(ANY)
     elif last.opname == "LOAD_CONST" and isinstance(last.argval, str) and last.argval not in _USUAL:
-        if last.argval.isidentifier() and any(i.argval in ("getattr", "hasattr") for i in ran):
+        if last.argval.isidentifier() and by_name:
             reads.asked.add(last.argval)
 
 
@@ -380,16 +575,29 @@ _USUAL = {n for kind in (torch.Tensor, list, dict, str, tuple, set, int, float, 
 """Attributes that a tensor has, or what no tensor is."""
 
 
-class _Imports:
-    """Names that a function binds to modules and what is in them: `import m`, `from m import n`, `import a.b as c`."""
+class _Names:
+    """What the names in a code stand for: globals, cells, `self` of a bound method, and what the code imports.
 
-    def __init__(self, env: dict[str, Any], outer: _Imports | None = None) -> None:
-        self.env = env
-        self.bound: dict[str, _Root] = dict(outer.bound) if outer is not None else {}
+    `import m`, `from m import n`, `import a.b as c`
+    """
+
+    def __init__(
+        self, code: types.CodeType, env: dict[str, Any], cells: dict[str, Any], me: _Root | None = None
+    ) -> None:
+        self.code, self.env, self.cells = code, env, cells
+        self.bound: dict[str, _Root] = {}
         self.of: _Root | None = None  # where names are taken from
         self.now: _Root | None = None  # what the next store binds
+        if me is not None and code.co_argcount and not _rebinds(code, code.co_varnames[0]):
+            self.bound[code.co_varnames[0]] = me
 
-    def see(self, ran: list[dis.Instruction]) -> str | None:
+    def within(self, code: types.CodeType) -> _Names:
+        """The names in a function or a comprehension within the code."""
+        inner = _Names(code, self.env, self.cells)
+        inner.bound = {name: root for name, root in self.bound.items() if name in code.co_freevars}
+        return inner
+
+    def see(self, ran: Sequence[dis.Instruction]) -> str | None:
         """Follows an import; a reason where it cannot."""
         last = ran[-1]
         if last.opname == "IMPORT_NAME":
@@ -413,68 +621,68 @@ class _Imports:
         except Exception:
             return f"it imports `{name}`"
         held = path if takes_names else path.split(".")[0]
-        self.now = _Root(f"import {held}", lambda: sys.modules[held], lambda _: None, ("of", sys.modules, held))
+        self.now = _Root(f"import {held}", lambda: sys.modules[held], _leave, ("of", sys.modules, held))
         self.of = self.now if takes_names else None
         return None
 
     @staticmethod
     def _part(owner: _Root, name: str) -> _Root:
-        return _Root(f"{owner.path}.{name}", _attribute(owner.get, name), lambda _: None, (*owner.steps, name))
+        return _Root(f"{owner.path}.{name}", _attribute(owner.get, name), _leave, _further(owner.steps, name))
 
     def root(self, instruction: dis.Instruction) -> _Root | None:
-        """The object that a local name stands for."""
-        is_load = instruction.opname.startswith("LOAD_FAST") or instruction.opname == "LOAD_DEREF"
-        return self.bound.get(instruction.argval) if is_load else None
+        """The object from outside that an instruction loads."""
+        name = instruction.argval
+        if instruction.opname.startswith("LOAD_FAST") or (instruction.opname == "LOAD_DEREF" and name in self.bound):
+            return self.bound.get(name)
+        return _root(instruction, self.env, self.cells)
 
 
-_NOISE = {"CACHE", "PRECALL", "PUSH_NULL", "RESUME", "NOP", "COPY_FREE_VARS", "EXTENDED_ARG", "NOT_TAKEN"}
-_ATTRIBUTE = {"LOAD_ATTR", "LOAD_METHOD"}
+def _further(steps: tuple[Any, ...], name: str) -> tuple[Any, ...]:
+    """The way to an attribute of what is found by `steps`; () where that has no way."""
+    return (*steps, name) if steps else ()
 
 
-def _effect(ran: list[dis.Instruction], env: dict[str, Any]) -> str | None:
-    """Why the last of `ran` does something that a captured graph would lose."""
+def _rebinds(code: types.CodeType, name: str) -> bool:
+    """Whether a code, or one within it, gives a name another value."""
+    own = any(i.argval == name and i.opname.startswith(_CHANGING) for i in instructions_of(code))
+    return own or any(_rebinds(c, name) for c in code.co_consts if isinstance(c, types.CodeType))
+
+
+def _effect(ran: Sequence[dis.Instruction], env: dict[str, Any]) -> str | tuple[str, str | None] | None:
+    """Why the last of `ran` does something that a captured graph would lose; of which local name, if it is a tensor."""
     instruction, name = ran[-1], ran[-1].argval
-    if instruction.opname in _ATTRIBUTE and name == "grad" and len(ran) > 1 and _is_local(ran[-2]):
-        return "it reads `.grad` of a tensor"
+    about = ran[-2].argval if len(ran) > 1 and ran[-2].opname.startswith("LOAD_FAST") else None
     if instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
         return f"it assigns the global `{name}`"
-    if instruction.opname == "STORE_ATTR" and name in ("data", "grad", "requires_grad"):
-        return f"it assigns `.{name}` of a tensor"
-    if instruction.opname in _ATTRIBUTE and name in HOOKS:
-        return "it registers a hook on a tensor"
-    if instruction.opname in _ATTRIBUTE and name in NOT_IN_A_GRAPH:
-        return f"it reads `.{name}` of a tensor"
+    if instruction.opname == "STORE_ATTR" and name in ("data", "grad"):
+        return f"it assigns `.{name}` of a tensor", about
+    if instruction.opname in ATTRIBUTE and name in HOOKS:
+        return "it registers a hook on a tensor", about
+    if instruction.opname in ATTRIBUTE and name in NOT_IN_A_GRAPH:
+        return f"it reads `.{name}` of a tensor", about
     if instruction.opname == "LOAD_GLOBAL" and name in IMPURE_BUILTINS and name not in env and hasattr(builtins, name):
         return f"it calls `{name}`"
     return None
 
 
-def _is_local(load: dis.Instruction) -> bool:
-    return load.opname.startswith("LOAD_FAST") and load.argval != "ctx"
-
-
-_LOADS = {"LOAD_CONST", "LOAD_FAST", "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_NAME"}
-
-
-def _outside_write(
-    ran: list[dis.Instruction], code: types.CodeType, env: dict[str, Any], cells: dict[str, Any]
-) -> str | None:
+def _outside_write(ran: Sequence[dis.Instruction], names: _Names) -> str | None:
     """Why the last of `ran` changes something outside the function: `nonlocal k`, `table[i] = ...`, `cfg.k = ...`."""
     last, before = ran[-1], _before_store(ran)
-    if last.opname in ("STORE_DEREF", "DELETE_DEREF") and last.argval in cells and last.argval in code.co_freevars:
+    nonlocals = names.cells.keys() & names.code.co_freevars
+    if last.opname in ("STORE_DEREF", "DELETE_DEREF") and last.argval in nonlocals:
         return f"it assigns the nonlocal `{last.argval}`"
-    if last.opname in ("STORE_SUBSCR", "DELETE_SUBSCR") and before and before[-1].opname in _LOADS:
+    if last.opname in ("STORE_SUBSCR", "DELETE_SUBSCR") and before and before[-1].opname in LOADS:
         before = before[:-1]  # the index
     elif last.opname not in ("STORE_ATTR", "DELETE_ATTR"):
         return None
-    while before and before[-1].opname in _ATTRIBUTE:
+    while before and before[-1].opname in ATTRIBUTE:
         before = before[:-1]
-    if before and (root := _root(before[-1], env, cells)) is not None and not isinstance(root.get(), torch.Tensor):
+    if before and (root := names.root(before[-1])) is not None and not is_tensor(root.value()):
         return f"it changes `{before[-1].argval}`, which is not its own"
     return None
 
 
-def _before_store(ran: list[dis.Instruction]) -> list[dis.Instruction]:
+def _before_store(ran: Sequence[dis.Instruction]) -> Sequence[dis.Instruction]:
     """What computed the object (and index) that the last of `ran` stores to; `x.n += 1` loads it once, for both."""
     last, before = ran[-1], ran[:-1]
     if not before or before[-1].opname != "SWAP":
@@ -496,6 +704,13 @@ class _Root:
     put: Callable[[Any], None]
     steps: tuple[Any, ...] = ()
 
+    def value(self) -> Any:
+        """The object, ABSENT where there is none: an empty cell, a name bound later."""
+        try:
+            return self.get()
+        except Exception:
+            return ABSENT
+
 
 def _root(instruction: dis.Instruction, env: dict[str, Any], cells: dict[str, Any]) -> _Root | None:
     name = instruction.argval
@@ -513,23 +728,26 @@ def _root(instruction: dis.Instruction, env: dict[str, Any], cells: dict[str, An
     return None
 
 
-def _follow(root: _Root, rest: list[dis.Instruction], reads: Reads, seen: set[Any], where: str) -> int:
+def _follow(root: _Root, rest: Sequence[dis.Instruction], search: _Search, place: _Place) -> int:
     """Follow `a.b.c` as long as attributes are loaded, then record what stands at the end; how many were loaded."""
-    try:
-        at, done = _Found(root.path, root.get, root.put, root.steps, root.get()), 0
-    except (ValueError, KeyError, AttributeError):  # an empty cell: a name bound later
+    reads, value = search.reads, root.value()
+    if value is ABSENT:
         return 0
+    at, done = _Found(root.path, root.get, root.put, root.steps, value), 0
     if root.steps[:1] == ("builtin",):
         reads.entries.setdefault(root.path, Read(root.path, "builtin", root.get, root.steps))
         return 0
     for instruction in rest:
-        if instruction.opname not in _ATTRIBUTE or not at.has(instruction.argval):
+        if instruction.opname not in ATTRIBUTE:
             break
         if at.is_of_a_library():
             reads.entries.setdefault(root.path, Read(root.path, "identity", root.get, root.steps))
-            return done + _follow_library(at.value, rest[done:], reads, seen, where)
-        at, done = at.then(instruction.argval), done + 1
-    at.record(reads, seen, where)
+            return done + _follow_library(at.value, rest[done:], search, place)
+        further = at.then(instruction.argval)
+        if further is None:
+            break
+        at, done = further, done + 1
+    at.record(search, place)
     return done
 
 
@@ -544,61 +762,62 @@ class _Found:
     value: Any
     owner: Any = None
 
-    def has(self, name: str) -> bool:
-        return not isinstance(self.value, torch.Tensor) and hasattr(self.value, name)
-
     def is_of_a_library(self) -> bool:
-        of_class = isinstance(self.value, type) and is_library(self.value)
+        of_class = is_a(self.value, type) and is_library(self.value)
         return _is_library_module(self.value) or (of_class and not _is_function_class(self.value))
 
-    def then(self, name: str) -> _Found:
-        value, put = getattr(self.value, name), partial(setattr, self.value, name)
-        return _Found(f"{self.path}.{name}", _attribute(self.get, name), put, (*self.steps, name), value, self.value)
+    def then(self, name: str) -> _Found | None:
+        """What stands under a name of it; None where that would have to be computed."""
+        if is_tensor(self.value) or (value := attribute(self.value, name)) is ABSENT:
+            return None
+        put = partial(setattr, self.value, name)
+        steps = _further(self.steps, name)
+        return _Found(f"{self.path}.{name}", _attribute(self.get, name), put, steps, value, self.value)
 
-    def record(self, reads: Reads, seen: set[Any], where: str) -> None:
+    def record(self, search: _Search, place: _Place) -> None:
         value, owner, get = self.value, self.owner, self.get
-        if (why := self._effect()) is not None:
-            reads.effects.append((why, where))
-        if isinstance(owner, _CONTAINERS) and isinstance(value, types.BuiltinMethodType):
-            _record(f"{self.path}.__self__", lambda: get().__self__, owner, reads, seen, where=where)
+        if (why := self._effect(search.homes)) is not None:
+            search.reads.effects.append(place.effect(why))
+        if is_a(owner, _CONTAINERS) and is_a(value, types.BuiltinMethodType):
+            _record(f"{self.path}.__self__", lambda: get().__self__, owner, search, place=place)
             return
-        _record(self.path, get, value, reads, seen, self.steps, where)
+        _record(self.path, get, value, search, self.steps, place)
+        if is_a(value, types.MethodType) and is_plain_object(owner) and not _is_scanned(value, search.homes):
+            _record(f"{self.path}.__self__", lambda: get().__self__, owner, search, place=place)
         if is_compiled(value):
-            reads.callees.setdefault(self.path, Callee(value.__name__, get, self.put))
-        if isinstance(value, types.MethodType) and is_plain_object(owner):
-            _record(f"{self.path}.__self__", lambda: get().__self__, owner, reads, seen, where=where)
+            search.reads.callees.setdefault(self.path, Callee(value.__name__, get, self.put))
 
-    def _effect(self) -> str | None:
+    def _effect(self, homes: frozenset[str]) -> str | None:
         value, owner = self.value, self.owner
         if (why := impure(value)) is not None:
             return why
-        changes = isinstance(value, types.BuiltinMethodType) and value.__name__ in _CHANGES
-        if changes and isinstance(owner, _CONTAINERS):
+        changes = is_a(value, types.BuiltinMethodType) and value.__name__ in _CHANGES
+        if changes and is_a(owner, _CONTAINERS):
             return f"it calls `{value.__name__}` of a {type(owner).__name__} from outside"
-        is_users = isinstance(value, types.ModuleType) and not _is_library_module(value)
-        return f"it hands on the module `{value.__name__}`" if is_users else None
+        is_users = is_a(value, types.ModuleType) and not _is_library_module(value) and not is_foreign(value, homes)
+        return f"it hands on the module `{instance_dict(value).get('__name__')}`" if is_users else None
 
 
-def _follow_library(value: Any, rest: list[dis.Instruction], reads: Reads, seen: set[Any], where: str) -> int:
+def _follow_library(value: Any, rest: Sequence[dis.Instruction], search: _Search, place: _Place) -> int:
     """A name within a library: what stands there, and what it tells of the process."""
-    owner, name, done = value, "", 0
+    owner, name, done, reads = value, "", 0, search.reads
     for done, instruction in enumerate(rest):
-        if instruction.opname not in _ATTRIBUTE or not isinstance(value, types.ModuleType | type):
+        if instruction.opname not in ATTRIBUTE or not is_a(value, types.ModuleType | type):
             break
         owner, name = value, instruction.argval
-        if not hasattr(owner, name):
+        value = attribute(owner, name)
+        if value is ABSENT:
             return done
-        value = getattr(owner, name)
     if (why := impure(value) or impure(owner) or effect_of(owner, name, value)) is not None:
-        reads.effects.append((why, where))
+        reads.effects.append(place.effect(why))
     reads.name(owner, name)
     path, get = f"{getattr(owner, '__name__', '?')}.{name}", _attribute(lambda: owner, name)
-    if name in ANSWERS and callable(value) and (getattr(owner, "__name__", "")).startswith("torch"):
-        reads.entries[f"{path}()"] = Read(f"{path}()", "value", lambda: get()())
-    if isinstance(value, types.FunctionType) and is_library(value):
-        _scan(value, reads, seen)
-    elif not is_library(value) and not isinstance(value, SCALARS) and callable(value):
-        _record(path, get, value, reads, seen, ("is", owner, name), where)
+    if (answer := answer_of(owner, name, value)) is not None:
+        reads.entries[f"{path}()"] = Read(f"{path}()", "value", answer)
+    if is_a(value, types.FunctionType) and is_library(value):
+        search.add(value)
+    elif not is_library(value) and not is_a(value, SCALARS) and callable(value):
+        _record(path, get, value, search, ("is", owner, name), place)
     return done
 
 
@@ -618,84 +837,129 @@ def _record(
     path: str,
     get: Callable[[], Any],
     value: Any,
-    reads: Reads,
-    seen: set[Any],
+    search: _Search,
     steps: tuple[Any, ...] = (),
-    where: str = "unknown",
+    place: _Place | None = None,
 ) -> None:
-    if path in reads.entries or (isinstance(value, types.ModuleType) and not _is_library_module(value)):
+    reads = search.reads
+    reads.calls_unknown |= is_of_unknown(value)
+    if path in reads.entries or (is_a(value, types.ModuleType) and not _is_installed_module(value, search.homes)):
         return
-    if isinstance(value, torch.Tensor):
+    if is_tensor(value):
         reads.entries[path] = Read(path, "tensor", get, steps)
-    elif _is_function_class(value) or _is_function_class(getattr(value, "__self__", None)):
-        _record_function_class(path, get, value, reads, seen, steps)
-    elif _is_code(value) or not is_compared(value):
+    elif _is_function_class(value) or _is_function_class(bound_to(value)):
+        _record_function_class(path, get, value, search, steps)
+    elif _is_code(value) or not is_compared(value) or (is_a(value, type) and is_foreign(value, search.homes)):
         reads.entries[path] = Read(path, "identity", get, steps)
-        _scan(value, reads, seen)
+        search.add(value, path, get)
     elif (why := too_much(value)) is not None:
-        reads.effects.append((f"it reads `{_shown(path)}`, which {why}", where))
+        reason = f"it reads `{_shown(path)}`, which {why}"
+        reads.effects.append(Effect(reason, "unknown") if place is None else place.effect(reason))
     else:
-        _record_value(path, get, value, reads, seen, steps)
+        _record_value(path, get, value, search, steps)
 
 
 def _is_code(value: Any) -> bool:
-    return isinstance(value, types.FunctionType | types.MethodType | types.ModuleType)
+    return is_a(value, types.FunctionType | types.MethodType | types.ModuleType)
+
+
+def _is_scanned(function: Any, homes: frozenset[str]) -> bool:
+    return not is_library(function) and not is_foreign(function, homes)
+
+
+def _is_installed_module(value: Any, homes: frozenset[str]) -> bool:
+    return _is_library_module(value) or is_foreign(value, homes)
 
 
 def _record_value(
-    path: str, get: Callable[[], Any], value: Any, reads: Reads, seen: set[Any], steps: tuple[Any, ...]
+    path: str, get: Callable[[], Any], value: Any, search: _Search, steps: tuple[Any, ...]
 ) -> None:
     """What is compared by content: the tensors within become inputs, the methods of its class are read."""
+    reads = search.reads
     reads.entries[path] = Read(path, "value", get, steps)
     for name, inner in _tensors_inside(value, get, DEPTH):
         reads.entries[path + name] = Read(path + name, "tensor", inner)
-    if not isinstance(value, SCALARS):
-        _scan_class(value if isinstance(value, type) else type(value), reads, seen)
+    if not is_a(value, SCALARS):
+        _scan_class(value if is_a(value, type) else type(value), search)
 
 
 def is_compared(value: Any) -> bool:
     """Whether a value from outside is compared by content at every call."""
-    kinds = (*SCALARS, list, tuple, dict, set, frozenset, collections.deque, functools.partial, bytearray, Memory)
-    return isinstance(value, kinds) or is_plain_object(value) or (isinstance(value, type) and not is_library(value))
+    kinds = (*SCALARS, list, tuple, dict, set, frozenset, collections.deque, functools.partial, bytearray)
+    is_users = is_a(value, type) and not is_library(value)
+    return is_a(value, kinds) or isinstance(value, Memory) or is_plain_object(value) or is_users
 
 
 def _shown(path: str) -> str:
     return path.split(" in ")[0].split("@")[0].removeprefix("global ").removeprefix("closure ")
 
 
-def _scan_class(cls: type, reads: Reads, seen: set[Any]) -> None:
-    """What the methods of a user's class read; what they do to the world shows where they are called by name."""
-    inner = Reads(library=reads.library)
-    for function in functions_of_class(cls):
-        _scan(function, inner, seen)
-    reads.take(inner)
+def _scan_class(cls: type, search: _Search) -> None:
+    """What the methods of a user's class read, and what those may do that are called."""
+    for function in functions_of_class(cls) if not is_foreign(cls, search.homes) else ():
+        search.add(function)
+
+
+def draws_of(code: types.CodeType, env: dict[str, Any]) -> list[Effect]:
+    """What a function of another package does that no graph can hold: it draws numbers, looks at a clock, prints."""
+    names, found, line = _Names(code, env, {}), list[Effect](), code.co_firstlineno
+    instructions = instructions_of(code)
+    for at, instruction in enumerate(instructions):
+        line = line_of(instruction) or line
+        root = names.root(instruction)
+        if root is not None and (why := _drawn(root, instructions[at + 1 : at + 4])) is not None:
+            found.append(_Place(code, line, instruction.offset).effect(why))
+    return found
+
+
+def _drawn(root: _Root, rest: Sequence[dis.Instruction]) -> str | None:
+    """Why the object at the end of a chain of names may not be part of a graph, wherever it is met."""
+    value = root.value()
+    if root.steps[:1] == ("builtin",):
+        name = root.steps[2]
+        return f"it calls `{name}`" if name in ("print", "input", "open") else None
+    for instruction in (None, *rest):
+        if instruction is not None:
+            if instruction.opname not in ATTRIBUTE or (value := attribute(value, instruction.argval)) is ABSENT:
+                return None
+        if not is_a(value, types.ModuleType) and (why := impure(value)) is not None:
+            return why if any(f"`{module}" in why for module in DRAWN) else None
+    return None
 
 
 # ------------------------------------------------------------------ other Functions
 def _is_function_class(value: Any) -> bool:
-    return isinstance(value, type) and issubclass(value, torch.autograd.Function)
+    return is_a(value, type) and issubclass(value, torch.autograd.Function)
 
 
 def _record_function_class(
-    path: str, get: Callable[[], Any], value: Any, reads: Reads, seen: set[Any], steps: tuple[Any, ...]
+    path: str, get: Callable[[], Any], value: Any, search: _Search, steps: tuple[Any, ...]
 ) -> None:
     """A Function that is called: which one it is, what its methods are, and what they read; its effects are its own."""
-    reads.entries[path] = Read(path, "identity", get, steps if isinstance(value, type) else ())
-    cls, inner = value if isinstance(value, type) else value.__self__, Reads(library=reads.library)
+    search.reads.entries[path] = Read(path, "identity", get, steps if is_a(value, type) else ())
+    cls = value if is_a(value, type) else value.__self__
     cls = getattr(cls, "_fusegrad_user_class", None) or cls
-    for name in ("forward", "setup_context", "backward", "vjp", "jvp", "vmap"):
-        method = getattr(cls, name, None)
-        if method is not getattr(torch.autograd.Function, name):
-            where, get = f"{name} of {cls.__qualname__}@{id(cls)}", _attribute(lambda: cls, name)
-            reads.entries[where] = Read(where, "identity", get, ("is", cls, name))
-            _scan(method, inner, seen)
-    if not inner.effects and not any(d.value is False for d in declarations(cls, None).values()):
-        reads.take(inner)  # else it runs as written, and reads for itself
+    own = {name: getattr(cls, name, None) for name in FUNCTION_METHODS}
+    written = {name: method for name, method in own.items() if method is not getattr(torch.autograd.Function, name)}
+
+    def fits(found: Reads) -> bool:  # else it runs as written, and reads for itself
+        declared = declarations(cls, None).values()
+        return not found.certain() and not any(d.value is False for d in declared)
+
+    if (inner := search.nested(cls, homes_of(written.values()), fits)) is None:
+        return
+    for name, method in written.items():
+        where, fetch = f"{name} of {cls.__qualname__}@{id(cls)}", _attribute(lambda: cls, name)
+        inner.reads.entries[where] = Read(where, "identity", fetch, ("is", cls, name))
+        inner.add(method, is_method=True)
+
+
+FUNCTION_METHODS = ("forward", "setup_context", "backward", "vjp", "jvp", "vmap")
 
 
 # ------------------------------------------------------------------ tensors in values
 def _tensors_inside(value: Any, get: Callable[[], Any], depth: int) -> Iterator[tuple[str, Callable[[], Any]]]:
-    if isinstance(value, torch.Tensor):
+    if is_tensor(value):
         yield "", get
     if depth == 0:
         return
@@ -705,12 +969,16 @@ def _tensors_inside(value: Any, get: Callable[[], Any], depth: int) -> Iterator[
 
 
 def _items(value: Any, get: Callable[[], Any]) -> Iterator[tuple[str, Any, Callable[[], Any]]]:
-    if isinstance(value, list | tuple):
-        yield from ((f"[{i}]", v, _item(get, i)) for i, v in enumerate(value))
-    elif isinstance(value, dict):
-        yield from ((f"[{k!r}]", v, _item(get, k)) for k, v in value.items())
+    if is_a(value, list | tuple):
+        yield from ((f"[{i}]", v, _item(get, i)) for i, v in enumerate(items_of(value)))
+    elif is_a(value, dict):
+        yield from ((f"[{_key(k)}]", v, _item(get, k)) for k, v in dict.items(value))
     elif is_plain_object(value):
         yield from ((f".{k}", v, _attribute(get, k)) for k, v in state_of(value).items())
+
+
+def _key(key: Any) -> str:
+    return repr(key) if type(key) in SCALARS else f"{type(key).__name__}@{id(key)}"
 
 
 def _item(get: Callable[[], Any], key: Any) -> Callable[[], Any]:
@@ -719,13 +987,16 @@ def _item(get: Callable[[], Any], key: Any) -> Callable[[], Any]:
 
 def is_compiled(value: Any) -> bool:
     """Whether the value is a function of an extension module that is neither torch's nor Python's own."""
-    module = getattr(value, "__module__", None)
-    if not callable(value) or isinstance(value, type) or not isinstance(module, str) or is_library(value):
+    module = module_of(value)
+    if type(value) is torch.jit.ScriptFunction:
+        return True
+    if not module or is_a(value, type) or is_library(value) or not callable(value):
         return False
     native = not isinstance(type(value).__call__, types.FunctionType)
-    python = isinstance(value, types.FunctionType | types.MethodType)
-    return native and not python and module.split(".")[0] not in sys.stdlib_module_names and hasattr(value, "__name__")
+    python = is_a(value, types.FunctionType | types.MethodType)
+    named = type(attribute(value, "__name__")) is str
+    return native and not python and module.split(".")[0] not in sys.stdlib_module_names and named
 
 
 def _is_library_module(value: Any) -> bool:
-    return isinstance(value, types.ModuleType) and value.__name__.split(".")[0] in LIBRARIES
+    return is_a(value, types.ModuleType) and str(instance_dict(value).get("__name__")).split(".")[0] in LIBRARIES

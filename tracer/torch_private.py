@@ -52,6 +52,9 @@ end_transform: Callable[[], Any] = _private("_C._functorch._grad_decrement_nesti
 dispatch_modes: Callable[[], int] = _private("_C._len_torch_dispatch_stack") or (lambda: 0)
 """How many TorchDispatchModes are active (tracers, fake tensors)."""
 
+no_modes: Callable[[], Any] = _private("utils._python_dispatch._disable_current_modes") or contextlib.nullcontext
+"""Within the block no TorchDispatchMode sees anything."""
+
 _modes: Callable[[], Sequence[Any]] = _private("utils._python_dispatch._get_current_dispatch_mode_stack") or tuple
 
 
@@ -142,25 +145,60 @@ pushes_tangents: Callable[[], bool] = _private("_C._is_fwd_grad_enabled") or tor
 """Whether operations push tangents: not so within the forward of a Function."""
 
 
+_tangents_seen: Callable[[bool], Any] = getattr(forward_ad, "_set_fwd_grad_enabled", None) or contextlib.nullcontext
+
+
+def has_tangent(value: Any) -> bool:
+    """Whether a tensor of no transform is a dual number; seen within the forward of a Function, too."""
+    if dual_level() < 0 or transforms_active() or not isinstance(value, Tensor):
+        return False
+    with _tangents_seen(True):
+        pair: Any = forward_ad.unpack_dual(value)  # type: ignore[no-untyped-call]
+    return pair.tangent is not None
+
+
 def forward_mode_is_active() -> bool:
     """Whether tangents are pushed forward, by torch.func.jvp or by dual numbers."""
-    from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
-
-    return dual_level() >= 0 or any(i.key().name == "Jvp" for i in retrieve_all_functorch_interpreters())
+    return dual_level() >= 0 or forward_levels() > 0
 
 
 def derivatives_active() -> bool:
     """Whether one of the active transforms differentiates."""
+    return bool(levels_active())
+
+
+def levels_active() -> list[str]:
+    """The active transforms that differentiate, outermost first: Grad, Jvp."""
     from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
 
-    return any(i.key().name in ("Grad", "Jvp") for i in retrieve_all_functorch_interpreters())
+    return [name for i in retrieve_all_functorch_interpreters() if (name := i.key().name) in ("Grad", "Jvp")]
 
 
 def forward_levels() -> int:
     """How many of the active transforms push tangents forward."""
-    from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
+    return levels_active().count("Jvp")
 
-    return sum(i.key().name == "Jvp" for i in retrieve_all_functorch_interpreters())
+
+_levels: Any = _private("_C._functorch")
+can_work_below: bool = all(hasattr(_levels, name) for name in ("_unwrap_for_grad", "_wrap_for_grad"))
+"""Whether `below_forward_mode` works with this torch."""
+
+
+def below_forward_mode(function: Callable[..., Any], *values: Any) -> Any:
+    """The results of a jvp, for the innermost level of forward mode, with the tangents of the levels around it.
+
+    Within the jvp of a Function torch pushes no tangents; one level down, where nothing of the innermost level is
+    left of the values, it does.
+    """
+    from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
+    from torch.utils._pytree import tree_map_only
+
+    interpreter = retrieve_current_functorch_interpreter()
+    level = interpreter.level()
+    inner = tree_map_only(Tensor, lambda t: _levels._unwrap_for_grad(t, level), values)
+    with torch.enable_grad(), _tangents_seen(True), interpreter.lower():
+        results = function(*inner)
+    return tree_map_only(Tensor, lambda t: _levels._wrap_for_grad(t, level), results)
 
 
 def hooks_are_active() -> bool:
@@ -176,12 +214,51 @@ def without_hooks() -> contextlib.AbstractContextManager[Any]:
     return torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)
 
 
+_DICT = vars(torch.autograd.function.BackwardCFunction)["__dict__"].__get__
+
+
+def dict_of_context(ctx: Any) -> dict[str, Any]:
+    """The attributes of a node of autograd, past what its class shows; of the real one under compiled autograd."""
+    return _DICT(ctx.real if type(ctx).__name__ == "FakeBackwardCFunction" else ctx)  # type: ignore[no-any-return]
+
+
 # ------------------------------------------------------------------ tensors
 def unwrapped(tensor: Tensor) -> Tensor:
     """The tensor behind all functorch wrappers."""
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor
+
+
+def first_of_every_batch(tensor: Tensor) -> Tensor | None:
+    """What is in a tensor behind all functorch wrappers, the first lane of each vmap: of the tensor's own shape.
+
+    None where a vmap has no lane.
+    """
+    lanes: list[int] = []
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        if torch._C._functorch.is_batchedtensor(tensor):
+            lanes.append(torch._C._functorch.maybe_get_bdim(tensor))
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    for dim in reversed(lanes):
+        if not tensor.shape[dim]:
+            return None
+        tensor = tensor.select(dim, 0)
+    return tensor
+
+
+def is_differentiated(tensor: Tensor) -> bool:
+    """Whether autograd follows a tensor, or one of the active transforms differentiates it."""
+    from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
+
+    kinds = {i.level(): i.key().name for i in retrieve_all_functorch_interpreters()}
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        kind = "Jvp" if _level_of is None else kinds.get(_level_of(tensor), "Jvp")
+        if kind == "Jvp" or (kind == "Grad" and tensor.requires_grad):
+            return True
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    with temporarily_clear_interpreter_stack():
+        return tensor.requires_grad or has_tangent(tensor)
 
 
 _dispatch_keys: Callable[[Any], Any] | None = _private("_C._dispatch_keys")
@@ -393,8 +470,15 @@ deterministic: Callable[[], bool] = (
 )
 """Whether `torch.use_deterministic_algorithms` is on."""
 
-UNSEEN = (("{}._current_level < 0", forward_ad), ("not {}()", function_modes))
+WITHOUT_TANGENTS = ("{}._current_level < 0", forward_ad)
+"""No level of dual numbers is open, as a condition; `{}` is the object."""
+UNSEEN = (WITHOUT_TANGENTS, ("not {}()", function_modes))
 """What is active around a call and no `tensor_check` sees, as conditions that nothing is; `{}` is the object."""
+
+
+def is_cache(name: str) -> bool:
+    """Whether an attribute of a fake tensor is where torch's bindings keep its symbolic sizes and strides."""
+    return name.startswith(("_sizes_capsule", "_strides_capsule", "_sym_sizes_capsule", "_sym_strides_capsule"))
 
 
 # ------------------------------------------------------------------ running things
@@ -437,6 +521,79 @@ def symbolic_python() -> Iterator[None]:
                 kernels[torch._C.DispatchKey.Autograd] = kernel
         for _, _, known in tables:
             known.clear()
+
+
+@contextlib.contextmanager
+def through_compiled_functions() -> Iterator[None]:
+    """Within the block what torch.compile made of a function is the function itself: Dynamo refuses to be recorded."""
+    config = _private("_dynamo.config")
+    before = getattr(config, "error_on_nested_fx_trace", None)
+    if before is None:
+        yield
+        return
+    config.error_on_nested_fx_trace = False
+    try:
+        yield
+    finally:
+        config.error_on_nested_fx_trace = before
+
+
+def functions_as_written() -> Any:
+    """A block within which what torch.compile made of a function runs the function: Inductor rounds in its own way."""
+    set_stance = _private("compiler.set_stance")
+    return contextlib.nullcontext() if set_stance is None else set_stance("force_eager")
+
+
+_within_kernel = _private("_subclasses.fake_tensor.in_kernel_invocation_manager")
+_without_python = _private("_dispatch.python.no_python_dispatcher")
+views_take_symbols = _within_kernel is not None and _without_python is not None
+"""Whether a kernel in C++ can be called on fake tensors."""
+
+
+@contextlib.contextmanager
+def within_kernel(mode: FakeTensorMode) -> Iterator[None]:
+    """Within the block operations on the mode's fake tensors are kernels in C++, on tensors without data."""
+    with _without_python(), _within_kernel(mode):
+        yield
+
+
+_lazy_modules = _private("fx._lazy_graph_module._use_lazy_graph_module")
+
+
+def without_text() -> contextlib.AbstractContextManager[Any]:
+    """Within the block graph modules are made without the text of their forward, which comes when one is called."""
+    return contextlib.nullcontext() if _lazy_modules is None else _lazy_modules(True)
+
+
+memory_like: Callable[[Tensor], Tensor] | None = _private("_lazy_clone")
+"""Memory of its own for a tensor without data, its sizes taken over as they are; None where torch cannot."""
+
+
+_proxies = _private("fx.experimental.proxy_tensor")
+_slot = getattr(_proxies, "_ProxyTensor", None)
+_of_symbol = getattr(_proxies, "fetch_sym_proxy", None)
+extract_val: Callable[[Any], Any] = getattr(_proxies, "extract_val", lambda value: value.detach())
+"""What make_fx keeps of a tensor in the meta of its node."""
+_complete = _slot is not None and _of_symbol is not None
+ProxyMode: Any = getattr(_proxies, "ProxyTorchDispatchMode", object) if _complete else object
+"""The dispatch mode by which make_fx records; `object` where this torch has another."""
+
+
+def known_of(tracer: Any, tensor: Tensor) -> tuple[Any, Any]:
+    """The proxy of a tensor in make_fx's tracer, and its value where that is a constant; None where it has none."""
+    slot = tracer.tensor_tracker.get(tensor)
+    return (None, None) if slot is None else (slot.proxy, slot.constant)
+
+
+def remember_tensor(tracer: Any, tensor: Tensor, proxy: Any) -> None:
+    """From now on the proxy stands for the tensor."""
+    tracer.tensor_tracker[tensor] = _slot(proxy, None)  # type: ignore[misc]
+
+
+def symbol_node(tracer: Any, symbol: Any) -> Any:
+    """The node that computes a SymInt, or the number that it is."""
+    found = _of_symbol(tracer)(symbol)  # type: ignore[misc]
+    return found.node if isinstance(found, torch.fx.Proxy) else found
 
 
 functions_of_torch: tuple[Any, ...] = (torch, _private("_C._nn"))
@@ -500,6 +657,7 @@ def expression_of(symbol: Any) -> Any:
 __all__ = [
     "FakeTensor",
     "FakeTensorMode",
+    "ProxyMode",
     "above_autograd",
     "allocator",
     "below_autograd",
@@ -514,6 +672,8 @@ __all__ = [
     "empty_on_cpu",
     "enable_python_dispatcher",
     "expression_of",
+    "extract_val",
+    "first_of_every_batch",
     "forward_levels",
     "forward_mode_is_active",
     "function_modes",
@@ -528,9 +688,11 @@ __all__ = [
     "is_fake",
     "is_traced_elsewhere",
     "jit_tracing",
+    "known_of",
     "memory_of",
     "neg_view",
     "no_autocast",
+    "no_modes",
     "no_tracing_functions",
     "observing_mode",
     "operation",
@@ -538,11 +700,13 @@ __all__ = [
     "plain_tensors",
     "pushes_tangents",
     "records_above_autograd",
+    "remember_tensor",
     "resolve_overload",
     "saved_tensors_can_be_told_apart",
     "saved_tensors_of",
     "share_memory",
     "sharing_dual_level",
+    "symbol_node",
     "symbolic_python",
     "tensor_check",
     "transforms_active",

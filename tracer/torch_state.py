@@ -6,7 +6,10 @@ A function that is in neither table asks for nothing but its arguments.
 from __future__ import annotations
 
 import types
+from collections.abc import Callable
 from typing import Any
+
+from .attributes import bound_to, instance_dict, is_a, is_torchs, module_of
 
 ANSWERS = {
     *("get_num_threads", "get_num_interop_threads", "get_float32_matmul_precision", "get_deterministic_debug_mode"),
@@ -19,6 +22,7 @@ ANSWERS = {
 """Called without arguments: their answer is compared at every call."""
 EFFECTS = {
     *("manual_seed", "manual_seed_all", "seed", "seed_all", "fork_rng", "get_rng_state", "set_rng_state"),
+    "backward",
     *("save", "load", "get_rng_state_all", "set_rng_state_all", "use_deterministic_algorithms", "clear_autocast_cache"),
     *("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "mem_get_info"),
     *("memory_stats", "empty_cache", "utilization", "temperature", "clock_rate"),
@@ -26,30 +30,57 @@ EFFECTS = {
 """They change the process, or tell of it what differs from call to call."""
 PURE_SETTERS = {"set_grad_enabled"}
 IMPURE = {"time", "random", "os", "sys", "io", "logging", "datetime", "uuid", "secrets", "posix", "_random",
-          "numpy.random"}  # fmt: skip
+          "numpy.random", "warnings", "_warnings"}  # fmt: skip
 """Modules of which nothing can be captured, by name or by the beginning of it."""
+
+
+DRAWN = ("time", "random", "datetime", "uuid", "secrets", "_random", "numpy.random")
+"""Those that give other answers at every call, wherever they are called from."""
+
+
+def answer_of(owner: Any, name: str, value: Any) -> Callable[[], Any] | None:
+    """What asks a function of torch's for what it tells of the process; None where it tells nothing.
+
+    A device that was never used is not woken up for an answer.
+    """
+    module = _torch_module(owner)
+    if name not in ANSWERS or not module or not callable(value):
+        return None
+
+    def ask() -> Any:
+        awake = getattr(owner, "is_initialized", None)
+        if name == "current_device" and (awake is None or not awake()):
+            return None
+        return getattr(owner, name)()
+
+    return ask
 
 
 def effect_of(owner: Any, name: str, value: Any) -> str | None:
     """Why a name that was found in a library, or what stands under it, cannot be part of a graph."""
-    module = getattr(owner, "__name__", "") if isinstance(owner, types.ModuleType) else ""
-    if not module.startswith("torch"):
+    module = _torch_module(owner)
+    if not module:
         return None
     sets = name.startswith("set_") and name not in PURE_SETTERS
     return f"it calls `{name}` of {module}" if callable(value) and (name in EFFECTS or sets) else None
 
 
+def _torch_module(owner: Any) -> str:
+    """The name of a module of torch's, else empty."""
+    name = instance_dict(owner).get("__name__") if is_a(owner, types.ModuleType) else None
+    return name if type(name) is str and is_torchs(name) else ""
+
+
 def impure(value: Any) -> str | None:
     """Which module makes a thing unfit for capture: a clock, a generator of random numbers, the system."""
-    owner = getattr(value, "__self__", None)
-    if isinstance(value, types.ModuleType):
-        names = [value.__name__]
-    elif owner is not None and not isinstance(owner, types.ModuleType):
-        names = [type(owner).__module__]
+    owner = bound_to(value)
+    if is_a(value, types.ModuleType):
+        name = instance_dict(value).get("__name__")
+    elif owner is not None and not is_a(owner, types.ModuleType):
+        name = type(owner).__module__
     else:
-        names = [getattr(value, "__module__", None) or ""]
-    found = next((n for n in names if isinstance(n, str) and _is_impure(n)), None)
-    return None if found is None else f"it uses the module `{found}`"
+        name = module_of(value)
+    return f"it uses the module `{name}`" if type(name) is str and _is_impure(name) else None
 
 
 def _is_impure(module: str) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, pairwise
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import networkx as nx
 
@@ -21,6 +21,7 @@ from ..once import once
 from ..prims import PRIMS
 from ..rewrite import extract
 from ..switches import is_on
+from ..text import symbols_of
 from ..types import COMPLEX, FLOAT8, Size, contiguous_strides, distinct, product
 from .layout import only_ones
 
@@ -106,11 +107,22 @@ class Cut:
     """The work of one call: clusters of nodes, then what is materialised, then the steps."""
 
     def __init__(self, graph: Graph, apart: frozenset[int], hints: Hints) -> None:
-        self.graph, self.apart, self.hints = graph, apart, hints
+        self.graph, self.hints = graph, hints
         self.nodes = {v.id: v for v in graph.order()}
+        self.brought = {s: v.id for v in self.nodes.values() for s in getattr(v.params.get("target"), "brings", ())}
+        self.apart = apart | frozenset(self._late()) if self.brought else apart
         self.clusters = Clusters(self)
         self.stored: dict[int, Value] = {}
         self._store_results()
+
+    def _late(self) -> Iterator[int]:
+        """Views of a size that a call brings, of what there may be before the call: no kernel makes both."""
+        behind: dict[int, frozenset[int]] = {}
+        for value in self.nodes.values():
+            behind[value.id] = frozenset().union(*({a.id} | behind.get(a.id, frozenset()) for a in value.args))
+            sizes = {s for s in symbols_of(value.avals) if s in self.brought}
+            if is_view(value) and value.args and not {self.brought[s] for s in sizes} <= behind[value.id]:
+                yield value.id
 
     # ------------------------------------------------------------------ kinds of this graph
     def extern(self, value: Value) -> bool:
@@ -260,6 +272,7 @@ class Clusters:
             if not cut.free(value) and value.prim != "pick":
                 self._add(value)
         self._keep_effects_in_order()
+        self._keep_numbers_in_order()
         if is_on("fuse"):
             self._join_producers()
         if is_on("fuse") and is_on("siblings"):
@@ -293,6 +306,20 @@ class Clusters:
     def _keep_effects_in_order(self) -> None:
         effects = [v.id for v in self.cut.nodes.values() if PRIMS[v.prim].effect]
         self.dag.add_edges_from(pairwise(effects))
+
+    def _keep_numbers_in_order(self) -> None:
+        """What is made of a number that a call brings (`target.brings`: its symbols) comes after the call."""
+        brought = self.cut.brought
+        for value in self.cut.nodes.values() if brought else ():
+            sources = {brought[s] for s in self._symbols(value) & brought.keys()} if value.id in self.leader else set()
+            for source in sources - {value.id}:
+                if not nx.has_path(self.dag, value.id, source):
+                    self.dag.add_edge(source, value.id)
+
+    def _symbols(self, value: Value) -> set[Any]:
+        """The symbols that a node is made of, and what is computed within it."""
+        own = {s for part in (value.avals, *value.params.values()) for s in symbols_of(part)}
+        return own.union(*(self._symbols(a) for a in value.args if self.cut.free(a)))
 
     def _join_producers(self) -> None:
         """Users in order, and for each its nearest producer first: then every legal pair is seen as legal."""

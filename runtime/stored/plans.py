@@ -11,6 +11,7 @@ import torch
 from ...codegen import Buffer, Kernel, Kernels, Pointer, Ref, Scalar
 from ...ir import Graph, Value
 from ...ir.document import document, graph_from, symbols_document, symbols_from
+from ...ir.errors import ParseError
 from ...ir.passes.fuse import Extern, Group, Step, View
 from ...ir.text import plain, show, size_from, size_text
 from ..plan import GroupRunner, KernelPlan, Variant, last_uses
@@ -162,7 +163,10 @@ def _nodes(graph: Graph) -> list[Value]:
 
 def _graph(graph: Graph) -> dict[str, Any]:
     written = document(graph)
-    again = graph_from(written)
+    try:
+        again = graph_from(written)
+    except ParseError as error:
+        raise NotKept(f"a graph would not come back: {error.facts['detail']}") from error
     if show(again) != show(graph) or [v.id for v in _nodes(again)] != list(range(len(again))):
         raise NotKept("a graph would come back as another")
     return written

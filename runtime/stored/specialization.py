@@ -19,6 +19,7 @@ import torch
 from ...ir import Graph
 from ...ir.document import document, graph_from, symbols_document, symbols_from
 from ...ir.errors import ParseError
+from ...ir.prims import PRIMS
 from ...ir.program import Place, Program
 from ...ir.switches import in_force, under
 from ...ir.text import show
@@ -26,11 +27,13 @@ from ...tracer.capture import CaptureError, Trace, capture_lock
 from ...tracer.containers import anew
 from ...tracer.function import ForwardCapture, Output, as_written, method_place, methods_now, user_count
 from ...tracer.reads import Reads
+from ...tracer.shared import Shared
 from ...tracer.torch_private import FakeTensorMode, plain_tensors
 from ..bundling.constants import NoLiteral, constant_document, constant_from, settled
 from ..guards import Guard, ask_for_sizes_alone, global_state, guard_from
 from ..plan import Binder, Executable, KernelPlan
 from ..residuals import Chosen, choose
+from ..sharing import Sharing
 from ..specialization import BackwardEntry, Report, Specialization, hint_of
 from .plans import NotKept, condition_of, conditions, plan, plan_of
 
@@ -59,13 +62,21 @@ def outline(spec: Specialization) -> Doc:
         "saved_for_forward": _places(forward.saved_for_forward),
         "non_differentiable": _places(forward.non_differentiable),
         "materialize_grads": forward.materialize_grads,
+        "materialize_non_diff_grads": forward.materialize_non_diff_grads,
         "needs_input_grad": list(forward.needs_input_grad),
         "tensor_attributes": [[name, *place] for name, place in forward.tensor_attributes.items()],
         "constants": _constants(spec),
+        "shared": _shared(forward.shared),
         "backward_symbols": [s.name for s in spec.backward_symbols],
         "kinds": kinds_text(spec.predicted_kinds()),
         "operations": operations(forward.trace),
     }
+
+
+def _shared(shared: Sequence[Shared]) -> list[Any]:
+    if any(type(key) not in (int, str) for s in shared for key in s.keys):
+        raise NotKept("what it keeps on ctx is in a dict under a key that is no text")
+    return [[s.name, s.argument, list(s.keys)] for s in shared]
 
 
 def _constants(spec: Specialization) -> Doc | None:
@@ -186,13 +197,14 @@ class Stored(Specialization):
         self.binder, self.symbols = _binder(known["sources"], by_name), set(by_name.values())
         self.guard = guard_from(found["guard"])
         self.assumed = list(found["guard"])
-        self.lifted, self.skip, self.written, self.opaque = [], frozenset(), [], []
+        self.lifted, self.skip, self.written, self.unversioned, self.opaque = [], frozenset(), [], [], []
         self.nodes, self.entries, self.proved = {}, {}, set()
-        self.under_autocast = self.backward_failed = self.restrided = False
+        self.under_autocast = self.backward_failed = self.backward_faulty = self.restrided = False
         self.backward_symbols = [by_name[name] for name in known["backward_symbols"]]
         self.forward = StoredForward(self, known)
         told = known["constants"]
         self.on_ctx = None if told is None else {k: constant_from(v, by_name, "constants") for k, v in told.items()}
+        self.sharing = Sharing(self.forward.shared, self.arguments) if self.forward.shared else None
         self._chosen, self._decided = None if found["chosen"] is None else StoredChosen(self, found["chosen"]), True
         self.keeper: Any = None
         self.first_outside = self.outside()
@@ -200,6 +212,7 @@ class Stored(Specialization):
         made = plan_of(found["plan"], f"{self.name}_forward", backend, device, partial(report, "forward"))
         executable = StoredExecutable(self, made, self.binder, self.skip)
         self.executables = {_key(backend, self._chosen): executable}
+        self.draws = _may_draw(made)
 
     def _present(self) -> Any:
         return self.reads.facts(), global_state(), methods_now(self.cls)
@@ -260,6 +273,11 @@ class Stored(Specialization):
         return StoredEntry(self, kinds, found, device)
 
 
+def _may_draw(made: KernelPlan) -> bool:
+    """Whether a plan calls operations of torch's, of which some draw random numbers."""
+    return any(PRIMS[v.prim].family == "extern" for v in made.graph.order())
+
+
 class StoredForward(ForwardCapture):
     """What forward's capture found out; its fakes and its trace are captured again where they are asked for."""
 
@@ -268,10 +286,12 @@ class StoredForward(ForwardCapture):
         self.outputs = [Output("tensor")] * known["outputs"]
         self.tensor_outputs = list(range(known["outputs"]))
         self.is_tuple, self.materialize_grads = known["is_tuple"], known["materialize_grads"]
+        self.materialize_non_diff_grads = known["materialize_non_diff_grads"]
         self.saved, self.saved_for_forward = _places_of(known["saved"]), _places_of(known["saved_for_forward"])
         self.dirty, self.non_differentiable = [], _places_of(known["non_differentiable"])
         self.needs_input_grad = tuple(known["needs_input_grad"])
         self.tensor_attributes = {name: Place(kind, index) for name, kind, index in known["tensor_attributes"]}
+        self.shared = tuple(Shared(name, argument, tuple(keys)) for name, argument, keys in known["shared"])
         if known["constants"] == {}:
             self.constants = {}
 
@@ -341,6 +361,7 @@ class StoredEntry(BackwardEntry):
         made = plan_of(found["plan"], f"{spec.name}_backward", spec.backend, device, report)
         skip, binder = frozenset(self.passed), _binder(found["sources"], by_name)
         self.executables = {_key(spec.backend, spec.known_choice()): StoredExecutable(self, made, binder, skip)}
+        self.draws = _may_draw(made)
 
     @property
     def opaque(self) -> list[Any]:

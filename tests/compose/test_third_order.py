@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
+import numpy
 import pytest
 import torch
 from compose.composing import close, compiled
@@ -60,7 +61,7 @@ def test_third_derivative(name, order) -> None:
 
 
 class ByTheSign(BY_NAME["AllRules"].cls):
-    """Its jvp looks at numbers: as written under one level of forward mode, refused under two."""
+    """Its jvp looks at numbers: no capture."""
 
     @staticmethod
     def jvp(ctx, t):
@@ -68,12 +69,52 @@ class ByTheSign(BY_NAME["AllRules"].cls):
         return t * torch.cosh(x) if x > 0 else t * torch.cosh(-x)
 
 
-def test_a_jvp_that_cannot_be_captured_is_refused_where_torch_loses_the_outer_tangent() -> None:
+def test_a_jvp_that_cannot_be_captured_is_right_where_torch_loses_the_outer_tangent() -> None:
     f = fusegrad.compile(ByTheSign).apply
-    with pytest.raises(NestedForwardMode, match=rf"jvp\(ByTheSign\)(.|\n)*{__file__}"):
-        forward(forward(f))(X)
+    for _ in range(2):
+        close(forward(forward(f))(X), X.sinh())
+        close(forward(forward(forward(f)))(X), X.cosh())
+        close(reverse(forward(forward(f)))(X), X.cosh())
+        close(forward(reverse(forward(f)))(X), X.cosh())
+        close(forward(forward(reverse(f)))(X), X.cosh())
     close(forward(reverse(f))(X), X.sinh())
     close(forward(f)(X), X.cosh())
+
+
+class InNumpy(BY_NAME["AllRules"].cls):
+    """Its jvp calls a Function that leaves torch."""
+
+    @staticmethod
+    def jvp(ctx, t):
+        (x,) = ctx.saved_tensors
+        return t * NumpyCosh.apply(x)
+
+
+class NumpyCosh(torch.autograd.Function):
+    @staticmethod
+    def forward(x):
+        return torch.from_numpy(numpy.asarray(numpy.cosh(x.numpy())))
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.saved_tensors[0].sinh()
+
+    @staticmethod
+    def jvp(ctx, t):
+        return t * ctx.saved_tensors[0].sinh()
+
+
+def test_a_jvp_that_calls_what_leaves_torch_is_right_under_two_levels_and_refused_under_more() -> None:
+    f = fusegrad.compile(InNumpy).apply
+    close(forward(forward(f))(X), X.sinh())
+    with pytest.raises(NestedForwardMode, match=r"jvp\(InNumpy\)(.|\n)*NumpyCosh"):
+        forward(forward(forward(f)))(X)
+    close(forward(forward(f))(X), X.sinh())
 
 
 def test_reverse_over_two_batches_of_forward_over_reverse() -> None:

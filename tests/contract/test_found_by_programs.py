@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -240,3 +241,28 @@ def test_a_function_that_is_put_into_torch_is_not_what_operations_are_made_of(
     with pytest.warns(fusegrad.FallbackWarning, match=r"`torch\.sigmoid` was replaced"):
         torch.testing.assert_close(fast.apply(x), Swish.apply(x))
     assert "`torch.sigmoid` was replaced" in str(fusegrad.explain(fast, x))
+
+
+class Doubles(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * x.exp()
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        return g * 2
+
+
+@pytest.mark.parametrize("name", ["load", "einsum", "Tensor.backward", "Tensor.sigmoid", "a_name_of_its_own"])
+def test_a_function_that_is_put_into_torch_and_not_called_matters_to_nobody(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, _, attribute = name.rpartition(".")
+    place = torch.Tensor if owner else torch
+    own = getattr(place, attribute, None)
+    monkeypatch.setattr(place, attribute, lambda *args, **kwargs: own(*args, **kwargs), raising=False)
+    fast, x = fusegrad.compile(type("Doubles", (Doubles,), {}), backend="interpret"), torch.randn(5, requires_grad=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.testing.assert_close(fast.apply(x), Doubles.apply(x))
+    assert fusegrad.explain(fast, x).methods["forward"].reason is None

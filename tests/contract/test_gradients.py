@@ -9,7 +9,7 @@ import pytest
 import torch
 from side_by_side import accumulated, both, leaf, outcome, plain, same
 from torch.autograd import Function
-from torch.func import jvp
+from torch.func import grad, jvp
 
 import fusegrad
 
@@ -72,6 +72,37 @@ def test_15_undefined_gradients(materialize, backend) -> None:
         return seen
 
     same(two_outputs(materialize), used, backend)
+
+
+class MarkedOnes(Function):
+    """Gradients of outputs that never move come as None, those of others as zeros."""
+
+    @staticmethod
+    def forward(x):
+        return x * 2, x + 1, x > 0, x * 3
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.mark_non_differentiable(output[1])
+        ctx._materialize_non_diff_grads = False
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        there = [g is not None for g in gradients]
+        return gradients[0] * (3.0 if there == [True, False, False, True] else 5.0) + 7 * gradients[3]
+
+
+@both
+def test_15_gradients_that_are_made_for_moving_outputs_alone(backend) -> None:
+    def used(c: Any) -> Any:
+        seen = []
+        for _ in range(12):  # until the node is written out
+            x = leaf(3)
+            c.apply(x)[0].sum().backward()
+            seen += accumulated(x)
+        return [*seen, grad(lambda t: c.apply(t)[0].sum())(plain(3))]
+
+    same(MarkedOnes, used, backend)
 
 
 @pytest.mark.parametrize("materialize", [True, False])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import textwrap
+import types
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -319,11 +320,12 @@ def test_false_for_one_method_is_no_fault_under_fullgraph() -> None:
 
 # ------------------------------------------------------------------ T6
 @pytest.mark.parametrize("roles", [("forward",), ("backward",), ("forward", "backward")], ids=str)
-def test_t6_what_is_found_untraceable_runs_as_in_eager_from_then_on(roles) -> None:
+def test_t6_what_is_found_untraceable_runs_as_in_eager_between_compiled_segments(roles) -> None:
     cls = touching(through_numpy, roles)
     fast = fusegrad.compile(cls)
     with pytest.warns(fusegrad.FallbackWarning) as caught:
-        same(outcome(first_order, fast), outcome(first_order, cls))
+        for _ in range(2):  # the first call of a forward with segments is the class itself, backward as well
+            same(outcome(first_order, fast), outcome(first_order, cls))
     texts = sorted(str(w.message) for w in caught if issubclass(w.category, fusegrad.FallbackWarning))
     assert [t.split(" ")[0] for t in texts] == sorted(f"Touching.{role}" for role in roles)
     with warnings.catch_warnings():
@@ -332,21 +334,28 @@ def test_t6_what_is_found_untraceable_runs_as_in_eager_from_then_on(roles) -> No
             outcome(action, fast)  # what is compiled warms up
             found = []
             for version in (cls, fast):
-                with watching(cls) as seen:
+                with watching(through_numpy) as seen:
                     result = outcome(action, version)
-                found.append((result, {n: seen.calls[n] for n in roles}))
-                assert not any(seen.on_fakes[n] for n in roles)
+                found.append((result, seen.calls))
+                assert not seen.on_fakes["through_numpy"]
             same(found[1][0], found[0][0])
             assert found[1][1] == found[0][1]
-    methods = fusegrad.explain(fast, leaf(3), 2).to_dict()["methods"]
-    for role in ("forward", "backward"):
-        assert methods[role]["status"] == ("opaque" if role in roles else "compiled")
+    told = fusegrad.explain(fast, leaf(3), 2).to_dict()
+    assert all(told["methods"][role]["status"] == "compiled" for role in ("forward", "backward"))
+    assert {o["method"] for o in told["opaque"]} == set(roles)
     source = inspect.getsourcefile(cls.forward)
-    assert all("numpy" in methods[r]["reason"] and source in methods[r]["where"] for r in roles)
+    assert all("numpy" in o["reason"] and source in o["where"] for o in told["opaque"])
+
+
+def without_source(method: Any) -> Any:
+    """A method of which no statements can be taken out."""
+    code = method.__code__.replace(co_filename="<gone>")
+    return staticmethod(types.FunctionType(code, method.__globals__, method.__name__, None, method.__closure__))
 
 
 def test_t6_a_number_that_changes_does_not_mean_another_trial_each_time() -> None:
-    cls = touching(lambda t: 1 + t.detach().sum().item(), ("forward", "backward"))
+    cls = touching(lambda t: 1 + float(t.detach().numpy().sum()), ("forward", "backward"))
+    cls.forward, cls.backward = without_source(cls.forward), without_source(cls.backward)
     fast = fusegrad.compile(cls)
 
     def action(k: float) -> Callable[[Any], Any]:
@@ -376,7 +385,7 @@ def test_a_counter_in_backward_leaves_forward_compiled() -> None:
             return Sine.backward(ctx, g)
 
     fast = fusegrad.compile(Counting)
-    with pytest.warns(fusegrad.FallbackWarning, match=r"Counting\.backward runs as you wrote it.* it calls `append`"):
+    with pytest.warns(fusegrad.FallbackWarning, match=r"Counting\.backward calls .* calls `append`"):
         same(outcome(first_of, fast), outcome(first_of, Sine))
     before = captures()
     for _ in range(3):

@@ -283,7 +283,7 @@ def test_t7_a_backward_found_untraceable_is_not_transposed() -> None:
             return g * g.sum().item() * ctx.k, None
 
     fast = fusegrad.compile(Reads)
-    with pytest.warns(fusegrad.FallbackWarning, match=r"Reads\.backward"):
+    with pytest.warns(fusegrad.FallbackWarning, match=r"Reads: a derivative is not compiled"):
         assert outcome(ACTIONS["jvp"], fast) == outcome(ACTIONS["jvp"], Reads)
     assert outcome(ACTIONS["vmap"], fast) == outcome(ACTIONS["vmap"], Reads)
 

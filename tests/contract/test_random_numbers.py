@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -78,3 +79,57 @@ def test_a_class_that_saves_its_mask_is_compiled() -> None:
     y = fast.apply(x)
     torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0] * x, y)
     assert "as written" not in str(explain(fast, torch.ones(16)))
+
+
+# ------------------------------------------------------------------ generators
+FOUND = torch.Generator()
+
+
+def made(x: Tensor, seed: int) -> Tensor:
+    return torch.rand(x.shape, generator=torch.Generator().manual_seed(seed))
+
+
+def found(x: Tensor, seed: int) -> Tensor:
+    return torch.rand(x.shape, generator=FOUND)
+
+
+def in_place(x: Tensor, seed: int) -> Tensor:
+    return torch.empty_like(x).normal_(generator=torch.Generator().manual_seed(seed))
+
+
+def order(x: Tensor, seed: int) -> Tensor:
+    return x[torch.randperm(x.shape[0], generator=torch.Generator().manual_seed(seed))]
+
+
+def compiled_draw(x: Tensor, seed: int) -> Tensor:
+    return torch.ops.aten.rand.generator(list(x.shape), generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+@pytest.mark.parametrize("shape", [(1, 1), (5, 3)])
+@pytest.mark.parametrize("draw", [made, found, in_place, order, compiled_draw])
+def test_a_generator_is_drawn_from_at_every_call(draw: Any, shape: Any, dynamic: bool) -> None:
+    class Noise(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, seed: int) -> Tensor:
+            ctx.seed = seed
+            return x * draw(x, seed)
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+            return g * draw(g, ctx.seed), None
+
+    def story(cls: Any) -> list[Any]:
+        FOUND.manual_seed(7)
+        results = []
+        for seed in (3, 3, 4, 3):
+            x = torch.ones(shape, requires_grad=True)
+            y = cls.apply(x, seed)
+            y.sum().backward()
+            results.append([y.tolist(), x.grad.tolist()])
+        return results
+
+    fast = fusegrad.compile(Noise, dynamic=dynamic)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", fusegrad.FallbackWarning)
+        assert story(fast) == story(Noise)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -343,6 +344,33 @@ def test_13_backward_may_leave_something_by_way_of_a_function(backend) -> None:
         return accumulated(x)
 
     same(Leaves, story, backend, opaque=["backward"])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: torch.Generator().manual_seed(2), lambda: iter((2.0, 3.0)), lambda: itertools.count(1)],
+    ids=["generator", "iterator", "count"],
+)
+def test_13_what_forward_makes_anew_for_ctx(make) -> None:
+    """Each call has its own: none is kept from the capture."""
+
+    class Keeps(Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.made = {"inside": make()}
+            return x * 1.0
+
+        @staticmethod
+        def backward(ctx, g):
+            made = ctx.made["inside"]
+            factor = torch.rand(g.shape, generator=made) if isinstance(made, torch.Generator) else next(made)
+            return g * factor
+
+    def story(c: Any) -> Any:
+        x = leaf(3)
+        return [gradients(x, of=c.apply(x)) for _ in range(4)]
+
+    same(Keeps, story, opaque=("forward", "backward"))
 
 
 # ------------------------------------------------------------------ 14

@@ -39,9 +39,11 @@ class Seen:
 
 
 @contextmanager
-def watching(*classes: type) -> Iterator[Seen]:
+def watching(*classes: Any) -> Iterator[Seen]:
+    """classes: of which the methods are watched; functions are, too."""
     seen = Seen()
     codes = {inspect.unwrap(getattr(c, n)).__code__: n for c in classes for n in METHODS if n in vars(c)}
+    codes |= {f.__code__: f.__name__ for f in classes if inspect.isfunction(f)}
 
     def look(frame: Any, event: str, _: Any) -> None:
         if event != "call" or frame.f_code not in codes:

@@ -13,6 +13,7 @@ from function_samples import BACKENDS, Linear, RMSNorm, Softmax, assert_same, le
 from torch.autograd import Function
 
 import fusegrad
+from fusegrad.tracer import reads
 
 both = pytest.mark.parametrize("backend", BACKENDS)
 SCALE: Any = 2.0
@@ -425,3 +426,34 @@ def test_a_patched_setting_does_not_leak_into_another_thread() -> None:
         in_threads(1, lambda i: seen.append(fusegrad.config.settings().backend))
         assert fusegrad.config.settings().backend == "interpret"
     assert seen == [None]
+
+
+def test_a_class_that_always_runs_as_written_has_no_key(monkeypatch) -> None:
+    class Takes(Function):
+        @staticmethod
+        def forward(ctx, x, step, lock):
+            ctx.step = step
+            return step(x)
+
+        @staticmethod
+        def backward(ctx, g):
+            return ctx.step(g), None, None
+
+    scanned: list[Any] = []
+    own = reads.scan
+    monkeypatch.setattr(reads, "scan", lambda *functions: scanned.append(functions) or own(*functions))
+    fast, x = fusegrad.compile(Takes), torch.ones(3, requires_grad=True)
+
+    def call(k: float) -> None:
+        x.grad = None
+        fast.apply(x, lambda t: t * k, threading.Lock()).sum().backward()
+        assert x.grad is not None and x.grad.tolist() == [k] * 3
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", fusegrad.FallbackWarning)
+        for n in range(10):
+            call(float(n))
+        first = len(scanned)
+        for n in range(20):
+            call(float(n))
+    assert len(scanned) == first

@@ -1,4 +1,4 @@
-"""The short way to the metadata of elementwise operations is torch's own: shapes and strides by their expressions."""
+"""The short way to the metadata of most operations is torch's own: shapes and strides by their expressions."""
 
 from __future__ import annotations
 
@@ -17,6 +17,18 @@ CALLS = {
     "clamp": lambda x, y: aten.clamp(x, -1, 2), "mul": lambda x, y: aten.mul(x, y), "gt": lambda x, y: aten.gt(x, y),
     "where": lambda x, y: aten.where(aten.gt(y, 0), x, y), "half": lambda x, y: aten.div(x, 2),
     "add": lambda x, y: aten.add(x, 1), "clone": lambda x, y: aten.clone(x),
+    "sum": lambda x, y: aten.sum(x, [0]), "kept": lambda x, y: aten.mean(x, [-1], True),
+    "all": lambda x, y: aten.sum(y),
+    "most": lambda x, y: aten.amax(x, [1]), "softmax": lambda x, y: aten._softmax(x, 1, False),
+    "running": lambda x, y: aten.cumsum(x, 1), "where most": lambda x, y: aten.argmax(x, 1),
+    "product": lambda x, y: aten.mm(x, aten.t(x)), "to": lambda x, y: aten._to_copy(x, dtype=torch.float64),
+    "zeros": lambda x, y: aten.zeros_like(x), "in place": lambda x, y: aten.mul_(aten.clone(x), y),
+    "written": lambda x, y: aten.add_(x, 1), "unsqueeze": lambda x, y: aten.unsqueeze(y, -1),
+    "transpose": lambda x, y: aten.transpose(x, 0, 1), "select": lambda x, y: aten.select(x, 0, -1),
+    "permute": lambda x, y: aten.permute(x, [1, -2]), "expand": lambda x, y: aten.expand(y, [2, 5, 7]),
+    "expand to": lambda x, y: aten.expand(y, [x.shape[1], -1, x.shape[1]]), "squeeze": lambda x, y: aten.squeeze(y, 0),
+    "new axis": lambda x, y: aten.expand(y, [1, *y.shape]), "wrong": lambda x, y: aten.permute(x, [1, 1]),
+    "too short": lambda x, y: aten.expand(x, [7]),
 }  # fmt: skip
 PAIRS = {
     "same": lambda: (torch.ones(5, 7), torch.ones(5, 7)), "row": lambda: (torch.ones(5, 7), torch.ones(7)),
@@ -38,7 +50,7 @@ def described(call: Any, pair: tuple[Tensor, Tensor]) -> Any:
     with session.mode, torch.no_grad(), enable_python_dispatcher():
         try:
             made = call(*(fakes[id(t)] for t in pair))
-        except (RuntimeError, NotImplementedError) as error:
+        except (RuntimeError, NotImplementedError, ValueError) as error:
             return type(error)
     facts = [session.env.simplify(n.node.expr) if not isinstance(n, int) else n for n in (*made.shape, *made.stride())]
     return made.dtype, made.device, made.storage_offset(), facts
@@ -47,27 +59,27 @@ def described(call: Any, pair: tuple[Tensor, Tensor]) -> Any:
 @pytest.mark.parametrize("name", CALLS)
 def test_metadata_is_torchs_own(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     short = {kind: described(CALLS[name], pair()) for kind, pair in PAIRS.items()}
-    monkeypatch.setattr(metadata, "is_elementwise", lambda func: False)
+    monkeypatch.setattr(metadata.Fakes, "_made_shortly", lambda *_: None)
     assert short == {kind: described(CALLS[name], pair()) for kind, pair in PAIRS.items()}
 
 
 def test_the_short_way_is_taken_where_it_is_sure(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[bool] = []
-    elementwise = metadata.elementwise
+    by_example = metadata.by_example
 
     def watched(*args: Any) -> Tensor | None:
-        made = elementwise(*args)
+        made = by_example(*args)
         taken.append(made is not None)
         return made
 
-    monkeypatch.setattr(metadata, "elementwise", watched)
-    sure = {"same": True, "row": True, "transposed": True, "mixed": False, "outer": False, "gapped": False}
+    monkeypatch.setattr(metadata, "by_example", watched)
+    sure = {"same": True, "row": True, "transposed": True, "mixed": True, "outer": True, "gapped": False}
     for kind in sure:
         taken.clear()
         described(CALLS["mul"], PAIRS[kind]())
         assert taken[0] is sure[kind], kind
 
 
-def test_what_draws_writes_or_is_made_of_others_is_not_elementwise() -> None:
-    others = (aten.bernoulli.default, aten.add_.Tensor, aten.sum.default, aten.view.default, aten.dropout.default)
-    assert not any(map(metadata.is_elementwise, others))
+def test_what_draws_or_changes_sizes_has_no_example() -> None:
+    others = (aten.bernoulli.default, aten.unsqueeze_.default, aten.cat.default, aten.view.default)
+    assert not any(map(metadata.is_exemplary, others))

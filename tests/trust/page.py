@@ -123,6 +123,11 @@ def soaked(told: Told) -> str:
     return f"{calls}: {growth:+.1f} MB after {number(told['warm_up_calls'])} calls, {len(told['wrong'])} wrong"
 
 
+def freed(told: Told) -> str:
+    blocks = f"{number(told['calls'])} calls, {told['classes']} Functions, {told['ways']} ways"
+    return f"{blocks}: {number(told['kept_bytes'])} bytes kept"
+
+
 def repeated(told: Told) -> str:
     different = [told["different on reference"], told["different on interpret"]]
     count = told["digests of results and text in processes"]
@@ -135,6 +140,13 @@ def rounded(told: Told) -> str:
     outside = sum(bool(row["over"] or row["odd"]) for rows in tables.values() for row in rows)
     whole = ", ".join(f"{len(rows)} {name}" for name, rows in tables.items())
     return f"rows: {whole}; {outside} outside the bound, each with its reason in [Numerics](numerics.md)"
+
+
+def injected(told: Told) -> str:
+    total, share = told["total"], told["share"]
+    taken = "" if share == 1 else f" ({share:.0%} of the functions of each scene)"
+    bad = f"{total['wrong']} wrong, {total['raised']} raised, {total['reviewed']} with a reason"
+    return f"{total['scenes']} ways of calling, {number(total['hits'])} faults{taken}: {bad}"
 
 
 def noticed(told: Told) -> str:
@@ -170,6 +182,8 @@ ROWS = (
     Row("100,000 random Functions and functions, compiled, are what eager and float64 say", "make fuzz N=100000",
         "fuzz", fuzzed),
     Row("the same within the graphs of torch.compile and torch.export", "make fuzz-graphs", "graphs", fuzzed),
+    Row("a Function as people write it (registries, modules, generators, `.data`, print) is as in eager",
+        "make fuzz-habits", "habits", fuzzed),
     Row("the same divided among ranks, each way that is admitted", "make fuzz-parts N=20000", "parts", fuzzed),
     Row("the same with steps of the compiler left out, other settings", "make fuzz-configurations", "configurations",
         fuzzed),
@@ -187,8 +201,12 @@ ROWS = (
     Row("no compiler, no GPU, no triton, odd folders, locales, flags, sources", "make environments", "environments",
         surrounded),
     Row("1,000,000 calls over 1,000 shapes: less than 20 MB, bounded variants", "make soak", "soak", soaked),
+    Row("tensors of 100 MB, called in every way, errors too: 0 bytes kept", "python tests/trust/kept.py", "kept",
+        freed),
     Row("the same bits in 1,000 repeats, in threads and processes", "python tests/trust/repeats.py 1000", "repeats",
         repeated),
+    Row("each function of the package raises, in calls of every kind: the answer is eager's", "make injection",
+        "injection", injected),
     Row("errors at most 1.5 x eager's + 1 ulp", "make numerics", "numerics", rounded),
     Row("the tests notice 95 % of 200 changes of the generator and the transforms", "make mutants", "mutants", noticed),
 )

@@ -1,0 +1,67 @@
+"""What forward put on ctx, as `grad_fn` has it: made at the first look, kept from then on, and seen by backward.
+
+Our own entries are slots, so that a node's `__dict__` is the user's alone; while it is empty nobody has touched it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..tracer.containers import leaves
+from ..tracer.pictures import freeze
+from ..tracer.torch_private import dict_of_context as on
+
+if TYPE_CHECKING:
+    from .specialization import Specialization
+
+SLOTS = ("_fusegrad_tensors", "_fusegrad_sizes", "_fusegrad_shared", "_fusegrad_shown")
+REASON = "an attribute of its ctx was assigned or changed after forward"
+
+
+def showing(spec: Specialization) -> dict[str, Any]:
+    """The names of a class of nodes on which the user's attributes are found."""
+
+    def shown(ctx: Any) -> dict[str, Any]:
+        return left_on(ctx, spec)
+
+    def missing(ctx: Any, name: str) -> Any:
+        if not name.startswith("_fusegrad") and name in (found := shown(ctx)):
+            return found[name]
+        raise AttributeError(f"{type(ctx).__name__!r} object has no attribute {name!r}")
+
+    return {"__slots__": SLOTS, "__getattr__": missing, "__dict__": property(shown)}
+
+
+def left_on(ctx: Any, spec: Specialization) -> dict[str, Any]:
+    """What is on ctx, to be read and changed."""
+    found = on(ctx)
+    if not getattr(ctx, "_fusegrad_shown", False):
+        ctx._fusegrad_shown = True
+        for name, value in _by_forward(ctx, spec).items():
+            found.setdefault(name, value)
+    return found
+
+
+def is_assigned(ctx: Any, spec: Specialization) -> bool:
+    """Whether what is on ctx is not what forward put there."""
+    if not (now := on(ctx)):
+        return False
+    before = _by_forward(ctx, spec)
+    gone = getattr(ctx, "_fusegrad_shown", False) and before.keys() - now.keys()
+    return bool(gone) or any(name not in before or not _same(before[name], value) for name, value in now.items())
+
+
+def _by_forward(ctx: Any, spec: Specialization) -> dict[str, Any]:
+    """What forward put on ctx, the caller's own objects among it."""
+    own = spec.attributes(ctx._fusegrad_tensors, ctx._fusegrad_sizes)
+    return own if spec.sharing is None else own | spec.sharing.named(ctx._fusegrad_shared)
+
+
+def _same(before: Any, now: Any) -> bool:
+    if before is now:
+        return True
+    tensors = [[leaf for leaf in leaves(v) if isinstance(leaf, torch.Tensor)] for v in (before, now)]
+    identical = len(tensors[0]) == len(tensors[1]) and all(a is b for a, b in zip(*tensors, strict=True))
+    return identical and not isinstance(now, torch.Tensor) and bool(freeze(before) == freeze(now))

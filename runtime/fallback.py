@@ -1,0 +1,317 @@
+"""A fault of fusegrad in a call: the user's own method answers it, once; then it is told, on record, with a file.
+
+Whatever escapes and was neither meant for the user nor raised by what they wrote is such a fault. It is kept as texts:
+no frame of it, and no tensor, outlives the call.
+"""
+
+from __future__ import annotations
+
+import linecache
+import platform
+import sys
+import traceback
+import types
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch.autograd.function import Function
+
+from ..ir.errors import FusegradError
+from ..tracer.capture import CaptureError, capture_lock
+from ..tracer.function import backward_method, method_place
+from ..tracer.nested import watcher
+from ..tracer.opaque import call_for_real
+from ..tracer.torch_private import apply_now, dual_level, transforms_active
+from . import cache
+from .attributes import left_on
+from .config import settings
+from .effects import AFTER_EFFECTS, launching
+from .straight import NODE, STRAIGHT
+
+if TYPE_CHECKING:
+    from .function import Compiler
+    from .residuals import Chosen
+    from .specialization import Specialization
+
+Tensor = torch.Tensor
+T = TypeVar("T")
+LIMIT = 3
+"""Faults of a class, each for calls of another kind, after which all of its calls run as written."""
+REPORTS = 200
+"""Files with reports that one cache folder holds."""
+PACKAGE = __name__.partition(".")[0]
+UNDER_FUNC = "torch.func"
+STICKY = ("CUDA error", "HIP error", "Triton Error")
+
+
+class FaultError(FusegradError):
+    """A mistake of fusegrad in a call that must not run as written."""
+
+    message = (
+        "{function}.{method}: {reason}\n  at:   {where}\n"
+        "  fix:  please report it. Without fullgraph=True the method runs as you wrote it."
+    )
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is kept of an error. names: its class and the first line of its message. lacks_memory: no mistake, then."""
+
+    names: str
+    trace: str
+    lacks_memory: bool
+
+    @classmethod
+    def of(cls, error: BaseException) -> Fault:
+        """The texts of an error, whose frames let go of what they hold."""
+        first = (str(error).strip().splitlines() or [""])[0]
+        told = cls(f"{type(error).__name__}: {first}", _traceback_of(error), _lacks_memory(error))
+        _clear(error)
+        return told
+
+
+def _traceback_of(error: BaseException) -> str:
+    with suppress(Exception):
+        return "".join(traceback.format_exception(error))
+    return type(error).__name__
+
+
+def _lacks_memory(error: BaseException) -> bool:
+    return isinstance(error, MemoryError | torch.OutOfMemoryError)
+
+
+def _clear(error: BaseException | None) -> None:
+    """An error's frames, and those of the errors that led to it, hold no tensors any more."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
+
+
+# ------------------------------------------------------------------ whose error it is
+def hand_over(method: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """What answers in our place: the user's own class or method. An error that comes through here is theirs."""
+    return method(*args, **kwargs)
+
+
+def is_fault(error: Exception) -> bool:
+    """Whether the user's own method is to answer for an error."""
+    if _is_meant(error) or _is_of_the_device(error) or getattr(error, AFTER_EFFECTS, False):
+        return False
+    if _is_looked_at():
+        return False
+    steps = [step for step in traceback.walk_tb(error.__traceback__) if not _is_of_autograd(step[0])]
+    return not (_is_handed_over([frame for frame, _ in steps]) or any(map(_is_of_a_hook, steps, steps[1:])))
+
+
+Step = tuple[types.FrameType, int]
+
+
+def _is_looked_at() -> bool:
+    """Whether a capture of ours is around it, which is where it ends; or whoever looks for errors wants to see it."""
+    with suppress(Exception):
+        return watcher() is not None or settings().debug
+    return False
+
+
+def _is_of_autograd(frame: types.FrameType) -> bool:
+    """`Function.apply`, where it is written in Python."""
+    return frame.f_globals.get("__name__") == Function.__module__
+
+
+def _is_handed_over(frames: Sequence[types.FrameType]) -> bool:
+    """Whether the user's own code raised it: what answers in our place, or a call of a method that runs as written."""
+    codes = [frame.f_code for frame in frames]
+    if hand_over.__code__ in codes:
+        return True
+    inside = frames[codes.index(call_for_real.__code__) :] if call_for_real.__code__ in codes else ()
+    return any(_room_of(frame) not in (PACKAGE, "torch") for frame in inside)
+
+
+def _room_of(frame: types.FrameType) -> str:
+    return str(frame.f_globals.get("__name__")).partition(".")[0]
+
+
+def _is_of_a_hook(step: Step, inner: Step) -> bool:
+    """Whether a call of a node went to what is not ours: a hook for saved tensors, a recomputation that ends there."""
+    return _calls_a_node(*step) and not _is_ours(inner[0])
+
+
+def _calls_a_node(frame: types.FrameType, line: int) -> bool:
+    file = frame.f_code.co_filename
+    if file.startswith(STRAIGHT):
+        return linecache.getline(file, line).strip().startswith(NODE)
+    return frame.f_code in launching.codes
+
+
+def _is_ours(frame: types.FrameType) -> bool:
+    return _room_of(frame) == PACKAGE or frame.f_code.co_filename.startswith(STRAIGHT)
+
+
+def _is_meant(error: Exception) -> bool:
+    """Whether it says what it says to the user: refusals, torch's words, warnings of ours that they made errors."""
+    if isinstance(error, FusegradError):
+        return error.speaks != "inside"
+    return isinstance(error, Warning) and type(error).__module__.partition(".")[0] == PACKAGE
+
+
+def _is_of_the_device(error: Exception) -> bool:
+    """An error of an accelerator that has happened already, or that stays: nothing can be run on it any more."""
+    kind = getattr(torch, "AcceleratorError", ())
+    return not _lacks_memory(error) and (isinstance(error, kind) or str(error).startswith(STICKY))
+
+
+# ------------------------------------------------------------------ what answers
+def eagers(compiler: Compiler) -> Callable[..., Any]:
+    """The class (or the plain function) as the user wrote it."""
+    sources = getattr(compiler.cls, "_fusegrad_sources", None)
+    return apply_now(compiler.written) if sources is None else sources[0]
+
+
+def answered(
+    compiler: Compiler,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    fault: Fault,
+    users: Callable[..., Any] | None = None,
+) -> Any:
+    """A call in which we failed, as the user wrote it: its error is the call's, too. users: `apply`, where known."""
+    result = hand_over(users or eagers(compiler), *args, **kwargs)
+    with whatever_happens():
+        under_func = transforms_active() or dual_level() >= 0
+        put_on_record(compiler, UNDER_FUNC if under_func else "forward", fault, args)
+        if not fault.lacks_memory and not under_func:
+            _avoid(compiler, args if not kwargs else compiler.bound(args, kwargs), fault)
+    return result
+
+
+@contextmanager
+def whatever_happens() -> Iterator[None]:
+    """Within the block no fault is told of: what is meant for the user leaves it, and nothing else."""
+    try:
+        yield
+    except Exception as error:
+        if _is_meant(error):
+            raise
+
+
+def _avoid(compiler: Compiler, args: tuple[Any, ...], fault: Fault) -> None:
+    """Calls with arguments like these run as written from now on."""
+    compiler.ready.forget()
+    given = compiler.complete(args)
+    with capture_lock:
+        error = CaptureError(reason=reason_of(fault, None), where="unknown")
+        compiler.exact[compiler._key(given)], compiler.refused[compiler.facts(given)] = None, error
+
+
+def users_backward(
+    compiler: Compiler, spec: Specialization, chosen: Chosen | None, ctx: Any, residuals: Sequence[Any], given: Any
+) -> Any:
+    """A backward in which we failed, as the user wrote it, on what forward kept for it."""
+    kept = residuals if chosen is None else compiler.originals(chosen, residuals, ctx)
+    forward, cls, saved = spec.forward, compiler.cls, len(spec.forward.saved)
+    left = left_on(ctx, spec)
+    own: Any = types.SimpleNamespace(
+        **left, saved_tensors=tuple(kept[:saved]), needs_input_grad=forward.needs_input_grad[: spec.count]
+    )
+    method = cls.vjp if cls.backward is Function.backward else cls.backward  # type: ignore[attr-defined]
+    result = hand_over(method, own, *([list(given)] if getattr(cls, "boxed_grads_call", False) else given))
+    now = {k: v for k, v in vars(own).items() if k not in ("saved_tensors", "needs_input_grad")}
+    left.clear()
+    left.update(now)
+    return result
+
+
+def backward_failed(compiler: Compiler, spec: Specialization, fault: Fault, given: Sequence[Any]) -> None:
+    """A fault in backward on record: from now on this specialisation's is the user's own."""
+    put_on_record(compiler, "backward", fault, given)
+    if not fault.lacks_memory:
+        spec.backward_failed = spec.backward_faulty = True
+
+
+@contextmanager
+def contained(compiler: Compiler, method: str, args: Sequence[Any] = ()) -> Iterator[None]:
+    """Within the block nothing is done that a call's result depends on: a fault there is put on record, no more."""
+    try:
+        yield
+        return
+    except Exception as error:
+        if not is_fault(error):
+            raise
+        fault = Fault.of(error)
+    put_on_record(compiler, method, fault, args, "compiled")
+
+
+# ------------------------------------------------------------------ the record
+def put_on_record(
+    compiler: Compiler, method: str, fault: Fault, args: Sequence[Any] = (), status: str = "opaque"
+) -> None:
+    """A fault is told once. Raises FaultError where the method must not run as written, and nothing else of ours."""
+    with whatever_happens():
+        _put_on_record(compiler, method, fault, args, status)
+
+
+def _put_on_record(compiler: Compiler, method: str, fault: Fault, args: Sequence[Any], status: str) -> None:
+    if fault.lacks_memory:
+        compiler.failed(method, f"memory did not suffice: {fault.names}", status)
+        return
+    told = compiler.faults.setdefault(method, [])
+    told.append(fault.names)
+    if method == UNDER_FUNC or len(told) >= LIMIT:
+        compiler.broken.add(method)
+    if told.count(fault.names) == 1:
+        compiler.failed(method, reason_of(fault, report(compiler, method, fault, args)), status)
+
+
+def reason_of(fault: Fault, file: str | None) -> str:
+    """As it is told and kept."""
+    return f"internal error: {fault.names} (please report it{f' with {file}' if file else ''})"
+
+
+def report(compiler: Compiler, method: str, fault: Fault, args: Sequence[Any]) -> str | None:
+    """The file that was written for a report, beside the cache; None where none can be."""
+    with suppress(Exception):
+        root = cache.default_root()
+        text = _text(compiler, method, fault, args)
+        if root is None:
+            return None
+        folder = root / "faults"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = folder / f"{compiler.cls.__name__}-{method}-{cache.key_of(fault.trace)[:8]}.txt"
+        if file.exists() or len(list(folder.iterdir())) < REPORTS:
+            file.write_text(text, encoding="utf-8", errors="replace")
+            return str(file)
+    return None
+
+
+def _text(compiler: Compiler, method: str, fault: Fault, args: Sequence[Any]) -> str:
+    own = backward_method(compiler.cls) if method == "backward" else None
+    place = method_place(own or compiler.cls.forward)  # type: ignore[attr-defined]
+    versions = {"Python": platform.python_version(), **cache.versions()}
+    lines = [
+        f"{compiler.cls.__module__}.{compiler.cls.__qualname__}.{method}, an internal error of fusegrad",
+        f"at: {place}",
+        f"compiled with: {compiler.options()!r}, {settings()!r}",
+        f"versions: {', '.join(f'{name} {v}' for name, v in versions.items() if v)}",
+        *(f"argument {i}: {described(a)}" for i, a in enumerate(args)),
+    ]
+    return "\n".join([*lines, "", fault.trace, ""])
+
+
+def described(value: Any) -> str:
+    """An argument in a report: a tensor by what it is like, never by its data."""
+    if not isinstance(value, Tensor):
+        return type(value).__name__ if not isinstance(value, bool | int | float | None) else repr(value)
+    return f"{value.dtype} {list(value.shape)} {value.device}, requires_grad={value.requires_grad}"
+
+
+def stack_level() -> int:
+    """How many calls up, from the function that asks, one is that is neither ours nor torch's; for a warning."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and _room_of(frame) in (PACKAGE, "torch"):
+        frame, level = frame.f_back, level + 1
+    return level

@@ -1,0 +1,208 @@
+"""A class whose methods are rewritten around what cannot be captured; see tracer/segments.py.
+
+What is taken out is known from the byte code (effects), or from the place at which a capture failed. Where the rest
+cannot be captured either, more of the statements around goes with it, up to the method, which then runs as written.
+"""
+
+from __future__ import annotations
+
+import re
+import types
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from torch.autograd.function import Function
+
+from ..tracer.capture import CaptureError
+from ..tracer.opaque import Why
+from ..tracer.reads import Read, Reads, scan
+from ..tracer.segments import (
+    Lines,
+    Segment,
+    UnfitError,
+    cut,
+    holds,
+    innermost,
+    lines_of,
+    lines_that_catch,
+    names_reached,
+    stores_items,
+    with_inner,
+)
+
+ATTEMPTS = 12
+"""How often one class is rewritten; what still cannot be captured runs as written."""
+CATCHES = "it catches what torch raises for some data"
+WITH_CTX = ("setup_context", "backward", "vjp")
+
+
+class _Rewritten:
+    """A static method in the place of another, for as long as that is the user's."""
+
+    def __init__(self, cls: type, name: str, made: Any) -> None:
+        self.cls, self.name, self.original, self.made = cls, name, getattr(cls, name), made
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        now = getattr(self.cls, self.name)
+        return self.made if now is self.original else now
+
+
+class Segmented:
+    """The user's class, and the one with segments that stands for it."""
+
+    def __init__(self, cls: type) -> None:
+        self.original = self.cls = cls
+        self.allowed = not hasattr(cls, "_fusegrad_sources")
+        self.lines: dict[str, Lines] = {}
+        self.made: dict[str, _Rewritten] = {}
+        self.codes: dict[str, Any] = {}
+        self.segments: dict[str, list[Segment]] = {}
+        self.attempts = 0
+        self.failed: set[str] = set()
+
+    def renew(self) -> None:
+        """Forget what is known of methods that the user exchanged since."""
+        for name in [n for n in self.lines if _known(getattr(self.original, n)) != self.codes.get(n)]:
+            self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        for table in (self.lines, self.made, self.codes, self.segments):
+            table.pop(name, None)
+        self._make()
+
+    def add_reads(self, reads: Reads) -> None:
+        """A rewritten method is as good as the code of the user's."""
+        for name in self.made:
+            function = innermost(getattr(self.original, name))
+            path = f"code of {self.original.__qualname__}.{name}@{id(function)}"
+            reads.entries[path] = Read(path, "function", lambda function=function: function, ("is", function))  # type: ignore[misc]
+            reads.alive.append(function)
+
+    def clash(self, reads: Reads) -> bool:
+        """Give up segments that may change what the methods read besides them; whether there were any."""
+        roots = {_root(r.path) for r in reads.entries.values() if r.kind in ("value", "tensor")} - {None}
+        clashing = [n for n, known in self.segments.items() if any(_may_change(s, roots) for s in known)]
+        for name in clashing:
+            self._give_up(name)
+        return bool(clashing)
+
+    def without_effects(self, methods: Mapping[str, Callable[..., Any]]) -> None:
+        """Take out of methods what a graph would lose, as far as it can be taken out."""
+        for name in methods:
+            for _ in range(2):
+                effects = scan(getattr(self.cls, name)).certain()
+                found = [(lines_of(getattr(self.original, name), e.where), e.reason) for e in effects]
+                found += [([line], CATCHES) for line in self._caught(name)]
+                if not found or not all(lines for lines, _ in found):
+                    break
+                if not self._take(name, {line: _why(why) for lines, why in reversed(found) for line in lines}):
+                    break
+            if name in self.lines and scan(getattr(self.cls, name)).certain():
+                self._give_up(name)
+
+    def _caught(self, name: str) -> list[int]:
+        """Where a method catches what torch raises for some data."""
+        function = innermost(getattr(self.original, name))
+        return [] if function is None or name in self.lines or name in self.failed else lines_that_catch(function)
+
+    def without(self, methods: Mapping[str, Callable[..., Any]], error: CaptureError) -> bool:
+        """Take out of methods where a capture failed; whether anything changed."""
+        segment = error.what
+        if isinstance(segment, Segment):
+            return self._widen(segment)
+        for name in methods:
+            lines = _lines_of_error(getattr(self.original, name), error)
+            known = self.lines.get(name, Lines()).why
+            if lines and not all(line in known for line in lines):
+                return self._take(name, dict.fromkeys(lines, _why(error.facts["reason"])))
+        return False
+
+    def _take(self, name: str, why: Mapping[int, Why]) -> bool:
+        return self._rewrite(name, self.lines.get(name, Lines()).and_those(why))
+
+    def _widen(self, segment: Segment) -> bool:
+        """More statements around, or behind, a segment that cannot be called by a graph as it is."""
+        name = next((n for n, known in self.segments.items() if any(s is segment for s in known)), None)
+        if name is None:
+            return False
+        return self._rewrite(name, self.lines[name].further_up(segment.lines)) or self._give_up(name)
+
+    def _give_up(self, name: str) -> bool:
+        self._forget(name)
+        self.failed.add(name)
+        return False
+
+    def _rewrite(self, name: str, lines: Lines) -> bool:
+        method, function = getattr(self.original, name), innermost(getattr(self.original, name))
+        self.attempts += 1
+        if function is None or name in self.failed or self.attempts > ATTEMPTS or not _is_static(self.original, name):
+            return False
+        try:
+            made, segments = cut(function, lines, self._ctx(name, function))
+            around = with_inner(method, made)
+        except UnfitError:
+            return False
+        self.lines[name], self.codes[name], self.segments[name] = lines, _known(method), segments
+        self.made[name] = _Rewritten(self.original, name, around)
+        self._make()
+        return True
+
+    def _ctx(self, name: str, function: types.FunctionType) -> str | None:
+        """The name that the method has for ctx."""
+        has_ctx = name in WITH_CTX or self.original.setup_context is Function.setup_context  # type: ignore[attr-defined]
+        return function.__code__.co_varnames[0] if has_ctx and function.__code__.co_argcount else None
+
+    def _make(self) -> None:
+        original = self.original
+        names = {n: getattr(original, n) for n in ("__module__", "__qualname__", "__doc__")}
+        body: dict[str, Any] = {**names, **self.made}
+        self.cls = type(original)(original.__name__, (original,), body) if self.made else original
+
+
+def _is_static(cls: type, name: str) -> bool:
+    owner = next((c for c in cls.__mro__ if name in vars(c)), None)
+    return owner is not None and isinstance(vars(owner)[name], staticmethod)
+
+
+def _known(method: Any) -> Any:
+    """What a method was when it was rewritten."""
+    function = innermost(method)
+    return method, getattr(function, "__code__", None), getattr(function, "__defaults__", None)
+
+
+def _root(path: str) -> str | None:
+    """The global or the free variable that a path begins with."""
+    found = re.match(r"(?:global|closure) (\w+)", path)
+    return found[1] if found else None
+
+
+def _may_change(segment: Segment, roots: Collection[str | None]) -> bool:
+    """Whether a segment names one of these, and changes something."""
+    names = names_reached(segment.function)
+    if not names & set(roots):
+        return False
+    in_place = any(n.endswith("_") and not n.startswith("_") for n in names) or stores_items(segment.function.__code__)
+    return in_place or any(_CHANGE.match(effect.reason) for effect in scan(segment.function).effects)
+
+
+_CHANGE = re.compile(r"it (assigns|changes|registers)|it calls `(\w+` of an? .* from outside|(setattr|exec|eval)`)")
+
+
+def _why(reason: str) -> Why:
+    return Why(reason.removeprefix("it ") if reason.startswith("it ") else f"cannot be captured: {reason}")
+
+
+def reason_alone(reason: str) -> str:
+    """The reason why a segment is one, as it is told of a method: what `_why` made of it, undone."""
+    cannot = "cannot be captured: "
+    return reason.removeprefix(cannot) if reason.startswith(cannot) else f"it {reason}"
+
+
+def _lines_of_error(method: Any, error: CaptureError) -> list[int]:
+    """The lines of a method that an error passed through, innermost call; else those that lead to its place."""
+    function = innermost(method)
+    if function is None:
+        return []
+    code = function.__code__
+    passed = [n for file, name, n in error.passed if name == code.co_name and holds(code, file, n)]
+    return passed[-1:] or lines_of(method, error.facts["where"])

@@ -1,0 +1,97 @@
+"""What is on ctx and is the caller's, too: the very object, as it is when backward runs."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd import Function
+
+import fusegrad
+
+both = pytest.mark.parametrize("backend", ["reference", "interpret"])
+
+
+class Config:
+    def __init__(self) -> None:
+        self.k = 1.0
+
+
+class Keeps(Function):
+    @staticmethod
+    def forward(ctx, x, meta, config, rows):
+        ctx.meta, ctx.config, ctx.row = meta, config, rows["first"]
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        for tensor in ctx.meta.get("tensors", ()):
+            g = g * tensor
+        return g * x * (1 + len(ctx.meta)) * ctx.config.k * sum(ctx.row), None, None, None
+
+
+def nothing(meta, config, rows) -> None: ...
+
+
+def fills(meta, config, rows) -> None:
+    meta["more"] = 1.0
+
+
+def sets(meta, config, rows) -> None:
+    config.k = 7.0
+
+
+def appends(meta, config, rows) -> None:
+    rows["first"].append(5.0)
+
+
+def exchanges(meta, config, rows) -> None:
+    meta["tensors"] = [torch.full((3,), 11.0)]
+
+
+def outcome(cls: Any, change: Any) -> list[Any]:
+    x = torch.arange(3.0, requires_grad=True)
+    meta, config, rows = {"tensors": [torch.full((3,), 2.0)]}, Config(), {"first": [1.0, 2.0]}
+    y = cls.apply(x, meta, config, rows)
+    same = [y.grad_fn.meta is meta, y.grad_fn.config is config, y.grad_fn.row is rows["first"]]
+    change(meta, config, rows)
+    y.sum().backward(retain_graph=True)
+    first = x.grad.tolist()
+    fills(meta, config, rows)
+    y.sum().backward()
+    return [y.tolist(), first, x.grad.tolist(), same]
+
+
+@both
+@pytest.mark.parametrize("change", [nothing, fills, sets, appends, exchanges])
+def test_backward_sees_what_the_caller_did_to_it(change, backend) -> None:
+    fast = fusegrad.compile(Keeps, backend=backend)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", fusegrad.FallbackWarning)
+        for now in (nothing, nothing, nothing, nothing, change, nothing, change):
+            assert outcome(fast, now) == outcome(Keeps, now)
+
+
+def test_what_nobody_changes_runs_compiled() -> None:
+    fast = fusegrad.compile(Keeps)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        x = torch.arange(3.0, requires_grad=True)
+        for _ in range(5):
+            fast.apply(x, {}, Config(), {"first": [1.0]}).sum().backward()
+    assert {record.status for record in fusegrad.explain(fast).methods.values()} >= {"compiled"}
+
+
+def test_a_cycle_through_the_object_goes_with_the_garbage() -> None:
+    fast, meta = fusegrad.compile(Keeps), {}
+    out = fast.apply(torch.ones(3, requires_grad=True), meta, Config(), {"first": [1.0]})
+    meta["out"] = out
+    reference = torch._C._WeakTensorRef(out)
+    del meta, out
+    gc.collect()
+    assert reference.expired()

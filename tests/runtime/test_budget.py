@@ -1,0 +1,87 @@
+"""A number with many values: the first few are captured at once, others when they come often; all else is as ever."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd import Function
+
+import fusegrad
+from fusegrad.runtime import budget
+
+Tensor = torch.Tensor
+
+
+class Scaled(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, by: float, name: str = "") -> Tensor:
+        ctx.by = by
+        return x * by
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        return grad * ctx.by * 2, None, None  # not the derivative of forward
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "AT_ONCE", 2)
+    monkeypatch.setattr(budget, "OFTEN", 3)
+
+
+def told(cls: Any, by: float, *more: Any, dtype: torch.dtype = torch.float32) -> list[float]:
+    x = torch.ones(3, dtype=dtype, requires_grad=True)
+    y = cls.apply(x, by, *more)
+    y.sum().backward()
+    return [*y.tolist(), *x.grad.tolist()]  # type: ignore[union-attr]
+
+
+def captured(fast: Any) -> int:
+    return len(fast._fusegrad.known)
+
+
+def test_a_number_that_is_new_at_every_call_is_captured_a_few_times() -> None:
+    fast: Any = fusegrad.compile(Scaled)
+    with pytest.warns(fusegrad.FallbackWarning, match="FG055"):
+        for at in range(6):
+            assert told(fast, float(at)) == told(Scaled, float(at))
+    assert captured(fast) == 2
+    report = fusegrad.explain(fast, torch.ones(3, requires_grad=True), 0.0)
+    assert "FG055" in str(report)
+
+
+@pytest.mark.filterwarnings("ignore::fusegrad.FallbackWarning")
+def test_a_number_that_comes_often_is_captured() -> None:
+    fast: Any = fusegrad.compile(Scaled)
+    for at in (0.0, 1.0, 2.0, 3.0, 2.0, 3.0):
+        assert told(fast, at) == told(Scaled, at)
+    assert captured(fast) == 2
+    told(fast, 2.0)
+    assert captured(fast) == 3
+    told(fast, 4.0)
+    assert captured(fast) == 3
+
+
+def test_other_dtypes_layouts_and_words_are_captured_at_once() -> None:
+    fast: Any = fusegrad.compile(Scaled)
+    kinds = [(dtype, word) for dtype in (torch.float32, torch.float64, torch.float16) for word in ("a", "b")]
+    for dtype, word in kinds:
+        assert told(fast, 1.0, word, dtype=dtype) == told(Scaled, 1.0, word, dtype=dtype)
+    assert captured(fast) == len(kinds)
+
+
+def test_fullgraph_captures_every_number() -> None:
+    fast: Any = fusegrad.compile(Scaled, fullgraph=True)
+    for at in range(5):
+        told(fast, float(at))
+    assert captured(fast) == 5
+
+
+def test_under_a_transform_a_capture_does_not_wait() -> None:
+    fast: Any = fusegrad.compile(Scaled)
+    x = torch.ones(3)
+    for at in range(5):
+        assert torch.func.grad(lambda x, by=float(at): fast.apply(x, by).sum())(x).tolist() == [2.0 * at] * 3
+    assert captured(fast) == 5

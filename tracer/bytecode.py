@@ -1,0 +1,31 @@
+"""The byte code of functions, without what only the interpreter cares for; taken apart once for each code object."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import types
+from collections.abc import Sequence
+
+NOISE = {"CACHE", "PRECALL", "PUSH_NULL", "RESUME", "NOP", "COPY_FREE_VARS", "EXTENDED_ARG", "NOT_TAKEN"}
+ATTRIBUTE = {"LOAD_ATTR", "LOAD_METHOD"}
+LOADS = {"LOAD_CONST", "LOAD_FAST", "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_NAME"}
+_JUMPS = {*dis.hasjrel, *dis.hasjabs}
+_NOT_LEFT = {"SEND", "JUMP_BACKWARD_NO_INTERRUPT"}  # within a generator
+
+
+@functools.lru_cache(maxsize=4096)
+def instructions_of(code: types.CodeType) -> tuple[dis.Instruction, ...]:
+    """The instructions that do something."""
+    return tuple(i for i in dis.get_instructions(code) if i.opname not in NOISE)
+
+
+def line_of(instruction: dis.Instruction) -> int | None:
+    """The line of the source, where it is known."""
+    return instruction.positions.lineno if instruction.positions else None
+
+
+def straight(instructions: Sequence[dis.Instruction]) -> int:
+    """How many of the first instructions run at every call, if the function is called at all."""
+    jumps = (n for n, i in enumerate(instructions) if i.opcode in _JUMPS and i.opname not in _NOT_LEFT)
+    return next(jumps, len(instructions))

@@ -1,0 +1,70 @@
+"""A captured graph without its writes: autograd refuses to differentiate what was saved and then written to.
+
+    p = exp(x); p.div_(s)   ->   p = exp(x); q = div(p, s), and q wherever p was meant
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+import torch.fx as fx
+import torch.utils._pytree as pytree
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode, track_tensor_tree
+
+from .aten import unwrapped
+from .capture import Session, Trace, speaking_of
+from .opaque import TRACED
+
+
+def writes(gm: fx.GraphModule) -> bool:
+    """Whether the graph writes to memory that it was given, or made."""
+    return any(getattr(getattr(n.target, "_schema", None), "is_mutable", False) for n in gm.graph.nodes)
+
+
+def without_writes(session: Session, trace: Trace, written: Collection[int]) -> fx.GraphModule:
+    """The graph, with what it makes of the inputs `written` as further results. Raises CaptureError."""
+    gm = trace.graph_module
+    placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    outside = [session.fake_again(n.meta["val"]) for n in placeholders[len(trace.fakes) :]]
+
+    def replayed(*given: Any) -> Any:
+        own = [g.clone() if i in written else g for i, g in enumerate(given)]
+        return (*_Replay(gm).run(*own), *(own[i] for i in sorted(written)))
+
+    def body(*given: Any) -> Any:
+        return torch.func.functionalize(replayed, remove="mutations")(*given)
+
+    return session.trace(body, [*trace.fakes, *outside], from_source=False).graph_module
+
+
+class _Replay(fx.Interpreter):
+    """Runs the captured graph on functional tensors; every operation stays where it comes from."""
+
+    def __init__(self, gm: fx.GraphModule) -> None:
+        super().__init__(gm)
+        self.extra_traceback = False
+
+    def run_node(self, node: fx.Node) -> Any:
+        self.recorded = node.meta.get("val")
+        with speaking_of(node.meta.get("fusegrad_origin")):
+            return super().run_node(node)
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if not hasattr(target, "fusegrad_call"):
+            return super().call_function(target, args, kwargs)
+        mode: Any = get_proxy_mode()
+        inner = pytree.tree_map_only(torch.Tensor, unwrapped, (tuple(args), dict(kwargs)))
+        given = pytree.tree_map_only(TRACED, mode.tracer.unwrap_proxy, inner)
+        with disable_proxy_modes_tracing():
+            fresh = pytree.tree_map_only(torch.Tensor, _like, self.recorded)
+        proxy = mode.tracer.create_proxy("call_function", target, *given)
+        track_tensor_tree(
+            pytree.tree_map_only(torch.Tensor, unwrapped, fresh), proxy, constant=None, tracer=mode.tracer
+        )
+        return fresh
+
+
+def _like(t: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)

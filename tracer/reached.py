@@ -1,0 +1,167 @@
+"""Effects that a method may have, decided by whether a capture reaches them: `if verbose: print(...)`.
+
+The control flow of a captured run is that of every call with its key, so what it does not reach, no such call does. The
+instructions that begin an effect are watched while the method runs on fakes, and end the capture before they run.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from .attributes import is_a, is_tensor
+from .packages import is_unknown
+from .reads import Effect, draws_of
+
+_now = threading.local()
+
+
+class CallReached(Exception):
+    """A function of these was called (internal)."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+
+@contextmanager
+def without_calls(functions: Mapping[str, Any]) -> Iterator[None]:
+    """Raises CallReached, at the latest at the end of the block, if a Python function of these is called within it.
+
+    Of what is no Python function no call can be seen: it counts as called.
+    """
+    codes = {id(code): name for name, value in functions.items() if (code := _code_of(value)) is not None}
+    unseen = next((name for name, value in functions.items() if _code_of(value) is None), None)
+    if unseen is not None:
+        raise CallReached(unseen)
+    if not codes:
+        yield
+        return
+    called, before = list[str](), sys.gettrace()
+
+    def enter(frame: types.FrameType, event: str, argument: Any) -> None:
+        if id(frame.f_code) in codes:
+            called.append(codes[id(frame.f_code)])
+            raise CallReached(called[0])
+
+    sys.settrace(enter)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+    if called:
+        raise CallReached(called[0])
+
+
+def _code_of(value: Any) -> types.CodeType | None:
+    function = value.func if is_a(value, functools.partial) else value
+    return function.__code__ if is_a(function, types.FunctionType) else None
+
+
+
+class Reached(Exception):
+    """An effect was reached (internal: it becomes the reason why the method is not captured)."""
+
+    def __init__(self, effect: Effect) -> None:
+        super().__init__(effect.reason)
+        self.effect = effect
+
+
+class Watch:
+    """Looks at the frames of one thread for instructions of these effects.
+
+    unknown: also at what functions of other packages do, one by one as they are called.
+    """
+
+    def __init__(self, effects: Sequence[Effect], unknown: bool = False) -> None:
+        self.unknown = unknown
+        self.codes: dict[int, Any] = {}  # held, so that the numbers stay theirs
+        self.spots: dict[int, dict[int, list[Effect]]] = {}
+        self.add(effects)
+        self.hit: Effect | None = None
+
+    def add(self, effects: Sequence[Effect]) -> None:
+        """Look for these, too."""
+        for effect in effects:
+            assert effect.code is not None
+            self.codes[id(effect.code)] = effect.code
+            for offset in _offsets(effect.code, effect.offset):
+                self.spots.setdefault(id(effect.code), {}).setdefault(offset, []).append(effect)
+
+    def begin(self) -> None:
+        """From now on; also where a hit had ended it, in frames that are under way."""
+        self.hit, frame = None, sys._getframe(1)
+        sys.settrace(self.enter)
+        while frame is not None:
+            if id(frame.f_code) in self.spots:
+                frame.f_trace, frame.f_trace_opcodes = self.step, True
+            frame = frame.f_back  # type: ignore[assignment]
+
+    def enter(self, frame: types.FrameType, event: str, argument: Any) -> Callable[..., Any] | None:
+        code = frame.f_code
+        if self.unknown and id(code) not in self.codes and is_unknown(code.co_filename):
+            self.codes[id(code)] = code
+            self.add(draws_of(code, frame.f_globals))
+        if id(code) not in self.spots:
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return self.step
+
+    def step(self, frame: types.FrameType, event: str, argument: Any) -> Callable[..., Any]:
+        for effect in self.spots[id(frame.f_code)].get(frame.f_lasti, ()) if event == "opcode" else ():
+            if self.hit is None and _is_one(effect, frame):
+                self.hit = effect
+                raise Reached(effect)
+        return self.step
+
+
+def _is_one(effect: Effect, frame: types.FrameType) -> bool:
+    """Whether what the effect is about is a tensor, where it has to be."""
+    return effect.subject is None or is_tensor(frame.f_locals.get(effect.subject))
+
+
+@functools.lru_cache(maxsize=1024)
+def _prefixes(code: types.CodeType) -> dict[int, int]:
+    """Where instructions begin whose argument is long: with an EXTENDED_ARG, which may be all that is seen of them."""
+    found, first = dict[int, int](), None
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "EXTENDED_ARG":
+            first = instruction.offset if first is None else first
+        elif first is not None:
+            found[instruction.offset], first = first, None
+    return found
+
+
+def _offsets(code: types.CodeType, offset: int) -> set[int]:
+    return {offset, _prefixes(code).get(offset, offset)}
+
+
+@contextmanager
+def watched(effects: Sequence[Effect], unknown: bool = False) -> Iterator[None]:
+    """Raises Reached, at the latest at the end of the block, if one of the effects is reached within it."""
+    if not effects and not unknown:
+        yield
+        return
+    outer, before, watch = getattr(_now, "watch", None), sys.gettrace(), Watch(effects, unknown)
+    _now.watch = watch
+    watch.begin()
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+        _now.watch = outer
+    if watch.hit is not None:
+        raise Reached(watch.hit)
+
+
+def go_on() -> None:
+    """A nested call reached an effect and is not captured for that: what follows it is watched again."""
+    watch = getattr(_now, "watch", None)
+    if watch is not None and watch.hit is not None:
+        watch.begin()

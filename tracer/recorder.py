@@ -1,0 +1,106 @@
+"""make_fx's recorder with a shorter way for what most operations are: tensors that it knows in, one tensor out.
+
+torch's own keeps with every node in which memory formats the result is contiguous, and a proxy for each size, stride,
+number of elements and offset: half a millisecond of symbolic arithmetic. Here sizes that are symbols are found by them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, track_tensor_tree
+
+from .torch_private import FakeTensor, ProxyMode, extract_val, has_kernel, known_of, remember_tensor, symbol_node
+
+Tensor = torch.Tensor
+PLAIN = (
+    bool, int, float, type(None), str, torch.dtype, torch.device, torch.layout, torch.memory_format,
+)  # fmt: skip
+_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view)
+
+
+class _Unknown(Exception):
+    """An argument that takes torch's own recorder."""
+
+
+class Recorder(ProxyMode):  # type: ignore[misc]
+    """The mode of a trace that make_fx runs."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        try:
+            given = self._nodes((args, kwargs or {})) if is_short(func) else None
+        except _Unknown:
+            given = None
+        if given is not None:
+            return self._recorded(func, args, kwargs or {}, given)
+        self._keep_metadata((*args, *(kwargs or {}).values()))
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def _recorded(self, func: Any, args: Any, kwargs: Any, given: Any) -> Any:
+        graph = self.tracer.graph
+        node = graph.create_node("call_function", func, *given, name=_name(func))
+        result = func(*args, **kwargs)
+        proxy = torch.fx.Proxy(node, self.tracer)
+        if type(result) is not FakeTensor or not all(map(_is_found, (*result.shape, *result.stride()))):
+            return track_tensor_tree(result, proxy, constant=None, tracer=self.tracer)
+        node.meta["val"] = extract_val(result) if torch.is_grad_enabled() else result
+        remember_tensor(self.tracer, result, proxy)
+        return result
+
+    def _nodes(self, value: Any) -> Any:
+        """The arguments as nodes of the graph."""
+        if isinstance(value, Tensor):
+            return self._node_of(value)
+        if type(value) in PLAIN:
+            return value
+        if isinstance(value, torch.SymInt):
+            return symbol_node(self.tracer, value)
+        if isinstance(value, Mapping):
+            return {k: self._nodes(v) for k, v in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(map(self._nodes, value))
+        raise _Unknown
+
+    def _node_of(self, tensor: Tensor) -> torch.fx.Node:
+        proxy, constant = known_of(self.tracer, tensor)
+        if proxy is None or constant is not None:
+            raise _Unknown
+        return proxy.node  # type: ignore[no-any-return]
+
+    def _keep_metadata(self, given: Sequence[Any]) -> None:
+        """What other operations do to a tensor's sizes must not show in the node that made it."""
+        for tensor in given:
+            if type(tensor) is FakeTensor and (proxy := known_of(self.tracer, tensor)[0]) is not None:
+                if proxy.node.meta.get("val") is tensor:
+                    proxy.node.meta["val"] = extract_val(tensor)
+
+
+def _is_found(size: Any) -> bool:
+    """Whether a size is a number or a symbol: what is computed of them keeps the proxy that torch gives it."""
+    return isinstance(size, int) or size.node.expr.is_Atom
+
+
+@lru_cache(maxsize=2048)
+def is_short(func: Any) -> bool:
+    """Whether an operation of torch's own makes one tensor, as all its arguments say."""
+    if not isinstance(func, torch._ops.OpOverload) or func.namespace != "aten" or any(t in func.tags for t in _TAGS):
+        return False
+    returns = [str(r.type) for r in func._schema.returns]
+    return returns == ["Tensor"] and "lift" not in func._schema.name and not has_kernel(
+        func.name(), "CompositeImplicitAutograd"  # type: ignore[no-untyped-call]
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=2048)
+def _name(func: Any) -> str:
+    return torch.fx.Graph()._target_to_str(func.overloadpacket.__name__)
+
+
+def begin() -> None:
+    """The trace that runs takes the shorter way from here on, where this torch lets it."""
+    mode: Any = get_proxy_mode()
+    if ProxyMode is not object and type(mode) is ProxyMode:
+        mode.__class__ = Recorder

@@ -1,0 +1,69 @@
+"""Objects on ctx that the caller has, too: an argument, or what is in one. Eager's ctx holds the very object.
+
+Whoever looks at `grad_fn` has to see it, and a backward that was captured holds for what it was at forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .attributes import is_a, is_tensor
+from .containers import Hole, exchanged, leaves
+from .pictures import DEPTH, SCALARS, freeze, is_plain_object, items_of
+
+_CHANGING = (list, dict, set, bytearray)
+_NOT_CHANGED = (*SCALARS, torch.Tensor, Hole, type)
+
+
+@dataclass(frozen=True)
+class Shared:
+    """An attribute of ctx that is an argument or in one: the argument's number, and the keys that lead to it."""
+
+    name: str
+    argument: int
+    keys: tuple[Any, ...] = ()
+
+    def of(self, args: Sequence[Any]) -> Any:
+        """The object of a call with these arguments."""
+        found = args[self.argument]
+        for key in self.keys:
+            found = found[key]
+        return found
+
+
+def shared_with(attributes: Mapping[str, Any], args: Sequence[Any]) -> tuple[Shared, ...]:
+    """The attributes that are such objects."""
+    wanted = {name: value for name, value in attributes.items() if may_change(value)}
+    places = [(n, *place) for n, arg in enumerate(args) for place in _places(arg, (), DEPTH)] if wanted else []
+    found = {name: next(((n, keys) for n, keys, v in places if v is value), None) for name, value in wanted.items()}
+    return tuple(Shared(name, *place) for name, place in found.items() if place is not None)
+
+
+def may_change(value: Any) -> bool:
+    """Whether something has a state that a caller may change."""
+    return not is_a(value, _NOT_CHANGED) and (is_a(value, _CHANGING) or is_plain_object(value))
+
+
+def _places(value: Any, keys: tuple[Any, ...], depth: int) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """(keys, object) of all that may change in an argument."""
+    if may_change(value):
+        yield keys, value
+    if depth == 0 or not is_a(value, list | tuple | dict) or is_a(value, torch.Size):
+        return
+    parts = dict.items(value) if is_a(value, dict) else enumerate(items_of(value))
+    for key, part in parts:
+        yield from _places(part, (*keys, key), depth - 1)
+
+
+def tensors_of(value: Any) -> tuple[Any, ...]:
+    """The tensors in a container."""
+    return tuple(leaf for leaf in leaves(value) if is_tensor(leaf))
+
+
+def picture(value: Any) -> Any:
+    """What a captured backward takes such an object to be, which tensors are in it apart."""
+    return freeze(exchanged(value, lambda leaf: Hole(None) if is_a(leaf, torch.Tensor | Hole) else leaf))
