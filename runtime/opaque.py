@@ -29,7 +29,6 @@ from .fallback import Fault, contained, hand_over, is_fault, put_on_record
 from .guards import global_state, is_plain, unasked
 from .interop import node_class
 from .promised import UsersUnit
-from .segmented import reason_alone
 from .unit import VALUES, ran, without_idle
 
 if TYPE_CHECKING:
@@ -181,7 +180,7 @@ def as_effect(error: CaptureError) -> CaptureError:
     """A segment that nothing is captured around, told as what its statements do."""
     if not isinstance(error.what, Segment):
         return error
-    return CaptureError(reason=reason_alone(error.what.why.reason), where=error.what.where)
+    return CaptureError(reason=error.facts["reason"], where=error.what.where)
 
 
 class _Left:

@@ -192,12 +192,6 @@ def _why(reason: str) -> Why:
     return Why(reason.removeprefix("it ") if reason.startswith("it ") else f"cannot be captured: {reason}")
 
 
-def reason_alone(reason: str) -> str:
-    """The reason why a segment is one, as it is told of a method: what `_why` made of it, undone."""
-    cannot = "cannot be captured: "
-    return reason.removeprefix(cannot) if reason.startswith(cannot) else f"it {reason}"
-
-
 def _lines_of_error(method: Any, error: CaptureError) -> list[int]:
     """The lines of a method that an error passed through, innermost call; else those that lead to its place."""
     function = innermost(method)

@@ -20,10 +20,9 @@ from ..tracer.capture import CaptureError, DataMet, OpaqueMet, capture_lock
 from ..tracer.containers import opened
 from ..tracer.function import method_place
 from ..tracer.nested import recording
-from ..tracer.opaque import Mismatch, OpaqueNode, Run, Tape, remember, running, tensors_in, version
+from ..tracer.opaque import Mismatch, OpaqueNode, Run, Tape, reason_alone, remember, running, tensors_in, version
 from .effects import launching
 from .fallback import Fault, contained, is_fault, put_on_record
-from .segmented import reason_alone
 from .stats import count
 
 if TYPE_CHECKING:
@@ -69,10 +68,16 @@ class OpaqueCall:
     @property
     def told(self) -> str:
         """The reason as it is told of a method."""
-        is_segment = self.node.startswith("line") and self.where.rpartition(":")[2] in self.node.split("_")
-        return reason_alone(self.reason) if is_segment else f"it calls `{self.node}`, which {self.reason}"
+        return reason_alone(self.reason) if self.is_segment else f"it calls `{self.node}`, which {self.reason}"
+
+    @property
+    def is_segment(self) -> bool:
+        """Whether the node is lines of the method itself."""
+        return self.node.startswith("line") and self.where.rpartition(":")[2] in self.node.split("_")
 
     def __str__(self) -> str:
+        if self.is_segment:
+            return f"{self.method} is split: {self.told} ({self.where})"
         return f"{self.method} calls `{self.node}`, which {self.reason}, between its segments ({self.where})"
 
 

@@ -57,7 +57,7 @@ from .locks import CAPTURE, lock_of
 from .marks import Unmarked
 from .metadata import Fakes
 from .nested import plain, watched_by, watcher
-from .opaque import TRACED, OpaqueNode, Tape, Taped, Why, name_of, shown, tensors_in, why_opaque
+from .opaque import TRACED, OpaqueNode, Tape, Taped, Why, name_of, reason_of_caller, shown, tensors_in, why_opaque
 from .pictures import SCALARS
 from .reached import Reached, go_on, watched
 from .reads import Reads
@@ -586,7 +586,7 @@ class OpaqueMet(CaptureError):
     """
 
     def __init__(self, what: Any, why: Why, where: str) -> None:
-        super().__init__(reason=f"it calls `{name_of(what)}`, which {why.reason}", where=where)
+        super().__init__(reason=reason_of_caller(what, why), where=where)
         self.what, self.why, self.where = what, why, where
 
 

@@ -82,6 +82,17 @@ def name_of(what: Any) -> str:
     return _SAID.get(what, what.removeprefix("aten.").partition(".")[0] if what.startswith("aten.") else what)
 
 
+def reason_alone(reason: str) -> str:
+    """The reason why a segment is one, as it is told of the method that it was taken out of."""
+    cannot = "cannot be captured: "
+    return reason.removeprefix(cannot) if reason.startswith(cannot) else f"it {reason}"
+
+
+def reason_of_caller(what: Any, why: Why) -> str:
+    """The same of what calls `what`: a segment is the method's own lines, and no name of the user's."""
+    return reason_alone(why.reason) if isinstance(what, Segment) else f"it calls `{name_of(what)}`, which {why.reason}"
+
+
 # ------------------------------------------------------------------ calls that happened
 @dataclass
 class Taped:

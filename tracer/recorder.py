@@ -13,7 +13,16 @@ from typing import Any
 import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, track_tensor_tree
 
-from .torch_private import FakeTensor, ProxyMode, extract_val, has_kernel, known_of, remember_tensor, symbol_node
+from .torch_private import (
+    FakeTensor,
+    ProxyMode,
+    extract_val,
+    has_kernel,
+    known_of,
+    plain_tensors,
+    remember_tensor,
+    symbol_node,
+)
 
 Tensor = torch.Tensor
 PLAIN = (
@@ -75,7 +84,8 @@ class Recorder(ProxyMode):  # type: ignore[misc]
         for tensor in given:
             if type(tensor) is FakeTensor and (proxy := known_of(self.tracer, tensor)[0]) is not None:
                 if proxy.node.meta.get("val") is tensor:
-                    proxy.node.meta["val"] = extract_val(tensor)
+                    with plain_tensors():
+                        proxy.node.meta["val"] = extract_val(tensor)
 
 
 def _is_found(size: Any) -> bool:

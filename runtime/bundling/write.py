@@ -92,13 +92,13 @@ class _Writer:
     """Goes through the variants."""
 
     def __init__(self, compiler: Compiler, args: Sequence[Any]) -> None:
+        compiler.require_capturable()
         self.compiler, self.cls, self.args = compiler, compiler.cls, args
         self.files: dict[str, bytes] = {}
         self.names: dict[bytes, str] = {}
 
     def write(self) -> Written:
         compiler = self.compiler
-        compiler.require_capturable()
         method = backward_method(self.cls)
         if self.cls.backward is not TorchFunction.backward and self.cls.vjp is not TorchFunction.vjp:  # type: ignore[attr-defined]
             raise apart(compiler, "it has both backward and vjp, which autograd refuses")

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 from function_samples import Softmax, leaf, run
-from test_traceable import Branch
+from test_traceable import ObjectOnCtx
 
 import fusegrad
 from fusegrad.runtime.stats import COUNTERS, count, reset
@@ -22,7 +22,7 @@ def test_what_is_counted() -> None:
     run(fast, leaf(5, 4))
     assert fusegrad.stats() == first
     with pytest.warns(fusegrad.FallbackWarning):
-        run(fusegrad.compile(Branch), leaf(3))
+        run(fusegrad.compile(ObjectOnCtx), leaf(3))
     assert fusegrad.stats()["fallbacks"] == 2  # forward, then backward
 
 
