@@ -19,6 +19,7 @@ from ..tracer.capture import is_user_file
 from ..tracer.locks import CLASS, lock_of
 from .config import valid_backend
 from .function import Record, compile_class
+from .split import OpaqueCall
 
 _above: Any = super
 _HOOK = "__init_subclass__"
@@ -33,6 +34,7 @@ class Seen:
     name: str
     place: str
     records: dict[str, Record] = field(default_factory=dict)
+    calls: list[OpaqueCall] = field(default_factory=list)
     called: bool = False
 
     @property
@@ -105,7 +107,8 @@ class Everywhere:
         twin = compile_class(own, self.backend, fullgraph=False, dynamic=True)
         if seen is None:  # it has an `apply` of its own, which calls this one
             seen = self._met(own, "its own apply")
-        seen.records, seen.called = twin._fusegrad.records, True  # type: ignore[attr-defined]
+        compiler = twin._fusegrad  # type: ignore[attr-defined]
+        seen.records, seen.calls, seen.called = compiler.records, compiler.opaque_calls, True
         own._fusegrad_twin = twin  # type: ignore[attr-defined]
         return twin
 
@@ -151,6 +154,8 @@ def summary(everywhere: Everywhere) -> str:
     for s in called:
         for method, record in s.opaque.items():
             reasons[f"  as written: {s.name}.{method}: {record.reason} ({record.where})"] = None
+        for call in s.calls:
+            reasons[f"  in part: {s.name}.{call.method}: {call.told} ({call.where})"] = None
         if not s.records:
             reasons[f"  as written: {s.name}: nothing was captured ({s.place})"] = None
     return "\n".join([*lines, *reasons])

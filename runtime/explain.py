@@ -447,16 +447,16 @@ def _backward_is_captured(compiler: Compiler, specialization: Specialization, me
         if compiler.derives_backward:
             require_transposable(compiler, specialization)
         specialization.entry(specialization.known_kinds())
-    except OpaqueMet as met:
-        reason = f"{met.facts['reason']}: its segments are known after a call"
-        methods["backward"] = Record("compiled", reason, met.where)
-        return False
     except NonLinearJvp as error:
         methods["backward"] = Record("absent", f"jvp is not linear: {error.facts['why']}", error.facts["where"])
         return False
     except CaptureError as error:
         if compiler.derives_backward:
             methods["backward"] = Record("absent", *why_no_backward(compiler.user_class, error))
+            return False
+        if isinstance(error, OpaqueMet):
+            reason = f"{error.facts['reason']}: its segments are known after a call"
+            methods["backward"] = Record("compiled", reason, error.where)
             return False
         methods["backward"] = compiler.record_of("backward", error)
         _beside_opaque_ones(compiler, methods)

@@ -44,6 +44,8 @@ REPORTS = 200
 """Files with reports that one cache folder holds."""
 PACKAGE = __name__.partition(".")[0]
 UNDER_FUNC = "torch.func"
+DEFAULTS = [getattr(Function, n).__code__ for n in ("forward", "setup_context", "backward", "jvp", "vmap")]
+"""What torch answers where a class has no such method."""
 STICKY = ("CUDA error", "HIP error", "Triton Error")
 
 
@@ -102,10 +104,16 @@ def is_fault(error: Exception) -> bool:
     """Whether the user's own method is to answer for an error."""
     if _is_meant(error) or _is_of_the_device(error) or getattr(error, AFTER_EFFECTS, False):
         return False
-    if _is_looked_at():
+    if _is_looked_at() or _is_of_a_missing_method(error):
         return False
     steps = [step for step in traceback.walk_tb(error.__traceback__) if not _is_of_autograd(step[0])]
     return not (_is_handed_over([frame for frame, _ in steps]) or any(map(_is_of_a_hook, steps, steps[1:])))
+
+
+def _is_of_a_missing_method(error: BaseException) -> bool:
+    """Whether torch says in its own words that the class lacks a method, as it does of a rule that is not derived."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(frames) and frames[-1].f_code in DEFAULTS
 
 
 Step = tuple[types.FrameType, int]

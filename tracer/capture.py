@@ -731,7 +731,7 @@ class Calls:
         if taped is None:
             raise OpaqueMet(what, why, where)
         if taped.fault is not None:
-            reason = f"it calls `{name_of(what)}`, which {why.reason} and {taped.fault}"
+            reason = f"{reason_of_caller(what, why)} and {taped.fault}"
             raise CaptureError(reason=reason, where=where).of(what)
         node = OpaqueNode(what, apply, args, kwargs, taped, why, where)
         with disable_proxy_modes_tracing():

@@ -119,7 +119,8 @@ def f(apply):
 {sources}
 
 torch.manual_seed({seed})
-ours = {mode}({toolkit}, f(fast), xs, gs)
+with fusegrad.config.patch(debug=True):  # a fault raises: otherwise eager answers
+    ours = {mode}({toolkit}, f(fast), xs, gs)
 {remade}
 torch.manual_seed({seed})
 eager = {mode}({other}, f(theirs), xs, gs)

@@ -52,7 +52,7 @@ class Checked(Scale):
 
 
 class Sine(Function):
-    """By numpy: nothing of it can be captured."""
+    """By numpy, between two parts that are captured."""
 
     @staticmethod
     def forward(ctx, x):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from function_samples import Linear, RMSNorm, Softmax, leaf
-from test_traceable import Branch, Declared
+from test_traceable import AssignsData, Branch, Declared
 from torch.autograd import Function
 
 import fusegrad
@@ -138,13 +138,13 @@ def test_a_derived_backward_is_handed_what_it_would_compute_again() -> None:
 
 # ------------------------------------------------------------------ methods
 def test_what_is_not_compiled_has_code_place_and_fix() -> None:
-    for cls, code in ((Branch, "FG010"), (Declared, "FG001")):
+    for cls, code in ((AssignsData, "FG021"), (Declared, "FG001")):
         found = fusegrad.explain(cls, "f32[3]")
         forward = found.to_dict()["methods"]["forward"]
         assert forward["code"] == code and forward["fix"] == BY_CODE[code].fix and forward["where"]
         assert f"[{code}]" in str(found) and f"fix: {forward['fix']}" in str(found)
-    with pytest.warns(fusegrad.FallbackWarning, match=r"\[FG010\]$"):
-        fusegrad.compile(Branch).apply(leaf(3))
+    with pytest.warns(fusegrad.FallbackWarning, match=r"\[FG021\]$"):
+        fusegrad.compile(AssignsData).apply(leaf(3))
     with pytest.raises(fusegrad.NotTraceableError, match=r"depends on the data of a tensor \[FG010\]") as raised:
         fusegrad.compile(Branch, fullgraph=True).apply(leaf(3))
     assert raised.value.code == "FG010"
@@ -208,5 +208,5 @@ def test_html_takes_its_colours_from_the_page() -> None:
     assert page.count("<div") == page.count("</div>") == 1 and page.count("<table") == page.count("</table>")
     assert "<script" not in page and "http" not in page and "#" not in page.replace("#0", "")[: page.index("<details")]
     assert "Softmax_forward" in page and "variants" in page and "@triton.jit" in page
-    opaque = fusegrad.explain(Branch, "f32[3]")._repr_html_()
-    assert "FG010" in opaque and BY_CODE["FG010"].fix[:20] in opaque
+    opaque = fusegrad.explain(AssignsData, "f32[3]")._repr_html_()
+    assert "FG021" in opaque and BY_CODE["FG021"].fix[:20] in opaque

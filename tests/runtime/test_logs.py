@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from function_samples import Linear, RMSNorm, leaf, run
-from test_traceable import Branch
+from test_traceable import AssignsData
 
 import fusegrad
 from fusegrad.runtime import cache, logs, tune
@@ -112,8 +112,8 @@ def test_recompiles_say_what_differs(capsys) -> None:
 def test_what_runs_as_written_is_told(capsys) -> None:
     fusegrad.config.logs("trace")
     with pytest.warns(fusegrad.FallbackWarning):
-        fusegrad.compile(Branch).apply(leaf(3))
-    assert "Branch.forward runs as written: its control flow depends" in of("trace", told(capsys))
+        fusegrad.compile(AssignsData).apply(leaf(3))
+    assert "AssignsData.forward runs as written: it assigns `.data`" in of("trace", told(capsys))
 
 
 def test_the_cache(capsys, tmp_path, monkeypatch) -> None:

@@ -379,10 +379,12 @@ def test_a_method_that_cannot_be_captured_runs_as_written() -> None:
     class Data(Nested):
         @staticmethod
         def forward(ctx, x, params, power):
-            if x.sum() > 1e9:
+            seen.append(len(seen))
+            if len(seen) < 0:
                 raise ValueError
             return Nested.forward(ctx, x, params, power)
 
+    seen: list[int] = []
     x, params = tracked(made())
     fast = fusegrad.compile(Data, pytree=True)
     with pytest.warns(fusegrad.FallbackWarning, match=r"Data\.forward runs as you wrote it.*test_trees\.py"):
