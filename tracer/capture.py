@@ -69,6 +69,7 @@ from .torch_private import (
     dispatch_modes,
     is_fake,
     jit_tracing,
+    known_of,
     operator_name,
     symbolic_python,
     through_compiled_functions,
@@ -534,8 +535,30 @@ def with_known_history(tensors: Sequence[Any]) -> Iterator[None]:
 
 def _refuse_unknown_history(func: Any, args: Sequence[Any]) -> None:
     known = _known_history.get() if func == _HISTORY else None
-    if known is not None and not any(args[0] is t for t in known) and _is_asked_by_the_user():
+    if known is None or any(args[0] is t for t in known) or _has_history_of_its_own(args[0]):
+        return
+    if _is_asked_by_the_user():
         raise CaptureError(reason="it asks whether autograd follows a gradient", where=_here())
+
+
+def _has_history_of_its_own(tensor: torch.Tensor) -> bool:
+    """Whether autograd follows a tensor, or does not, whatever it follows of the gradients that backward is given.
+
+    With more that is followed there is more history, never less: what has one has it from the method's own leaves.
+    """
+    tracer: Any = getattr(get_proxy_mode(), "tracer", None)
+    if tracer is None or tensor.requires_grad or not (tensor.is_floating_point() or tensor.is_complex()):
+        return True
+    slot = known_of(tracer, tensor)[0]
+    waiting, seen = [] if slot is None else [slot.node], set[torch.fx.Node]()
+    while waiting:
+        node = waiting.pop()
+        if node.op == "placeholder":
+            return False
+        if node not in seen and not node.meta.get(CUT):
+            seen.add(node)
+            waiting += [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
+    return slot is not None
 
 
 def _is_asked_by_the_user() -> bool:

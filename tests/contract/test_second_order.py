@@ -195,6 +195,33 @@ def test_17_whether_a_gradient_requires_grad_is_asked_of_each() -> None:
     same(AsksGradient, story, may=["backward"], flags=False)
 
 
+class AsksItsOwn(Function):
+    """Recomputes what was differentiated: what autograd follows there is known, whatever it follows of the gradient."""
+
+    @staticmethod
+    def forward(ctx, x, y):
+        ctx.save_for_backward(x, y)
+        return x.exp() * y, y.floor().sum()
+
+    @staticmethod
+    def backward(ctx, g, h):
+        with torch.enable_grad():
+            x, y = (t.detach().requires_grad_(i == 0) for i, t in enumerate(ctx.saved_tensors))
+            outputs = (x.exp() * y, y.floor().sum())
+            pairs = [(o, w) for o, w in zip(outputs, (g, h), strict=True) if o.requires_grad]
+            (dx,) = torch.autograd.grad([o for o, _ in pairs], [x], [w for _, w in pairs])
+        return dx, None
+
+
+@both
+def test_17_whether_autograd_follows_what_backward_recomputed_is_known(backend) -> None:
+    def story(cls):
+        x, y, g = leaf(3), leaf(3, seed=2), leaf(3, seed=1)
+        return [torch.autograd.grad(cls.apply(x, y)[0], x, g, create_graph=create) for create in (False, True)]
+
+    same(AsksItsOwn, story, backend, flags=False)
+
+
 # ------------------------------------------------------------------ random numbers in backward
 class Noisy(Function):
     @staticmethod
