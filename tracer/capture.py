@@ -337,7 +337,7 @@ class Session:
             finally:
                 torch.set_autocast_cache_enabled(cache)
         if calls.error is not None:
-            raise calls.error
+            raise calls.error.bare()
         detach_as_ever(gm.graph)
         without_zeros(gm.graph)
         _refuse_data_dependence(gm)
@@ -648,7 +648,7 @@ class Calls:
             return self._decided(what, apply, args, kwargs)
         except CaptureError as error:
             if not self.depth and self.error is None:
-                self.error = error
+                self.error = error.bare()
             raise
 
     def _decided(self, what: Any, apply: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -747,7 +747,7 @@ class Calls:
         where = _here()
         odd = (self.leaves.tracked(tensors_in(args)) or _no_constant(args)) if isinstance(what, Segment) else None
         if odd is not None:
-            reason = f"it calls `{what.__name__}`, which {why.reason} and is given a {odd}"
+            reason = f"{reason_of_caller(what, why)}, given a {odd}"
             raise CaptureError(reason=reason, where=where).of(what)
         if self.inlined:
             raise _not_apart(what, why)

@@ -252,10 +252,15 @@ def guarded_trace(
     try:
         return session.trace(fn, fakes, reads, from_source, tape)
     except CaptureError as error:
-        raise as_asking(error.through(error), tape) from error
+        if as_asking(error.through(error), tape) is error:
+            raise  # an error that is its own cause is a cycle
+        raise as_asking(error, tape) from error
     except (Exception, RecursionError) as error:
-        raised = CaptureError(reason=reason_of(error), where=where_raised(error)).through(error)
-        raise as_asking(raised, tape) from error
+        raise as_asking(_captures(error), tape) from error  # no name here: a frame that holds its error is a cycle
+
+
+def _captures(error: BaseException) -> CaptureError:
+    return CaptureError(reason=reason_of(error), where=where_raised(error)).through(error)
 
 
 def _objects(leaf: Any) -> list[Any]:
