@@ -320,6 +320,7 @@ class Session:
             recorder.begin()
             with Asked(calls.read) if tape is not None and tape.data else nullcontext():
                 returned = fn(*given)
+            recorder.end()
             if (why := unmarked.why_not(returned)) is not None:
                 raise CaptureError(reason=why, where="unknown")
             return returned

@@ -7,12 +7,14 @@ number of elements and offset: half a millisecond of symbolic arithmetic. Here s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, track_tensor_tree
 
+from ..ir.errors import InternalError
 from .torch_private import (
     FakeTensor,
     ProxyMode,
@@ -36,17 +38,29 @@ class _Unknown(Exception):
 
 
 class Recorder(ProxyMode):  # type: ignore[misc]
-    """The mode of a trace that make_fx runs."""
+    """The mode of a trace that make_fx runs. fault: what went wrong in what is ours here, told at the end of the trace.
+
+    An error at once would end the process: autograd's views call this from where C++ lets none through.
+    """
+
+    fault: str | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        try:
-            given = self._nodes((args, kwargs or {})) if is_short(func) else None
-        except _Unknown:
-            given = None
+        given = self._given(func, args, kwargs or {})
         if given is not None:
             return self._recorded(func, args, kwargs or {}, given)
-        self._keep_metadata((*args, *(kwargs or {}).values()))
         return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def _given(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The arguments as nodes; None where torch's own recorder takes the operation."""
+        try:
+            if is_short(func):
+                with suppress(_Unknown):
+                    return self._nodes((args, kwargs))
+            self._keep_metadata((*args, *kwargs.values()))
+        except Exception as error:
+            self.fault = f"{type(error).__name__}: {error}"
+        return None
 
     def _recorded(self, func: Any, args: Any, kwargs: Any, given: Any) -> Any:
         graph = self.tracer.graph
@@ -114,3 +128,10 @@ def begin() -> None:
     mode: Any = get_proxy_mode()
     if ProxyMode is not object and type(mode) is ProxyMode:
         mode.__class__ = Recorder
+
+
+def end() -> None:
+    """The trace that runs is whole. Raises InternalError where it is not."""
+    mode: Any = get_proxy_mode()
+    if (fault := getattr(mode, "fault", None)) is not None:
+        raise InternalError(f"in recording: {fault}")

@@ -115,14 +115,14 @@ class fault:
             function.__code__ = self.code
         del vars(builtins)[self.name]
 
-    def __call__(self) -> None:
+    def __call__(self) -> Exception:
         self.hits += 1
-        raise self.kind("injected")
+        return self.kind("injected")
 
 
 def _raising_code(code: types.CodeType, name: str) -> types.CodeType:
     namespace: dict[str, Any] = {}
-    exec(f"def raising(*args, **kwargs):\n    {name}()", namespace)
+    exec(f"def raising(*args, **kwargs):\n    raise {name}()", namespace)  # in a frame of ours, and no other
     return namespace["raising"].__code__.replace(  # type: ignore[no-any-return]
         co_freevars=code.co_freevars, co_name=code.co_name, co_qualname=code.co_qualname, co_filename=code.co_filename
     )

@@ -14,6 +14,8 @@ REVIEWED: dict[str, str] = {
     **dict.fromkeys((
         "runtime/specialization.py:Specialization.attributes",
         "runtime/specialization.py:Specialization.constants_at",
+        "runtime/specialization.py:Specialization.users_backward",
+        "runtime/specialization.py:followed",
         "tracer/containers.py:_rebuilder",
         "tracer/containers.py:exchanged",
         "tracer/containers.py:filled",
@@ -22,5 +24,7 @@ REVIEWED: dict[str, str] = {
         "tracer/function.py:put_together",
         "tracer/function.py:rebind",
         "tracer/function.py:rebind.<locals>.leaf",
+        "tracer/function.py:run_backward",
+        "tracer/function.py:takes_boxed_gradients",
     ), GIVES),
 }  # fmt: skip

@@ -184,9 +184,9 @@ def test_a_class_that_is_right_is_right_in_every_scene(made_up: Path) -> None:
         assert world_page.capture_of(found) == "captured"
 
 
-def test_a_class_that_writes_to_itself_is_as_written(made_up: Path) -> None:
+def test_a_class_that_writes_to_itself_is_split(made_up: Path) -> None:
     fact = told(Row("madeup", "madeup.kernels", "Counted", "normal(4, 5)"))
-    assert world_page.capture_of(fact["backends"]["reference"]) == "in part"
+    assert world_page.capture_of(fact["backends"]["reference"]) == "split"
 
 
 def test_a_worker_that_ends_is_one_row(made_up: Path) -> None:
