@@ -102,6 +102,35 @@ def _may_be_float(node: torch.fx.Node) -> bool:
     return not isinstance(value, int | torch.SymInt | torch.SymBool)
 
 
+_BY_STRIDES = {
+    aten.view.default, aten.view.dtype, aten.as_strided.default, aten._reshape_alias.default,
+    aten.view_as_real.default, aten.view_as_complex.default,
+}  # fmt: skip
+"""Views that are there for some strides alone."""
+
+
+def takes_gaps(node: torch.fx.Node) -> bool:
+    """Whether operations may be given a tensor with gaps for this input, which was captured without: as eager's are.
+
+    Sums and contractions add in another order along other strides; elementwise it is all one.
+    """
+    waiting = [node]
+    while waiting:
+        alias = waiting.pop()
+        for user in alias.users:
+            if user.op == "output" or _asks_a_length(user):
+                continue
+            if not hasattr(user.target, "_schema") or user.target in _BY_STRIDES or alias in _written(user):
+                return False
+            if _base(user) is alias:
+                waiting.append(user)
+    return True
+
+
+def _asks_a_length(node: torch.fx.Node) -> bool:
+    return node.target in (aten.sym_size.int, aten.sym_numel.default)
+
+
 def independent(trace: Trace, of: Sequence[int]) -> list[int]:
     """The results that depend on none of these inputs."""
     wanted = frozenset(of)

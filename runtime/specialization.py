@@ -61,6 +61,7 @@ from .asked import is_outer
 from .check import cut, differs, intermediate_bytes, is_made_up
 from .compile import cheaper
 from .config import KERNEL_BACKENDS, settings
+from .dependence import takes_gaps
 from .effects import drawing_again, draws_numbers
 from .faults import prepared
 from .guards import Guard, is_float, lasting_state, size_guard
@@ -98,6 +99,11 @@ class BackwardEntry:
     def draws(self) -> bool:
         """Whether it may draw random numbers."""
         return draws_numbers(self.trace)
+
+    @once
+    def takes_gaps(self) -> list[bool]:
+        """Per tensor that is given, whether torch's operations may have it with gaps in memory."""
+        return [takes_gaps(n) for n in self.trace.graph_module.graph.nodes if n.op == "placeholder"]
 
     @property
     def opaque(self) -> list[Any]:
@@ -733,7 +739,11 @@ class Specialization:
     ) -> tuple[Any, ...]:
         """The gradients from one captured backward. tape: results of its opaque nodes that there are already."""
         symbols = [sizes[s] for s in self.backward_symbols]
-        inputs = [v for v in (*residuals, *symbols, *map(in_a_class, given)) if v is not None]
+        inputs = [v for v in (*residuals, *symbols, *given) if v is not None]
+        by_torch = executable.backend == "reference"
+        for i in range(len(inputs) - sum(g is not None for g in given), len(inputs)):
+            if not (by_torch and entry.takes_gaps[i]):
+                inputs[i] = in_a_class(inputs[i])
         lifted = [r.get() for r in entry.lifted if r is not None]
         with self._exactly_as_captured() if not entry.opaque else self._between(executable, tape, sizes) as now:
             with drawing_again(inputs) if entry.draws else _AS_IT_IS:

@@ -337,6 +337,7 @@ class Session:
                 gm = _reaching_none(reads, lambda: traced(*fakes))
             finally:
                 torch.set_autocast_cache_enabled(cache)
+                self.mode.memories.clear()  # tensors without data, but whoever counts tensors in memory would meet them
         if calls.error is not None:
             raise calls.error.bare()
         detach_as_ever(gm.graph)

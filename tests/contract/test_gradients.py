@@ -423,3 +423,44 @@ def test_18_jvp_of_outputs_that_are_no_tensors() -> None:
             return None, t * 30, None
 
     same(Objects, lambda c: jvp(lambda x: c.apply(x)[1], (plain(3),), (plain(3),)), flags=False)
+
+
+class Contracts(Function):
+    @staticmethod
+    def forward(ctx, a, b):
+        ctx.save_for_backward(a, b)
+        return a @ b
+
+    @staticmethod
+    def backward(ctx, g):
+        a, b = ctx.saved_tensors
+        return g @ b.mT, a.mT @ g
+
+
+class Sums(Function):
+    @staticmethod
+    def forward(ctx, x, b):
+        return x + b
+
+    @staticmethod
+    def backward(ctx, g):
+        return g - g.sum(-1, keepdim=True), (g.T.softmax(0).T + g.cumsum(0)).sum(0)
+
+
+LAID_OUT: dict[str, Any] = {
+    "steps": lambda n, m: torch.randn(2 * n, 2 * m)[::2, ::2],
+    "a part": lambda n, m: torch.randn(2 * n, 2 * m)[:n, 1 : m + 1],
+    "a part, transposed": lambda n, m: torch.randn(2 * m, 2 * n)[:m, :n].t(),
+    "expanded over steps": lambda n, m: torch.randn(n, 2 * m)[:, :1].expand(n, m),
+}
+
+
+@pytest.mark.parametrize("layout", LAID_OUT)
+@pytest.mark.parametrize(("cls", "shapes"), [(Contracts, [(33, 21), (21, 17)]), (Sums, [(33, 21), (21,)])])
+def test_14_torchs_operations_add_in_eagers_order_along_gradients_with_gaps(cls, shapes, layout) -> None:
+    fast, xs = fusegrad.compile(cls, backend="reference"), [torch.randn(s, requires_grad=True) for s in shapes]
+    for _ in range(2):
+        g = LAID_OUT[layout](*cls.apply(*xs).shape)
+        mine, theirs = (torch.autograd.grad(c.apply(*xs), xs, g) for c in (fast, cls))
+        assert all(torch.equal(a, b) and a.stride() == b.stride() for a, b in zip(mine, theirs, strict=True))
+    assert fast._fusegrad.records["backward"].status == "compiled"

@@ -322,7 +322,8 @@ def test_zeros_without_memory_that_a_view_needs_as_memory(f: Any, backend: str) 
     for x in (torch.tensor(0.7), torch.ones(2, 3)):
         x.requires_grad_()
         fast(x).sum().backward()
-        assert x.grad is not None and x.grad.tolist() == torch.zeros_like(x).tolist()
+        assert x.grad is not None
+        assert (x.grad + 1).tolist() == torch.ones_like(x).tolist()  # zeros of eager themselves may have no memory
 
 
 def test_a_tangent_has_the_dtype_of_its_result() -> None:
