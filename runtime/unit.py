@@ -916,8 +916,7 @@ def transformed(compiler: Compiler, args: tuple[Any, ...]) -> Any:
     if (why := why_not_whole(compiler, specialization)) is not None:
         compiler.leave_to_the_user("torch.func", why)
         return compiler.users(*args)
-    with plain_tensors():
-        function = whole_of(compiler, specialization, compiler.backend_for(plain))
+    function = whole_of(compiler, specialization, compiler.backend_for(plain))
     flat = [a if isinstance(a, Tensor) else None for a in given]  # the rest is a constant of the specialisation
     outputs = custom_function_call(function, *flat) if transforms_active() else function.apply(*flat)
     visible = len(specialization.forward.tensor_outputs)
