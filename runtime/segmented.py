@@ -138,7 +138,7 @@ class Segmented:
         if function is None or name in self.failed or self.attempts > ATTEMPTS or not _is_static(self.original, name):
             return False
         try:
-            made, segments = cut(function, lines, self._ctx(name, function))
+            made, segments = cut(function, lines, self._ctx(name, function), f"{self.original.__name__}Backward")
             around = with_inner(method, made)
         except UnfitError:
             return False

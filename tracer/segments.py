@@ -27,7 +27,8 @@ from .pictures import is_library
 
 MOST = 500
 """Functions that are looked through for a line or for names."""
-LOCALS, LEFT = "__fusegrad_locals", "__fusegrad_left"
+LOCALS, LEFT, ABSENCE = "__fusegrad_locals", "__fusegrad_left", "__fusegrad_absent"
+OF_CTX, ON_IT = "__fusegrad_of_ctx", "__fusegrad_on_it"
 ON_CTX = "__fusegrad_ctx_"
 Body = list[ast.stmt]
 
@@ -37,7 +38,7 @@ class UnfitError(Exception):
 
 
 class Absent:
-    """Stands for a local name that is not bound."""
+    """Stands for a local name that is not bound, or an attribute that ctx lacks, on the way into a segment."""
 
 
 ABSENT = Absent()
@@ -78,7 +79,7 @@ class Segment:
         from .nested import watcher
 
         present = {**names, **of_ctx}
-        given = {name: present[name] for name in self.inputs if name in present}
+        given = {name: present[name] for name in self.inputs if present.get(name, ABSENT) is not ABSENT}
         watching = watcher()
         if watching is None:
             return Left(*self.run(given))
@@ -212,6 +213,7 @@ def _steps(code: types.CodeType) -> list[Any]:
 
 # ------------------------------------------------------------------ which statements
 _BODIES = ("body", "orelse", "finalbody")
+_ARMS = (*_BODIES, "handlers", "cases")
 
 
 def _bodies(statement: ast.stmt) -> Iterator[Body]:
@@ -334,15 +336,19 @@ class _OfCtx(ast.NodeTransformer):
         self.ctx = ctx
         self.given: set[str] = set()
         self.bound: set[str] = set()
+        self.surely: set[str] = set()
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         if not (isinstance(node.value, ast.Name) and node.value.id == self.ctx):
             return self.generic_visit(node)
+        name = ast.copy_location(ast.Name(ON_CTX + node.attr, node.ctx), node)
         if isinstance(node.ctx, ast.Store):
             self.bound.add(node.attr)
-        elif node.attr not in self.bound:
+            self.surely.add(node.attr)
+        elif node.attr not in self.surely:
             self.given.add(node.attr)
-        return ast.copy_location(ast.Name(ON_CTX + node.attr, node.ctx), node)
+            return ast.copy_location(_call(ON_IT, name, ast.Constant(node.attr)), node)
+        return name
 
     def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
         if isinstance(node.target, ast.Attribute) and getattr(node.target.value, "id", None) == self.ctx:
@@ -353,6 +359,23 @@ class _OfCtx(ast.NodeTransformer):
         node.value = self.visit(node.value)  # read before it is stored
         node.targets = [self.visit(t) for t in node.targets]
         return node
+
+    def _arms(self, node: ast.AST) -> ast.AST:
+        """What is bound in one arm of a statement is not known to be in another one, nor behind it."""
+        before = set(self.surely)
+        for name, value in ast.iter_fields(node):
+            if name in _ARMS:
+                setattr(node, name, self._arm(value))
+                self.surely = set(before)
+            elif isinstance(value, ast.AST):
+                setattr(node, name, self.visit(value))
+        return node
+
+    visit_If = visit_For = visit_While = visit_Try = visit_TryStar = visit_Match = _arms
+    visit_ExceptHandler = visit_match_case = _arms
+
+    def _arm(self, nodes: list[ast.AST]) -> list[ast.AST]:
+        return [self.visit(node) for node in nodes]
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
         if node.id == self.ctx:
@@ -413,6 +436,10 @@ def _stored(nodes: Sequence[ast.AST]) -> set[str]:
             found.add(node.name)
         elif isinstance(node, ast.alias):
             found.add((node.asname or node.name).split(".")[0])
+        elif isinstance(node, ast.MatchAs | ast.MatchStar) and node.name:
+            found.add(node.name)
+        elif isinstance(node, ast.MatchMapping) and node.rest:
+            found.add(node.rest)
     return found
 
 
@@ -475,7 +502,8 @@ class _Cutter:
         end = ast.Return(_call(LEFT, _call(LOCALS)))
         ast.copy_location(end, statements[-1])
         end.lineno = end.end_lineno = segment.lines[1]
-        body = [*map(copy.deepcopy, self.declared), *statements, end]
+        unbound = [_unbinding(name) for name in segment.inputs if not name.startswith(ON_CTX)]
+        body = [*map(copy.deepcopy, self.declared), *unbound, *statements, end]
         spec = ast.arguments(posonlyargs=[], args=arguments, kwonlyargs=[], kw_defaults=[], defaults=[])
         made = ast.FunctionDef(self.tree.name, spec, body, [])
         made.type_params = []  # type: ignore[attr-defined]
@@ -486,7 +514,7 @@ class _Cutter:
         number = segment.lines[0]
         name = f"__fusegrad_left_{number}"
         call = _call(f"__fusegrad_segment_{number}", _call(LOCALS))
-        call.keywords = [ast.keyword(ON_CTX + a, _on(self.ctx, a, ast.Load())) for a in sorted(of_ctx.given)]
+        call.keywords = [ast.keyword(ON_CTX + a, _of(self.ctx, a)) for a in sorted(of_ctx.given)]
         made: Body = [ast.Assign([ast.Name(name, ast.Store())], call)]
         for output in segment.outputs:
             attribute = output.removeprefix(ON_CTX)
@@ -506,6 +534,16 @@ def _on(ctx: str | None, attribute: str, how: ast.expr_context) -> ast.Attribute
     return ast.Attribute(ast.Name(str(ctx), ast.Load()), attribute, how)
 
 
+def _of(ctx: str | None, attribute: str) -> ast.Call:
+    return _call(OF_CTX, ast.Name(str(ctx), ast.Load()), ast.Constant(attribute), ast.Name(ABSENCE, ast.Load()))
+
+
+def _unbinding(name: str) -> ast.stmt:
+    """A name that the method had not bound is not bound in the segment: whoever reads it meets Python's own error."""
+    absent = ast.Compare(ast.Name(name, ast.Load()), [ast.Is()], [ast.Name(ABSENCE, ast.Load())])
+    return _if(absent, ast.Delete([ast.Name(name, ast.Del())]))
+
+
 def _asked(name: str, method: str, about: str) -> ast.expr:
     return ast.Call(ast.Attribute(ast.Name(name, ast.Load()), method, ast.Load()), [ast.Constant(about)], [])
 
@@ -521,14 +559,17 @@ def _leaving(exit: str, name: str) -> ast.stmt:
 
 
 # ------------------------------------------------------------------ the rewritten method
-def cut(function: types.FunctionType, lines: Lines, ctx: str | None) -> tuple[types.FunctionType, list[Segment]]:
+def cut(
+    function: types.FunctionType, lines: Lines, ctx: str | None, node: str
+) -> tuple[types.FunctionType, list[Segment]]:
     """The function with segments for the lines. ctx: the name of the parameter whose content stays with the method.
 
-    Raises UnfitError where that cannot be.
+    node: how errors name ctx. Raises UnfitError where that cannot be.
     """
     cutter = _Cutter(function, lines, ctx)
     cutter.cut()
-    objects: dict[str, Any] = {LOCALS: locals, LEFT: Left, **cutter.segments}
+    own = {LOCALS: locals, LEFT: Left, ABSENCE: ABSENT, OF_CTX: getattr, ON_IT: functools.partial(_present, node)}
+    objects: dict[str, Any] = {**own, **cutter.segments}
     cells = dict(zip(cutter.code.co_freevars, function.__closure__ or (), strict=True))
     cells |= {name: types.CellType(value) for name, value in objects.items()}
     for segment in cutter.segments.values():
@@ -538,6 +579,13 @@ def cut(function: types.FunctionType, lines: Lines, ctx: str | None) -> tuple[ty
     made.__defaults__, made.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
     made.__dict__.update(function.__dict__)
     return made, list(cutter.segments.values())
+
+
+def _present(node: str, value: Any, name: str) -> Any:
+    """An attribute of ctx that a segment reads."""
+    if value is ABSENT:
+        raise AttributeError(f"{node!r} object has no attribute {name!r}")
+    return value
 
 
 def _function(code: types.CodeType, like: types.FunctionType, cells: Mapping[str, Any]) -> types.FunctionType:

@@ -491,3 +491,77 @@ def test_functions_of_torch_compile_are_seen_through():
             return compiled(g) * x
 
     is_split(same(Faster, lambda cls: gradients(cls, leaf(3, 4)), tolerance=1e-6))
+
+
+class OneArm(Function):
+    @staticmethod
+    def forward(ctx, x, p):
+        if p > 0:
+            mask = x > 0
+            ctx.extra = 3.0
+        y = x * 2
+        if y.sum() > -100 or p > 0:
+            y = torch.where(mask, y, y.sin()) if p > 0 else y + 1
+        ctx.p = p
+        return y
+
+    @staticmethod
+    def backward(ctx, g):
+        SEEN.append(float(g.sum()) * (ctx.extra if ctx.p > 0 else 1))
+        return g * 2, None
+
+
+@both
+@pytest.mark.parametrize("p", [0, 1])
+def test_what_one_arm_of_a_branch_bound_reaches_a_segment_that_may_not_read_it(p, backend):
+    is_split(same(OneArm, lambda cls: gradients(cls, leaf(3, 4), p), backend), "forward", "backward")
+
+
+def test_a_name_or_an_attribute_that_is_read_unbound_raises_pythons_error():
+    class Unbound(Function):
+        @staticmethod
+        def forward(ctx, x, p):
+            if p > 0:
+                mask = x > 0
+            SEEN.append(float(mask.sum()))
+            return x * mask
+
+        @staticmethod
+        def backward(ctx, g):
+            return g, None
+
+    class NotOnCtx(Function):
+        @staticmethod
+        def forward(ctx, x):
+            if x.sum() > 100:
+                ctx.scale = 2.0
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, g):
+            SEEN.append(float(g.sum()))
+            SEEN.append(ctx.scale)
+            return g
+
+    same(Unbound, lambda cls: gradients(cls, leaf(3), 0))
+    same(NotOnCtx, lambda cls: gradients(cls, leaf(3)))
+
+
+def test_a_segment_meets_a_name_as_unbound_in_the_calls_in_which_it_is():
+    class Sometimes(Function):
+        @staticmethod
+        def forward(ctx, x):
+            if x.sum() > 3:
+                scale = 2.0
+            try:
+                print(scale)
+                return x * scale
+            except UnboundLocalError as error:
+                print(error)
+                return x * 3
+
+        @staticmethod
+        def backward(ctx, g):
+            return g
+
+    same(Sometimes, lambda cls: gradients(cls, torch.zeros(3, requires_grad=True)))
