@@ -7,12 +7,13 @@ Where in doubt a result depends: too much costs a zero, too little would lose a 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, TypeAlias
 
 import torch
 
 from ..tracer.capture import CUT, Trace
+from ..tracer.grad_mode import UNRECORDED
 
 Homes: TypeAlias = dict[torch.fx.Node, torch.fx.Node]
 aten = torch.ops.aten
@@ -22,42 +23,59 @@ _SHAPE_ONLY = {
     *(getattr(aten, f"new_{name}").default for name in ("zeros", "ones", "full", "empty")),
 }
 """Operations that read nothing but the shape and dtype of their argument."""
-_KEY = "fusegrad_sources"
+_KEYS = {False: "fusegrad_sources", True: "fusegrad_sources_of_tangents"}
 
 
-def sources_of(trace: Trace) -> list[frozenset[int]]:
-    """Per result the inputs (by number) that its values may depend on, by a way of floating point numbers."""
-    meta = trace.graph_module.meta
-    if _KEY not in meta:
-        meta[_KEY] = _found(trace.graph_module.graph)
-    return meta[_KEY]  # type: ignore[no-any-return]
+def sources_of(trace: Trace, tangents: bool = False) -> list[frozenset[int]]:
+    """Per result the inputs (by number) that its values may depend on, by a way of floating point numbers.
+
+    tangents: by a way of forward mode, which goes on where the grad mode is off.
+    """
+    meta, key = trace.graph_module.meta, _KEYS[tangents]
+    if key not in meta:
+        meta[key] = _found(trace.graph_module.graph, tangents)
+    return meta[key]  # type: ignore[no-any-return]
 
 
-def _found(graph: torch.fx.Graph) -> list[frozenset[int]]:
+def _found(graph: torch.fx.Graph, tangents: bool) -> list[frozenset[int]]:
     (results,) = graph.find_nodes(op="output")[0].args
-    reach = _reaching(graph, _homes(graph))
+    cut = {node for node in graph.nodes if _is_cut(node, tangents)}
+    reach = _reaching(graph, _homes(graph, cut), cut)
     return [reach[r] if isinstance(r, torch.fx.Node) else frozenset() for r in results]
 
 
-def _reaching(graph: torch.fx.Graph, home: Homes) -> dict[torch.fx.Node, frozenset[int]]:
+def _is_cut(node: torch.fx.Node, tangents: bool) -> bool:
+    """Whether nothing leads through an operation. A view made with grad mode off requires grad as its base does."""
+    if node.meta.get(UNRECORDED):
+        return not tangents and (bool(node.meta.get(CUT)) or not _is_view(node))
+    return bool(node.meta.get(CUT))
+
+
+def _is_view(node: torch.fx.Node) -> bool:
+    return _base(node) is not None and not _written(node)
+
+
+def _reaching(
+    graph: torch.fx.Graph, home: Homes, cut: Collection[torch.fx.Node]
+) -> dict[torch.fx.Node, frozenset[int]]:
     """Per node what reaches its memory, by whatever is written there: it may be read before, or after that."""
     inputs = [n for n in graph.nodes if n.op == "placeholder"]
     reach = dict.fromkeys(set(home.values()), frozenset[int]()) | {n: frozenset({i}) for i, n in enumerate(inputs)}
     before = None
     while before != reach:
         before = dict(reach)
-        for node in (n for n in graph.nodes if n.op not in ("placeholder", "output")):
+        for node in (n for n in graph.nodes if n.op not in ("placeholder", "output") and n not in cut):
             found = _reached(node, {a: reach[home[a]] for a in node.all_input_nodes})
             for written in (node, *_written(node)):
                 reach[home[written]] |= found
     return {node: reach[at] for node, at in home.items()}
 
 
-def _homes(graph: torch.fx.Graph) -> Homes:
-    """Per node the first one with its memory. What the user detached counts as apart: it has no history."""
+def _homes(graph: torch.fx.Graph, cut: Collection[torch.fx.Node]) -> Homes:
+    """Per node the first one with its memory. What was detached counts as apart; what was written to does not."""
     home: Homes = {}
     for node in graph.nodes:
-        base = None if node.meta.get(CUT) else _base(node)
+        base = None if node in cut and not _written(node) else _base(node)
         home[node] = node if base is None else home[base]
     return home
 
@@ -90,7 +108,7 @@ def _arguments(node: torch.fx.Node) -> list[tuple[torch.fx.Node, Any]]:
 
 
 def _reached(node: torch.fx.Node, reach: dict[torch.fx.Node, frozenset[int]]) -> frozenset[int]:
-    if node.target in _SHAPE_ONLY or node.meta.get(CUT) or not _may_be_float(node):
+    if node.target in _SHAPE_ONLY or not _may_be_float(node):
         return frozenset()
     return frozenset().union(*(reach[a] for a in node.all_input_nodes))
 
@@ -131,7 +149,7 @@ def _asks_a_length(node: torch.fx.Node) -> bool:
     return node.target in (aten.sym_size.int, aten.sym_numel.default)
 
 
-def independent(trace: Trace, of: Sequence[int]) -> list[int]:
+def independent(trace: Trace, of: Sequence[int], tangents: bool = False) -> list[int]:
     """The results that depend on none of these inputs."""
     wanted = frozenset(of)
-    return [i for i, sources in enumerate(sources_of(trace)) if not sources & wanted]
+    return [i for i, sources in enumerate(sources_of(trace, tangents)) if not sources & wanted]

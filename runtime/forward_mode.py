@@ -7,6 +7,7 @@ jvp, and is the same linear map. Where it is not, in torch itself, eager's forwa
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -14,7 +15,8 @@ from torch.autograd.forward_ad import unpack_dual
 
 from ..tracer.compiled import Recorded
 from ..tracer.containers import with_those
-from ..tracer.torch_private import sharing_dual_level
+from ..tracer.grad_mode import Switches
+from ..tracer.torch_private import own_leaves_allowed, sharing_dual_level
 from .guards import is_float, is_tracked
 from .unit import tracked_alias
 
@@ -56,9 +58,11 @@ def _is_missing(error: RuntimeError) -> bool:
 def _by_forward_mode(body: Body, inputs: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
     moved = [i for i, t in enumerate(tangents) if t is not None and is_float(inputs[i])]
     full: list[Any] = []
+    captured = Recorded.now() is not None
 
     def of_moved(*primals: Tensor) -> tuple[Tensor, ...]:
-        outputs = body(*with_those(inputs, moved, primals))
+        with own_leaves_allowed() if captured else nullcontext():
+            outputs = body(*with_those(inputs, moved, primals))
         full[:] = [o if is_float(o) and _moves(o) else None for o in outputs]
         return tuple(o for o in full if o is not None) or primals  # torch takes no function without results
 
@@ -79,8 +83,9 @@ def _by_double_vjp(body: Body, inputs: Sequence[Any], tangents: Sequence[Any]) -
     recorded = Recorded.now()
     with torch.enable_grad():
         leaves = [tracked_alias(x) for x in inputs]
-        outputs = list(body(*leaves))
-        if recorded is not None and recorded.names() & OWN_FORWARD_MODE:
+        with Switches() as switches:
+            outputs = list(body(*leaves))
+        if switches.met or (recorded is not None and recorded.names() & OWN_FORWARD_MODE):
             raise NotTransposable
         duals = [torch.zeros_like(o).requires_grad_() if is_tracked(o) else None for o in outputs]
         used = [d for d in duals if d is not None]

@@ -12,15 +12,14 @@ from typing import Any
 
 import torch
 from torch.autograd.function import Function
-from torch.overrides import TorchFunctionMode
 
 from ..ir.errors import KeywordOnlyError
 from ..tracer.capture import CaptureError, is_capturing
 from ..tracer.containers import leaves
 from ..tracer.declared import DeclarationError, Option, call_place
 from ..tracer.function import as_tuple, method_place
+from ..tracer.grad_mode import Switches
 from ..tracer.nested import watcher
-from ..tracer.torch_private import grad_switch
 from .calls import name_in_graphs
 from .guards import is_float, is_tracked
 from .interop import function_shown
@@ -112,16 +111,6 @@ def following(watching: Any) -> Iterator[None]:
         yield
     finally:
         watching.follows = before
-
-
-class Switches(TorchFunctionMode):
-    """Notes whether a function turns the grad mode on or off: forward mode does not heed it, a backward does."""
-
-    met = False
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.met = self.met or func is grad_switch
-        return func(*args, **(kwargs or {}))
 
 
 def switches_grad_mode(cls: type) -> bool:

@@ -19,6 +19,7 @@ from ..ir.transforms.transpose import transpose
 from ..ir.types import TensorType
 from ..tracer.capture import CaptureError, is_capturing
 from ..tracer.function import rebind
+from ..tracer.grad_mode import has_unrecorded
 from ..tracer.torch_private import plain_tensors
 from .compile import cheaper
 from .config import KERNEL_BACKENDS
@@ -64,7 +65,10 @@ class PushedUnit(Unit):
             return None
         try:
             with plain_tensors(), torch.no_grad():
-                cotangents = _outputs_like(self.parent.captured(inputs)[0], inputs)
+                captured = self.parent.captured(inputs)[0]
+                if has_unrecorded(captured.trace.graph_module):
+                    return None
+                cotangents = _outputs_like(captured, inputs)
                 pulled, lifted = self.parent.vjp(self.count, moving).lowered([*inputs, *cotangents])
         except CaptureError:
             return None

@@ -697,12 +697,17 @@ def ran(captured: tuple[Trace, list[int]] | None, results: Sequence[Any]) -> Seq
     return results
 
 
-def _constant_results(captured: Any, args: Sequence[Any], needs: Sequence[bool]) -> list[int]:
-    """The results of a noted execution on these arguments that depend on none that needs a gradient."""
+def _constant_results(
+    captured: Any, args: Sequence[Any], needs: Sequence[bool], tangents: bool = False
+) -> list[int]:
+    """The results of a noted execution on these arguments that depend on none that needs a gradient.
+
+    tangents: or that moves, by what forward mode goes through.
+    """
     if captured is None:
         return []
     trace, live = captured
-    return independent(trace, [n for n, i in enumerate(live) if needs[i] and is_float(args[i])])
+    return independent(trace, [n for n, i in enumerate(live) if needs[i] and is_float(args[i])], tangents)
 
 
 def _moved(needs: Sequence[bool], args: Sequence[Any]) -> list[bool]:
@@ -714,6 +719,8 @@ def _without_history(result: Any) -> Any:
     """A dual number without what led to it: of a Function with tangents every result is differentiable."""
     if not is_tracked(result):
         return result
+    if not has_tangent(result):
+        return result.detach()
     pair: Any = unpack_dual(result)  # type: ignore[no-untyped-call]
     return make_dual(pair.primal.detach(), pair.tangent)  # type: ignore[no-untyped-call]
 
@@ -756,7 +763,7 @@ def _function_of(unit: Unit, pushes: bool) -> Any:
         ctx.save_for_forward(*tensors)
         ctx.generators = getattr(noted, "generators", None)
         needs = [True] * len(inputs) if transforms_active() else _moved(ctx.needs_input_grad, inputs)
-        fixed = _constant_results(getattr(noted, "captured", None), inputs, needs)
+        fixed = _constant_results(getattr(noted, "captured", None), inputs, needs, pushes)
         ctx.constant = frozenset(i for i in fixed if is_float(output[i]))
         if ctx.constant:
             ctx.mark_non_differentiable(*(output[i] for i in ctx.constant))
@@ -864,12 +871,21 @@ class BackwardUnit(Unit):
 
 
 def without_idle(captured: tuple[Trace, list[int]] | None, args: Sequence[Any]) -> list[Any]:
-    """The arguments, detached where no result depends on them: in eager nothing leads back there (by a mask, say)."""
+    """The arguments, detached where no result depends on them: in eager nothing leads back there (by a mask, say).
+
+    A tangent goes on where the grad mode is off.
+    """
     if captured is None:
         return list(args)
     trace, live = captured
-    used = {live[n] for n in frozenset().union(*sources_of(trace)) if n < len(live)}
-    return [a if i in used or not is_tracked(a) else a.detach() for i, a in enumerate(args)]
+    used, moving = ({live[n] for n in frozenset().union(*sources_of(trace, t)) if n < len(live)} for t in (False, True))
+
+    def kept(i: int, value: Any) -> Any:
+        if i in used or not is_tracked(value):
+            return value
+        return _without_history(value) if i in moving else value.detach()
+
+    return [kept(i, a) for i, a in enumerate(args)]
 
 
 # ------------------------------------------------------------------ under torch.func and dual numbers

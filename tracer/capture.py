@@ -51,6 +51,7 @@ from .compiled import (
 from .data import QUESTIONS, Asked, is_symbolic
 from .debugging import without_anomaly_mode, without_logs_of_failures
 from .declared import declarations
+from .grad_mode import UNRECORDED, keeps_graph, why_not_in_its_mode
 from .held import holds_fakes
 from .leaves import GET_GRAD, OwnLeaves
 from .locks import CAPTURE, lock_of
@@ -67,6 +68,7 @@ from .torch_private import (
     FakeTensorMode,
     detach_as_ever,
     dispatch_modes,
+    is_dual,
     is_fake,
     jit_tracing,
     known_of,
@@ -348,6 +350,7 @@ class Session:
         _refuse_objects(gm)
         lifted = _lift_captured(gm, reads)
         _refuse_outside_writes(gm, len(lifted))
+        _refuse_late_writes(gm)
         if reads is not None and (changed := reads.changed(before)) is not None:
             raise CaptureError(reason=f"it changes the {changed}, which it also reads", where="unknown")
         _settle_opaque(gm, calls.nodes)
@@ -431,13 +434,13 @@ class _Provenance(TorchFunctionMode):
         if graph is None:  # what runs by chance before the graph begins: a generator that is finalised, say
             return func(*args, **(kwargs or {}))
         _refuse_real_write(func, args, kwargs or {})
-        if (why := self.leaves.why_not(func, args, kwargs or {})) is not None:
+        if (why := self.leaves.why_not(func, args, kwargs or {}) or why_not_in_its_mode(func, args)) is not None:
             raise CaptureError(reason=why, where=_here())
         _refuse_generator((*args, *(kwargs or {}).values()))
         _refuse_unknown_history(func, args)
         last = newest(graph)
         result = self._called(func, args, kwargs or {})
-        if func is torch.autograd.grad and not _keeps_graph(*args, **(kwargs or {})):
+        if func is torch.autograd.grad and not keeps_graph(*args, **(kwargs or {})):
             result = _without_history(result, graph, _weights(*args, **(kwargs or {})))
         if func == GET_GRAD and isinstance(result, torch.Tensor):
             (result,) = _without_history([result], graph, ())
@@ -483,19 +486,15 @@ def is_a_view(fake: torch.Tensor) -> bool:
 
 
 def _without_history(gradients: Sequence[Any], graph: torch.fx.Graph, weights: Sequence[Any]) -> tuple[Any, ...]:
-    """What `autograd.grad` returns in eager unless it is asked to create a graph; a weight itself stays what it is."""
+    """What `autograd.grad` returns in eager unless it is asked to create a graph; a weight itself stays what it is.
+
+    So does a dual number, which has no history: its tangent goes on, and would not through a detach.
+    """
     last = newest(graph)
-    cut = tuple(g if g is None or any(g is w for w in weights) else g.detach() for g in gradients)
+    cut = tuple(g if g is None or any(g is w for w in weights) or is_dual(g) else g.detach() for g in gradients)
     for node in behind(last, graph):
-        node.meta[CUT] = True
+        node.meta[CUT] = node.meta[UNRECORDED] = True
     return cut
-
-
-def _keeps_graph(
-    outputs: Any, inputs: Any, grad_outputs: Any = None, retain_graph: Any = None, create_graph: bool = False, **_: Any
-) -> bool:
-    """Whether `torch.autograd.grad` with these arguments returns gradients that can be differentiated."""
-    return create_graph
 
 
 def _weights(outputs: Any, inputs: Any, grad_outputs: Any = None, *_: Any, **__: Any) -> Sequence[Any]:
@@ -965,6 +964,28 @@ def _refuse_outside_writes(gm: torch.fx.GraphModule, lifted: int) -> None:
     if write is not None:
         origin = write.meta.get("fusegrad_origin")
         raise CaptureError(reason="it writes to a tensor that is no argument", where=origin[1] if origin else "unknown")
+
+
+def _refuse_late_writes(gm: torch.fx.GraphModule) -> None:
+    """A view made while the grad mode was off, and written to when it is on: where that is recorded, eager raises."""
+    views: set[torch.fx.Node] = set()
+    for node in gm.graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        if schema is None or not any(r.alias_info is not None for r in schema.returns):
+            continue
+        written = [a for a in node.all_input_nodes if _writes(schema, node, a)]
+        if any(a in views for a in written) and not node.meta.get(UNRECORDED):
+            reason = "it writes to a view that it made while the grad mode was off"
+            raise CaptureError(reason=reason, where=(node.meta.get("fusegrad_origin") or ("", "unknown"))[1])
+        if any(a in views for a in node.all_input_nodes) or (not written and _is_unrecorded_view(node)):
+            views.add(node)
+
+
+def _is_unrecorded_view(node: torch.fx.Node) -> bool:
+    """Whether a view was made while the grad mode was off; not so one in which memory is made, as by `empty_like`."""
+    shows = any(a.op == "placeholder" or a.all_input_nodes for a in node.all_input_nodes)
+    detached = node.meta.get(CUT) or node.target in DETACHES
+    return shows and not detached and bool(node.meta.get(UNRECORDED))
 
 
 def _settle_opaque(gm: torch.fx.GraphModule, opaque: Sequence[OpaqueNode]) -> None:

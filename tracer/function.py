@@ -11,6 +11,7 @@ import itertools
 import operator
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +25,7 @@ from .arithmetic import computed
 from .capture import CaptureError, Session, Trace, as_asking, is_a_view, is_capturing, reason_of, where_raised
 from .containers import Hole, anew, closed, exchanged, filled, holds_tensors, holes, leaves, with_those
 from .context import BackwardContext, ForwardContext, attributes_of
+from .grad_mode import of_a_backward
 from .held import holds_fakes
 from .opaque import Tape
 from .parts import wholes
@@ -530,7 +532,8 @@ def run_backward(
         method = method.__wrapped__  # type: ignore[attr-defined]
     ctx = BackwardContext(saved, attributes, forward.needs_input_grad[:count])
     before = {k: [id(v), *map(id, leaves(v))] for k, v in vars(ctx).items()} if is_capturing() else None
-    result = method(ctx, list(gradients)) if takes_boxed_gradients(cls) else method(ctx, *gradients)
+    with nullcontext() if is_once_differentiable(method) else of_a_backward():  # of which nothing is recorded
+        result = method(ctx, list(gradients)) if takes_boxed_gradients(cls) else method(ctx, *gradients)
     if before is not None and before != {k: [id(v), *map(id, leaves(v))] for k, v in vars(ctx).items()}:
         raise CaptureError(reason="it changes what is on ctx, which its next run reads", where="unknown")
     attributes.clear()

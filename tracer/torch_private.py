@@ -122,6 +122,23 @@ def sharing_dual_level() -> Iterator[None]:
             transforms.JVP_NESTING -= 1
 
 
+_allow_leaves: Callable[[bool], Any] | None = _private("_C._functorch.set_inplace_requires_grad_allowed")
+_leaves_allowed: Callable[[], bool] = _private("_C._functorch.get_inplace_requires_grad_allowed") or (lambda: True)
+
+
+@contextlib.contextmanager
+def own_leaves_allowed() -> Iterator[None]:
+    """Within the block a method may have autograd follow a tensor of its own, as it may outside of torch.func."""
+    before = _leaves_allowed()
+    if _allow_leaves is not None:
+        _allow_leaves(True)
+    try:
+        yield
+    finally:
+        if _allow_leaves is not None:
+            _allow_leaves(before)
+
+
 _here = threading.local()  # `plain`: whether this thread works on plain tensors; torch's level is one for all threads
 
 
@@ -154,6 +171,14 @@ def has_tangent(value: Any) -> bool:
         return False
     with _tangents_seen(True):
         pair: Any = forward_ad.unpack_dual(value)  # type: ignore[no-untyped-call]
+    return pair.tangent is not None
+
+
+def is_dual(value: Tensor) -> bool:
+    """Whether a tensor has a tangent, at the innermost level of forward mode."""
+    if not forward_mode_is_active():
+        return False
+    pair: Any = forward_ad.unpack_dual(value)  # type: ignore[no-untyped-call]
     return pair.tangent is not None
 
 
@@ -685,6 +710,7 @@ __all__ = [
     "hooks_are_active",
     "is_batched",
     "is_batched_here",
+    "is_dual",
     "is_fake",
     "is_traced_elsewhere",
     "jit_tracing",
@@ -697,6 +723,7 @@ __all__ = [
     "observing_mode",
     "operation",
     "operator_name",
+    "own_leaves_allowed",
     "plain_tensors",
     "pushes_tangents",
     "records_above_autograd",
