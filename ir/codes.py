@@ -137,6 +137,13 @@ CODES = (
         "Nothing, if the question is needed. Else keep the number as a 0-d tensor, or use torch.where.",
         (r"it calls `.*`, which says what is in a tensor", r"says what is in a tensor"),
     ),
+    Code(
+        "FG019", "it turns inference mode on",
+        "In a backward that autograd may record: what is made in inference mode cannot be recorded, nor can a write to a "
+        "view that was made under torch.no_grad(); whether eager raises depends on the call.",
+        "Use torch.no_grad() in backward, and write to the tensor itself.",
+        (r"it turns inference mode on", r"it writes to a view that it made while the grad mode was off"),
+    ),
     # -------------------------------------------------------------- FG02x: effects that a graph would lose
     Code(
         "FG020", "it calls `print`",
