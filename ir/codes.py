@@ -139,8 +139,8 @@ CODES = (
     ),
     Code(
         "FG019", "it turns inference mode on",
-        "In a backward that autograd may record: what is made in inference mode cannot be recorded, nor can a write to a "
-        "view that was made under torch.no_grad(); whether eager raises depends on the call.",
+        "In a backward that autograd may record: what is made in inference mode cannot be recorded, nor can a write to "
+        "a view that was made under torch.no_grad(); whether eager raises depends on the call.",
         "Use torch.no_grad() in backward, and write to the tensor itself.",
         (r"it turns inference mode on", r"it writes to a view that it made while the grad mode was off"),
     ),
