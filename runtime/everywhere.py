@@ -104,7 +104,7 @@ class Everywhere:
         return twin
 
     def _compiled(self, own: type, seen: Seen | None) -> type:
-        twin = compile_class(own, self.backend, fullgraph=False, dynamic=True)
+        twin = compile_class(own, self.backend, fullgraph=False, dynamic=True, below=True)
         if seen is None:  # it has an `apply` of its own, which calls this one
             seen = self._met(own, "its own apply")
         compiler = twin._fusegrad  # type: ignore[attr-defined]

@@ -86,7 +86,7 @@ from .guards import (
     unasked,
     unseen_state,
 )
-from .interop import applied, fits_a_graph, metaclass_for, with_opaque_backward
+from .interop import applied, fits_a_graph, metaclass_for, shown_apart, with_opaque_backward
 from .node import make_node
 from .opaque import opaque_forward_of
 from .outer import called_within, in_dynamos_graph
@@ -1110,8 +1110,9 @@ def compile_class(
     traceable: Option | None = None,
     derive_jvp: str | bool = "backward",
     numerics: str = "eager",
+    below: bool = False,
 ) -> type:
-    """A subclass of `cls` whose `apply` runs what was compiled."""
+    """A subclass of `cls` whose `apply` runs what was compiled. below: an `apply` of the user's own was called already."""
     if not issubclass(cls, Function):
         raise CompileTargetError(
             what=cls.__name__,
@@ -1139,11 +1140,26 @@ def compile_class(
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,
     }
-    fast: Any = metaclass_for(cls)(cls.__name__, (cls,), body)
+    bases: tuple[type, ...] = (cls,)
+    if not below and (users := _own_apply(cls)) is not None:
+        bases, body["apply"] = (cls, _below(apply)), shown_apart(users)
+    fast: Any = metaclass_for(cls)(cls.__name__, bases, body)
     fast._backward_cls = cls._backward_cls  # type: ignore[attr-defined]
     itself.append(fast)
     pickled.remember(fast, compiler.options())
     return fast  # type: ignore[no-any-return]
+
+
+def _own_apply(cls: type) -> Any:
+    """The `apply` that the user wrote in front of torch's: it decides whether, and with what, that is called."""
+    apply = next(vars(c)["apply"] for c in cls.__mro__ if "apply" in vars(c))
+    is_ours = hasattr(getattr(apply, "__func__", None), "_fusegrad_within")
+    return None if is_ours or apply is vars(Function)["apply"] else apply
+
+
+def _below(apply: Any) -> type:
+    """A base of the compiled class behind the user's: there their `super().apply` finds ours in place of torch's."""
+    return type(Function)("Function", (Function,), {"apply": apply, "__module__": Function.__module__})
 
 
 def entrance(compiler: Compiler, itself: list[type]) -> Any:

@@ -201,6 +201,17 @@ def _in_dynamos_graph(own: type, name: str | None, args: tuple[Any, ...], kwargs
     return outside(own, args, kwargs) if name is None or takes_code else in_graph(name, *args, **kwargs)
 
 
+def shown_apart(users: Any) -> Any:
+    """An `apply` of the user's own; to Dynamo, which does not follow its `super().apply`, a break."""
+
+    def apply(own: type, *args: Any, **kwargs: Any) -> Any:
+        if in_dynamo():
+            return outside(own, args, kwargs)
+        return users.__get__(None, own)(*args, **kwargs)
+
+    return classmethod(apply)
+
+
 def function_shown(fn: Callable[..., Any], name: str, run: Callable[..., Any]) -> Callable[..., Any]:
     """`run` in place of the plain function `fn`; to Dynamo the call of this name."""
 

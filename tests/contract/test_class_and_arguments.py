@@ -893,3 +893,58 @@ def test_01_grad_fn_is_an_instance_of_the_users_backward_class() -> None:
     assert fast._backward_cls is Scale._backward_cls
     out = fast.apply(torch.ones(3, requires_grad=True), 2.0)
     assert isinstance(out.grad_fn, Scale._backward_cls) and type(out.grad_fn).__name__ == "ScaleBackward"
+
+
+class Gate(Function):
+    """Has an `apply` of its own, which may not call torch's."""
+
+    @classmethod
+    def apply(cls, x, factor=2.0):
+        return super().apply(x, factor) if torch.is_grad_enabled() and x.requires_grad else x
+
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.factor = factor
+        return x * factor
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.factor * 5, None
+
+
+class Doubled(Gate):
+    @classmethod
+    def apply(cls, x):
+        return super().apply(x, 4.0)
+
+
+@both
+@pytest.mark.parametrize("cls", [Gate, Doubled])
+def test_1_an_apply_of_the_users_own_decides_what_is_called(cls, backend):
+    def story(cls: Any) -> Any:
+        x, without = leaf(3), plain(3)
+        assert cls.apply(without) is without
+        y = cls.apply(x)
+        tangents = jvp(cls.apply, (without,), (without,))
+        return y, y.grad_fn.name(), torch.autograd.grad(y.sum(), x), tangents, vmap(cls.apply)(without)
+
+    fast = same(cls, story, backend)
+    assert fast._fusegrad.records["forward"].status == "compiled"
+
+
+def test_1_a_subclass_of_a_compiled_class_may_have_an_apply_of_its_own():
+    class More(fusegrad.compile(Gate, backend="reference")):
+        @classmethod
+        def apply(cls, x):
+            return super().apply(x, 3.0)
+
+    x = leaf(3)
+    y = More.apply(x)
+    assert torch.equal(y, x * 3) and torch.equal(torch.autograd.grad(y.sum(), x)[0], torch.full((3,), 15.0))
+
+
+def test_1_torch_compile_breaks_the_graph_around_an_apply_of_the_users_own():
+    fast = fusegrad.compile(Gate, backend="reference")
+    x = leaf(3)
+    y = torch.compile(lambda x: fast.apply(x) * 2, backend="eager")(x)
+    assert torch.equal(y, x * 4) and torch.equal(torch.autograd.grad(y.sum(), x)[0], torch.full((3,), 20.0))
