@@ -1112,7 +1112,10 @@ def compile_class(
     numerics: str = "eager",
     below: bool = False,
 ) -> type:
-    """A subclass of `cls` whose `apply` runs what was compiled. below: an `apply` of the user's own was called already."""
+    """A subclass of `cls` whose `apply` runs what was compiled.
+
+    below: an `apply` of the user's own was called already.
+    """
     if not issubclass(cls, Function):
         raise CompileTargetError(
             what=cls.__name__,
