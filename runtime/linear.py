@@ -205,8 +205,13 @@ def _sums_on_small_tensors(spec: Specialization, method: Captured) -> bool:
     sizes = small_sizes(hints, spec.session.conditions(symbols))
     if sizes is None or any(n is None for n in method.lifted):
         return False
-    values = [_random(f, sizes) if isinstance(f, Tensor) else rebind(f, sizes) for f in fakes]
     lifted = [read.get() for read in method.lifted]
+    with same_random_numbers(fakes):  # the user's are his
+        values = [_random(f, sizes) if isinstance(f, Tensor) else rebind(f, sizes) for f in fakes]
+        return _sums_on(method, values, lifted)
+
+
+def _sums_on(method: Captured, values: Sequence[Any], lifted: Sequence[Any]) -> bool:
     last = len(method.inputs)
 
     def run(given: Sequence[Tensor]) -> Sequence[Any]:

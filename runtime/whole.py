@@ -179,18 +179,28 @@ class Rules:
     ) -> tuple[Any, ...]:
         n = len(self.spec.residual_places)
         residuals, inputs = kept[:n], kept[n:]
-        self.compiler.require_backward(self.spec)
+        if not as_written:
+            self.compiler.require_backward(self.spec)
         if backward_method(self.compiler.cls) is None:
             return self._derived_backward(inputs, gradients)
         given, hidden = gradients[: self.visible], gradients[self.visible :]
         result: list[Any] = [None] * len(self.spec.arguments)
         if any(g is not None for g in given) or not any(g is not None for g in hidden):
             full = self._per_output(ctx, given)
-            unit, args = self.backward_for(full), [*residuals, *(ctx.sizes[s] for s in self.symbols), *full]
-            result[: self.spec.count] = unit.as_written(args) if as_written else unit(*args)
+            sizes = [ctx.sizes[s] for s in self.symbols]
+            run = self.as_written if as_written else self.compiled
+            result[: self.spec.count] = run(residuals, sizes, full)
         if any(g is not None for g in hidden):
             self._add_hidden(result, inputs, hidden)
         return tuple(result)
+
+    def compiled(self, residuals: Sequence[Any], sizes: Sequence[Any], full: Sequence[Any]) -> Sequence[Any]:
+        """The user's backward, from kernels."""
+        return self.backward_for(full)(*residuals, *sizes, *full)
+
+    def as_written(self, residuals: Sequence[Any], sizes: Sequence[Any], full: Sequence[Any]) -> Sequence[Any]:
+        """The user's backward itself."""
+        return self.backward_for(full).as_written([*residuals, *sizes, *full])
 
     def _per_output(self, ctx: Any, given: Sequence[Any]) -> list[Any]:
         """One gradient per user output: zeros where the user's backward expects them, None for plain objects."""
@@ -430,6 +440,11 @@ class Whole(Rules):
 
     def backward_for(self, gradients: Sequence[Any]) -> Unit:
         return BackwardUnit.of(self.compiler, self.spec, self.backend)
+
+    def as_written(self, residuals: Sequence[Any], sizes: Sequence[Any], full: Sequence[Any]) -> Sequence[Any]:
+        named = BoundSizes(zip(self.symbols, sizes, strict=True))
+        results = self.spec.users_backward(residuals, named, full)
+        return [self.spec.as_autograd_takes(i, g, named) for i, g in enumerate(results)]
 
     def run_forward(self, args: Sequence[Any]) -> tuple[Any, ...]:
         tensors = self.spec.tensors_of(args)

@@ -15,6 +15,7 @@ from typing import Any, Self
 import torch
 
 from .torch_private import (
+    ASKS_DEVICE,
     FakeTensor,
     FakeTensorMode,
     has_kernel,
@@ -60,6 +61,8 @@ class Fakes(FakeTensorMode):  # type: ignore[no-untyped-call]
         return super().__enter__()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is ASKS_DEVICE:
+            return super().__torch_dispatch__(func, types, args, kwargs or {})
         func, args = LIKE.get(func, func), args[:2] if func in LIKE else args
         made = self._made_shortly(func, args, kwargs or {})
         return super().__torch_dispatch__(func, types, args, kwargs or {}) if made is None else made

@@ -16,6 +16,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, track_tensor_tree
 
 from ..ir.errors import InternalError
 from .torch_private import (
+    ASKS_DEVICE,
     FakeTensor,
     ProxyMode,
     extract_val,
@@ -38,14 +39,13 @@ class _Unknown(Exception):
 
 
 class Recorder(ProxyMode):  # type: ignore[misc]
-    """The mode of a trace that make_fx runs. fault: what went wrong in what is ours here, told at the end of the trace.
-
-    An error at once would end the process: autograd's views call this from where C++ lets none through.
-    """
+    """The mode of a trace that make_fx runs. fault: what went wrong in what is ours here, told at its end."""
 
     fault: str | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is ASKS_DEVICE:
+            return super().__torch_dispatch__(func, types, args, kwargs)
         given = self._given(func, args, kwargs or {})
         if given is not None:
             return self._recorded(func, args, kwargs or {}, given)

@@ -594,6 +594,10 @@ memory_like: Callable[[Tensor], Tensor] | None = _private("_lazy_clone")
 """Memory of its own for a tensor without data, its sizes taken over as they are; None where torch cannot."""
 
 
+ASKS_DEVICE = torch.ops.prim.device.default
+"""By which autograd, in C++ that lets no error through, asks a fake tensor: an error there ends the process."""
+
+
 _proxies = _private("fx.experimental.proxy_tensor")
 _slot = getattr(_proxies, "_ProxyTensor", None)
 _of_symbol = getattr(_proxies, "fetch_sym_proxy", None)

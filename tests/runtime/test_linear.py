@@ -137,3 +137,12 @@ def test_what_backward_reads_from_outside_is_judged_as_it_is_now(monkeypatch) ->
     monkeypatch.setitem(globals(), "BOUND", 1.0)
     with pytest.raises(NonLinearBackward, match="`clamp` is not linear"):
         jvp(fast, (x,), (x,))
+
+
+def test_a_trial_draws_none_of_the_users_random_numbers() -> None:
+    """Judged by a run on made-up numbers, which are nobody's."""
+    fast: Any = fusegrad.compile(function_of(lambda g, x: g.cummax(0)[0]))
+    x, state = torch.ones(3), torch.get_rng_state()
+    with pytest.raises(NonLinearBackward, match="`cummax` is not linear"):
+        jvp(fast.apply, (x,), (x,))
+    assert torch.equal(torch.get_rng_state(), state)

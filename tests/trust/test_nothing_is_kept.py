@@ -28,6 +28,7 @@ import functions
 CALLS = 5
 """Calls are written out at the third, and so is what follows from it."""
 EAGER = 2
+BACKENDS = ("reference", "interpret")
 every_way = pytest.mark.parametrize("way", ways.WAYS, ids=lambda way: way.__name__)
 
 
@@ -52,9 +53,10 @@ def tracked(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 @every_way
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("case", functions.CASES, ids=lambda case: case.name)
-def test_of_the_suite(case, way) -> None:
-    fast = fusegrad.compile(case.cls)
+def test_of_the_suite(case, backend, way) -> None:
+    fast = fusegrad.compile(case.cls, backend=backend)
     require_nothing_kept(case.cls.apply, fast.apply, way, lambda: tracked(case.make(4)))
 
 
@@ -66,9 +68,10 @@ def test_of_the_gallery(entry, way) -> None:
 
 
 @every_way
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("odd", odd_functions.ODD, ids=lambda odd: odd.name)
-def test_of_odd_ones(odd, way) -> None:
-    require_nothing_kept(odd.written, odd.compiled("reference"), way, odd.make)
+def test_of_odd_ones(odd, backend, way) -> None:
+    require_nothing_kept(odd.written, odd.compiled(backend), way, odd.make)
 
 
 def test_a_slice_of_calls_with_large_tensors() -> None:

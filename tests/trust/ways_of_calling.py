@@ -18,6 +18,8 @@ import torch
 import torch.utils._pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
+import fusegrad
+
 Tensor = torch.Tensor
 DEPTH = 9
 """How far a failure follows who refers to whom."""
@@ -258,11 +260,28 @@ def _dual(value: Any, met: Census) -> Any:
     return torch.autograd.forward_ad.make_dual(value.detach(), tangent)
 
 
+def within_torch_compile(apply: Apply, args: tuple[Any, ...], met: Census) -> None:
+    torch._dynamo.reset()
+    outputs = tensors_in(torch.compile(lambda *given: apply(*given), backend="eager")(*args))
+    met("output", outputs)
+    if ends := tracked(outputs):
+        met("gradient", torch.autograd.grad(ends, tracked(args), _weights(ends, met), allow_unused=True))
+
+
+def explained_in_between(apply: Apply, args: tuple[Any, ...], met: Census) -> None:
+    ends, leaves = called(apply, args, met), tracked(args)
+    owner = getattr(apply, "__self__", None)
+    if hasattr(owner, "_fusegrad"):
+        fusegrad.explain(owner, *args)
+    if ends:
+        met("gradient", torch.autograd.grad(ends, leaves, _weights(ends, met), allow_unused=True))
+
+
 WAYS: tuple[Way, ...] = (
     forward_and_backward, forward_alone, without_grad, twice, double_backward, in_anomaly_mode,
     under_a_hook_that_raises, with_saved_tensors_that_cannot_be_unpacked, with_saved_tensors_elsewhere,
     with_wrong_arguments, with_too_many_arguments, checkpointed, in_a_thread, of_samples, pushed_forward, hessian,
-    in_dual_numbers,
+    in_dual_numbers, within_torch_compile, explained_in_between,
 )  # fmt: skip
 
 
