@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.utils._pytree as pytree
 
 from ..ir.codes import code_of
 from ..ir.errors import FusegradError, users_line
@@ -20,6 +21,7 @@ from ..tracer.capture import CaptureError, OpaqueMet
 from ..tracer.containers import opened
 from ..tracer.function import backward_method, method_place, methods_now
 from ..tracer.torch_private import (
+    FakeTensor,
     custom_function_call,
     derivatives_active,
     forward_mode_is_active,
@@ -35,7 +37,7 @@ from ..tracer.torch_private import (
 from . import distributed
 from .asked import asked_for, is_asked_for, is_for_a_graph
 from .config import settings
-from .fallback import Fault, is_fault, put_on_record
+from .fallback import Fault, answered, is_fault, put_on_record
 from .graphed import Forward, UnknownSize, aside, example
 from .guards import is_tracked
 from .plan import BoundSizes
@@ -82,8 +84,17 @@ def in_dynamos_graph(
 
     run: a plain function, whose Function the compiler compiled.
     """
-    with asked_for() if is_for_a_graph(opened((*args, *kwargs.values()))) else nullcontext():
-        return compiler(args, kwargs) if run is None else run(*args, **kwargs)
+    try:
+        with asked_for() if is_for_a_graph(opened((*args, *kwargs.values()))) else nullcontext():
+            return compiler(args, kwargs) if run is None else run(*args, **kwargs)
+    except Exception as error:
+        if not is_fault(error):
+            raise
+        fault = Fault.of(error)
+    if not any(isinstance(a, FakeTensor) for a in pytree.tree_leaves((args, kwargs))):
+        return answered(compiler, args, kwargs, fault)
+    put_on_record(compiler, _maker(), fault, args)
+    raise _no_place(compiler, compiler.records[_maker()].reason or fault.names, users_line())
 
 
 def called_within(compiler: Compiler, args: tuple[Any, ...]) -> Any:
@@ -99,10 +110,12 @@ def called_within(compiler: Compiler, args: tuple[Any, ...]) -> Any:
         if hasattr(compiler.cls, "_fusegrad_sources") and code_of(refused.reason) in FOLLOWED:
             return compiler.users(*args)
         if asked_by_dynamo or torch.compiler.is_exporting() or compiler.methods.declared_opaque():
-            raise OuterGraphError(
-                function=compiler.cls.__name__, who=_maker(), reason=refused.reason, where=refused.where
-            ) from None
+            raise _no_place(compiler, refused.reason, refused.where) from None
     return compiler.users(*args)  # a Function of torch's own, whose backward a tracer follows
+
+
+def _no_place(compiler: Compiler, reason: str, where: str) -> OuterGraphError:
+    return OuterGraphError(function=compiler.cls.__name__, who=_maker(), reason=reason, where=where)
 
 
 @contextmanager
