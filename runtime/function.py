@@ -1162,7 +1162,9 @@ def _own_apply(cls: type) -> Any:
 
 def _below(apply: Any) -> type:
     """A base of the compiled class behind the user's: there their `super().apply` finds ours in place of torch's."""
-    return type(Function)("Function", (Function,), {"apply": apply, "__module__": Function.__module__})
+    metaclass: Any = type(Function)
+    below: type = metaclass("Function", (Function,), {"apply": apply, "__module__": Function.__module__})
+    return below
 
 
 def entrance(compiler: Compiler, itself: list[type]) -> Any:

@@ -173,6 +173,7 @@ class Specialization:
         self.is_plain = hasattr(cls, "_fusegrad_sources")
         self.given = self._given_back() if self.is_plain else ()
         self.skip = frozenset(i for i, k in enumerate(self._kinds()) if k != "tensor")
+        self.inner_views = self._inner_views()
         self.executables: dict[str, Executable] = {}
         self.nodes: dict[Any, Any] = {}  # the generated Functions and units over this specialisation
         self.written = written_placeholders(self.forward.trace.graph_module, len(fakes))
@@ -224,6 +225,11 @@ class Specialization:
     # ------------------------------------------------------------------ forward
     def _kinds(self) -> list[str]:
         return [self.forward.outputs[i].kind for i in self.forward.tensor_outputs]
+
+    def _inner_views(self) -> frozenset[int]:
+        """The outputs that are views of what nobody else sees: kernels make them by themselves."""
+        kinds = [self.forward.outputs[i] for i in self.forward.tensor_outputs]
+        return frozenset(i for i, o in enumerate(kinds) if o.kind == "tensor" and o.value)
 
     def sizes(self, args: Sequence[Any]) -> Sizes:
         """The session's symbols at this call."""
@@ -298,7 +304,9 @@ class Specialization:
             sizes.learn(now)
         n = len(self.forward.tensor_outputs)
         outputs = self.aliased(results[:n], inputs, sizes, results[n:]) if self.skip else results[:n]
-        if self.is_plain:  # of memory that nobody else sees: autograd would refuse to write to it
+        if not self.is_plain:
+            outputs = [o if o._is_view() or i not in self.inner_views else o.view_as(o) for i, o in enumerate(outputs)]
+        else:  # of memory that nobody else sees: autograd would refuse to write to it
             outputs = [o.detach() if o._is_view() and i not in self.skip else o for i, o in enumerate(outputs)]
         return outputs, results[n:]
 

@@ -193,7 +193,12 @@ class _Call:
             outputs, hidden = results[:n], results[n:]
             if spec.skip:
                 outputs = self._write_aliased(text, outputs, [n for n, _ in inputs], hidden)
-        return outputs, hidden
+        return self._write_inner_views(text, outputs), hidden
+
+    def _write_inner_views(self, text: Straight, outputs: Sequence[str]) -> list[str]:
+        """As autograd has them: an output of a kernel that is a view of a value in between."""
+        views = self.spec.inner_views if self.executable.backend in KERNEL_BACKENDS else ()
+        return [text.let("view", f"{o}.view_as({o})") if i in views else o for i, o in enumerate(outputs)]
 
     def _write_aliased(
         self, text: Straight, outputs: Sequence[str], inputs: Sequence[str], hidden: Sequence[str]

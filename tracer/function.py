@@ -99,7 +99,8 @@ class Output:
     """One output of the user's forward: a tensor of its own, an input as it is, a view of an input, a plain object,
     a part of another output or of a hidden tensor: it shows the same memory.
 
-    Tensors inside a plain object are holes with their Place: autograd does not track them.
+    Tensors inside a plain object are holes with their Place: autograd does not track them. The value of a tensor is
+    whether it is a view to autograd, be it of what nobody else sees: then autograd refuses to write to it.
     """
 
     kind: str  # "tensor", "input", "view", "same", "part of output", "part of hidden", "object"
@@ -347,7 +348,7 @@ def _own_or_view(value: Tensor, tensors: Sequence[Tensor]) -> Output:
     for index, tensor in enumerate(tensors):
         if memory_of(value) == memory_of(tensor):
             return Output("view", index, is_a_view(value))
-    return Output("tensor")
+    return Output("tensor", value=is_a_view(value))
 
 
 def _plain(output: Output, inputs: Sequence[Tensor], places: dict[int, Place], hidden: list[Tensor]) -> Output:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ..function import Compiler
 
 Tensor = torch.Tensor
-FORMAT = 2
+FORMAT = 3
 FLAGS = ("boxed_grads_call", "clear_saved_tensors_on_access", "generate_vmap_rule", "is_traceable")
 GUARDS = 4
 """Captures under one key, told apart by what they assume about sizes."""

@@ -55,7 +55,7 @@ def outline(spec: Specialization) -> Doc:
         "names": spec.names,
         "example": [example_of(f, spec) for f in forward.fakes],
         "sources": [[s.name, *where] for s, where in spec.binder.sources.items()],
-        "outputs": len(forward.outputs),
+        "outputs": [bool(o.value) for o in forward.outputs],
         "hidden": forward.hidden_count,
         "is_tuple": forward.is_tuple,
         "saved": _places(forward.saved),
@@ -202,6 +202,7 @@ class Stored(Specialization):
         self.under_autocast = self.backward_failed = self.backward_faulty = self.restrided = False
         self.backward_symbols = [by_name[name] for name in known["backward_symbols"]]
         self.forward = StoredForward(self, known)
+        self.inner_views = self._inner_views()
         told = known["constants"]
         self.on_ctx = None if told is None else {k: constant_from(v, by_name, "constants") for k, v in told.items()}
         self.sharing = Sharing(self.forward.shared, self.arguments) if self.forward.shared else None
@@ -283,8 +284,8 @@ class StoredForward(ForwardCapture):
 
     def __init__(self, spec: Stored, known: Doc) -> None:
         self.spec, self.hidden = spec, known["hidden"]
-        self.outputs = [Output("tensor")] * known["outputs"]
-        self.tensor_outputs = list(range(known["outputs"]))
+        self.outputs = [Output("tensor", value=is_view) for is_view in known["outputs"]]
+        self.tensor_outputs = list(range(len(known["outputs"])))
         self.is_tuple, self.materialize_grads = known["is_tuple"], known["materialize_grads"]
         self.materialize_non_diff_grads = known["materialize_non_diff_grads"]
         self.saved, self.saved_for_forward = _places_of(known["saved"]), _places_of(known["saved_for_forward"])

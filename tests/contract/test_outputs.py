@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from side_by_side import accumulated, both, gradients, leaf, outcome, same
+from side_by_side import accumulated, both, gradients, leaf, outcome, plain, same
 from torch.autograd import Function
 
 import fusegrad
@@ -494,3 +494,38 @@ def test_a_view_has_the_dtype_and_the_bits_of_eagers(dtype: torch.dtype, view: A
 def identical(a: Tensor, b: Tensor) -> bool:
     same_facts = a.dtype == b.dtype and a.shape == b.shape and a.stride() == b.stride()
     return same_facts and torch.equal(a.resolve_conj().resolve_neg().clone(), b.resolve_conj().resolve_neg().clone())
+
+
+INNER_VIEWS = {
+    "whole": lambda y: y[...], "slice": lambda y: y[1:, ::2], "transposed": lambda y: y.t(),
+    "view": lambda y: y.view(-1), "unsqueezed": lambda y: y.unsqueeze(1),
+    "expanded": lambda y: y.unsqueeze(0).expand(2, 3, 4), "select": lambda y: y[:, 1],
+    "cut": lambda y: y.detach(), "none": lambda y: y.contiguous(),
+}  # fmt: skip
+
+
+@both
+@pytest.mark.parametrize("how", INNER_VIEWS)
+def test_11_a_view_of_what_nobody_else_sees_is_a_view_that_cannot_be_written_to(how, backend):
+    def view(y: Tensor) -> Tensor:
+        return INNER_VIEWS[how](y)
+
+    class Shown(Function):
+        @staticmethod
+        def forward(ctx, x):
+            return view(x.sin()), view(x.cumsum(0))
+
+        @staticmethod
+        def backward(ctx, *gradients):
+            return sum(g.sum() for g in gradients).expand(3, 4)
+
+    def story(cls: Any) -> Any:
+        x = leaf(3, 4)
+        seen: list[Any] = []
+        for y in cls.apply(x):
+            seen += [y.detach().clone(), y._is_view(), outcome(lambda cls, y=y: y.mul_(2).detach().clone(), cls)]
+            seen[-1] = str(seen[-1]) if isinstance(seen[-1], Exception) else seen[-1]
+        return [*seen, torch.autograd.grad(cls.apply(x)[0].sum(), x)]
+
+    same(Shown, lambda cls: [story(cls) for _ in range(4)], backend)
+    same(Shown, lambda cls: [t._is_view() for _ in range(4) for t in cls.apply(plain(3, 4))], backend)
