@@ -36,7 +36,7 @@ from ..tracer.locks import CLASS, lock_of
 from ..tracer.nested import Watcher, watcher
 from ..tracer.opaque import Mismatch, Tape, Why, remember
 from ..tracer.packages import home_of
-from ..tracer.pictures import HOMES, suspects
+from ..tracer.pictures import HOMES, one_allowance, suspects
 from ..tracer.reads import Reads, each_closure_once
 from ..tracer.torch_private import (
     apply_now,
@@ -190,6 +190,7 @@ class Compiler:
         self.exact: OrderedDict[Any, Specialization | None] = OrderedDict()
         self.known: OrderedDict[Any, list[Specialization]] = OrderedDict()
         self.refused: OrderedDict[Any, CaptureError] = OrderedDict()
+        self.unbounded = False  # whether what is compared of a call was once more than can be
         self.met: OrderedDict[Any, OpaqueMet] = OrderedDict()
         self.budget = Budget()
         self.rules: OrderedDict[Any, Any] = OrderedDict()  # how DTensors are divided
@@ -458,12 +459,16 @@ class Compiler:
 
     def _key(self, args: Sequence[Any]) -> Any:
         reads = self.reads_now()
-        return (exact_key(args), global_state(), reads.mark, reads.facts(), self._beyond(args))
+        with one_allowance():
+            return (exact_key(args), global_state(), reads.mark, reads.facts(), self._beyond(args))
 
     def facts(self, args: Sequence[Any]) -> Any:
         """What has to be equal for a specialisation to be used again, sizes and strides apart."""
         reads = self.reads_now()
-        return (*map(argument_fact, args), *global_state(), reads.mark, *reads.facts(), self._beyond(args))
+        with one_allowance() as is_spent:
+            facts = (*map(argument_fact, args), *global_state(), reads.mark, *reads.facts(), self._beyond(args))
+            self.unbounded = self.unbounded or is_spent()
+        return facts
 
     def _beyond(self, args: Sequence[Any]) -> Any:
         """The methods, and what of the arguments the methods may ask for that no graph knows."""
@@ -577,8 +582,11 @@ class Compiler:
                 key, facts = self._key(args), self.facts(args)
 
     def _is_hopeless(self) -> bool:
-        """Whether every attempt so far failed, and there were enough: a number that changes must not mean another."""
-        return not self.known and len(self.refused) >= ATTEMPTS
+        """Whether every attempt so far failed, and there were enough: a number that changes must not mean another.
+
+        One is enough where more would have to be compared than can be: no call is found again then.
+        """
+        return not self.known and len(self.refused) >= (1 if self.unbounded else ATTEMPTS)
 
     def _captured(self, key: Any, facts: Any, args: Sequence[Any]) -> Specialization:
         """A specialisation for arguments like these; raises NotCaptured, and no error of the user's comes with ours."""

@@ -37,7 +37,8 @@ DEPTH = 8
 MOST = 2000
 """Values within one value from outside: comparing more would take longer than what is called."""
 FACTS = 10_000
-"""What functions within one value may read together; code that refers to all of a large package reads more."""
+"""What functions within all values that are compared may read together; what refers to all of a large package reads
+more."""
 LARGEST = 4096
 """Bytes of a memory that is compared by content."""
 
@@ -298,7 +299,8 @@ def _visited(number: int, once: bool = False) -> Iterator[bool]:
     own = _under_way.__dict__
     seen, done = own.setdefault("numbers", set()), own.setdefault("done", set())
     if not seen:
-        own["count"] = own["facts"] = 0
+        own["count"] = 0
+        own["facts"] = own["facts"] if own.get("together") else 0
     own["count"] += 1
     first = number not in seen and number not in done
     if first:
@@ -312,6 +314,22 @@ def _visited(number: int, once: bool = False) -> Iterator[bool]:
                 done.add(number)
         if not seen:
             done.clear()
+
+
+@contextmanager
+def one_allowance() -> Iterator[Callable[[], bool]]:
+    """Within the block the functions in all pictures together may read FACTS: one picture alone is not what costs.
+
+    What it gives says whether they read more.
+    """
+    own = _under_way.__dict__
+    if outermost := not own.get("together"):
+        own["together"], own["facts"] = True, 0
+    try:
+        yield lambda: own["facts"] > FACTS
+    finally:
+        if outermost:
+            own["together"] = False
 
 
 def _is_too_much() -> bool:

@@ -13,7 +13,7 @@ from function_samples import BACKENDS, Linear, RMSNorm, Softmax, assert_same, le
 from torch.autograd import Function
 
 import fusegrad
-from fusegrad.tracer import reads
+from fusegrad.tracer import pictures, reads
 
 both = pytest.mark.parametrize("backend", BACKENDS)
 SCALE: Any = 2.0
@@ -457,3 +457,37 @@ def test_a_class_that_always_runs_as_written_has_no_key(monkeypatch) -> None:
         for n in range(20):
             call(float(n))
     assert len(scanned) == first
+
+
+def _many_readers() -> list[Any]:
+    names = [f"NAME_{i}" for i in range(20)]
+    env = {"__name__": "user", **dict.fromkeys(names, 1.0)}
+    for i in range(6):
+        exec(f"def f_{i}(x):\n    return x, {', '.join(names)}", env)
+    return [env[f"f_{i}"] for i in range(6)]
+
+
+def test_what_functions_read_is_bounded_for_all_values_of_a_call_together(monkeypatch):
+    readers = _many_readers()
+
+    class TakesReaders(Function):
+        @staticmethod
+        def forward(ctx, x, *functions):
+            return x * 6
+
+        @staticmethod
+        def backward(ctx, g):
+            return (g * 6, *[None] * 7)
+
+    for facts, unbounded in ((10_000, False), (50, True)):
+        monkeypatch.setattr(pictures, "FACTS", facts)
+        fast = fusegrad.compile(TakesReaders, backend="reference")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", fusegrad.FallbackWarning)
+            for n in range(3):
+                x = torch.full((3,), float(n), requires_grad=True)
+                assert torch.equal(fast.apply(x, {}.keys(), *readers), x * 6)
+        compiler = fast._fusegrad
+        assert compiler.records["forward"].status == "opaque"
+        assert compiler.unbounded is unbounded
+        assert compiler._is_hopeless() is unbounded  # at once: no later call looks at all of it again
