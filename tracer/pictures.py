@@ -323,10 +323,10 @@ def one_allowance() -> Iterator[Callable[[], bool]]:
     What it gives says whether they read more.
     """
     own = _under_way.__dict__
-    if outermost := not own.get("together"):
+    if outermost := not (own.get("together") or own.get("numbers")):  # nor is it within one picture
         own["together"], own["facts"] = True, 0
     try:
-        yield lambda: own["facts"] > FACTS
+        yield lambda: own.get("facts", 0) > FACTS
     finally:
         if outermost:
             own["together"] = False
