@@ -20,6 +20,23 @@ def instructions_of(code: types.CodeType) -> tuple[dis.Instruction, ...]:
     return tuple(i for i in dis.get_instructions(code) if i.opname not in NOISE)
 
 
+@functools.lru_cache(maxsize=4096)
+def operand_before(code: types.CodeType, offset: int) -> int:
+    """Where the instructions begin that compute what is topmost on the stack there: `i + 1` of `a[i + 1] = b`.
+
+    The offset itself where a jump is among them.
+    """
+    ran = [i for i in dis.get_instructions(code) if i.offset < offset]
+    depth = 0
+    for instruction in reversed(ran):
+        if instruction.opcode in _JUMPS:
+            break
+        depth += dis.stack_effect(instruction.opcode, instruction.arg)
+        if depth == 1:
+            return int(instruction.offset)
+    return offset
+
+
 def line_of(instruction: dis.Instruction) -> int | None:
     """The line of the source, where it is known."""
     return instruction.positions.lineno if instruction.positions else None

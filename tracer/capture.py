@@ -63,6 +63,7 @@ from .pictures import SCALARS
 from .reached import Reached, go_on, watched
 from .reads import Reads
 from .segments import Segment
+from .soiled import Soiled
 from .torch_private import (
     DETACHES,
     FakeTensorMode,
@@ -313,6 +314,15 @@ class Session:
         from_source: every operation has to come from a line of Python; not so where a captured graph is batched.
         tape: the nested calls of a run of `fn` on real tensors; without one, an opaque call raises OpaqueMet.
         """
+        soiled = Soiled(reads)
+        try:
+            return self._traced(fn, fakes, reads, from_source, tape)
+        finally:
+            soiled.clean()
+
+    def _traced(
+        self, fn: Callable[..., Any], fakes: Sequence[Any], reads: Reads | None, from_source: bool, tape: Tape | None
+    ) -> Trace:
         cache, before = torch.is_autocast_cache_enabled(), reads.facts() if reads is not None else ()
         callees = list(reads.callees.values()) if reads is not None else []
         leaves, unmarked = OwnLeaves(fakes), Unmarked(fakes)

@@ -32,7 +32,7 @@ from .parts import wholes
 from .pictures import SCALARS, has_hidden_state, state_of
 from .reads import Reads
 from .shared import Shared, shared_with
-from .torch_private import FakeTensor, boxes_gradients, expression_of, memory_of
+from .torch_private import FakeTensor, boxes_gradients, expression_of, memory_of, sizes_as_keys
 
 Tensor = torch.Tensor
 SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool, torch.Size)
@@ -243,6 +243,10 @@ def _refuse_changed_objects(states: Sequence[tuple[Any, dict[str, Any]]]) -> Non
         raise CaptureError(reason=f"it changes a {type(changed).__name__} that is an argument", where="unknown")
 
 
+NO_KEY = "unhashable type: non-nested SymInt"
+"""Torch's words for a size that is looked up in a dict (a cache by size)."""
+
+
 def guarded_trace(
     session: Session,
     fn: Callable[..., Any],
@@ -253,13 +257,27 @@ def guarded_trace(
 ) -> Trace:
     """`session.trace`, with whatever goes wrong in the user's code turned into a CaptureError with its place."""
     try:
-        return session.trace(fn, fakes, reads, from_source, tape)
+        return _traced(session, fn, fakes, reads, from_source, tape)
     except CaptureError as error:
         if as_asking(error.through(error), tape) is error:
             raise  # an error that is its own cause is a cycle
         raise as_asking(error, tape) from error
     except (Exception, RecursionError) as error:
         raise as_asking(_captures(error), tape) from error  # no name here: a frame that holds its error is a cycle
+
+
+def _traced(
+    session: Session, fn: Callable[..., Any], fakes: Sequence[Any], reads: Reads | None, from_source: bool,
+    tape: Tape | None,
+) -> Trace:  # fmt: skip
+    """`session.trace`, once more for one size alone where the method looks it up in a dict."""
+    try:
+        return session.trace(fn, fakes, reads, from_source, tape)
+    except TypeError as error:
+        if not str(error).startswith(NO_KEY):
+            raise
+    with sizes_as_keys():
+        return session.trace(fn, fakes, reads, from_source, None if tape is None else tape.again())
 
 
 def _captures(error: BaseException) -> CaptureError:

@@ -21,7 +21,7 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .attributes import ABSENT, attribute, bound_to, instance_dict, is_a, is_tensor, module_of
-from .bytecode import ATTRIBUTE, LOADS, instructions_of, line_of, straight
+from .bytecode import ATTRIBUTE, LOADS, instructions_of, line_of, operand_before, straight
 from .containers import leaves
 from .declared import declarations
 from .packages import homes_of, is_foreign, is_of_unknown
@@ -195,6 +195,15 @@ class Reads:
     def signature(self) -> tuple[Any, ...]:
         """Which paths are read, and how each is compared."""
         return tuple((path, read.kind) for path, read in self.entries.items())
+
+    def present(self) -> list[Any]:
+        """What is read, as it is now."""
+        found = []
+        for read in self.entries.values():
+            if read.kind in ("value", "identity"):
+                with suppress(Exception):
+                    found.append(read.get())
+        return found
 
     def changed(self, before: tuple[Any, ...]) -> str | None:
         """The name of what is no longer as it was when `facts` said `before`."""
@@ -673,8 +682,9 @@ def _outside_write(ran: Sequence[dis.Instruction], names: _Names) -> str | None:
     nonlocals = names.cells.keys() & names.code.co_freevars
     if last.opname in ("STORE_DEREF", "DELETE_DEREF") and last.argval in nonlocals:
         return f"it assigns the nonlocal `{last.argval}`"
-    if last.opname in ("STORE_SUBSCR", "DELETE_SUBSCR") and before and before[-1].opname in LOADS:
-        before = before[:-1]  # the index
+    if last.opname in ("STORE_SUBSCR", "DELETE_SUBSCR"):
+        first = operand_before(names.code, ran[len(before)].offset)  # the index
+        before = [i for i in before if i.offset < first]
     elif last.opname not in ("STORE_ATTR", "DELETE_ATTR"):
         return None
     while before and before[-1].opname in ATTRIBUTE:

@@ -482,6 +482,8 @@ class _Cutter:
         body[first:behind] = self._instead(segment, statements, of_ctx, exits.found)
 
     def _is_read_elsewhere(self, name: str, own: set[int], statements: Body) -> bool:
+        if any(name in taken.inputs for taken in self.segments.values()):  # its own reads are gone from the tree
+            return True
         first, last = statements[0].lineno, statements[-1].end_lineno or 0
         loops = [n for n in ast.walk(self.tree) if isinstance(n, ast.For | ast.While)]
         again = any(loop.lineno < first and last <= (loop.end_lineno or 0) for loop in loops)

@@ -548,6 +548,27 @@ def symbolic_python() -> Iterator[None]:
             known.clear()
 
 
+_hash_of_size = torch.SymInt.__hash__
+
+
+def _hash_by_value(size: torch.SymInt) -> int:
+    """Torch's own, and where it has none that of the number, which the capture then holds for alone."""
+    return hash(int(size)) if getattr(_here, "hashes", False) else _hash_of_size(size)
+
+
+@contextlib.contextmanager
+def sizes_as_keys() -> Iterator[None]:
+    """Within the block a size can be looked up in a dict. Not always: einops takes a way of its own where it cannot."""
+    before, _here.hashes = getattr(_here, "hashes", False), True
+    torch.SymInt.__hash__ = _hash_by_value  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        _here.hashes = before
+        if not before:
+            torch.SymInt.__hash__ = _hash_of_size  # type: ignore[method-assign]
+
+
 @contextlib.contextmanager
 def through_compiled_functions() -> Iterator[None]:
     """Within the block what torch.compile made of a function is the function itself: Dynamo refuses to be recorded."""

@@ -565,3 +565,28 @@ def test_a_segment_meets_a_name_as_unbound_in_the_calls_in_which_it_is():
             return g
 
     same(Sometimes, lambda cls: gradients(cls, torch.zeros(3, requires_grad=True)))
+
+
+class DrawsAgain(Function):
+    """What one segment binds is read by another alone."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.state = torch.get_rng_state()
+        return x * torch.rand_like(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        now = torch.get_rng_state()
+        torch.set_rng_state(ctx.state)
+        mask = torch.rand_like(g)
+        torch.set_rng_state(now)
+        return g * mask
+
+
+def test_what_a_segment_binds_for_another_one():
+    def story(cls: Any) -> Any:
+        torch.manual_seed(3)
+        return gradients(cls, leaf(3)), torch.rand(2)
+
+    is_split(same(DrawsAgain, story), "forward", "backward")
