@@ -92,7 +92,7 @@ from .opaque import opaque_forward_of
 from .outer import called_within, in_dynamos_graph
 from .ready import Ready, shapes_of
 from .residuals import Chosen
-from .specialization import Specialization
+from .specialization import Specialization, gradient_kind, in_a_class
 from .stats import count
 from .stored import found as found_on_disk
 from .traceable import Traceability
@@ -890,12 +890,30 @@ class Compiler:
             if (why := _unasked(specialization, residuals, sizes, gradients, chosen)) is not None:
                 self.refuse("backward", CaptureError(reason=why, where=specialization.backward_place()))
                 return users_backward(self, specialization, None, ctx, originals, gradients)
+            if not (transforms_active() or self._is_captured(specialization, gradients)):
+                return users_backward(self, specialization, None, ctx, originals, gradients)
             return BackwardUnit.of(self, specialization, backend).differentiable(originals, sizes, gradients)
         results = self.run_backward(specialization, backend, residuals, sizes, gradients, chosen, ctx)
         if (learn := getattr(type(ctx), "_fusegrad_learns", None)) is not None:
             with contained(self, "backward", gradients):
                 learn(residuals, gradients)
         return results
+
+    def _is_captured(self, specialization: Specialization, gradients: Sequence[Any]) -> bool:
+        """Whether there is one graph for these gradients. Where there is none that is on record before anything has run:
+        a derivative would run it again, and it may have effects, or draw."""
+        try:
+            specialization.entry(tuple(gradient_kind(in_a_class(g)) for g in gradients))
+        except OpaqueMet as error:
+            self.derivative_refused(error)
+            return False
+        except CaptureError as error:
+            if self.take_out("backward", error):
+                specialization.adopt(self.cls)
+                return self._is_captured(specialization, gradients)
+            self.refuse("backward", error)
+            return False
+        return True
 
     def _on_what_changed(
         self, specialization: Specialization, chosen: Chosen | None, ctx: Any, residuals: Any, gradients: Sequence[Any]

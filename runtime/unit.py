@@ -126,7 +126,7 @@ class Unit:
             if self.failed is None or not is_fault(error):
                 raise
             fault = Fault.of(error)
-        results = self.as_written(args)
+        results = unrecorded(self.as_written(args), args)
         self.failed(fault, args)
         return results
 
@@ -172,7 +172,7 @@ class Unit:
 
     def uncaptured(self, args: Sequence[Any], error: CaptureError) -> Sequence[Any]:
         """A derivative of a method that cannot be captured: through autograd, as in eager, and on record."""
-        results = self.body(*args)
+        results = unrecorded(self.body(*args), args)
         if self.refused is None:
             count("fallbacks")
         else:
@@ -723,6 +723,13 @@ def _without_history(result: Any) -> Any:
         return result.detach()
     pair: Any = unpack_dual(result)  # type: ignore[no-untyped-call]
     return make_dual(pair.primal.detach(), pair.tangent)  # type: ignore[no-untyped-call]
+
+
+def unrecorded(results: Sequence[Any], args: Sequence[Any]) -> Sequence[Any]:
+    """What torch's autograd computed of a body, without the graph that it made for that where none is asked for."""
+    if torch.is_grad_enabled() or transforms_active():
+        return results
+    return tuple(r if _is_one_of(r, args) or not is_tracked(r) else _without_history(r) for r in results)
 
 
 def zeros(like: tuple[Any, Any, Any]) -> Tensor:
