@@ -900,10 +900,10 @@ class Compiler:
         return results
 
     def _is_captured(self, specialization: Specialization, gradients: Sequence[Any]) -> bool:
-        """Whether there is one graph for these gradients. Where there is none that is on record before anything has run:
+        """Whether there is one graph for these gradients. Where there is none that is on record before anything runs:
         a derivative would run it again, and it may have effects, or draw."""
         try:
-            specialization.entry(tuple(gradient_kind(in_a_class(g)) for g in gradients))
+            entry = specialization.entry(tuple(gradient_kind(in_a_class(g)) for g in gradients))
         except OpaqueMet as error:
             self.derivative_refused(error)
             return False
@@ -913,7 +913,9 @@ class Compiler:
                 return self._is_captured(specialization, gradients)
             self.refuse("backward", error)
             return False
-        return True
+        for call in split.opaque_calls(entry):
+            self.derivative_refused(CaptureError(reason=call.told, where=call.where))
+        return not entry.opaque
 
     def _on_what_changed(
         self, specialization: Specialization, chosen: Chosen | None, ctx: Any, residuals: Any, gradients: Sequence[Any]

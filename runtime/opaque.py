@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import threading
 import types
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -24,7 +25,15 @@ from ..tracer.function import as_tuple, backward_method, is_once_differentiable,
 from ..tracer.pictures import DEPTH, SCALARS, freeze, is_library
 from ..tracer.reads import Reads, scan
 from ..tracer.segments import Segment
-from ..tracer.torch_private import apply_now, dual_level, is_batched, no_autocast, transforms_active
+from ..tracer.torch_private import (
+    apply_now,
+    dual_level,
+    is_batched,
+    no_autocast,
+    saved_tensors_can_be_told_apart,
+    saved_tensors_of,
+    transforms_active,
+)
 from .fallback import Fault, contained, hand_over, is_fault, put_on_record
 from .guards import global_state, is_plain, unasked
 from .interop import node_class
@@ -64,6 +73,7 @@ class OpaqueForward:
         self.refused: OrderedDict[Any, None] = OrderedDict()
         self.marks: dict[Any, int] = {}
         self.reads = self._scanned()
+        self.unpacked = threading.local()  # `of`: a ctx, and what it saved
         self.node = self._node()
 
     def _scanned(self) -> Reads:
@@ -81,7 +91,18 @@ class OpaqueForward:
         name = "backward" if cls.backward is not Function.backward else "vjp"  # type: ignore[attr-defined]
         rule = once_differentiable(backward) if is_once_differentiable(self.method) else backward
         body = {name: staticmethod(rule), "__module__": cls.__module__, "__qualname__": cls.__qualname__}
-        return node_class(cls, (cls,), body)  # type: ignore[no-any-return]
+        node: Any = node_class(cls, (cls,), body)
+        if saved_tensors_can_be_told_apart:
+            node._backward_cls.saved_tensors = property(self._saved_tensors)
+        return node  # type: ignore[no-any-return]
+
+    def _saved_tensors(self, ctx: Any) -> tuple[Any, ...]:
+        """What is saved; at the first question after it was unpacked, that."""
+        of, saved = getattr(self.unpacked, "of", None) or (None, None)
+        if of is not ctx or saved is None:
+            return saved_tensors_of(ctx)
+        self.unpacked.of = None
+        return saved
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return hand_over(apply_now(self.node), *args, **kwargs)
@@ -110,28 +131,36 @@ class OpaqueForward:
         shape: Any = (left.facts, ctx.needs_input_grad, tuple(g is not None for g in gradients))
         if shape in self.refused:
             return hand_over(self.method, ctx, *gradients)
-        try:
-            saved = ctx.saved_tensors
-        except RuntimeError:  # it was freed, which is an error only where backward asks for it
-            return self.method(ctx, *gradients)
+        saved: Sequence[Any] | None = None
         try:
             left.require_constants()
+            if (saved := _unpacked(ctx)) is None:
+                return self.method(ctx, *gradients)
             if (why := unasked(self.reads, (*saved, *left.tensors.values()), gradients)) is not None:
                 shape = None
                 raise CaptureError(reason=why, where=method_place(self.method))
             unit = self._unit(left, shape, saved, gradients)
             results = unit.differentiable([*saved, *left.tensors.values(), *gradients])
         except CaptureError as error:
-            return self._users(ctx, gradients, shape, error)
+            return self._users(ctx, gradients, shape, error, saved)
         self.compiler.is_compiled("backward")
         return tuple(results)
 
     def _is_hopeless(self) -> bool:
         return len(self.refused) >= ATTEMPTS and not any(unit.graphs for unit in self.units.values())
 
-    def _users(self, ctx: Any, gradients: Sequence[Any], shape: Any, error: CaptureError) -> Any:
-        """The user's own body, and only then the record: a call that is wrong by itself raises its own error."""
-        results = hand_over(self.method, ctx, *gradients)
+    def _users(
+        self, ctx: Any, gradients: Sequence[Any], shape: Any, error: CaptureError, saved: Sequence[Any] | None
+    ) -> Any:
+        """The user's own body, and only then the record: a call that is wrong by itself raises its own error.
+
+        saved: what was unpacked of ctx, and is not unpacked again: checkpoints let that be done once.
+        """
+        self.unpacked.of = None if saved is None else (ctx, tuple(saved))
+        try:
+            results = hand_over(self.method, ctx, *gradients)
+        finally:
+            self.unpacked.of = None
         with contained(self.compiler, "backward", gradients):
             self.compiler.refuse("backward", as_effect(error))
             if shape is not None:  # None: of this call alone
@@ -174,6 +203,14 @@ class OpaqueForward:
                 "save a number that changes at every call as a 0-d tensor",
                 where="unknown",
             )
+
+
+def _unpacked(ctx: Any) -> Sequence[Any] | None:
+    """What is saved; None where it was freed, which is an error only where backward asks for it."""
+    try:
+        return ctx.saved_tensors  # type: ignore[no-any-return]
+    except RuntimeError:
+        return None
 
 
 def as_effect(error: CaptureError) -> CaptureError:

@@ -27,7 +27,7 @@ from .stats import count
 
 if TYPE_CHECKING:
     from .function import Compiler
-    from .specialization import Specialization
+    from .specialization import BackwardEntry, Specialization
 
 Tensor = torch.Tensor
 Call = Callable[[Sequence[Any]], Sequence[Any]]
@@ -332,5 +332,10 @@ def _add_backward(
     if added is None:
         compiler.report_once("backward", MANY)
         return
-    for node in added.trace.opaque:
-        note(compiler, OpaqueCall.of(node, "backward"), node.why.declared)
+    for node, call in zip(added.trace.opaque, opaque_calls(added), strict=True):
+        note(compiler, call, node.why.declared)
+
+
+def opaque_calls(entry: BackwardEntry) -> list[OpaqueCall]:
+    """The report of what a backward calls that runs as the user wrote it."""
+    return [OpaqueCall.of(node, "backward") for node in entry.trace.opaque]

@@ -124,7 +124,7 @@ HABITS = (
     _f("a generator from outside", "{o} = {v} * torch.rand({v}.shape, generator=RNG).to({v}.dtype)",
        before="RNG = torch.Generator().manual_seed(5)\n"),
     _f("a draw", "{o} = {v} * torch.rand_like({v})", random=True),
-    _f("dropout", "{o} = F.dropout({v}, 0.5, True)", random=True),
+    _f("dropout", "{o} = F.dropout({v}, 0.5, True) * 1.0", random=True),  # of an empty tensor it is that itself
     _f("a draw under fork_rng", "with torch.random.fork_rng():", "    torch.manual_seed(3)",
        "    {o} = {v} * torch.rand({v}.shape).to({v}.dtype)"),
     _f("Python's random", "{o} = {v} * random.random()"),
