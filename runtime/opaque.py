@@ -98,7 +98,8 @@ class OpaqueForward:
 
     def _saved_tensors(self, ctx: Any) -> tuple[Any, ...]:
         """What is saved; at the first question after it was unpacked, that."""
-        of, saved = getattr(self.unpacked, "of", None) or (None, None)
+        known: tuple[Any, tuple[Any, ...] | None] | None = getattr(self.unpacked, "of", None)
+        of, saved = known or (None, None)
         if of is not ctx or saved is None:
             return saved_tensors_of(ctx)
         self.unpacked.of = None
