@@ -274,7 +274,7 @@ class Unit:
             key,
             lambda: Unit(
                 f"{self.name}_vjp",
-                lambda *a: vjp_of(self.body, a[:inputs], a[inputs:], needed),
+                lambda *a: vjp_of(self.body, a[:inputs], a[inputs:], needed, _is_followed()),
                 self.backend,
                 self.reads,
             ),
@@ -304,7 +304,7 @@ class Unit:
     def pullback(self, args: Sequence[Any], cotangents: Sequence[Any], needed: Needed = None) -> Sequence[Any]:
         """Cotangents of `args`, of those that need one."""
         if self.is_debugged():
-            return vjp_of(self.body, args, cotangents, needed, torch.is_grad_enabled())
+            return vjp_of(self.body, args, cotangents, needed, _is_followed())
         given = tuple(c is not None for c in cotangents)
         return self.pulling(len(args), given, needed)(*args, *cotangents)
 
@@ -652,6 +652,11 @@ def vjp_of(
     return [next(supply) if a else None for a in asked]
 
 
+def _is_followed() -> bool:
+    """Whether gradients are to be differentiated again: by autograd, or by whoever captures them."""
+    return is_capturing() or torch.is_grad_enabled()
+
+
 def _vjp_within(body: Body, inputs: Sequence[Any], cotangents: Sequence[Any], needed: Needed) -> list[Any]:
     """The same by torch.func; zeros for what no output depends on."""
     at = [i for i, x in enumerate(inputs) if is_float(x) and (needed is None or needed[i])]
@@ -788,7 +793,7 @@ def _function_of(unit: Unit, pushes: bool) -> Any:
                 raise
             fault = Fault.of(error)
         with drawing_from(ctx.generators):
-            results = vjp_of(lambda *a: unit.as_written(a), args, gradients, ctx.needs_input_grad)
+            results = vjp_of(lambda *a: unit.as_written(a), args, gradients, ctx.needs_input_grad, _is_followed())
         unit.failed(fault, args)
         return tuple(results)
 

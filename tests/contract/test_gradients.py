@@ -464,3 +464,34 @@ def test_14_torchs_operations_add_in_eagers_order_along_gradients_with_gaps(cls,
         mine, theirs = (torch.autograd.grad(c.apply(*xs), xs, g) for c in (fast, cls))
         assert all(torch.equal(a, b) and a.stride() == b.stride() for a, b in zip(mine, theirs, strict=True))
     assert fast._fusegrad.records["backward"].status == "compiled"
+
+
+class AsksInBackward(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 2 if g.sum() > 0 else g * torch.from_numpy(g.detach().numpy())
+
+
+def test_17_no_graph_hangs_on_a_second_gradient_that_is_not_to_be_differentiated():
+    class Calls(Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, g):
+            (x,) = ctx.saved_tensors
+            return AsksInBackward.apply(x) * g * x
+
+    def story(cls: Any) -> Any:
+        x, w = leaf(3), leaf(3, seed=1)
+        (g,) = torch.autograd.grad(cls.apply(x), x, w, create_graph=True)
+        second = torch.autograd.grad(g.sum(), [x, w])
+        return second, [(s.requires_grad, s.grad_fn is None) for s in second]
+
+    same(Calls, lambda cls: [story(cls) for _ in range(3)], may=("torch.func", "backward"))
