@@ -9,6 +9,7 @@ import collections
 import copy
 import dataclasses
 import functools
+import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,6 +42,7 @@ _REBUILD: dict[type, Callable[[Any, Leaf], Any]] = {
     functools.partial: lambda value, each: functools.partial(
         value.func, *map(each, value.args), **{k: each(v) for k, v in value.keywords.items()}
     ),
+    types.SimpleNamespace: lambda value, each: types.SimpleNamespace(**{k: each(v) for k, v in vars(value).items()}),
     slice: lambda value, each: slice(each(value.start), each(value.stop), each(value.step)),
 }
 

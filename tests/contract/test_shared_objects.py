@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import types
 import warnings
 from typing import Any
 
@@ -95,3 +96,54 @@ def test_a_cycle_through_the_object_goes_with_the_garbage() -> None:
     del meta, out
     gc.collect()
     assert reference.expired()
+
+
+class OwnNamespace(Function):
+    """Made by forward, a tensor in it; forward's results show whatever backward finds there."""
+
+    @staticmethod
+    def forward(ctx, x, k):
+        ctx.kept = types.SimpleNamespace(twice=x * 2, k=k, inner=types.SimpleNamespace(x=x))
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.kept.twice * ctx.kept.k + ctx.kept.inner.x, None
+
+
+class GivenNamespace(Function):
+    @staticmethod
+    def forward(ctx, x, space):
+        ctx.space = space
+        return x * space.w
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.space.w * ctx.space.k, None
+
+
+@both
+def test_a_namespace_that_forward_made(backend) -> None:
+    fast = fusegrad.compile(OwnNamespace, backend=backend, fullgraph=True)
+    for k in (2.0, 3.0):
+        x, g = torch.rand(3, requires_grad=True), torch.rand(3)
+        mine, theirs = fast.apply(x, k), OwnNamespace.apply(x, k)
+        torch.testing.assert_close(torch.autograd.grad(mine, x, g), torch.autograd.grad(theirs, x, g))
+        assert type(mine.grad_fn.kept) is types.SimpleNamespace and mine.grad_fn.kept.k == k
+        assert mine.grad_fn.kept.inner.x is x
+
+
+@both
+@pytest.mark.parametrize("change", [lambda s: None, lambda s: setattr(s, "k", 5.0), lambda s: setattr(s, "w", s.w + 1)])
+@pytest.mark.filterwarnings("ignore::fusegrad.FallbackWarning")
+def test_a_namespace_that_was_given_is_the_callers(change, backend) -> None:
+    fast = fusegrad.compile(GivenNamespace, backend=backend)
+    for _ in range(4):
+        found = []
+        for cls in (fast, GivenNamespace):
+            x, space = torch.arange(3.0, requires_grad=True), types.SimpleNamespace(w=torch.full((3,), 2.0), k=3.0)
+            y = cls.apply(x, space)
+            assert y.grad_fn.space is space
+            change(space)
+            found.append([y.detach(), *torch.autograd.grad(y.sum(), x)])
+        torch.testing.assert_close(*found)

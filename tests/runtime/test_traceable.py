@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import threading
 import time
-import types
 import warnings
 from typing import Any
 
@@ -189,10 +188,15 @@ class ReturnsSets(Function):
         return g
 
 
+class Kept:
+    def __init__(self, twice: torch.Tensor) -> None:
+        self.twice = twice
+
+
 class ObjectOnCtx(Function):
     @staticmethod
     def forward(ctx, x):
-        ctx.kept = types.SimpleNamespace(twice=x * 2)
+        ctx.kept = Kept(x * 2)
         return x * 2
 
     @staticmethod
@@ -213,7 +217,7 @@ OPAQUE = {
     ToList: None,
     ReturnsSets: "returns a set",
     Offset: "reads `.storage_offset` of a tensor",
-    ObjectOnCtx: "`ctx.kept` is a SimpleNamespace with tensors",
+    ObjectOnCtx: "`ctx.kept` is a Kept with tensors",
 }
 
 
