@@ -39,6 +39,8 @@ MOST = 2000
 FACTS = 10_000
 """What functions within all values that are compared may read together; what refers to all of a large package reads
 more."""
+CODE = 1000
+"""Functions that the classes within one value may lead to together, one counted for each class that leads to it."""
 LARGEST = 4096
 """Bytes of a memory that is compared by content."""
 
@@ -290,7 +292,7 @@ _under_way = threading.local()
 
 
 @contextmanager
-def _visited(number: int, once: bool = False) -> Iterator[bool]:
+def _visited(number: Any, once: bool = False) -> Iterator[bool]:
     """Whether this thread is not looking at it already: what refers to itself has a picture, too.
 
     once: and has not looked at it within the outermost picture. Code refers to code by many ways, and each of them
@@ -299,7 +301,7 @@ def _visited(number: int, once: bool = False) -> Iterator[bool]:
     own = _under_way.__dict__
     seen, done = own.setdefault("numbers", set()), own.setdefault("done", set())
     if not seen:
-        own["count"] = 0
+        own["count"] = own["code"] = 0
         own["facts"] = own["facts"] if own.get("together") else 0
     own["count"] += 1
     first = number not in seen and number not in done
@@ -334,7 +336,8 @@ def one_allowance() -> Iterator[Callable[[], bool]]:
 
 def _is_too_much() -> bool:
     """Whether the outermost picture holds more than can be compared at every call."""
-    return bool(_under_way.__dict__["count"] > MOST)
+    own = _under_way.__dict__
+    return bool(own["count"] > MOST or own["facts"] > FACTS or own["code"] > CODE)
 
 
 # ------------------------------------------------------------------ objects and classes
@@ -401,10 +404,31 @@ def class_content(cls: type, depth: int) -> tuple[Any, ...]:
         if not first or depth <= 0:
             return ()
         owners = [c for c in cls.__mro__ if not _is_fixed(c)]
-        foreign = {c for c in owners if _is_known(c)}
-        return tuple([
-            (n, ("id", Same(v)) if c in foreign else _member(v, depth)) for c in owners for n, v in _members(c)
-        ])
+        return tuple([_body(c, depth) for c in owners])
+
+
+def _body(cls: type, depth: int) -> tuple[Any, ...]:
+    """What stands in one class itself: subclasses share it, so it is walked once within the outermost picture."""
+    if _is_known(cls):
+        return tuple([(n, ("id", Same(v))) for n, v in _members(cls)])
+    with _visited((id(cls), "body"), once=True) as first:
+        if not first:
+            return ()
+        members = _members(cls)
+        own = [f for _, v in members if is_a(f := function_within(v), types.FunctionType) and not _is_known(f)]
+        return (*[(n, _member(v, depth)) for n, v in members], _read_in(cls, own))
+
+
+def _read_in(cls: type, functions: list[types.FunctionType]) -> Any:
+    """What the functions of one class read: a scan for each of them would find the same helpers again and again."""
+    from .reads import reads_of_class
+
+    under_way = _under_way.__dict__
+    if _is_too_much() or (reads := reads_of_class(cls, functions)) is None:
+        return ("more", _Unequal())
+    under_way["facts"] += len(reads.entries)
+    under_way["code"] += reads.looked_at
+    return ("more", _Unequal()) if _is_too_much() else reads.facts()
 
 
 def _members(cls: type) -> list[tuple[str, Any]]:
@@ -414,7 +438,7 @@ def _members(cls: type) -> list[tuple[str, Any]]:
 def _member(value: Any, depth: int) -> Any:
     inner = function_within(value)
     if is_a(inner, types.FunctionType):
-        return _frozen_rarity(inner, depth)
+        return ("function", Same(inner), Same(inner.__code__), freeze(inner.__defaults__), freeze(inner.__kwdefaults__))
     return freeze(value, depth) if not is_a(value, type) else ("id", Same(value))
 
 

@@ -159,6 +159,8 @@ class Reads:
     asks_identity: bool = False  # whether two things are one
     asks_layout: bool = False  # how a tensor lies in memory
     calls_unknown: bool = False  # code of other packages, which no scan looks into
+    is_whole: bool = True  # false where a scan ended before all was looked at
+    looked_at: int = 0  # functions
     library: dict[int, tuple[Any, set[str]]] = field(default_factory=dict)  # names of modules and classes of libraries
 
     def name(self, owner: Any, name: str) -> None:
@@ -250,7 +252,7 @@ def reads_of(function: types.FunctionType) -> Reads:
     A closure is scanned anew, so that nothing keeps what it holds: a tensor of one call, say.
     """
     if not function.__closure__:
-        return _reads_of(function, function.__code__)
+        return _scanned_once(function)
     known = getattr(_known, "closures", None)
     if known is None:
         return scan(function)
@@ -273,9 +275,59 @@ def each_closure_once() -> Iterator[None]:
         _known.closures = before
 
 
-@functools.lru_cache(maxsize=256)
-def _reads_of(function: Any, code: Any) -> Reads:
-    return scan(function)
+_scanned: weakref.WeakKeyDictionary[types.FunctionType, tuple[types.CodeType, Reads]] = weakref.WeakKeyDictionary()
+SCANNED = 4096
+"""Functions of which scans are kept while they live: one argument may lead to hundreds, scanned in turn if forgotten."""
+
+
+def _scanned_once(function: types.FunctionType) -> Reads:
+    code, found = _scanned.get(function, (None, None))
+    if found is None or code is not function.__code__:
+        found = scan(function)
+        _make_room(_scanned)
+        _scanned[function] = function.__code__, found
+    return found
+
+
+def _make_room(scans: weakref.WeakKeyDictionary[Any, Any]) -> None:
+    if len(scans) >= SCANNED:
+        scans.clear()
+
+
+def reads_of_class(cls: type, functions: Sequence[types.FunctionType]) -> Reads | None:
+    """What the functions in a class's own body read, found by one scan of all; None where that reaches too many.
+
+    The scan is kept while the class lives. Where methods close over something it would keep what they hold, and is made
+    anew; but for `super()` in a class that its module holds, which lives as long as that does.
+    """
+    body = tuple((f, f.__code__) for f in functions)
+    known, reads = _bodies.get(cls, (None, None))
+    if reads is None or known != body:
+        reads = scan(*functions)
+        held = _is_held(cls)
+        if all(not f.__closure__ or (held and _holds_its_class_alone(f, cls)) for f in functions):
+            _make_room(_bodies)
+            _bodies[cls] = body, reads
+    return reads if reads.is_whole else None
+
+
+_bodies: weakref.WeakKeyDictionary[type, tuple[Any, Reads]] = weakref.WeakKeyDictionary()
+
+
+def _is_held(cls: type) -> bool:
+    return instance_dict(sys.modules.get(module_of(cls))).get(cls.__name__) is cls
+
+
+def _holds_its_class_alone(function: types.FunctionType, cls: type) -> bool:
+    """Whether the closure of a method is no more than the cell of `super()`."""
+    return function.__code__.co_freevars == ("__class__",) and _cell(function) is cls
+
+
+def _cell(function: types.FunctionType) -> Any:
+    try:
+        return (function.__closure__ or ())[0].cell_contents
+    except (IndexError, ValueError):
+        return ABSENT
 
 
 def scan(*functions: Callable[..., Any]) -> Reads:
@@ -288,6 +340,7 @@ def scan(*functions: Callable[..., Any]) -> Reads:
     for function in functions:
         top.add_source(function)
     plan.run()
+    reads.is_whole, reads.looked_at = plan.is_whole, len(plan.seen)
     _add_names(reads)
     return reads
 
@@ -314,6 +367,7 @@ class _Plan:
         self.seen: set[Any] = set()
         self.children: list[tuple[Reads, Reads, Callable[[Reads], bool]]] = []
         self.classes: dict[type, Reads] = {}  # nested Functions, each looked at once
+        self.is_whole = True
         self.owners: dict[int, tuple[Any, _Root]] = {}  # how the objects of bound methods were found first
 
     def add(self, task: _Task) -> None:
@@ -331,6 +385,7 @@ class _Plan:
             where = f"{code.co_filename}:{code.co_firstlineno}"
             if len(self.seen) - len(self.waiting) > FUNCTIONS:
                 reads.effects.append(Effect(f"it can reach more than {FUNCTIONS} functions", where))
+                self.is_whole = False
                 break
             try:
                 _scan_function(task)
