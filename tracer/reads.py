@@ -277,7 +277,7 @@ def each_closure_once() -> Iterator[None]:
 
 _scanned: weakref.WeakKeyDictionary[types.FunctionType, tuple[types.CodeType, Reads]] = weakref.WeakKeyDictionary()
 SCANNED = 4096
-"""Functions of which scans are kept while they live: one argument may lead to hundreds, scanned in turn if forgotten."""
+"""Functions of which scans are kept while they live: one argument may lead to hundreds of them."""
 
 
 def _scanned_once(function: types.FunctionType) -> Reads:
