@@ -909,7 +909,7 @@ class Compiler:
             return False
         except CaptureError as error:
             if self.take_out("backward", error):
-                specialization.adopt(self.cls)
+                specialization.adopt(self.cls, self.reads_now())
                 return self._is_captured(specialization, gradients)
             self.refuse("backward", error)
             return False
@@ -983,7 +983,7 @@ class Compiler:
         except CaptureError as error:
             originals = residuals if chosen is None else chosen.rebuilt(residuals, sizes)
             if self.take_out("backward", error):
-                specialization.adopt(self.cls)
+                specialization.adopt(self.cls, self.reads_now())
                 return self._gradients(specialization, backend, originals, sizes, gradients, None, ctx)
             results = self._users_gradients(specialization, originals, sizes, gradients, ctx)
             with contained(self, "backward", gradients):

@@ -492,10 +492,13 @@ class Specialization:
             raise entry.bare()
         return entry
 
-    def adopt(self, cls: type) -> None:
-        """Another backward in the place of the one that could not be captured."""
-        self.cls, self.backward_failed = cls, False
+    def adopt(self, cls: type, reads: Reads) -> None:
+        """Another backward in the place of the one that could not be captured; what it reads, and does besides."""
+        self.cls, self.reads, self.backward_failed = cls, reads, False
         self.entries.clear()
+        for unit in self.nodes.values():
+            if hasattr(unit, "reads"):
+                unit.reads = reads
 
     @property
     def serves_backward(self) -> bool:

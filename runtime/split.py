@@ -325,7 +325,7 @@ def _add_backward(
             return
         except CaptureError as error:
             if compiler.take_out("backward", error):
-                spec.adopt(compiler.cls)
+                spec.adopt(compiler.cls, compiler.reads_now())
             else:
                 compiler.refuse("backward", error)
             return

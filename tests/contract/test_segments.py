@@ -590,3 +590,43 @@ def test_what_a_segment_binds_for_another_one():
         return gradients(cls, leaf(3)), torch.rand(2)
 
     is_split(same(DrawsAgain, story), "forward", "backward")
+
+
+class DrawsAndCounts(Function):
+    """Two effects, of which only the first can be taken out of the method."""
+
+    @staticmethod
+    def forward(x, a):
+        return x.cumsum(-1) * 0.25
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, g):
+        x, a = ctx.saved_tensors
+        noisy = g * torch.rand(g.shape, generator=RANDOM)
+        TIMES[0] += 1
+        return noisy * TIMES[0], g * x
+
+
+RANDOM, TIMES = torch.Generator(), [0]
+
+
+@pytest.mark.filterwarnings("ignore::fusegrad.FallbackWarning")
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_an_effect_behind_a_segment_happens_once(create_graph):
+    def story(cls: Any) -> Any:
+        RANDOM.manual_seed(3)
+        TIMES[0] = 0
+        found = []
+        for _ in range(4):
+            x, a = leaf(3), leaf(3, seed=1)
+            first = torch.autograd.grad(cls.apply(x, a).sum(), (x, a), create_graph=create_graph)
+            found += [t.detach() for t in first]
+            if create_graph:
+                found += torch.autograd.grad(first[1].sum(), x)
+        return [t.tolist() for t in found], TIMES[0]
+
+    assert story(fusegrad.compile(DrawsAndCounts)) == story(DrawsAndCounts)
