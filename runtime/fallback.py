@@ -21,7 +21,7 @@ from torch.autograd.function import Function
 
 from ..ir.errors import FusegradError
 from ..tracer.capture import CaptureError, capture_lock
-from ..tracer.function import backward_method, method_place
+from ..tracer.function import backward_method, method_place, users_own
 from ..tracer.nested import watcher
 from ..tracer.opaque import call_for_real
 from ..tracer.torch_private import apply_now, dual_level, transforms_active
@@ -134,7 +134,7 @@ def _is_of_autograd(frame: types.FrameType) -> bool:
 def _is_handed_over(frames: Sequence[types.FrameType]) -> bool:
     """Whether the user's own code raised it: what answers in our place, or a call of a method that runs as written."""
     codes = [frame.f_code for frame in frames]
-    if hand_over.__code__ in codes:
+    if hand_over.__code__ in codes or users_own.__code__ in codes:
         return True
     inside = frames[codes.index(call_for_real.__code__) :] if call_for_real.__code__ in codes else ()
     return any(_room_of(frame) not in (PACKAGE, "torch") for frame in inside)

@@ -20,7 +20,7 @@ from torch.autograd.function import Function, once_differentiable
 
 from ..tracer.capture import CaptureError, capture_lock, is_capturing
 from ..tracer.containers import anew
-from ..tracer.context import BackwardContext
+from ..tracer.context import backward_context
 from ..tracer.function import as_tuple, backward_method, is_once_differentiable, method_place
 from ..tracer.pictures import DEPTH, SCALARS, freeze, is_library
 from ..tracer.reads import Reads, scan
@@ -279,7 +279,7 @@ class OpaqueBackward(UsersUnit):
     def _python(self, *args: Any) -> Sequence[Any]:
         middle = self.saved + len(self.names)
         attributes = anew(self.constants) | dict(zip(self.names, args[self.saved : middle], strict=True))
-        ctx = BackwardContext(args[: self.saved], attributes, self.needs)
+        ctx = backward_context(self.owner.compiler.cls.__name__)(args[: self.saved], attributes, self.needs)
         before = {k: (id(v), _content(v)) for k, v in vars(ctx).items()}
         results = self.owner.method(ctx, *args[middle:])
         _require_unchanged(before, ctx)

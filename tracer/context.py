@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -85,6 +86,12 @@ class BackwardContext:
     def saved_variables(self) -> tuple[Any, ...]:
         warnings.warn("'saved_variables' is deprecated; use 'saved_tensors'", DeprecationWarning, stacklevel=2)
         return self.saved_tensors
+
+
+@functools.lru_cache(maxsize=1024)
+def backward_context(function: str) -> type[BackwardContext]:
+    """Of a Function by its name, which Python's own error says where an attribute is missing."""
+    return type(f"{function}Backward", (BackwardContext,), {})
 
 
 def _only_tensors(tensors: tuple[Any, ...]) -> tuple[Any, ...]:

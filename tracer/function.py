@@ -24,7 +24,7 @@ from ..ir.program import Place
 from .arithmetic import computed
 from .capture import CaptureError, Session, Trace, as_asking, is_a_view, is_capturing, reason_of, where_raised
 from .containers import Hole, anew, closed, exchanged, filled, holds_tensors, holes, leaves, with_those
-from .context import BackwardContext, ForwardContext, attributes_of
+from .context import ForwardContext, attributes_of, backward_context
 from .grad_mode import of_a_backward
 from .held import holds_fakes
 from .opaque import Tape
@@ -153,12 +153,17 @@ class ForwardCapture:
         return source[place.index]
 
 
+def users_own(method: Callable[..., Any], *args: Any) -> Any:
+    """What a method of the user's returns. An error that comes through here on real tensors is his."""
+    return method(*args)
+
+
 def call_forward(cls: type, ctx: Any, args: Sequence[Any]) -> Any:
     """The user's forward and, where there is one, setup_context, on whatever `args` are."""
     if not uses_setup_context(cls):
-        return cls.forward(ctx, *args)  # type: ignore[attr-defined]
-    output = cls.forward(*args)  # type: ignore[attr-defined]
-    cls.setup_context(ctx, tuple(args), output)  # type: ignore[attr-defined]
+        return users_own(cls.forward, ctx, *args)  # type: ignore[attr-defined]
+    output = users_own(cls.forward, *args)  # type: ignore[attr-defined]
+    users_own(cls.setup_context, ctx, tuple(args), output)  # type: ignore[attr-defined]
     return output
 
 
@@ -549,10 +554,11 @@ def run_backward(
     assert method is not None
     if attached and is_once_differentiable(method):
         method = method.__wrapped__  # type: ignore[attr-defined]
-    ctx = BackwardContext(saved, attributes, forward.needs_input_grad[:count])
+    ctx = backward_context(cls.__name__)(saved, attributes, forward.needs_input_grad[:count])
     before = {k: [id(v), *map(id, leaves(v))] for k, v in vars(ctx).items()} if is_capturing() else None
     with nullcontext() if is_once_differentiable(method) else of_a_backward():  # of which nothing is recorded
-        result = method(ctx, list(gradients)) if takes_boxed_gradients(cls) else method(ctx, *gradients)
+        given = (list(gradients),) if takes_boxed_gradients(cls) else gradients
+        result = users_own(method, ctx, *given)
     if before is not None and before != {k: [id(v), *map(id, leaves(v))] for k, v in vars(ctx).items()}:
         raise CaptureError(reason="it changes what is on ctx, which its next run reads", where="unknown")
     attributes.clear()

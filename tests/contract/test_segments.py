@@ -605,7 +605,7 @@ class DrawsAndCounts(Function):
 
     @staticmethod
     def backward(ctx, g):
-        x, a = ctx.saved_tensors
+        x, _ = ctx.saved_tensors
         noisy = g * torch.rand(g.shape, generator=RANDOM)
         TIMES[0] += 1
         return noisy * TIMES[0], g * x
@@ -630,3 +630,39 @@ def test_an_effect_behind_a_segment_happens_once(create_graph):
         return [t.tolist() for t in found], TIMES[0]
 
     assert story(fusegrad.compile(DrawsAndCounts)) == story(DrawsAndCounts)
+
+
+class Refuses(Function):
+    """Says something, then raises where it does not like what it is given."""
+
+    @staticmethod
+    def forward(ctx, x, k, n):
+        SEEN.append("forward")
+        if n == 1:
+            raise ValueError(f"forward of {float(x.sum()):.1f}")
+        if n != 2:
+            ctx.k = k
+        return x * k
+
+    @staticmethod
+    def backward(ctx, g):
+        SEEN.append("backward")
+        return g * ctx.k, None, None
+
+
+@pytest.mark.filterwarnings("ignore::fusegrad.FallbackWarning")
+@pytest.mark.parametrize("order", [(0, 1, 2, 0), (1, 2, 0, 0, 1, 2), (2, 1, 0, 1)])
+def test_a_method_that_raises_ran_once(order):
+    def story(cls: Any) -> Any:
+        SEEN.clear()
+        found: list[Any] = []
+        for n in order:
+            x = leaf(3)
+            try:
+                found += torch.autograd.grad(cls.apply(x, 2.0, n).sum(), x)[0].tolist()
+            except (ValueError, AttributeError) as error:
+                found.append(str(error))
+            found.append(list(SEEN))
+        return found
+
+    assert story(fusegrad.compile(Refuses)) == story(Refuses)

@@ -36,6 +36,7 @@ REVIEWED: dict[str, str] = {
         "tracer/capture.py:is_capturing",
         "tracer/containers.py:leaves",
         "tracer/context.py:BackwardContext.left",
+        "tracer/context.py:backward_context",
         "tracer/function.py:backward_method",
         "tracer/function.py:exact_gradients",
         "tracer/torch_private.py:_private",
