@@ -27,7 +27,8 @@ class Suite:
 
 SUITES = (
     Suite("linear_operator", ("test/functions", "test/utils"), distribution="linear_operator"),
-    Suite("gpytorch", ("test/functions", "test/kernels/rbf_kernel_test.py"), distribution="gpytorch"),
+    Suite("gpytorch", ("test/functions", "test/kernels/test_rbf_kernel.py"), distribution="gpytorch"),
+    Suite("entmax", ("test_losses.py", "test_mask.py", "test_root_finding.py", "test_topk.py"), inside="entmax"),
     Suite("e3nn", ("tests/math",), distribution="e3nn"),
     Suite("torchsde", ("tests",), distribution="torchsde", seconds=2400),
 )
