@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from ..tracer.capture import Trace
 from ..tracer.opaque import version
 
 if TYPE_CHECKING:
@@ -92,14 +91,3 @@ def drawing_again(values: Sequence[Any]) -> Iterator[None]:
         for restore in states:
             restore()
         raise
-
-
-def draws_numbers(trace: Trace) -> bool:
-    """Whether a graph draws random numbers, or calls what may."""
-    return any(n.op == "call_function" and _may_draw(n.target) for n in trace.graph_module.graph.nodes)
-
-
-def _may_draw(target: Any) -> bool:
-    if not isinstance(target, torch._ops.OpOverload):
-        return hasattr(target, "fusegrad_call")
-    return torch.Tag.nondeterministic_seeded in target.tags

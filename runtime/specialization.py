@@ -62,10 +62,11 @@ from .check import cut, differs, intermediate_bytes, is_made_up
 from .compile import cheaper
 from .config import KERNEL_BACKENDS, settings
 from .dependence import takes_gaps
-from .effects import drawing_again, draws_numbers
+from .effects import drawing_again
 from .faults import prepared
 from .guards import Guard, is_float, lasting_state, size_guard
 from .plan import RECORDS, Binder, BoundSizes, Executable
+from .redraw import draws
 from .replay import step_by_step
 from .residuals import Chosen, choose
 from .sharing import Sharing
@@ -98,7 +99,7 @@ class BackwardEntry:
     @once
     def draws(self) -> bool:
         """Whether it may draw random numbers."""
-        return draws_numbers(self.trace)
+        return draws(self.trace)
 
     @once
     def takes_gaps(self) -> list[bool]:
@@ -380,7 +381,7 @@ class Specialization:
     @once
     def draws(self) -> bool:
         """Whether forward may draw random numbers."""
-        return draws_numbers(self.forward.trace)
+        return draws(self.forward.trace)
 
     @property
     def residual_places(self) -> list[Place | None]:

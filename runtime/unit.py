@@ -461,17 +461,6 @@ class BatchedUnit(Unit):
         return lane(value.detach(), dim).detach().requires_grad_(value.requires_grad and is_float(value))
 
     # ------------------------------------------------------------------ by torch's
-    @property
-    def draws(self) -> bool:
-        """Whether a run draws random numbers, as far as is known before: it may, where nothing is captured yet."""
-        if self.origin is not None:
-            return self.origin.draws
-        return not self.graphs or any(draws(executable.trace) for _, _, executable, _, _ in self.graphs)
-
-    def generators(self, args: Sequence[Any]) -> Generators | None:
-        """The states of torch's generators before a run that draws; None for one that does not."""
-        return generators(args) if self.draws and not is_capturing() else None
-
     def further_facts(self) -> tuple[Any, ...]:
         """Which graph of the parent it is: the graph over a batch does not know for what sizes that one holds."""
         return (id(self._here.lane[0]),)

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from .data import Asked
 from .locks import INNER, lock_of
-from .opaque import Run, Tape, asked_for_real, call_for_real, copied, opaque_operators, running, tensors_in
+from .opaque import Run, Tape, Taped, asked_for_real, call_for_real, copied, opaque_operators, running, tensors_in
 from .torch_private import begin_transform, end_transform, no_modes, operator_name, transforms_active
 
 
@@ -215,10 +215,14 @@ class Recorder:
             with watched_by(None), running(None), no_modes() if self.tape.data else contextlib.nullcontext():
                 result, taped = call_for_real(what, apply, args, kwargs, True)
         else:
-            result = taped.play(args, kwargs)
-            if self.given is not None and taped.opaque:
-                self.given += [copied(t) for t in tensors_in((args, kwargs))]
+            result = self._played(taped, args, kwargs)
         self.tape.made.append(taped)
+        return result
+
+    def _played(self, taped: Taped, args: Any, kwargs: Any) -> Any:
+        result = taped.play(args, kwargs)
+        if self.given is not None and taped.opaque:
+            self.given += [copied(t) for t in tensors_in((args, kwargs))]
         return result
 
     def read(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -229,9 +233,7 @@ class Recorder:
         if taped is None:
             result, taped = asked_for_real(func, args, kwargs)
         else:
-            result = taped.play(args, kwargs)
-            if self.given is not None and taped.opaque:
-                self.given += [copied(t) for t in tensors_in((args, kwargs))]
+            result = self._played(taped, args, kwargs)
         self.tape.made.append(taped)
         return result
 
