@@ -979,7 +979,7 @@ class Compiler:
             results = specialization.run_backward(residuals, sizes, gradients, backend, chosen)
         except (OpaqueMet, Mismatch) as error:
             originals = residuals if chosen is None else chosen.rebuilt(residuals, sizes)
-            results = split.backward(self, specialization, backend, originals, sizes, gradients, error)
+            results = split.backward(self, specialization, backend, originals, sizes, gradients, error, ctx)
         except CaptureError as error:
             originals = residuals if chosen is None else chosen.rebuilt(residuals, sizes)
             if self.take_out("backward", error):

@@ -76,7 +76,7 @@ class Chosen:
     def __init__(self, captured: Program, program: Program) -> None:
         self.captured, self.program = captured, program
         self.places: list[Place | None] = list(program.residuals)
-        self._rebuild: Graph | None = None
+        self._rebuild: Graph | None = self._rebuilding()  # now: where backward fails it is the way to the user's own
 
     @property
     def hidden_count(self) -> int:
@@ -93,9 +93,11 @@ class Chosen:
 
     def rebuilding(self) -> Graph:
         """What was kept -> what the user saved."""
-        if self._rebuild is None:
-            self._rebuild = apply_choice(self.program, (), self._identity())
+        assert self._rebuild is not None
         return self._rebuild
+
+    def _rebuilding(self) -> Graph | None:
+        return apply_choice(self.program, (), self._identity())
 
     def _identity(self) -> Graph:
         graph = Graph("residuals")
@@ -116,6 +118,9 @@ class ChosenForDerived(Chosen):
     def backward_graph(self, kinds: Sequence[Any], entry: BackwardEntry, name: str) -> Graph:
         """backward for these gradients, without what forward has done already."""
         return cheaper(self.found.backward(graph_of(entry.trace, name)))
+
+    def _rebuilding(self) -> Graph | None:
+        return None
 
     def rebuilt(self, residuals: Sequence[Any], sizes: dict[sympy.Symbol, int]) -> list[Any]:
         """The arguments, which were kept as they are."""

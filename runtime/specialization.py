@@ -170,6 +170,7 @@ class Specialization:
         self.forward.trace.output_names = ["out"] if visible == 1 else [f"out_{i}" for i in range(visible)]
         self.guard = self.current_guard()
         self.binder = Binder(fakes)
+        self.session.keep_equal()
         self.lifted = [reads.tensor_path(t) for t in self.forward.trace.lifted]
         self.is_plain = hasattr(cls, "_fusegrad_sources")
         self.given = self._given_back() if self.is_plain else ()
@@ -452,7 +453,10 @@ class Specialization:
         attributes = {} if left is None else left
         if not attributes:
             attributes.update(self.attributes(residuals[n:], sizes))
-        return run_backward(self.cls, self.forward, residuals[:n], attributes, gradients, self.count, attached)
+        may_change = left is not None
+        return run_backward(
+            self.cls, self.forward, residuals[:n], attributes, gradients, self.count, attached, may_change
+        )
 
     def _as_followed(self, residuals: Sequence[Any]) -> Sequence[Any]:
         """What is kept for backward, requiring grad as in eager, where backward and what it calls may ask for that.
@@ -794,10 +798,15 @@ class Specialization:
     def _sibling_backward(
         self, residuals: Sequence[Any], sizes: Sizes, gradients: Sequence[Any], backend: str
     ) -> tuple[Any, ...]:
-        """backward where its capture assumed other sizes than the call has: from a capture at these sizes."""
+        """backward where its capture assumed other sizes than the call has."""
+        sibling, args = self.sibling_at(sizes)
+        return sibling.run_backward(residuals, sibling.binder(args), gradients, backend)
+
+    def sibling_at(self, sizes: Sizes) -> tuple[Specialization, list[Any]]:
+        """A capture at these sizes, and arguments that have them. Raises CaptureError."""
         for sibling, args in self.siblings:
             if all(_same_shape(a, f, sizes) for a, f in zip(args, self.forward.fakes, strict=True)):
-                return sibling.run_backward(residuals, sibling.binder(args), gradients, backend)
+                return sibling, args
         args = [_stand_in(f, sizes) for f in self.forward.fakes]
         supply = iter(args)
         full = [next(supply) if i in self.slots else a for i, a in enumerate(self.arguments)]
@@ -805,7 +814,17 @@ class Specialization:
         if sibling.residual_places != self.residual_places:
             raise CaptureError(reason="what it saves depends on the sizes", where="unknown")
         self.siblings.append((sibling, args))
-        return self._sibling_backward(residuals, sizes, gradients, backend)
+        return sibling, args
+
+    def entry_at(self, kinds: tuple[Any, ...], sizes: Sizes) -> tuple[Specialization, BackwardEntry] | None:
+        """The backward that runs at these sizes, and whose it is; None where that is found out by running it."""
+        entry = self.entry(kinds)
+        if entry.admits(sizes):
+            return self, entry
+        if entry.opaque:
+            return None
+        sibling, args = self.sibling_at(sizes)
+        return sibling.entry_at(kinds, sibling.binder(args))
 
     # ------------------------------------------------------------------ first calls
     def check_forward(self, args: Sequence[Any], tape: Tape | None = None) -> str | None:

@@ -21,6 +21,7 @@ from ..tracer.containers import opened
 from ..tracer.function import method_place
 from ..tracer.nested import recording
 from ..tracer.opaque import Mismatch, OpaqueNode, Run, Tape, reason_alone, remember, running, tensors_in, version
+from .attributes import left_on
 from .effects import launching
 from .fallback import Fault, contained, is_fault, put_on_record
 from .stats import count
@@ -290,8 +291,12 @@ def backward(
     sizes: Any,
     gradients: Sequence[Any],
     why: OpaqueMet | Mismatch,
+    ctx: Any = None,
 ) -> tuple[Any, ...]:
-    """backward of the user's own residuals: by another of its graphs, or by his Python, which is then captured."""
+    """backward of the user's own residuals: by another of its graphs, or by his Python, which is then captured.
+
+    ctx: of the node, where there is one, for what his Python leaves there.
+    """
     from .specialization import gradient_kind, in_a_class
 
     met, tape = (why, Tape(data=isinstance(why, DataMet))) if isinstance(why, OpaqueMet) else (None, why.tape.again())
@@ -306,7 +311,7 @@ def backward(
         except Mismatch as mismatch:
             tape = mismatch.tape.again()
     with recording(tape, operators=_of_operators(met)):
-        results = spec.users_backward(residuals, sizes, gradients)
+        results = spec.users_backward(residuals, sizes, gradients, left={} if ctx is None else left_on(ctx, spec))
     with contained(compiler, "backward", gradients):
         _learn(met)
         again = Tape(made=tape.made, data=tape.data)

@@ -861,14 +861,20 @@ class BackwardUnit(Unit):
     def _captured_for(
         self, args: Sequence[Any], sizes: BoundSizes, gradients: Sequence[Any]
     ) -> tuple[Trace, list[int]] | None:
-        """The graph of a backward that ran, and which arguments are its inputs; None where no graph is known."""
+        """The graph of a backward that runs, and which arguments are its inputs; None where no graph is known."""
+        kinds = tuple(gradient_kind(in_a_class(g)) for g in gradients)
         try:
-            entry = self.specialization.entry(tuple(gradient_kind(in_a_class(g)) for g in gradients))
+            found = self.specialization.entry_at(kinds, sizes)
         except CaptureError:
             return None
-        symbols = [self.split + self.symbols.index(s) for s in self.specialization.backward_symbols]
-        places = [*range(self.split), *symbols, *range(self.split + len(self.symbols), len(args))]
-        return (entry.trace, [i for i in places if args[i] is not None]) if entry.admits(sizes) else None
+        if found is None or (found[0].backward_symbols and not self.symbols):
+            return None
+        whose, entry = found
+        size = [self.split] * len(whose.backward_symbols)  # one for all: none of them has a gradient
+        given = [i for i in range(len(args)) if not self.split <= i < len(args) - len(gradients)]
+        places = [i for i in given if args[i] is not None]
+        first = sum(i < self.split for i in places)
+        return entry.trace, [*places[:first], *size, *places[first:]]
 
 
 def without_idle(captured: tuple[Trace, list[int]] | None, args: Sequence[Any]) -> list[Any]:

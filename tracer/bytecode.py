@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 NOISE = {"CACHE", "PRECALL", "PUSH_NULL", "RESUME", "NOP", "COPY_FREE_VARS", "EXTENDED_ARG", "NOT_TAKEN"}
 ATTRIBUTE = {"LOAD_ATTR", "LOAD_METHOD"}
-LOADS = {"LOAD_CONST", "LOAD_FAST", "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_NAME"}
 _JUMPS = {*dis.hasjrel, *dis.hasjabs}
 _NOT_LEFT = {"SEND", "JUMP_BACKWARD_NO_INTERRUPT"}  # within a generator
 

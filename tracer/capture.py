@@ -142,10 +142,13 @@ class Env(ShapeEnv):
     """A ShapeEnv that writes no size in terms of one that is known later: of what an opaque node returns.
 
     age: which opaque node brought a symbol, counted from 1; the sizes of arguments have age 0.
+    equal: symbols in the words of those that are read off arguments, as forward had them: what a backward learns
+    later holds for its own sizes.
     """
 
     def __init__(self, **options: Any) -> None:
         self.age: dict[sympy.Symbol, int] = {}
+        self.equal: dict[sympy.Symbol, sympy.Expr] = {}
         super().__init__(**options)
 
     def age_of(self, expr: Any) -> int:
@@ -223,6 +226,10 @@ class Session:
         self.returned.append(made)
         self.env.age[made.node.expr] = len(self.returned)
         return made
+
+    def keep_equal(self) -> None:
+        """What is known by now of sizes that are equal is true of every later call."""
+        self.env.equal = {s: self.env.replace(s) for s in self.env.replacements}
 
     def move_to(self, sizes: Mapping[sympy.Symbol, int]) -> None:
         """What follows is traced at these sizes: an opaque node's results have the sizes of the call at hand."""

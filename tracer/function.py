@@ -502,7 +502,10 @@ def symbols_in(values: Iterable[Any]) -> set[sympy.Symbol]:
 def as_written(symbol: Any, known: Collection[sympy.Symbol]) -> Any:
     """The expression over the symbols as forward had it: what a later trace learnt of them holds for its sizes only."""
     written = expression_of(symbol)
-    return written if written.free_symbols <= set(known) else symbol.node.expr
+    for said in (written, written.xreplace(getattr(symbol.node.shape_env, "equal", {}))):
+        if said.free_symbols <= set(known):
+            return said
+    return symbol.node.expr
 
 
 def rebind(value: Any, sizes: Mapping[sympy.Symbol, Any]) -> Any:
@@ -544,26 +547,32 @@ def run_backward(
     gradients: Sequence[Any],
     count: int,
     attached: bool = False,
+    may_change: bool = False,
 ) -> tuple[Any, ...]:
     """The user's own backward body on `saved`, `attributes` and `gradients`, fake or real.
 
     attributes: afterwards what the body left on ctx.
     attached: without the `once_differentiable` around it, which would cut the gradients off.
+    may_change: somebody keeps what it leaves on ctx; else a capture is refused where that differs.
     """
     method = backward_method(cls)
     assert method is not None
     if attached and is_once_differentiable(method):
         method = method.__wrapped__  # type: ignore[attr-defined]
     ctx = backward_context(cls.__name__)(saved, attributes, forward.needs_input_grad[:count])
-    before = {k: [id(v), *map(id, leaves(v))] for k, v in vars(ctx).items()} if is_capturing() else None
+    before = _held_by(ctx) if is_capturing() and not may_change else None
     with nullcontext() if is_once_differentiable(method) else of_a_backward():  # of which nothing is recorded
         given = (list(gradients),) if takes_boxed_gradients(cls) else gradients
         result = users_own(method, ctx, *given)
-    if before is not None and before != {k: [id(v), *map(id, leaves(v))] for k, v in vars(ctx).items()}:
+    if before is not None and before != _held_by(ctx):
         raise CaptureError(reason="it changes what is on ctx, which its next run reads", where="unknown")
     attributes.clear()
     attributes.update(ctx.left())
     return exact_gradients(cls, result, count)
+
+
+def _held_by(ctx: Any) -> dict[str, list[int]]:
+    return {k: [id(v), *map(id, leaves(v))] for k, v in vars(ctx).items()}
 
 
 def takes_boxed_gradients(cls: type) -> bool:

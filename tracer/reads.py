@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .attributes import ABSENT, attribute, bound_to, instance_dict, is_a, is_tensor, module_of
-from .bytecode import ATTRIBUTE, LOADS, instructions_of, line_of, operand_before, straight
+from .bytecode import ATTRIBUTE, instructions_of, line_of, operand_before, straight
 from .containers import leaves
 from .declared import declarations
 from .packages import homes_of, is_foreign, is_of_unknown
@@ -460,32 +460,41 @@ def backward_effects(method: Callable[..., Any]) -> list[Effect]:
     instructions = instructions_of(code)
     for at, instruction in enumerate(instructions):
         line = line_of(instruction) or line
-        if (why := _kept_on(code.co_varnames[0], instructions[: at + 1])) is not None:
+        if (why := _kept_on(code, instructions[: at + 1])) is not None:
             always = at < straight(instructions)
             found.append(Effect(why, f"{code.co_filename}:{line}", code, instruction.offset, always))
     return found
 
 
-def _kept_on(ctx: str, ran: Sequence[dis.Instruction]) -> str | None:
+def _kept_on(code: types.CodeType, ran: Sequence[dis.Instruction]) -> str | None:
     """Why the last of `ran` is seen by the next run: `ctx.k = ...`, `ctx.table[i] = ...`, `ctx.seen.append(...)`."""
-    last, before = ran[-1], ran[:-1]
+    last, ctx = ran[-1], code.co_varnames[0]
     if last.argval == "is_grad_enabled":
         return "it asks for the grad mode"
-    if last.opname in ("STORE_SUBSCR", "DELETE_SUBSCR") and before and before[-1].opname in LOADS:
-        before = before[:-1]  # the index
-    elif last.opname in ATTRIBUTE:
+    if last.opname in ATTRIBUTE:
         if last.argval not in _CHANGES - {"add", "sort"}:  # which tensors have as well
             return None
-    elif last.opname not in ("STORE_ATTR", "DELETE_ATTR"):
+        owner, steps = _owner(code, ran[:-1])
+    elif last.opname in _STORES:
+        owner, steps = _owner(code, _before_store(ran, code))
+    else:
         return None
-    chain = 0
-    while before and before[-1].opname in ATTRIBUTE:
-        before, chain = before[:-1], chain + 1
-    stored = last.opname in ("STORE_ATTR", "DELETE_ATTR") or chain
-    is_ctx = bool(before) and _loads(before[-1], ctx)
+    stored = last.opname in ("STORE_ATTR", "DELETE_ATTR") or (steps and steps[-1] != "saved_tensors")
+    is_ctx = owner is not None and _loads(owner, ctx)
     if (is_ctx and stored) or _is_augmented(ctx, last, ran):
         return f"it changes what is on `{ctx}`, which its next run reads"
     return None
+
+
+def _owner(code: types.CodeType, before: Sequence[dis.Instruction]) -> tuple[dis.Instruction | None, list[Any]]:
+    """What loads the name that an object is a part of, and the steps from the object back: `a` of `a.b[i]`, [0, b]."""
+    steps: list[Any] = []
+    while before and (before[-1].opname in ATTRIBUTE or before[-1].opname == "BINARY_SUBSCR"):
+        last = before[-1]
+        first = operand_before(code, last.offset) if last.opname == "BINARY_SUBSCR" else last.offset  # the index
+        before = [i for i in before if i.offset < first]
+        steps.append(last.argval)
+    return (before[-1] if before else None), steps
 
 
 def _loads(instruction: dis.Instruction, name: str) -> bool:
@@ -733,27 +742,39 @@ def _effect(ran: Sequence[dis.Instruction], env: dict[str, Any]) -> str | tuple[
 
 def _outside_write(ran: Sequence[dis.Instruction], names: _Names) -> str | None:
     """Why the last of `ran` changes something outside the function: `nonlocal k`, `table[i] = ...`, `cfg.k = ...`."""
-    last, before = ran[-1], _before_store(ran)
+    last = ran[-1]
     nonlocals = names.cells.keys() & names.code.co_freevars
     if last.opname in ("STORE_DEREF", "DELETE_DEREF") and last.argval in nonlocals:
         return f"it assigns the nonlocal `{last.argval}`"
-    if last.opname in ("STORE_SUBSCR", "DELETE_SUBSCR"):
-        first = operand_before(names.code, ran[len(before)].offset)  # the index
-        before = [i for i in before if i.offset < first]
-    elif last.opname not in ("STORE_ATTR", "DELETE_ATTR"):
+    if last.opname not in _STORES:
         return None
-    while before and before[-1].opname in ATTRIBUTE:
-        before = before[:-1]
-    if before and (root := names.root(before[-1])) is not None and not is_tensor(root.value()):
-        return f"it changes `{before[-1].argval}`, which is not its own"
-    return None
+    owner, steps = _owner(names.code, _before_store(ran, names.code))
+    if owner is None or (root := names.root(owner)) is None or _is_of_tensors(root.value(), bool(steps)):
+        return None
+    return f"it changes `{owner.argval}`, which is not its own"
 
 
-def _before_store(ran: Sequence[dis.Instruction]) -> Sequence[dis.Instruction]:
-    """What computed the object (and index) that the last of `ran` stores to; `x.n += 1` loads it once, for both."""
+_STORES = {"STORE_ATTR", "DELETE_ATTR", "STORE_SUBSCR", "DELETE_SUBSCR"}
+
+
+def _is_of_tensors(value: Any, parts: bool) -> bool:
+    """Whether a store into it, or into its parts, is one into a tensor: an operation of torch's."""
+    held = value.values() if type(value) is dict else value if type(value) in (list, tuple) else ()
+    return is_tensor(value) or (parts and any(map(is_tensor, held)))
+
+
+def _before_store(ran: Sequence[dis.Instruction], code: types.CodeType) -> Sequence[dis.Instruction]:
+    """What computed the object that the last of `ran` stores to; `x.n += 1` loads it once, for reading as well."""
     last, before = ran[-1], ran[:-1]
-    if not before or before[-1].opname != "SWAP":
+    if before and before[-1].opname == "SWAP":
+        before = _before_augmented(last, before)
+    if last.opname in ("STORE_ATTR", "DELETE_ATTR") or not before:
         return before
+    first = operand_before(code, ran[len(before)].offset)  # the index
+    return [i for i in before if i.offset < first]
+
+
+def _before_augmented(last: dis.Instruction, before: Sequence[dis.Instruction]) -> Sequence[dis.Instruction]:
     width, read = (1, "LOAD_ATTR") if last.opname == "STORE_ATTR" else (2, "BINARY_SUBSCR")
     for i in range(len(before) - width - 1, 0, -1):
         copied = all(c.opname == "COPY" for c in before[i : i + width])

@@ -148,6 +148,18 @@ class WritesCtx(Opaque):
         return g * ctx.calls
 
 
+class WritesATable(Opaque):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.table, ctx.step = [0, [1, 2]], 0
+        return Opaque.forward(ctx, x)
+
+    @staticmethod
+    def backward(ctx, g):
+        ctx.table[1][len(g.shape) - ctx.step] += 2
+        return g * ctx.table[1][1]
+
+
 class AppendsToCtx(Opaque):
     @staticmethod
     def forward(ctx, x):
@@ -183,6 +195,7 @@ class AsksTorchsCtx(Opaque):
         (ListOfTensors, "`ctx.kept` is a container with tensors"),
         (Array, "`ctx.array` holds a ndarray"),
         (WritesCtx, "it changes what is on `ctx`, which its next run reads"),
+        (WritesATable, "it changes what is on `ctx`, which its next run reads"),
         (AppendsToCtx, "it changes what is on `ctx`, which its next run reads"),
         (Lambda, "`ctx.rule` holds a function"),
         (AsksTorchsCtx, "next_functions"),

@@ -131,7 +131,7 @@ HABITS = (
     _f("numpy's random", "{o} = {v} * float(np.random.default_rng(4).random())"),
     # data
     _f("a branch on data", "{o} = {v} * 2 if bool(({v} > 0.3).any()) else {v} * 0.5"),
-    _f("a branch on a sum", "if {v}.float().sum() > 0:", "    {o} = {v} * 2", "else:", "    {o} = {v} * 3"),
+    _f("a branch on a sum", "if {v}.float().sum() > 0.1:", "    {o} = {v} * 2", "else:", "    {o} = {v} * 3"),
     _curved("a number of data", "{o} = {v} / (1.0 + {v}.abs().max().item())"),
     _f("a count of data", "{o} = {v} * int(({v} > 0).sum())", linear=False),
     _curved("a loop on data", "{o} = {v}", "while {o}.abs().max() > 0.5:", "    {o} = {o} / 2"),

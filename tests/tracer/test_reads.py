@@ -425,6 +425,10 @@ def test_a_nonlocal_of_ones_own_inner_function_is_none() -> None:
     assert scan(body).effects == []
 
 
+PARTS = {"a": [PLAIN]}
+TENSORS = [torch.zeros(3)]
+
+
 def test_assigning_into_what_is_not_ones_own_is_an_effect() -> None:
     store: dict[str, int] = {}
 
@@ -440,6 +444,16 @@ def test_assigning_into_what_is_not_ones_own_is_an_effect() -> None:
         del store["n"]
         return x
 
+    def deeper(x):
+        PARTS["a"][len(store)].items[x.dim() + 1] += 2
+        return x
+
+    def of_tensors(x):
+        TENSORS[0][1] = 2.0  # an operation of torch's
+        return x
+
+    assert effects(scan(deeper)) == [("it changes `PARTS`, which is not its own", place(deeper, 1))]
+    assert not effects(scan(of_tensors))
     assert effects(scan(item)) == [("it changes `store`, which is not its own", place(item, 1))]
     assert effects(scan(attribute)) == [("it changes `PLAIN`, which is not its own", place(attribute, 1))]
     assert scan(deleted).effects
