@@ -339,6 +339,14 @@ WRITES = {
     "first call": (nothing, into_a_leaf),
     "later call": (lambda state: [into_a_leaf(state) for _ in range(5)] and None, into_a_leaf),
 }
+KINDS_OF_CALL = {
+    "first": ("first call", "third call", "other sizes", "torch.compile", "a thread"),
+    "later": ("later call",),
+    "transformed": ("vmap", "jvp", "dual numbers", "grad", "vmap of grad", "vjp"),
+    "backward": ("backward", "third backward"),
+    "later backward": ("later backward",),
+    "double backward": ("double backward", "second backward"),
+}
 PLAIN = ("first call", "later call", "backward", "later backward")
 
 
@@ -364,3 +372,9 @@ SCENES: dict[str, Scene] = {
     **_scenes(opaque, _some(*PLAIN, "double backward")),
     **_scenes(function, _some(*PLAIN, "grad")),
 }  # fmt: skip
+
+
+def kind_of(scene: str) -> str:
+    """The kind of call that a scene is, and its backend."""
+    _, way, backend = scene.split(", ")
+    return f"{next(kind for kind, ways in KINDS_OF_CALL.items() if way in ways)}, {backend}"

@@ -1,10 +1,11 @@
 """Faults on purpose: each function of the package raises, one at a time, in calls of many kinds; the answer is eager's.
 
-    python tests/trust/injection.py --json              (scenes that have their numbers are not run again)
+    python tests/trust/injection.py                     (scenes that have their numbers are not run again)
+    python tests/trust/injection.py --every             (a function raises in each scene that runs it)
     python tests/trust/injection.py --scene first --function runtime/unit.py:Unit.captured
 
-A scene is one way of calling a class. Whatever function of the package runs in it raises at every call of it, by a code
-of its own, for as long as the scene's last step takes. Values, gradients, arguments that are written, and the state of
+A scene is one way of calling a class. What functions of the package run in it raise at every call of them, by a code of
+their own, for as long as the scene's last step takes: each in one scene of every kind of call, the first that runs it. Values, gradients, arguments that are written, and the state of
 torch's generator have to be eager's; then the class is used again without the fault.
 """
 
@@ -23,7 +24,7 @@ import threading
 import time
 import types
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import outcome
 import torch
 import torch.utils._pytree as pytree
-from injected_scenes import SCENES, Scene
+from injected_scenes import SCENES, Scene, kind_of
 from reviewed import REVIEWED, C
 
 import fusegrad
@@ -41,6 +42,8 @@ import fusegrad
 PACKAGE = Path(fusegrad.__file__).resolve().parent
 ROOMS = ("ir", "tracer", "codegen", "runtime")
 FILE = outcome.RESULTS / "injection.json"
+TRIED = PACKAGE / "build" / "injected.json"
+"""The functions that raised, by kind of call: for a run that goes on."""
 
 
 class Injected(Exception):
@@ -206,6 +209,7 @@ class Result:
     reviewed: list[str] = field(default_factory=list)
     afterwards: list[str] = field(default_factory=list)
     silent: list[str] = field(default_factory=list)
+    tried: list[str] = field(default_factory=list)
 
 
 LEFT_OUT = ("<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>")
@@ -244,11 +248,12 @@ class Injection:
         eagers = told(self.scene, self.scene.eager(number))
         return [eagers] if eagers.error is None else [eagers, told(self.scene, self.scene.compiled(number))]
 
-    def all(self, share: float = 1.0) -> Result:
+    def all(self, share: float = 1.0, but: Collection[str] = ()) -> Result:
         began = time.process_time()
         for code, place in self.functions().items():
-            if self.random.random() < share:
+            if place not in but and self.random.random() < share:
                 self.one(code, place)
+                self.result.tried.append(place)
         self.result.seconds = round(time.process_time() - began, 1)
         return self.result
 
@@ -283,21 +288,35 @@ class Injection:
 
 
 # ------------------------------------------------------------------ the run
-def one_scene(name: str, seed: int, share: float) -> Result:
+def one_scene(name: str, seed: int, share: float, but: Collection[str] = ()) -> Result:
     """In this process."""
     torch.set_num_threads(1)
     logging.disable(logging.CRITICAL)  # torch tells of errors that pass it
-    return Injection(SCENES[name], seed).all(share)
+    return Injection(SCENES[name], seed).all(share, but)
 
 
-def in_a_process(name: str, seed: int, share: float) -> dict[str, Any]:
+def in_a_process(name: str, seed: int, share: float, every: bool) -> dict[str, Any]:
     """In a process of its own: what a fault leaves behind in one scene is none of another's."""
     environment = {**os.environ, "FUSEGRAD_STORE": "0", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, __file__, "--scene", name, "--seed", str(seed), "--share", str(share)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    done = subprocess.run([*command, *(["--every"] if every else [])], capture_output=True, text=True, env=environment)
     if done.returncode:
         return {**asdict(Result()), "raised": [f"the process ended with {done.returncode}: {done.stderr[-400:]}"]}
     return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
+
+
+def tried() -> dict[str, list[str]]:
+    """By kind of call, what need not raise there again."""
+    return json.loads(TRIED.read_text(encoding="utf-8")) if TRIED.exists() else {}
+
+
+def _note_tried(name: str, places: Sequence[str]) -> int:
+    """How many functions raised by now, in any kind of call."""
+    known = tried()
+    known[kind_of(name)] = sorted({*known.get(kind_of(name), ()), *places})
+    TRIED.parent.mkdir(exist_ok=True)
+    TRIED.write_text(json.dumps(known), encoding="utf-8")
+    return len({place for places in known.values() for place in places})
 
 
 def total(scenes: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -308,14 +327,18 @@ def total(scenes: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return {**numbers, **lists, "silent": len(silent), "scenes": len(scenes)}
 
 
-def run(seed: int, share: float, fresh: bool) -> dict[str, Any]:
+def run(seed: int, share: float, fresh: bool, every: bool) -> dict[str, Any]:
     """Every scene that has no numbers yet."""
     known = {} if fresh or not FILE.exists() else json.loads(FILE.read_text(encoding="utf-8"))["each"]
+    if not known:
+        TRIED.unlink(missing_ok=True)
     for name in SCENES:
         if name in known:
             continue
-        known[name] = in_a_process(name, seed, share)
-        outcome.write("injection", {"seed": seed, "share": share, "total": total(known), "each": known})
+        known[name] = in_a_process(name, seed, share, every)
+        places = _note_tried(name, known[name].pop("tried"))
+        found = {"seed": seed, "share": share, "every": every, "places": places, "total": total(known), "each": known}
+        outcome.write("injection", found)
         bad = {key: known[name][key] for key in ("wrong", "raised", "afterwards") if known[name][key]}
         print(f"{name}: {known[name]['hits']} of {known[name]['functions']} functions, {bad or 'right'}", flush=True)
     return total(known)
@@ -327,6 +350,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.add_argument("--function", help="file:name, with --scene: this one alone, with its error")
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--share", type=float, default=1.0, help="of the functions of a scene")
+    options.add_argument("--every", action="store_true", help="a function raises in each scene that runs it")
     options.add_argument("--fresh", action="store_true", help="scenes that have their numbers are run again")
     chosen = options.parse_args(arguments)
     if chosen.function:
@@ -337,9 +361,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(json.dumps(asdict(injection.result), indent=1))
         return 0
     if chosen.scene:
-        print(json.dumps(asdict(one_scene(chosen.scene, chosen.seed, chosen.share))))
+        but = () if chosen.every else tried().get(kind_of(chosen.scene), ())
+        print(json.dumps(asdict(one_scene(chosen.scene, chosen.seed, chosen.share, set(but)))))
         return 0
-    found = run(chosen.seed, chosen.share, chosen.fresh)
+    found = run(chosen.seed, chosen.share, chosen.fresh, chosen.every)
     print(json.dumps(found))
     return int(bool(found["wrong"] or found["raised"] or found["afterwards"]))
 

@@ -146,7 +146,8 @@ def injected(told: Told) -> str:
     total, share = told["total"], told["share"]
     taken = "" if share == 1 else f" ({share:.0%} of the functions of each scene)"
     bad = f"{total['wrong']} wrong, {total['raised']} raised, {total['reviewed']} with a reason"
-    return f"{total['scenes']} ways of calling, {number(total['hits'])} faults{taken}: {bad}"
+    of = f"{number(told['places'])} functions in {total['scenes']} ways of calling"
+    return f"{of}, {number(total['hits'])} faults{taken}: {bad}"
 
 
 def noticed(told: Told) -> str:
