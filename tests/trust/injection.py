@@ -5,8 +5,9 @@
     python tests/trust/injection.py --scene first --function runtime/unit.py:Unit.captured
 
 A scene is one way of calling a class. What functions of the package run in it raise at every call of them, by a code of
-their own, for as long as the scene's last step takes: each in one scene of every kind of call, the first that runs it. Values, gradients, arguments that are written, and the state of
-torch's generator have to be eager's; then the class is used again without the fault.
+their own, for as long as the scene's last step takes: each in one scene of every kind of call, the first that runs it.
+Values, gradients, arguments that are written, and the state of torch's generator have to be eager's; then the class is
+used again without the fault.
 """
 
 from __future__ import annotations
