@@ -771,7 +771,7 @@ class Executable:
         fills: dict[tuple[int, ...], bool] = {}
 
         def run(inputs: Sequence[Any], lifted: Sequence[Tensor], sizes: Sizes | None) -> list[Any]:
-            known = sizes or self.binder(inputs)
+            known = self.binder(inputs) if sizes is None else sizes
             key = _key(known)
             if key not in fills:
                 if len(fills) >= RECORDS:
@@ -786,7 +786,7 @@ class Executable:
 
         def run(inputs: Sequence[Any], lifted: Sequence[Tensor], sizes: Sizes | None) -> list[Any]:
             tensors = [t for t in (*inputs, *lifted) if isinstance(t, Tensor)]
-            known = sizes or self.binder(inputs)
+            known = self.binder(inputs) if sizes is None else sizes
             results = reference.run(graph, tensors, known)
             taken, own = {memory_of(t) for t in tensors}, list[Any]()
             for r, s in zip(results, graph.output_strides, strict=True):
@@ -815,10 +815,10 @@ class Executable:
         device = tensors[0].device if tensors else self._made_on()
         if device not in self.plans and device not in self.without:
             with capture_lock:
-                self._add_plan(device, sizes or self.binder(inputs))
+                self._add_plan(device, self.binder(inputs) if sizes is None else sizes)
         if device in self.without:
             return self.otherwise(inputs, lifted, sizes)
-        return self.plans[device](tensors, sizes or self.binder(inputs))
+        return self.plans[device](tensors, self.binder(inputs) if sizes is None else sizes)
 
     def _made_on(self) -> torch.device:
         """Where the results of a program without tensors as arguments are."""

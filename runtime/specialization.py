@@ -296,7 +296,7 @@ class Specialization:
     ) -> tuple[list[Tensor], list[Tensor]]:
         """(the user's tensor outputs, the hidden ones) on real tensors."""
         inputs = self.tensors_of(args)
-        sizes = sizes or self.sizes(args)
+        sizes = self.sizes(args) if sizes is None else sizes
         executable = self.executable(backend) if chosen is None else self.chosen_executable(backend, chosen)
         lifted = [r.get() for r in self.lifted if r is not None]
         given = [t.data if i in self.unversioned else t for i, t in enumerate(inputs)] if self.unversioned else inputs
@@ -535,7 +535,13 @@ class Specialization:
             raise
         entry.others, entry.compared = others, True
         self.entries[key] = entry
+        if entry.guards:  # no other capture of it is made beside this one: calls of other sizes begin anew
+            self.guard = self.current_guard()
         return entry
+
+    def knows(self, sizes: Sizes) -> bool:
+        """Whether what backwards assumed about sizes, under which every later one is captured, holds at these."""
+        return all(bool(c.xreplace(sizes)) for c in self.session.conditions(self.symbols, self.since))
 
     def other_entries(self, kinds: tuple[Any, ...]) -> list[BackwardEntry]:
         """What backward was captured as for these gradients, newest first."""

@@ -42,6 +42,10 @@ MANY = f"what its opaque nodes return keeps changing: beyond {VARIANTS} graphs i
 MANY_ANSWERS = f"what it decides by the data of a tensor keeps changing: beyond {VARIANTS} graphs it runs as written"
 
 
+CHANGES = "it changed what it reads from outside: such a call's runs as you wrote it"
+OTHER_SIZES = "it was captured for other sizes since this call's forward: this call's runs as you wrote it"
+
+
 class OpaqueWriteError(FusegradError):
     """An opaque body wrote to an argument of its caller, which it had not done when the caller was captured."""
 
@@ -310,10 +314,14 @@ def backward(
             return spec.run_entry(entry, executable, residuals, sizes, gradients, tape)
         except Mismatch as mismatch:
             tape = mismatch.tape.again()
+    before = spec.outside()
     with recording(tape, operators=_of_operators(met)):
         results = spec.users_backward(residuals, sizes, gradients, left={} if ctx is None else left_on(ctx, spec))
     with contained(compiler, "backward", gradients):
         _learn(met)
+        if spec.outside() != before:
+            compiler.report_once("backward", CHANGES)
+            return results
         again = Tape(made=tape.made, data=tape.data)
         _add_backward(compiler, spec, kinds, again, residuals, sizes, gradients_in_a_class)
     return results
@@ -323,6 +331,9 @@ def _add_backward(
     compiler: Compiler, spec: Specialization, kinds: Any, tape: Tape, residuals: Any, sizes: Any, gradients: Any
 ) -> None:
     with capture_lock, torch.no_grad():
+        if not spec.knows(sizes):
+            compiler.report_once("backward", OTHER_SIZES)
+            return
         try:
             added = spec.add_split_entry(kinds, tape, residuals, sizes, gradients)
         except OpaqueMet as error:

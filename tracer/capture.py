@@ -155,6 +155,12 @@ class Env(ShapeEnv):
         """The age of an expression is that of its youngest symbol."""
         return max((self.age.get(s, _youngest(s)) for s in getattr(expr, "free_symbols", ())), default=0)
 
+    def replaced(self, expr: Any) -> Any:
+        """`replace` that learns nothing: what one trace found out of sizes may contradict what another did."""
+        while known := {s: self.replacements[s] for s in expr.free_symbols if self.replacements.get(s, s) != s}:
+            expr = expr.xreplace(known)
+        return expr
+
     def _get_user_frame(self) -> types.FrameType | None:
         """Who asked, for logs: torch's own search imports its exporter and Inductor first, for a fifth of a second."""
         return user_frame()
@@ -235,6 +241,8 @@ class Session:
         """What follows is traced at these sizes: an opaque node's results have the sizes of the call at hand."""
         values = self._hints()
         values.update({s: sympy.Integer(n) for s, n in sizes.items() if s in values})
+        equal = {s: e.xreplace(values) for s, e in self.env.equal.items() if s in values and not e.is_number}
+        values.update({s: n for s, n in equal.items() if n.is_Integer})
         self.moved = True
 
     def settled(self, sizes: Sequence[Any]) -> list[Any]:
@@ -255,7 +263,7 @@ class Session:
     def conditions(self, known: Collection[sympy.Symbol], since: int = 0) -> tuple[sympy.Basic, ...]:
         """What the traces assumed about sizes, from guard number `since` on, over the symbols that are `known`."""
         found = (
-            g.expr if g.expr.free_symbols <= set(known) else self.env.replace(g.expr) for g in self.env.guards[since:]
+            g.expr if g.expr.free_symbols <= set(known) else self.env.replaced(g.expr) for g in self.env.guards[since:]
         )
         return tuple(dict.fromkeys(c for c in found if c is not sympy.true and c.free_symbols <= set(known)))
 

@@ -1,0 +1,133 @@
+"""T4: between segments that run as written sizes are symbols, or constants where a method takes them for that."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import torch
+from side_by_side import both, leaf, same
+
+import fusegrad
+
+Function = torch.autograd.Function
+CALLS: list[int] = []
+RAMPS: dict[int, torch.Tensor] = {}
+
+
+def told_at(cls, *sizes):
+    """Outputs and gradients, and what was left outside."""
+    CALLS.clear()
+    RAMPS.clear()
+    results = []
+    for size in sizes:
+        x, a = leaf(size), leaf(size, seed=1)
+        y = cls.apply(x, a)
+        results += [y, *torch.autograd.grad(y, (x, a), leaf(size, seed=2))]
+    return results, len(CALLS), sorted(RAMPS)
+
+
+def without_faults(cls, story, backend) -> None:
+    """As eager, and by no mistake of ours that eager's answer stands in for."""
+    fast = same(cls, story, backend, may=("forward", "backward"), flags=False)
+    assert not [r.reason for r in fast._fusegrad.records.values() if r.code == "FG071"]
+
+
+class AllAreConstants(Function):
+    """forward has a constant for every size, so that the symbols of what numpy gave are the only ones."""
+
+    @staticmethod
+    def forward(x, a):
+        scaled = x * torch.tensor([0.5] * x.shape[-1]) * a
+        return torch.as_tensor(np.arctan(scaled.detach().numpy()))
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, g):
+        x, a = ctx.saved_tensors
+        warnings.warn("slow path", UserWarning, stacklevel=2)
+        return torch.cat([g[:1], g[1:] * 2]) * a, g * x
+
+
+@both
+def test_the_symbols_of_results_are_known_where_there_are_no_others(backend) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        without_faults(AllAreConstants, lambda cls: told_at(cls, 7, 7, 2, 1, 2, 7), backend)
+
+
+class FillsBuffers(Function):
+    """backward takes the size for a constant, behind a forward that is split."""
+
+    @staticmethod
+    def forward(x, a):
+        CALLS.append(1)
+        return x * a
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, g):
+        x, a = ctx.saved_tensors
+        if x.sum().item() > 1e6:
+            return None, None
+        made = torch.zeros_like(g)
+        for i in range(g.shape[-1]):
+            made[i] = g[i] * (i + 1)
+        return made * a, g * x
+
+
+@both
+def test_a_backward_behind_a_split_forward_takes_each_size_for_a_constant(backend) -> None:
+    without_faults(FillsBuffers, lambda cls: told_at(cls, 7, 2, 7, 2, 3, 3), backend)
+
+
+class FillsATable(Function):
+    @staticmethod
+    def forward(x, a):
+        CALLS.append(1)
+        return x * a
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, g):
+        x, a = ctx.saved_tensors
+        if (key := g.shape[-1]) not in RAMPS:
+            RAMPS[key] = torch.arange(key, dtype=torch.float32)
+        return g * RAMPS[key] * a, g * x
+
+
+@both
+def test_a_backward_behind_a_split_forward_may_fill_a_table(backend) -> None:
+    without_faults(FillsATable, lambda cls: told_at(cls, 7, 2, 7, 2, 3, 2), backend)
+
+
+@both
+def test_sizes_of_calls_whose_backward_comes_later(backend) -> None:
+    """All forwards ran before a backward took its size for a constant."""
+
+    def story(cls):
+        CALLS.clear()
+        calls = []
+        for size in (7, 7, 2):
+            x, a = leaf(size), leaf(size, seed=1)
+            calls.append((cls.apply(x, a), (x, a)))
+        return [torch.autograd.grad(y.sum(), given) for y, given in calls], len(CALLS)
+
+    without_faults(FillsBuffers, story, backend)
+
+
+def test_what_is_captured_for_other_sizes_is_on_record() -> None:
+    fast = fusegrad.compile(FillsBuffers, backend="reference")
+    calls = [(fast.apply(x, a), (x, a)) for x, a in ((leaf(n), leaf(n, seed=1)) for n in (7, 7, 2))]
+    for y, given in calls:
+        torch.autograd.grad(y.sum(), given)
+    assert "other sizes" in fast._fusegrad.records["backward"].reason
