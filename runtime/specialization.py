@@ -541,7 +541,8 @@ class Specialization:
 
     def knows(self, sizes: Sizes) -> bool:
         """Whether what backwards assumed about sizes, under which every later one is captured, holds at these."""
-        return all(bool(c.xreplace(sizes)) for c in self.session.conditions(self.symbols, self.since))
+        given = self.binder.sources.keys()
+        return all(bool(c.xreplace(sizes)) for c in self.session.conditions(given, self.since))
 
     def other_entries(self, kinds: tuple[Any, ...]) -> list[BackwardEntry]:
         """What backward was captured as for these gradients, newest first."""
