@@ -15,6 +15,7 @@ REVIEWED: dict[str, str] = {
     "runtime/function.py:Compiler.backward": ENTRY,
     "runtime/whole.py:Rules.backward": ENTRY,
     "runtime/calls.py:_undisturbed": ENTRY,
+    "runtime/calls.py:in_graph": ENTRY,
     "runtime/function.py:entrance.<locals>.within": ENTRY,
     "runtime/outer.py:in_dynamos_graph": ENTRY,
     "runtime/function.py:_unpacked": ONCE,
