@@ -236,8 +236,51 @@ EARLY_BACK = {
 
 
 @dataclass(frozen=True)
+class Form:
+    """What forward returns, and how backward begins. {v}: the last value; given: what backward has besides ctx.
+
+    writes: into `x`, which is no leaf then.
+    """
+
+    returned: str = "{v}"
+    before: tuple[str, ...] = ()  # in forward
+    marks: tuple[str, ...] = ()  # where ctx is; `output` is what forward returned
+    given: str = "g"
+    begins: tuple[str, ...] = ()
+    writes: bool = False
+
+
+FORMS = {
+    "": Form(),
+    "two": Form("({v}, {v} * 2)", given="g, h", begins=("g = g + h * 2",)),
+    "two, one unused": Form(
+        "({v}, {v} * 2)", marks=("ctx.set_materialize_grads(False)",), given="g, h",
+        begins=("g = h * 2 if g is None else g if h is None else g + h * 2",),
+    ),
+    "a number beside it": Form("({v}, 3)", given="g, _"),
+    "a mask beside it": Form(
+        "({v}, {v} > 0)", marks=("ctx.mark_non_differentiable(output[1])",), given="g, _",
+    ),
+    "whole numbers beside it": Form("({v}, {v}.argmax(-1))", given="g, _"),
+    "a list": Form("({v}, [{v} * 2, None])", given="g, _"),
+    "written": Form("x", ("x.mul_({v})",), ("ctx.mark_dirty(x)",), begins=("g = g * 2",), writes=True),
+    "written, and one more": Form(
+        "(x, {v})", ("x.add_(1)",), ("ctx.mark_dirty(x)",), given="g, h", begins=("g = g + h",), writes=True,
+    ),
+    "x itself": Form("x", ("unused = {v}",)),
+    "x and more": Form("(x, {v})", given="g, h", begins=("g = g + h",)),
+    "twice the same": Form("({v}, {v})", given="g, h", begins=("g = g + h",)),
+    "transposed": Form("{v}.transpose(0, -1)", begins=("g = g.transpose(0, -1)",)),
+    "a part": Form("{v}[..., :1]", begins=("g = g.expand(x.shape)",)),
+    "a sum": Form("{v}.sum()", begins=("g = g.expand(x.shape)",)),
+    "one number": Form("{v}.sum(-1)", begins=("g = g.unsqueeze(-1).expand(x.shape)",)),
+}  # fmt: skip
+"""Beyond one new tensor."""
+
+
+@dataclass(frozen=True)
 class Habitual:
-    """A class: what forward and backward are made of, in order. style: "ctx" or "setup"."""
+    """A class: what forward and backward are made of, in order. style: "ctx" or "setup". form: of FORMS."""
 
     name: str
     style: str
@@ -249,6 +292,7 @@ class Habitual:
     early_back: str = ""
     once: bool = False
     vmap_rule: bool = False
+    form: str = ""
 
     @property
     def fragments(self) -> tuple[Fragment, ...]:
@@ -271,8 +315,18 @@ def program(seed: int) -> Habitual:
         f"Habitual{seed}", style, rng.choice(SHAPES), rng.choice(DTYPES), tuple(forward), tuple(backward),
         early=rng.choice(list(EARLY)) if style == "ctx" and rng.random() < 0.2 else "",
         early_back=rng.choice(list(EARLY_BACK)) if rng.random() < 0.2 else "",
-        once=rng.random() < 0.08, vmap_rule=style == "setup" and rng.random() < 0.4,
+        once=rng.random() < 0.08, vmap_rule=style == "setup" and rng.random() < 0.4, form=_form(seed, style),
     )  # fmt: skip
+
+
+def _form(seed: int, style: str) -> str:
+    rng = random.Random(f"form {seed}")
+    return "" if rng.random() < 0.5 else rng.choice([name for name, f in FORMS.items() if _has_place(f, style)])
+
+
+def _has_place(form: Form, style: str) -> bool:
+    """Only forward itself writes."""
+    return style == "ctx" or not form.writes
 
 
 def _chain(rng: random.Random, where: str) -> list[Fragment]:
@@ -295,21 +349,31 @@ def _may_stand(f: Fragment, where: str) -> bool:
 def source(p: Habitual) -> str:
     """The text of a module with the class."""
     before = "".join(dict.fromkeys(f.before for f in p.fragments))
-    ctx, keeps = p.style == "ctx", list(_keeps(p))
+    ctx, keeps, form = p.style == "ctx", list(_keeps(p)), FORMS[p.form]
     rule = ["    generate_vmap_rule = True"] if p.vmap_rule else []
-    body = [*(EARLY[p.early] and ["ctx.save_for_backward(x, a)", *EARLY[p.early]]), *_steps(p.forward, "x", "v")]
-    end = f"return {_last(p.forward, 'x', 'v')}"
+    early = [line for line in EARLY[p.early] if "return" not in line]
+    leaves = [_returned(form, line) for line in EARLY[p.early] if line not in early]
+    body = [*(early and ["ctx.save_for_backward(x, a)", *early, *leaves]), *_steps(p.forward, "x", "v")]
+    v = _last(p.forward, "x", "v")
+    body += [*(line.format(v=v) for line in form.before), f"output = {form.returned.format(v=v)}"]
     lines = [f"class {p.name}(Function):", *rule, "    @staticmethod"]
     if ctx:
-        lines += ["    def forward(ctx, x, a, flag='other'):", *_indented([*body, *keeps, end])]
+        lines += ["    def forward(ctx, x, a, flag='other'):", *_indented([*body, *keeps, "return output"])]
     else:
-        lines += ["    def forward(x, a, flag='other'):", *_indented([*body, end]), "    @staticmethod"]
+        lines += ["    def forward(x, a, flag='other'):", *_indented([*body, "return output"]), "    @staticmethod"]
         lines += ["    def setup_context(ctx, inputs, output):", *_indented(["x, a, flag = inputs", *keeps])]
-    back = ["x, a = ctx.saved_tensors", *EARLY_BACK[p.early_back], *_steps(p.backward, "g", "w")]
+    back = ["x, a = ctx.saved_tensors", *EARLY_BACK[p.early_back], *form.begins, *_steps(p.backward, "g", "w")]
     end_back = f"return {_last(p.backward, 'g', 'w')}, g * x, None"
     once = ["    @once_differentiable"] if p.once else []
-    lines += ["    @staticmethod", *once, "    def backward(ctx, g):", *_indented([*back, end_back])]
+    lines += ["    @staticmethod", *once, f"    def backward(ctx, {form.given}):", *_indented([*back, end_back])]
     return HEAD + before + "\n\n" + "\n".join(lines) + "\n"
+
+
+def _returned(form: Form, line: str) -> str:
+    """A line that leaves forward early, with as many results; what is written is not, then."""
+    value = line.strip().removeprefix("return ")
+    given = "x" if form.writes else value
+    return f"    return {form.returned.format(v=f'({given})')}"
 
 
 def _keeps(p: Habitual) -> Iterator[str]:
@@ -317,6 +381,7 @@ def _keeps(p: Habitual) -> Iterator[str]:
     yield "ctx.alpha, ctx.flag = 0.5, flag"
     if p.early_back == "no gradient":
         yield "ctx.set_materialize_grads(False)"
+    yield from FORMS[p.form].marks
     for f in p.forward:
         yield from (line.format() for line in f.kept)
 
@@ -345,6 +410,7 @@ def simpler(p: Habitual) -> Iterator[Habitual]:
     for i, f in enumerate(p.backward):
         if not any(g.kept and g.name == f.name for g in p.forward):
             yield replace(p, backward=(*p.backward[:i], *p.backward[i + 1 :]))
-    for change in ({"early": ""}, {"early_back": ""}, {"once": False}, {"vmap_rule": False}, {"dtype": "float32"}):
+    for change in ({"early": ""}, {"early_back": ""}, {"once": False}, {"vmap_rule": False}, {"dtype": "float32"},
+                   {"form": ""}):
         if any(getattr(p, name) != value for name, value in change.items()):
             yield replace(p, **change)  # type: ignore[arg-type]

@@ -18,6 +18,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,9 @@ sys.path.insert(0, str(HERE))
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
+import torch.utils._pytree as pytree  # noqa: E402
 import torch.utils.checkpoint  # noqa: E402
-from fuzz_habits import Habitual, program, simpler, source  # noqa: E402
+from fuzz_habits import FORMS, Habitual, program, simpler, source  # noqa: E402
 from fuzz_runs import Sum, answer_seeds, run_by_seed  # noqa: E402
 
 import fusegrad  # noqa: E402
@@ -45,40 +47,88 @@ SEEN = ("SCALES", "RAMPS", "COUNT", "TIMES", "LOG", "STEPS")
 
 # ------------------------------------------------------------------ one call
 def backward(apply: Callable[..., Any], x: Tensor, a: Tensor) -> Facts:
+    return _told_back(apply(x, a), x, a, lambda g: g)
+
+
+def strided(apply: Callable[..., Any], x: Tensor, a: Tensor) -> Facts:
+    """Gradients that have gaps, of arguments that are no rows."""
+    x = x.detach().transpose(0, -1).clone(memory_format=torch.contiguous_format).transpose(0, -1).requires_grad_()
+    return _told_back(apply(x, a), x, a, lambda g: torch.stack([g, g], -1)[..., 0])
+
+
+def expanded(apply: Callable[..., Any], x: Tensor, a: Tensor) -> Facts:
+    return _told_back(apply(x, a), x, a, lambda g: torch.tensor(0.5, dtype=g.dtype).expand(g.shape))
+
+
+def half(apply: Callable[..., Any], x: Tensor, a: Tensor) -> Facts:
+    """Of several results one alone is used."""
     out = apply(x, a)
-    told: Facts = [("output", out), ("requires grad", out.requires_grad), *_on_node(out)]
-    if out.requires_grad:
-        g = torch.linspace(-1, 1, max(out.numel(), 1))[: out.numel()].reshape(out.shape).to(out.dtype)
-        told += _grads(torch.autograd.grad(out, _moving(x, a), g, allow_unused=True))
+    return _told_back(out[:1] if isinstance(out, tuple) else out, x, a, lambda g: g)
+
+
+def _told_back(out: Any, x: Tensor, a: Tensor, lay: Callable[[Tensor], Tensor]) -> Facts:
+    told = _outputs(out)
+    if ends := _ends(out):
+        told += _on_node(ends[0])
+        given = [torch.linspace(-1, 1, max(e.numel(), 1))[: e.numel()].reshape(e.shape).to(e.dtype) for e in ends]
+        told += _grads(torch.autograd.grad(ends, _moving(x, a), list(map(lay, given)), allow_unused=True))
     return told
+
+
+def _outputs(out: Any) -> Facts:
+    tensors = [t for t in pytree.tree_leaves(out) if isinstance(t, Tensor)]
+    return [("output", out), *((f"output {i}, its flags", _flags(t)) for i, t in enumerate(tensors))]
+
+
+def _flags(t: Tensor) -> tuple[Any, ...]:
+    """requires_grad, and how it lies in memory; of an empty tensor, and along axes of one, that says nothing."""
+    strides = tuple(s if n > 1 else 0 for s, n in zip(t.stride(), t.shape, strict=True)) if t.numel() else ()
+    return t.requires_grad, t.is_leaf, t._is_view(), strides
+
+
+def _ends(out: Any) -> list[Tensor]:
+    """What can be differentiated, each once."""
+    found = {id(t): t for t in (out if isinstance(out, tuple) else (out,)) if isinstance(t, Tensor) and t.requires_grad}
+    return list(found.values())
+
+
+def _sum(out: Any) -> Tensor:
+    return sum(t.sum() for t in (out if isinstance(out, tuple) else (out,)) if _is_float(t))  # type: ignore[return-value]
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
 
 
 def twice(apply: Callable[..., Any], x: Tensor, a: Tensor) -> Facts:
     """Through one graph, two times."""
     out = apply(x, a)
-    if not out.requires_grad:
-        return [("output", out)]
-    first = torch.autograd.grad(out.sum(), _moving(x, a), retain_graph=True, allow_unused=True)
-    return [("output", out), *_grads(first), *_grads(torch.autograd.grad(out.sum(), _moving(x, a), allow_unused=True))]
+    if not (ends := _ends(out)):
+        return _outputs(out)
+    first = torch.autograd.grad(_sum((*ends,)), _moving(x, a), retain_graph=True, allow_unused=True)
+    again = torch.autograd.grad(_sum((*ends,)), _moving(x, a), allow_unused=True)
+    return [*_outputs(out), *_grads(first), *_grads(again)]
 
 
 def double(apply: Callable[..., Any], x: Tensor, a: Tensor) -> Facts:
     out = apply(x, a)
-    if not out.requires_grad:
-        return [("output", out)]
-    g = torch.full_like(out, 0.5).requires_grad_()
-    first = torch.autograd.grad(out, _moving(x, a), g, create_graph=True, allow_unused=True)
+    if not (ends := _ends(out)):
+        return _outputs(out)
+    gs = [torch.full_like(e, 0.5).requires_grad_() for e in ends]
+    first = torch.autograd.grad(ends, _moving(x, a), gs, create_graph=True, allow_unused=True)
     told = _grads(first)
-    ends = [f for f in first if f is not None and f.requires_grad]
-    if ends:
-        second = torch.autograd.grad(ends, [*_moving(x, a), g], [torch.ones_like(e) for e in ends], allow_unused=True)
+    again = [f for f in first if f is not None and f.requires_grad]
+    if again:
+        second = torch.autograd.grad(
+            again, [*_moving(x, a), *gs], [torch.ones_like(e) for e in again], allow_unused=True
+        )
         told += [(f"second {i}", s) for i, s in enumerate(second)]
     return told
 
 
 def without(apply: Callable[..., Any], x: Tensor, a: Tensor) -> Facts:
     with torch.no_grad():
-        return [("output", apply(x, a))]
+        return _outputs(apply(x, a))
 
 
 def alone(apply: Callable[..., Any], x: Tensor, a: Tensor) -> Facts:
@@ -95,7 +145,7 @@ def checkpointed(apply: Callable[..., Any], x: Tensor, a: Tensor) -> Facts:
 
 
 def func_grad(apply: Callable[..., Any], x: Tensor, a: Tensor) -> Facts:
-    return [("grad", torch.func.grad(lambda x, a: apply(x, a).sum())(x.detach(), a.detach()))]
+    return [("grad", torch.func.grad(lambda x, a: _sum(apply(x, a)))(x.detach(), a.detach()))]
 
 
 def func_vmap(apply: Callable[..., Any], x: Tensor, a: Tensor) -> Facts:
@@ -118,7 +168,10 @@ def _on_node(out: Tensor) -> Facts:
     return [] if node is None else [(f"grad_fn.{n}", getattr(node, n, "nothing")) for n in names]
 
 
-WAYS = {f.__name__: f for f in (backward, twice, double, without, alone, flagged, checkpointed)}
+WAYS = {
+    f.__name__: f
+    for f in (backward, twice, double, without, alone, flagged, checkpointed, strided, expanded, half)
+}
 TRANSFORMS = {f.__name__: f for f in (func_grad, func_vmap)}
 """Of which eager refuses some classes that we take: compared where eager answers."""
 
@@ -171,6 +224,8 @@ def _told_of(p: Habitual, module: Module, apply: Callable[..., Any], call: Call)
         exec(call.change, module)
     x, a = arguments(p, call)
     run = {**WAYS, **TRANSFORMS}[call.way]
+    if FORMS[p.form].writes:
+        apply = partial(_into, apply)
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
@@ -179,6 +234,11 @@ def _told_of(p: Habitual, module: Module, apply: Callable[..., Any], call: Call)
         except Exception as error:
             facts = [("raises", type(error).__name__)]
     return [*facts, ("printed", printed.getvalue()), *_left(module, warned, x, a)]
+
+
+def _into(apply: Callable[..., Any], x: Tensor, *rest: Any) -> Any:
+    """A call that writes to its first argument."""
+    return apply(x * 1.0, *rest)
 
 
 def _left(module: Module, warned: list[warnings.WarningMessage], x: Tensor, a: Tensor) -> Facts:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from fuzz_habits import HABITS, PLAIN, Fragment, Habitual, source
-from habits import Call, arguments, difference, loaded, told
+from fuzz_habits import FORMS, HABITS, PLAIN, Fragment, Habitual, source
+from habits import WAYS, Call, arguments, difference, loaded, told
 from habits import tested as tried
 
 import fusegrad
@@ -30,6 +30,14 @@ def test_every_habit_is_valid(habit: Fragment) -> None:
     (facts,) = told(p, module, module[p.name].apply, (Call("backward", 0),))
     assert facts[0][0] == "output"
     assert any(name == "gradient 0" for name, _ in facts), source(p)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_is_valid(form: str) -> None:
+    p = Habitual("Habitual", "ctx", (4, 5), "float32", (PLAIN[0],), (PLAIN[0],), form=form)
+    module = loaded(p)
+    told_of = told(p, module, module[p.name].apply, tuple(Call(way, 0) for way in WAYS))
+    assert all(facts[0][0] != "raises" for facts in told_of), source(p)
 
 
 def test_a_story_notices_other_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
