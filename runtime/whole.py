@@ -15,7 +15,7 @@ from torch.autograd.function import Function
 
 from ..ir.errors import FusegradError
 from ..ir.program import Place
-from ..tracer.capture import capture_lock, is_capturing
+from ..tracer.capture import CaptureError, capture_lock, is_capturing, writes_through_data
 from ..tracer.containers import Hole, closed
 from ..tracer.context import BackwardContext
 from ..tracer.function import as_tuple, backward_method, rebind
@@ -75,11 +75,18 @@ def why_not_whole(compiler: Compiler, spec: Specialization) -> str | None:
     pushed = compiler.derive_jvp == "forward" and forward_mode_is_active() and not compiler.writes("jvp")
     if (why := why_not_differentiated(spec, pushed or backward_method(compiler.cls) is None)) is not None:
         return why
+    if len(levels_active()) > 1 and _backward_writes_through_data(spec):
+        return "its backward writes through `.data`, of which torch.func hears at one of its levels alone"
     if forward_mode_is_active() and switches_grad_mode(compiler.cls):
         return "it turns the grad mode off or on, which forward mode does not heed"
     if forward.returns_hidden and compiler.writes("vmap"):
         return "it returns a container with tensors, of which its own vmap tells nothing"
     return None
+
+
+def _backward_writes_through_data(spec: Specialization) -> bool:
+    entry = next((e for e in spec.entries.values() if not isinstance(e, CaptureError)), None)
+    return entry is not None and writes_through_data(entry.trace.graph_module)
 
 
 class Rules:

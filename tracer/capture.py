@@ -458,15 +458,16 @@ class _Provenance(TorchFunctionMode):
         graph = getattr(getattr(proxy_mode, "tracer", None), "graph", None)
         if graph is None:  # what runs by chance before the graph begins: a generator that is finalised, say
             return func(*args, **(kwargs or {}))
-        _refuse_real_write(func, args, kwargs or {})
-        if (why := self.leaves.why_not(func, args, kwargs or {}) or why_not_in_its_mode(func, args)) is not None:
+        kwargs = {k: v for k, v in (kwargs or {}).items() if k != "generator" or v is not None}  # sizes are ints there
+        _refuse_real_write(func, args, kwargs)
+        if (why := self.leaves.why_not(func, args, kwargs) or why_not_in_its_mode(func, args)) is not None:
             raise CaptureError(reason=why, where=_here())
-        _refuse_generator((*args, *(kwargs or {}).values()))
+        _refuse_generator((*args, *kwargs.values()))
         _refuse_unknown_history(func, args)
         last = newest(graph)
-        result = self._called(func, args, kwargs or {})
-        if func is torch.autograd.grad and not keeps_graph(*args, **(kwargs or {})):
-            result = _without_history(result, graph, _weights(*args, **(kwargs or {})))
+        result = self._called(func, args, kwargs)
+        if func is torch.autograd.grad and not keeps_graph(*args, **kwargs):
+            result = _without_history(result, graph, _weights(*args, **kwargs))
         if func == GET_GRAD and isinstance(result, torch.Tensor):
             (result,) = _without_history([result], graph, ())
         if func in _FRESH and isinstance(result, torch.Tensor) and result._is_view():
@@ -1036,6 +1037,12 @@ def unversioned_placeholders(gm: torch.fx.GraphModule, count: int) -> list[int]:
     placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"][:count]
     seen = [i for i, node in enumerate(placeholders) if _first_write(gm, [node], unseen=False) is not None]
     return [i for i in written_placeholders(gm, count) if i not in seen]
+
+
+def writes_through_data(gm: torch.fx.GraphModule) -> bool:
+    """Whether the graph writes to a `.data`, of whatever tensor: what became of it autograd never hears."""
+    taken = [n for n in gm.graph.nodes if n.meta.get(UNVERSIONED)]
+    return _first_write(gm, taken) is not None
 
 
 def _first_write(

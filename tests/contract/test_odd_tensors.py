@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -246,3 +247,41 @@ def test_summed_outer_products_have_the_bits_of_eager() -> None:
             assert torch.equal(y, z)
             grads = [torch.autograd.grad(o, (a, b), torch.ones_like(o)) for o in (y, z)]
             assert all(map(torch.equal, *grads))
+
+
+class Cut(Function):
+    """backward writes through `.data`, which cuts no history for autograd, and at one of torch.func's levels does."""
+
+    @staticmethod
+    def forward(x):
+        return x * x
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        y = x * 2
+        y.data[:1] = 0
+        return g * y
+
+
+@both
+def test_a_write_by_way_of_data_in_backward_is_what_eager_has_of_it_at_every_order(backend) -> None:
+    fast, x = fusegrad.compile(Cut, backend=backend), torch.arange(1.0, 5.0)
+
+    def told(cls):
+        def grad(x):
+            return torch.func.grad(lambda x: cls.apply(x).sum())(x)
+
+        leaf = x.clone().requires_grad_()
+        first = torch.autograd.grad(cls.apply(leaf).sum(), leaf, create_graph=True)[0]
+        return grad(x), torch.func.grad(lambda x: grad(x).sum())(x), first, torch.autograd.grad(first.sum(), leaf)[0]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", fusegrad.FallbackWarning)
+        assert all(torch.allclose(a, b) for a, b in zip(told(fast), told(Cut), strict=True))
+    assert torch.equal(torch.func.vmap(fast.apply)(x.repeat(2, 1)), (x * x).repeat(2, 1))
+    assert fast._fusegrad.records["torch.func"].code and fast._fusegrad.records["backward"].status == "compiled"

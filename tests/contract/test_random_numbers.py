@@ -133,3 +133,30 @@ def test_a_generator_is_drawn_from_at_every_call(draw: Any, shape: Any, dynamic:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", fusegrad.FallbackWarning)
         assert story(fast) == story(Noise)
+
+
+class Rounded(Function):
+    """A generator that nobody gave: torch's own, of sizes that may be symbols."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, generator: Any = None) -> Tensor:
+        return (x + torch.rand(x.shape, generator=generator)).floor()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return g * torch.randn(g.shape, generator=None), None
+
+
+@pytest.mark.parametrize("backend", ["reference", "interpret"])
+def test_no_generator_is_torchs(backend: str) -> None:
+    fast = fusegrad.compile(Rounded, backend=backend)
+    for size in (5, 6, 7, 5):
+        told = []
+        for cls in (fast, Rounded):
+            torch.manual_seed(size)
+            x = torch.linspace(-2, 2, size).requires_grad_()
+            y = cls.apply(x)
+            told.append((y.detach(), *torch.autograd.grad(y.sum(), x)))
+        assert all(map(torch.equal, *told))
+    records = fast._fusegrad.records
+    assert [records[m].status for m in ("forward", "backward")] == ["compiled"] * 2 and not fast._fusegrad.opaque_calls
