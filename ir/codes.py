@@ -203,6 +203,12 @@ CODES = (
         "Draw outside and pass the numbers; or use fusegrad.random, whose draws belong to a seed that is a number.",
         (r"it draws from a torch.Generator", r"it hands on an object of a script"),
     ),
+    Code(
+        "FG029", "it communicates with other processes",
+        "A collective of torch.distributed is no operation of a graph; lines that call one run as written.",
+        "Nothing is to be done where forward or backward is split there; else write it as lines of its own.",
+        (r"it communicates",),
+    ),
     # -------------------------------------------------------------- FG03x: arguments, results and what is kept
     Code(
         "FG030", "an argument is a tensor subclass or not strided",

@@ -22,7 +22,7 @@ from ..tracer.capture import CaptureError, capture_lock, is_capturing
 from ..tracer.containers import anew
 from ..tracer.context import backward_context
 from ..tracer.function import as_tuple, backward_method, is_once_differentiable, method_place
-from ..tracer.pictures import DEPTH, SCALARS, freeze, is_library
+from ..tracer.pictures import DEPTH, SCALARS, Handle, freeze, is_library
 from ..tracer.reads import Reads, scan
 from ..tracer.segments import Segment
 from ..tracer.torch_private import (
@@ -242,7 +242,7 @@ def why_no_constant(value: Any, depth: int = DEPTH) -> str | None:
     """Why a value cannot be part of a key: it holds tensors, or something whose content equality does not tell."""
     if isinstance(value, Tensor):
         return "is a container with tensors"
-    if isinstance(value, SCALARS) or _is_of_a_library(value):
+    if isinstance(value, (*SCALARS, Handle)) or _is_of_a_library(value):
         return None
     inner = _inner(value)
     if inner is None or depth == 0:

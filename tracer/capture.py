@@ -38,6 +38,7 @@ from torch.utils._sympy.value_ranges import ValueRanges
 from ..ir.codes import code_of
 from ..ir.errors import FusegradError
 from . import recorder
+from .collectives import COMMUNICATES, communicates
 from .compiled import (
     CompiledCallError,
     behind,
@@ -59,7 +60,7 @@ from .marks import Unmarked
 from .metadata import Fakes
 from .nested import plain, watched_by, watcher
 from .opaque import TRACED, OpaqueNode, Tape, Taped, Why, name_of, reason_of_caller, shown, tensors_in, why_opaque
-from .pictures import SCALARS
+from .pictures import SCALARS, Handle, is_a_value
 from .reached import Reached, go_on, watched
 from .reads import Reads
 from .segments import Segment
@@ -784,13 +785,18 @@ class Calls:
             reason = f"{reason_of_caller(what, why)} and {taped.fault}"
             raise CaptureError(reason=reason, where=where).of(what)
         node = OpaqueNode(what, apply, args, kwargs, taped, why, where)
+        given = tensors_in((args, kwargs))
         with disable_proxy_modes_tracing():
-            node.leaves = self._stand_ins(taped, tensors_in((args, kwargs)), node.of_data)
+            node.leaves = self._stand_ins(taped, given, node.of_data)
+            contents = tuple(torch.empty_like(given[i]) for i in node.written)
         node.learned(self.session, taped.leaves)
         self.nodes.append(node)
         taped.opaque = True
         traced = tuple(leaf for leaf in node.leaves if isinstance(leaf, TRACED))
-        self._node(node.target(), node.given, re.sub(r"\W+", "_", node.name), traced, get_proxy_mode())
+        self._node(node.target(), node.given, re.sub(r"\W+", "_", node.name), (*traced, *contents), get_proxy_mode())
+        with torch.no_grad():
+            for i, content in zip(node.written, contents, strict=True):
+                given[i].copy_(content)
         return pytree.tree_unflatten(node.leaves, taped.tree)
 
     def _stand_ins(self, taped: Taped, given: Sequence[torch.Tensor], of_data: bool) -> list[Any]:
@@ -826,9 +832,9 @@ def _with_its_copies(cls: type, args: Any, kwargs: Any) -> Any:
 
 def _no_constant(args: Any) -> str | None:
     """The type of what a node cannot be given: each call has one of its own."""
-    lasting = (*TRACED, *SCALARS, type, types.ModuleType, types.BuiltinFunctionType, torch.nn.Module, enum.Enum)
+    lasting = (*TRACED, *SCALARS, type, types.ModuleType, types.BuiltinFunctionType, torch.nn.Module, enum.Enum, Handle)
     odd = (v for v in pytree.tree_leaves(args) if not isinstance(v, lasting))
-    found = (v for v in odd if not isinstance(v, types.FunctionType) or holds_fakes(v))
+    found = (v for v in odd if not (isinstance(v, types.FunctionType) or is_a_value(v)) or holds_fakes(v))
     return next((type(v).__qualname__ for v in found), None)
 
 
@@ -922,9 +928,15 @@ def _refuse_objects(gm: torch.fx.GraphModule) -> None:
         held = [getattr(gm, node.target, None)] if node.op == "get_attr" else [*node.args, *node.kwargs.values()]
         if any(isinstance(value, torch.Generator | torch.ScriptObject) for value in held):
             origin = node.meta.get("fusegrad_origin") or next((u.meta.get("fusegrad_origin") for u in node.users), None)
-            is_generator = any(isinstance(value, torch.Generator) for value in held)
-            reason = _DRAWS if is_generator else "it hands on an object of a script, whose state no graph has"
-            raise CaptureError(reason=reason, where=origin[1] if origin else "unknown")
+            raise CaptureError(reason=_why_no_object(node, held), where=origin[1] if origin else "unknown")
+
+
+def _why_no_object(node: torch.fx.Node, held: Sequence[Any]) -> str:
+    if any(isinstance(value, torch.Generator) for value in held):
+        return _DRAWS
+    if any(communicates(n.target) for n in (node, *node.users)):
+        return f"it {COMMUNICATES}"
+    return "it hands on an object of a script, whose state no graph has"
 
 
 def _lift_captured(gm: torch.fx.GraphModule, reads: Reads | None) -> list[torch.Tensor]:

@@ -7,6 +7,7 @@ runs the method again (its capture, the check, another graph half way) never run
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import weakref
 from collections import OrderedDict
@@ -19,6 +20,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from ..ir.errors import InternalError
+from .collectives import COMMUNICATES, Received
 from .data import is_symbolic
 from .declared import declarations
 from .pictures import SCALARS, freeze
@@ -99,7 +101,8 @@ class Taped:
     """One call of a nested body: what it returned, and what matters of what it was given.
 
     aliases: per result None, or ("is" | "view" | "detached", number of the tensor argument whose memory it shows).
-    written: arguments that the body changed, with their new content. fault: why no graph may hold the call.
+    written: arguments that the body changed, with their new content; filled: those of them that it did not read.
+    fault: why no graph may hold the call.
     """
 
     what: Any
@@ -110,6 +113,11 @@ class Taped:
     written: dict[int, Tensor]
     fault: str | None
     opaque: bool = False  # a captured graph has it as an opaque node
+    filled: frozenset[int] = frozenset()
+
+    def compared(self, given: Sequence[Any]) -> list[Any]:
+        """Of something for each argument, that of the arguments whose content matters."""
+        return [value for i, value in enumerate(given) if i not in self.filled]
 
     def play(self, args: Any, kwargs: Any) -> Any:
         """The result once more, without the body."""
@@ -161,18 +169,44 @@ def call_for_real(what: Any, apply: Callable[..., Any], args: Any, kwargs: Any, 
     before = [copied(t) for t in given] if keep else None
     versions = list(map(version, given))
     flags = tuple(t.requires_grad for t in given)
-    result = apply(*args, **kwargs)
+    with _receiving(what) as received:
+        result = apply(*args, **kwargs)
     leaves, tree = pytree.tree_flatten(result)
     changed = [i for i, (t, v) in enumerate(zip(given, versions, strict=True)) if version(t) != v]
+    filled = frozenset(i for i, t in enumerate(given) if any(t is r for r in received.outputs))
+    written = [*received.outputs, *received.changed]
+    changed = [i for i, t in enumerate(given) if i in changed or any(_shares(t, w) for w in written)]
     if before is not None:
         changed = [i for i, (t, b) in enumerate(zip(given, before, strict=True)) if i in changed or not same(t, b)]
     aliases = [_alias(leaf, given) for leaf in leaves]
-    fault = _fault(leaves, aliases, given, changed)
-    if isinstance(what, Segment):
-        fault = fault or _history(leaves, aliases)
+    if isinstance(what, Segment) and _are_apart(changed, given, leaves):
+        fault = _fault(leaves, aliases, given, ()) or _history(leaves, aliases)
+    else:
+        fault = _fault(leaves, aliases, given, changed)
     if keep:
         leaves = [copied(v) if isinstance(v, Tensor) else v for v in leaves]
-    return result, Taped(what, flags, leaves, tree, aliases, {i: copied(given[i]) for i in changed}, fault)
+    taped = Taped(what, flags, leaves, tree, aliases, {i: copied(given[i]) for i in changed}, fault, filled=filled)
+    return result, taped
+
+
+@contextlib.contextmanager
+def _receiving(what: Any) -> Iterator[Received]:
+    """What collectives write to, within a call of what is known to communicate."""
+    why, received = why_opaque(what), Received()
+    with received if why is not None and COMMUNICATES in why.reason else contextlib.nullcontext():
+        yield received
+
+
+def _shares(a: Tensor, b: Tensor) -> bool:
+    return _is_plain(a) and _is_plain(b) and _overlap(a, b)
+
+
+def _are_apart(changed: Sequence[int], given: Sequence[Tensor], leaves: Sequence[Any]) -> bool:
+    """Whether a graph can take the new content of what was written to as one more result."""
+    if not all(_is_plain(given[i]) and not given[i].requires_grad for i in changed):
+        return False
+    others = [[t for j, t in enumerate(given) if j != i] + tensors_in(leaves) for i in changed]
+    return not any(_shares(given[i], t) for i, rest in zip(changed, others, strict=True) for t in rest)
 
 
 def asked_for_real(func: Any, args: Any, kwargs: Any) -> tuple[Any, Taped]:
@@ -322,6 +356,7 @@ class OpaqueNode:
         self.given = [self.constants[i] for i in self.slots]
         self.constants = [None if i in self.slots else c for i, c in enumerate(self.constants)]
         self.flags, self.tree, self.aliases = taped.flags, taped.tree, taped.aliases
+        self.written = sorted(taped.written)  # of the tensors that it takes: their new content is its last results
         self.of_data = isinstance(apply, torch._ops.OpOverload)  # what is in a tensor: its numbers are symbols
         self.facts = [leaf_fact(leaf, self.of_data) for leaf in taped.leaves]
         self.leaves: list[Any] = []
@@ -365,8 +400,8 @@ class OpaqueNode:
         if run is None:
             raise InternalError(f"the opaque node {self.name} runs outside a run of its graph")
         args, kwargs = self._arguments(run, values)
-        if run.given is not None:
-            run.given += [copied(t) for t in tensors_in((args, kwargs))]
+        given = tensors_in((args, kwargs))
+        before = [copied(t) for t in given] if run.given is not None else []
         taped = run.tape.take(self.what)
         if taped is None:
             with run.paused():
@@ -374,10 +409,13 @@ class OpaqueNode:
         else:
             result = taped.play(args, kwargs)
         run.tape.made.append(taped)
+        if run.given is not None:
+            run.given += taped.compared(before)
         if not self.fits(taped, run.sizes):
             raise Mismatch(self.name, run.tape)
         leaves = pytree.tree_leaves(result)
-        return tuple(leaf for leaf, known in zip(leaves, self.leaves, strict=True) if isinstance(known, TRACED))
+        results = (leaf for leaf, known in zip(leaves, self.leaves, strict=True) if isinstance(known, TRACED))
+        return (*results, *(given[i] for i in self.written))
 
     def _called(self, args: Any, kwargs: Any) -> tuple[Any, Taped]:
         if self.of_data:
@@ -385,10 +423,11 @@ class OpaqueNode:
         return call_for_real(self.what, self.apply, args, kwargs, self.copies)
 
     def _arguments(self, run: Run, values: Sequence[Any]) -> Any:
-        leaves, flags = list(self.constants), iter(self.flags)
+        leaves, flags, numbers = list(self.constants), iter(self.flags), itertools.count()
         for slot, given, value in zip(self.slots, self.given, values, strict=True):
             if isinstance(value, Tensor):
                 value = _flagged(self._laid_out(run, given, value), next(flags))
+                value = copied(value) if next(numbers) in self.written else value
             leaves[slot] = value
         return pytree.tree_unflatten(leaves, self.structure)
 
@@ -410,7 +449,7 @@ class OpaqueNode:
         """Whether the results are as they were captured; then the symbols in their shapes have values."""
         if taped is None or taped.fault is not None:
             return False
-        if taped.tree != self.tree or taped.aliases != self.aliases:
+        if (taped.tree, taped.aliases, sorted(taped.written)) != (self.tree, self.aliases, self.written):
             return False
         if [leaf_fact(leaf, self.of_data) for leaf in taped.leaves] != self.facts:
             return False

@@ -270,6 +270,21 @@ class Memory(metaclass=_Arrays):
     """isinstance(value, Memory): a numpy array, whether or not numpy is installed."""
 
 
+class _Handles(type):
+    def __subclasscheck__(cls, kind: type) -> bool:
+        return kind.__name__ == "ProcessGroup" and kind.__module__.split(".")[0] == "torch"
+
+    def __instancecheck__(cls, value: Any) -> bool:
+        return issubclass(type(value), cls)
+
+
+class Handle(metaclass=_Handles):
+    """is_a(value, Handle): what names something outside, and never names another: a process group.
+
+    Rank and size are those with which it was made; what it does is no part of a graph. Identity says all of it.
+    """
+
+
 _PICTURES: tuple[tuple[Any, Callable[[Any, int], Any]], ...] = (
     (enum.Enum, lambda v, depth: (type(v), v.name)),
     *((base, _of_subclass(base, plain)) for base, plain in _DERIVED),
@@ -460,7 +475,7 @@ def functions_of_class(cls: type) -> Iterator[types.FunctionType]:
 
 
 # ------------------------------------------------------------------ what has no picture
-_SEEN = (*SCALARS, torch.Tensor, Hole, type, types.BuiltinFunctionType, types.EllipsisType, enum.Enum)
+_SEEN = (*SCALARS, torch.Tensor, Hole, type, types.BuiltinFunctionType, types.EllipsisType, enum.Enum, Handle)
 
 
 def unfit(value: Any, depth: int = DEPTH) -> str | None:

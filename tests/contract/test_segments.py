@@ -666,3 +666,48 @@ def test_a_method_that_raises_ran_once(order):
         return found
 
     assert story(fusegrad.compile(Refuses)) == story(Refuses)
+
+
+class WritesThroughNumpy(Function):
+    """numpy writes to the memory of values in between: their new content goes on in the graph."""
+
+    @staticmethod
+    def forward(ctx, x):
+        y = x * 2
+        z = y + 1
+        np.negative(y.numpy(), out=y.numpy(), where=y.numpy() > 0)
+        ctx.save_for_backward(y)
+        return y.exp() * z
+
+    @staticmethod
+    def backward(ctx, g):
+        (y,) = ctx.saved_tensors
+        h = g * y
+        h.numpy()[0] = 3.0
+        return h.sin() + g
+
+
+@both
+def test_numpy_writes_to_a_value_in_between(backend):
+    fast = same(WritesThroughNumpy, lambda cls: gradients(cls, leaf(3, 4)), backend)
+    is_split(fast, "forward", "backward")
+    assert not {"forward", "backward"} & {m for m, r in fast._fusegrad.records.items() if r.status == "opaque"}
+
+
+class WritesToShared(Function):
+    """numpy writes to memory that another value shows: no result of the lines says that."""
+
+    @staticmethod
+    def forward(ctx, x):
+        y = x * 2
+        z = y[0]
+        np.add(y.numpy(), z.numpy(), out=y.numpy())
+        return y + z
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 3
+
+
+def test_numpy_writes_to_a_value_that_has_a_view():
+    same(WritesToShared, lambda cls: gradients(cls, leaf(3, 4)), opaque=("forward",))

@@ -476,6 +476,26 @@ def graphs_that_see_no_parts(mesh: Any) -> None:
     assert "Softmax.apply cannot be in a graph of torch.export: it is given DTensors" in said, said
 
 
+@check(2)
+def collectives_within_methods(mesh: Any) -> None:
+    """They run as written between compiled segments; what they write to counts as written, though zeros stay zeros."""
+    group, rank = dist.group.WORLD, dist.get_rank()
+    for cls, args in (functions.SumOfRanks, lambda x: (x, group)), (functions.GatheredRanks, lambda x: (group, x)):
+        fast: Any = fusegrad.compile(cls, backend="reference")
+        for step in range(4):
+            x = (step * (seeded(4, 6) + rank)).requires_grad_()
+            found = [gradient_of_sines(c.apply(*args(x)), x, step) for c in (cls, fast)]
+            same(found[1], found[0], f"{cls.__name__}, step {step}")
+        split = {call.method for call in fast._fusegrad.opaque_calls}
+        written = [name for name, record in fast._fusegrad.records.items() if record.status == "opaque"]
+        assert split == {"forward", "backward"} and "forward" not in written and "backward" not in written, cls
+
+
+def gradient_of_sines(out: Tensor, x: Tensor, step: int) -> list[Tensor]:
+    """The result, and a gradient that is zero at step 0."""
+    return [out, *torch.autograd.grad(out, x, step * out.detach().sin())]
+
+
 def main() -> int:
     answer, *names = sys.argv[1:]
     if names[:1] == ["--fork"]:

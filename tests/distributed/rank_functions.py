@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
 
@@ -230,3 +231,38 @@ class Asks(Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Tensor:
         return -g if ctx.flip else g * 2
+
+
+class SumOfRanks(Function):
+    """A collective that writes to a value in between; the group is an argument, and on ctx."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
+        ctx.group = group
+        y = x * 2
+        dist.all_reduce(y, group=group)
+        return y.sin()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        h = g * dist.get_world_size(ctx.group)
+        dist.all_reduce(h, group=ctx.group)
+        return h * 2, None
+
+
+class GatheredRanks(Function):
+    """Collectives that fill memory which nobody wrote to before."""
+
+    @staticmethod
+    def forward(ctx: Any, group: Any, x: Tensor) -> Tensor:
+        ctx.group = group
+        parts = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(parts, x * 2, group=group)
+        return torch.cat(parts).exp()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        given = (g * 2).contiguous()
+        exchanged = torch.empty_like(given)
+        dist.all_to_all_single(exchanged, given, group=ctx.group)
+        return None, exchanged.chunk(dist.get_world_size(ctx.group))[0] * 3
