@@ -21,7 +21,7 @@ from torch.autograd.function import Function
 
 from ..ir.errors import FusegradError
 from ..tracer.capture import CaptureError, capture_lock
-from ..tracer.function import backward_method, method_place, users_own
+from ..tracer.function import backward_method, method_place, takes_boxed_gradients, users_own
 from ..tracer.nested import watcher
 from ..tracer.opaque import call_for_real
 from ..tracer.torch_private import apply_now, dual_level, transforms_active
@@ -227,7 +227,7 @@ def users_backward(
         **left, saved_tensors=tuple(kept[:saved]), needs_input_grad=forward.needs_input_grad[: spec.count]
     )
     method = cls.vjp if cls.backward is Function.backward else cls.backward  # type: ignore[attr-defined]
-    result = hand_over(method, own, *([list(given)] if getattr(cls, "boxed_grads_call", False) else given))
+    result = hand_over(method, own, *([list(given)] if takes_boxed_gradients(cls) else given))
     now = {k: v for k, v in vars(own).items() if k not in ("saved_tensors", "needs_input_grad")}
     left.clear()
     left.update(now)

@@ -822,8 +822,20 @@ class BackwardUnit(Unit):
     def differentiable(self, residuals: Sequence[Any], sizes: BoundSizes, gradients: Sequence[Any]) -> tuple[Any, ...]:
         """Gradients that can be differentiated again, along what they depend on."""
         args = [*residuals, *(sizes[s] for s in self.symbols), *gradients]
-        captured = None if is_capturing() or transforms_active() else self._captured_for(args, sizes, gradients)
-        return tuple(self(*without_idle(captured, args)))
+        if is_capturing() or transforms_active():
+            return tuple(self(*args))
+        results = list(self(*without_idle(self._captured_for(args, sizes, gradients), args)))
+        for result, gradient in self._passed(sizes, gradients).items():
+            results[result] = gradients[gradient]  # itself, and no view of it
+        return tuple(results)
+
+    def _passed(self, sizes: BoundSizes, gradients: Sequence[Any]) -> dict[int, int]:
+        """The results that are a gradient as it came, and its number."""
+        try:
+            found = self.specialization.entry_at(tuple(gradient_kind(in_a_class(g)) for g in gradients), sizes)
+        except CaptureError:
+            return {}
+        return {} if found is None else found[1].passed
 
     def _parts(self, args: Sequence[Any]) -> tuple[Sequence[Any], BoundSizes, Sequence[Any]]:
         middle = self.split + len(self.symbols)

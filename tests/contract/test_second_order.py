@@ -390,3 +390,25 @@ def test_14_where_forward_refuses_it_says_why_there_are_no_rules() -> None:
         func.grad(lambda t: fast.apply(t, t).sum())(plain(3))
     assert "no gradient is implemented for w" in raised.value.__notes__[0]
     assert "no gradient is implemented for w" in fast._fusegrad.records["torch.func"].reason
+
+
+class PassesOn(Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        return x + y * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return g, g * 2
+
+
+@pytest.mark.parametrize("backend", ["reference", "interpret"])
+def test_17_a_gradient_that_is_passed_on_is_itself(backend) -> None:
+    """Under create_graph, too, where everything else has a node of its own."""
+    for cls in (PassesOn, fusegrad.compile(PassesOn, backend=backend)):
+        for _ in range(3):
+            x, y, g = (torch.ones(3, requires_grad=True) for _ in range(3))
+            first, other = torch.autograd.grad(cls.apply(x, y), (x, y), g, create_graph=True)
+            assert first is g and other.requires_grad
+            (second,) = torch.autograd.grad((first * other).sum(), g)
+            assert torch.equal(second, torch.full((3,), 4.0))
