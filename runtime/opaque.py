@@ -71,6 +71,7 @@ class OpaqueForward:
         self.compiler, self.method = compiler, method
         self.units: dict[Any, OpaqueBackward] = {}
         self.refused: OrderedDict[Any, None] = OrderedDict()
+        self.refusing: set[Any] = set()  # shapes that cannot be captured, while the user's body runs
         self.marks: dict[Any, int] = {}
         self.reads = self._scanned()
         self.unpacked = threading.local()  # `of`: a ctx, and what it saved
@@ -130,7 +131,7 @@ class OpaqueForward:
             return hand_over(self.method, ctx, *gradients)
         left = _Left(ctx)
         shape: Any = (left.facts, ctx.needs_input_grad, tuple(g is not None for g in gradients))
-        if shape in self.refused:
+        if shape in self.refused or shape in self.refusing:  # the latter: of a backward within that very backward
             return hand_over(self.method, ctx, *gradients)
         saved: Sequence[Any] | None = None
         try:
@@ -158,10 +159,12 @@ class OpaqueForward:
         saved: what was unpacked of ctx, and is not unpacked again: checkpoints let that be done once.
         """
         self.unpacked.of = None if saved is None else (ctx, tuple(saved))
+        self.refusing.add(shape)
         try:
             results = hand_over(self.method, ctx, *gradients)
         finally:
             self.unpacked.of = None
+            self.refusing.discard(shape)
         with contained(self.compiler, "backward", gradients):
             self.compiler.refuse("backward", as_effect(error))
             if shape is not None:  # None: of this call alone

@@ -34,6 +34,14 @@ def _private(path: str) -> Any:
     return found
 
 
+_ENGINE = getattr(torch.autograd.Variable, "_execution_engine", None)
+
+
+def is_engine(value: Any) -> bool:
+    """Whether a thing is autograd's engine, which keeps what it is told (`queue_callback`) for the running backward."""
+    return _ENGINE is not None and value is _ENGINE
+
+
 # ------------------------------------------------------------------ what is active around a call
 def _transforms_active_by_interpreter() -> bool:
     from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .attributes import bound_to, instance_dict, is_a, is_torchs, module_of
+from .torch_private import is_engine
 
 ANSWERS = {
     *("get_num_threads", "get_num_interop_threads", "get_float32_matmul_precision", "get_deterministic_debug_mode"),
@@ -72,8 +73,10 @@ def _torch_module(owner: Any) -> str:
 
 
 def impure(value: Any) -> str | None:
-    """Which module makes a thing unfit for capture: a clock, a generator of random numbers, the system."""
+    """What makes a thing unfit for capture: a clock, a generator of random numbers, the system, autograd's engine."""
     owner = bound_to(value)
+    if is_engine(value) or is_engine(owner):
+        return "it uses the engine of autograd"
     if is_a(value, types.ModuleType):
         name = instance_dict(value).get("__name__")
     elif owner is not None and not is_a(owner, types.ModuleType):

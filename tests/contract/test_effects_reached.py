@@ -272,3 +272,43 @@ def test_what_another_package_draws_is_drawn_at_every_call(how, installed) -> No
         own = fusegrad.compile(type("Calls", (Calls,), {}))
         for _ in range(3):
             assert own.apply(x, "nothing").tolist() == [2.0] * 3
+
+
+def told_at_the_end() -> None:
+    LOG.append("at the end")
+
+
+def told_at_its_end() -> None:
+    LOG.append("first")
+    torch.autograd.Variable._execution_engine.queue_callback(told_at_the_end)  # type: ignore[attr-defined]
+
+
+class Queues(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        torch.autograd.Variable._execution_engine.queue_callback(told_at_its_end)
+        return g * 2
+
+
+ENGINE = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
+
+
+class QueuesByName(Queues):
+    @staticmethod
+    def backward(ctx, g):
+        ENGINE.queue_callback(told_at_its_end)
+        return g * 2
+
+
+@pytest.mark.parametrize("cls", [Queues, QueuesByName])
+def test_what_autograds_engine_is_told_is_told_once_a_backward(cls) -> None:
+    fast = fusegrad.compile(cls)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", fusegrad.FallbackWarning)
+        for _ in range(4):
+            assert outcome(fast) == outcome(cls)
+    assert LOG == ["first", "at the end"]

@@ -488,3 +488,34 @@ def test_a_number_that_changes_at_every_call_fills_no_memory() -> None:
         torch.autograd.grad(fast.apply(x, number + 0.5).sum(), x)
     (owner,) = [o for o in gc.get_objects() if type(o) is OpaqueForward and o.compiler is fast._fusegrad]
     assert len(owner.units) == BACKWARDS and len(owner.refused) > BACKWARDS
+
+
+class Deeper(Function):
+    """Its backward, which cannot be captured, runs that of a call of the class itself."""
+
+    apply_to: Any = None
+
+    @staticmethod
+    def forward(ctx, x):
+        with torch.enable_grad():
+            ctx.x = x.detach().requires_grad_() - 1
+        return ctx.x.detach()
+
+    @staticmethod
+    def backward(ctx, g):
+        if ctx.x > 0:
+            with torch.enable_grad():
+                Deeper.apply_to(ctx.x).sum().backward()
+        return g * 2
+
+
+def test_a_backward_within_itself_is_tried_once(monkeypatch) -> None:
+    fast = fusegrad.compile(Deeper)
+    monkeypatch.setattr(Deeper, "apply_to", fast.apply)
+    x = torch.tensor(30.0, requires_grad=True)
+    before = fusegrad.stats()["captures"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", fusegrad.FallbackWarning)
+        fast.apply(x).backward()
+    assert x.grad == 2
+    assert fusegrad.stats()["captures"] - before < 10  # and not thirty
