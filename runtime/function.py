@@ -450,8 +450,9 @@ class Compiler:
         """
         if self._is_hopeless() and not self.must_capture("forward"):
             return None  # whatever a key would say
+        is_first = self.reads is None
         found = self.exact.get(self._key(args), _UNKNOWN)
-        return found if found is not _UNKNOWN else self._look_up(args, patient)
+        return found if found is not _UNKNOWN else self._look_up(args, patient, not is_first)
 
     def is_known(self, args: Sequence[Any]) -> bool:
         """Whether arguments like these were given before, so that nothing reads what is in them to look them up."""
@@ -552,12 +553,13 @@ class Compiler:
         specialization.unchecked = False
         return True
 
-    def _look_up(self, args: Sequence[Any], patient: bool = False) -> Specialization | None:
+    def _look_up(self, args: Sequence[Any], patient: bool, anew: bool) -> Specialization | None:
+        """What fits arguments with a key that no call had. anew: what the methods read may be more than it was."""
         with capture_lock, each_closure_once():
             facts = self.facts(args)
             if patient and facts not in self.known and not self.budget.allows(facts):
                 raise Later
-            if facts not in self.known and self.marks:
+            if facts not in self.known and anew:
                 self._scan()
             key, facts = self._key(args), self.facts(args)
             tensors = [a for a in args if isinstance(a, Tensor)]

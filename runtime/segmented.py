@@ -15,7 +15,7 @@ from torch.autograd.function import Function
 
 from ..tracer.capture import CaptureError
 from ..tracer.opaque import Why
-from ..tracer.reads import Read, Reads, scan
+from ..tracer.reads import Read, Reads, certain_effects, scan
 from ..tracer.segments import (
     Lines,
     Segment,
@@ -90,14 +90,14 @@ class Segmented:
         """Take out of methods what a graph would lose, as far as it can be taken out."""
         for name in methods:
             for _ in range(2):
-                effects = scan(getattr(self.cls, name)).certain()
+                effects = certain_effects(getattr(self.cls, name))
                 found = [(lines_of(getattr(self.original, name), e.where), e.reason) for e in effects]
                 found += [([line], CATCHES) for line in self._caught(name)]
                 if not found or not all(lines for lines, _ in found):
                     break
                 if not self._take(name, {line: _why(why) for lines, why in reversed(found) for line in lines}):
                     break
-            if name in self.lines and scan(getattr(self.cls, name)).certain():
+            if name in self.lines and certain_effects(getattr(self.cls, name)):
                 self._give_up(name)
 
     def _caught(self, name: str) -> list[int]:

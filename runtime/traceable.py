@@ -11,7 +11,7 @@ from typing import Any
 from ..tracer.capture import CaptureError
 from ..tracer.declared import ROLES, Option, declarations
 from ..tracer.function import method_place, methods
-from ..tracer.reads import Effect, Reads, backward_effects, scan
+from ..tracer.reads import Effect, Reads, backward_effects, certain_effects, each_method_once, scan
 from .segmented import Segmented
 
 
@@ -52,6 +52,10 @@ class Traceability:
 
     def scan(self) -> Reads:
         """What the methods that may be captured read; finds out which may not."""
+        with each_method_once():
+            return self._scanned()
+
+    def _scanned(self) -> Reads:
         tried = [role for role in self.roles() if self.declared[role].value is not False]
         self.segmented.renew()
         for role in filter(self.may_segment, tried):
@@ -68,13 +72,8 @@ class Traceability:
 
     def _scan(self, tried: list[str]) -> Reads:
         """What the methods of these roles read, but for those that have effects."""
-        reads = scan(*(f for role in tried for f in self.sources(role)))
-        self.effects = {}
-        if reads.certain():
-            self.effects = {role: next(iter(scan(*self.sources(role)).certain()), None) for role in tried}
-            pure = [role for role in tried if self.effects[role] is None]
-            reads = scan(*(f for role in pure for f in self.sources(role)))
-        return reads
+        self.effects = {role: next(iter(certain_effects(*self.sources(role))), None) for role in tried}
+        return scan(*(f for role in tried if self.effects[role] is None for f in self.sources(role)))
 
     def opaque(self, role: str) -> CaptureError | None:
         """Why a role must not be captured; None where it may be tried."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import enum
 import functools
-import inspect
 import types
 from typing import Any
 
@@ -121,7 +120,7 @@ def is_torchs(module: Any) -> bool:
 
 def _runs_on_access(cls: type) -> bool:
     """Whether a user's code decides about every attribute of its instances."""
-    return type(inspect.getattr_static(cls, "__getattribute__")) is types.FunctionType
+    return type(member(cls, "__getattribute__")) is types.FunctionType
 
 
 def _is_torchs_method(cls: type, name: str) -> bool:

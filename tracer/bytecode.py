@@ -20,6 +20,20 @@ def instructions_of(code: types.CodeType) -> tuple[dis.Instruction, ...]:
 
 
 @functools.lru_cache(maxsize=4096)
+def telling_of(code: types.CodeType) -> tuple[tuple[int, int, dis.Instruction], ...]:
+    """Of the instructions, those that name something, store, or ask for identity: their number and line, and they."""
+    found, line = [], code.co_firstlineno
+    for at, instruction in enumerate(instructions_of(code)):
+        line = line_of(instruction) or line
+        if isinstance(instruction.argval, str) or instruction.opname.startswith(_TELLING):
+            found.append((at, line, instruction))
+    return tuple(found)
+
+
+_TELLING = ("STORE_", "DELETE_", "IMPORT_", "LOAD_FAST", "IS_OP", "CONTAINS_OP", "POP_TOP")
+
+
+@functools.lru_cache(maxsize=4096)
 def operand_before(code: types.CodeType, offset: int) -> int:
     """Where the instructions begin that compute what is topmost on the stack there: `i + 1` of `a[i + 1] = b`.
 

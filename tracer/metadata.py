@@ -91,10 +91,12 @@ def is_exemplary(func: Any) -> bool:
 
 def by_example(mode: Fakes, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
     """The fake result; None where it takes torch to know."""
-    tensors = [a for a in args if isinstance(a, Tensor)]
+    tensors: list[Any] = [a for a in args if isinstance(a, Tensor)]
     if not tensors or not all(_is_simple(mode, t, tensors[0].device) for t in tensors):
         return None
-    device = tensors[0].device
+    device, constants = tensors[0].device, [t.constant is not None for t in tensors]
+    if any(constants) and (func._schema.is_mutable or all(constants)):  # values that torch follows
+        return None
     if func._schema.is_mutable and (args[0] is not tensors[0] or _meet(tensors)):
         return None
     lengths: dict[Any, tuple[int, Any]] = {}
@@ -110,7 +112,7 @@ def by_example(mode: Fakes, func: Any, args: Sequence[Any], kwargs: Mapping[str,
 
 def _is_simple(mode: Fakes, t: Tensor, device: torch.device) -> bool:
     return (
-        type(t) is FakeTensor and t.fake_mode is mode and t.constant is None and t.layout is torch.strided
+        type(t) is FakeTensor and t.fake_mode is mode and t.layout is torch.strided
         and t.device == device and not t.dtype.is_complex and not t.is_neg()
     )  # fmt: skip
 

@@ -337,13 +337,13 @@ def _visited(number: Any, once: bool = False) -> Iterator[bool]:
 def one_allowance() -> Iterator[Callable[[], bool]]:
     """Within the block the functions in all pictures together may read FACTS: one picture alone is not what costs.
 
-    What it gives says whether they read more.
+    What it gives says whether they read more, or lead to more code than can be compared.
     """
     own = _under_way.__dict__
     if outermost := not (own.get("together") or own.get("numbers")):  # nor is it within one picture
-        own["together"], own["facts"] = True, 0
+        own["together"], own["facts"], own["spent"] = True, 0, False
     try:
-        yield lambda: own.get("facts", 0) > FACTS
+        yield lambda: own.get("facts", 0) > FACTS or own.get("spent", False)
     finally:
         if outermost:
             own["together"] = False
@@ -386,8 +386,18 @@ def state_of(value: Any) -> dict[str, Any]:
     return {n: v for n, v in slots.items() if v is not ABSENT} | instance_dict(value)
 
 
-@functools.lru_cache(maxsize=1024)
 def _slots(cls: type) -> tuple[str, ...]:
+    """The names in a class's own `__slots__`."""
+    if "__slots__" not in vars(cls):
+        return ()
+    found = _slotted.get(cls)
+    return _slotted.setdefault(cls, _named_slots(cls)) if found is None else found
+
+
+_slotted: weakref.WeakKeyDictionary[type, tuple[str, ...]] = weakref.WeakKeyDictionary()
+
+
+def _named_slots(cls: type) -> tuple[str, ...]:
     named = vars(cls).get("__slots__", ())
     given = (named,) if type(named) is str else tuple(named) if is_a(named, list | tuple | dict) else ()
     return tuple(_mangled(cls, n) for n in given if n not in ("__dict__", "__weakref__"))
@@ -419,7 +429,20 @@ def class_content(cls: type, depth: int) -> tuple[Any, ...]:
         if not first or depth <= 0:
             return ()
         owners = [c for c in cls.__mro__ if not _is_fixed(c)]
-        return tuple([_body(c, depth) for c in owners])
+        if any(c in _endless for c in owners):
+            return (_beyond(),)
+        return tuple([_body(c, depth) for c in reversed(owners)])  # what many inherit from tells first
+
+
+_endless: weakref.WeakSet[type] = weakref.WeakSet()
+"""Classes whose own code leads to more than a scan looks at: found out once, whatever has them is not compared."""
+
+
+def _beyond() -> Any:
+    """The picture of what leads to more code than can be compared; whatever else is on its way is not looked at."""
+    own = _under_way.__dict__
+    own["code"], own["spent"] = CODE + 1, True
+    return ("more", _Unequal())
 
 
 def _body(cls: type, depth: int) -> tuple[Any, ...]:
@@ -439,10 +462,15 @@ def _read_in(cls: type, functions: list[types.FunctionType]) -> Any:
     from .reads import reads_of_class
 
     under_way = _under_way.__dict__
-    if _is_too_much() or (reads := reads_of_class(cls, functions)) is None:
-        return ("more", _Unequal())
+    if _is_too_much():
+        return _beyond() if under_way["code"] > CODE else ("more", _Unequal())
+    if (reads := reads_of_class(cls, functions)) is None:
+        _endless.add(cls)
+        return _beyond()
     under_way["facts"] += len(reads.entries)
     under_way["code"] += reads.looked_at
+    if under_way["code"] > CODE:
+        return _beyond()
     return ("more", _Unequal()) if _is_too_much() else reads.facts()
 
 

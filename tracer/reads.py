@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .attributes import ABSENT, attribute, bound_to, instance_dict, is_a, is_tensor, module_of
-from .bytecode import ATTRIBUTE, instructions_of, line_of, operand_before, straight
+from .bytecode import ATTRIBUTE, instructions_of, line_of, operand_before, straight, telling_of
 from .containers import leaves
 from .declared import declarations
 from .packages import homes_of, is_foreign, is_of_unknown
@@ -273,6 +273,28 @@ def each_closure_once() -> Iterator[None]:
         yield
     finally:
         _known.closures = before
+
+
+@contextmanager
+def each_method_once() -> Iterator[None]:
+    """Within the block this thread finds out once what the methods of a class do at every call."""
+    before = getattr(_known, "certain", None)
+    _known.certain = {} if before is None else before
+    try:
+        yield
+    finally:
+        _known.certain = before
+
+
+def certain_effects(*functions: Callable[..., Any]) -> list[Effect]:
+    """What these functions do at every call that a graph would lose."""
+    known = getattr(_known, "certain", None)
+    if known is None:
+        return scan(*functions).certain()
+    key = tuple(map(id, functions))
+    if key not in known:
+        known[key] = (functions, scan(*functions).certain())
+    return known[key][1]  # type: ignore[no-any-return]
 
 
 _scanned: weakref.WeakKeyDictionary[types.FunctionType, tuple[types.CodeType, Reads]] = weakref.WeakKeyDictionary()
@@ -574,8 +596,7 @@ def _read_itself(function: types.FunctionType, reads: Reads) -> None:
             reads.entries[where] = Read(where, "tensor", fetch)
 
 
-@dataclass(frozen=True)
-class _Place:
+class _Place(NamedTuple):
     """An instruction: where it stands, and whether it runs at every call of the method."""
 
     code: types.CodeType
@@ -597,15 +618,17 @@ def _scan_code(names: _Names, search: _Search, is_method: bool) -> None:
     code, reads = names.code, search.reads
     instructions = instructions_of(code)
     certain = straight(instructions) if is_method else 0
-    line, followed, by_name = code.co_firstlineno, 0, False
-    for at, instruction in enumerate(instructions):
+    followed, by_name = 0, False
+    for at, line, instruction in telling_of(code):
+        if instruction.opname.startswith("LOAD_FAST") and not names.bound:
+            continue
         first = 0 if instruction.opname.startswith(_CHANGING) else max(0, at - _LOOK_BACK)
         ran = instructions[first : at + 1]
         reads.asks_layout |= isinstance(instruction.argval, str) and instruction.argval in LAYOUT
         by_name |= instruction.argval in ("getattr", "hasattr")
-        line = line_of(instruction) or line
         place = _Place(code, line, instruction.offset, at < certain)
-        reads.effects += _effects(ran, names, place)
+        if (found := _effect(ran, names.env) or _outside_write(ran, names) or names.see(ran)) is not None:
+            reads.effects.append(place.effect(*(found if isinstance(found, tuple) else (found,))))
         root = names.root(instruction)
         if root is not None:
             followed = at + _follow(root, instructions[at + 1 :], search, place)
@@ -617,13 +640,6 @@ def _scan_code(names: _Names, search: _Search, is_method: bool) -> None:
 
 
 _CHANGING = ("STORE_", "DELETE_")
-
-
-def _effects(ran: Sequence[dis.Instruction], names: _Names, place: _Place) -> Iterator[Effect]:
-    """What the last of `ran` does that a captured graph would lose: the first reason, if there is one."""
-    found = _effect(ran, names.env) or _outside_write(ran, names) or names.see(ran)
-    if found is not None:
-        yield place.effect(*(found if isinstance(found, tuple) else (found,)))
 
 
 def _note_question(ran: Sequence[dis.Instruction], reads: Reads, by_name: bool) -> None:
@@ -743,9 +759,9 @@ def _effect(ran: Sequence[dis.Instruction], env: dict[str, Any]) -> str | tuple[
 def _outside_write(ran: Sequence[dis.Instruction], names: _Names) -> str | None:
     """Why the last of `ran` changes something outside the function: `nonlocal k`, `table[i] = ...`, `cfg.k = ...`."""
     last = ran[-1]
-    nonlocals = names.cells.keys() & names.code.co_freevars
-    if last.opname in ("STORE_DEREF", "DELETE_DEREF") and last.argval in nonlocals:
-        return f"it assigns the nonlocal `{last.argval}`"
+    if last.opname in ("STORE_DEREF", "DELETE_DEREF"):
+        is_nonlocal = last.argval in names.cells and last.argval in names.code.co_freevars
+        return f"it assigns the nonlocal `{last.argval}`" if is_nonlocal else None
     if last.opname not in _STORES:
         return None
     owner, steps = _owner(names.code, _before_store(ran, names.code))
@@ -783,8 +799,7 @@ def _before_augmented(last: dis.Instruction, before: Sequence[dis.Instruction]) 
     return before
 
 
-@dataclass(frozen=True)
-class _Root:
+class _Root(NamedTuple):
     """A name of the code's surroundings: how its path begins, and how the object there is fetched and replaced."""
 
     path: str
@@ -839,8 +854,7 @@ def _follow(root: _Root, rest: Sequence[dis.Instruction], search: _Search, place
     return done
 
 
-@dataclass(frozen=True)
-class _Found:
+class _Found(NamedTuple):
     """An object that a chain of names leads to, and the one before it."""
 
     path: str

@@ -21,6 +21,7 @@ from .torch_private import (
     ProxyMode,
     extract_val,
     has_kernel,
+    has_proxy,
     known_of,
     plain_tensors,
     remember_tensor,
@@ -54,7 +55,7 @@ class Recorder(ProxyMode):  # type: ignore[misc]
     def _given(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The arguments as nodes; None where torch's own recorder takes the operation."""
         try:
-            if is_short(func):
+            if is_short(func) and not self._may_be_constant(func, (*args, *kwargs.values())):
                 with suppress(_Unknown):
                     return self._nodes((args, kwargs))
             self._keep_metadata((*args, *kwargs.values()))
@@ -67,7 +68,7 @@ class Recorder(ProxyMode):  # type: ignore[misc]
         node = graph.create_node("call_function", func, *given, name=_name(func))
         result = func(*args, **kwargs)
         proxy = torch.fx.Proxy(node, self.tracer)
-        if type(result) is not FakeTensor or not all(map(_is_found, (*result.shape, *result.stride()))):
+        if type(result) is not FakeTensor or not self._are_found(result.shape, result.stride()):
             return track_tensor_tree(result, proxy, constant=None, tracer=self.tracer)
         node.meta["val"] = extract_val(result) if torch.is_grad_enabled() else result
         remember_tensor(self.tracer, result, proxy)
@@ -88,10 +89,19 @@ class Recorder(ProxyMode):  # type: ignore[misc]
         raise _Unknown
 
     def _node_of(self, tensor: Tensor) -> torch.fx.Node:
-        proxy, constant = known_of(self.tracer, tensor)
-        if proxy is None or constant is not None:
+        proxy, _ = known_of(self.tracer, tensor)
+        if proxy is None:
             raise _Unknown
         return proxy.node  # type: ignore[no-any-return]
+
+    def _may_be_constant(self, func: Any, given: Sequence[Any]) -> bool:
+        """Whether torch's recorder follows the values: it knows all of them, or one of them is written to."""
+        known = [known_of(self.tracer, a)[1] is not None for a in tensors_in(given)]
+        return any(known) and (func._schema.is_mutable or all(known))
+
+    def _are_found(self, sizes: Sequence[Any], strides: Sequence[Any]) -> bool:
+        """Whether each is a number, a symbol, or a stride that another tensor has: what is new needs torch's proxy."""
+        return all(map(_is_atom, sizes)) and all(_is_atom(n) or has_proxy(self.tracer, n) for n in strides)
 
     def _keep_metadata(self, given: Sequence[Any]) -> None:
         """What other operations do to a tensor's sizes must not show in the node that made it."""
@@ -102,9 +112,14 @@ class Recorder(ProxyMode):  # type: ignore[misc]
                         proxy.node.meta["val"] = extract_val(tensor)
 
 
-def _is_found(size: Any) -> bool:
-    """Whether a size is a number or a symbol: what is computed of them keeps the proxy that torch gives it."""
+def _is_atom(size: Any) -> bool:
+    """Whether a size is a number or a symbol, and not computed of them."""
     return isinstance(size, int) or size.node.expr.is_Atom
+
+
+def tensors_in(given: Sequence[Any]) -> list[Tensor]:
+    """The tensors among the arguments of an operation, lists of them included."""
+    return [t for a in given for t in (a if isinstance(a, list | tuple) else (a,)) if isinstance(t, Tensor)]
 
 
 @lru_cache(maxsize=2048)

@@ -648,6 +648,11 @@ def remember_tensor(tracer: Any, tensor: Tensor, proxy: Any) -> None:
     tracer.tensor_tracker[tensor] = _slot(proxy, None)  # type: ignore[misc]
 
 
+def has_proxy(tracer: Any, symbol: Any) -> bool:
+    """Whether make_fx's tracer has a proxy for this very SymInt."""
+    return symbol in getattr(tracer, "symnode_tracker", ())
+
+
 def symbol_node(tracer: Any, symbol: Any) -> Any:
     """The node that computes a SymInt, or the number that it is."""
     found = _of_symbol(tracer)(symbol)  # type: ignore[misc]

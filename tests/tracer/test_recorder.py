@@ -36,7 +36,19 @@ def differentiated(x: Tensor, y: Tensor) -> Any:
         return torch.autograd.grad((leaf.sin() * y).sum(), leaf)
 
 
-BODIES = (in_place, sizes, several, differentiated)
+def known_numbers(x: Tensor, y: Tensor) -> Any:
+    two = torch.tensor(2.0)
+    moved = torch.tensor([3.0]).add_(1)
+    return two * x, (two + 1) * y * two, x * (two * 3).item(), moved * y, x[:1, :1] * moved.item()
+
+
+def of_three_axes(x: Tensor, y: Tensor) -> Any:
+    cube = x[None] * y[:, None]
+    other = (cube + x).exp()
+    return other.sum(1), other.transpose(0, 2) * cube.stride(0), other.new_zeros(other.stride(1))
+
+
+BODIES = (in_place, sizes, several, differentiated, known_numbers, of_three_axes)
 
 
 def recorded(body: Any) -> tuple[str, list[Any]]:

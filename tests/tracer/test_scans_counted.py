@@ -101,7 +101,7 @@ def test_code_beyond_what_can_be_compared_ends_the_scans(scans: list[int], monke
     value = Below()
     value.inner = Beside()  # type: ignore[attr-defined]
     assert freeze(value) != freeze(value)
-    assert scans == [1, 301]  # those of what is inside; nothing that comes after the limit is looked at
+    assert scans == [301]  # that of what both inherit from; nothing that comes after the limit is looked at
 
 
 def test_a_local_class_is_scanned_once_and_not_kept(scans: list[int]) -> None:
@@ -114,7 +114,6 @@ def test_a_local_class_is_scanned_once_and_not_kept(scans: list[int]) -> None:
     assert scans == [1]
     gone = weakref.ref(Local)
     del Local, value
-    pictures._slots.cache_clear()  # a bounded memory of its own
     gc.collect()
     assert gone() is None
 
@@ -128,8 +127,35 @@ def test_a_local_class_that_closes_over_something_is_not_kept(scans: list[int]) 
 
     value, gone = Local(), weakref.ref(held)
     assert freeze(value) == freeze(value)
-    pictures._slots.cache_clear()
     del Local, value
     held = None  # type: ignore[assignment]
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_class_that_leads_to_too_much_is_found_out_once(scans: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reads, "FUNCTIONS", 100)
+    held = torch.ones(3)
+
+    class Endless(Large):
+        def one(self) -> torch.Tensor:
+            return held + helper()
+
+    for _ in range(3):
+        with pictures.one_allowance() as is_spent:
+            assert freeze(Endless()) != freeze(Endless())
+            assert is_spent()
+    pictures._endless.discard(Large)
+    assert scans == [301]
+
+
+def test_classes_with_slots_are_not_kept() -> None:
+    class Slotted:
+        __slots__ = ("inside",)
+
+    value, gone = Slotted(), weakref.ref(Slotted)
+    value.inside = 1
+    assert pictures.state_of(value) == {"inside": 1}
+    del Slotted, value
     gc.collect()
     assert gone() is None
