@@ -11,12 +11,14 @@ from typing import Any
 
 AT_ONCE = 16
 """Numbers for which a class is captured at their first call, all else alike."""
+LENGTH = 2048
+"""Operations of these captures together, with which there are no more at once: a capture costs by its operations."""
 OFTEN = 32
 """Calls with one number after which it is captured, too."""
 REMEMBERED = 1024
 LATER = (
-    f"it was captured for {AT_ONCE} numbers, all else alike: with another number it runs as you wrote it until it was "
-    f"called with that one {OFTEN} times"
+    f"it was captured for {AT_ONCE} numbers, all else alike, or for fewer with {LENGTH} operations: with another "
+    f"number it runs as you wrote it until it was called with that one {OFTEN} times"
 )
 
 
@@ -25,20 +27,24 @@ class Budget:
 
     def __init__(self) -> None:
         self.captured: Counter[Any] = Counter()
+        self.operations: Counter[Any] = Counter()
         self.met: OrderedDict[Any, int] = OrderedDict()
 
     def allows(self, facts: Any) -> bool:
         """Whether a call with these facts may be captured now; counts it where it may not."""
-        if self.captured[without_numbers(facts)] < AT_ONCE:
+        alike = without_numbers(facts)
+        if self.captured[alike] < AT_ONCE and self.operations[alike] < LENGTH:
             return True
         self.met[facts] = count = self.met.pop(facts, 0) + 1
         if len(self.met) > REMEMBERED:
             self.met.popitem(last=False)
         return count >= OFTEN
 
-    def spend(self, facts: Any) -> None:
-        """A capture was made."""
-        self.captured[without_numbers(facts)] += 1
+    def spend(self, facts: Any, operations: int) -> None:
+        """A capture of so many operations was made."""
+        alike = without_numbers(facts)
+        self.captured[alike] += 1
+        self.operations[alike] += operations
 
 
 def without_numbers(fact: Any) -> Any:

@@ -596,7 +596,7 @@ class Compiler:
         if isinstance(found, CaptureError):
             raise NotCaptured(Attempt(found, key, facts))
         self.known.setdefault(facts, []).append(found)
-        self.budget.spend(facts)
+        self.budget.spend(facts, len(found.forward.trace.graph_module.graph.nodes))
         self.records.setdefault("forward", Record("compiled"))
         logs.captured(self, facts, found)
         return found

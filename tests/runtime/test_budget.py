@@ -52,6 +52,32 @@ def test_a_number_that_is_new_at_every_call_is_captured_a_few_times() -> None:
     assert "FG055" in str(report)
 
 
+class Repeated(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, by: float, turns: int) -> Tensor:
+        ctx.by = by
+        for _ in range(turns):
+            x = x.sin() * by
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        return grad * ctx.by * 2, None, None
+
+
+@pytest.mark.filterwarnings("ignore::fusegrad.FallbackWarning")
+def test_a_long_graph_counts_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "AT_ONCE", 100)
+    monkeypatch.setattr(budget, "LENGTH", 50)
+    short: Any = fusegrad.compile(Repeated)
+    long: Any = fusegrad.compile(Repeated)
+    for at in range(6):
+        assert told(short, float(at), 1) == told(Repeated, float(at), 1)
+        assert told(long, float(at), 30) == told(Repeated, float(at), 30)
+    assert captured(short) == 6
+    assert captured(long) == 1
+
+
 @pytest.mark.filterwarnings("ignore::fusegrad.FallbackWarning")
 def test_a_number_that_comes_often_is_captured() -> None:
     fast: Any = fusegrad.compile(Scaled)
