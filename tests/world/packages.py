@@ -14,21 +14,96 @@ UNAVAILABLE = {
 
 @dataclass(frozen=True)
 class Suite:
-    """Tests by package: from its source distribution, or (`inside`) as they are installed."""
+    """Tests by package: from its source distribution, of a commit of a repository, or (`inside`) as they are installed.
+
+    under: the folder of the repository in which the tests run. lacking: what their imports want besides, by file.
+    """
 
     name: str
     paths: tuple[str, ...]
     distribution: str | None = None
     inside: str = ""
+    repository: str = ""
+    commit: str = ""
+    under: str = ""
+    lacking: tuple[tuple[str, str], ...] = ()
     options: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
     seconds: int = 1200
 
+
+FUNCTORCH_HELPERS = """
+import unittest
+
+def expectedFailureIf(condition):
+    return unittest.expectedFailure if condition else lambda test: test
+
+def skip(*args, **kwargs):
+    return None
+
+decorate = xfail = skip
+
+def saved_tensors_hooks_to_gm(*args, **kwargs):
+    raise unittest.SkipTest("needs a helper of torch's own tests")
+"""
+"""Stands for `common_utils` of torch's functorch tests."""
+NO_NPU = """
+import types
+import torch
+
+torch.npu = npu = types.SimpleNamespace(
+    is_available=lambda: False, device_count=lambda: 0, get_device_name=lambda *index: "",
+    is_bf16_supported=lambda: False, amp=torch.cuda.amp, FloatTensor=None,
+)
+"""
+"""Stands for torch_npu, on a machine without such a device."""
+NPU = (("torch_npu/__init__.py", NO_NPU), ("torch_npu/testing.py", ""), ("autograd/__init__.py", ""),
+       ("autograd/test_complex.py", "class TestAutogradComplex: pass"),
+       ("autograd/test_functional.py", "class TestAutogradFunctional: pass"))  # fmt: skip
+XPU_OPS = "21172da81103fd54a94ebc39260a03627ddceb0d"
+"""release/2.13 of torch-xpu-ops, which has copies of torch's own tests of that version."""
+ASCEND = "a63ae3a1f37388423bc762c50b1a543ea7053df1"
+"""v2.12.0 of Ascend's torch_npu, which has copies of torch's own tests of several versions."""
+WITH_FUNCTIONS = (
+    "(steals_view or resize_down_and_set or autograd_function or test_backward_mutation or no_functionalization"
+    " or mem_leak or test_custom_autograd or saved_tensors_hooks or getitem_of_banned or mutations_in_bw"
+    " or mutation_of_input_in) and not WithDynamo and not Export and not Cache and not dynamic"
+)
+HELPERS = (("common_utils.py", FUNCTORCH_HELPERS),)
+EACH = ("--timeout=120",)
 
 SUITES = (
     Suite("linear_operator", ("test/functions", "test/utils"), distribution="linear_operator"),
     Suite("gpytorch", ("test/functions", "test/kernels/test_rbf_kernel.py"), distribution="gpytorch"),
     Suite("entmax", ("test_losses.py", "test_mask.py", "test_root_finding.py", "test_topk.py"), inside="entmax"),
     Suite("e3nn", ("tests/math",), distribution="e3nn"),
-    Suite("torchsde", ("tests",), distribution="torchsde", seconds=2400),
-)
+    Suite("torchsde test_adjoint.py", ("tests/test_adjoint.py",), repository="google-research/torchsde",
+          commit="eb3a00e31cbd56176270066ed2f62c394cf6acb7", options=("-k", "basic", *EACH)),
+    Suite("brevitas function, loss", ("tests/brevitas/function", "tests/brevitas/loss"), repository="Xilinx/brevitas",
+          commit="b106358c4169d8a9b68cb2a531aa795417d74887", options=("-o", "addopts=", *EACH)),
+    Suite("torch test_autograd.py", ("test_autograd.py",), repository="Ascend/pytorch", commit=ASCEND, under="test",
+          lacking=NPU, options=EACH, seconds=1800),
+    Suite("torch dynamo/test_autograd_function.py", ("dynamo/test_autograd_function.py",),
+          repository="Ascend/pytorch", commit=ASCEND, under="test", lacking=NPU, options=EACH),
+    Suite("torch functorch/test_eager_transforms.py", ("test_eager_transforms_xpu.py",),
+          repository="intel/torch-xpu-ops", commit=XPU_OPS, under="test/xpu/functorch", lacking=HELPERS, options=EACH),
+    Suite("torch functorch/test_aotdispatch.py, Functions", ("test_aotdispatch_xpu.py",),
+          repository="intel/torch-xpu-ops", commit=XPU_OPS, under="test/xpu/functorch", lacking=HELPERS,
+          options=("-k", WITH_FUNCTIONS, *EACH)),
+)  # fmt: skip
+
+DERIVED = "eager refuses, and the test asserts that; fusegrad derives it"
+DIFFERS = {
+    "test_autograd_function_no_setup_context_transform":
+        f"an old-style class under torch.func: {DERIVED} (contract, 21)",
+    "test_custom_function_error": f"a class without jvp in forward mode: {DERIVED} (contract, 18)",
+    "test_checkpointing_without_reentrant_custom_function_works":
+        "asserts that `ctx.saved_tensors` raises when read again in a checkpoint; here what was unpacked once serves",
+    "test_return_leaf_inplace":
+        "asks whether the class of `grad_fn` is the private `_backward_cls`; it is a subclass of it",
+    "test_autograd_function_has_graph_break":
+        "asserts that torch.compile breaks the graph at the class; here it does not",
+    "test_smoke_from_test_autograd": "torch.compile by itself gives zeros for None; here backward has its None",
+    "test_fw_bw_mutation_no_functionalization": "compares the text of a graph; here the class is one operator in it",
+}  # fmt: skip
+"""Outcomes that differ, by the beginning of the test's name, and why they do."""

@@ -1,6 +1,7 @@
 """The packages' own tests, plain and under `--fusegrad=auto`: compared outcome by outcome.
 
-Tests come with a package as it is installed, or with its source distribution, which pip fetches.
+Tests come with a package as it is installed, with its source distribution, which pip fetches, or from a commit of its
+repository: of a copy under $WORLD_REPOSITORIES (<owner>+<name>/repo), or by git. The table tells what cannot be had.
 """
 
 from __future__ import annotations
@@ -75,9 +76,14 @@ def once(suite: Suite, place: Path, plugin: Sequence[str]) -> Outcomes:
         record.touch()
         settings = Path(scratch) / "pytest.ini"  # else those of the folders above, in the end fusegrad's, would count
         settings.write_text("[pytest]\n", encoding="utf-8")
+        for name, text in suite.lacking:
+            helper = Path(scratch) / "lacking" / name
+            helper.parent.mkdir(parents=True, exist_ok=True)
+            helper.write_text(text, encoding="utf-8")
         command = [sys.executable, "-m", "pytest", "-q", "-c", str(settings), "--rootdir=.", "-p", "outcomes",
                    "-p", "no:cacheprovider", *plugin, *suite.options, *suite.paths]  # fmt: skip
-        path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH", "")]))
+        wanted = [str(HERE), str(Path(scratch) / "lacking"), os.environ.get("PYTHONPATH", "")]
+        path = os.pathsep.join(filter(None, wanted))
         world = {**os.environ, "WORLD_OUTCOMES": str(record), "PYTHONPATH": path, **dict(suite.environment)}
         before, ended = _used(), ""
         try:
@@ -97,6 +103,8 @@ def _used() -> float:
 # ------------------------------------------------------------------ where the tests are
 def folder(suite: Suite) -> Path | str:
     """The folder in which the tests run, or why there is none."""
+    if suite.repository:
+        return _archived(suite)
     if suite.distribution is None:
         return _installed(suite)
     place = KEPT / "sources" / suite.distribution
@@ -110,6 +118,36 @@ def _installed(suite: Suite) -> Path | str:
     if spec is None or spec.origin is None:
         return f"{suite.inside} is not installed"
     return Path(spec.origin).parent
+
+
+def _archived(suite: Suite) -> Path | str:
+    """The tests of a commit: the folder that they run in, or else the first of each of their paths."""
+    place = KEPT / "sources" / f"{suite.repository.replace('/', '+')}-{suite.commit[:10]}"
+    parts = [suite.under] if suite.under else sorted({path.split("/")[0] for path in suite.paths})
+    if not (place / parts[0]).exists():
+        place.mkdir(parents=True, exist_ok=True)
+        packed = place / "packed.tar"
+        git = ["git", f"--git-dir={_repository(suite, place)}"]
+        asked = [*git, "archive", "-o", str(packed), suite.commit, *parts]
+        done = subprocess.run(asked, capture_output=True, text=True)
+        if done.returncode:
+            return f"no commit {suite.commit[:10]} of {suite.repository} can be had: {done.stderr.strip()[-100:]}"
+        with tarfile.open(packed) as archive:
+            archive.extractall(place, filter="data")
+    return place / suite.under
+
+
+def _repository(suite: Suite, place: Path) -> Path:
+    """A git directory with the commit, if it can be had."""
+    copies = os.environ.get("WORLD_REPOSITORIES")
+    copy = Path(copies) / suite.repository.replace("/", "+") / "repo" if copies else None
+    if copy is not None and copy.exists():
+        return copy
+    made = place / "fetched.git"
+    subprocess.run(["git", "init", "-q", "--bare", str(made)], check=True)
+    address = f"https://github.com/{suite.repository}"
+    subprocess.run(["git", f"--git-dir={made}", "fetch", "-q", "--depth=1", address, suite.commit], capture_output=True)
+    return made
 
 
 def _fetched(distribution: str, place: Path) -> str | None:

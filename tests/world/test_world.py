@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -294,6 +295,33 @@ def test_a_suite_is_compared_test_by_test(made_up: Path) -> None:
 
 def test_a_suite_without_its_package_says_so() -> None:
     assert "not installed" in suites.compared(Suite("nobody", (), inside="nobody_has_this"))["absent"]
+
+
+def test_a_suite_of_a_repository_runs_at_its_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = tmp_path / "someone+something" / "repo"
+    tests = copy / "tests"
+    tests.mkdir(parents=True)
+    (tests / "test_a.py").write_text("import helper\n\ndef test_a():\n    assert helper.SEVEN == 7\n")
+    git = ["git", "-C", str(copy), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "a"]):
+        subprocess.run([*git, *words], check=True)
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    (copy / ".git").rename(tmp_path / "bare")
+    (copy.parent / "repo").rename(copy.parent / "gone")
+    (tmp_path / "bare").rename(copy)
+    monkeypatch.setenv("WORLD_REPOSITORIES", str(tmp_path))
+    monkeypatch.setattr(suites, "KEPT", tmp_path / "kept")
+    lacking = (("helper.py", "SEVEN = 7"),)
+    suite = Suite("a", ("tests",), repository="someone/something", commit=commit, lacking=lacking)
+    fact = suites.compared(suite)
+    assert fact["plain"]["outcomes"] == {"passed": 1} and fact["differ"] == []
+    absent = suites.compared(Suite("b", ("tests",), repository="someone/something", commit="0" * 40))["absent"]
+    assert "can be had" in absent
+
+
+def test_known_differences_have_their_reason() -> None:
+    assert "contract, 18" in world_page.explained("there/test_autograd.py::TestAutograd::test_custom_function_error")
+    assert world_page.explained("there.py::test_another") == ""
 
 
 def test_the_page_names_every_difference() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import comparison
+from packages import DIFFERS
 from surroundings import ROOT
 
 PAGE = ROOT / "docs" / "world.md"
@@ -170,11 +171,17 @@ def counted(outcomes: Mapping[str, int]) -> str:
 
 def suite_differences(told: Told) -> list[str]:
     lines = [
-        f"- {name}: `{test}`: {before} -> {after}{'; ' + escaped(why) if why else ''}"
+        f"- {name}: `{test}`: {before} -> {after}; {explained(test) or escaped(why)}"
         for name, fact in sorted(told["suites"].items())
         for test, before, after, why in fact.get("differ", [])
     ]
     return lines or ["none."]
+
+
+def explained(test: str) -> str:
+    """Why an outcome differs, where that is known."""
+    method = test.rpartition("::")[2]
+    return next((why for start, why in DIFFERS.items() if method.startswith(start)), "")
 
 
 def absent(told: Told, reasons_: Mapping[str, str]) -> list[str]:
