@@ -14,6 +14,7 @@ from typing import Any
 from torch.autograd.function import Function
 
 from ..tracer.capture import CaptureError
+from ..tracer.history import ASKS
 from ..tracer.opaque import Why
 from ..tracer.reads import Read, Reads, certain_effects, scan
 from ..tracer.segments import (
@@ -110,6 +111,8 @@ class Segmented:
         segment = error.what
         if isinstance(segment, Segment):
             return self._widen(segment)
+        if error.facts["reason"] == ASKS:  # lines of their own would be given values without a history
+            return False
         for name in methods:
             lines = _lines_of_error(getattr(self.original, name), error)
             known = self.lines.get(name, Lines()).why

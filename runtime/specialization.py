@@ -23,7 +23,6 @@ from ..tracer.capture import (
     Trace,
     capture_lock,
     unversioned_placeholders,
-    with_known_history,
     written_placeholders,
 )
 from ..tracer.containers import Hole, anew, closed, exchanged, leaves
@@ -39,12 +38,14 @@ from ..tracer.function import (
     parameter_names,
     put_together,
     rebind,
+    require_no_difference,
     run_backward,
     symbols_in,
     tensors_of_attributes,
     user_count,
     uses_setup_context,
 )
+from ..tracer.history import History, known_history
 from ..tracer.opaque import Mismatch, Run, Tape, running
 from ..tracer.parts import span
 from ..tracer.reads import Reads
@@ -590,7 +591,8 @@ class Specialization:
         residuals, symbols = self._kept_again()
         fakes = [self._fake_gradient(i, k) for i, k in enumerate(kinds)]
         live = [i for i, v in enumerate([*residuals, *symbols, *fakes]) if v is not None]
-        total = len(residuals) + len(symbols) + len(fakes)
+        total, answer = len(residuals) + len(symbols) + len(fakes), False
+        asked: list[History] = []
 
         def body(*present: Any) -> tuple[Any, ...]:
             full: list[Any] = [None] * total
@@ -599,13 +601,19 @@ class Specialization:
             r, s = len(residuals), len(residuals) + len(symbols)
             told = dict(zip(self.backward_symbols, full[r:s], strict=True))
             sizes = Binder(residuals, ("size",)).read(full[:r]) | told
-            with with_known_history(full[:r]):
+            with known_history(full[:r], answer) as known:
+                asked.append(known)
                 return self._finished(self.users_backward(full[:r], sizes, full[s:]))
 
         everything = [*residuals, *symbols, *fakes]
         gradients = ", ".join("absent" if k is None else str(k) for k in kinds)
         with logs.capturing(f"{self.name}.backward for gradients {gradients}", lambda: trace, self.backward_place()):
+            again = None if tape is None else tape.again()
             trace = guarded_trace(self.session, body, [everything[i] for i in live], self.reads, tape=tape)
+            if asked[-1].place is not None:
+                answer, first_asked = True, asked[-1]
+                other = guarded_trace(self.session, body, [everything[i] for i in live], self.reads, tape=again)
+                require_no_difference(first_asked, trace, asked[-1], other)
         names = self._backward_names()
         trace.names = [names[i] for i in live]
         trace.output_names = [f"grad_{name}" for name in self.names]

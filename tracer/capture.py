@@ -54,6 +54,7 @@ from .debugging import without_anomaly_mode, without_logs_of_failures
 from .declared import declarations
 from .grad_mode import UNRECORDED, keeps_graph, why_not_in_its_mode
 from .held import holds_fakes
+from .history import history
 from .leaves import GET_GRAD, OwnLeaves
 from .locks import CAPTURE, lock_of
 from .marks import Unmarked
@@ -73,7 +74,6 @@ from .torch_private import (
     is_dual,
     is_fake,
     jit_tracing,
-    known_of,
     operator_name,
     symbolic_python,
     through_compiled_functions,
@@ -464,9 +464,9 @@ class _Provenance(TorchFunctionMode):
         if (why := self.leaves.why_not(func, args, kwargs) or why_not_in_its_mode(func, args)) is not None:
             raise CaptureError(reason=why, where=_here())
         _refuse_generator((*args, *kwargs.values()))
-        _refuse_unknown_history(func, args)
         last = newest(graph)
-        result = self._called(func, args, kwargs)
+        answer = _answer_about_history(func, args)
+        result = self._called(func, args, kwargs) if answer is None else answer
         if func is torch.autograd.grad and not keeps_graph(*args, **kwargs):
             result = _without_history(result, graph, _weights(*args, **kwargs))
         if func == GET_GRAD and isinstance(result, torch.Tensor):
@@ -484,10 +484,11 @@ class _Provenance(TorchFunctionMode):
         return result
 
     def _called(self, func: Any, args: Any, kwargs: Any) -> Any:
-        name, watching = operator_name(func), watcher()
-        if name is None or watching is None:
-            return func(*args, **kwargs)
-        return watching(name, func, args, kwargs)
+        name, watching, known = operator_name(func), watcher(), history()
+        result = func(*args, **kwargs) if name is None or watching is None else watching(name, func, args, kwargs)
+        if known is not None:
+            known.made(result)
+        return result
 
 
 def _no_view(result: torch.Tensor, node: torch.fx.Node) -> torch.Tensor:
@@ -548,45 +549,12 @@ def _refuse_generator(given: Sequence[Any]) -> None:
 
 
 _HISTORY = torch.Tensor.requires_grad.__get__  # type: ignore[attr-defined]
-_known_history: ContextVar[Sequence[Any] | None] = ContextVar("fusegrad_known_history", default=None)
 
 
-@contextmanager
-def with_known_history(tensors: Sequence[Any]) -> Iterator[None]:
-    """Within the block a method may ask of these tensors alone whether autograd follows them: of others it depends."""
-    token = _known_history.set(tensors)
-    try:
-        yield
-    finally:
-        _known_history.reset(token)
-
-
-def _refuse_unknown_history(func: Any, args: Sequence[Any]) -> None:
-    known = _known_history.get() if func == _HISTORY else None
-    if known is None or any(args[0] is t for t in known) or _has_history_of_its_own(args[0]):
-        return
-    if _is_asked_by_the_user():
-        raise CaptureError(reason="it asks whether autograd follows a gradient", where=_here())
-
-
-def _has_history_of_its_own(tensor: torch.Tensor) -> bool:
-    """Whether autograd follows a tensor, or does not, whatever it follows of the gradients that backward is given.
-
-    With more that is followed there is more history, never less: what has one has it from the method's own leaves.
-    """
-    tracer: Any = getattr(get_proxy_mode(), "tracer", None)
-    if tracer is None or tensor.requires_grad or not (tensor.is_floating_point() or tensor.is_complex()):
-        return True
-    slot = known_of(tracer, tensor)[0]
-    waiting, seen = [] if slot is None else [slot.node], set[torch.fx.Node]()
-    while waiting:
-        node = waiting.pop()
-        if node.op == "placeholder":
-            return False
-        if node not in seen and not node.meta.get(CUT):
-            seen.add(node)
-            waiting += [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
-    return slot is not None
+def _answer_about_history(func: Any, args: Sequence[Any]) -> bool | None:
+    """What the user is told where he asks whether autograd follows a tensor, and that is one thing per call."""
+    known = history() if func == _HISTORY else None
+    return known.ask(args[0], CUT, _here()) if known is not None and _is_asked_by_the_user() else None
 
 
 def _is_asked_by_the_user() -> bool:

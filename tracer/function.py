@@ -27,6 +27,7 @@ from .containers import Hole, anew, closed, exchanged, filled, holds_tensors, ho
 from .context import ForwardContext, attributes_of, backward_context
 from .grad_mode import of_a_backward
 from .held import holds_fakes
+from .history import ASKS, History, text_of
 from .opaque import Tape
 from .parts import wholes
 from .pictures import SCALARS, has_hidden_state, state_of
@@ -283,6 +284,14 @@ def _traced(
             raise
     with sizes_as_keys():
         return session.trace(fn, fakes, reads, from_source, None if tape is None else tape.again())
+
+
+def require_no_difference(asked: History, trace: Trace, again: History, other: Trace) -> None:
+    """Raises CaptureError where two answers to the question whether autograd follows a tensor make two graphs."""
+    pairs = zip(trace.lifted, other.lifted, strict=False)
+    differ = len(trace.lifted) != len(other.lifted) or any(a is not b for a, b in pairs)
+    if differ or text_of(trace.graph_module) != text_of(other.graph_module) or again.shows(other.graph_module):
+        raise CaptureError(reason=ASKS, where=asked.place)
 
 
 def _captures(error: BaseException) -> CaptureError:

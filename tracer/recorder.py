@@ -63,6 +63,10 @@ class Recorder(ProxyMode):  # type: ignore[misc]
             self.fault = f"{type(error).__name__}: {error}"
         return None
 
+    def __sym_dispatch__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """A size that was learnt since is a number: the symbol that it was is all that has a node."""
+        return super().__sym_dispatch__(func, types, tuple(map(_learnt, args)), kwargs)
+
     def _recorded(self, func: Any, args: Any, kwargs: Any, given: Any) -> Any:
         graph = self.tracer.graph
         node = graph.create_node("call_function", func, *given, name=_name(func))
@@ -110,6 +114,12 @@ class Recorder(ProxyMode):  # type: ignore[misc]
                 if proxy.node.meta.get("val") is tensor:
                     with plain_tensors():
                         proxy.node.meta["val"] = extract_val(tensor)
+
+
+def _learnt(size: Any) -> Any:
+    if isinstance(size, list | tuple):
+        return type(size)(map(_learnt, size))
+    return int(size.node.expr) if isinstance(size, torch.SymInt) and size.node.expr.is_Integer else size
 
 
 def _is_atom(size: Any) -> bool:

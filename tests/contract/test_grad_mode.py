@@ -241,3 +241,68 @@ def test_17_no_grad_costs_no_launch(monkeypatch) -> None:
         return len(counted)
 
     assert launches(in_part) == launches(plainly) > 0
+
+
+# ------------------------------------------------------------------ questions about history
+class JoinsTheHistory(Function):
+    """A constant is made with the flag of what it is put beside: with either answer it is the same graph."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        assert x.shape[-1] == 4
+        ctx.save_for_backward(x, w)
+        return x * w
+
+    @staticmethod
+    def backward(ctx, g):
+        x, w = ctx.saved_tensors
+        v = w[..., :2] * 3
+        assert v.shape[-1] == 2
+        zero = torch.zeros(v.shape[:-1], requires_grad=v.requires_grad)
+        skew = torch.stack([torch.stack([zero, -v[..., 1]], -1), torch.stack([v[..., 0], zero], -1)], -2)
+        h = g[..., :2] * 2
+        more = torch.zeros_like(h, requires_grad=h.requires_grad)
+        return torch.cat([(h.unsqueeze(-2) @ skew).squeeze(-2) + more, g[..., 2:]], -1), g * x
+
+
+class ShowsTheAnswer(JoinsTheHistory):
+    """What it returns has a history for the sake of the answer alone."""
+
+    @staticmethod
+    def backward(ctx, g):
+        h = g * 2
+        return torch.zeros_like(h, requires_grad=h.requires_grad), h.detach()
+
+
+class AnswersDiffer(JoinsTheHistory):
+    @staticmethod
+    def backward(ctx, g):
+        h = g * 2
+        return (h * 3 if h.requires_grad else h.sin()), torch.full_like(h, 2.0 if h.requires_grad else 5.0)
+
+
+def twice(cls):
+    """First and second order, with gradients that are followed and that are not."""
+    found = []
+    for follows in (False, True):
+        x, w = leaf(3, 4), leaf(3, 4)
+        out = cls.apply(x, w)
+        found += list(torch.autograd.grad(out, (x, w), torch.ones_like(out), retain_graph=True))
+        g = torch.full_like(out, 2.0).requires_grad_(follows)
+        first = torch.autograd.grad(out, (x, w), g, create_graph=True)
+        X
+        total = sum(t.sin().sum() for t in first)
+        wanted = (x, w, g) if follows else (x, w)
+        if total.requires_grad:
+            found += list(torch.autograd.grad(total, wanted, allow_unused=True))
+    return found
+
+
+@both
+def test_constants_that_join_the_history_of_a_gradient(backend):
+    same(JoinsTheHistory, twice, backend)
+
+
+@pytest.mark.parametrize("cls", [ShowsTheAnswer, AnswersDiffer])
+def test_answers_about_history_that_show(cls):
+    same(cls, twice, opaque=("backward",) if cls is AnswersDiffer else (), may=("torch.func",))

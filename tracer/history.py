@@ -1,0 +1,120 @@
+"""Questions whether autograd follows a tensor: of what backward is given, the answer is one thing per call.
+
+A graph serves every call where the answer changes nothing: the method is captured with either, and both graphs have to
+be the same one. `torch.zeros(shape, requires_grad=v.requires_grad)`, a constant that joins the history of `v`, is so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+from .torch_private import known_of
+
+Tensor = torch.Tensor
+_MOST = 1000
+"""Numbers of a constant that are compared."""
+ASKS = "it asks whether autograd follows a gradient"
+
+
+class History:
+    """What is known of it within one backward.
+
+    tensors: those of which it is known. answer: what is said of all others that depend on a gradient.
+    place: where that was asked first. about: the inputs that it was asked of. own: the constants made with a history.
+    """
+
+    def __init__(self, tensors: Sequence[Any], answer: bool) -> None:
+        self.tensors, self.answer = tensors, answer
+        self.place: str | None = None
+        self.about: set[str] = set()
+        self.own: set[torch.fx.Node] = set()
+
+    def ask(self, tensor: Tensor, cut: str, where: str) -> bool | None:
+        """The answer; None where the tensor itself knows."""
+        if any(tensor is t for t in self.tensors) or tensor.requires_grad:
+            return None
+        if not (tensor.is_floating_point() or tensor.is_complex()):
+            return None
+        tracer: Any = getattr(get_proxy_mode(), "tracer", None)
+        slot = None if tracer is None else known_of(tracer, tensor)[0]
+        inputs = set() if slot is None else _inputs_of(slot.node, cut)
+        if tracer is None or (slot is not None and not inputs):
+            return None
+        self.place = self.place or where
+        self.about |= inputs
+        return self.answer
+
+    def made(self, tensor: Any) -> None:
+        """Notes what is a leaf of its own, made with a flag."""
+        tracer: Any = getattr(get_proxy_mode(), "tracer", None)
+        if tracer is None or not isinstance(tensor, Tensor) or not (tensor.requires_grad and tensor.is_leaf):
+            return
+        slot = known_of(tracer, tensor)[0]
+        if slot is not None and slot.node.op != "placeholder":
+            self.own.add(slot.node)
+
+    def shows(self, gm: torch.fx.GraphModule) -> bool:
+        """Whether some result has a history for the sake of such a constant alone."""
+        (output,) = gm.graph.find_nodes(op="output")
+        own = {node.name for node in self.own}
+        joined = (r for r in output.all_input_nodes if own & {n.name for n in _behind(r)})
+        return any(not self.about <= _inputs_of(r) for r in joined)
+
+
+def _behind(node: torch.fx.Node, cut: str | None = None) -> set[torch.fx.Node]:
+    waiting, seen = [node], set[torch.fx.Node]()
+    while waiting:
+        found = waiting.pop()
+        if found not in seen and not (cut is not None and found.meta.get(cut)):
+            seen.add(found)
+            waiting += [n for n in found.all_input_nodes if isinstance(n.meta.get("val"), Tensor)]
+    return seen
+
+
+def _inputs_of(node: torch.fx.Node, cut: str | None = None) -> set[str]:
+    """The names of the inputs that it depends on, detached ones apart."""
+    return {n.name for n in _behind(node, cut) if n.op == "placeholder"}
+
+
+_known: ContextVar[History | None] = ContextVar("fusegrad_known_history", default=None)
+
+
+def history() -> History | None:
+    """What is known within the backward that is captured now."""
+    return _known.get()
+
+
+@contextmanager
+def known_history(tensors: Sequence[Any], answer: bool = False) -> Iterator[History]:
+    """Within the block a method may ask of these tensors whether autograd follows them; of others it gets an answer."""
+    made = History(tensors, answer)
+    token = _known.set(made)
+    try:
+        yield made
+    finally:
+        _known.reset(token)
+
+
+def text_of(gm: torch.fx.GraphModule) -> list[Any]:
+    """What a graph does, to be compared with another."""
+    names = {node: f"%{i}" for i, node in enumerate(gm.graph.nodes)}
+    found = []
+    for node in gm.graph.nodes:
+        marks = sorted(key for key, mark in node.meta.items() if key.startswith("fusegrad_") and mark is True)
+        given = torch.fx.map_arg((node.args, node.kwargs), lambda n: names[n])
+        found.append((node.op, node.target, str(given), marks, _constant(gm, node)))
+    return found
+
+
+def _constant(gm: torch.fx.GraphModule, node: torch.fx.Node) -> Any:
+    """The content of a constant that was made during the trace."""
+    value = getattr(gm, str(node.target), None) if node.op == "get_attr" else None
+    if not isinstance(value, Tensor):
+        return value
+    return value.dtype, value.device, value.shape, str(value.tolist()) if value.numel() <= _MOST else id(value)
