@@ -466,7 +466,7 @@ class _Provenance(TorchFunctionMode):
         _refuse_generator((*args, *kwargs.values()))
         last = newest(graph)
         answer = _answer_about_history(func, args)
-        result = self._called(func, args, kwargs) if answer is None else answer
+        result: Any = self._called(func, args, kwargs) if answer is None else answer
         if func is torch.autograd.grad and not keeps_graph(*args, **kwargs):
             result = _without_history(result, graph, _weights(*args, **kwargs))
         if func == GET_GRAD and isinstance(result, torch.Tensor):

@@ -6,7 +6,7 @@ be the same one. `torch.zeros(shape, requires_grad=v.requires_grad)`, a constant
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -43,7 +43,7 @@ class History:
             return None
         tracer: Any = getattr(get_proxy_mode(), "tracer", None)
         slot = None if tracer is None else known_of(tracer, tensor)[0]
-        inputs = set() if slot is None else _inputs_of(slot.node, cut)
+        inputs = set() if slot is None else _inputs_of(slot.node, lambda n: n.meta.get(cut))
         if tracer is None or (slot is not None and not inputs):
             return None
         self.place = self.place or where
@@ -56,30 +56,46 @@ class History:
         if tracer is None or not isinstance(tensor, Tensor) or not (tensor.requires_grad and tensor.is_leaf):
             return
         slot = known_of(tracer, tensor)[0]
-        if slot is not None and slot.node.op != "placeholder":
+        if slot is not None and slot.node.op != "placeholder" and _is_made(slot.node):
             self.own.add(slot.node)
 
     def shows(self, gm: torch.fx.GraphModule) -> bool:
         """Whether some result has a history for the sake of such a constant alone."""
         (output,) = gm.graph.find_nodes(op="output")
         own = {node.name for node in self.own}
-        joined = (r for r in output.all_input_nodes if own & {n.name for n in _behind(r)})
-        return any(not self.about <= _inputs_of(r) for r in joined)
+        joined = (r for r in output.all_input_nodes if own & {n.name for n in _behind(r, _never)})
+        return any(not self.about <= _inputs_of(r, lambda n: n.name in own or _cuts(n)) for r in joined)
 
 
-def _behind(node: torch.fx.Node, cut: str | None = None) -> set[torch.fx.Node]:
+def _behind(node: torch.fx.Node, ends: Callable[[torch.fx.Node], Any]) -> set[torch.fx.Node]:
     waiting, seen = [node], set[torch.fx.Node]()
     while waiting:
         found = waiting.pop()
-        if found not in seen and not (cut is not None and found.meta.get(cut)):
+        if found not in seen and not ends(found):
             seen.add(found)
             waiting += [n for n in found.all_input_nodes if isinstance(n.meta.get("val"), Tensor)]
     return seen
 
 
-def _inputs_of(node: torch.fx.Node, cut: str | None = None) -> set[str]:
-    """The names of the inputs that it depends on, detached ones apart."""
-    return {n.name for n in _behind(node, cut) if n.op == "placeholder"}
+def _never(node: torch.fx.Node) -> bool:
+    return False
+
+
+def _is_made(node: torch.fx.Node) -> bool:
+    """Whether a value depends on no input by a way that a history could take."""
+    return not _inputs_of(node, _cuts)
+
+
+def _cuts(node: torch.fx.Node) -> bool:
+    """Whether no history goes through an operation: its result is no float, or is made with the shape alone."""
+    value, name = node.meta.get("val"), str(node.target)
+    is_float = isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+    return not is_float or "_like" in name or "new_" in name
+
+
+def _inputs_of(node: torch.fx.Node, ends: Callable[[torch.fx.Node], Any]) -> set[str]:
+    """The names of the inputs that it depends on, by ways that do not end before."""
+    return {n.name for n in _behind(node, ends) if n.op == "placeholder"}
 
 
 _known: ContextVar[History | None] = ContextVar("fusegrad_known_history", default=None)

@@ -290,7 +290,7 @@ def twice(cls):
         found += list(torch.autograd.grad(out, (x, w), torch.ones_like(out), retain_graph=True))
         g = torch.full_like(out, 2.0).requires_grad_(follows)
         first = torch.autograd.grad(out, (x, w), g, create_graph=True)
-        X
+        found += [*(t.detach() for t in first), [t.requires_grad for t in first]]
         total = sum(t.sin().sum() for t in first)
         wanted = (x, w, g) if follows else (x, w)
         if total.requires_grad:
@@ -305,4 +305,4 @@ def test_constants_that_join_the_history_of_a_gradient(backend):
 
 @pytest.mark.parametrize("cls", [ShowsTheAnswer, AnswersDiffer])
 def test_answers_about_history_that_show(cls):
-    same(cls, twice, opaque=("backward",) if cls is AnswersDiffer else (), may=("torch.func",))
+    same(cls, twice, opaque=("backward",), may=("torch.func",))
