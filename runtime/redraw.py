@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import takewhile
 from typing import Any
 
 import torch
 from torch.fx import Node
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-from ..tracer.capture import Trace
+from ..tracer.capture import CaptureError, Trace
 
 Generators = Sequence[tuple[torch.device, torch.Tensor]]
 """The states of torch's generators, by device."""
@@ -38,13 +41,47 @@ def generators(values: Iterable[Any]) -> Generators:
 
 @contextmanager
 def drawing_from(states: Generators | None) -> Iterator[None]:
-    """Within the block the numbers of that time are drawn again; afterwards the generators are as they were."""
+    """Within the block the numbers of that time are drawn again; afterwards the generators are as they were.
+
+    `anew` ends that before the end of the block.
+    """
     now = [(d, _module(d).get_rng_state(*_numbered(d))) for d, _ in states or ()]
+    outer, _again.now = getattr(_again, "now", None), now
     _set(states or ())
     try:
         yield
     finally:
-        _set(now)
+        anew()
+        _again.now = outer
+
+
+_again = threading.local()  # `now`: the generators as they were before numbers were drawn again
+
+
+def anew() -> None:
+    """What follows draws numbers of its own: a derivative may call what draws, and that is no repetition."""
+    _set(getattr(_again, "now", None) or ())
+    _again.now = None
+
+
+def require_no_draw_after(node: Node | None) -> None:
+    """Raises CaptureError where a derivative, traced since then, draws: its graph would draw again what was drawn."""
+    graph = _recorded_graph()
+    later = [] if graph is None else takewhile(lambda n: n is not node, reversed(graph.nodes))
+    if (drawing := first_draw(later)) is not None:
+        _, where, _ = drawing.meta.get("fusegrad_origin") or (None, "unknown", None)
+        raise CaptureError(reason=f"it draws random numbers (`{drawing.target}`) in a derivative", where=where)
+
+
+def last_node() -> Node | None:
+    """Of the graph that is being recorded."""
+    graph = _recorded_graph()
+    return None if graph is None else next(iter(reversed(graph.nodes)), None)
+
+
+def _recorded_graph() -> Any:
+    mode = get_proxy_mode()
+    return None if mode is None else mode.tracer.graph
 
 
 def _set(states: Generators) -> None:

@@ -46,7 +46,7 @@ from .lanes import BACKENDS, Layout, Lowered, is_written_out, lowered, over_lane
 from .partial import warn_once
 from .per_lane import give_memory_its_axis, in_lanes, room_for
 from .plan import BoundSizes, Executable
-from .redraw import Generators, drawing_from, draws, generators
+from .redraw import Generators, anew, drawing_from, draws, generators, last_node, require_no_draw_after
 from .specialization import Specialization, gradient_kind, in_a_class, require_allowed
 from .stats import count
 
@@ -274,7 +274,7 @@ class Unit:
             key,
             lambda: Unit(
                 f"{self.name}_vjp",
-                lambda *a: vjp_of(self.body, a[:inputs], a[inputs:], needed, _is_followed()),
+                lambda *a: vjp_of(self.body, a[:inputs], a[inputs:], needed, _is_followed(), self.draws),
                 self.backend,
                 self.reads,
             ),
@@ -617,11 +617,16 @@ def forward_alone(cls: Any, needs: tuple[int, ...]) -> Callable[..., Any]:
 
 
 def vjp_of(
-    body: Body, inputs: Sequence[Any], cotangents: Sequence[Any], needed: Needed = None, again: bool = True
+    body: Body,
+    inputs: Sequence[Any],
+    cotangents: Sequence[Any],
+    needed: Needed = None,
+    again: bool = True,
+    repeats: bool = False,
 ) -> list[Any]:
     """Gradients of `body` at `inputs`, through eager's own autograd, which watches only what needs one.
 
-    again: they are to be differentiated, too.
+    again: they are to be differentiated, too. repeats: `body` draws what another run drew; its derivative does not.
     """
     if transforms_active():  # a forward mode that is captured: no tensor within it may be made to require grad
         return _vjp_within(body, inputs, cotangents, needed)
@@ -630,6 +635,9 @@ def vjp_of(
         leaves = [tracked_alias(x) if a else x for a, x in zip(asked, inputs, strict=True)]
         with without_anomaly_mode():  # torch keeps for good what it tells as the parent of a node that makes a NaN
             outputs = body(*leaves)
+        if not is_capturing():
+            anew()
+        last = last_node() if repeats and is_capturing() else None
         pairs = [(o, c) for o, c in zip(outputs, cotangents, strict=True) if is_tracked(o) and c is not None]
         wanted = [leaf for a, leaf in zip(asked, leaves, strict=True) if a]
         found: Sequence[Any] = [None] * len(wanted)
@@ -637,6 +645,8 @@ def vjp_of(
             found = torch.autograd.grad(
                 [p[0] for p in pairs], wanted, [p[1] for p in pairs], allow_unused=True, create_graph=again
             )
+        if last is not None:
+            require_no_draw_after(last)
     supply = iter(found)
     return [next(supply) if a else None for a in asked]
 

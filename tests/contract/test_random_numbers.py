@@ -160,3 +160,45 @@ def test_no_generator_is_torchs(backend: str) -> None:
         assert all(map(torch.equal, *told))
     records = fast._fusegrad.records
     assert [records[m].status for m in ("forward", "backward")] == ["compiled"] * 2 and not fast._fusegrad.opaque_calls
+
+
+class Noised(Function):
+    """Its gradient has noise, drawn at every backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return g * torch.rand_like(g)
+
+
+class NoisedTwice(Function):
+    """The derivative of its backward draws, whether backward itself does or not."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, draws: bool) -> Tensor:
+        ctx.draws = draws
+        return x * 3
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return Noised.apply(g) * (torch.rand_like(g) if ctx.draws else 2), None
+
+
+@pytest.mark.parametrize("draws", [False, True])
+@pytest.mark.parametrize("backend", ["reference", "interpret"])
+def test_a_derivative_that_draws_draws_anew(backend: str, draws: bool) -> None:
+    told = []
+    for cls in (NoisedTwice, fusegrad.compile(NoisedTwice, backend=backend)):
+        torch.manual_seed(1)
+        x, g = torch.ones(4, requires_grad=True), torch.ones(4, requires_grad=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", fusegrad.FallbackWarning)
+            (first,) = torch.autograd.grad(cls.apply(x, draws), x, g, create_graph=True)
+            values = [first.detach(), torch.rand(1)]
+            values += [torch.autograd.grad(first, g, torch.ones(4), retain_graph=True)[0] for _ in range(3)]
+        told.append([*values, torch.rand(1)])
+    assert all(map(torch.allclose, *told))
+    assert not torch.equal(told[1][2], told[1][3])
