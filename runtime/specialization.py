@@ -717,7 +717,12 @@ class Specialization:
         return None
 
     def as_autograd_takes(self, argument: int, gradient: Any, sizes: dict[sympy.Symbol, Any]) -> Any:
-        """One gradient reduced to its argument's shape and cast to its dtype, at the given sizes."""
+        """One gradient reduced to its argument's shape and cast to its dtype, at the given sizes.
+
+        Where none is needed it is dropped: autograd does not look at its shape either.
+        """
+        if self._unwanted(argument):
+            return None
         if not isinstance(gradient, Tensor) or argument not in self.slots:
             return gradient
         fake = self.forward.fakes[self.slots.index(argument)]
@@ -963,7 +968,7 @@ class Specialization:
 
         def users(given: Sequence[Any]) -> Sequence[Any]:
             results = self.users_backward(given[:r], at, given[r:])
-            return [None if self._unwanted(i) else self.as_autograd_takes(i, g, at) for i, g in enumerate(results)]
+            return [self.as_autograd_takes(i, g, at) for i, g in enumerate(results)]
 
         def mine(given: Sequence[Any]) -> Sequence[Any]:
             symbols = [at[s] for s in self.backward_symbols]

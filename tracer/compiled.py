@@ -226,6 +226,16 @@ def call_of(function: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 
 def stray_node(gm: torch.fx.GraphModule) -> torch.fx.Node | None:
-    """The first operation that no line of Python called: compiled code did, which no scan of the source had found."""
+    """The first operation that no line of Python called: compiled code did, which no scan of the source had found.
+
+    What makes a tensor from none brings no backward: types are no functions for torch, `torch.Tensor([2.0])` say.
+    """
     calls = (n for n in gm.graph.nodes if isinstance(n.target, OpOverload) and isinstance(n.meta.get("val"), Tensor))
-    return next((n for n in calls if "fusegrad_origin" not in n.meta), None)
+    return next((n for n in calls if "fusegrad_origin" not in n.meta and not _is_made_from_nothing(n)), None)
+
+
+def _is_made_from_nothing(node: torch.fx.Node) -> bool:
+    """Whether an operation reads no tensor, but for the numbers that it copies to a new one."""
+    if node.target is torch.ops.aten.lift_fresh_copy.default:
+        return True
+    return not any(isinstance(n.meta.get("val"), Tensor) or n.op == "get_attr" for n in node.all_input_nodes)

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.autograd import Function
@@ -303,3 +304,42 @@ def test_questions_beside_opaque_calls(backend) -> None:
         x = data(seed, Mixed)
         for mine, theirs in zip(outcome(fast, x, 1.0), outcome(Mixed, x, 1.0), strict=True):
             assert torch.equal(mine, theirs) or (backend == "interpret" and torch.allclose(mine, theirs, 1e-5, 1e-5))
+
+
+# ------------------------------------------------------------------ types of tensors, which are no functions for torch
+SCALES = [0.5, 2.0]
+CONSTRUCTED: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "of a list": lambda x, k: x * torch.Tensor([3.0, k])[1],
+    "of a size": lambda x, k: x * torch.Tensor(x.size()).fill_(k),
+    "of sizes": lambda x, k: x * torch.FloatTensor(x.shape[0], 1).fill_(k),
+    "of the size": lambda x, k: x * torch.Tensor([x.shape[0]]),
+    "of integers": lambda x, k: x * x[torch.LongTensor([1, 0])].sum(),
+    "of an array": lambda x, k: x * torch.from_numpy(np.arange(x.shape[0], dtype=np.float32))[:, None],
+    "of a global": lambda x, k: x * torch.Tensor(SCALES)[1],
+}
+
+
+@pytest.mark.parametrize("how", CONSTRUCTED)
+def test_a_tensor_that_a_type_makes_is_a_constant_of_the_graph(how) -> None:
+    made = CONSTRUCTED[how]
+
+    class Scaled(Function):
+        @staticmethod
+        def forward(ctx, x, k):
+            ctx.save_for_backward(x)
+            ctx.k = k
+            return made(x, k).sin()
+
+        @staticmethod
+        def backward(ctx, g):
+            (x,) = ctx.saved_tensors
+            return g * made(x, ctx.k).cos(), None
+
+    fast = fusegrad.compile(Scaled, backend="reference")
+    for rows, k, scale in ((4, 2.0, 2.0), (6, 2.0, 2.0), (4, 3.0, 2.0), (4, 2.0, 5.0), (4, 2.0, 2.0)):
+        SCALES[1] = scale
+        x, g = torch.randn(rows, 5, requires_grad=True), torch.randn(rows, 5)
+        mine, theirs = (c.apply(x, k) for c in (fast, Scaled))
+        assert torch.equal(mine, theirs)
+        assert torch.equal(*(torch.autograd.grad(o, x, g)[0] for o in (mine, theirs)))
+    assert {r.status for m, r in fast._fusegrad.records.items() if m in ("forward", "backward")} == {"compiled"}

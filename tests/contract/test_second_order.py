@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from side_by_side import both, leaf, plain, same
@@ -412,3 +414,27 @@ def test_17_a_gradient_that_is_passed_on_is_itself(backend) -> None:
             assert first is g and other.requires_grad
             (second,) = torch.autograd.grad((first * other).sum(), g)
             assert torch.equal(second, torch.full((3,), 4.0))
+
+
+class WeighsLabels(Function):
+    """Its backward returns something for the labels too, which require no gradient, and of another shape."""
+
+    @staticmethod
+    def forward(ctx, x, labels):
+        ctx.save_for_backward(x, labels)
+        return (x * labels).sum(-1)
+
+    @staticmethod
+    def backward(ctx, g):
+        x, labels = ctx.saved_tensors
+        return g * x * labels.sum(), (g * x).unsqueeze(-1)
+
+
+@pytest.mark.parametrize("backend", ["reference", "interpret"])
+def test_16_a_gradient_that_nobody_needs_has_any_shape(backend) -> None:
+    def story(cls: Any) -> Any:
+        x, w = leaf(), leaf(seed=1)
+        (g,) = torch.autograd.grad(cls.apply(x, torch.tensor([2, 0, 1, 3])), x, w, create_graph=True)
+        return g.detach(), torch.autograd.grad(g, [x, w])
+
+    same(WeighsLabels, story, backend)
