@@ -76,6 +76,10 @@ def test_a_long_graph_counts_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
         assert told(long, float(at), 30) == told(Repeated, float(at), 30)
     assert captured(short) == 6
     assert captured(long) == 1
+    for _ in range(4):  # another dtype, in which it is called often
+        x = torch.rand(3, dtype=torch.float64)
+        assert torch.equal(long.apply(x, 2.0, 30), Repeated.apply(x, 2.0, 30))
+    assert captured(long) == 2
 
 
 @pytest.mark.filterwarnings("ignore::fusegrad.FallbackWarning")
