@@ -557,7 +557,7 @@ class Compiler:
         """What fits arguments with a key that no call had. anew: what the methods read may be more than it was."""
         with capture_lock, each_closure_once():
             facts = self.facts(args)
-            if patient and facts not in self.known and not self.budget.allows(facts):
+            if patient and facts not in self.known and not self.budget.allows(facts, args):
                 raise Later
             if facts not in self.known and anew:
                 self._scan()
@@ -596,7 +596,7 @@ class Compiler:
         if isinstance(found, CaptureError):
             raise NotCaptured(Attempt(found, key, facts))
         self.known.setdefault(facts, []).append(found)
-        self.budget.spend(facts, len(found.forward.trace.graph_module.graph.nodes))
+        self.budget.spend(facts, found.forward.trace)
         self.records.setdefault("forward", Record("compiled"))
         logs.captured(self, facts, found)
         return found
@@ -620,8 +620,9 @@ class Compiler:
 
     def capture_split(self, args: Sequence[Any], tape: Tape) -> Specialization:
         """A specialisation with opaque nodes, whose results are on the tape; chosen first from now on."""
-        specialization = self._capture(args, tape)
-        self.known.setdefault(self.facts(args), []).insert(0, specialization)
+        specialization, facts = self._capture(args, tape), self.facts(args)
+        self.known.setdefault(facts, []).insert(0, specialization)
+        self.budget.spend(facts, specialization.forward.trace)
         self.records.setdefault("forward", Record("compiled"))
         self.prefer(specialization, args)
         return specialization

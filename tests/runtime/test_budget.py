@@ -115,3 +115,36 @@ def test_under_a_transform_a_capture_does_not_wait() -> None:
     for at in range(5):
         assert torch.func.grad(lambda x, by=float(at): fast.apply(x, by).sum())(x).tolist() == [2.0 * at] * 3
     assert captured(fast) == 5
+
+
+class Applied(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, f: Any) -> Tensor:
+        ctx.save_for_backward(x)
+        return f(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        return grad * 3, None
+
+
+class AppliedToData(Applied):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, f: Any) -> Tensor:
+        ctx.save_for_backward(x)
+        return f(x) * 2 if x.sum() > 0 else f(x)
+
+
+def _multiplication(by: list[int]) -> Any:
+    return lambda x: x * by[0]
+
+
+@pytest.mark.filterwarnings("ignore::fusegrad.FallbackWarning")
+@pytest.mark.parametrize("cls", [Applied, AppliedToData])
+def test_a_closure_that_is_new_at_every_call_is_captured_a_few_times(cls: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "AT_ONCE", 100)
+    fast: Any = fusegrad.compile(cls)
+    for at in range(8):
+        times: Any = _multiplication([at])
+        assert told(fast, times) == told(cls, times)
+    assert captured(fast) == budget.CLOSURES

@@ -74,6 +74,11 @@ EACH = ("--timeout=120",)
 
 SUITES = (
     Suite("linear_operator", ("test/functions", "test/utils"), distribution="linear_operator"),
+    Suite(
+        "linear_operator, three operators",
+        tuple(f"test/operators/test_{name}_linear_operator.py" for name in ("dense", "toeplitz", "kronecker_product")),
+        distribution="linear_operator",
+    ),
     Suite("gpytorch", ("test/functions", "test/kernels/test_rbf_kernel.py"), distribution="gpytorch"),
     Suite("entmax", ("test_losses.py", "test_mask.py", "test_root_finding.py", "test_topk.py"), inside="entmax"),
     Suite("e3nn", ("tests/math",), distribution="e3nn"),
