@@ -20,7 +20,7 @@ Tensor = torch.Tensor
 WORDS = (
     "normal", "positive", "uniform", "probabilities", "signs", "integers", "numbers", "mask", "definite", "symmetric",
     "orthogonal", "complex_normal", "fixed", "inner", "sparse", "name", "call", "linear", "with_parameters", "group",
-    "namespace", "size",
+    "alone", "namespace", "size",
 )  # fmt: skip
 """The methods of `Maker` that a row may name."""
 
@@ -121,6 +121,11 @@ class Maker:
     def group(self) -> Any:
         """A process group of this process alone."""
         return _group()
+
+    def alone(self, tensor: Tensor) -> Tensor:
+        """The tensor, in a process that is a group of its own: for what asks whether there is one."""
+        _group()
+        return tensor
 
 
 @functools.cache

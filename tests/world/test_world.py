@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import suites
 import torch
+import tried
 import world
 import world_page
 from comparison import Verdict, judged
@@ -351,3 +352,11 @@ def test_the_page_names_every_difference() -> None:
         "- madeup: 1 modules: ModuleNotFoundError: no",
     ):
         assert line in text.splitlines()
+
+
+def test_a_class_that_was_tried_is_found_by_the_end_of_its_path():
+    one, other = tried.tried("a/b\tsrc/madeup/kernels.py\tTwice\n# text\na/c\tkernels/twice.py\tTwice")
+    assert tried.named(one, ["other.kernels:Twice", "madeup.kernels:Outer.Twice"]) == "madeup.kernels:Outer.Twice"
+    assert tried.named(other, ["madeup.kernels:Twice"]) is None and one.is_called("kernels", "Twice")
+    assert tried.found_in({"madeup": {"classes": [["madeup.kernels", "Twice"]]}}) == ["madeup.kernels:Twice"]
+    assert len(tried.tried()) > 400

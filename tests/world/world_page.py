@@ -9,6 +9,7 @@ from typing import Any
 import comparison
 from packages import DIFFERS
 from surroundings import ROOT
+from tried import Tried, found_in, named, tried
 
 PAGE = ROOT / "docs" / "world.md"
 Told = dict[str, Any]
@@ -24,11 +25,16 @@ float64; dtypes, shapes, strides, flags and errors everywhere. What eager refuse
 single calls of the class. Then the packages' own tests run under `--fusegrad=auto` beside a plain run.
 
 This page is written from `benchmarks/results/world.json` by `make world`.
+Rows whose methods were captured whole by an earlier run were not driven again by the last one.
 """
 
 
 WORDS = """`same`: as eager. `rounds`: other bits, no further from float64 than twice eager's error. `raises`: both do.
 `derives`: eager refuses, and the result is that of single calls. `refuses`: both raise, by different names."""
+
+
+TRIED = """`tests/world/tried.txt` names classes of public repositories that were tried once by hand. Most of the
+repositories are no packages."""
 
 
 # ------------------------------------------------------------------ what became of a class
@@ -148,6 +154,25 @@ def refused(told: Told) -> list[str]:
             if word == "refuses"] or ["none."]  # fmt: skip
 
 
+def by_hand(told: Told, classes: list[Tried]) -> list[str]:
+    """Of classes that were tried before there was a table: what the table reaches, and what became of it."""
+    facts, installed = driven(told), found_in(told["surveys"])
+    names = [named(one, facts) for one in classes]
+    reached = [name for name in names if name is not None]
+    captures = Counter(capture_of(best(facts[name])) for name in reached)
+    whole = captures[WHOLE] + captures[SPLIT]
+    missing = [one for one, name in zip(classes, names, strict=True) if name is None]
+    here = [one for one in missing if named(one, installed) is not None]
+    lines = ["| | classes |", "|---|---|", f"| tried | {len(classes)} |", f"| reached by the table | {len(reached)} |"]
+    lines += [f"| {word} | {captures[word]} |" for word in (WHOLE, SPLIT, PART, WRITTEN)]
+    lines += [f"| in a package that is installed, not driven | {len(here)} |"]
+    lines += [f"| in no package that is installed | {len(missing) - len(here)} |", ""]
+    share = f"{100 * whole / len(reached):.0f} %" if reached else "none"
+    lines += [f"Captured or split: {share} of those that are reached. Of the others nothing is known since.", ""]
+    left = sorted({n for n in reached if capture_of(best(facts[n])) in (PART, WRITTEN)})
+    return lines + [f"- `{name}`: {capture_of(best(facts[name]))}" for name in left]
+
+
 def not_driven(told: Told) -> list[str]:
     facts = sorted(told["classes"].items())
     return [f"- `{name}`: {escaped(fact['absent'])}" for name, fact in facts if "absent" in fact] or ["none."]
@@ -201,6 +226,7 @@ def page(told: Told, unavailable: Mapping[str, str]) -> str:
         ["## Packages", "", *by_package(told)],
         ["## Scenes", "", WORDS, "", *by_scene(told)],
         ["## As written", "", *written(told)],
+        ["## Classes that were tried before", "", TRIED, "", *by_hand(told, tried())],
         ["## Differences", "", *differences(told)],
         ["## Refused by another name", "", *refused(told)],
         ["## Suites", "", *suites(told)],
