@@ -500,11 +500,11 @@ class Specialization:
 
     def adopt(self, cls: type, reads: Reads) -> None:
         """Another backward in the place of the one that could not be captured; what it reads, and does besides."""
-        self.cls, self.reads, self.backward_failed = cls, reads, False
+        self.cls, self.reads, self.backward_failed = cls, reads.with_arguments(self.arguments), False
         self.entries.clear()
         for unit in self.nodes.values():
             if hasattr(unit, "reads"):
-                unit.reads = reads
+                unit.reads = self.reads
 
     @property
     def serves_backward(self) -> bool:

@@ -342,7 +342,7 @@ class Session:
         cache, before = torch.is_autocast_cache_enabled(), reads.facts() if reads is not None else ()
         callees = list(reads.callees.values()) if reads is not None else []
         leaves, unmarked = OwnLeaves(fakes), Unmarked(fakes)
-        calls = Calls(self, tape, leaves)
+        calls = Calls(self, tape, leaves, [] if reads is None else [g() for g in reads.generators])
 
         def seen(*given: Any) -> Any:
             recorder.begin()
@@ -630,8 +630,9 @@ class Calls:
     Only with grad mode off: where autograd records (derivatives), it records the nested Function's own backward.
     """
 
-    def __init__(self, session: Session, tape: Tape | None, leaves: OwnLeaves) -> None:
+    def __init__(self, session: Session, tape: Tape | None, leaves: OwnLeaves, generators: Sequence[Any]) -> None:
         self.session, self.tape, self.leaves = session, tape, leaves
+        self.generators = generators  # that a segment may be given: arguments
         self.nodes: list[OpaqueNode] = []
         self.depth = 0  # within a nested body that runs on fakes
         self.inlined = 0  # within a nested body that is traced itself
@@ -741,7 +742,9 @@ class Calls:
 
     def _opaque_node(self, what: Any, apply: Any, args: Any, kwargs: Any, taped: Taped | None, why: Why) -> Any:
         where = _here()
-        odd = (self.leaves.tracked(tensors_in(args)) or _no_constant(args)) if isinstance(what, Segment) else None
+        odd = None
+        if isinstance(what, Segment):
+            odd = self.leaves.tracked(tensors_in(args)) or _no_constant(args, self.generators)
         if odd is not None:
             reason = f"{reason_of_caller(what, why)}, given a {odd}"
             raise CaptureError(reason=reason, where=where).of(what)
@@ -798,10 +801,10 @@ def _with_its_copies(cls: type, args: Any, kwargs: Any) -> Any:
     return result
 
 
-def _no_constant(args: Any) -> str | None:
-    """The type of what a node cannot be given: each call has one of its own."""
+def _no_constant(args: Any, generators: Sequence[Any]) -> str | None:
+    """The type of what a node cannot be given: each call has one of its own. generators: those that each call has."""
     lasting = (*TRACED, *SCALARS, type, types.ModuleType, types.BuiltinFunctionType, torch.nn.Module, enum.Enum, Handle)
-    odd = (v for v in pytree.tree_leaves(args) if not isinstance(v, lasting))
+    odd = (v for v in pytree.tree_leaves(args) if not (isinstance(v, lasting) or any(v is g for g in generators)))
     found = (v for v in odd if not (isinstance(v, types.FunctionType) or is_a_value(v)) or holds_fakes(v))
     return next((type(v).__qualname__ for v in found), None)
 

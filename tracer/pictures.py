@@ -507,11 +507,15 @@ _SEEN = (*SCALARS, torch.Tensor, Hole, type, types.BuiltinFunctionType, types.El
 
 
 def unfit(value: Any, depth: int = DEPTH) -> str | None:
-    """Why a value's state cannot be seen, so that a capture could serve a call that it does not fit."""
+    """Why a value's state cannot be seen, so that a capture could serve a call that it does not fit.
+
+    That of torch.Generators no graph has: what draws from them, or asks for it, runs as written.
+    """
     waiting, seen = [(value, depth)], set[int]()
     while waiting:
         found, left = waiting.pop(0)
-        if is_a(found, _SEEN) or id(found) in seen or type(found).__module__.split(".")[0] == "fusegrad":
+        ours = type(found).__module__.split(".")[0] == "fusegrad"
+        if ours or is_a(found, (*_SEEN, torch.Generator)) or id(found) in seen:
             continue
         seen.add(id(found))
         if len(seen) > MOST:
@@ -524,6 +528,8 @@ def unfit(value: Any, depth: int = DEPTH) -> str | None:
 
 def has_hidden_state(value: Any) -> bool:
     """Whether an object changes in a way that its content does not show: a generator, an iterator, a lock."""
+    if is_a(value, torch.Generator):
+        return True
     return not is_a(value, torch.nn.Module) and not _is_array(value) and unfit(value) is not None
 
 

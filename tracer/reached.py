@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+
 from .attributes import is_a, is_tensor
 from .packages import is_unknown
 from .reads import Effect, draws_of
@@ -122,8 +124,9 @@ class Watch:
 
 
 def _is_one(effect: Effect, frame: types.FrameType) -> bool:
-    """Whether what the effect is about is a tensor, where it has to be."""
-    return effect.subject is None or is_tensor(frame.f_locals.get(effect.subject))
+    """Whether what the effect is about is what it has to be."""
+    about = frame.f_locals.get(effect.subject) if effect.subject is not None else None
+    return effect.subject is None or is_tensor(about) or is_a(about, torch.Generator)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -73,6 +73,11 @@ NOT_IN_A_GRAPH = {"storage_offset", "_version", "_base", "is_leaf", "grad_fn", "
 LAYOUT = {
     "is_contiguous", "stride", "as_strided", "dim_order", "is_non_overlapping_and_dense", "storage", "untyped_storage",
 }  # fmt: skip
+_STATE = "it asks for the state of a torch.Generator, or sets it"
+OF_GENERATORS = {
+    "manual_seed", "seed", "initial_seed", "get_state", "set_state", "get_offset", "set_offset", "clone_state",
+    "graphsafe_get_state", "graphsafe_set_state",
+}  # fmt: skip
 HOOKS = {"register_hook", "register_post_accumulate_grad_hook", "retain_grad"}
 
 
@@ -80,7 +85,7 @@ class Effect(NamedTuple):
     """Something that a captured graph would lose: the reason, `file:line`, the instruction with which it begins.
 
     certain: it happens whenever the method is called; else it is one where a capture reaches it (tracer/reached.py).
-    subject: the local name of what has to be a tensor, so that it is one.
+    subject: the local name of what has to be a tensor (or a torch.Generator), so that it is one.
     """
 
     reason: str
@@ -162,6 +167,7 @@ class Reads:
     is_whole: bool = True  # false where a scan ended before all was looked at
     looked_at: int = 0  # functions
     library: dict[int, tuple[Any, set[str]]] = field(default_factory=dict)  # names of modules and classes of libraries
+    generators: tuple[weakref.ref[torch.Generator], ...] = ()  # that are arguments: a call with others has another key
 
     def name(self, owner: Any, name: str) -> None:
         """A name of a library's is used."""
@@ -218,13 +224,16 @@ class Reads:
 
     def with_arguments(self, args: Sequence[Any]) -> Reads:
         """And the tensors in objects and modules among the arguments: by reference, as long as these live."""
-        found = {}
-        for number, value in enumerate(leaf for a in args for leaf in leaves(a)):
+        found, values = {}, [leaf for a in args for leaf in leaves(a)]
+        for number, value in enumerate(values):
             get = _lives(value) if is_plain_object(value) else None
             for name, inner in _tensors_inside(value, get, DEPTH) if get is not None else ():
                 path = f"argument {number}{name}"
                 found[path] = Read(path, "tensor", inner)
-        return dataclasses.replace(self, entries={**self.entries, **found}) if found else self
+        generators = tuple(weakref.ref(v) for v in values if isinstance(v, torch.Generator))
+        if not (found or generators):
+            return self
+        return dataclasses.replace(self, entries={**self.entries, **found}, generators=generators)
 
     def tensor_path(self, tensor: torch.Tensor) -> Read | None:
         """The read that yields this very tensor."""
@@ -751,9 +760,19 @@ def _effect(ran: Sequence[dis.Instruction], env: dict[str, Any]) -> str | tuple[
         return "it registers a hook on a tensor", about
     if instruction.opname in ATTRIBUTE and name in NOT_IN_A_GRAPH:
         return f"it reads `.{name}` of a tensor", about
+    if instruction.opname in ATTRIBUTE and name in OF_GENERATORS and (about is not None or _is_part_of_local(ran)):
+        return _STATE, about
     if instruction.opname == "LOAD_GLOBAL" and name in IMPURE_BUILTINS and name not in env and hasattr(builtins, name):
         return f"it calls `{name}`"
     return None
+
+
+def _is_part_of_local(ran: Sequence[dis.Instruction]) -> bool:
+    """Whether the last of `ran` is an attribute of an attribute of a local name: `ctx.rng.manual_seed`."""
+    before = ran[:-1]
+    while before and before[-1].opname in ATTRIBUTE:
+        before = before[:-1]
+    return len(ran) - len(before) > 1 and bool(before) and before[-1].opname.startswith("LOAD_FAST")
 
 
 def _outside_write(ran: Sequence[dis.Instruction], names: _Names) -> str | None:
@@ -896,6 +915,8 @@ class _Found(NamedTuple):
         changes = is_a(value, types.BuiltinMethodType) and value.__name__ in _CHANGES
         if changes and is_a(owner, _CONTAINERS):
             return f"it calls `{value.__name__}` of a {type(owner).__name__} from outside"
+        if is_a(owner, torch.Generator) and getattr(value, "__name__", "") in OF_GENERATORS:
+            return _STATE
         is_users = is_a(value, types.ModuleType) and not _is_library_module(value) and not is_foreign(value, homes)
         return f"it hands on the module `{instance_dict(value).get('__name__')}`" if is_users else None
 
