@@ -208,10 +208,14 @@ def _candidates(compiler: Compiler, first: Specialization, args: Sequence[Any]) 
 
 def _finished(compiler: Compiler, args: Sequence[Any], tape: Tape, met: OpaqueMet | None = None) -> Any:
     """The user's own method for this call, then a graph for what its opaque nodes returned."""
+    before = compiler.facts(opened(args))
     with recording(tape, skip=compiler.cls, operators=_of_operators(met)):
         result = compiler.users(*args)
     with contained(compiler, "forward", args), capture_lock, torch.no_grad():
         _learn(met)  # only now: what was wrong by itself has raised its own error
+        if compiler.facts(opened(args)) != before:
+            compiler.report_once("forward", CHANGES)
+            return result
         _add(compiler, opened(args), Tape(made=tape.made, data=tape.data))
     return result
 

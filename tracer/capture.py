@@ -330,11 +330,14 @@ class Session:
         from_source: every operation has to come from a line of Python; not so where a captured graph is batched.
         tape: the nested calls of a run of `fn` on real tensors; without one, an opaque call raises OpaqueMet.
         """
-        soiled = Soiled(reads)
+        soiled, trace = Soiled(reads), None
         try:
-            return self._traced(fn, fakes, reads, from_source, tape)
+            trace = self._traced(fn, fakes, reads, from_source, tape)
         finally:
-            soiled.clean()
+            changed = soiled.clean()
+        if changed is not None:
+            raise CaptureError(reason=f"it changes what it reaches by the {changed}", where="unknown")
+        return trace
 
     def _traced(
         self, fn: Callable[..., Any], fakes: Sequence[Any], reads: Reads | None, from_source: bool, tape: Tape | None

@@ -257,25 +257,26 @@ def _bytes_of(value: Any) -> int:
 
 
 def _is_array(value: Any) -> bool:
-    kind = type(value)
-    return kind.__name__ == "ndarray" and kind.__module__ == "numpy"
+    return is_a(value, Memory)
 
 
-class _Arrays(type):
+class _ByName(type):
     def __instancecheck__(cls, value: Any) -> bool:
-        return _is_array(value)
+        return issubclass(type(value), cls)
+
+
+class _Arrays(_ByName):
+    def __subclasscheck__(cls, kind: type) -> bool:
+        return kind.__name__ == "ndarray" and kind.__module__ == "numpy"
 
 
 class Memory(metaclass=_Arrays):
-    """isinstance(value, Memory): a numpy array, whether or not numpy is installed."""
+    """is_a(value, Memory): a numpy array, whether or not numpy is installed."""
 
 
-class _Handles(type):
+class _Handles(_ByName):
     def __subclasscheck__(cls, kind: type) -> bool:
         return kind.__name__ == "ProcessGroup" and kind.__module__.split(".")[0] == "torch"
-
-    def __instancecheck__(cls, value: Any) -> bool:
-        return issubclass(type(value), cls)
 
 
 class Handle(metaclass=_Handles):

@@ -51,7 +51,7 @@ from .pictures import (
     tensor_fact,
     too_much,
 )
-from .torch_state import DRAWN, answer_of, effect_of, impure
+from .torch_state import DRAWN, answer_of, effect_of, impure, moves
 
 IMPURE_BUILTINS = {
     "print",
@@ -204,14 +204,12 @@ class Reads:
         """Which paths are read, and how each is compared."""
         return tuple((path, read.kind) for path, read in self.entries.items())
 
-    def present(self) -> list[Any]:
-        """What is read, as it is now."""
-        found = []
-        for read in self.entries.values():
-            if read.kind in ("value", "identity"):
+    def present(self) -> Iterator[tuple[str, Any]]:
+        """What is read, by its path, as it is now, but for tensors."""
+        for path, read in self.entries.items():
+            if read.kind not in ("tensor", "names"):
                 with suppress(Exception):
-                    found.append(read.get())
-        return found
+                    yield path, read.get()
 
     def changed(self, before: tuple[Any, ...]) -> str | None:
         """The name of what is no longer as it was when `facts` said `before`."""
@@ -838,11 +836,10 @@ def _root(instruction: dis.Instruction, env: dict[str, Any], cells: dict[str, An
     name = instruction.argval
     if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
         where = f"in {env.get('__name__', '?')}@{id(env)}"
-        if name in env:
-            return _Root(f"global {name} {where}", lambda: env[name], partial(env.__setitem__, name), ("of", env, name))
-        if hasattr(builtins, name):
+        if name not in env and hasattr(builtins, name):
             get = lambda: env[name] if name in env else getattr(builtins, name)  # noqa: E731
             return _Root(f"builtin {name} {where}", get, partial(env.__setitem__, name), ("builtin", env, name))
+        return _Root(f"global {name} {where}", lambda: env[name], partial(env.__setitem__, name), ("of", env, name))
     if instruction.opname in ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF") and name in cells:
         cell = cells[name]
         put = partial(setattr, cell, "cell_contents")
@@ -853,7 +850,8 @@ def _root(instruction: dis.Instruction, env: dict[str, Any], cells: dict[str, An
 def _follow(root: _Root, rest: Sequence[dis.Instruction], search: _Search, place: _Place) -> int:
     """Follow `a.b.c` as long as attributes are loaded, then record what stands at the end; how many were loaded."""
     reads, value = search.reads, root.value()
-    if value is ABSENT:
+    if value is ABSENT:  # somebody may put it there
+        reads.entries.setdefault(root.path, Read(root.path, "identity", root.get, root.steps))
         return 0
     at, done = _Found(root.path, root.get, root.put, root.steps, value), 0
     if root.steps[:1] == ("builtin",):
@@ -917,6 +915,8 @@ class _Found(NamedTuple):
             return f"it calls `{value.__name__}` of a {type(owner).__name__} from outside"
         if is_a(owner, torch.Generator) and getattr(value, "__name__", "") in OF_GENERATORS:
             return _STATE
+        if (why := moves(value) or moves(owner)) is not None:
+            return why
         is_users = is_a(value, types.ModuleType) and not _is_library_module(value) and not is_foreign(value, homes)
         return f"it hands on the module `{instance_dict(value).get('__name__')}`" if is_users else None
 

@@ -1,80 +1,178 @@
-"""What a method fills while it is captured (a cache, a registry) keeps nothing of that capture: it is as it was before.
+"""What a method changes around it while it is captured is as it was before, and no graph serves it.
 
-Writes that the byte code shows end a capture before they happen. This is for the others: `table_of(device)[key] = w`.
+Changes that the byte code shows end a capture before they happen. This is for the others: `table_of(device)[key] = w`,
+a default argument that is a list, an object that counts its own calls. The method then runs as written, once.
 """
 
 from __future__ import annotations
 
 import collections
 import types
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 
-from .attributes import instance_dict, is_a
-from .held import holds_fakes
+from .attributes import has_instance_dict, instance_dict, is_a
+from .pictures import SCALARS, Memory, is_library
 from .reads import Reads
 
 MOST = 2_000
-"""Containers that are looked at, each with at most so many items."""
-DEPTH = 3
-_KINDS = frozenset({dict, list, set, collections.deque, collections.OrderedDict, collections.defaultdict})
-_NOT_LOOKED_INTO = (types.ModuleType, torch.nn.Module, torch.Tensor, types.FunctionType)
+"""Things that are looked at, each with at most so many items."""
+BYTES = 1 << 20
+DEPTH = 4
+_NOT_LOOKED_INTO = (types.ModuleType, torch.nn.Module, torch.Tensor)
+
+
+class _Kind(NamedTuple):
+    """How the content of something is read, and how it is put back."""
+
+    read: Callable[[Any], list[Any]]
+    put: Callable[[Any, list[Any]], None]
+
+
+def _put_dict(held: Any, content: list[Any]) -> None:
+    dict.clear(held)
+    dict.update(held, zip(content[::2], content[1::2], strict=True))
+    if is_a(held, collections.OrderedDict):
+        for key in content[::2]:
+            held.move_to_end(key)
+
+
+def _put_list(held: Any, content: list[Any]) -> None:
+    list.__setitem__(held, slice(None), content)
+
+
+def _put_set(held: Any, content: list[Any]) -> None:
+    set.clear(held)
+    set.update(held, content)
+
+
+def _put_deque(held: Any, content: list[Any]) -> None:
+    collections.deque.clear(held)
+    collections.deque.extend(held, content)
+
+
+def _put_bytes(held: Any, content: list[Any]) -> None:
+    held[:] = content[0]
+
+
+def _put_memory(held: Any, content: list[Any]) -> None:
+    held[...] = type(held)(held.shape, held.dtype, content[0])
+
+
+def _put_cell(held: Any, content: list[Any]) -> None:
+    held.cell_contents = content[0]
+
+
+def _put_class(held: Any, content: list[Any]) -> None:
+    before, now = dict(zip(content[::2], content[1::2], strict=True)), dict(vars(held))
+    for name in now.keys() - before.keys():
+        type.__delattr__(held, name)
+    for name, value in before.items():
+        if name not in now or now[name] is not value:
+            type.__setattr__(held, name, value)
+
+
+def _pairs(held: Any) -> list[Any]:
+    """Keys and values in their order."""
+    return [part for item in list(dict.items(held)) for part in item]
+
+
+_KINDS: tuple[tuple[Any, _Kind], ...] = (
+    (dict, _Kind(_pairs, _put_dict)),
+    (list, _Kind(lambda held: list.copy(held), _put_list)),
+    (set, _Kind(lambda held: list(set.copy(held)), _put_set)),
+    (collections.deque, _Kind(list, _put_deque)),
+    (bytearray, _Kind(lambda held: [bytes(held)], _put_bytes)),
+    (Memory, _Kind(lambda held: [held.tobytes()], _put_memory)),
+    (types.CellType, _Kind(lambda held: [held.cell_contents], _put_cell)),
+    (type, _Kind(lambda held: [part for item in list(vars(held).items()) for part in item], _put_class)),
+)
 
 
 class Soiled:
-    """The containers that a method can reach by what it reads, as they are now."""
+    """What a method can reach by what it reads, as it is now."""
 
     def __init__(self, reads: Reads | None) -> None:
-        found: dict[int, Any] = {}
-        for value in reads.present() if reads is not None else ():
-            for container in _containers(value, DEPTH):
-                if len(found) < MOST and len(container) <= MOST:
-                    found[id(container)] = container
-        self.before = [(c, _content(c)) for c in found.values()]
+        self.before: dict[int, tuple[str, Any, _Kind, list[Any]]] = {}
+        seen: set[int] = set()
+        for path, value in reads.present() if reads is not None else ():
+            for held in _held(value, DEPTH, seen):
+                if len(self.before) < MOST and id(held) not in self.before:
+                    self._keep(path, held)
 
-    def clean(self) -> None:
-        """Takes out what was put in and holds a fake tensor or a symbol."""
-        for container, before in self.before:
-            now = _content(container)
-            if len(now) != len(before) or any(a is not b for a, b in zip(now, before, strict=True)):
-                _cleaned(container, before, now)
+    def _keep(self, path: str, held: Any) -> None:
+        kind = next(kind for what, kind in _KINDS if is_a(held, what))
+        try:
+            content = kind.read(held)
+        except ValueError:  # an empty cell
+            return
+        if len(content) <= 2 * MOST:
+            self.before[id(held)] = (path, held, kind, content)
+
+    def clean(self) -> str | None:
+        """Puts everything back; the path to the first thing that had changed."""
+        changed = None
+        for path, held, kind, before in self.before.values():
+            now = kind.read(held)
+            if len(now) != len(before) or not all(map(_same, now, before)):
+                kind.put(held, before)
+                changed = changed or path
+        return changed
 
 
-def _containers(value: Any, depth: int) -> Iterator[Any]:
-    if type(value) in _KINDS:
-        yield value
-        inner = list(value.values()) if is_a(value, dict) else list(value)
-    elif is_a(value, type):
-        inner = [v for v in vars(value).values() if type(v) in _KINDS]
-    elif not is_a(value, _NOT_LOOKED_INTO) and type(own := instance_dict(value)) is dict:
-        inner = [own]
-    else:
+def _same(a: Any, b: Any) -> bool:
+    return a is b or (type(a) is type(b) and is_a(a, SCALARS) and a == b)
+
+
+def _held(value: Any, depth: int, seen: set[int]) -> Iterator[Any]:
+    """The things with a content within a value, itself first."""
+    if id(value) in seen or len(seen) > MOST or is_a(value, _NOT_LOOKED_INTO):
         return
-    if depth:
-        for part in inner[:MOST]:
-            yield from _containers(part, depth - 1)
+    seen.add(id(value))
+    if is_a(value, _WITH_CONTENT) and _can_be_kept(value):
+        yield value
+    for part in _parts(value)[:MOST] if depth else ():
+        yield from _held(part, depth - 1, seen)
 
 
-def _content(container: Any) -> list[Any]:
-    """Keys and values in their order."""
-    if isinstance(container, dict):
-        return [part for item in list(container.items()) for part in item]
-    return list(container)
+def _parts(value: Any) -> list[Any]:
+    parts = next((parts(value) for kind, parts in _PARTS if is_a(value, kind)), [])
+    own = has_instance_dict(type(value)) and not is_a(value, type)
+    return [*parts, instance_dict(value)] if own else parts
 
 
-def _cleaned(container: Any, before: list[Any], now: list[Any]) -> None:
-    if isinstance(container, dict):
-        known = {id(k): v for k, v in zip(before[::2], before[1::2], strict=True)}
-        items = [(k, known.get(id(k), v) if holds_fakes(v) else v) for k, v in zip(now[::2], now[1::2], strict=True)]
-        clean: Any = [(k, v) for k, v in items if not (holds_fakes(k) or holds_fakes(v))]
-        soiled = len(clean) < len(now) // 2 or any(v is not n for (_, v), n in zip(clean, now[1::2], strict=True))
-        put: Any = container.update
-    else:
-        clean = [v for v in now if not holds_fakes(v)]
-        soiled = len(clean) < len(now)
-        put = container.update if isinstance(container, set) else container.extend
-    if soiled:
-        container.clear()
-        put(clean)
+def _of_function(function: types.FunctionType) -> list[Any]:
+    """What it holds: defaults, and what it was made around."""
+    if is_library(function):
+        return []
+    cells = list(function.__closure__ or ())
+    inside = [cell.cell_contents for cell in cells if _is_full(cell)]
+    return [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), *cells, *inside]
+
+
+def _is_full(cell: types.CellType) -> bool:
+    try:
+        return bool((cell.cell_contents,))
+    except ValueError:
+        return False
+
+
+_WITH_CONTENT = tuple(kind for kind, _ in _KINDS)
+_PARTS: tuple[tuple[Any, Callable[[Any], list[Any]]], ...] = (
+    (types.MethodType, lambda v: [v.__func__, v.__self__]),
+    (types.BuiltinMethodType, lambda v: [v.__self__]),  # of a module's function that is the module
+    (types.FunctionType, _of_function),
+    (type, lambda v: [] if is_library(v) else list(vars(v).values())),
+    (dict, lambda v: list(dict.values(v))),
+    ((list, tuple, set, collections.deque), list),
+)
+
+
+def _can_be_kept(value: Any) -> bool:
+    if is_a(value, type):
+        return not is_library(value)
+    if is_a(value, Memory):
+        return bool(value.flags.writeable) and value.nbytes <= BYTES and not value.dtype.hasobject
+    return True

@@ -5,6 +5,8 @@ A function that is in neither table asks for nothing but its arguments.
 
 from __future__ import annotations
 
+import contextvars
+import threading
 import types
 from collections.abc import Callable
 from typing import Any
@@ -84,6 +86,19 @@ def impure(value: Any) -> str | None:
     else:
         name = module_of(value)
     return f"it uses the module `{name}`" if type(name) is str and _is_impure(name) else None
+
+
+def moves(value: Any) -> str | None:
+    """Why an object from outside is another at each use, and nothing shows it: an iterator, a file, a thread's own.
+
+    Iterators that are written in Python show what they hold.
+    """
+    kind = type(value)
+    told = is_a(value, (threading.local, contextvars.ContextVar))
+    steps = getattr(kind, "__next__", None)
+    if told or (steps is not None and not is_a(steps, types.FunctionType) and not is_a(value, type)):
+        return f"it uses a {kind.__name__} from outside, whose state no graph has"
+    return None
 
 
 def _is_impure(module: str) -> bool:
