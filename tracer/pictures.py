@@ -295,6 +295,7 @@ _PICTURES: tuple[tuple[Any, Callable[[Any, int], Any]], ...] = (
     (list | tuple, _rows),
     (dict, _table),
     (set | frozenset, _set),
+    (types.MappingProxyType, lambda v, depth: ("proxy", freeze(dict(v), depth - 1))),
     (types.FunctionType, _function),
     (types.MethodType, _method),
     (type, _class),

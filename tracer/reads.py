@@ -7,6 +7,7 @@ A scan calls nothing that it finds, and what it cannot follow is an effect, too.
 
 from __future__ import annotations
 
+import array
 import builtins
 import collections
 import dataclasses
@@ -596,6 +597,9 @@ def _read_itself(function: types.FunctionType, reads: Reads) -> None:
     """Its code and its defaults can be exchanged, too."""
     path = f"code of {function.__qualname__}@{id(function)}"
     reads.entries[path] = Read(path, "function", lambda: function, ("is", function))
+    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    place = _Place(function.__code__, function.__code__.co_firstlineno, instructions_of(function.__code__)[0].offset)
+    reads.effects += [place.effect(why) for value in defaults if (why := moves(value)) is not None]
     for name in ("__defaults__", "__kwdefaults__"):
         get = _attribute(lambda: function, name)
         for inner, fetch in _tensors_inside(get(), get, DEPTH):
@@ -917,6 +921,8 @@ class _Found(NamedTuple):
             return _STATE
         if (why := moves(value) or moves(owner)) is not None:
             return why
+        if _is_unseen_container(held := owner if is_a(value, types.MethodType | types.BuiltinMethodType) else value):
+            return f"it uses a {type(held).__name__} from outside, whose content is not compared"
         is_users = is_a(value, types.ModuleType) and not _is_library_module(value) and not is_foreign(value, homes)
         return f"it hands on the module `{instance_dict(value).get('__name__')}`" if is_users else None
 
@@ -1008,9 +1014,19 @@ def _record_value(
 
 def is_compared(value: Any) -> bool:
     """Whether a value from outside is compared by content at every call."""
-    kinds = (*SCALARS, list, tuple, dict, set, frozenset, collections.deque, functools.partial, bytearray)
+    kinds = (*SCALARS, list, tuple, dict, set, frozenset, collections.deque, functools.partial, *_MEMORY)
     is_users = is_a(value, type) and not is_library(value)
     return is_a(value, kinds) or isinstance(value, Memory) or is_plain_object(value) or is_users
+
+
+_MEMORY = (bytearray, array.array, types.MappingProxyType)
+
+
+def _is_unseen_container(value: Any) -> bool:
+    """Whether it holds what may be exchanged, and nothing shows that: a ChainMap, a WeakKeyDictionary, a memoryview."""
+    kind = type(value)
+    is_one = hasattr(kind, "__setitem__") or hasattr(kind, "discard")
+    return is_one and not (is_a(value, type) or is_tensor(value) or is_compared(value) or is_a(value, torch.nn.Module))
 
 
 def _shown(path: str) -> str:

@@ -6,7 +6,9 @@ a default argument that is a list, an object that counts its own calls. The meth
 
 from __future__ import annotations
 
+import array
 import collections
+import functools
 import types
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -21,7 +23,7 @@ MOST = 2_000
 """Things that are looked at, each with at most so many items."""
 BYTES = 1 << 20
 DEPTH = 4
-_NOT_LOOKED_INTO = (types.ModuleType, torch.nn.Module, torch.Tensor)
+_NOT_LOOKED_INTO = (types.ModuleType, torch.Tensor)
 
 
 class _Kind(NamedTuple):
@@ -57,6 +59,11 @@ def _put_bytes(held: Any, content: list[Any]) -> None:
     held[:] = content[0]
 
 
+def _put_array(held: Any, content: list[Any]) -> None:
+    del held[:]
+    held.frombytes(content[0])
+
+
 def _put_memory(held: Any, content: list[Any]) -> None:
     held[...] = type(held)(held.shape, held.dtype, content[0])
 
@@ -85,6 +92,7 @@ _KINDS: tuple[tuple[Any, _Kind], ...] = (
     (set, _Kind(lambda held: list(set.copy(held)), _put_set)),
     (collections.deque, _Kind(list, _put_deque)),
     (bytearray, _Kind(lambda held: [bytes(held)], _put_bytes)),
+    (array.array, _Kind(lambda held: [held.tobytes()], _put_array)),
     (Memory, _Kind(lambda held: [held.tobytes()], _put_memory)),
     (types.CellType, _Kind(lambda held: [held.cell_contents], _put_cell)),
     (type, _Kind(lambda held: [part for item in list(vars(held).items()) for part in item], _put_class)),
@@ -164,6 +172,8 @@ _PARTS: tuple[tuple[Any, Callable[[Any], list[Any]]], ...] = (
     (types.MethodType, lambda v: [v.__func__, v.__self__]),
     (types.BuiltinMethodType, lambda v: [v.__self__]),  # of a module's function that is the module
     (types.FunctionType, _of_function),
+    (functools.partial, lambda v: [v.func, *v.args, *v.keywords.values()]),
+    (types.MappingProxyType, lambda v: list(v.values())),
     (type, lambda v: [] if is_library(v) else list(vars(v).values())),
     (dict, lambda v: list(dict.values(v))),
     ((list, tuple, set, collections.deque), list),
