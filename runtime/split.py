@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from ..tracer.containers import opened
 from ..tracer.function import method_place
 from ..tracer.nested import recording
 from ..tracer.opaque import Mismatch, OpaqueNode, Run, Tape, reason_alone, remember, running, tensors_in, version
+from ..tracer.segments import Segment
 from .attributes import left_on
 from .effects import launching
 from .fallback import Fault, contained, is_fault, put_on_record
@@ -208,16 +209,22 @@ def _candidates(compiler: Compiler, first: Specialization, args: Sequence[Any]) 
 
 def _finished(compiler: Compiler, args: Sequence[Any], tape: Tape, met: OpaqueMet | None = None) -> Any:
     """The user's own method for this call, then a graph for what its opaque nodes returned."""
-    before = compiler.facts(opened(args))
+    before = compiler.reads_now().by_path()
     with recording(tape, skip=compiler.cls, operators=_of_operators(met)):
         result = compiler.users(*args)
     with contained(compiler, "forward", args), capture_lock, torch.no_grad():
         _learn(met)  # only now: what was wrong by itself has raised its own error
-        if compiler.facts(opened(args)) != before:
+        own_lines = any(isinstance(taped.what, Segment) for taped in tape.made)
+        if own_lines and _changed(before, compiler.reads_now().by_path()):
             compiler.report_once("forward", CHANGES)
             return result
         _add(compiler, opened(args), Tape(made=tape.made, data=tape.data))
     return result
+
+
+def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether something is read that is no longer as it was."""
+    return any(path in before and before[path] != fact for path, fact in now.items())
 
 
 def _learn(met: OpaqueMet | None) -> None:

@@ -212,6 +212,10 @@ class Reads:
                 with suppress(Exception):
                     yield path, read.get()
 
+    def by_path(self) -> dict[str, Any]:
+        """What `facts` says of each read."""
+        return dict(zip(self.entries, self.facts(), strict=True))
+
     def changed(self, before: tuple[Any, ...]) -> str | None:
         """The name of what is no longer as it was when `facts` said `before`."""
         paths = (p for p, old, now in zip(self.entries, before, self.facts(), strict=True) if old != now)

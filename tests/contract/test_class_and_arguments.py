@@ -704,10 +704,8 @@ def test_6_any_python_object_is_an_argument(kind) -> None:
                 value.manual_seed(3)
         return seen
 
-    same(Takes, story, opaque=["forward"] if kind in OPAQUE else ())
+    same(Takes, story)
 
-
-OPAQUE = {"generator"}  # objects whose state no key can hold
 
 CONTAINERS: dict[str, tuple[Any, Any]] = {
     "list": (lambda o: o[0], lambda t: [t, 1]),
