@@ -214,12 +214,16 @@ def _finished(compiler: Compiler, args: Sequence[Any], tape: Tape, met: OpaqueMe
         result = compiler.users(*args)
     with contained(compiler, "forward", args), capture_lock, torch.no_grad():
         _learn(met)  # only now: what was wrong by itself has raised its own error
-        own_lines = any(isinstance(taped.what, Segment) for taped in tape.made)
-        if own_lines and _changed(before, compiler.reads_now().by_path()):
+        if _has_own_lines(tape) and _changed(before, compiler.reads_now().by_path()):
             compiler.report_once("forward", CHANGES)
             return result
         _add(compiler, opened(args), Tape(made=tape.made, data=tape.data))
     return result
+
+
+def _has_own_lines(tape: Tape) -> bool:
+    """Whether lines of the method itself ran apart. What other opaque bodies change is read by them, as a rule."""
+    return any(isinstance(taped.what, Segment) for taped in tape.made)
 
 
 def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
@@ -330,7 +334,7 @@ def backward(
         results = spec.users_backward(residuals, sizes, gradients, left={} if ctx is None else left_on(ctx, spec))
     with contained(compiler, "backward", gradients):
         _learn(met)
-        if spec.outside() != before:
+        if _has_own_lines(tape) and spec.outside() != before:
             compiler.report_once("backward", CHANGES)
             return results
         again = Tape(made=tape.made, data=tape.data)
