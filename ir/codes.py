@@ -158,7 +158,8 @@ CODES = (
         "Return the value or put it on ctx; or declare is_traceable = False.",
         (r"it assigns the (global|nonlocal)", r"it assigns `\.(?!requires_grad|_dtype|_fwd)", r"it registers a hook",
          r"it changes `.*`, which is not its own",
-         r"it calls `\w+` of an? .* from outside", r"it changes the .*, which it also reads"),
+         r"it calls `\w+` of an? .* from outside", r"it changes the .*, which it also reads",
+         r"it changes what it reaches by", r"it changed what it reads from outside", r"its backward writes through"),
     ),
     Code(
         "FG022", "it writes to a tensor that is no argument",
@@ -199,9 +200,11 @@ CODES = (
     ),
     Code(
         "FG028", "it draws from a torch.Generator, whose state no graph has",
-        "A generator that a method makes or finds is another one, or in another state, at the next call.",
+        "A generator, an iterator, a file or a context variable is in another state at the next call.",
         "Draw outside and pass the numbers; or use fusegrad.random, whose draws belong to a seed that is a number.",
-        (r"it draws from a torch.Generator", r"it hands on an object of a script"),
+        (r"it draws from a torch.Generator", r"it asks for the state of a torch.Generator",
+         r"it uses an? \w+ from outside",
+         r"it hands on an object of a script"),
     ),
     Code(
         "FG029", "it communicates with other processes",
