@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..ir.codes import code_of
 from ..ir.errors import FusegradError
 from ..tracer.capture import CaptureError, DataMet, OpaqueMet, capture_lock
 from ..tracer.containers import opened
@@ -75,6 +76,11 @@ class OpaqueCall:
     def told(self) -> str:
         """The reason as it is told of a method."""
         return reason_alone(self.reason) if self.is_segment else f"it calls `{self.node}`, which {self.reason}"
+
+    @property
+    def code(self) -> str:
+        """The code of the reason why lines of the method run as written, to be looked up; of a nested call, nothing."""
+        return f" [{code_of(self.told)}]" if self.is_segment else ""
 
     @property
     def is_segment(self) -> bool:
@@ -292,7 +298,7 @@ def note(compiler: Compiler, call: OpaqueCall, declared: bool) -> None:
         from .function import FallbackWarning
 
         count("fallbacks")
-        warnings.warn(f"{compiler.cls.__name__}.{call}", FallbackWarning, stacklevel=2)
+        warnings.warn(f"{compiler.cls.__name__}.{call}{call.code}", FallbackWarning, stacklevel=2)
 
 
 def _differentiates_its_body(compiler: Compiler, args: Sequence[Any]) -> bool:

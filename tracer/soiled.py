@@ -147,8 +147,14 @@ def _held(value: Any, depth: int, seen: set[int]) -> Iterator[Any]:
 
 def _parts(value: Any) -> list[Any]:
     parts = next((parts(value) for kind, parts in _PARTS if is_a(value, kind)), [])
-    own = has_instance_dict(type(value)) and not is_a(value, type)
+    own = has_instance_dict(type(value)) and not is_a(value, type) and not _is_librarys_callable(value)
     return [*parts, instance_dict(value)] if own else parts
+
+
+def _is_librarys_callable(value: Any) -> bool:
+    """An operator or a kernel: what it notes down of itself (overloads found by name, builds) is the library's."""
+    own = is_library(type(value)) and not is_a(value, torch.nn.Module)
+    return own and callable(value)
 
 
 def _of_function(function: types.FunctionType) -> list[Any]:
