@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import gc
 import sys
 import threading
 import types
@@ -87,6 +88,8 @@ class Watch:
         self.spots: dict[int, dict[int, list[Effect]]] = {}
         self.add(effects)
         self.hit: Effect | None = None
+        # The interpreter borrows its reference to a trace function while it calls one: these have to outlive the call.
+        self.entered, self.stepped = self.enter, self.step
 
     def add(self, effects: Sequence[Effect]) -> None:
         """Look for these, too."""
@@ -99,10 +102,10 @@ class Watch:
     def begin(self) -> None:
         """From now on; also where a hit had ended it, in frames that are under way."""
         self.hit, frame = None, sys._getframe(1)
-        sys.settrace(self.enter)
+        sys.settrace(self.entered)
         while frame is not None:
             if id(frame.f_code) in self.spots:
-                frame.f_trace, frame.f_trace_opcodes = self.step, True
+                frame.f_trace, frame.f_trace_opcodes = self.stepped, True
             frame = frame.f_back  # type: ignore[assignment]
 
     def enter(self, frame: types.FrameType, event: str, argument: Any) -> Callable[..., Any] | None:
@@ -113,14 +116,24 @@ class Watch:
         if id(code) not in self.spots:
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        return self.step
+        return self.stepped
 
     def step(self, frame: types.FrameType, event: str, argument: Any) -> Callable[..., Any]:
         for effect in self.spots[id(frame.f_code)].get(frame.f_lasti, ()) if event == "opcode" else ():
-            if self.hit is None and _is_one(effect, frame):
+            if self.hit is None and _is_one(effect, frame) and not _is_between(frame):
                 self.hit = effect
                 raise Reached(effect)
-        return self.step
+        return self.stepped
+
+
+def _is_between(frame: types.FrameType | None) -> bool:
+    """Whether the garbage collector, or a finalizer, runs: anywhere, so that it is nothing that a method does."""
+    collecting = {id(code) for call in gc.callbacks if (code := _code_of(call)) is not None}
+    while frame is not None:
+        if id(frame.f_code) in collecting or frame.f_code.co_name == "__del__":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _is_one(effect: Effect, frame: types.FrameType) -> bool:

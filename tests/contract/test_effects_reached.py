@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import sys
 import warnings
@@ -245,6 +246,7 @@ def installed(tmp_path, monkeypatch):
         "    if how == 'clock':\n        return x * clock.perf_counter()\n"
         "    if how == 'uniform':\n        return x * uniform(1, 2)\n"
         "    CACHE[how] = how\n    return x * 2\n"
+        "def collecting(phase, info):\n    CACHE[phase] = clock.perf_counter(), random.random()\n"
         "def outer(x, how):\n    return inner(x, how)\n"
     )
     monkeypatch.syspath_prepend(str(folder.parent))
@@ -272,6 +274,30 @@ def test_what_another_package_draws_is_drawn_at_every_call(how, installed) -> No
         own = fusegrad.compile(type("Calls", (Calls,), {}))
         for _ in range(3):
             assert own.apply(x, "nothing").tolist() == [2.0] * 3
+
+
+def test_what_the_garbage_collector_calls_is_no_effect_of_a_method(installed) -> None:
+    """It runs in between, wherever an object is made: in a frame that is about to be traced, too."""
+
+    class Plain(Elementwise):
+        @staticmethod
+        def forward(ctx, x, how):
+            return installed.outer(x, how)
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * 2, None
+
+    fast, x, before = fusegrad.compile(Plain, fullgraph=True), torch.ones(3, requires_grad=True), gc.get_threshold()
+    gc.callbacks.append(installed.collecting)
+    gc.set_threshold(3)
+    try:
+        y = fast.apply(x, "nothing")
+        (g,) = torch.autograd.grad(y.sum(), x)
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.remove(installed.collecting)
+    assert y.tolist() == g.tolist() == [2.0] * 3 and set(installed.CACHE) >= {"start", "stop"}
 
 
 def told_at_the_end() -> None:
