@@ -596,7 +596,6 @@ class Compiler:
         if isinstance(found, CaptureError):
             raise NotCaptured(Attempt(found, key, facts))
         self.known.setdefault(facts, []).append(found)
-        self.budget.spend(facts, found.forward.trace)
         self.records.setdefault("forward", Record("compiled"))
         logs.captured(self, facts, found)
         return found
@@ -622,7 +621,6 @@ class Compiler:
         """A specialisation with opaque nodes, whose results are on the tape; chosen first from now on."""
         specialization, facts = self._capture(args, tape), self.facts(args)
         self.known.setdefault(facts, []).insert(0, specialization)
-        self.budget.spend(facts, specialization.forward.trace)
         self.records.setdefault("forward", Record("compiled"))
         self.prefer(specialization, args)
         return specialization
@@ -684,6 +682,7 @@ class Compiler:
         require_no_draws(specialization)
         self.compare(specialization, args, tape)
         specialization.executable(self.backend_for(args))
+        self.budget.spend(self.facts(args), specialization.forward.trace)
         return specialization
 
     def must_capture(self, role: str) -> bool:

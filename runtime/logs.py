@@ -158,6 +158,11 @@ def as_written(name: str, reason: str | None, where: str | None) -> None:
     trace.info("%s runs as written: %s (%s) [%s]", name, reason, where, code_of(reason))
 
 
+def split(call: str) -> None:
+    """Lines of a method, or a call in it, run as the user wrote them between compiled parts."""
+    trace.info("%s", call)
+
+
 def divided(graph: Graph, made: Generated) -> None:
     """A graph became groups and calls."""
     if not fusion.isEnabledFor(logging.INFO):

@@ -23,6 +23,7 @@ from ..tracer.function import method_place
 from ..tracer.nested import recording
 from ..tracer.opaque import Mismatch, OpaqueNode, Run, Tape, reason_alone, remember, running, tensors_in, version
 from ..tracer.segments import Segment
+from . import logs
 from .attributes import left_on
 from .effects import launching
 from .fallback import Fault, contained, is_fault, put_on_record
@@ -294,11 +295,13 @@ def note(compiler: Compiler, call: OpaqueCall, declared: bool) -> None:
     if call in compiler.opaque_calls:
         return
     compiler.opaque_calls.append(call)
+    told = f"{compiler.cls.__name__}.{call}{call.code}"
+    logs.split(told)
     if not declared:
         from .function import FallbackWarning
 
         count("fallbacks")
-        warnings.warn(f"{compiler.cls.__name__}.{call}{call.code}", FallbackWarning, stacklevel=2)
+        warnings.warn(told, FallbackWarning, stacklevel=2)
 
 
 def _differentiates_its_body(compiler: Compiler, args: Sequence[Any]) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from function_samples import Linear, RMSNorm, leaf, run
-from test_traceable import AssignsData
+from test_traceable import AssignsData, ObjectOnCtx
 
 import fusegrad
 from fusegrad.runtime import cache, logs, tune
@@ -112,8 +112,15 @@ def test_recompiles_say_what_differs(capsys) -> None:
 def test_what_runs_as_written_is_told(capsys) -> None:
     fusegrad.config.logs("trace")
     with pytest.warns(fusegrad.FallbackWarning):
+        fusegrad.compile(ObjectOnCtx).apply(leaf(3))
+    assert "ObjectOnCtx.forward runs as written: `ctx.kept` is a Kept with tensors" in of("trace", told(capsys))
+
+
+def test_lines_that_run_as_written_are_told(capsys) -> None:
+    fusegrad.config.logs("trace")
+    with pytest.warns(fusegrad.FallbackWarning):
         fusegrad.compile(AssignsData).apply(leaf(3))
-    assert "AssignsData.forward runs as written: it assigns `.data`" in of("trace", told(capsys))
+    assert "AssignsData.forward is split: it assigns `.data`" in of("trace", told(capsys))
 
 
 def test_the_cache(capsys, tmp_path, monkeypatch) -> None:

@@ -221,7 +221,7 @@ OPAQUE = {
 }
 
 
-SEGMENTED = (Numpy, Item, Branch, Formats, Clock, Address, ToList, Offset)
+SEGMENTED = (Numpy, Item, Branch, AssignsData, Formats, Clock, Address, ToList, Offset)
 """Those whose statements run as written between compiled segments."""
 
 
