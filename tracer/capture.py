@@ -776,11 +776,12 @@ class Calls:
     def _stand_ins(self, taped: Taped, given: Sequence[torch.Tensor], of_data: bool) -> list[Any]:
         """Fakes of the results, their sizes fresh symbols; a result that shows an argument is a view of its fake."""
         made: list[Any] = []
-        for leaf, alias in zip(taped.leaves, taped.aliases, strict=True):
+        for place, (leaf, alias) in enumerate(zip(taped.leaves, taped.aliases, strict=True)):
             if alias is not None:
                 leaf = shown(alias[0], given[alias[1]])
             elif isinstance(leaf, torch.Tensor):
-                leaf = self.session.fake(leaf)
+                fake = self.session.fake(leaf)
+                leaf = fake.view_as(fake) if place in taped.views else fake
                 if self.follows and leaf.is_floating_point():
                     leaf.requires_grad_(any(t.requires_grad for t in given))
                 self.session.returned.append(leaf)

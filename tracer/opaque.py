@@ -102,7 +102,7 @@ class Taped:
 
     aliases: per result None, or ("is" | "view" | "detached", number of the tensor argument whose memory it shows).
     written: arguments that the body changed, with their new content; filled: those of them that it did not read.
-    fault: why no graph may hold the call.
+    fault: why no graph may hold the call. views: results that autograd takes for views, be it of what nobody else sees.
     """
 
     what: Any
@@ -114,6 +114,7 @@ class Taped:
     fault: str | None
     opaque: bool = False  # a captured graph has it as an opaque node
     filled: frozenset[int] = frozenset()
+    views: frozenset[int] = frozenset()
 
     def compared(self, given: Sequence[Any]) -> list[Any]:
         """Of something for each argument, that of the arguments whose content matters."""
@@ -183,10 +184,11 @@ def call_for_real(what: Any, apply: Callable[..., Any], args: Any, kwargs: Any, 
         fault = _fault(leaves, aliases, given, ()) or _history(leaves, aliases)
     else:
         fault = _fault(leaves, aliases, given, changed)
+    views = frozenset(i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf._is_view())
     if keep:
         leaves = [copied(v) if isinstance(v, Tensor) else v for v in leaves]
-    taped = Taped(what, flags, leaves, tree, aliases, {i: copied(given[i]) for i in changed}, fault, filled=filled)
-    return result, taped
+    contents = {i: copied(given[i]) for i in changed}
+    return result, Taped(what, flags, leaves, tree, aliases, contents, fault, filled=filled, views=views)
 
 
 @contextlib.contextmanager

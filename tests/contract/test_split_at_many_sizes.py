@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 
 import numpy as np
+import pytest
 import torch
 from side_by_side import both, leaf, same
 
@@ -131,3 +132,31 @@ def test_what_is_captured_for_other_sizes_is_on_record() -> None:
     for y, given in calls:
         torch.autograd.grad(y.sum(), given)
     assert "other sizes" in fast._fusegrad.records["backward"].reason
+
+
+class ShowsPart(Function):
+    """The statement that asks for data returns a view of what nobody else sees."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return (x + sum(x.flatten().tolist()[:2]))[..., :1]
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return g.expand(x.shape) * x
+
+
+@both
+def test_a_view_that_a_segment_returns_is_one_to_autograd(backend) -> None:
+    fast = fusegrad.compile(ShowsPart, backend=backend)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", fusegrad.FallbackWarning)
+        for _ in range(4):
+            users, mine = ShowsPart.apply(leaf(3, 8)), fast.apply(leaf(3, 8))
+            assert (mine._is_view(), mine.stride()) == (users._is_view(), users.stride()) == (True, (8, 1))
+            for y in (users, mine):
+                with pytest.raises(RuntimeError, match="is a view and is being modified inplace"):
+                    y.mul_(2)
+    assert fast._fusegrad.records["forward"].status == "compiled"

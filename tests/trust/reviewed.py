@@ -25,6 +25,7 @@ REVIEWED: dict[str, str] = {
         "runtime/asked.py:is_outer",
         "runtime/guards.py:is_float",
         "runtime/redraw.py:_set",
+        "runtime/redraw.py:anew",
         "runtime/redraw.py:drawing_from",
         "runtime/specialization.py:Specialization.per_output",
         "runtime/specialization.py:Specialization.residual_places",
