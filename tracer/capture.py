@@ -305,7 +305,11 @@ class Session:
     def unbacked_within(self, results: Callable[[], Any]) -> Iterator[None]:
         """Within the block a nested body runs: sizes that depend on data and are in no result are its own business."""
         before = list(self.env.pending_fresh_unbacked_symbols)
-        yield
+        try:
+            yield
+        except BaseException:  # nothing came of it: no result has them
+            self.env.pending_fresh_unbacked_symbols[:] = before
+            raise
         shown = {s for t in tensors_in(results()) for n in (*t.shape, *t.stride()) for s in _symbols_in(n)}
         fresh = [s for s in self.env.pending_fresh_unbacked_symbols if s in before or s in shown]
         self.env.pending_fresh_unbacked_symbols[:] = fresh

@@ -304,6 +304,7 @@ def test_questions_beside_opaque_calls(backend) -> None:
         x = data(seed, Mixed)
         for mine, theirs in zip(outcome(fast, x, 1.0), outcome(Mixed, x, 1.0), strict=True):
             assert torch.equal(mine, theirs) or (backend == "interpret" and torch.allclose(mine, theirs, 1e-5, 1e-5))
+    assert fast._fusegrad.records["forward"].status == "compiled" and not fast._fusegrad.refused
 
 
 # ------------------------------------------------------------------ types of tensors, which are no functions for torch
