@@ -51,7 +51,7 @@ def drawing_from(states: Generators | None) -> Iterator[None]:
     try:
         yield
     finally:
-        anew()
+        _set(getattr(_again, "now", None) or ())
         _again.now = outer
 
 
