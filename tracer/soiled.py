@@ -9,6 +9,7 @@ from __future__ import annotations
 import array
 import collections
 import functools
+import gc
 import types
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .attributes import has_instance_dict, instance_dict, is_a
+from .held import holds_fakes
 from .pictures import SCALARS, Memory, is_library
 from .reads import Reads
 
@@ -104,6 +106,7 @@ class Soiled:
 
     def __init__(self, reads: Reads | None) -> None:
         self.before: dict[int, tuple[str, Any, _Kind, list[Any]]] = {}
+        self.caches: list[tuple[str, Any, int]] = []
         seen: set[int] = set()
         for path, value in reads.present() if reads is not None else ():
             for held in _held(value, DEPTH, seen):
@@ -111,6 +114,9 @@ class Soiled:
                     self._keep(path, held)
 
     def _keep(self, path: str, held: Any) -> None:
+        if is_a(held, functools._lru_cache_wrapper):
+            self.caches.append((path, held, held.cache_info().misses))
+            return
         kind = next(kind for what, kind in _KINDS if is_a(held, what))
         try:
             content = kind.read(held)
@@ -127,7 +133,28 @@ class Soiled:
             if len(now) != len(before) or not all(map(_same, now, before)):
                 kind.put(held, before)
                 changed = changed or path
+        for path, cache, misses in self.caches:
+            if cache.cache_info().misses != misses and _forgets_fakes(cache):
+                changed = changed or path
         return changed
+
+
+def _forgets_fakes(cache: Any) -> bool:
+    """Drops from a `functools.cache` what is of a capture: later calls would be given it. Whether there was any.
+
+    What it keeps besides is what the same call keeps in eager. Of one with a bound, which may drop what it likes, all.
+    """
+    parts, own = gc.get_referents(cache), (cache.__wrapped__, instance_dict(cache))
+    entries = [part for part in parts if type(part) is dict and part is not own[1]]
+    if cache.cache_parameters()["maxsize"] is None and len(entries) == 1:
+        stale = [key for key, result in entries[0].items() if holds_fakes([key, result])]
+        for key in stale:
+            del entries[0][key]
+        return bool(stale)
+    stale = [part for part in parts if not any(part is it for it in own) and holds_fakes(part)]
+    if stale:
+        cache.cache_clear()
+    return bool(stale)
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -173,11 +200,13 @@ def _is_full(cell: types.CellType) -> bool:
         return False
 
 
-_WITH_CONTENT = tuple(kind for kind, _ in _KINDS)
+_WITH_CONTENT = (*(kind for kind, _ in _KINDS), functools._lru_cache_wrapper)
 _PARTS: tuple[tuple[Any, Callable[[Any], list[Any]]], ...] = (
     (types.MethodType, lambda v: [v.__func__, v.__self__]),
     (types.BuiltinMethodType, lambda v: [v.__self__]),  # of a module's function that is the module
     (types.FunctionType, _of_function),
+    ((staticmethod, classmethod), lambda v: [v.__func__]),
+    (functools._lru_cache_wrapper, lambda v: [v.__wrapped__]),
     (functools.partial, lambda v: [v.func, *v.args, *v.keywords.values()]),
     (types.MappingProxyType, lambda v: list(v.values())),
     (type, lambda v: [] if is_library(v) else list(vars(v).values())),

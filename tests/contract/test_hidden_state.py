@@ -72,6 +72,21 @@ def around():
 COUNTS, ITERATES = around()
 
 
+@functools.cache
+def window(n):
+    return torch.hann_window(n)[1]
+
+
+@functools.lru_cache(maxsize=2)
+def few(n):
+    return {"scale": [torch.hann_window(n)[1]]}
+
+
+@functools.cache
+def number(n):
+    return n * 2.0
+
+
 class Descriptor:
     def __get__(self, owner, cls):
         owner.n += 1
@@ -80,6 +95,15 @@ class Descriptor:
 
 class Holder:
     n, of_class, seen = 0, itertools.count(1), Descriptor()
+
+    @staticmethod
+    @functools.cache
+    def table(n, **facts):
+        return torch.as_tensor(np.hanning(n)[1], **facts)
+
+    @functools.cache
+    def kept(self, x):
+        return torch.ones_like(x).sum()
 
     def __init__(self):
         self.n, self.steps, self.rng, self.inner = 0, itertools.count(1), random.Random(0), [[0]]
@@ -173,6 +197,11 @@ LINES = {
     "a generator that is seeded": "RNG.manual_seed(4)\nk = torch.rand((), generator=RNG)",
     "a tensor": "MEAN.mul_(0.9).add_(0.1)\nk = MEAN.clone()",
     "a tensor in a list": "MEANS[0] = MEANS[0] + 1\nk = MEANS[0]",
+    "a cache": "k = window(4)",
+    "a cache of few": "few(5)\nfew(6)\nk = few(4)['scale'][0]",
+    "a cache of numbers": "k = number(4)",
+    "a cache in a class": "k = Holder.table(4, dtype=torch.float32)",
+    "a cache of a method": "k = HOLDER.kept(torch.ones(3))",
     "a try": "try:\n    k = TABLE['late']\nexcept KeyError:\n    TABLE['late'] = 3.0\n    k = 1.0",
 }
 
@@ -215,3 +244,26 @@ def test_what_is_outside_is_as_it_is_at_the_call(name, where) -> None:
         found = told(fast)
     np.testing.assert_allclose([t.sum() for t in found], [t.sum() for t in expected], rtol=1e-5, atol=1e-6)
     assert not [r.reason for r in fast._fusegrad.records.values() if r.code == "FG071"]
+
+
+@pytest.mark.parametrize("name", ["window", "few", "number"])
+@pytest.mark.parametrize("backend", ["reference", "interpret"])
+def test_a_cache_holds_what_eager_puts_there(name, backend) -> None:
+    """And what it held before the first call, the same objects."""
+    finds = class_with(f"k = {name}(4)" + ("['scale'][0]" if name == "few" else ""), "forward")
+    cached = vars(sys.modules[finds.__module__])[name]
+    earlier = cached(7)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", fusegrad.FallbackWarning)
+        fast = fusegrad.compile(finds, backend=backend)
+        for _ in range(3):
+            fast.apply(torch.ones(4, requires_grad=True)).sum().backward()
+    leaves = torch.utils._pytree.tree_leaves(cached(4))
+    assert [type(leaf) for leaf in leaves] == [float if name == "number" else torch.Tensor]
+    assert cached(7) is earlier or name == "few"
+
+
+def test_a_cache_of_numbers_is_no_reason_to_run_as_written() -> None:
+    fast = fusegrad.compile(class_with(LINES["a cache of numbers"], "forward"), backend="reference")
+    told(fast)
+    assert [str(r.status) for m, r in fast._fusegrad.records.items() if m == "forward"] == ["compiled"]
