@@ -596,7 +596,7 @@ def _number_as(value: int, like: Tensor) -> Tensor:
 
 def _batchable_target(target: Any, inline: bool) -> Any:
     nested = getattr(target, "fusegrad_call", None)
-    if inline and nested is not None and not _has_vmap_rule(nested):
+    if inline and isinstance(nested, type) and not _has_vmap_rule(nested):
         return forward_alone(nested, getattr(target, "fusegrad_needs", ()))
     return _IN_PYTHON.get(target) or in_lanes(target) or target
 

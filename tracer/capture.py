@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import linecache
+import operator
 import os
 import re
 import sys
@@ -61,6 +62,7 @@ from .marks import Unmarked
 from .metadata import Fakes
 from .nested import plain, watched_by, watcher
 from .opaque import TRACED, OpaqueNode, Tape, Taped, Why, name_of, reason_of_caller, shown, tensors_in, why_opaque
+from .packages import is_cached
 from .pictures import SCALARS, Handle, is_a_value
 from .reached import Reached, go_on, watched
 from .reads import Reads
@@ -977,7 +979,8 @@ def _refuse_unseen_calls(gm: torch.fx.GraphModule) -> None:
 def _refuse_outside_writes(gm: torch.fx.GraphModule, lifted: int) -> None:
     """A write to a tensor that is no argument has to happen once a call, in the user's own body."""
     placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
-    write = _first_write(gm, placeholders[len(placeholders) - lifted :])
+    kept = [n for n in gm.graph.nodes if is_cached(getattr(n.target, "fusegrad_call", None))]
+    write = _first_write(gm, [*placeholders[len(placeholders) - lifted :], *kept])
     if write is not None:
         origin = write.meta.get("fusegrad_origin")
         raise CaptureError(reason="it writes to a tensor that is no argument", where=origin[1] if origin else "unknown")
@@ -1045,6 +1048,8 @@ def _first_write(
         if node.meta.get(UNVERSIONED) and not unseen:
             continue
         touched = [a for a in node.all_input_nodes if a in watched]
+        if touched and node.target is operator.getitem:  # of several results
+            watched.add(node)
         if not touched or (schema := getattr(node.target, "_schema", None)) is None:
             continue
         if any(_writes(schema, node, a) for a in touched):

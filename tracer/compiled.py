@@ -7,6 +7,7 @@ made as it is at run time and brings its own backward wherever the captured grap
 from __future__ import annotations
 
 import contextlib
+import inspect
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -15,8 +16,10 @@ import torch
 import torch.utils._pytree as pytree
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode, track_tensor_tree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..ir.errors import FusegradError
+from .packages import is_cached
 from .reads import Callee
 from .torch_private import has_kernel, memory_of, resolve_overload, transforms_active
 
@@ -33,6 +36,12 @@ class CompiledCallError(FusegradError):
 
     speaks = "inside"
     message = "{callee} is compiled code and {detail}"
+
+
+class KeptDrawsError(CompiledCallError):
+    """A function whose results Python keeps draws numbers, once for all. Internal."""
+
+    message = "it calls `{callee}`, which keeps random numbers"
 
 
 # ------------------------------------------------------------------ operators
@@ -100,14 +109,63 @@ def recorder_of(function: Callable[..., Any], name: str) -> Callable[..., Any]:
 
     def call(*args: Any, **kwargs: Any) -> Any:
         origin = _recording_origin()
-        is_script = isinstance(function, torch.jit.ScriptFunction)  # its operators are torch's
-        if origin is None or is_script or torch.is_grad_enabled() or transforms_active():
-            return _inlined(function, args, kwargs)  # in a derivative: its own backward is recorded with it
-        with disable_proxy_modes_tracing():
-            result = _without_effects(function, name, args, kwargs)
-        return _node(call_of(function, name), args, kwargs, result, name, origin())
+        if origin is None or _is_seen_through(function, args, kwargs):
+            return _inlined(_computing(function), args, kwargs)
+        return _as_node(call_of(function, name), function, name, args, kwargs)
 
     return call
+
+
+def _computing(function: Callable[..., Any]) -> Callable[..., Any]:
+    """During a capture what computes a result that Python keeps: no fake may come into a cache, nor be found there."""
+    return inspect.unwrap(function) if is_cached(function) and _is_capturing() else function
+
+
+def _as_node(call: Callable[..., Any], function: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
+    """The call as a node; of what Python keeps, numbers and names are told as the function's own lines tell them."""
+    body, origin = _computing(function), _recording_origin()
+    with disable_proxy_modes_tracing():
+        run = _kept if is_cached(function) else _without_effects
+        result = run(body, name, args, kwargs)
+    if is_cached(function) and not all(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(result)):
+        return _inlined(body, args, kwargs)
+    return _node(call, args, kwargs, result, name, None if origin is None else origin())
+
+
+def _kept(body: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
+    """What Python would keep, for fakes; refused where it is drawn, which happens once for many calls."""
+    with _Drawing() as seen:  # type: ignore[no-untyped-call]
+        result = body(*args, **kwargs)
+    if seen.draws:
+        raise KeptDrawsError(callee=name)
+    return result
+
+
+class _Drawing(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Whether an operation of the block draws random numbers."""
+
+    draws = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.draws = self.draws or torch.Tag.nondeterministic_seeded in func.tags
+        return func(*args, **(kwargs or {}))
+
+
+def _is_capturing() -> bool:
+    return getattr(_recording, "origin", None) is not None or get_proxy_mode() is not None
+
+
+def _is_seen_through(function: Callable[..., Any], args: Any, kwargs: Any) -> bool:
+    """Whether what a function does is recorded, not its call: operators of a script are torch's, and in a derivative
+    its own backward is recorded with it. What is cached without a tensor has none: the cache's own tensor is met."""
+    if isinstance(function, torch.jit.ScriptFunction):
+        return True
+    is_differentiated = torch.is_grad_enabled() or transforms_active()
+    return is_differentiated and (not is_cached(function) or _has_tensors((args, kwargs)))
+
+
+def _has_tensors(given: Any) -> bool:
+    return any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(given))
 
 
 def _recording_origin() -> Origin | None:
@@ -217,7 +275,9 @@ def call_of(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     if id(function) not in _calls:
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            return _inlined(function, args, kwargs)
+            if get_proxy_mode() is None or not is_cached(function) or _has_tensors((args, kwargs)):
+                return _inlined(_computing(function), args, kwargs)
+            return _as_node(call, function, name, args, kwargs)
 
         call.__name__ = call.__qualname__ = f"call_{name}"
         call.fusegrad_call = function  # type: ignore[attr-defined]

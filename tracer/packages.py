@@ -77,10 +77,17 @@ _KNOWN = {"torch", "numpy", "sympy", "mpmath", "networkx", "triton", "fusegrad",
           "_pytest", "pytest", "pluggy", "jinja2", "fsspec", "filelock"}  # fmt: skip
 
 
+def is_cached(value: Any) -> bool:
+    """Whether Python keeps what a function returns (`functools.cache`)."""
+    return is_a(value, functools._lru_cache_wrapper)
+
+
 def is_of_unknown(value: Any) -> bool:
     """Whether calling something may run Python code of such a package."""
-    if is_a(value, types.MethodType | types.FunctionType):
-        return is_unknown(getattr(value, "__func__", value).__code__.co_filename)
+    function: Any = value.__func__ if is_a(value, types.MethodType) else value
+    function = instance_dict(function).get("__wrapped__") if is_cached(function) else function
+    if is_a(function, types.FunctionType):
+        return is_unknown(function.__code__.co_filename)
     named = value if is_a(value, types.ModuleType | type) else type(value)
     file = instance_dict(sys.modules.get(home_of(named))).get("__file__")
     return type(file) is str and is_unknown(file)

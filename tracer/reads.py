@@ -34,7 +34,7 @@ from .attributes import ABSENT, attribute, bound_to, instance_dict, is_a, is_ten
 from .bytecode import ATTRIBUTE, instructions_of, line_of, operand_before, straight, telling_of
 from .containers import leaves
 from .declared import declarations
-from .packages import homes_of, is_foreign, is_of_unknown
+from .packages import homes_of, is_cached, is_foreign, is_of_unknown
 from .pictures import (
     DEPTH,
     LIBRARIES,
@@ -455,7 +455,7 @@ class _Search:
             me = _Root(f"{path or value.__func__.__qualname__}.__self__", lambda: fetch().__self__, _leave)
             me = self.plan.owners.setdefault(id(value.__self__), (value.__self__, me))[1]
             value = value.__func__
-        if is_a(value, functools._lru_cache_wrapper):
+        if is_cached(value):
             value = instance_dict(value).get("__wrapped__")
         if is_a(value, types.FunctionType):
             self.plan.add(_Task(self, value, is_method, me))
@@ -897,7 +897,7 @@ class _Found(NamedTuple):
         """What stands under a name of it; None where that would have to be computed."""
         if is_tensor(self.value) or (value := attribute(self.value, name)) is ABSENT:
             return None
-        put = partial(setattr, self.value, name)
+        put = _replacing(self.value, name)
         steps = _further(self.steps, name)
         return _Found(f"{self.path}.{name}", _attribute(self.get, name), put, steps, value, self.value)
 
@@ -927,8 +927,20 @@ class _Found(NamedTuple):
             return why
         if _is_unseen_container(held := owner if is_a(value, types.MethodType | types.BuiltinMethodType) else value):
             return f"it uses a {type(held).__name__} from outside, whose content is not compared"
+        if is_a(value, types.MethodType) and is_cached(value.__func__):
+            return f"it calls `{value.__func__.__name__}`, which keeps what it returns for each object"
         is_users = is_a(value, types.ModuleType) and not _is_library_module(value) and not is_foreign(value, homes)
         return f"it hands on the module `{instance_dict(value).get('__name__')}`" if is_users else None
+
+
+def _replacing(owner: Any, name: str) -> Callable[[Any], None]:
+    """Sets what stands under a name of an object, where it stands: of a class, or of the object itself."""
+    kinds = owner.__mro__ if is_a(owner, type) else () if name in instance_dict(owner) else type(owner).__mro__
+    place = next((kind for kind in kinds if name in vars(kind)), owner)
+    raw: Any = vars(place)[name] if place in kinds else None
+    if not is_a(raw, staticmethod):
+        return partial(setattr, place, name)
+    return lambda value: setattr(place, name, raw if value is raw.__func__ else staticmethod(value))
 
 
 def _follow_library(value: Any, rest: Sequence[dis.Instruction], search: _Search, place: _Place) -> int:

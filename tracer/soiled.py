@@ -83,6 +83,10 @@ def _put_class(held: Any, content: list[Any]) -> None:
             type.__setattr__(held, name, value)
 
 
+def _put_cached(held: Any, content: list[Any]) -> None:
+    held.cache_clear()  # of fakes: what eager had put there before is computed again
+
+
 def _pairs(held: Any) -> list[Any]:
     """Keys and values in their order."""
     return [part for item in list(dict.items(held)) for part in item]
@@ -97,6 +101,7 @@ _KINDS: tuple[tuple[Any, _Kind], ...] = (
     (array.array, _Kind(lambda held: [held.tobytes()], _put_array)),
     (Memory, _Kind(lambda held: [held.tobytes()], _put_memory)),
     (types.CellType, _Kind(lambda held: [held.cell_contents], _put_cell)),
+    (functools._lru_cache_wrapper, _Kind(lambda held: [held.cache_info().misses], _put_cached)),
     (type, _Kind(lambda held: [part for item in list(vars(held).items()) for part in item], _put_class)),
 )
 
