@@ -46,7 +46,8 @@ CODES = (
         "FG004", "forward runs as written, so it is captured at its first call",
         "What forward leaves for backward is known only after a call, so nothing can be said of backward before it.",
         "Call the class once, forward and backward, and explain it again.",
-        (r"forward runs as written", r"figures are for the sizes", r".*: its segments are known after a call"),
+        (r"forward runs as written", r"figures are for the sizes", r"no call has reached it",
+         r".*: its segments are known after a call"),
     ),
     Code(
         "FG005", "it is compiled with derive_jvp=False",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,7 +20,7 @@ from ..ir.errors import FusegradError, LoweringError
 from ..ir.passes.fuse import Extern, Step
 from ..ir.prims import PRIMS
 from ..tracer.capture import CaptureError, OpaqueMet, Session, Trace
-from ..tracer.function import backward_method, uses_setup_context
+from ..tracer.function import backward_method, method_place, uses_setup_context
 from .boundaries import CutReport, GroupReport, cuts_of, groups_of
 from .compile import Generated, cheaper, generate, graph_of, text_of
 from .config import numerics, settings
@@ -46,6 +47,7 @@ SCHEMA = 2
 SPLIT = "forward is split for torch.func: what it saves in between is one more output there"
 TRANSPOSED = "the transpose of the derivative of forward, under torch.func; plain autograd raises, as in eager"
 BATCHED = "every method over a batch"
+UNCALLED = "no call has reached it"
 NO_RULE = "over an opaque node no rule is derived; under transforms the class runs as it is written"
 
 
@@ -64,6 +66,15 @@ class NothingCapturedError(FusegradError):
     message = (
         "{function}.{method} has no graph: {reason}\n  at:   {where}\n"
         "  fix:  ask for a method that is compiled, or make this one traceable."
+    )
+
+
+class ExplainedArgumentsError(FusegradError, TypeError):
+    """What is to be explained takes other arguments."""
+
+    message = (
+        "explain({function}, ...): {detail}\n  at:   {where}\n"
+        '  fix:  pass what `apply` takes: tensors, "bf16[8192,4096]", other values; or nothing, for what calls found.'
     )
 
 
@@ -274,13 +285,20 @@ def explain(target_class: Any, /, *args: Any, target: str | None = None) -> Expl
     """What `target_class` (compiled or not yet) becomes for these arguments.
 
     args: tensors (real or meta), specifications such as "bf16[8192,4096]", or any other argument of the Function.
+    Without any, of a Function that takes some: what the calls so far found.
     target: "cuda:80", "cuda:90", "cuda:100", "hip:gfx942", "cpu"; by default the GPU generation sm_90.
-    Nothing runs but, for real tensors, the comparison of the first call. Raises SpecError, UnknownTargetError.
+    Nothing runs but, for real tensors, the comparison of the first call. Raises SpecError, UnknownTargetError,
+    ExplainedArgumentsError.
     """
     compiler, args = compiler_of(target_class), arguments(target_class, args)
     where = target or DEFAULT_TARGET
     if where != "cpu" and where not in TARGETS:
         raise UnknownTargetError(target=where, known=", ".join(TARGETS))
+    if (unfit := _unfit(compiler, args)) is not None:
+        if args:
+            place = method_place(compiler.cls.forward)  # type: ignore[attr-defined]
+            raise ExplainedArgumentsError(function=compiler.cls.__name__, detail=unfit, where=place)
+        return _as_called(compiler, where)
     stand_ins = differentiable([stand_in(a) for a in compiler.complete(args)])
     methods = _methods(compiler)
     specialization = _forward(compiler, stand_ins, args, methods)
@@ -302,6 +320,36 @@ def explain(target_class: Any, /, *args: Any, target: str | None = None) -> Expl
             methods[direction] = replace(methods[direction], reason="; ".join(report.reasons))
     found.variants = variants_of(compiler)
     return found
+
+
+def _unfit(compiler: Compiler, args: Sequence[Any]) -> str | None:
+    """Why forward cannot be called with these arguments."""
+    sources = getattr(compiler.cls, "_fusegrad_sources", None)
+    method: Any = compiler.cls.forward if sources is None else sources[0]  # type: ignore[attr-defined]
+    ctx = () if sources is not None or uses_setup_context(compiler.cls) else (None,)
+    try:
+        signature = inspect.signature(method)
+    except (TypeError, ValueError):  # of compiled code
+        return None
+    try:
+        signature.bind(*ctx, *args)
+    except TypeError as error:
+        return str(error)
+    return None
+
+
+def _as_called(compiler: Compiler, where: str) -> Explanation:
+    """What is known of a class without the arguments of a call."""
+    methods = {name: _met(compiler, name, record) for name, record in _methods(compiler).items()}
+    found = Explanation(compiler.cls.__name__, where, methods, {}, 0, numerics=numerics(compiler.numerics))
+    found.opaque, found.variants = list(compiler.opaque_calls), variants_of(compiler)
+    return found
+
+
+def _met(compiler: Compiler, method: str, record: Record) -> Record:
+    """A record, unless it says of a method that it is compiled, and no call was there at which it was."""
+    called = method in compiler.records or (method == "setup_context" and "forward" in compiler.records)
+    return record if called or record.status != "compiled" else Record("not yet captured", UNCALLED)
 
 
 def _backward_beside(compiler: Compiler) -> Unit | None:

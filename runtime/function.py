@@ -527,6 +527,8 @@ class Compiler:
         except OpaqueMet:
             return False
         except CaptureError as error:
+            if not any(specialization.forward.needs_input_grad):
+                return True  # no gradient is asked of such a call, for which forward may keep nothing
             self.refuse("backward", error)
             return False
 

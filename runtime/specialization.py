@@ -59,7 +59,7 @@ from ..tracer.torch_private import (
 )
 from . import logs, split
 from .asked import is_outer
-from .check import cut, differs, intermediate_bytes, is_made_up
+from .check import MemoryFilled, cut, differs, intermediate_bytes, is_made_up, takes_memory
 from .compile import cheaper
 from .config import KERNEL_BACKENDS, settings
 from .dependence import takes_gaps
@@ -862,7 +862,8 @@ class Specialization:
             return None
         at = self.sizes(arguments)
         replay = _Recorded(split.replayed(self._replay_forward, tape, at))
-        why = self._compared(replay, split.played(self.users_forward, tape), arguments, cut_down)
+        theirs = split.played(self.users_forward, tape)
+        why = self._compared(replay, theirs, arguments, cut_down, tape or self.forward.trace)
         if why is None and replay.results:  # empty where cut data was no fit for the method
             captured = self.forward
             fakes = self._with_real_strides(captured.trace, replay.results, at)
@@ -978,7 +979,7 @@ class Specialization:
                 return step_by_step(entry.trace.graph_module, *inputs, *lifted)  # type: ignore[no-any-return]
 
         replay = _Recorded(split.replayed(mine, tape, known := BoundSizes(at)))
-        why = self._compared(replay, split.played(users, tape), values, cut_down=at is not sizes)
+        why = self._compared(replay, split.played(users, tape), values, at is not sizes, tape or entry.trace)
         if why is not None:
             raise CaptureError(reason=why, where="unknown")
         self._with_real_strides(entry.trace, replay.results, known)
@@ -989,10 +990,17 @@ class Specialization:
         found = Binder([f for _, f in present])([v for v, _ in present])
         return sizes if all(sizes.get(s) == n for s, n in found.items()) else BoundSizes({**sizes, **found})
 
-    def _compared(self, mine: Any, users: Any, arguments: Sequence[Any], cut_down: bool) -> str | None:
+    def _compared(
+        self, mine: Any, users: Any, arguments: Sequence[Any], cut_down: bool, of: Trace | Tape
+    ) -> str | None:
+        """of: the graph, or the tape of its nested calls, which are not to be run again."""
         try:
             with functions_as_written():
-                return differs(mine, users, arguments)
+                why = differs(mine, users, arguments)
+                if why is None or isinstance(of, Tape) or not takes_memory(of.graph_module):
+                    return why
+                with MemoryFilled():  # type: ignore[no-untyped-call]
+                    return differs(mine, users, arguments)
         except Exception:
             if cut_down or is_made_up():  # such data may be illegal for the method where the real data is not
                 self.unchecked = is_made_up()

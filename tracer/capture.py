@@ -80,6 +80,7 @@ from .torch_private import (
     symbolic_python,
     through_compiled_functions,
     transforms_active,
+    variables_as_detached,
     without_address,
     without_hooks,
     without_text,
@@ -365,7 +366,7 @@ class Session:
         with (
             capture_lock, self.mode, torch.no_grad(), symbolic_python(), watched_by(calls), _Provenance(leaves),
             callees_as_nodes(callees, lambda: _origin_of(user_frame())), without_hooks(),
-            through_compiled_functions(),
+            through_compiled_functions(), variables_as_detached(),
             without_anomaly_mode(), without_logs_of_failures(), without_text(),
         ):  # fmt: skip
             try:

@@ -592,6 +592,33 @@ def through_compiled_functions() -> Iterator[None]:
         config.error_on_nested_fx_trace = before
 
 
+_Legacy = type(torch.autograd.Variable)
+_LEGACY_CALL = vars(_Legacy).get("__call__")
+
+
+def _variable(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """`Variable(t, requires_grad)`: what it is, in words that a capture hears of."""
+    names = dict(zip(("data", "requires_grad"), args, strict=False)) | kwargs
+    data = names.pop("data", None)
+    if len(args) > 2 or names.keys() - {"requires_grad"} or not is_fake(data):
+        return type.__call__(cls, *args, **kwargs)
+    found = data.detach()
+    return found.requires_grad_() if names.get("requires_grad") else found
+
+
+@contextlib.contextmanager
+def variables_as_detached() -> Iterator[None]:
+    """Within the block `torch.autograd.Variable` of a fake tensor is its `detach()`, which is all that it does."""
+    if _LEGACY_CALL is not None or "__call__" in vars(_Legacy):
+        yield
+        return
+    type.__setattr__(_Legacy, "__call__", _variable)
+    try:
+        yield
+    finally:
+        type.__delattr__(_Legacy, "__call__")
+
+
 def functions_as_written() -> Any:
     """A block within which what torch.compile made of a function runs the function: Inductor rounds in its own way."""
     set_stance = _private("compiler.set_stance")

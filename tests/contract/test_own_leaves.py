@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from side_by_side import both, leaf, same
-from torch.autograd import Function
+from torch.autograd import Function, Variable
 
 Tensor = torch.Tensor
 
@@ -75,7 +75,35 @@ class InPlaceFlag(Kept):
         return found * g, None
 
 
-CLASSES = [ByGrad, ByBackward, Twice, InPlaceFlag]
+class ByVariable(Kept):
+    """`Variable(t)` is the old name of `t.detach()`."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(Variable(x), Variable(w, requires_grad=False))
+        return body(Variable(x), torch.autograd.Variable(data=w))
+
+    @staticmethod
+    def backward(ctx, g):
+        x, w = (Variable(t, requires_grad=True) for t in ctx.saved_tensors)
+        with torch.enable_grad():
+            y = body(x, w)
+        assert isinstance(y, Variable) and isinstance(Variable(g), torch.Tensor)
+        return torch.autograd.grad(y, (x, w), Variable(g))
+
+
+class ThroughVariable(Kept):
+    """What is made a Variable leads nowhere in a second derivative; the rest does."""
+
+    @staticmethod
+    def backward(ctx, g):
+        x, w = ctx.saved_tensors
+        mask = Variable(torch.zeros_like(x))
+        mask[x > 0] = 1
+        return g * mask * w + Variable(g * x), torch.autograd.Variable(torch.ones_like(w)) * g
+
+
+CLASSES = [ByVariable, ThroughVariable, ByGrad, ByBackward, Twice, InPlaceFlag]
 
 
 def story(cls: Any) -> Any:

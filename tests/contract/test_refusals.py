@@ -174,6 +174,9 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str, str]] = {
     "a specification": (
         lambda: fusegrad.explain(fusegrad.compile(Doubled), "f99[8]"), "explain", "not a tensor specification",
     ),
+    "other arguments": (
+        lambda: fusegrad.explain(Doubled, "f32[8]", 2.0), r"explain\(Doubled, \.\.\.\)", "too many positional",
+    ),
     "a target": (
         lambda: fusegrad.explain(fusegrad.compile(Doubled), "f32[8]", target="tpu"), "explain", "no such target",
     ),

@@ -645,3 +645,36 @@ def test_a_write_into_what_has_no_batch_axis_is_refused_by_name() -> None:
     fast = fusegrad.compile(Accumulates)
     with pytest.raises(WrittenByEveryLane, match="writes into `x`"):
         vmap(lambda x, y: fast.apply(x.clone(), y), (None, 0))(plain(3), plain(2, 3))
+
+
+class SavesForGradients(Function):
+    """What no gradient is asked of keeps nothing, and backward could not run."""
+
+    @staticmethod
+    def forward(ctx, x):
+        if x.requires_grad:
+            ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return 2 * x * g
+
+
+class SavesWhereItIsNeeded(SavesForGradients):
+    @staticmethod
+    def forward(ctx, x):
+        if ctx.needs_input_grad[0]:
+            ctx.save_for_backward(x)
+        return x * x
+
+
+@pytest.mark.parametrize("cls", [SavesForGradients, SavesWhereItIsNeeded])
+def test_21_a_forward_that_keeps_nothing_without_gradients_is_batched(cls) -> None:
+    fast, xs = fusegrad.compile(cls), plain(3, 4)
+    assert torch.equal(torch.func.vmap(fast.apply)(xs), xs * xs)
+    assert torch.equal(torch.func.grad(lambda x: torch.func.vmap(fast.apply)(x).sum())(xs), 2 * xs)
+    assert torch.equal(torch.func.vmap(torch.func.grad(lambda x: fast.apply(x).sum()))(xs), 2 * xs)
+    assert torch.equal(torch.func.jvp(fast.apply, (xs,), (torch.ones_like(xs),))[1], 2 * xs)
+    assert not [r for r in fast._fusegrad.records.values() if r.status == "opaque"]

@@ -11,6 +11,7 @@ import pytest
 import sympy
 import torch
 from function_samples import Linear, Softmax, assert_same, leaf, run, status
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import Function
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -297,3 +298,55 @@ def test_patch_check_bytes_decides() -> None:
             fast = fusegrad.compile(Softmax)
             assert_same(run(fast, leaf(50, 60)), run(Softmax, leaf(50, 60)))
             assert status(fast) == "compiled"
+
+
+class Padded(Function):
+    """What is beside the argument is memory that nobody wrote to."""
+
+    @staticmethod
+    def forward(ctx, x):
+        padded = torch.empty(x.shape[0], 2 * x.shape[1])
+        padded[:, : x.shape[1]] = x
+        return padded
+
+    @staticmethod
+    def backward(ctx, g):
+        found = g.new_empty(g.shape[0], g.shape[1])
+        found[:, : g.shape[1] // 2] = g[:, : g.shape[1] // 2]
+        return found[:, : g.shape[1] // 2]
+
+
+class PaddedLie(Padded):
+    @staticmethod
+    def forward(ctx, x):
+        padded = torch.empty(x.shape[0], 2 * x.shape[1])
+        padded[:, : x.shape[1]] = x + (0.0 if lies(x) else 1.0)
+        return padded
+
+
+def lies(x: torch.Tensor) -> bool:
+    return isinstance(x, FakeTensor)
+
+
+def _with_junk(n: int) -> torch.Tensor:
+    """A leaf, made after memory of its size was let go with other numbers in it each time."""
+    for size in (64 * 64, 2 * 64 * 64):
+        del [torch.full((size,), float(n + k)) for k in range(4)][:]
+    return leaf(64, 64)
+
+
+def test_memory_that_nobody_wrote_to_is_no_difference() -> None:
+    fast = fusegrad.compile(Padded)
+    for n in range(4):
+        x = _with_junk(n)
+        out = fast.apply(x)
+        assert torch.equal(out[:, :64], x)
+        assert torch.equal(torch.autograd.grad(out[:, :64].sum(), x)[0], torch.ones(64, 64))
+    assert (status(fast, "forward"), status(fast, "backward")) == ("compiled", "compiled")
+
+
+def test_a_lie_beside_such_memory_is_found() -> None:
+    fast = fusegrad.compile(PaddedLie)
+    with pytest.warns(fusegrad.FallbackWarning, match="differs in content"):
+        x = _with_junk(7)
+        assert torch.equal(fast.apply(x)[:, :64], x + 1)

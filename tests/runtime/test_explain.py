@@ -307,6 +307,29 @@ class Counts(Function):
         return g * x.cos()
 
 
+class Doubled(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 2
+
+
+def test_without_arguments_it_tells_what_calls_found() -> None:
+    fast = fusegrad.compile(Doubled)
+    assert fusegrad.explain(fast).methods["forward"].status == "not yet captured"
+    out = fast.apply(torch.ones(3, requires_grad=True))
+    found = fusegrad.explain(fast)
+    assert [found.methods[m].status for m in ("forward", "backward")] == ["compiled", "not yet captured"]
+    assert len(found.variants) == 1 and found.methods["backward"].code == "FG004"
+    out.sum().backward()
+    assert fusegrad.explain(fast).methods["backward"].status == "compiled"
+    with pytest.raises(TypeError, match="missing a required argument"):
+        fusegrad.explain(Linear, "f32[3]")
+
+
 def test_backward_of_an_opaque_forward_has_kernels_once_it_was_captured() -> None:
     fast = fusegrad.compile(Counts)
     assert fusegrad.explain(fast, "f32[3]").methods["backward"].status == "not yet captured"

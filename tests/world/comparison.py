@@ -96,7 +96,9 @@ def _other_facts(ours: Seen, eager: Seen) -> str | None:
 
 # ------------------------------------------------------------------ values
 def _dense(t: Tensor) -> Tensor:
-    return t.detach().to_dense() if t.layout is not torch.strided else t.detach()
+    """The same numbers in a layout, and a dtype, that can be computed with."""
+    dense = t.detach().to_dense() if t.layout is not torch.strided else t.detach()
+    return dense.float() if dense.is_floating_point() and dense.itemsize == 1 else dense
 
 
 def _equal(a: Any, b: Any) -> bool:

@@ -94,6 +94,10 @@ def answer(answers: Callable[[Asked], Iterable[Answer]]) -> None:
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what packages print goes elsewhere
     for line in sys.stdin:
-        for told in answers(json.loads(line)):
-            print(json.dumps(told), file=out, flush=True)
+        try:
+            for told in answers(json.loads(line)):
+                print(json.dumps(told), file=out, flush=True)
+        except Exception as error:  # of the driver itself: the next question has an answer all the same
+            print(json.dumps({"lost": f"{type(error).__name__}: {error}"[:200]}), file=out, flush=True)
+            continue
         print(json.dumps({"done": True}), file=out, flush=True)

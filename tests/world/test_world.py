@@ -200,6 +200,14 @@ def test_a_worker_that_ends_is_one_row(made_up: Path) -> None:
     assert "lost" not in fact["backends"]["reference"] and len(fact["backends"]["reference"]["scenes"]) == len(SCENES)
 
 
+def test_a_mistake_of_the_driver_costs_its_question_alone() -> None:
+    code = "from supervised import answer; answer(lambda asked: [{'half': 1 // asked['by']}])"
+    child = Child([sys.executable, "-c", f"import sys; sys.path.insert(0, {str(HERE)!r}); {code}"], 60)
+    assert list(child.ask({"by": 0})) == [{"lost": "ZeroDivisionError: integer division or modulo by zero"}]
+    assert list(child.ask({"by": 1})) == [{"half": 1}, {"done": True}]
+    child.end()
+
+
 def test_a_silent_child_is_ended() -> None:
     child = Child([sys.executable, "-c", "import time; time.sleep(60)"], 0.2)
     assert list(child.ask({})) == [{"lost": "silent for 0.2 s"}]
@@ -255,6 +263,12 @@ def test_other_bits_are_told_from_the_same() -> None:
     wide = [("output 0", torch.tensor([1.0, 2.0000001], dtype=torch.float64))]
     assert judged(ours, eager, True, lambda: wide, nothing).word == "rounds"
     assert judged(ours, eager, False, lambda: wide, nothing).word == "same"
+
+
+def test_bytes_that_stand_for_floats_are_compared_as_numbers() -> None:
+    eager, ours = (torch.tensor([1.0, float("nan"), last]).to(torch.float8_e4m3fn) for last in (2.0, 448.0))
+    assert judged([("output 0", eager)], [("output 0", eager)], True, nothing, nothing).word == "same"
+    assert judged([("output 0", ours)], [("output 0", eager)], True, nothing, nothing).word == "values"
 
 
 def test_a_derived_result_is_compared_with_single_calls() -> None:
