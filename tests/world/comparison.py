@@ -54,9 +54,8 @@ def _where_eager_raises(ours: Any, eager: Exception, checked: Callable[[], Any])
     single = checked()
     if isinstance(single, Exception) or single is None:
         return Verdict("derives", "not checked")
-    if single and single[0][0] == "pairing":
-        ours = paired(ours)
-    wrong = _far(ours, single, 1e-4)
+    seen = paired(ours) if single and single[0][0] == "pairing" else ours
+    wrong = _far(seen, single, _tolerance(ours))
     return Verdict("derives") if wrong is None else Verdict("wrong derivation", wrong)
 
 
@@ -141,6 +140,12 @@ def _most(t: Tensor) -> float:
 
 def _wide(t: Tensor) -> Tensor:
     return _dense(t).to(torch.complex128 if t.is_complex() else torch.float64)
+
+
+def _tolerance(seen: Seen) -> float:
+    """Of sums over what was seen: tangents in a byte have few bits."""
+    bytewide = [v.dtype for _, v in seen if isinstance(v, Tensor) and v.is_floating_point() and v.itemsize == 1]
+    return max([1e-4, *(torch.finfo(dtype).eps / 8 for dtype in bytewide)])
 
 
 def _far(ours: Seen, single: Seen, tolerance: float) -> str | None:
