@@ -722,7 +722,7 @@ CODES = (
         "A mistake of fusegrad. The command line writes a file that shows it again.",
         "Please report it with that file. is_traceable = False, or backend='reference', is a way around.",
         ("InternalError", "InvalidGraphError", "TypeRuleError", "ParseError", "LoweringError", "KernelCompileError",
-         "KernelFaultError", "Unfusible", "CompiledCallError", "FusegradError",
+         "KernelFaultError", "Unfusible", "CompiledCallError", "KeptDrawsError", "FusegradError",
          "CaptureError", "OpaqueMet", "DataMet"),
     ),
     Code(
