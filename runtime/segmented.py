@@ -128,6 +128,8 @@ class Segmented:
         name = next((n for n, known in self.segments.items() if any(s is segment for s in known)), None)
         if name is None:
             return False
+        if segment.apart - self.lines[name].whole and self._rewrite(name, self.lines[name].and_all_of(segment.apart)):
+            return True
         return self._rewrite(name, self.lines[name].further_up(segment.lines)) or self._give_up(name)
 
     def _give_up(self, name: str) -> bool:

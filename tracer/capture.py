@@ -61,7 +61,19 @@ from .locks import CAPTURE, lock_of
 from .marks import Unmarked
 from .metadata import Fakes
 from .nested import plain, watched_by, watcher
-from .opaque import TRACED, OpaqueNode, Tape, Taped, Why, name_of, reason_of_caller, shown, tensors_in, why_opaque
+from .opaque import (
+    TRACED,
+    OpaqueNode,
+    Tape,
+    Taped,
+    Why,
+    is_given_on,
+    name_of,
+    reason_of_caller,
+    shown,
+    tensors_in,
+    why_opaque,
+)
 from .packages import is_cached
 from .pictures import SCALARS, Handle, is_a_value
 from .reached import Reached, go_on, watched
@@ -756,6 +768,7 @@ class Calls:
         if isinstance(what, Segment):
             odd = self.leaves.tracked(tensors_in(args)) or _no_constant(args, self.generators)
         if odd is not None:
+            what.apart |= {name for name, value in args[0].items() if _no_constant(value, self.generators)}
             reason = f"{reason_of_caller(what, why)}, given a {odd}"
             raise CaptureError(reason=reason, where=where).of(what)
         if self.inlined:
@@ -763,6 +776,9 @@ class Calls:
         if taped is None:
             raise OpaqueMet(what, why, where)
         if taped.fault is not None:
+            if isinstance(what, Segment):
+                names, *_ = pytree.tree_unflatten(taped.leaves, taped.tree)
+                what.apart |= {name for name, value in names.items() if not is_given_on(value)}
             reason = f"{reason_of_caller(what, why)} and {taped.fault}"
             raise CaptureError(reason=reason, where=where).of(what)
         node = OpaqueNode(what, apply, args, kwargs, taped, why, where)

@@ -260,6 +260,11 @@ def _is_plain(value: Any) -> bool:
     return type(value) in (Tensor, torch.nn.Parameter, torch.nn.Buffer) and value.layout is torch.strided
 
 
+def is_given_on(value: Any) -> bool:
+    """Whether a graph can hand a result to what follows: plain tensors and scalars, in containers."""
+    return all(_is_plain(v) if isinstance(v, Tensor) else isinstance(v, SCALARS) for v in pytree.tree_leaves(value))
+
+
 def _alias(leaf: Any, given: Sequence[Tensor]) -> tuple[str, int] | None:
     """The argument whose memory a result shows as it is."""
     if not _is_plain(leaf):

@@ -20,7 +20,7 @@ import inspect
 import textwrap
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .pictures import is_library
@@ -73,6 +73,8 @@ class Segment:
         self.__name__, self.lines, self.where, self.why = name, lines, where, why
         self.inputs: tuple[str, ...] = ()
         self.outputs: tuple[str, ...] = ()
+        self.apart: set[str] = set()
+        """Names whose values no graph can hand from one segment to another: found by a capture."""
         self.function: Callable[..., Left]
 
     def __call__(self, names: Mapping[str, Any], **of_ctx: Any) -> Left:
@@ -121,19 +123,27 @@ def _fill(value: Any, content: Any) -> None:
 
 @dataclass(frozen=True)
 class Lines:
-    """Which lines of a method cannot be captured, why, and how many statements around each go with it."""
+    """Which lines of a method cannot be captured, why, and how many statements around each go with it.
+
+    whole: names of values that exist in one segment alone, from where they are bound to where they are read last.
+    """
 
     why: dict[int, Any] = field(default_factory=dict)
     up: dict[int, int] = field(default_factory=dict)
+    whole: frozenset[str] = frozenset()
 
     def and_those(self, others: Mapping[int, Any]) -> Lines:
         """With more of them."""
-        return Lines({**others, **self.why}, self.up)
+        return replace(self, why={**others, **self.why})
+
+    def and_all_of(self, names: Collection[str]) -> Lines:
+        """With every statement that these names are in."""
+        return replace(self, whole=self.whole | frozenset(names))
 
     def further_up(self, within: tuple[int, int]) -> Lines:
         """With what is around the statements of these lines."""
         lines = [line for line in self.why if within[0] <= line <= within[1]]
-        return Lines(self.why, {**self.up, **{line: self.up.get(line, 0) + 1 for line in lines}})
+        return replace(self, up={**self.up, **{line: self.up.get(line, 0) + 1 for line in lines}})
 
 
 # ------------------------------------------------------------------ a method and its source
@@ -248,11 +258,30 @@ def _chosen(function: ast.FunctionDef, lines: Lines) -> list[tuple[Body, int, in
             raise UnfitError("the statement is not found, or it is all of the method")
         body, index = path[len(path) - 1 - up]
         marked.setdefault(id(body), (body, set()))[1].add(index)
+    for name in lines.whole:
+        body, found = _life(function.body, name)
+        marked.setdefault(id(body), (body, set()))[1].update(found)
     for body, indices in marked.values():
         _extend(body, indices)
+        if lines.whole and body is function.body and len(indices) == len(body):
+            raise UnfitError("it is all of the method")
     runs = [run for body, indices in marked.values() for run in _runs(body, indices)]
     inside = {id(n) for body, a, b in runs for s in body[a:b] for inner in _bodies(s) for n in _all_of(inner)}
     return [(body, a, b) for body, a, b in runs if id(body[a]) not in inside]
+
+
+def _life(body: Body, name: str) -> tuple[Body, range]:
+    """The innermost list of statements that has all in which a name is, and the first to the last of them."""
+    having = [i for i, statement in enumerate(body) if _reads(statement, {name})]
+    if not having:
+        return body, range(0)
+    inner = list(_bodies(body[having[0]])) if len(having) == 1 else []
+    only = next((found for found in inner if _count(found, name) == _count([body[having[0]]], name)), None)
+    return _life(only, name) if only is not None else (body, range(having[0], having[-1] + 1))
+
+
+def _count(statements: Body, name: str) -> int:
+    return sum(isinstance(n, ast.Name) and n.id == name for n in _all_of(statements))
 
 
 def _all_of(body: Body) -> Iterator[ast.AST]:
@@ -319,13 +348,20 @@ def _is_foreign(value: ast.AST, known: set[str]) -> bool:
         return value.id in known
     if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
         name = value.func.attr
-        if name in _COMES_BACK:
+        if name in _COMES_BACK or _root(value.func) == "torch":
             return False
         if name in _STAYS:
             return _is_foreign(value.func.value, known)
         if name in _LEAVES_TORCH:
             return True
     return any(_is_foreign(child, known) for child in ast.iter_child_nodes(value))
+
+
+def _root(value: ast.expr) -> str | None:
+    """The name that a chain of attributes begins with."""
+    while isinstance(value, ast.Attribute):
+        value = value.value
+    return value.id if isinstance(value, ast.Name) else None
 
 
 # ------------------------------------------------------------------ one segment
