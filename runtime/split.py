@@ -168,7 +168,7 @@ def run(compiler: Compiler, specialization: Specialization, args: Sequence[Any])
             _require_unwritten(compiler, given, versions)
             continue
         except Exception as error:
-            if not tape.made or not is_fault(error):
+            if not tape.calls() or not is_fault(error):
                 raise
             fault = Fault.of(error)
             break
@@ -194,7 +194,7 @@ def _recovered(compiler: Compiler, args: Sequence[Any], tape: Tape, fault: Fault
 def _goes_on(specialization: Specialization, args: Sequence[Any], tape: Tape) -> bool:
     """Whether what opaque nodes returned in this call so far is what a graph was captured for."""
     sizes, calls = specialization.sizes(args), tape.again()
-    for node in specialization.opaque if tape.made else ():
+    for node in specialization.opaque if calls.pending else ():
         if (taped := calls.take(node.what)) is None:
             return True
         if not node.fits(taped, sizes):

@@ -156,8 +156,12 @@ class Tape:
         return found
 
     def again(self) -> Tape:
-        """A tape that plays back all that there was."""
-        return Tape(list(self.made), data=self.data)
+        """A tape that plays back all that there was: what it has not come to again happened, too."""
+        return Tape(self.calls(), data=self.data)
+
+    def calls(self) -> list[Taped]:
+        """All calls that happened, in their order."""
+        return [*self.made, *self.pending]
 
 
 def tensors_in(tree: Any) -> list[Tensor]:

@@ -916,3 +916,41 @@ def test_tensors_in_containers(backend) -> None:
         same(found[1][0], found[0][0], exact=backend == "reference")
         assert found[0][1] == found[1][1]
     assert opaque(fast) == [("Sort", "forward")]
+
+
+class AsksBeforeAndAfter(Function):
+    """A statement that happens once, between two questions."""
+
+    @staticmethod
+    def forward(ctx, x):
+        if not bool((x > 0).any()):
+            return x * 2
+        print("positive", tuple(x.shape))
+        if x.max() > 1:
+            return x * 3
+        return x.abs().max().item() * x
+
+    @staticmethod
+    def backward(ctx, g):
+        if not bool((g > 0).any()):
+            return g * 2
+        print("gradient")
+        return g * 3 if g.max() > 1 else g * 4
+
+
+@both
+def test_graphs_that_do_not_fit_take_nothing_from_what_happened(backend, capsys) -> None:
+    """The call's own answers fit no graph: each that is tried after the first hands on what ran before."""
+    fast, told = fusegrad.compile(AsksBeforeAndAfter, backend=backend), {}
+    low, middle, high = -torch.ones(4), torch.full((4,), 0.5), torch.full((4,), 2.0)
+    calls = [(low, low), (high, high), (middle, middle), (middle, high), (low, middle), (high, low), (middle, middle)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", fusegrad.FallbackWarning)
+        for of in (AsksBeforeAndAfter, fast):
+            for values, gradient in calls:
+                x = values.clone().requires_grad_()
+                y = of.apply(x)
+                found = (y.detach(), torch.autograd.grad(y, x, gradient)[0], capsys.readouterr().out)
+                told.setdefault(of, []).append(found)
+    for wanted, mine in zip(*told.values(), strict=True):
+        assert torch.equal(mine[0], wanted[0]) and torch.equal(mine[1], wanted[1]) and mine[2] == wanted[2]
