@@ -17,6 +17,7 @@ class Suite:
     """Tests by package: from its source distribution, of a commit of a repository, or (`inside`) as they are installed.
 
     under: the folder of the repository in which the tests run. lacking: what their imports want besides, by file.
+    beside: folders of other repositories that have it (repository, commit, folder).
     """
 
     name: str
@@ -27,6 +28,7 @@ class Suite:
     commit: str = ""
     under: str = ""
     lacking: tuple[tuple[str, str], ...] = ()
+    beside: tuple[tuple[str, str, str], ...] = ()
     options: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
     seconds: int = 1200
@@ -47,6 +49,30 @@ def saved_tensors_hooks_to_gm(*args, **kwargs):
     raise unittest.SkipTest("needs a helper of torch's own tests")
 """
 """Stands for `common_utils` of torch's functorch tests."""
+BELOW = """
+import importlib.util
+import sys
+from pathlib import Path
+
+folders = [Path(folder) for folder in sys.path if folder and Path(folder).resolve() != Path(__file__).resolve().parent]
+found = next(folder for folder in folders if (folder / "common_utils.py").exists() and folder.name == "functorch")
+spec = importlib.util.spec_from_file_location("common_utils_of_torch", found / "common_utils.py")
+below = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(below)
+globals().update({name: value for name, value in vars(below).items() if not name.startswith("__")})
+
+def xfailIf(op_name, condition, variant_name="", *, device_type=None, dtypes=None):
+    return below.decorate(op_name=op_name, variant_name=variant_name, decorator=lambda test: test,
+                          device_type=device_type, dtypes=dtypes)
+"""
+"""`common_utils` of an older torch's functorch tests, with what the newer ones want of it."""
+ON_CPU = """
+from torch.testing._internal import common_device_type as devices
+
+made = devices.instantiate_device_type_tests
+devices.instantiate_device_type_tests = lambda test, scope, **which: made(test, scope, only_for="cpu")
+"""
+"""A pytest plugin: tests by device, of which a copy for another device has only that one, run on the CPU."""
 NO_NPU = """
 import types
 import torch
@@ -70,6 +96,9 @@ WITH_FUNCTIONS = (
     " or mutation_of_input_in) and not WithDynamo and not Export and not Cache and not dynamic"
 )
 HELPERS = (("common_utils.py", FUNCTORCH_HELPERS),)
+ON_A_CPU = (("common_utils.py", BELOW), ("on_cpu.py", ON_CPU))
+OLDER = (("yakov-helm/pytorch_exp", "c5e2a7738220d39b8602869406a76e2787ac5c6b", "test/functorch"),)
+"""A copy of torch 2.1's tests."""
 EACH = ("--timeout=120",)
 
 SUITES = (
@@ -96,12 +125,19 @@ SUITES = (
     Suite("torch functorch/test_aotdispatch.py, Functions", ("test_aotdispatch_xpu.py",),
           repository="intel/torch-xpu-ops", commit=XPU_OPS, under="test/xpu/functorch", lacking=HELPERS,
           options=("-k", WITH_FUNCTIONS, *EACH)),
+    Suite("torch functorch/test_vmap.py, less OpInfo", ("test_vmap_xpu.py",), repository="intel/torch-xpu-ops",
+          commit=XPU_OPS, under="test/xpu/functorch", lacking=ON_A_CPU, beside=OLDER, options=("-p", "on_cpu", "-k",
+          "AutogradFunction or autograd_function or (not OpInfo and not NestedTensor)", *EACH)),
+    Suite("torch functorch/test_ops.py, Functions", ("test_ops_xpu.py",), repository="intel/torch-xpu-ops",
+          commit=XPU_OPS, under="test/xpu/functorch", lacking=ON_A_CPU, beside=OLDER,
+          options=("-p", "on_cpu", "-k", "AutogradFunction", *EACH)),
 )  # fmt: skip
 
 DERIVED = "eager refuses, and the test asserts that; fusegrad derives it"
 DIFFERS = {
     "test_autograd_function_no_setup_context_transform":
         f"an old-style class under torch.func: {DERIVED} (contract, 21)",
+    "test_fails_with_autograd_function_transform": f"an old-style class under torch.func: {DERIVED} (contract, 21)",
     "test_custom_function_error": f"a class without jvp in forward mode: {DERIVED} (contract, 18)",
     "test_checkpointing_without_reentrant_custom_function_works":
         "asserts that `ctx.saved_tensors` raises when read again in a checkpoint; here what was unpacked once serves",

@@ -54,10 +54,12 @@ def run(results: Any, only: Sequence[str], again: bool) -> None:
 
 def compared(suite: Suite) -> Told:
     """Both runs, and the tests whose outcome differs."""
-    place = folder(suite)
-    if isinstance(place, str):
-        return {"absent": place}
-    plain, fast = once(suite, place, ()), once(suite, place, PLUGIN)
+    place, beside = folder(suite), [archived(*source) for source in suite.beside]
+    absent = next((found for found in (place, *beside) if isinstance(found, str)), None)
+    if absent is not None or isinstance(place, str):
+        return {"absent": absent}
+    helpers = [str(found) for found in beside]
+    plain, fast = once(suite, place, (), helpers), once(suite, place, PLUGIN, helpers)
     return {"tests": len(plain.by_test), "plain": plain.told(), "fusegrad": fast.told(), "differ": differ(plain, fast)}
 
 
@@ -69,8 +71,11 @@ def differ(plain: Outcomes, fast: Outcomes) -> list[list[str]]:
     return [[test, before[0], after[0], after[1]] for test, before, after in pairs if before[0] != after[0]]
 
 
-def once(suite: Suite, place: Path, plugin: Sequence[str]) -> Outcomes:
-    """The suite in a process of its own; one that takes too long is ended, and counts as far as it came."""
+def once(suite: Suite, place: Path, plugin: Sequence[str], helpers: Sequence[str]) -> Outcomes:
+    """The suite in a process of its own; one that takes too long is ended, and counts as far as it came.
+
+    helpers: folders whose modules the tests import.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         record = Path(scratch) / "outcomes.jsonl"
         record.touch()
@@ -82,7 +87,7 @@ def once(suite: Suite, place: Path, plugin: Sequence[str]) -> Outcomes:
             helper.write_text(text, encoding="utf-8")
         command = [sys.executable, "-m", "pytest", "-q", "-c", str(settings), "--rootdir=.", "-p", "outcomes",
                    "-p", "no:cacheprovider", *plugin, *suite.options, *suite.paths]  # fmt: skip
-        wanted = [str(HERE), str(Path(scratch) / "lacking"), os.environ.get("PYTHONPATH", "")]
+        wanted = [str(HERE), str(Path(scratch) / "lacking"), *helpers, os.environ.get("PYTHONPATH", "")]
         path = os.pathsep.join(filter(None, wanted))
         world = {**os.environ, "WORLD_OUTCOMES": str(record), "PYTHONPATH": path, **dict(suite.environment)}
         before, ended = _used(), ""
@@ -104,7 +109,7 @@ def _used() -> float:
 def folder(suite: Suite) -> Path | str:
     """The folder in which the tests run, or why there is none."""
     if suite.repository:
-        return _archived(suite)
+        return archived(suite.repository, suite.commit, suite.under, suite.paths)
     if suite.distribution is None:
         return _installed(suite)
     place = KEPT / "sources" / suite.distribution
@@ -120,33 +125,33 @@ def _installed(suite: Suite) -> Path | str:
     return Path(spec.origin).parent
 
 
-def _archived(suite: Suite) -> Path | str:
+def archived(repository: str, commit: str, under: str, paths: Sequence[str] = ()) -> Path | str:
     """The tests of a commit: the folder that they run in, or else the first of each of their paths."""
-    place = KEPT / "sources" / f"{suite.repository.replace('/', '+')}-{suite.commit[:10]}"
-    parts = [suite.under] if suite.under else sorted({path.split("/")[0] for path in suite.paths})
+    place = KEPT / "sources" / f"{repository.replace('/', '+')}-{commit[:10]}"
+    parts = [under] if under else sorted({path.split("/")[0] for path in paths})
     if not (place / parts[0]).exists():
         place.mkdir(parents=True, exist_ok=True)
         packed = place / "packed.tar"
-        git = ["git", f"--git-dir={_repository(suite, place)}"]
-        asked = [*git, "archive", "-o", str(packed), suite.commit, *parts]
+        git = ["git", f"--git-dir={_git_directory(repository, commit, place)}"]
+        asked = [*git, "archive", "-o", str(packed), commit, *parts]
         done = subprocess.run(asked, capture_output=True, text=True)
         if done.returncode:
-            return f"no commit {suite.commit[:10]} of {suite.repository} can be had: {done.stderr.strip()[-100:]}"
+            return f"no commit {commit[:10]} of {repository} can be had: {done.stderr.strip()[-100:]}"
         with tarfile.open(packed) as archive:
             archive.extractall(place, filter="data")
-    return place / suite.under
+    return place / under
 
 
-def _repository(suite: Suite, place: Path) -> Path:
-    """A git directory with the commit, if it can be had."""
+def _git_directory(repository: str, commit: str, place: Path) -> Path:
+    """One with the commit, if it can be had."""
     copies = os.environ.get("WORLD_REPOSITORIES")
-    copy = Path(copies) / suite.repository.replace("/", "+") / "repo" if copies else None
+    copy = Path(copies) / repository.replace("/", "+") / "repo" if copies else None
     if copy is not None and copy.exists():
         return copy
     made = place / "fetched.git"
     subprocess.run(["git", "init", "-q", "--bare", str(made)], check=True)
-    address = f"https://github.com/{suite.repository}"
-    subprocess.run(["git", f"--git-dir={made}", "fetch", "-q", "--depth=1", address, suite.commit], capture_output=True)
+    address = f"https://github.com/{repository}"
+    subprocess.run(["git", f"--git-dir={made}", "fetch", "-q", "--depth=1", address, commit], capture_output=True)
     return made
 
 

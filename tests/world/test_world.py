@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -316,7 +317,9 @@ def test_a_suite_of_a_repository_runs_at_its_commit(tmp_path: Path, monkeypatch:
     copy = tmp_path / "someone+something" / "repo"
     tests = copy / "tests"
     tests.mkdir(parents=True)
-    (tests / "test_a.py").write_text("import helper\n\ndef test_a():\n    assert helper.SEVEN == 7\n")
+    (tests / "test_a.py").write_text("import helper, other\n\ndef test_a():\n    assert helper.SEVEN < other.EIGHT\n")
+    (copy / "more").mkdir()
+    (copy / "more" / "other.py").write_text("EIGHT = 8")
     git = ["git", "-C", str(copy), "-c", "user.name=a", "-c", "user.email=a@b"]
     for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "a"]):
         subprocess.run([*git, *words], check=True)
@@ -327,11 +330,14 @@ def test_a_suite_of_a_repository_runs_at_its_commit(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("WORLD_REPOSITORIES", str(tmp_path))
     monkeypatch.setattr(suites, "KEPT", tmp_path / "kept")
     lacking = (("helper.py", "SEVEN = 7"),)
-    suite = Suite("a", ("tests",), repository="someone/something", commit=commit, lacking=lacking)
+    beside = (("someone/something", commit, "more"),)
+    suite = Suite("a", ("tests",), repository="someone/something", commit=commit, lacking=lacking, beside=beside)
     fact = suites.compared(suite)
     assert fact["plain"]["outcomes"] == {"passed": 1} and fact["differ"] == []
     absent = suites.compared(Suite("b", ("tests",), repository="someone/something", commit="0" * 40))["absent"]
     assert "can be had" in absent
+    without = replace(suite, beside=(("someone/something", "0" * 40, "more"),))
+    assert "can be had" in suites.compared(without)["absent"]
 
 
 def test_known_differences_have_their_reason() -> None:
