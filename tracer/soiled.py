@@ -74,8 +74,14 @@ def _put_cell(held: Any, content: list[Any]) -> None:
     held.cell_contents = content[0]
 
 
+def _of_class(held: Any) -> list[Any]:
+    """Its own attributes; not what is noted there of its compiled twin, which a capture may make."""
+    own = [(name, value) for name, value in list(vars(held).items()) if not name.startswith("_fusegrad")]
+    return [part for item in own for part in item]
+
+
 def _put_class(held: Any, content: list[Any]) -> None:
-    before, now = dict(zip(content[::2], content[1::2], strict=True)), dict(vars(held))
+    before, now = _by_name(content), _by_name(_of_class(held))
     for name in now.keys() - before.keys():
         type.__delattr__(held, name)
     for name, value in before.items():
@@ -83,8 +89,8 @@ def _put_class(held: Any, content: list[Any]) -> None:
             type.__setattr__(held, name, value)
 
 
-def _put_cached(held: Any, content: list[Any]) -> None:
-    held.cache_clear()  # of fakes: what eager had put there before is computed again
+def _by_name(content: list[Any]) -> dict[Any, Any]:
+    return dict(zip(content[::2], content[1::2], strict=True))
 
 
 def _pairs(held: Any) -> list[Any]:
@@ -101,8 +107,7 @@ _KINDS: tuple[tuple[Any, _Kind], ...] = (
     (array.array, _Kind(lambda held: [held.tobytes()], _put_array)),
     (Memory, _Kind(lambda held: [held.tobytes()], _put_memory)),
     (types.CellType, _Kind(lambda held: [held.cell_contents], _put_cell)),
-    (functools._lru_cache_wrapper, _Kind(lambda held: [held.cache_info().misses], _put_cached)),
-    (type, _Kind(lambda held: [part for item in list(vars(held).items()) for part in item], _put_class)),
+    (type, _Kind(_of_class, _put_class)),
 )
 
 

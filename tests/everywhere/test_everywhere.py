@@ -82,6 +82,27 @@ def test_the_block_restores_what_it_changed() -> None:
     assert fusegrad.stats()["captures"] == before
 
 
+def test_a_class_that_calls_another_is_captured() -> None:
+    """Whose twin is made only then, and noted on the other class."""
+    with every_function("reference") as everywhere:
+        cls = define()
+
+        class Outer(Function):
+            @staticmethod
+            def forward(ctx, x):
+                return cls.apply(x) + 1
+
+            @staticmethod
+            def backward(ctx, g):
+                return cls.apply(g)
+
+        x = torch.randn(3, requires_grad=True)
+        Outer.apply(x).sum().backward()
+        assert torch.equal(x.grad, torch.full((3,), 2.0))
+        records = next(seen.records for seen in everywhere.seen if seen.name.endswith("Outer"))
+        assert [records[method].status for method in ("forward", "backward")] == ["compiled", "compiled"]
+
+
 def test_classes_from_before_and_torchs_own_are_left_alone() -> None:
     cls = define()
     with every_function("reference") as everywhere:
