@@ -168,7 +168,7 @@ class Reads:
     is_whole: bool = True  # false where a scan ended before all was looked at
     looked_at: int = 0  # functions
     library: dict[int, tuple[Any, set[str]]] = field(default_factory=dict)  # names of modules and classes of libraries
-    generators: tuple[weakref.ref[torch.Generator], ...] = ()  # that are arguments: a call with others has another key
+    generators: tuple[Callable[[], Any], ...] = ()  # that are arguments: a call with others has another key
 
     def name(self, owner: Any, name: str) -> None:
         """A name of a library's is used."""
@@ -233,7 +233,7 @@ class Reads:
             for name, inner in _tensors_inside(value, get, DEPTH) if get is not None else ():
                 path = f"argument {number}{name}"
                 found[path] = Read(path, "tensor", inner)
-        generators = tuple(weakref.ref(v) for v in values if isinstance(v, torch.Generator))
+        generators = tuple(_lives(v) for v in values if isinstance(v, torch.Generator))
         if not (found or generators):
             return self
         return dataclasses.replace(self, entries={**self.entries, **found}, generators=generators)
