@@ -370,7 +370,7 @@ def is_standard(value: Any) -> bool:
     return module_of(value).split(".")[0] in sys.stdlib_module_names
 
 
-def _is_fixed(cls: type) -> bool:
+def is_fixed(cls: type) -> bool:
     return is_library(cls) or is_standard(cls)
 
 
@@ -430,7 +430,7 @@ def class_content(cls: type, depth: int) -> tuple[Any, ...]:
     with _visited(~id(cls), once=True) as first:  # not the class as a value
         if not first or depth <= 0:
             return ()
-        owners = [c for c in cls.__mro__ if not _is_fixed(c)]
+        owners = [c for c in cls.__mro__ if not is_fixed(c)]
         if any(c in _endless for c in owners):
             return (_beyond(),)
         return tuple([_body(c, depth) for c in reversed(owners)])  # what many inherit from tells first

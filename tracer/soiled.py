@@ -18,7 +18,7 @@ import torch
 
 from .attributes import has_instance_dict, instance_dict, is_a
 from .held import holds_fakes
-from .pictures import SCALARS, Memory, is_library
+from .pictures import SCALARS, Memory, is_fixed, is_library
 from .reads import Reads
 
 MOST = 2_000
@@ -185,7 +185,8 @@ def _held(value: Any, depth: int, seen: set[int]) -> Iterator[Any]:
 def _parts(value: Any) -> list[Any]:
     parts = next((parts(value) for kind, parts in _PARTS if is_a(value, kind)), [])
     own = has_instance_dict(type(value)) and not is_a(value, type) and not _is_librarys_callable(value)
-    return [*parts, instance_dict(value)] if own else parts
+    kind = [] if is_fixed(type(value)) else [type(value)]  # a descriptor, a metaclass: it may count on its class
+    return [*parts, instance_dict(value), *kind] if own else [*parts, *kind]
 
 
 def _is_librarys_callable(value: Any) -> bool:

@@ -82,7 +82,7 @@ def impure(value: Any) -> str | None:
     if is_a(value, types.ModuleType):
         name = instance_dict(value).get("__name__")
     elif owner is not None and not is_a(owner, types.ModuleType):
-        name = type(owner).__module__
+        name = module_of(owner if is_a(owner, type) else type(owner))  # of a class: `datetime.now`, `date.today`
     else:
         name = module_of(value)
     return f"it uses the module `{name}`" if type(name) is str and _is_impure(name) else None

@@ -5,6 +5,7 @@ Each row is a line of forward, or of backward, that makes a number `k` of someth
 
 from __future__ import annotations
 
+import datetime
 import linecache
 import sys
 import types
@@ -140,6 +141,27 @@ class Slotted:
         return float(self.n)
 
 
+class Counted:
+    n = 0
+
+    def __get__(self, owner, cls):
+        Counted.n += 1
+        return float(Counted.n)
+
+
+class Meta(type):
+    n = 0
+
+    @property
+    def up(cls):
+        Meta.n += 1
+        return float(Meta.n)
+
+
+class OfClass(metaclass=Meta):
+    seen = Counted()
+
+
 HOLDER, MISSING, MODULE, SLOTTED = Holder(), Missing(), Module(), Slotted()
 """
 LINES = {
@@ -187,6 +209,8 @@ LINES = {
     "a class's attribute, by type": "type.__setattr__(Holder, 'n', Holder.n + 1)\nk = float(Holder.n)",
     "an object that is called": "k = HOLDER()",
     "a descriptor": "k = HOLDER.seen",
+    "a descriptor that counts on its class": "k = OfClass().seen",
+    "a property of a metaclass": "k = OfClass.up",
     "an attribute that is computed": "k = HOLDER.anything",
     "a missing key": "k = MISSING[1.0]",
     "vars": "vars(HOLDER)['n'] = HOLDER.n + 1\nk = float(HOLDER.n)",
@@ -267,3 +291,25 @@ def test_a_cache_of_numbers_is_no_reason_to_run_as_written() -> None:
     fast = fusegrad.compile(class_with(LINES["a cache of numbers"], "forward"), backend="reference")
     told(fast)
     assert [str(r.status) for m, r in fast._fusegrad.records.items() if m == "forward"] == ["compiled"]
+
+
+def today() -> int:
+    return datetime.date.today().year
+
+
+@pytest.mark.parametrize("ask", [datetime.datetime.now, datetime.date.today, today], ids=("now", "today", "of a date"))
+def test_the_clock_is_asked_at_every_call_by_way_of_a_class_too(ask) -> None:
+    """The day of a capture would be the day of all calls."""
+
+    class Dated(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            day = ask()
+            return x * (day if isinstance(day, int) else day.year)
+
+        @staticmethod
+        def backward(ctx, g):
+            return g
+
+    with pytest.raises(fusegrad.NotTraceableError, match="it uses the module `datetime`"):
+        fusegrad.compile(Dated, fullgraph=True).apply(torch.ones(3, requires_grad=True))
