@@ -54,7 +54,7 @@ from ..tracer.torch_private import (
 from . import distributed, logs, pickled, split
 from .asked import is_outer
 from .attributes import REASON, is_assigned
-from .budget import LATER, Budget
+from .budget import LATER, Budget, alike
 from .calls import name_in_graphs
 from .config import backend_name, valid_backend, valid_numerics, warns, with_numerics
 from .derived import require_transposable, valid_derive_jvp, why_no_backward, with_derived_backward
@@ -192,6 +192,7 @@ class Compiler:
         self.refused: OrderedDict[Any, CaptureError] = OrderedDict()
         self.unbounded = False  # whether what is compared of a call was once more than can be
         self.met: OrderedDict[Any, OpaqueMet] = OrderedDict()
+        self.split_kinds: OrderedDict[Any, OpaqueMet] = OrderedDict()  # the same, numbers and identities apart
         self.budget = Budget()
         self.rules: OrderedDict[Any, Any] = OrderedDict()  # how DTensors are divided
         self.opaque_calls: list[split.OpaqueCall] = []
@@ -566,6 +567,8 @@ class Compiler:
             key, facts = self._key(args), self.facts(args)
             tensors = [a for a in args if isinstance(a, Tensor)]
             found = next((s for s in self.known.get(facts, ()) if s.guard(tensors)), None)
+            if patient and found is None and (met := self.split_kinds.get(alike(facts))) is not None:
+                self.met.setdefault(facts, met.bare())  # it was in the way with another number: it would be again
             tried = facts in self.refused or self._is_hopeless() or any(map(is_meta, args))
             if found is None and not tried:
                 found, key = self._captured_in_parts(key, facts, args)
@@ -613,8 +616,9 @@ class Compiler:
             if self.fullgraph if opaque else self.must_capture("forward"):
                 self.refuse("forward", error)
             if isinstance(error, OpaqueMet):
-                self.met[facts] = error.bare()
+                self.met[facts] = self.split_kinds[alike(facts)] = error.bare()
                 _forget(self.met, REMEMBERED)
+                _forget(self.split_kinds, REMEMBERED)
             else:
                 self.refused[facts] = error.bare()  # at once: other threads wait for this attempt
             return error.bare()
@@ -684,7 +688,7 @@ class Compiler:
         require_no_draws(specialization)
         self.compare(specialization, args, tape)
         specialization.executable(self.backend_for(args))
-        self.budget.spend(self.facts(args), specialization.forward.trace)
+        self.budget.spend(self.facts(args), args, specialization.forward.trace)
         return specialization
 
     def must_capture(self, role: str) -> bool:

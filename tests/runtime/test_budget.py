@@ -148,3 +148,41 @@ def test_a_closure_that_is_new_at_every_call_is_captured_a_few_times(cls: Any, m
         times: Any = _multiplication([at])
         assert told(fast, times) == told(cls, times)
     assert captured(fast) == budget.CLOSURES
+
+
+@pytest.mark.filterwarnings("ignore::fusegrad.FallbackWarning")
+def test_closures_are_counted_for_all_kinds_of_calls_of_a_class() -> None:
+    fast: Any = fusegrad.compile(Applied)
+    for dims in range(1, 9):
+        x, times = torch.ones([2] * dims), _multiplication([dims])
+        assert torch.equal(fast.apply(x, times), Applied.apply(x, times))
+    assert captured(fast) == budget.CLOSURES
+
+
+class AsksForSome(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, by: float) -> Tensor:
+        ctx.by = by
+        if by < 10 and x.sum() > 100:
+            return x
+        return x * by
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        return grad * ctx.by * 2, None
+
+
+@pytest.mark.filterwarnings("ignore::fusegrad.FallbackWarning")
+def test_what_was_in_the_way_with_one_number_is_not_met_again_with_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "AT_ONCE", 100)
+    fast: Any = fusegrad.compile(AsksForSome)
+    tried = []
+    for by in (1.0, 2.0, 3.0, 20.0, 30.0):
+        before = fusegrad.stats()["captures"]
+        assert told(fast, by) == told(AsksForSome, by)
+        tried.append(fusegrad.stats()["captures"] - before)
+    assert tried == [2, 1, 1, 1, 1]
+    whole = [not s.opaque for found in fast._fusegrad.known.values() for s in found]
+    assert whole == [False, False, False, True, True]
+    assert told(fast, 20.0) == told(AsksForSome, 20.0)
+    assert captured(fast) == 5
