@@ -296,6 +296,7 @@ _PICTURES: tuple[tuple[Any, Callable[[Any, int], Any]], ...] = (
     (dict, _table),
     (set | frozenset, _set),
     (types.MappingProxyType, lambda v, depth: ("proxy", freeze(dict(v), depth - 1))),
+    (weakref.ref, lambda v, depth: ("weak", Same(v), freeze(v(), depth - 1))),
     (types.FunctionType, _function),
     (types.MethodType, _method),
     (type, _class),

@@ -7,6 +7,7 @@ A scan calls nothing that it finds, and what it cannot follow is an effect, too.
 
 from __future__ import annotations
 
+import abc
 import array
 import builtins
 import collections
@@ -376,6 +377,7 @@ def scan(*functions: Callable[..., Any]) -> Reads:
     plan.run()
     reads.is_whole, reads.looked_at = plan.is_whole, len(plan.seen)
     _add_names(reads)
+    _add_carried(reads)
     return reads
 
 
@@ -483,6 +485,19 @@ def _add_names(reads: Reads) -> None:
         first, get = known[0], operator.attrgetter(*known, known[0])
         path = f"{label}.{first}" if len(known) == 1 else f"{label}.({' '.join(known)})"
         reads.entries[path] = Read(path, "names", partial(get, owner), (owner, *known))
+
+
+def _add_carried(reads: Reads) -> None:
+    """What someone put on the tensors that are read, of what is asked for."""
+    for read in [r for r in reads.entries.values() if r.kind == "tensor"] if reads.asked else ():
+        path = f"what is put on {read.path}"
+        reads.entries[path] = Read(path, "value", partial(_carried, read.get, frozenset(reads.asked)))
+
+
+def _carried(get: Callable[[], Any], asked: frozenset[str]) -> dict[str, Any]:
+    tensor = get()
+    own = instance_dict(tensor) if is_tensor(tensor) else {}
+    return {name: value for name, value in own.items() if name in asked or ANY in asked}
 
 
 def backward_effects(method: Callable[..., Any]) -> list[Effect]:
@@ -645,6 +660,8 @@ def _scan_code(names: _Names, search: _Search, is_method: bool) -> None:
         if (found := _effect(ran, names.env) or _outside_write(ran, names) or names.see(ran)) is not None:
             reads.effects.append(place.effect(*(found if isinstance(found, tuple) else (found,))))
         root = names.root(instruction)
+        if instruction.argval == "super" and (me := names.me()) is not None:
+            _Found(me.path, me.get, me.put, me.steps, me.value()).record(search, place)
         if root is not None:
             followed = at + _follow(root, instructions[at + 1 :], search, place)
         elif at > followed:
@@ -734,6 +751,10 @@ class _Names:
     @staticmethod
     def _part(owner: _Root, name: str) -> _Root:
         return _Root(f"{owner.path}.{name}", _attribute(owner.get, name), _leave, _further(owner.steps, name))
+
+    def me(self) -> _Root | None:
+        """What `super()` stands for, beginning with another class."""
+        return self.bound.get(self.code.co_varnames[0]) if self.code.co_argcount else None
 
     def root(self, instruction: dis.Instruction) -> _Root | None:
         """The object from outside that an instruction loads."""
@@ -1002,6 +1023,18 @@ def _record(
         reads.effects.append(Effect(reason, "unknown") if place is None else place.effect(reason))
     else:
         _record_value(path, get, value, search, steps)
+    _record_behind(path, get, value, search)
+
+
+def _record_behind(path: str, get: Callable[[], Any], value: Any, search: _Search) -> None:
+    """What a call of it, or a question about it, reaches: a weak reference, a function by types, an abstract class."""
+    if is_a(value, weakref.ref):
+        _record(f"{path}()", lambda: get()(), value(), search)
+    elif is_a(value, types.FunctionType) and is_library(value) and "registry" in instance_dict(value):
+        _record(f"{path}.registry", _attribute(get, "registry"), value.registry, search)
+    elif is_a(value, abc.ABCMeta) and not is_library(value):
+        name = "classes that were registered"
+        search.reads.entries[name] = Read(name, "value", abc.get_cache_token)
 
 
 def _is_code(value: Any) -> bool:
