@@ -116,13 +116,16 @@ def replayed(call: Call, tape: Tape | None, sizes: Any) -> Call:
 
 
 def played(call: Call, tape: Tape | None) -> Call:
-    """The user's method, its nested calls played back; what the opaque ones are given counts as results."""
+    """The user's method, its opaque calls played back; what they are given counts as results.
+
+    Other nested calls run again: the graph holds them, and draws with its own random state what they draw.
+    """
     if tape is None:
         return call
 
     def run(args: Sequence[Any]) -> list[Any]:
         given: list[Tensor] = []
-        with recording(tape.again(), given=given):
+        with recording(Tape([t for t in tape.calls() if t.opaque], data=tape.data), given=given):
             return [*call(args), *given]
 
     return run

@@ -202,3 +202,42 @@ def test_a_derivative_that_draws_draws_anew(backend: str, draws: bool) -> None:
         told.append([*values, torch.rand(1)])
     assert all(map(torch.allclose, *told))
     assert not torch.equal(told[1][2], told[1][3])
+
+
+class Blurred(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, low: float) -> Tensor:
+        return x - low + torch.rand_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return g, None
+
+
+class BlurredFromItsLeast(Function):
+    """The stochastic rounding of gradients: a number of the gradient, then another Function that draws."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return Blurred.apply(x, float(x.min()))
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return Blurred.apply(g, float(g.min()))
+
+
+@pytest.mark.parametrize("backend", ["reference", "interpret"])
+def test_a_function_that_draws_is_in_the_graph_of_a_method_that_asks_for_a_number(backend: str) -> None:
+    told, fast = [], fusegrad.compile(BlurredFromItsLeast, backend=backend)
+    for cls in (BlurredFromItsLeast, fast):
+        torch.manual_seed(1)
+        x = torch.linspace(-1, 2, 5, requires_grad=True)
+        values = []
+        for step in range(3):
+            y = cls.apply(x)
+            values += [y.detach(), *torch.autograd.grad(y, x, torch.linspace(1, 2, 5) + step)]
+        told.append([*values, torch.rand(1)])
+    assert all(map(torch.equal, *told))
+    assert {method: record.status for method, record in fast._fusegrad.records.items()} == dict.fromkeys(
+        ("forward", "backward"), "compiled"
+    )
