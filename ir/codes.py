@@ -160,7 +160,8 @@ CODES = (
         (r"it assigns the (global|nonlocal)", r"it assigns `\.(?!requires_grad|_dtype|_fwd)", r"it registers a hook",
          r"it changes `.*`, which is not its own",
          r"it calls `\w+` of an? .* from outside", r"it changes the .*, which it also reads",
-         r"it changes what it reaches by", r"it changed what it reads from outside", r"its backward writes through"),
+         r"it changes what it reaches by", r"it changed what it reads from outside",
+         r"its backward writes (through|to)"),
     ),
     Code(
         "FG022", "it writes to a tensor that is no argument",

@@ -111,6 +111,7 @@ MODES, ANOMALY = "dispatch modes", "anomaly mode"
 """The records of calls under a TorchDispatchMode, and of double backwards under torch.autograd.detect_anomaly."""
 ASSIGNED = "attributes of grad_fn"
 DEBUGGED = "anomaly mode is on, which names the operation that made a NaN"
+WRITES_GIVEN = "its backward writes to a tensor that it is given, of which it is differentiated as written"
 ATTEMPTS = 8
 """Keys for which a capture is tried while none succeeds; after them the method runs as written without a trial."""
 
@@ -923,7 +924,9 @@ class Compiler:
             return False
         for call in split.opaque_calls(entry):
             self.derivative_refused(CaptureError(reason=call.told, where=call.where))
-        return not entry.opaque
+        if entry.written:  # a derivative would compute it again, on what is in that memory by then
+            self.derivative_refused(CaptureError(reason=WRITES_GIVEN, where=specialization.backward_place()))
+        return not (entry.opaque or entry.written)
 
     def _on_what_changed(
         self, specialization: Specialization, chosen: Chosen | None, ctx: Any, residuals: Any, gradients: Sequence[Any]

@@ -91,6 +91,7 @@ class BackwardEntry:
     since: int  # the session's guards from this number on are backward's
     passed: dict[int, int] = field(default_factory=dict)  # results that are a gradient as it came, by its number
     viewed: dict[int, tuple[int, Any]] = field(default_factory=dict)  # that are a view of one: its number, the fake
+    written: tuple[int, ...] = ()  # which of (residuals, symbols, gradients) it writes to
     executables: dict[str, Executable] = field(default_factory=dict)
     others: list[BackwardEntry] = field(default_factory=list)  # captured for other results of its opaque nodes
     admitted: dict[tuple[int, ...], bool] = field(default_factory=dict)
@@ -622,7 +623,8 @@ class Specialization:
         passed = {r: live[p] - first for r, p in _passed_through(trace).items() if p < len(live) and live[p] >= first}
         viewed = {r: (live[p] - first, f) for r, (p, f) in _viewed(trace).items() if p < len(live) and live[p] >= first}
         lifted = [self.reads.tensor_path(t) for t in trace.lifted]
-        return BackwardEntry(trace, guards, lifted, self.since, passed, viewed)
+        written = tuple(live[i] for i in written_placeholders(trace.graph_module, len(live)))
+        return BackwardEntry(trace, guards, lifted, self.since, passed, viewed, written)
 
     def _kept_again(self) -> tuple[list[Tensor | None], list[Any]]:
         """Fresh fakes of what is kept for backward, and the sizes that they do not tell."""

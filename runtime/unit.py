@@ -7,6 +7,7 @@ construction); batching is applied to flat captured graphs, never to the Python 
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal
@@ -31,6 +32,7 @@ from ..tracer.torch_private import (
     is_batched,
     is_differentiated,
     is_fake,
+    memory_of,
     plain_tensors,
     transforms_active,
     unwrapped,
@@ -753,6 +755,18 @@ def own_memory(result: Any) -> Any:
     return result.contiguous() if repeats else result
 
 
+def as_made(results: Sequence[Any], args: Sequence[Any]) -> Sequence[Any]:
+    """The results; a part of memory that nothing else shows as itself: autograd lets no view of a Function be written
+    to, and what eager's own operations made of that memory can be."""
+    tensors = [t for t in (*results, *args) if isinstance(t, Tensor)]
+    views = [r for r in results if isinstance(r, Tensor) and r._is_view()]
+    if not views or is_capturing() or any(t.layout is not torch.strided or is_batched(t) for t in tensors):
+        return results
+    shown = Counter(memory_of(unwrapped(t)) for t in tensors)
+    alone = {id(v) for v in views if shown[memory_of(unwrapped(v))] == 1}
+    return tuple(r.detach() if id(r) in alone else r for r in results)
+
+
 def _function_of(unit: Unit, pushes: bool) -> Any:
     """pushes: its results are to have tangents."""
     noted = unit.noted  # other units run between forward and the setup_context of a level further out
@@ -761,7 +775,7 @@ def _function_of(unit: Unit, pushes: bool) -> Any:
     def forward(*args: Any) -> Any:
         _ran.captured = None
         noted.generators = unit.generators(args)
-        results = unit.execute(args)
+        results = as_made(unit.execute(args), args)
         noted.captured = _ran.captured
         return tuple(o.view_as(o) if _is_one_of(o, args) else kept(o) for o in results)
 
@@ -852,15 +866,21 @@ class BackwardUnit(Unit):
         sizes = BoundSizes(zip(self.symbols, args[self.split : middle], strict=True))
         return args[: self.split], sizes, args[middle:]
 
+    def _apart(self, args: Sequence[Any]) -> Sequence[Any]:
+        """The arguments, copies of those that backward writes to: a derivative needs them as they are, too."""
+        entries = [e for e in self.specialization.entries.values() if not isinstance(e, CaptureError)]
+        written = {i for entry in entries for i in entry.written}
+        return [a.clone() if i in written and isinstance(a, Tensor) else a for i, a in enumerate(args)]
+
     def _python(self, *args: Any) -> Sequence[Any]:
-        residuals, sizes, gradients = self._parts(args)
+        residuals, sizes, gradients = self._parts(self._apart(args))
         results = self.specialization.users_backward(residuals, sizes, gradients)
         return [self.specialization.as_autograd_takes(i, g, sizes) for i, g in enumerate(results)]
 
     def execute(self, args: Sequence[Any]) -> Sequence[Any]:
         if is_capturing():
             return self.traced(args)
-        residuals, sizes, gradients = self._parts(args)
+        residuals, sizes, gradients = self._parts(self._apart(args))
         results = self.compiler.run_backward(self.specialization, self.backend, residuals, sizes, gradients)
         return ran(self._captured_for(args, sizes, gradients), results)
 

@@ -163,6 +163,8 @@ def backward_document(spec: Specialization, entry: BackwardEntry, backend: str, 
     executable = entry.executables[_key(backend, spec.known_choice())]
     if entry.lifted or entry.opaque or entry.others or entry.viewed:
         raise NotKept("backward reads tensors from outside, calls what is opaque, or returns a view of a gradient")
+    if entry.written:
+        raise NotKept("backward writes to what it is given")
     return {
         "guards": conditions(entry.guards, {s.name: s for s in spec.symbols}),
         "passed": [list(pair) for pair in entry.passed.items()],
@@ -357,7 +359,7 @@ class StoredEntry(BackwardEntry):
         self.spec, self.kinds, self.operations = spec, kinds, found["operations"]
         self.guards = self.stored_guards = tuple(condition_of(g, by_name) for g in found["guards"])
         self.lifted, self.viewed, self.others, self.admitted, self.compared = [], {}, [], {}, True
-        self.passed = {result: gradient for result, gradient in found["passed"]}
+        self.passed, self.written = {result: gradient for result, gradient in found["passed"]}, ()
         report = partial(spec.report, "backward")
         made = plan_of(found["plan"], f"{spec.name}_backward", spec.backend, device, report)
         skip, binder = frozenset(self.passed), _binder(found["sources"], by_name)

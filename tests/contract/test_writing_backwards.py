@@ -1,0 +1,72 @@
+"""A backward that writes to what it is given: its second derivative is eager's, and its gradient can be written to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from side_by_side import both, leaf, outcome
+from torch.autograd import Function
+
+import fusegrad
+
+
+class IntoSaved(Function):
+    @staticmethod
+    def forward(ctx, x):
+        e = x.exp()
+        ctx.save_for_backward(e)
+        return e.sum(-1)
+
+    @staticmethod
+    def backward(ctx, g):
+        (e,) = ctx.saved_tensors
+        e.sub_(0.5)
+        return e.mul_(g.unsqueeze(-1))
+
+
+class IntoGradient(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g.mul_(ctx.saved_tensors[0].cos())
+
+
+class ReturnsView(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return (x * 2).reshape(-1)
+
+    @staticmethod
+    def backward(ctx, g):
+        return (g * 2).view(3, 4)
+
+
+def story(cls: Any, write: bool) -> list[Any]:
+    x = leaf(3, 4)
+    y = cls.apply(x)
+    weight = torch.ones_like(y.detach()).requires_grad_()
+    (first,) = torch.autograd.grad(y, x, weight * 1, create_graph=True)
+    if write:
+        first.mul_(2.0)
+    return [first.detach().clone(), *torch.autograd.grad(first.square().sum(), (x, weight), allow_unused=True)]
+
+
+@both
+@pytest.mark.filterwarnings("ignore::fusegrad.FallbackWarning")
+@pytest.mark.parametrize(("cls", "write"), [(IntoSaved, False), (IntoGradient, False), (ReturnsView, True)])
+def test_18_second_derivatives_are_eagers(cls, write, backend) -> None:
+    fast = fusegrad.compile(cls, backend=backend)
+    theirs = outcome(lambda c: story(c, write), cls)
+    for _ in range(2):
+        mine = outcome(lambda c: story(c, write), fast)
+        assert not isinstance(mine, Exception) and not isinstance(theirs, Exception), (mine, theirs)
+        for a, b in zip(mine, theirs, strict=True):
+            assert (a is None) == (b is None)
+            if b is not None:
+                torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
