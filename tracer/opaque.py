@@ -173,7 +173,7 @@ def call_for_real(what: Any, apply: Callable[..., Any], args: Any, kwargs: Any, 
     given = tensors_in((args, kwargs))
     before = [copied(t) for t in given] if keep else None
     versions = list(map(version, given))
-    flags = tuple(t.requires_grad for t in given)
+    flags, gradients = tuple(t.requires_grad for t in given), list(map(_gradient, given))
     with _receiving(what) as received:
         result = apply(*args, **kwargs)
     leaves, tree = pytree.tree_flatten(result)
@@ -188,11 +188,17 @@ def call_for_real(what: Any, apply: Callable[..., Any], args: Any, kwargs: Any, 
         fault = _fault(leaves, aliases, given, ()) or _history(leaves, aliases)
     else:
         fault = _fault(leaves, aliases, given, changed)
+    if any(t.requires_grad != f or _gradient(t) is not g for t, f, g in zip(given, flags, gradients, strict=True)):
+        fault = fault or "leaves a gradient on what it is given"  # which is another tensor where a graph calls it
     views = frozenset(i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf._is_view())
     if keep:
         leaves = [copied(v) if isinstance(v, Tensor) else v for v in leaves]
     contents = {i: copied(given[i]) for i in changed}
     return result, Taped(what, flags, leaves, tree, aliases, contents, fault, filled=filled, views=views)
+
+
+def _gradient(tensor: Tensor) -> Tensor | None:
+    return tensor.grad if tensor.is_leaf else None
 
 
 @contextlib.contextmanager

@@ -154,3 +154,35 @@ def test_what_is_on_ctx_besides_stays_the_users() -> None:
     gradients = [torch.autograd.grad(c.apply(x).sum(), x)[0] for c, x in ((fast, leaf(3, 4)), (Keeps, leaf(3, 4)))]
     assert torch.equal(*gradients)
     assert fast._fusegrad.records["forward"].status == "opaque"
+
+
+class Accumulates(Function):
+    """The saved tensor is the leaf: its `.grad` is there at the next backward of the same call."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x.detach())
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, g):
+        (saved,) = ctx.saved_tensors
+        with torch.enable_grad():
+            saved.requires_grad = True
+            if random.random() < 0:
+                print("rarely")
+            (saved.exp() * saved).sum().backward()
+        return g + saved.grad
+
+
+@both
+def test_a_gradient_that_lines_leave_on_a_saved_tensor_is_there_the_next_time(backend) -> None:
+    fast = fusegrad.compile(Accumulates, backend=backend)
+    with pytest.warns(fusegrad.FallbackWarning, match=r"Accumulates\.backward"):
+        for seed in range(3):
+            users, mine = leaf(3, 4, seed=seed), leaf(3, 4, seed=seed)
+            wanted, found = Accumulates.apply(users), fast.apply(mine)
+            for _ in range(3):
+                (a,) = torch.autograd.grad(wanted.sum(), users, retain_graph=True)
+                (b,) = torch.autograd.grad(found.sum(), mine, retain_graph=True)
+                torch.testing.assert_close(b, a)
