@@ -106,6 +106,12 @@ class Segmented:
         function = innermost(getattr(self.original, name))
         return [] if function is None or name in self.lines or name in self.failed else lines_that_catch(function)
 
+    def catches(self, name: str) -> str | None:
+        """The place where a method catches what torch raises for some data, once it cannot be taken out."""
+        function = innermost(getattr(self.original, name))
+        lines = lines_that_catch(function) if name in self.failed and function is not None else []
+        return f"{function.__code__.co_filename}:{lines[0]}" if lines and function is not None else None
+
     def without(self, methods: Mapping[str, Callable[..., Any]], error: CaptureError) -> bool:
         """Take out of methods where a capture failed; whether anything changed."""
         segment = error.what

@@ -12,7 +12,7 @@ from ..tracer.capture import CaptureError
 from ..tracer.declared import ROLES, Option, declarations
 from ..tracer.function import method_place, methods
 from ..tracer.reads import Effect, Reads, backward_effects, certain_effects, each_method_once, scan
-from .segmented import Segmented
+from .segmented import CATCHES, Segmented
 
 
 class Traceability:
@@ -72,8 +72,12 @@ class Traceability:
 
     def _scan(self, tried: list[str]) -> Reads:
         """What the methods of these roles read, but for those that have effects."""
-        self.effects = {role: next(iter(certain_effects(*self.sources(role))), None) for role in tried}
+        self.effects = {role: next(iter(certain_effects(*self.sources(role))), self._caught(role)) for role in tried}
         return scan(*(f for role in tried if self.effects[role] is None for f in self.sources(role)))
+
+    def _caught(self, role: str) -> Effect | None:
+        places = (self.segmented.catches(name) for name in self.sources_by_name(role))
+        return next((Effect(CATCHES, place) for place in places if place is not None), None)
 
     def opaque(self, role: str) -> CaptureError | None:
         """Why a role must not be captured; None where it may be tried."""

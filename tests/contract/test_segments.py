@@ -711,3 +711,41 @@ class WritesToShared(Function):
 
 def test_numpy_writes_to_a_value_that_has_a_view():
     same(WritesToShared, lambda cls: gradients(cls, leaf(3, 4)), opaque=("forward",))
+
+
+class SavesWhereItCatches(Function):
+    """What is tried also saves, so that it cannot be taken out."""
+
+    @staticmethod
+    def forward(ctx, matrix, b):
+        try:
+            factor = torch.linalg.cholesky(matrix)
+            found = torch.cholesky_solve(b, factor)
+            ctx.save_for_backward(factor, found)
+            ctx.failed = False
+        except Exception:
+            ctx.failed = True
+            found = torch.zeros_like(b)
+        return found
+
+    @staticmethod
+    def backward(ctx, g):
+        if ctx.failed:
+            return None, None
+        factor, found = ctx.saved_tensors
+        solved = torch.cholesky_solve(g, factor)
+        return -found @ solved.mT, solved
+
+
+def test_what_catches_and_cannot_be_taken_out_is_the_users_whole():
+    fast = fusegrad.compile(SavesWhereItCatches)
+    with pytest.warns(fusegrad.FallbackWarning, match="catches what torch raises"):
+        for sign in (1, 1, -1, 1, -1):
+            given = [(sign * torch.eye(3)).requires_grad_(), leaf(3, 2)]
+            told = []
+            for cls in (SavesWhereItCatches, fast):
+                out = cls.apply(*given)
+                told.append((out, *torch.autograd.grad(out.sum(), given, allow_unused=True)))
+            for wanted, mine in zip(*told, strict=True):
+                assert (wanted is None and mine is None) or torch.equal(wanted, mine)
+    assert {r.code for r in fast._fusegrad.records.values()} <= {"FG020", None}
