@@ -845,8 +845,17 @@ class Specialization:
             return self, entry
         if entry.opaque:
             return None
+        added = next((other for other in entry.others if other.admits(sizes) and not other.opaque), None)
+        if added is not None:
+            return self, added
         sibling, args = self.sibling_at(sizes)
         return sibling.entry_at(kinds, sibling.binder(args))
+
+    def is_for_other_sizes(self, kinds: tuple[Any, ...], sizes: Sizes) -> bool:
+        """Whether no backward can be made for these: of a forward with opaque nodes there is no capture beside it."""
+        known = self.other_entries(kinds)
+        fits = self.knows(sizes) or any(entry.opaque or entry.admits(sizes) for entry in known)
+        return bool(self.opaque and known) and not fits
 
     # ------------------------------------------------------------------ first calls
     def check_forward(self, args: Sequence[Any], tape: Tape | None = None) -> str | None:

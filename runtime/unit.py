@@ -37,7 +37,7 @@ from ..tracer.torch_private import (
     transforms_active,
     unwrapped,
 )
-from . import logs
+from . import logs, split
 from .asked import is_outer
 from .check import made_up_data
 from .config import KERNEL_BACKENDS
@@ -848,6 +848,9 @@ class BackwardUnit(Unit):
         args = [*residuals, *(sizes[s] for s in self.symbols), *gradients]
         if is_capturing() or transforms_active():
             return tuple(self(*args))
+        if self.specialization.is_for_other_sizes(tuple(gradient_kind(in_a_class(g)) for g in gradients), sizes):
+            self.compiler.report_once("backward", split.OTHER_SIZES)
+            return tuple(self.as_written(args))
         results = list(self(*without_idle(self._captured_for(args, sizes, gradients), args)))
         for result, gradient in self._passed(sizes, gradients).items():
             results[result] = gradients[gradient]  # itself, and no view of it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 
 import numpy as np
@@ -160,3 +161,44 @@ def test_a_view_that_a_segment_returns_is_one_to_autograd(backend) -> None:
                 with pytest.raises(RuntimeError, match="is a view and is being modified inplace"):
                     y.mul_(2)
     assert fast._fusegrad.records["forward"].status == "compiled"
+
+
+class CountsInBackward(Function):
+    """forward asks for data, backward takes the sizes for constants; its first gradient has no history."""
+
+    @staticmethod
+    def forward(x, a):
+        return x * 2 if x.sum() > 0 else x * 3
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, g):
+        x, a = ctx.saved_tensors
+        with torch.enable_grad():
+            leaf_ = a.detach().requires_grad_()
+            y = torch.tanh(leaf_) * leaf_
+        (inner,) = torch.autograd.grad(y, leaf_, g)
+        return inner / math.sqrt(inner.numel() + 1), g * x
+
+
+@both
+def test_what_has_no_history_has_none_at_other_sizes(backend) -> None:
+    fast = fusegrad.compile(CountsInBackward, backend=backend)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", fusegrad.FallbackWarning)
+        for seed, rows in enumerate((3, 2, 3, 2, 5)):
+            told = []
+            for cls in (CountsInBackward, fast):
+                x, a = leaf(rows, 4, seed=seed), leaf(rows, 4, seed=seed + 1)
+                y = cls.apply(x, a)
+                g = torch.ones_like(y).requires_grad_(seed > 0)
+                first = torch.autograd.grad(y, (x, a), g, create_graph=seed > 0)
+                second = torch.autograd.grad(first[1].sum(), (x, g)) if seed else ()
+                told.append((first, second, [t.requires_grad for t in first]))
+            (wanted, more, flags), (mine, mores, mine_flags) = told
+            assert flags == mine_flags
+            torch.testing.assert_close((*mine, *mores), (*wanted, *more))
+    assert "FG071" not in {r.code for r in fast._fusegrad.records.values()}
