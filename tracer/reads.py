@@ -926,7 +926,8 @@ class _Found(NamedTuple):
         value, owner, get = self.value, self.owner, self.get
         if (why := self._effect(search.homes)) is not None:
             search.reads.effects.append(place.effect(why))
-        if is_a(owner, _CONTAINERS) and is_a(value, types.BuiltinMethodType):
+        of_container = is_a(owner, _CONTAINERS) and is_a(value, types.BuiltinMethodType)
+        if of_container or is_a(value, types.MethodWrapperType):  # which is made anew at every look
             _record(f"{self.path}.__self__", lambda: get().__self__, owner, search, place=place)
             return
         _record(self.path, get, value, search, self.steps, place)
@@ -958,7 +959,7 @@ def _replacing(owner: Any, name: str) -> Callable[[Any], None]:
     """Sets what stands under a name of an object, where it stands: of a class, or of the object itself."""
     kinds = owner.__mro__ if is_a(owner, type) else () if name in instance_dict(owner) else type(owner).__mro__
     place = next((kind for kind in kinds if name in vars(kind)), owner)
-    raw: Any = vars(place)[name] if place in kinds else None
+    raw: Any = vars(place).get(name) if place in kinds else None  # `__name__` is of its metaclass
     if not is_a(raw, staticmethod):
         return partial(setattr, place, name)
     return lambda value: setattr(place, name, raw if value is raw.__func__ else staticmethod(value))

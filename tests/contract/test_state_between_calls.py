@@ -178,6 +178,9 @@ ROWS = {
     "a nested list": ("NESTED[1][0]", "NESTED[1][0] += 1"),
     "a nested table": ("DEEP['a']['b']", "DEEP['a']['b'] += 1"),
     "a set": ("float(len(SET))", "SET.add(len(SET) + 1)"),
+    "a string by its method": ("float(TEXT.__len__())", "TEXT += 'x'"),
+    "a list by its method": ("NESTED[1].__len__()", "NESTED[1].append(1.0)"),
+    "a class's name": ("float(len(Concrete.__name__.upper()))", "Concrete.__name__ += 'x'"),
     "a string": ("float(len(TEXT))", "TEXT += 'x'"),
     "a helper's helper": ("outer()", "inner = (lambda v: lambda: v)(inner() + 1)"),
     "a closure": ("GET()", "PUT(GET() + 1)"),
@@ -272,4 +275,4 @@ def test_each_call_sees_the_world_as_it_is(name, where) -> None:
     assert len({str(t.tolist()) for t in expected}) > 1, "nothing changed"
     for mine, users in zip(found, expected, strict=True):
         assert mine.dtype == users.dtype and torch.equal(mine, users)
-    assert not [r.reason for r in fast._fusegrad.records.values() if r.code in ("FG070", "FG071")]
+    assert not [r.reason for r in fast._fusegrad.records.values() if r.code in ("FG070", "FG071", "FG080", "FG083")]
