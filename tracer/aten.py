@@ -185,7 +185,10 @@ class Lowering(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _write_input(self, target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
         index = self._inputs[id(target)]
         aval = self.graph.inputs[index].aval
-        self.graph.mutations[index] = expand(cast(self.value(source), aval.dtype), aval.shape)
+        value = cast(self.value(source), aval.dtype)
+        first = len(aval.shape) - value.ndim
+        own = (n if m == 1 else m for m, n in zip(value.shape, aval.shape[first:], strict=True))  # 3 where it was s25
+        self.graph.mutations[index] = expand(value, (*aval.shape[:first], *own))
         return target
 
     def _by_rule(self, func: OpOverload, args: Any, kwargs: Any) -> Any:
