@@ -581,7 +581,7 @@ class Compiler:
         """A specialisation, and its key: what cannot be captured is taken out of the methods, as far as that helps."""
         while True:
             try:
-                return self._captured(key, facts, args), key
+                return self._captured(key, facts, args), self._key(args)
             except NotCaptured as missing:
                 error = missing.attempt.error
                 if isinstance(error, OpaqueMet) or not self.take_out("forward", error):
@@ -601,6 +601,7 @@ class Compiler:
         found = self._tried(facts, args)
         if isinstance(found, CaptureError):
             raise NotCaptured(Attempt(found, key, facts))
+        facts = self.facts(args)  # a capture that came to functions of other packages compares what these read
         self.known.setdefault(facts, []).append(found)
         self.records.setdefault("forward", Record("compiled"))
         logs.captured(self, facts, found)

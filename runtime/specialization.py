@@ -493,7 +493,7 @@ class Specialization:
         key = self._now(kinds)
         if key not in self.entries:
             with capture_lock, under(self.switches):
-                self._add_entry(key, kinds)
+                key = self._add_entry(key, kinds)
         entry = self.entries[key]
         if isinstance(entry, CaptureError):
             raise entry.bare()
@@ -536,7 +536,7 @@ class Specialization:
             self.backward_failed = self.backward_failed or not isinstance(error, OpaqueMet)
             raise
         entry.others, entry.compared = others, True
-        self.entries[key] = entry
+        self.entries[self._now(kinds)] = entry  # the capture may have found more that backward reads
         if entry.guards:  # no other capture of it is made beside this one: calls of other sizes begin anew
             self.guard = self.current_guard()
         return entry
@@ -577,14 +577,18 @@ class Specialization:
         except CaptureError:
             return False
 
-    def _add_entry(self, key: Any, kinds: tuple[Any, ...]) -> None:
-        if key in self.entries:  # another thread was first
-            return
+    def _add_entry(self, key: Any, kinds: tuple[Any, ...]) -> Any:
+        """Captures backward, if no other thread was first; its key, with what the capture found that it reads."""
+        if key in self.entries:
+            return key
         try:
-            self.entries[key] = self._capture_backward(kinds)
+            found = self._capture_backward(kinds)
+            key = self._now(kinds)
+            self.entries[key] = found
         except CaptureError as error:
             self.entries[key] = error.bare()
             self.backward_failed = self.backward_failed or not isinstance(error, OpaqueMet)
+        return key
 
     def _capture_backward(self, kinds: tuple[Any, ...], tape: Tape | None = None) -> BackwardEntry:
         require_allowed(f"{self.name}.backward")

@@ -11,7 +11,7 @@ from typing import Any
 from ..tracer.capture import CaptureError
 from ..tracer.declared import ROLES, Option, declarations
 from ..tracer.function import method_place, methods
-from ..tracer.reads import Effect, Reads, backward_effects, certain_effects, each_method_once, scan
+from ..tracer.reads import Beyond, Effect, Reads, backward_effects, certain_effects, each_method_once, scan
 from .segmented import CATCHES, Segmented
 
 
@@ -22,6 +22,7 @@ class Traceability:
         self.segmented, self.option = Segmented(cls), option
         self.declared = declarations(cls, option)
         self.effects: dict[str, Effect | None] = {}
+        self.beyond = Beyond()
 
     @property
     def cls(self) -> type:
@@ -73,7 +74,8 @@ class Traceability:
     def _scan(self, tried: list[str]) -> Reads:
         """What the methods of these roles read, but for those that have effects."""
         self.effects = {role: next(iter(certain_effects(*self.sources(role))), self._caught(role)) for role in tried}
-        return scan(*(f for role in tried if self.effects[role] is None for f in self.sources(role)))
+        sources = (f for role in tried if self.effects[role] is None for f in self.sources(role))
+        return scan(*sources, beyond=self.beyond)
 
     def _caught(self, role: str) -> Effect | None:
         places = (self.segmented.catches(name) for name in self.sources_by_name(role))

@@ -39,6 +39,7 @@ from torch.utils._sympy.value_ranges import ValueRanges
 from ..ir.codes import code_of
 from ..ir.errors import FusegradError
 from . import recorder
+from .beyond import Crossing
 from .collectives import COMMUNICATES, communicates
 from .compiled import (
     CompiledCallError,
@@ -351,7 +352,7 @@ class Session:
         """
         soiled, trace = Soiled(reads), None
         try:
-            trace = self._traced(fn, fakes, reads, from_source, tape)
+            trace = self._traced(fn, fakes, reads, from_source, tape, soiled)
         finally:
             changed = soiled.clean()
         if changed is not None:
@@ -359,9 +360,11 @@ class Session:
         return trace
 
     def _traced(
-        self, fn: Callable[..., Any], fakes: Sequence[Any], reads: Reads | None, from_source: bool, tape: Tape | None
-    ) -> Trace:
-        cache, before = torch.is_autocast_cache_enabled(), reads.facts() if reads is not None else ()
+        self, fn: Callable[..., Any], fakes: Sequence[Any], reads: Reads | None, from_source: bool,
+        tape: Tape | None, soiled: Soiled,
+    ) -> Trace:  # fmt: skip
+        cache, before = torch.is_autocast_cache_enabled(), reads.by_path() if reads is not None else {}
+        crossing = Crossing(reads, soiled, before) if reads is not None and reads.calls_unknown else None
         callees = list(reads.callees.values()) if reads is not None else []
         leaves, unmarked = OwnLeaves(fakes), Unmarked(fakes)
         calls = Calls(self, tape, leaves, [] if reads is None else [g() for g in reads.generators])
@@ -384,7 +387,7 @@ class Session:
             try:
                 torch.set_autocast_cache_enabled(False)
                 traced = make_fx(seen, tracing_mode="real", _allow_non_fake_inputs=True)
-                gm = _reaching_none(reads, lambda: traced(*fakes))
+                gm = _reaching_none(reads, crossing, lambda: traced(*fakes))
             finally:
                 torch.set_autocast_cache_enabled(cache)
                 self.mode.memories.clear()  # tensors without data, but whoever counts tensors in memory would meet them
@@ -396,6 +399,8 @@ class Session:
         if from_source:
             _refuse_unseen_calls(gm)
         _refuse_objects(gm)
+        if crossing is not None:
+            crossing.leave()
         lifted = _lift_captured(gm, reads)
         _refuse_outside_writes(gm, len(lifted))
         _refuse_late_writes(gm)
@@ -405,11 +410,10 @@ class Session:
         return Trace(gm, list(fakes), lifted, opaque=calls.nodes, inlines=calls.inlines)
 
 
-def _reaching_none(reads: Reads | None, run: Callable[[], Any]) -> Any:
+def _reaching_none(reads: Reads | None, crossing: Crossing | None, run: Callable[[], Any]) -> Any:
     """What `run` returns; raises CaptureError where the method does what a graph would lose."""
     try:
-        suspects, unknown = (reads.suspects(), reads.calls_unknown) if reads is not None else ((), False)
-        with watched(suspects, unknown):
+        with watched(reads.suspects() if reads is not None else (), crossing.enter if crossing is not None else None):
             return run()
     except Reached as reached:
         raise CaptureError(reason=reached.effect.reason, where=reached.effect.where) from None

@@ -20,9 +20,10 @@ import torch
 
 from .attributes import is_a, is_tensor
 from .packages import is_unknown
-from .reads import Effect, draws_of
+from .reads import Effect
 
 _now = threading.local()
+Entering = Callable[[types.FrameType], Sequence[Effect]]
 
 
 class CallReached(Exception):
@@ -79,10 +80,10 @@ class Reached(Exception):
 class Watch:
     """Looks at the frames of one thread for instructions of these effects.
 
-    unknown: also at what functions of other packages do, one by one as they are called.
+    unknown: told of functions of other packages, one by one before they run; says what effects these may have.
     """
 
-    def __init__(self, effects: Sequence[Effect], unknown: bool = False) -> None:
+    def __init__(self, effects: Sequence[Effect], unknown: Entering | None = None) -> None:
         self.unknown = unknown
         self.codes: dict[int, Any] = {}  # held, so that the numbers stay theirs
         self.spots: dict[int, dict[int, list[Effect]]] = {}
@@ -110,9 +111,9 @@ class Watch:
 
     def enter(self, frame: types.FrameType, event: str, argument: Any) -> Callable[..., Any] | None:
         code = frame.f_code
-        if self.unknown and id(code) not in self.codes and is_unknown(code.co_filename):
+        if self.unknown is not None and id(code) not in self.codes and is_unknown(code.co_filename):
             self.codes[id(code)] = code
-            self.add(draws_of(code, frame.f_globals))
+            self.add(self.unknown(frame))
         if id(code) not in self.spots:
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
@@ -159,9 +160,9 @@ def _offsets(code: types.CodeType, offset: int) -> set[int]:
 
 
 @contextmanager
-def watched(effects: Sequence[Effect], unknown: bool = False) -> Iterator[None]:
+def watched(effects: Sequence[Effect], unknown: Entering | None = None) -> Iterator[None]:
     """Raises Reached, at the latest at the end of the block, if one of the effects is reached within it."""
-    if not effects and not unknown:
+    if not effects and unknown is None:
         yield
         return
     outer, before, watch = getattr(_now, "watch", None), sys.gettrace(), Watch(effects, unknown)

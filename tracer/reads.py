@@ -22,7 +22,7 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -170,6 +170,10 @@ class Reads:
     looked_at: int = 0  # functions
     library: dict[int, tuple[Any, set[str]]] = field(default_factory=dict)  # names of modules and classes of libraries
     generators: tuple[Callable[[], Any], ...] = ()  # that are arguments: a call with others has another key
+    scanned: set[types.CodeType] = field(default_factory=set)
+    beyond: Beyond = field(default_factory=lambda: Beyond())
+    widened: int = 0  # batches of `beyond` that are among these reads
+    origin: Reads | None = None  # what these are a copy of, for one call's arguments
 
     def name(self, owner: Any, name: str) -> None:
         """A name of a library's is used."""
@@ -190,13 +194,24 @@ class Reads:
     def take(self, other: Reads) -> None:
         """All that another scan found."""
         self.effects += other.effects
-        self.entries |= other.entries
+        self.entries = {**self.entries, **other.entries}  # exchanged as a whole: other threads may be reading them
         self.alive += other.alive
         self.callees |= other.callees
         self.asked |= other.asked
         self.asks_identity |= other.asks_identity
         self.asks_layout |= other.asks_layout
         self.calls_unknown |= other.calls_unknown
+        self.scanned |= other.scanned
+
+    def widen(self) -> None:
+        """Compares from now on what functions of other packages read, too, that captures came to."""
+        if self.origin is not None:
+            self.origin.widen()
+        for number in range(self.widened, len(self.beyond.batches)):
+            found = self.beyond.reads(number)
+            found.entries = {path: read for path, read in found.entries.items() if path not in self.entries}
+            self.take(found)
+        self.widened = len(self.beyond.batches)
 
     def facts(self) -> tuple[Any, ...]:
         with one_allowance():
@@ -217,9 +232,10 @@ class Reads:
         """What `facts` says of each read."""
         return dict(zip(self.entries, self.facts(), strict=True))
 
-    def changed(self, before: tuple[Any, ...]) -> str | None:
-        """The name of what is no longer as it was when `facts` said `before`."""
-        paths = (p for p, old, now in zip(self.entries, before, self.facts(), strict=True) if old != now)
+    def changed(self, before: Mapping[str, Any]) -> str | None:
+        """The name of what is no longer as it was when `by_path` said `before`."""
+        now = self.by_path()
+        paths = (path for path, old in before.items() if path in now and old != now[path])
         return next((p.split(" in ")[0].split("@")[0] for p in paths), None)
 
     def yields(self, value: Any) -> bool:
@@ -237,11 +253,54 @@ class Reads:
         generators = tuple(_lives(v) for v in values if isinstance(v, torch.Generator))
         if not (found or generators):
             return self
-        return dataclasses.replace(self, entries={**self.entries, **found}, generators=generators)
+        return dataclasses.replace(self, entries={**self.entries, **found}, generators=generators, origin=self)
 
     def tensor_path(self, tensor: torch.Tensor) -> Read | None:
         """The read that yields this very tensor."""
         return next((r for r in self.entries.values() if r.kind == "tensor" and _same(r, tensor)), None)
+
+
+@dataclass
+class Beyond:
+    """Functions of other packages that captures of one class came to, by the capture, in the order of meeting.
+
+    No scan looks into such a package, which may be large and of which a method uses little. What ran is little.
+    """
+
+    batches: list[tuple[Met, ...]] = field(default_factory=list)
+
+    def knows(self, code: types.CodeType) -> bool:
+        """Whether an earlier capture came to this."""
+        return any(met.code is code for batch in self.batches for met in batch)
+
+    def reads(self, number: int) -> Reads:
+        """What the functions of a batch read, and those of earlier batches that they call."""
+        return scan_met(self.batches[number], {met.code for batch in self.batches[: number + 1] for met in batch})
+
+
+class Met(NamedTuple):
+    """A function that ran: its code, the names around it, the class whose class method it is."""
+
+    code: types.CodeType
+    env: dict[str, Any]
+    cls: type | None = None
+
+
+def scan_met(met: Sequence[Met], known: Collection[types.CodeType]) -> Reads:
+    """What functions of other packages read; of such, those of `known` are looked into where they are called."""
+    plan, reads = _Plan(known), Reads()
+    search = _Search(reads, plan, frozenset())
+    for code, env, cls in met:
+        me = None if cls is None else _Root(f"{cls.__qualname__}@{id(cls)}", partial(_itself, cls), _leave, ("is", cls))
+        try:
+            _scan_code(_Names(code, env, {}, me), search, False)
+        except Exception as error:
+            reads.effects.append(_unfollowed(error, code))
+    plan.run()
+    _add_names(reads)
+    _add_carried(reads)
+    reads.alive += met
+    return reads
 
 
 def _lives(value: Any) -> Callable[[], Any]:
@@ -365,12 +424,13 @@ def _cell(function: types.FunctionType) -> Any:
         return ABSENT
 
 
-def scan(*functions: Callable[..., Any]) -> Reads:
+def scan(*functions: Callable[..., Any], beyond: Beyond | None = None) -> Reads:
     """The reads of `functions` and of every helper that they call by a name that can be resolved.
 
-    It calls nothing and raises nothing: what cannot be followed is an effect.
+    It calls nothing and raises nothing: what cannot be followed is an effect. beyond: functions of other packages that
+    captures came to, which are looked into as well.
     """
-    plan, reads = _Plan(), Reads()
+    plan, reads = _Plan(), Reads(beyond=beyond if beyond is not None else Beyond())
     top = _Search(reads, plan, homes_of(functions))
     for function in functions:
         top.add_source(function)
@@ -378,6 +438,7 @@ def scan(*functions: Callable[..., Any]) -> Reads:
     reads.is_whole, reads.looked_at = plan.is_whole, len(plan.seen)
     _add_names(reads)
     _add_carried(reads)
+    reads.widen()
     return reads
 
 
@@ -396,9 +457,13 @@ class _Task:
 
 
 class _Plan:
-    """What is still to be looked at: a list, since code may call code to any depth."""
+    """What is still to be looked at: a list, since code may call code to any depth.
 
-    def __init__(self) -> None:
+    met: code of other packages that is looked into as the user's own is.
+    """
+
+    def __init__(self, met: Collection[types.CodeType] = ()) -> None:
+        self.met = met
         self.waiting: collections.deque[_Task] = collections.deque()
         self.seen: set[Any] = set()
         self.children: list[tuple[Reads, Reads, Callable[[Reads], bool]]] = []
@@ -418,18 +483,23 @@ class _Plan:
         while self.waiting:
             task = self.waiting.popleft()
             reads, code = task.search.reads, task.function.__code__
-            where = f"{code.co_filename}:{code.co_firstlineno}"
             if len(self.seen) - len(self.waiting) > FUNCTIONS:
+                where = f"{code.co_filename}:{code.co_firstlineno}"
                 reads.effects.append(Effect(f"it can reach more than {FUNCTIONS} functions", where))
                 self.is_whole = False
                 break
             try:
                 _scan_function(task)
             except Exception as error:  # whatever the objects around a method do when they are looked at
-                reads.effects.append(Effect(f"what it reads cannot be followed: {type(error).__name__}", where))
+                reads.effects.append(_unfollowed(error, code))
         for parent, child, fits in reversed(self.children):
             if parent is not child and fits(child):
                 parent.take(child)
+
+
+def _unfollowed(error: Exception, code: types.CodeType) -> Effect:
+    where = f"{code.co_filename}:{code.co_firstlineno}"
+    return Effect(f"what it reads cannot be followed: {type(error).__name__}", where)
 
 
 @dataclass(frozen=True)
@@ -565,7 +635,7 @@ def _scan_function(task: _Task) -> None:
     code, reads = function.__code__, search.reads
     reads.alive.append(function)
     cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=False))
-    if is_library(function) or is_foreign(function, search.homes):
+    if is_library(function) or (is_foreign(function, search.homes) and code not in search.plan.met):
         _scan_wrapped(function, cells, search)
         search.add(instance_dict(function).get("__wrapped__"))  # of a class that is compiled with pytree=True, say
         return
@@ -646,6 +716,7 @@ _LOOK_BACK = 32
 
 def _scan_code(names: _Names, search: _Search, is_method: bool) -> None:
     code, reads = names.code, search.reads
+    reads.scanned.add(code)
     instructions = instructions_of(code)
     certain = straight(instructions) if is_method else 0
     followed, by_name = 0, False

@@ -117,9 +117,14 @@ class Soiled:
     def __init__(self, reads: Reads | None) -> None:
         self.before: dict[int, tuple[str, Any, _Kind, list[Any]]] = {}
         self.caches: list[tuple[str, Any, int]] = []
-        seen: set[int] = set()
-        for path, value in reads.present() if reads is not None else ():
-            for held in _held(value, DEPTH, seen):
+        self.seen: set[int] = set()
+        if reads is not None:
+            self.add(reads)
+
+    def add(self, reads: Reads) -> None:
+        """What can be reached by these reads, too."""
+        for path, value in reads.present():
+            for held in _held(value, DEPTH, self.seen):
                 if len(self.before) < MOST and id(held) not in self.before:
                     self._keep(path, held)
 

@@ -1,0 +1,40 @@
+"""Functions of other packages that a capture comes to: what they read counts from then on, as what the method reads does.
+
+A method's control flow is that of every call with its key, so what a capture does not come to, no such call runs.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+from .attributes import is_a
+from .reads import Effect, Met, Reads, draws_of, scan_met
+from .soiled import Soiled
+
+
+class Crossing:
+    """One capture: told of each function of another package before it runs."""
+
+    def __init__(self, reads: Reads, soiled: Soiled, before: dict[str, Any]) -> None:
+        self.reads, self.soiled, self.before = reads, soiled, before
+        self.met: list[Met] = []
+
+    def enter(self, frame: types.FrameType) -> list[Effect]:
+        """What it may do that a graph would lose; what it reads is kept as it is before it runs."""
+        code = frame.f_code
+        if code in self.reads.scanned or self.reads.beyond.knows(code):
+            return draws_of(code, frame.f_globals)
+        first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+        self.met.append(Met(code, frame.f_globals, first if is_a(first, type) else None))
+        found = scan_met(self.met[-1:], ())
+        found.entries = {path: read for path, read in found.entries.items() if path not in self.before}
+        self.soiled.add(found)
+        self.before |= found.by_path()
+        return [*found.effects, *draws_of(code, frame.f_globals)]
+
+    def leave(self) -> None:
+        """The capture is good: from now on every call compares what they read."""
+        if self.met:
+            self.reads.beyond.batches.append(tuple(self.met))
+            self.reads.widen()
