@@ -1,6 +1,7 @@
 """Functions of other packages that a capture comes to: what they read counts from then on, as what the method reads does.
 
-A method's control flow is that of every call with its key, so what a capture does not come to, no such call runs.
+A method's control flow is that of every call with its key, so what a capture does not come to, no such call runs. What
+such a function changes is seen by what has changed: caches are filled once, and then the method is captured.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any
 
 from .attributes import is_a
 from .reads import Effect, Met, Reads, draws_of, scan_met
-from .soiled import Soiled
+from .soiled import Filled, Soiled
 
 
 class Crossing:
@@ -22,19 +23,23 @@ class Crossing:
 
     def enter(self, frame: types.FrameType) -> list[Effect]:
         """What it may do that a graph would lose; what it reads is kept as it is before it runs."""
-        code = frame.f_code
-        if code in self.reads.scanned or self.reads.beyond.knows(code):
+        code, beyond = frame.f_code, self.reads.beyond
+        if code in self.reads.scanned:
             return draws_of(code, frame.f_globals)
         first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
-        self.met.append(Met(code, frame.f_globals, first if is_a(first, type) else None))
-        found = scan_met(self.met[-1:], ())
-        found.entries = {path: read for path, read in found.entries.items() if path not in self.before}
-        self.soiled.add(found)
-        self.before |= found.by_path()
-        return [*found.effects, *draws_of(code, frame.f_globals)]
+        met = Met(code, frame.f_globals, first if is_a(first, type) else None)
+        found = scan_met((met,), ())
+        if not beyond.knows(code):
+            self.met.append(met)
+            found.entries = {path: read for path, read in found.entries.items() if path not in self.before}
+            self.soiled.add(found)
+            self.before |= found.by_path()
+        return [*beyond.watched(found.effects), *draws_of(code, frame.f_globals)]
 
     def leave(self) -> None:
         """The capture is good: from now on every call compares what they read."""
+        if self.met and self.soiled.is_filled():
+            raise Filled(self.soiled)
         if self.met:
             self.reads.beyond.batches.append(tuple(self.met))
             self.reads.widen()

@@ -80,7 +80,7 @@ from .pictures import SCALARS, Handle, is_a_value
 from .reached import Reached, go_on, watched
 from .reads import Reads
 from .segments import Segment
-from .soiled import Soiled
+from .soiled import Filled, Soiled
 from .torch_private import (
     DETACHES,
     FakeTensorMode,
@@ -353,8 +353,13 @@ class Session:
         soiled, trace = Soiled(reads), None
         try:
             trace = self._traced(fn, fakes, reads, from_source, tape, soiled)
-        finally:
-            changed = soiled.clean()
+        except Filled:
+            raise  # of which nothing is put back
+        except BaseException:
+            soiled.clean()
+            raise
+        if (changed := soiled.clean()) is not None and reads is not None:
+            reads.beyond.failures += 1
         if changed is not None:
             raise CaptureError(reason=f"it changes what it reaches by the {changed}", where="unknown")
         return trace
@@ -405,6 +410,7 @@ class Session:
         _refuse_outside_writes(gm, len(lifted))
         _refuse_late_writes(gm)
         if reads is not None and (changed := reads.changed(before)) is not None:
+            reads.beyond.failures += 1
             raise CaptureError(reason=f"it changes the {changed}, which it also reads", where="unknown")
         _settle_opaque(gm, calls.nodes)
         return Trace(gm, list(fakes), lifted, opaque=calls.nodes, inlines=calls.inlines)

@@ -33,6 +33,7 @@ from .parts import wholes
 from .pictures import SCALARS, has_hidden_state, state_of
 from .reads import Reads
 from .shared import Shared, shared_with
+from .soiled import Filled
 from .torch_private import FakeTensor, boxes_gradients, expression_of, memory_of, sizes_as_keys
 
 Tensor = torch.Tensor
@@ -278,12 +279,33 @@ def _traced(
 ) -> Trace:  # fmt: skip
     """`session.trace`, once more for one size alone where the method looks it up in a dict."""
     try:
-        return session.trace(fn, fakes, reads, from_source, tape)
+        return _traced_twice(session, fn, fakes, reads, from_source, tape)
     except TypeError as error:
         if not str(error).startswith(NO_KEY):
             raise
     with sizes_as_keys():
+        return _traced_twice(session, fn, fakes, reads, from_source, None if tape is None else tape.again())
+
+
+def _traced_twice(
+    session: Session, fn: Callable[..., Any], fakes: Sequence[Any], reads: Reads | None, from_source: bool,
+    tape: Tape | None,
+) -> Trace:  # fmt: skip
+    """`session.trace`, once more where that filled caches of other packages: they stay full if that adds nothing."""
+    try:
+        return session.trace(fn, fakes, reads, from_source, tape)
+    except Filled as filled:
+        first = filled.soiled
+    try:
         return session.trace(fn, fakes, reads, from_source, None if tape is None else tape.again())
+    except Filled:
+        changed = first.clean()
+        assert reads is not None
+        reads.beyond.failures += 1
+        raise CaptureError(reason=f"it changes what it reaches by the {changed}", where="unknown") from None
+    except BaseException:
+        first.clean()
+        raise
 
 
 def require_no_difference(asked: History, trace: Trace, again: History, other: Trace) -> None:

@@ -111,7 +111,9 @@ class Watch:
 
     def enter(self, frame: types.FrameType, event: str, argument: Any) -> Callable[..., Any] | None:
         code = frame.f_code
-        if self.unknown is not None and id(code) not in self.codes and is_unknown(code.co_filename):
+        new = self.unknown is not None and id(code) not in self.codes and is_unknown(code.co_filename)
+        if new and not _is_between(frame):
+            assert self.unknown is not None
             self.codes[id(code)] = code
             self.add(self.unknown(frame))
         if id(code) not in self.spots:
@@ -127,11 +129,15 @@ class Watch:
         return self.stepped
 
 
+_IMPORTS = "<frozen importlib"
+
+
 def _is_between(frame: types.FrameType | None) -> bool:
-    """Whether the garbage collector, or a finalizer, runs: anywhere, so that it is nothing that a method does."""
+    """Whether the garbage collector or a finalizer runs, which may be anywhere, or an import, which is done once."""
     collecting = {id(code) for call in gc.callbacks if (code := _code_of(call)) is not None}
     while frame is not None:
-        if id(frame.f_code) in collecting or frame.f_code.co_name == "__del__":
+        code = frame.f_code
+        if id(code) in collecting or code.co_name == "__del__" or code.co_filename.startswith(_IMPORTS):
             return True
         frame = frame.f_back
     return False

@@ -18,6 +18,7 @@ import importlib
 import importlib.util
 import inspect
 import operator
+import re
 import sys
 import threading
 import types
@@ -96,6 +97,18 @@ class Effect(NamedTuple):
     offset: int = -1
     certain: bool = True
     subject: str | None = None
+
+
+_CHANGE = re.compile(r"it (assigns|changes|registers)|it calls `(\w+` of an? .* from outside|(setattr|exec|eval)`)")
+
+
+def is_change(effect: Effect) -> bool:
+    """Whether an effect changes something around the method."""
+    return _CHANGE.match(effect.reason) is not None
+
+
+def _is_change_of_object(effect: Effect) -> bool:
+    return is_change(effect) and (effect.reason.startswith("it changes") or effect.reason.endswith("from outside"))
 
 
 @dataclass(frozen=True)
@@ -210,6 +223,7 @@ class Reads:
         for number in range(self.widened, len(self.beyond.batches)):
             found = self.beyond.reads(number)
             found.entries = {path: read for path, read in found.entries.items() if path not in self.entries}
+            found.effects = self.beyond.watched(found.effects)
             self.take(found)
         self.widened = len(self.beyond.batches)
 
@@ -268,6 +282,11 @@ class Beyond:
     """
 
     batches: list[tuple[Met, ...]] = field(default_factory=list)
+    failures: int = 0  # captures that changed something
+
+    def watched(self, effects: Sequence[Effect]) -> list[Effect]:
+        """Those that end a capture: changes of objects show in what has changed, until there were too many of such."""
+        return [e for e in effects if self.failures >= FAILURES or not _is_change_of_object(e)]
 
     def knows(self, code: types.CodeType) -> bool:
         """Whether an earlier capture came to this."""
@@ -276,6 +295,10 @@ class Beyond:
     def reads(self, number: int) -> Reads:
         """What the functions of a batch read, and those of earlier batches that they call."""
         return scan_met(self.batches[number], {met.code for batch in self.batches[: number + 1] for met in batch})
+
+
+FAILURES = 3
+"""Captures that functions of other packages may spoil by what they change; then such changes are not tried any more."""
 
 
 class Met(NamedTuple):

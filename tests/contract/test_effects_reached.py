@@ -240,13 +240,13 @@ def installed(tmp_path, monkeypatch):
     folder = tmp_path / "site-packages" / "of_others"
     folder.mkdir(parents=True)
     (folder / "__init__.py").write_text(
-        "import random\nimport time as clock\nfrom random import uniform\nCACHE = {}\n"
+        "import random\nimport time as clock\nfrom random import uniform\nCACHE, COLLECTED = {}, {}\n"
         "def inner(x, how):\n"
         "    if how == 'draws':\n        return x * random.random()\n"
         "    if how == 'clock':\n        return x * clock.perf_counter()\n"
         "    if how == 'uniform':\n        return x * uniform(1, 2)\n"
         "    CACHE[how] = how\n    return x * 2\n"
-        "def collecting(phase, info):\n    CACHE[phase] = clock.perf_counter(), random.random()\n"
+        "def collecting(phase, info):\n    COLLECTED[phase] = clock.perf_counter(), random.random()\n"
         "def outer(x, how):\n    return inner(x, how)\n"
     )
     monkeypatch.syspath_prepend(str(folder.parent))
@@ -297,7 +297,7 @@ def test_what_the_garbage_collector_calls_is_no_effect_of_a_method(installed) ->
     finally:
         gc.set_threshold(*before)
         gc.callbacks.remove(installed.collecting)
-    assert y.tolist() == g.tolist() == [2.0] * 3 and set(installed.CACHE) >= {"start", "stop"}
+    assert y.tolist() == g.tolist() == [2.0] * 3 and set(installed.COLLECTED) >= {"start", "stop"}
 
 
 def told_at_the_end() -> None:

@@ -69,6 +69,31 @@ def logged(x):
     return x + 1
 
 
+class Counter:
+    def __init__(self):
+        self.n = 0
+
+
+counter, BY_SIZE, ORDER = Counter(), {}, {}
+
+
+def counted_by_object(x):
+    counter.n += 1
+    return x * counter.n
+
+
+def kept_by_size(x):
+    n = x.shape[0]
+    if n not in BY_SIZE:
+        BY_SIZE[n] = MODES["a"] + n
+    return x * BY_SIZE[n]
+
+
+def numbered(x):
+    ORDER[len(ORDER)] = x.shape[0]
+    return x * len(ORDER)
+
+
 def table(x):
     return x * TABLE
 
@@ -121,8 +146,9 @@ class Layer:
 def built(x):
     return Layer()(x)
 '''
-NAMES = ["counted", "logged", "table", "modes", "configured", "wrapped", "cached", "deep", "by_object", "built"]
-COMPILED = {"table", "modes", "configured", "wrapped", "deep", "by_object", "built"}
+NAMES = ["counted", "counted_by_object", "kept_by_size", "numbered", "logged", "table", "modes", "configured"]
+NAMES += ["wrapped", "cached", "deep", "by_object", "built"]
+COMPILED = {"kept_by_size", "table", "modes", "configured", "wrapped", "deep", "by_object", "built"}
 WORLDS = [0, 0, 1, 1, 2, 0, 3, 1]
 
 
@@ -172,16 +198,17 @@ def test_what_a_function_of_another_package_reads_counts_at_every_call(package: 
     users = function_of(*((helper, double) if where == "forward" else (double, helper)))
     compiled, x = fusegrad.compile(users, backend="reference"), torch.randn(3)
 
-    def calls(cls: Any) -> tuple[list[Tensor], int, int]:
-        package.COUNT, found = 0, []
-        package.LOG.clear()
+    def calls(cls: Any) -> tuple[list[Tensor], *tuple[Any, ...]]:
+        package.COUNT, package.counter.n, found = 0, 0, []
+        for kept in (package.LOG, package.BY_SIZE, package.ORDER):
+            kept.clear()
         for world in WORLDS:
             put(package, world, inner)
             leaf = x.clone().requires_grad_()
             result = cls.apply(leaf)
             result.sum().backward()
             found.append(torch.stack([result.detach(), leaf.grad]))
-        return found, package.COUNT, len(package.LOG)
+        return found, package.COUNT, package.counter.n, len(package.LOG), dict(package.BY_SIZE), dict(package.ORDER)
 
     expected, got = calls(users), calls(compiled)
     for a, b in zip(expected[0], got[0], strict=True):
