@@ -1,4 +1,4 @@
-"""Functions of other packages that a capture comes to: what they read counts from then on, as what the method reads does.
+"""Functions of other packages that a capture comes to: what they read counts from then on, as the method's reads do.
 
 A method's control flow is that of every call with its key, so what a capture does not come to, no such call runs. What
 such a function changes is seen by what has changed: caches are filled once, and then the method is captured.

@@ -232,8 +232,9 @@ class Reads:
             return tuple([read.fact() for read in self.entries.values()])
 
     def signature(self) -> tuple[Any, ...]:
-        """Which paths are read, and how each is compared."""
-        return tuple((path, read.kind) for path, read in self.entries.items())
+        """Which paths are read, how each is compared, and what may not be captured."""
+        effects = tuple((effect.reason, effect.where) for effect in self.effects)
+        return (*((path, read.kind) for path, read in self.entries.items()), *effects)
 
     def present(self) -> Iterator[tuple[str, Any]]:
         """What is read, by its path, as it is now, but for tensors."""

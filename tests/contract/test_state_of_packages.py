@@ -128,6 +128,11 @@ def of_torch(x):
     return torch.linalg.vector_norm(torch.sinc(x)) * x
 
 
+def asking(x):
+    y = torch.sinc(x)
+    return x if torch.any(y > 5) else y
+
+
 def by_object(x):
     return {"f": inner}["f"](x)
 
@@ -237,6 +242,23 @@ def test_a_function_of_torch_that_is_watched_is_called_by_another_package(packag
             assert [torch.equal(compiled.apply(x), first) for _ in range(3)] == [True] * 3
         assert watched.call_count == 3
     assert torch.equal(compiled.apply(x), first)
+
+
+@pytest.mark.filterwarnings("ignore::fusegrad.FallbackWarning")
+def test_a_function_that_becomes_watched_is_not_called_by_a_capture(package: Any) -> None:
+    """What may not be captured counts as found anew, where as much is read as before."""
+
+    def twice(x: Tensor) -> Any:
+        return package.asking(package.asking(x).sin())
+
+    compiled, x = fusegrad.compile(function_of(twice, double), backend="reference"), torch.randn(3)
+    for y in (x, x.double(), x.clone().requires_grad_()):
+        compiled.apply(y)
+    for _ in range(2):
+        with mock.patch.object(torch, "sinc", new=mock.MagicMock(wraps=torch.sinc)) as watched:
+            compiled.apply(x[:2].double())
+        assert [type(call.args[0]) for call in watched.call_args_list] == [Tensor] * 2
+        compiled.apply(x)
 
 
 def test_a_package_that_is_exchanged_while_it_is_used(package: Any) -> None:
