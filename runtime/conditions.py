@@ -7,6 +7,7 @@ then; but they compare by identity first, and ask the dispatch keys of the tenso
 from __future__ import annotations
 
 import builtins
+import types
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 
 from ..tracer import nested
+from ..tracer.attributes import is_a
 from ..tracer.pictures import DEPTH, SCALARS, freeze
 from ..tracer.reads import Read, Reads
 from ..tracer.torch_private import UNSEEN, deterministic, tensor_check
@@ -125,6 +127,12 @@ def reads_unchanged(text: Straight, reads: Reads) -> Iterable[str]:
             yield from written(text, read, present)
 
 
+def same_object(text: Straight, expression: str, value: Any, name: str) -> str:
+    """`expression` is this very object; a method bound to a class or an object is made anew at every look."""
+    is_made = is_a(value, types.MethodType | types.BuiltinMethodType) and not is_a(value.__self__, types.ModuleType)
+    return f"{expression} {'==' if is_made else 'is'} {text.constant(value, name)}"
+
+
 def _value_unchanged(text: Straight, read: Read, present: Any) -> Iterable[str]:
     return [equal(text, fetched(text, read), present)]
 
@@ -148,7 +156,7 @@ def _same_names(text: Straight, read: Read, present: Any) -> Iterable[str]:
     owner, *names = read.steps
     for name, value in zip(names, present, strict=False):
         where = f"{text.constant(owner, 'library')}.{name}"
-        yield equal(text, where, value) if type(value) in SCALARS else f"{where} is {text.constant(value, name)}"
+        yield equal(text, where, value) if type(value) in SCALARS else same_object(text, where, value, name)
 
 
 def _same_builtin(text: Straight, read: Read, present: Any) -> Iterable[str]:
@@ -198,6 +206,6 @@ def nothing_carried(text: Straight, names: Sequence[str], asked: Collection[str]
 
 
 def methods_unchanged(text: Straight, cls: type, methods: Sequence[str] = METHODS) -> Iterable[str]:
-    """Nobody has put other methods in the place of these."""
+    """Nobody has put other methods in the place of these; one that is bound to the class is made at every look."""
     name = text.constant(cls, "user_class")
-    return [f"{name}.{m} is {text.constant(getattr(cls, m), m)}" for m in methods]
+    return [same_object(text, f"{name}.{m}", getattr(cls, m), m) for m in methods]

@@ -114,6 +114,31 @@ class Sorted(Function):
         return torch.zeros_like(g).scatter(-1, index, g * 2)
 
 
+class OfItsClass(Function):
+    """Methods that are bound to the class, and one that is bound to an object: made anew at every look."""
+
+    scale = 3.0
+
+    @classmethod
+    def forward(cls, ctx, x):
+        return cls.scaled(x) * COUNTING.index(2)
+
+    @classmethod
+    def scaled(cls, x):
+        return HELD.scaled(x) * cls.scale
+
+    @classmethod
+    def backward(cls, ctx, g):
+        return cls.scaled(g)
+
+
+class Holder:
+    def scaled(self, x):
+        return x * 2
+
+
+HELD, COUNTING = Holder(), (1, 2, 3)
+
 CASES: dict[str, tuple[type, Callable[[], tuple[Any, ...]]]] = {
     "rmsnorm": (RMSNorm, lambda: (leaf(3, 4), leaf(4), 1e-6)),
     "a default": (RMSNorm, lambda: (leaf(3, 4), leaf(4))),
@@ -128,6 +153,7 @@ CASES: dict[str, tuple[type, Callable[[], tuple[Any, ...]]]] = {
     "two in place": (Written, lambda: (leaf(3, 4) * 1, leaf(3, 4) * 1)),
     "from outside": (Outside, lambda: (leaf(3, 4),)),
     "no kernel": (Sorted, lambda: (leaf(3, 4),)),
+    "of its class": (OfItsClass, lambda: (leaf(3, 4),)),
     "transposed": (Softmax, lambda: (leaf(4, 3).t(),)),
     "expanded": (Softmax, lambda: (leaf(1, 4).expand(3, 4),)),
     "the same twice": (Linear, lambda: (lambda x: (x, x, None))(leaf(4, 4))),

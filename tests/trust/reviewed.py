@@ -4,6 +4,7 @@ ENTRY = "torch calls it, and it holds the net: nothing of ours is around it"
 GIVES = "it hands the user's own rule what forward kept: there is no other way to that"
 ONCE = "it unpacks what was saved, which is done once: hooks of the user's run then"
 C = "autograd asks a fake tensor for its device from C++ that lets no error through: an error there ends the process"
+USERS = "it calls the user's method and nothing else: what it raises is his"
 AFTER = "it runs after an argument was written to, which cannot be taken back"
 
 REVIEWED: dict[str, str] = {
@@ -19,6 +20,7 @@ REVIEWED: dict[str, str] = {
     "runtime/function.py:entrance.<locals>.within": ENTRY,
     "runtime/outer.py:in_dynamos_graph": ENTRY,
     "runtime/function.py:_unpacked": ONCE,
+    "tracer/function.py:users_own": USERS,
     "tracer/recorder.py:Recorder.__torch_dispatch__": C,
     "tracer/metadata.py:Fakes.__torch_dispatch__": C,
     **dict.fromkeys((
