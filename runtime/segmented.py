@@ -14,9 +14,10 @@ from typing import Any
 from torch.autograd.function import Function
 
 from ..tracer.capture import CaptureError
+from ..tracer.changes import is_change
 from ..tracer.history import ASKS
 from ..tracer.opaque import Why
-from ..tracer.reads import Read, Reads, certain_effects, is_change, scan
+from ..tracer.reads import Read, Reads, certain_effects, scan
 from ..tracer.segments import (
     Lines,
     Segment,
@@ -193,7 +194,7 @@ def _may_change(segment: Segment, roots: Collection[str | None]) -> bool:
     if not names & set(roots):
         return False
     in_place = any(n.endswith("_") and not n.startswith("_") for n in names) or stores_items(segment.function.__code__)
-    return in_place or any(map(is_change, scan(segment.function).effects))
+    return in_place or any(is_change(effect.reason) for effect in scan(segment.function).effects)
 
 
 def _why(reason: str) -> Why:

@@ -18,7 +18,6 @@ import importlib
 import importlib.util
 import inspect
 import operator
-import re
 import sys
 import threading
 import types
@@ -34,6 +33,7 @@ import torch
 
 from .attributes import ABSENT, attribute, bound_to, instance_dict, is_a, is_tensor, module_of
 from .bytecode import ATTRIBUTE, instructions_of, line_of, operand_before, straight, telling_of
+from .changes import is_change_of_object
 from .containers import leaves
 from .declared import declarations
 from .packages import homes_of, is_cached, is_foreign, is_of_unknown
@@ -97,18 +97,6 @@ class Effect(NamedTuple):
     offset: int = -1
     certain: bool = True
     subject: str | None = None
-
-
-_CHANGE = re.compile(r"it (assigns|changes|registers)|it calls `(\w+` of an? .* from outside|(setattr|exec|eval)`)")
-
-
-def is_change(effect: Effect) -> bool:
-    """Whether an effect changes something around the method."""
-    return _CHANGE.match(effect.reason) is not None
-
-
-def _is_change_of_object(effect: Effect) -> bool:
-    return is_change(effect) and (effect.reason.startswith("it changes") or effect.reason.endswith("from outside"))
 
 
 @dataclass(frozen=True)
@@ -287,7 +275,7 @@ class Beyond:
 
     def watched(self, effects: Sequence[Effect]) -> list[Effect]:
         """Those that end a capture: changes of objects show in what has changed, until there were too many of such."""
-        return [e for e in effects if self.failures >= FAILURES or not _is_change_of_object(e)]
+        return [e for e in effects if self.failures >= FAILURES or not is_change_of_object(e.reason)]
 
     def knows(self, code: types.CodeType) -> bool:
         """Whether an earlier capture came to this."""
