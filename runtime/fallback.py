@@ -21,6 +21,7 @@ from torch.autograd.function import Function
 
 from ..ir.errors import FusegradError
 from ..tracer.capture import CaptureError, capture_lock
+from ..tracer.context import backward_context
 from ..tracer.function import backward_method, method_place, takes_boxed_gradients, users_own
 from ..tracer.nested import watcher
 from ..tracer.opaque import call_for_real
@@ -223,12 +224,10 @@ def users_backward(
     kept = residuals if chosen is None else compiler.originals(chosen, residuals, ctx)
     forward, cls, saved = spec.forward, compiler.cls, len(spec.forward.saved)
     left = left_on(ctx, spec)
-    own: Any = types.SimpleNamespace(
-        **left, saved_tensors=tuple(kept[:saved]), needs_input_grad=forward.needs_input_grad[: spec.count]
-    )
+    own = backward_context(cls.__name__)(kept[:saved], left, forward.needs_input_grad[: spec.count])
     method = cls.vjp if cls.backward is Function.backward else cls.backward  # type: ignore[attr-defined]
     result = hand_over(method, own, *([list(given)] if takes_boxed_gradients(cls) else given))
-    now = {k: v for k, v in vars(own).items() if k not in ("saved_tensors", "needs_input_grad")}
+    now = own.left()
     left.clear()
     left.update(now)
     return result

@@ -88,7 +88,7 @@ from .guards import (
 )
 from .interop import applied, fits_a_graph, metaclass_for, shown_apart, with_opaque_backward
 from .node import make_node
-from .opaque import opaque_forward_of
+from .opaque import WRITES_GIVEN, opaque_forward_of
 from .outer import called_within, in_dynamos_graph
 from .ready import Ready, shapes_of
 from .residuals import Chosen
@@ -111,7 +111,6 @@ MODES, ANOMALY = "dispatch modes", "anomaly mode"
 """The records of calls under a TorchDispatchMode, and of double backwards under torch.autograd.detect_anomaly."""
 ASSIGNED = "attributes of grad_fn"
 DEBUGGED = "anomaly mode is on, which names the operation that made a NaN"
-WRITES_GIVEN = "its backward writes to a tensor that it is given, of which it is differentiated as written"
 ATTEMPTS = 8
 """Keys for which a capture is tried while none succeeds; after them the method runs as written without a trial."""
 

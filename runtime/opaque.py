@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd.function import Function, once_differentiable
 
-from ..tracer.capture import CaptureError, capture_lock, is_capturing
+from ..tracer.capture import CaptureError, capture_lock, is_capturing, written_placeholders
 from ..tracer.containers import anew
 from ..tracer.context import backward_context
 from ..tracer.function import as_tuple, backward_method, is_once_differentiable, method_place
 from ..tracer.pictures import DEPTH, SCALARS, Handle, freeze, is_library
 from ..tracer.reads import Reads, scan
 from ..tracer.segments import Segment
+from ..tracer.shared import picture, tensors_of
 from ..tracer.torch_private import (
     apply_now,
     dual_level,
@@ -35,7 +36,7 @@ from ..tracer.torch_private import (
     transforms_active,
 )
 from .fallback import Fault, contained, hand_over, is_fault, put_on_record
-from .guards import global_state, is_plain, unasked
+from .guards import global_state, is_plain, is_tracked, unasked
 from .interop import node_class
 from .promised import UsersUnit
 from .unit import VALUES, ran, without_idle
@@ -49,6 +50,7 @@ BACKWARDS = 64
 ATTEMPTS = 8
 """Keys for which a capture is tried while none succeeds."""
 REMEMBERED = 1024
+WRITES_GIVEN = "its backward writes to a tensor that it is given, of which it is differentiated as written"
 
 
 def opaque_forward_of(compiler: Compiler) -> OpaqueForward | None:
@@ -141,8 +143,12 @@ class OpaqueForward:
             if (why := unasked(self.reads, (*saved, *left.tensors.values()), gradients)) is not None:
                 shape = None
                 raise CaptureError(reason=why, where=method_place(self.method))
-            unit = self._unit(left, shape, saved, gradients)
-            results = unit.differentiable([*saved, *left.tensors.values(), *gradients])
+            unit, given = self._unit(left, shape, saved, gradients), [*saved, *left.tensors.values(), *gradients]
+            if unit.writes_into_a_history(given):
+                error = CaptureError(reason=WRITES_GIVEN, where=method_place(self.method))
+                self.compiler.derivative_refused(error)
+                return self._on_the_real_ctx(ctx, gradients, saved)
+            results = unit.differentiable(given)
         except CaptureError as error:
             return self._users(ctx, gradients, shape, error, saved)
         self.compiler.is_compiled("backward")
@@ -158,12 +164,10 @@ class OpaqueForward:
 
         saved: what was unpacked of ctx, and is not unpacked again: checkpoints let that be done once.
         """
-        self.unpacked.of = None if saved is None else (ctx, tuple(saved))
         self.refusing.add(shape)
         try:
-            results = hand_over(self.method, ctx, *gradients)
+            results = self._on_the_real_ctx(ctx, gradients, saved)
         finally:
-            self.unpacked.of = None
             self.refusing.discard(shape)
         with contained(self.compiler, "backward", gradients):
             self.compiler.refuse("backward", as_effect(error))
@@ -173,6 +177,13 @@ class OpaqueForward:
             if len(self.refused) > REMEMBERED:
                 self.refused.popitem(last=False)
         return results
+
+    def _on_the_real_ctx(self, ctx: Any, gradients: Sequence[Any], saved: Sequence[Any] | None) -> Any:
+        self.unpacked.of = None if saved is None else (ctx, tuple(saved))
+        try:
+            return hand_over(self.method, ctx, *gradients)
+        finally:
+            self.unpacked.of = None
 
     def _forget_units(self, shape: Any) -> None:
         """Those that nothing was captured for: numbers that change at every call must not fill the memory."""
@@ -295,6 +306,14 @@ class OpaqueBackward(UsersUnit):
         live = [i for i, a in enumerate(args) if isinstance(a, VALUES)]
         return self(*without_idle((self.captured(args)[0].trace, live), args))
 
+    def writes_into_a_history(self, args: Sequence[Any]) -> bool:
+        """Whether these gradients are recorded by autograd, and the graph writes to what it is given: a derivative
+        would compute it again, on what is in that memory by then."""
+        if not (torch.is_grad_enabled() and any(map(is_tracked, args))):
+            return False
+        live = sum(isinstance(a, VALUES) for a in args)
+        return bool(written_placeholders(self.captured(args)[0].trace.graph_module, live))
+
     def execute(self, args: Sequence[Any]) -> Sequence[Any]:
         """As for any unit, but a failed capture is told: the user's body is to run on the real ctx."""
         if is_capturing():
@@ -312,7 +331,8 @@ class OpaqueBackward(UsersUnit):
 
 
 def _content(value: Any) -> Any:
-    return None if isinstance(value, Tensor) else freeze(value)
+    """What is in an attribute: its tensors by identity, as a write to one that was saved may make it require grad."""
+    return None if isinstance(value, Tensor) else (tuple(map(id, tensors_of(value))), picture(value))
 
 
 def _require_unchanged(before: dict[str, Any], ctx: Any) -> None:

@@ -163,7 +163,9 @@ def _picture(value: Any, depth: int) -> Any:
 
 
 def _who(value: Any) -> tuple[Any, ...]:
-    return (type(value),) if dataclasses.is_dataclass(value) else (type(value), Same(value))
+    """What an object counts by beside its content: a record of fields, which holes make anew, by that alone."""
+    is_record = dataclasses.is_dataclass(value) or type(value) is types.SimpleNamespace
+    return (type(value),) if is_record else (type(value), Same(value))
 
 
 def _content(value: Any, depth: int) -> tuple[Any, ...]:

@@ -519,3 +519,35 @@ def test_a_backward_within_itself_is_tried_once(monkeypatch) -> None:
         fast.apply(x).backward()
     assert x.grad == 2
     assert fusegrad.stats()["captures"] - before < 10  # and not thirty
+
+
+class WritesWhatItSaved(Function):
+    traceable = {"forward": False, "backward": True}  # noqa: RUF012  as users write it
+
+    @staticmethod
+    def forward(ctx, x):
+        p = x.softmax(-1)
+        ctx.save_for_backward(p)
+        return p.log().sum(-1)
+
+    @staticmethod
+    def backward(ctx, g):
+        (p,) = ctx.saved_tensors
+        p.mul_(g.unsqueeze(-1))
+        return p
+
+
+@pytest.mark.filterwarnings("ignore::fusegrad.FallbackWarning")
+def test_a_double_backward_of_one_that_writes_what_it_saved_after_it_was_captured() -> None:
+    fast = fusegrad.compile(WritesWhatItSaved)
+    for recorded in (False, True, True, False):
+        found = []
+        for cls in (WritesWhatItSaved, fast):
+            x, g = torch.linspace(-1, 2, 6).view(2, 3).requires_grad_(), torch.tensor([2.0, 3.0], requires_grad=True)
+            (first,) = torch.autograd.grad(cls.apply(x), x, g, create_graph=recorded)
+            second = torch.autograd.grad((first * x.detach()).sum(), [g]) if recorded else ()
+            found.append([first.detach().clone(), first._is_view(), *second])
+        assert found[0][1] == found[1][1]
+        torch.testing.assert_close(found[1][0], found[0][0], rtol=0, atol=0)
+        torch.testing.assert_close(found[1][2:], found[0][2:])
+    assert fusegrad.explain(fast).methods["backward"].status == "compiled"

@@ -147,3 +147,40 @@ def test_a_namespace_that_was_given_is_the_callers(change, backend) -> None:
             change(space)
             found.append([y.detach(), *torch.autograd.grad(y.sum(), x)])
         torch.testing.assert_close(*found)
+
+
+class ReadsOldSaved(GivenNamespace):
+    @staticmethod
+    def forward(ctx, x, space):
+        ctx.save_for_backward(x)
+        ctx.space = space
+        return x * space.w
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_variables
+        return g * x * ctx.space.w * ctx.space.k, None
+
+
+@both
+@pytest.mark.parametrize("kept", [{"k": 3.0}, {"k": 3.0, "more": types.SimpleNamespace(n=(1, 2))}])
+def test_a_namespace_of_each_call_is_one_capture(kept, backend) -> None:
+    fast = fusegrad.compile(GivenNamespace, backend=backend, fullgraph=True)
+    for _ in range(4):
+        space = types.SimpleNamespace(w=torch.full((3,), 2.0), **kept)
+        x = torch.arange(3.0, requires_grad=True)
+        fast.apply(x, space).sum().backward()
+        assert x.grad.tolist() == [6.0, 6.0, 6.0]
+    methods = fusegrad.explain(fast).methods
+    assert methods["forward"].status == methods["backward"].status == "compiled"
+    assert sum(len(found) for found in fast._fusegrad.known.values()) == 1
+
+
+@pytest.mark.filterwarnings("ignore::fusegrad.FallbackWarning", "ignore::DeprecationWarning")
+def test_a_backward_that_runs_as_written_has_the_saved_variables() -> None:
+    fast = fusegrad.compile(ReadsOldSaved)
+    for cls in (fast, ReadsOldSaved):
+        x, space = torch.arange(3.0, requires_grad=True), types.SimpleNamespace(w=torch.full((3,), 2.0), k=3.0)
+        y = cls.apply(x, space)
+        space.k = 5.0
+        assert torch.autograd.grad(y.sum(), x)[0].tolist() == [0.0, 10.0, 20.0], cls

@@ -70,7 +70,7 @@ def facts(value: Any) -> Facts:
         return (type(value).__name__,)
     strided = value.layout is torch.strided
     stride = value.stride() if strided and value.numel() > 1 else None
-    node = None if value.grad_fn is None else value.grad_fn.name()
+    node = None if value.grad_fn is None else type(value.grad_fn).name(value.grad_fn)  # `ctx.name` may hide it
     view = value._is_view() if value.requires_grad else None
     return str(value.dtype), tuple(value.shape), stride, value.requires_grad, value.is_leaf, view, node
 
