@@ -100,6 +100,9 @@ environments: $(STAMP)
 proofs: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/trust/proofs.py $(ARGS)
 
+# What is compared with eager is captured at once, however much was captured before.
+conformance injection fuzz guards fuzz-graphs fuzz-habits fuzz-configurations: export FUSEGRAD_DISABLE = patience
+
 .PHONY: cache-faults kills sharing job injection
 injection: $(STAMP)
 	FUSEGRAD_STORE=0 OMP_NUM_THREADS=1 $(BIN)/python tests/trust/injection.py $(ARGS)

@@ -54,7 +54,7 @@ from ..tracer.torch_private import (
 from . import distributed, logs, pickled, split
 from .asked import is_outer
 from .attributes import REASON, is_assigned
-from .budget import LATER, Budget, alike
+from .budget import MANY, OFTEN, Budget, alike
 from .calls import name_in_graphs
 from .config import backend_name, valid_backend, valid_numerics, warns, with_numerics
 from .derived import require_transposable, valid_derive_jvp, why_no_backward, with_derived_backward
@@ -110,6 +110,8 @@ VARIANTS = 64
 MODES, ANOMALY = "dispatch modes", "anomaly mode"
 """The records of calls under a TorchDispatchMode, and of double backwards under torch.autograd.detect_anomaly."""
 ASSIGNED = "attributes of grad_fn"
+FURTHER = "further kinds of calls"
+"""The record of kinds that wait for a capture, of a class some kinds of which were refused."""
 DEBUGGED = "anomaly mode is on, which names the operation that made a NaN"
 ATTEMPTS = 8
 """Keys for which a capture is tried while none succeeds; after them the method runs as written without a trial."""
@@ -161,7 +163,7 @@ _UNKNOWN: Any = object()
 
 
 class Later(Exception):
-    """A call is not worth a capture yet: the user's own class is to run, whole."""
+    """A call is not worth a capture yet, and why: the user's own class is to run, whole."""
 
 
 class Compiler:
@@ -328,15 +330,15 @@ class Compiler:
         """The specialisation for a call, or why there is none: without the error, which has frames of the call."""
         try:
             return self.specialization(given, patient=self.is_patient())
-        except Later:
-            return LATER
+        except Later as later:
+            return str(later)
         except NotCaptured as error:
             return error.attempt
 
     def _instead(self, failed: Attempt | str, args: tuple[Any, ...]) -> Any:
         """The call at which a capture failed, or waits."""
         if isinstance(failed, str):
-            self.report_once("forward", failed)
+            self.waits(failed)
             return self.users(*args)
         if isinstance(failed.error, OpaqueMet):
             return split.first_call(self, failed.error, args)
@@ -560,8 +562,8 @@ class Compiler:
         """What fits arguments with a key that no call had. anew: what the methods read may be more than it was."""
         with capture_lock, each_closure_once():
             facts = self.facts(args)
-            if patient and facts not in self.known and not self.budget.allows(facts, args):
-                raise Later
+            if patient and facts not in self.known:
+                self._require_worth(facts, args)
             if facts not in self.known and anew:
                 self._scan()
             key, facts = self._key(args), self.facts(args)
@@ -571,10 +573,21 @@ class Compiler:
                 self.met.setdefault(facts, met.bare())  # it was in the way with another number: it would be again
             tried = facts in self.refused or self._is_hopeless() or any(map(is_meta, args))
             if found is None and not tried:
+                if patient and facts in self.known:  # for other sizes
+                    self._require_worth(facts, args)
                 found, key = self._captured_in_parts(key, facts, args)
             self.exact[key] = found
             self._forget_the_oldest()
             return found
+
+    def _require_worth(self, facts: Any, args: Sequence[Any]) -> None:
+        """Raises Later where a capture for such a call has to wait."""
+        if facts not in self.refused and (why := self.budget.why_later(facts, args)) is not None:
+            raise Later(why)
+
+    def why_later(self, args: Sequence[Any]) -> str | None:
+        """Why another graph for calls like this one has to wait; None where it need not."""
+        return self.budget.why_later(self.facts(args), args) if self.is_patient() else None
 
     def _captured_in_parts(self, key: Any, facts: Any, args: Sequence[Any]) -> tuple[Specialization, Any]:
         """A specialisation, and its key: what cannot be captured is taken out of the methods, as far as that helps."""
@@ -611,7 +624,8 @@ class Compiler:
             if facts in self.met:
                 raise self.met[facts].bare()
             logs.captured_again(self, facts, args)
-            return self._capture(args)
+            with self.budget.attempt():
+                return self._capture(args)
         except CaptureError as error:
             opaque = isinstance(error, OpaqueMet) and not isinstance(error, DataMet)
             if self.fullgraph if opaque else self.must_capture("forward"):
@@ -626,7 +640,9 @@ class Compiler:
 
     def capture_split(self, args: Sequence[Any], tape: Tape) -> Specialization:
         """A specialisation with opaque nodes, whose results are on the tape; chosen first from now on."""
-        specialization, facts = self._capture(args, tape), self.facts(args)
+        with self.budget.attempt():
+            specialization = self._capture(args, tape)
+        facts = self.facts(args)
         self.known.setdefault(facts, []).insert(0, specialization)
         self.records.setdefault("forward", Record("compiled"))
         self.prefer(specialization, args)
@@ -689,7 +705,7 @@ class Compiler:
         require_no_draws(specialization)
         self.compare(specialization, args, tape)
         specialization.executable(self.backend_for(args))
-        self.budget.spend(self.facts(args), args, specialization.forward.trace)
+        self.budget.spend(self.facts(args), args)
         return specialization
 
     def must_capture(self, role: str) -> bool:
@@ -810,6 +826,15 @@ class Compiler:
         """The same, at the first time."""
         if self.records.get(method, Record("")).reason != why:
             self.report(method, why)
+
+    def waits(self, why: str) -> None:
+        """A capture waits until calls of its kind came often: on record, with a warning where that is long."""
+        if self.records.get("forward", Record("")).status == "opaque":
+            self.records.setdefault(FURTHER, Record("opaque", why, method_place(self._method("forward"))))
+        elif why == MANY or self.budget.calls_wanted() == OFTEN:
+            self.report_once("forward", why)
+        else:
+            self.records["forward"] = Record("compiled", why, method_place(self._method("forward")))
 
     def record_of(self, method: str, error: CaptureError) -> Record:
         """The record of a failed capture."""

@@ -269,6 +269,9 @@ def _add(compiler: Compiler, args: Sequence[Any], tape: Tape) -> None:
     if len(known) >= VARIANTS:
         _refuse_more(compiler, args, tape)
         return
+    if known and (why := compiler.why_later(args)) is not None:
+        compiler.waits(why)
+        return
     try:
         specialization = compiler.capture_split(args, tape)
     except OpaqueMet as error:  # one more opaque node, found only now: the next call records it

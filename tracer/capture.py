@@ -12,6 +12,7 @@ import operator
 import os
 import re
 import sys
+import threading
 import traceback
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -52,7 +53,7 @@ from .compiled import (
     without_zeros,
 )
 from .data import QUESTIONS, Asked, is_symbolic
-from .debugging import without_anomaly_mode, without_logs_of_failures
+from .debugging import without_anomaly_mode, without_logs_of_failures, without_structured_logs
 from .declared import declarations
 from .grad_mode import UNRECORDED, keeps_graph, why_not_in_its_mode
 from .held import holds_fakes
@@ -387,7 +388,7 @@ class Session:
             capture_lock, self.mode, torch.no_grad(), symbolic_python(), watched_by(calls), _Provenance(leaves),
             callees_as_nodes(callees, lambda: _origin_of(user_frame())), without_hooks(),
             through_compiled_functions(), variables_as_detached(),
-            without_anomaly_mode(), without_logs_of_failures(), without_text(),
+            without_anomaly_mode(), without_logs_of_failures(), without_structured_logs(), without_text(),
         ):  # fmt: skip
             try:
                 torch.set_autocast_cache_enabled(False)
@@ -479,6 +480,14 @@ _FRESH = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.Tens
 """What returns memory of its own in eager, and a view of something in between where Python takes it apart."""
 
 
+_traced = threading.local()
+
+
+def operations_traced() -> int:
+    """What all captures of this thread together have recorded so far, those that failed as well: what they cost."""
+    return getattr(_traced, "operations", 0)
+
+
 class _Provenance(TorchFunctionMode):
     """Marks every node with the user's line that caused it: meta["fusegrad_origin"] = (name, where, line)."""
 
@@ -506,6 +515,7 @@ class _Provenance(TorchFunctionMode):
         if func in _FRESH and isinstance(result, torch.Tensor) and result._is_view():
             result = _no_view(result, newest(graph))
         if nodes := list(behind(last, graph)):
+            _traced.operations = operations_traced() + len(nodes)
             origin = _speaking.get() or _origin_of(user_frame())
             for node in nodes:
                 node.meta.setdefault("fusegrad_origin", origin)

@@ -46,3 +46,23 @@ def without_logs_of_failures() -> Iterator[None]:
         yield
     finally:
         _LOG.removeFilter(is_told)
+
+
+_RECORDS = logging.getLogger("torch.__trace")
+
+
+@contextmanager
+def without_structured_logs() -> Iterator[None]:
+    """Within the block torch makes no record, with a stack, of every guard for whoever listens to all loggers.
+
+    pytest does. What torch itself writes where TORCH_TRACE asks for it stays.
+    """
+    listening = list(_RECORDS.handlers)
+    if not listening or any(type(h).__module__.startswith("torch.") for h in listening):
+        yield
+        return
+    _RECORDS.handlers = []
+    try:
+        yield
+    finally:
+        _RECORDS.handlers = [*listening, *_RECORDS.handlers]

@@ -26,10 +26,10 @@ from .torch_private import (
 )
 
 Tensor = torch.Tensor
-Pattern = tuple[torch.dtype, tuple[int, ...], tuple[int, ...]]
+Pattern = tuple[torch.dtype, tuple[int, ...], tuple[Any, ...]]
 """Of a tensor: dtype, each length (-1 - k: the k-th unknown one), its axes from the innermost outwards.
 
-~axis: the stride along it is 0.
+~axis: the stride along it is 0; (n,): the stride along the next is n, after a gap.
 """
 APART = ((1009, 1021, 1031, 1049, 1061, 1087, 1103, 1123), (2113, 2087, 2063, 2029, 2011, 1999, 1987, 1949))
 """Two examples, so that nothing rests on which size is larger."""
@@ -178,6 +178,22 @@ def _expanded(t: Tensor, target: Sequence[Any], implicit: bool = False) -> tuple
     return sizes, strides, t.storage_offset()
 
 
+def _sliced(
+    t: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> tuple[Any, ...] | None:
+    """Sizes and strides of `t[start:end:step]` along an axis whose length is a number; None where it is not."""
+    sizes, strides = list(t.shape), list(t.stride())
+    given = (dim, step, *(n for n in (start, end) if n is not None))
+    if not all(type(n) is int for n in given) or step < 1 or not -len(sizes) <= dim < len(sizes):
+        return None
+    if type(length := _length(sizes[dim])) is not int:
+        return None
+    begin, stop, _ = slice(start, end, step).indices(length)
+    offset = t.storage_offset() + begin * strides[dim]
+    sizes[dim], strides[dim] = max(0, -((begin - stop) // step)), strides[dim] * step
+    return sizes, strides, offset
+
+
 def _is_longer_than_one(n: Any) -> bool:
     """Whether a length is known to be two at least."""
     return n > 1 if type(n) is int else bool(n.node.shape_env.bound_sympy(n.node.expr).lower >= 2)
@@ -185,7 +201,7 @@ def _is_longer_than_one(n: Any) -> bool:
 
 aten = torch.ops.aten
 Axes = Callable[..., tuple[Any, ...] | None]
-AXES: dict[Any, Axes] = {aten.permute.default: _permuted, aten.expand.default: _expanded}
+AXES: dict[Any, Axes] = {aten.permute.default: _permuted, aten.expand.default: _expanded, aten.slice.Tensor: _sliced}
 """Views that take axes of their argument: sizes, strides and offset."""
 
 
@@ -202,7 +218,7 @@ def _slot(value: Any, lengths: dict[Any, tuple[int, Any]], device: torch.device)
 
 
 def _pattern(t: Tensor, lengths: dict[Any, tuple[int, Any]]) -> Pattern | None:
-    """How a tensor lies in memory; None where it has gaps, or covers itself in part."""
+    """How a tensor lies in memory; None where it covers itself in part, or has gaps of a length that is not known."""
     shape = t.shape
     sizes, strides = [_length(n) for n in shape], [_length(n) for n in t.stride()]
     order = _order(sizes, strides)
@@ -221,11 +237,13 @@ def _length(n: Any) -> Any:
     return int(expr) if not isinstance(expr, int) and expr.is_number else expr
 
 
-def _order(sizes: Sequence[Any], strides: Sequence[Any]) -> tuple[int, ...] | None:
-    """The axes from the innermost outwards, each step as long as what lies within it."""
+def _order(sizes: Sequence[Any], strides: Sequence[Any]) -> tuple[Any, ...] | None:
+    """The axes from the innermost outwards, each step as long as what lies within it, or as it says."""
     left, step, order = list(range(len(sizes)))[::-1], 1, []
     while left:
         axis = next((i for i in left if strides[i] == step), None)
+        if axis is None and (axis := _beyond(left, strides, step)) is not None:
+            order.append((step := strides[axis],))
         if axis is None:
             break
         left.remove(axis)
@@ -234,15 +252,28 @@ def _order(sizes: Sequence[Any], strides: Sequence[Any]) -> tuple[int, ...] | No
     return None if any(strides[i] != 0 for i in left) else (*order, *(~i for i in left))
 
 
+def _beyond(left: Sequence[int], strides: Sequence[Any], step: Any) -> int | None:
+    """The axis that lies next behind a gap, where both its step and what lies within it are numbers."""
+    known = [i for i in left if isinstance(strides[i], int) and strides[i] > step] if isinstance(step, int) else []
+    return min(known, key=strides.__getitem__, default=None)
+
+
+def _has_gaps(order: Sequence[Any]) -> bool:
+    return any(isinstance(axis, tuple) for axis in order)
+
+
 def _is_row_major(order: Sequence[int]) -> bool:
     return all(i + axis + 1 == len(order) for i, axis in enumerate(order))
 
 
-def _strides(sizes: Sequence[Any], order: Sequence[int]) -> list[Any]:
+def _strides(sizes: Sequence[Any], order: Sequence[Any]) -> list[Any]:
     strides, step = [0] * len(sizes), 1
-    for axis in (a for a in order if a >= 0):
-        strides[axis] = step
-        step = step * sizes[axis]
+    for axis in order:
+        if isinstance(axis, tuple):
+            (step,) = axis
+        elif axis >= 0:
+            strides[axis] = step
+            step = step * sizes[axis]
     return strides
 
 
@@ -277,7 +308,9 @@ def _tried(func: Any, slots: Any, named: Any, primes: Sequence[int]) -> Pattern 
     known = {n: -1 - k for k, n in enumerate(primes)}
     constants = {1, *(n for shape, _, _ in given for n in shape if n not in known)}
     order = _order(found.shape, found.stride())
-    if order is None or min(order, default=0) < 0 or not all(n in known or n in constants for n in found.shape):
+    if order is None or _has_gaps(order) or min(order, default=0) < 0:
+        return None
+    if not all(n in known or n in constants for n in found.shape):
         return None
     return found.dtype, tuple(known.get(n, n) for n in found.shape), order
 

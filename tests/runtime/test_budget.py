@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ class Scaled(Function):
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budget, "AT_ONCE", 2)
     monkeypatch.setattr(budget, "OFTEN", 3)
+    monkeypatch.setattr(budget, "WORK", math.inf)
 
 
 def told(cls: Any, by: float, *more: Any, dtype: torch.dtype = torch.float32) -> list[float]:
@@ -68,18 +70,103 @@ class Repeated(Function):
 @pytest.mark.filterwarnings("ignore::fusegrad.FallbackWarning")
 def test_a_long_graph_counts_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budget, "AT_ONCE", 100)
-    monkeypatch.setattr(budget, "LENGTH", 50)
+    monkeypatch.setattr(budget, "WORK", 24)
     short: Any = fusegrad.compile(Repeated)
     long: Any = fusegrad.compile(Repeated)
-    for at in range(6):
-        assert told(short, float(at), 1) == told(Repeated, float(at), 1)
-        assert told(long, float(at), 30) == told(Repeated, float(at), 30)
-    assert captured(short) == 6
+    for by in (1.0, 2.0, 2.0):
+        assert told(short, by, 1) == told(Repeated, by, 1)
+        assert told(long, by, 30) == told(Repeated, by, 30)
+    assert captured(short) == 2
     assert captured(long) == 1
     for _ in range(4):  # another dtype, in which it is called often
         x = torch.rand(3, dtype=torch.float64)
         assert torch.equal(long.apply(x, 2.0, 30), Repeated.apply(x, 2.0, 30))
     assert captured(long) == 2
+
+
+# ------------------------------------------------------------------ further kinds
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32)
+
+
+def calls_until_captured(fast: Any, *args: Any) -> int:
+    """How often a kind comes until there is one more graph."""
+    before = fusegrad.stats()["captures"]
+    for call in range(1, 100):
+        assert torch.equal(fast.apply(*args), Repeated.apply(*args))
+        if fusegrad.stats()["captures"] > before:
+            return call
+    return 0
+
+
+@pytest.mark.filterwarnings("ignore::fusegrad.FallbackWarning")
+def test_further_kinds_have_to_come_ever_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "OFTEN", 8)
+    monkeypatch.setattr(budget, "WORK", 11 + budget.OVERHEAD)
+    fast: Any = fusegrad.compile(Repeated)
+    calls = [calls_until_captured(fast, torch.ones(3, dtype=dtype), 2.0, 5) for dtype in DTYPES]
+    assert calls == [1, 2, 4, 8, 8, 8]
+    assert len(fast._fusegrad.known) == 6
+
+
+@pytest.mark.filterwarnings("ignore::fusegrad.FallbackWarning")
+def test_sizes_that_take_a_graph_of_their_own_are_kinds_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "OFTEN", 8)
+    monkeypatch.setattr(budget, "WORK", 11 + budget.OVERHEAD)
+    fast: Any = fusegrad.compile(Repeated)
+    calls = [calls_until_captured(fast, torch.ones(n), 2.0, 5) for n in (3, 1)]
+    assert calls == [1, 2]
+    assert fast.apply(torch.ones(7), 2.0, 5).shape == (7,)
+    assert len(next(iter(fast._fusegrad.known.values()))) == 2
+
+
+def test_a_kind_that_waits_is_on_record_without_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "OFTEN", 8)
+    monkeypatch.setattr(budget, "WORK", 11 + budget.OVERHEAD)
+    fast: Any = fusegrad.compile(Repeated)
+    for dtype in DTYPES[:2]:
+        fast.apply(torch.ones(3, dtype=dtype), 2.0, 5)
+    assert "FG056" in str(fusegrad.explain(fast))
+
+
+class RefusesLong(Function):
+    """One that is refused for some sizes, each of which is another kind, and captured for others."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, name: str) -> Tensor:
+        ctx.mark_non_differentiable()
+        for _ in range(10):
+            x = x.sin()
+        if name.startswith("refused"):
+            assert type(x).__name__ != "FakeTensor", "only on real tensors"
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        return grad * 3, None
+
+
+@pytest.mark.filterwarnings("ignore::fusegrad.FallbackWarning")
+def test_refused_kinds_are_tried_at_growing_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "WORK", 8)
+    monkeypatch.setattr(budget, "OFTEN", 4)
+    fast: Any = fusegrad.compile(RefusesLong, traceable=None)
+    before = fusegrad.stats()["captures"]
+    x = torch.ones(3)
+    for n in range(12):  # each kind comes once
+        assert torch.equal(fast.apply(x, f"refused {n}"), RefusesLong.apply(x, f"refused {n}"))
+    assert fusegrad.stats()["captures"] - before < 4
+    assert "only on real tensors" in fast._fusegrad.records["forward"].reason
+    assert "FG056" in str(fusegrad.explain(fast))
+    for _ in range(4):  # a kind that comes often, and that is captured
+        assert torch.equal(fast.apply(x, "other"), RefusesLong.apply(x, "other"))
+    assert captured(fast) == 1
+
+
+def test_fullgraph_tries_each_kind_and_raises() -> None:
+    fast: Any = fusegrad.compile(RefusesLong, fullgraph=True)
+    for n in range(3):
+        with pytest.raises(fusegrad.NotTraceableError, match="only on real tensors"):
+            fast.apply(torch.ones(3), f"refused {n}")
 
 
 @pytest.mark.filterwarnings("ignore::fusegrad.FallbackWarning")

@@ -167,3 +167,25 @@ def test_who_uses_logging_needs_no_words_of_ours() -> None:
 def test_nothing_is_told_unless_asked_for(capsys) -> None:
     run(fusegrad.compile(RMSNorm), leaf(6, 16), leaf(16))
     assert told(capsys) == [] and not any(logger.isEnabledFor(logging.INFO) for logger in logs._loggers.values())
+
+
+def test_a_capture_makes_no_records_for_those_who_listen_to_every_logger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pytest does: for each guard torch would look up two stacks."""
+
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+            return torch.cat([x[:, :3] * 2, y], 1).reshape(-1)
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+            return None, None
+
+    heard: list[logging.LogRecord] = []
+    listener = logging.Handler()
+    listener.emit = heard.append  # type: ignore[method-assign]
+    records = logging.getLogger("torch.__trace")
+    monkeypatch.setattr(records, "handlers", [listener])
+    fusegrad.compile(Doubled).apply(torch.ones(4, 5), torch.ones(4, 2))
+    assert not heard
+    assert records.handlers == [listener]

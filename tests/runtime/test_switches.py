@@ -14,7 +14,7 @@ from torch.autograd import Function
 import fusegrad
 from fusegrad.ir import show, switches
 from fusegrad.ir.switches import CALLS, GRAPHS, SWITCHES
-from fusegrad.runtime import config
+from fusegrad.runtime import budget, config
 from fusegrad.runtime.plan import LARGE, Executable
 
 Tensor = torch.Tensor
@@ -204,6 +204,17 @@ def test_results_have_memory_of_their_own() -> None:
         assert not written()
 
 
+def test_no_capture_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "WORK", 16)
+    left_out, fast = fusegrad.compile(Scaled), fusegrad.compile(Scaled)
+    for dtype in (torch.float32, torch.float64):
+        fast.apply(torch.ones(3, 3, dtype=dtype))
+        with config.patch(disable="patience"):
+            left_out.apply(torch.ones(3, 3, dtype=dtype))
+    assert len(compiler_of(fast).known) == 1
+    assert len(compiler_of(left_out).known) == 2
+
+
 def test_no_call_is_written_out() -> None:
     def written(fast: Any) -> int:
         for _ in range(5):
@@ -213,7 +224,7 @@ def test_no_call_is_written_out() -> None:
     assert written(fusegrad.compile(Rms)) > 0
     with config.patch(disable="ready"):
         assert written(fusegrad.compile(Rms)) == 0
-    assert set(CALLS) == {"binding", "reuse", "ready"}, "each has a test above"
+    assert set(CALLS) == {"binding", "reuse", "ready", "patience"}, "each has a test above"
 
 
 # ------------------------------------------------------------------ never stale

@@ -13,6 +13,13 @@ from fusegrad.tracer.torch_private import enable_python_dispatcher
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
+
+
+def four(x: Tensor, begin: int, end: int, step: int = 1) -> Tensor:
+    """Columns of four, as many rows as `x` has: between two rows there is a gap, which is known."""
+    return aten.slice(aten.new_zeros(x, [x.shape[0], 4]), 1, begin, end, step)  # type: ignore[no-any-return]
+
+
 CALLS = {
     "clamp": lambda x, y: aten.clamp(x, -1, 2), "mul": lambda x, y: aten.mul(x, y), "gt": lambda x, y: aten.gt(x, y),
     "where": lambda x, y: aten.where(aten.gt(y, 0), x, y), "half": lambda x, y: aten.div(x, 2),
@@ -29,6 +36,13 @@ CALLS = {
     "expand to": lambda x, y: aten.expand(y, [x.shape[1], -1, x.shape[1]]), "squeeze": lambda x, y: aten.squeeze(y, 0),
     "new axis": lambda x, y: aten.expand(y, [1, *y.shape]), "wrong": lambda x, y: aten.permute(x, [1, 1]),
     "too short": lambda x, y: aten.expand(x, [7]),
+    "part": lambda x, y: aten.slice(aten.expand(y, [9, 5, 7]), 0, -7, 8, 3),
+    "first": lambda x, y: aten.slice(x, 1, 0, 2),
+    "no part": lambda x, y: aten.slice(aten.expand(y, [9, 5, 7]), 0, 8, 2),
+    "gap": lambda x, y: aten.mul(four(x, 0, 3), aten.sum(y)), "last": lambda x, y: aten.exp(four(x, 3, 4)),
+    "gaps": lambda x, y: aten.add(four(x, 0, 4, 2), four(x, 1, 4, 2)), "into": lambda x, y: aten.add_(four(x, 0, 3), 1),
+    "gap sum": lambda x, y: aten.sum(four(x, 0, 3), [0]), "turned": lambda x, y: aten.exp(aten.t(four(x, 1, 3))),
+    "far": lambda x, y: aten.mul(aten.unsqueeze(four(x, 0, 3), 0), aten.new_zeros(x, [2, 1, 3])),
 }  # fmt: skip
 PAIRS = {
     "same": lambda: (torch.ones(5, 7), torch.ones(5, 7)), "row": lambda: (torch.ones(5, 7), torch.ones(7)),
@@ -78,6 +92,10 @@ def test_the_short_way_is_taken_where_it_is_sure(monkeypatch: pytest.MonkeyPatch
         taken.clear()
         described(CALLS["mul"], PAIRS[kind]())
         assert taken[0] is sure[kind], kind
+    for call in ("gap", "last", "gaps", "into", "turned"):
+        taken.clear()
+        described(CALLS[call], PAIRS["same"]())
+        assert taken[-1], call
 
 
 def test_what_draws_or_changes_sizes_has_no_example() -> None:
