@@ -220,6 +220,7 @@ class Session:
         self.returned: list[torch.Tensor] = []  # fakes of what opaque nodes returned
         self.moved = False
 
+    @without_structured_logs()
     def fake(self, tensor: torch.Tensor) -> torch.Tensor:
         """A fake of `tensor` whose sizes are fresh symbols; reading its memory raises."""
         name = f"t{len(self.named)}"
