@@ -239,7 +239,8 @@ def _length(n: Any) -> Any:
 
 def _order(sizes: Sequence[Any], strides: Sequence[Any]) -> tuple[Any, ...] | None:
     """The axes from the innermost outwards, each step as long as what lies within it, or as it says."""
-    left, step, order = list(range(len(sizes)))[::-1], 1, []
+    left, step = list(range(len(sizes)))[::-1], 1
+    order: list[Any] = []
     while left:
         axis = next((i for i in left if strides[i] == step), None)
         if axis is None and (axis := _beyond(left, strides, step)) is not None:
