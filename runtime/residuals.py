@@ -57,7 +57,10 @@ def _chosen(spec: Specialization, sizes: dict[sympy.Symbol, int], derived: bool)
 
 def _program(spec: Specialization) -> Program:
     kinds = spec.predicted_kinds()
-    trace = spec.entry(kinds).trace
+    entry = spec.entry(kinds)
+    trace = entry.trace
+    if entry.written:  # which has to be the memory that the user saved
+        raise CaptureError(reason="its backward writes to what it is given", where=spec.backward_place())
     if trace.opaque:
         raise CaptureError(reason="its backward has opaque nodes", where=trace.opaque[0].where)
     forward = graph_of(spec.forward.trace, f"{spec.name}_forward")

@@ -92,6 +92,7 @@ class BackwardEntry:
     passed: dict[int, int] = field(default_factory=dict)  # results that are a gradient as it came, by its number
     viewed: dict[int, tuple[int, Any]] = field(default_factory=dict)  # that are a view of one: its number, the fake
     written: tuple[int, ...] = ()  # which of (residuals, symbols, gradients) it writes to
+    unversioned: tuple[int, ...] = ()  # which inputs it writes to unseen by autograd: by way of `.data`, or by numpy
     executables: dict[str, Executable] = field(default_factory=dict)
     others: list[BackwardEntry] = field(default_factory=list)  # captured for other results of its opaque nodes
     admitted: dict[tuple[int, ...], bool] = field(default_factory=dict)
@@ -628,7 +629,8 @@ class Specialization:
         viewed = {r: (live[p] - first, f) for r, (p, f) in _viewed(trace).items() if p < len(live) and live[p] >= first}
         lifted = [self.reads.tensor_path(t) for t in trace.lifted]
         written = tuple(live[i] for i in written_placeholders(trace.graph_module, len(live)))
-        return BackwardEntry(trace, guards, lifted, self.since, passed, viewed, written)
+        unversioned = tuple(unversioned_placeholders(trace.graph_module, len(live))) if written else ()
+        return BackwardEntry(trace, guards, lifted, self.since, passed, viewed, written, unversioned)
 
     def _kept_again(self) -> tuple[list[Tensor | None], list[Any]]:
         """Fresh fakes of what is kept for backward, and the sizes that they do not tell."""
@@ -786,6 +788,8 @@ class Specialization:
         for i in range(len(inputs) - sum(g is not None for g in given), len(inputs)):
             if not (by_torch and entry.takes_gaps[i]):
                 inputs[i] = in_a_class(inputs[i])
+        for i in entry.unversioned:
+            inputs[i] = inputs[i].data
         lifted = [r.get() for r in entry.lifted if r is not None]
         with self._exactly_as_captured() if not entry.opaque else self._between(executable, tape, sizes) as now:
             with drawing_again(inputs) if entry.draws else _AS_IT_IS:

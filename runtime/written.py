@@ -335,7 +335,7 @@ def _write_backward(
     """`apply` of a node for residuals and gradients like these; whatever does not fit is left to `otherwise`."""
     spec, sizes = call.spec, call.sizes
     entry = next(iter(spec.other_entries(tuple(map(gradient_kind, gradients)))), None)
-    if entry is None or entry.opaque or entry.draws or not entry.admits(sizes):
+    if entry is None or entry.opaque or entry.unversioned or entry.draws or not entry.admits(sizes):
         return None
     executable = entry.executables.get(call.backend if call.chosen is None else f"{call.backend} chosen")
     if executable is None or any(in_a_class(g) is not g for g in gradients):

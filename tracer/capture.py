@@ -812,10 +812,20 @@ class Calls:
         taped.opaque = True
         traced = tuple(leaf for leaf in node.leaves if isinstance(leaf, TRACED))
         self._node(node.target(), node.given, re.sub(r"\W+", "_", node.name), (*traced, *contents), get_proxy_mode())
+        self._write_back(node, given, contents, taped)
+        return pytree.tree_unflatten(node.leaves, taped.tree)
+
+    @staticmethod
+    def _write_back(
+        node: OpaqueNode, given: Sequence[torch.Tensor], contents: Sequence[torch.Tensor], taped: Taped
+    ) -> None:
+        """The graph writes what the body wrote; unseen by autograd what the body wrote so."""
+        mode = get_proxy_mode()
         with torch.no_grad():
             for i, content in zip(node.written, contents, strict=True):
                 given[i].copy_(content)
-        return pytree.tree_unflatten(node.leaves, taped.tree)
+                if mode is not None and i in taped.unversioned:
+                    newest(mode.tracer.graph).meta[UNVERSIONED] = True
 
     def _stand_ins(self, taped: Taped, given: Sequence[torch.Tensor], of_data: bool) -> list[Any]:
         """Fakes of the results, their sizes fresh symbols; a result that shows an argument is a view of its fake."""

@@ -102,6 +102,7 @@ class Taped:
 
     aliases: per result None, or ("is" | "view" | "detached", number of the tensor argument whose memory it shows).
     written: arguments that the body changed, with their new content; filled: those of them that it did not read.
+    unversioned: those written to that autograd takes for what they were (numpy writes).
     fault: why no graph may hold the call. views: results that autograd takes for views, be it of what nobody else sees.
     """
 
@@ -112,9 +113,10 @@ class Taped:
     aliases: list[tuple[str, int] | None]
     written: dict[int, Tensor]
     fault: str | None
-    opaque: bool = False  # a captured graph has it as an opaque node
     filled: frozenset[int] = frozenset()
+    opaque: bool = False  # a captured graph has it as an opaque node
     views: frozenset[int] = frozenset()
+    unversioned: frozenset[int] = frozenset()
 
     def compared(self, given: Sequence[Any]) -> list[Any]:
         """Of something for each argument, that of the arguments whose content matters."""
@@ -181,8 +183,9 @@ def call_for_real(what: Any, apply: Callable[..., Any], args: Any, kwargs: Any, 
     filled = frozenset(i for i, t in enumerate(given) if any(t is r for r in received.outputs))
     written = [*received.outputs, *received.changed]
     changed = [i for i, t in enumerate(given) if i in changed or any(_shares(t, w) for w in written)]
+    known = frozenset(changed)
     if before is not None:
-        changed = [i for i, (t, b) in enumerate(zip(given, before, strict=True)) if i in changed or not same(t, b)]
+        changed = [i for i, (t, b) in enumerate(zip(given, before, strict=True)) if i in known or not same(t, b)]
     aliases = [_alias(leaf, given) for leaf in leaves]
     if isinstance(what, Segment) and _are_apart(changed, given, leaves):
         fault = _fault(leaves, aliases, given, ()) or _history(leaves, aliases)
@@ -194,7 +197,8 @@ def call_for_real(what: Any, apply: Callable[..., Any], args: Any, kwargs: Any, 
     if keep:
         leaves = [copied(v) if isinstance(v, Tensor) else v for v in leaves]
     contents = {i: copied(given[i]) for i in changed}
-    return result, Taped(what, flags, leaves, tree, aliases, contents, fault, filled=filled, views=views)
+    unseen = frozenset(changed) - known
+    return result, Taped(what, flags, leaves, tree, aliases, contents, fault, filled, False, views, unseen)
 
 
 def _gradient(tensor: Tensor) -> Tensor | None:

@@ -100,3 +100,58 @@ def test_a_size_that_the_body_fixes_is_one_of_what_it_writes_to(backend) -> None
             told.append(torch.autograd.grad(y.sum(), x, create_graph=create_graph)[0])
         torch.testing.assert_close(told[1], told[0])
     assert "FG071" not in {r.code for r in fast._fusegrad.records.values()}
+
+
+class UnseenByAutograd(Function):
+    """It writes to what it saved, and no version counter tells."""
+
+    @staticmethod
+    def forward(ctx, x):
+        y = x.exp()
+        ctx.save_for_backward(x, y)
+        return y.sum()
+
+    @staticmethod
+    def backward(ctx, g):
+        _, y = ctx.saved_tensors
+        y.data.mul_(2)
+        return g * y
+
+
+class UnseenInNumpy(UnseenByAutograd):
+    @staticmethod
+    def backward(ctx, g):
+        _, y = ctx.saved_tensors
+        array = y.detach().numpy()
+        array *= 2
+        return g * y
+
+
+class SeenByAutograd(UnseenByAutograd):
+    @staticmethod
+    def backward(ctx, g):
+        _, y = ctx.saved_tensors
+        y.mul_(2)
+        return g * y
+
+
+@both
+@pytest.mark.filterwarnings("ignore::fusegrad.FallbackWarning")
+@pytest.mark.parametrize("cls", [UnseenByAutograd, UnseenInNumpy, SeenByAutograd])
+def test_what_is_saved_is_written_to_again_by_a_second_backward(cls, backend) -> None:
+    fast = fusegrad.compile(cls, backend=backend)
+    for size in (3, 3, 3, 5, 5, 3, 3, 3, 3, 3):
+        found = []
+        for told in (cls, fast):
+            x = torch.linspace(-1, 2, size, requires_grad=True)
+            y, seen = told.apply(x), []
+            for _ in range(3):
+                try:
+                    seen += torch.autograd.grad(y, x, retain_graph=True)
+                except RuntimeError as error:
+                    assert "modified by an inplace operation" in str(error), error
+            found.append(seen)
+        torch.testing.assert_close(found[1], found[0])
+    assert len(found[0]) == (1 if cls is SeenByAutograd else 3)
+    methods = fusegrad.explain(fast).methods
+    assert methods["forward"].status == methods["backward"].status == "compiled"
