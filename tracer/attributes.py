@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import threading
 import types
 from typing import Any
 
@@ -88,7 +89,9 @@ def member(cls: type, name: str) -> Any:
 
 
 def instance_dict(owner: Any) -> dict[str, Any]:
-    """The attributes that an object has of its own, apart from slots."""
+    """The attributes that an object has of its own, apart from slots; of a `threading.local` those of this thread."""
+    if type(owner) is threading.local:
+        return vars(owner)
     try:
         found = object.__getattribute__(owner, "__dict__")
     except Exception:
@@ -98,7 +101,7 @@ def instance_dict(owner: Any) -> dict[str, Any]:
 
 def has_instance_dict(cls: type) -> bool:
     """Whether instances of the class have attributes of their own."""
-    return bool(getattr(cls, "__dictoffset__", 0))
+    return cls is threading.local or bool(getattr(cls, "__dictoffset__", 0))
 
 
 def bound_to(value: Any) -> Any:

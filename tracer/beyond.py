@@ -11,7 +11,7 @@ from typing import Any
 
 from .attributes import is_a
 from .reads import Effect, Met, Reads, draws_of, scan_met
-from .soiled import Filled, Soiled
+from .soiled import Again, Soiled
 
 
 class Crossing:
@@ -33,13 +33,15 @@ class Crossing:
             self.met.append(met)
             found.entries = {path: read for path, read in found.entries.items() if path not in self.before}
             self.soiled.add(found)
+            self.soiled.add_globals(code, frame.f_globals)
             self.before |= found.by_path()
         return [*beyond.watched(found.effects), *draws_of(code, frame.f_globals)]
 
     def leave(self) -> None:
-        """The capture is good: from now on every call compares what they read."""
-        if self.met and self.soiled.is_filled():
-            raise Filled(self.soiled)
+        """What the functions read that it came to is compared from now on."""
+        self.soiled.is_partial = bool(self.met)
         if self.met:
             self.reads.beyond.batches.append(tuple(self.met))
             self.reads.widen()
+        if self.soiled.is_filled():
+            raise Again(self.soiled, filled=True)

@@ -81,7 +81,7 @@ from .pictures import SCALARS, Handle, is_a_value
 from .reached import Reached, go_on, watched
 from .reads import Reads
 from .segments import Segment
-from .soiled import Filled, Soiled
+from .soiled import Again, Soiled
 from .torch_private import (
     DETACHES,
     FakeTensorMode,
@@ -355,12 +355,16 @@ class Session:
         soiled, trace = Soiled(reads), None
         try:
             trace = self._traced(fn, fakes, reads, from_source, tape, soiled)
-        except Filled:
-            raise  # of which nothing is put back
+        except Again as again:
+            if not again.filled:
+                soiled.clean()
+            raise
         except BaseException:
             soiled.clean()
             raise
         if (changed := soiled.clean()) is not None and reads is not None:
+            if soiled.is_partial:
+                raise Again(soiled, filled=False)
             reads.beyond.failures += 1
         if changed is not None:
             raise CaptureError(reason=f"it changes what it reaches by the {changed}", where="unknown")
@@ -412,6 +416,8 @@ class Session:
         _refuse_outside_writes(gm, len(lifted))
         _refuse_late_writes(gm)
         if reads is not None and (changed := reads.changed(before)) is not None:
+            if soiled.is_partial:
+                raise Again(soiled, filled=False)
             reads.beyond.failures += 1
             raise CaptureError(reason=f"it changes the {changed}, which it also reads", where="unknown")
         _settle_opaque(gm, calls.nodes)

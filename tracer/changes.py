@@ -1,11 +1,11 @@
-"""Which effects change something around a method, by the words of their reason."""
+"""Of which kind an effect is, by the words of its reason."""
 
 from __future__ import annotations
 
 import re
 
 _CHANGE = re.compile(r"it (assigns|changes|registers)|it calls `(\w+` of an? .* from outside|(setattr|exec|eval)`)")
-_OF_OBJECT = re.compile(r"it changes|it calls `\w+` of an? .* from outside")
+_SHOWN = re.compile(r"it (assigns the global|changes)|it calls `(\w+` of an? .* from outside|setattr`)")
 
 
 def is_change(reason: str) -> bool:
@@ -13,6 +13,14 @@ def is_change(reason: str) -> bool:
     return _CHANGE.match(reason) is not None
 
 
-def is_change_of_object(reason: str) -> bool:
-    """Whether that is within an object, whose content tells afterwards."""
-    return _OF_OBJECT.match(reason) is not None
+def is_shown(reason: str) -> bool:
+    """Whether that is seen afterwards: in what an object holds, or in what a global is."""
+    return _SHOWN.match(reason) is not None
+
+
+_ASKED = re.compile(r"it calls `(id|hash|repr|globals|locals|eval|exec|breakpoint)`")
+
+
+def is_question(reason: str) -> bool:
+    """Whether Python is asked about itself: packages do that for tables and messages, of dtypes and of their own."""
+    return _ASKED.match(reason) is not None

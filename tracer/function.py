@@ -33,7 +33,7 @@ from .parts import wholes
 from .pictures import SCALARS, has_hidden_state, state_of
 from .reads import Reads
 from .shared import Shared, shared_with
-from .soiled import Filled
+from .soiled import Again, Soiled
 from .torch_private import FakeTensor, boxes_gradients, expression_of, memory_of, sizes_as_keys
 
 Tensor = torch.Tensor
@@ -279,33 +279,46 @@ def _traced(
 ) -> Trace:  # fmt: skip
     """`session.trace`, once more for one size alone where the method looks it up in a dict."""
     try:
-        return _traced_twice(session, fn, fakes, reads, from_source, tape)
+        return _traced_again(session, fn, fakes, reads, from_source, tape)
     except TypeError as error:
         if not str(error).startswith(NO_KEY):
             raise
     with sizes_as_keys():
-        return _traced_twice(session, fn, fakes, reads, from_source, None if tape is None else tape.again())
+        return _traced_again(session, fn, fakes, reads, from_source, None if tape is None else tape.again())
 
 
-def _traced_twice(
+def _traced_again(
     session: Session, fn: Callable[..., Any], fakes: Sequence[Any], reads: Reads | None, from_source: bool,
     tape: Tape | None,
 ) -> Trace:  # fmt: skip
-    """`session.trace`, once more where that filled caches of other packages: they stay full if that adds nothing."""
+    """`session.trace`, once more where it came to functions of other packages that change something, or fill caches."""
+    filled: list[Soiled] = []
     try:
-        return session.trace(fn, fakes, reads, from_source, tape)
-    except Filled as filled:
-        first = filled.soiled
-    try:
-        return session.trace(fn, fakes, reads, from_source, None if tape is None else tape.again())
-    except Filled:
-        changed = first.clean()
-        assert reads is not None
-        reads.beyond.failures += 1
-        raise CaptureError(reason=f"it changes what it reaches by the {changed}", where="unknown") from None
+        for _ in range(PASSES):
+            try:
+                return session.trace(fn, fakes, reads, from_source, tape)
+            except Again as again:
+                filled += [again.soiled] if again.filled else []
+            if len(filled) > 1:
+                break
+            tape = None if tape is None else tape.again()
     except BaseException:
-        first.clean()
+        _put_back(filled)
         raise
+    if reads is not None:
+        reads.beyond.failures += 1
+    what = _put_back(filled) or "functions of other packages"
+    raise CaptureError(reason=f"it changes what it reaches by the {what}", where="unknown")
+
+
+PASSES = 4
+"""Captures of one body: for what is met, what that comes to then, what is filled, and one that changes nothing."""
+
+
+def _put_back(filled: Sequence[Soiled]) -> str | None:
+    """What caches held before they were filled; the path to one of them."""
+    paths = [soiled.clean() for soiled in reversed(filled)]
+    return next((path for path in paths if path is not None), None)
 
 
 def require_no_difference(asked: History, trace: Trace, again: History, other: Trace) -> None:

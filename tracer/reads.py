@@ -33,7 +33,7 @@ import torch
 
 from .attributes import ABSENT, attribute, bound_to, instance_dict, is_a, is_tensor, module_of
 from .bytecode import ATTRIBUTE, instructions_of, line_of, operand_before, straight, telling_of
-from .changes import is_change_of_object
+from .changes import is_question, is_shown
 from .containers import leaves
 from .declared import declarations
 from .packages import homes_of, is_cached, is_foreign, is_of_unknown
@@ -274,12 +274,17 @@ class Beyond:
     failures: int = 0  # captures that changed something
 
     def watched(self, effects: Sequence[Effect]) -> list[Effect]:
-        """Those that end a capture: changes of objects show in what has changed, until there were too many of such."""
-        return [e for e in effects if self.failures >= FAILURES or not is_change_of_object(e.reason)]
+        """Those that end a capture: changes show in what has changed, until there were too many of such."""
+        shown = self.failures < FAILURES
+        return [e for e in effects if not is_question(e.reason) and not (shown and is_shown(e.reason))]
+
+    def met(self) -> Iterator[Met]:
+        """All of them."""
+        return (met for batch in self.batches for met in batch)
 
     def knows(self, code: types.CodeType) -> bool:
         """Whether an earlier capture came to this."""
-        return any(met.code is code for batch in self.batches for met in batch)
+        return any(met.code is code for met in self.met())
 
     def reads(self, number: int) -> Reads:
         """What the functions of a batch read, and those of earlier batches that they call."""
@@ -471,11 +476,11 @@ class _Task:
 class _Plan:
     """What is still to be looked at: a list, since code may call code to any depth.
 
-    met: code of other packages that is looked into as the user's own is.
+    met: code of other packages that is looked into as the user's own is; None where a scan begins with the user's.
     """
 
-    def __init__(self, met: Collection[types.CodeType] = ()) -> None:
-        self.met = met
+    def __init__(self, met: Collection[types.CodeType] | None = None) -> None:
+        self.met, self.is_beyond = met or (), met is not None
         self.waiting: collections.deque[_Task] = collections.deque()
         self.seen: set[Any] = set()
         self.children: list[tuple[Reads, Reads, Callable[[Reads], bool]]] = []
@@ -1093,6 +1098,8 @@ def _record(
 ) -> None:
     reads = search.reads
     reads.calls_unknown |= is_of_unknown(value)
+    if value is sys.modules and search.plan.is_beyond:  # packages ask for each other: what is imported stays as it is
+        return
     if path in reads.entries or (is_a(value, types.ModuleType) and not _is_installed_module(value, search.homes)):
         return
     if is_tensor(value):

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import array
 import collections
+import dis
 import functools
 import gc
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from .attributes import has_instance_dict, instance_dict, is_a
+from .attributes import ABSENT, has_instance_dict, instance_dict, is_a
 from .held import holds_fakes
 from .pictures import SCALARS, Memory, is_fixed, is_library
 from .reads import Reads
@@ -111,15 +112,41 @@ _KINDS: tuple[tuple[Any, _Kind], ...] = (
 )
 
 
+class _Global(NamedTuple):
+    """A name of a module, as something with a content."""
+
+    env: dict[str, Any]
+    name: str
+
+
+@functools.lru_cache(maxsize=1024)
+def _assigned(code: types.CodeType) -> tuple[str, ...]:
+    names = {i.argval for i in dis.get_instructions(code) if i.opname in ("STORE_GLOBAL", "DELETE_GLOBAL")}
+    return tuple(sorted(names))
+
+
+def _put_global(held: _Global, content: list[Any]) -> None:
+    if content[0] is ABSENT:
+        held.env.pop(held.name, None)
+    else:
+        held.env[held.name] = content[0]
+
+
+_OF_GLOBAL = _Kind(lambda held: [held.env.get(held.name, ABSENT)], _put_global)
+
+
 class Soiled:
     """What a method can reach by what it reads, as it is now."""
 
     def __init__(self, reads: Reads | None) -> None:
         self.before: dict[int, tuple[str, Any, _Kind, list[Any]]] = {}
         self.caches: list[tuple[str, Any, int]] = []
+        self.is_partial = False  # whether some of it was found only as the method came to it
         self.seen: set[int] = set()
         if reads is not None:
             self.add(reads)
+            for met in reads.beyond.met():
+                self.add_globals(met.code, met.env)
 
     def add(self, reads: Reads) -> None:
         """What can be reached by these reads, too."""
@@ -127,6 +154,12 @@ class Soiled:
             for held in _held(value, DEPTH, self.seen):
                 if len(self.before) < MOST and id(held) not in self.before:
                     self._keep(path, held)
+
+    def add_globals(self, code: types.CodeType, env: dict[str, Any]) -> None:
+        """What a function gives new values to, by `global`."""
+        for name in _assigned(code):
+            held = _Global(env, name)
+            self.before[id(held)] = (f"global {name}", held, _OF_GLOBAL, _OF_GLOBAL.read(held))
 
     def _keep(self, path: str, held: Any) -> None:
         if is_a(held, functools._lru_cache_wrapper):
@@ -155,27 +188,33 @@ class Soiled:
 
 
     def is_filled(self) -> bool:
-        """Whether all that changed is that tables grew, by things that a run on real tensors adds, too."""
+        """Whether all that changed is that tables grew and names got a value, by what a run in eager adds, too."""
         changed = False
         for _, held, kind, before in self.before.values():
             now = kind.read(held)
             if len(now) == len(before) and all(map(_same, now, before)):
                 continue
-            if not is_a(held, _FILLED) or not all(map(_same, now, before)) or holds_fakes(now[len(before) :]):
+            if not _is_filling(held, before, now):
                 return False
             changed = True
         return changed
 
 
-class Filled(Exception):
-    """A capture filled a cache (internal): one that finds it full has to change nothing."""
+class Again(Exception):
+    """A capture is to be made once more (internal): it came to functions that were not known, or it filled a cache.
 
-    def __init__(self, soiled: Soiled) -> None:
+    With all of them known from the start, it has to change nothing; of one that filled caches, these stay full.
+    """
+
+    def __init__(self, soiled: Soiled, filled: bool) -> None:
         super().__init__()
-        self.soiled = soiled
+        self.soiled, self.filled = soiled, filled
 
 
-_FILLED = (dict,)
+def _is_filling(held: Any, before: Sequence[Any], now: Sequence[Any]) -> bool:
+    if type(held) is _Global:
+        return before[0] in (None, ABSENT) and not holds_fakes(now)
+    return is_a(held, dict) and all(map(_same, now, before)) and not holds_fakes(now[len(before) :])
 
 
 def _forgets_fakes(cache: Any) -> bool:

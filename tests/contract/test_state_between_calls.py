@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import linecache
 import sys
+import threading
 import types
 import warnings
 from typing import Any
@@ -276,3 +277,33 @@ def test_each_call_sees_the_world_as_it_is(name, where) -> None:
     for mine, users in zip(found, expected, strict=True):
         assert mine.dtype == users.dtype and torch.equal(mine, users)
     assert not [r.reason for r in fast._fusegrad.records.values() if r.code in ("FG070", "FG071", "FG080", "FG083")]
+
+
+OF_THREAD = threading.local()
+
+
+@pytest.mark.parametrize("backend", ["reference"])
+def test_what_a_thread_holds_for_itself_counts_in_that_thread(backend: str) -> None:
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> Any:
+            return x * OF_THREAD.k
+
+        @staticmethod
+        def backward(ctx: Any, g: torch.Tensor) -> Any:
+            return g * 2
+
+    fast, found = fusegrad.compile(Scaled, backend=backend, fullgraph=True), {}
+
+    def call(k: float) -> None:
+        OF_THREAD.k = k
+        found[k] = [fast.apply(torch.ones(3)).tolist() for _ in range(6)]
+
+    for k in (2.0, 3.0):
+        thread = threading.Thread(target=call, args=(k,))
+        thread.start()
+        thread.join()
+    call(4.0)
+    OF_THREAD.k = 5.0
+    assert fast.apply(torch.ones(3)).tolist() == [5.0] * 3
+    assert found == {k: [[k] * 3] * 6 for k in (2.0, 3.0, 4.0)}

@@ -18,8 +18,9 @@ from torch.autograd import Function
 import fusegrad
 
 PACKAGE = '''
-import contextlib
 import functools
+import sys
+import threading
 
 import torch
 
@@ -94,6 +95,55 @@ def numbered(x):
     return x * len(ORDER)
 
 
+BACKEND, OWN = None, threading.local()
+
+
+def found_once():
+    global BACKEND
+    if BACKEND is None:
+        BACKEND = MODES["a"]
+    return BACKEND
+
+
+def by_backend(x):
+    return x * found_once()
+
+
+def of_the_thread(x):
+    OWN.stack.append(x.shape[0])
+    try:
+        return x * OWN.k * len(OWN.stack)
+    finally:
+        OWN.stack.pop()
+
+
+STACKS = threading.local()
+
+
+def push(n):
+    try:
+        stack = STACKS.stack
+    except AttributeError:
+        stack = STACKS.stack = []
+    stack.append({"n": n})
+
+
+def top():
+    return STACKS.stack[-1]["n"]
+
+
+def pushed(x):
+    push(x.shape[0])
+    try:
+        return x * top() * SHIFT
+    finally:
+        STACKS.stack.pop()
+
+
+def imported_or_not(x):
+    return x * 2 if "a_package_that_is_not_there" in sys.modules else x * 3
+
+
 def table(x):
     return x * TABLE
 
@@ -152,8 +202,9 @@ def built(x):
     return Layer()(x)
 '''
 NAMES = ["counted", "counted_by_object", "kept_by_size", "numbered", "logged", "table", "modes", "configured"]
-NAMES += ["wrapped", "cached", "deep", "by_object", "built"]
-COMPILED = {"kept_by_size", "table", "modes", "configured", "wrapped", "deep", "by_object", "built"}
+NAMES += ["wrapped", "cached", "deep", "by_object", "built", "by_backend", "of_the_thread", "pushed"]
+NAMES += ["imported_or_not"]
+AS_WRITTEN = {"counted", "counted_by_object", "numbered", "logged", "cached"}
 WORLDS = [0, 0, 1, 1, 2, 0, 3, 1]
 
 
@@ -172,6 +223,7 @@ def put(package: Any, world: int, inner: Any) -> None:
     package.MODES["a"], package.Flag._state = 1.0 + world, bool(world % 2)
     package.inner = torch.sin if world == 2 else inner
     package.factor.cache_clear()
+    package.OWN.k, package.OWN.stack = 1.0 + world, []
 
 
 def function_of(in_forward: Callable[..., Any], in_backward: Callable[..., Any]) -> Any:
@@ -204,7 +256,7 @@ def test_what_a_function_of_another_package_reads_counts_at_every_call(package: 
     compiled, x = fusegrad.compile(users, backend="reference"), torch.randn(3)
 
     def calls(cls: Any) -> tuple[list[Tensor], *tuple[Any, ...]]:
-        package.COUNT, package.counter.n, found = 0, 0, []
+        package.COUNT, package.counter.n, package.BACKEND, found = 0, 0, None, []
         for kept in (package.LOG, package.BY_SIZE, package.ORDER):
             kept.clear()
         for world in WORLDS:
@@ -213,13 +265,15 @@ def test_what_a_function_of_another_package_reads_counts_at_every_call(package: 
             result = cls.apply(leaf)
             result.sum().backward()
             found.append(torch.stack([result.detach(), leaf.grad]))
-        return found, package.COUNT, package.counter.n, len(package.LOG), dict(package.BY_SIZE), dict(package.ORDER)
+        tables = dict(package.BY_SIZE), dict(package.ORDER), vars(package.STACKS).copy()
+        package.STACKS.__dict__.clear()
+        return found, package.COUNT, package.counter.n, package.BACKEND, len(package.LOG), *tables
 
     expected, got = calls(users), calls(compiled)
     for a, b in zip(expected[0], got[0], strict=True):
         torch.testing.assert_close(b, a)
     assert got[1:] == expected[1:]
-    if name in COMPILED:
+    if name not in AS_WRITTEN:
         assert fusegrad.explain(compiled, x).methods[where].status == "compiled"
 
 
