@@ -298,6 +298,8 @@ class Session:
 
     def fake_again(self, fake: torch.Tensor) -> torch.Tensor:
         """The same metadata as a fresh fake: sizes that an earlier trace made constant are plain ints in it."""
+        if fake.layout is not torch.strided:  # how many values it has, no fake of it says
+            raise CaptureError(reason="it is given a tensor subclass, or one that is not strided", where="unknown")
         with self.mode, torch.no_grad():
             again = torch.empty_strided(
                 self.settled(fake.shape), self.settled(fake.stride()), dtype=fake.dtype, device=fake.device

@@ -285,3 +285,32 @@ def test_a_write_by_way_of_data_in_backward_is_what_eager_has_of_it_at_every_ord
         assert all(torch.allclose(a, b) for a, b in zip(told(fast), told(Cut), strict=True))
     assert torch.equal(torch.func.vmap(fast.apply)(x.repeat(2, 1)), (x * x).repeat(2, 1))
     assert fast._fusegrad.records["torch.func"].code and fast._fusegrad.records["backward"].status == "compiled"
+
+
+class SavesSparse(Function):
+    @staticmethod
+    def forward(ctx, indices, x):
+        sparse = torch.sparse_coo_tensor(indices, torch.ones(indices.shape[1]), (4, 4))
+        ctx.save_for_backward(sparse)
+        return torch.matmul(sparse, x)
+
+    @staticmethod
+    def backward(ctx, g):
+        (sparse,) = ctx.saved_tensors
+        return None, sparse.t().matmul(g) if sparse.is_sparse else g
+
+
+@both
+@pytest.mark.filterwarnings("ignore::fusegrad.FallbackWarning")
+def test_a_backward_that_is_given_a_sparse_tensor_runs_as_written(backend) -> None:
+    fast = fusegrad.compile(SavesSparse, backend=backend)
+    indices = torch.tensor([[0, 1, 2], [1, 3, 0]])
+    for _ in range(4):
+        found = []
+        for cls in (SavesSparse, fast):
+            x = torch.linspace(-1, 1, 16).reshape(4, 4).requires_grad_()
+            found += torch.autograd.grad(cls.apply(indices, x).square().sum(), x)
+        torch.testing.assert_close(found[1], found[0], rtol=0, atol=0)
+    methods = fusegrad.explain(fast).methods
+    assert methods["forward"].status == "compiled"
+    assert (methods["backward"].status, methods["backward"].code) == ("opaque", "FG030")
