@@ -12,6 +12,7 @@ import operator
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
@@ -79,6 +80,7 @@ from .guards import (
     carried,
     exact_key,
     global_state,
+    is_closure,
     is_given_twice,
     is_meta,
     is_plain,
@@ -296,7 +298,8 @@ class Compiler:
         key = self.node_key(specialization, self.backend_for(given))
         apply = self.node(specialization, key, given)
         kind = (specialization, key, shapes_of(given), torch.is_grad_enabled())
-        asked = None if specialization.given else asked  # what is written out returns what `apply` does
+        if specialization.given or any(map(is_closure, args)):  # what is written out returns what `apply` does
+            asked = None  # and a closure, made for one call, would be looked into at every other
         if asked is not None and self.ready.is_due(kind) and takes("ready", specialization.name):
             with contained(self, "forward", args):
                 self._write_entry(kind, key, asked, given)
@@ -454,8 +457,9 @@ class Compiler:
         if self._is_hopeless() and not self.must_capture("forward"):
             return None  # whatever a key would say
         is_first = self.reads is None
-        found = self.exact.get(self._key(args), _UNKNOWN)
-        return found if found is not _UNKNOWN else self._look_up(args, patient, not is_first)
+        with each_closure_once() if any(map(is_closure, args)) else nullcontext():
+            found = self.exact.get(self._key(args), _UNKNOWN)
+            return found if found is not _UNKNOWN else self._look_up(args, patient, not is_first)
 
     def is_known(self, args: Sequence[Any]) -> bool:
         """Whether arguments like these were given before, so that nothing reads what is in them to look them up."""

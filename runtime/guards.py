@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+import types
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, cast
 
@@ -41,6 +42,11 @@ def argument_fact(value: Any) -> Any:
         fact = (value.dtype, value.device, value.requires_grad, value.dim(), value.is_conj(), value.is_neg())
         return fact if is_plain(value) else (*fact, type(value))  # what serves plain tensors reads their memory
     return freeze(value, DEPTH)
+
+
+def is_closure(value: Any) -> bool:
+    """Whether it is a function that closes over something: what it reads is found anew at every call."""
+    return type(value) is types.FunctionType and value.__closure__ is not None
 
 
 def is_meta(value: Any) -> bool:
