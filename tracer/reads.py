@@ -246,9 +246,11 @@ class Reads:
         return any(_same(read, value) for read in self.entries.values())
 
     def with_arguments(self, args: Sequence[Any]) -> Reads:
-        """And the tensors in objects and modules among the arguments: by reference, as long as these live."""
+        """And the tensors in objects and modules among the arguments, or whose methods are: by reference, as long as
+        these live."""
         found, values = {}, [leaf for a in args for leaf in leaves(a)]
         for number, value in enumerate(values):
+            value = value.__self__ if isinstance(value, types.MethodType) else value
             get = _lives(value) if is_plain_object(value) else None
             for name, inner in _tensors_inside(value, get, DEPTH) if get is not None else ():
                 path = f"argument {number}{name}"

@@ -9,6 +9,8 @@ import torch
 from side_by_side import both, leaf, same
 from torch.autograd import Function
 
+import fusegrad
+
 Tensor = torch.Tensor
 
 
@@ -155,3 +157,42 @@ def test_an_object_with_tensors_is_an_argument_and_on_ctx():
         return found, torch.autograd.grad(y.sum(), x)
 
     same(OnCtx, story)
+
+
+class CallsAMethod(Function):
+    """It is given `module.forward`, which reads the module's parameters."""
+
+    @staticmethod
+    def forward(ctx, x, function):
+        ctx.function = function
+        ctx.save_for_backward(x)
+        with torch.no_grad():
+            return function(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            y = ctx.function(x)
+        return torch.autograd.grad(y, x, g)[0], None
+
+
+@both
+def test_a_method_of_a_module_reads_that_modules_parameters(backend) -> None:
+    fast = fusegrad.compile(CallsAMethod, backend=backend)
+    modules = [layers(0), layers(1)]
+    for n in range(8):
+        module = modules[n % 2]
+        if n == 4:
+            module[0].weight = torch.nn.Parameter(torch.ones(4, 4))
+        elif n > 4:
+            module[2].bias.data.add_(1)
+        found = []
+        for cls in (CallsAMethod, fast):
+            x = leaf(3, 4, seed=n)
+            y = cls.apply(x, module.forward)
+            found.append((y.detach(), *torch.autograd.grad(y.square().sum(), x)))
+        torch.testing.assert_close(found[1], found[0])
+    methods = fusegrad.explain(fast).methods
+    assert methods["forward"].status == methods["backward"].status == "compiled"
