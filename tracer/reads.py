@@ -172,6 +172,7 @@ class Reads:
     library: dict[int, tuple[Any, set[str]]] = field(default_factory=dict)  # names of modules and classes of libraries
     generators: tuple[Callable[[], Any], ...] = ()  # that are arguments: a call with others has another key
     scanned: set[types.CodeType] = field(default_factory=set)
+    skipped: list[tuple[types.FunctionType, _Root | None]] = field(default_factory=list)  # of other packages
     beyond: Beyond = field(default_factory=lambda: Beyond())
     widened: int = 0  # batches of `beyond` that are among these reads
     origin: Reads | None = None  # what these are a copy of, for one call's arguments
@@ -203,13 +204,14 @@ class Reads:
         self.asks_layout |= other.asks_layout
         self.calls_unknown |= other.calls_unknown
         self.scanned |= other.scanned
+        self.skipped += other.skipped
 
     def widen(self) -> None:
         """Compares from now on what functions of other packages read, too, that captures came to."""
         if self.origin is not None:
             self.origin.widen()
         for number in range(self.widened, len(self.beyond.batches)):
-            found = self.beyond.reads(number)
+            found = self.beyond.reads(number, self.skipped)
             found.entries = {path: read for path, read in found.entries.items() if path not in self.entries}
             found.effects = self.beyond.watched(found.effects)
             self.take(found)
@@ -288,9 +290,10 @@ class Beyond:
         """Whether an earlier capture came to this."""
         return any(met.code is code for met in self.met())
 
-    def reads(self, number: int) -> Reads:
+    def reads(self, number: int, skipped: Sequence[tuple[types.FunctionType, _Root | None]]) -> Reads:
         """What the functions of a batch read, and those of earlier batches that they call."""
-        return scan_met(self.batches[number], {met.code for batch in self.batches[: number + 1] for met in batch})
+        known = {met.code for batch in self.batches[: number + 1] for met in batch}
+        return scan_met(self.batches[number], known, skipped)
 
 
 FAILURES = 3
@@ -305,10 +308,18 @@ class Met(NamedTuple):
     cls: type | None = None
 
 
-def scan_met(met: Sequence[Met], known: Collection[types.CodeType]) -> Reads:
-    """What functions of other packages read; of such, those of `known` are looked into where they are called."""
+def scan_met(
+    met: Sequence[Met], known: Collection[types.CodeType], skipped: Sequence[tuple[types.FunctionType, _Root | None]]
+) -> Reads:
+    """What functions of other packages read; of such, those of `known` are looked into where they are called.
+
+    skipped: functions that a scan came to and did not look into; one that runs has defaults, and what it closes over.
+    """
     plan, reads = _Plan(known), Reads()
     search = _Search(reads, plan, frozenset())
+    for function, of in list(skipped):
+        if function.__code__ in known:
+            plan.add(_Task(search, function, False, of))
     for code, env, cls in met:
         me = None if cls is None else _Root(f"{cls.__qualname__}@{id(cls)}", partial(_itself, cls), _leave, ("is", cls))
         try:
@@ -655,6 +666,7 @@ def _scan_function(task: _Task) -> None:
     reads.alive.append(function)
     cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=False))
     if is_library(function) or (is_foreign(function, search.homes) and code not in search.plan.met):
+        reads.skipped.append((function, task.me))
         _scan_wrapped(function, cells, search)
         search.add(instance_dict(function).get("__wrapped__"))  # of a class that is compiled with pytree=True, say
         return

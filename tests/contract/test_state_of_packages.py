@@ -140,6 +140,24 @@ def pushed(x):
         STACKS.stack.pop()
 
 
+def with_default(x, k=[1.0]):
+    return x * k[0]
+
+
+def made_around(k):
+    def around(x):
+        return x * k[0]
+
+    def put(value):
+        nonlocal k
+        k = [value]
+
+    return around, put
+
+
+around, put_around = made_around([1.0])
+
+
 def imported_or_not(x):
     return x * 2 if "a_package_that_is_not_there" in sys.modules else x * 3
 
@@ -203,7 +221,7 @@ def built(x):
 '''
 NAMES = ["counted", "counted_by_object", "kept_by_size", "numbered", "logged", "table", "modes", "configured"]
 NAMES += ["wrapped", "cached", "deep", "by_object", "built", "by_backend", "of_the_thread", "pushed"]
-NAMES += ["imported_or_not"]
+NAMES += ["imported_or_not", "with_default", "around"]
 AS_WRITTEN = {"counted", "counted_by_object", "numbered", "logged", "cached"}
 WORLDS = [0, 0, 1, 1, 2, 0, 3, 1]
 
@@ -224,6 +242,8 @@ def put(package: Any, world: int, inner: Any) -> None:
     package.inner = torch.sin if world == 2 else inner
     package.factor.cache_clear()
     package.OWN.k, package.OWN.stack = 1.0 + world, []
+    package.with_default.__defaults__[0][0] = 1.0 + world
+    package.put_around(1.0 + world)
 
 
 def function_of(in_forward: Callable[..., Any], in_backward: Callable[..., Any]) -> Any:
