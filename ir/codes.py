@@ -335,8 +335,8 @@ CODES = (
          r"torch.export takes no"),
     ),
     Code(
-        "FG055", "it was captured for 16 numbers or objects, all else alike, or for 4 closures: with another it runs "
-        "as you wrote it until it was called with that one 256 times",
+        "FG055", "it was captured for 16 numbers or objects, all else alike, for 4 closures, or for kinds with 2048 "
+        "operations together: with another it runs as you wrote it until it was called with that one 256 times",
         "A number among the arguments, or of those that the methods read, takes many values; or a function is made "
         "anew for every call. Each is a graph, which costs "
         "as much as some hundred calls (a loop counts by its turns); a value that is new has to come often first.",
@@ -344,14 +344,13 @@ CODES = (
         (r"it was captured for \d+ numbers",),
     ),
     Code(
-        "FG056", "its captures so far, failed ones as well, took long: for a further kind of call it runs as you wrote "
-        "it until that kind came 2, 4, 8, .. times, 256 at most",
-        "A capture costs as much as some hundred calls, whether it succeeds or not. The first kind of call is captured "
-        "at once; the more operations a class has had traced, the more often a further kind (a dtype, a layout, sizes "
-        "that take a graph of their own) has to come before it is captured, too.",
-        "Nothing, where the kind comes often. compile with fullgraph=True captures always, and so does "
+        "FG056", "its captures failed, which took long: a further kind of call runs as you wrote it until that kind came "
+        "2, 4, 8, .. times, 256 at most",
+        "A capture that fails costs as much as one that succeeds, and what was refused for one kind of call (a dtype, a "
+        "layout, sizes) mostly is for the next: kinds are tried at growing intervals. None is given up.",
+        "See why the captures failed: `explain` has the reason. compile with fullgraph=True tries always, and so does "
         "FUSEGRAD_DISABLE=patience.",
-        (r"its captures so far",),
+        (r"its captures failed, which took long",),
     ),
     Code(
         "FG060", "jvp is not linear: `mul` multiplies two values that depend on the tangents",

@@ -51,7 +51,7 @@ CALLS: dict[str, str] = {
     "binding": "operations are called past torch's boxing",
     "reuse": "results are written into memory that is read no more",
     "ready": "a call that came often is written out as straight Python",
-    "patience": "a class that has much captured is captured for a further kind of call once that kind came often",
+    "patience": "a class of many graphs, or whose captures fail, is tried for further kinds of calls that come often",
 }
 """How what was compiled is called (runtime)."""
 

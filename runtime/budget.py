@@ -1,4 +1,4 @@
-"""When a capture is worth what it costs: the first kind of call at once, a further one when it came often.
+"""When a capture is worth what it costs: at once, but for a class of many graphs, and for one whose captures fail.
 
 A number in a key may have a new value at every call, an object may be another one, sizes and layouts may change, and a
 capture costs as much as some hundred calls, whether it succeeds or not. Counts decide, not clocks, so that the same
@@ -7,7 +7,6 @@ calls are always treated alike.
 
 from __future__ import annotations
 
-import math
 import types
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
@@ -22,8 +21,10 @@ AT_ONCE = 16
 """Numbers and objects for which a class is captured at their first call, all else alike."""
 CLOSURES = 4
 """Functions that close over something for which a class is captured at once: most are made anew at every call."""
-WORK: float = 32
-"""Operations traced for a class, in captures that failed as well, that double how often a further kind has to come."""
+WORK: float = 2048
+"""Operations in the graphs of a class, all together, for which it is captured at once: dtypes, layouts, sizes."""
+FAILED = 64
+"""Operations traced in vain that double how often a further kind of call has to come before it is tried."""
 OVERHEAD = 8
 """What a capture costs beside its operations, counted in these."""
 OFTEN = 256
@@ -34,8 +35,12 @@ MANY = (
     f"runs as you wrote it until it was called with that one {OFTEN} times"
 )
 SPENT = (
-    "its captures so far, failed ones as well, took long: for a further kind of call it runs as you wrote it until "
-    f"that kind came 2, 4, 8, .. times, {OFTEN} at most"
+    f"its graphs have {WORK} operations together: for a further kind of call it runs as you wrote it until that kind "
+    f"came {OFTEN} times"
+)
+VAIN = (
+    "its captures failed, which took long: a further kind of call runs as you wrote it until that kind came 2, 4, 8, .. "
+    f"times, {OFTEN} at most"
 )
 
 
@@ -45,7 +50,7 @@ class Budget:
     def __init__(self) -> None:
         self.captured: Counter[Any] = Counter()
         self.closures = 0
-        self.work = 0
+        self.work = self.failed = 0
         self.met: OrderedDict[Any, int] = OrderedDict()
 
     def why_later(self, facts: Any, args: Sequence[Any]) -> str | None:
@@ -63,11 +68,11 @@ class Budget:
     def _wanted(self, facts: Any, args: Sequence[Any]) -> tuple[str, int]:
         """How often such a call has to come, and why."""
         left = self.closures < CLOSURES if has_closure(args) else self.captured[alike(facts)] < AT_ONCE
-        return (SPENT, self.calls_wanted()) if left else (MANY, OFTEN)
-
-    def calls_wanted(self) -> int:
-        """How often a further kind has to come, numbers and closures apart."""
-        return int(min(OFTEN, 2 ** math.ceil(self.work / WORK)))
+        if not left:
+            return MANY, OFTEN
+        if self.work > WORK:
+            return SPENT, OFTEN
+        return VAIN, min(OFTEN, 2 ** min(self.failed // FAILED, OFTEN))
 
     def spend(self, facts: Any, args: Sequence[Any]) -> None:
         """A capture was made."""
@@ -77,15 +82,16 @@ class Budget:
     @contextmanager
     def attempt(self) -> Iterator[None]:
         """An attempt at a capture. One that only found what is to run between its segments is part of the next."""
-        before, costs = operations_traced(), True
+        before = operations_traced()
         try:
             yield
         except OpaqueMet:
-            costs = False
             raise
-        finally:
+        except BaseException:
             traced = operations_traced() - before
-            self.work += traced + OVERHEAD if traced and costs else 0
+            self.failed += traced + OVERHEAD if traced else 0
+            raise
+        self.work += operations_traced() - before
 
 
 def has_closure(args: Sequence[Any]) -> bool:

@@ -55,7 +55,7 @@ from ..tracer.torch_private import (
 from . import distributed, logs, pickled, split
 from .asked import is_outer
 from .attributes import REASON, is_assigned
-from .budget import MANY, OFTEN, Budget, alike
+from .budget import VAIN, Budget, alike
 from .calls import name_in_graphs
 from .config import backend_name, valid_backend, valid_numerics, warns, with_numerics
 from .derived import require_transposable, valid_derive_jvp, why_no_backward, with_derived_backward
@@ -835,7 +835,7 @@ class Compiler:
         """A capture waits until calls of its kind came often: on record, with a warning where that is long."""
         if self.records.get("forward", Record("")).status == "opaque":
             self.records.setdefault(FURTHER, Record("opaque", why, method_place(self._method("forward"))))
-        elif why == MANY or self.budget.calls_wanted() == OFTEN:
+        elif why != VAIN:
             self.report_once("forward", why)
         else:
             self.records["forward"] = Record("compiled", why, method_place(self._method("forward")))

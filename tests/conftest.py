@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import zlib
 from collections.abc import Iterator
@@ -71,14 +70,6 @@ os.environ.setdefault("FUSEGRAD_STORE", "0")  # captures are counted: what anoth
 def pytest_configure(config: pytest.Config) -> None:
     """A mistake that fusegrad goes round is a failure here. Not in pyproject.toml: that imports fusegrad before us."""
     config.addinivalue_line("filterwarnings", "error:.*internal error:fusegrad.FallbackWarning")
-
-
-@pytest.fixture(scope="session", autouse=True)
-def captured_at_once() -> None:
-    """Tests call one class in many ways to see what is made of each; test_budget.py says when it is made."""
-    from fusegrad.runtime import budget
-
-    budget.WORK = math.inf
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
