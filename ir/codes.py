@@ -344,10 +344,10 @@ CODES = (
         (r"it was captured for \d+ numbers",),
     ),
     Code(
-        "FG056", "its captures failed, which took long: a further kind of call runs as you wrote it until that kind came "
-        "2, 4, 8, .. times, 256 at most",
-        "A capture that fails costs as much as one that succeeds, and what was refused for one kind of call (a dtype, a "
-        "layout, sizes) mostly is for the next: kinds are tried at growing intervals. None is given up.",
+        "FG056", "its captures failed, which took long: a further kind of call runs as you wrote it until that kind "
+        "came 2, 4, 8, .. times, 256 at most",
+        "A capture that fails costs as much as one that succeeds, and what was refused for one kind of call (a dtype, "
+        "a layout, sizes) mostly is for the next: kinds are tried at growing intervals. None is given up.",
         "See why the captures failed: `explain` has the reason. compile with fullgraph=True tries always, and so does "
         "FUSEGRAD_DISABLE=patience.",
         (r"its captures failed, which took long",),

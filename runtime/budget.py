@@ -39,8 +39,8 @@ SPENT = (
     f"came {OFTEN} times"
 )
 VAIN = (
-    "its captures failed, which took long: a further kind of call runs as you wrote it until that kind came 2, 4, 8, .. "
-    f"times, {OFTEN} at most"
+    "its captures failed, which took long: a further kind of call runs as you wrote it until that kind came 2, 4, "
+    f"8, .. times, {OFTEN} at most"
 )
 
 
