@@ -23,7 +23,7 @@ CLOSURES = 4
 """Functions that close over something for which a class is captured at once: most are made anew at every call."""
 WORK: float = 2048
 """Operations in the graphs of a class, all together, for which it is captured at once: dtypes, layouts, sizes."""
-FAILED = 64
+FAILED = 128
 """Operations traced in vain that double how often a further kind of call has to come before it is tried."""
 OVERHEAD = 8
 """What a capture costs beside its operations, counted in these."""

@@ -359,7 +359,8 @@ class StoredEntry(BackwardEntry):
         self.spec, self.kinds, self.operations = spec, kinds, found["operations"]
         self.guards = self.stored_guards = tuple(condition_of(g, by_name) for g in found["guards"])
         self.lifted, self.viewed, self.others, self.admitted, self.compared = [], {}, [], {}, True
-        self.passed, self.written = {result: gradient for result, gradient in found["passed"]}, ()
+        self.passed = {result: gradient for result, gradient in found["passed"]}
+        self.written = self.unversioned = ()
         report = partial(spec.report, "backward")
         made = plan_of(found["plan"], f"{spec.name}_backward", spec.backend, device, report)
         skip, binder = frozenset(self.passed), _binder(found["sources"], by_name)

@@ -26,6 +26,9 @@ REVIEWED: dict[str, str] = {
     **dict.fromkeys((
         "runtime/asked.py:is_outer",
         "runtime/guards.py:is_float",
+        "runtime/guards.py:is_tracked",
+        "tracer/context.py:BackwardContext.__init__",
+        "tracer/grad_mode.py:of_a_backward",
         "runtime/redraw.py:_set",
         "runtime/redraw.py:anew",
         "runtime/redraw.py:drawing_from",
