@@ -138,7 +138,7 @@ def _is_handed_over(frames: Sequence[types.FrameType]) -> bool:
     if hand_over.__code__ in codes or users_own.__code__ in codes:
         return True
     inside = frames[codes.index(call_for_real.__code__) :] if call_for_real.__code__ in codes else ()
-    return any(_room_of(frame) not in (PACKAGE, "torch") for frame in inside)
+    return any(_room_of(frame) not in (PACKAGE, "torch", "contextlib") for frame in inside)
 
 
 def _room_of(frame: types.FrameType) -> str:

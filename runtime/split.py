@@ -223,6 +223,7 @@ def _finished(compiler: Compiler, args: Sequence[Any], tape: Tape, met: OpaqueMe
     with recording(tape, skip=compiler.cls, operators=_of_operators(met)):
         result = compiler.users(*args)
     with contained(compiler, "forward", args), capture_lock, torch.no_grad():
+        tape.require_whole()
         _learn(met)  # only now: what was wrong by itself has raised its own error
         if _has_own_lines(tape) and _changed(before, compiler.reads_now().by_path()):
             compiler.report_once("forward", CHANGES)
@@ -348,6 +349,7 @@ def backward(
     with recording(tape, operators=_of_operators(met)):
         results = spec.users_backward(residuals, sizes, gradients, left={} if ctx is None else left_on(ctx, spec))
     with contained(compiler, "backward", gradients):
+        tape.require_whole()
         _learn(met)
         if _has_own_lines(tape) and spec.outside() != before:
             compiler.report_once("backward", CHANGES)

@@ -81,6 +81,8 @@ def why_not_whole(compiler: Compiler, spec: Specialization) -> str | None:
         return "it turns the grad mode off or on, which forward mode does not heed"
     if forward.returns_hidden and compiler.writes("vmap"):
         return "it returns a container with tensors, of which its own vmap tells nothing"
+    if not forward.tensor_outputs and compiler.writes("vmap"):
+        return "it returns no tensor, and what its own vmap returns is all that there is"
     return None
 
 

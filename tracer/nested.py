@@ -197,6 +197,20 @@ _exchange, _put_back = (_Code.exchange, _Code.put_back) if IN_PYTHON else (_InC.
 
 
 # ------------------------------------------------------------------ running a method for real
+class _Body:
+    """What is to run once: whether it has, and what it returned; or whether an earlier run is played back."""
+
+    def __init__(self, apply: Callable[..., Any]) -> None:
+        self.apply, self.result = apply, None
+        self.is_begun = self.is_done = self.is_played = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.is_begun = True
+        self.result = self.apply(*args, **kwargs)
+        self.is_done = True
+        return self.result
+
+
 class Recorder:
     """A run of the user's method on real tensors: every nested call goes on the tape, those on it are played back.
 
@@ -210,16 +224,33 @@ class Recorder:
         if what is self.skip:
             self.skip = None
             return apply(*args, **kwargs)
+        return self._once(_Body(apply), lambda body: self._called(what, body, args, kwargs), args, kwargs)
+
+    def _once(self, body: _Body, record: Callable[[_Body], Any], args: Any, kwargs: Any) -> Any:
+        """What the body returns, which runs once whatever goes wrong around it; then the tape tells of that."""
+        try:
+            return record(body)
+        except Exception as error:
+            if body.is_played or (body.is_begun and not body.is_done):
+                raise
+            self.tape.broken = error.with_traceback(None)
+        if body.is_done:
+            return body.result
+        with watched_by(None):
+            return body.apply(*args, **kwargs)
+
+    def _called(self, what: Any, body: _Body, args: Any, kwargs: Any) -> Any:
         taped = self.tape.take(what)
         if taped is None:
             with watched_by(None), running(None), no_modes() if self.tape.data else contextlib.nullcontext():
-                result, taped = call_for_real(what, apply, args, kwargs, True)
+                result, taped = call_for_real(what, body, args, kwargs, True)
         else:
-            result = self._played(taped, args, kwargs)
+            result = self._played(taped, body, args, kwargs)
         self.tape.made.append(taped)
         return result
 
-    def _played(self, taped: Taped, args: Any, kwargs: Any) -> Any:
+    def _played(self, taped: Taped, body: _Body, args: Any, kwargs: Any) -> Any:
+        body.is_played = True
         if self.given is not None and taped.opaque:
             self.given += taped.compared([copied(t) for t in tensors_in((args, kwargs))])
         return taped.play(args, kwargs)
@@ -228,11 +259,14 @@ class Recorder:
         """An operation that says what is in a tensor."""
         if watcher() is not self:
             return func(*args, **kwargs)
-        taped = self.tape.take(str(func))
+        return self._once(_Body(func), lambda body: self._read(str(func), body, args, kwargs), args, kwargs)
+
+    def _read(self, what: str, body: _Body, args: Any, kwargs: Any) -> Any:
+        taped = self.tape.take(what)
         if taped is None:
-            result, taped = asked_for_real(func, args, kwargs)
+            result, taped = asked_for_real(what, body, args, kwargs)
         else:
-            result = self._played(taped, args, kwargs)
+            result = self._played(taped, body, args, kwargs)
         self.tape.made.append(taped)
         return result
 

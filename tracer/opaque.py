@@ -149,6 +149,12 @@ class Tape:
     pending: list[Taped] = field(default_factory=list)
     made: list[Taped] = field(default_factory=list)
     data: bool = False  # operations that say what is in a tensor are on it, too
+    broken: Exception | None = None  # what went wrong while a call was recorded: it is missing here
+
+    def require_whole(self) -> None:
+        """Raises what went wrong while it was recorded."""
+        if self.broken is not None:
+            raise self.broken
 
     def take(self, what: Any) -> Taped | None:
         """The next recorded call of `what`."""
@@ -225,14 +231,14 @@ def _are_apart(changed: Sequence[int], given: Sequence[Tensor], leaves: Sequence
     return not any(_shares(given[i], t) for i, rest in zip(changed, others, strict=True) for t in rest)
 
 
-def asked_for_real(func: Any, args: Any, kwargs: Any) -> tuple[Any, Taped]:
+def asked_for_real(what: str, func: Any, args: Any, kwargs: Any) -> tuple[Any, Taped]:
     """An operation that says what is in a tensor: the result, and its record."""
     result = func(*args, **kwargs)
     leaves, tree = pytree.tree_flatten(result)
     given = tensors_in((args, kwargs))
     kept = [copied(v) if isinstance(v, Tensor) else v for v in leaves]
     fault = _fault(leaves, [None] * len(leaves), given, ())
-    return result, Taped(str(func), tuple(False for _ in given), kept, tree, [None] * len(leaves), {}, fault)
+    return result, Taped(what, tuple(False for _ in given), kept, tree, [None] * len(leaves), {}, fault)
 
 
 def version(value: Any) -> int:
@@ -440,7 +446,7 @@ class OpaqueNode:
 
     def _called(self, args: Any, kwargs: Any) -> tuple[Any, Taped]:
         if self.of_data:
-            return asked_for_real(self.apply, args, kwargs)
+            return asked_for_real(str(self.apply), self.apply, args, kwargs)
         return call_for_real(self.what, self.apply, args, kwargs, self.copies)
 
     def _arguments(self, run: Run, values: Sequence[Any]) -> Any:

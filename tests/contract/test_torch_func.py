@@ -678,3 +678,25 @@ def test_21_a_forward_that_keeps_nothing_without_gradients_is_batched(cls) -> No
     assert torch.equal(torch.func.vmap(torch.func.grad(lambda x: fast.apply(x).sum()))(xs), 2 * xs)
     assert torch.equal(torch.func.jvp(fast.apply, (xs,), (torch.ones_like(xs),))[1], 2 * xs)
     assert not [r for r in fast._fusegrad.records.values() if r.status == "opaque"]
+
+
+def test_a_forward_that_returns_nothing_beside_a_vmap_that_returns_all() -> None:
+    class OfBatches(Function):
+        @staticmethod
+        def forward(x: Any) -> None:
+            pass
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            pass
+
+        @staticmethod
+        def vmap(info: Any, in_dims: Any, x: Any) -> Any:
+            return x * 2, in_dims[0]
+
+    x = torch.randn(3, 2)
+    fast = fusegrad.compile(OfBatches)
+    for _ in range(3):
+        torch.testing.assert_close(torch.func.vmap(fast.apply)(x), x * 2)
+        torch.testing.assert_close(torch.func.vmap(fast.apply, 1, 1)(x), x * 2)
+    assert fast.apply(x) is None

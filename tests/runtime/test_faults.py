@@ -94,3 +94,44 @@ def test_what_is_said_to_the_user_is_no_mistake_of_ours(monkeypatch: pytest.Monk
     monkeypatch.setattr(plan, "generate", refused)
     with pytest.raises(FusegradError, match="no"):
         fusegrad.compile(Gated, backend="interpret").apply(torch.randn(5, 7), torch.randn(7))
+
+
+@pytest.mark.parametrize("place", ["copied", "same", "tensors_in", "_fault"])
+def test_a_nested_call_runs_once_where_its_record_fails(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The method is under way, and what it calls may have happened: the call is finished, and nothing is captured."""
+    from fusegrad.tracer import nested, opaque
+
+    calls: list[float] = []
+
+    class Told(Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            calls.append(float(x.sum()))
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+            return g * 2
+
+    class Around(Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return Told.apply(x.sin()).cos()
+
+        @staticmethod
+        def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+            return g * 3
+
+    def fails(*args: Any, **kwargs: Any) -> None:
+        raise KeyError("injected")
+
+    fast, x = fusegrad.compile(Around, backend="reference"), torch.ones(3, requires_grad=True)
+    with monkeypatch.context() as patch, pytest.warns(fusegrad.FallbackWarning, match="FG071"):
+        for module in (nested, opaque):
+            if hasattr(module, place):
+                patch.setattr(module, place, fails)
+        assert torch.equal(fast.apply(x), Around.apply(x))
+    assert len(calls) == 2
+    for _ in range(3):
+        assert torch.equal(fast.apply(x), Around.apply(x))
+    assert len(calls) == 8

@@ -5,6 +5,8 @@ GIVES = "it hands the user's own rule what forward kept: there is no other way t
 ONCE = "it unpacks what was saved, which is done once: hooks of the user's run then"
 C = "autograd asks a fake tensor for its device from C++ that lets no error through: an error there ends the process"
 USERS = "it calls the user's method and nothing else: what it raises is his"
+AGAIN = "it computes anew what the user's own rule is given, where less was kept: there is no other way to that"
+PLAYED = "it plays back a call that has happened, and that must not happen twice"
 AFTER = "it runs after an argument was written to, which cannot be taken back"
 
 REVIEWED: dict[str, str] = {
@@ -21,6 +23,42 @@ REVIEWED: dict[str, str] = {
     "runtime/outer.py:in_dynamos_graph": ENTRY,
     "runtime/function.py:_unpacked": ONCE,
     "tracer/function.py:users_own": USERS,
+    "tracer/nested.py:_Template.apply": ENTRY,
+    "tracer/nested.py:nested_call": ENTRY,
+    "tracer/nested.py:Recorder.__call__": ENTRY,
+    "tracer/nested.py:Recorder._once": ENTRY,
+    "tracer/nested.py:Recorder.read": ENTRY,
+    "tracer/data.py:Asked.__torch_dispatch__": ENTRY,
+    "tracer/data.py:asks": ENTRY,
+    "tracer/torch_private.py:apply_now": ENTRY,
+    "runtime/plain.py:function_class.<locals>.backward": ENTRY,
+    "tracer/nested.py:Recorder._played": PLAYED,
+    "tracer/opaque.py:Taped.play": PLAYED,
+    "tracer/opaque.py:Taped.compared": PLAYED,
+    "tracer/opaque.py:Taped._leaf": PLAYED,
+    "runtime/specialization.py:Specialization.aliased": AFTER,
+    **dict.fromkeys((
+        "runtime/residuals.py:Chosen.rebuilding",
+        "runtime/residuals.py:Chosen.rebuilt",
+        "runtime/reference.py:<lambda>",
+        "runtime/reference.py:Node.__getitem__",
+        "runtime/reference.py:Node.__init__",
+        "runtime/reference.py:Node.dtype",
+        "runtime/reference.py:Order.__init__",
+        "runtime/reference.py:_apart",
+        "runtime/reference.py:_broadcast",
+        "runtime/reference.py:_low.<locals>.<lambda>",
+        "runtime/reference.py:_written",
+        "runtime/reference.py:call_node",
+        "runtime/reference.py:number",
+        "runtime/reference.py:numbers",
+        "runtime/reference.py:order_of",
+        "runtime/reference.py:run",
+        "tracer/dtypes.py:to_torch",
+        "ir/graph.py:Graph.__len__",
+        "tracer/torch_private.py:saved_tensors_of",
+        "runtime/function.py:Compiler.originals",
+    ), AGAIN),
     "tracer/recorder.py:Recorder.__torch_dispatch__": C,
     "tracer/metadata.py:Fakes.__torch_dispatch__": C,
     **dict.fromkeys((
