@@ -147,7 +147,12 @@ def injected(told: Told) -> str:
     taken = "" if share == 1 else f" ({share:.0%} of the functions of each scene)"
     bad = f"{total['wrong']} wrong, {total['raised']} raised, {total['reviewed']} with a reason"
     of = f"{number(told['places'])} functions in {total['scenes']} ways of calling"
-    return f"{of}, {number(total['hits'])} faults{taken}: {bad}"
+    since = told.get("since")
+    now = "" if since is None else (
+        f"; of those raised, at `{since['commit']}`: {since['right']} right, {since['reviewed']} with a reason, "
+        f"{since['raised']} raised"
+    )  # fmt: skip
+    return f"{of}, {number(total['hits'])} faults{taken}: {bad}{now}"
 
 
 def noticed(told: Told) -> str:

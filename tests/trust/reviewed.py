@@ -36,6 +36,7 @@ REVIEWED: dict[str, str] = {
     "tracer/opaque.py:Taped.play": PLAYED,
     "tracer/opaque.py:Taped.compared": PLAYED,
     "tracer/opaque.py:Taped._leaf": PLAYED,
+    "tracer/opaque.py:copied": PLAYED,
     "runtime/specialization.py:Specialization.aliased": AFTER,
     **dict.fromkeys((
         "runtime/residuals.py:Chosen.rebuilding",
