@@ -16,7 +16,8 @@ UNAVAILABLE = {
 class Suite:
     """Tests by package: from its source distribution, of a commit of a repository, or (`inside`) as they are installed.
 
-    under: the folder of the repository in which the tests run. lacking: what their imports want besides, by file.
+    under: the folder of the repository in which the tests run. further: what else of it they need.
+    lacking: what their imports want besides, by file.
     beside: folders of other repositories that have it (repository, commit, folder).
     """
 
@@ -27,6 +28,7 @@ class Suite:
     repository: str = ""
     commit: str = ""
     under: str = ""
+    further: tuple[str, ...] = ()
     lacking: tuple[tuple[str, str], ...] = ()
     beside: tuple[tuple[str, str, str], ...] = ()
     options: tuple[str, ...] = ()
@@ -99,7 +101,7 @@ HELPERS = (("common_utils.py", FUNCTORCH_HELPERS),)
 ON_A_CPU = (("common_utils.py", BELOW), ("on_cpu.py", ON_CPU))
 OLDER = (("yakov-helm/pytorch_exp", "c5e2a7738220d39b8602869406a76e2787ac5c6b", "test/functorch"),)
 """A copy of torch 2.1's tests."""
-EACH = ("--timeout=120",)
+EACH = ("--timeout=600",)
 
 SUITES = (
     Suite("linear_operator", ("test/functions", "test/utils"), distribution="linear_operator"),
@@ -125,7 +127,19 @@ SUITES = (
     Suite("zuko, transforms", tuple(f"tests/test_{part}.py" for part in ("transforms", "utils", "mixtures")),
           repository="probabilists/zuko", commit="1063ae415bcd53bfad1da3a27b5519491365afdd", options=EACH),
     Suite("kornia, losses", ("tests/losses", "tests/geometry/epipolar/test_essential.py"), repository="kornia/kornia",
-          commit="b4f5a78a13891c7ac4c1cd9695941380273e981d", options=("-k", "focal or essential", *EACH)),
+          commit="b4f5a78a13891c7ac4c1cd9695941380273e981d", further=("conftest.py", "testing"),
+          options=("-k", "focal or essential", *EACH)),
+    Suite("pypose, Lie tensors and splines", ("tests/lietensor/test_lietensor.py", "tests/basics",
+          "tests/function/test_spline.py", "tests/function/test_checking.py"), repository="pypose/pypose",
+          commit="2b684b00857edae2c2a125a58f806ada95dfa72c", options=EACH),
+    Suite("memcnn, models", tuple(f"memcnn/models/tests/test_{part}.py" for part in
+          ("revop", "couplings", "is_invertible_module", "memory_saving", "multi")),
+          repository="silvandeleemput/memcnn", commit="439ac2673093d6e226c4f45927c50b7210036e18", options=EACH),
+    Suite("torch-harmonics, convolutions", ("tests/test_convolution.py",), repository="NVIDIA/torch-harmonics",
+          commit="9e9fa5373bc66add241638ef7a481da2e5c80d32", options=("-k", "cpu or not cuda", *EACH)),
+    Suite("pyro, OMT", ("tests/distributions/test_omt_mvn.py",), repository="pyro-ppl/pyro",
+          commit="ff6ae1c9572591791aae8842bcd702fcf0b46fd6", further=("tests/common.py", "tests/conftest.py"),
+          options=EACH),
     Suite("fairscale, checkpoint and mevo", ("tests/nn/checkpoint", "tests/experimental/nn/test_mevo.py",
           "tests/experimental/nn/test_offload.py"), repository="facebookresearch/fairscale",
           commit="146f160241651e1211c4247979f159a4ef43b54a", options=EACH),

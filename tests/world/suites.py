@@ -109,7 +109,7 @@ def _used() -> float:
 def folder(suite: Suite) -> Path | str:
     """The folder in which the tests run, or why there is none."""
     if suite.repository:
-        return archived(suite.repository, suite.commit, suite.under, suite.paths)
+        return archived(suite.repository, suite.commit, suite.under, (*suite.paths, *suite.further))
     if suite.distribution is None:
         return _installed(suite)
     place = KEPT / "sources" / suite.distribution
@@ -129,16 +129,13 @@ def archived(repository: str, commit: str, under: str, paths: Sequence[str] = ()
     """The tests of a commit: the folder that they run in, or else the first of each of their paths."""
     place = KEPT / "sources" / f"{repository.replace('/', '+')}-{commit[:10]}"
     parts = [under] if under else sorted({path.split("/")[0] for path in paths})
-    if not (place / parts[0]).exists():
+    if not all((place / part).exists() for part in parts):
         place.mkdir(parents=True, exist_ok=True)
-        packed = place / "packed.tar"
-        git = ["git", f"--git-dir={_git_directory(repository, commit, place)}"]
-        asked = [*git, "archive", "-o", str(packed), commit, *parts]
-        done = subprocess.run(asked, capture_output=True, text=True)
-        if done.returncode:
+        git = ["git", f"--git-dir={_git_directory(repository, commit, place)}", f"--work-tree={place}"]
+        world = {**os.environ, "GIT_INDEX_FILE": str(place / "index")}  # no archive: a copy may lack its largest files
+        done = subprocess.run([*git, "checkout", commit, "--", *parts], capture_output=True, text=True, env=world)
+        if not all((place / part).exists() for part in parts):
             return f"no commit {commit[:10]} of {repository} can be had: {done.stderr.strip()[-100:]}"
-        with tarfile.open(packed) as archive:
-            archive.extractall(place, filter="data")
     return place / under
 
 
