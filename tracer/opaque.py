@@ -128,13 +128,16 @@ class Taped:
         with torch.no_grad():
             for index, after in self.written.items():
                 given[index].copy_(after)
-            leaves = [self._leaf(leaf, alias, given) for leaf, alias in zip(self.leaves, self.aliases, strict=True)]
+            leaves = [self._leaf(i, given) for i in range(len(self.leaves))]
         return pytree.tree_unflatten(leaves, self.tree)
 
-    def _leaf(self, leaf: Any, alias: tuple[str, int] | None, given: Sequence[Tensor]) -> Any:
+    def _leaf(self, i: int, given: Sequence[Tensor]) -> Any:
+        leaf, alias = self.leaves[i], self.aliases[i]
         if alias is not None:
             return shown(alias[0], given[alias[1]])
-        return copied(leaf) if isinstance(leaf, Tensor) else leaf
+        if not isinstance(leaf, Tensor):
+            return leaf
+        return shown("view", copied(leaf)) if i in self.views else copied(leaf)
 
 
 def shown(kind: str, given: Tensor) -> Tensor:

@@ -99,7 +99,7 @@ HABITS = (
     _f("a counter", "COUNT['calls'] = COUNT.get('calls', 0) + 1", "{o} = {v} * 1.5", before="COUNT = {}\n"),
     _f("a counter that is read", "TIMES[0] += 1", "{o} = {v} * TIMES[0]", before="TIMES = [0]\n"),
     _f("a list that grows", "LOG.append(('shape', tuple({v}.shape)))", "{o} = {v} * 0.5"),
-    _f("a number in a list", "LOG.append(round(float({v}.float().sum()), 2))", "{o} = {v} + 0.0"),
+    _f("a number in a list", "LOG.append(round(float({v}.float().sum()), 2) + 0.0)", "{o} = {v} + 0.0"),
     _f("a global", "{o} = {v} * SCALE", before="SCALE = 1.25\n"),
     _f("a global counter", "global STEPS", "STEPS = STEPS + 1", "{o} = {v} * 0.5", before="STEPS = 0\n"),
     # modules and callables
@@ -176,7 +176,7 @@ HABITS = (
     _f("detached", "{o} = {v}.detach() * 2", only="forward"),
     # effects and words
     _f("print", "print('value', tuple({v}.shape))", "{o} = {v} * 0.5"),
-    _f("print of data", "print('sum', round(float({v}.float().sum()), 2))", "{o} = {v} * 0.5"),
+    _f("print of data", "print('sum', round(float({v}.float().sum()), 2) + 0.0)", "{o} = {v} * 0.5"),
     _f("print that is off", "if VERBOSE:", "    print({v})", "{o} = {v} * 0.5", before="VERBOSE = False\n"),
     _f("logging", "LOGGER.debug('shape %s', {v}.shape)", "{o} = {v} * 0.5",
        before="LOGGER = logging.getLogger('habits')\n"),

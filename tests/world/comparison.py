@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from scenes import Seen, paired
+from torch.utils._python_dispatch import TorchDispatchMode
 
 Tensor = torch.Tensor
 Facts = tuple[Any, ...]
@@ -31,10 +33,23 @@ class Verdict:
     detail: str = ""
 
 
-def judged(ours: Any, eager: Any, exact: bool, float64: Callable[[], Any], checked: Callable[[], Any]) -> Verdict:
+def of_the_result() -> float:
+    """The rounding of a class that computes in the dtype of its result."""
+    return 0.0
+
+
+def judged(
+    ours: Any,
+    eager: Any,
+    exact: bool,
+    float64: Callable[[], Any],
+    checked: Callable[[], Any],
+    unit: Callable[[], float] = of_the_result,
+) -> Verdict:
     """ours, eager: what a scene saw, or the exception that it raised.
 
-    Asked for where they are needed: `float64`, the answer in that dtype; `checked`, the same by single calls.
+    Asked for where they are needed: `float64`, the answer in that dtype; `checked`, the same by single calls; `unit`,
+    the rounding of the least precise dtype that eager itself computes in.
     """
     if isinstance(eager, Exception):
         return _where_eager_raises(ours, eager, checked)
@@ -44,7 +59,7 @@ def judged(ours: Any, eager: Any, exact: bool, float64: Callable[[], Any], check
         return Verdict("facts", other)
     if exact and all(_equal(a, b) for (_, a), (_, b) in zip(ours, eager, strict=True)):
         return Verdict("same")
-    return _rounded(ours, eager, exact, float64())
+    return _rounded(ours, eager, exact, float64(), unit())
 
 
 def _where_eager_raises(ours: Any, eager: Exception, checked: Callable[[], Any]) -> Verdict:
@@ -110,26 +125,26 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, int | float | str | bool | complex | None)
 
 
-def _rounded(ours: Seen, eager: Seen, exact: bool, float64: Any) -> Verdict:
+def _rounded(ours: Seen, eager: Seen, exact: bool, float64: Any, unit: float) -> Verdict:
     """Other bits: right as far as the float64 answer, or eager's precision, tells."""
     for i, ((label, a), (_, b)) in enumerate(zip(ours, eager, strict=True)):
         if _equal(a, b) or not isinstance(a, Tensor):
             continue
         reference = float64[i][1] if isinstance(float64, list) and len(float64) == len(eager) else None
-        error, bound = _error(a, b, reference)
+        error, bound = _error(a, b, reference, unit)
         if error > bound:
             return Verdict("values", f"{label}: off by {error:.2g}, where {bound:.2g} is allowed")
     return Verdict("rounds" if exact else "same")
 
 
-def _error(ours: Tensor, eager: Tensor, reference: Any) -> tuple[float, float]:
+def _error(ours: Tensor, eager: Tensor, reference: Any, unit: float) -> tuple[float, float]:
     """How far ours is off, and how far it may be: twice eager's error and a few units of the largest number."""
     a, b = _wide(ours), _wide(eager)
     r = _wide(reference) if isinstance(reference, Tensor) and reference.shape == eager.shape else b
     if bool((a.isfinite() != b.isfinite()).any()):
         return float("inf"), 0.0
     a, b, r = (t.where(b.isfinite() & r.isfinite(), 0) for t in (a, b, r))
-    eps = torch.finfo(eager.dtype).eps if eager.is_floating_point() or eager.is_complex() else 0.0
+    eps = max(torch.finfo(eager.dtype).eps, unit) if eager.is_floating_point() or eager.is_complex() else 0.0
     largest = max(_most(b), _most(r))
     return _most(a - r), 2 * _most(b - r) + 16 * eps * largest
 
@@ -162,3 +177,23 @@ def _far(ours: Seen, single: Seen, tolerance: float) -> str | None:
         if not error <= tolerance * max(largest, 1.0):
             return f"{label}: off by {error:.2g} of {largest:.2g}"
     return None
+
+
+class Precision(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Within the block, from the first call of `watched` on: the rounding of the least precise dtype computed in."""
+
+    unit, counts = 0.0, False
+
+    def watched(self, apply: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            self.counts = True
+            return apply(*args)
+
+        return call
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        found = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor)]
+        exact = [t.dtype for t in found if self.counts and (t.is_floating_point() or t.is_complex())]
+        self.unit = max([self.unit, *(torch.finfo(dtype).eps for dtype in exact)])
+        return result

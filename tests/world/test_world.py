@@ -266,6 +266,41 @@ def test_other_bits_are_told_from_the_same() -> None:
     assert judged(ours, eager, False, lambda: wide, nothing).word == "same"
 
 
+class RoundsInside(torch.autograd.Function):
+    """Computes in float32 whatever it is given."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.float().exp().to(x.dtype)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g
+
+
+class Exact(torch.autograd.Function):
+    """Computes in the dtype that it is given."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.exp()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g
+
+
+def test_in_float64_a_class_that_casts_down_is_held_to_what_it_casts_to() -> None:
+    for cls, rounding in ((RoundsInside, torch.finfo(torch.float32).eps), (Exact, torch.finfo(torch.float64).eps)):
+        subject = Subject(cls, "normal(4, 5)")
+        assert subject._unit(SCENES["float64"]) == rounding
+        assert subject._unit(SCENES["bfloat16"]) == 0.0
+    eager = [("output 0", torch.tensor([1.0, 2.0], dtype=torch.float64))]
+    ours = [("output 0", eager[0][1] + 1e-7)]
+    assert judged(ours, eager, False, lambda: None, nothing).word == "values"
+    assert judged(ours, eager, False, lambda: None, nothing, lambda: 2.0**-23).word == "same"
+
+
 def test_bytes_that_stand_for_floats_are_compared_as_numbers() -> None:
     eager, ours = (torch.tensor([1.0, float("nan"), last]).to(torch.float8_e4m3fn) for last in (2.0, 448.0))
     assert judged([("output 0", eager)], [("output 0", eager)], True, nothing, nothing).word == "same"

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from comparison import Verdict, judged, told
+from comparison import Precision, Verdict, judged, of_the_result, told
 from published import class_named, imported, limit
 from scenes import SCENES, Scene, Seen
 from supervised import answer
@@ -78,9 +78,9 @@ class Row:
         verdict = Verdict("same")
         for _ in range(CALLS[backend]):
             ours = tell(lambda: scene.play(fast.apply, scene, self.text))
-            verdict = judged(
-                ours, eager, backend == "reference", partial(self._float64, scene), partial(self._single, scene)
-            )
+            exact = backend == "reference"
+            unit = of_the_result if exact else partial(self._unit, scene)
+            verdict = judged(ours, eager, exact, partial(self._float64, scene), partial(self._single, scene), unit)
             if verdict.word not in ("same", "raises"):
                 break
         return verdict
@@ -88,6 +88,14 @@ class Row:
     def _float64(self, scene: Scene) -> Any:
         """The answer in float64 to the same numbers."""
         return None if scene.dtype is torch.float64 else self.eager(replace(scene, wide=True))
+
+    def _unit(self, scene: Scene) -> float:
+        """In float64, the rounding of what a class casts down to; elsewhere its own error tells."""
+        if scene.dtype is not torch.float64:
+            return 0.0
+        with Precision() as precision:
+            tell(lambda: scene.play(precision.watched(self.cls.apply), scene, self.text))
+        return precision.unit
 
     def _single(self, scene: Scene) -> Seen | Exception | None:
         checked = scene.checked

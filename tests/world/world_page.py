@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -216,7 +217,7 @@ def suite_differences(told: Told) -> list[str]:
 def explained(test: str) -> str:
     """Why an outcome differs, where that is known."""
     method = test.rpartition("::")[2]
-    return next((why for start, why in DIFFERS.items() if method.startswith(start)), "")
+    return next((why for name, why in DIFFERS.items() if fnmatch.fnmatchcase(method, name)), "")
 
 
 def absent(told: Told, reasons_: Mapping[str, str]) -> list[str]:
