@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import islice, product
 from typing import Literal
 
 from ...ir import Graph
@@ -252,6 +252,12 @@ def _remainder(world: World, atom: int) -> Poly:
 
 
 # ------------------------------------------------------------------ where data decides
+CHOICES = 256
+"""How many ranges are tried for one access: of four numbers there are thousands."""
+STEPS_OF_DATA = 6_000
+"""How many goals they may lead to together."""
+
+
 def _condition(subject: Subject, access: Access, memory: Memory) -> str:
     """The ranges of what was loaded under which the access is inside; nothing where there are none."""
     world = subject.world
@@ -259,16 +265,13 @@ def _condition(subject: Subject, access: Access, memory: Memory) -> str:
     ranges = list(_ranges(memory))
     if not atoms or len(atoms) > 4:
         return ""
-    for chosen in product(ranges, repeat=len(atoms)):
-        facts = [
-            f for a, (low, high) in zip(atoms, chosen, strict=True) for f in (Poly.atom(a) - low, high - Poly.atom(a))
-        ]
-        if is_inside(world, access.offset, memory, (*access.facts, *facts)):
-            texts = (
-                f"{world.data[a]} in {world.text(low)} .. {world.text(high)}"
-                for a, (low, high) in zip(atoms, chosen, strict=True)
-            )
-            return ", ".join(dict.fromkeys(texts))
+    with world.at_most(STEPS_OF_DATA):
+        for chosen in islice(product(ranges, repeat=len(atoms)), CHOICES):
+            pairs = [*zip(atoms, chosen, strict=True)]
+            facts = [f for a, (low, high) in pairs for f in (Poly.atom(a) - low, high - Poly.atom(a))]
+            if is_inside(world, access.offset, memory, (*access.facts, *facts)):
+                texts = (f"{world.data[a]} in {world.text(low)} .. {world.text(high)}" for a, (low, high) in pairs)
+                return ", ".join(dict.fromkeys(texts))
     return ""
 
 

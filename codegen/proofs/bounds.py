@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
@@ -21,6 +22,8 @@ from .polynomials import ONE, ZERO, Coefficient, Poly, TooLong
 
 STEPS = 600
 """How many goals one question may lead to."""
+ALL_STEPS = 100_000
+"""How many all questions about one kernel may lead to: what is asked after that is not searched for."""
 DEPTH = 24
 TOPS = 12
 """So many expressions that are at least another one are looked at for one that a division leaves nothing of."""
@@ -103,6 +106,7 @@ class World:
         self._layers: dict[Facts, Known] = {(): self.known}
         self._made: dict[object, Poly] = {}
         self._turns: list[tuple[int, Poly, Poly]] = []
+        self._left = ALL_STEPS
         self._mixed: list[Poly] = []  # facts that bound products of sums: s0 * (s1 - s2) <= 1000
         self._count = 0
         self._steps = 0
@@ -335,6 +339,16 @@ class World:
         finally:
             self._steps = outer
 
+    @contextmanager
+    def at_most(self, steps: int) -> Iterator[None]:
+        """Within the block: questions that may lead to so many goals together."""
+        kept = max(0, self._left - steps)
+        self._left -= kept
+        try:
+            yield
+        finally:
+            self._left += kept
+
     def _proved_again(self, goal: Poly, known: Known) -> bool:
         """With bounds by later atoms, too."""
         self._steps = STEPS
@@ -384,15 +398,16 @@ class World:
     def _searched(self, goal: Poly, known: Known, depth: int, later: bool) -> bool:
         open_: list[tuple[int, int, Poly, int]] = [(0, 0, goal, -1)]
         seen, turn = {goal}, count(1)
-        while open_ and self._steps > 0:
+        while open_ and self._steps > 0 and self._left > 0:
             self._steps -= 1
+            self._left -= 1
             _, _, now, atom = heappop(open_)
             if atom >= 0:
                 if self._in_cases(now, atom, known, depth, later):
                     return True
                 continue
             for left in map(self._smaller, self._below(now, known, depth, later)):
-                if left in seen:
+                if left in seen or not left.is_readable:
                     continue
                 seen.add(left)
                 answer = self._seen_through(left, known, later)

@@ -14,6 +14,8 @@ Monomial: TypeAlias = "tuple[int, ...]"
 Coefficient: TypeAlias = "int | Fraction"
 TERMS = 400
 """Longer polynomials are not formed: what needs them is not proved."""
+LARGEST = 2**256
+"""Sizes and offsets have 64 bits, few of them are multiplied: a search with greater coefficients goes in circles."""
 
 
 class TooLong(Exception):
@@ -51,6 +53,11 @@ class Poly:
 
     def __hash__(self) -> int:
         return hash(self.key)
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether its coefficients are such as a proof may have."""
+        return all(-LARGEST < c < LARGEST for c in self.terms.values())
 
     # ------------------------------------------------------------------ arithmetic
     def __add__(self, other: Poly | int) -> Poly:

@@ -14,6 +14,9 @@ from proofs import Subject, of_body
 
 import fusegrad
 from fusegrad.codegen import Pointer, Scalar
+from fusegrad.codegen.proofs import accesses
+from fusegrad.codegen.proofs.bounds import World
+from fusegrad.codegen.proofs.polynomials import Poly
 from fusegrad.runtime.proofs import are_proved
 
 WIDE, ODD = proofs.SIZES["wide"], proofs.SIZES["odd"]
@@ -329,3 +332,48 @@ def test_the_numbers_find_planted_faults(fault: str) -> None:
     """What the evaluation cannot see it would not see in the kernels above either."""
     subject = mutant(*MUTANTS[fault][:-1])
     assert any(outside(subject, seed) for seed in range(60))
+
+
+# ------------------------------------------------------------------ no search without an end
+def test_of_four_indices_only_some_ranges_are_tried(monkeypatch) -> None:
+    """A search through all of them took minutes at a first call."""
+
+    class Picks(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, *at):
+            return x[at] * 2
+
+        @staticmethod
+        def backward(ctx, g):
+            return None, None, None, None, None
+
+    asked = []
+    holds = World.holds
+    monkeypatch.setattr(World, "holds", lambda self, *goal: asked.append(goal) or holds(self, *goal))
+    fast = fusegrad.compile(Picks, backend="interpret")
+    x, at = torch.randn(4, 5, 6, 7), [torch.randint(0, 4, (9,)) for _ in range(4)]
+    for _ in range(3):
+        assert torch.equal(fast.apply(x, *at), Picks.apply(x, *at))
+    assert fast._fusegrad.records["forward"].status == "compiled"
+    assert 0 < len(asked) < 8 * accesses.CHOICES
+
+
+def row_major() -> tuple[World, Poly]:
+    """0 <= i < n and 0 <= j < m: i * m + j < n * m, which takes a search."""
+    world = World()
+    n, m = (world.atom(name, lambda sample, random: random.randint(1, 9), 1) for name in "nm")
+    i, j = (world.atom(name, lambda sample, random: 0, 0, most - 1) for name, most in (("i", n), ("j", m)))
+    return world, n * m - 1 - i * m - j
+
+
+def test_questions_have_steps_in_common() -> None:
+    world, goal = row_major()
+    with world.at_most(0):
+        assert not world.holds(goal)
+    world, goal = row_major()
+    with world.at_most(50):
+        assert world.holds(goal)
+
+
+def test_coefficients_that_grow_end_a_search() -> None:
+    assert Poly.of(2**255).is_readable and not Poly.of(-(2**257)).is_readable
