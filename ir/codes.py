@@ -161,7 +161,7 @@ CODES = (
          r"it changes `.*`, which is not its own",
          r"it calls `\w+` of an? .* from outside", r"it changes the .*, which it also reads",
          r"it changes what it reaches by", r"it changed what it reads from outside",
-         r"its backward writes (through|to)"),
+         r"it resizes the storage of a tensor", r"its backward writes (through|to)"),
     ),
     Code(
         "FG022", "it writes to a tensor that is no argument",

@@ -15,6 +15,8 @@ import sympy
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..tracer.memory import copied, is_held
+
 Tensor = torch.Tensor
 Call = Callable[[Sequence[Any]], Sequence[Any]]
 Sizes = Mapping[sympy.Symbol, int]
@@ -144,6 +146,8 @@ def _equal_bits(a: Tensor, b: Tensor) -> bool:
     if not _is_strided(a):
         parts = _parts_of(a), _parts_of(b)
         return len(parts[0]) == len(parts[1]) and all(map(_equal_parts, *parts))
+    if not (is_held(a) and is_held(b)):
+        return is_held(a) == is_held(b)
     if a.is_complex():
         a, b = torch.view_as_real(a.resolve_conj()), torch.view_as_real(b.resolve_conj())
     same = (a == b) | ((a != a) & (b != b)) if a.is_floating_point() else a == b
@@ -157,18 +161,7 @@ def _equal_parts(a: Tensor, b: Tensor) -> bool:
 def _copy(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
-    if not _is_strided(value):
-        return value.detach().clone().requires_grad_(value.requires_grad)
-    copy = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
-    if 0 in value.stride() and value.numel():
-        copy = (
-            value.detach()[tuple(slice(0, 1) if s == 0 else slice(None) for s in value.stride())]
-            .clone()
-            .expand(value.shape)
-        )
-    else:
-        copy.copy_(value.detach())
-    return copy.requires_grad_(value.requires_grad)
+    return copied(value).requires_grad_(value.requires_grad)
 
 
 @contextmanager

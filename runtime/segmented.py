@@ -16,6 +16,7 @@ from torch.autograd.function import Function
 from ..tracer.capture import CaptureError
 from ..tracer.changes import is_change
 from ..tracer.history import ASKS
+from ..tracer.memory import RESIZES
 from ..tracer.opaque import Why
 from ..tracer.reads import Read, Reads, certain_effects, scan
 from ..tracer.segments import (
@@ -35,6 +36,8 @@ from ..tracer.segments import (
 ATTEMPTS = 12
 """How often one class is rewritten; what still cannot be captured runs as written."""
 CATCHES = "it catches what torch raises for some data"
+WHOLE = (ASKS, RESIZES)
+"""What no lines of their own may do: they would be given values without a history, or free what a graph keeps."""
 WITH_CTX = ("setup_context", "backward", "vjp")
 
 
@@ -118,7 +121,7 @@ class Segmented:
         segment = error.what
         if isinstance(segment, Segment):
             return self._widen(segment)
-        if error.facts["reason"] == ASKS:  # lines of their own would be given values without a history
+        if error.facts["reason"] in WHOLE:
             return False
         for name in methods:
             lines = _lines_of_error(getattr(self.original, name), error)

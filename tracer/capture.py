@@ -61,6 +61,7 @@ from .history import history
 from .leaves import GET_GRAD, OwnLeaves
 from .locks import CAPTURE, lock_of
 from .marks import Unmarked
+from .memory import RESIZES, storages_watched
 from .metadata import Fakes
 from .nested import plain, watched_by, watcher
 from .opaque import (
@@ -94,6 +95,7 @@ from .torch_private import (
     symbolic_python,
     through_compiled_functions,
     transforms_active,
+    two_by_two,
     variables_as_detached,
     without_address,
     without_hooks,
@@ -394,7 +396,7 @@ class Session:
         with (
             capture_lock, self.mode, torch.no_grad(), symbolic_python(), watched_by(calls), _Provenance(leaves),
             callees_as_nodes(callees, lambda: _origin_of(user_frame())), without_hooks(),
-            through_compiled_functions(), variables_as_detached(),
+            through_compiled_functions(), variables_as_detached(), storages_watched(_refuse_resize),
             without_anomaly_mode(), without_logs_of_failures(), without_structured_logs(), without_text(),
         ):  # fmt: skip
             try:
@@ -408,6 +410,7 @@ class Session:
             raise calls.error.bare()
         detach_as_ever(gm.graph)
         without_zeros(gm.graph)
+        two_by_two(gm.graph)
         _refuse_data_dependence(gm)
         if from_source:
             _refuse_unseen_calls(gm)
@@ -588,6 +591,10 @@ def _refuse_real_write(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -
     if real and (frame := user_frame()) is not None:
         place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
         raise CaptureError(reason="it writes to a tensor that is no argument", where=place)
+
+
+def _refuse_resize() -> None:
+    raise CaptureError(reason=RESIZES, where=_here())
 
 
 _DRAWS = "it draws from a torch.Generator, whose state no graph has"

@@ -21,7 +21,8 @@ from torch.overrides import TorchFunctionMode
 
 from .data import Asked
 from .locks import INNER, lock_of
-from .opaque import Run, Tape, Taped, asked_for_real, call_for_real, copied, opaque_operators, running, tensors_in
+from .memory import copied
+from .opaque import Run, Tape, Taped, asked_for_real, call_for_real, opaque_operators, running, tensors_in
 from .torch_private import begin_transform, end_transform, no_modes, operator_name, transforms_active
 
 

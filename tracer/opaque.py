@@ -23,6 +23,7 @@ from ..ir.errors import InternalError
 from .collectives import COMMUNICATES, Received
 from .data import is_symbolic
 from .declared import declarations
+from .memory import copied, overlap, same, storage_bytes
 from .pictures import SCALARS, freeze
 from .reads import scan
 from .segments import Segment
@@ -183,7 +184,7 @@ def call_for_real(what: Any, apply: Callable[..., Any], args: Any, kwargs: Any, 
     """Call the user's body; the result, and its record. keep: look for writes that torch does not see, copy results."""
     given = tensors_in((args, kwargs))
     before = [copied(t) for t in given] if keep else None
-    versions = list(map(version, given))
+    versions, held = list(map(version, given)), list(map(storage_bytes, given))
     flags, gradients = tuple(t.requires_grad for t in given), list(map(_gradient, given))
     with _receiving(what) as received:
         result = apply(*args, **kwargs)
@@ -202,6 +203,8 @@ def call_for_real(what: Any, apply: Callable[..., Any], args: Any, kwargs: Any, 
         fault = _fault(leaves, aliases, given, changed)
     if any(t.requires_grad != f or _gradient(t) is not g for t, f, g in zip(given, flags, gradients, strict=True)):
         fault = fault or "leaves a gradient on what it is given"  # which is another tensor where a graph calls it
+    if list(map(storage_bytes, given)) != held:
+        fault = "resizes the storage of an argument"
     views = frozenset(i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf._is_view())
     if keep:
         leaves = [copied(v) if isinstance(v, Tensor) else v for v in leaves]
@@ -223,7 +226,7 @@ def _receiving(what: Any) -> Iterator[Received]:
 
 
 def _shares(a: Tensor, b: Tensor) -> bool:
-    return _is_plain(a) and _is_plain(b) and _overlap(a, b)
+    return _is_plain(a) and _is_plain(b) and overlap(a, b)
 
 
 def _are_apart(changed: Sequence[int], given: Sequence[Tensor], leaves: Sequence[Any]) -> bool:
@@ -249,36 +252,6 @@ def version(value: Any) -> int:
     return 0 if not isinstance(value, Tensor) or value.is_inference() else value._version
 
 
-def same(a: Tensor, b: Tensor) -> bool:
-    """Equal content, NaN with NaN."""
-    if a.is_sparse or a.numel() == 0:
-        return True
-    return bool(((a == b) | ((a != a) & (b != b))).all())
-
-
-def copied(tensor: Tensor) -> Tensor:
-    """The same content and layout in memory of its own."""
-    source = tensor.detach()
-    if source.layout is not torch.strided:
-        return source.clone()
-    if 0 in source.stride() and source.numel():
-        distinct = source[tuple(slice(0, 1) if s == 0 else slice(None) for s in source.stride())]
-        return distinct.clone().expand(source.shape)
-    copy = torch.empty_strided(source.shape, source.stride(), dtype=source.dtype, device=source.device)
-    return copy.copy_(source)
-
-
-def _span(tensor: Tensor) -> tuple[int, int]:
-    """The addresses of a tensor's memory."""
-    storage = tensor.untyped_storage()
-    return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
-
-
-def _overlap(a: Tensor, b: Tensor) -> bool:
-    (a0, a1), (b0, b1) = _span(a), _span(b)
-    return a.device == b.device and max(a0, b0) < min(a1, b1)
-
-
 def _is_plain(value: Any) -> bool:
     return type(value) in (Tensor, torch.nn.Parameter, torch.nn.Buffer) and value.layout is torch.strided
 
@@ -295,7 +268,7 @@ def _alias(leaf: Any, given: Sequence[Tensor]) -> tuple[str, int] | None:
     for index, argument in enumerate(given):
         if leaf is argument:
             return "is", index
-        if _is_plain(argument) and _overlap(leaf, argument) and _geometry(leaf) == _geometry(argument):
+        if _is_plain(argument) and overlap(leaf, argument) and _geometry(leaf) == _geometry(argument):
             return ("view" if leaf._is_view() else "detached"), index
     return None
 
@@ -316,9 +289,9 @@ def _fault(
         if not isinstance(leaf, (Tensor, *SCALARS)):
             return f"returns a {type(leaf).__name__}"
     own = [leaf for leaf, alias in zip(leaves, aliases, strict=True) if alias is None and isinstance(leaf, Tensor)]
-    if any(_overlap(leaf, t) for leaf in own for t in given if _is_plain(t)):
+    if any(overlap(leaf, t) for leaf in own for t in given if _is_plain(t)):
         return "returns a view of an argument"
-    if any(_overlap(a, b) for i, a in enumerate(own) for b in own[:i]):
+    if any(overlap(a, b) for i, a in enumerate(own) for b in own[:i]):
         return "returns the same memory twice"
     return None
 

@@ -7,6 +7,7 @@ does what it should.
 from __future__ import annotations
 
 import contextlib
+import operator
 import threading
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -85,6 +86,17 @@ neg_view: Callable[[Any], Any] = _private("_neg_view") or torch.neg
 _DETACH_IS_ALIAS = numbers(torch.__version__) >= (2, 14)
 DETACHES: tuple[Any, ...] = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 """How traces record a detach, of the user's and of autograd's own: up to torch 2.13, and from 2.14 on."""
+
+
+def two_by_two(graph: torch.fx.Graph) -> None:
+    """Products and sums of two: make_fx writes one of all its terms for a size that it did not see made."""
+    for node in [n for n in graph.nodes if n.target in (operator.mul, operator.add)]:
+        while len(node.args) > 2:
+            first, second, *others = node.args
+            with graph.inserting_before(node):
+                inner = graph.call_function(node.target, (first, second))
+            inner.meta["val"] = node.target(*(a.meta["val"] if isinstance(a, torch.fx.Node) else a for a in inner.args))
+            node.args = (inner, *others)
 
 
 def detach_as_ever(graph: torch.fx.Graph) -> None:

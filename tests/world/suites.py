@@ -10,6 +10,7 @@ import importlib.util
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 import tarfile
@@ -94,6 +95,8 @@ def once(suite: Suite, place: Path, plugin: Sequence[str], helpers: Sequence[str
         try:
             done = subprocess.run(command, cwd=place, env=world, timeout=suite.seconds, capture_output=True, text=True)
             ended = "" if record.stat().st_size else (done.stderr or done.stdout)[-200:].strip()
+            if done.returncode < 0:
+                ended = f"killed by {signal.Signals(-done.returncode).name}"
         except subprocess.TimeoutExpired:
             ended = f"ended after {suite.seconds} s"
         lines = [json.loads(line) for line in record.read_text(encoding="utf-8").splitlines()]

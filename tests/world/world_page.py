@@ -195,7 +195,8 @@ def suites(told: Told) -> list[str]:
         if "absent" in fact:
             lines.append(f"| {name} | | {escaped(fact['absent'])} | | | |")
             continue
-        plain, fast = (counted(fact[k]["outcomes"]) or escaped(fact[k]["ended"]) for k in ("plain", "fusegrad"))
+        runs = fact["plain"], fact["fusegrad"]
+        plain, fast = (", ".join(filter(None, (counted(run["outcomes"]), escaped(run["ended"])))) for run in runs)
         seconds = f"{fact['plain']['seconds']:.0f} -> {fact['fusegrad']['seconds']:.0f}"
         lines.append(f"| {name} | {fact['tests']} | {plain} | {fast} | {len(fact['differ'])} | {seconds} |")
     return lines
