@@ -38,9 +38,9 @@ def left_on(ctx: Any, spec: Specialization) -> dict[str, Any]:
     """What is on ctx, to be read and changed."""
     found = on(ctx)
     if not getattr(ctx, "_fusegrad_shown", False):
-        ctx._fusegrad_shown = True
         for name, value in _by_forward(ctx, spec).items():
             found.setdefault(name, value)
+        ctx._fusegrad_shown = True  # only now: a fault above must not read as an attribute that forward never set
     return found
 
 

@@ -102,6 +102,7 @@ REVIEWED: dict[str, str] = {
         "runtime/whole.py:Rules._per_output",
         "runtime/whole.py:Whole.as_written",
         "tracer/arithmetic.py:computed",
+        "tracer/containers.py:<lambda>",
         "tracer/containers.py:_rebuilder",
         "tracer/containers.py:exchanged",
         "tracer/containers.py:filled",
