@@ -223,14 +223,17 @@ def function_shown(fn: Callable[..., Any], name: str, run: Callable[..., Any]) -
 
 
 _ROOT = Path(__file__).parent.parent
-_FOLLOWED = ("interop.py", "forms_in_graphs.py", "demo_functions.py", "random.py", "philox.py", "torch_private.py")
+_FOLLOWED = (
+    "runtime/interop.py", "runtime/forms_in_graphs.py", "runtime/demo_functions.py", "runtime/random.py",
+    "runtime/philox.py", "tracer/torch_private.py",
+)  # fmt: skip
 """What Dynamo may follow: this, and what users write or call themselves."""
 
 hide_from_dynamo(
     str(file)
     for room in ("ir", "tracer", "codegen", "runtime")
     for file in (_ROOT / room).rglob("*.py")
-    if file.name not in _FOLLOWED
+    if str(file.relative_to(_ROOT)) not in _FOLLOWED
 )
 
 __all__ = ["CompiledMeta", "applied", "fits_a_graph", "outside", "shown", "with_opaque_backward"]

@@ -27,7 +27,7 @@ _ROWS = (tuple, list)
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _ROOMS = tuple(_OURS + room + os.sep for room in ("ir", "tracer", "codegen", "runtime"))
-_DEMO = os.path.join(_OURS, "runtime", "demo_functions.py")  # written as a user would, and treated as his
+_DEMO = _OURS + "runtime/demo_functions.py"  # written as a user would, and treated as his
 _STDLIB = os.path.dirname(os.__file__) + os.sep
 _MARKS = getattr(sys.modules.get("typing_extensions"), "__file__", None)  # of what torch is about to drop
 _PACKAGES = ("site-packages", "dist-packages")
@@ -37,7 +37,7 @@ TORCH_FILES = tuple(os.path.join(_TORCH, *path.split("/")) for path in (
     "_tensor.py",
 ))  # fmt: skip
 """Python files of torch whose functions ask for nothing but their arguments and what `torch_flags` tells."""
-OUR_FILES = tuple(os.path.join(_OURS, "runtime", name) for name in ("random.py", "philox.py"))
+OUR_FILES = tuple(_OURS + name for name in ("runtime/random.py", "runtime/philox.py"))
 UNSURE = {"einsum", "scaled_dot_product_attention", "multi_head_attention_forward", "has_torch_function"}
 """torch's functions that choose by what is installed, or by switches of their own."""
 PURE_MODULES = ("math", "_operator", "operator")
