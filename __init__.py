@@ -17,7 +17,7 @@ from .ir import versions as _versions  # refuses a torch that is too old, ahead 
 
 try:
     from .ir.errors import FusegradError, NotTraceableError
-    from .runtime import config, random
+    from .runtime import random
     from .runtime.bisecting.search import bisect
     from .runtime.bundling.archive import BundleError
     from .runtime.bundling.load import load
@@ -27,7 +27,8 @@ try:
     from .runtime.exporting.saved import load_program, save_program
     from .runtime.function import FallbackWarning, compile
     from .runtime.profiling.profile import profile
-    from .runtime.stats import stats
+    from .runtime.settings import config
+    from .runtime.settings.counters import stats
     from .runtime.swapping.swap import swap
 except (ImportError, AttributeError) as _error:  # torch or triton lacks a name
     raise _versions.unknown(_error) from None

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 import fusegrad
-from fusegrad.runtime import memory
+from fusegrad.runtime.settings import malloc as memory
 
 from . import functions as f
 from .inputs import as_list, cotangents, differentiable, real

@@ -150,7 +150,8 @@ def _processor_time() -> float:
 def compiling_launches() -> Iterator[list[str]]:
     """`backend="triton"` takes CPU tensors; a launch compiles its kernel once and runs nothing. Yields what was."""
     from fusegrad.codegen import TARGETS
-    from fusegrad.runtime import config, launch, plan
+    from fusegrad.runtime import launch, plan
+    from fusegrad.runtime.settings import config
 
     done: list[str] = []
 

@@ -28,9 +28,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import claims, logs
+from . import claims
 from .claims import Claim
 from .folder import BUSY, Damaged, Folder, make_private
+from .settings import logs
 
 FORMAT = 1
 LIMIT = 2 << 30

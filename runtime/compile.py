@@ -26,9 +26,10 @@ from ..tracer.aten import known_about, lower
 from ..tracer.capture import Trace
 from ..tracer.fingerprint import replaced_in_torch
 from ..tracer.reached import CallReached, without_calls
-from . import logs, proofs
-from .config import settings
-from .stats import count
+from . import proofs
+from .settings import logs
+from .settings.config import settings
+from .settings.counters import count
 
 ProductsBy = Literal["model", "clock", "library"]
 """Who decides whether a product of matrices is in a kernel."""

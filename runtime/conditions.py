@@ -19,8 +19,8 @@ from ..tracer.attributes import is_a
 from ..tracer.pictures import DEPTH, SCALARS, freeze
 from ..tracer.reads import Read, Reads
 from ..tracer.torch_private import UNSEEN, deterministic, tensor_check
-from .config import in_force
 from .guards import carried, global_state, lasting_state
+from .settings.config import in_force
 from .straight import Straight, row
 
 Tensor = torch.Tensor

@@ -22,12 +22,12 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from ..ir.errors import KernelCompileError
 from .commands.answer import MISMATCH, OK, Answer
-from .config import BACKENDS, patch
 from .demo_functions import FUNCTIONS
 from .demo_model import IGNORED, ByteModel, Functions, Sizes, call, read_text, seeded_model, windows
 from .draw import shaded, svg
 from .explain import Explanation, explain
 from .function import compile as compiled
+from .settings.config import BACKENDS, patch
 
 SUMMARY = "train a small language model with eager and with compiled Functions, and compare"
 NAMES = ("eager", "compiled")

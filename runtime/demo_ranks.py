@@ -28,10 +28,10 @@ from torch.nn.parallel import DistributedDataParallel
 from ..ir.errors import FusegradError
 from . import demo
 from .commands.answer import MISMATCH, OK, Answer
-from .config import patch
 from .demo_functions import FUNCTIONS
 from .demo_model import IGNORED, ByteModel, Functions, Sizes, read_text, seeded_model, windows
 from .function import compile as compiled
+from .settings.config import patch
 
 SIZES = Sizes(width=64, hidden=128, context=64)
 PROCESSES = (1, 2, 4)

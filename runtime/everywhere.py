@@ -17,8 +17,8 @@ from torch.autograd.function import Function
 
 from ..tracer.capture import is_user_file
 from ..tracer.locks import CLASS, lock_of
-from .config import valid_backend
 from .function import Record, compile_class
+from .settings.config import valid_backend
 from .split import OpaqueCall
 
 _above: Any = super

@@ -23,7 +23,6 @@ from ..tracer.capture import CaptureError, OpaqueMet, Session, Trace
 from ..tracer.function import backward_method, method_place, uses_setup_context
 from .boundaries import CutReport, GroupReport, cuts_of, groups_of
 from .compile import Generated, cheaper, generate, graph_of, text_of
-from .config import numerics, settings
 from .derived import DERIVE_JVP, require_transposable, why_no_backward
 from .function import Compiler, Record
 from .guards import is_plain
@@ -32,6 +31,7 @@ from .linear import NonLinearJvp
 from .plan import Executable, fills_memory, has_outer_product, is_opaque, named_target, number, opaque_of
 from .proofs import line_of, proofs_of
 from .residuals import Chosen, choose
+from .settings.config import numerics, settings
 from .specialization import Specialization, hint_of
 from .specs import differentiable, is_spec, stand_in
 from .split import OpaqueCall

@@ -28,8 +28,8 @@ from ..tracer.opaque import call_for_real
 from ..tracer.torch_private import apply_now, dual_level, transforms_active
 from . import cache
 from .attributes import left_on
-from .config import settings
 from .effects import AFTER_EFFECTS, launching
+from .settings.config import settings
 from .straight import NODE, STRAIGHT
 
 if TYPE_CHECKING:

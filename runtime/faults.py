@@ -9,7 +9,7 @@ import torch
 
 from ..ir.errors import FusegradError, LoweringError
 from ..tracer.capture import CaptureError
-from .config import settings
+from .settings.config import settings
 
 T = TypeVar("T")
 ONE_BY_ONE = "no kernels, the captured ATen operations run one by one"

@@ -52,12 +52,11 @@ from ..tracer.torch_private import (
     share_memory,
     transforms_active,
 )
-from . import distributed, logs, pickled, split
+from . import distributed, pickled, split
 from .asked import is_outer
 from .attributes import REASON, is_assigned
 from .budget import VAIN, Budget, alike
 from .calls import name_in_graphs
-from .config import backend_name, valid_backend, valid_numerics, warns, with_numerics
 from .derived import require_transposable, valid_derive_jvp, why_no_backward, with_derived_backward
 from .draws import require_none as require_no_draws
 from .effects import careful, launching
@@ -94,8 +93,10 @@ from .opaque import WRITES_GIVEN, opaque_forward_of
 from .outer import called_within, in_dynamos_graph
 from .ready import Ready, shapes_of
 from .residuals import Chosen
+from .settings import logs
+from .settings.config import backend_name, valid_backend, valid_numerics, warns, with_numerics
+from .settings.counters import count
 from .specialization import Specialization, gradient_kind, in_a_class
-from .stats import count
 from .stored import found as found_on_disk
 from .traceable import Traceability
 from .unit import BackwardUnit, transformed

@@ -23,9 +23,9 @@ from ..ir.transforms.ops import DIFFERENTIABLE, permute
 from ..ir.types import Size
 from ..tracer.capture import Trace, settled
 from .compile import cheaper, graph_of
-from .config import KERNEL_BACKENDS
 from .op_rules import OP_RULES
 from .plan import Binder, BoundSizes, Executable, Run
+from .settings.config import KERNEL_BACKENDS
 
 Tensor = torch.Tensor
 Axes = tuple[int, ...] | None

@@ -20,8 +20,8 @@ from ..ir.errors import UnsupportedBackendError
 from ..ir.types import FLOAT8
 from ..tracer.torch_private import current_device, current_stream
 from . import cache
-from .config import KERNEL_BACKENDS, is_interpreted
 from .counted import metadata_of
+from .settings.config import KERNEL_BACKENDS, is_interpreted
 
 Argument: TypeAlias = "torch.Tensor | int"
 Launch: TypeAlias = Callable[[Sequence[Argument], int], None]

@@ -12,9 +12,9 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..ir.program import Place
-from .config import warns
 from .dependence import sources_of
 from .guards import is_float
+from .settings.config import warns
 
 if TYPE_CHECKING:
     from .specialization import Specialization

@@ -30,17 +30,18 @@ from ..tracer.torch_private import (
     memory_of,
     transforms_active,
 )
-from . import launch, logs, proofs, reference, tune
+from . import launch, proofs, reference, tune
 from .check import intermediate_bytes
 from .compile import ProductsBy, generate, graph_of, kernels_of, text_of
-from .config import FAST, KERNEL_BACKENDS, is_interpreted, settings
 from .counted import remember
 from .counters import Counters
 from .faults import prepared
 from .into import product_into, room_for
 from .refusals import Refusal, refusal
 from .replay import straight
-from .stats import count
+from .settings import logs
+from .settings.config import FAST, KERNEL_BACKENDS, is_interpreted, settings
+from .settings.counters import count
 
 Tensor = torch.Tensor
 Sizes = Mapping[sympy.Symbol, int]

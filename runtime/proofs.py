@@ -17,7 +17,7 @@ from ..codegen import Kernel, Kernels
 from ..codegen.proofs import Fault, Proof, prove, prove_kernel
 from ..ir import Graph
 from ..ir.passes.fuse import Group, Step
-from . import logs
+from .settings import logs
 
 
 def proofs_of(steps: Sequence[Step], kernels: Iterable[Kernels]) -> list[Proof]:

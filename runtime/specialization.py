@@ -57,11 +57,10 @@ from ..tracer.torch_private import (
     plain_tensors,
     transforms_active,
 )
-from . import logs, split
+from . import split
 from .asked import is_outer
 from .check import MemoryFilled, cut, differs, intermediate_bytes, is_made_up, takes_memory
 from .compile import cheaper
-from .config import KERNEL_BACKENDS, settings
 from .dependence import takes_gaps
 from .effects import drawing_again
 from .faults import prepared
@@ -70,8 +69,10 @@ from .plan import RECORDS, Binder, BoundSizes, Executable
 from .redraw import draws
 from .replay import step_by_step
 from .residuals import Chosen, choose
+from .settings import logs
+from .settings.config import KERNEL_BACKENDS, settings
+from .settings.counters import count
 from .sharing import Sharing
-from .stats import count
 
 Tensor = torch.Tensor
 PART = "part of hidden"

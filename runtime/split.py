@@ -23,11 +23,11 @@ from ..tracer.function import method_place
 from ..tracer.nested import recording
 from ..tracer.opaque import Mismatch, OpaqueNode, Run, Tape, reason_alone, remember, running, tensors_in, version
 from ..tracer.segments import Segment
-from . import logs
 from .attributes import left_on
 from .effects import launching
 from .fallback import Fault, contained, is_fault, put_on_record
-from .stats import count
+from .settings import logs
+from .settings.counters import count
 
 if TYPE_CHECKING:
     from .function import Compiler

@@ -18,7 +18,8 @@ import torch
 from ..codegen.neighbours import OWN
 from ..ir.errors import UnsupportedBackendError
 from ..tracer.locks import INNER, lock_of
-from . import cache, logs
+from . import cache
+from .settings import logs
 
 Launch = Callable[[], object]
 Clock = Callable[[Sequence[Launch]], list[float]]

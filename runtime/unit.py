@@ -37,10 +37,9 @@ from ..tracer.torch_private import (
     transforms_active,
     unwrapped,
 )
-from . import logs, split
+from . import split
 from .asked import is_outer
 from .check import made_up_data
-from .config import KERNEL_BACKENDS
 from .dependence import independent, sources_of
 from .fallback import UNDER_FUNC, Fault, is_fault
 from .guards import Guard, argument_fact, global_state, is_float, is_tracked, size_guard
@@ -49,8 +48,10 @@ from .partial import warn_once
 from .per_lane import give_memory_its_axis, in_lanes, room_for
 from .plan import BoundSizes, Executable
 from .redraw import Generators, anew, drawing_from, draws, generators, last_node, require_no_draw_after
+from .settings import logs
+from .settings.config import KERNEL_BACKENDS
+from .settings.counters import count
 from .specialization import Specialization, gradient_kind, in_a_class, require_allowed
-from .stats import count
 
 if TYPE_CHECKING:
     from .function import Attempt, Compiler

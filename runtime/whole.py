@@ -31,7 +31,6 @@ from ..tracer.torch_private import (
     share_memory,
 )
 from . import reference
-from .config import KERNEL_BACKENDS
 from .draws import why_not_differentiated
 from .fallback import Fault, is_fault
 from .guards import is_float
@@ -41,6 +40,7 @@ from .plain import switches_grad_mode
 from .plan import BoundSizes
 from .promised import NestedForwardMode, PromisedJvp
 from .pushed import CallingUnit
+from .settings.config import KERNEL_BACKENDS
 from .tangents import tangents_of
 from .unit import VALUES, BackwardUnit, OutDim, Unit, batchable, lane, own_memory, present_under_vmap, zeros
 

@@ -32,7 +32,7 @@ from ..ir.errors import UnsupportedBackendError
 from ..tracer.locks import INNER, lock_of
 from . import cache
 from .launch import TRITON_DTYPE, require_triton
-from .stats import count
+from .settings.counters import count
 
 SIZE = 4
 TIMEOUT = 120.0

@@ -43,7 +43,6 @@ from .conditions import (
     state_unchanged,
     tensors_alike,
 )
-from .config import KERNEL_BACKENDS
 from .effects import careful
 from .fallback import Fault, backward_failed, is_fault, users_backward
 from .forms import MISS, formed, inside
@@ -53,6 +52,7 @@ from .node import make_node, marks_of
 from .plan import BoundSizes
 from .ready import Entry
 from .residuals import Chosen
+from .settings.config import KERNEL_BACKENDS
 from .specialization import Specialization, gradient_kind, in_a_class, is_as_strided, view_like, view_of
 from .straight import Straight, row
 

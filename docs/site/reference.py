@@ -17,12 +17,14 @@ from fusegrad.__main__ import COMMANDS, parser
 from fusegrad.ir import switches
 from fusegrad.ir.codes import CODES, Code
 from fusegrad.ir.errors import FusegradError
-from fusegrad.runtime import cache, config, logs, memory
+from fusegrad.runtime import cache
 from fusegrad.runtime.bisecting.search import Bisection, Culprit
 from fusegrad.runtime.checking.trial import Report
 from fusegrad.runtime.explain import DirectionReport, Explanation, KernelReport
 from fusegrad.runtime.function import Record
 from fusegrad.runtime.profiling.profile import Measured, Profile
+from fusegrad.runtime.settings import config, logs
+from fusegrad.runtime.settings import malloc as memory
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from ..checking.modes import MODES
 from ..commands.answer import MISMATCH, OK, Answer
 from ..commands.arguments import add_target, call_of
-from ..config import BACKENDS
+from ..settings.config import BACKENDS
 from .search import bisect
 
 SUMMARY = "name the first step after which a compiled Function differs from the one you wrote"

@@ -16,15 +16,15 @@ from typing import Any
 import torch
 
 from ...ir.switches import KERNELS, SWITCHES, watched
-from .. import config
 from ..checking.cases import Plan
 from ..checking.modes import DERIVABLE, MODES
 from ..checking.reproducer import reproduced
 from ..checking.subject import Case, Subject, examined, name_of
 from ..checking.trial import Row, known_names, quietly, tried
 from ..checking.verdict import Difference, Tolerance
-from ..config import BACKENDS, KERNEL_BACKENDS
 from ..explain import compiler_of
+from ..settings import config
+from ..settings.config import BACKENDS, KERNEL_BACKENDS
 from .places import Found, looked_at
 from .steps import Step, Steps
 

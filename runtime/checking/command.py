@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..commands.answer import MISMATCH, Answer
 from ..commands.arguments import add_target, call_of
-from ..config import BACKENDS
+from ..settings.config import BACKENDS
 from .cases import DTYPES
 from .layouts import LAYOUTS
 from .modes import MODES

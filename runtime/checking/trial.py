@@ -20,9 +20,9 @@ import torch
 
 from ...ir.errors import FusegradError
 from ...tracer.function import backward_method, method_place
-from ..config import BACKENDS, patch
 from ..explain import compiler_of
 from ..function import Compiler
+from ..settings.config import BACKENDS, patch
 from .cases import DTYPES, SIZES, Plan, shapes
 from .layouts import LAYOUTS, all_cast
 from .mathematics import Differences, Mathematics

@@ -19,10 +19,11 @@ import torch
 from torch.autograd import Function
 
 from ...ir import versions
-from .. import cache, memory
-from ..config import BACKENDS, settings
+from .. import cache
 from ..function import compile as compiled
 from ..screen import Block, Table
+from ..settings import malloc as memory
+from ..settings.config import BACKENDS, settings
 from .answer import Answer
 from .stored import shown
 

@@ -28,10 +28,10 @@ from ...tracer.function import methods
 from ...tracer.torch_private import function_modes
 from .. import cache, plan
 from ..claims import Claim, is_held_here
-from ..config import KERNEL_BACKENDS, settings
 from ..guards import global_state
+from ..settings.config import KERNEL_BACKENDS, settings
+from ..settings.counters import count
 from ..specialization import BackwardEntry, Specialization, gradient_kind, in_a_class
-from ..stats import count
 from .plans import NotKept
 from .specialization import Stored, backward_document, forward_document, kinds_text
 

@@ -20,8 +20,8 @@ import pytest
 import fusegrad
 from fusegrad.__main__ import COMMANDS
 from fusegrad.ir.codes import CODES
-from fusegrad.runtime import config
 from fusegrad.runtime.exporting.export import FORMATS, TREES
+from fusegrad.runtime.settings import config
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "docs" / "site"))

@@ -19,8 +19,9 @@ from fusegrad.ir import Graph, emit
 from fusegrad.ir.passes import fuse, simplify
 from fusegrad.ir.rewrite import X, make, rebuild, rules
 from fusegrad.runtime import compile as pipeline
-from fusegrad.runtime import config, replay, residuals
+from fusegrad.runtime import replay, residuals
 from fusegrad.runtime.bisecting import search
+from fusegrad.runtime.settings import config
 from fusegrad.tracer.capture import Session
 
 Tensor = torch.Tensor

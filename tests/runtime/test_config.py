@@ -9,7 +9,7 @@ import torch
 from function_samples import Softmax, assert_same, leaf, run
 
 import fusegrad
-from fusegrad.runtime import config
+from fusegrad.runtime.settings import config
 
 
 def test_defaults(monkeypatch) -> None:

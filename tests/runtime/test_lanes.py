@@ -9,7 +9,7 @@ from torch.func import grad, jvp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import fusegrad
-from fusegrad.runtime.stats import stats
+from fusegrad.runtime.settings.counters import stats
 
 
 class Gathered(Function):

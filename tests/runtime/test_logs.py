@@ -11,7 +11,8 @@ from function_samples import Linear, RMSNorm, leaf, run
 from test_traceable import AssignsData, ObjectOnCtx
 
 import fusegrad
-from fusegrad.runtime import cache, logs, tune
+from fusegrad.runtime import cache, tune
+from fusegrad.runtime.settings import logs
 
 
 @pytest.fixture(autouse=True)

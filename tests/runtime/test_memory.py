@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fusegrad import config
-from fusegrad.runtime import memory
+from fusegrad.runtime.settings import malloc as memory
 
 COUNT = """
 import resource, torch, fusegrad

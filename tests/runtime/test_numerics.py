@@ -7,8 +7,8 @@ import torch
 
 import fusegrad
 from fusegrad.codegen.kernel import Kernel
-from fusegrad.runtime import config
-from fusegrad.runtime.config import ConfigError
+from fusegrad.runtime.settings import config
+from fusegrad.runtime.settings.config import ConfigError
 
 
 class Steps(torch.autograd.Function):

@@ -9,7 +9,7 @@ from function_samples import Softmax, leaf, run
 from test_traceable import ObjectOnCtx
 
 import fusegrad
-from fusegrad.runtime.stats import COUNTERS, count, reset
+from fusegrad.runtime.settings.counters import COUNTERS, count, reset
 
 
 def test_what_is_counted() -> None:

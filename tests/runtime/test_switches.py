@@ -14,8 +14,9 @@ from torch.autograd import Function
 import fusegrad
 from fusegrad.ir import show, switches
 from fusegrad.ir.switches import CALLS, GRAPHS, SWITCHES
-from fusegrad.runtime import budget, config
+from fusegrad.runtime import budget
 from fusegrad.runtime.plan import LARGE, Executable
+from fusegrad.runtime.settings import config
 
 Tensor = torch.Tensor
 

@@ -8,7 +8,7 @@ from torch.autograd import Function
 from torch.func import grad, hessian, jacfwd, jvp, vmap
 
 import fusegrad
-from fusegrad.runtime.stats import stats
+from fusegrad.runtime.settings.counters import stats
 
 
 class Detached(Function):

@@ -36,7 +36,8 @@ import torch
 from kept_functions import CLASSES, results
 
 import fusegrad
-from fusegrad.runtime import cache, config, launch, tune, workers
+from fusegrad.runtime import cache, launch, tune, workers
+from fusegrad.runtime.settings import config
 
 PATIENCE = 30
 """Seconds after which a use counts as a hang."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..tracer.locks import INNER, lock_of
+from ...tracer.locks import INNER, lock_of
 
 COUNTERS = ("captures", "from_disk", "compiles", "cache_hits", "fallbacks")
 

@@ -11,9 +11,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from ..ir import switches
-from ..ir.errors import FusegradError
-from . import memory
+from ...ir import switches
+from ...ir.errors import FusegradError
+from . import malloc as memory
 from .logs import set_logs
 
 BACKENDS = ("auto", "triton", "interpret", "reference", "inductor")
@@ -132,7 +132,7 @@ def valid_numerics(name: Any) -> str:
 def recycle_memory(on: bool = True) -> memory.State:
     """Keep freed large blocks of CPU memory for the next ones, for the whole process: FUSEGRAD_RECYCLE_MEMORY=1.
 
-    What is kept counts as the process's memory; `fusegrad.runtime.memory.release()` gives back what is free of it.
+    What is kept counts as the process's memory; `fusegrad.runtime.settings.malloc.release()` gives back what is free of it.
     Warns once, and changes nothing, where the C library is not glibc.
     """
     return memory.recycle(on)

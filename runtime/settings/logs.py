@@ -18,21 +18,21 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from ..ir.codes import code_of
-from ..ir.errors import FusegradError
+from ...ir.codes import code_of
+from ...ir.errors import FusegradError
 
 if TYPE_CHECKING:
     import torch
 
-    from ..codegen import Kernels, Target
-    from ..ir import Graph
-    from ..tracer.capture import Trace
-    from .compile import Generated
-    from .function import Compiler
-    from .plan import GroupRunner
-    from .plan import Variant as KernelVariant
-    from .specialization import Specialization
-    from .tune import Trial
+    from ...codegen import Kernels, Target
+    from ...ir import Graph
+    from ...tracer.capture import Trace
+    from ..compile import Generated
+    from ..function import Compiler
+    from ..plan import GroupRunner
+    from ..plan import Variant as KernelVariant
+    from ..specialization import Specialization
+    from ..tune import Trial
 
 VARIABLE = "FUSEGRAD_LOGS"
 ROOT = "fusegrad"
@@ -167,8 +167,8 @@ def divided(graph: Graph, made: Generated) -> None:
     """A graph became groups and calls."""
     if not fusion.isEnabledFor(logging.INFO):
         return
-    from ..ir.passes.fuse import Extern
-    from .boundaries import cuts_of, groups_of
+    from ...ir.passes.fuse import Extern
+    from ..boundaries import cuts_of, groups_of
 
     groups = groups_of(made)
     calls = sum(isinstance(s, Extern) for s in made.steps)
@@ -194,7 +194,7 @@ def captured(compiler: Compiler, key: Sequence[Any], specialization: Specializat
     """A class has one more variant."""
     if not guards.isEnabledFor(logging.INFO):
         return
-    from .variants import conditions_of, named_facts
+    from ..variants import conditions_of, named_facts
 
     name, count = compiler.cls.__name__, sum(map(len, compiler.known.values()))
     facts = named_facts(compiler, key, specialization.names)
@@ -206,7 +206,7 @@ def captured_again(compiler: Compiler, key: Sequence[Any], args: Sequence[Any]) 
     """A call found no variant, and there are some."""
     if not compiler.known or not recompiles.isEnabledFor(logging.INFO):
         return
-    from .variants import why_another
+    from ..variants import why_another
 
     recompiles.info("%s is captured again: %s", compiler.cls.__name__, why_another(compiler, key, args))
 

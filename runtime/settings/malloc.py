@@ -13,7 +13,7 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
-from ..tracer.locks import INNER, lock_of
+from ...tracer.locks import INNER, lock_of
 
 VARIABLE = "FUSEGRAD_RECYCLE_MEMORY"
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3

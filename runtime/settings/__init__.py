@@ -1,0 +1,1 @@
+"""Settings of the process: configuration, loggers, counters. The ground of the runtime."""
