@@ -21,7 +21,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 
 from fusegrad.runtime import random
-from fusegrad.runtime.specs import is_spec, parse_spec
+from fusegrad.runtime.values.tensor_specs import is_spec, parse_spec
 
 from .inputs import as_list
 from .suite import Case

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusegrad.runtime.specs import is_spec, parse_spec
+from fusegrad.runtime.values.tensor_specs import is_spec, parse_spec
 
 from . import functions as f
 from .suite import Case

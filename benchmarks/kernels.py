@@ -12,7 +12,7 @@ from fusegrad import explain
 from fusegrad.codegen import Kernel
 from fusegrad.runtime import workers
 from fusegrad.runtime.explain import Explanation
-from fusegrad.runtime.specs import is_spec, parse_spec
+from fusegrad.runtime.values.tensor_specs import is_spec, parse_spec
 from fusegrad.runtime.workers import Binary
 
 from . import streams

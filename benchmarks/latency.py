@@ -111,7 +111,7 @@ def _arguments(name: str, rows: int | None) -> list[Any]:
     """Tensors of the case at `SHAPE` whose memory nothing has touched; with another number of rows if one is given."""
     import torch
 
-    from fusegrad.runtime.specs import is_spec, parse_spec
+    from fusegrad.runtime.values.tensor_specs import is_spec, parse_spec
 
     from .suite import CASES
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from fusegrad import explain
-from fusegrad.runtime.specs import is_spec, parse_spec
+from fusegrad.runtime.values.tensor_specs import is_spec, parse_spec
 
 from .suite import Case
 

@@ -20,7 +20,7 @@ from .mesh import dense_strides, part_sizes
 from .parts import Parts
 from .plan import number
 from .specialization import BackwardEntry, Specialization
-from .specs import memoryless
+from .values.tensor_specs import memoryless
 
 if TYPE_CHECKING:
     from .function import Compiler

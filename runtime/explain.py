@@ -33,10 +33,10 @@ from .proofs import line_of, proofs_of
 from .residuals import Chosen, choose
 from .settings.config import numerics, settings
 from .specialization import Specialization, hint_of
-from .specs import differentiable, is_spec, stand_in
 from .split import OpaqueCall
 from .trees import arguments
 from .unit import Unit
+from .values.tensor_specs import differentiable, is_spec, stand_in
 from .variants import Variant, variants_of
 from .workers import Binary
 

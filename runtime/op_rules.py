@@ -23,7 +23,7 @@ from ..tracer.containers import with_those
 from ..tracer.dtypes import TO_TORCH
 from ..tracer.torch_private import expression_of
 from . import reference
-from .specs import memoryless
+from .values.tensor_specs import memoryless
 
 Tensor = torch.Tensor
 Sizes = dict[sympy.Symbol, Any]

@@ -20,7 +20,7 @@ from ..ir.prims import Arg
 from ..ir.text import plain
 from ..tracer.dtypes import to_torch
 from . import philox
-from .exact import exact
+from .values.exact_sizes import exact
 
 Sizes = Mapping[sympy.Symbol, Any]
 

@@ -12,7 +12,7 @@ import torch
 from ...ir.document import Symbols, listed, refuse, size_of, text_from
 from ...ir.text import size_text
 from ...tracer.torch_private import expression_of
-from ..exact import exact
+from ..values.exact_sizes import exact
 
 DEEPEST = 8
 PLAIN = (bool, int, float, str, type(None))

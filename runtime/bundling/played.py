@@ -19,8 +19,8 @@ from ...ir.program import Place
 from ...tracer.capture import speaking_of
 from ...tracer.dtypes import to_torch
 from ...tracer.torch_private import memory_of, no_autocast
-from ..exact import exact
 from ..reference import call_node, order_of
+from ..values.exact_sizes import exact
 from .constants import same, settled
 from .contents import Argument, Entry, Function, Layout, Output, Variant
 from .write import autocast_now

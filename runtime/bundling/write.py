@@ -32,7 +32,7 @@ from ..explain import compiler_of
 from ..exporting.gathered import apart, refused, require_closed
 from ..function import Compiler
 from ..specialization import BackwardEntry, Specialization, is_as_strided
-from ..specs import differentiable, memoryless, stand_in
+from ..values.tensor_specs import differentiable, memoryless, stand_in
 from .archive import canonical, sha256
 from .constants import NoLiteral, constant_document
 from .contents import FLAGS, Argument, Entry, Function, Layout, Output, Variant

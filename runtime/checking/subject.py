@@ -17,8 +17,8 @@ from ..explain import compiler_of
 from ..function import Compiler
 from ..function import compile as compiled
 from ..guards import is_float
-from ..specs import is_spec, parse_spec
 from ..trees import bound, call_flat
+from ..values.tensor_specs import is_spec, parse_spec
 from .layouts import all_copied, laid_out
 from .modes import MODES, Transforms
 from .verdict import Outcome, Tolerance, error_text, first_difference

@@ -21,7 +21,7 @@ import torch
 
 from ...ir.errors import FusegradError
 from ...tracer.capture import where_raised
-from ..specs import is_spec
+from ..values.tensor_specs import is_spec
 
 HERE = "the command line"
 FLOATS = {"inf", "-inf", "nan"}

@@ -27,8 +27,8 @@ from ..plan import are_for_multiples, counterpart_sizes, named_target, opaque_of
 from ..residuals import choose
 from ..settings.config import numerics
 from ..specialization import BackwardEntry, Specialization
-from ..specs import differentiable, stand_in
 from ..trees import arguments
+from ..values.tensor_specs import differentiable, stand_in
 from .ones import may_be_one
 from .tangents import NoTangents, tangents_of
 

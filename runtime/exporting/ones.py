@@ -23,7 +23,7 @@ from ...tracer.capture import CaptureError
 from ..compile import cheaper, graph_of
 from ..function import Compiler
 from ..specialization import Specialization
-from ..specs import memoryless
+from ..values.tensor_specs import memoryless
 
 Sizes = Mapping[sympy.Symbol, int]
 MOST = 2

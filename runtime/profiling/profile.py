@@ -19,8 +19,8 @@ from ..cache import versions
 from ..explain import Explanation, compiler_of, explain
 from ..function import Compiler, compile, compile_class
 from ..guards import is_float
-from ..specs import is_spec, parse_spec
 from ..trees import arguments
+from ..values.tensor_specs import is_spec, parse_spec
 from .devices import MULTIPROCESSORS, Device, device_named
 from .measure import Times, copy_bandwidth, operations, peak_bytes, saved_bytes, times_of
 from .model import Modelled, modelled

@@ -20,7 +20,7 @@ from fusegrad.benchmarks import functions as f
 from fusegrad.runtime.exporting.export import ExportFormatError
 from fusegrad.runtime.exporting.gathered import ExportError
 from fusegrad.runtime.linear import NonLinearBackward
-from fusegrad.runtime.specs import parse_spec
+from fusegrad.runtime.values.tensor_specs import parse_spec
 
 CASES: dict[str, tuple[Any, ...]] = {
     "rms_norm": (f.RMSNorm, "bf16[48,64]", "bf16[64]", 1e-6),

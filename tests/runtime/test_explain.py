@@ -15,7 +15,7 @@ import fusegrad
 from fusegrad.ir import verify
 from fusegrad.ir.errors import SpecError
 from fusegrad.runtime.explain import UnknownTargetError
-from fusegrad.runtime.specs import parse_spec
+from fusegrad.runtime.values.tensor_specs import parse_spec
 
 ROWS, WIDTH = 512, 1024
 SUITE = {

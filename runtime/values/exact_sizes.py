@@ -13,7 +13,7 @@ from typing import Any
 import sympy
 import torch
 
-from ..tracer.arithmetic import RULES, computed, whole
+from ...tracer.arithmetic import RULES, computed, whole
 
 Sizes = Mapping[sympy.Symbol, Any]
 Fraction = tuple[Any, Any]

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from ..ir.errors import SpecError
-from ..tracer.dtypes import TO_TORCH
-from ..tracer.torch_private import FakeTensorMode
+from ...ir.errors import SpecError
+from ...tracer.dtypes import TO_TORCH
+from ...tracer.torch_private import FakeTensorMode
 
 Tensor = torch.Tensor
 _SPEC = re.compile(r"^\s*(\w+)\s*\[([\d\s,_]*)\]\s*$")
