@@ -26,8 +26,8 @@ from ..tracer.function import backward_method, method_place, takes_boxed_gradien
 from ..tracer.nested import watcher
 from ..tracer.opaque import call_for_real
 from ..tracer.torch_private import apply_now, dual_level, transforms_active
-from . import cache
 from .attributes import left_on
+from .cache import store as cache
 from .effects import AFTER_EFFECTS, launching
 from .settings.config import settings
 from .straight import NODE, STRAIGHT

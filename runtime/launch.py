@@ -19,7 +19,7 @@ from ..codegen.products import EXACTLY, PRECISION
 from ..ir.errors import UnsupportedBackendError
 from ..ir.types import FLOAT8
 from ..tracer.torch_private import current_device, current_stream
-from . import cache
+from .cache import store as cache
 from .counted import metadata_of
 from .settings.config import KERNEL_BACKENDS, is_interpreted
 

@@ -18,7 +18,7 @@ import torch
 from ..codegen.neighbours import OWN
 from ..ir.errors import UnsupportedBackendError
 from ..tracer.locks import INNER, lock_of
-from . import cache
+from .cache import store as cache
 from .settings import logs
 
 Launch = Callable[[], object]

@@ -30,7 +30,7 @@ from typing import Any
 from ..codegen.kernel import TARGETS, Kernel, Pointer
 from ..ir.errors import UnsupportedBackendError
 from ..tracer.locks import INNER, lock_of
-from . import cache
+from .cache import store as cache
 from .launch import TRITON_DTYPE, require_triton
 from .settings.counters import count
 

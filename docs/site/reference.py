@@ -17,8 +17,8 @@ from fusegrad.__main__ import COMMANDS, parser
 from fusegrad.ir import switches
 from fusegrad.ir.codes import CODES, Code
 from fusegrad.ir.errors import FusegradError
-from fusegrad.runtime import cache
 from fusegrad.runtime.bisecting.search import Bisection, Culprit
+from fusegrad.runtime.cache import store as cache
 from fusegrad.runtime.checking.trial import Report
 from fusegrad.runtime.explain import DirectionReport, Explanation, KernelReport
 from fusegrad.runtime.function import Record

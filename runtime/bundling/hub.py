@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..cache import versions
+from ..cache.store import versions
 from ..exporting.gathered import gathered
 from ..exporting.launchers import snake
 from ..exporting.module import module_text

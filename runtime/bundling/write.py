@@ -26,7 +26,7 @@ from ...tracer.capture import CaptureError
 from ...tracer.dtypes import from_torch
 from ...tracer.function import backward_method, is_once_differentiable, parameter_names, uses_setup_context
 from ...tracer.torch_private import expression_of
-from ..cache import versions
+from ..cache.store import versions
 from ..compile import graph_of
 from ..explain import compiler_of
 from ..exporting.gathered import apart, refused, require_closed

@@ -19,7 +19,7 @@ import torch
 from torch.autograd import Function
 
 from ...ir import versions
-from .. import cache
+from ..cache import store as cache
 from ..function import compile as compiled
 from ..screen import Block, Table
 from ..settings import malloc as memory

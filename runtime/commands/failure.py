@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from .. import cache
+from ..cache import store as cache
 from ..checking.reproducer import source_of
 from .arguments import call_of
 

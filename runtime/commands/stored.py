@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 
-from .. import cache
+from ..cache import store as cache
 from ..screen import Block, Table
 from .answer import MISMATCH, OK, Answer
 

@@ -19,7 +19,7 @@ from ...ir.printable import in_line_comment
 from ...ir.program import Place
 from ...tracer.function import method_place
 from ..bundling.archive import write_file
-from ..cache import versions
+from ..cache.store import versions
 from ..compile import text_of
 from ..workers import Binary, compile_for
 from .cpp_boilerplate import COUNTERS, DRIVER, HELPERS

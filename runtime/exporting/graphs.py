@@ -11,7 +11,7 @@ import networkx as nx
 
 from ...ir import Graph, Value
 from ...ir.passes.fuse import Group, Step
-from ..cache import versions
+from ..cache.store import versions
 from ..draw import members
 from ..explain import DirectionReport, Explanation
 

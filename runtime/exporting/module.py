@@ -21,7 +21,7 @@ from ...ir.types import COMPLEX
 from ...tracer.dtypes import TO_TORCH
 from ...tracer.function import method_place
 from ...tracer.torch_private import expression_of
-from ..cache import versions
+from ..cache.store import versions
 from ..plan import number
 from .as_written import SourceMissing, as_written
 from .boilerplate import HELPERS, IMPORTS, LIBRARY, OWN_JVP, ROUNDING, SELF_TEST, TRANSPOSED_JVP

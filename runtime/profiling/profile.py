@@ -15,7 +15,7 @@ import torch
 
 from ...ir.errors import FusegradError
 from .. import screen
-from ..cache import versions
+from ..cache.store import versions
 from ..explain import Explanation, compiler_of, explain
 from ..function import Compiler, compile, compile_class
 from ..guards import is_float

@@ -21,8 +21,9 @@ from typing import Any
 
 import pytest
 
-from fusegrad.runtime import cache, folder
-from fusegrad.runtime.cache import Cache, key_of
+from fusegrad.runtime.cache import private_folder as folder
+from fusegrad.runtime.cache import store as cache
+from fusegrad.runtime.cache.store import Cache, key_of
 
 FILES = {"kernel.cubin": bytes(range(256)) * 4, "metrics.json": b"{}"}
 KEY = key_of("a", 1)

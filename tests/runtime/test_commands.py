@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from fusegrad.__main__ import COMMANDS, main
-from fusegrad.runtime import cache, screen
+from fusegrad.runtime import screen
+from fusegrad.runtime.cache import store as cache
 from fusegrad.runtime.commands import arguments, bench, doctor, failure, stored
 from fusegrad.runtime.commands import explain as explain_command
 from fusegrad.runtime.commands.arguments import TargetError, argument, found

@@ -20,7 +20,7 @@ pytest.importorskip("triton")
 
 import fusegrad
 from fusegrad.codegen import Kernel
-from fusegrad.runtime import cache
+from fusegrad.runtime.cache import store as cache
 from fusegrad.runtime.settings import config
 from fusegrad.runtime.specialization import BackwardEntry
 from fusegrad.runtime.stored import keeper, plans

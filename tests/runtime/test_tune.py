@@ -13,7 +13,8 @@ from function_samples import RMSNorm, leaf
 import fusegrad
 from fusegrad.codegen import TARGETS
 from fusegrad.ir.errors import UnsupportedBackendError
-from fusegrad.runtime import cache, launch, plan, tune
+from fusegrad.runtime import launch, plan, tune
+from fusegrad.runtime.cache import store as cache
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,8 @@ pytest.importorskip("triton")
 import triton_samples as k
 
 from fusegrad.ir.errors import UnsupportedBackendError
-from fusegrad.runtime import cache, launch, workers
+from fusegrad.runtime import launch, workers
+from fusegrad.runtime.cache import store as cache
 from fusegrad.runtime.workers import compile_for
 
 TARGETS = ("cuda:80", "cuda:90", "cuda:100", "hip:gfx942")

@@ -36,7 +36,8 @@ import torch
 from kept_functions import CLASSES, results
 
 import fusegrad
-from fusegrad.runtime import cache, launch, tune, workers
+from fusegrad.runtime import launch, tune, workers
+from fusegrad.runtime.cache import store as cache
 from fusegrad.runtime.settings import config
 
 PATIENCE = 30

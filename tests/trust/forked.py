@@ -24,7 +24,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from kept_functions import CLASSES, results
 
 import fusegrad
-from fusegrad.runtime import cache, workers
+from fusegrad.runtime import workers
+from fusegrad.runtime.cache import store as cache
 from fusegrad.runtime.settings import config
 
 TOKEN = "TRUST_RUN_OF_FUSEGRAD"

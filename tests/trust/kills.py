@@ -28,7 +28,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 import forked
 import outcome
 
-from fusegrad.runtime import cache, claims, folder
+from fusegrad.runtime.cache import locks as claims
+from fusegrad.runtime.cache import private_folder as folder
+from fusegrad.runtime.cache import store as cache
 
 PATIENCE = 240.0
 ORPHAN_SECONDS = 15.0

@@ -28,10 +28,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import claims
-from .claims import Claim
-from .folder import BUSY, Damaged, Folder, make_private
-from .settings import logs
+from ..settings import logs
+from . import locks as claims
+from .locks import Claim
+from .private_folder import BUSY, Damaged, Folder, make_private
 
 FORMAT = 1
 LIMIT = 2 << 30

@@ -13,7 +13,7 @@ import weakref
 from contextlib import suppress
 from typing import Any
 
-from .folder import Folder
+from .private_folder import Folder
 
 fcntl: Any
 try:
