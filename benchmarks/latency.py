@@ -150,7 +150,8 @@ def _processor_time() -> float:
 def compiling_launches() -> Iterator[list[str]]:
     """`backend="triton"` takes CPU tensors; a launch compiles its kernel once and runs nothing. Yields what was."""
     from fusegrad.codegen import TARGETS
-    from fusegrad.runtime import launch, plan
+    from fusegrad.runtime import plan
+    from fusegrad.runtime.kernels import launch
     from fusegrad.runtime.settings import config
 
     done: list[str] = []
@@ -179,7 +180,7 @@ def _compile(kernel: Any, text: str) -> Any:
     from triton.compiler import ASTSource
 
     from fusegrad.codegen.kernel import Pointer
-    from fusegrad.runtime.launch import TRITON_DTYPE, jit_function
+    from fusegrad.runtime.kernels.launch import TRITON_DTYPE, jit_function
 
     scalars = tuple(a.name for a in kernel.arguments if not isinstance(a, Pointer))
     function = jit_function(text, kernel.name, scalars)

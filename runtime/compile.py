@@ -26,7 +26,7 @@ from ..tracer.aten import known_about, lower
 from ..tracer.capture import Trace
 from ..tracer.fingerprint import replaced_in_torch
 from ..tracer.reached import CallReached, without_calls
-from . import proofs
+from .kernels import proofs
 from .settings import logs
 from .settings.config import settings
 from .settings.counters import count

@@ -27,9 +27,9 @@ from .derived import DERIVE_JVP, require_transposable, why_no_backward
 from .function import Compiler, Record
 from .guards import is_plain
 from .kept import Kept, kept
+from .kernels.proofs import line_of, proofs_of
 from .linear import NonLinearJvp
 from .plan import Executable, fills_memory, has_outer_product, is_opaque, named_target, number, opaque_of
-from .proofs import line_of, proofs_of
 from .residuals import Chosen, choose
 from .settings.config import numerics, settings
 from .specialization import Specialization, hint_of

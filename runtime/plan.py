@@ -30,14 +30,16 @@ from ..tracer.torch_private import (
     memory_of,
     transforms_active,
 )
-from . import launch, proofs, reference, tune
+from . import reference
 from .check import intermediate_bytes
 from .compile import ProductsBy, generate, graph_of, kernels_of, text_of
-from .counted import remember
-from .counters import Counters
 from .faults import prepared
 from .into import product_into, room_for
-from .refusals import Refusal, refusal
+from .kernels import autotune as tune
+from .kernels import launch, proofs
+from .kernels.arrival_counters import Counters
+from .kernels.launch_errors import Refusal, refusal
+from .kernels.launch_metadata import remember
 from .replay import straight
 from .settings import logs
 from .settings.config import FAST, KERNEL_BACKENDS, is_interpreted, settings

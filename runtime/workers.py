@@ -31,7 +31,7 @@ from ..codegen.kernel import TARGETS, Kernel, Pointer
 from ..ir.errors import UnsupportedBackendError
 from ..tracer.locks import INNER, lock_of
 from .cache import store as cache
-from .launch import TRITON_DTYPE, require_triton
+from .kernels.launch import TRITON_DTYPE, require_triton
 from .settings.counters import count
 
 SIZE = 4

@@ -13,7 +13,7 @@ from ...ir.document import size, sizes
 from ...ir.passes.fuse import Group
 from ...ir.relations import relation_document, relations
 from ..exporting.gathered import Gathered, Part, apart, gathered
-from ..launch import TRITON_DTYPE
+from ..kernels.launch import TRITON_DTYPE
 from ..workers import Binary, compile_for
 from .archive import BINARIES, canonical
 

@@ -148,7 +148,7 @@ def _missing(player: Player, name: str) -> Callable[..., Any]:
 # ------------------------------------------------------------------ with trust
 def _imported(manifest: dict[str, Any], files: Mapping[str, bytes], function: Function, path: Any) -> type:
     """The class of the Triton module in the bundle, whose text is executed."""
-    from ..launch import load as module_of
+    from ..kernels.launch import load as module_of
 
     name = "module.py"
     if name not in files:

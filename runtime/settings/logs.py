@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from ...tracer.capture import Trace
     from ..compile import Generated
     from ..function import Compiler
+    from ..kernels.autotune import Trial
     from ..plan import GroupRunner
     from ..plan import Variant as KernelVariant
     from ..specialization import Specialization
-    from ..tune import Trial
 
 VARIABLE = "FUSEGRAD_LOGS"
 ROOT = "fusegrad"

@@ -13,7 +13,8 @@ import torch
 from fusegrad.codegen import TARGETS, Kernels, Pointer, Target, generate, module
 from fusegrad.ir import Graph, Size, TensorType, Value, building, emit, provenance, verify
 from fusegrad.ir.graph import Origin
-from fusegrad.runtime import interpret, reference
+from fusegrad.runtime import reference
+from fusegrad.runtime.kernels import interpreter as interpret
 from fusegrad.tracer.dtypes import TO_TORCH
 
 INTERPRET = TARGETS["interpret"]

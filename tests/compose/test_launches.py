@@ -9,7 +9,7 @@ from compose.composing import Call, compiled, directions, each
 from compose.functions import CASES
 from torch.func import grad, hessian, jvp, vmap
 
-from fusegrad.runtime import interpret
+from fusegrad.runtime.kernels import interpreter as interpret
 
 BY_NAME = {c.name: c for c in CASES}
 

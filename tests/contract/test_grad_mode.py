@@ -11,7 +11,7 @@ from torch import func
 from torch.autograd import forward_ad
 
 import fusegrad
-from fusegrad.runtime import interpret
+from fusegrad.runtime.kernels import interpreter as interpret
 
 Tensor = torch.Tensor
 Function = torch.autograd.Function

@@ -263,7 +263,7 @@ def test_one_kernel_per_segment() -> None:
 
 
 def test_the_kernels_run_once_per_segment(monkeypatch) -> None:
-    from fusegrad.runtime import interpret
+    from fusegrad.runtime.kernels import interpreter as interpret
 
     launched: list[str] = []
     real = interpret.run

@@ -20,8 +20,9 @@ from fusegrad.benchmarks import functions as f
 from fusegrad.benchmarks.suite import CASES
 from fusegrad.codegen import TARGETS, Kernel, Pointer, Ref
 from fusegrad.ir.passes.fuse import Group
-from fusegrad.runtime import launch, plan
-from fusegrad.runtime.counted import counts
+from fusegrad.runtime import plan
+from fusegrad.runtime.kernels import launch
+from fusegrad.runtime.kernels.launch_metadata import counts
 from fusegrad.runtime.profiling.devices import DEVICES, MULTIPROCESSORS, UnknownDeviceError
 from fusegrad.runtime.profiling.measure import peak_bytes, summary, times_of
 from fusegrad.runtime.profiling.model import _number, _operations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fusegrad.runtime.counters import BOUNDARY, SPARE, Counters
+from fusegrad.runtime.kernels.arrival_counters import BOUNDARY, SPARE, Counters
 
 
 class Gpu:

@@ -16,7 +16,8 @@ pytest.importorskip("triton")
 import triton_samples as k
 
 from fusegrad.ir.errors import KernelFaultError, UnsupportedBackendError
-from fusegrad.runtime import interpret, launch
+from fusegrad.runtime.kernels import interpreter as interpret
+from fusegrad.runtime.kernels import launch
 
 INF, NAN = float("inf"), float("nan")
 
@@ -361,7 +362,7 @@ def interpret_then_compile() -> None:
 
 
 def test_failing_self_test_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fusegrad.runtime import triton_private
+    from fusegrad.runtime.kernels import triton_private
 
     interpret._self_test.cache_clear()
     monkeypatch.setattr(triton_private.Builder, "cast_impl", triton_private.InterpreterBuilder.cast_impl)

@@ -20,7 +20,7 @@ pytest.importorskip("triton")
 import triton_samples as k
 
 from fusegrad.ir.errors import UnsupportedBackendError
-from fusegrad.runtime import launch
+from fusegrad.runtime.kernels import launch
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +59,7 @@ def test_where_triton_cannot_write_it_gets_a_folder(tmp_path: Path, monkeypatch:
     from triton import knobs
     from triton.runtime.cache import get_cache_manager
 
-    from fusegrad.runtime.installation import have_a_folder
+    from fusegrad.runtime.kernels.triton_install import have_a_folder
 
     (tmp_path / "file").touch()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -76,7 +76,7 @@ def test_where_triton_cannot_write_it_gets_a_folder(tmp_path: Path, monkeypatch:
 def test_where_triton_can_write_nothing_changes(tmp_path: Path) -> None:
     from triton import knobs
 
-    from fusegrad.runtime.installation import have_a_folder
+    from fusegrad.runtime.kernels.triton_install import have_a_folder
 
     with knobs.cache.scope(), warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -266,7 +266,7 @@ def test_real_launch_compiles_once_for_all_batch_sizes() -> None:
 @pytest.fixture
 def installation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A stand-in for Triton's folder, with files in the places that Triton hashes."""
-    from fusegrad.runtime import installation as private
+    from fusegrad.runtime.kernels import triton_install as private
 
     root = tmp_path / "triton"
     for name in ("_C/libtriton.so", "runtime/cache.py", "compiler/compiler.py", "backends/nvidia/driver.py"):
@@ -279,7 +279,7 @@ def installation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def _installation_as_known(monkeypatch: pytest.MonkeyPatch, answer: str) -> str:
-    from fusegrad.runtime import installation as private
+    from fusegrad.runtime.kernels import triton_install as private
 
     monkeypatch.setattr(private.triton_cache, "triton_key", lambda: answer)
     private.know_installation.__wrapped__()

@@ -11,8 +11,8 @@ from function_samples import Linear, RMSNorm, leaf, run
 from test_traceable import AssignsData, ObjectOnCtx
 
 import fusegrad
-from fusegrad.runtime import tune
 from fusegrad.runtime.cache import store as cache
+from fusegrad.runtime.kernels import autotune as tune
 from fusegrad.runtime.settings import logs
 
 

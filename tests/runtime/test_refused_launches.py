@@ -11,8 +11,9 @@ import torch
 from triton.runtime.errors import OutOfResources
 
 import fusegrad
-from fusegrad.runtime import launch, plan, reference
-from fusegrad.runtime.refusals import refusal
+from fusegrad.runtime import plan, reference
+from fusegrad.runtime.kernels import launch
+from fusegrad.runtime.kernels.launch_errors import refusal
 
 Tensor = torch.Tensor
 SHAPE = 3, 9000

@@ -15,7 +15,7 @@ from fusegrad import codegen
 from fusegrad.codegen import Kernels
 from fusegrad.ir import Graph
 from fusegrad.ir.codes import code_of
-from fusegrad.runtime import proofs
+from fusegrad.runtime.kernels import proofs
 from fusegrad.runtime.plan import GroupRunner
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*goes through torch:fusegrad.FallbackWarning")

@@ -36,8 +36,10 @@ import torch
 from kept_functions import CLASSES, results
 
 import fusegrad
-from fusegrad.runtime import launch, tune, workers
+from fusegrad.runtime import workers
 from fusegrad.runtime.cache import store as cache
+from fusegrad.runtime.kernels import autotune as tune
+from fusegrad.runtime.kernels import launch
 from fusegrad.runtime.settings import config
 
 PATIENCE = 30

@@ -18,8 +18,8 @@ import kills
 import sharing
 from forking import needs_torch_to_go_on
 
-from fusegrad.runtime import launch
 from fusegrad.runtime.cache import store as cache
+from fusegrad.runtime.kernels import launch
 
 
 @pytest.fixture(autouse=True)

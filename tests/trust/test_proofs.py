@@ -17,7 +17,7 @@ from fusegrad.codegen import Pointer, Scalar
 from fusegrad.codegen.proofs import accesses
 from fusegrad.codegen.proofs.bounds import World
 from fusegrad.codegen.proofs.polynomials import Poly
-from fusegrad.runtime.proofs import are_proved
+from fusegrad.runtime.kernels.proofs import are_proved
 
 WIDE, ODD = proofs.SIZES["wide"], proofs.SIZES["odd"]
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from ..codegen.neighbours import OWN
-from ..ir.errors import UnsupportedBackendError
-from ..tracer.locks import INNER, lock_of
-from .cache import store as cache
-from .settings import logs
+from ...codegen.neighbours import OWN
+from ...ir.errors import UnsupportedBackendError
+from ...tracer.locks import INNER, lock_of
+from ..cache import store as cache
+from ..settings import logs
 
 Launch = Callable[[], object]
 Clock = Callable[[Sequence[Launch]], list[float]]
@@ -168,7 +168,7 @@ def tune_function(fast: Any, /, *args: Any) -> Tuned:
     answers are stored: processes that tune (FUSEGRAD_TUNE=1) take them from there, without timing anything.
     Raises UnsupportedBackendError where there is no GPU.
     """
-    from .profiling.profile import differentiated  # the layers above know this file
+    from ..profiling.profile import differentiated  # the layers above know this file
 
     device = _gpu()
     with recording() as trials:

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ..codegen.kernel import Kernel, Pointer
-from ..ir.errors import KernelFaultError, UnsupportedBackendError
-from ..tracer.locks import KERNEL, lock_of
+from ...codegen.kernel import Kernel, Pointer
+from ...ir.errors import KernelFaultError, UnsupportedBackendError
+from ...tracer.locks import KERNEL, lock_of
 from .launch import TRITON_DTYPE, load
 
 if TYPE_CHECKING:
@@ -269,7 +269,7 @@ def _problem() -> str | None:
 
 
 def _self_test_passes() -> bool:
-    from ..codegen.kernel import Ref, Scalar
+    from ...codegen.kernel import Ref, Scalar
 
     x = torch.tensor([1.00390625, 1.01171875, -3.4028e38, float("inf")], dtype=torch.float32)  # ties to even, both ways
     y, top = torch.zeros(4, dtype=torch.bfloat16), torch.zeros(2, dtype=torch.float32)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..tracer.torch_private import current_stream
+from ...tracer.torch_private import current_stream
 
 Tensor = torch.Tensor
 SPARE = 15

@@ -13,11 +13,11 @@ from typing import Any
 
 import sympy
 
-from ..codegen import Kernel, Kernels
-from ..codegen.proofs import Fault, Proof, prove, prove_kernel
-from ..ir import Graph
-from ..ir.passes.fuse import Group, Step
-from .settings import logs
+from ...codegen import Kernel, Kernels
+from ...codegen.proofs import Fault, Proof, prove, prove_kernel
+from ...ir import Graph
+from ...ir.passes.fuse import Group, Step
+from ..settings import logs
 
 
 def proofs_of(steps: Sequence[Step], kernels: Iterable[Kernels]) -> list[Proof]:

@@ -13,8 +13,8 @@ from typing import Any
 
 import sympy
 
-from ..codegen import Kernel, Pointer, Scalar
-from ..ir.types import Size
+from ...codegen import Kernel, Pointer, Scalar
+from ...ir.types import Size
 
 Metadata = Callable[[Any, Any, Mapping[str, Any]], dict[str, Any]]
 KNOWN = 4096

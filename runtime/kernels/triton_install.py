@@ -17,7 +17,7 @@ from pathlib import Path
 import triton
 from triton.runtime import cache as triton_cache
 
-from .cache import store as cache
+from ..cache import store as cache
 
 
 @functools.cache

@@ -14,14 +14,14 @@ from typing import Any, TypeAlias
 
 import torch
 
-from ..codegen.kernel import Kernel, Pointer, Scalar
-from ..codegen.products import EXACTLY, PRECISION
-from ..ir.errors import UnsupportedBackendError
-from ..ir.types import FLOAT8
-from ..tracer.torch_private import current_device, current_stream
-from .cache import store as cache
-from .counted import metadata_of
-from .settings.config import KERNEL_BACKENDS, is_interpreted
+from ...codegen.kernel import Kernel, Pointer, Scalar
+from ...codegen.products import EXACTLY, PRECISION
+from ...ir.errors import UnsupportedBackendError
+from ...ir.types import FLOAT8
+from ...tracer.torch_private import current_device, current_stream
+from ..cache import store as cache
+from ..settings.config import KERNEL_BACKENDS, is_interpreted
+from .launch_metadata import metadata_of
 
 Argument: TypeAlias = "torch.Tensor | int"
 Launch: TypeAlias = Callable[[Sequence[Argument], int], None]
@@ -70,7 +70,7 @@ def jit_function(module_text: str, name: str, scalars: tuple[str, ...]) -> Any:
     """The @triton.jit function of a kernel. Sizes are not specialised on: a new batch size compiles nothing."""
     import triton
 
-    from .installation import have_a_folder, know_installation
+    from .triton_install import have_a_folder, know_installation
 
     know_installation()
     have_a_folder()
@@ -139,7 +139,7 @@ def _private() -> Any:
 
 
 def _interpreted(kernel: Kernel, module_text: str) -> Launch:
-    from . import interpret
+    from . import interpreter as interpret
 
     def launch(arguments: Sequence[Argument], grid: int) -> None:
         if grid:

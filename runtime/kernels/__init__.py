@@ -1,0 +1,1 @@
+"""One Triton kernel: its module loaded, proved in bounds, launched, interpreted or tuned."""
