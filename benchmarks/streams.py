@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 import sympy
 
 from fusegrad.codegen import Kernel
-from fusegrad.runtime.metrics import _ptx_widths
+from fusegrad.runtime.kernels.cross_compile.metrics import _ptx_widths
 from fusegrad.runtime.plan import number
 
 Widths = dict[str, dict[int, int]]

@@ -27,6 +27,7 @@ from .derived import DERIVE_JVP, require_transposable, why_no_backward
 from .function import Compiler, Record
 from .guards import is_plain
 from .kept import Kept, kept
+from .kernels.cross_compile.pool import Binary
 from .kernels.proofs import line_of, proofs_of
 from .linear import NonLinearJvp
 from .plan import Executable, fills_memory, has_outer_product, is_opaque, named_target, number, opaque_of
@@ -38,7 +39,6 @@ from .trees import arguments
 from .unit import Unit
 from .values.tensor_specs import differentiable, is_spec, stand_in
 from .variants import Variant, variants_of
-from .workers import Binary
 
 Sizes = dict[sympy.Symbol, int]
 Tensor = torch.Tensor
@@ -170,7 +170,7 @@ class Explanation:
         targets: "cuda:80", "cuda:90", "cuda:100", "hip:gfx942"; by default the explanation's own. A Binary has `asm`
         (ptx and cubin, or amdgcn and hsaco), registers, spills and shared memory (bytes), access widths, or an error.
         """
-        from .workers import compile_for
+        from .kernels.cross_compile.pool import compile_for
 
         return compile_for(self.kernel_records, self.module, list(targets) or [self.target])
 

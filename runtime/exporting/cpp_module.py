@@ -21,7 +21,7 @@ from ...tracer.function import method_place
 from ..bundling.archive import write_file
 from ..cache.store import versions
 from ..compile import text_of
-from ..workers import Binary, compile_for
+from ..kernels.cross_compile.pool import Binary, compile_for
 from .cpp_boilerplate import COUNTERS, DRIVER, HELPERS
 from .cpp_calls import literal
 from .cpp_launchers import WORDS, CppLauncher, function_name

@@ -12,7 +12,7 @@ from bodies import BODIES
 from harness import SMALL, Input, M, N, T, agree, graph_of, op
 
 from fusegrad.codegen import TARGETS, Kernel, generate, module
-from fusegrad.runtime.workers import compile_for
+from fusegrad.runtime.kernels.cross_compile.pool import compile_for
 
 ROOM = replace(SMALL, packed=64)
 """Rows of 16 columns fit as float32, 64 in 16 bits."""

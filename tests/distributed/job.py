@@ -63,7 +63,7 @@ def on_rank(answer: Path) -> None:
     import torch
     import torch.distributed as dist
 
-    from fusegrad.runtime import workers
+    from fusegrad.runtime.kernels.cross_compile import pool as workers
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fusegrad.runtime.metrics import Metrics, measure
+from fusegrad.runtime.kernels.cross_compile.metrics import Metrics, measure
 
 PTX = """
     @%p1 ld.global.v4.b32 { %r1, %r2, %r3, %r4 }, [ %rd1 + 0 ];

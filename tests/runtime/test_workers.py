@@ -19,10 +19,10 @@ pytest.importorskip("triton")
 import triton_samples as k
 
 from fusegrad.ir.errors import UnsupportedBackendError
-from fusegrad.runtime import workers
 from fusegrad.runtime.cache import store as cache
 from fusegrad.runtime.kernels import launch
-from fusegrad.runtime.workers import compile_for
+from fusegrad.runtime.kernels.cross_compile import pool as workers
+from fusegrad.runtime.kernels.cross_compile.pool import compile_for
 
 TARGETS = ("cuda:80", "cuda:90", "cuda:100", "hip:gfx942")
 

@@ -36,10 +36,10 @@ import torch
 from kept_functions import CLASSES, results
 
 import fusegrad
-from fusegrad.runtime import workers
 from fusegrad.runtime.cache import store as cache
 from fusegrad.runtime.kernels import autotune as tune
 from fusegrad.runtime.kernels import launch
+from fusegrad.runtime.kernels.cross_compile import pool as workers
 from fusegrad.runtime.settings import config
 
 PATIENCE = 30

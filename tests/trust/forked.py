@@ -24,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from kept_functions import CLASSES, results
 
 import fusegrad
-from fusegrad.runtime import workers
 from fusegrad.runtime.cache import store as cache
+from fusegrad.runtime.kernels.cross_compile import pool as workers
 from fusegrad.runtime.settings import config
 
 TOKEN = "TRUST_RUN_OF_FUSEGRAD"

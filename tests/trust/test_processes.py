@@ -12,7 +12,7 @@ import trust_functions as functions
 from forking import needs_torch_to_go_on
 
 import fusegrad
-from fusegrad.runtime.workers import Pool
+from fusegrad.runtime.kernels.cross_compile.pool import Pool
 from fusegrad.tracer import locks
 
 

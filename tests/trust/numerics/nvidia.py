@@ -16,8 +16,8 @@ from harness import Input, T, graph_of
 
 from fusegrad.codegen import TARGETS, generate, module
 from fusegrad.ir.prims import UNARY
-from fusegrad.runtime import worker
-from fusegrad.runtime.workers import job_of
+from fusegrad.runtime.kernels.cross_compile import worker
+from fusegrad.runtime.kernels.cross_compile.pool import job_of
 
 BOUNDS: dict[str, tuple[float, float]] = {
     "exp": (2, 1), "exp2": (2, 1), "expm1": (1, 1), "log": (1, 1), "log2": (1, 1), "log10": (2, 1), "log1p": (1, 1),

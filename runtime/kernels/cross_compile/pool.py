@@ -27,12 +27,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..codegen.kernel import TARGETS, Kernel, Pointer
-from ..ir.errors import UnsupportedBackendError
-from ..tracer.locks import INNER, lock_of
-from .cache import store as cache
-from .kernels.launch import TRITON_DTYPE, require_triton
-from .settings.counters import count
+from ....codegen.kernel import TARGETS, Kernel, Pointer
+from ....ir.errors import UnsupportedBackendError
+from ....tracer.locks import INNER, lock_of
+from ...cache import store as cache
+from ...settings.counters import count
+from ..launch import TRITON_DTYPE, require_triton
 
 SIZE = 4
 TIMEOUT = 120.0
