@@ -23,7 +23,7 @@ from torch.autograd import Function
 
 import fusegrad
 from fusegrad.codegen import TARGETS
-from fusegrad.runtime import plan
+from fusegrad.runtime.execution import executable as plan
 from fusegrad.runtime.kernels import launch
 from fusegrad.tracer.torch_private import direct_apply, empty_on_cpu
 

@@ -150,7 +150,7 @@ def _processor_time() -> float:
 def compiling_launches() -> Iterator[list[str]]:
     """`backend="triton"` takes CPU tensors; a launch compiles its kernel once and runs nothing. Yields what was."""
     from fusegrad.codegen import TARGETS
-    from fusegrad.runtime import plan
+    from fusegrad.runtime.execution import executable as plan
     from fusegrad.runtime.kernels import launch
     from fusegrad.runtime.settings import config
 

@@ -15,10 +15,10 @@ from ..tracer.capture import CaptureError, capture_lock
 from ..tracer.containers import holds_tensors, holes
 from ..tracer.function import backward_method, rebind
 from .draws import require_none as require_no_draws
+from .execution.executable import number
 from .guards import unseen_state
 from .mesh import dense_strides, part_sizes
 from .parts import Parts
-from .plan import number
 from .specialization import BackwardEntry, Specialization
 from .values.tensor_specs import memoryless
 

@@ -21,16 +21,24 @@ from ..ir.passes.fuse import Extern, Step
 from ..ir.prims import PRIMS
 from ..tracer.capture import CaptureError, OpaqueMet, Session, Trace
 from ..tracer.function import backward_method, method_place, uses_setup_context
-from .boundaries import CutReport, GroupReport, cuts_of, groups_of
-from .compile import Generated, cheaper, generate, graph_of, text_of
 from .derived import DERIVE_JVP, require_transposable, why_no_backward
+from .execution.executable import (
+    Executable,
+    fills_memory,
+    has_outer_product,
+    is_opaque,
+    named_target,
+    number,
+    opaque_of,
+)
+from .execution.fusion_report import CutReport, GroupReport, cuts_of, groups_of
+from .execution.pipeline import Generated, cheaper, generate, graph_of, text_of
 from .function import Compiler, Record
 from .guards import is_plain
 from .kept import Kept, kept
 from .kernels.cross_compile.pool import Binary
 from .kernels.proofs import line_of, proofs_of
 from .linear import NonLinearJvp
-from .plan import Executable, fills_memory, has_outer_product, is_opaque, named_target, number, opaque_of
 from .residuals import Chosen, choose
 from .settings.config import numerics, settings
 from .specialization import Specialization, hint_of

@@ -29,9 +29,9 @@ from ..tracer.torch_private import (
     transforms_active,
 )
 from .check import made_up_data
+from .execution.executable import Binder, BoundSizes
 from .guards import is_tracked
 from .operators import Operator, named, registered
-from .plan import Binder, BoundSizes
 from .stored.specialization import operations
 from .unit import VALUES, BackwardUnit, BatchedUnit, Unit
 from .whole import Whole, why_not_whole

@@ -19,8 +19,7 @@ from ..ir.types import contiguous_strides
 from ..tracer.dtypes import TO_TORCH
 from ..tracer.torch_private import allocator, memory_of
 from . import reference
-from .into import product_into
-from .plan import (
+from .execution.executable import (
     BoundSizes,
     Executable,
     GroupRunner,
@@ -31,6 +30,7 @@ from .plan import (
     own_memory,
     same_strides,
 )
+from .into import product_into
 from .straight import Straight, row
 
 Tensor = torch.Tensor

@@ -10,7 +10,7 @@ from ..ir import Value
 from ..ir.passes.recompute import CHOICE, Choice, hidden_values
 from ..ir.program import Place
 from ..tracer.dtypes import TO_TORCH
-from .plan import Sizes, number
+from .execution.executable import Sizes, number
 from .residuals import Chosen, ChosenForDerived
 from .specialization import Specialization
 

@@ -22,9 +22,9 @@ from ..ir.transforms.extern import NO_RULES, Batched, NoRuleError
 from ..ir.transforms.ops import DIFFERENTIABLE, permute
 from ..ir.types import Size
 from ..tracer.capture import Trace, settled
-from .compile import cheaper, graph_of
+from .execution.executable import Binder, BoundSizes, Executable, Run
+from .execution.pipeline import cheaper, graph_of
 from .op_rules import OP_RULES
-from .plan import Binder, BoundSizes, Executable, Run
 from .settings.config import KERNEL_BACKENDS
 
 Tensor = torch.Tensor

@@ -21,7 +21,7 @@ from ..ir.sharding import PARTIAL, WHOLE, ZERO, State, dims, divide
 from ..ir.transforms.extern import op_name, place_of
 from ..tracer.capture import CaptureError
 from ..tracer.function import symbols_in
-from .compile import graph_of
+from .execution.pipeline import graph_of
 from .guards import Guard, is_float
 from .specialization import Specialization
 

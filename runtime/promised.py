@@ -11,7 +11,7 @@ from ..ir.errors import FusegradError
 from ..tracer.capture import CaptureError, Session, Trace
 from ..tracer.containers import with_those
 from .check import cut, differs, intermediate_bytes
-from .plan import Binder, Executable
+from .execution.executable import Binder, Executable
 from .replay import step_by_step
 from .settings.config import settings
 from .unit import VALUES, Body, Unit

@@ -21,7 +21,7 @@ from ..ir.program import Place, Program
 from ..ir.switches import allowed, is_on
 from ..tracer.capture import CaptureError
 from . import reference
-from .compile import cheaper, graph_of
+from .execution.pipeline import cheaper, graph_of
 from .faults import prepared
 
 if TYPE_CHECKING:

@@ -60,12 +60,12 @@ from ..tracer.torch_private import (
 from . import split
 from .asked import is_outer
 from .check import MemoryFilled, cut, differs, intermediate_bytes, is_made_up, takes_memory
-from .compile import cheaper
 from .dependence import takes_gaps
 from .effects import drawing_again
+from .execution.executable import RECORDS, Binder, BoundSizes, Executable
+from .execution.pipeline import cheaper
 from .faults import prepared
 from .guards import Guard, is_float, lasting_state, size_guard
-from .plan import RECORDS, Binder, BoundSizes, Executable
 from .redraw import draws
 from .replay import step_by_step
 from .residuals import Chosen, choose

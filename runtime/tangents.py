@@ -20,7 +20,7 @@ from ..ir.transforms.ops import DIFFERENTIABLE, inlined, zeros
 from ..ir.transforms.transpose import transpose
 from ..ir.types import TensorType
 from ..tracer.dtypes import from_torch
-from .compile import cheaper, graph_of
+from .execution.pipeline import cheaper, graph_of
 from .lanes import Lowered
 
 if TYPE_CHECKING:

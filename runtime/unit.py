@@ -41,12 +41,12 @@ from . import split
 from .asked import is_outer
 from .check import made_up_data
 from .dependence import independent, sources_of
+from .execution.executable import BoundSizes, Executable
 from .fallback import UNDER_FUNC, Fault, is_fault
 from .guards import Guard, argument_fact, global_state, is_float, is_tracked, size_guard
 from .lanes import BACKENDS, Layout, Lowered, is_written_out, lowered, over_lanes
 from .partial import warn_once
 from .per_lane import give_memory_its_axis, in_lanes, room_for
-from .plan import BoundSizes, Executable
 from .redraw import Generators, anew, drawing_from, draws, generators, last_node, require_no_draw_after
 from .settings import logs
 from .settings.config import KERNEL_BACKENDS

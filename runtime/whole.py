@@ -32,12 +32,12 @@ from ..tracer.torch_private import (
 )
 from . import reference
 from .draws import why_not_differentiated
+from .execution.executable import BoundSizes
 from .fallback import Fault, is_fault
 from .guards import is_float
 from .lanes import Lowered
 from .linear import AttachedGradients, NonLinearBackward, Roundings, not_transposed, require_linear, waves
 from .plain import switches_grad_mode
-from .plan import BoundSizes
 from .promised import NestedForwardMode, PromisedJvp
 from .pushed import CallingUnit
 from .settings.config import KERNEL_BACKENDS

@@ -44,12 +44,12 @@ from .conditions import (
     tensors_alike,
 )
 from .effects import careful
+from .execution.executable import BoundSizes
 from .fallback import Fault, backward_failed, is_fault, users_backward
 from .forms import MISS, formed, inside
 from .guards import unasked
 from .inline import write_run
 from .node import make_node, marks_of
-from .plan import BoundSizes
 from .ready import Entry
 from .residuals import Chosen
 from .settings.config import KERNEL_BACKENDS

@@ -22,7 +22,7 @@ from .. import reference
 from ..binding import bindings
 from ..checking.subject import Subject
 from ..checking.verdict import Difference, Tolerance, difference
-from ..plan import BoundSizes, Executable, GroupRunner, KernelPlan
+from ..execution.executable import BoundSizes, Executable, GroupRunner, KernelPlan
 from ..specialization import BackwardEntry, Specialization
 from .steps import Seen, Step, Steps
 
@@ -347,7 +347,7 @@ def _users_backward(spec: Specialization, kinds: Sequence[Any], seen: Seen) -> S
 
 
 def _read(fakes: Sequence[Any], values: Sequence[Any]) -> Mapping[Any, int]:
-    from ..plan import Binder
+    from ..execution.executable import Binder
 
     return Binder(fakes)(values)
 

@@ -27,7 +27,7 @@ from ...tracer.dtypes import from_torch
 from ...tracer.function import backward_method, is_once_differentiable, parameter_names, uses_setup_context
 from ...tracer.torch_private import expression_of
 from ..cache.store import versions
-from ..compile import graph_of
+from ..execution.pipeline import graph_of
 from ..explain import compiler_of
 from ..exporting.gathered import apart, refused, require_closed
 from ..function import Compiler

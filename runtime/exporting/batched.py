@@ -13,7 +13,7 @@ from ...ir import Graph, building
 from ...ir.errors import LoweringError
 from ...ir.transforms.batch import batch, lead
 from ...ir.transforms.extern import NoRuleError, no_rule
-from ..compile import cheaper
+from ..execution.pipeline import cheaper
 from ..op_rules import OP_RULES
 from .gathered import Gathered, Part, Sizes, Source, apart, part_of
 

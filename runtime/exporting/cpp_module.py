@@ -20,7 +20,7 @@ from ...ir.program import Place
 from ...tracer.function import method_place
 from ..bundling.archive import write_file
 from ..cache.store import versions
-from ..compile import text_of
+from ..execution.pipeline import text_of
 from ..kernels.cross_compile.pool import Binary, compile_for
 from .cpp_boilerplate import COUNTERS, DRIVER, HELPERS
 from .cpp_calls import literal

@@ -22,7 +22,7 @@ from ...tracer.dtypes import TO_TORCH
 from ...tracer.function import method_place
 from ...tracer.torch_private import expression_of
 from ..cache.store import versions
-from ..plan import number
+from ..execution.executable import number
 from .as_written import SourceMissing, as_written
 from .boilerplate import HELPERS, IMPORTS, LIBRARY, OWN_JVP, ROUNDING, SELF_TEST, TRANSPOSED_JVP
 from .expressions import Expressions

@@ -20,7 +20,7 @@ from ...ir.prims import PRIMS
 from ...ir.transforms.ops import reshape
 from ...ir.types import TensorType
 from ...tracer.capture import CaptureError
-from ..compile import cheaper, graph_of
+from ..execution.pipeline import cheaper, graph_of
 from ..function import Compiler
 from ..specialization import Specialization
 from ..values.tensor_specs import memoryless

@@ -16,7 +16,7 @@ from ...ir.transforms.ops import DIFFERENTIABLE, inlined, zeros
 from ...ir.transforms.transpose import transpose
 from ...tracer.context import BackwardContext
 from ...tracer.function import as_tuple, guarded_trace
-from ..compile import cheaper, graph_of
+from ..execution.pipeline import cheaper, graph_of
 from ..function import Compiler
 from ..guards import is_float
 from ..linear import require_linear

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from ...codegen import Kernels, Target
     from ...ir import Graph
     from ...tracer.capture import Trace
-    from ..compile import Generated
+    from ..execution.executable import GroupRunner
+    from ..execution.executable import Variant as KernelVariant
+    from ..execution.pipeline import Generated
     from ..function import Compiler
     from ..kernels.autotune import Trial
-    from ..plan import GroupRunner
-    from ..plan import Variant as KernelVariant
     from ..specialization import Specialization
 
 VARIABLE = "FUSEGRAD_LOGS"
@@ -168,7 +168,7 @@ def divided(graph: Graph, made: Generated) -> None:
     if not fusion.isEnabledFor(logging.INFO):
         return
     from ...ir.passes.fuse import Extern
-    from ..boundaries import cuts_of, groups_of
+    from ..execution.fusion_report import cuts_of, groups_of
 
     groups = groups_of(made)
     calls = sum(isinstance(s, Extern) for s in made.steps)

@@ -26,9 +26,9 @@ from ...tracer.fingerprint import (
 )
 from ...tracer.function import methods
 from ...tracer.torch_private import function_modes
-from .. import plan
 from ..cache import store as cache
 from ..cache.locks import Claim, is_held_here
+from ..execution import executable as plan
 from ..guards import global_state
 from ..settings.config import KERNEL_BACKENDS, settings
 from ..settings.counters import count

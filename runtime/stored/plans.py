@@ -14,7 +14,7 @@ from ...ir.document import document, graph_from, symbols_document, symbols_from
 from ...ir.errors import ParseError
 from ...ir.passes.fuse import Extern, Group, Step, View
 from ...ir.text import plain, show, size_from, size_text
-from ..plan import GroupRunner, KernelPlan, Variant, last_uses
+from ..execution.executable import GroupRunner, KernelPlan, Variant, last_uses
 
 Symbols = Mapping[str, sympy.Symbol]
 

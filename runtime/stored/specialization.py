@@ -30,8 +30,8 @@ from ...tracer.reads import Reads
 from ...tracer.shared import Shared
 from ...tracer.torch_private import FakeTensorMode, plain_tensors
 from ..bundling.constants import NoLiteral, constant_document, constant_from, settled
+from ..execution.executable import Binder, Executable, KernelPlan
 from ..guards import Guard, ask_for_sizes_alone, global_state, guard_from
-from ..plan import Binder, Executable, KernelPlan
 from ..residuals import Chosen, choose
 from ..sharing import Sharing
 from ..specialization import BackwardEntry, Report, Specialization, hint_of

@@ -10,7 +10,7 @@ from compose.functions import CASES
 from torch.func import vmap
 
 import fusegrad
-from fusegrad.runtime import plan
+from fusegrad.runtime.execution import executable as plan
 from fusegrad.runtime.kernels import interpreter as interpret
 
 LANES, ROWS, COLUMNS = 4, 3, 8

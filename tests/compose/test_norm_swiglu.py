@@ -11,8 +11,8 @@ from torch.autograd import Function
 from torch.func import hessian, vjp, vmap
 
 import fusegrad
-from fusegrad.runtime import plan
 from fusegrad.runtime.demo_functions import SwiGLU
+from fusegrad.runtime.execution import executable as plan
 
 
 class RMSNorm(Function):

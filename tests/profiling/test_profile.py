@@ -20,7 +20,7 @@ from fusegrad.benchmarks import functions as f
 from fusegrad.benchmarks.suite import CASES
 from fusegrad.codegen import TARGETS, Kernel, Pointer, Ref
 from fusegrad.ir.passes.fuse import Group
-from fusegrad.runtime import plan
+from fusegrad.runtime.execution import executable as plan
 from fusegrad.runtime.kernels import launch
 from fusegrad.runtime.kernels.launch_metadata import counts
 from fusegrad.runtime.profiling.devices import DEVICES, MULTIPROCESSORS, UnknownDeviceError

@@ -13,7 +13,8 @@ import torch
 from torch.autograd import Function
 
 import fusegrad
-from fusegrad.runtime import fallback, function, plan, specialization, unit, whole, written
+from fusegrad.runtime import fallback, function, specialization, unit, whole, written
+from fusegrad.runtime.execution import executable as plan
 from fusegrad.runtime.node import Specialization
 
 Tensor = torch.Tensor

@@ -7,7 +7,7 @@ import torch
 from function_samples import RMSNorm, Softmax, assert_same, leaf, run, status
 
 import fusegrad
-from fusegrad.runtime import inductor
+from fusegrad.runtime.execution import inductor
 
 
 @pytest.mark.slow

@@ -11,8 +11,7 @@ from torch.autograd import Function
 import fusegrad
 from fusegrad.ir import building, emit, show, verify
 from fusegrad.ir.errors import UnsupportedBackendError
-from fusegrad.runtime.compile import graph_of
-from fusegrad.runtime.plan import (
+from fusegrad.runtime.execution.executable import (
     Binder,
     BoundSizes,
     Executable,
@@ -22,6 +21,7 @@ from fusegrad.runtime.plan import (
     own_memory,
     target_for,
 )
+from fusegrad.runtime.execution.pipeline import graph_of
 from fusegrad.tracer.capture import Session, Trace
 from fusegrad.tracer.reads import scan
 

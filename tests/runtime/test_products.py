@@ -12,7 +12,7 @@ from torch.autograd import Function
 
 import fusegrad
 from fusegrad.codegen import TARGETS
-from fusegrad.runtime import plan
+from fusegrad.runtime.execution import executable as plan
 from fusegrad.runtime.kernels import autotune as tune
 from fusegrad.runtime.kernels import launch
 

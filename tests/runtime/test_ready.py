@@ -17,7 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import fusegrad
 from fusegrad.codegen import TARGETS
 from fusegrad.ir.errors import UnsupportedBackendError
-from fusegrad.runtime import function, inline, plan
+from fusegrad.runtime import function, inline
+from fusegrad.runtime.execution import executable as plan
 from fusegrad.runtime.kernels import launch
 from fusegrad.runtime.ready import FIRST, TABLE, never
 

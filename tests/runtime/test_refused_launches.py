@@ -11,7 +11,8 @@ import torch
 from triton.runtime.errors import OutOfResources
 
 import fusegrad
-from fusegrad.runtime import plan, reference
+from fusegrad.runtime import reference
+from fusegrad.runtime.execution import executable as plan
 from fusegrad.runtime.kernels import launch
 from fusegrad.runtime.kernels.launch_errors import refusal
 

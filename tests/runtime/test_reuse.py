@@ -12,7 +12,7 @@ from torch.autograd import Function
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fusegrad
-from fusegrad.runtime import plan
+from fusegrad.runtime.execution import executable as plan
 from fusegrad.runtime.replay import straight
 from fusegrad.runtime.reuse import taken
 from fusegrad.tracer.capture import Session, Trace

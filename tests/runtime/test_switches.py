@@ -15,7 +15,7 @@ import fusegrad
 from fusegrad.ir import show, switches
 from fusegrad.ir.switches import CALLS, GRAPHS, SWITCHES
 from fusegrad.runtime import budget
-from fusegrad.runtime.plan import LARGE, Executable
+from fusegrad.runtime.execution.executable import LARGE, Executable
 from fusegrad.runtime.settings import config
 
 Tensor = torch.Tensor

@@ -13,8 +13,8 @@ from function_samples import RMSNorm, leaf
 import fusegrad
 from fusegrad.codegen import TARGETS
 from fusegrad.ir.errors import UnsupportedBackendError
-from fusegrad.runtime import plan
 from fusegrad.runtime.cache import store as cache
+from fusegrad.runtime.execution import executable as plan
 from fusegrad.runtime.kernels import autotune as tune
 from fusegrad.runtime.kernels import launch
 

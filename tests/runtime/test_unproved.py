@@ -15,8 +15,8 @@ from fusegrad import codegen
 from fusegrad.codegen import Kernels
 from fusegrad.ir import Graph
 from fusegrad.ir.codes import code_of
+from fusegrad.runtime.execution.executable import GroupRunner
 from fusegrad.runtime.kernels import proofs
-from fusegrad.runtime.plan import GroupRunner
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*goes through torch:fusegrad.FallbackWarning")
 OPEN = "goes through torch at some sizes"

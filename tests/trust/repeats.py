@@ -26,7 +26,7 @@ from torch.autograd import Function
 
 import fusegrad
 from fusegrad.codegen import Kernels
-from fusegrad.runtime import compile as pipeline
+from fusegrad.runtime.execution import pipeline
 
 Tensor = torch.Tensor
 FACTORS = ("gate", "value", "shift")

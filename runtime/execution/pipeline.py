@@ -9,27 +9,27 @@ from typing import Literal
 import sympy
 import torch
 
-from .. import codegen
-from ..codegen import Kernels, Target
-from ..codegen.rooflines import machine_of
-from ..ir import Graph, Value, verify
-from ..ir.errors import LoweringError, Unfusible
-from ..ir.passes.contract import Contract
-from ..ir.passes.fuse import Fuse, Group, Step
-from ..ir.passes.place import Places, placed
-from ..ir.passes.products import Decision, Products
-from ..ir.passes.simplify import Simplify
-from ..ir.prims import PRIMS
-from ..ir.switches import allowed, shown, takes
-from ..ir.types import COMPLEX
-from ..tracer.aten import known_about, lower
-from ..tracer.capture import Trace
-from ..tracer.fingerprint import replaced_in_torch
-from ..tracer.reached import CallReached, without_calls
-from .kernels import proofs
-from .settings import logs
-from .settings.config import settings
-from .settings.counters import count
+from ... import codegen
+from ...codegen import Kernels, Target
+from ...codegen.rooflines import machine_of
+from ...ir import Graph, Value, verify
+from ...ir.errors import LoweringError, Unfusible
+from ...ir.passes.contract import Contract
+from ...ir.passes.fuse import Fuse, Group, Step
+from ...ir.passes.place import Places, placed
+from ...ir.passes.products import Decision, Products
+from ...ir.passes.simplify import Simplify
+from ...ir.prims import PRIMS
+from ...ir.switches import allowed, shown, takes
+from ...ir.types import COMPLEX
+from ...tracer.aten import known_about, lower
+from ...tracer.capture import Trace
+from ...tracer.fingerprint import replaced_in_torch
+from ...tracer.reached import CallReached, without_calls
+from ..kernels import proofs
+from ..settings import logs
+from ..settings.config import settings
+from ..settings.counters import count
 
 ProductsBy = Literal["model", "clock", "library"]
 """Who decides whether a product of matrices is in a kernel."""

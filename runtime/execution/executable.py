@@ -11,39 +11,39 @@ from typing import Any
 import sympy
 import torch
 
-from ..codegen import TARGETS, Buffer, Kernel, Kernels, Pointer, Ref, Scalar, Target
-from ..codegen.neighbours import candidates, leaner
-from ..ir import Graph, Value
-from ..ir.errors import InternalError, LoweringError, Unfusible, UnsupportedBackendError
-from ..ir.once import once
-from ..ir.passes.fuse import Extern, Group, Step, View
-from ..ir.passes.place import Place, Places
-from ..ir.switches import allowed, in_force, takes, under
-from ..ir.types import Size
-from ..tracer.capture import Trace, assumed_of, capture_lock
-from ..tracer.dtypes import TO_TORCH
-from ..tracer.opaque import OpaqueNode
-from ..tracer.torch_private import (
+from ...codegen import TARGETS, Buffer, Kernel, Kernels, Pointer, Ref, Scalar, Target
+from ...codegen.neighbours import candidates, leaner
+from ...ir import Graph, Value
+from ...ir.errors import InternalError, LoweringError, Unfusible, UnsupportedBackendError
+from ...ir.once import once
+from ...ir.passes.fuse import Extern, Group, Step, View
+from ...ir.passes.place import Place, Places
+from ...ir.switches import allowed, in_force, takes, under
+from ...ir.types import Size
+from ...tracer.capture import Trace, assumed_of, capture_lock
+from ...tracer.dtypes import TO_TORCH
+from ...tracer.opaque import OpaqueNode
+from ...tracer.torch_private import (
     dispatch_modes,
     function_modes,
     is_batched,
     memory_of,
     transforms_active,
 )
-from . import reference
-from .check import intermediate_bytes
-from .compile import ProductsBy, generate, graph_of, kernels_of, text_of
-from .faults import prepared
-from .into import product_into, room_for
-from .kernels import autotune as tune
-from .kernels import launch, proofs
-from .kernels.arrival_counters import Counters
-from .kernels.launch_errors import Refusal, refusal
-from .kernels.launch_metadata import remember
-from .replay import straight
-from .settings import logs
-from .settings.config import FAST, KERNEL_BACKENDS, is_interpreted, settings
-from .settings.counters import count
+from .. import reference
+from ..check import intermediate_bytes
+from ..faults import prepared
+from ..into import product_into, room_for
+from ..kernels import autotune as tune
+from ..kernels import launch, proofs
+from ..kernels.arrival_counters import Counters
+from ..kernels.launch_errors import Refusal, refusal
+from ..kernels.launch_metadata import remember
+from ..replay import straight
+from ..settings import logs
+from ..settings.config import FAST, KERNEL_BACKENDS, is_interpreted, settings
+from ..settings.counters import count
+from .pipeline import ProductsBy, generate, graph_of, kernels_of, text_of
 
 Tensor = torch.Tensor
 Sizes = Mapping[sympy.Symbol, int]

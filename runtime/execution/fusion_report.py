@@ -12,14 +12,14 @@ from typing import Any
 
 import networkx as nx
 
-from ..codegen import Kernel, Kernels, Pointer, Ref
-from ..ir import Graph, Value
-from ..ir.codes import code_of
-from ..ir.passes.fuse import Cut, Extern, Group
-from ..ir.prims import PRIMS
-from ..ir.types import COMPLEX, FLOAT8
-from .compile import Generated
-from .plan import opaque_of
+from ...codegen import Kernel, Kernels, Pointer, Ref
+from ...ir import Graph, Value
+from ...ir.codes import code_of
+from ...ir.passes.fuse import Cut, Extern, Group
+from ...ir.prims import PRIMS
+from ...ir.types import COMPLEX, FLOAT8
+from .executable import opaque_of
+from .pipeline import Generated
 
 ENDED = "a scatter is whole only when its kernel has ended"
 HELD = "one kernel would hold results of several calls in memory for longer than it saves in moving"
