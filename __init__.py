@@ -17,11 +17,11 @@ from .ir import versions as _versions  # refuses a torch that is too old, ahead 
 
 try:
     from .ir.errors import FusegradError, NotTraceableError
-    from .runtime import random
     from .runtime.bisecting.search import bisect
     from .runtime.bundling.archive import BundleError
     from .runtime.bundling.load import load
     from .runtime.checking.trial import CheckError, check
+    from .runtime.execution.aten import random
     from .runtime.explain import explain
     from .runtime.exporting.export import export
     from .runtime.exporting.saved import load_program, save_program

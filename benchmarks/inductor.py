@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 
-from fusegrad.runtime import random
+from fusegrad.runtime.execution.aten import random
 from fusegrad.runtime.values.tensor_specs import is_spec, parse_spec
 
 from .inputs import as_list

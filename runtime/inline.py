@@ -18,7 +18,8 @@ from ..ir.passes.place import Place
 from ..ir.types import contiguous_strides
 from ..tracer.dtypes import TO_TORCH
 from ..tracer.torch_private import allocator, memory_of
-from . import reference
+from .execution.aten import reference
+from .execution.aten.concat_in_place import product_into
 from .execution.executable import (
     BoundSizes,
     Executable,
@@ -30,7 +31,6 @@ from .execution.executable import (
     own_memory,
     same_strides,
 )
-from .into import product_into
 from .straight import Straight, row
 
 Tensor = torch.Tensor

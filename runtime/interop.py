@@ -224,8 +224,8 @@ def function_shown(fn: Callable[..., Any], name: str, run: Callable[..., Any]) -
 
 _ROOT = Path(__file__).parent.parent
 _FOLLOWED = (
-    "runtime/interop.py", "runtime/forms_in_graphs.py", "runtime/demo_functions.py", "runtime/random.py",
-    "runtime/philox.py", "tracer/torch_private.py",
+    "runtime/interop.py", "runtime/forms_in_graphs.py", "runtime/demo_functions.py", "runtime/execution/aten/random.py",
+    "runtime/execution/aten/philox.py", "tracer/torch_private.py",
 )  # fmt: skip
 """What Dynamo may follow: this, and what users write or call themselves."""
 

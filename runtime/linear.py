@@ -25,8 +25,8 @@ from ..tracer.capture import CaptureError, Trace, capture_lock
 from ..tracer.function import method_place, rebind
 from ..tracer.torch_private import grad_switch, plain_tensors
 from .check import same_random_numbers, small_sizes
+from .execution.aten.replay import step_by_step
 from .guards import is_float
-from .replay import step_by_step
 from .specialization import hint_of
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from ..tracer.capture import Session
 from ..tracer.containers import with_those
 from ..tracer.dtypes import TO_TORCH
 from ..tracer.torch_private import expression_of
-from . import reference
+from .execution.aten import reference
 from .values.tensor_specs import memoryless
 
 Tensor = torch.Tensor

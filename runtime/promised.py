@@ -11,8 +11,8 @@ from ..ir.errors import FusegradError
 from ..tracer.capture import CaptureError, Session, Trace
 from ..tracer.containers import with_those
 from .check import cut, differs, intermediate_bytes
+from .execution.aten.replay import step_by_step
 from .execution.executable import Binder, Executable
-from .replay import step_by_step
 from .settings.config import settings
 from .unit import VALUES, Body, Unit
 

@@ -20,7 +20,7 @@ from ..ir.passes.recompute import Recompute, apply_choice, present, value_at
 from ..ir.program import Place, Program
 from ..ir.switches import allowed, is_on
 from ..tracer.capture import CaptureError
-from . import reference
+from .execution.aten import reference
 from .execution.pipeline import cheaper, graph_of
 from .faults import prepared
 

@@ -30,8 +30,8 @@ from ..tracer.torch_private import (
     plain_tensors,
     share_memory,
 )
-from . import reference
 from .draws import why_not_differentiated
+from .execution.aten import reference
 from .execution.executable import BoundSizes
 from .fallback import Fault, is_fault
 from .guards import is_float

@@ -37,7 +37,7 @@ TORCH_FILES = tuple(os.path.join(_TORCH, *path.split("/")) for path in (
     "_tensor.py",
 ))  # fmt: skip
 """Python files of torch whose functions ask for nothing but their arguments and what `torch_flags` tells."""
-OUR_FILES = tuple(_OURS + name for name in ("runtime/random.py", "runtime/philox.py"))
+OUR_FILES = tuple(_OURS + name for name in ("runtime/execution/aten/random.py", "runtime/execution/aten/philox.py"))
 UNSURE = {"einsum", "scaled_dot_product_attention", "multi_head_attention_forward", "has_torch_function"}
 """torch's functions that choose by what is installed, or by switches of their own."""
 PURE_MODULES = ("math", "_operator", "operator")

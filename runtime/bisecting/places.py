@@ -18,10 +18,10 @@ from ...ir import Graph, Value
 from ...ir.passes.fuse import Group
 from ...ir.passes.simplify import family_of
 from ...ir.rewrite import Applied, extract, name_of
-from .. import reference
-from ..binding import bindings
 from ..checking.subject import Subject
 from ..checking.verdict import Difference, Tolerance, difference
+from ..execution.aten import reference
+from ..execution.aten.unboxed_ops import bindings
 from ..execution.executable import BoundSizes, Executable, GroupRunner, KernelPlan
 from ..specialization import BackwardEntry, Specialization
 from .steps import Seen, Step, Steps

@@ -19,7 +19,7 @@ from ...ir.program import Place
 from ...tracer.capture import speaking_of
 from ...tracer.dtypes import to_torch
 from ...tracer.torch_private import memory_of, no_autocast
-from ..reference import call_node, order_of
+from ..execution.aten.reference import call_node, order_of
 from ..values.exact_sizes import exact
 from .constants import same, settled
 from .contents import Argument, Entry, Function, Layout, Output, Variant

@@ -30,19 +30,19 @@ from ...tracer.torch_private import (
     memory_of,
     transforms_active,
 )
-from .. import reference
 from ..check import intermediate_bytes
 from ..faults import prepared
-from ..into import product_into, room_for
 from ..kernels import autotune as tune
 from ..kernels import launch, proofs
 from ..kernels.arrival_counters import Counters
 from ..kernels.launch_errors import Refusal, refusal
 from ..kernels.launch_metadata import remember
-from ..replay import straight
 from ..settings import logs
 from ..settings.config import FAST, KERNEL_BACKENDS, is_interpreted, settings
 from ..settings.counters import count
+from .aten import reference
+from .aten.concat_in_place import product_into, room_for
+from .aten.replay import straight
 from .pipeline import ProductsBy, generate, graph_of, kernels_of, text_of
 
 Tensor = torch.Tensor

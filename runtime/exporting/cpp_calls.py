@@ -11,7 +11,7 @@ import sympy
 from ...ir import Value
 from ...ir.prims import BINARY, COMPARE, PREDICATES, UNARY, Arg
 from ...ir.types import FLOATS
-from ..reference import find_op
+from ..execution.aten.reference import find_op
 from .calls import Call, in_front
 
 _ATEN = {"max": "maximum", "min": "minimum", "rem": "remainder", "shl": "bitwise_left_shift",

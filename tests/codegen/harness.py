@@ -13,7 +13,7 @@ import torch
 from fusegrad.codegen import TARGETS, Kernels, Pointer, Target, generate, module
 from fusegrad.ir import Graph, Size, TensorType, Value, building, emit, provenance, verify
 from fusegrad.ir.graph import Origin
-from fusegrad.runtime import reference
+from fusegrad.runtime.execution.aten import reference
 from fusegrad.runtime.kernels import interpreter as interpret
 from fusegrad.tracer.dtypes import TO_TORCH
 

@@ -12,7 +12,7 @@ from bodies import BODIES, ROWS, WEIGHT
 from harness import INTERPRET, MANY, SMALL, K, M, N, agree, close, graph_of, inputs_of, run
 
 from fusegrad.codegen import TARGETS, Kernels, Target, generate, module
-from fusegrad.runtime import reference
+from fusegrad.runtime.execution.aten import reference
 from fusegrad.runtime.execution.executable import BoundSizes, KernelPlan
 
 SIZES = {"odd": {M: 13, N: 50, K: 3}, "one": {M: 1, N: 1, K: 1}, "even": {M: 6, N: 64, K: 2}}

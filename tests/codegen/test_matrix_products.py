@@ -14,7 +14,7 @@ from harness import INTERPRET, Input, K, M, N, T, emit, graph_of, inputs_of, nam
 from fusegrad.codegen import TARGETS, Kernel, generate, module
 from fusegrad.ir.errors import Unfusible
 from fusegrad.ir.evaluate import evaluate
-from fusegrad.runtime import reference
+from fusegrad.runtime.execution.aten import reference
 
 B = symbol("b")
 TILED = replace(INTERPRET, units=1000)

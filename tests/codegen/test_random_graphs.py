@@ -12,7 +12,7 @@ import torch
 
 from fusegrad.codegen import TARGETS, Target
 from fusegrad.ir import Graph, TensorType, building, emit
-from fusegrad.runtime import reference
+from fusegrad.runtime.execution.aten import reference
 from fusegrad.runtime.execution.executable import BoundSizes, KernelPlan, number
 from fusegrad.runtime.execution.pipeline import cheaper
 from fusegrad.tracer.dtypes import TO_TORCH

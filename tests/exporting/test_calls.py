@@ -9,7 +9,7 @@ import torch
 
 from fusegrad.ir import Graph
 from fusegrad.ir.types import TensorType
-from fusegrad.runtime import reference
+from fusegrad.runtime.execution.aten import reference
 from fusegrad.runtime.exporting.calls import call_text
 from fusegrad.runtime.exporting.expressions import Expressions
 

@@ -13,7 +13,7 @@ from fusegrad.ir import Graph, TensorType, building, emit
 from fusegrad.ir.errors import InvalidGraphError
 from fusegrad.ir.evaluate import evaluate, philox
 from fusegrad.ir.prims import PRIMS
-from fusegrad.runtime.reference import run
+from fusegrad.runtime.execution.aten.reference import run
 
 n = sympy.Symbol("n", integer=True, positive=True)
 SIZES = {n: 4}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fusegrad.runtime.binding import bindings
-from fusegrad.runtime.replay import straight
+from fusegrad.runtime.execution.aten.replay import straight
+from fusegrad.runtime.execution.aten.unboxed_ops import bindings
 from fusegrad.tracer.capture import Session
 from fusegrad.tracer.reads import scan
 

@@ -17,7 +17,7 @@ import fusegrad
 from fusegrad.ir.document import size_of
 from fusegrad.ir.errors import ParseError
 from fusegrad.ir.text import plain, size_from, size_text
-from fusegrad.runtime.reference import number
+from fusegrad.runtime.execution.aten.reference import number
 from fusegrad.tracer.arithmetic import computed
 from fusegrad.tracer.capture import Session
 

@@ -16,7 +16,7 @@ from fusegrad.ir.transforms.extern import NoRuleError
 from fusegrad.ir.transforms.linearize import linearize
 from fusegrad.ir.transforms.transpose import vjp
 from fusegrad.ir.types import TensorType
-from fusegrad.runtime import reference
+from fusegrad.runtime.execution.aten import reference
 from fusegrad.runtime.op_rules import OP_RULES
 
 M, N, B = (sympy.Symbol(n, integer=True, positive=True) for n in "mnb")

@@ -11,8 +11,8 @@ import torch
 
 from fusegrad.ir import Graph, TensorType, building, emit
 from fusegrad.ir.prims import Arg
-from fusegrad.runtime import philox, reference
-from fusegrad.runtime.reference import call_node, number, order_of, run
+from fusegrad.runtime.execution.aten import philox, reference
+from fusegrad.runtime.execution.aten.reference import call_node, number, order_of, run
 
 n, m = sympy.symbols("n m", integer=True, positive=True)
 

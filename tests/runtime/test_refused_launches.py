@@ -11,8 +11,8 @@ import torch
 from triton.runtime.errors import OutOfResources
 
 import fusegrad
-from fusegrad.runtime import reference
 from fusegrad.runtime.execution import executable as plan
+from fusegrad.runtime.execution.aten import reference
 from fusegrad.runtime.kernels import launch
 from fusegrad.runtime.kernels.launch_errors import refusal
 

@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fusegrad
 from fusegrad.runtime.execution import executable as plan
-from fusegrad.runtime.replay import straight
-from fusegrad.runtime.reuse import taken
+from fusegrad.runtime.execution.aten.buffer_reuse import taken
+from fusegrad.runtime.execution.aten.replay import straight
 from fusegrad.tracer.capture import Session, Trace
 from fusegrad.tracer.reads import scan
 

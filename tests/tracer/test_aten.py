@@ -15,8 +15,8 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic
 from fusegrad.ir import Graph, verify
 from fusegrad.ir.errors import LoweringError
 from fusegrad.ir.evaluate import evaluate
-from fusegrad.runtime import philox
-from fusegrad.runtime.reference import number, run
+from fusegrad.runtime.execution.aten import philox
+from fusegrad.runtime.execution.aten.reference import number, run
 from fusegrad.tracer.aten import lower
 from fusegrad.tracer.rules import rounded
 

@@ -19,7 +19,7 @@ from primitive_rows import body_of
 import fusegrad
 from fusegrad.ir.prims import BINARY, UNARY
 from fusegrad.ir.transforms.linearize import jvp_rules, linearize
-from fusegrad.runtime import reference
+from fusegrad.runtime.execution.aten import reference
 from fusegrad.runtime.op_rules import OP_RULES
 
 Tensor = torch.Tensor

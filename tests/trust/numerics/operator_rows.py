@@ -26,7 +26,7 @@ from fusegrad.ir import Graph
 from fusegrad.ir.errors import FusegradError, Unfusible
 from fusegrad.ir.passes.simplify import Simplify
 from fusegrad.ir.prims import PRIMS
-from fusegrad.runtime import reference
+from fusegrad.runtime.execution.aten import reference
 from fusegrad.tracer.aten import lower
 from fusegrad.tracer.rules import composites, rules
 from fusegrad.tracer.rules_composite import decompositions

@@ -15,7 +15,7 @@ from fusegrad.codegen import Target, generate, module
 from fusegrad.codegen.mathematics import rules
 from fusegrad.ir import emit, evaluate
 from fusegrad.ir.prims import PRIMS, UNARY
-from fusegrad.runtime import reference
+from fusegrad.runtime.execution.aten import reference
 from fusegrad.tracer.dtypes import TO_TORCH
 
 Tensor = torch.Tensor

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from ..ir import Value, emit
-from ..tracer.rules import Call, cast, reshape, rules
+from ....ir import Value, emit
+from ....tracer.rules import Call, cast, reshape, rules
 from . import philox
 
 Tensor = torch.Tensor

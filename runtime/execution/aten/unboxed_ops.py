@@ -16,7 +16,7 @@ import torch
 from torch.fx import Node
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..tracer.torch_private import functions_of_torch, no_autocast, operation, plain_tensors
+from ....tracer.torch_private import functions_of_torch, no_autocast, operation, plain_tensors
 
 Tensor = torch.Tensor
 Operation = Callable[..., Any]

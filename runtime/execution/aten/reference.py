@@ -15,12 +15,12 @@ import sympy
 import torch
 import torch.utils._pytree as pytree
 
-from ..ir import Graph, Value
-from ..ir.prims import Arg
-from ..ir.text import plain
-from ..tracer.dtypes import to_torch
+from ....ir import Graph, Value
+from ....ir.prims import Arg
+from ....ir.text import plain
+from ....tracer.dtypes import to_torch
+from ...values.exact_sizes import exact
 from . import philox
-from .values.exact_sizes import exact
 
 Sizes = Mapping[sympy.Symbol, Any]
 

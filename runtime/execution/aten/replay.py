@@ -8,10 +8,10 @@ from typing import Any
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from ..ir.switches import takes
-from ..tracer.torch_private import operation
-from .binding import bindings
-from .reuse import Taken, deaths, taken
+from ....ir.switches import takes
+from ....tracer.torch_private import operation
+from .buffer_reuse import Taken, deaths, taken
+from .unboxed_ops import bindings
 
 
 def straight(gm: GraphModule, name: str = "", reusing: bool = False) -> Callable[..., Any]:

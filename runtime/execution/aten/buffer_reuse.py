@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from .binding import Operation, ways_to_write
+from .unboxed_ops import Operation, ways_to_write
 
 Tensor = torch.Tensor
 POINTWISE, RANDOM = torch.Tag.pointwise, torch.Tag.nondeterministic_seeded

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from ..ir import Value
-from ..ir.passes.place import Place
-from ..tracer.dtypes import to_torch
+from ....ir import Value
+from ....ir.passes.place import Place
+from ....tracer.dtypes import to_torch
 from .reference import Sizes, number, numbers
 
 Tensor = torch.Tensor

@@ -1,0 +1,1 @@
+"""A graph run operation by operation by torch: the reference executor."""
