@@ -59,8 +59,7 @@ from .budget import VAIN, Budget, alike
 from .calls import name_in_graphs
 from .derived import require_transposable, valid_derive_jvp, why_no_backward, with_derived_backward
 from .draws import require_none as require_no_draws
-from .effects import careful, launching
-from .fallback import (
+from .fallback.answer import (
     UNDER_FUNC,
     Fault,
     FaultError,
@@ -73,6 +72,7 @@ from .fallback import (
     stack_level,
     users_backward,
 )
+from .fallback.effects import careful, launching
 from .forms import signed
 from .guards import (
     argument_fact,

@@ -19,7 +19,7 @@ from torch.autograd.function import FunctionMeta
 from ..tracer.function import methods
 from ..tracer.torch_private import DYNAMO_TAKES_ANY_CLOSURE, hide_from_dynamo
 from .calls import in_graph, name_in_graphs
-from .fallback import Fault, is_fault
+from .fallback.answer import Fault, is_fault
 from .forms import MISS
 from .pickled import OPTIONS, arrived, register
 from .ready import Ready

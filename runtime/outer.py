@@ -37,7 +37,7 @@ from ..tracer.torch_private import (
 from . import distributed
 from .asked import asked_for, is_asked_for, is_for_a_graph
 from .execution.executable import BoundSizes
-from .fallback import Fault, answered, is_fault, put_on_record
+from .fallback.answer import Fault, answered, is_fault, put_on_record
 from .graphed import Forward, UnknownSize, aside, example
 from .guards import is_tracked
 from .settings.config import settings

@@ -61,11 +61,11 @@ from . import split
 from .asked import is_outer
 from .check import MemoryFilled, cut, differs, intermediate_bytes, is_made_up, takes_memory
 from .dependence import takes_gaps
-from .effects import drawing_again
 from .execution.aten.replay import step_by_step
 from .execution.executable import RECORDS, Binder, BoundSizes, Executable
 from .execution.pipeline import cheaper
-from .faults import prepared
+from .fallback.effects import drawing_again
+from .fallback.internal_errors import prepared
 from .guards import Guard, is_float, lasting_state, size_guard
 from .redraw import draws
 from .residuals import Chosen, choose

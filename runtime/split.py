@@ -24,8 +24,8 @@ from ..tracer.nested import recording
 from ..tracer.opaque import Mismatch, OpaqueNode, Run, Tape, reason_alone, remember, running, tensors_in, version
 from ..tracer.segments import Segment
 from .attributes import left_on
-from .effects import launching
-from .fallback import Fault, contained, is_fault, put_on_record
+from .fallback.answer import Fault, contained, is_fault, put_on_record
+from .fallback.effects import launching
 from .settings import logs
 from .settings.counters import count
 

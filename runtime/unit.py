@@ -42,7 +42,7 @@ from .asked import is_outer
 from .check import made_up_data
 from .dependence import independent, sources_of
 from .execution.executable import BoundSizes, Executable
-from .fallback import UNDER_FUNC, Fault, is_fault
+from .fallback.answer import UNDER_FUNC, Fault, is_fault
 from .guards import Guard, argument_fact, global_state, is_float, is_tracked, size_guard
 from .lanes import BACKENDS, Layout, Lowered, is_written_out, lowered, over_lanes
 from .partial import warn_once

@@ -33,7 +33,7 @@ from ..tracer.torch_private import (
 from .draws import why_not_differentiated
 from .execution.aten import reference
 from .execution.executable import BoundSizes
-from .fallback import Fault, is_fault
+from .fallback.answer import Fault, is_fault
 from .guards import is_float
 from .lanes import Lowered
 from .linear import AttachedGradients, NonLinearBackward, Roundings, not_transposed, require_linear, waves

@@ -43,9 +43,9 @@ from .conditions import (
     state_unchanged,
     tensors_alike,
 )
-from .effects import careful
 from .execution.executable import BoundSizes
-from .fallback import Fault, backward_failed, is_fault, users_backward
+from .fallback.answer import Fault, backward_failed, is_fault, users_backward
+from .fallback.effects import careful
 from .forms import MISS, formed, inside
 from .guards import unasked
 from .inline import write_run

@@ -31,7 +31,7 @@ from ...tracer.torch_private import (
     transforms_active,
 )
 from ..check import intermediate_bytes
-from ..faults import prepared
+from ..fallback.internal_errors import prepared
 from ..kernels import autotune as tune
 from ..kernels import launch, proofs
 from ..kernels.arrival_counters import Counters

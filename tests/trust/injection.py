@@ -214,7 +214,7 @@ class Result:
 
 
 LEFT_OUT = ("<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>")
-NET = ("runtime/fallback.py:", "runtime/effects.py:")
+NET = ("runtime/fallback/answer.py:", "runtime/fallback/effects.py:")
 
 
 class Injection:

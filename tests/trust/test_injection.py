@@ -10,7 +10,7 @@ import torch
 from injected_scenes import SCENES
 
 import fusegrad
-from fusegrad.runtime.fallback import Fault
+from fusegrad.runtime.fallback.answer import Fault
 from fusegrad.runtime.specialization import Specialization
 
 SLICE = {
@@ -61,7 +61,7 @@ def test_numbers_drawn_twice_are_noticed(monkeypatch: pytest.MonkeyPatch) -> Non
     run, found = functions_of("noise, first call, reference")
     place = "runtime/specialization.py:Specialization.returned"
     assert place in found
-    monkeypatch.setattr("fusegrad.runtime.effects.Before.settle", lambda self, error: None)
+    monkeypatch.setattr("fusegrad.runtime.fallback.effects.Before.settle", lambda self, error: None)
     run.one(found[place], place)
     assert run.result.wrong
 
@@ -77,4 +77,4 @@ def test_what_the_run_leaves_out_is_the_net_itself() -> None:
     code = Fault.of.__func__.__code__  # type: ignore[attr-defined]
     place = injection.place_of(code)
     assert place is not None and place.startswith(injection.NET)
-    assert fusegrad.runtime.fallback.__doc__
+    assert fusegrad.runtime.fallback.answer.__doc__

@@ -19,23 +19,23 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch.autograd.function import Function
 
-from ..ir.errors import FusegradError
-from ..tracer.capture import CaptureError, capture_lock
-from ..tracer.context import backward_context
-from ..tracer.function import backward_method, method_place, takes_boxed_gradients, users_own
-from ..tracer.nested import watcher
-from ..tracer.opaque import call_for_real
-from ..tracer.torch_private import apply_now, dual_level, transforms_active
-from .attributes import left_on
-from .cache import store as cache
+from ...ir.errors import FusegradError
+from ...tracer.capture import CaptureError, capture_lock
+from ...tracer.context import backward_context
+from ...tracer.function import backward_method, method_place, takes_boxed_gradients, users_own
+from ...tracer.nested import watcher
+from ...tracer.opaque import call_for_real
+from ...tracer.torch_private import apply_now, dual_level, transforms_active
+from ..attributes import left_on
+from ..cache import store as cache
+from ..settings.config import settings
+from ..straight import NODE, STRAIGHT
 from .effects import AFTER_EFFECTS, launching
-from .settings.config import settings
-from .straight import NODE, STRAIGHT
 
 if TYPE_CHECKING:
-    from .function import Compiler
-    from .residuals import Chosen
-    from .specialization import Specialization
+    from ..function import Compiler
+    from ..residuals import Chosen
+    from ..specialization import Specialization
 
 Tensor = torch.Tensor
 T = TypeVar("T")

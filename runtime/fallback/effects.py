@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from ..tracer.opaque import version
+from ...tracer.opaque import version
 
 if TYPE_CHECKING:
-    from .specialization import Specialization
+    from ..specialization import Specialization
 
 Tensor = torch.Tensor
 F = TypeVar("F", bound=Callable[..., Any])
