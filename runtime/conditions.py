@@ -19,7 +19,7 @@ from ..tracer.attributes import is_a
 from ..tracer.pictures import DEPTH, SCALARS, freeze
 from ..tracer.reads import Read, Reads
 from ..tracer.torch_private import UNSEEN, deterministic, tensor_check
-from .guards import carried, global_state, lasting_state
+from .capture.guards import carried, global_state, lasting_state
 from .settings.config import in_force
 from .straight import Straight, row
 

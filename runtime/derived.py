@@ -19,9 +19,9 @@ from ..tracer.capture import CaptureError, capture_lock, is_capturing
 from ..tracer.declared import call_place
 from ..tracer.function import as_tuple, backward_method, method_place, uses_setup_context
 from ..tracer.torch_private import is_batched, plain_tensors, transforms_active
-from .guards import is_float, is_plain, is_tracked
+from .capture.guards import is_float, is_plain, is_tracked
+from .capture.linearity import AttachedGradients, NonLinearJvp, Roundings, not_transposed, require_linear_jvp, waves
 from .interop import node_class
-from .linear import AttachedGradients, NonLinearJvp, Roundings, not_transposed, require_linear_jvp, waves
 from .settings.config import settings
 from .traceable import Traceability
 from .unit import zeros

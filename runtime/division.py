@@ -14,9 +14,9 @@ from ..ir.once import once
 from ..tracer.capture import CaptureError, capture_lock
 from ..tracer.containers import holds_tensors, holes
 from ..tracer.function import backward_method, rebind
-from .draws import require_none as require_no_draws
+from .capture.guards import unseen_state
+from .capture.randomness import require_none as require_no_draws
 from .execution.executable import number
-from .guards import unseen_state
 from .mesh import dense_strides, part_sizes
 from .parts import Parts
 from .specialization import BackwardEntry, Specialization

@@ -17,9 +17,9 @@ from torch.autograd.function import Function
 
 from ..tracer.capture import is_user_file
 from ..tracer.locks import CLASS, lock_of
+from .capture.opaque_segments import OpaqueCall
 from .function import Record, compile_class
 from .settings.config import valid_backend
-from .split import OpaqueCall
 
 _above: Any = super
 _HOOK = "__init_subclass__"

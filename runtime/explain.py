@@ -21,6 +21,9 @@ from ..ir.passes.fuse import Extern, Step
 from ..ir.prims import PRIMS
 from ..tracer.capture import CaptureError, OpaqueMet, Session, Trace
 from ..tracer.function import backward_method, method_place, uses_setup_context
+from .capture.guards import is_plain
+from .capture.linearity import NonLinearJvp
+from .capture.opaque_segments import OpaqueCall
 from .derived import DERIVE_JVP, require_transposable, why_no_backward
 from .execution.executable import (
     Executable,
@@ -34,15 +37,12 @@ from .execution.executable import (
 from .execution.fusion_report import CutReport, GroupReport, cuts_of, groups_of
 from .execution.pipeline import Generated, cheaper, generate, graph_of, text_of
 from .function import Compiler, Record
-from .guards import is_plain
 from .kept import Kept, kept
 from .kernels.cross_compile.pool import Binary
 from .kernels.proofs import line_of, proofs_of
-from .linear import NonLinearJvp
 from .residuals import Chosen, choose
 from .settings.config import numerics, settings
 from .specialization import Specialization, hint_of
-from .split import OpaqueCall
 from .trees import arguments
 from .unit import Unit
 from .values.tensor_specs import differentiable, is_spec, stand_in

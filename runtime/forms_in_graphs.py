@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from .asked import is_for_a_graph
 from .calls import in_graph
+from .capture.graph_mode import is_for_a_graph
 from .interop import in_dynamo, outside
 from .outer import OuterGraphError
 

@@ -17,7 +17,7 @@ from ..tracer.compiled import Recorded
 from ..tracer.containers import with_those
 from ..tracer.grad_mode import Switches
 from ..tracer.torch_private import own_leaves_allowed, sharing_dual_level
-from .guards import is_float, is_tracked
+from .capture.guards import is_float, is_tracked
 from .unit import tracked_alias
 
 Tensor = torch.Tensor

@@ -52,13 +52,27 @@ from ..tracer.torch_private import (
     share_memory,
     transforms_active,
 )
-from . import distributed, pickled, split
-from .asked import is_outer
+from . import distributed, pickled
 from .attributes import REASON, is_assigned
 from .budget import VAIN, Budget, alike
 from .calls import name_in_graphs
+from .capture import opaque_segments as split
+from .capture.graph_mode import is_outer
+from .capture.guards import (
+    argument_fact,
+    carried,
+    exact_key,
+    global_state,
+    is_closure,
+    is_given_twice,
+    is_meta,
+    is_plain,
+    is_tracked,
+    unasked,
+    unseen_state,
+)
+from .capture.randomness import require_none as require_no_draws
 from .derived import require_transposable, valid_derive_jvp, why_no_backward, with_derived_backward
-from .draws import require_none as require_no_draws
 from .fallback.answer import (
     UNDER_FUNC,
     Fault,
@@ -74,19 +88,6 @@ from .fallback.answer import (
 )
 from .fallback.effects import careful, launching
 from .forms import signed
-from .guards import (
-    argument_fact,
-    carried,
-    exact_key,
-    global_state,
-    is_closure,
-    is_given_twice,
-    is_meta,
-    is_plain,
-    is_tracked,
-    unasked,
-    unseen_state,
-)
 from .interop import applied, fits_a_graph, metaclass_for, shown_apart, with_opaque_backward
 from .node import make_node
 from .opaque import WRITES_GIVEN, opaque_forward_of

@@ -28,9 +28,9 @@ from ..tracer.torch_private import (
     records_above_autograd,
     transforms_active,
 )
-from .check import made_up_data
+from .capture.first_call_check import made_up_data
+from .capture.guards import is_tracked
 from .execution.executable import Binder, BoundSizes
-from .guards import is_tracked
 from .operators import Operator, named, registered
 from .stored.specialization import operations
 from .unit import VALUES, BackwardUnit, BatchedUnit, Unit

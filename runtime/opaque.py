@@ -35,8 +35,8 @@ from ..tracer.torch_private import (
     saved_tensors_of,
     transforms_active,
 )
+from .capture.guards import global_state, is_plain, is_tracked, unasked
 from .fallback.answer import Fault, contained, hand_over, is_fault, put_on_record
-from .guards import global_state, is_plain, is_tracked, unasked
 from .interop import node_class
 from .promised import UsersUnit
 from .unit import VALUES, ran, without_idle

@@ -26,7 +26,7 @@ from ..tracer.torch_private import (
     memory_of,
     pushes_tangents,
 )
-from .asked import asked_by
+from .capture.graph_mode import asked_by
 
 Tensor = torch.Tensor
 NAMESPACE = "fusegrad"

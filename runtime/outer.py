@@ -35,11 +35,11 @@ from ..tracer.torch_private import (
     unwrapped,
 )
 from . import distributed
-from .asked import asked_for, is_asked_for, is_for_a_graph
+from .capture.graph_mode import asked_for, is_asked_for, is_for_a_graph
+from .capture.guards import is_tracked
 from .execution.executable import BoundSizes
 from .fallback.answer import Fault, answered, is_fault, put_on_record
 from .graphed import Forward, UnknownSize, aside, example
-from .guards import is_tracked
 from .settings.config import settings
 from .whole import why_not_whole
 

@@ -12,8 +12,8 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..ir.program import Place
-from .dependence import sources_of
-from .guards import is_float
+from .capture.activity import sources_of
+from .capture.guards import is_float
 from .settings.config import warns
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from ..ir.sharding import PARTIAL, WHOLE, ZERO, State, dims, divide
 from ..ir.transforms.extern import op_name, place_of
 from ..tracer.capture import CaptureError
 from ..tracer.function import symbols_in
+from .capture.guards import Guard, is_float
 from .execution.pipeline import graph_of
-from .guards import Guard, is_float
 from .specialization import Specialization
 
 MOST_MASKS = 3

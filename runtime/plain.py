@@ -21,7 +21,7 @@ from ..tracer.function import as_tuple, method_place
 from ..tracer.grad_mode import Switches
 from ..tracer.nested import watcher
 from .calls import name_in_graphs
-from .guards import is_float, is_tracked
+from .capture.guards import is_float, is_tracked
 from .interop import function_shown
 from .unit import vjp_of
 

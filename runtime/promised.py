@@ -10,7 +10,7 @@ import torch
 from ..ir.errors import FusegradError
 from ..tracer.capture import CaptureError, Session, Trace
 from ..tracer.containers import with_those
-from .check import cut, differs, intermediate_bytes
+from .capture.first_call_check import cut, differs, intermediate_bytes
 from .execution.aten.replay import step_by_step
 from .execution.executable import Binder, Executable
 from .settings.config import settings

@@ -21,10 +21,10 @@ from ..tracer.capture import CaptureError, is_capturing
 from ..tracer.function import rebind
 from ..tracer.grad_mode import has_unrecorded
 from ..tracer.torch_private import plain_tensors
+from .capture.guards import is_float
 from .execution.executable import BoundSizes, Executable
 from .execution.pipeline import cheaper
 from .forward_mode import jvp_of
-from .guards import is_float
 from .lanes import Lowered
 from .settings.config import KERNEL_BACKENDS
 from .unit import VALUES, Unit

@@ -57,22 +57,22 @@ from ..tracer.torch_private import (
     plain_tensors,
     transforms_active,
 )
-from . import split
-from .asked import is_outer
-from .check import MemoryFilled, cut, differs, intermediate_bytes, is_made_up, takes_memory
-from .dependence import takes_gaps
+from .capture import opaque_segments as split
+from .capture.activity import takes_gaps
+from .capture.first_call_check import MemoryFilled, cut, differs, intermediate_bytes, is_made_up, takes_memory
+from .capture.graph_mode import is_outer
+from .capture.guards import Guard, is_float, lasting_state, size_guard
+from .capture.redraw import draws
+from .capture.shared_objects import Sharing
 from .execution.aten.replay import step_by_step
 from .execution.executable import RECORDS, Binder, BoundSizes, Executable
 from .execution.pipeline import cheaper
 from .fallback.effects import drawing_again
 from .fallback.internal_errors import prepared
-from .guards import Guard, is_float, lasting_state, size_guard
-from .redraw import draws
 from .residuals import Chosen, choose
 from .settings import logs
 from .settings.config import KERNEL_BACKENDS, settings
 from .settings.counters import count
-from .sharing import Sharing
 
 Tensor = torch.Tensor
 PART = "part of hidden"

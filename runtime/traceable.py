@@ -12,7 +12,7 @@ from ..tracer.capture import CaptureError
 from ..tracer.declared import ROLES, Option, declarations
 from ..tracer.function import method_place, methods
 from ..tracer.reads import Beyond, Effect, Reads, backward_effects, certain_effects, each_method_once, scan
-from .segmented import CATCHES, Segmented
+from .capture.segmented import CATCHES, Segmented
 
 
 class Traceability:

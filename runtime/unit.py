@@ -37,17 +37,17 @@ from ..tracer.torch_private import (
     transforms_active,
     unwrapped,
 )
-from . import split
-from .asked import is_outer
-from .check import made_up_data
-from .dependence import independent, sources_of
+from .capture import opaque_segments as split
+from .capture.activity import independent, sources_of
+from .capture.first_call_check import made_up_data
+from .capture.graph_mode import is_outer
+from .capture.guards import Guard, argument_fact, global_state, is_float, is_tracked, size_guard
+from .capture.redraw import Generators, anew, drawing_from, draws, generators, last_node, require_no_draw_after
 from .execution.executable import BoundSizes, Executable
 from .fallback.answer import UNDER_FUNC, Fault, is_fault
-from .guards import Guard, argument_fact, global_state, is_float, is_tracked, size_guard
 from .lanes import BACKENDS, Layout, Lowered, is_written_out, lowered, over_lanes
 from .partial import warn_once
 from .per_lane import give_memory_its_axis, in_lanes, room_for
-from .redraw import Generators, anew, drawing_from, draws, generators, last_node, require_no_draw_after
 from .settings import logs
 from .settings.config import KERNEL_BACKENDS
 from .settings.counters import count

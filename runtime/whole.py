@@ -30,13 +30,13 @@ from ..tracer.torch_private import (
     plain_tensors,
     share_memory,
 )
-from .draws import why_not_differentiated
+from .capture.guards import is_float
+from .capture.linearity import AttachedGradients, NonLinearBackward, Roundings, not_transposed, require_linear, waves
+from .capture.randomness import why_not_differentiated
 from .execution.aten import reference
 from .execution.executable import BoundSizes
 from .fallback.answer import Fault, is_fault
-from .guards import is_float
 from .lanes import Lowered
-from .linear import AttachedGradients, NonLinearBackward, Roundings, not_transposed, require_linear, waves
 from .plain import switches_grad_mode
 from .promised import NestedForwardMode, PromisedJvp
 from .pushed import CallingUnit

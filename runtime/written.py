@@ -31,6 +31,7 @@ from ..tracer.torch_private import (
     saved_tensors_of,
     share_memory,
 )
+from .capture.guards import unasked
 from .conditions import (
     ABSENT,
     DERIVATIVES,
@@ -47,7 +48,6 @@ from .execution.executable import BoundSizes
 from .fallback.answer import Fault, backward_failed, is_fault, users_backward
 from .fallback.effects import careful
 from .forms import MISS, formed, inside
-from .guards import unasked
 from .inline import write_run
 from .node import make_node, marks_of
 from .ready import Entry

@@ -1,7 +1,7 @@
 """The grad mode that a backward is in where its call is recorded: on at first, then as its own code turns it.
 
 A capture runs with grad mode off, and so does the first order of a backward that is differentiated. What `no_grad`
-keeps out of the history is marked in the graph, and costs no node; `runtime/dependence.py` reads the marks.
+keeps out of the history is marked in the graph, and costs no node; `runtime/capture/activity.py` reads the marks.
 """
 
 from __future__ import annotations

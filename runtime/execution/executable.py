@@ -30,7 +30,7 @@ from ...tracer.torch_private import (
     memory_of,
     transforms_active,
 )
-from ..check import intermediate_bytes
+from ..capture.first_call_check import intermediate_bytes
 from ..fallback.internal_errors import prepared
 from ..kernels import autotune as tune
 from ..kernels import launch, proofs

@@ -19,11 +19,11 @@ from ...ir.program import Place
 from ...tracer.capture import CaptureError
 from ...tracer.containers import holes
 from ...tracer.function import backward_method, method_place, parameter_names, uses_setup_context
+from ..capture.guards import is_float
 from ..execution.executable import are_for_multiples, counterpart_sizes, named_target, opaque_of
 from ..execution.pipeline import cheaper, generate, graph_of, kernels_of
 from ..explain import DEFAULT_TARGET, UnknownTargetError, compiler_of
 from ..function import Compiler
-from ..guards import is_float
 from ..residuals import choose
 from ..settings.config import numerics
 from ..specialization import BackwardEntry, Specialization

@@ -16,10 +16,10 @@ from ...ir.transforms.ops import DIFFERENTIABLE, inlined, zeros
 from ...ir.transforms.transpose import transpose
 from ...tracer.context import BackwardContext
 from ...tracer.function import as_tuple, guarded_trace
+from ..capture.guards import is_float
+from ..capture.linearity import require_linear
 from ..execution.pipeline import cheaper, graph_of
 from ..function import Compiler
-from ..guards import is_float
-from ..linear import require_linear
 from ..specialization import Specialization
 from ..tangents import type_of
 

@@ -28,8 +28,8 @@ from ...tracer.function import methods
 from ...tracer.torch_private import function_modes
 from ..cache import store as cache
 from ..cache.locks import Claim, is_held_here
+from ..capture.guards import global_state
 from ..execution import executable as plan
-from ..guards import global_state
 from ..settings.config import KERNEL_BACKENDS, settings
 from ..settings.counters import count
 from ..specialization import BackwardEntry, Specialization, gradient_kind, in_a_class

@@ -16,7 +16,7 @@ from torch.autograd import Function
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fusegrad
-from fusegrad.runtime.check import cut, differs, intermediate_bytes
+from fusegrad.runtime.capture.first_call_check import cut, differs, intermediate_bytes
 from fusegrad.tracer.capture import Session
 from fusegrad.tracer.reads import scan
 

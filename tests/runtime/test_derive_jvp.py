@@ -6,8 +6,8 @@ from torch.autograd import Function
 from torch.func import grad, hessian, jacfwd, jvp, vmap
 
 import fusegrad
+from fusegrad.runtime.capture.linearity import NonLinearBackward
 from fusegrad.runtime.derived import DeriveJvpError
-from fusegrad.runtime.linear import NonLinearBackward
 
 OPTIONS = ("backward", "forward", False)
 NO_JVP = "You must implement the jvp function"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fusegrad
-from fusegrad.runtime.guards import argument_fact, exact_key, global_state, is_plain, size_guard
+from fusegrad.runtime.capture.guards import argument_fact, exact_key, global_state, is_plain, size_guard
 from fusegrad.tracer.capture import Session
 from fusegrad.tracer.reads import scan
 

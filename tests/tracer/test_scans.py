@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from fusegrad.runtime.guards import unseen_state
+from fusegrad.runtime.capture.guards import unseen_state
 from fusegrad.tracer import pictures
 from fusegrad.tracer import reads as scans
 from fusegrad.tracer.attributes import ABSENT, attribute

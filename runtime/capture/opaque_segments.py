@@ -15,23 +15,23 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..ir.codes import code_of
-from ..ir.errors import FusegradError
-from ..tracer.capture import CaptureError, DataMet, OpaqueMet, capture_lock
-from ..tracer.containers import opened
-from ..tracer.function import method_place
-from ..tracer.nested import recording
-from ..tracer.opaque import Mismatch, OpaqueNode, Run, Tape, reason_alone, remember, running, tensors_in, version
-from ..tracer.segments import Segment
-from .attributes import left_on
-from .fallback.answer import Fault, contained, is_fault, put_on_record
-from .fallback.effects import launching
-from .settings import logs
-from .settings.counters import count
+from ...ir.codes import code_of
+from ...ir.errors import FusegradError
+from ...tracer.capture import CaptureError, DataMet, OpaqueMet, capture_lock
+from ...tracer.containers import opened
+from ...tracer.function import method_place
+from ...tracer.nested import recording
+from ...tracer.opaque import Mismatch, OpaqueNode, Run, Tape, reason_alone, remember, running, tensors_in, version
+from ...tracer.segments import Segment
+from ..attributes import left_on
+from ..fallback.answer import Fault, contained, is_fault, put_on_record
+from ..fallback.effects import launching
+from ..settings import logs
+from ..settings.counters import count
 
 if TYPE_CHECKING:
-    from .function import Compiler
-    from .specialization import BackwardEntry, Specialization
+    from ..function import Compiler
+    from ..specialization import BackwardEntry, Specialization
 
 Tensor = torch.Tensor
 Call = Callable[[Sequence[Any]], Sequence[Any]]
@@ -305,7 +305,7 @@ def note(compiler: Compiler, call: OpaqueCall, declared: bool) -> None:
     told = f"{compiler.cls.__name__}.{call}{call.code}"
     logs.split(told)
     if not declared:
-        from .function import FallbackWarning
+        from ..function import FallbackWarning
 
         count("fallbacks")
         warnings.warn(told, FallbackWarning, stacklevel=2)
@@ -332,7 +332,7 @@ def backward(
 
     ctx: of the node, where there is one, for what his Python leaves there.
     """
-    from .specialization import gradient_kind, in_a_class
+    from ..specialization import gradient_kind, in_a_class
 
     met, tape = (why, Tape(data=isinstance(why, DataMet))) if isinstance(why, OpaqueMet) else (None, why.tape.again())
     gradients_in_a_class = [in_a_class(g) for g in gradients]

@@ -16,12 +16,12 @@ import torch
 from torch._dynamo.source import LocalSource
 from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 
-from ..ir.switches import in_force
-from ..tracer.capture import Session
-from ..tracer.containers import DEPTH
-from ..tracer.pictures import freeze, unfit
-from ..tracer.reads import ANY, Reads
-from ..tracer.torch_private import function_modes
+from ...ir.switches import in_force
+from ...tracer.capture import Session
+from ...tracer.containers import DEPTH
+from ...tracer.pictures import freeze, unfit
+from ...tracer.reads import ANY, Reads
+from ...tracer.torch_private import function_modes
 
 Guard = Callable[[Sequence[Any]], bool]
 

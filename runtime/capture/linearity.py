@@ -14,23 +14,23 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ..ir import Graph, Value
-from ..ir.errors import FusegradError, LoweringError
-from ..ir.prims import Arg
-from ..ir.transforms.extern import NoRules, op_name, place_of
-from ..ir.transforms.linearity import Refusal, why_not_linear
-from ..ir.transforms.ops import DIFFERENTIABLE
-from ..tracer.aten import lower
-from ..tracer.capture import CaptureError, Trace, capture_lock
-from ..tracer.function import method_place, rebind
-from ..tracer.torch_private import grad_switch, plain_tensors
-from .check import same_random_numbers, small_sizes
-from .execution.aten.replay import step_by_step
+from ...ir import Graph, Value
+from ...ir.errors import FusegradError, LoweringError
+from ...ir.prims import Arg
+from ...ir.transforms.extern import NoRules, op_name, place_of
+from ...ir.transforms.linearity import Refusal, why_not_linear
+from ...ir.transforms.ops import DIFFERENTIABLE
+from ...tracer.aten import lower
+from ...tracer.capture import CaptureError, Trace, capture_lock
+from ...tracer.function import method_place, rebind
+from ...tracer.torch_private import grad_switch, plain_tensors
+from ..execution.aten.replay import step_by_step
+from ..specialization import hint_of
+from .first_call_check import same_random_numbers, small_sizes
 from .guards import is_float
-from .specialization import hint_of
 
 if TYPE_CHECKING:
-    from .specialization import Specialization
+    from ..specialization import Specialization
 
 Tensor = torch.Tensor
 Linear = Callable[[Sequence[Tensor]], Sequence[Any]]

@@ -13,13 +13,13 @@ from typing import Any
 
 from torch.autograd.function import Function
 
-from ..tracer.capture import CaptureError
-from ..tracer.changes import is_change
-from ..tracer.history import ASKS
-from ..tracer.memory import RESIZES
-from ..tracer.opaque import Why
-from ..tracer.reads import Read, Reads, certain_effects, scan
-from ..tracer.segments import (
+from ...tracer.capture import CaptureError
+from ...tracer.changes import is_change
+from ...tracer.history import ASKS
+from ...tracer.memory import RESIZES
+from ...tracer.opaque import Why
+from ...tracer.reads import Read, Reads, certain_effects, scan
+from ...tracer.segments import (
     Lines,
     Segment,
     UnfitError,

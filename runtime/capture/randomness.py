@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch.fx import Node
 
-from ..tracer.capture import CaptureError
-from .dependence import sources_of
+from ...tracer.capture import CaptureError
+from .activity import sources_of
 from .guards import is_float
 from .redraw import first_draw
 
 if TYPE_CHECKING:
-    from .specialization import Specialization
+    from ..specialization import Specialization
 
 
 def require_none(specialization: Specialization) -> None:
