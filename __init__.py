@@ -25,10 +25,10 @@ try:
     from .runtime.explain import explain
     from .runtime.exporting.export import export
     from .runtime.exporting.saved import load_program, save_program
-    from .runtime.function import FallbackWarning, compile
     from .runtime.profiling.profile import profile
     from .runtime.settings import config
     from .runtime.settings.counters import stats
+    from .runtime.specialize.compiled import FallbackWarning, compile
     from .runtime.swapping.swap import swap
 except (ImportError, AttributeError) as _error:  # torch or triton lacks a name
     raise _versions.unknown(_error) from None

@@ -26,8 +26,8 @@ from .demo_functions import FUNCTIONS
 from .demo_model import IGNORED, ByteModel, Functions, Sizes, call, read_text, seeded_model, windows
 from .draw import shaded, svg
 from .explain import Explanation, explain
-from .function import compile as compiled
 from .settings.config import BACKENDS, patch
+from .specialize.compiled import compile as compiled
 
 SUMMARY = "train a small language model with eager and with compiled Functions, and compare"
 NAMES = ("eager", "compiled")

@@ -30,8 +30,8 @@ from . import demo
 from .commands.answer import MISMATCH, OK, Answer
 from .demo_functions import FUNCTIONS
 from .demo_model import IGNORED, ByteModel, Functions, Sizes, read_text, seeded_model, windows
-from .function import compile as compiled
 from .settings.config import patch
+from .specialize.compiled import compile as compiled
 
 SIZES = Sizes(width=64, hidden=128, context=64)
 PROCESSES = (1, 2, 4)

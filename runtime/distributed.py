@@ -38,8 +38,8 @@ from .mesh import (
 from .parts import Way
 
 if TYPE_CHECKING:
-    from .function import Compiler
-    from .specialization import Specialization
+    from .specialize.compiled import Compiler
+    from .specialize.specialization import Specialization
 
 Tensor = torch.Tensor
 

@@ -19,11 +19,11 @@ from .capture.randomness import require_none as require_no_draws
 from .execution.executable import number
 from .mesh import dense_strides, part_sizes
 from .parts import Parts
-from .specialization import BackwardEntry, Specialization
+from .specialize.specialization import BackwardEntry, Specialization
 from .values.tensor_specs import memoryless
 
 if TYPE_CHECKING:
-    from .function import Compiler
+    from .specialize.compiled import Compiler
 
 Tensor = torch.Tensor
 Counts = Mapping[sympy.Symbol, tuple[int, ...]]

@@ -24,7 +24,6 @@ from ..tracer.function import backward_method, method_place, uses_setup_context
 from .capture.guards import is_plain
 from .capture.linearity import NonLinearJvp
 from .capture.opaque_segments import OpaqueCall
-from .derived import DERIVE_JVP, require_transposable, why_no_backward
 from .execution.executable import (
     Executable,
     fills_memory,
@@ -36,17 +35,18 @@ from .execution.executable import (
 )
 from .execution.fusion_report import CutReport, GroupReport, cuts_of, groups_of
 from .execution.pipeline import Generated, cheaper, generate, graph_of, text_of
-from .function import Compiler, Record
 from .kept import Kept, kept
 from .kernels.cross_compile.pool import Binary
 from .kernels.proofs import line_of, proofs_of
-from .residuals import Chosen, choose
 from .settings.config import numerics, settings
-from .specialization import Specialization, hint_of
+from .specialize.compiled import Compiler, Record
+from .specialize.derived_backward import DERIVE_JVP, require_transposable, why_no_backward
+from .specialize.residuals import Chosen, choose
+from .specialize.specialization import Specialization, hint_of
+from .specialize.variants import Variant, variants_of
 from .trees import arguments
 from .unit import Unit
 from .values.tensor_specs import differentiable, is_spec, stand_in
-from .variants import Variant, variants_of
 
 Sizes = dict[sympy.Symbol, int]
 Tensor = torch.Tensor
@@ -384,7 +384,7 @@ def compiler_of(target: Any) -> Compiler:
     known = getattr(target, "_fusegrad", None)
     if isinstance(known, Compiler):
         return known
-    from .function import compile as compiled
+    from .specialize.compiled import compile as compiled
 
     return compiled(target)._fusegrad  # type: ignore[no-any-return]
 

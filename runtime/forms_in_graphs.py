@@ -17,8 +17,8 @@ import torch
 
 from .calls import in_graph
 from .capture.graph_mode import is_for_a_graph
-from .interop import in_dynamo, outside
 from .outer import OuterGraphError
+from .specialize.function_class import in_dynamo, outside
 
 Tensor = torch.Tensor
 TENSOR = ("tensor",)

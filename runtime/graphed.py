@@ -37,8 +37,8 @@ from .unit import VALUES, BackwardUnit, BatchedUnit, Unit
 from .whole import Whole, why_not_whole
 
 if TYPE_CHECKING:
-    from .function import Compiler
-    from .specialization import Specialization
+    from .specialize.compiled import Compiler
+    from .specialize.specialization import Specialization
 
 Tensor = torch.Tensor
 

@@ -11,8 +11,8 @@ from ..ir.passes.recompute import CHOICE, Choice, hidden_values
 from ..ir.program import Place
 from ..tracer.dtypes import TO_TORCH
 from .execution.executable import Sizes, number
-from .residuals import Chosen, ChosenForDerived
-from .specialization import Specialization
+from .specialize.residuals import Chosen, ChosenForDerived
+from .specialize.specialization import Specialization
 
 AS_WRITTEN, INSTEAD, BESIDES, AGAIN = "saved as written", "saved instead", "saved besides", "computed again"
 

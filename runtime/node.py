@@ -16,12 +16,12 @@ from ..tracer.containers import opened
 from ..tracer.function import ForwardCapture, backward_method, is_once_differentiable, takes_boxed_gradients
 from ..tracer.torch_private import saved_tensors_can_be_told_apart, saved_tensors_of
 from .attributes import showing
-from .interop import node_class, shown
-from .residuals import Chosen
-from .specialization import Specialization
+from .specialize.function_class import node_class, shown
+from .specialize.residuals import Chosen
+from .specialize.specialization import Specialization
 
 if TYPE_CHECKING:
-    from .function import Compiler
+    from .specialize.compiled import Compiler
 
 
 def make_node(

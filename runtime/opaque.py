@@ -37,12 +37,12 @@ from ..tracer.torch_private import (
 )
 from .capture.guards import global_state, is_plain, is_tracked, unasked
 from .fallback.answer import Fault, contained, hand_over, is_fault, put_on_record
-from .interop import node_class
 from .promised import UsersUnit
+from .specialize.function_class import node_class
 from .unit import VALUES, ran, without_idle
 
 if TYPE_CHECKING:
-    from .function import Compiler
+    from .specialize.compiled import Compiler
 
 Tensor = torch.Tensor
 BACKWARDS = 64

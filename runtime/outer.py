@@ -44,8 +44,8 @@ from .settings.config import settings
 from .whole import why_not_whole
 
 if TYPE_CHECKING:
-    from .function import Compiler
-    from .specialization import Specialization
+    from .specialize.compiled import Compiler
+    from .specialize.specialization import Specialization
 
 Tensor = torch.Tensor
 
@@ -206,7 +206,7 @@ def _as_constant(value: Any) -> Any:
 
 
 def _specialization(compiler: Compiler, given: Sequence[Any]) -> Specialization:
-    from .function import NotCaptured
+    from .specialize.compiled import NotCaptured
 
     for role in compiler.methods.roles():
         if (error := compiler.opaque(role)) is not None:

@@ -17,7 +17,7 @@ from .capture.guards import is_float
 from .settings.config import warns
 
 if TYPE_CHECKING:
-    from .specialization import Specialization
+    from .specialize.specialization import Specialization
 
 _warned: weakref.WeakSet[type] = weakref.WeakSet()
 

@@ -23,7 +23,7 @@ from ..tracer.capture import CaptureError
 from ..tracer.function import symbols_in
 from .capture.guards import Guard, is_float
 from .execution.pipeline import graph_of
-from .specialization import Specialization
+from .specialize.specialization import Specialization
 
 MOST_MASKS = 3
 """Outputs of a class that asks for no zeros up to which every combination of missing gradients is looked at."""

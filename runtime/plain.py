@@ -22,7 +22,7 @@ from ..tracer.grad_mode import Switches
 from ..tracer.nested import watcher
 from .calls import name_in_graphs
 from .capture.guards import is_float, is_tracked
-from .interop import function_shown
+from .specialize.function_class import function_shown
 from .unit import vjp_of
 
 Tensor = torch.Tensor
@@ -41,8 +41,8 @@ def compile_function(
 
     traceable: True where `fn` must be captured; where it is False, `fn` runs as it is.
     """
-    from .function import compile_class
     from .outer import in_dynamos_graph
+    from .specialize.compiled import compile_class
 
     require_one_body(fn, traceable)
     fast = compile_class(function_class(fn), backend, fullgraph, dynamic, traceable, derive_jvp, numerics)

@@ -17,7 +17,7 @@ from .settings.config import settings
 from .unit import VALUES, Body, Unit
 
 if TYPE_CHECKING:
-    from .function import Compiler
+    from .specialize.compiled import Compiler
 
 Tensor = torch.Tensor
 

@@ -24,7 +24,7 @@ from .execution.pipeline import cheaper, graph_of
 from .lanes import Lowered
 
 if TYPE_CHECKING:
-    from .specialization import BackwardEntry, Specialization
+    from .specialize.specialization import BackwardEntry, Specialization
 
 Mask = tuple[bool, ...]
 

@@ -29,7 +29,7 @@ from .calls import name_in_graphs
 from .conditions import Unchanging
 from .forms import MISS, builder, opener
 from .forms_in_graphs import function_shown_nested, of_forms, shown_nested
-from .interop import is_public, joined
+from .specialize.function_class import is_public, joined
 
 Tensor = torch.Tensor
 Compile = Callable[[Any], Any]

@@ -51,10 +51,10 @@ from .per_lane import give_memory_its_axis, in_lanes, room_for
 from .settings import logs
 from .settings.config import KERNEL_BACKENDS
 from .settings.counters import count
-from .specialization import Specialization, gradient_kind, in_a_class, require_allowed
+from .specialize.specialization import Specialization, gradient_kind, in_a_class, require_allowed
 
 if TYPE_CHECKING:
-    from .function import Attempt, Compiler
+    from .specialize.compiled import Attempt, Compiler
 
 Tensor = torch.Tensor
 VALUES = (Tensor, int, torch.SymInt)
@@ -957,7 +957,7 @@ def _as_written(compiler: Compiler, missing: Attempt, args: tuple[Any, ...]) -> 
 
 def transformed(compiler: Compiler, args: tuple[Any, ...]) -> Any:
     """A call while a transform or a dual level is active: functorch drives, our graphs run at the bottom."""
-    from .function import NotCaptured
+    from .specialize.compiled import NotCaptured
 
     if UNDER_FUNC in compiler.broken or any(compiler.opaque(role) is not None for role in compiler.methods.roles()):
         return compiler.users(*args)  # over an opaque method no rule is derived

@@ -45,8 +45,8 @@ from .tangents import tangents_of
 from .unit import VALUES, BackwardUnit, OutDim, Unit, batchable, lane, own_memory, present_under_vmap, zeros
 
 if TYPE_CHECKING:
-    from .function import Compiler
-    from .specialization import BackwardEntry, Specialization
+    from .specialize.compiled import Compiler
+    from .specialize.specialization import BackwardEntry, Specialization
 
 Tensor = torch.Tensor
 Dims = tuple[int | None, ...]

@@ -51,13 +51,13 @@ from .forms import MISS, formed, inside
 from .inline import write_run
 from .node import make_node, marks_of
 from .ready import Entry
-from .residuals import Chosen
 from .settings.config import KERNEL_BACKENDS
-from .specialization import Specialization, gradient_kind, in_a_class, is_as_strided, view_like, view_of
+from .specialize.residuals import Chosen
+from .specialize.specialization import Specialization, gradient_kind, in_a_class, is_as_strided, view_like, view_of
 from .straight import Straight, row
 
 if TYPE_CHECKING:
-    from .function import Compiler
+    from .specialize.compiled import Compiler
 
 Tensor = torch.Tensor
 LAYOUTS = 4

@@ -23,7 +23,7 @@ from ..checking.verdict import Difference, Tolerance, difference
 from ..execution.aten import reference
 from ..execution.aten.unboxed_ops import bindings
 from ..execution.executable import BoundSizes, Executable, GroupRunner, KernelPlan
-from ..specialization import BackwardEntry, Specialization
+from ..specialize.specialization import BackwardEntry, Specialization
 from .steps import Seen, Step, Steps
 
 Tensor = torch.Tensor

@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from ...ir import Graph
 from ...ir.document import FAULTS, graph_from
-from ..function import compile_class
+from ..specialize.compiled import compile_class
 from .archive import MANIFEST, BundleError, BundleWarning, parsed, read_bundle, refused
 from .contents import Function, function_from, require_fitting
 from .operators import why_not_portable

@@ -30,8 +30,8 @@ from ..cache.store import versions
 from ..execution.pipeline import graph_of
 from ..explain import compiler_of
 from ..exporting.gathered import apart, refused, require_closed
-from ..function import Compiler
-from ..specialization import BackwardEntry, Specialization, is_as_strided
+from ..specialize.compiled import Compiler
+from ..specialize.specialization import BackwardEntry, Specialization, is_as_strided
 from ..values.tensor_specs import differentiable, memoryless, stand_in
 from .archive import canonical, sha256
 from .constants import NoLiteral, constant_document

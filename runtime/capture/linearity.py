@@ -25,12 +25,12 @@ from ...tracer.capture import CaptureError, Trace, capture_lock
 from ...tracer.function import method_place, rebind
 from ...tracer.torch_private import grad_switch, plain_tensors
 from ..execution.aten.replay import step_by_step
-from ..specialization import hint_of
+from ..specialize.specialization import hint_of
 from .first_call_check import same_random_numbers, small_sizes
 from .guards import is_float
 
 if TYPE_CHECKING:
-    from ..specialization import Specialization
+    from ..specialize.specialization import Specialization
 
 Tensor = torch.Tensor
 Linear = Callable[[Sequence[Tensor]], Sequence[Any]]

@@ -30,8 +30,8 @@ from ..settings import logs
 from ..settings.counters import count
 
 if TYPE_CHECKING:
-    from ..function import Compiler
-    from ..specialization import BackwardEntry, Specialization
+    from ..specialize.compiled import Compiler
+    from ..specialize.specialization import BackwardEntry, Specialization
 
 Tensor = torch.Tensor
 Call = Callable[[Sequence[Any]], Sequence[Any]]
@@ -305,7 +305,7 @@ def note(compiler: Compiler, call: OpaqueCall, declared: bool) -> None:
     told = f"{compiler.cls.__name__}.{call}{call.code}"
     logs.split(told)
     if not declared:
-        from ..function import FallbackWarning
+        from ..specialize.compiled import FallbackWarning
 
         count("fallbacks")
         warnings.warn(told, FallbackWarning, stacklevel=2)
@@ -332,7 +332,7 @@ def backward(
 
     ctx: of the node, where there is one, for what his Python leaves there.
     """
-    from ..specialization import gradient_kind, in_a_class
+    from ..specialize.specialization import gradient_kind, in_a_class
 
     met, tape = (why, Tape(data=isinstance(why, DataMet))) if isinstance(why, OpaqueMet) else (None, why.tape.again())
     gradients_in_a_class = [in_a_class(g) for g in gradients]

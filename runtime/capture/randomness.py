@@ -18,7 +18,7 @@ from .guards import is_float
 from .redraw import first_draw
 
 if TYPE_CHECKING:
-    from ..specialization import Specialization
+    from ..specialize.specialization import Specialization
 
 
 def require_none(specialization: Specialization) -> None:

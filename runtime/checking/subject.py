@@ -15,8 +15,8 @@ from ...tracer.function import as_tuple, uses_setup_context
 from ...tracer.torch_private import is_made_of_others
 from ..capture.guards import is_float
 from ..explain import compiler_of
-from ..function import Compiler
-from ..function import compile as compiled
+from ..specialize.compiled import Compiler
+from ..specialize.compiled import compile as compiled
 from ..trees import bound, call_flat
 from ..values.tensor_specs import is_spec, parse_spec
 from .layouts import all_copied, laid_out

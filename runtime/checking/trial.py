@@ -21,8 +21,8 @@ import torch
 from ...ir.errors import FusegradError
 from ...tracer.function import backward_method, method_place
 from ..explain import compiler_of
-from ..function import Compiler
 from ..settings.config import BACKENDS, patch
+from ..specialize.compiled import Compiler
 from .cases import DTYPES, SIZES, Plan, shapes
 from .layouts import LAYOUTS, all_cast
 from .mathematics import Differences, Mathematics

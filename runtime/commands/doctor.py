@@ -20,10 +20,10 @@ from torch.autograd import Function
 
 from ...ir import versions
 from ..cache import store as cache
-from ..function import compile as compiled
 from ..screen import Block, Table
 from ..settings import malloc as memory
 from ..settings.config import BACKENDS, settings
+from ..specialize.compiled import compile as compiled
 from .answer import Answer
 from .stored import shown
 

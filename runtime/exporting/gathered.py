@@ -23,10 +23,10 @@ from ..capture.guards import is_float
 from ..execution.executable import are_for_multiples, counterpart_sizes, named_target, opaque_of
 from ..execution.pipeline import cheaper, generate, graph_of, kernels_of
 from ..explain import DEFAULT_TARGET, UnknownTargetError, compiler_of
-from ..function import Compiler
-from ..residuals import choose
 from ..settings.config import numerics
-from ..specialization import BackwardEntry, Specialization
+from ..specialize.compiled import Compiler
+from ..specialize.residuals import choose
+from ..specialize.specialization import BackwardEntry, Specialization
 from ..trees import arguments
 from ..values.tensor_specs import differentiable, stand_in
 from .ones import may_be_one

@@ -21,8 +21,8 @@ from ...ir.transforms.ops import reshape
 from ...ir.types import TensorType
 from ...tracer.capture import CaptureError
 from ..execution.pipeline import cheaper, graph_of
-from ..function import Compiler
-from ..specialization import Specialization
+from ..specialize.compiled import Compiler
+from ..specialize.specialization import Specialization
 from ..values.tensor_specs import memoryless
 
 Sizes = Mapping[sympy.Symbol, int]

@@ -19,8 +19,8 @@ from ...tracer.function import as_tuple, guarded_trace
 from ..capture.guards import is_float
 from ..capture.linearity import require_linear
 from ..execution.pipeline import cheaper, graph_of
-from ..function import Compiler
-from ..specialization import Specialization
+from ..specialize.compiled import Compiler
+from ..specialize.specialization import Specialization
 from ..tangents import type_of
 
 

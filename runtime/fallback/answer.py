@@ -33,9 +33,9 @@ from ..straight import NODE, STRAIGHT
 from .effects import AFTER_EFFECTS, launching
 
 if TYPE_CHECKING:
-    from ..function import Compiler
-    from ..residuals import Chosen
-    from ..specialization import Specialization
+    from ..specialize.compiled import Compiler
+    from ..specialize.residuals import Chosen
+    from ..specialize.specialization import Specialization
 
 Tensor = torch.Tensor
 T = TypeVar("T")

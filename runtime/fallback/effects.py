@@ -16,7 +16,7 @@ import torch
 from ...tracer.opaque import version
 
 if TYPE_CHECKING:
-    from ..specialization import Specialization
+    from ..specialize.specialization import Specialization
 
 Tensor = torch.Tensor
 F = TypeVar("F", bound=Callable[..., Any])

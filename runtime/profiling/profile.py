@@ -18,7 +18,7 @@ from .. import screen
 from ..cache.store import versions
 from ..capture.guards import is_float
 from ..explain import Explanation, compiler_of, explain
-from ..function import Compiler, compile, compile_class
+from ..specialize.compiled import Compiler, compile, compile_class
 from ..trees import arguments
 from ..values.tensor_specs import is_spec, parse_spec
 from .devices import MULTIPROCESSORS, Device, device_named

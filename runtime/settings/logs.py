@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from ..execution.executable import GroupRunner
     from ..execution.executable import Variant as KernelVariant
     from ..execution.pipeline import Generated
-    from ..function import Compiler
     from ..kernels.autotune import Trial
-    from ..specialization import Specialization
+    from ..specialize.compiled import Compiler
+    from ..specialize.specialization import Specialization
 
 VARIABLE = "FUSEGRAD_LOGS"
 ROOT = "fusegrad"
@@ -194,7 +194,7 @@ def captured(compiler: Compiler, key: Sequence[Any], specialization: Specializat
     """A class has one more variant."""
     if not guards.isEnabledFor(logging.INFO):
         return
-    from ..variants import conditions_of, named_facts
+    from ..specialize.variants import conditions_of, named_facts
 
     name, count = compiler.cls.__name__, sum(map(len, compiler.known.values()))
     facts = named_facts(compiler, key, specialization.names)
@@ -206,7 +206,7 @@ def captured_again(compiler: Compiler, key: Sequence[Any], args: Sequence[Any]) 
     """A call found no variant, and there are some."""
     if not compiler.known or not recompiles.isEnabledFor(logging.INFO):
         return
-    from ..variants import why_another
+    from ..specialize.variants import why_another
 
     recompiles.info("%s is captured again: %s", compiler.cls.__name__, why_another(compiler, key, args))
 

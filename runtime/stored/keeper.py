@@ -32,12 +32,12 @@ from ..capture.guards import global_state
 from ..execution import executable as plan
 from ..settings.config import KERNEL_BACKENDS, settings
 from ..settings.counters import count
-from ..specialization import BackwardEntry, Specialization, gradient_kind, in_a_class
+from ..specialize.specialization import BackwardEntry, Specialization, gradient_kind, in_a_class
 from .plans import NotKept
 from .specialization import Stored, backward_document, forward_document, kinds_text
 
 if TYPE_CHECKING:
-    from ..function import Compiler
+    from ..specialize.compiled import Compiler
 
 Tensor = torch.Tensor
 FORMAT = 3

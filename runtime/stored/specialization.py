@@ -33,8 +33,8 @@ from ..bundling.constants import NoLiteral, constant_document, constant_from, se
 from ..capture.guards import Guard, ask_for_sizes_alone, global_state, guard_from
 from ..capture.shared_objects import Sharing
 from ..execution.executable import Binder, Executable, KernelPlan
-from ..residuals import Chosen, choose
-from ..specialization import BackwardEntry, Report, Specialization, hint_of
+from ..specialize.residuals import Chosen, choose
+from ..specialize.specialization import BackwardEntry, Report, Specialization, hint_of
 from .plans import NotKept, condition_of, conditions, plan, plan_of
 
 Tensor = torch.Tensor

@@ -18,11 +18,11 @@ from fusegrad.codegen import mathematics
 from fusegrad.ir import Graph, emit
 from fusegrad.ir.passes import fuse, simplify
 from fusegrad.ir.rewrite import X, make, rebuild, rules
-from fusegrad.runtime import residuals
 from fusegrad.runtime.bisecting import search
 from fusegrad.runtime.execution import pipeline
 from fusegrad.runtime.execution.aten import replay
 from fusegrad.runtime.settings import config
+from fusegrad.runtime.specialize import residuals
 from fusegrad.tracer.capture import Session
 
 Tensor = torch.Tensor

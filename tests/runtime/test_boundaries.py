@@ -15,7 +15,7 @@ import fusegrad
 from fusegrad.benchmarks.suite import CASES
 from fusegrad.ir.codes import BY_CODE
 from fusegrad.runtime.kept import AGAIN
-from fusegrad.runtime.variants import nearest
+from fusegrad.runtime.specialize.variants import nearest
 
 FIRST = list({case.function: case for case in CASES}.values())
 

@@ -9,7 +9,7 @@ import torch
 from torch.autograd import Function
 
 import fusegrad
-from fusegrad.runtime import budget
+from fusegrad.runtime.specialize import budget
 
 Tensor = torch.Tensor
 

@@ -7,7 +7,7 @@ from torch.func import grad, hessian, jacfwd, jvp, vmap
 
 import fusegrad
 from fusegrad.runtime.capture.linearity import NonLinearBackward
-from fusegrad.runtime.derived import DeriveJvpError
+from fusegrad.runtime.specialize.derived_backward import DeriveJvpError
 
 OPTIONS = ("backward", "forward", False)
 NO_JVP = "You must implement the jvp function"

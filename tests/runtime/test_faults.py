@@ -10,9 +10,9 @@ from torch.autograd import Function
 
 import fusegrad
 from fusegrad.ir.errors import FusegradError
-from fusegrad.runtime import residuals
 from fusegrad.runtime.execution import executable as plan
 from fusegrad.runtime.execution import pipeline
+from fusegrad.runtime.specialize import residuals
 
 Tensor = torch.Tensor
 

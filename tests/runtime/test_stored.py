@@ -22,9 +22,9 @@ import fusegrad
 from fusegrad.codegen import Kernel
 from fusegrad.runtime.cache import store as cache
 from fusegrad.runtime.settings import config
-from fusegrad.runtime.specialization import BackwardEntry
+from fusegrad.runtime.specialize.specialization import BackwardEntry
+from fusegrad.runtime.specialize.variants import variants_of
 from fusegrad.runtime.stored import keeper, plans
-from fusegrad.runtime.variants import variants_of
 from fusegrad.tracer.function import ForwardCapture
 
 CLASS = '''

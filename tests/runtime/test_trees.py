@@ -17,7 +17,7 @@ from torch.autograd.function import NestedIOFunction
 from torch.func import grad, jacrev, jvp, vmap
 
 import fusegrad
-from fusegrad.runtime.function import CompileTargetError
+from fusegrad.runtime.specialize.compiled import CompileTargetError
 from fusegrad.runtime.trees import TreeError
 
 Tensor = torch.Tensor

@@ -19,7 +19,7 @@ from fusegrad.runtime import unit as runtime_unit
 from fusegrad.runtime import whole as runtime_whole
 from fusegrad.runtime.checking.modes import MODES
 from fusegrad.runtime.checking.subject import CheckArgumentError
-from fusegrad.runtime.specialization import Specialization
+from fusegrad.runtime.specialize.specialization import Specialization
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "suite"))
 from functions import CASES

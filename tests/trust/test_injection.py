@@ -11,7 +11,7 @@ from injected_scenes import SCENES
 
 import fusegrad
 from fusegrad.runtime.fallback.answer import Fault
-from fusegrad.runtime.specialization import Specialization
+from fusegrad.runtime.specialize.specialization import Specialization
 
 SLICE = {
     "norm, first call, reference": 0.04,
@@ -41,17 +41,17 @@ def functions_of(name: str) -> tuple[injection.Injection, dict[str, Any]]:
 
 def test_a_call_without_the_net_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     run, found = functions_of("norm, first call, reference")
-    place = "runtime/function.py:Compiler._key"
-    monkeypatch.setattr("fusegrad.runtime.interop.is_fault", lambda error: False)
+    place = "runtime/specialize/compiled.py:Compiler._key"
+    monkeypatch.setattr("fusegrad.runtime.specialize.function_class.is_fault", lambda error: False)
     run.one(found[place], place)
     assert len(run.result.raised) == run.result.hits == 1
 
 
 def test_a_wrong_answer_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     run, found = functions_of("norm, first call, reference")
-    place = "runtime/function.py:Compiler._key"
+    place = "runtime/specialize/compiled.py:Compiler._key"
     monkeypatch.setattr(
-        "fusegrad.runtime.function.answered", lambda compiler, args, *_: torch.zeros_like(args[0], requires_grad=True)
+        "fusegrad.runtime.specialize.compiled.answered", lambda compiler, args, *_: torch.zeros_like(args[0], requires_grad=True)
     )
     run.one(found[place], place)
     assert run.result.wrong
@@ -59,7 +59,7 @@ def test_a_wrong_answer_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_numbers_drawn_twice_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     run, found = functions_of("noise, first call, reference")
-    place = "runtime/specialization.py:Specialization.returned"
+    place = "runtime/specialize/specialization.py:Specialization.returned"
     assert place in found
     monkeypatch.setattr("fusegrad.runtime.fallback.effects.Before.settle", lambda self, error: None)
     run.one(found[place], place)

@@ -12,7 +12,8 @@ import torch
 import trust_functions as functions
 
 import fusegrad
-from fusegrad.runtime import function, opaque
+from fusegrad.runtime import opaque
+from fusegrad.runtime.specialize import compiled as function
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +39,7 @@ def test_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_numbers_that_are_new_at_every_call_are_neither_captured_nor_remembered_without_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("fusegrad.runtime.function.REMEMBERED", 128)  # 1,024 calls would take long
+    monkeypatch.setattr("fusegrad.runtime.specialize.compiled.REMEMBERED", 128)  # 1,024 calls would take long
     fast, x = fusegrad.compile(functions.Scale), torch.ones(3)
     for at in range(300):
         assert fast.apply(x, at / 7)[0].item() == torch.tensor(1.0).mul(at / 7).item()

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 
-from ..tracer.reads import LASTING
-from .stored import told as on_disk
+from ...tracer.reads import LASTING
+from ..stored import told as on_disk
 
 if TYPE_CHECKING:
-    from .function import Compiler
+    from .compiled import Compiler
     from .specialization import Specialization
 
 STATES = ("autocast on cpu", "autocast on cuda", "default dtype", "deterministic", "inference mode", "default device",

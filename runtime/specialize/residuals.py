@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 import sympy
 import torch
 
-from ..ir import Graph
-from ..ir.errors import LoweringError
-from ..ir.passes.overlap import Overlap, overlap
-from ..ir.passes.recompute import Recompute, apply_choice, present, value_at
-from ..ir.program import Place, Program
-from ..ir.switches import allowed, is_on
-from ..tracer.capture import CaptureError
-from .execution.aten import reference
-from .execution.pipeline import cheaper, graph_of
-from .fallback.internal_errors import prepared
+from ...ir import Graph
+from ...ir.errors import LoweringError
+from ...ir.passes.overlap import Overlap, overlap
+from ...ir.passes.recompute import Recompute, apply_choice, present, value_at
+from ...ir.program import Place, Program
+from ...ir.switches import allowed, is_on
+from ...tracer.capture import CaptureError
+from ..execution.aten import reference
+from ..execution.pipeline import cheaper, graph_of
+from ..fallback.internal_errors import prepared
 
 if TYPE_CHECKING:
     from .specialization import BackwardEntry, Specialization

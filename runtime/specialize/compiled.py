@@ -19,27 +19,27 @@ from typing import Any, TypeVar, overload
 import torch
 from torch.autograd.function import Function
 
-from ..ir.codes import code_of
-from ..ir.errors import FusegradError, KeywordOnlyError, NotTraceableError, users_line
-from ..ir.once import once
-from ..ir.switches import takes
-from ..tracer.capture import CaptureError, DataMet, OpaqueMet, capture_lock, is_capturing
-from ..tracer.containers import opened
-from ..tracer.declared import Option
-from ..tracer.function import (
+from ...ir.codes import code_of
+from ...ir.errors import FusegradError, KeywordOnlyError, NotTraceableError, users_line
+from ...ir.once import once
+from ...ir.switches import takes
+from ...tracer.capture import CaptureError, DataMet, OpaqueMet, capture_lock, is_capturing
+from ...tracer.containers import opened
+from ...tracer.declared import Option
+from ...tracer.function import (
     backward_method,
     exact_gradients,
     method_place,
     methods_now,
     uses_setup_context,
 )
-from ..tracer.locks import CLASS, lock_of
-from ..tracer.nested import Watcher, watcher
-from ..tracer.opaque import Mismatch, Tape, Why, remember
-from ..tracer.packages import home_of
-from ..tracer.pictures import HOMES, one_allowance, suspects
-from ..tracer.reads import Reads, each_closure_once
-from ..tracer.torch_private import (
+from ...tracer.locks import CLASS, lock_of
+from ...tracer.nested import Watcher, watcher
+from ...tracer.opaque import Mismatch, Tape, Why, remember
+from ...tracer.packages import home_of
+from ...tracer.pictures import HOMES, one_allowance, suspects
+from ...tracer.reads import Reads, each_closure_once
+from ...tracer.torch_private import (
     apply_now,
     direct_apply,
     dual_level,
@@ -52,13 +52,12 @@ from ..tracer.torch_private import (
     share_memory,
     transforms_active,
 )
-from . import distributed, pickled
-from .attributes import REASON, is_assigned
-from .budget import VAIN, Budget, alike
-from .calls import name_in_graphs
-from .capture import opaque_segments as split
-from .capture.graph_mode import is_outer
-from .capture.guards import (
+from .. import distributed, pickled
+from ..attributes import REASON, is_assigned
+from ..calls import name_in_graphs
+from ..capture import opaque_segments as split
+from ..capture.graph_mode import is_outer
+from ..capture.guards import (
     argument_fact,
     carried,
     exact_key,
@@ -71,9 +70,8 @@ from .capture.guards import (
     unasked,
     unseen_state,
 )
-from .capture.randomness import require_none as require_no_draws
-from .derived import require_transposable, valid_derive_jvp, why_no_backward, with_derived_backward
-from .fallback.answer import (
+from ..capture.randomness import require_none as require_no_draws
+from ..fallback.answer import (
     UNDER_FUNC,
     Fault,
     FaultError,
@@ -86,21 +84,23 @@ from .fallback.answer import (
     stack_level,
     users_backward,
 )
-from .fallback.effects import careful, launching
-from .forms import signed
-from .interop import applied, fits_a_graph, metaclass_for, shown_apart, with_opaque_backward
-from .node import make_node
-from .opaque import WRITES_GIVEN, opaque_forward_of
-from .outer import called_within, in_dynamos_graph
-from .ready import Ready, shapes_of
+from ..fallback.effects import careful, launching
+from ..forms import signed
+from ..node import make_node
+from ..opaque import WRITES_GIVEN, opaque_forward_of
+from ..outer import called_within, in_dynamos_graph
+from ..ready import Ready, shapes_of
+from ..settings import logs
+from ..settings.config import backend_name, valid_backend, valid_numerics, warns, with_numerics
+from ..settings.counters import count
+from ..stored import found as found_on_disk
+from ..unit import BackwardUnit, transformed
+from .budget import VAIN, Budget, alike
+from .derived_backward import require_transposable, valid_derive_jvp, why_no_backward, with_derived_backward
+from .function_class import applied, fits_a_graph, metaclass_for, shown_apart, with_opaque_backward
 from .residuals import Chosen
-from .settings import logs
-from .settings.config import backend_name, valid_backend, valid_numerics, warns, with_numerics
-from .settings.counters import count
 from .specialization import Specialization, gradient_kind, in_a_class
-from .stored import found as found_on_disk
-from .traceable import Traceability
-from .unit import BackwardUnit, transformed
+from .traceability import Traceability
 
 Tensor = torch.Tensor
 C = TypeVar("C", bound=Callable[..., Any])
@@ -317,7 +317,7 @@ class Compiler:
         return specialization.with_given(result, args)
 
     def _write_entry(self, kind: Any, key: Any, asked: Any, given: Any) -> None:
-        from .written import write_entry
+        from ..written import write_entry
 
         with capture_lock:
             self.ready.add(kind, asked, write_entry(self, kind[0], key, asked, given))
@@ -1156,13 +1156,13 @@ def compile(
     if target is None:
         return functools.partial(compile, **named, pytree=pytree)
     if pytree:
-        from .trees import compile_tree
+        from ..trees import compile_tree
 
         return compile_tree(target, functools.partial(compile, **named))
     if isinstance(target, type):
         return compile_class(target, *options)
     if callable(target):
-        from .plain import compile_function
+        from ..plain import compile_function
 
         return compile_function(target, *options)
     raise CompileTargetError(

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from ..ir.switches import is_on
-from ..tracer.capture import OpaqueMet, operations_traced
-from ..tracer.pictures import Same
+from ...ir.switches import is_on
+from ...tracer.capture import OpaqueMet, operations_traced
+from ...tracer.pictures import Same
 
 AT_ONCE = 16
 """Numbers and objects for which a class is captured at their first call, all else alike."""

@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd.function import Function
 
-from ..ir.errors import FusegradError
-from ..ir.once import once
-from ..tracer.capture import CaptureError, capture_lock, is_capturing
-from ..tracer.declared import call_place
-from ..tracer.function import as_tuple, backward_method, method_place, uses_setup_context
-from ..tracer.torch_private import is_batched, plain_tensors, transforms_active
-from .capture.guards import is_float, is_plain, is_tracked
-from .capture.linearity import AttachedGradients, NonLinearJvp, Roundings, not_transposed, require_linear_jvp, waves
-from .interop import node_class
-from .settings.config import settings
-from .traceable import Traceability
-from .unit import zeros
+from ...ir.errors import FusegradError
+from ...ir.once import once
+from ...tracer.capture import CaptureError, capture_lock, is_capturing
+from ...tracer.declared import call_place
+from ...tracer.function import as_tuple, backward_method, method_place, uses_setup_context
+from ...tracer.torch_private import is_batched, plain_tensors, transforms_active
+from ..capture.guards import is_float, is_plain, is_tracked
+from ..capture.linearity import AttachedGradients, NonLinearJvp, Roundings, not_transposed, require_linear_jvp, waves
+from ..settings.config import settings
+from ..unit import zeros
+from .function_class import node_class
+from .traceability import Traceability
 
 if TYPE_CHECKING:
-    from .function import Compiler
+    from .compiled import Compiler
     from .specialization import Specialization
 
 Tensor = torch.Tensor

@@ -12,11 +12,11 @@ from typing import Any, ClassVar
 import sympy
 import torch
 
-from ..ir import Graph
-from ..ir.once import once
-from ..ir.program import Place
-from ..ir.switches import allowed, in_force, under
-from ..tracer.capture import (
+from ...ir import Graph
+from ...ir.once import once
+from ...ir.program import Place
+from ...ir.switches import allowed, in_force, under
+from ...tracer.capture import (
     CaptureError,
     OpaqueMet,
     Session,
@@ -25,9 +25,9 @@ from ..tracer.capture import (
     unversioned_placeholders,
     written_placeholders,
 )
-from ..tracer.containers import Hole, anew, closed, exchanged, leaves
-from ..tracer.context import BackwardContext, ForwardContext, attributes_of
-from ..tracer.function import (
+from ...tracer.containers import Hole, anew, closed, exchanged, leaves
+from ...tracer.context import BackwardContext, ForwardContext, attributes_of
+from ...tracer.function import (
     ForwardCapture,
     as_tuple,
     backward_method,
@@ -45,11 +45,11 @@ from ..tracer.function import (
     user_count,
     uses_setup_context,
 )
-from ..tracer.history import History, known_history
-from ..tracer.opaque import Mismatch, Run, Tape, running
-from ..tracer.parts import span
-from ..tracer.reads import Reads
-from ..tracer.torch_private import (
+from ...tracer.history import History, known_history
+from ...tracer.opaque import Mismatch, Run, Tape, running
+from ...tracer.parts import span
+from ...tracer.reads import Reads
+from ...tracer.torch_private import (
     FakeTensorMode,
     functions_as_written,
     neg_view,
@@ -57,22 +57,22 @@ from ..tracer.torch_private import (
     plain_tensors,
     transforms_active,
 )
-from .capture import opaque_segments as split
-from .capture.activity import takes_gaps
-from .capture.first_call_check import MemoryFilled, cut, differs, intermediate_bytes, is_made_up, takes_memory
-from .capture.graph_mode import is_outer
-from .capture.guards import Guard, is_float, lasting_state, size_guard
-from .capture.redraw import draws
-from .capture.shared_objects import Sharing
-from .execution.aten.replay import step_by_step
-from .execution.executable import RECORDS, Binder, BoundSizes, Executable
-from .execution.pipeline import cheaper
-from .fallback.effects import drawing_again
-from .fallback.internal_errors import prepared
+from ..capture import opaque_segments as split
+from ..capture.activity import takes_gaps
+from ..capture.first_call_check import MemoryFilled, cut, differs, intermediate_bytes, is_made_up, takes_memory
+from ..capture.graph_mode import is_outer
+from ..capture.guards import Guard, is_float, lasting_state, size_guard
+from ..capture.redraw import draws
+from ..capture.shared_objects import Sharing
+from ..execution.aten.replay import step_by_step
+from ..execution.executable import RECORDS, Binder, BoundSizes, Executable
+from ..execution.pipeline import cheaper
+from ..fallback.effects import drawing_again
+from ..fallback.internal_errors import prepared
+from ..settings import logs
+from ..settings.config import KERNEL_BACKENDS, settings
+from ..settings.counters import count
 from .residuals import Chosen, choose
-from .settings import logs
-from .settings.config import KERNEL_BACKENDS, settings
-from .settings.counters import count
 
 Tensor = torch.Tensor
 PART = "part of hidden"

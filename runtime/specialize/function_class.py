@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from torch.autograd.function import FunctionMeta
 
-from ..tracer.function import methods
-from ..tracer.torch_private import DYNAMO_TAKES_ANY_CLOSURE, hide_from_dynamo
-from .calls import in_graph, name_in_graphs
-from .fallback.answer import Fault, is_fault
-from .forms import MISS
-from .pickled import OPTIONS, arrived, register
-from .ready import Ready
-from .traceable import Traceability
+from ...tracer.function import methods
+from ...tracer.torch_private import DYNAMO_TAKES_ANY_CLOSURE, hide_from_dynamo
+from ..calls import in_graph, name_in_graphs
+from ..fallback.answer import Fault, is_fault
+from ..forms import MISS
+from ..pickled import OPTIONS, arrived, register
+from ..ready import Ready
+from .traceability import Traceability
 
 in_dynamo: Callable[[], bool] = torch.compiler.is_dynamo_compiling
 """Whether Dynamo follows the code that asks: false in all that really runs."""
@@ -224,7 +224,7 @@ def function_shown(fn: Callable[..., Any], name: str, run: Callable[..., Any]) -
 
 _ROOT = Path(__file__).parent.parent
 _FOLLOWED = (
-    "runtime/interop.py", "runtime/forms_in_graphs.py", "runtime/demo_functions.py", "runtime/execution/aten/random.py",
+    "runtime/specialize/function_class.py", "runtime/forms_in_graphs.py", "runtime/demo_functions.py", "runtime/execution/aten/random.py",
     "runtime/execution/aten/philox.py", "tracer/torch_private.py",
 )  # fmt: skip
 """What Dynamo may follow: this, and what users write or call themselves."""

@@ -1,0 +1,1 @@
+"""One class, one kind of call: the table of specializations, residuals, records, backward."""
