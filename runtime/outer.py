@@ -34,9 +34,9 @@ from ..tracer.torch_private import (
     transforms_active,
     unwrapped,
 )
-from . import distributed
 from .capture.graph_mode import asked_for, is_asked_for, is_for_a_graph
 from .capture.guards import is_tracked
+from .distributed import call as distributed
 from .execution.executable import BoundSizes
 from .fallback.answer import Fault, answered, is_fault, put_on_record
 from .graphed import Forward, UnknownSize, aside, example

@@ -52,7 +52,7 @@ from ...tracer.torch_private import (
     share_memory,
     transforms_active,
 )
-from .. import distributed, pickled
+from .. import pickled
 from ..attributes import REASON, is_assigned
 from ..calls import name_in_graphs
 from ..capture import opaque_segments as split
@@ -71,6 +71,7 @@ from ..capture.guards import (
     unseen_state,
 )
 from ..capture.randomness import require_none as require_no_draws
+from ..distributed import call as distributed
 from ..fallback.answer import (
     UNDER_FUNC,
     Fault,

@@ -40,7 +40,7 @@ import fusegrad
 from fusegrad.examples.gallery.catalogue import CATALOGUE
 from fusegrad.runtime import demo_ranks
 from fusegrad.runtime.demo_model import Sizes
-from fusegrad.runtime.distributed import MeshesDifferError, MixedTensorsError, PlacementError
+from fusegrad.runtime.distributed.call import MeshesDifferError, MixedTensorsError, PlacementError
 
 Tensor = torch.Tensor
 R, S0, S1 = Replicate(), Shard(0), Shard(1)

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from fusegrad.ir.sharding import PARTIAL, State
-from fusegrad.runtime.division import Rule
-from fusegrad.runtime.mesh import part_size
-from fusegrad.runtime.parts import Way, dual
+from fusegrad.runtime.distributed.partition import Way, dual
+from fusegrad.runtime.distributed.placements import part_size
+from fusegrad.runtime.distributed.sharding_rules import Rule
 
 Tensor = torch.Tensor
 SEED = 7

@@ -10,7 +10,7 @@ import torch
 from suite.functions import CASES, Case
 
 import fusegrad
-from fusegrad.runtime.division import rule_of
+from fusegrad.runtime.distributed.sharding_rules import rule_of
 from fusegrad.tracer.capture import CaptureError
 
 TOLERANCE = 1e-4

@@ -29,8 +29,8 @@ from fuzz_trials import near  # noqa: E402
 
 import fusegrad  # noqa: E402
 from fusegrad.runtime.checking.subject import _seed  # noqa: E402
-from fusegrad.runtime.division import Rule, rule_of  # noqa: E402
-from fusegrad.runtime.parts import Way  # noqa: E402
+from fusegrad.runtime.distributed.partition import Way  # noqa: E402
+from fusegrad.runtime.distributed.sharding_rules import Rule, rule_of  # noqa: E402
 from fusegrad.tracer.capture import CaptureError  # noqa: E402
 
 RANKS = (2, 3, 4)

@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Any
 import sympy
 import torch
 
-from ..ir.errors import LoweringError, users_line
-from ..ir.once import once
-from ..tracer.capture import CaptureError, capture_lock
-from ..tracer.containers import holds_tensors, holes
-from ..tracer.function import backward_method, rebind
-from .capture.guards import unseen_state
-from .capture.randomness import require_none as require_no_draws
-from .execution.executable import number
-from .mesh import dense_strides, part_sizes
-from .parts import Parts
-from .specialize.specialization import BackwardEntry, Specialization
-from .values.tensor_specs import memoryless
+from ...ir.errors import LoweringError, users_line
+from ...ir.once import once
+from ...tracer.capture import CaptureError, capture_lock
+from ...tracer.containers import holds_tensors, holes
+from ...tracer.function import backward_method, rebind
+from ..capture.guards import unseen_state
+from ..capture.randomness import require_none as require_no_draws
+from ..execution.executable import number
+from ..specialize.specialization import BackwardEntry, Specialization
+from ..values.tensor_specs import memoryless
+from .partition import Parts
+from .placements import dense_strides, part_sizes
 
 if TYPE_CHECKING:
-    from .specialize.compiled import Compiler
+    from ..specialize.compiled import Compiler
 
 Tensor = torch.Tensor
 Counts = Mapping[sympy.Symbol, tuple[int, ...]]

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch.autograd.function import Function
 
-from ..ir.sharding import WHOLE, State
-from .parts import Way, dual
+from ...ir.sharding import WHOLE, State
+from .partition import Way, dual
 
 Tensor = torch.Tensor
 

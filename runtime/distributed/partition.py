@@ -14,16 +14,16 @@ from typing import Any, NamedTuple
 
 import sympy
 
-from ..ir import Graph
-from ..ir.program import Place
-from ..ir.scaling import NONE, NotDivisible
-from ..ir.sharding import PARTIAL, WHOLE, ZERO, State, dims, divide
-from ..ir.transforms.extern import op_name, place_of
-from ..tracer.capture import CaptureError
-from ..tracer.function import symbols_in
-from .capture.guards import Guard, is_float
-from .execution.pipeline import graph_of
-from .specialize.specialization import Specialization
+from ...ir import Graph
+from ...ir.program import Place
+from ...ir.scaling import NONE, NotDivisible
+from ...ir.sharding import PARTIAL, WHOLE, ZERO, State, dims, divide
+from ...ir.transforms.extern import op_name, place_of
+from ...tracer.capture import CaptureError
+from ...tracer.function import symbols_in
+from ..capture.guards import Guard, is_float
+from ..execution.pipeline import graph_of
+from ..specialize.specialization import Specialization
 
 MOST_MASKS = 3
 """Outputs of a class that asks for no zeros up to which every combination of missing gradients is looked at."""

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import sympy
 import torch
 
-from ..ir.errors import FusegradError, InternalError, users_line
-from ..ir.sharding import WHOLE
-from ..tracer.capture import CaptureError
-from ..tracer.function import as_tuple, parameter_names
-from ..tracer.torch_private import dual_level, transforms_active, unwrapped
-from .division import Rule, rule_for, stand_in
-from .graphed import aside
-from .mesh import (
+from ...ir.errors import FusegradError, InternalError, users_line
+from ...ir.sharding import WHOLE
+from ...tracer.capture import CaptureError
+from ...tracer.function import as_tuple, parameter_names
+from ...tracer.torch_private import dual_level, transforms_active, unwrapped
+from ..graphed import aside
+from .partition import Way
+from .placements import (
     ScaledGradient,
     entered,
     is_split,
@@ -35,11 +35,11 @@ from .mesh import (
     placements_of,
     types,
 )
-from .parts import Way
+from .sharding_rules import Rule, rule_for, stand_in
 
 if TYPE_CHECKING:
-    from .specialize.compiled import Compiler
-    from .specialize.specialization import Specialization
+    from ..specialize.compiled import Compiler
+    from ..specialize.specialization import Specialization
 
 Tensor = torch.Tensor
 

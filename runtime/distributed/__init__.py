@@ -1,0 +1,1 @@
+"""Calls on DTensors: placements, sharding rules derived from the graphs, local execution."""
