@@ -32,7 +32,7 @@ from .capture.first_call_check import made_up_data
 from .capture.guards import is_tracked
 from .execution.executable import Binder, BoundSizes
 from .operators import Operator, named, registered
-from .stored.specialization import operations
+from .persistence.stored_specialization import operations
 from .unit import VALUES, BackwardUnit, BatchedUnit, Unit
 from .whole import Whole, why_not_whole
 

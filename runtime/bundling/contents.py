@@ -29,7 +29,7 @@ from ...ir.document import (
 from ...ir.program import Place
 from ...ir.relations import Condition, relation_document, relation_from
 from ...ir.types import ITEMSIZE, Size
-from .constants import constant_document, constant_from
+from ..persistence.literals import constant_document, constant_from
 
 VIEWS = ("view", "part of output", "part of hidden")
 KINDS = ("tensor", "input", "same", "object", *VIEWS)

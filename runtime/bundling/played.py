@@ -20,8 +20,8 @@ from ...tracer.capture import speaking_of
 from ...tracer.dtypes import to_torch
 from ...tracer.torch_private import memory_of, no_autocast
 from ..execution.aten.reference import call_node, order_of
+from ..persistence.literals import same, settled
 from ..values.exact_sizes import exact
-from .constants import same, settled
 from .contents import Argument, Entry, Function, Layout, Output, Variant
 from .write import autocast_now
 

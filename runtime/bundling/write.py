@@ -30,11 +30,11 @@ from ..cache.store import versions
 from ..execution.pipeline import graph_of
 from ..explain import compiler_of
 from ..exporting.gathered import apart, refused, require_closed
+from ..persistence.literals import NoLiteral, constant_document
 from ..specialize.compiled import Compiler
 from ..specialize.specialization import BackwardEntry, Specialization, is_as_strided
 from ..values.tensor_specs import differentiable, memoryless, stand_in
 from .archive import canonical, sha256
-from .constants import NoLiteral, constant_document
 from .contents import FLAGS, Argument, Entry, Function, Layout, Output, Variant
 from .operators import why_not_portable
 

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from ...ir.errors import FusegradError, ParseError
-from ..bundling.constants import NoLiteral, constant_document, constant_from
 from ..graphed import Forward, Origin, Root, aside, unit_operator
 from ..operators import NAMESPACE, known
-from ..stored.specialization import example_of as described
+from ..persistence.literals import NoLiteral, constant_document, constant_from
+from ..persistence.stored_specialization import example_of as described
 from ..unit import Unit
 
 Tensor = torch.Tensor

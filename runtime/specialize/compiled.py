@@ -90,11 +90,11 @@ from ..forms import signed
 from ..node import make_node
 from ..opaque import WRITES_GIVEN, opaque_forward_of
 from ..outer import called_within, in_dynamos_graph
+from ..persistence import found as found_on_disk
 from ..ready import Ready, shapes_of
 from ..settings import logs
 from ..settings.config import backend_name, valid_backend, valid_numerics, warns, with_numerics
 from ..settings.counters import count
-from ..stored import found as found_on_disk
 from ..unit import BackwardUnit, transformed
 from .budget import VAIN, Budget, alike
 from .derived_backward import require_transposable, valid_derive_jvp, why_no_backward, with_derived_backward

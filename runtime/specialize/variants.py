@@ -11,7 +11,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 
 from ...tracer.reads import LASTING
-from ..stored import told as on_disk
+from ..persistence import told as on_disk
 
 if TYPE_CHECKING:
     from .compiled import Compiler

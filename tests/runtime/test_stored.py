@@ -21,10 +21,11 @@ pytest.importorskip("triton")
 import fusegrad
 from fusegrad.codegen import Kernel
 from fusegrad.runtime.cache import store as cache
+from fusegrad.runtime.persistence import keeper
+from fusegrad.runtime.persistence import plan_documents as plans
 from fusegrad.runtime.settings import config
 from fusegrad.runtime.specialize.specialization import BackwardEntry
 from fusegrad.runtime.specialize.variants import variants_of
-from fusegrad.runtime.stored import keeper, plans
 from fusegrad.tracer.function import ForwardCapture
 
 CLASS = '''

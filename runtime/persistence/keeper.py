@@ -33,8 +33,8 @@ from ..execution import executable as plan
 from ..settings.config import KERNEL_BACKENDS, settings
 from ..settings.counters import count
 from ..specialize.specialization import BackwardEntry, Specialization, gradient_kind, in_a_class
-from .plans import NotKept
-from .specialization import Stored, backward_document, forward_document, kinds_text
+from .plan_documents import NotKept
+from .stored_specialization import Stored, backward_document, forward_document, kinds_text
 
 if TYPE_CHECKING:
     from ..specialize.compiled import Compiler

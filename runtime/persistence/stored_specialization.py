@@ -29,13 +29,13 @@ from ...tracer.function import ForwardCapture, Output, as_written, method_place,
 from ...tracer.reads import Reads
 from ...tracer.shared import Shared
 from ...tracer.torch_private import FakeTensorMode, plain_tensors
-from ..bundling.constants import NoLiteral, constant_document, constant_from, settled
 from ..capture.guards import Guard, ask_for_sizes_alone, global_state, guard_from
 from ..capture.shared_objects import Sharing
 from ..execution.executable import Binder, Executable, KernelPlan
 from ..specialize.residuals import Chosen, choose
 from ..specialize.specialization import BackwardEntry, Report, Specialization, hint_of
-from .plans import NotKept, condition_of, conditions, plan, plan_of
+from .literals import NoLiteral, constant_document, constant_from, settled
+from .plan_documents import NotKept, condition_of, conditions, plan, plan_of
 
 Tensor = torch.Tensor
 Doc = dict[str, Any]
