@@ -35,6 +35,7 @@ from .execution.executable import (
 )
 from .execution.fusion_report import CutReport, GroupReport, cuts_of, groups_of
 from .execution.pipeline import Generated, cheaper, generate, graph_of, text_of
+from .functorch.unit import Unit
 from .kept import Kept, kept
 from .kernels.cross_compile.pool import Binary
 from .kernels.proofs import line_of, proofs_of
@@ -45,7 +46,6 @@ from .specialize.residuals import Chosen, choose
 from .specialize.specialization import Specialization, hint_of
 from .specialize.variants import Variant, variants_of
 from .trees import arguments
-from .unit import Unit
 from .values.tensor_specs import differentiable, is_spec, stand_in
 
 Sizes = dict[sympy.Symbol, int]

@@ -31,10 +31,10 @@ from ..tracer.torch_private import (
 from .capture.first_call_check import made_up_data
 from .capture.guards import is_tracked
 from .execution.executable import Binder, BoundSizes
+from .functorch.function import Whole, why_not_whole
+from .functorch.unit import VALUES, BackwardUnit, BatchedUnit, Unit
 from .operators import Operator, named, registered
 from .persistence.stored_specialization import operations
-from .unit import VALUES, BackwardUnit, BatchedUnit, Unit
-from .whole import Whole, why_not_whole
 
 if TYPE_CHECKING:
     from .specialize.compiled import Compiler

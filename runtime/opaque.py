@@ -37,9 +37,9 @@ from ..tracer.torch_private import (
 )
 from .capture.guards import global_state, is_plain, is_tracked, unasked
 from .fallback.answer import Fault, contained, hand_over, is_fault, put_on_record
-from .promised import UsersUnit
+from .functorch.own_rules import UsersUnit
+from .functorch.unit import VALUES, ran, without_idle
 from .specialize.function_class import node_class
-from .unit import VALUES, ran, without_idle
 
 if TYPE_CHECKING:
     from .specialize.compiled import Compiler

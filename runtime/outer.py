@@ -39,9 +39,9 @@ from .capture.guards import is_tracked
 from .distributed import call as distributed
 from .execution.executable import BoundSizes
 from .fallback.answer import Fault, answered, is_fault, put_on_record
+from .functorch.function import why_not_whole
 from .graphed import Forward, UnknownSize, aside, example
 from .settings.config import settings
-from .whole import why_not_whole
 
 if TYPE_CHECKING:
     from .specialize.compiled import Compiler

@@ -22,8 +22,8 @@ from ..tracer.grad_mode import Switches
 from ..tracer.nested import watcher
 from .calls import name_in_graphs
 from .capture.guards import is_float, is_tracked
+from .functorch.unit import vjp_of
 from .specialize.function_class import function_shown
-from .unit import vjp_of
 
 Tensor = torch.Tensor
 

@@ -19,9 +19,9 @@ from ...tracer.function import as_tuple, guarded_trace
 from ..capture.guards import is_float
 from ..capture.linearity import require_linear
 from ..execution.pipeline import cheaper, graph_of
+from ..functorch.transposed_jvp import type_of
 from ..specialize.compiled import Compiler
 from ..specialize.specialization import Specialization
-from ..tangents import type_of
 
 
 class NoTangents(Exception):

@@ -87,6 +87,7 @@ from ..fallback.answer import (
 )
 from ..fallback.effects import careful, launching
 from ..forms import signed
+from ..functorch.unit import BackwardUnit, transformed
 from ..node import make_node
 from ..opaque import WRITES_GIVEN, opaque_forward_of
 from ..outer import called_within, in_dynamos_graph
@@ -95,7 +96,6 @@ from ..ready import Ready, shapes_of
 from ..settings import logs
 from ..settings.config import backend_name, valid_backend, valid_numerics, warns, with_numerics
 from ..settings.counters import count
-from ..unit import BackwardUnit, transformed
 from .budget import VAIN, Budget, alike
 from .derived_backward import require_transposable, valid_derive_jvp, why_no_backward, with_derived_backward
 from .function_class import applied, fits_a_graph, metaclass_for, shown_apart, with_opaque_backward

@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from torch.func import grad, hessian, jacfwd, jacrev, vmap
 
 import fusegrad
-from fusegrad.runtime.partial import PartialGradientWarning
+from fusegrad.runtime.functorch.partial_second_order import PartialGradientWarning
 
 Tensor = torch.Tensor
 

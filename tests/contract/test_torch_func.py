@@ -13,7 +13,7 @@ from torch.autograd import forward_ad as fwd
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
 import fusegrad
-from fusegrad.runtime.whole import WrittenByEveryLane
+from fusegrad.runtime.functorch.function import WrittenByEveryLane
 
 Tensor = torch.Tensor
 X = torch.linspace(-1, 2, 5)

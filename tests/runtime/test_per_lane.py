@@ -10,7 +10,7 @@ from torch.autograd import Function
 from torch.func import grad, vmap
 
 import fusegrad
-from fusegrad.runtime.unit import Unit, batchable, present_under_vmap
+from fusegrad.runtime.functorch.unit import Unit, batchable, present_under_vmap
 from fusegrad.tracer.capture import Session, settled
 from fusegrad.tracer.reads import scan
 

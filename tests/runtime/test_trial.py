@@ -15,10 +15,10 @@ from torch.testing._internal.two_tensor import TwoTensor
 import fusegrad
 from fusegrad.__main__ import main
 from fusegrad.runtime import node as runtime_node
-from fusegrad.runtime import unit as runtime_unit
-from fusegrad.runtime import whole as runtime_whole
 from fusegrad.runtime.checking.modes import MODES
 from fusegrad.runtime.checking.subject import CheckArgumentError
+from fusegrad.runtime.functorch import function as runtime_whole
+from fusegrad.runtime.functorch import unit as runtime_unit
 from fusegrad.runtime.specialize.specialization import Specialization
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "suite"))

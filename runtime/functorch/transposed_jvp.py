@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 import sympy
 
-from ..ir import Graph, Value, building
-from ..ir.errors import LoweringError
-from ..ir.prims import PRIMS
-from ..ir.transforms.linearity import NonLinearError
-from ..ir.transforms.ops import DIFFERENTIABLE, inlined, zeros
-from ..ir.transforms.transpose import transpose
-from ..ir.types import TensorType
-from ..tracer.dtypes import from_torch
-from .execution.pipeline import cheaper, graph_of
-from .lanes import Lowered
+from ...ir import Graph, Value, building
+from ...ir.errors import LoweringError
+from ...ir.prims import PRIMS
+from ...ir.transforms.linearity import NonLinearError
+from ...ir.transforms.ops import DIFFERENTIABLE, inlined, zeros
+from ...ir.transforms.transpose import transpose
+from ...ir.types import TensorType
+from ...tracer.dtypes import from_torch
+from ..execution.pipeline import cheaper, graph_of
+from ..lanes import Lowered
 
 if TYPE_CHECKING:
-    from .specialize.specialization import BackwardEntry, Specialization
+    from ..specialize.specialization import BackwardEntry, Specialization
 
 Mask = tuple[bool, ...]
 

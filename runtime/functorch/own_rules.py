@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..ir.errors import FusegradError
-from ..tracer.capture import CaptureError, Session, Trace
-from ..tracer.containers import with_those
-from .capture.first_call_check import cut, differs, intermediate_bytes
-from .execution.aten.replay import step_by_step
-from .execution.executable import Binder, Executable
-from .settings.config import settings
+from ...ir.errors import FusegradError
+from ...tracer.capture import CaptureError, Session, Trace
+from ...tracer.containers import with_those
+from ..capture.first_call_check import cut, differs, intermediate_bytes
+from ..execution.aten.replay import step_by_step
+from ..execution.executable import Binder, Executable
+from ..settings.config import settings
 from .unit import VALUES, Body, Unit
 
 if TYPE_CHECKING:
-    from .specialize.compiled import Compiler
+    from ..specialize.compiled import Compiler
 
 Tensor = torch.Tensor
 

@@ -13,14 +13,14 @@ import torch
 import torch.utils._pytree as pytree
 from torch.autograd.function import Function
 
-from ..ir.errors import FusegradError
-from ..ir.program import Place
-from ..tracer.capture import CaptureError, capture_lock, is_capturing, writes_through_data
-from ..tracer.containers import Hole, closed
-from ..tracer.context import BackwardContext
-from ..tracer.function import as_tuple, backward_method, rebind
-from ..tracer.functional import without_writes, writes
-from ..tracer.torch_private import (
+from ...ir.errors import FusegradError
+from ...ir.program import Place
+from ...tracer.capture import CaptureError, capture_lock, is_capturing, writes_through_data
+from ...tracer.containers import Hole, closed
+from ...tracer.context import BackwardContext
+from ...tracer.function import as_tuple, backward_method, rebind
+from ...tracer.functional import without_writes, writes
+from ...tracer.torch_private import (
     below_forward_mode,
     can_work_below,
     forward_levels,
@@ -30,23 +30,23 @@ from ..tracer.torch_private import (
     plain_tensors,
     share_memory,
 )
-from .capture.guards import is_float
-from .capture.linearity import AttachedGradients, NonLinearBackward, Roundings, not_transposed, require_linear, waves
-from .capture.randomness import why_not_differentiated
-from .execution.aten import reference
-from .execution.executable import BoundSizes
-from .fallback.answer import Fault, is_fault
-from .lanes import Lowered
-from .plain import switches_grad_mode
-from .promised import NestedForwardMode, PromisedJvp
-from .pushed import CallingUnit
-from .settings.config import KERNEL_BACKENDS
-from .tangents import tangents_of
+from ..capture.guards import is_float
+from ..capture.linearity import AttachedGradients, NonLinearBackward, Roundings, not_transposed, require_linear, waves
+from ..capture.randomness import why_not_differentiated
+from ..execution.aten import reference
+from ..execution.executable import BoundSizes
+from ..fallback.answer import Fault, is_fault
+from ..lanes import Lowered
+from ..plain import switches_grad_mode
+from ..settings.config import KERNEL_BACKENDS
+from .jvp_unit import CallingUnit
+from .own_rules import NestedForwardMode, PromisedJvp
+from .transposed_jvp import tangents_of
 from .unit import VALUES, BackwardUnit, OutDim, Unit, batchable, lane, own_memory, present_under_vmap, zeros
 
 if TYPE_CHECKING:
-    from .specialize.compiled import Compiler
-    from .specialize.specialization import BackwardEntry, Specialization
+    from ..specialize.compiled import Compiler
+    from ..specialize.specialization import BackwardEntry, Specialization
 
 Tensor = torch.Tensor
 Dims = tuple[int | None, ...]

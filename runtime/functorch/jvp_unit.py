@@ -10,23 +10,23 @@ from typing import Any
 
 import torch
 
-from ..ir import Graph, Value, building
-from ..ir.prims import PRIMS
-from ..ir.text import symbols_of
-from ..ir.transforms.linearity import NonLinearError
-from ..ir.transforms.ops import inlined, zeros
-from ..ir.transforms.transpose import transpose
-from ..ir.types import TensorType
-from ..tracer.capture import CaptureError, is_capturing
-from ..tracer.function import rebind
-from ..tracer.grad_mode import has_unrecorded
-from ..tracer.torch_private import plain_tensors
-from .capture.guards import is_float
-from .execution.executable import BoundSizes, Executable
-from .execution.pipeline import cheaper
-from .forward_mode import jvp_of
-from .lanes import Lowered
-from .settings.config import KERNEL_BACKENDS
+from ...ir import Graph, Value, building
+from ...ir.prims import PRIMS
+from ...ir.text import symbols_of
+from ...ir.transforms.linearity import NonLinearError
+from ...ir.transforms.ops import inlined, zeros
+from ...ir.transforms.transpose import transpose
+from ...ir.types import TensorType
+from ...tracer.capture import CaptureError, is_capturing
+from ...tracer.function import rebind
+from ...tracer.grad_mode import has_unrecorded
+from ...tracer.torch_private import plain_tensors
+from ..capture.guards import is_float
+from ..execution.executable import BoundSizes, Executable
+from ..execution.pipeline import cheaper
+from ..lanes import Lowered
+from ..settings.config import KERNEL_BACKENDS
+from .jvp import jvp_of
 from .unit import VALUES, Unit
 
 Tensor = torch.Tensor

@@ -11,13 +11,13 @@ import weakref
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..ir.program import Place
-from .capture.activity import sources_of
-from .capture.guards import is_float
-from .settings.config import warns
+from ...ir.program import Place
+from ..capture.activity import sources_of
+from ..capture.guards import is_float
+from ..settings.config import warns
 
 if TYPE_CHECKING:
-    from .specialize.specialization import Specialization
+    from ..specialize.specialization import Specialization
 
 _warned: weakref.WeakSet[type] = weakref.WeakSet()
 

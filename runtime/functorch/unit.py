@@ -16,14 +16,14 @@ import torch
 from torch.autograd.forward_ad import make_dual, unpack_dual
 from torch.autograd.function import Function
 
-from ..ir.errors import InternalError
-from ..tracer.capture import CaptureError, DataMet, OpaqueMet, Session, Trace, capture_lock, is_capturing
-from ..tracer.containers import opened, with_those
-from ..tracer.context import ForwardContext
-from ..tracer.debugging import without_anomaly_mode
-from ..tracer.function import guarded_trace, uses_setup_context
-from ..tracer.reads import Read, Reads
-from ..tracer.torch_private import (
+from ...ir.errors import InternalError
+from ...tracer.capture import CaptureError, DataMet, OpaqueMet, Session, Trace, capture_lock, is_capturing
+from ...tracer.containers import opened, with_those
+from ...tracer.context import ForwardContext
+from ...tracer.debugging import without_anomaly_mode
+from ...tracer.function import guarded_trace, uses_setup_context
+from ...tracer.reads import Read, Reads
+from ...tracer.torch_private import (
     custom_function_call,
     dual_level,
     first_of_every_batch,
@@ -37,24 +37,24 @@ from ..tracer.torch_private import (
     transforms_active,
     unwrapped,
 )
-from .capture import opaque_segments as split
-from .capture.activity import independent, sources_of
-from .capture.first_call_check import made_up_data
-from .capture.graph_mode import is_outer
-from .capture.guards import Guard, argument_fact, global_state, is_float, is_tracked, size_guard
-from .capture.redraw import Generators, anew, drawing_from, draws, generators, last_node, require_no_draw_after
-from .execution.executable import BoundSizes, Executable
-from .fallback.answer import UNDER_FUNC, Fault, is_fault
-from .lanes import BACKENDS, Layout, Lowered, is_written_out, lowered, over_lanes
-from .partial import warn_once
-from .per_lane import give_memory_its_axis, in_lanes, room_for
-from .settings import logs
-from .settings.config import KERNEL_BACKENDS
-from .settings.counters import count
-from .specialize.specialization import Specialization, gradient_kind, in_a_class, require_allowed
+from ..capture import opaque_segments as split
+from ..capture.activity import independent, sources_of
+from ..capture.first_call_check import made_up_data
+from ..capture.graph_mode import is_outer
+from ..capture.guards import Guard, argument_fact, global_state, is_float, is_tracked, size_guard
+from ..capture.redraw import Generators, anew, drawing_from, draws, generators, last_node, require_no_draw_after
+from ..execution.executable import BoundSizes, Executable
+from ..fallback.answer import UNDER_FUNC, Fault, is_fault
+from ..lanes import BACKENDS, Layout, Lowered, is_written_out, lowered, over_lanes
+from ..per_lane import give_memory_its_axis, in_lanes, room_for
+from ..settings import logs
+from ..settings.config import KERNEL_BACKENDS
+from ..settings.counters import count
+from ..specialize.specialization import Specialization, gradient_kind, in_a_class, require_allowed
+from .partial_second_order import warn_once
 
 if TYPE_CHECKING:
-    from .specialize.compiled import Attempt, Compiler
+    from ..specialize.compiled import Attempt, Compiler
 
 Tensor = torch.Tensor
 VALUES = (Tensor, int, torch.SymInt)
@@ -285,7 +285,7 @@ class Unit:
 
     def jvp(self, inputs: int) -> Unit:
         """(inputs, tangents) -> tangents of the outputs."""
-        from .pushed import PushedUnit
+        from .jvp_unit import PushedUnit
 
         return self._told(("jvp", inputs), lambda: PushedUnit(self, inputs))
 
@@ -685,7 +685,7 @@ def tracked_alias(value: Any) -> Any:
 
 def _graphed(args: Sequence[Any]) -> Any:
     """What makes operators of units, where somebody else makes a graph; None where we do."""
-    from . import graphed
+    from .. import graphed
 
     return graphed if is_outer(args) else None
 
@@ -957,7 +957,7 @@ def _as_written(compiler: Compiler, missing: Attempt, args: tuple[Any, ...]) -> 
 
 def transformed(compiler: Compiler, args: tuple[Any, ...]) -> Any:
     """A call while a transform or a dual level is active: functorch drives, our graphs run at the bottom."""
-    from .specialize.compiled import NotCaptured
+    from ..specialize.compiled import NotCaptured
 
     if UNDER_FUNC in compiler.broken or any(compiler.opaque(role) is not None for role in compiler.methods.roles()):
         return compiler.users(*args)  # over an opaque method no rule is derived
@@ -980,7 +980,7 @@ def transformed(compiler: Compiler, args: tuple[Any, ...]) -> Any:
         return _as_written(compiler, failed, args)
     if specialization is None or specialization.opaque or not derivable:
         return compiler.users(*args)
-    from .whole import whole_of, why_not_whole
+    from .function import whole_of, why_not_whole
 
     if (why := why_not_whole(compiler, specialization)) is not None:
         compiler.leave_to_the_user("torch.func", why)
