@@ -36,9 +36,9 @@ from ..capture.randomness import why_not_differentiated
 from ..execution.aten import reference
 from ..execution.executable import BoundSizes
 from ..fallback.answer import Fault, is_fault
-from ..lanes import Lowered
 from ..plain import switches_grad_mode
 from ..settings.config import KERNEL_BACKENDS
+from .batching.ir_rules import Lowered
 from .jvp_unit import CallingUnit
 from .own_rules import NestedForwardMode, PromisedJvp
 from .transposed_jvp import tangents_of

@@ -24,8 +24,8 @@ from ...tracer.torch_private import plain_tensors
 from ..capture.guards import is_float
 from ..execution.executable import BoundSizes, Executable
 from ..execution.pipeline import cheaper
-from ..lanes import Lowered
 from ..settings.config import KERNEL_BACKENDS
+from .batching.ir_rules import Lowered
 from .jvp import jvp_of
 from .unit import VALUES, Unit
 

@@ -21,7 +21,7 @@ from ...ir.transforms.transpose import transpose
 from ...ir.types import TensorType
 from ...tracer.dtypes import from_torch
 from ..execution.pipeline import cheaper, graph_of
-from ..lanes import Lowered
+from .batching.ir_rules import Lowered
 
 if TYPE_CHECKING:
     from ..specialize.specialization import BackwardEntry, Specialization

@@ -45,12 +45,12 @@ from ..capture.guards import Guard, argument_fact, global_state, is_float, is_tr
 from ..capture.redraw import Generators, anew, drawing_from, draws, generators, last_node, require_no_draw_after
 from ..execution.executable import BoundSizes, Executable
 from ..fallback.answer import UNDER_FUNC, Fault, is_fault
-from ..lanes import BACKENDS, Layout, Lowered, is_written_out, lowered, over_lanes
-from ..per_lane import give_memory_its_axis, in_lanes, room_for
 from ..settings import logs
 from ..settings.config import KERNEL_BACKENDS
 from ..settings.counters import count
 from ..specialize.specialization import Specialization, gradient_kind, in_a_class, require_allowed
+from .batching.aten_rules import give_memory_its_axis, in_lanes, room_for
+from .batching.ir_rules import BACKENDS, Layout, Lowered, is_written_out, lowered, over_lanes
 from .partial_second_order import warn_once
 
 if TYPE_CHECKING:

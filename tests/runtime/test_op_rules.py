@@ -17,7 +17,7 @@ from fusegrad.ir.transforms.linearize import linearize
 from fusegrad.ir.transforms.transpose import vjp
 from fusegrad.ir.types import TensorType
 from fusegrad.runtime.execution.aten import reference
-from fusegrad.runtime.op_rules import OP_RULES
+from fusegrad.runtime.functorch.batching.op_rules import OP_RULES
 
 M, N, B = (sympy.Symbol(n, integer=True, positive=True) for n in "mnb")
 X = TensorType((M, N), "f64")
@@ -114,7 +114,7 @@ def test_derivatives(name: str, sizes: dict[Any, int]) -> None:
 
 def test_a_rule_is_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
     batch(OPS["cumprod"], (True,), B, OP_RULES)
-    monkeypatch.setattr("fusegrad.runtime.op_rules._traced", None)
+    monkeypatch.setattr("fusegrad.runtime.functorch.batching.op_rules._traced", None)
     batch(OPS["cumprod"], (True,), B, OP_RULES)
 
 

@@ -20,7 +20,7 @@ import fusegrad
 from fusegrad.ir.prims import BINARY, UNARY
 from fusegrad.ir.transforms.linearize import jvp_rules, linearize
 from fusegrad.runtime.execution.aten import reference
-from fusegrad.runtime.op_rules import OP_RULES
+from fusegrad.runtime.functorch.batching.op_rules import OP_RULES
 
 Tensor = torch.Tensor
 F = torch.nn.functional

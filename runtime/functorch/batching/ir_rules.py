@@ -14,18 +14,18 @@ from typing import Any
 import sympy
 import torch
 
-from ..ir import Graph, building, emit
-from ..ir.errors import LoweringError
-from ..ir.once import once
-from ..ir.transforms.batch import batch, lead
-from ..ir.transforms.extern import NO_RULES, Batched, NoRuleError
-from ..ir.transforms.ops import DIFFERENTIABLE, permute
-from ..ir.types import Size
-from ..tracer.capture import Trace, settled
-from .execution.executable import Binder, BoundSizes, Executable, Run
-from .execution.pipeline import cheaper, graph_of
+from ....ir import Graph, building, emit
+from ....ir.errors import LoweringError
+from ....ir.once import once
+from ....ir.transforms.batch import batch, lead
+from ....ir.transforms.extern import NO_RULES, Batched, NoRuleError
+from ....ir.transforms.ops import DIFFERENTIABLE, permute
+from ....ir.types import Size
+from ....tracer.capture import Trace, settled
+from ...execution.executable import Binder, BoundSizes, Executable, Run
+from ...execution.pipeline import cheaper, graph_of
+from ...settings.config import KERNEL_BACKENDS
 from .op_rules import OP_RULES
-from .settings.config import KERNEL_BACKENDS
 
 Tensor = torch.Tensor
 Axes = tuple[int, ...] | None

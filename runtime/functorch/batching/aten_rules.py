@@ -19,7 +19,7 @@ import torch.utils._pytree as pytree
 from torch._decomp import decomposition_table
 from torch.autograd.function import Function
 
-from ..tracer.torch_private import is_batched_here, unwrapped
+from ....tracer.torch_private import is_batched_here, unwrapped
 
 Tensor = torch.Tensor
 aten = torch.ops.aten

@@ -1,0 +1,1 @@
+"""Batching rules: of the IR, of ATen operations, and those that torch has."""
