@@ -31,6 +31,7 @@ from ..tracer.torch_private import (
     saved_tensors_of,
     share_memory,
 )
+from .autograd.node import make_node, marks_of
 from .capture.guards import unasked
 from .conditions import (
     ABSENT,
@@ -49,7 +50,6 @@ from .fallback.answer import Fault, backward_failed, is_fault, users_backward
 from .fallback.effects import careful
 from .forms import MISS, formed, inside
 from .inline import write_run
-from .node import make_node, marks_of
 from .ready import Entry
 from .settings.config import KERNEL_BACKENDS
 from .specialize.residuals import Chosen

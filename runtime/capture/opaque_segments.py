@@ -23,7 +23,7 @@ from ...tracer.function import method_place
 from ...tracer.nested import recording
 from ...tracer.opaque import Mismatch, OpaqueNode, Run, Tape, reason_alone, remember, running, tensors_in, version
 from ...tracer.segments import Segment
-from ..attributes import left_on
+from ..autograd.node_attributes import left_on
 from ..fallback.answer import Fault, contained, is_fault, put_on_record
 from ..fallback.effects import launching
 from ..settings import logs

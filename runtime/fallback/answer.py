@@ -26,7 +26,7 @@ from ...tracer.function import backward_method, method_place, takes_boxed_gradie
 from ...tracer.nested import watcher
 from ...tracer.opaque import call_for_real
 from ...tracer.torch_private import apply_now, dual_level, transforms_active
-from ..attributes import left_on
+from ..autograd.node_attributes import left_on
 from ..cache import store as cache
 from ..settings.config import settings
 from ..straight import NODE, STRAIGHT

@@ -53,7 +53,9 @@ from ...tracer.torch_private import (
     transforms_active,
 )
 from .. import pickled
-from ..attributes import REASON, is_assigned
+from ..autograd.node import make_node
+from ..autograd.node_attributes import REASON, is_assigned
+from ..autograd.opaque_forward import WRITES_GIVEN, opaque_forward_of
 from ..calls import name_in_graphs
 from ..capture import opaque_segments as split
 from ..capture.graph_mode import is_outer
@@ -88,8 +90,6 @@ from ..fallback.answer import (
 from ..fallback.effects import careful, launching
 from ..forms import signed
 from ..functorch.unit import BackwardUnit, transformed
-from ..node import make_node
-from ..opaque import WRITES_GIVEN, opaque_forward_of
 from ..outer import called_within, in_dynamos_graph
 from ..persistence import found as found_on_disk
 from ..ready import Ready, shapes_of

@@ -21,7 +21,7 @@ from torch.func import grad, jvp
 from watching import Opaque, captures, first_of, leaf, outcome, record, same, watching
 
 import fusegrad
-from fusegrad.runtime.opaque import BACKWARDS, OpaqueForward
+from fusegrad.runtime.autograd.opaque_forward import BACKWARDS, OpaqueForward
 
 Tensor = torch.Tensor
 SCALE = 2.0

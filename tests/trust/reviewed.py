@@ -14,7 +14,7 @@ REVIEWED: dict[str, str] = {
     "runtime/specialize/function_class.py:function_shown.<locals>.compiled": ENTRY,
     "runtime/plain.py:compile_function.<locals>.run": ENTRY,
     "runtime/specialize/function_class.py:shown.<locals>.backward": ENTRY,
-    "runtime/node.py:_backward.<locals>.backward": ENTRY,
+    "runtime/autograd/node.py:_backward.<locals>.backward": ENTRY,
     "runtime/specialize/compiled.py:Compiler.backward": ENTRY,
     "runtime/functorch/function.py:Rules.backward": ENTRY,
     "runtime/calls.py:_undisturbed": ENTRY,

@@ -12,7 +12,7 @@ import torch
 import trust_functions as functions
 
 import fusegrad
-from fusegrad.runtime import opaque
+from fusegrad.runtime.autograd import opaque_forward as opaque
 from fusegrad.runtime.specialize import compiled as function
 
 

@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd.function import Function, once_differentiable
 
-from ..tracer.capture import CaptureError, capture_lock, is_capturing, written_placeholders
-from ..tracer.containers import anew
-from ..tracer.context import backward_context
-from ..tracer.function import as_tuple, backward_method, is_once_differentiable, method_place
-from ..tracer.pictures import DEPTH, SCALARS, Handle, freeze, is_library
-from ..tracer.reads import Reads, scan
-from ..tracer.segments import Segment
-from ..tracer.shared import picture, tensors_of
-from ..tracer.torch_private import (
+from ...tracer.capture import CaptureError, capture_lock, is_capturing, written_placeholders
+from ...tracer.containers import anew
+from ...tracer.context import backward_context
+from ...tracer.function import as_tuple, backward_method, is_once_differentiable, method_place
+from ...tracer.pictures import DEPTH, SCALARS, Handle, freeze, is_library
+from ...tracer.reads import Reads, scan
+from ...tracer.segments import Segment
+from ...tracer.shared import picture, tensors_of
+from ...tracer.torch_private import (
     apply_now,
     dual_level,
     is_batched,
@@ -35,14 +35,14 @@ from ..tracer.torch_private import (
     saved_tensors_of,
     transforms_active,
 )
-from .capture.guards import global_state, is_plain, is_tracked, unasked
-from .fallback.answer import Fault, contained, hand_over, is_fault, put_on_record
-from .functorch.own_rules import UsersUnit
-from .functorch.unit import VALUES, ran, without_idle
-from .specialize.function_class import node_class
+from ..capture.guards import global_state, is_plain, is_tracked, unasked
+from ..fallback.answer import Fault, contained, hand_over, is_fault, put_on_record
+from ..functorch.own_rules import UsersUnit
+from ..functorch.unit import VALUES, ran, without_idle
+from ..specialize.function_class import node_class
 
 if TYPE_CHECKING:
-    from .specialize.compiled import Compiler
+    from ..specialize.compiled import Compiler
 
 Tensor = torch.Tensor
 BACKWARDS = 64

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..tracer.containers import leaves
-from ..tracer.pictures import freeze
-from ..tracer.torch_private import dict_of_context as on
+from ...tracer.containers import leaves
+from ...tracer.pictures import freeze
+from ...tracer.torch_private import dict_of_context as on
 
 if TYPE_CHECKING:
-    from .specialize.specialization import Specialization
+    from ..specialize.specialization import Specialization
 
 SLOTS = ("_fusegrad_tensors", "_fusegrad_sizes", "_fusegrad_shared", "_fusegrad_shown")
 REASON = "an attribute of its ctx was assigned or changed after forward"
