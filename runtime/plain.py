@@ -20,8 +20,8 @@ from ..tracer.declared import DeclarationError, Option, call_place
 from ..tracer.function import as_tuple, method_place
 from ..tracer.grad_mode import Switches
 from ..tracer.nested import watcher
-from .calls import name_in_graphs
 from .capture.guards import is_float, is_tracked
+from .dynamo.graph_names import name_in_graphs
 from .functorch.unit import vjp_of
 from .specialize.function_class import function_shown
 
@@ -41,7 +41,7 @@ def compile_function(
 
     traceable: True where `fn` must be captured; where it is False, `fn` runs as it is.
     """
-    from .outer import in_dynamos_graph
+    from .dynamo.call import in_dynamos_graph
     from .specialize.compiled import compile_class
 
     require_one_body(fn, traceable)

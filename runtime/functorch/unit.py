@@ -685,7 +685,7 @@ def tracked_alias(value: Any) -> Any:
 
 def _graphed(args: Sequence[Any]) -> Any:
     """What makes operators of units, where somebody else makes a graph; None where we do."""
-    from .. import graphed
+    from ..dynamo import forward_operator as graphed
 
     return graphed if is_outer(args) else None
 

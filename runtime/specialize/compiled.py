@@ -56,7 +56,6 @@ from .. import pickled
 from ..autograd.node import make_node
 from ..autograd.node_attributes import REASON, is_assigned
 from ..autograd.opaque_forward import WRITES_GIVEN, opaque_forward_of
-from ..calls import name_in_graphs
 from ..capture import opaque_segments as split
 from ..capture.graph_mode import is_outer
 from ..capture.guards import (
@@ -74,6 +73,8 @@ from ..capture.guards import (
 )
 from ..capture.randomness import require_none as require_no_draws
 from ..distributed import call as distributed
+from ..dynamo.call import called_within, in_dynamos_graph
+from ..dynamo.graph_names import name_in_graphs
 from ..fallback.answer import (
     UNDER_FUNC,
     Fault,
@@ -90,7 +91,6 @@ from ..fallback.answer import (
 from ..fallback.effects import careful, launching
 from ..forms import signed
 from ..functorch.unit import BackwardUnit, transformed
-from ..outer import called_within, in_dynamos_graph
 from ..persistence import found as found_on_disk
 from ..ready import Ready, shapes_of
 from ..settings import logs

@@ -18,7 +18,7 @@ from torch.autograd.function import FunctionMeta
 
 from ...tracer.function import methods
 from ...tracer.torch_private import DYNAMO_TAKES_ANY_CLOSURE, hide_from_dynamo
-from ..calls import in_graph, name_in_graphs
+from ..dynamo.graph_names import in_graph, name_in_graphs
 from ..fallback.answer import Fault, is_fault
 from ..forms import MISS
 from ..pickled import OPTIONS, arrived, register
@@ -224,7 +224,7 @@ def function_shown(fn: Callable[..., Any], name: str, run: Callable[..., Any]) -
 
 _ROOT = Path(__file__).parent.parent
 _FOLLOWED = (
-    "runtime/specialize/function_class.py", "runtime/forms_in_graphs.py", "runtime/demo_functions.py", "runtime/execution/aten/random.py",
+    "runtime/specialize/function_class.py", "runtime/dynamo/pytree_forms.py", "runtime/demo_functions.py", "runtime/execution/aten/random.py",
     "runtime/execution/aten/philox.py", "tracer/torch_private.py",
 )  # fmt: skip
 """What Dynamo may follow: this, and what users write or call themselves."""

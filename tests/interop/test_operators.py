@@ -11,7 +11,7 @@ from torch.autograd import Function
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import fusegrad
-from fusegrad.runtime import operators
+from fusegrad.runtime.dynamo import operators
 
 TABLE = [case for case in CASES if "backward" in case.wrote]
 

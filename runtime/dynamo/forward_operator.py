@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..ir.errors import FusegradError, NotTraceableError
-from ..ir.once import once
-from ..tracer.capture import CaptureError, Trace
-from ..tracer.fingerprint import code_sum
-from ..tracer.function import backward_method, methods, rebind
-from ..tracer.torch_private import (
+from ...ir.errors import FusegradError, NotTraceableError
+from ...ir.once import once
+from ...tracer.capture import CaptureError, Trace
+from ...tracer.fingerprint import code_sum
+from ...tracer.function import backward_method, methods, rebind
+from ...tracer.torch_private import (
     custom_function_call,
     forward_mode_is_active,
     no_autocast,
@@ -28,17 +28,17 @@ from ..tracer.torch_private import (
     records_above_autograd,
     transforms_active,
 )
-from .capture.first_call_check import made_up_data
-from .capture.guards import is_tracked
-from .execution.executable import Binder, BoundSizes
-from .functorch.function import Whole, why_not_whole
-from .functorch.unit import VALUES, BackwardUnit, BatchedUnit, Unit
+from ..capture.first_call_check import made_up_data
+from ..capture.guards import is_tracked
+from ..execution.executable import Binder, BoundSizes
+from ..functorch.function import Whole, why_not_whole
+from ..functorch.unit import VALUES, BackwardUnit, BatchedUnit, Unit
+from ..persistence.stored_specialization import operations
 from .operators import Operator, named, registered
-from .persistence.stored_specialization import operations
 
 if TYPE_CHECKING:
-    from .specialize.compiled import Compiler
-    from .specialize.specialization import Specialization
+    from ..specialize.compiled import Compiler
+    from ..specialize.specialization import Specialization
 
 Tensor = torch.Tensor
 

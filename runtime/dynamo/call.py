@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.utils._pytree as pytree
 
-from ..ir.codes import code_of
-from ..ir.errors import FusegradError, users_line
-from ..ir.switches import in_force
-from ..tracer.capture import CaptureError, OpaqueMet
-from ..tracer.containers import opened
-from ..tracer.function import backward_method, method_place, methods_now
-from ..tracer.torch_private import (
+from ...ir.codes import code_of
+from ...ir.errors import FusegradError, users_line
+from ...ir.switches import in_force
+from ...tracer.capture import CaptureError, OpaqueMet
+from ...tracer.containers import opened
+from ...tracer.function import backward_method, method_place, methods_now
+from ...tracer.torch_private import (
     FakeTensor,
     custom_function_call,
     derivatives_active,
@@ -34,18 +34,18 @@ from ..tracer.torch_private import (
     transforms_active,
     unwrapped,
 )
-from .capture.graph_mode import asked_for, is_asked_for, is_for_a_graph
-from .capture.guards import is_tracked
-from .distributed import call as distributed
-from .execution.executable import BoundSizes
-from .fallback.answer import Fault, answered, is_fault, put_on_record
-from .functorch.function import why_not_whole
-from .graphed import Forward, UnknownSize, aside, example
-from .settings.config import settings
+from ..capture.graph_mode import asked_for, is_asked_for, is_for_a_graph
+from ..capture.guards import is_tracked
+from ..distributed import call as distributed
+from ..execution.executable import BoundSizes
+from ..fallback.answer import Fault, answered, is_fault, put_on_record
+from ..functorch.function import why_not_whole
+from ..settings.config import settings
+from .forward_operator import Forward, UnknownSize, aside, example
 
 if TYPE_CHECKING:
-    from .specialize.compiled import Compiler
-    from .specialize.specialization import Specialization
+    from ..specialize.compiled import Compiler
+    from ..specialize.specialization import Specialization
 
 Tensor = torch.Tensor
 
@@ -206,7 +206,7 @@ def _as_constant(value: Any) -> Any:
 
 
 def _specialization(compiler: Compiler, given: Sequence[Any]) -> Specialization:
-    from .specialize.compiled import NotCaptured
+    from ..specialize.compiled import NotCaptured
 
     for role in compiler.methods.roles():
         if (error := compiler.opaque(role)) is not None:

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from ..ir.errors import InternalError
-from ..tracer.capture import capture_lock
-from ..tracer.torch_private import (
+from ...ir.errors import InternalError
+from ...tracer.capture import capture_lock
+from ...tracer.torch_private import (
     above_autograd,
     below_autograd,
     custom_function_call,
@@ -26,7 +26,7 @@ from ..tracer.torch_private import (
     memory_of,
     pushes_tangents,
 )
-from .capture.graph_mode import asked_by
+from ..capture.graph_mode import asked_by
 
 Tensor = torch.Tensor
 NAMESPACE = "fusegrad"

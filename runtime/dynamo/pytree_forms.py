@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from .calls import in_graph
-from .capture.graph_mode import is_for_a_graph
-from .outer import OuterGraphError
-from .specialize.function_class import in_dynamo, outside
+from ..capture.graph_mode import is_for_a_graph
+from ..specialize.function_class import in_dynamo, outside
+from .call import OuterGraphError
+from .graph_names import in_graph
 
 Tensor = torch.Tensor
 TENSOR = ("tensor",)
