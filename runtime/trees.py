@@ -25,10 +25,10 @@ from ..tracer.function import (
     uses_setup_context,
 )
 from ..tracer.locks import INNER, lock_of
-from .conditions import Unchanging
 from .dynamo.graph_names import name_in_graphs
 from .dynamo.pytree_forms import function_shown_nested, of_forms, shown_nested
-from .forms import MISS, builder, opener
+from .fast_path.argument_forms import MISS, builder, opener
+from .fast_path.guard_codegen import Unchanging
 from .specialize.function_class import is_public, joined
 
 Tensor = torch.Tensor

@@ -28,8 +28,8 @@ from ...tracer.opaque import call_for_real
 from ...tracer.torch_private import apply_now, dual_level, transforms_active
 from ..autograd.node_attributes import left_on
 from ..cache import store as cache
+from ..fast_path.source_writer import NODE, STRAIGHT
 from ..settings.config import settings
-from ..straight import NODE, STRAIGHT
 from .effects import AFTER_EFFECTS, launching
 
 if TYPE_CHECKING:

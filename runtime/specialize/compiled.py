@@ -89,10 +89,10 @@ from ..fallback.answer import (
     users_backward,
 )
 from ..fallback.effects import careful, launching
-from ..forms import signed
+from ..fast_path.argument_forms import signed
+from ..fast_path.inline_cache import Ready, shapes_of
 from ..functorch.unit import BackwardUnit, transformed
 from ..persistence import found as found_on_disk
-from ..ready import Ready, shapes_of
 from ..settings import logs
 from ..settings.config import backend_name, valid_backend, valid_numerics, warns, with_numerics
 from ..settings.counters import count
@@ -318,7 +318,7 @@ class Compiler:
         return specialization.with_given(result, args)
 
     def _write_entry(self, kind: Any, key: Any, asked: Any, given: Any) -> None:
-        from ..written import write_entry
+        from ..fast_path.entry_codegen import write_entry
 
         with capture_lock:
             self.ready.add(kind, asked, write_entry(self, kind[0], key, asked, given))

@@ -13,10 +13,10 @@ import torch
 from torch.autograd import Function
 
 import fusegrad
-from fusegrad.runtime import written
 from fusegrad.runtime.autograd.node import Specialization
 from fusegrad.runtime.execution import executable as plan
 from fusegrad.runtime.fallback import answer as fallback
+from fusegrad.runtime.fast_path import entry_codegen as written
 from fusegrad.runtime.functorch import function as whole
 from fusegrad.runtime.functorch import unit
 from fusegrad.runtime.specialize import compiled as function

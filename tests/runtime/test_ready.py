@@ -17,10 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import fusegrad
 from fusegrad.codegen import TARGETS
 from fusegrad.ir.errors import UnsupportedBackendError
-from fusegrad.runtime import inline
 from fusegrad.runtime.execution import executable as plan
+from fusegrad.runtime.fast_path import plan_codegen as inline
+from fusegrad.runtime.fast_path.inline_cache import FIRST, TABLE, never
 from fusegrad.runtime.kernels import launch
-from fusegrad.runtime.ready import FIRST, TABLE, never
 from fusegrad.runtime.specialize import compiled as function
 
 both = pytest.mark.parametrize("backend", BACKENDS)

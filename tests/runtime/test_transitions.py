@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fusegrad
-from fusegrad.runtime.ready import FIRST
+from fusegrad.runtime.fast_path.inline_cache import FIRST
 
 Tensor = torch.Tensor
 OFTEN = FIRST + 3

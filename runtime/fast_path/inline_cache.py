@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from ..tracer.locks import INNER, lock_of
-from .forms import MISS, Form, positional
+from ...tracer.locks import INNER, lock_of
+from .argument_forms import MISS, Form, positional
 
 Entry = Callable[[tuple[Any, ...]], Any]
 FIRST = 3

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from ..tracer.containers import ATOMS, DEPTH, Hole, holes
-from .conditions import equal
-from .straight import Straight, row
+from ...tracer.containers import ATOMS, DEPTH, Hole, holes
+from .guard_codegen import equal
+from .source_writer import Straight, row
 
 Form = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ...] | None]
 BY_EITHER = inspect.Parameter.POSITIONAL_OR_KEYWORD

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from types import CodeType
 from typing import Any
 
-from ..tracer.torch_private import hide_from_dynamo
+from ...tracer.torch_private import hide_from_dynamo
 
 INDENT = "    "
 STRAIGHT = "<fusegrad straight"

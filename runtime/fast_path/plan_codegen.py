@@ -12,15 +12,15 @@ from typing import Any
 
 import torch
 
-from ..ir import Value
-from ..ir.passes.fuse import Group
-from ..ir.passes.place import Place
-from ..ir.types import contiguous_strides
-from ..tracer.dtypes import TO_TORCH
-from ..tracer.torch_private import allocator, memory_of
-from .execution.aten import reference
-from .execution.aten.concat_in_place import product_into
-from .execution.executable import (
+from ...ir import Value
+from ...ir.passes.fuse import Group
+from ...ir.passes.place import Place
+from ...ir.types import contiguous_strides
+from ...tracer.dtypes import TO_TORCH
+from ...tracer.torch_private import allocator, memory_of
+from ..execution.aten import reference
+from ..execution.aten.concat_in_place import product_into
+from ..execution.executable import (
     BoundSizes,
     Executable,
     GroupRunner,
@@ -31,7 +31,7 @@ from .execution.executable import (
     own_memory,
     same_strides,
 )
-from .straight import Straight, row
+from .source_writer import Straight, row
 
 Tensor = torch.Tensor
 

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd.function import Function
 
-from ..ir.program import Place
-from ..tracer.capture import capture_lock
-from ..tracer.containers import DEPTH as ARGUMENT_DEPTH
-from ..tracer.function import backward_method, rebind, takes_boxed_gradients
-from ..tracer.reads import Reads
-from ..tracer.torch_private import (
+from ...ir.program import Place
+from ...tracer.capture import capture_lock
+from ...tracer.containers import DEPTH as ARGUMENT_DEPTH
+from ...tracer.function import backward_method, rebind, takes_boxed_gradients
+from ...tracer.reads import Reads
+from ...tracer.torch_private import (
     WITHOUT_TANGENTS,
     dict_of_context,
     direct_apply,
@@ -31,9 +31,16 @@ from ..tracer.torch_private import (
     saved_tensors_of,
     share_memory,
 )
-from .autograd.node import make_node, marks_of
-from .capture.guards import unasked
-from .conditions import (
+from ..autograd.node import make_node, marks_of
+from ..capture.guards import unasked
+from ..execution.executable import BoundSizes
+from ..fallback.answer import Fault, backward_failed, is_fault, users_backward
+from ..fallback.effects import careful
+from ..settings.config import KERNEL_BACKENDS
+from ..specialize.residuals import Chosen
+from ..specialize.specialization import Specialization, gradient_kind, in_a_class, is_as_strided, view_like, view_of
+from .argument_forms import MISS, formed, inside
+from .guard_codegen import (
     ABSENT,
     DERIVATIVES,
     Unchanging,
@@ -45,19 +52,12 @@ from .conditions import (
     state_unchanged,
     tensors_alike,
 )
-from .execution.executable import BoundSizes
-from .fallback.answer import Fault, backward_failed, is_fault, users_backward
-from .fallback.effects import careful
-from .forms import MISS, formed, inside
-from .inline import write_run
-from .ready import Entry
-from .settings.config import KERNEL_BACKENDS
-from .specialize.residuals import Chosen
-from .specialize.specialization import Specialization, gradient_kind, in_a_class, is_as_strided, view_like, view_of
-from .straight import Straight, row
+from .inline_cache import Entry
+from .plan_codegen import write_run
+from .source_writer import Straight, row
 
 if TYPE_CHECKING:
-    from .specialize.compiled import Compiler
+    from ..specialize.compiled import Compiler
 
 Tensor = torch.Tensor
 LAYOUTS = 4

@@ -1,0 +1,1 @@
+"""The inline cache: for each call signature a generated function that checks its guards and runs."""
