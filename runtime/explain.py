@@ -24,6 +24,7 @@ from ..tracer.function import backward_method, method_place, uses_setup_context
 from .capture.guards import is_plain
 from .capture.linearity import NonLinearJvp
 from .capture.opaque_segments import OpaqueCall
+from .dispatch.pytree import arguments
 from .execution.executable import (
     Executable,
     fills_memory,
@@ -45,7 +46,6 @@ from .specialize.derived_backward import DERIVE_JVP, require_transposable, why_n
 from .specialize.residuals import Chosen, choose
 from .specialize.specialization import Specialization, hint_of
 from .specialize.variants import Variant, variants_of
-from .trees import arguments
 from .values.tensor_specs import differentiable, is_spec, stand_in
 
 Sizes = dict[sympy.Symbol, int]

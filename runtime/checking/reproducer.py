@@ -140,7 +140,7 @@ for name in eager:
 
 
 NESTED = '''
-from fusegrad.runtime.trees import bound, call_flat
+from fusegrad.runtime.dispatch.pytree import bound, call_flat
 
 
 def theirs(*args, **kwargs):  # the user's methods, uncompiled, around flat tensors

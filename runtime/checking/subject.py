@@ -14,10 +14,10 @@ from ...ir.errors import FusegradError
 from ...tracer.function import as_tuple, uses_setup_context
 from ...tracer.torch_private import is_made_of_others
 from ..capture.guards import is_float
+from ..dispatch.pytree import bound, call_flat
 from ..explain import compiler_of
 from ..specialize.compiled import Compiler
 from ..specialize.compiled import compile as compiled
-from ..trees import bound, call_flat
 from ..values.tensor_specs import is_spec, parse_spec
 from .layouts import all_copied, laid_out
 from .modes import MODES, Transforms

@@ -20,6 +20,7 @@ from ...tracer.capture import CaptureError
 from ...tracer.containers import holes
 from ...tracer.function import backward_method, method_place, parameter_names, uses_setup_context
 from ..capture.guards import is_float
+from ..dispatch.pytree import arguments
 from ..execution.executable import are_for_multiples, counterpart_sizes, named_target, opaque_of
 from ..execution.pipeline import cheaper, generate, graph_of, kernels_of
 from ..explain import DEFAULT_TARGET, UnknownTargetError, compiler_of
@@ -27,7 +28,6 @@ from ..settings.config import numerics
 from ..specialize.compiled import Compiler
 from ..specialize.residuals import choose
 from ..specialize.specialization import BackwardEntry, Specialization
-from ..trees import arguments
 from ..values.tensor_specs import differentiable, stand_in
 from .ones import may_be_one
 from .tangents import NoTangents, tangents_of

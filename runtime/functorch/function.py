@@ -33,10 +33,10 @@ from ...tracer.torch_private import (
 from ..capture.guards import is_float
 from ..capture.linearity import AttachedGradients, NonLinearBackward, Roundings, not_transposed, require_linear, waves
 from ..capture.randomness import why_not_differentiated
+from ..dispatch.plain_function import switches_grad_mode
 from ..execution.aten import reference
 from ..execution.executable import BoundSizes
 from ..fallback.answer import Fault, is_fault
-from ..plain import switches_grad_mode
 from ..settings.config import KERNEL_BACKENDS
 from .batching.ir_rules import Lowered
 from .jvp_unit import CallingUnit

@@ -17,9 +17,9 @@ from ...ir.errors import FusegradError
 from .. import screen
 from ..cache.store import versions
 from ..capture.guards import is_float
+from ..dispatch.pytree import arguments
 from ..explain import Explanation, compiler_of, explain
 from ..specialize.compiled import Compiler, compile, compile_class
-from ..trees import arguments
 from ..values.tensor_specs import is_spec, parse_spec
 from .devices import MULTIPROCESSORS, Device, device_named
 from .measure import Times, copy_bandwidth, operations, peak_bytes, saved_bytes, times_of

@@ -52,7 +52,6 @@ from ...tracer.torch_private import (
     share_memory,
     transforms_active,
 )
-from .. import pickled
 from ..autograd.node import make_node
 from ..autograd.node_attributes import REASON, is_assigned
 from ..autograd.opaque_forward import WRITES_GIVEN, opaque_forward_of
@@ -72,6 +71,7 @@ from ..capture.guards import (
     unseen_state,
 )
 from ..capture.randomness import require_none as require_no_draws
+from ..dispatch import pickling as pickled
 from ..distributed import call as distributed
 from ..dynamo.call import called_within, in_dynamos_graph
 from ..dynamo.graph_names import name_in_graphs
@@ -1157,13 +1157,13 @@ def compile(
     if target is None:
         return functools.partial(compile, **named, pytree=pytree)
     if pytree:
-        from ..trees import compile_tree
+        from ..dispatch.pytree import compile_tree
 
         return compile_tree(target, functools.partial(compile, **named))
     if isinstance(target, type):
         return compile_class(target, *options)
     if callable(target):
-        from ..plain import compile_function
+        from ..dispatch.plain_function import compile_function
 
         return compile_function(target, *options)
     raise CompileTargetError(

@@ -18,11 +18,11 @@ from torch.autograd.function import FunctionMeta
 
 from ...tracer.function import methods
 from ...tracer.torch_private import DYNAMO_TAKES_ANY_CLOSURE, hide_from_dynamo
+from ..dispatch.pickling import OPTIONS, arrived, register
 from ..dynamo.graph_names import in_graph, name_in_graphs
 from ..fallback.answer import Fault, is_fault
 from ..fast_path.argument_forms import MISS
 from ..fast_path.inline_cache import Ready
-from ..pickled import OPTIONS, arrived, register
 from .traceability import Traceability
 
 in_dynamo: Callable[[], bool] = torch.compiler.is_dynamo_compiling

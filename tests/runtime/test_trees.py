@@ -17,8 +17,8 @@ from torch.autograd.function import NestedIOFunction
 from torch.func import grad, jacrev, jvp, vmap
 
 import fusegrad
+from fusegrad.runtime.dispatch.pytree import TreeError
 from fusegrad.runtime.specialize.compiled import CompileTargetError
-from fusegrad.runtime.trees import TreeError
 
 Tensor = torch.Tensor
 both = pytest.mark.parametrize("backend", BACKENDS)
@@ -407,7 +407,7 @@ def test_nested_io_functions_are_told_how_to_move() -> None:
 def test_forms_are_taken_apart_and_built_as_torch_does() -> None:
     import torch.utils._pytree as pytree
 
-    from fusegrad.runtime.trees import Opening, Structure, flatten
+    from fusegrad.runtime.dispatch.pytree import Opening, Structure, flatten
 
     t = torch.ones(2)
     given: list[Any] = [
@@ -428,7 +428,7 @@ def test_forms_are_taken_apart_and_built_as_torch_does() -> None:
 
 
 def test_a_container_in_the_place_of_a_leaf_is_another_form() -> None:
-    from fusegrad.runtime.trees import Opening
+    from fusegrad.runtime.dispatch.pytree import Opening
 
     t, opening = torch.ones(2), Opening()
     first = opening((t, {"w": t}))

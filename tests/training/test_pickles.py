@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import fusegrad
-from fusegrad.runtime.pickled import again
+from fusegrad.runtime.dispatch.pickling import again
 
 HERE = str(Path(__file__).parent)
 NAMED = {"alias": functions.Fast, "options": functions.Options, "decorated": functions.Decorated,

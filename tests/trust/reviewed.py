@@ -12,7 +12,7 @@ AFTER = "it runs after an argument was written to, which cannot be taken back"
 REVIEWED: dict[str, str] = {
     "runtime/specialize/function_class.py:applied.<locals>._fusegrad_apply": ENTRY,
     "runtime/specialize/function_class.py:function_shown.<locals>.compiled": ENTRY,
-    "runtime/plain.py:compile_function.<locals>.run": ENTRY,
+    "runtime/dispatch/plain_function.py:compile_function.<locals>.run": ENTRY,
     "runtime/specialize/function_class.py:shown.<locals>.backward": ENTRY,
     "runtime/autograd/node.py:_backward.<locals>.backward": ENTRY,
     "runtime/specialize/compiled.py:Compiler.backward": ENTRY,
@@ -31,7 +31,7 @@ REVIEWED: dict[str, str] = {
     "tracer/data.py:Asked.__torch_dispatch__": ENTRY,
     "tracer/data.py:asks": ENTRY,
     "tracer/torch_private.py:apply_now": ENTRY,
-    "runtime/plain.py:function_class.<locals>.backward": ENTRY,
+    "runtime/dispatch/plain_function.py:function_class.<locals>.backward": ENTRY,
     "tracer/nested.py:Recorder._played": PLAYED,
     "tracer/opaque.py:Taped.play": PLAYED,
     "tracer/opaque.py:Taped.compared": PLAYED,

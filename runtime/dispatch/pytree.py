@@ -14,8 +14,8 @@ import torch
 import torch.utils._pytree as pytree
 from torch.autograd.function import Function, FunctionMeta, once_differentiable
 
-from ..ir.errors import FusegradError, KeywordOnlyError
-from ..tracer.function import (
+from ...ir.errors import FusegradError, KeywordOnlyError
+from ...tracer.function import (
     backward_method,
     exact_gradients,
     is_once_differentiable,
@@ -24,12 +24,12 @@ from ..tracer.function import (
     takes_boxed_gradients,
     uses_setup_context,
 )
-from ..tracer.locks import INNER, lock_of
-from .dynamo.graph_names import name_in_graphs
-from .dynamo.pytree_forms import function_shown_nested, of_forms, shown_nested
-from .fast_path.argument_forms import MISS, builder, opener
-from .fast_path.guard_codegen import Unchanging
-from .specialize.function_class import is_public, joined
+from ...tracer.locks import INNER, lock_of
+from ..dynamo.graph_names import name_in_graphs
+from ..dynamo.pytree_forms import function_shown_nested, of_forms, shown_nested
+from ..fast_path.argument_forms import MISS, builder, opener
+from ..fast_path.guard_codegen import Unchanging
+from ..specialize.function_class import is_public, joined
 
 Tensor = torch.Tensor
 Compile = Callable[[Any], Any]

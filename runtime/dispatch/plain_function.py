@@ -13,17 +13,17 @@ from typing import Any
 import torch
 from torch.autograd.function import Function
 
-from ..ir.errors import KeywordOnlyError
-from ..tracer.capture import CaptureError, is_capturing
-from ..tracer.containers import leaves
-from ..tracer.declared import DeclarationError, Option, call_place
-from ..tracer.function import as_tuple, method_place
-from ..tracer.grad_mode import Switches
-from ..tracer.nested import watcher
-from .capture.guards import is_float, is_tracked
-from .dynamo.graph_names import name_in_graphs
-from .functorch.unit import vjp_of
-from .specialize.function_class import function_shown
+from ...ir.errors import KeywordOnlyError
+from ...tracer.capture import CaptureError, is_capturing
+from ...tracer.containers import leaves
+from ...tracer.declared import DeclarationError, Option, call_place
+from ...tracer.function import as_tuple, method_place
+from ...tracer.grad_mode import Switches
+from ...tracer.nested import watcher
+from ..capture.guards import is_float, is_tracked
+from ..dynamo.graph_names import name_in_graphs
+from ..functorch.unit import vjp_of
+from ..specialize.function_class import function_shown
 
 Tensor = torch.Tensor
 
@@ -41,8 +41,8 @@ def compile_function(
 
     traceable: True where `fn` must be captured; where it is False, `fn` runs as it is.
     """
-    from .dynamo.call import in_dynamos_graph
-    from .specialize.compiled import compile_class
+    from ..dynamo.call import in_dynamos_graph
+    from ..specialize.compiled import compile_class
 
     require_one_body(fn, traceable)
     fast = compile_class(function_class(fn), backend, fullgraph, dynamic, traceable, derive_jvp, numerics)
