@@ -22,10 +22,10 @@ try:
     from .runtime.bundling.load import load
     from .runtime.checking.trial import CheckError, check
     from .runtime.execution.aten import random
-    from .runtime.explain import explain
     from .runtime.exporting.export import export
     from .runtime.exporting.saved import load_program, save_program
     from .runtime.profiling.profile import profile
+    from .runtime.report.explain import explain
     from .runtime.settings import config
     from .runtime.settings.counters import stats
     from .runtime.specialize.compiled import FallbackWarning, compile

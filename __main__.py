@@ -24,7 +24,7 @@ from .runtime.commands.answer import INTERNAL, OK, USERS, Answer
 from .runtime.commands.arguments import suggestion
 from .runtime.exporting import command as export_command
 from .runtime.profiling import command as profile_command
-from .runtime.screen import show
+from .runtime.report.terminal import show
 
 
 class Command(Protocol):

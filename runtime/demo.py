@@ -24,8 +24,8 @@ from ..ir.errors import KernelCompileError
 from .commands.answer import MISMATCH, OK, Answer
 from .demo_functions import FUNCTIONS
 from .demo_model import IGNORED, ByteModel, Functions, Sizes, call, read_text, seeded_model, windows
-from .draw import shaded, svg
-from .explain import Explanation, explain
+from .report.explain import Explanation, explain
+from .report.graph_svg import shaded, svg
 from .settings.config import BACKENDS, patch
 from .specialize.compiled import compile as compiled
 

@@ -22,7 +22,7 @@ from ..checking.reproducer import reproduced
 from ..checking.subject import Case, Subject, examined, name_of
 from ..checking.trial import Row, known_names, quietly, tried
 from ..checking.verdict import Difference, Tolerance
-from ..explain import compiler_of
+from ..report.explain import compiler_of
 from ..settings import config
 from ..settings.config import BACKENDS, KERNEL_BACKENDS
 from .places import Found, looked_at

@@ -15,7 +15,7 @@ from ...tracer.function import as_tuple, uses_setup_context
 from ...tracer.torch_private import is_made_of_others
 from ..capture.guards import is_float
 from ..dispatch.pytree import bound, call_flat
-from ..explain import compiler_of
+from ..report.explain import compiler_of
 from ..specialize.compiled import Compiler
 from ..specialize.compiled import compile as compiled
 from ..values.tensor_specs import is_spec, parse_spec

@@ -20,7 +20,7 @@ import torch
 
 from ...ir.errors import FusegradError
 from ...tracer.function import backward_method, method_place
-from ..explain import compiler_of
+from ..report.explain import compiler_of
 from ..settings.config import BACKENDS, patch
 from ..specialize.compiled import Compiler
 from .cases import DTYPES, SIZES, Plan, shapes

@@ -20,7 +20,7 @@ from torch.autograd import Function
 
 from ...ir import versions
 from ..cache import store as cache
-from ..screen import Block, Table
+from ..report.terminal import Block, Table
 from ..settings import malloc as memory
 from ..settings.config import BACKENDS, settings
 from ..specialize.compiled import compile as compiled
@@ -190,7 +190,7 @@ def _agrees(backend: str, device: str) -> bool:
 
 
 def _cross_compiled() -> Finding:
-    from ..explain import explain
+    from ..report.explain import explain
 
     try:
         found = explain(_Tiny, "f32[64,64]").metrics("cuda:90")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ..explain import explain
-from ..page import page
-from ..screen import Block
+from ..report.explain import explain
+from ..report.html_page import page
+from ..report.terminal import Block
 from .answer import Answer
 from .arguments import add_target, call_of
 

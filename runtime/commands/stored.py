@@ -6,7 +6,7 @@ import argparse
 import time
 
 from ..cache import store as cache
-from ..screen import Block, Table
+from ..report.terminal import Block, Table
 from .answer import MISMATCH, OK, Answer
 
 SUMMARY = "look at, check, or empty the cache of compiled kernels"

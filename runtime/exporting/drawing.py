@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from ..draw import shaded, shortened, svg
-from ..explain import Explanation
-from ..page import GREY, INK, WIDTH, code, contents, note, page, picture, section, table
+from ..report.explain import Explanation
+from ..report.graph_svg import shaded, shortened, svg
+from ..report.html_page import GREY, INK, WIDTH, code, contents, note, page, picture, section, table
 from .graphs import facts
 
 ROW, CHARACTER, FONT = 22, 7.25, 12

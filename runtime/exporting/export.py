@@ -11,7 +11,7 @@ from ...ir.errors import FusegradError
 from ..bundling.archive import write_file
 from ..bundling.bundle import as_bundle
 from ..bundling.hub import as_hf_kernels
-from ..explain import explain
+from ..report.explain import explain
 from .batched_module import module_with
 from .cpp_module import as_pair, pair
 from .drawing import as_html, as_svg

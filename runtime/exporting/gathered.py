@@ -23,7 +23,7 @@ from ..capture.guards import is_float
 from ..dispatch.pytree import arguments
 from ..execution.executable import are_for_multiples, counterpart_sizes, named_target, opaque_of
 from ..execution.pipeline import cheaper, generate, graph_of, kernels_of
-from ..explain import DEFAULT_TARGET, UnknownTargetError, compiler_of
+from ..report.explain import DEFAULT_TARGET, UnknownTargetError, compiler_of
 from ..settings.config import numerics
 from ..specialize.compiled import Compiler
 from ..specialize.residuals import choose

@@ -12,8 +12,8 @@ import networkx as nx
 from ...ir import Graph, Value
 from ...ir.passes.fuse import Group, Step
 from ..cache.store import versions
-from ..draw import members
-from ..explain import DirectionReport, Explanation
+from ..report.explain import DirectionReport, Explanation
+from ..report.graph_svg import members
 
 SCHEMA = 1
 HIDDEN = ("strides", "avals", "index", "name")

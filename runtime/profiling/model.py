@@ -13,7 +13,7 @@ from ...ir import Value
 from ...ir.passes.fuse import Extern, Group, Step
 from ...ir.prims import PRIMS
 from ...ir.types import Size, product
-from ..explain import DirectionReport, Explanation
+from ..report.explain import DirectionReport, Explanation
 from .devices import Device
 
 Sizes = dict[sympy.Symbol, int]

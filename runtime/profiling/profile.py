@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from ...ir.errors import FusegradError
-from .. import screen
 from ..cache.store import versions
 from ..capture.guards import is_float
 from ..dispatch.pytree import arguments
-from ..explain import Explanation, compiler_of, explain
+from ..report import terminal as screen
+from ..report.explain import Explanation, compiler_of, explain
 from ..specialize.compiled import Compiler, compile, compile_class
 from ..values.tensor_specs import is_spec, parse_spec
 from .devices import MULTIPROCESSORS, Device, device_named

@@ -9,8 +9,8 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..page import GREY, INK, RULE, contents, note, page, section, table
-from ..screen import Block, Table, plain
+from ..report.html_page import GREY, INK, RULE, contents, note, page, section, table
+from ..report.terminal import Block, Table, plain
 from .measure import Times
 from .model import Modelled
 

@@ -20,10 +20,10 @@ import torch
 
 import fusegrad
 from fusegrad.benchmarks import functions as f
-from fusegrad.runtime.draw import CHAR
 from fusegrad.runtime.exporting.drawing import CHARACTER, ROOM
-from fusegrad.runtime.page import is_number, table
 from fusegrad.runtime.profiling.report import _dots, as_html
+from fusegrad.runtime.report.graph_svg import CHAR
+from fusegrad.runtime.report.html_page import is_number, table
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)

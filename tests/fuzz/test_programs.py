@@ -25,7 +25,7 @@ from torch.autograd import Function
 import fusegrad
 from fusegrad.runtime.checking.subject import Subject, examined
 from fusegrad.runtime.checking.verdict import Difference, Tolerance
-from fusegrad.runtime.explain import compiler_of
+from fusegrad.runtime.report.explain import compiler_of
 
 SEEDS = range(0, 100_000, 5_000)
 PER_TEST = 5

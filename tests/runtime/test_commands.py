@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from fusegrad.__main__ import COMMANDS, main
-from fusegrad.runtime import screen
 from fusegrad.runtime.cache import store as cache
 from fusegrad.runtime.commands import arguments, bench, doctor, failure, stored
 from fusegrad.runtime.commands import explain as explain_command
 from fusegrad.runtime.commands.arguments import TargetError, argument, found
+from fusegrad.runtime.report import terminal as screen
 
 sys.path.insert(0, str(Path(__file__).parent))
 from example_arguments import EXAMPLES
@@ -211,7 +211,7 @@ def test_errors_as_json(capsys) -> None:
 
 
 def test_an_internal_error_leaves_a_file_that_shows_it(capsys, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("fusegrad.runtime.explain._on_gpu", lambda *_: 1 / 0)
+    monkeypatch.setattr("fusegrad.runtime.report.explain._on_gpu", lambda *_: 1 / 0)
     assert main(["explain", *RMS]) == 3
     told = capsys.readouterr().err
     (path,) = tmp_path.glob("fusegrad-error-explain-*.py")

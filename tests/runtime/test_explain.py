@@ -14,7 +14,7 @@ from torch.autograd import Function
 import fusegrad
 from fusegrad.ir import verify
 from fusegrad.ir.errors import SpecError
-from fusegrad.runtime.explain import UnknownTargetError
+from fusegrad.runtime.report.explain import UnknownTargetError
 from fusegrad.runtime.values.tensor_specs import parse_spec
 
 ROWS, WIDTH = 512, 1024

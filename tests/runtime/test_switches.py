@@ -149,7 +149,7 @@ def executables(fast: Any) -> list[Executable]:
 
 
 def compiler_of(fast: Any) -> Any:
-    return fusegrad.runtime.explain.compiler_of(fast)
+    return fusegrad.runtime.report.explain.compiler_of(fast)
 
 
 def _picture(executable: Executable) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from ..ir.codes import fix_of
+from ...ir.codes import fix_of
 
 if TYPE_CHECKING:
     from .explain import Explanation

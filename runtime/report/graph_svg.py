@@ -14,10 +14,10 @@ from typing import Any, TypeAlias
 
 import networkx as nx
 
-from ..ir import Graph, Place, Program, Value
-from ..ir.passes.fuse import Group, Step
-from ..ir.prims import PRIMS
-from .layers import Layout, Node, arrange, ranks
+from ...ir import Graph, Place, Program, Value
+from ...ir.passes.fuse import Group, Step
+from ...ir.prims import PRIMS
+from .layered_layout import Layout, Node, arrange, ranks
 
 Point: TypeAlias = tuple[float, float]
 

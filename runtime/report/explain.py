@@ -11,21 +11,21 @@ import sympy
 import torch
 from torch.autograd.function import Function
 
-from ..codegen import TARGETS, Kernel, Kernels, Target
-from ..codegen.proofs import Proof
-from ..ir import Graph, Place, Program, Value
-from ..ir.codes import code_of, fix_of
-from ..ir.cost import minimal_bytes
-from ..ir.errors import FusegradError, LoweringError
-from ..ir.passes.fuse import Extern, Step
-from ..ir.prims import PRIMS
-from ..tracer.capture import CaptureError, OpaqueMet, Session, Trace
-from ..tracer.function import backward_method, method_place, uses_setup_context
-from .capture.guards import is_plain
-from .capture.linearity import NonLinearJvp
-from .capture.opaque_segments import OpaqueCall
-from .dispatch.pytree import arguments
-from .execution.executable import (
+from ...codegen import TARGETS, Kernel, Kernels, Target
+from ...codegen.proofs import Proof
+from ...ir import Graph, Place, Program, Value
+from ...ir.codes import code_of, fix_of
+from ...ir.cost import minimal_bytes
+from ...ir.errors import FusegradError, LoweringError
+from ...ir.passes.fuse import Extern, Step
+from ...ir.prims import PRIMS
+from ...tracer.capture import CaptureError, OpaqueMet, Session, Trace
+from ...tracer.function import backward_method, method_place, uses_setup_context
+from ..capture.guards import is_plain
+from ..capture.linearity import NonLinearJvp
+from ..capture.opaque_segments import OpaqueCall
+from ..dispatch.pytree import arguments
+from ..execution.executable import (
     Executable,
     fills_memory,
     has_outer_product,
@@ -34,19 +34,19 @@ from .execution.executable import (
     number,
     opaque_of,
 )
-from .execution.fusion_report import CutReport, GroupReport, cuts_of, groups_of
-from .execution.pipeline import Generated, cheaper, generate, graph_of, text_of
-from .functorch.unit import Unit
-from .kept import Kept, kept
-from .kernels.cross_compile.pool import Binary
-from .kernels.proofs import line_of, proofs_of
-from .settings.config import numerics, settings
-from .specialize.compiled import Compiler, Record
-from .specialize.derived_backward import DERIVE_JVP, require_transposable, why_no_backward
-from .specialize.residuals import Chosen, choose
-from .specialize.specialization import Specialization, hint_of
-from .specialize.variants import Variant, variants_of
-from .values.tensor_specs import differentiable, is_spec, stand_in
+from ..execution.fusion_report import CutReport, GroupReport, cuts_of, groups_of
+from ..execution.pipeline import Generated, cheaper, generate, graph_of, text_of
+from ..functorch.unit import Unit
+from ..kernels.cross_compile.pool import Binary
+from ..kernels.proofs import line_of, proofs_of
+from ..settings.config import numerics, settings
+from ..specialize.compiled import Compiler, Record
+from ..specialize.derived_backward import DERIVE_JVP, require_transposable, why_no_backward
+from ..specialize.residuals import Chosen, choose
+from ..specialize.specialization import Specialization, hint_of
+from ..specialize.variants import Variant, variants_of
+from ..values.tensor_specs import differentiable, is_spec, stand_in
+from .residuals import Kept, kept
 
 Sizes = dict[sympy.Symbol, int]
 Tensor = torch.Tensor
@@ -153,7 +153,7 @@ class Explanation:
     @property
     def module(self) -> str:
         """The Triton module that holds every generated kernel."""
-        from .. import codegen
+        from ... import codegen
 
         return codegen.module(self.kernel_records)
 
@@ -178,7 +178,7 @@ class Explanation:
         targets: "cuda:80", "cuda:90", "cuda:100", "hip:gfx942"; by default the explanation's own. A Binary has `asm`
         (ptx and cubin, or amdgcn and hsaco), registers, spills and shared memory (bytes), access widths, or an error.
         """
-        from .kernels.cross_compile.pool import compile_for
+        from ..kernels.cross_compile.pool import compile_for
 
         return compile_for(self.kernel_records, self.module, list(targets) or [self.target])
 
@@ -384,7 +384,7 @@ def compiler_of(target: Any) -> Compiler:
     known = getattr(target, "_fusegrad", None)
     if isinstance(known, Compiler):
         return known
-    from .specialize.compiled import compile as compiled
+    from ..specialize.compiled import compile as compiled
 
     return compiled(target)._fusegrad  # type: ignore[no-any-return]
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..ir import Value
-from ..ir.passes.recompute import CHOICE, Choice, hidden_values
-from ..ir.program import Place
-from ..tracer.dtypes import TO_TORCH
-from .execution.executable import Sizes, number
-from .specialize.residuals import Chosen, ChosenForDerived
-from .specialize.specialization import Specialization
+from ...ir import Value
+from ...ir.passes.recompute import CHOICE, Choice, hidden_values
+from ...ir.program import Place
+from ...tracer.dtypes import TO_TORCH
+from ..execution.executable import Sizes, number
+from ..specialize.residuals import Chosen, ChosenForDerived
+from ..specialize.specialization import Specialization
 
 AS_WRITTEN, INSTEAD, BESIDES, AGAIN = "saved as written", "saved instead", "saved besides", "computed again"
 

@@ -1,0 +1,1 @@
+"""What a class became, for people: explain, residuals, pictures, pages, terminal."""
