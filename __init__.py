@@ -29,7 +29,7 @@ try:
     from .runtime.settings import config
     from .runtime.settings.counters import stats
     from .runtime.specialize.compiled import FallbackWarning, compile
-    from .runtime.swapping.swap import swap
+    from .runtime.swap.swap import swap
 except (ImportError, AttributeError) as _error:  # torch or triton lacks a name
     raise _versions.unknown(_error) from None
 

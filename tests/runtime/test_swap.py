@@ -16,8 +16,8 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 import fusegrad
-from fusegrad.runtime.swapping.errors import SwapError
-from fusegrad.runtime.swapping.fits import attributes_read, signature_misfit
+from fusegrad.runtime.swap.errors import SwapError
+from fusegrad.runtime.swap.fits import attributes_read, signature_misfit
 
 sys.path.insert(0, str(Path(__file__).parent))
 from swap_samples import FastGate, FastNorm, Gate, Net, Norm, doubled, fast_norm, tripled, wrapped_twice

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .exchanged import as_class
+from .swapped_class import as_class
 
 
 def misfit(module: nn.Module, replacement: Any) -> str | None:

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from .errors import SwapError
-from .exchanged import class_of, rebound_methods
 from .fits import misfit, signature_misfit
+from .swapped_class import class_of, rebound_methods
 
 
 def swap(model: nn.Module, replacements: Mapping[Any, Any]) -> Swapped:

@@ -1,0 +1,1 @@
+"""Modules of a model with other methods, in place and revertibly."""

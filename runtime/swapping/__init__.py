@@ -1,1 +1,0 @@
-"""Modules of a model given other methods in place, and back again."""
