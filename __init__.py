@@ -24,7 +24,7 @@ try:
     from .runtime.execution.aten import random
     from .runtime.exporting.export import export
     from .runtime.exporting.saved import load_program, save_program
-    from .runtime.profiling.profile import profile
+    from .runtime.profile.profile import profile
     from .runtime.report.explain import explain
     from .runtime.settings import config
     from .runtime.settings.counters import stats

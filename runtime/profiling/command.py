@@ -6,9 +6,9 @@ import argparse
 
 from ..commands.answer import Answer
 from ..commands.arguments import add_target, call_of
-from .devices import DEVICES
-from .profile import BASELINES, profile
-from .report import blocks
+from ..profile.devices import DEVICES
+from ..profile.profile import BASELINES, profile
+from ..profile.report import blocks
 
 SUMMARY = "time a compiled Function, and model its kernels on a GPU"
 

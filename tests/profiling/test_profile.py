@@ -23,10 +23,10 @@ from fusegrad.ir.passes.fuse import Group
 from fusegrad.runtime.execution import executable as plan
 from fusegrad.runtime.kernels import launch
 from fusegrad.runtime.kernels.launch_metadata import counts
-from fusegrad.runtime.profiling.devices import DEVICES, MULTIPROCESSORS, UnknownDeviceError
-from fusegrad.runtime.profiling.measure import peak_bytes, summary, times_of
-from fusegrad.runtime.profiling.model import _number, _operations
-from fusegrad.runtime.profiling.profile import Profile, ProfileArgumentError
+from fusegrad.runtime.profile.devices import DEVICES, MULTIPROCESSORS, UnknownDeviceError
+from fusegrad.runtime.profile.measure import peak_bytes, summary, times_of
+from fusegrad.runtime.profile.profile import Profile, ProfileArgumentError
+from fusegrad.runtime.profile.roofline import _number, _operations
 
 CPU = torch.device("cpu")
 

@@ -23,7 +23,7 @@ from ..specialize.compiled import Compiler, compile, compile_class
 from ..values.tensor_specs import is_spec, parse_spec
 from .devices import MULTIPROCESSORS, Device, device_named
 from .measure import Times, copy_bandwidth, operations, peak_bytes, saved_bytes, times_of
-from .model import Modelled, modelled
+from .roofline import Modelled, modelled
 
 Tensor = torch.Tensor
 Apply = Callable[..., Any]

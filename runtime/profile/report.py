@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..report.html_page import GREY, INK, RULE, contents, note, page, section, table
 from ..report.terminal import Block, Table, plain
 from .measure import Times
-from .model import Modelled
+from .roofline import Modelled
 
 if TYPE_CHECKING:
     from .profile import Profile
