@@ -22,7 +22,7 @@ try:
     from .runtime.bundling.load import load
     from .runtime.checking.trial import CheckError, check
     from .runtime.execution.aten import random
-    from .runtime.exporting.export import export
+    from .runtime.export.export import export
     from .runtime.exporting.saved import load_program, save_program
     from .runtime.profile.profile import profile
     from .runtime.report.explain import explain

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..commands.answer import Answer
 from ..commands.arguments import add_target, call_of
-from .export import FORMATS, TREES, export
+from ..export.export import FORMATS, TREES, export
 
 SUMMARY = "write a compiled Function as a Triton module, a bundle, a graph or a picture"
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import fusegrad
-from fusegrad.runtime.exporting.export import ExportFormatError
+from fusegrad.runtime.export.export import ExportFormatError
 
 IMPORTED = """
 import importlib.util, json, sys

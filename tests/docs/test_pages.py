@@ -20,7 +20,7 @@ import pytest
 import fusegrad
 from fusegrad.__main__ import COMMANDS
 from fusegrad.ir.codes import CODES
-from fusegrad.runtime.exporting.export import FORMATS, TREES
+from fusegrad.runtime.export.export import FORMATS, TREES
 from fusegrad.runtime.settings import config
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -18,7 +18,7 @@ from torch.autograd import Function
 
 import fusegrad
 from fusegrad.benchmarks import functions as f
-from fusegrad.runtime.exporting.export import ExportFormatError
+from fusegrad.runtime.export.export import ExportFormatError
 from fusegrad.runtime.exporting.gathered import ExportError
 
 COMPOSITIONS = '''

@@ -11,14 +11,14 @@ from ...ir.errors import FusegradError
 from ..bundling.archive import write_file
 from ..bundling.bundle import as_bundle
 from ..bundling.hub import as_hf_kernels
+from ..exporting.batched_module import module_with
+from ..exporting.cpp_module import as_pair, pair
+from ..exporting.drawing import as_html, as_svg
+from ..exporting.gathered import gathered
+from ..exporting.graphs import as_dot, as_graphml, as_json
+from ..exporting.module import DERIVED, module_text
+from ..exporting.program import as_program
 from ..report.explain import explain
-from .batched_module import module_with
-from .cpp_module import as_pair, pair
-from .drawing import as_html, as_svg
-from .gathered import gathered
-from .graphs import as_dot, as_graphml, as_json
-from .module import DERIVED, module_text
-from .program import as_program
 
 
 class ExportFormatError(FusegradError, ValueError):

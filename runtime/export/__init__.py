@@ -1,0 +1,1 @@
+"""What a class became, for other programs: modules, bundles, graphs."""
