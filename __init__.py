@@ -18,10 +18,10 @@ from .ir import versions as _versions  # refuses a torch that is too old, ahead 
 try:
     from .ir.errors import FusegradError, NotTraceableError
     from .runtime.bisecting.search import bisect
-    from .runtime.bundling.archive import BundleError
-    from .runtime.bundling.load import load
     from .runtime.checking.trial import CheckError, check
     from .runtime.execution.aten import random
+    from .runtime.export.bundle.archive import BundleError
+    from .runtime.export.bundle.load import load
     from .runtime.export.export import export
     from .runtime.exporting.saved import load_program, save_program
     from .runtime.profile.profile import profile

@@ -8,9 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from ...ir.errors import FusegradError
-from ..bundling.archive import write_file
-from ..bundling.bundle import as_bundle
-from ..bundling.hub import as_hf_kernels
 from ..exporting.batched_module import module_with
 from ..exporting.cpp_module import as_pair, pair
 from ..exporting.drawing import as_html, as_svg
@@ -19,6 +16,9 @@ from ..exporting.graphs import as_dot, as_graphml, as_json
 from ..exporting.module import DERIVED, module_text
 from ..exporting.program import as_program
 from ..report.explain import explain
+from .bundle.archive import write_file
+from .bundle.bundle import as_bundle
+from .bundle.hub import as_hf_kernels
 
 
 class ExportFormatError(FusegradError, ValueError):

@@ -18,9 +18,9 @@ from ...codegen.names import Names
 from ...ir.printable import in_line_comment
 from ...ir.program import Place
 from ...tracer.function import method_place
-from ..bundling.archive import write_file
 from ..cache.store import versions
 from ..execution.pipeline import text_of
+from ..export.bundle.archive import write_file
 from ..kernels.cross_compile.pool import Binary, compile_for
 from .cpp_boilerplate import COUNTERS, DRIVER, HELPERS
 from .cpp_calls import literal

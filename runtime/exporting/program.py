@@ -17,7 +17,7 @@ from torch.export import Dim, ExportedProgram
 
 from ...ir.errors import FusegradError
 from ...tracer.torch_private import plain_tensors
-from ..bundling.archive import write_file
+from ..export.bundle.archive import write_file
 from ..specialize.specialization import Specialization
 from .gathered import ExportError, captured, has_backward
 

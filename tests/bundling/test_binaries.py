@@ -12,7 +12,7 @@ import torch
 from torch.autograd import Function
 
 import fusegrad
-from fusegrad.runtime.bundling.archive import BundleWarning
+from fusegrad.runtime.export.bundle.archive import BundleWarning
 from fusegrad.runtime.exporting.gathered import ExportError
 
 TARGETS = ("cuda:80", "cuda:90", "cuda:100", "hip:gfx942")

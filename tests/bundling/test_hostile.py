@@ -20,8 +20,8 @@ import bundled as f
 import pytest
 
 import fusegrad
-from fusegrad.runtime.bundling import archive
-from fusegrad.runtime.bundling.archive import MANIFEST, BundleError, BundleWarning, read_bundle, sealed, zipped
+from fusegrad.runtime.export.bundle import archive
+from fusegrad.runtime.export.bundle.archive import MANIFEST, BundleError, BundleWarning, read_bundle, sealed, zipped
 
 SEED = 7
 Files = dict[str, bytes]

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import fusegrad
-from fusegrad.runtime.bundling.played import BundleCallError
+from fusegrad.runtime.export.bundle.player import BundleCallError
 from fusegrad.runtime.exporting.gathered import ExportError
 
 Tensor = torch.Tensor

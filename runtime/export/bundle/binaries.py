@@ -6,15 +6,15 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ...codegen import TARGETS, Buffer, Kernel, Kernels, Pointer, Ref, Scalar
-from ...codegen import module as module_of
-from ...ir import Value
-from ...ir.document import size, sizes
-from ...ir.passes.fuse import Group
-from ...ir.relations import relation_document, relations
-from ..exporting.gathered import Gathered, Part, apart, gathered
-from ..kernels.cross_compile.pool import Binary, compile_for
-from ..kernels.launch import TRITON_DTYPE
+from ....codegen import TARGETS, Buffer, Kernel, Kernels, Pointer, Ref, Scalar
+from ....codegen import module as module_of
+from ....ir import Value
+from ....ir.document import size, sizes
+from ....ir.passes.fuse import Group
+from ....ir.relations import relation_document, relations
+from ...exporting.gathered import Gathered, Part, apart, gathered
+from ...kernels.cross_compile.pool import Binary, compile_for
+from ...kernels.launch import TRITON_DTYPE
 from .archive import BINARIES, canonical
 
 NOTE = (

@@ -16,24 +16,24 @@ import sympy
 import torch
 from torch.autograd.function import Function as TorchFunction
 
-from ...ir import Graph
-from ...ir.document import document
-from ...ir.errors import LoweringError
-from ...ir.relations import relations
-from ...ir.text import key
-from ...ir.types import contiguous_strides, simplest
-from ...tracer.capture import CaptureError
-from ...tracer.dtypes import from_torch
-from ...tracer.function import backward_method, is_once_differentiable, parameter_names, uses_setup_context
-from ...tracer.torch_private import expression_of
-from ..cache.store import versions
-from ..execution.pipeline import graph_of
-from ..exporting.gathered import apart, refused, require_closed
-from ..persistence.literals import NoLiteral, constant_document
-from ..report.explain import compiler_of
-from ..specialize.compiled import Compiler
-from ..specialize.specialization import BackwardEntry, Specialization, is_as_strided
-from ..values.tensor_specs import differentiable, memoryless, stand_in
+from ....ir import Graph
+from ....ir.document import document
+from ....ir.errors import LoweringError
+from ....ir.relations import relations
+from ....ir.text import key
+from ....ir.types import contiguous_strides, simplest
+from ....tracer.capture import CaptureError
+from ....tracer.dtypes import from_torch
+from ....tracer.function import backward_method, is_once_differentiable, parameter_names, uses_setup_context
+from ....tracer.torch_private import expression_of
+from ...cache.store import versions
+from ...execution.pipeline import graph_of
+from ...exporting.gathered import apart, refused, require_closed
+from ...persistence.literals import NoLiteral, constant_document
+from ...report.explain import compiler_of
+from ...specialize.compiled import Compiler
+from ...specialize.specialization import BackwardEntry, Specialization, is_as_strided
+from ...values.tensor_specs import differentiable, memoryless, stand_in
 from .archive import canonical, sha256
 from .contents import FLAGS, Argument, Entry, Function, Layout, Output, Variant
 from .operators import why_not_portable

@@ -13,15 +13,15 @@ from typing import Any
 import sympy
 import torch
 
-from ...ir import Graph, Value
-from ...ir.errors import FusegradError, users_line
-from ...ir.program import Place
-from ...tracer.capture import speaking_of
-from ...tracer.dtypes import to_torch
-from ...tracer.torch_private import memory_of, no_autocast
-from ..execution.aten.reference import call_node, order_of
-from ..persistence.literals import same, settled
-from ..values.exact_sizes import exact
+from ....ir import Graph, Value
+from ....ir.errors import FusegradError, users_line
+from ....ir.program import Place
+from ....tracer.capture import speaking_of
+from ....tracer.dtypes import to_torch
+from ....tracer.torch_private import memory_of, no_autocast
+from ...execution.aten.reference import call_node, order_of
+from ...persistence.literals import same, settled
+from ...values.exact_sizes import exact
 from .contents import Argument, Entry, Function, Layout, Output, Variant
 from .write import autocast_now
 

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..cache.store import versions
-from ..exporting.gathered import gathered
-from ..exporting.launchers import snake
-from ..exporting.module import module_text
+from ...cache.store import versions
+from ...exporting.gathered import gathered
+from ...exporting.launchers import snake
+from ...exporting.module import module_text
 from .archive import canonical, sha256, write_directory
 
 BACKENDS = ("cuda", "rocm")

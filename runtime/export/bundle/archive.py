@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ...ir.errors import FusegradError
+from ....ir.errors import FusegradError
 
 MANIFEST = "manifest.json"
 FORMAT = "fusegrad bundle"

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ...ir import Value
+from ....ir import Value
 
 REFUSED = re.compile(
     r"^(from_file|.*unsafe.*|.*storage.*|record_stream|set_.*|resize.*|.*pin_memory.*|.*sparse.*|.*quant.*|nested_.*|"

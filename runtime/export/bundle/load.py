@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from ...ir import Graph
-from ...ir.document import FAULTS, graph_from
-from ..specialize.compiled import compile_class
+from ....ir import Graph
+from ....ir.document import FAULTS, graph_from
+from ...specialize.compiled import compile_class
 from .archive import MANIFEST, BundleError, BundleWarning, parsed, read_bundle, refused
 from .contents import Function, function_from, require_fitting
 from .operators import why_not_portable
-from .played import Player
+from .player import Player
 
 SECTIONS = ("format", "schema", "key", "versions", "function", "module", "targets", "files", "seal")
 
@@ -148,7 +148,7 @@ def _missing(player: Player, name: str) -> Callable[..., Any]:
 # ------------------------------------------------------------------ with trust
 def _imported(manifest: dict[str, Any], files: Mapping[str, bytes], function: Function, path: Any) -> type:
     """The class of the Triton module in the bundle, whose text is executed."""
-    from ..kernels.launch import load as module_of
+    from ...kernels.launch import load as module_of
 
     name = "module.py"
     if name not in files:
