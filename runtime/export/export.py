@@ -9,7 +9,6 @@ from typing import Any
 
 from ...ir.errors import FusegradError
 from ..exporting.batched_module import module_with
-from ..exporting.cpp_module import as_pair, pair
 from ..exporting.drawing import as_html, as_svg
 from ..exporting.gathered import gathered
 from ..exporting.graphs import as_dot, as_graphml, as_json
@@ -19,6 +18,7 @@ from ..report.explain import explain
 from .bundle.archive import write_file
 from .bundle.bundle import as_bundle
 from .bundle.hub import as_hf_kernels
+from .cpp.module import as_pair, pair
 
 
 class ExportFormatError(FusegradError, ValueError):

@@ -8,18 +8,18 @@ from typing import Any
 
 import sympy
 
-from ...codegen import Kernel, Kernels
-from ...codegen.names import Names
-from ...ir import Value
-from ...ir.once import once
-from ...ir.passes.fuse import Group
-from ...ir.printable import in_line_comment
-from ...ir.types import contiguous_strides
-from .calls import Call
-from .cpp_calls import call_text, is_several, kind, options
-from .cpp_expressions import CppExpressions
-from .gathered import Gathered, Part
-from .launchers import Launcher, folded, snake
+from ....codegen import Kernel, Kernels
+from ....codegen.names import Names
+from ....ir import Value
+from ....ir.once import once
+from ....ir.passes.fuse import Group
+from ....ir.printable import in_line_comment
+from ....ir.types import contiguous_strides
+from ...exporting.calls import Call
+from ...exporting.gathered import Gathered, Part
+from ...exporting.launchers import Launcher, folded, snake
+from .calls import call_text, is_several, kind, options
+from .expressions import CppExpressions
 
 WORDS = ("expect", "laid_out", "launch", "counters", "aten", "cdiv", "at", "c10", "std", "torch", "guard", "device",
          "int", "double", "float", "long", "short", "char", "bool", "auto", "class", "struct", "new", "delete", "this",

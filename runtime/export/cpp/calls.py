@@ -8,11 +8,11 @@ from typing import Any
 
 import sympy
 
-from ...ir import Value
-from ...ir.prims import BINARY, COMPARE, PREDICATES, UNARY, Arg
-from ...ir.types import FLOATS
-from ..execution.aten.reference import find_op
-from .calls import Call, in_front
+from ....ir import Value
+from ....ir.prims import BINARY, COMPARE, PREDICATES, UNARY, Arg
+from ....ir.types import FLOATS
+from ...execution.aten.reference import find_op
+from ...exporting.calls import Call, in_front
 
 _ATEN = {"max": "maximum", "min": "minimum", "rem": "remainder", "shl": "bitwise_left_shift",
          "shr": "bitwise_right_shift", "conj": "conj_physical"}  # fmt: skip

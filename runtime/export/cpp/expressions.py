@@ -7,7 +7,7 @@ from typing import Any
 
 import sympy
 
-from .expressions import Expressions, Printer, closed
+from ...exporting.expressions import Expressions, Printer, closed
 
 
 class CppExpressions(Expressions):

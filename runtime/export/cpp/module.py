@@ -13,20 +13,20 @@ from typing import Any
 
 import torch
 
-from ...codegen import Kernel, Kernels
-from ...codegen.names import Names
-from ...ir.printable import in_line_comment
-from ...ir.program import Place
-from ...tracer.function import method_place
-from ..cache.store import versions
-from ..execution.pipeline import text_of
-from ..export.bundle.archive import write_file
-from ..kernels.cross_compile.pool import Binary, compile_for
-from .cpp_boilerplate import COUNTERS, DRIVER, HELPERS
-from .cpp_calls import literal
-from .cpp_launchers import WORDS, CppLauncher, function_name
-from .gathered import ExportError, Gathered, gathered, require_nameable
-from .launchers import folded, symbol_names
+from ....codegen import Kernel, Kernels
+from ....codegen.names import Names
+from ....ir.printable import in_line_comment
+from ....ir.program import Place
+from ....tracer.function import method_place
+from ...cache.store import versions
+from ...execution.pipeline import text_of
+from ...exporting.gathered import ExportError, Gathered, gathered, require_nameable
+from ...exporting.launchers import folded, symbol_names
+from ...kernels.cross_compile.pool import Binary, compile_for
+from ..bundle.archive import write_file
+from .boilerplate import COUNTERS, DRIVER, HELPERS
+from .calls import literal
+from .launchers import WORDS, CppLauncher, function_name
 
 TYPES = {float: ("double", "float"), int: ("int64_t", "int"), bool: ("bool", "bool"), str: ("std::string", "str")}
 """Arguments that are no tensors: in C++, in the schema of an operator. Any other is compiled in and not asked for."""
