@@ -10,7 +10,6 @@ from typing import Any
 from ...ir.errors import FusegradError
 from ..exporting.batched_module import module_with
 from ..exporting.drawing import as_html, as_svg
-from ..exporting.gathered import gathered
 from ..exporting.graphs import as_dot, as_graphml, as_json
 from ..exporting.module import DERIVED, module_text
 from ..exporting.program import as_program
@@ -19,6 +18,7 @@ from .bundle.archive import write_file
 from .bundle.bundle import as_bundle
 from .bundle.hub import as_hf_kernels
 from .cpp.module import as_pair, pair
+from .gather.gathered import gathered
 
 
 class ExportFormatError(FusegradError, ValueError):

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ...codegen.names import Names
-from .batched import LANES, Batched, over_lanes
+from ..export.gather.batched import LANES, Batched, over_lanes
+from ..export.gather.gathered import Gathered, gathered
 from .boilerplate import INSIDE_VMAP, LANES_TEST
-from .gathered import Gathered, gathered
 from .module import Module, indented, module_text
 
 CALLS_INSIDE = "\n\n\ndef inside("

@@ -16,9 +16,9 @@ from ...ir.once import once
 from ...ir.passes.fuse import Extern, Group, View
 from ...ir.types import FLOAT8, contiguous_strides
 from ...tracer.dtypes import TO_TORCH
+from ..export.gather.gathered import ExportError, Gathered, Part
 from .calls import call_text
 from .expressions import Expressions
-from .gathered import ExportError, Gathered, Part
 
 WIDTH = 116
 WORDS = ("torch", "laid_out", "expect", "aligned", "counters", "present", "inside")

@@ -23,12 +23,12 @@ from ...tracer.function import method_place
 from ...tracer.torch_private import expression_of
 from ..cache.store import versions
 from ..execution.executable import number
+from ..export.gather.gathered import ExportError, Gathered, require_nameable
+from ..export.gather.tangents import moving, output_moves
 from .as_written import SourceMissing, as_written
 from .boilerplate import HELPERS, IMPORTS, LIBRARY, OWN_JVP, ROUNDING, SELF_TEST, TRANSPOSED_JVP
 from .expressions import Expressions
-from .gathered import ExportError, Gathered, require_nameable
 from .launchers import Launcher, dtype_text, snake, symbol_names
-from .tangents import moving, output_moves
 from .tidy import tidy
 
 OWNED = {"torch", "triton", "tl", "os", *(name for name, _ in HELPERS)}

@@ -18,8 +18,8 @@ from torch.export import Dim, ExportedProgram
 from ...ir.errors import FusegradError
 from ...tracer.torch_private import plain_tensors
 from ..export.bundle.archive import write_file
+from ..export.gather.gathered import ExportError, captured, has_backward
 from ..specialize.specialization import Specialization
-from .gathered import ExportError, captured, has_backward
 
 Tensor = torch.Tensor
 NOTE = "fusegrad.json"

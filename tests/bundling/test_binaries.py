@@ -13,7 +13,7 @@ from torch.autograd import Function
 
 import fusegrad
 from fusegrad.runtime.export.bundle.archive import BundleWarning
-from fusegrad.runtime.exporting.gathered import ExportError
+from fusegrad.runtime.export.gather.gathered import ExportError
 
 TARGETS = ("cuda:80", "cuda:90", "cuda:100", "hip:gfx942")
 AMD, NVIDIA = 224, 190  # machines of ELF files

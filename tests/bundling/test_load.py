@@ -17,7 +17,7 @@ import torch
 
 import fusegrad
 from fusegrad.runtime.export.bundle.player import BundleCallError
-from fusegrad.runtime.exporting.gathered import ExportError
+from fusegrad.runtime.export.gather.gathered import ExportError
 
 Tensor = torch.Tensor
 CALLS: dict[str, tuple[Any, ...]] = {

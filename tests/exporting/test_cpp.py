@@ -16,7 +16,7 @@ from torch.utils import cpp_extension
 
 import fusegrad
 from fusegrad.benchmarks import functions as f
-from fusegrad.runtime.exporting.gathered import ExportError
+from fusegrad.runtime.export.gather.gathered import ExportError
 from fusegrad.runtime.values.tensor_specs import parse_spec
 
 ALL = os.environ.get("FUSEGRAD_TESTS") == "all"

@@ -14,7 +14,7 @@ import torch
 from torch.autograd import Function
 
 import fusegrad
-from fusegrad.runtime.exporting.gathered import ExportError
+from fusegrad.runtime.export.gather.gathered import ExportError
 from fusegrad.runtime.exporting.program import NOTE
 
 

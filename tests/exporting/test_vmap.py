@@ -19,7 +19,7 @@ from torch.autograd import Function
 import fusegrad
 from fusegrad.benchmarks import functions as f
 from fusegrad.runtime.export.export import ExportFormatError
-from fusegrad.runtime.exporting.gathered import ExportError
+from fusegrad.runtime.export.gather.gathered import ExportError
 
 COMPOSITIONS = '''
 import torch

@@ -12,9 +12,9 @@ from ....ir import Value
 from ....ir.document import size, sizes
 from ....ir.passes.fuse import Group
 from ....ir.relations import relation_document, relations
-from ...exporting.gathered import Gathered, Part, apart, gathered
 from ...kernels.cross_compile.pool import Binary, compile_for
 from ...kernels.launch import TRITON_DTYPE
+from ..gather.gathered import Gathered, Part, apart, gathered
 from .archive import BINARIES, canonical
 
 NOTE = (

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from ...cache.store import versions
-from ...exporting.gathered import gathered
 from ...exporting.launchers import snake
 from ...exporting.module import module_text
+from ..gather.gathered import gathered
 from .archive import canonical, sha256, write_directory
 
 BACKENDS = ("cuda", "rocm")

@@ -28,12 +28,12 @@ from ....tracer.function import backward_method, is_once_differentiable, paramet
 from ....tracer.torch_private import expression_of
 from ...cache.store import versions
 from ...execution.pipeline import graph_of
-from ...exporting.gathered import apart, refused, require_closed
 from ...persistence.literals import NoLiteral, constant_document
 from ...report.explain import compiler_of
 from ...specialize.compiled import Compiler
 from ...specialize.specialization import BackwardEntry, Specialization, is_as_strided
 from ...values.tensor_specs import differentiable, memoryless, stand_in
+from ..gather.gathered import apart, refused, require_closed
 from .archive import canonical, sha256
 from .contents import FLAGS, Argument, Entry, Function, Layout, Output, Variant
 from .operators import why_not_portable

@@ -16,8 +16,8 @@ from ....ir.passes.fuse import Group
 from ....ir.printable import in_line_comment
 from ....ir.types import contiguous_strides
 from ...exporting.calls import Call
-from ...exporting.gathered import Gathered, Part
 from ...exporting.launchers import Launcher, folded, snake
+from ..gather.gathered import Gathered, Part
 from .calls import call_text, is_several, kind, options
 from .expressions import CppExpressions
 

@@ -14,16 +14,16 @@ from typing import Any
 import sympy
 import torch
 
-from ...ir import Graph, Value, building, emit
-from ...ir.errors import LoweringError
-from ...ir.prims import PRIMS
-from ...ir.transforms.ops import reshape
-from ...ir.types import TensorType
-from ...tracer.capture import CaptureError
-from ..execution.pipeline import cheaper, graph_of
-from ..specialize.compiled import Compiler
-from ..specialize.specialization import Specialization
-from ..values.tensor_specs import memoryless
+from ....ir import Graph, Value, building, emit
+from ....ir.errors import LoweringError
+from ....ir.prims import PRIMS
+from ....ir.transforms.ops import reshape
+from ....ir.types import TensorType
+from ....tracer.capture import CaptureError
+from ...execution.pipeline import cheaper, graph_of
+from ...specialize.compiled import Compiler
+from ...specialize.specialization import Specialization
+from ...values.tensor_specs import memoryless
 
 Sizes = Mapping[sympy.Symbol, int]
 MOST = 2

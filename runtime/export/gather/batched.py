@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, fields
 
 import sympy
 
-from ...ir import Graph, building
-from ...ir.errors import LoweringError
-from ...ir.transforms.batch import batch, lead
-from ...ir.transforms.extern import NoRuleError, no_rule
-from ..execution.pipeline import cheaper
-from ..functorch.batching.op_rules import OP_RULES
+from ....ir import Graph, building
+from ....ir.errors import LoweringError
+from ....ir.transforms.batch import batch, lead
+from ....ir.transforms.extern import NoRuleError, no_rule
+from ...execution.pipeline import cheaper
+from ...functorch.batching.op_rules import OP_RULES
 from .gathered import Gathered, Part, Sizes, Source, apart, part_of
 
 LANES = sympy.Symbol("lanes", integer=True, positive=True)

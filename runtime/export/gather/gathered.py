@@ -10,27 +10,27 @@ from typing import Any
 import sympy
 import torch
 
-from ...codegen import TARGETS, Kernels, Target
-from ...ir import Graph
-from ...ir.errors import FusegradError, LoweringError
-from ...ir.once import once
-from ...ir.passes.fuse import Extern, Group, Step
-from ...ir.program import Place
-from ...tracer.capture import CaptureError
-from ...tracer.containers import holes
-from ...tracer.function import backward_method, method_place, parameter_names, uses_setup_context
-from ..capture.guards import is_float
-from ..dispatch.pytree import arguments
-from ..execution.executable import are_for_multiples, counterpart_sizes, named_target, opaque_of
-from ..execution.pipeline import cheaper, generate, graph_of, kernels_of
-from ..report.explain import DEFAULT_TARGET, UnknownTargetError, compiler_of
-from ..settings.config import numerics
-from ..specialize.compiled import Compiler
-from ..specialize.residuals import choose
-from ..specialize.specialization import BackwardEntry, Specialization
-from ..values.tensor_specs import differentiable, stand_in
-from .ones import may_be_one
+from ....codegen import TARGETS, Kernels, Target
+from ....ir import Graph
+from ....ir.errors import FusegradError, LoweringError
+from ....ir.once import once
+from ....ir.passes.fuse import Extern, Group, Step
+from ....ir.program import Place
+from ....tracer.capture import CaptureError
+from ....tracer.containers import holes
+from ....tracer.function import backward_method, method_place, parameter_names, uses_setup_context
+from ...capture.guards import is_float
+from ...dispatch.pytree import arguments
+from ...execution.executable import are_for_multiples, counterpart_sizes, named_target, opaque_of
+from ...execution.pipeline import cheaper, generate, graph_of, kernels_of
+from ...report.explain import DEFAULT_TARGET, UnknownTargetError, compiler_of
+from ...settings.config import numerics
+from ...specialize.compiled import Compiler
+from ...specialize.residuals import choose
+from ...specialize.specialization import BackwardEntry, Specialization
+from ...values.tensor_specs import differentiable, stand_in
 from .tangents import NoTangents, tangents_of
+from .unit_sizes import may_be_one
 
 Tensor = torch.Tensor
 Sizes = dict[sympy.Symbol, int]

@@ -8,20 +8,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ...ir import Graph, Value, building
-from ...ir.prims import PRIMS
-from ...ir.program import Place
-from ...ir.transforms.linearity import NonLinearError
-from ...ir.transforms.ops import DIFFERENTIABLE, inlined, zeros
-from ...ir.transforms.transpose import transpose
-from ...tracer.context import BackwardContext
-from ...tracer.function import as_tuple, guarded_trace
-from ..capture.guards import is_float
-from ..capture.linearity import require_linear
-from ..execution.pipeline import cheaper, graph_of
-from ..functorch.transposed_jvp import type_of
-from ..specialize.compiled import Compiler
-from ..specialize.specialization import Specialization
+from ....ir import Graph, Value, building
+from ....ir.prims import PRIMS
+from ....ir.program import Place
+from ....ir.transforms.linearity import NonLinearError
+from ....ir.transforms.ops import DIFFERENTIABLE, inlined, zeros
+from ....ir.transforms.transpose import transpose
+from ....tracer.context import BackwardContext
+from ....tracer.function import as_tuple, guarded_trace
+from ...capture.guards import is_float
+from ...capture.linearity import require_linear
+from ...execution.pipeline import cheaper, graph_of
+from ...functorch.transposed_jvp import type_of
+from ...specialize.compiled import Compiler
+from ...specialize.specialization import Specialization
 
 
 class NoTangents(Exception):

@@ -1,0 +1,1 @@
+"""What is exported, gathered from the specializations before anything is written."""
