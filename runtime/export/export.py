@@ -9,8 +9,6 @@ from typing import Any
 
 from ...ir.errors import FusegradError
 from ..exporting.batched_module import module_with
-from ..exporting.drawing import as_html, as_svg
-from ..exporting.graphs import as_dot, as_graphml, as_json
 from ..exporting.module import DERIVED, module_text
 from ..exporting.program import as_program
 from ..report.explain import explain
@@ -19,6 +17,8 @@ from .bundle.bundle import as_bundle
 from .bundle.hub import as_hf_kernels
 from .cpp.module import as_pair, pair
 from .gather.gathered import gathered
+from .graphs.data import as_dot, as_graphml, as_json
+from .graphs.page import as_html, as_svg
 
 
 class ExportFormatError(FusegradError, ValueError):

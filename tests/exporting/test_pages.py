@@ -20,7 +20,7 @@ import torch
 
 import fusegrad
 from fusegrad.benchmarks import functions as f
-from fusegrad.runtime.exporting.drawing import CHARACTER, ROOM
+from fusegrad.runtime.export.graphs.page import CHARACTER, ROOM
 from fusegrad.runtime.profile.report import _dots, as_html
 from fusegrad.runtime.report.graph_svg import CHAR
 from fusegrad.runtime.report.html_page import is_number, table

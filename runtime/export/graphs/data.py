@@ -9,11 +9,11 @@ from typing import Any
 
 import networkx as nx
 
-from ...ir import Graph, Value
-from ...ir.passes.fuse import Group, Step
-from ..cache.store import versions
-from ..report.explain import DirectionReport, Explanation
-from ..report.graph_svg import members
+from ....ir import Graph, Value
+from ....ir.passes.fuse import Group, Step
+from ...cache.store import versions
+from ...report.explain import DirectionReport, Explanation
+from ...report.graph_svg import members
 
 SCHEMA = 1
 HIDDEN = ("strides", "avals", "index", "name")

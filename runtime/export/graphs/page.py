@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from ..report.explain import Explanation
-from ..report.graph_svg import shaded, shortened, svg
-from ..report.html_page import GREY, INK, WIDTH, code, contents, note, page, picture, section, table
-from .graphs import facts
+from ...report.explain import Explanation
+from ...report.graph_svg import shaded, shortened, svg
+from ...report.html_page import GREY, INK, WIDTH, code, contents, note, page, picture, section, table
+from .data import facts
 
 ROW, CHARACTER, FONT = 22, 7.25, 12
 LANE, MARGIN, GAP = 9, 16, 18
