@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from ...ir.errors import FusegradError
-from ..exporting.batched_module import module_with
-from ..exporting.module import DERIVED, module_text
 from ..exporting.program import as_program
 from ..report.explain import explain
 from .bundle.archive import write_file
@@ -19,6 +17,8 @@ from .cpp.module import as_pair, pair
 from .gather.gathered import gathered
 from .graphs.data import as_dot, as_graphml, as_json
 from .graphs.page import as_html, as_svg
+from .python.module import DERIVED, module_text
+from .python.vmap_module import module_with
 
 
 class ExportFormatError(FusegradError, ValueError):

@@ -10,8 +10,8 @@ import torch
 from fusegrad.ir import Graph
 from fusegrad.ir.types import TensorType
 from fusegrad.runtime.execution.aten import reference
-from fusegrad.runtime.exporting.calls import call_text
-from fusegrad.runtime.exporting.expressions import Expressions
+from fusegrad.runtime.export.python.calls import call_text
+from fusegrad.runtime.export.python.expressions import Expressions
 
 INDEX = ("i64", (2,))
 CASES: list[tuple[str, dict[str, Any], list[tuple[str, tuple[int, ...]]]]] = [

@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from fusegrad.runtime.exporting.tidy import WIDTH, tidy
+from fusegrad.runtime.export.python.line_folding import WIDTH, tidy
 
 LONG = [
     "def f(" + ", ".join(f"argument_{i}" for i in range(20)) + "):\n    pass",

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ...exporting.module import module_text
 from ...report.explain import compiler_of
 from ..gather.gathered import ExportError, apart, gathered
+from ..python.module import module_text
 from .archive import MANIFEST, BundleError, sealed, write_directory, write_file, zipped
 from .binaries import target_files
 from .load import contents

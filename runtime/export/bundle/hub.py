@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from ...cache.store import versions
-from ...exporting.launchers import snake
-from ...exporting.module import module_text
 from ..gather.gathered import gathered
+from ..python.launchers import snake
+from ..python.module import module_text
 from .archive import canonical, sha256, write_directory
 
 BACKENDS = ("cuda", "rocm")

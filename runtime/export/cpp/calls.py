@@ -12,7 +12,7 @@ from ....ir import Value
 from ....ir.prims import BINARY, COMPARE, PREDICATES, UNARY, Arg
 from ....ir.types import FLOATS
 from ...execution.aten.reference import find_op
-from ...exporting.calls import Call, in_front
+from ..python.calls import Call, in_front
 
 _ATEN = {"max": "maximum", "min": "minimum", "rem": "remainder", "shl": "bitwise_left_shift",
          "shr": "bitwise_right_shift", "conj": "conj_physical"}  # fmt: skip

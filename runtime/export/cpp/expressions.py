@@ -7,7 +7,7 @@ from typing import Any
 
 import sympy
 
-from ...exporting.expressions import Expressions, Printer, closed
+from ..python.expressions import Expressions, Printer, closed
 
 
 class CppExpressions(Expressions):

@@ -15,9 +15,9 @@ from ....ir.once import once
 from ....ir.passes.fuse import Group
 from ....ir.printable import in_line_comment
 from ....ir.types import contiguous_strides
-from ...exporting.calls import Call
-from ...exporting.launchers import Launcher, folded, snake
 from ..gather.gathered import Gathered, Part
+from ..python.calls import Call
+from ..python.launchers import Launcher, folded, snake
 from .calls import call_text, is_several, kind, options
 from .expressions import CppExpressions
 

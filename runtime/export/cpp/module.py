@@ -20,10 +20,10 @@ from ....ir.program import Place
 from ....tracer.function import method_place
 from ...cache.store import versions
 from ...execution.pipeline import text_of
-from ...exporting.launchers import folded, symbol_names
 from ...kernels.cross_compile.pool import Binary, compile_for
 from ..bundle.archive import write_file
 from ..gather.gathered import ExportError, Gathered, gathered, require_nameable
+from ..python.launchers import folded, symbol_names
 from .boilerplate import COUNTERS, DRIVER, HELPERS
 from .calls import literal
 from .launchers import WORDS, CppLauncher, function_name

@@ -8,7 +8,7 @@ from typing import Any
 import sympy
 from sympy.printing.str import StrPrinter
 
-from ...ir.types import Size
+from ....ir.types import Size
 
 _RELATIONS = {"Eq": "==", "Ne": "!=", "Equality": "==", "Unequality": "!="}
 

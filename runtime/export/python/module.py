@@ -11,25 +11,25 @@ from typing import Any
 
 import torch
 
-from ...codegen import Kernel
-from ...codegen.kernel import Scalar
-from ...codegen.names import Names
-from ...codegen.prelude import helpers_in, libraries_in
-from ...ir.printable import in_docstring, printable
-from ...ir.program import Place
-from ...ir.types import COMPLEX
-from ...tracer.dtypes import TO_TORCH
-from ...tracer.function import method_place
-from ...tracer.torch_private import expression_of
-from ..cache.store import versions
-from ..execution.executable import number
-from ..export.gather.gathered import ExportError, Gathered, require_nameable
-from ..export.gather.tangents import moving, output_moves
-from .as_written import SourceMissing, as_written
+from ....codegen import Kernel
+from ....codegen.kernel import Scalar
+from ....codegen.names import Names
+from ....codegen.prelude import helpers_in, libraries_in
+from ....ir.printable import in_docstring, printable
+from ....ir.program import Place
+from ....ir.types import COMPLEX
+from ....tracer.dtypes import TO_TORCH
+from ....tracer.function import method_place
+from ....tracer.torch_private import expression_of
+from ...cache.store import versions
+from ...execution.executable import number
+from ..gather.gathered import ExportError, Gathered, require_nameable
+from ..gather.tangents import moving, output_moves
 from .boilerplate import HELPERS, IMPORTS, LIBRARY, OWN_JVP, ROUNDING, SELF_TEST, TRANSPOSED_JVP
 from .expressions import Expressions
 from .launchers import Launcher, dtype_text, snake, symbol_names
-from .tidy import tidy
+from .line_folding import tidy
+from .user_source import SourceMissing, as_written
 
 OWNED = {"torch", "triton", "tl", "os", *(name for name, _ in HELPERS)}
 """What the file has names for already."""

@@ -8,15 +8,15 @@ from typing import Any
 
 import sympy
 
-from ...codegen import Kernel, Kernels, Pointer, Ref, Scalar
-from ...codegen.kernel import Buffer
-from ...codegen.names import Names
-from ...ir import Value
-from ...ir.once import once
-from ...ir.passes.fuse import Extern, Group, View
-from ...ir.types import FLOAT8, contiguous_strides
-from ...tracer.dtypes import TO_TORCH
-from ..export.gather.gathered import ExportError, Gathered, Part
+from ....codegen import Kernel, Kernels, Pointer, Ref, Scalar
+from ....codegen.kernel import Buffer
+from ....codegen.names import Names
+from ....ir import Value
+from ....ir.once import once
+from ....ir.passes.fuse import Extern, Group, View
+from ....ir.types import FLOAT8, contiguous_strides
+from ....tracer.dtypes import TO_TORCH
+from ..gather.gathered import ExportError, Gathered, Part
 from .calls import call_text
 from .expressions import Expressions
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import sympy
 
-from ...ir import Value
-from ...ir.prims import BINARY, COMPARE, UNARY, Arg
-from ...tracer.dtypes import TO_TORCH
-from ..execution.aten.reference import find_op
+from ....ir import Value
+from ....ir.prims import BINARY, COMPARE, UNARY, Arg
+from ....tracer.dtypes import TO_TORCH
+from ...execution.aten.reference import find_op
 from .expressions import Expressions
 
 _TORCH = {"max": "torch.maximum", "min": "torch.minimum", "rem": "torch.remainder", "shl": "torch.bitwise_left_shift",

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ...codegen.names import Names
-from ..export.gather.batched import LANES, Batched, over_lanes
-from ..export.gather.gathered import Gathered, gathered
+from ....codegen.names import Names
+from ..gather.batched import LANES, Batched, over_lanes
+from ..gather.gathered import Gathered, gathered
 from .boilerplate import INSIDE_VMAP, LANES_TEST
 from .module import Module, indented, module_text
 

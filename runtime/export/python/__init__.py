@@ -1,0 +1,1 @@
+"""A readable Triton module that needs torch and triton alone."""
