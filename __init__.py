@@ -23,7 +23,7 @@ try:
     from .runtime.export.bundle.archive import BundleError
     from .runtime.export.bundle.load import load
     from .runtime.export.export import export
-    from .runtime.exporting.saved import load_program, save_program
+    from .runtime.export.torch_export.saved import load_program, save_program
     from .runtime.profile.profile import profile
     from .runtime.report.explain import explain
     from .runtime.settings import config

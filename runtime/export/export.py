@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from ...ir.errors import FusegradError
-from ..exporting.program import as_program
 from ..report.explain import explain
 from .bundle.archive import write_file
 from .bundle.bundle import as_bundle
@@ -19,6 +18,7 @@ from .graphs.data import as_dot, as_graphml, as_json
 from .graphs.page import as_html, as_svg
 from .python.module import DERIVED, module_text
 from .python.vmap_module import module_with
+from .torch_export.program import as_program
 
 
 class ExportFormatError(FusegradError, ValueError):

@@ -15,7 +15,7 @@ from torch.autograd import Function
 
 import fusegrad
 from fusegrad.runtime.export.gather.gathered import ExportError
-from fusegrad.runtime.exporting.program import NOTE
+from fusegrad.runtime.export.torch_export.program import NOTE
 
 
 class Steep(Function):

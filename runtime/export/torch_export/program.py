@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch.export import Dim, ExportedProgram
 
-from ...ir.errors import FusegradError
-from ...tracer.torch_private import plain_tensors
-from ..export.bundle.archive import write_file
-from ..export.gather.gathered import ExportError, captured, has_backward
-from ..specialize.specialization import Specialization
+from ....ir.errors import FusegradError
+from ....tracer.torch_private import plain_tensors
+from ...specialize.specialization import Specialization
+from ..bundle.archive import write_file
+from ..gather.gathered import ExportError, captured, has_backward
 
 Tensor = torch.Tensor
 NOTE = "fusegrad.json"

@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 
-from ...ir.errors import FusegradError, ParseError
-from ..dynamo.forward_operator import Forward, Origin, Root, aside, unit_operator
-from ..dynamo.operators import NAMESPACE, known
-from ..functorch.unit import Unit
-from ..persistence.literals import NoLiteral, constant_document, constant_from
-from ..persistence.stored_specialization import example_of as described
+from ....ir.errors import FusegradError, ParseError
+from ...dynamo.forward_operator import Forward, Origin, Root, aside, unit_operator
+from ...dynamo.operators import NAMESPACE, known
+from ...functorch.unit import Unit
+from ...persistence.literals import NoLiteral, constant_document, constant_from
+from ...persistence.stored_specialization import example_of as described
 
 Tensor = torch.Tensor
 Doc = dict[str, Any]
