@@ -18,7 +18,7 @@ from .ir import versions as _versions  # refuses a torch that is too old, ahead 
 try:
     from .ir.errors import FusegradError, NotTraceableError
     from .runtime.bisecting.search import bisect
-    from .runtime.checking.trial import CheckError, check
+    from .runtime.check.check import CheckError, check
     from .runtime.execution.aten import random
     from .runtime.export.bundle.archive import BundleError
     from .runtime.export.bundle.load import load

@@ -19,7 +19,7 @@ from fusegrad.ir.codes import CODES, Code
 from fusegrad.ir.errors import FusegradError
 from fusegrad.runtime.bisecting.search import Bisection, Culprit
 from fusegrad.runtime.cache import store as cache
-from fusegrad.runtime.checking.trial import Report
+from fusegrad.runtime.check.check import Report
 from fusegrad.runtime.profile.profile import Measured, Profile
 from fusegrad.runtime.report.explain import DirectionReport, Explanation, KernelReport
 from fusegrad.runtime.settings import config, logs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ..checking.modes import MODES
+from ..check.modes import MODES
 from ..commands.answer import MISMATCH, OK, Answer
 from ..commands.arguments import add_target, call_of
 from ..settings.config import BACKENDS

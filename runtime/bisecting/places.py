@@ -18,8 +18,8 @@ from ...ir import Graph, Value
 from ...ir.passes.fuse import Group
 from ...ir.passes.simplify import family_of
 from ...ir.rewrite import Applied, extract, name_of
-from ..checking.subject import Subject
-from ..checking.verdict import Difference, Tolerance, difference
+from ..check.compare import Difference, Tolerance, difference
+from ..check.subject import Subject
 from ..execution.aten import reference
 from ..execution.aten.unboxed_ops import bindings
 from ..execution.executable import BoundSizes, Executable, GroupRunner, KernelPlan

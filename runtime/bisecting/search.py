@@ -16,12 +16,12 @@ from typing import Any
 import torch
 
 from ...ir.switches import KERNELS, SWITCHES, watched
-from ..checking.cases import Plan
-from ..checking.modes import DERIVABLE, MODES
-from ..checking.reproducer import reproduced
-from ..checking.subject import Case, Subject, examined, name_of
-from ..checking.trial import Row, known_names, quietly, tried
-from ..checking.verdict import Difference, Tolerance
+from ..check.cases import Plan
+from ..check.check import Row, known_names, quietly, tried
+from ..check.compare import Difference, Tolerance
+from ..check.modes import DERIVABLE, MODES
+from ..check.reproducer import reproduced
+from ..check.subject import Case, Subject, examined, name_of
 from ..report.explain import compiler_of
 from ..settings import config
 from ..settings.config import BACKENDS, KERNEL_BACKENDS

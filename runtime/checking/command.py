@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from ..check.cases import DTYPES
+from ..check.check import CheckError, check
+from ..check.layouts import LAYOUTS
+from ..check.modes import MODES
 from ..commands.answer import MISMATCH, Answer
 from ..commands.arguments import add_target, call_of
 from ..settings.config import BACKENDS
-from .cases import DTYPES
-from .layouts import LAYOUTS
-from .modes import MODES
-from .trial import CheckError, check
 
 SUMMARY = "compare a compiled Function with the one you wrote"
 

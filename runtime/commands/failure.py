@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..cache import store as cache
-from ..checking.reproducer import source_of
+from ..check.reproducer import source_of
 from .arguments import call_of
 
 CALLS = {

@@ -28,7 +28,7 @@ from fuzz_runs import Sum, answer_seeds, run_by_seed  # noqa: E402
 from fuzz_trials import near  # noqa: E402
 
 import fusegrad  # noqa: E402
-from fusegrad.runtime.checking.subject import _seed  # noqa: E402
+from fusegrad.runtime.check.subject import _seed  # noqa: E402
 from fusegrad.runtime.distributed.partition import Way  # noqa: E402
 from fusegrad.runtime.distributed.sharding_rules import Rule, rule_of  # noqa: E402
 from fusegrad.tracer.capture import CaptureError  # noqa: E402

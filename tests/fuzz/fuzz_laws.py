@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 from fusegrad.ir.errors import FusegradError
-from fusegrad.runtime.checking.layouts import all_copied
-from fusegrad.runtime.checking.mathematics import vmap as stack
-from fusegrad.runtime.checking.modes import batch, gradients, leaves, of_moving, primals, ramp, visible
-from fusegrad.runtime.checking.subject import Case, Subject, flat_outputs
-from fusegrad.runtime.checking.verdict import Difference
+from fusegrad.runtime.check.compare import Difference
+from fusegrad.runtime.check.layouts import all_copied
+from fusegrad.runtime.check.modes import batch, gradients, leaves, of_moving, primals, ramp, visible
+from fusegrad.runtime.check.reference_transforms import vmap as stack
+from fusegrad.runtime.check.subject import Case, Subject, flat_outputs
 from fusegrad.tracer.function import as_tuple
 
 Tensor = torch.Tensor

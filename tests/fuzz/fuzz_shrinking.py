@@ -13,7 +13,7 @@ import fuzz_laws
 from fuzz_programs import Statement, Written, live, source, works
 from fuzz_trials import Fault, Recipe, confirmed, eps_of, judged, subject_of
 
-from fusegrad.runtime.checking import reproducer
+from fusegrad.runtime.check import reproducer
 
 Step = tuple[Written, Recipe]
 SECONDS = 60.0
@@ -206,8 +206,8 @@ LAW = '''{program}
 import sys
 
 import fusegrad
-from fusegrad.runtime.checking.subject import examined
-from fusegrad.runtime.checking.verdict import Tolerance
+from fusegrad.runtime.check.subject import examined
+from fusegrad.runtime.check.compare import Tolerance
 
 
 def strided(numbers, shape, strides, dtype, requires_grad=False):

@@ -19,12 +19,12 @@ from fuzz_laws import LAWS, broken
 from fuzz_programs import Written, load, source
 
 import fusegrad
-from fusegrad.runtime.checking.cases import shapes
-from fusegrad.runtime.checking.layouts import LAYOUTS, all_laid_out, lengths, one_for_two, resized
-from fusegrad.runtime.checking.modes import DERIVABLE, MODES
-from fusegrad.runtime.checking.subject import Case, CheckArgumentError, Subject, Weights, examined, flat_outputs
-from fusegrad.runtime.checking.trial import Row, _how_it_ran, tried
-from fusegrad.runtime.checking.verdict import Difference, Tolerance
+from fusegrad.runtime.check.cases import shapes
+from fusegrad.runtime.check.check import Row, _how_it_ran, tried
+from fusegrad.runtime.check.compare import Difference, Tolerance
+from fusegrad.runtime.check.layouts import LAYOUTS, all_laid_out, lengths, one_for_two, resized
+from fusegrad.runtime.check.modes import DERIVABLE, MODES
+from fusegrad.runtime.check.subject import Case, CheckArgumentError, Subject, Weights, examined, flat_outputs
 from fusegrad.tracer.function import as_tuple
 
 Tensor = torch.Tensor

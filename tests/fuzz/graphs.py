@@ -28,10 +28,10 @@ from fuzz_runs import Sum, answer_seeds, run_by_seed  # noqa: E402
 from fuzz_trials import near, tensors  # noqa: E402
 
 import fusegrad  # noqa: E402
-from fusegrad.runtime.checking.layouts import resized  # noqa: E402
-from fusegrad.runtime.checking.modes import gradients, leaves, named, plain  # noqa: E402
-from fusegrad.runtime.checking.subject import _normal, _seed  # noqa: E402
-from fusegrad.runtime.checking.verdict import Outcome, Tolerance, first_difference  # noqa: E402
+from fusegrad.runtime.check.compare import Outcome, Tolerance, first_difference  # noqa: E402
+from fusegrad.runtime.check.layouts import resized  # noqa: E402
+from fusegrad.runtime.check.modes import gradients, leaves, named, plain  # noqa: E402
+from fusegrad.runtime.check.subject import _normal, _seed  # noqa: E402
 from fusegrad.tracer.function import as_tuple  # noqa: E402
 
 Tensor = torch.Tensor

@@ -23,8 +23,8 @@ from fuzz_trials import tested as tried
 from torch.autograd import Function
 
 import fusegrad
-from fusegrad.runtime.checking.subject import Subject, examined
-from fusegrad.runtime.checking.verdict import Difference, Tolerance
+from fusegrad.runtime.check.compare import Difference, Tolerance
+from fusegrad.runtime.check.subject import Subject, examined
 from fusegrad.runtime.report.explain import compiler_of
 
 SEEDS = range(0, 100_000, 5_000)

@@ -15,8 +15,8 @@ from torch.testing._internal.two_tensor import TwoTensor
 import fusegrad
 from fusegrad.__main__ import main
 from fusegrad.runtime.autograd import node as runtime_node
-from fusegrad.runtime.checking.modes import MODES
-from fusegrad.runtime.checking.subject import CheckArgumentError
+from fusegrad.runtime.check.modes import MODES
+from fusegrad.runtime.check.subject import CheckArgumentError
 from fusegrad.runtime.functorch import function as runtime_whole
 from fusegrad.runtime.functorch import unit as runtime_unit
 from fusegrad.runtime.specialize.specialization import Specialization

@@ -24,11 +24,11 @@ from ..report.explain import compiler_of
 from ..settings.config import BACKENDS, patch
 from ..specialize.compiled import Compiler
 from .cases import DTYPES, SIZES, Plan, shapes
+from .compare import Difference, Outcome, Tolerance, error_text, errors, first_difference
 from .layouts import LAYOUTS, all_cast
-from .mathematics import Differences, Mathematics
 from .modes import DERIVABLE, MODES, Transforms
+from .reference_transforms import Differences, Mathematics
 from .subject import Case, CheckArgumentError, Subject, examined, name_of
-from .verdict import Difference, Outcome, Tolerance, error_text, errors, first_difference
 
 TOO_MANY = 250_000  # entries of a jacobian
 SLOW = 10.0
@@ -239,7 +239,7 @@ def check(
     """Compare a compiled Function with the one you wrote, on these arguments and on variations of them.
 
     args, kwargs: of one call; tensors, specifications such as "f32[64,128]", any other object. transforms: out of
-    `MODES` in runtime/checking/modes.py; dtypes: out of "f32", "f64", "f16", "bf16"; layouts: out of `LAYOUTS` in
+    `MODES` in runtime/check/modes.py; dtypes: out of "f32", "f64", "f16", "bf16"; layouts: out of `LAYOUTS` in
     layouts.py; sizes: lengths that each axis is given in turn; an empty list leaves a kind of variation out.
     backends: by default the class's own; on CPU also "reference" and "interpret". atol, rtol: how much farther from
     float64 than eager a number may be; by default half as far again, and 4 ulp of the largest.

@@ -19,9 +19,9 @@ from ..report.explain import compiler_of
 from ..specialize.compiled import Compiler
 from ..specialize.compiled import compile as compiled
 from ..values.tensor_specs import is_spec, parse_spec
+from .compare import Outcome, Tolerance, error_text, first_difference
 from .layouts import all_copied, laid_out
 from .modes import MODES, Transforms
-from .verdict import Outcome, Tolerance, error_text, first_difference
 
 Tensor = torch.Tensor
 Apply = Callable[..., Any]

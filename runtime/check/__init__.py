@@ -1,0 +1,1 @@
+"""The compiled class beside its own methods: modes, dtypes, layouts, sizes."""
