@@ -17,7 +17,7 @@ from .ir import versions as _versions  # refuses a torch that is too old, ahead 
 
 try:
     from .ir.errors import FusegradError, NotTraceableError
-    from .runtime.bisecting.search import bisect
+    from .runtime.bisect.search import bisect
     from .runtime.check.check import CheckError, check
     from .runtime.execution.aten import random
     from .runtime.export.bundle.archive import BundleError

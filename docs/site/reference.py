@@ -17,7 +17,7 @@ from fusegrad.__main__ import COMMANDS, parser
 from fusegrad.ir import switches
 from fusegrad.ir.codes import CODES, Code
 from fusegrad.ir.errors import FusegradError
-from fusegrad.runtime.bisecting.search import Bisection, Culprit
+from fusegrad.runtime.bisect.search import Bisection, Culprit
 from fusegrad.runtime.cache import store as cache
 from fusegrad.runtime.check.check import Report
 from fusegrad.runtime.profile.profile import Measured, Profile

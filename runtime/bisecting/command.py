@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from ..bisect.search import bisect
 from ..check.modes import MODES
 from ..commands.answer import MISMATCH, OK, Answer
 from ..commands.arguments import add_target, call_of
 from ..settings.config import BACKENDS
-from .search import bisect
 
 SUMMARY = "name the first step after which a compiled Function differs from the one you wrote"
 

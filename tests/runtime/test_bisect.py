@@ -18,7 +18,7 @@ from fusegrad.codegen import mathematics
 from fusegrad.ir import Graph, emit
 from fusegrad.ir.passes import fuse, simplify
 from fusegrad.ir.rewrite import X, make, rebuild, rules
-from fusegrad.runtime.bisecting import search
+from fusegrad.runtime.bisect import search
 from fusegrad.runtime.execution import pipeline
 from fusegrad.runtime.execution.aten import replay
 from fusegrad.runtime.settings import config
@@ -135,7 +135,7 @@ def plant_binding(monkeypatch: pytest.MonkeyPatch) -> None:
         return {n: torch.tanh if n.target is aten.sigmoid.default else way for n, way in real(nodes).items()}
 
     monkeypatch.setattr(replay, "bindings", wrong)
-    monkeypatch.setattr("fusegrad.runtime.bisecting.places.bindings", wrong)
+    monkeypatch.setattr("fusegrad.runtime.bisect.places.bindings", wrong)
 
 
 GATE, RSTD = "gate = torch.sigmoid(x)", "rstd = torch.rsqrt("

@@ -1,0 +1,1 @@
+"""The first step of the compiler that makes a difference."""
