@@ -15,11 +15,11 @@ from typing import Any
 
 from torch.autograd.function import Function
 
-from ..tracer.capture import is_user_file
-from ..tracer.locks import CLASS, lock_of
-from .capture.opaque_segments import OpaqueCall
-from .settings.config import valid_backend
-from .specialize.compiled import Record, compile_class
+from ...tracer.capture import is_user_file
+from ...tracer.locks import CLASS, lock_of
+from ..capture.opaque_segments import OpaqueCall
+from ..settings.config import valid_backend
+from ..specialize.compiled import Record, compile_class
 
 _above: Any = super
 _HOOK = "__init_subclass__"

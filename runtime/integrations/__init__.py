@@ -1,0 +1,1 @@
+"""Test suites of others: every Function class compiled at its definition."""
