@@ -15,15 +15,16 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn, Protocol
 
 from .ir.errors import FusegradError
-from .runtime import demo
-from .runtime.bisecting import command as bisect_command
-from .runtime.checking import command as check_command
-from .runtime.commands import bench, doctor, failure, stored, tuning
+from .runtime.commands import bench, demo, doctor, tuning
+from .runtime.commands import bisect as bisect_command
+from .runtime.commands import cache as stored
+from .runtime.commands import check as check_command
+from .runtime.commands import crash_report as failure
 from .runtime.commands import explain as explain_command
+from .runtime.commands import export as export_command
+from .runtime.commands import profile as profile_command
 from .runtime.commands.answer import INTERNAL, OK, USERS, Answer
 from .runtime.commands.arguments import suggestion
-from .runtime.exporting import command as export_command
-from .runtime.profiling import command as profile_command
 from .runtime.report.terminal import show
 
 

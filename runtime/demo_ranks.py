@@ -26,7 +26,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 from ..ir.errors import FusegradError
-from . import demo
+from .commands import demo
 from .commands.answer import MISMATCH, OK, Answer
 from .demo_functions import FUNCTIONS
 from .demo_model import IGNORED, ByteModel, Functions, Sizes, read_text, seeded_model, windows

@@ -25,7 +25,7 @@ from ..settings import malloc as memory
 from ..settings.config import BACKENDS, settings
 from ..specialize.compiled import compile as compiled
 from .answer import Answer
-from .stored import shown
+from .cache import shown
 
 SUMMARY = "say what this machine can do, and what to install for the rest"
 TESTED = {"Python": "3.11", "torch": "2.13.0", "triton": "3.7.1"}

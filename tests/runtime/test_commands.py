@@ -16,7 +16,9 @@ import torch
 
 from fusegrad.__main__ import COMMANDS, main
 from fusegrad.runtime.cache import store as cache
-from fusegrad.runtime.commands import arguments, bench, doctor, failure, stored
+from fusegrad.runtime.commands import arguments, bench, doctor
+from fusegrad.runtime.commands import cache as stored
+from fusegrad.runtime.commands import crash_report as failure
 from fusegrad.runtime.commands import explain as explain_command
 from fusegrad.runtime.commands.arguments import TargetError, argument, found
 from fusegrad.runtime.report import terminal as screen

@@ -11,7 +11,7 @@ import torch
 from torch.autograd import Function, gradcheck
 
 from fusegrad.__main__ import main
-from fusegrad.runtime import demo
+from fusegrad.runtime.commands import demo
 from fusegrad.runtime.demo_functions import FUNCTIONS, CausalSoftmax, CrossEntropy, RMSNorm, SwiGLU
 from fusegrad.runtime.demo_model import IGNORED, Functions, Sizes, call, read_text, seeded_model, window, windows
 

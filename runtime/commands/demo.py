@@ -20,14 +20,14 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.graph import saved_tensors_hooks
 
-from ..ir.errors import KernelCompileError
-from .commands.answer import MISMATCH, OK, Answer
-from .demo_functions import FUNCTIONS
-from .demo_model import IGNORED, ByteModel, Functions, Sizes, call, read_text, seeded_model, windows
-from .report.explain import Explanation, explain
-from .report.graph_svg import shaded, svg
-from .settings.config import BACKENDS, patch
-from .specialize.compiled import compile as compiled
+from ...ir.errors import KernelCompileError
+from ..demo_functions import FUNCTIONS
+from ..demo_model import IGNORED, ByteModel, Functions, Sizes, call, read_text, seeded_model, windows
+from ..report.explain import Explanation, explain
+from ..report.graph_svg import shaded, svg
+from ..settings.config import BACKENDS, patch
+from ..specialize.compiled import compile as compiled
+from .answer import MISMATCH, OK, Answer
 
 SUMMARY = "train a small language model with eager and with compiled Functions, and compare"
 NAMES = ("eager", "compiled")
@@ -120,7 +120,7 @@ def spec(*shape: int, dtype: str = "f32") -> str:
 def run(options: argparse.Namespace) -> Answer:
     """The whole demo, which prints as it goes."""
     if options.nproc > 1:
-        from . import demo_ranks
+        from .. import demo_ranks
 
         return demo_ranks.run(options)
     sizes = Sizes()

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from ..bisect.search import bisect
 from ..check.modes import MODES
-from ..commands.answer import MISMATCH, OK, Answer
-from ..commands.arguments import add_target, call_of
 from ..settings.config import BACKENDS
+from .answer import MISMATCH, OK, Answer
+from .arguments import add_target, call_of
 
 SUMMARY = "name the first step after which a compiled Function differs from the one you wrote"
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from ..commands.answer import Answer
-from ..commands.arguments import add_target, call_of
 from ..profile.devices import DEVICES
 from ..profile.profile import BASELINES, profile
 from ..profile.report import blocks
+from .answer import Answer
+from .arguments import add_target, call_of
 
 SUMMARY = "time a compiled Function, and model its kernels on a GPU"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ..commands.answer import Answer
-from ..commands.arguments import add_target, call_of
 from ..export.export import FORMATS, TREES, export
+from .answer import Answer
+from .arguments import add_target, call_of
 
 SUMMARY = "write a compiled Function as a Triton module, a bundle, a graph or a picture"
 
