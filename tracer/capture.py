@@ -112,7 +112,7 @@ _PACKAGE_ROOMS = tuple(
     for root in dict.fromkeys((_OURS, os.path.join(os.path.realpath(_OURS), "")))  # through a link, too
     for room in ("ir", "tracer", "codegen", "runtime")
 )
-_DEMO = _OURS + "runtime/demo_functions.py"  # written as a user would, and treated as his
+_DEMO = _OURS + "runtime/demo/functions.py"  # written as a user would, and treated as his
 
 
 class CaptureError(FusegradError):

@@ -21,8 +21,8 @@ from torch.autograd import Function
 from torch.autograd.graph import saved_tensors_hooks
 
 from ...ir.errors import KernelCompileError
-from ..demo_functions import FUNCTIONS
-from ..demo_model import IGNORED, ByteModel, Functions, Sizes, call, read_text, seeded_model, windows
+from ..demo.functions import FUNCTIONS
+from ..demo.model import IGNORED, ByteModel, Functions, Sizes, call, read_text, seeded_model, windows
 from ..report.explain import Explanation, explain
 from ..report.graph_svg import shaded, svg
 from ..settings.config import BACKENDS, patch
@@ -120,7 +120,7 @@ def spec(*shape: int, dtype: str = "f32") -> str:
 def run(options: argparse.Namespace) -> Answer:
     """The whole demo, which prints as it goes."""
     if options.nproc > 1:
-        from .. import demo_ranks
+        from ..demo import ranks as demo_ranks
 
         return demo_ranks.run(options)
     sizes = Sizes()

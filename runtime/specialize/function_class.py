@@ -224,7 +224,7 @@ def function_shown(fn: Callable[..., Any], name: str, run: Callable[..., Any]) -
 
 _ROOT = Path(__file__).parent.parent
 _FOLLOWED = (
-    "runtime/specialize/function_class.py", "runtime/dynamo/pytree_forms.py", "runtime/demo_functions.py", "runtime/execution/aten/random.py",
+    "runtime/specialize/function_class.py", "runtime/dynamo/pytree_forms.py", "runtime/demo/functions.py", "runtime/execution/aten/random.py",
     "runtime/execution/aten/philox.py", "tracer/torch_private.py",
 )  # fmt: skip
 """What Dynamo may follow: this, and what users write or call themselves."""

@@ -38,8 +38,8 @@ import kept_functions
 
 import fusegrad
 from fusegrad.examples.gallery.catalogue import CATALOGUE
-from fusegrad.runtime import demo_ranks
-from fusegrad.runtime.demo_model import Sizes
+from fusegrad.runtime.demo import ranks as demo_ranks
+from fusegrad.runtime.demo.model import Sizes
 from fusegrad.runtime.distributed.call import MeshesDifferError, MixedTensorsError, PlacementError
 
 Tensor = torch.Tensor

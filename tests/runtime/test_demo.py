@@ -12,8 +12,8 @@ from torch.autograd import Function, gradcheck
 
 from fusegrad.__main__ import main
 from fusegrad.runtime.commands import demo
-from fusegrad.runtime.demo_functions import FUNCTIONS, CausalSoftmax, CrossEntropy, RMSNorm, SwiGLU
-from fusegrad.runtime.demo_model import IGNORED, Functions, Sizes, call, read_text, seeded_model, window, windows
+from fusegrad.runtime.demo.functions import FUNCTIONS, CausalSoftmax, CrossEntropy, RMSNorm, SwiGLU
+from fusegrad.runtime.demo.model import IGNORED, Functions, Sizes, call, read_text, seeded_model, window, windows
 
 CPU = torch.device("cpu")
 SMALL = Sizes(width=16, hidden=24, heads=2, layers=1, context=12, batch=3)

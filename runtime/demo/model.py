@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from ..ir.errors import FusegradError
+from ...ir.errors import FusegradError
 
 IGNORED = -100
 VOCABULARY = 256

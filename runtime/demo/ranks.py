@@ -25,13 +25,13 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from ..ir.errors import FusegradError
-from .commands import demo
-from .commands.answer import MISMATCH, OK, Answer
-from .demo_functions import FUNCTIONS
-from .demo_model import IGNORED, ByteModel, Functions, Sizes, read_text, seeded_model, windows
-from .settings.config import patch
-from .specialize.compiled import compile as compiled
+from ...ir.errors import FusegradError
+from ..commands import demo
+from ..commands.answer import MISMATCH, OK, Answer
+from ..settings.config import patch
+from ..specialize.compiled import compile as compiled
+from .functions import FUNCTIONS
+from .model import IGNORED, ByteModel, Functions, Sizes, read_text, seeded_model, windows
 
 SIZES = Sizes(width=64, hidden=128, context=64)
 PROCESSES = (1, 2, 4)
