@@ -55,6 +55,7 @@ from .compiled import (
 from .data import QUESTIONS, Asked, is_symbolic
 from .debugging import without_anomaly_mode, without_logs_of_failures, without_structured_logs
 from .declared import declarations
+from .frames import TORCH, is_user_file, user_frame, where_raised
 from .grad_mode import UNRECORDED, keeps_graph, why_not_in_its_mode
 from .held import holds_fakes
 from .history import history
@@ -104,15 +105,6 @@ from .torch_private import (
 
 capture_lock = lock_of(CAPTURE)
 """One capture at a time in a process: make_fx patches module state while it runs."""
-
-_TORCH = os.path.dirname(torch.__file__) + os.sep
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_PACKAGE_ROOMS = tuple(
-    root + room + os.sep
-    for root in dict.fromkeys((_OURS, os.path.join(os.path.realpath(_OURS), "")))  # through a link, too
-    for room in ("ir", "tracer", "codegen", "runtime")
-)
-_DEMO = _OURS + "runtime/demo/functions.py"  # written as a user would, and treated as his
 
 
 class CaptureError(FusegradError):
@@ -464,22 +456,6 @@ def _guarded_memory(fake: torch.Tensor, requires_grad: bool) -> torch.Tensor:
 
 
 # ------------------------------------------------------------------ where something happened
-def user_frame() -> types.FrameType | None:
-    """The innermost frame outside torch and fusegrad's own rooms."""
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None and not is_user_file(frame.f_code.co_filename):
-        frame = frame.f_back
-    return frame
-
-
-def is_user_file(filename: str) -> bool:
-    return filename == _DEMO or not filename.startswith((_TORCH, *_PACKAGE_ROOMS, "<frozen"))
-
-
-def where_raised(error: BaseException) -> str:
-    """`file:line` of the last user frame that the error passed through."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if is_user_file(f.filename)]
-    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "unknown"
 
 
 CUT = "fusegrad_cut"
@@ -618,7 +594,7 @@ def _answer_about_history(func: Any, args: Sequence[Any]) -> bool | None:
 def _is_asked_by_the_user() -> bool:
     """Whether what Python's modes were shown comes from the user's code, not from ours."""
     frame: types.FrameType | None = sys._getframe(3)  # behind `__torch_function__`
-    while frame is not None and frame.f_code.co_filename.startswith(_TORCH):
+    while frame is not None and frame.f_code.co_filename.startswith(TORCH):
         frame = frame.f_back
     return frame is not None and is_user_file(frame.f_code.co_filename)
 
@@ -906,7 +882,7 @@ _REASONS = (
     ("AttributeError: 'SymFloat' object has no attribute", "it leaves torch: numpy computes with the size of a tensor"),
 )
 _DEPENDS = ("its control flow depends on the data of a tensor", "an operation's result in Python depends on the data")
-_DISTRIBUTIONS = os.path.join(_TORCH, "distributions", "")
+_DISTRIBUTIONS = os.path.join(TORCH, "distributions", "")
 
 
 _PLACE_IN_TORCH = re.compile(r"^\S+\.(?:cpp|h|cu):\d+:? *| *\(Triggered internally at [^)]*\)")

@@ -108,7 +108,7 @@ def _class_place(cls: type) -> str:
 
 def call_place() -> str:
     """`file:line` of the user's call of fusegrad."""
-    from .capture import user_frame
+    from .frames import user_frame
 
     frame = user_frame()
     return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else "unknown"

@@ -19,25 +19,23 @@ from typing import Any, cast
 import sympy
 import torch
 
+from .frames import DEMO, OURS, ROOMS, TORCH
 from .torch_private import bindings_file, is_binding, is_operator, python_implementations, torch_namespaces
 
 SCALARS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, torch.layout,
            torch.memory_format)  # fmt: skip
 _ROWS = (tuple, list)
-_TORCH = os.path.dirname(torch.__file__) + os.sep
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_ROOMS = tuple(_OURS + room + os.sep for room in ("ir", "tracer", "codegen", "runtime"))
-_DEMO = _OURS + "runtime/demo/functions.py"  # written as a user would, and treated as his
+_FOLDERS = tuple(OURS + room + os.sep for room in ROOMS)
 _STDLIB = os.path.dirname(os.__file__) + os.sep
 _MARKS = getattr(sys.modules.get("typing_extensions"), "__file__", None)  # of what torch is about to drop
 _PACKAGES = ("site-packages", "dist-packages")
 
-TORCH_FILES = tuple(os.path.join(_TORCH, *path.split("/")) for path in (
+TORCH_FILES = tuple(os.path.join(TORCH, *path.split("/")) for path in (
     "nn/functional.py", "functional.py", "_jit_internal.py", "autograd/function.py", "amp/autocast_mode.py",
     "_tensor.py",
 ))  # fmt: skip
 """Python files of torch whose functions ask for nothing but their arguments and what `torch_flags` tells."""
-OUR_FILES = tuple(_OURS + name for name in ("runtime/execution/aten/random.py", "runtime/execution/aten/philox.py"))
+OUR_FILES = tuple(OURS + name for name in ("runtime/execution/aten/random.py", "runtime/execution/aten/philox.py"))
 UNSURE = {"einsum", "scaled_dot_product_attention", "multi_head_attention_forward", "has_torch_function"}
 """torch's functions that choose by what is installed, or by switches of their own."""
 PURE_MODULES = ("math", "_operator", "operator")
@@ -225,7 +223,7 @@ def _constant_text(constant: Any) -> str:
 
 
 def _is_library(filename: str) -> bool:
-    ours = filename.startswith((_TORCH, *_ROOMS)) and filename != _DEMO
+    ours = filename.startswith((TORCH, *_FOLDERS)) and filename != DEMO
     return ours or _is_stdlib(filename) or filename == _MARKS
 
 
@@ -250,7 +248,7 @@ def _require_builtin(path: str, name: str) -> None:
 def _require_pure(path: str, function: types.FunctionType) -> None:
     """A function of a library has to be one of those that ask for nothing but their arguments."""
     filename = function.__code__.co_filename
-    if filename.startswith(_TORCH):
+    if filename.startswith(TORCH):
         fit = filename in TORCH_FILES and function.__name__ not in UNSURE
     else:
         fit = filename in OUR_FILES or not _is_library(filename)
@@ -333,8 +331,8 @@ def _other_names() -> Iterator[str]:
 
 def sources_of_ours() -> Iterator[str]:
     """fusegrad's own sources by size and time: a checkout that is worked on is another version at every change."""
-    for room in ("ir", "tracer", "codegen", "runtime"):
-        for folder, folders, files in os.walk(_OURS + room):
+    for room in ROOMS:
+        for folder, folders, files in os.walk(OURS + room):
             folders[:] = sorted(f for f in folders if f != "__pycache__")
             for name in sorted(files):
                 if name.endswith(".py"):

@@ -22,9 +22,10 @@ from torch.autograd.function import Function, once_differentiable
 from ..ir.errors import FusegradError
 from ..ir.program import Place
 from .arithmetic import computed
-from .capture import CaptureError, Session, Trace, as_asking, is_a_view, is_capturing, reason_of, where_raised
+from .capture import CaptureError, Session, Trace, as_asking, is_a_view, is_capturing, reason_of
 from .containers import Hole, anew, closed, exchanged, filled, holds_tensors, holes, leaves, with_those
 from .context import ForwardContext, attributes_of, backward_context
+from .frames import where_raised
 from .grad_mode import of_a_backward
 from .held import holds_fakes
 from .history import ASKS, History, text_of

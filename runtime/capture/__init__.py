@@ -1,1 +1,1 @@
-"""A method captured as a graph: its guards, the comparison of the first call with the user's method, what a graph cannot hold."""
+"""A method captured as a graph: its guards, the first call compared with the user's method, what no graph holds."""

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from ...ir.errors import FusegradError
-from ...tracer.capture import where_raised
+from ...tracer.frames import where_raised
 from ..values.tensor_specs import is_spec
 
 HERE = "the command line"

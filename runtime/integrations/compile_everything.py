@@ -15,7 +15,7 @@ from typing import Any
 
 from torch.autograd.function import Function
 
-from ...tracer.capture import is_user_file
+from ...tracer.frames import is_user_file
 from ...tracer.locks import CLASS, lock_of
 from ..capture.opaque_segments import OpaqueCall
 from ..settings.config import valid_backend

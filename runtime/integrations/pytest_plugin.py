@@ -1,6 +1,6 @@
 """A pytest plugin: every Function class that a test run defines is compiled, and the tests do not know.
 
-    pytest -p fusegrad.runtime.integrations.pytest_plugin --fusegrad=auto third_party/tests
+    pytest -p fusegrad.runtime.pytest_plugin --fusegrad=auto third_party/tests
 
 It imports no pytest: the hooks are found by their names.
 """

@@ -132,8 +132,8 @@ def valid_numerics(name: Any) -> str:
 def recycle_memory(on: bool = True) -> memory.State:
     """Keep freed large blocks of CPU memory for the next ones, for the whole process: FUSEGRAD_RECYCLE_MEMORY=1.
 
-    What is kept counts as the process's memory; `fusegrad.runtime.settings.malloc.release()` gives back what is free of it.
-    Warns once, and changes nothing, where the C library is not glibc.
+    What is kept counts as the process's memory; `fusegrad.runtime.settings.malloc.release()` gives back what is free
+    of it. Warns once, and changes nothing, where the C library is not glibc.
     """
     return memory.recycle(on)
 

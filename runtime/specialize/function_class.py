@@ -222,10 +222,10 @@ def function_shown(fn: Callable[..., Any], name: str, run: Callable[..., Any]) -
     return compiled
 
 
-_ROOT = Path(__file__).parent.parent
+_ROOT = Path(__file__).parents[2]
 _FOLLOWED = (
-    "runtime/specialize/function_class.py", "runtime/dynamo/pytree_forms.py", "runtime/demo/functions.py", "runtime/execution/aten/random.py",
-    "runtime/execution/aten/philox.py", "tracer/torch_private.py",
+    "runtime/specialize/function_class.py", "runtime/dynamo/pytree_forms.py", "runtime/demo/functions.py",
+    "runtime/execution/aten/random.py", "runtime/execution/aten/philox.py", "tracer/torch_private.py",
 )  # fmt: skip
 """What Dynamo may follow: this, and what users write or call themselves."""
 

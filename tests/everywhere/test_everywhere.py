@@ -17,7 +17,7 @@ import fusegrad
 from fusegrad.runtime.integrations.compile_everything import every_function, summary
 
 THIRD_PARTY = Path(__file__).parent / "third_party.py"
-PLUGIN = ("-p", "fusegrad.runtime.integrations.pytest_plugin")
+PLUGIN = ("-p", "fusegrad.runtime.pytest_plugin")
 _OUTCOME = re.compile(r"^(PASSED|FAILED|ERROR) \S*?(::\S+)", re.MULTILINE)
 
 

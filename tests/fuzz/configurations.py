@@ -38,9 +38,9 @@ from fusegrad.ir.switches import SWITCHES  # noqa: E402
 from fusegrad.runtime.check.check import quietly, tried  # noqa: E402
 from fusegrad.runtime.check.compare import Tolerance  # noqa: E402
 from fusegrad.runtime.check.subject import Case, Subject, examined  # noqa: E402
-from fusegrad.runtime.execution import executable as plan
+from fusegrad.runtime.execution import executable as plan  # noqa: E402
 from fusegrad.runtime.kernels import autotune as tune  # noqa: E402
-from fusegrad.runtime.settings import config
+from fusegrad.runtime.settings import config  # noqa: E402
 
 Tensor = torch.Tensor
 CASES = 3

@@ -10,7 +10,8 @@ import torch
 from torch.autograd.function import Function
 
 from fusegrad.tracer import capture, nested
-from fusegrad.tracer.capture import CaptureError, Session, is_capturing, settled, where_raised
+from fusegrad.tracer.capture import CaptureError, Session, is_capturing, settled
+from fusegrad.tracer.frames import where_raised
 from fusegrad.tracer.reads import scan
 
 WEIGHT = torch.arange(3.0)

@@ -51,7 +51,8 @@ def test_a_wrong_answer_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     run, found = functions_of("norm, first call, reference")
     place = "runtime/specialize/compiled.py:Compiler._key"
     monkeypatch.setattr(
-        "fusegrad.runtime.specialize.compiled.answered", lambda compiler, args, *_: torch.zeros_like(args[0], requires_grad=True)
+        "fusegrad.runtime.specialize.compiled.answered",
+        lambda compiler, args, *_: torch.zeros_like(args[0], requires_grad=True),
     )
     run.one(found[place], place)
     assert run.result.wrong

@@ -26,7 +26,7 @@ from surroundings import ROOT, version
 
 HERE = Path(__file__).resolve().parent
 KEPT = ROOT / "build" / "world"
-PLUGIN = ("-p", "fusegrad.runtime.integrations.pytest_plugin", "--fusegrad=auto")
+PLUGIN = ("-p", "fusegrad.runtime.pytest_plugin", "--fusegrad=auto")
 Told = dict[str, Any]
 
 

@@ -1,0 +1,40 @@
+"""Where code is: torch's, this package's, or the user's; and the frame of theirs in which something happened."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+import types
+
+import torch
+
+TORCH = os.path.dirname(torch.__file__) + os.sep
+OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+ROOMS = ("ir", "tracer", "codegen", "runtime")
+_FOLDERS = tuple(
+    root + room + os.sep
+    for root in dict.fromkeys((OURS, os.path.join(os.path.realpath(OURS), "")))  # through a link, too
+    for room in ROOMS
+)
+DEMO = OURS + "runtime/demo/functions.py"
+"""Written as a user would, and treated as theirs."""
+
+
+def user_frame() -> types.FrameType | None:
+    """The innermost frame outside torch and fusegrad's own rooms."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and not is_user_file(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
+
+
+def is_user_file(filename: str) -> bool:
+    """Whether a file is neither torch's, nor one of this package's rooms, nor a frozen module."""
+    return filename == DEMO or not filename.startswith((TORCH, *_FOLDERS, "<frozen"))
+
+
+def where_raised(error: BaseException) -> str:
+    """`file:line` of the last user frame that the error passed through."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if is_user_file(f.filename)]
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "unknown"
