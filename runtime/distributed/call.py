@@ -17,7 +17,7 @@ import sympy
 import torch
 
 from ...ir.errors import FusegradError, InternalError, users_line
-from ...ir.sharding import WHOLE
+from ...ir.sharding.rules import WHOLE
 from ...tracer.capture import CaptureError
 from ...tracer.function import as_tuple, parameter_names
 from ...tracer.torch_private import dual_level, transforms_active, unwrapped
@@ -193,7 +193,7 @@ class _Call:
         return seen[id(part)]
 
     def _factor(self, degrees: Sequence[Fraction | None]) -> float:
-        """What a rank multiplies its part by, given the power of its share for each mesh dim (ir/scaling.py)."""
+        """What a rank multiplies its part by, given the power of its share for each mesh dim (ir/sharding/scaling.py)."""
         powers = {w.symbol: d for w, d in zip(self.ways, degrees, strict=True) if w is not None and d}
         return math.prod(float(self._share(symbol) ** float(degree)) for symbol, degree in powers.items())
 

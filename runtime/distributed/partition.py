@@ -1,6 +1,6 @@
 """Which dims of a Function's arguments may be divided among ranks: its graphs asked, forward and backward each.
 
-A capture at the whole sizes says what is computed. Where the rules of ir/sharding.py prove that the same graphs on the
+A capture at the whole sizes says what is computed. Where the rules of ir/sharding/rules.py prove that the same graphs on the
 ranks' parts give the parts of its results, a dim may be divided; else the record says which operation needs all of it.
 """
 
@@ -16,8 +16,8 @@ import sympy
 
 from ...ir import Graph
 from ...ir.program import Place
-from ...ir.scaling import NONE, NotDivisible
-from ...ir.sharding import PARTIAL, WHOLE, ZERO, State, dims, divide
+from ...ir.sharding.rules import PARTIAL, WHOLE, ZERO, State, dims, divide
+from ...ir.sharding.scaling import NONE, NotDivisible
 from ...ir.transforms.extern import op_name, place_of
 from ...tracer.capture import CaptureError
 from ...tracer.function import symbols_in

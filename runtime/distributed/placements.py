@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.autograd.function import Function
 
-from ...ir.sharding import WHOLE, State
+from ...ir.sharding.rules import WHOLE, State
 from .partition import Way, dual
 
 Tensor = torch.Tensor

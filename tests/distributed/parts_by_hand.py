@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from fusegrad.ir.sharding import PARTIAL, State
+from fusegrad.ir.sharding.rules import PARTIAL, State
 from fusegrad.runtime.distributed.partition import Way, dual
 from fusegrad.runtime.distributed.placements import part_size
 from fusegrad.runtime.distributed.sharding_rules import Rule

@@ -1,4 +1,4 @@
-"""The rules of ir/sharding.py one primitive at a time: computed in parts by numpy, put together, compared."""
+"""The rules of ir/sharding/rules.py one primitive at a time: computed in parts by numpy, put together, compared."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import sympy
 from fusegrad.ir import Graph, TensorType, Value, building, emit
 from fusegrad.ir.evaluate import evaluate
 from fusegrad.ir.prims import PRIMS
-from fusegrad.ir.scaling import NotDivisible, degree_rules
-from fusegrad.ir.sharding import PARTIAL, WHOLE, ZERO, divide, sharding_rules
+from fusegrad.ir.sharding.rules import PARTIAL, WHOLE, ZERO, divide, sharding_rules
+from fusegrad.ir.sharding.scaling import NotDivisible, degree_rules
 
 N, M = sympy.Symbol("n", positive=True, integer=True), sympy.Symbol("m", positive=True, integer=True)
 SIZES = {N: 7, M: 4}

@@ -18,11 +18,11 @@ from typing import TypeAlias
 
 import sympy
 
-from .graph import Graph, Value
-from .prims import PRIMS
-from .rewrite import number_of
+from ..graph import Graph, Value
+from ..prims import PRIMS
+from ..rewrite import number_of
+from ..types import FLOATS, INTEGERS, Size, product, simplest
 from .scaling import NotDivisible, degrees, mentions, refusal
-from .types import FLOATS, INTEGERS, Size, product, simplest
 
 WHOLE, PARTIAL, POSITION, ZERO = "whole", "partial", "position", "zero"
 State: TypeAlias = "int | str"
@@ -37,7 +37,7 @@ class Divided:
     """One way to run a graph in parts: the states of its inputs and outputs where `symbol` is divided.
 
     even: whether the parts must be equally large, since some result has several elements for each of the dim's.
-    degrees: of the outputs that there are, by which power of a rank's share they have to be multiplied (ir/scaling.py).
+    degrees: of the outputs that there are, by which power of a rank's share they have to be multiplied (ir/sharding/scaling.py).
     """
 
     symbol: sympy.Symbol

@@ -16,12 +16,12 @@ from typing import Any, TypeAlias
 
 import sympy
 
-from .errors import FusegradError
-from .graph import Graph, Value
-from .rewrite import number_of
-from .text import plain
-from .transforms.extern import op_name, place_of
-from .types import COMPLEX, FLOATS
+from ..errors import FusegradError
+from ..graph import Graph, Value
+from ..rewrite import number_of
+from ..text import plain
+from ..transforms.extern import op_name, place_of
+from ..types import COMPLEX, FLOATS
 
 Degree: TypeAlias = "Fraction | None"
 """None of a value that any factor leaves as it is: zero, or infinite."""
