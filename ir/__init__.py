@@ -3,7 +3,7 @@
 from .errors import FusegradError, InvalidGraphError
 from .graph import Graph, Value, building, emit, provenance
 from .program import Place, Program
-from .text import parse, show
+from .text.text import parse, show
 from .types import Size, TensorType
 from .verify import verify
 

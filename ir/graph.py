@@ -17,8 +17,8 @@ import networkx as nx
 from .errors import InvalidGraphError
 from .infer import infer
 from .prims import PRIMS
-from .printable import printable
 from .switches import is_on
+from .text.printable import printable
 from .types import Size, TensorType, contiguous_strides
 
 

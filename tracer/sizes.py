@@ -11,7 +11,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._sympy import functions as torch_sympy
 
 from ..ir.errors import LoweringError
-from ..ir.text import plain
+from ..ir.text.text import plain
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _DIVISIONS = (torch_sympy.FloorDiv, torch_sympy.CleanDiv)

@@ -21,7 +21,7 @@ from ..once import once
 from ..prims import PRIMS
 from ..rewrite import extract
 from ..switches import is_on
-from ..text import symbols_of
+from ..text.text import symbols_of
 from ..types import COMPLEX, FLOAT8, Size, contiguous_strides, distinct, product
 from .layout import only_ones
 

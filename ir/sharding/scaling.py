@@ -19,7 +19,7 @@ import sympy
 from ..errors import FusegradError
 from ..graph import Graph, Value
 from ..rewrite import number_of
-from ..text import plain
+from ..text.text import plain
 from ..transforms.extern import op_name, place_of
 from ..types import COMPLEX, FLOATS
 

@@ -12,7 +12,7 @@ import torch
 
 from ...ir import Graph, Value, building
 from ...ir.prims import PRIMS
-from ...ir.text import symbols_of
+from ...ir.text.text import symbols_of
 from ...ir.transforms.linearity import NonLinearError
 from ...ir.transforms.ops import inlined, zeros
 from ...ir.transforms.transpose import transpose

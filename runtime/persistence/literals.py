@@ -9,8 +9,8 @@ from typing import Any
 import sympy
 import torch
 
-from ...ir.document import Symbols, listed, refuse, size_of, text_from
-from ...ir.text import size_text
+from ...ir.text.document import Symbols, listed, refuse, size_of, text_from
+from ...ir.text.text import size_text
 from ...tracer.torch_private import expression_of
 from ..values.exact_sizes import exact
 

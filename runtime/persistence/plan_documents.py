@@ -10,10 +10,10 @@ import torch
 
 from ...codegen import Buffer, Kernel, Kernels, Pointer, Ref, Scalar
 from ...ir import Graph, Value
-from ...ir.document import document, graph_from, symbols_document, symbols_from
 from ...ir.errors import ParseError
 from ...ir.passes.fuse import Extern, Group, Step, View
-from ...ir.text import plain, show, size_from, size_text
+from ...ir.text.document import document, graph_from, symbols_document, symbols_from
+from ...ir.text.text import plain, show, size_from, size_text
 from ..execution.executable import GroupRunner, KernelPlan, Variant, last_uses
 
 Symbols = Mapping[str, sympy.Symbol]

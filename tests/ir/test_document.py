@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fusegrad.ir import Graph, TensorType, building, emit, provenance, verify
-from fusegrad.ir.document import document, graph_from, size_of
 from fusegrad.ir.errors import ParseError
 from fusegrad.ir.graph import Origin
 from fusegrad.ir.prims import Arg
-from fusegrad.ir.text import key, show, size_text
+from fusegrad.ir.text.document import document, graph_from, size_of
+from fusegrad.ir.text.text import key, show, size_text
 
 s0 = sympy.Symbol("s0", integer=True, positive=True)
 s1 = sympy.Symbol("s1", integer=True)

@@ -12,7 +12,7 @@ from fusegrad.ir import Graph, TensorType, building, emit, parse, provenance, sh
 from fusegrad.ir.errors import ParseError
 from fusegrad.ir.graph import Origin
 from fusegrad.ir.prims import Arg
-from fusegrad.ir.text import Opaque, key
+from fusegrad.ir.text.text import Opaque, key
 
 s0 = sympy.Symbol("s0", integer=True, positive=True)
 s1 = sympy.Symbol("s1", integer=True)

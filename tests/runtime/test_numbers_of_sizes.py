@@ -14,9 +14,9 @@ import torch
 from torch.autograd import Function
 
 import fusegrad
-from fusegrad.ir.document import size_of
 from fusegrad.ir.errors import ParseError
-from fusegrad.ir.text import plain, size_from, size_text
+from fusegrad.ir.text.document import size_of
+from fusegrad.ir.text.text import plain, size_from, size_text
 from fusegrad.runtime.execution.aten.reference import number
 from fusegrad.tracer.arithmetic import computed
 from fusegrad.tracer.capture import Session

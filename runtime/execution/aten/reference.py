@@ -17,7 +17,7 @@ import torch.utils._pytree as pytree
 
 from ....ir import Graph, Value
 from ....ir.prims import Arg
-from ....ir.text import plain
+from ....ir.text.text import plain
 from ....tracer.dtypes import to_torch
 from ...values.exact_sizes import exact
 from . import philox

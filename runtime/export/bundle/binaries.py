@@ -9,9 +9,9 @@ from typing import Any
 from ....codegen import TARGETS, Buffer, Kernel, Kernels, Pointer, Ref, Scalar
 from ....codegen import module as module_of
 from ....ir import Value
-from ....ir.document import size, sizes
 from ....ir.passes.fuse import Group
-from ....ir.relations import relation_document, relations
+from ....ir.text.document import size, sizes
+from ....ir.text.relations import relation_document, relations
 from ...kernels.cross_compile.pool import Binary, compile_for
 from ...kernels.launch import TRITON_DTYPE
 from ..gather.gathered import Gathered, Part, apart, gathered

@@ -12,7 +12,8 @@ from typing import Any
 import sympy
 
 from ....ir import Graph
-from ....ir.document import (
+from ....ir.program import Place
+from ....ir.text.document import (
     Symbols,
     index_from,
     listed,
@@ -26,8 +27,7 @@ from ....ir.document import (
     symbols_in,
     text_from,
 )
-from ....ir.program import Place
-from ....ir.relations import Condition, relation_document, relation_from
+from ....ir.text.relations import Condition, relation_document, relation_from
 from ....ir.types import ITEMSIZE, Size
 from ...persistence.literals import constant_document, constant_from
 

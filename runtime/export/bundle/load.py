@@ -11,7 +11,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from ....ir import Graph
-from ....ir.document import FAULTS, graph_from
+from ....ir.text.document import FAULTS, graph_from
 from ...specialize.compiled import compile_class
 from .archive import MANIFEST, BundleError, BundleWarning, parsed, read_bundle, refused
 from .contents import Function, function_from, require_fitting

@@ -17,10 +17,10 @@ import torch
 from torch.autograd.function import Function as TorchFunction
 
 from ....ir import Graph
-from ....ir.document import document
 from ....ir.errors import LoweringError
-from ....ir.relations import relations
-from ....ir.text import key
+from ....ir.text.document import document
+from ....ir.text.relations import relations
+from ....ir.text.text import key
 from ....ir.types import contiguous_strides, simplest
 from ....tracer.capture import CaptureError
 from ....tracer.dtypes import from_torch

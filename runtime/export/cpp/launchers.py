@@ -13,7 +13,7 @@ from ....codegen.names import Names
 from ....ir import Value
 from ....ir.once import once
 from ....ir.passes.fuse import Group
-from ....ir.printable import in_line_comment
+from ....ir.text.printable import in_line_comment
 from ....ir.types import contiguous_strides
 from ..gather.gathered import Gathered, Part
 from ..python.calls import Call

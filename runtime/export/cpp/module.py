@@ -15,8 +15,8 @@ import torch
 
 from ....codegen import Kernel, Kernels
 from ....codegen.names import Names
-from ....ir.printable import in_line_comment
 from ....ir.program import Place
+from ....ir.text.printable import in_line_comment
 from ....tracer.function import method_place
 from ...cache.store import versions
 from ...execution.pipeline import text_of

@@ -15,8 +15,8 @@ from ....codegen import Kernel
 from ....codegen.kernel import Scalar
 from ....codegen.names import Names
 from ....codegen.prelude import helpers_in, libraries_in
-from ....ir.printable import in_docstring, printable
 from ....ir.program import Place
+from ....ir.text.printable import in_docstring, printable
 from ....ir.types import COMPLEX
 from ....tracer.dtypes import TO_TORCH
 from ....tracer.function import method_place

@@ -9,8 +9,8 @@ from typing import Any
 
 import sympy
 
+from ..types import Size, simplest
 from .document import Symbols, listed, refuse, size, size_of
-from .types import Size, simplest
 
 WORDS = {"Equality": "==", "Unequality": "!=", "StrictLessThan": "<", "LessThan": "<=", "StrictGreaterThan": ">",
          "GreaterThan": ">="}  # fmt: skip

@@ -17,12 +17,12 @@ from typing import Any
 
 import sympy
 
-from .errors import FusegradError, ParseError
-from .graph import Graph, Origin, Value, provenance
-from .infer import equal
-from .prims import PRIMS, Arg
+from ..errors import FusegradError, ParseError
+from ..graph import Graph, Origin, Value, provenance
+from ..infer import equal
+from ..prims import PRIMS, Arg
+from ..types import Size, TensorType
 from .text import FUNCTIONS, KINDS, kind_of, size_from, size_text, symbols_of
-from .types import Size, TensorType
 
 Symbols = Mapping[str, sympy.Symbol]
 MOST_NODES = 20_000

@@ -23,11 +23,11 @@ from typing import Any
 import sympy
 from sympy.printing.str import StrPrinter
 
-from .errors import FusegradError, ParseError
-from .graph import Graph, Origin, Value
-from .infer import equal
-from .prims import Arg
-from .types import ITEMSIZE, Size, TensorType, contiguous_strides, simplest
+from ..errors import FusegradError, ParseError
+from ..graph import Graph, Origin, Value
+from ..infer import equal
+from ..prims import Arg
+from ..types import ITEMSIZE, Size, TensorType, contiguous_strides, simplest
 
 
 @dataclass(frozen=True, slots=True)
