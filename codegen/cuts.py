@@ -24,15 +24,15 @@ from ..ir.prims import PRIMS
 from ..ir.switches import is_on
 from ..ir.types import COMPLEX, FLOAT8, LOW_FLOATS, Size, TensorType, contiguous_strides
 from . import prelude, products
-from .axes import Axis, Builder, Cut, Goal, Memory, Program, Sink, below
 from .emit import Emitter
 from .kernel import Buffer, Kernel, Kernels, Ref, Target
 from .mathematics import rules as elementwise_rules
 from .names import identifier
-from .quotients import Quotients
-from .schedule import Scheduler, Separate
-from .sizes import Hints, number, symbols
-from .unify import unify, with_nested_sums
+from .schedule.axes import Axis, Builder, Cut, Goal, Memory, Program, Sink, below
+from .schedule.quotients import Quotients
+from .schedule.schedule import Scheduler, Separate
+from .schedule.sizes import Hints, number, symbols
+from .schedule.unify import unify, with_nested_sums
 
 FUSIBLE = frozenset(
     {"input", "elementwise", "source", "layout", "reduce", "scan", "gather", "scatter", "random", "contract"}

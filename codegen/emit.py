@@ -16,7 +16,6 @@ import sympy
 
 from ..ir.switches import is_on
 from ..ir.types import ITEMSIZE, LOW_FLOATS, Size, product
-from .axes import Axis, Sink, Term, below
 from .kernel import Kernel, Pointer, Scalar
 from .loops import (
     Accumulate,
@@ -38,11 +37,12 @@ from .mathematics import TL, held
 from .names import identifier
 from .nests import Loop
 from .prelude import HELPERS
-from .sizes import blocks, same, tidy
-from .sizes import number as evaluated
+from .schedule.axes import Axis, Sink, Term, below
+from .schedule.sizes import blocks, same, tidy
+from .schedule.sizes import number as evaluated
+from .schedule.work import operations_of
 from .strips import Strips
 from .values import Coord, default_name, name_of
-from .work import operations_of
 
 PACKED = {"cuda": "packed", "hip": "packed_vector"}
 """What hides a 16-bit tile from the compiler; the interpreter computes everything again anyway."""

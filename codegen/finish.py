@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..ir.types import LOW_FLOATS, Size, product
-from .axes import Axis, Sink, Term, below
 from .direct import DirectSums
 from .kernel import Buffer, Ref
 from .loops import (
@@ -28,7 +27,8 @@ from .loops import (
     total,
 )
 from .mathematics import TL, lowest, number
-from .sizes import blocks, tidy
+from .schedule.axes import Axis, Sink, Term, below
+from .schedule.sizes import blocks, tidy
 from .values import FINISH
 
 FAN = 12

@@ -11,12 +11,12 @@ from dataclasses import replace
 from typing import TypeVar
 
 from ..ir.switches import is_on
-from .axes import Axis, Index, Program, Sink, Term
 from .kernel import Ref, Target
 from .loops import Expr, Let, Scope, Store, binary, call, literal, name, total
 from .mathematics import loaded
-from .schedule import Schedule
-from .sizes import Hints, tidy
+from .schedule.axes import Axis, Index, Program, Sink, Term
+from .schedule.schedule import Schedule
+from .schedule.sizes import Hints, tidy
 from .values import FINISH, Values
 
 SHORT = 24

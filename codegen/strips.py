@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..ir.types import product
-from .axes import Term
 from .finish import Finishing
 from .loops import Accumulate, Expr, For, If, Let, Statement, Store, binary, call, literal, name, total
-from .sizes import blocks, tidy
+from .schedule.axes import Term
+from .schedule.sizes import blocks, tidy
 
 
 class Strips(Finishing):

@@ -12,7 +12,6 @@ import sympy
 
 from ..ir.errors import Unfusible
 from ..ir.types import FLOAT8, Size
-from .axes import REDUCTIONS, SCANS, Axis, Index, Program, Sink, Term
 from .kernel import Buffer, Ref, Target
 from .loops import (
     Accumulate,
@@ -49,9 +48,10 @@ from .mathematics import (
 )
 from .names import LABELS, Names, identifier
 from .prelude import HELPERS
-from .schedule import Schedule
-from .sizes import Hints, nonnegative, tidy
-from .sizes import number as evaluated
+from .schedule.axes import REDUCTIONS, SCANS, Axis, Index, Program, Sink, Term
+from .schedule.schedule import Schedule
+from .schedule.sizes import Hints, nonnegative, tidy
+from .schedule.sizes import number as evaluated
 
 FINISH = 100
 """The level of what the last program computes; 0 is the kernel, 1 the walk, 2 and up a pass over chunks."""

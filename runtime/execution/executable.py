@@ -12,7 +12,7 @@ import sympy
 import torch
 
 from ...codegen import TARGETS, Buffer, Kernel, Kernels, Pointer, Ref, Scalar, Target
-from ...codegen.neighbours import candidates, leaner
+from ...codegen.schedule.neighbours import candidates, leaner
 from ...ir import Graph, Value
 from ...ir.errors import InternalError, LoweringError, Unfusible, UnsupportedBackendError
 from ...ir.once import once

@@ -11,7 +11,7 @@ import torch
 
 from ... import codegen
 from ...codegen import Kernels, Target
-from ...codegen.rooflines import machine_of
+from ...codegen.schedule.rooflines import machine_of
 from ...ir import Graph, Value, verify
 from ...ir.errors import LoweringError, Unfusible
 from ...ir.passes.contract import Contract

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ...codegen.neighbours import OWN
+from ...codegen.schedule.neighbours import OWN
 from ...ir.errors import UnsupportedBackendError
 from ...tracer.locks import INNER, lock_of
 from ..cache import store as cache

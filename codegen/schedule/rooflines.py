@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..ir.passes.products import Machine
-from .kernel import Target
+from ...ir.passes.products import Machine
+from ..kernel import Target
 
 
 def _machine(bandwidth: float, low: float, single: float) -> Machine:

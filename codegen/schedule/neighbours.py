@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from .kernel import Kernel, Kernels, Leaning, Target
+from ..kernel import Kernel, Kernels, Leaning, Target
 
 OWN = "as scheduled"
 LEANINGS = {

@@ -5,8 +5,8 @@ A product of matrices is a sum of products here, too: two for each pair. Convers
 
 from __future__ import annotations
 
-from ..ir.prims import PRIMS
-from ..ir.types import Size, product
+from ...ir.prims import PRIMS
+from ...ir.types import Size, product
 from .axes import REDUCTIONS, SCANS, Program, Term
 from .sizes import tidy
 

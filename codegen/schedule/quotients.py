@@ -12,9 +12,9 @@ from typing import Any
 
 import sympy
 
-from ..ir import Graph
-from ..ir.types import Size, simplest
-from .kernel import Buffer, Kernel, Kernels, Pointer, Scalar
+from ...ir import Graph
+from ...ir.types import Size, simplest
+from ..kernel import Buffer, Kernel, Kernels, Pointer, Scalar
 from .sizes import Hints
 
 

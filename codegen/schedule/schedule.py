@@ -16,12 +16,12 @@ from dataclasses import dataclass
 
 import sympy
 
-from ..ir import Value
-from ..ir.switches import is_on
-from ..ir.types import ITEMSIZE, LOW_FLOATS, Size, product
+from ...ir import Value
+from ...ir.switches import is_on
+from ...ir.types import ITEMSIZE, LOW_FLOATS, Size, product
+from ..kernel import Ref, Target
 from .alignment import Slide, slide_of
 from .axes import REDUCTIONS, SCANS, Axis, Cut, Program, Sink, Term, below
-from .kernel import Ref, Target
 from .sizes import Hints, blocks, number, power_of_two, tidy
 
 SHARED_ROW = 8192

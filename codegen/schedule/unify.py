@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..ir.switches import is_on
-from ..ir.types import Size
+from ...ir.switches import is_on
+from ...ir.types import Size
 from .axes import (
     REDUCTIONS,
     SCANS,

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ..ir.types import ITEMSIZE, Size
+from ...ir.types import ITEMSIZE, Size
 from .axes import Axis, Index, Program
 from .sizes import Hints, number
 

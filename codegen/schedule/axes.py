@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..ir import Graph, Value
-from ..ir.prims import PRIMS
-from ..ir.types import Size, product
-from .kernel import Ref
-from .mathematics import lowest
+from ...ir import Graph, Value
+from ...ir.prims import PRIMS
+from ...ir.types import Size, product
+from ..kernel import Ref
+from ..mathematics import lowest
 from .sizes import divide, nonnegative, positive, same, tidy
 
 REDUCTIONS = ("sum", "prod", "amax", "amin")

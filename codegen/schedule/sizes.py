@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import sympy
 
-from ..ir.types import Size, simplest
+from ...ir.types import Size, simplest
 
 Hints = Mapping[sympy.Symbol, int]
 
