@@ -23,11 +23,11 @@ from ..ir.passes.fuse import only_moves
 from ..ir.prims import PRIMS
 from ..ir.switches import is_on
 from ..ir.types import COMPLEX, FLOAT8, LOW_FLOATS, Size, TensorType, contiguous_strides
-from . import prelude, products
-from .emit import Emitter
+from .emit import prelude, products
+from .emit.emit import Emitter
+from .emit.mathematics import rules as elementwise_rules
+from .emit.names import identifier
 from .kernel import Buffer, Kernel, Kernels, Ref, Target
-from .mathematics import rules as elementwise_rules
-from .names import identifier
 from .schedule.axes import Axis, Builder, Cut, Goal, Memory, Program, Sink, below
 from .schedule.quotients import Quotients
 from .schedule.schedule import Scheduler, Separate

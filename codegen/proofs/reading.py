@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 
-from ..prelude import HELPERS
+from ..emit.prelude import HELPERS
 from .bounds import LANES, Case, World, at
 from .bounds import turn as drawn_turn
 from .polynomials import ONE, ZERO, Poly

@@ -17,8 +17,8 @@ from typing import Any, Literal
 from ...ir import Graph, Value
 from ...ir.prims import PRIMS
 from ...ir.types import Size, product
+from ..emit.mathematics import lowest
 from ..kernel import Ref
-from ..mathematics import lowest
 from .sizes import divide, nonnegative, positive, same, tidy
 
 REDUCTIONS = ("sum", "prod", "amax", "amin")

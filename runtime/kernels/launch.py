@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 
 import torch
 
+from ...codegen.emit.products import EXACTLY, PRECISION
 from ...codegen.kernel import Kernel, Pointer, Scalar
-from ...codegen.products import EXACTLY, PRECISION
 from ...ir.errors import UnsupportedBackendError
 from ...ir.types import FLOAT8
 from ...tracer.torch_private import current_device, current_stream

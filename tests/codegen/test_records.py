@@ -12,7 +12,7 @@ from harness import INTERPRET, MANY, Input, M, N, T, agree, graph_of, op
 
 from fusegrad.codegen import TARGETS, Unfusible, generate
 from fusegrad.codegen.cuts import DEPTH
-from fusegrad.codegen.emit import WORKSPACE
+from fusegrad.codegen.emit.emit import WORKSPACE
 from fusegrad.codegen.kernel import Kernel
 
 SIZES = {M: 500, N: 8}

@@ -8,7 +8,7 @@ import pytest
 from configurations import Configuration, configuration, suite
 from configurations import tested as tried
 
-from fusegrad.codegen import mathematics
+from fusegrad.codegen.emit import mathematics
 from fusegrad.ir.switches import SWITCHES
 
 SEEDS = (0, 5, 7, 12)

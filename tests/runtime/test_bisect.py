@@ -14,7 +14,7 @@ from torch.autograd import Function
 
 import fusegrad
 from fusegrad.__main__ import main
-from fusegrad.codegen import mathematics
+from fusegrad.codegen.emit import mathematics
 from fusegrad.ir import Graph, emit
 from fusegrad.ir.passes import fuse, simplify
 from fusegrad.ir.rewrite import X, make, rebuild, rules

@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 from fusegrad.codegen import Kernel, Pointer
-from fusegrad.codegen.prelude import HELPERS
+from fusegrad.codegen.emit.prelude import HELPERS
 
 DTYPES = {"int8": 8, "int16": 16, "int32": 32, "int64": 64, "int1": 1}
 

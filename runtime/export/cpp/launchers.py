@@ -9,7 +9,7 @@ from typing import Any
 import sympy
 
 from ....codegen import Kernel, Kernels
-from ....codegen.names import Names
+from ....codegen.emit.names import Names
 from ....ir import Value
 from ....ir.once import once
 from ....ir.passes.fuse import Group

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ....codegen import Kernel, Kernels
-from ....codegen.names import Names
+from ....codegen.emit.names import Names
 from ....ir.program import Place
 from ....ir.text.printable import in_line_comment
 from ....tracer.function import method_place

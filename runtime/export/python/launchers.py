@@ -9,8 +9,8 @@ from typing import Any
 import sympy
 
 from ....codegen import Kernel, Kernels, Pointer, Ref, Scalar
+from ....codegen.emit.names import Names
 from ....codegen.kernel import Buffer
-from ....codegen.names import Names
 from ....ir import Value
 from ....ir.once import once
 from ....ir.passes.fuse import Extern, Group, View

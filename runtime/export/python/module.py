@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from ....codegen import Kernel
+from ....codegen.emit.names import Names
+from ....codegen.emit.prelude import helpers_in, libraries_in
 from ....codegen.kernel import Scalar
-from ....codegen.names import Names
-from ....codegen.prelude import helpers_in, libraries_in
 from ....ir.program import Place
 from ....ir.text.printable import in_docstring, printable
 from ....ir.types import COMPLEX

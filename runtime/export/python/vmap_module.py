@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ....codegen.names import Names
+from ....codegen.emit.names import Names
 from ..gather.batched import LANES, Batched, over_lanes
 from ..gather.gathered import Gathered, gathered
 from .boilerplate import INSIDE_VMAP, LANES_TEST

@@ -12,7 +12,7 @@ from dense import everything, integer_pairs, integers, pairs
 from harness import INTERPRET, Input, T, graph_of, run
 
 from fusegrad.codegen import Target, generate, module
-from fusegrad.codegen.mathematics import rules
+from fusegrad.codegen.emit.mathematics import rules
 from fusegrad.ir import emit, evaluate
 from fusegrad.ir.prims import PRIMS, UNARY
 from fusegrad.runtime.execution.aten import reference

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from ..schedule.axes import Axis, Index, Term
 from .loops import Expr, For, Let, Scope, Statement, binary, call, literal, name, unary
 from .pairs import Pairs
-from .schedule.axes import Axis, Index, Term
 from .values import FINISH, Coord, Groups
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import sympy
 
-from ..ir.errors import FusegradError
-from ..ir.types import FLOAT8, LOW_FLOATS, UNSIGNED
+from ...ir.errors import FusegradError
+from ...ir.types import FLOAT8, LOW_FLOATS, UNSIGNED
 from .loops import Expr, binary, call, literal, method, unary
 
 TL = {

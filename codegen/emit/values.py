@@ -10,9 +10,13 @@ from dataclasses import dataclass
 
 import sympy
 
-from ..ir.errors import Unfusible
-from ..ir.types import FLOAT8, Size
-from .kernel import Buffer, Ref, Target
+from ...ir.errors import Unfusible
+from ...ir.types import FLOAT8, Size
+from ..kernel import Buffer, Ref, Target
+from ..schedule.axes import REDUCTIONS, SCANS, Axis, Index, Program, Sink, Term
+from ..schedule.schedule import Schedule
+from ..schedule.sizes import Hints, nonnegative, tidy
+from ..schedule.sizes import number as evaluated
 from .loops import (
     Accumulate,
     Expr,
@@ -48,10 +52,6 @@ from .mathematics import (
 )
 from .names import LABELS, Names, identifier
 from .prelude import HELPERS
-from .schedule.axes import REDUCTIONS, SCANS, Axis, Index, Program, Sink, Term
-from .schedule.schedule import Schedule
-from .schedule.sizes import Hints, nonnegative, tidy
-from .schedule.sizes import number as evaluated
 
 FINISH = 100
 """The level of what the last program computes; 0 is the kernel, 1 the walk, 2 and up a pass over chunks."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ..ir.errors import InvalidGraphError
+from ...ir.errors import InvalidGraphError
 
 ATOM, UNARY, PRODUCT, SUM, SHIFT, AND, XOR, OR, COMPARISON = 10, 9, 8, 7, 6, 5, 4, 3, 2
 STRENGTH = {

@@ -15,18 +15,18 @@ from typing import NamedTuple, NoReturn
 
 import sympy
 
-from ..ir import Graph, Value
-from ..ir.errors import Unfusible
-from ..ir.switches import is_on
-from ..ir.types import ITEMSIZE, LOW_FLOATS, Size, product
+from ...ir import Graph, Value
+from ...ir.errors import Unfusible
+from ...ir.switches import is_on
+from ...ir.types import ITEMSIZE, LOW_FLOATS, Size, product
+from ..kernel import Kernels, Ref, Target
+from ..schedule.axes import REDUCTIONS, SCANS, Axis, Builder, Cut, Goal, Memory, Program, Term, below
+from ..schedule.schedule import Schedule
+from ..schedule.sizes import Hints, blocks, number, power_of_two, tidy
+from ..schedule.unify import unify
 from .emit import Emitter
-from .kernel import Kernels, Ref, Target
 from .loops import Accumulate, Expr, For, Let, Scope, Statement, binary, call, literal, name, total
 from .mathematics import narrowed
-from .schedule.axes import REDUCTIONS, SCANS, Axis, Builder, Cut, Goal, Memory, Program, Term, below
-from .schedule.schedule import Schedule
-from .schedule.sizes import Hints, blocks, number, power_of_two, tidy
-from .schedule.unify import unify
 from .values import Coord, name_of
 
 GROUP = 8

@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..ir.types import Size, product
-from .kernel import Buffer, Ref, Target
+from ...ir.types import Size, product
+from ..kernel import Buffer, Ref, Target
+from ..schedule.axes import Axis, Index, Program, Term, below
+from ..schedule.schedule import Schedule
+from ..schedule.sizes import Hints, power_of_two, tidy
+from ..schedule.sizes import number as evaluated
 from .loops import Accumulate, Expr, For, Scope, Statement, Store, binary, call, literal, name, total
 from .mathematics import lowest, number
 from .names import identifier
 from .nests import Nests
-from .schedule.axes import Axis, Index, Program, Term, below
-from .schedule.schedule import Schedule
-from .schedule.sizes import Hints, power_of_two, tidy
-from .schedule.sizes import number as evaluated
 from .values import name_of
 
 WIDE = 1024

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..ir.types import LOW_FLOATS, Size, product
+from ...ir.types import LOW_FLOATS, Size, product
+from ..kernel import Buffer, Ref
+from ..schedule.axes import Axis, Sink, Term, below
+from ..schedule.sizes import blocks, tidy
 from .direct import DirectSums
-from .kernel import Buffer, Ref
 from .loops import (
     Accumulate,
     Expr,
@@ -27,8 +29,6 @@ from .loops import (
     total,
 )
 from .mathematics import TL, lowest, number
-from .schedule.axes import Axis, Sink, Term, below
-from .schedule.sizes import blocks, tidy
 from .values import FINISH
 
 FAN = 12

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from ..ir.switches import is_on
-from .kernel import Ref, Target
+from ...ir.switches import is_on
+from ..kernel import Ref, Target
+from ..schedule.axes import Axis, Index, Program, Sink, Term
+from ..schedule.schedule import Schedule
+from ..schedule.sizes import Hints, tidy
 from .loops import Expr, Let, Scope, Store, binary, call, literal, name, total
 from .mathematics import loaded
-from .schedule.axes import Axis, Index, Program, Sink, Term
-from .schedule.schedule import Schedule
-from .schedule.sizes import Hints, tidy
 from .values import FINISH, Values
 
 SHORT = 24

@@ -14,9 +14,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import sympy
 
-from ..ir.switches import is_on
-from ..ir.types import ITEMSIZE, LOW_FLOATS, Size, product
-from .kernel import Kernel, Pointer, Scalar
+from ...ir.switches import is_on
+from ...ir.types import ITEMSIZE, LOW_FLOATS, Size, product
+from ..kernel import Kernel, Pointer, Scalar
+from ..schedule.axes import Axis, Sink, Term, below
+from ..schedule.sizes import blocks, same, tidy
+from ..schedule.sizes import number as evaluated
+from ..schedule.work import operations_of
 from .loops import (
     Accumulate,
     Expr,
@@ -37,10 +41,6 @@ from .mathematics import TL, held
 from .names import identifier
 from .nests import Loop
 from .prelude import HELPERS
-from .schedule.axes import Axis, Sink, Term, below
-from .schedule.sizes import blocks, same, tidy
-from .schedule.sizes import number as evaluated
-from .schedule.work import operations_of
 from .strips import Strips
 from .values import Coord, default_name, name_of
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..ir.types import product
+from ...ir.types import product
+from ..schedule.axes import Term
+from ..schedule.sizes import blocks, tidy
 from .finish import Finishing
 from .loops import Accumulate, Expr, For, If, Let, Statement, Store, binary, call, literal, name, total
-from .schedule.axes import Term
-from .schedule.sizes import blocks, tidy
 
 
 class Strips(Finishing):
