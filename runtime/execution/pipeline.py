@@ -22,9 +22,9 @@ from ...ir.passes.simplify import Simplify
 from ...ir.prims import PRIMS
 from ...ir.switches import allowed, shown, takes
 from ...ir.types import COMPLEX
-from ...tracer.aten import known_about, lower
 from ...tracer.capture import Trace
 from ...tracer.fingerprint import replaced_in_torch
+from ...tracer.lowering.aten import known_about, lower
 from ...tracer.reached import CallReached, without_calls
 from ..kernels import proofs
 from ..settings import logs

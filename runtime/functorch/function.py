@@ -19,7 +19,7 @@ from ...tracer.capture import CaptureError, capture_lock, is_capturing, writes_t
 from ...tracer.containers import Hole, closed
 from ...tracer.context import BackwardContext
 from ...tracer.function import as_tuple, backward_method, rebind
-from ...tracer.functional import without_writes, writes
+from ...tracer.lowering.functional import without_writes, writes
 from ...tracer.torch_private import (
     below_forward_mode,
     can_work_below,

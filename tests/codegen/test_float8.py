@@ -96,7 +96,7 @@ def test_it_is_one_kernel_for_every_target(target):
 
 
 def test_a_torch_that_does_not_saturate_gets_nan(monkeypatch):
-    from fusegrad.tracer import rules
+    from fusegrad.tracer.lowering import rules
 
     monkeypatch.setattr(rules, "SATURATES", False)
     fast = to_float8(torch.float8_e4m3fn)

@@ -17,7 +17,7 @@ from fusegrad.ir.evaluate import evaluate
 from fusegrad.ir.prims import PRIMS
 from fusegrad.ir.transforms.linearize import linearize
 from fusegrad.ir.transforms.transpose import vjp
-from fusegrad.tracer.aten import lower
+from fusegrad.tracer.lowering.aten import lower
 
 sys.path.insert(0, str(Path(__file__).parent))
 from functions import CASES, Case

@@ -17,8 +17,8 @@ from fusegrad.ir.errors import LoweringError
 from fusegrad.ir.evaluate import evaluate
 from fusegrad.runtime.execution.aten import philox
 from fusegrad.runtime.execution.aten.reference import number, run
-from fusegrad.tracer.aten import lower
-from fusegrad.tracer.rules import rounded
+from fusegrad.tracer.lowering.aten import lower
+from fusegrad.tracer.lowering.rules import rounded
 
 from .capturing import capture, fakes_of, symbols
 from .programs import TABLE, Program

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ....ir import Value, emit
-from ....tracer.rules import Call, cast, reshape, rules
+from ....tracer.lowering.rules import Call, cast, reshape, rules
 from . import philox
 
 Tensor = torch.Tensor

@@ -17,10 +17,10 @@ from ....ir import Graph, Value
 from ....ir.errors import FusegradError
 from ....ir.transforms.extern import Batched, no_rule
 from ....ir.types import Size, TensorType
-from ....tracer.aten import lower
 from ....tracer.capture import Session
 from ....tracer.containers import with_those
 from ....tracer.dtypes import TO_TORCH
+from ....tracer.lowering.aten import lower
 from ....tracer.torch_private import expression_of
 from ...execution.aten import reference
 from ...values.tensor_specs import memoryless

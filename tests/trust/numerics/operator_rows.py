@@ -27,9 +27,9 @@ from fusegrad.ir.errors import FusegradError, Unfusible
 from fusegrad.ir.passes.simplify import Simplify
 from fusegrad.ir.prims import PRIMS
 from fusegrad.runtime.execution.aten import reference
-from fusegrad.tracer.aten import lower
-from fusegrad.tracer.rules import composites, rules
-from fusegrad.tracer.rules_composite import decompositions
+from fusegrad.tracer.lowering.aten import lower
+from fusegrad.tracer.lowering.rules import composites, rules
+from fusegrad.tracer.lowering.rules_composite import decompositions
 
 sys.path.append(str(Path(__file__).parents[2] / "tracer"))
 from capturing import capture, symbols

@@ -12,8 +12,8 @@ from typing import Any
 import sympy
 import torch
 
-from ..ir import Graph, TensorType, Value, emit
-from ..ir.rewrite import rebuild
+from ...ir import Graph, TensorType, Value, emit
+from ...ir.rewrite import rebuild
 from .rules import cast, expand
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import sympy
 
-from ..ir import TensorType, Value, emit
-from ..ir.prims import COMPARE, PREDICATES
-from ..ir.types import INTEGERS, LOW_FLOATS
+from ...ir import TensorType, Value, emit
+from ...ir.prims import COMPARE, PREDICATES
+from ...ir.types import INTEGERS, LOW_FLOATS
 from .rules import Call, Result, cast, compare, fit, full, iota, is_exact, operand_dtype, reshape, rule, where
 
 WITH_SCALARS_IN_FLOAT32 = ("add", "sub", "mul", "div", "pow")

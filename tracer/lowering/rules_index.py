@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from ..ir import Size, TensorType, Value, emit
-from ..ir.infer import drop, equal
+from ...ir import Size, TensorType, Value, emit
+from ...ir.infer import drop, equal
 from .rules import Call, Result, broadcast, cast, compare, fit, full, permute, positions, reshape, rule, where
 from .rules_reduce import at_one_index
 

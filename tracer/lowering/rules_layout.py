@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..ir import Size, Value, emit
-from ..ir.errors import LoweringError
-from ..ir.infer import drop, equal, same_shape
-from ..ir.types import INTEGERS, ITEMSIZE, contiguous_strides, simplest
+from ...ir import Size, Value, emit
+from ...ir.errors import LoweringError
+from ...ir.infer import drop, equal, same_shape
+from ...ir.types import INTEGERS, ITEMSIZE, contiguous_strides, simplest
 from .rules import (
     Call,
     Result,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..ir import TensorType, Value, emit
+from ...ir import TensorType, Value, emit
 from .rules import Call, Result, axes_of, broadcast, cast, compute_dtype, count, fit, full, reshape, rule
 
 

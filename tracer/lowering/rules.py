@@ -18,10 +18,10 @@ import torch
 from torch._ops import OpOverload, OpOverloadPacket
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 
-from ..ir import Size, TensorType, Value, emit
-from ..ir.infer import equal, same_shape
-from ..ir.types import INTEGERS, LOW_FLOATS, product
-from .dtypes import from_torch
+from ...ir import Size, TensorType, Value, emit
+from ...ir.infer import equal, same_shape
+from ...ir.types import INTEGERS, LOW_FLOATS, product
+from ..dtypes import from_torch
 
 Result: TypeAlias = "Value | tuple[Value | None, ...] | None"
 Rule: TypeAlias = Callable[..., Any]

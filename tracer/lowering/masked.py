@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .torch_private import DETACHES
+from ..torch_private import DETACHES
 
 _ATEN = torch.ops.aten
 _PUTS = (_ATEN.index_put_.default, _ATEN.index_put.default)

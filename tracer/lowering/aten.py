@@ -27,22 +27,22 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..ir import Graph, TensorType, Value, building, emit, provenance
-from ..ir.errors import LoweringError, TypeRuleError
-from ..ir.graph import Origin
-from ..ir.infer import same_shape
-from ..ir.prims import Arg
+from ...ir import Graph, TensorType, Value, building, emit, provenance
+from ...ir.errors import LoweringError, TypeRuleError
+from ...ir.graph import Origin
+from ...ir.infer import same_shape
+from ...ir.prims import Arg
+from ..dtypes import from_torch
+from ..sizes import SYMBOLIC, Sizes
+from ..torch_private import FakeTensor, FakeTensorMode, enable_python_dispatcher, no_autocast
 from . import rules_composite, rules_index, rules_layout, rules_pointwise, rules_reduce  # noqa: F401  they fill the tables
-from .dtypes import from_torch
 from .masked import dense
 from .numbers import numbers_as_tensors
 from .rules import Call, cast, composites, expand, full, hint_of, iota, reshape, rules
 from .rules_composite import decompositions
-from .sizes import SYMBOLIC, Sizes
-from .torch_private import FakeTensor, FakeTensorMode, enable_python_dispatcher, no_autocast
 
 if TYPE_CHECKING:
-    from .capture import Trace
+    from ..capture import Trace
 
 MOST_CONSTANT_ELEMENTS = 256
 _MOST_ATTEMPTS = 3

@@ -1,0 +1,1 @@
+"""ATen to the IR: a table of rules, op by op."""
