@@ -40,7 +40,6 @@ from torch.utils._sympy.value_ranges import ValueRanges
 from ..ir.codes import code_of
 from ..ir.errors import FusegradError
 from . import recorder
-from .beyond import Crossing
 from .collectives import COMMUNICATES, communicates
 from .compiled import (
     CompiledCallError,
@@ -78,12 +77,13 @@ from .opaque import (
     tensors_in,
     why_opaque,
 )
-from .packages import is_cached
-from .pictures import SCALARS, Handle, is_a_value
-from .reached import Reached, go_on, watched
-from .reads import Reads
+from .reads.beyond import Crossing
+from .reads.packages import is_cached
+from .reads.pictures import SCALARS, Handle, is_a_value
+from .reads.reached import Reached, go_on, watched
+from .reads.reads import Reads
+from .reads.soiled import Again, Soiled
 from .segments import Segment
-from .soiled import Again, Soiled
 from .torch_private import (
     DETACHES,
     FakeTensorMode,

@@ -19,8 +19,8 @@ from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..ir.errors import FusegradError
-from .packages import is_cached
-from .reads import Callee
+from .reads.packages import is_cached
+from .reads.reads import Callee
 from .torch_private import has_kernel, memory_of, resolve_overload, transforms_active
 
 Tensor = torch.Tensor

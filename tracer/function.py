@@ -31,10 +31,10 @@ from .held import holds_fakes
 from .history import ASKS, History, text_of
 from .opaque import Tape
 from .parts import wholes
-from .pictures import SCALARS, has_hidden_state, state_of
-from .reads import Reads
+from .reads.pictures import SCALARS, has_hidden_state, state_of
+from .reads.reads import Reads
+from .reads.soiled import Again, Soiled
 from .shared import Shared, shared_with
-from .soiled import Again, Soiled
 from .torch_private import FakeTensor, boxes_gradients, expression_of, memory_of, sizes_as_keys
 
 Tensor = torch.Tensor

@@ -24,8 +24,8 @@ from .collectives import COMMUNICATES, Received
 from .data import is_symbolic
 from .declared import declarations
 from .memory import copied, overlap, same, storage_bytes
-from .pictures import SCALARS, freeze
-from .reads import scan
+from .reads.pictures import SCALARS, freeze
+from .reads.reads import scan
 from .segments import Segment
 
 Tensor = torch.Tensor

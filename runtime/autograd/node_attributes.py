@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...tracer.containers import leaves
-from ...tracer.pictures import freeze
+from ...tracer.reads.pictures import freeze
 from ...tracer.torch_private import dict_of_context as on
 
 if TYPE_CHECKING:

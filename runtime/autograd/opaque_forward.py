@@ -22,8 +22,8 @@ from ...tracer.capture import CaptureError, capture_lock, is_capturing, written_
 from ...tracer.containers import anew
 from ...tracer.context import backward_context
 from ...tracer.function import as_tuple, backward_method, is_once_differentiable, method_place
-from ...tracer.pictures import DEPTH, SCALARS, Handle, freeze, is_library
-from ...tracer.reads import Reads, scan
+from ...tracer.reads.pictures import DEPTH, SCALARS, Handle, freeze, is_library
+from ...tracer.reads.reads import Reads, scan
 from ...tracer.segments import Segment
 from ...tracer.shared import picture, tensors_of
 from ...tracer.torch_private import (

@@ -19,8 +19,8 @@ from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 from ...ir.switches import in_force
 from ...tracer.capture import Session
 from ...tracer.containers import DEPTH
-from ...tracer.pictures import freeze, unfit
-from ...tracer.reads import ANY, Reads
+from ...tracer.reads.pictures import freeze, unfit
+from ...tracer.reads.reads import ANY, Reads
 from ...tracer.torch_private import function_modes
 
 Guard = Callable[[Sequence[Any]], bool]

@@ -14,11 +14,11 @@ from typing import Any
 from torch.autograd.function import Function
 
 from ...tracer.capture import CaptureError
-from ...tracer.changes import is_change
 from ...tracer.history import ASKS
 from ...tracer.memory import RESIZES
 from ...tracer.opaque import Why
-from ...tracer.reads import Read, Reads, certain_effects, scan
+from ...tracer.reads.changes import is_change
+from ...tracer.reads.reads import Read, Reads, certain_effects, scan
 from ...tracer.segments import (
     Lines,
     Segment,

@@ -17,8 +17,8 @@ import torch
 from ...ir.errors import FusegradError, NotTraceableError
 from ...ir.once import once
 from ...tracer.capture import CaptureError, Trace
-from ...tracer.fingerprint import code_sum
 from ...tracer.function import backward_method, methods, rebind
+from ...tracer.reads.fingerprint import code_sum
 from ...tracer.torch_private import (
     custom_function_call,
     forward_mode_is_active,

@@ -23,9 +23,9 @@ from ...ir.prims import PRIMS
 from ...ir.switches import allowed, shown, takes
 from ...ir.types import COMPLEX
 from ...tracer.capture import Trace
-from ...tracer.fingerprint import replaced_in_torch
 from ...tracer.lowering.aten import known_about, lower
-from ...tracer.reached import CallReached, without_calls
+from ...tracer.reads.fingerprint import replaced_in_torch
+from ...tracer.reads.reached import CallReached, without_calls
 from ..kernels import proofs
 from ..settings import logs
 from ..settings.config import settings

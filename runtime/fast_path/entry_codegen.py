@@ -20,7 +20,7 @@ from ...ir.program import Place
 from ...tracer.capture import capture_lock
 from ...tracer.containers import DEPTH as ARGUMENT_DEPTH
 from ...tracer.function import backward_method, rebind, takes_boxed_gradients
-from ...tracer.reads import Reads
+from ...tracer.reads.reads import Reads
 from ...tracer.torch_private import (
     WITHOUT_TANGENTS,
     dict_of_context,

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from ...tracer import nested
-from ...tracer.attributes import is_a
-from ...tracer.pictures import DEPTH, SCALARS, freeze
-from ...tracer.reads import Read, Reads
+from ...tracer.reads.attributes import is_a
+from ...tracer.reads.pictures import DEPTH, SCALARS, freeze
+from ...tracer.reads.reads import Read, Reads
 from ...tracer.torch_private import UNSEEN, deterministic, tensor_check
 from ..capture.guards import carried, global_state, lasting_state
 from ..settings.config import in_force

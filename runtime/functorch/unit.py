@@ -22,7 +22,7 @@ from ...tracer.containers import opened, with_those
 from ...tracer.context import ForwardContext
 from ...tracer.debugging import without_anomaly_mode
 from ...tracer.function import guarded_trace, uses_setup_context
-from ...tracer.reads import Read, Reads
+from ...tracer.reads.reads import Read, Reads
 from ...tracer.torch_private import (
     custom_function_call,
     dual_level,

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...ir.errors import FusegradError
-from ...tracer.fingerprint import (
+from ...tracer.function import methods
+from ...tracer.reads.fingerprint import (
     NotKeyed,
     fingerprint,
     sources_of_ours,
@@ -24,7 +25,6 @@ from ...tracer.fingerprint import (
     torch_installation,
     value_text,
 )
-from ...tracer.function import methods
 from ...tracer.torch_private import function_modes
 from ..cache import store as cache
 from ..cache.locks import Claim, is_held_here

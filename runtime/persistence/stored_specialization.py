@@ -26,7 +26,7 @@ from ...ir.text.text import show
 from ...tracer.capture import CaptureError, Trace, capture_lock
 from ...tracer.containers import anew
 from ...tracer.function import ForwardCapture, Output, as_written, method_place, methods_now, user_count
-from ...tracer.reads import Reads
+from ...tracer.reads.reads import Reads
 from ...tracer.shared import Shared
 from ...tracer.torch_private import FakeTensorMode, plain_tensors
 from ..capture.guards import Guard, ask_for_sizes_alone, global_state, guard_from

@@ -15,7 +15,7 @@ from typing import Any
 
 from ...ir.switches import is_on
 from ...tracer.capture import OpaqueMet, operations_traced
-from ...tracer.pictures import Same
+from ...tracer.reads.pictures import Same
 
 AT_ONCE = 16
 """Numbers and objects for which a class is captured at their first call, all else alike."""

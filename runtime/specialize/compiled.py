@@ -36,9 +36,9 @@ from ...tracer.function import (
 from ...tracer.locks import CLASS, lock_of
 from ...tracer.nested import Watcher, watcher
 from ...tracer.opaque import Mismatch, Tape, Why, remember
-from ...tracer.packages import home_of
-from ...tracer.pictures import HOMES, one_allowance, suspects
-from ...tracer.reads import Reads, each_closure_once
+from ...tracer.reads.packages import home_of
+from ...tracer.reads.pictures import HOMES, one_allowance, suspects
+from ...tracer.reads.reads import Reads, each_closure_once
 from ...tracer.torch_private import (
     apply_now,
     direct_apply,

@@ -48,7 +48,7 @@ from ...tracer.function import (
 from ...tracer.history import History, known_history
 from ...tracer.opaque import Mismatch, Run, Tape, running
 from ...tracer.parts import span
-from ...tracer.reads import Reads
+from ...tracer.reads.reads import Reads
 from ...tracer.torch_private import (
     FakeTensorMode,
     functions_as_written,

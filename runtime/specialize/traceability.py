@@ -11,7 +11,7 @@ from typing import Any
 from ...tracer.capture import CaptureError
 from ...tracer.declared import ROLES, Option, declarations
 from ...tracer.function import method_place, methods
-from ...tracer.reads import Beyond, Effect, Reads, backward_effects, certain_effects, each_method_once, scan
+from ...tracer.reads.reads import Beyond, Effect, Reads, backward_effects, certain_effects, each_method_once, scan
 from ..capture.segmented import CATCHES, Segmented
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 
-from ...tracer.reads import LASTING
+from ...tracer.reads.reads import LASTING
 from ..persistence import told as on_disk
 
 if TYPE_CHECKING:

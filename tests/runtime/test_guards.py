@@ -8,7 +8,7 @@ import torch
 import fusegrad
 from fusegrad.runtime.capture.guards import argument_fact, exact_key, global_state, is_plain, size_guard
 from fusegrad.tracer.capture import Session
-from fusegrad.tracer.reads import scan
+from fusegrad.tracer.reads.reads import scan
 
 
 def guard_of(body, *tensors: torch.Tensor):

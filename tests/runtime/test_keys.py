@@ -13,7 +13,7 @@ from function_samples import BACKENDS, Linear, RMSNorm, Softmax, assert_same, le
 from torch.autograd import Function
 
 import fusegrad
-from fusegrad.tracer import pictures, reads
+from fusegrad.tracer.reads import pictures, reads
 
 both = pytest.mark.parametrize("backend", BACKENDS)
 SCALE: Any = 2.0

@@ -12,7 +12,7 @@ from torch.func import grad, vmap
 import fusegrad
 from fusegrad.runtime.functorch.unit import Unit, batchable, present_under_vmap
 from fusegrad.tracer.capture import Session, settled
-from fusegrad.tracer.reads import scan
+from fusegrad.tracer.reads.reads import scan
 
 aten = torch.ops.aten
 LANES = 3

@@ -12,7 +12,7 @@ from torch.autograd.function import Function
 from fusegrad.tracer import capture, nested
 from fusegrad.tracer.capture import CaptureError, Session, is_capturing, settled
 from fusegrad.tracer.frames import where_raised
-from fusegrad.tracer.reads import scan
+from fusegrad.tracer.reads.reads import scan
 
 WEIGHT = torch.arange(3.0)
 

@@ -25,7 +25,7 @@ from fusegrad.tracer.function import (
     symbols_in,
     uses_setup_context,
 )
-from fusegrad.tracer.reads import scan
+from fusegrad.tracer.reads.reads import scan
 
 INPUT, OUTPUT, HIDDEN = (lambda i, kind=kind: Place(kind, i) for kind in ("input", "output", "hidden"))
 

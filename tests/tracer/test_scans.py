@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from fusegrad.runtime.capture.guards import unseen_state
-from fusegrad.tracer import pictures
-from fusegrad.tracer import reads as scans
-from fusegrad.tracer.attributes import ABSENT, attribute
-from fusegrad.tracer.pictures import freeze, unfit
-from fusegrad.tracer.reads import scan
+from fusegrad.tracer.reads import pictures
+from fusegrad.tracer.reads import reads as scans
+from fusegrad.tracer.reads.attributes import ABSENT, attribute
+from fusegrad.tracer.reads.pictures import freeze, unfit
+from fusegrad.tracer.reads.reads import scan
 
 
 class Raises:

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from fusegrad.tracer import pictures, reads
-from fusegrad.tracer.pictures import freeze
+from fusegrad.tracer.reads import pictures, reads
+from fusegrad.tracer.reads.pictures import freeze
 
 LEVEL = 1
 

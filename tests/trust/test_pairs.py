@@ -38,7 +38,7 @@ def test_nothing_of_another_world_comes_from_disk(subject: str) -> None:
 
 def test_a_stale_capture_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The worlds are seen to differ: a class that never looks at what it reads is caught."""
-    from fusegrad.tracer.reads import Read
+    from fusegrad.tracer.reads.reads import Read
 
     monkeypatch.setattr(Read, "fact", lambda read: ("id",))
     found = [pairs.trial(seed, "reference", "a global number")[0] for seed in range(4)]

@@ -31,11 +31,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..containers import leaves
+from ..declared import declarations
 from .attributes import ABSENT, attribute, bound_to, instance_dict, is_a, is_tensor, module_of
 from .bytecode import ATTRIBUTE, instructions_of, line_of, operand_before, straight, telling_of
 from .changes import is_question, is_shown
-from .containers import leaves
-from .declared import declarations
 from .packages import homes_of, is_cached, is_foreign, is_of_unknown
 from .pictures import (
     DEPTH,
@@ -87,7 +87,7 @@ HOOKS = {"register_hook", "register_post_accumulate_grad_hook", "retain_grad"}
 class Effect(NamedTuple):
     """Something that a captured graph would lose: the reason, `file:line`, the instruction with which it begins.
 
-    certain: it happens whenever the method is called; else it is one where a capture reaches it (tracer/reached.py).
+    certain: it happens whenever the method is called; else it is one where a capture reaches it (tracer/reads/reached.py).
     subject: the local name of what has to be a tensor (or a torch.Generator), so that it is one.
     """
 

@@ -19,8 +19,8 @@ from typing import Any, cast
 import sympy
 import torch
 
-from .frames import DEMO, OURS, ROOMS, TORCH
-from .torch_private import bindings_file, is_binding, is_operator, python_implementations, torch_namespaces
+from ..frames import DEMO, OURS, ROOMS, TORCH
+from ..torch_private import bindings_file, is_binding, is_operator, python_implementations, torch_namespaces
 
 SCALARS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, torch.layout,
            torch.memory_format)  # fmt: skip

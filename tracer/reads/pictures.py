@@ -22,8 +22,8 @@ from typing import Any
 
 import torch
 
+from ..containers import Hole
 from .attributes import ABSENT, attribute, bound_to, has_instance_dict, instance_dict, is_a, member, module_of
-from .containers import Hole
 from .packages import is_foreign
 
 SCALARS = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size, torch.layout,

@@ -11,8 +11,8 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+from ..torch_private import is_engine
 from .attributes import bound_to, instance_dict, is_a, is_torchs, module_of
-from .torch_private import is_engine
 
 ANSWERS = {
     *("get_num_threads", "get_num_interop_threads", "get_float32_matmul_precision", "get_deterministic_debug_mode"),

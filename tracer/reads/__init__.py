@@ -1,0 +1,1 @@
+"""What a method reads and changes besides its arguments, and how that is compared."""
