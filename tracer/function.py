@@ -22,13 +22,13 @@ from torch.autograd.function import Function, once_differentiable
 from ..ir.errors import FusegradError
 from ..ir.program import Place
 from .arithmetic import computed
-from .capture import CaptureError, Session, Trace, as_asking, is_a_view, is_capturing, reason_of
+from .capture.capture import CaptureError, Session, Trace, as_asking, is_a_view, is_capturing, reason_of
+from .capture.context import ForwardContext, attributes_of, backward_context
+from .capture.grad_mode import of_a_backward
+from .capture.held import holds_fakes
+from .capture.history import ASKS, History, text_of
 from .containers import Hole, anew, closed, exchanged, filled, holds_tensors, holes, leaves, with_those
-from .context import ForwardContext, attributes_of, backward_context
 from .frames import where_raised
-from .grad_mode import of_a_backward
-from .held import holds_fakes
-from .history import ASKS, History, text_of
 from .opaque import Tape
 from .parts import wholes
 from .reads.pictures import SCALARS, has_hidden_state, state_of

@@ -19,9 +19,9 @@ import torch.autograd.function
 from torch.autograd.function import Function
 from torch.overrides import TorchFunctionMode
 
-from .data import Asked
+from .capture.data import Asked
+from .capture.memory import copied
 from .locks import INNER, lock_of
-from .memory import copied
 from .opaque import Run, Tape, Taped, asked_for_real, call_for_real, opaque_operators, running, tensors_in
 from .torch_private import begin_transform, end_transform, no_modes, operator_name, transforms_active
 

@@ -20,10 +20,10 @@ import torch
 import torch.utils._pytree as pytree
 
 from ..ir.errors import InternalError
-from .collectives import COMMUNICATES, Received
-from .data import is_symbolic
+from .capture.collectives import COMMUNICATES, Received
+from .capture.data import is_symbolic
+from .capture.memory import copied, overlap, same, storage_bytes
 from .declared import declarations
-from .memory import copied, overlap, same, storage_bytes
 from .reads.pictures import SCALARS, freeze
 from .reads.reads import scan
 from .segments import Segment

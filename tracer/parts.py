@@ -9,7 +9,7 @@ from typing import Any
 import sympy
 import torch
 
-from .capture import CaptureError
+from .capture.capture import CaptureError
 from .torch_private import memory_of
 
 Tensor = torch.Tensor

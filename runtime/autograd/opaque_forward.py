@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd.function import Function, once_differentiable
 
-from ...tracer.capture import CaptureError, capture_lock, is_capturing, written_placeholders
+from ...tracer.capture.capture import CaptureError, capture_lock, is_capturing, written_placeholders
+from ...tracer.capture.context import backward_context
 from ...tracer.containers import anew
-from ...tracer.context import backward_context
 from ...tracer.function import as_tuple, backward_method, is_once_differentiable, method_place
 from ...tracer.reads.pictures import DEPTH, SCALARS, Handle, freeze, is_library
 from ...tracer.reads.reads import Reads, scan

@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from ...tracer.capture import CUT, Trace
-from ...tracer.grad_mode import UNRECORDED
+from ...tracer.capture.capture import CUT, Trace
+from ...tracer.capture.grad_mode import UNRECORDED
 
 Homes: TypeAlias = dict[torch.fx.Node, torch.fx.Node]
 aten = torch.ops.aten

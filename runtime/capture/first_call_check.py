@@ -15,7 +15,7 @@ import sympy
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...tracer.memory import copied, is_held
+from ...tracer.capture.memory import copied, is_held
 
 Tensor = torch.Tensor
 Call = Callable[[Sequence[Any]], Sequence[Any]]

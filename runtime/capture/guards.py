@@ -17,7 +17,7 @@ from torch._dynamo.source import LocalSource
 from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 
 from ...ir.switches import in_force
-from ...tracer.capture import Session
+from ...tracer.capture.capture import Session
 from ...tracer.containers import DEPTH
 from ...tracer.reads.pictures import freeze, unfit
 from ...tracer.reads.reads import ANY, Reads

@@ -20,7 +20,7 @@ from ...ir.prims import Arg
 from ...ir.transforms.extern import NoRules, op_name, place_of
 from ...ir.transforms.linearity import Refusal, why_not_linear
 from ...ir.transforms.ops import DIFFERENTIABLE
-from ...tracer.capture import CaptureError, Trace, capture_lock
+from ...tracer.capture.capture import CaptureError, Trace, capture_lock
 from ...tracer.function import method_place, rebind
 from ...tracer.lowering.aten import lower
 from ...tracer.torch_private import grad_switch, plain_tensors

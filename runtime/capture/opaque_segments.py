@@ -17,7 +17,7 @@ import torch
 
 from ...ir.codes import code_of
 from ...ir.errors import FusegradError
-from ...tracer.capture import CaptureError, DataMet, OpaqueMet, capture_lock
+from ...tracer.capture.capture import CaptureError, DataMet, OpaqueMet, capture_lock
 from ...tracer.containers import opened
 from ...tracer.function import method_place
 from ...tracer.nested import recording

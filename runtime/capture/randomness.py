@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.fx import Node
 
-from ...tracer.capture import CaptureError
+from ...tracer.capture.capture import CaptureError
 from .activity import sources_of
 from .guards import is_float
 from .redraw import first_draw

@@ -13,9 +13,9 @@ from typing import Any
 
 from torch.autograd.function import Function
 
-from ...tracer.capture import CaptureError
-from ...tracer.history import ASKS
-from ...tracer.memory import RESIZES
+from ...tracer.capture.capture import CaptureError
+from ...tracer.capture.history import ASKS
+from ...tracer.capture.memory import RESIZES
 from ...tracer.opaque import Why
 from ...tracer.reads.changes import is_change
 from ...tracer.reads.reads import Read, Reads, certain_effects, scan

@@ -18,7 +18,7 @@ import torch
 
 from ...ir.errors import FusegradError, InternalError, users_line
 from ...ir.sharding.rules import WHOLE
-from ...tracer.capture import CaptureError
+from ...tracer.capture.capture import CaptureError
 from ...tracer.function import as_tuple, parameter_names
 from ...tracer.torch_private import dual_level, transforms_active, unwrapped
 from ..dynamo.forward_operator import aside

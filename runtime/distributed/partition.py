@@ -19,7 +19,7 @@ from ...ir.program import Place
 from ...ir.sharding.rules import PARTIAL, WHOLE, ZERO, State, dims, divide
 from ...ir.sharding.scaling import NONE, NotDivisible
 from ...ir.transforms.extern import op_name, place_of
-from ...tracer.capture import CaptureError
+from ...tracer.capture.capture import CaptureError
 from ...tracer.function import symbols_in
 from ..capture.guards import Guard, is_float
 from ..execution.pipeline import graph_of

@@ -11,7 +11,7 @@ import torch
 
 from ...ir.errors import LoweringError, users_line
 from ...ir.once import once
-from ...tracer.capture import CaptureError, capture_lock
+from ...tracer.capture.capture import CaptureError, capture_lock
 from ...tracer.containers import holds_tensors, holes
 from ...tracer.function import backward_method, rebind
 from ..capture.guards import unseen_state

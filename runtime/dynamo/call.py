@@ -17,7 +17,7 @@ import torch.utils._pytree as pytree
 from ...ir.codes import code_of
 from ...ir.errors import FusegradError, users_line
 from ...ir.switches import in_force
-from ...tracer.capture import CaptureError, OpaqueMet
+from ...tracer.capture.capture import CaptureError, OpaqueMet
 from ...tracer.containers import opened
 from ...tracer.function import backward_method, method_place, methods_now
 from ...tracer.torch_private import (

@@ -16,7 +16,7 @@ import torch
 
 from ...ir.errors import FusegradError, NotTraceableError
 from ...ir.once import once
-from ...tracer.capture import CaptureError, Trace
+from ...tracer.capture.capture import CaptureError, Trace
 from ...tracer.function import backward_method, methods, rebind
 from ...tracer.reads.fingerprint import code_sum
 from ...tracer.torch_private import (

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ...ir.errors import InternalError
-from ...tracer.capture import capture_lock
+from ...tracer.capture.capture import capture_lock
 from ...tracer.torch_private import (
     above_autograd,
     below_autograd,

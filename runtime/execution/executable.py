@@ -20,7 +20,7 @@ from ...ir.passes.fuse import Extern, Group, Step, View
 from ...ir.passes.place import Place, Places
 from ...ir.switches import allowed, in_force, takes, under
 from ...ir.types import Size
-from ...tracer.capture import Trace, assumed_of, capture_lock
+from ...tracer.capture.capture import Trace, assumed_of, capture_lock
 from ...tracer.dtypes import TO_TORCH
 from ...tracer.opaque import OpaqueNode
 from ...tracer.torch_private import (

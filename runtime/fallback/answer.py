@@ -20,8 +20,8 @@ import torch
 from torch.autograd.function import Function
 
 from ...ir.errors import FusegradError
-from ...tracer.capture import CaptureError, capture_lock
-from ...tracer.context import backward_context
+from ...tracer.capture.capture import CaptureError, capture_lock
+from ...tracer.capture.context import backward_context
 from ...tracer.function import backward_method, method_place, takes_boxed_gradients, users_own
 from ...tracer.nested import watcher
 from ...tracer.opaque import call_for_real

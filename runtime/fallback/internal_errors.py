@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 
 from ...ir.errors import FusegradError, LoweringError
-from ...tracer.capture import CaptureError
+from ...tracer.capture.capture import CaptureError
 from ..settings.config import settings
 
 T = TypeVar("T")

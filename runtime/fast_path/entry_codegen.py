@@ -17,7 +17,7 @@ import torch
 from torch.autograd.function import Function
 
 from ...ir.program import Place
-from ...tracer.capture import capture_lock
+from ...tracer.capture.capture import capture_lock
 from ...tracer.containers import DEPTH as ARGUMENT_DEPTH
 from ...tracer.function import backward_method, rebind, takes_boxed_gradients
 from ...tracer.reads.reads import Reads

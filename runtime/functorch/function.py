@@ -15,9 +15,9 @@ from torch.autograd.function import Function
 
 from ...ir.errors import FusegradError
 from ...ir.program import Place
-from ...tracer.capture import CaptureError, capture_lock, is_capturing, writes_through_data
+from ...tracer.capture.capture import CaptureError, capture_lock, is_capturing, writes_through_data
+from ...tracer.capture.context import BackwardContext
 from ...tracer.containers import Hole, closed
-from ...tracer.context import BackwardContext
 from ...tracer.function import as_tuple, backward_method, rebind
 from ...tracer.lowering.functional import without_writes, writes
 from ...tracer.torch_private import (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...ir.errors import FusegradError
-from ...tracer.capture import CaptureError, Session, Trace
+from ...tracer.capture.capture import CaptureError, Session, Trace
 from ...tracer.containers import with_those
 from ..capture.first_call_check import cut, differs, intermediate_bytes
 from ..execution.aten.replay import step_by_step

@@ -17,10 +17,10 @@ from torch.autograd.forward_ad import make_dual, unpack_dual
 from torch.autograd.function import Function
 
 from ...ir.errors import InternalError
-from ...tracer.capture import CaptureError, DataMet, OpaqueMet, Session, Trace, capture_lock, is_capturing
+from ...tracer.capture.capture import CaptureError, DataMet, OpaqueMet, Session, Trace, capture_lock, is_capturing
+from ...tracer.capture.context import ForwardContext
+from ...tracer.capture.debugging import without_anomaly_mode
 from ...tracer.containers import opened, with_those
-from ...tracer.context import ForwardContext
-from ...tracer.debugging import without_anomaly_mode
 from ...tracer.function import guarded_trace, uses_setup_context
 from ...tracer.reads.reads import Read, Reads
 from ...tracer.torch_private import (

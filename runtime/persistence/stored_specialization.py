@@ -23,7 +23,7 @@ from ...ir.program import Place, Program
 from ...ir.switches import in_force, under
 from ...ir.text.document import document, graph_from, symbols_document, symbols_from
 from ...ir.text.text import show
-from ...tracer.capture import CaptureError, Trace, capture_lock
+from ...tracer.capture.capture import CaptureError, Trace, capture_lock
 from ...tracer.containers import anew
 from ...tracer.function import ForwardCapture, Output, as_written, method_place, methods_now, user_count
 from ...tracer.reads.reads import Reads

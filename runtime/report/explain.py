@@ -19,7 +19,7 @@ from ...ir.cost import minimal_bytes
 from ...ir.errors import FusegradError, LoweringError
 from ...ir.passes.fuse import Extern, Step
 from ...ir.prims import PRIMS
-from ...tracer.capture import CaptureError, OpaqueMet, Session, Trace
+from ...tracer.capture.capture import CaptureError, OpaqueMet, Session, Trace
 from ...tracer.function import backward_method, method_place, uses_setup_context
 from ..capture.guards import is_plain
 from ..capture.linearity import NonLinearJvp

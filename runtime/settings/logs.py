@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from ...codegen import Kernels, Target
     from ...ir import Graph
-    from ...tracer.capture import Trace
+    from ...tracer.capture.capture import Trace
     from ..execution.executable import GroupRunner
     from ..execution.executable import Variant as KernelVariant
     from ..execution.pipeline import Generated

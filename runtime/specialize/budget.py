@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ...ir.switches import is_on
-from ...tracer.capture import OpaqueMet, operations_traced
+from ...tracer.capture.capture import OpaqueMet, operations_traced
 from ...tracer.reads.pictures import Same
 
 AT_ONCE = 16

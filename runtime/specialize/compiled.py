@@ -23,7 +23,7 @@ from ...ir.codes import code_of
 from ...ir.errors import FusegradError, KeywordOnlyError, NotTraceableError, users_line
 from ...ir.once import once
 from ...ir.switches import takes
-from ...tracer.capture import CaptureError, DataMet, OpaqueMet, capture_lock, is_capturing
+from ...tracer.capture.capture import CaptureError, DataMet, OpaqueMet, capture_lock, is_capturing
 from ...tracer.containers import opened
 from ...tracer.declared import Option
 from ...tracer.function import (

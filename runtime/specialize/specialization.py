@@ -16,7 +16,7 @@ from ...ir import Graph
 from ...ir.once import once
 from ...ir.program import Place
 from ...ir.switches import allowed, in_force, under
-from ...tracer.capture import (
+from ...tracer.capture.capture import (
     CaptureError,
     OpaqueMet,
     Session,
@@ -25,8 +25,9 @@ from ...tracer.capture import (
     unversioned_placeholders,
     written_placeholders,
 )
+from ...tracer.capture.context import BackwardContext, ForwardContext, attributes_of
+from ...tracer.capture.history import History, known_history
 from ...tracer.containers import Hole, anew, closed, exchanged, leaves
-from ...tracer.context import BackwardContext, ForwardContext, attributes_of
 from ...tracer.function import (
     ForwardCapture,
     as_tuple,
@@ -45,7 +46,6 @@ from ...tracer.function import (
     user_count,
     uses_setup_context,
 )
-from ...tracer.history import History, known_history
 from ...tracer.opaque import Mismatch, Run, Tape, running
 from ...tracer.parts import span
 from ...tracer.reads.reads import Reads

@@ -13,7 +13,7 @@ from wrong_backwards import WRONGS, Wrong, is_float
 
 import fusegrad
 from fusegrad.runtime.capture.linearity import NonLinearBackward
-from fusegrad.tracer.context import ForwardContext
+from fusegrad.tracer.capture.context import ForwardContext
 from fusegrad.tracer.function import uses_setup_context
 
 Tensor = torch.Tensor

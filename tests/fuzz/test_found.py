@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 import fusegrad
 from fusegrad.ir.passes.fuse import Group
-from fusegrad.tracer.metadata import Fakes
+from fusegrad.tracer.capture.metadata import Fakes
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

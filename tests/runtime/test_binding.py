@@ -7,7 +7,7 @@ import torch
 
 from fusegrad.runtime.execution.aten.replay import straight
 from fusegrad.runtime.execution.aten.unboxed_ops import bindings
-from fusegrad.tracer.capture import Session
+from fusegrad.tracer.capture.capture import Session
 from fusegrad.tracer.reads.reads import scan
 
 BODIES = {

@@ -23,7 +23,7 @@ from fusegrad.runtime.execution import pipeline
 from fusegrad.runtime.execution.aten import replay
 from fusegrad.runtime.settings import config
 from fusegrad.runtime.specialize import residuals
-from fusegrad.tracer.capture import Session
+from fusegrad.tracer.capture.capture import Session
 
 Tensor = torch.Tensor
 aten = torch.ops.aten

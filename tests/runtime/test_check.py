@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fusegrad
 from fusegrad.runtime.capture.first_call_check import cut, differs, intermediate_bytes
-from fusegrad.tracer.capture import Session
+from fusegrad.tracer.capture.capture import Session
 from fusegrad.tracer.reads.reads import scan
 
 n, m = sympy.symbols("n m", integer=True, positive=True)

@@ -7,7 +7,7 @@ import torch
 
 import fusegrad
 from fusegrad.runtime.capture.guards import argument_fact, exact_key, global_state, is_plain, size_guard
-from fusegrad.tracer.capture import Session
+from fusegrad.tracer.capture.capture import Session
 from fusegrad.tracer.reads.reads import scan
 
 

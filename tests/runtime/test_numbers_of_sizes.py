@@ -19,7 +19,7 @@ from fusegrad.ir.text.document import size_of
 from fusegrad.ir.text.text import plain, size_from, size_text
 from fusegrad.runtime.execution.aten.reference import number
 from fusegrad.tracer.arithmetic import computed
-from fusegrad.tracer.capture import Session
+from fusegrad.tracer.capture.capture import Session
 
 Made = Callable[[Any, Any], Any]
 LEAVES: tuple[Made, ...] = (

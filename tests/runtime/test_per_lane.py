@@ -11,7 +11,7 @@ from torch.func import grad, vmap
 
 import fusegrad
 from fusegrad.runtime.functorch.unit import Unit, batchable, present_under_vmap
-from fusegrad.tracer.capture import Session, settled
+from fusegrad.tracer.capture.capture import Session, settled
 from fusegrad.tracer.reads.reads import scan
 
 aten = torch.ops.aten

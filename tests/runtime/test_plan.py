@@ -22,7 +22,7 @@ from fusegrad.runtime.execution.executable import (
     target_for,
 )
 from fusegrad.runtime.execution.pipeline import graph_of
-from fusegrad.tracer.capture import Session, Trace
+from fusegrad.tracer.capture.capture import Session, Trace
 from fusegrad.tracer.reads.reads import scan
 
 n, m = sympy.symbols("n m", integer=True, positive=True)

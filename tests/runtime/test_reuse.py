@@ -15,7 +15,7 @@ import fusegrad
 from fusegrad.runtime.execution import executable as plan
 from fusegrad.runtime.execution.aten.buffer_reuse import taken
 from fusegrad.runtime.execution.aten.replay import straight
-from fusegrad.tracer.capture import Session, Trace
+from fusegrad.tracer.capture.capture import Session, Trace
 from fusegrad.tracer.reads.reads import scan
 
 Tensor = torch.Tensor

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fusegrad.tracer.context import BackwardContext, ForwardContext, attributes_of
+from fusegrad.tracer.capture.context import BackwardContext, ForwardContext, attributes_of
 
 
 def test_calls_are_recorded_and_the_last_one_wins() -> None:

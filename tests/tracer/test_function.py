@@ -9,7 +9,7 @@ import torch
 from torch.autograd.function import Function, once_differentiable
 
 from fusegrad.ir.program import Place
-from fusegrad.tracer.capture import CaptureError, Session
+from fusegrad.tracer.capture.capture import CaptureError, Session
 from fusegrad.tracer.function import (
     ForwardCapture,
     GradientCountError,

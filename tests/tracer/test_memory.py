@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fusegrad.tracer.memory import copied, is_held, overlap, same, storage_bytes
+from fusegrad.tracer.capture.memory import copied, is_held, overlap, same, storage_bytes
 
 Tensor = torch.Tensor
 LAYOUTS = {

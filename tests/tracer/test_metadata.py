@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from fusegrad.tracer import metadata
-from fusegrad.tracer.capture import Session
+from fusegrad.tracer.capture import metadata
+from fusegrad.tracer.capture.capture import Session
 from fusegrad.tracer.torch_private import enable_python_dispatcher
 
 aten = torch.ops.aten

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from fusegrad.tracer import recorder
-from fusegrad.tracer.capture import Session
+from fusegrad.tracer.capture import recorder
+from fusegrad.tracer.capture.capture import Session
 
 Tensor = torch.Tensor
 

@@ -120,7 +120,7 @@ SCENARIOS: dict[str, str] = {
     """,
     "fork while a lock is never let go": """
         from fusegrad.tracer import locks
-        from fusegrad.tracer.capture import capture_lock
+        from fusegrad.tracer.capture.capture import capture_lock
         locks.PATIENCE, gate, done = 0.2, threading.Barrier(2), threading.Event()
         def hold():
             with capture_lock:

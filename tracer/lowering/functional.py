@@ -13,7 +13,7 @@ import torch.fx as fx
 import torch.utils._pytree as pytree
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode, track_tensor_tree
 
-from ..capture import Session, Trace, speaking_of
+from ..capture.capture import Session, Trace, speaking_of
 from ..opaque import TRACED
 from .aten import unwrapped
 

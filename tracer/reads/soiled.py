@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..held import holds_fakes
+from ..capture.held import holds_fakes
 from .attributes import ABSENT, has_instance_dict, instance_dict, is_a
 from .pictures import SCALARS, Memory, is_fixed, is_library
 from .reads import Reads

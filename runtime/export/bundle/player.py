@@ -16,7 +16,7 @@ import torch
 from ....ir import Graph, Value
 from ....ir.errors import FusegradError, users_line
 from ....ir.program import Place
-from ....tracer.capture import speaking_of
+from ....tracer.capture.capture import speaking_of
 from ....tracer.dtypes import to_torch
 from ....tracer.torch_private import memory_of, no_autocast
 from ...execution.aten.reference import call_node, order_of

@@ -16,7 +16,7 @@ from ....ir.errors import FusegradError, LoweringError
 from ....ir.once import once
 from ....ir.passes.fuse import Extern, Group, Step
 from ....ir.program import Place
-from ....tracer.capture import CaptureError
+from ....tracer.capture.capture import CaptureError
 from ....tracer.containers import holes
 from ....tracer.function import backward_method, method_place, parameter_names, uses_setup_context
 from ...capture.guards import is_float

@@ -14,7 +14,7 @@ from ....ir.program import Place
 from ....ir.transforms.linearity import NonLinearError
 from ....ir.transforms.ops import DIFFERENTIABLE, inlined, zeros
 from ....ir.transforms.transpose import transpose
-from ....tracer.context import BackwardContext
+from ....tracer.capture.context import BackwardContext
 from ....tracer.function import as_tuple, guarded_trace
 from ...capture.guards import is_float
 from ...capture.linearity import require_linear

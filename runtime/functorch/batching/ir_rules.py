@@ -21,7 +21,7 @@ from ....ir.transforms.batch import batch, lead
 from ....ir.transforms.extern import NO_RULES, Batched, NoRuleError
 from ....ir.transforms.ops import DIFFERENTIABLE, permute
 from ....ir.types import Size
-from ....tracer.capture import Trace, settled
+from ....tracer.capture.capture import Trace, settled
 from ...execution.executable import Binder, BoundSizes, Executable, Run
 from ...execution.pipeline import cheaper, graph_of
 from ...settings.config import KERNEL_BACKENDS

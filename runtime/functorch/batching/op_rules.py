@@ -17,7 +17,7 @@ from ....ir import Graph, Value
 from ....ir.errors import FusegradError
 from ....ir.transforms.extern import Batched, no_rule
 from ....ir.types import Size, TensorType
-from ....tracer.capture import Session
+from ....tracer.capture.capture import Session
 from ....tracer.containers import with_those
 from ....tracer.dtypes import TO_TORCH
 from ....tracer.lowering.aten import lower

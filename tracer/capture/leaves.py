@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from .torch_private import is_fake
+from ..torch_private import is_fake
 
 Tensor = torch.Tensor
 GET_GRAD: Any = inspect.getattr_static(Tensor, "grad").__get__

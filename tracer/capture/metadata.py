@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import torch
 
-from .torch_private import (
+from ..torch_private import (
     ASKS_DEVICE,
     FakeTensor,
     FakeTensorMode,

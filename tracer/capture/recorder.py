@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, track_tensor_tree
 
-from ..ir.errors import InternalError
-from .torch_private import (
+from ...ir.errors import InternalError
+from ..torch_private import (
     ASKS_DEVICE,
     FakeTensor,
     ProxyMode,

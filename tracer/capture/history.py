@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-from .torch_private import known_of
+from ..torch_private import known_of
 
 Tensor = torch.Tensor
 _MOST = 1000

@@ -37,11 +37,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from ..ir.codes import code_of
-from ..ir.errors import FusegradError
-from . import recorder
-from .collectives import COMMUNICATES, communicates
-from .compiled import (
+from ...ir.codes import code_of
+from ...ir.errors import FusegradError
+from ..compiled import (
     CompiledCallError,
     behind,
     callees_as_nodes,
@@ -51,20 +49,11 @@ from .compiled import (
     stray_node,
     without_zeros,
 )
-from .data import QUESTIONS, Asked, is_symbolic
-from .debugging import without_anomaly_mode, without_logs_of_failures, without_structured_logs
-from .declared import declarations
-from .frames import TORCH, is_user_file, user_frame, where_raised
-from .grad_mode import UNRECORDED, keeps_graph, why_not_in_its_mode
-from .held import holds_fakes
-from .history import history
-from .leaves import GET_GRAD, OwnLeaves
-from .locks import CAPTURE, lock_of
-from .marks import Unmarked
-from .memory import RESIZES, storages_watched
-from .metadata import Fakes
-from .nested import plain, watched_by, watcher
-from .opaque import (
+from ..declared import declarations
+from ..frames import TORCH, is_user_file, user_frame, where_raised
+from ..locks import CAPTURE, lock_of
+from ..nested import plain, watched_by, watcher
+from ..opaque import (
     TRACED,
     OpaqueNode,
     Tape,
@@ -77,14 +66,14 @@ from .opaque import (
     tensors_in,
     why_opaque,
 )
-from .reads.beyond import Crossing
-from .reads.packages import is_cached
-from .reads.pictures import SCALARS, Handle, is_a_value
-from .reads.reached import Reached, go_on, watched
-from .reads.reads import Reads
-from .reads.soiled import Again, Soiled
-from .segments import Segment
-from .torch_private import (
+from ..reads.beyond import Crossing
+from ..reads.packages import is_cached
+from ..reads.pictures import SCALARS, Handle, is_a_value
+from ..reads.reached import Reached, go_on, watched
+from ..reads.reads import Reads
+from ..reads.soiled import Again, Soiled
+from ..segments import Segment
+from ..torch_private import (
     DETACHES,
     FakeTensorMode,
     detach_as_ever,
@@ -102,6 +91,17 @@ from .torch_private import (
     without_hooks,
     without_text,
 )
+from . import recorder
+from .collectives import COMMUNICATES, communicates
+from .data import QUESTIONS, Asked, is_symbolic
+from .debugging import without_anomaly_mode, without_logs_of_failures, without_structured_logs
+from .grad_mode import UNRECORDED, keeps_graph, why_not_in_its_mode
+from .held import holds_fakes
+from .history import history
+from .leaves import GET_GRAD, OwnLeaves
+from .marks import Unmarked
+from .memory import RESIZES, storages_watched
+from .metadata import Fakes
 
 capture_lock = lock_of(CAPTURE)
 """One capture at a time in a process: make_fx patches module state while it runs."""

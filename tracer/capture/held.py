@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .torch_private import is_fake
+from ..torch_private import is_fake
 
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _NOT_ITS_OWN = (type, types.ModuleType, types.FrameType, types.CodeType, torch.nn.Module, torch.Tensor)

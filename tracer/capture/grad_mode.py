@@ -17,8 +17,8 @@ import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.overrides import TorchFunctionMode
 
-from .compiled import behind, newest
-from .torch_private import grad_switch
+from ..compiled import behind, newest
+from ..torch_private import grad_switch
 
 UNRECORDED = "fusegrad_unrecorded"
 """In the meta of a node: the user's code ran it with grad mode off, which forward mode does not heed."""

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import torch
 
-from .torch_private import FakeTensorMode
+from ..torch_private import FakeTensorMode
 
 _LOG = logging.getLogger(FakeTensorMode.__module__)
 _FAILED = "failed while attempting to run meta"

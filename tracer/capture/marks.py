@@ -10,7 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from .torch_private import is_cache, plain_tensors
+from ..torch_private import is_cache, plain_tensors
 
 Tensor = torch.Tensor
 HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
