@@ -29,12 +29,12 @@ from .capture.held import holds_fakes
 from .capture.history import ASKS, History, text_of
 from .containers import Hole, anew, closed, exchanged, filled, holds_tensors, holes, leaves, with_those
 from .frames import where_raised
-from .opaque import Tape
-from .parts import wholes
+from .opaque.opaque import Tape
+from .opaque.parts import wholes
+from .opaque.shared import Shared, shared_with
 from .reads.pictures import SCALARS, has_hidden_state, state_of
 from .reads.reads import Reads
 from .reads.soiled import Again, Soiled
-from .shared import Shared, shared_with
 from .torch_private import FakeTensor, boxes_gradients, expression_of, memory_of, sizes_as_keys
 
 Tensor = torch.Tensor

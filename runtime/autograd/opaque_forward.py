@@ -22,10 +22,10 @@ from ...tracer.capture.capture import CaptureError, capture_lock, is_capturing, 
 from ...tracer.capture.context import backward_context
 from ...tracer.containers import anew
 from ...tracer.function import as_tuple, backward_method, is_once_differentiable, method_place
+from ...tracer.opaque.segments import Segment
+from ...tracer.opaque.shared import picture, tensors_of
 from ...tracer.reads.pictures import DEPTH, SCALARS, Handle, freeze, is_library
 from ...tracer.reads.reads import Reads, scan
-from ...tracer.segments import Segment
-from ...tracer.shared import picture, tensors_of
 from ...tracer.torch_private import (
     apply_now,
     dual_level,

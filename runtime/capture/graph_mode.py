@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from ...tracer.nested import watcher
+from ...tracer.opaque.nested import watcher
 from ...tracer.torch_private import is_fake, is_traced_elsewhere
 
 _asked: ContextVar[bool] = ContextVar("fusegrad_asked", default=False)

@@ -20,9 +20,19 @@ from ...ir.errors import FusegradError
 from ...tracer.capture.capture import CaptureError, DataMet, OpaqueMet, capture_lock
 from ...tracer.containers import opened
 from ...tracer.function import method_place
-from ...tracer.nested import recording
-from ...tracer.opaque import Mismatch, OpaqueNode, Run, Tape, reason_alone, remember, running, tensors_in, version
-from ...tracer.segments import Segment
+from ...tracer.opaque.nested import recording
+from ...tracer.opaque.opaque import (
+    Mismatch,
+    OpaqueNode,
+    Run,
+    Tape,
+    reason_alone,
+    remember,
+    running,
+    tensors_in,
+    version,
+)
+from ...tracer.opaque.segments import Segment
 from ..autograd.node_attributes import left_on
 from ..fallback.answer import Fault, contained, is_fault, put_on_record
 from ..fallback.effects import launching

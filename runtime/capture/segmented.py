@@ -1,4 +1,4 @@
-"""A class whose methods are rewritten around what cannot be captured; see tracer/segments.py.
+"""A class whose methods are rewritten around what cannot be captured; see tracer/opaque/segments.py.
 
 What is taken out is known from the byte code (effects), or from the place at which a capture failed. Where the rest
 cannot be captured either, more of the statements around goes with it, up to the method, which then runs as written.
@@ -16,10 +16,8 @@ from torch.autograd.function import Function
 from ...tracer.capture.capture import CaptureError
 from ...tracer.capture.history import ASKS
 from ...tracer.capture.memory import RESIZES
-from ...tracer.opaque import Why
-from ...tracer.reads.changes import is_change
-from ...tracer.reads.reads import Read, Reads, certain_effects, scan
-from ...tracer.segments import (
+from ...tracer.opaque.opaque import Why
+from ...tracer.opaque.segments import (
     Lines,
     Segment,
     UnfitError,
@@ -32,6 +30,8 @@ from ...tracer.segments import (
     stores_items,
     with_inner,
 )
+from ...tracer.reads.changes import is_change
+from ...tracer.reads.reads import Read, Reads, certain_effects, scan
 
 ATTEMPTS = 12
 """How often one class is rewritten; what still cannot be captured runs as written."""

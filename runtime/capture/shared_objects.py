@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ...tracer.shared import Shared, picture, tensors_of
+from ...tracer.opaque.shared import Shared, picture, tensors_of
 
 Held = tuple[tuple[Any, tuple[Any, ...]], ...]
 """Each object, and the tensors in it at forward."""

@@ -19,7 +19,7 @@ from ...tracer.capture.grad_mode import Switches
 from ...tracer.containers import leaves
 from ...tracer.declared import DeclarationError, Option, call_place
 from ...tracer.function import as_tuple, method_place
-from ...tracer.nested import watcher
+from ...tracer.opaque.nested import watcher
 from ..capture.guards import is_float, is_tracked
 from ..dynamo.graph_names import name_in_graphs
 from ..functorch.unit import vjp_of

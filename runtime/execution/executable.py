@@ -22,7 +22,7 @@ from ...ir.switches import allowed, in_force, takes, under
 from ...ir.types import Size
 from ...tracer.capture.capture import Trace, assumed_of, capture_lock
 from ...tracer.dtypes import TO_TORCH
-from ...tracer.opaque import OpaqueNode
+from ...tracer.opaque.opaque import OpaqueNode
 from ...tracer.torch_private import (
     dispatch_modes,
     function_modes,

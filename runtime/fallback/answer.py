@@ -23,8 +23,8 @@ from ...ir.errors import FusegradError
 from ...tracer.capture.capture import CaptureError, capture_lock
 from ...tracer.capture.context import backward_context
 from ...tracer.function import backward_method, method_place, takes_boxed_gradients, users_own
-from ...tracer.nested import watcher
-from ...tracer.opaque import call_for_real
+from ...tracer.opaque.nested import watcher
+from ...tracer.opaque.opaque import call_for_real
 from ...tracer.torch_private import apply_now, dual_level, transforms_active
 from ..autograd.node_attributes import left_on
 from ..cache import store as cache

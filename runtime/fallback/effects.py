@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from ...tracer.opaque import version
+from ...tracer.opaque.opaque import version
 
 if TYPE_CHECKING:
     from ..specialize.specialization import Specialization

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ...tracer import nested
+from ...tracer.opaque import nested
 from ...tracer.reads.attributes import is_a
 from ...tracer.reads.pictures import DEPTH, SCALARS, freeze
 from ...tracer.reads.reads import Read, Reads

@@ -26,8 +26,8 @@ from ...ir.text.text import show
 from ...tracer.capture.capture import CaptureError, Trace, capture_lock
 from ...tracer.containers import anew
 from ...tracer.function import ForwardCapture, Output, as_written, method_place, methods_now, user_count
+from ...tracer.opaque.shared import Shared
 from ...tracer.reads.reads import Reads
-from ...tracer.shared import Shared
 from ...tracer.torch_private import FakeTensorMode, plain_tensors
 from ..capture.guards import Guard, ask_for_sizes_alone, global_state, guard_from
 from ..capture.shared_objects import Sharing

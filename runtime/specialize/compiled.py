@@ -34,8 +34,8 @@ from ...tracer.function import (
     uses_setup_context,
 )
 from ...tracer.locks import CLASS, lock_of
-from ...tracer.nested import Watcher, watcher
-from ...tracer.opaque import Mismatch, Tape, Why, remember
+from ...tracer.opaque.nested import Watcher, watcher
+from ...tracer.opaque.opaque import Mismatch, Tape, Why, remember
 from ...tracer.reads.packages import home_of
 from ...tracer.reads.pictures import HOMES, one_allowance, suspects
 from ...tracer.reads.reads import Reads, each_closure_once

@@ -46,8 +46,8 @@ from ...tracer.function import (
     user_count,
     uses_setup_context,
 )
-from ...tracer.opaque import Mismatch, Run, Tape, running
-from ...tracer.parts import span
+from ...tracer.opaque.opaque import Mismatch, Run, Tape, running
+from ...tracer.opaque.parts import span
 from ...tracer.reads.reads import Reads
 from ...tracer.torch_private import (
     FakeTensorMode,

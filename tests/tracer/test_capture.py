@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch.autograd.function import Function
 
-from fusegrad.tracer import nested
 from fusegrad.tracer.capture import capture
 from fusegrad.tracer.capture.capture import CaptureError, Session, is_capturing, settled
 from fusegrad.tracer.frames import where_raised
+from fusegrad.tracer.opaque import nested
 from fusegrad.tracer.reads.reads import scan
 
 WEIGHT = torch.arange(3.0)

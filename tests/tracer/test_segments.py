@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from fusegrad.tracer.opaque import Why
-from fusegrad.tracer.segments import Lines, UnfitError, cut
+from fusegrad.tracer.opaque.opaque import Why
+from fusegrad.tracer.opaque.segments import Lines, UnfitError, cut
 
 
 def bound_in_one_arm(ctx, a):

@@ -39,7 +39,10 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 from ...ir.codes import code_of
 from ...ir.errors import FusegradError
-from ..compiled import (
+from ..declared import declarations
+from ..frames import TORCH, is_user_file, user_frame, where_raised
+from ..locks import CAPTURE, lock_of
+from ..opaque.compiled import (
     CompiledCallError,
     behind,
     callees_as_nodes,
@@ -49,11 +52,8 @@ from ..compiled import (
     stray_node,
     without_zeros,
 )
-from ..declared import declarations
-from ..frames import TORCH, is_user_file, user_frame, where_raised
-from ..locks import CAPTURE, lock_of
-from ..nested import plain, watched_by, watcher
-from ..opaque import (
+from ..opaque.nested import plain, watched_by, watcher
+from ..opaque.opaque import (
     TRACED,
     OpaqueNode,
     Tape,
@@ -66,13 +66,13 @@ from ..opaque import (
     tensors_in,
     why_opaque,
 )
+from ..opaque.segments import Segment
 from ..reads.beyond import Crossing
 from ..reads.packages import is_cached
 from ..reads.pictures import SCALARS, Handle, is_a_value
 from ..reads.reached import Reached, go_on, watched
 from ..reads.reads import Reads
 from ..reads.soiled import Again, Soiled
-from ..segments import Segment
 from ..torch_private import (
     DETACHES,
     FakeTensorMode,
@@ -659,7 +659,7 @@ def as_asking(error: CaptureError, tape: Tape | None) -> CaptureError:
 
 
 class Calls:
-    """While a method is traced, nested calls become `call` nodes, opaque ones their own kind; see tracer/opaque.py.
+    """While a method is traced, nested calls become `call` nodes, opaque ones their own kind; see tracer/opaque/opaque.py.
 
     Only with grad mode off: where autograd records (derivatives), it records the nested Function's own backward.
     """

@@ -14,7 +14,7 @@ import torch.utils._pytree as pytree
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode, track_tensor_tree
 
 from ..capture.capture import Session, Trace, speaking_of
-from ..opaque import TRACED
+from ..opaque.opaque import TRACED
 from .aten import unwrapped
 
 

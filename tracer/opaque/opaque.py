@@ -19,13 +19,13 @@ import sympy
 import torch
 import torch.utils._pytree as pytree
 
-from ..ir.errors import InternalError
-from .capture.collectives import COMMUNICATES, Received
-from .capture.data import is_symbolic
-from .capture.memory import copied, overlap, same, storage_bytes
-from .declared import declarations
-from .reads.pictures import SCALARS, freeze
-from .reads.reads import scan
+from ...ir.errors import InternalError
+from ..capture.collectives import COMMUNICATES, Received
+from ..capture.data import is_symbolic
+from ..capture.memory import copied, overlap, same, storage_bytes
+from ..declared import declarations
+from ..reads.pictures import SCALARS, freeze
+from ..reads.reads import scan
 from .segments import Segment
 
 Tensor = torch.Tensor

@@ -18,10 +18,10 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode, track_tensor_tree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..ir.errors import FusegradError
-from .reads.packages import is_cached
-from .reads.reads import Callee
-from .torch_private import has_kernel, memory_of, resolve_overload, transforms_active
+from ...ir.errors import FusegradError
+from ..reads.packages import is_cached
+from ..reads.reads import Callee
+from ..torch_private import has_kernel, memory_of, resolve_overload, transforms_active
 
 Tensor = torch.Tensor
 Origin = Callable[[], Any]

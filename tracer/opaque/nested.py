@@ -19,11 +19,11 @@ import torch.autograd.function
 from torch.autograd.function import Function
 from torch.overrides import TorchFunctionMode
 
-from .capture.data import Asked
-from .capture.memory import copied
-from .locks import INNER, lock_of
+from ..capture.data import Asked
+from ..capture.memory import copied
+from ..locks import INNER, lock_of
+from ..torch_private import begin_transform, end_transform, no_modes, operator_name, transforms_active
 from .opaque import Run, Tape, Taped, asked_for_real, call_for_real, opaque_operators, running, tensors_in
-from .torch_private import begin_transform, end_transform, no_modes, operator_name, transforms_active
 
 
 class Watcher(Protocol):
@@ -87,7 +87,7 @@ class _Template:
         __class__  # type: ignore[name-defined]  # noqa: B018  the free variable that Function.apply's own code has
         import sys as _sys  # the code runs among the globals of torch's own module
 
-        return _sys.modules["fusegrad.tracer.nested"].nested_call(cls, args, kwargs)
+        return _sys.modules["fusegrad.tracer.opaque.nested"].nested_call(cls, args, kwargs)
 
 
 @contextlib.contextmanager

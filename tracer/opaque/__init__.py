@@ -1,0 +1,1 @@
+"""Calls and lines that stay the user's own, between the compiled segments of a graph."""
