@@ -37,7 +37,7 @@ class Divided:
     """One way to run a graph in parts: the states of its inputs and outputs where `symbol` is divided.
 
     even: whether the parts must be equally large, since some result has several elements for each of the dim's.
-    degrees: of the outputs that there are, by which power of a rank's share they have to be multiplied (ir/sharding/scaling.py).
+    degrees: of the outputs that there are, by which power of a rank's share they have to be multiplied (scaling.py).
     """
 
     symbol: sympy.Symbol

@@ -193,7 +193,7 @@ class _Call:
         return seen[id(part)]
 
     def _factor(self, degrees: Sequence[Fraction | None]) -> float:
-        """What a rank multiplies its part by, given the power of its share for each mesh dim (ir/sharding/scaling.py)."""
+        """What a rank multiplies its part by, given the power of its share for each mesh dim."""
         powers = {w.symbol: d for w, d in zip(self.ways, degrees, strict=True) if w is not None and d}
         return math.prod(float(self._share(symbol) ** float(degree)) for symbol, degree in powers.items())
 

@@ -659,7 +659,7 @@ def as_asking(error: CaptureError, tape: Tape | None) -> CaptureError:
 
 
 class Calls:
-    """While a method is traced, nested calls become `call` nodes, opaque ones their own kind; see tracer/opaque/opaque.py.
+    """While a method is traced, nested calls become `call` nodes, opaque ones their own kind; see tracer/opaque/.
 
     Only with grad mode off: where autograd records (derivatives), it records the nested Function's own backward.
     """

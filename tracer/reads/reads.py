@@ -87,7 +87,7 @@ HOOKS = {"register_hook", "register_post_accumulate_grad_hook", "retain_grad"}
 class Effect(NamedTuple):
     """Something that a captured graph would lose: the reason, `file:line`, the instruction with which it begins.
 
-    certain: it happens whenever the method is called; else it is one where a capture reaches it (tracer/reads/reached.py).
+    certain: it happens whenever the method is called; else it is one where a capture reaches it (reached.py).
     subject: the local name of what has to be a tensor (or a torch.Generator), so that it is one.
     """
 
