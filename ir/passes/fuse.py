@@ -14,7 +14,6 @@ from typing import Any, TypeAlias
 
 import networkx as nx
 
-from ..cost import Hints, estimate
 from ..graph import Graph, Value
 from ..infer import equal, same_shape
 from ..once import once
@@ -23,6 +22,7 @@ from ..rewrite import extract
 from ..switches import is_on
 from ..text.text import symbols_of
 from ..types import COMPLEX, FLOAT8, Size, contiguous_strides, distinct, product
+from .cost import Hints, estimate
 from .layout import only_ones
 
 EXTERN = ("extern", "contract")

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ..cost import Hints
 from ..graph import Graph, Value, building, emit, provenance
 from ..prims import PRIMS
 from ..program import Place, Program
 from ..rewrite import between, copy_into, unique_names
+from .cost import Hints
 from .recompute import AGAIN, cheapest, present, showing, value_at, with_hidden
 
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..cost import Hints, estimate, minimal_bytes
 from ..graph import Graph, Value
 from ..prims import PRIMS
 from ..rewrite import extract
 from ..types import LOW_FLOATS, Size, contiguous_strides, product
+from .cost import Hints, estimate, minimal_bytes
 from .fuse import Extern, Group, Step, View, is_view
 
 SHARE = 0.5

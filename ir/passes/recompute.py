@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 
 import networkx as nx
 
-from ..cost import Hints, estimate
 from ..graph import Graph, Value, building
 from ..prims import PRIMS
 from ..program import Place, Program
 from ..rewrite import between, copy_into, rebuild, unique_names
 from ..types import contiguous_strides
+from .cost import Hints, estimate
 
 Mask = tuple[bool, ...]
 AGAIN = ("elementwise", "layout", "source", "gather", "random", "pick")

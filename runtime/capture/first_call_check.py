@@ -5,7 +5,6 @@ Where the user's method would fill memory, both run on inputs cut to a few eleme
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -39,28 +38,6 @@ def made_up_data() -> Iterator[None]:
 def is_made_up() -> bool:
     """Whether data is that of nobody."""
     return _made_up.get()
-
-
-def intermediate_bytes(gm: torch.fx.GraphModule, sizes: Sizes) -> int:
-    """Bytes that the graph's own results would take, all at once, at these sizes."""
-    total = 0
-    for node in gm.graph.nodes:
-        value = node.meta.get("val")
-        if node.op == "call_function" and isinstance(value, Tensor) and not _is_view(node):
-            total += math.prod(_assumed(value.shape, sizes)) * value.element_size()
-    return total
-
-
-def _assumed(shape: Sequence[Any], sizes: Sizes) -> tuple[int, ...]:
-    """A shape in which a size that depends on data (of x[mask], say) counts as the largest of the others."""
-    symbols = {s for n in shape if not isinstance(n, int) for s in n.node.expr.free_symbols}
-    largest = max(sizes.values(), default=1)
-    return _evaluate(shape, {s: sizes.get(s, largest) for s in symbols})
-
-
-def _is_view(node: torch.fx.Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    return schema is not None and any(r.alias_info is not None for r in schema.returns)
 
 
 def differs(mine: Call, users: Call, args: Sequence[Any]) -> str | None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+import torch
+
 from ...tracer.opaque.nested import watcher
-from ...tracer.torch_private import is_fake, is_traced_elsewhere
+from ...tracer.torch_private import is_fake, is_traced_elsewhere, no_tracing_functions, plain_tensors
+from .first_call_check import made_up_data
 
 _asked: ContextVar[bool] = ContextVar("fusegrad_asked", default=False)
 
@@ -49,3 +52,14 @@ def asked_by(args: Sequence[Any]) -> Iterator[None]:
         yield
     finally:
         _asked.reset(token)
+
+
+@contextmanager
+def aside() -> Iterator[None]:
+    """Within the block nothing of the graph around it is seen: for captures of ours."""
+    with ExitStack() as stack:
+        stack.enter_context(made_up_data())
+        stack.enter_context(no_tracing_functions())
+        stack.enter_context(plain_tensors())
+        stack.enter_context(torch.no_grad())
+        yield

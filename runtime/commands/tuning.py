@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ..kernels.autotune import tune_function
+from ..profile.tuning import tune_function
 from .answer import Answer
 from .arguments import add_target, call_of
 

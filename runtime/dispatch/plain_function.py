@@ -113,11 +113,6 @@ def following(watching: Any) -> Iterator[None]:
         watching.follows = before
 
 
-def switches_grad_mode(cls: type) -> bool:
-    """Whether a class was made of a plain function that does."""
-    return hasattr(cls, "_fusegrad_switches") and cls._fusegrad_switches.met
-
-
 def _unseen(args: Sequence[Any], output: Any, untracked: Sequence[Tensor]) -> str | None:
     """What needs a gradient where autograd would not see it; None where there is no such thing."""
     if any(map(_holds_tracked, args)):

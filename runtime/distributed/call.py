@@ -21,7 +21,7 @@ from ...ir.sharding.rules import WHOLE
 from ...tracer.capture.capture import CaptureError
 from ...tracer.function import as_tuple, parameter_names
 from ...tracer.torch_private import dual_level, transforms_active, unwrapped
-from ..dynamo.forward_operator import aside
+from ..capture.graph_mode import aside
 from .partition import Way
 from .placements import (
     ScaledGradient,

@@ -1,7 +1,7 @@
 """Which dims of a Function's arguments may be divided among ranks: its graphs asked, forward and backward each.
 
-A capture at the whole sizes says what is computed. Where the rules of ir/sharding prove that the same graphs on the ranks'
-parts give the parts of its results, a dim may be divided; else the record says which operation needs all of it.
+A capture at the whole sizes says what is computed. Where the rules of ir/sharding prove that the same graphs on the
+ranks' parts give the parts of its results, a dim may be divided; else the record says which operation needs all of it.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +23,10 @@ from ...tracer.torch_private import (
     custom_function_call,
     forward_mode_is_active,
     no_autocast,
-    no_tracing_functions,
-    plain_tensors,
     records_above_autograd,
     transforms_active,
 )
-from ..capture.first_call_check import made_up_data
+from ..capture.graph_mode import aside
 from ..capture.guards import is_tracked
 from ..execution.executable import Binder, BoundSizes
 from ..functorch.function import Whole, why_not_whole
@@ -54,17 +52,6 @@ class OuterTransformError(FusegradError, NotImplementedError):
 
 class UnknownSize(Exception):
     """A size that depends on the data of a tensor (internal: the call is refused)."""
-
-
-@contextmanager
-def aside() -> Iterator[None]:
-    """Within the block nothing of the graph around it is seen: for captures of ours."""
-    with ExitStack() as stack:
-        stack.enter_context(made_up_data())
-        stack.enter_context(no_tracing_functions())
-        stack.enter_context(plain_tensors())
-        stack.enter_context(torch.no_grad())
-        yield
 
 
 def example(value: Any) -> Any:

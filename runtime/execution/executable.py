@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +24,7 @@ from ...ir.switches import allowed, in_force, takes, under
 from ...ir.types import Size
 from ...tracer.capture.capture import Trace, assumed_of, capture_lock
 from ...tracer.dtypes import TO_TORCH
-from ...tracer.opaque.opaque import OpaqueNode
+from ...tracer.opaque.opaque import opaque_of
 from ...tracer.torch_private import (
     dispatch_modes,
     function_modes,
@@ -30,8 +32,6 @@ from ...tracer.torch_private import (
     memory_of,
     transforms_active,
 )
-from ..capture.first_call_check import intermediate_bytes
-from ..fallback.internal_errors import prepared
 from ..kernels import autotune as tune
 from ..kernels import launch, proofs
 from ..kernels.arrival_counters import Counters
@@ -40,9 +40,11 @@ from ..kernels.launch_metadata import remember
 from ..settings import logs
 from ..settings.config import FAST, KERNEL_BACKENDS, is_interpreted, settings
 from ..settings.counters import count
+from ..settings.internal_errors import prepared
 from .aten import reference
 from .aten.concat_in_place import product_into, room_for
 from .aten.replay import straight
+from .intermediates import intermediate_bytes
 from .pipeline import ProductsBy, generate, graph_of, kernels_of, text_of
 
 Tensor = torch.Tensor
@@ -386,7 +388,7 @@ class GroupRunner:
         return next((v for v in self.variants if v.admits(sizes)), None)
 
     def _generate(self, sizes: Sizes) -> Variant:
-        logs.generated_again(self, sizes)
+        log_generated_again(self, sizes)
         self.add(kernels_of(self.group, self.target, dict(sizes), self.name), sizes)
         fitting = self._fitting(sizes)
         assert fitting is not None, "kernels generated for these sizes do not admit them"
@@ -399,14 +401,14 @@ class GroupRunner:
         """
         variant = self.ready(kernels)
         self.variants.append(variant)
-        logs.admitted(self, variant)
+        log_admission(self, variant)
         hints = counterpart_sizes(sizes, variant.pinned, variant.aligned)
         if hints is None:
             return
         counterpart = self.ready(kernels_of(self.group, self.target, hints, self.name))
         if counterpart.aligned != variant.aligned and counterpart.pinned == variant.pinned:
             self.variants.insert(len(self.variants) - (not variant.aligned), counterpart)
-            logs.admitted(self, counterpart)
+            log_admission(self, counterpart)
 
     def ready(self, kernels: Kernels) -> Variant:
         """Kernels with their launchers."""
@@ -562,11 +564,6 @@ def room_of(place: Place) -> int:
 def is_filled(places: Places, value: Value) -> bool:
     """Whether a value is a concatenation whose parts were written where they belong."""
     return value.prim == "cat" and value.args[0].id in places and places[value.args[0].id].whole == value
-
-
-def opaque_of(value: Value) -> OpaqueNode | None:
-    """The opaque node that a `call` calls."""
-    return getattr(value.params.get("target"), "opaque", None)
 
 
 def is_opaque(step: Step) -> bool:
@@ -879,3 +876,28 @@ def has_outer_product(trace: Trace) -> bool:
 
 def _hint(size: Any) -> int:
     return int(size) if isinstance(size, int) else int(size.node.hint or 0)
+
+
+def log_admission(runner: GroupRunner, variant: Variant) -> None:
+    """Kernels of a group are ready, for these sizes."""
+    if logs.guards.isEnabledFor(logging.INFO):
+        pinned = [f"{symbol} = {value}" for symbol, value in variant.pinned.items()]
+        held = ", ".join([*pinned, *map(str, variant.guards)]) or "every size"
+        logs.guards.info("%s holds for %s", runner.name, _with_names(runner, held))
+
+
+def log_generated_again(runner: GroupRunner, sizes: Any) -> None:
+    """No kernels of a group admit these sizes."""
+    if not runner.variants or not logs.recompiles.isEnabledFor(logging.INFO):
+        return
+    last = runner.variants[-1]
+    pinned = [f"{s}: {n} -> {sizes[s]}" for s, n in last.pinned.items() if sizes[s] != n]
+    failed = [f"not {g}" for g in last.guards if not bool(g.xreplace(sizes))]
+    logs.recompiles.info("%s is generated again: %s", runner.name, _with_names(runner, "; ".join([*pinned, *failed])))
+
+
+def _with_names(runner: GroupRunner, text: str) -> str:
+    """s37 = 16  ->  x.shape[1] = 16"""
+    shapes = [(v.params["name"], axis, n) for v in runner.group.graph.inputs for axis, n in enumerate(v.shape)]
+    names = {str(n): f"{name}.shape[{axis}]" for name, axis, n in reversed(shapes)}
+    return re.sub(r"\bs\d+\b", lambda found: names.get(found[0], found[0]), text)

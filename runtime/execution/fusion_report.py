@@ -18,8 +18,8 @@ from ...ir.codes import code_of
 from ...ir.passes.fuse import Cut, Extern, Group
 from ...ir.prims import PRIMS
 from ...ir.types import COMPLEX, FLOAT8
-from .executable import opaque_of
-from .pipeline import Generated
+from ...tracer.opaque.opaque import opaque_of
+from .generated import Generated
 
 ENDED = "a scatter is whole only when its kernel has ended"
 HELD = "one kernel would hold results of several calls in memory for longer than it saves in moving"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Literal
 
 import sympy
@@ -30,6 +31,7 @@ from ..kernels import proofs
 from ..settings import logs
 from ..settings.config import settings
 from ..settings.counters import count
+from .generated import Generated
 
 ProductsBy = Literal["model", "clock", "library"]
 """Who decides whether a product of matrices is in a kernel."""
@@ -85,23 +87,6 @@ MAKING = "kernels"
 """The step that makes the kernels of a group."""
 
 
-@dataclass(frozen=True)
-class Generated:
-    """A graph as steps in an order that runs, the kernels of its groups by step, and why nodes were left to torch.
-
-    refused: the same by node. products: what became of each product that has neighbours to be fused with. places: where
-    in concatenations calls write their results.
-    """
-
-    steps: list[Step]
-    names: list[str]
-    kernels: dict[int, Kernels]
-    reasons: list[str]
-    refused: Mapping[int, str] = field(default_factory=dict)
-    products: Sequence[Decision] = ()
-    places: Places = field(default_factory=Places)
-
-
 def generate(
     graph: Graph, target: Target, hints: Mapping[sympy.Symbol, int], name: str, products: ProductsBy = "model"
 ) -> Generated:
@@ -136,7 +121,7 @@ def generate(
                 reasons.append(why)
             continue
         made = Generated(steps, names, kernels, reasons, refused, (*decisions, *called.values()), places)
-        logs.divided(graph, made)
+        log_division(graph, made)
         return made
 
 
@@ -193,7 +178,7 @@ def kernels_of(group: Group, target: Target, hints: Mapping[sympy.Symbol, int], 
     """schedule -> lower to loops -> emit Triton text."""
     kernels = codegen.generate(group.graph, target=target, hints=hints, name=name)
     count("compiles", len(kernels.kernels))
-    logs.generated(kernels, target)
+    log_kernels(kernels, target)
     if settings().debug:
         proofs.record(group, kernels)
     return kernels
@@ -211,3 +196,31 @@ def group_names(name: str, steps: Sequence[Step]) -> list[str]:
         return [name if isinstance(s, Group) else "" for s in steps]
     numbers = iter(range(1, len(groups) + 1))
     return [f"{name}_{next(numbers)}" if isinstance(s, Group) else "" for s in steps]
+
+
+def log_division(graph: Graph, made: Generated) -> None:
+    """A graph became groups and calls."""
+    if not logs.fusion.isEnabledFor(logging.INFO):
+        return
+    from ...ir.passes.fuse import Extern
+    from .fusion_report import cuts_of, groups_of  # a report of what is made here, for who asked for it
+
+    groups = groups_of(made)
+    calls = sum(isinstance(s, Extern) for s in made.steps)
+    logs.fusion.info("%s: fused groups: %d, library calls: %d", graph.name, len(groups), calls)
+    for group in groups:
+        logs.fusion.info("  %s: %s; reads %s; writes %s", ", ".join(group.kernels), " ".join(group.operations),
+                         ", ".join(group.reads), ", ".join(group.writes))  # fmt: skip
+        logs.fusion.debug("    of %s", ", ".join(group.lines))
+    for cut in cuts_of(graph, made):
+        logs.fusion.info("  %s", cut)
+
+
+def log_kernels(kernels: Kernels, target: Target) -> None:
+    """Kernels were generated."""
+    for kernel in kernels.kernels if logs.codegen.isEnabledFor(logging.INFO) else ():
+        logs.codegen.info("%s for %s\n%s", kernel.name, target, kernel.source.rstrip())
+        pinned = {str(s): n for s, n in kernel.pinned.items()}
+        logs.codegen.debug("%s: grid %s, %d warps, %d stages, constants %s, pinned %s, guards %s",
+                           kernel.name, kernel.grid, kernel.num_warps, kernel.num_stages, kernel.constants, pinned,
+                           list(kernel.guards))  # fmt: skip

@@ -33,16 +33,17 @@ from ...tracer.torch_private import (
 from ..capture.guards import is_float
 from ..capture.linearity import AttachedGradients, NonLinearBackward, Roundings, not_transposed, require_linear, waves
 from ..capture.randomness import why_not_differentiated
-from ..dispatch.plain_function import switches_grad_mode
 from ..execution.aten import reference
 from ..execution.executable import BoundSizes
 from ..fallback.answer import Fault, is_fault
 from ..settings.config import KERNEL_BACKENDS
+from ..specialize.traceability import switches_grad_mode
+from ..values.tensors import zeros
 from .batching.ir_rules import Lowered
 from .jvp_unit import CallingUnit
 from .own_rules import NestedForwardMode, PromisedJvp
 from .transposed_jvp import tangents_of
-from .unit import VALUES, BackwardUnit, OutDim, Unit, batchable, lane, own_memory, present_under_vmap, zeros
+from .unit import VALUES, BackwardUnit, OutDim, Unit, batchable, lane, own_memory, present_under_vmap
 
 if TYPE_CHECKING:
     from ..specialize.compiled import Compiler

@@ -10,9 +10,10 @@ import torch
 from ...ir.errors import FusegradError
 from ...tracer.capture.capture import CaptureError, Session, Trace
 from ...tracer.containers import with_those
-from ..capture.first_call_check import cut, differs, intermediate_bytes
+from ..capture.first_call_check import cut, differs
 from ..execution.aten.replay import step_by_step
 from ..execution.executable import Binder, Executable
+from ..execution.intermediates import intermediate_bytes
 from ..settings.config import settings
 from .unit import VALUES, Body, Unit
 

@@ -49,6 +49,7 @@ from ..settings import logs
 from ..settings.config import KERNEL_BACKENDS
 from ..settings.counters import count
 from ..specialize.specialization import Specialization, gradient_kind, in_a_class, require_allowed
+from ..values.tensors import zeros
 from .batching.aten_rules import give_memory_its_axis, in_lanes, room_for
 from .batching.ir_rules import BACKENDS, Layout, Lowered, is_written_out, lowered, over_lanes
 from .partial_second_order import warn_once
@@ -737,11 +738,6 @@ def unrecorded(results: Sequence[Any], args: Sequence[Any]) -> Sequence[Any]:
     if torch.is_grad_enabled() or transforms_active():
         return results
     return tuple(r if _is_one_of(r, args) or not is_tracked(r) else _without_history(r) for r in results)
-
-
-def zeros(like: tuple[Any, Any, Any]) -> Tensor:
-    """The tangent or gradient of a (shape, dtype, device) that nothing moves: torch takes no None for a float."""
-    return torch.zeros(like[0], dtype=like[1], device=like[2])
 
 
 def _as_it_is(value: Any) -> Any:

@@ -8,15 +8,14 @@ rows per program and warps (`codegen.neighbours`). A stored answer that names no
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
 from ...codegen.schedule.neighbours import OWN
-from ...ir.errors import UnsupportedBackendError
 from ...tracer.locks import INNER, lock_of
 from ..cache import store as cache
 from ..settings import logs
@@ -117,7 +116,7 @@ def is_asked_for() -> bool:
 
 
 def _on_record(trial: Trial) -> None:
-    logs.tried(trial)
+    log_trial(trial)
     for record in list(_records):
         record.append(trial)
 
@@ -135,55 +134,15 @@ def recording() -> Iterator[list[Trial]]:
             _records[:] = [r for r in _records if r is not record]
 
 
-@dataclass(frozen=True)
-class Tuned:
-    """What `tune_function` found. Prints as a table; `to_dict()` is plain values."""
-
-    function: str
-    device: str
-    trials: tuple[Trial, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def __str__(self) -> str:
-        rows = [row for trial in self.trials for row in _rows(trial)]
-        wide = [max((len(r[i]) for r in rows), default=0) for i in range(4)]
-        lines = [f"{self.function} on {self.device}", *("  ".join(map(str.ljust, r, wide)).rstrip() for r in rows)]
-        return "\n  ".join(lines if rows else [*lines, "no kernel has neighbours to be compared with"])
+def log_trial(trial: Trial) -> None:
+    """A group was timed, or its choice was found again."""
+    if logs.autotune.isEnabledFor(logging.INFO):
+        times = trial.milliseconds or [None] * len(trial.candidates)
+        shown = (f"{c} {'' if t is None else f'{t * 1e3:.1f} us'}".rstrip()
+                 for c, t in zip(trial.candidates, times, strict=True))  # fmt: skip
+        how = "found again" if trial.milliseconds is None else "timed"
+        told = trial.kernel, list(trial.sizes), how, ", ".join(shown), trial.chosen
+        logs.autotune.info("%s %s: %s; %s; chosen: %s", *told)
 
 
-def _rows(trial: Trial) -> Iterator[tuple[str, str, str, str]]:
-    """kernel, candidate, time, and whether it was chosen."""
-    for at, candidate in enumerate(trial.candidates):
-        time = "stored" if trial.milliseconds is None else f"{trial.milliseconds[at] * 1e3:.1f} us"
-        label = f"{trial.kernel} {list(trial.sizes)}" if at == 0 else ""
-        yield label, candidate, time, "<- chosen" if candidate == trial.chosen else ""
-
-
-def tune_function(fast: Any, /, *args: Any) -> Tuned:
-    """Time the neighbours of every kernel of a compiled Function, forward and backward, on the GPU at hand.
-
-    args: tensors on the GPU, or specifications such as "bf16[8192,4096]", for which random tensors are made. The
-    answers are stored: processes that tune (FUSEGRAD_TUNE=1) take them from there, without timing anything.
-    Raises UnsupportedBackendError where there is no GPU.
-    """
-    from ..profile.profile import differentiated  # the layers above know this file
-
-    device = _gpu()
-    with recording() as trials:
-        name = differentiated(fast, args)
-    return Tuned(name, device, tuple(trials))
-
-
-def _gpu() -> str:
-    """The GPU's name."""
-    if not torch.cuda.is_available():
-        raise UnsupportedBackendError(
-            backend="triton", what="tuning", reason="there is no GPU on which kernels could be timed",
-            fix="run it on the machine that is to be tuned for; `explain` and `profile` show kernels without a GPU.",
-        )  # fmt: skip
-    return torch.cuda.get_device_name()
-
-
-__all__ = ["OWN", "Trial", "Tuned", "bucket", "events", "fastest", "is_asked_for", "recording", "tune_function"]
+__all__ = ["OWN", "Trial", "bucket", "events", "fastest", "is_asked_for", "recording"]

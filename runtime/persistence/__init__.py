@@ -4,6 +4,6 @@ A stored specialisation serves plain calls out of tables; whatever else is asked
 layout, a second derivative) is captured again then, at the sizes of the stored capture, and has to agree with it.
 """
 
-from .keeper import found, told
+from .keeper import found
 
-__all__ = ["found", "told"]
+__all__ = ["found"]

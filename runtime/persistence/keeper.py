@@ -54,16 +54,6 @@ OFF = "captures are not kept (config.store)"
 NO_KERNELS = "only captures for kernels are kept"
 
 
-def told(spec: Specialization) -> str:
-    """What became of a capture on disk; "" where nothing was to be expected."""
-    keeper: Nowhere | None = spec.keeper
-    if keeper is None or keeper.why in (OFF, NO_KERNELS):
-        return ""
-    if keeper.is_found:
-        return "from disk"
-    return "kept on disk" if keeper.why is None else f"captured in every process: {keeper.why}"
-
-
 def found(compiler: Compiler, args: Sequence[Any]) -> tuple[Stored | None, Nowhere]:
     """The stored specialisation for these arguments, and where to keep what is captured."""
     try:
@@ -83,6 +73,15 @@ class Nowhere:
     def __init__(self, why: str) -> None:
         self.why: str | None = why
         self.is_found = False
+
+    @property
+    def status(self) -> str:
+        """What became of a capture on disk; "" where nothing was to be expected."""
+        if self.why in (OFF, NO_KERNELS):
+            return ""
+        if self.is_found:
+            return "from disk"
+        return "kept on disk" if self.why is None else f"captured in every process: {self.why}"
 
     def let_go(self) -> None:
         """Other processes need not wait."""

@@ -15,27 +15,21 @@ from ...codegen import TARGETS, Kernel, Kernels, Target
 from ...codegen.proofs import Proof
 from ...ir import Graph, Place, Program, Value
 from ...ir.codes import code_of, fix_of
-from ...ir.cost import minimal_bytes
 from ...ir.errors import FusegradError, LoweringError
+from ...ir.passes.cost import minimal_bytes
 from ...ir.passes.fuse import Extern, Step
 from ...ir.prims import PRIMS
 from ...tracer.capture.capture import CaptureError, OpaqueMet, Session, Trace
 from ...tracer.function import backward_method, method_place, uses_setup_context
+from ...tracer.opaque.opaque import opaque_of
 from ..capture.guards import is_plain
 from ..capture.linearity import NonLinearJvp
 from ..capture.opaque_segments import OpaqueCall
 from ..dispatch.pytree import arguments
-from ..execution.executable import (
-    Executable,
-    fills_memory,
-    has_outer_product,
-    is_opaque,
-    named_target,
-    number,
-    opaque_of,
-)
+from ..execution.executable import Executable, fills_memory, has_outer_product, is_opaque, named_target, number
 from ..execution.fusion_report import CutReport, GroupReport, cuts_of, groups_of
-from ..execution.pipeline import Generated, cheaper, generate, graph_of, text_of
+from ..execution.generated import Generated
+from ..execution.pipeline import cheaper, generate, graph_of, text_of
 from ..functorch.unit import Unit
 from ..kernels.cross_compile.pool import Binary
 from ..kernels.proofs import line_of, proofs_of

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
@@ -24,15 +23,7 @@ from ...ir.errors import FusegradError
 if TYPE_CHECKING:
     import torch
 
-    from ...codegen import Kernels, Target
-    from ...ir import Graph
     from ...tracer.capture.capture import Trace
-    from ..execution.executable import GroupRunner
-    from ..execution.executable import Variant as KernelVariant
-    from ..execution.pipeline import Generated
-    from ..kernels.autotune import Trial
-    from ..specialize.compiled import Compiler
-    from ..specialize.specialization import Specialization
 
 VARIABLE = "FUSEGRAD_LOGS"
 ROOT = "fusegrad"
@@ -161,89 +152,6 @@ def as_written(name: str, reason: str | None, where: str | None) -> None:
 def split(call: str) -> None:
     """Lines of a method, or a call in it, run as the user wrote them between compiled parts."""
     trace.info("%s", call)
-
-
-def divided(graph: Graph, made: Generated) -> None:
-    """A graph became groups and calls."""
-    if not fusion.isEnabledFor(logging.INFO):
-        return
-    from ...ir.passes.fuse import Extern
-    from ..execution.fusion_report import cuts_of, groups_of
-
-    groups = groups_of(made)
-    calls = sum(isinstance(s, Extern) for s in made.steps)
-    fusion.info("%s: fused groups: %d, library calls: %d", graph.name, len(groups), calls)
-    for group in groups:
-        fusion.info("  %s: %s; reads %s; writes %s", ", ".join(group.kernels), " ".join(group.operations),
-                    ", ".join(group.reads), ", ".join(group.writes))  # fmt: skip
-        fusion.debug("    of %s", ", ".join(group.lines))
-    for cut in cuts_of(graph, made):
-        fusion.info("  %s", cut)
-
-
-def generated(kernels: Kernels, target: Target) -> None:
-    """Kernels were generated."""
-    for kernel in kernels.kernels if codegen.isEnabledFor(logging.INFO) else ():
-        codegen.info("%s for %s\n%s", kernel.name, target, kernel.source.rstrip())
-        pinned = {str(s): n for s, n in kernel.pinned.items()}
-        codegen.debug("%s: grid %s, %d warps, %d stages, constants %s, pinned %s, guards %s", kernel.name, kernel.grid,
-                      kernel.num_warps, kernel.num_stages, kernel.constants, pinned, list(kernel.guards))  # fmt: skip
-
-
-def captured(compiler: Compiler, key: Sequence[Any], specialization: Specialization) -> None:
-    """A class has one more variant."""
-    if not guards.isEnabledFor(logging.INFO):
-        return
-    from ..specialize.variants import conditions_of, named_facts
-
-    name, count = compiler.cls.__name__, sum(map(len, compiler.known.values()))
-    facts = named_facts(compiler, key, specialization.names)
-    guards.info("%s, variant %d: %s", name, count, "; ".join(f"{n}: {f}" for n, f in facts.items()))
-    guards.info("  if %s", " and ".join(conditions_of(specialization)) or "whatever the sizes")
-
-
-def captured_again(compiler: Compiler, key: Sequence[Any], args: Sequence[Any]) -> None:
-    """A call found no variant, and there are some."""
-    if not compiler.known or not recompiles.isEnabledFor(logging.INFO):
-        return
-    from ..specialize.variants import why_another
-
-    recompiles.info("%s is captured again: %s", compiler.cls.__name__, why_another(compiler, key, args))
-
-
-def admitted(runner: GroupRunner, variant: KernelVariant) -> None:
-    """Kernels of a group are ready, for these sizes."""
-    if guards.isEnabledFor(logging.INFO):
-        pinned = [f"{symbol} = {value}" for symbol, value in variant.pinned.items()]
-        held = ", ".join([*pinned, *map(str, variant.guards)]) or "every size"
-        guards.info("%s holds for %s", runner.name, _named(runner, held))
-
-
-def generated_again(runner: GroupRunner, sizes: Any) -> None:
-    """No kernels of a group admit these sizes."""
-    if not runner.variants or not recompiles.isEnabledFor(logging.INFO):
-        return
-    last = runner.variants[-1]
-    pinned = [f"{s}: {n} -> {sizes[s]}" for s, n in last.pinned.items() if sizes[s] != n]
-    failed = [f"not {g}" for g in last.guards if not bool(g.xreplace(sizes))]
-    recompiles.info("%s is generated again: %s", runner.name, _named(runner, "; ".join([*pinned, *failed])))
-
-
-def _named(runner: GroupRunner, text: str) -> str:
-    """s37 = 16  ->  x.shape[1] = 16"""
-    shapes = [(v.params["name"], axis, n) for v in runner.group.graph.inputs for axis, n in enumerate(v.shape)]
-    names = {str(n): f"{name}.shape[{axis}]" for name, axis, n in reversed(shapes)}
-    return re.sub(r"\bs\d+\b", lambda found: names.get(found[0], found[0]), text)
-
-
-def tried(trial: Trial) -> None:
-    """A group was timed, or its choice was found again."""
-    if autotune.isEnabledFor(logging.INFO):
-        times = trial.milliseconds or [None] * len(trial.candidates)
-        shown = (f"{c} {'' if t is None else f'{t * 1e3:.1f} us'}".rstrip()
-                 for c, t in zip(trial.candidates, times, strict=True))  # fmt: skip
-        how = "found again" if trial.milliseconds is None else "timed"
-        autotune.info("%s %s: %s; %s; chosen: %s", trial.kernel, list(trial.sizes), how, ", ".join(shown), trial.chosen)
 
 
 def _from_environment() -> None:

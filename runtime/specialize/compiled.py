@@ -623,14 +623,14 @@ class Compiler:
         facts = self.facts(args)  # a capture that came to functions of other packages compares what these read
         self.known.setdefault(facts, []).append(found)
         self.records.setdefault("forward", Record("compiled"))
-        logs.captured(self, facts, found)
+        log_variant(self, facts, found)
         return found
 
     def _tried(self, facts: Any, args: Sequence[Any]) -> Specialization | CaptureError:
         try:
             if facts in self.met:
                 raise self.met[facts].bare()
-            logs.captured_again(self, facts, args)
+            log_captured_again(self, facts, args)
             with self.budget.attempt():
                 return self._capture(args)
         except CaptureError as error:

@@ -21,8 +21,8 @@ from ...tracer.function import as_tuple, backward_method, method_place, uses_set
 from ...tracer.torch_private import is_batched, plain_tensors, transforms_active
 from ..capture.guards import is_float, is_plain, is_tracked
 from ..capture.linearity import AttachedGradients, NonLinearJvp, Roundings, not_transposed, require_linear_jvp, waves
-from ..functorch.unit import zeros
 from ..settings.config import settings
+from ..values.tensors import zeros
 from .function_class import node_class
 from .traceability import Traceability
 

@@ -22,7 +22,7 @@ from ...ir.switches import allowed, is_on
 from ...tracer.capture.capture import CaptureError
 from ..execution.aten import reference
 from ..execution.pipeline import cheaper, graph_of
-from ..fallback.internal_errors import prepared
+from ..settings.internal_errors import prepared
 
 if TYPE_CHECKING:
     from .specialization import BackwardEntry, Specialization

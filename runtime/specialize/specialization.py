@@ -59,19 +59,20 @@ from ...tracer.torch_private import (
 )
 from ..capture import opaque_segments as split
 from ..capture.activity import takes_gaps
-from ..capture.first_call_check import MemoryFilled, cut, differs, intermediate_bytes, is_made_up, takes_memory
+from ..capture.first_call_check import MemoryFilled, cut, differs, is_made_up, takes_memory
 from ..capture.graph_mode import is_outer
 from ..capture.guards import Guard, is_float, lasting_state, size_guard
 from ..capture.redraw import draws
 from ..capture.shared_objects import Sharing
 from ..execution.aten.replay import step_by_step
 from ..execution.executable import RECORDS, Binder, BoundSizes, Executable
+from ..execution.intermediates import intermediate_bytes
 from ..execution.pipeline import cheaper
 from ..fallback.effects import drawing_again
-from ..fallback.internal_errors import prepared
 from ..settings import logs
 from ..settings.config import KERNEL_BACKENDS, settings
 from ..settings.counters import count
+from ..settings.internal_errors import prepared
 from .residuals import Chosen, choose
 
 Tensor = torch.Tensor

@@ -96,3 +96,8 @@ class Traceability:
     def declared_opaque(self) -> list[str]:
         """The roles that the author keeps out of any capture."""
         return [role for role in self.roles() if self.declared[role].value is False]
+
+
+def switches_grad_mode(cls: type) -> bool:
+    """Whether a class was made of a plain function that does."""
+    return hasattr(cls, "_fusegrad_switches") and cls._fusegrad_switches.met

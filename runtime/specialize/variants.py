@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 
 from ...tracer.reads.reads import LASTING
-from ..persistence import told as on_disk
+from ..settings import logs
 
 if TYPE_CHECKING:
     from .compiled import Compiler
@@ -47,7 +48,7 @@ def variants_of(compiler: Compiler) -> list[Variant]:
             made = Variant(named_facts(compiler, key, spec.names), conditions_of(spec), _kernels(spec))
             near = nearest(made.facts, [v.facts for v in found])
             told = "" if near is None else difference(found[near], made)
-            found.append(replace(made, difference=told, disk=on_disk(spec)))
+            found.append(replace(made, difference=told, disk="" if spec.keeper is None else spec.keeper.status))
     return found
 
 
@@ -194,3 +195,19 @@ def why_another(compiler: Compiler, facts: Sequence[Any], args: Sequence[Any]) -
     assert near is not None
     return difference(told[near], now)
 
+
+def log_variant(compiler: Compiler, key: Sequence[Any], specialization: Specialization) -> None:
+    """A class has one more variant."""
+    if not logs.guards.isEnabledFor(logging.INFO):
+        return
+    name, count = compiler.cls.__name__, sum(map(len, compiler.known.values()))
+    facts = named_facts(compiler, key, specialization.names)
+    logs.guards.info("%s, variant %d: %s", name, count, "; ".join(f"{n}: {f}" for n, f in facts.items()))
+    logs.guards.info("  if %s", " and ".join(conditions_of(specialization)) or "whatever the sizes")
+
+
+def log_captured_again(compiler: Compiler, key: Sequence[Any], args: Sequence[Any]) -> None:
+    """A call found no variant, and there are some."""
+    if not compiler.known or not logs.recompiles.isEnabledFor(logging.INFO):
+        return
+    logs.recompiles.info("%s is captured again: %s", compiler.cls.__name__, why_another(compiler, key, args))

@@ -12,7 +12,7 @@ from harness import INTERPRET, MANY, SMALL, Input, K, M, N, T, agree, graph_of
 
 from fusegrad.codegen import TARGETS, Kernel, generate
 from fusegrad.ir import Size
-from fusegrad.ir.cost import minimal_bytes
+from fusegrad.ir.passes.cost import minimal_bytes
 
 DEVICES = {"whole": INTERPRET, "chunked": SMALL, "tree": MANY}
 GROUPS = 4

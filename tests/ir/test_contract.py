@@ -6,8 +6,8 @@ import pytest
 import sympy
 
 from fusegrad.ir import Graph, TensorType, Value, building, emit, show, verify
-from fusegrad.ir.cost import estimate
 from fusegrad.ir.passes.contract import Contract
+from fusegrad.ir.passes.cost import estimate
 from fusegrad.ir.passes.simplify import Simplify
 
 B, P, Q, H = sympy.symbols("B P Q H", integer=True, positive=True)

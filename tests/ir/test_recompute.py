@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fusegrad.ir import Graph, Place, Program, TensorType, Value, building, emit, provenance, show, verify
-from fusegrad.ir.cost import estimate
 from fusegrad.ir.graph import Origin
+from fusegrad.ir.passes.cost import estimate
 from fusegrad.ir.passes.overlap import overlap
 from fusegrad.ir.passes.recompute import Recompute, apply_choice, hidden_values
 from fusegrad.ir.passes.simplify import Simplify

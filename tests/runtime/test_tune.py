@@ -17,6 +17,7 @@ from fusegrad.runtime.cache import store as cache
 from fusegrad.runtime.execution import executable as plan
 from fusegrad.runtime.kernels import autotune as tune
 from fusegrad.runtime.kernels import launch
+from fusegrad.runtime.profile import tuning
 
 
 @pytest.fixture(autouse=True)
@@ -109,12 +110,12 @@ def test_nothing_is_timed_unless_asked_for(launched: list[int], monkeypatch: pyt
 def test_a_function_is_tuned_in_both_directions(launched: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(3.0, 1.0, 2.0)
     monkeypatch.setattr(tune, "events", clock)
-    monkeypatch.setattr(tune, "_gpu", lambda: "a GPU")
+    monkeypatch.setattr(tuning, "_gpu", lambda: "a GPU")
     fast = fusegrad.compile(RMSNorm, backend="triton")
-    found = tune.tune_function(fast, "f32[64,4096]", "f32[4096]", 1e-6)
+    found = tuning.tune_function(fast, "f32[64,4096]", "f32[4096]", 1e-6)
     assert {t.kernel for t in found.trials} == {"RMSNorm_forward", "RMSNorm_backward"}
     assert all(t.chosen == t.candidates[1] and t.milliseconds == (3.0, 1.0, 2.0) for t in found.trials)
-    again = tune.tune_function(fast, "f32[64,4096]", "f32[4096]", 1e-6)
+    again = tuning.tune_function(fast, "f32[64,4096]", "f32[4096]", 1e-6)
     assert all(t.milliseconds is None and t.chosen == t.candidates[1] for t in again.trials)
     assert clock.asked == len(found.trials) and not tune.is_asked_for()
     text = str(found)
@@ -124,4 +125,4 @@ def test_a_function_is_tuned_in_both_directions(launched: list[int], monkeypatch
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
 def test_without_a_gpu_it_says_so() -> None:
     with pytest.raises(UnsupportedBackendError, match="there is no GPU on which kernels could be timed"):
-        tune.tune_function(fusegrad.compile(RMSNorm), "f32[64,256]", "f32[256]", 1e-6)
+        tuning.tune_function(fusegrad.compile(RMSNorm), "f32[64,256]", "f32[256]", 1e-6)

@@ -19,6 +19,7 @@ import sympy
 import torch
 import torch.utils._pytree as pytree
 
+from ...ir import Value
 from ...ir.errors import InternalError
 from ..capture.collectives import COMMUNICATES, Received
 from ..capture.data import is_symbolic
@@ -522,3 +523,8 @@ def _number(expr: Any, sizes: Mapping[sympy.Symbol, int]) -> Any:
     if isinstance(expr, int):
         return expr
     return sizes[expr] if isinstance(expr, sympy.Symbol) else int(expr.xreplace(dict(sizes)))
+
+
+def opaque_of(value: Value) -> OpaqueNode | None:
+    """The opaque node that a `call` calls."""
+    return getattr(value.params.get("target"), "opaque", None)

@@ -19,9 +19,10 @@ from ....ir.program import Place
 from ....tracer.capture.capture import CaptureError
 from ....tracer.containers import holes
 from ....tracer.function import backward_method, method_place, parameter_names, uses_setup_context
+from ....tracer.opaque.opaque import opaque_of
 from ...capture.guards import is_float
 from ...dispatch.pytree import arguments
-from ...execution.executable import are_for_multiples, counterpart_sizes, named_target, opaque_of
+from ...execution.executable import are_for_multiples, counterpart_sizes, named_target
 from ...execution.pipeline import cheaper, generate, graph_of, kernels_of
 from ...report.explain import DEFAULT_TARGET, UnknownTargetError, compiler_of
 from ...settings.config import numerics

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from ....ir.errors import FusegradError, ParseError
-from ...dynamo.forward_operator import Forward, Origin, Root, aside, unit_operator
+from ...capture.graph_mode import aside
+from ...dynamo.forward_operator import Forward, Origin, Root, unit_operator
 from ...dynamo.operators import NAMESPACE, known
 from ...functorch.unit import Unit
 from ...persistence.literals import NoLiteral, constant_document, constant_from

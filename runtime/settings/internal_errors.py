@@ -9,7 +9,7 @@ import torch
 
 from ...ir.errors import FusegradError, LoweringError
 from ...tracer.capture.capture import CaptureError
-from ..settings.config import settings
+from .config import settings
 
 T = TypeVar("T")
 ONE_BY_ONE = "no kernels, the captured ATen operations run one by one"

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 
 import sympy
 
-from .graph import Graph, Value
-from .types import ITEMSIZE, Size, distinct, simplest
+from ..graph import Graph, Value
+from ..types import ITEMSIZE, Size, distinct, simplest
 
 Hints = Mapping[sympy.Symbol, int]
 TYPICAL = 4096

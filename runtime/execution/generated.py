@@ -1,0 +1,28 @@
+"""What one graph became: groups with their kernels, and the calls between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ...codegen import Kernels
+from ...ir.passes.fuse import Step
+from ...ir.passes.place import Places
+from ...ir.passes.products import Decision
+
+
+@dataclass(frozen=True)
+class Generated:
+    """A graph as steps in an order that runs, the kernels of its groups by step, and why nodes were left to torch.
+
+    refused: the same by node. products: what became of each product that has neighbours to be fused with. places: where
+    in concatenations calls write their results.
+    """
+
+    steps: list[Step]
+    names: list[str]
+    kernels: dict[int, Kernels]
+    reasons: list[str]
+    refused: Mapping[int, str] = field(default_factory=dict)
+    products: Sequence[Decision] = ()
+    places: Places = field(default_factory=Places)
