@@ -102,6 +102,7 @@ from .function_class import applied, fits_a_graph, metaclass_for, shown_apart, w
 from .residuals import Chosen
 from .specialization import Specialization, gradient_kind, in_a_class
 from .traceability import Traceability
+from .variants import log_captured_again, log_variant
 
 Tensor = torch.Tensor
 C = TypeVar("C", bound=Callable[..., Any])
