@@ -28,7 +28,8 @@ try:
     from .runtime.report.explain import explain
     from .runtime.settings import config
     from .runtime.settings.counters import stats
-    from .runtime.specialize.compiled import FallbackWarning, compile
+    from .runtime.specialize.compiled import compile
+    from .runtime.specialize.records import FallbackWarning
     from .runtime.swap.swap import swap
 except (ImportError, AttributeError) as _error:  # torch or triton lacks a name
     raise _versions.unknown(_error) from None

@@ -23,8 +23,8 @@ from .runtime.commands import crash_report as failure
 from .runtime.commands import explain as explain_command
 from .runtime.commands import export as export_command
 from .runtime.commands import profile as profile_command
-from .runtime.commands.answer import INTERNAL, OK, USERS, Answer
 from .runtime.commands.arguments import suggestion
+from .runtime.report.answer import INTERNAL, OK, USERS, Answer
 from .runtime.report.terminal import show
 
 

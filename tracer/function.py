@@ -623,3 +623,9 @@ def _held_by(ctx: Any) -> dict[str, list[int]]:
 def takes_boxed_gradients(cls: type) -> bool:
     """Whether backward is given its gradients in one list, which it may empty."""
     return boxes_gradients and bool(getattr(cls, "boxed_grads_call", False))
+
+
+def signed(method: Callable[..., Any]) -> tuple[Any, ...]:
+    """What a method's signature is read off, each of which may be exchanged."""
+    inner = inspect.unwrap(method)
+    return (method, *(getattr(inner, name, None) for name in ("__code__", "__defaults__", "__kwdefaults__")))

@@ -24,7 +24,7 @@ from fusegrad.runtime.profile.profile import Measured, Profile
 from fusegrad.runtime.report.explain import DirectionReport, Explanation, KernelReport
 from fusegrad.runtime.settings import config, logs
 from fusegrad.runtime.settings import malloc as memory
-from fusegrad.runtime.specialize.compiled import Record
+from fusegrad.runtime.specialize.records import Record
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -15,10 +15,10 @@ from ...ir.program import Place
 from ...tracer.containers import opened
 from ...tracer.function import ForwardCapture, backward_method, is_once_differentiable, takes_boxed_gradients
 from ...tracer.torch_private import saved_tensors_can_be_told_apart, saved_tensors_of
+from ..capture.ctx_attributes import showing
 from ..specialize.function_class import node_class, shown
 from ..specialize.residuals import Chosen
 from ..specialize.specialization import Specialization
-from .node_attributes import showing
 
 if TYPE_CHECKING:
     from ..specialize.compiled import Compiler

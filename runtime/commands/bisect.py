@@ -7,8 +7,8 @@ from pathlib import Path
 
 from ..bisect.search import bisect
 from ..check.modes import MODES
+from ..report.answer import MISMATCH, OK, Answer
 from ..settings.config import BACKENDS
-from .answer import MISMATCH, OK, Answer
 from .arguments import add_target, call_of
 
 SUMMARY = "name the first step after which a compiled Function differs from the one you wrote"

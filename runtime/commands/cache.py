@@ -6,8 +6,8 @@ import argparse
 import time
 
 from ..cache import store as cache
+from ..report.answer import MISMATCH, OK, Answer
 from ..report.terminal import Block, Table
-from .answer import MISMATCH, OK, Answer
 
 SUMMARY = "look at, check, or empty the cache of compiled kernels"
 ACTIONS = {

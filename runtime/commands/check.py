@@ -9,8 +9,8 @@ from ..check.cases import DTYPES
 from ..check.check import CheckError, check
 from ..check.layouts import LAYOUTS
 from ..check.modes import MODES
+from ..report.answer import MISMATCH, Answer
 from ..settings.config import BACKENDS
-from .answer import MISMATCH, Answer
 from .arguments import add_target, call_of
 
 SUMMARY = "compare a compiled Function with the one you wrote"

@@ -7,9 +7,8 @@ code is 2 where the losses part, or a kernel is wrong under Triton's interpreter
 from __future__ import annotations
 
 import argparse
-import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -23,24 +22,19 @@ from torch.autograd.graph import saved_tensors_hooks
 from ...ir.errors import KernelCompileError
 from ..demo.functions import FUNCTIONS
 from ..demo.model import IGNORED, ByteModel, Functions, Sizes, call, read_text, seeded_model, windows
+from ..demo.tables import JUDGED_STEPS, LEARNING_RATE, TOLERANCE, divergence, table
+from ..report.answer import MISMATCH, OK, Answer
 from ..report.explain import Explanation, explain
 from ..report.graph_svg import shaded, svg
 from ..settings.config import BACKENDS, patch
 from ..specialize.compiled import compile as compiled
-from .answer import MISMATCH, OK, Answer
 
 SUMMARY = "train a small language model with eager and with compiled Functions, and compare"
 NAMES = ("eager", "compiled")
-LEARNING_RATE = 2e-3
 TARGET = "cuda:90"
 ROWS = 12  # of the table of losses
 VERDICTS = {True: "ok", False: "WRONG"}
 
-# Rounding each norm's output by one ulp moves the loss by 2e-7 (relative) within 60 steps, by 3e-5 within 300, and by
-# anything after that: training is chaotic. A norm without its weight's gradient, the mildest mistake that was tried,
-# moves it by 4e-3 within 60. The tolerance lies between; later steps are shown but not judged.
-TOLERANCE = 3e-4
-JUDGED_STEPS = 300
 
 # One ulp of the largest value, and some more for sums in another order.
 INTERPRETER_TOLERANCE = 1e-5
@@ -214,12 +208,6 @@ def saved_bytes(model: ByteModel, batch: tuple[Tensor, Tensor]) -> int:
 
 
 # ---------------------------------------------------------------------- reports
-def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Columns as wide as their widest cell: the first aligned left, the others right."""
-    cells = [list(header), *([str(cell) for cell in row] for row in rows)]
-    first, *others = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = ["  ".join([f"{row[0]:<{first}}", *map("{:>{}}".format, row[1:], others)]) for row in cells]
-    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
 
 
 def report_training(pair: Sequence[Trained], kept: Sequence[int]) -> None:
@@ -335,9 +323,4 @@ def verdict(pair: Sequence[Trained], numerics: Sequence[Numerics]) -> int:
         print(f"WRONG under the interpreter: {', '.join(wrong)}")
     return MISMATCH if parted or wrong else OK
 
-
-def divergence(eager: Sequence[float], fast: Sequence[float]) -> float:
-    """The largest relative difference of two runs' losses; NaN where one is not a number."""
-    differences = [abs(a - b) / abs(a) for a, b in zip(eager, fast, strict=True)]
-    return math.nan if any(map(math.isnan, differences)) else max(differences)
 

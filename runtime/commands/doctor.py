@@ -20,11 +20,11 @@ from torch.autograd import Function
 
 from ...ir import versions
 from ..cache import store as cache
+from ..report.answer import Answer
 from ..report.terminal import Block, Table
 from ..settings import malloc as memory
 from ..settings.config import BACKENDS, settings
 from ..specialize.compiled import compile as compiled
-from .answer import Answer
 from .cache import shown
 
 SUMMARY = "say what this machine can do, and what to install for the rest"

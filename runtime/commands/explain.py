@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from ..report.answer import Answer
 from ..report.explain import explain
 from ..report.html_page import page
 from ..report.terminal import Block
-from .answer import Answer
 from .arguments import add_target, call_of
 
 SUMMARY = "say what a compiled Function becomes: kernels, bytes, what is not compiled and why"

@@ -26,12 +26,12 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 from ...ir.errors import FusegradError
-from ..commands import demo
-from ..commands.answer import MISMATCH, OK, Answer
+from ..report.answer import MISMATCH, OK, Answer
 from ..settings.config import patch
 from ..specialize.compiled import compile as compiled
 from .functions import FUNCTIONS
 from .model import IGNORED, ByteModel, Functions, Sizes, read_text, seeded_model, windows
+from .tables import JUDGED_STEPS, LEARNING_RATE, TOLERANCE, divergence, table
 
 SIZES = Sizes(width=64, hidden=128, context=64)
 PROCESSES = (1, 2, 4)
@@ -72,15 +72,15 @@ def report(facts: dict[str, Any], count: int) -> int:
     losses = facts["losses"]
     alone = losses["one process, eager"]
     shown = sorted({round(i * (len(alone) - 1) / 5) for i in range(6)})
-    judged = slice(demo.JUDGED_STEPS)
-    differences = {n: demo.divergence(alone[judged], each[judged]) for n, each in losses.items()}
+    judged = slice(JUDGED_STEPS)
+    differences = {n: divergence(alone[judged], each[judged]) for n, each in losses.items()}
     rows = [(n, *(f"{each[i]:.5f}" for i in shown), f"{differences[n]:.1e}") for n, each in losses.items()]
     print(f"{count} processes, {facts['device']}, backend {facts['backend']}: the loss of each batch\n")
-    print(demo.table(("", *(f"step {i + 1}" for i in shown), "difference"), rows))
+    print(table(("", *(f"step {i + 1}" for i in shown), "difference"), rows))
     notes = [f"{c['function']}.{m}: {r}" for c in facts["compiled"] for m, r in c["reasons"].items()]
     print("\nrunning other than compiled, or moved: " + ("; ".join(notes) or "nothing"))
-    parted = not all(d <= demo.TOLERANCE for d in differences.values())
-    print(f"losses {'DIVERGE' if parted else 'agree'}: tolerance {demo.TOLERANCE:.0e}")
+    parted = not all(d <= TOLERANCE for d in differences.values())
+    print(f"losses {'DIVERGE' if parted else 'agree'}: tolerance {TOLERANCE:.0e}")
     return MISMATCH if parted or notes else OK
 
 
@@ -131,7 +131,7 @@ def _records(function: Any) -> dict[str, Any]:
 
 def trained(model: Any, step: Step, batches: Sequence[Batch], mesh: Any = None) -> list[float]:
     """The loss of each whole batch. `foreach` would mix DTensors with plain tensors."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=demo.LEARNING_RATE, foreach=False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, foreach=False)
     losses = []
     for batch in batches:
         optimizer.zero_grad()

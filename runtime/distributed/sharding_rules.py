@@ -15,8 +15,8 @@ from ...tracer.capture.capture import CaptureError, capture_lock
 from ...tracer.containers import holds_tensors, holes
 from ...tracer.function import backward_method, rebind
 from ..capture.guards import unseen_state
-from ..capture.randomness import require_none as require_no_draws
 from ..execution.executable import number
+from ..specialize.randomness import require_none as require_no_draws
 from ..specialize.specialization import BackwardEntry, Specialization
 from ..values.tensor_specs import memoryless
 from .partition import Parts

@@ -206,7 +206,7 @@ def _as_constant(value: Any) -> Any:
 
 
 def _specialization(compiler: Compiler, given: Sequence[Any]) -> Specialization:
-    from ..specialize.compiled import NotCaptured
+    from ..specialize.records import NotCaptured
 
     for role in compiler.methods.roles():
         if (error := compiler.opaque(role)) is not None:

@@ -26,10 +26,10 @@ from ...tracer.function import backward_method, method_place, takes_boxed_gradie
 from ...tracer.opaque.nested import watcher
 from ...tracer.opaque.opaque import call_for_real
 from ...tracer.torch_private import apply_now, dual_level, transforms_active
-from ..autograd.node_attributes import left_on
 from ..cache import store as cache
-from ..fast_path.source_writer import NODE, STRAIGHT
+from ..capture.ctx_attributes import left_on
 from ..settings.config import settings
+from ..settings.generated_sources import NODE, STRAIGHT
 from .effects import AFTER_EFFECTS, launching
 
 if TYPE_CHECKING:

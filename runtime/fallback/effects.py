@@ -9,19 +9,28 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from ...tracer.opaque.opaque import version
 
-if TYPE_CHECKING:
-    from ..specialize.specialization import Specialization
-
 Tensor = torch.Tensor
 F = TypeVar("F", bound=Callable[..., Any])
 AFTER_EFFECTS = "_fusegrad_after_effects"
 """The attribute of an error that came after something was written."""
+
+
+class LeavesMarks(Protocol):
+    """What is asked of a specialization here."""
+
+    @property
+    def draws(self) -> bool:
+        """Whether it may draw random numbers."""
+
+    @property
+    def writes_inputs(self) -> bool:
+        """Whether it writes to its arguments."""
 
 
 class Launching:
@@ -38,7 +47,7 @@ class Launching:
 launching = Launching()
 
 
-def careful(apply: Callable[..., Any], spec: Specialization) -> Callable[..., Any]:
+def careful(apply: Callable[..., Any], spec: LeavesMarks) -> Callable[..., Any]:
     """`apply` of a node whose call leaves marks: random numbers are given back, and an error knows whether it wrote."""
     draws = spec.draws
     if not (draws or spec.writes_inputs):

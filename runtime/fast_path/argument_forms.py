@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ...tracer.containers import ATOMS, DEPTH, Hole, holes
+from ...tracer.function import signed
 from .guard_codegen import equal
 from .source_writer import Straight, row
 
@@ -33,10 +34,6 @@ MISS = _Miss()
 
 
 # ------------------------------------------------------------------ keywords
-def signed(method: Callable[..., Any]) -> tuple[Any, ...]:
-    """What a method's signature is read off, each of which may be exchanged."""
-    inner = inspect.unwrap(method)
-    return (method, *(getattr(inner, name, None) for name in ("__code__", "__defaults__", "__kwdefaults__")))
 
 
 def positional(

@@ -15,12 +15,9 @@ from types import CodeType
 from typing import Any
 
 from ...tracer.torch_private import hide_from_dynamo
+from ..settings.generated_sources import STRAIGHT
 
 INDENT = "    "
-STRAIGHT = "<fusegrad straight"
-"""How the names of its files begin."""
-NODE = "return node"
-"""How the line begins that calls a generated Function."""
 
 
 class Straight:

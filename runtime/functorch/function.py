@@ -31,12 +31,19 @@ from ...tracer.torch_private import (
     share_memory,
 )
 from ..capture.guards import is_float
-from ..capture.linearity import AttachedGradients, NonLinearBackward, Roundings, not_transposed, require_linear, waves
-from ..capture.randomness import why_not_differentiated
 from ..execution.aten import reference
 from ..execution.executable import BoundSizes
 from ..fallback.answer import Fault, is_fault
 from ..settings.config import KERNEL_BACKENDS
+from ..specialize.linearity import (
+    AttachedGradients,
+    NonLinearBackward,
+    Roundings,
+    not_transposed,
+    require_linear,
+    waves,
+)
+from ..specialize.randomness import why_not_differentiated
 from ..specialize.traceability import switches_grad_mode
 from ..values.tensors import zeros
 from .batching.ir_rules import Lowered

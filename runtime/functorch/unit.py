@@ -37,7 +37,7 @@ from ...tracer.torch_private import (
     transforms_active,
     unwrapped,
 )
-from ..capture import opaque_segments as split
+from ..autograd import graph_breaks as split
 from ..capture.activity import independent, sources_of
 from ..capture.first_call_check import made_up_data
 from ..capture.graph_mode import is_outer
@@ -55,7 +55,8 @@ from .batching.ir_rules import BACKENDS, Layout, Lowered, is_written_out, lowere
 from .partial_second_order import warn_once
 
 if TYPE_CHECKING:
-    from ..specialize.compiled import Attempt, Compiler
+    from ..specialize.compiled import Compiler
+    from ..specialize.records import Attempt
 
 Tensor = torch.Tensor
 VALUES = (Tensor, int, torch.SymInt)
@@ -953,7 +954,7 @@ def _as_written(compiler: Compiler, missing: Attempt, args: tuple[Any, ...]) -> 
 
 def transformed(compiler: Compiler, args: tuple[Any, ...]) -> Any:
     """A call while a transform or a dual level is active: functorch drives, our graphs run at the bottom."""
-    from ..specialize.compiled import NotCaptured
+    from ..specialize.records import NotCaptured
 
     if UNDER_FUNC in compiler.broken or any(compiler.opaque(role) is not None for role in compiler.methods.roles()):
         return compiler.users(*args)  # over an opaque method no rule is derived

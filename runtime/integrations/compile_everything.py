@@ -17,9 +17,9 @@ from torch.autograd.function import Function
 
 from ...tracer.frames import is_user_file
 from ...tracer.locks import CLASS, lock_of
-from ..capture.opaque_segments import OpaqueCall
 from ..settings.config import valid_backend
-from ..specialize.compiled import Record, compile_class
+from ..specialize.compiled import compile_class
+from ..specialize.records import OpaqueCall, Record
 
 _above: Any = super
 _HOOK = "__init_subclass__"

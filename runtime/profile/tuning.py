@@ -45,7 +45,7 @@ def tune_function(fast: Any, /, *args: Any) -> Tuned:
     answers are stored: processes that tune (FUSEGRAD_TUNE=1) take them from there, without timing anything.
     Raises UnsupportedBackendError where there is no GPU.
     """
-    from ..profile.profile import differentiated  # the layers above know this file
+    from .profile import differentiated  # the layers above know this file
 
     device = _gpu()
     with recording() as trials:

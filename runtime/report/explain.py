@@ -23,8 +23,6 @@ from ...tracer.capture.capture import CaptureError, OpaqueMet, Session, Trace
 from ...tracer.function import backward_method, method_place, uses_setup_context
 from ...tracer.opaque.opaque import opaque_of
 from ..capture.guards import is_plain
-from ..capture.linearity import NonLinearJvp
-from ..capture.opaque_segments import OpaqueCall
 from ..dispatch.pytree import arguments
 from ..execution.executable import Executable, fills_memory, has_outer_product, is_opaque, named_target, number
 from ..execution.fusion_report import CutReport, GroupReport, cuts_of, groups_of
@@ -34,8 +32,10 @@ from ..functorch.unit import Unit
 from ..kernels.cross_compile.pool import Binary
 from ..kernels.proofs import line_of, proofs_of
 from ..settings.config import numerics, settings
-from ..specialize.compiled import Compiler, Record
+from ..specialize.compiled import Compiler
 from ..specialize.derived_backward import DERIVE_JVP, require_transposable, why_no_backward
+from ..specialize.linearity import NonLinearJvp
+from ..specialize.records import OpaqueCall, Record
 from ..specialize.residuals import Chosen, choose
 from ..specialize.specialization import Specialization, hint_of
 from ..specialize.variants import Variant, variants_of

@@ -13,7 +13,6 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
 import torch
@@ -31,6 +30,7 @@ from ...tracer.function import (
     exact_gradients,
     method_place,
     methods_now,
+    signed,
     uses_setup_context,
 )
 from ...tracer.locks import CLASS, lock_of
@@ -52,10 +52,10 @@ from ...tracer.torch_private import (
     share_memory,
     transforms_active,
 )
+from ..autograd import graph_breaks as split
 from ..autograd.node import make_node
-from ..autograd.node_attributes import REASON, is_assigned
 from ..autograd.opaque_forward import WRITES_GIVEN, opaque_forward_of
-from ..capture import opaque_segments as split
+from ..capture.ctx_attributes import REASON, is_assigned
 from ..capture.graph_mode import is_outer
 from ..capture.guards import (
     argument_fact,
@@ -70,7 +70,6 @@ from ..capture.guards import (
     unasked,
     unseen_state,
 )
-from ..capture.randomness import require_none as require_no_draws
 from ..dispatch import pickling as pickled
 from ..distributed import call as distributed
 from ..dynamo.call import called_within, in_dynamos_graph
@@ -89,16 +88,17 @@ from ..fallback.answer import (
     users_backward,
 )
 from ..fallback.effects import careful, launching
-from ..fast_path.argument_forms import signed
 from ..fast_path.inline_cache import Ready, shapes_of
 from ..functorch.unit import BackwardUnit, transformed
 from ..persistence import found as found_on_disk
 from ..settings import logs
-from ..settings.config import backend_name, valid_backend, valid_numerics, warns, with_numerics
+from ..settings.config import backend_name, valid_backend, valid_numerics, with_numerics
 from ..settings.counters import count
 from .budget import VAIN, Budget, alike
 from .derived_backward import require_transposable, valid_derive_jvp, why_no_backward, with_derived_backward
 from .function_class import applied, fits_a_graph, metaclass_for, shown_apart, with_opaque_backward
+from .randomness import require_none as require_no_draws
+from .records import Attempt, FallbackWarning, Later, NotCaptured, OpaqueCall, Record, _warn
 from .residuals import Chosen
 from .specialization import Specialization, gradient_kind, in_a_class
 from .traceability import Traceability
@@ -129,47 +129,8 @@ class CompileTargetError(FusegradError, TypeError):
     message = "fusegrad.compile({what}): {detail}\n  at:   {where}\n  fix:  {fix}"
 
 
-@dataclass(frozen=True)
-class Record:
-    """What became of a method: compiled, opaque (why, where), derived, or absent."""
-
-    status: str
-    reason: str | None = None
-    where: str | None = None
-
-    @property
-    def code(self) -> str | None:
-        """Of the reason, in `ir/codes.py`."""
-        return code_of(self.reason)
-
-
-class FallbackWarning(UserWarning):
-    """A method runs as the user wrote it, uncompiled."""
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """A capture of forward that failed: the user's own method is to run, and the reason to be put on record."""
-
-    error: CaptureError
-    key: Any
-    facts: Any
-
-
-class NotCaptured(Exception):
-    """forward could not be captured for a call. The attempt is what may be kept of it: this has frames of the call."""
-
-    def __init__(self, attempt: Attempt) -> None:
-        super().__init__(str(attempt.error))
-        self.attempt = attempt
-
-
 _UNKNOWN: Any = object()
 """What arguments are looked up as that no call had before."""
-
-
-class Later(Exception):
-    """A call is not worth a capture yet, and why: the user's own class is to run, whole."""
 
 
 class Compiler:
@@ -203,7 +164,7 @@ class Compiler:
         self.split_kinds: OrderedDict[Any, OpaqueMet] = OrderedDict()  # the same, numbers and identities apart
         self.budget = Budget()
         self.rules: OrderedDict[Any, Any] = OrderedDict()  # how DTensors are divided
-        self.opaque_calls: list[split.OpaqueCall] = []
+        self.opaque_calls: list[OpaqueCall] = []
         self.reads: Reads | None = None
         self.marks: dict[Any, int] = {}
         self.pushes_below = False  # its own jvp is not captured under two levels of forward mode
@@ -1065,11 +1026,6 @@ def _around(args: tuple[Any, ...]) -> Callable[[Any, tuple[Any, ...]], Any] | No
 def _unasked(spec: Specialization, residuals: Sequence[Any], sizes: Any, gradients: Any, chosen: Any) -> str | None:
     """What backward may ask of the tensors at hand that its capture does not know; None where there is nothing."""
     return unasked(spec.reads, residuals, gradients) or spec.unasked_layout(residuals, sizes, gradients, chosen)
-
-
-def _warn(message: str, level: int = 2) -> None:
-    if warns():
-        warnings.warn(message, FallbackWarning, stacklevel=level + 1)
 
 
 def _is_linearized(args: Sequence[Any]) -> bool:

@@ -20,10 +20,10 @@ from ...tracer.declared import call_place
 from ...tracer.function import as_tuple, backward_method, method_place, uses_setup_context
 from ...tracer.torch_private import is_batched, plain_tensors, transforms_active
 from ..capture.guards import is_float, is_plain, is_tracked
-from ..capture.linearity import AttachedGradients, NonLinearJvp, Roundings, not_transposed, require_linear_jvp, waves
 from ..settings.config import settings
 from ..values.tensors import zeros
 from .function_class import node_class
+from .linearity import AttachedGradients, NonLinearJvp, Roundings, not_transposed, require_linear_jvp, waves
 from .traceability import Traceability
 
 if TYPE_CHECKING:

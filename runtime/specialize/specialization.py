@@ -57,11 +57,12 @@ from ...tracer.torch_private import (
     plain_tensors,
     transforms_active,
 )
-from ..capture import opaque_segments as split
 from ..capture.activity import takes_gaps
 from ..capture.first_call_check import MemoryFilled, cut, differs, is_made_up, takes_memory
 from ..capture.graph_mode import is_outer
 from ..capture.guards import Guard, is_float, lasting_state, size_guard
+from ..capture.opaque_replay import VARIANTS as MOST_GRAPHS
+from ..capture.opaque_replay import not_in_place, offered, played, replayed
 from ..capture.redraw import draws
 from ..capture.shared_objects import Sharing
 from ..execution.aten.replay import step_by_step
@@ -189,7 +190,7 @@ class Specialization:
         told = [*self.binder.sources, *(s for node in self.opaque for s in node.hints)]
         self.symbols: AbstractSet[sympy.Symbol] = dict.fromkeys(told).keys()  # in this order in every process
         if self.opaque and self.writes_inputs:
-            raise split.not_in_place(self.opaque[0])
+            raise not_in_place(self.opaque[0])
         self.under_autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
         self._chosen: Chosen | None = None
         self._decided = False
@@ -305,7 +306,7 @@ class Specialization:
         executable = self.executable(backend) if chosen is None else self.chosen_executable(backend, chosen)
         lifted = [r.get() for r in self.lifted if r is not None]
         given = [t.data if i in self.unversioned else t for i, t in enumerate(inputs)] if self.unversioned else inputs
-        with self._between(executable, split.offered(), sizes) if self.opaque else self._exactly_as_captured() as now:
+        with self._between(executable, offered(), sizes) if self.opaque else self._exactly_as_captured() as now:
             results = executable(given, lifted, sizes if now is None else now)
         if now is not None:
             sizes.learn(now)
@@ -528,7 +529,7 @@ class Specialization:
     ) -> BackwardEntry | None:
         """Capture backward with opaque nodes, whose results are on the tape, and compare it at once."""
         key, others = self._now(kinds), self.other_entries(kinds)
-        if len(others) >= split.VARIANTS:
+        if len(others) >= MOST_GRAPHS:
             return None
         self.session.move_to(sizes)
         try:
@@ -882,8 +883,8 @@ class Specialization:
         if cut_down and tape is not None:
             return None
         at = self.sizes(arguments)
-        replay = _Recorded(split.replayed(self._replay_forward, tape, at))
-        theirs = split.played(self.users_forward, tape)
+        replay = _Recorded(replayed(self._replay_forward, tape, at))
+        theirs = played(self.users_forward, tape)
         why = self._compared(replay, theirs, arguments, cut_down, tape or self.forward.trace)
         if why is None and replay.results:  # empty where cut data was no fit for the method
             captured = self.forward
@@ -999,8 +1000,8 @@ class Specialization:
                 lifted = [p.get() for p in entry.lifted if p is not None]
                 return step_by_step(entry.trace.graph_module, *inputs, *lifted)  # type: ignore[no-any-return]
 
-        replay = _Recorded(split.replayed(mine, tape, known := BoundSizes(at)))
-        why = self._compared(replay, split.played(users, tape), values, at is not sizes, tape or entry.trace)
+        replay = _Recorded(replayed(mine, tape, known := BoundSizes(at)))
+        why = self._compared(replay, played(users, tape), values, at is not sizes, tape or entry.trace)
         if why is not None:
             raise CaptureError(reason=why, where="unknown")
         self._with_real_strides(entry.trace, replay.results, known)

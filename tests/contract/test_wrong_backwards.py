@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from wrong_backwards import WRONGS, Wrong, is_float
 
 import fusegrad
-from fusegrad.runtime.capture.linearity import NonLinearBackward
+from fusegrad.runtime.specialize.linearity import NonLinearBackward
 from fusegrad.tracer.capture.context import ForwardContext
 from fusegrad.tracer.function import uses_setup_context
 

@@ -17,9 +17,9 @@ from torch.autograd import Function
 
 import fusegrad
 from fusegrad.benchmarks import functions as f
-from fusegrad.runtime.capture.linearity import NonLinearBackward
 from fusegrad.runtime.export.export import ExportFormatError
 from fusegrad.runtime.export.gather.gathered import ExportError
+from fusegrad.runtime.specialize.linearity import NonLinearBackward
 from fusegrad.runtime.values.tensor_specs import parse_spec
 
 CASES: dict[str, tuple[Any, ...]] = {

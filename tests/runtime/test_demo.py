@@ -12,6 +12,7 @@ from torch.autograd import Function, gradcheck
 
 from fusegrad.__main__ import main
 from fusegrad.runtime.commands import demo
+from fusegrad.runtime.demo import tables
 from fusegrad.runtime.demo.functions import FUNCTIONS, CausalSoftmax, CrossEntropy, RMSNorm, SwiGLU
 from fusegrad.runtime.demo.model import IGNORED, Functions, Sizes, call, read_text, seeded_model, window, windows
 
@@ -80,7 +81,7 @@ def test_wrong_kernels_fail_the_demo() -> None:
 
 
 def test_table_is_aligned() -> None:
-    lines = demo.table(("name", "n"), [("a", 1), ("longer", 22)]).splitlines()
+    lines = tables.table(("name", "n"), [("a", 1), ("longer", 22)]).splitlines()
     assert lines == ["name     n", "----------", "a        1", "longer  22"]
 
 

@@ -6,8 +6,8 @@ from torch.autograd import Function
 from torch.func import grad, hessian, jacfwd, jvp, vmap
 
 import fusegrad
-from fusegrad.runtime.capture.linearity import NonLinearBackward
 from fusegrad.runtime.specialize.derived_backward import DeriveJvpError
+from fusegrad.runtime.specialize.linearity import NonLinearBackward
 
 OPTIONS = ("backward", "forward", False)
 NO_JVP = "You must implement the jvp function"

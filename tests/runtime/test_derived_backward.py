@@ -8,7 +8,7 @@ from torch.autograd import Function
 from torch.func import grad, hessian, jacrev, jvp, vjp, vmap
 
 import fusegrad
-from fusegrad.runtime.capture.linearity import NonLinearJvp
+from fusegrad.runtime.specialize.linearity import NonLinearJvp
 
 NO_BACKWARD = "You must implement either the backward or vjp method"
 

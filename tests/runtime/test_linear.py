@@ -12,7 +12,7 @@ from torch.autograd import Function
 from torch.func import jvp
 
 import fusegrad
-from fusegrad.runtime.capture.linearity import NonLinearBackward, sums
+from fusegrad.runtime.specialize.linearity import NonLinearBackward, sums
 
 Backward = Callable[[torch.Tensor, torch.Tensor], Any]
 

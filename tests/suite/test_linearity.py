@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fusegrad
-from fusegrad.runtime.capture.linearity import NonLinearBackward, require_linear
+from fusegrad.runtime.specialize.linearity import NonLinearBackward, require_linear
 
 sys.path.insert(0, str(Path(__file__).parent))
 from functions import CASES, Case

@@ -17,10 +17,10 @@ from ....ir.transforms.transpose import transpose
 from ....tracer.capture.context import BackwardContext
 from ....tracer.function import as_tuple, guarded_trace
 from ...capture.guards import is_float
-from ...capture.linearity import require_linear
 from ...execution.pipeline import cheaper, graph_of
 from ...functorch.transposed_jvp import type_of
 from ...specialize.compiled import Compiler
+from ...specialize.linearity import require_linear
 from ...specialize.specialization import Specialization
 
 

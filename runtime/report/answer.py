@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..report.terminal import Block
+from .terminal import Block
 
 OK, USERS, MISMATCH, INTERNAL = range(4)
 """Exit codes: as asked for; a mistake in what was asked; compiled and eager differ; a mistake of fusegrad."""

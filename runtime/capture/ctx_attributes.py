@@ -5,7 +5,8 @@ Our own entries are slots, so that a node's `__dict__` is the user's alone; whil
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import torch
 
@@ -13,14 +14,20 @@ from ...tracer.containers import leaves
 from ...tracer.reads.pictures import freeze
 from ...tracer.torch_private import dict_of_context as on
 
-if TYPE_CHECKING:
-    from ..specialize.specialization import Specialization
-
 SLOTS = ("_fusegrad_tensors", "_fusegrad_sizes", "_fusegrad_shared", "_fusegrad_shown")
 REASON = "an attribute of its ctx was assigned or changed after forward"
 
 
-def showing(spec: Specialization) -> dict[str, Any]:
+class LeavesOnCtx(Protocol):
+    """What is asked of a specialization here."""
+
+    sharing: Any
+
+    def attributes(self, tensors: Sequence[Any], sizes: Any) -> dict[str, Any]:
+        """What forward put on ctx, for these tensors and sizes."""
+
+
+def showing(spec: LeavesOnCtx) -> dict[str, Any]:
     """The names of a class of nodes on which the user's attributes are found."""
 
     def shown(ctx: Any) -> dict[str, Any]:
@@ -34,7 +41,7 @@ def showing(spec: Specialization) -> dict[str, Any]:
     return {"__slots__": SLOTS, "__getattr__": missing, "__dict__": property(shown)}
 
 
-def left_on(ctx: Any, spec: Specialization) -> dict[str, Any]:
+def left_on(ctx: Any, spec: LeavesOnCtx) -> dict[str, Any]:
     """What is on ctx, to be read and changed."""
     found = on(ctx)
     if not getattr(ctx, "_fusegrad_shown", False):
@@ -44,7 +51,7 @@ def left_on(ctx: Any, spec: Specialization) -> dict[str, Any]:
     return found
 
 
-def is_assigned(ctx: Any, spec: Specialization) -> bool:
+def is_assigned(ctx: Any, spec: LeavesOnCtx) -> bool:
     """Whether what is on ctx is not what forward put there."""
     if not (now := on(ctx)):
         return False
@@ -53,7 +60,7 @@ def is_assigned(ctx: Any, spec: Specialization) -> bool:
     return bool(gone) or any(name not in before or not _same(before[name], value) for name, value in now.items())
 
 
-def _by_forward(ctx: Any, spec: Specialization) -> dict[str, Any]:
+def _by_forward(ctx: Any, spec: LeavesOnCtx) -> dict[str, Any]:
     """What forward put on ctx, the caller's own objects among it."""
     own = spec.attributes(ctx._fusegrad_tensors, ctx._fusegrad_sizes)
     return own if spec.sharing is None else own | spec.sharing.named(ctx._fusegrad_shared)

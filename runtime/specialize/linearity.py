@@ -24,13 +24,13 @@ from ...tracer.capture.capture import CaptureError, Trace, capture_lock
 from ...tracer.function import method_place, rebind
 from ...tracer.lowering.aten import lower
 from ...tracer.torch_private import grad_switch, plain_tensors
+from ..capture.first_call_check import same_random_numbers, small_sizes
+from ..capture.guards import is_float
 from ..execution.aten.replay import step_by_step
-from ..specialize.specialization import hint_of
-from .first_call_check import same_random_numbers, small_sizes
-from .guards import is_float
+from .specialization import hint_of
 
 if TYPE_CHECKING:
-    from ..specialize.specialization import Specialization
+    from .specialization import Specialization
 
 Tensor = torch.Tensor
 Linear = Callable[[Sequence[Tensor]], Sequence[Any]]

@@ -13,12 +13,12 @@ import torch
 from torch.fx import Node
 
 from ...tracer.capture.capture import CaptureError
-from .activity import sources_of
-from .guards import is_float
-from .redraw import first_draw
+from ..capture.activity import sources_of
+from ..capture.guards import is_float
+from ..capture.redraw import first_draw
 
 if TYPE_CHECKING:
-    from ..specialize.specialization import Specialization
+    from .specialization import Specialization
 
 
 def require_none(specialization: Specialization) -> None:

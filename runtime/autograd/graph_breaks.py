@@ -7,15 +7,12 @@ way, and another graph is captured for such results.
 
 from __future__ import annotations
 
-import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...ir.codes import code_of
 from ...ir.errors import FusegradError
 from ...tracer.capture.capture import CaptureError, DataMet, OpaqueMet, capture_lock
 from ...tracer.containers import opened
@@ -23,30 +20,25 @@ from ...tracer.function import method_place
 from ...tracer.opaque.nested import recording
 from ...tracer.opaque.opaque import (
     Mismatch,
-    OpaqueNode,
-    Run,
     Tape,
-    reason_alone,
     remember,
-    running,
     tensors_in,
     version,
 )
 from ...tracer.opaque.segments import Segment
-from ..autograd.node_attributes import left_on
+from ..capture.ctx_attributes import left_on
+from ..capture.opaque_replay import VARIANTS, offer
 from ..fallback.answer import Fault, contained, is_fault, put_on_record
 from ..fallback.effects import launching
 from ..settings import logs
 from ..settings.counters import count
+from ..specialize.records import OpaqueCall
 
 if TYPE_CHECKING:
     from ..specialize.compiled import Compiler
     from ..specialize.specialization import BackwardEntry, Specialization
 
 Tensor = torch.Tensor
-Call = Callable[[Sequence[Any]], Sequence[Any]]
-VARIANTS = 8
-"""Graphs of one method that differ only in what its opaque nodes returned; beyond them its own Python runs."""
 
 
 MANY = f"what its opaque nodes return keeps changing: beyond {VARIANTS} graphs it runs as you wrote it"
@@ -69,87 +61,10 @@ class OpaqueWriteError(FusegradError):
     )
 
 
-@dataclass(frozen=True)
-class OpaqueCall:
-    """A nested call that runs as the user wrote it, for the report: in which method, where, and why."""
-
-    node: str
-    method: str
-    where: str
-    reason: str
-
-    @classmethod
-    def of(cls, node: OpaqueNode, method: str) -> OpaqueCall:
-        """The report of a node of a graph."""
-        return cls(node.name, method, node.where, node.why.reason)
-
-    @property
-    def told(self) -> str:
-        """The reason as it is told of a method."""
-        return reason_alone(self.reason) if self.is_segment else f"it calls `{self.node}`, which {self.reason}"
-
-    @property
-    def code(self) -> str:
-        """The code of the reason why lines of the method run as written, to be looked up; of a nested call, nothing."""
-        return f" [{code_of(self.told)}]" if self.is_segment else ""
-
-    @property
-    def is_segment(self) -> bool:
-        """Whether the node is lines of the method itself."""
-        return self.node.startswith("line") and self.where.rpartition(":")[2] in self.node.split("_")
-
-    def __str__(self) -> str:
-        if self.is_segment:
-            return f"{self.method} is split: {self.told} ({self.where})"
-        return f"{self.method} calls `{self.node}`, which {self.reason}, between its segments ({self.where})"
-
-
-def not_in_place(node: OpaqueNode) -> CaptureError:
-    """A method that writes to its arguments would write twice if it had to be finished by hand."""
-    return CaptureError(
-        reason=f"it calls `{node.name}`, which {node.why.reason}, and writes to an argument", where=node.where
-    )
-
-
 # ------------------------------------------------------------------ the check
-def replayed(call: Call, tape: Tape | None, sizes: Any) -> Call:
-    """A captured graph on its inputs, its opaque nodes played back; what they are given counts as results."""
-    if tape is None:
-        return call
-
-    def run(args: Sequence[Any]) -> list[Any]:
-        given: list[Tensor] = []
-        with running(Run(Tape([t for t in tape.made if t.opaque]), sizes, given=given)):
-            return [*call(args), *given]
-
-    return run
-
-
-def played(call: Call, tape: Tape | None) -> Call:
-    """The user's method, its opaque calls played back; what they are given counts as results.
-
-    Other nested calls run again: the graph holds them, and draws with its own random state what they draw.
-    """
-    if tape is None:
-        return call
-
-    def run(args: Sequence[Any]) -> list[Any]:
-        given: list[Tensor] = []
-        with recording(Tape([t for t in tape.calls() if t.opaque], data=tape.data), given=given):
-            return [*call(args), *given]
-
-    return run
 
 
 # ------------------------------------------------------------------ forward
-_offers = threading.local()
-
-
-def offered() -> Tape | None:
-    """The tape for the graph that starts now; it is handed over once."""
-    tape: Tape | None = getattr(_offers, "tape", None)
-    _offers.tape = None
-    return tape
 
 
 def first_call(compiler: Compiler, met: OpaqueMet, args: Sequence[Any]) -> Any:
@@ -173,7 +88,7 @@ def run(compiler: Compiler, specialization: Specialization, args: Sequence[Any])
     for candidate in _candidates(compiler, specialization, given):
         if not _goes_on(candidate, given, tape):
             continue
-        _offers.tape = tape
+        offer(tape)
         try:
             result = compiler.node(candidate, compiler.node_key(candidate, backend), given)(*args)
         except Mismatch:
@@ -186,7 +101,7 @@ def run(compiler: Compiler, specialization: Specialization, args: Sequence[Any])
             fault = Fault.of(error)
             break
         finally:
-            _offers.tape = None
+            offer(None)
         if candidate is not specialization:
             compiler.prefer(candidate, given)
         return candidate.with_given(result, args)
@@ -315,7 +230,7 @@ def note(compiler: Compiler, call: OpaqueCall, declared: bool) -> None:
     told = f"{compiler.cls.__name__}.{call}{call.code}"
     logs.split(told)
     if not declared:
-        from ..specialize.compiled import FallbackWarning
+        from ..specialize.records import FallbackWarning
 
         count("fallbacks")
         warnings.warn(told, FallbackWarning, stacklevel=2)

@@ -1,0 +1,69 @@
+"""A graph with opaque nodes, run on what these returned before: to be compared, and to finish a call."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ...tracer.capture.capture import CaptureError
+from ...tracer.opaque.nested import recording
+from ...tracer.opaque.opaque import OpaqueNode, Run, Tape, running
+
+Tensor = torch.Tensor
+Call = Callable[[Sequence[Any]], Sequence[Any]]
+VARIANTS = 8
+"""Graphs of one method that differ only in what its opaque nodes returned; beyond them its own Python runs."""
+
+
+def not_in_place(node: OpaqueNode) -> CaptureError:
+    """A method that writes to its arguments would write twice if it had to be finished by hand."""
+    return CaptureError(
+        reason=f"it calls `{node.name}`, which {node.why.reason}, and writes to an argument", where=node.where
+    )
+
+
+def replayed(call: Call, tape: Tape | None, sizes: Any) -> Call:
+    """A captured graph on its inputs, its opaque nodes played back; what they are given counts as results."""
+    if tape is None:
+        return call
+
+    def run(args: Sequence[Any]) -> list[Any]:
+        given: list[Tensor] = []
+        with running(Run(Tape([t for t in tape.made if t.opaque]), sizes, given=given)):
+            return [*call(args), *given]
+
+    return run
+
+
+def played(call: Call, tape: Tape | None) -> Call:
+    """The user's method, its opaque calls played back; what they are given counts as results.
+
+    Other nested calls run again: the graph holds them, and draws with its own random state what they draw.
+    """
+    if tape is None:
+        return call
+
+    def run(args: Sequence[Any]) -> list[Any]:
+        given: list[Tensor] = []
+        with recording(Tape([t for t in tape.calls() if t.opaque], data=tape.data), given=given):
+            return [*call(args), *given]
+
+    return run
+
+
+_offers = threading.local()
+
+
+def offer(tape: Tape | None) -> None:
+    """A tape for the graph that starts next in this thread; None takes it back."""
+    _offers.tape = tape
+
+
+def offered() -> Tape | None:
+    """The tape for the graph that starts now; it is handed over once."""
+    tape: Tape | None = getattr(_offers, "tape", None)
+    _offers.tape = None
+    return tape

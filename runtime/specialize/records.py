@@ -1,0 +1,91 @@
+"""What became of a class's methods: records, warnings, and why there is no graph for a call."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+from ...ir.codes import code_of
+from ...tracer.capture.capture import CaptureError
+from ...tracer.opaque.opaque import OpaqueNode, reason_alone
+from ..settings.config import warns
+
+
+@dataclass(frozen=True)
+class OpaqueCall:
+    """A nested call that runs as the user wrote it, for the report: in which method, where, and why."""
+
+    node: str
+    method: str
+    where: str
+    reason: str
+
+    @classmethod
+    def of(cls, node: OpaqueNode, method: str) -> OpaqueCall:
+        """The report of a node of a graph."""
+        return cls(node.name, method, node.where, node.why.reason)
+
+    @property
+    def told(self) -> str:
+        """The reason as it is told of a method."""
+        return reason_alone(self.reason) if self.is_segment else f"it calls `{self.node}`, which {self.reason}"
+
+    @property
+    def code(self) -> str:
+        """The code of the reason why lines of the method run as written, to be looked up; of a nested call, nothing."""
+        return f" [{code_of(self.told)}]" if self.is_segment else ""
+
+    @property
+    def is_segment(self) -> bool:
+        """Whether the node is lines of the method itself."""
+        return self.node.startswith("line") and self.where.rpartition(":")[2] in self.node.split("_")
+
+    def __str__(self) -> str:
+        if self.is_segment:
+            return f"{self.method} is split: {self.told} ({self.where})"
+        return f"{self.method} calls `{self.node}`, which {self.reason}, between its segments ({self.where})"
+
+
+@dataclass(frozen=True)
+class Record:
+    """What became of a method: compiled, opaque (why, where), derived, or absent."""
+
+    status: str
+    reason: str | None = None
+    where: str | None = None
+
+    @property
+    def code(self) -> str | None:
+        """Of the reason, in `ir/codes.py`."""
+        return code_of(self.reason)
+
+
+class FallbackWarning(UserWarning):
+    """A method runs as the user wrote it, uncompiled."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A capture of forward that failed: the user's own method is to run, and the reason to be put on record."""
+
+    error: CaptureError
+    key: Any
+    facts: Any
+
+
+class NotCaptured(Exception):
+    """forward could not be captured for a call. The attempt is what may be kept of it: this has frames of the call."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        super().__init__(str(attempt.error))
+        self.attempt = attempt
+
+
+class Later(Exception):
+    """A call is not worth a capture yet, and why: the user's own class is to run, whole."""
+
+
+def _warn(message: str, level: int = 2) -> None:
+    if warns():
+        warnings.warn(message, FallbackWarning, stacklevel=level + 1)
