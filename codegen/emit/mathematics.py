@@ -129,6 +129,11 @@ def _on_tensors(name: str) -> Rule:
     return lambda d, *xs: call(name, *(_tensor(d, x) for x in xs))
 
 
+def _exactly(rule: Rule) -> Rule:
+    """A rule whose literals Triton would round to float32 first, as it does where no operator tells their dtype."""
+    return lambda d, *xs: rule(d, *(_tensor(d, x) if d == "f64" else x for x in xs))
+
+
 def _floats_only(name: str) -> Rule:
     """A rounding function: integers are whole already."""
     return lambda d, x: call(name, x) if d in FLOATING else x
@@ -210,8 +215,8 @@ rules: dict[str, Rule] = {
     "le": _ordered("<="),
     "gt": _ordered(">"),
     "ge": _ordered(">="),
-    "max": _by_kind(_helper("larger"), _tl("maximum"), _infix("|")),
-    "min": _by_kind(_helper("smaller"), _tl("minimum"), _infix("&")),
+    "max": _by_kind(_exactly(_helper("larger")), _tl("maximum"), _infix("|")),
+    "min": _by_kind(_exactly(_helper("smaller")), _tl("minimum"), _infix("&")),
     "rem": _by_kind(_on_tensors("float_modulo"), _helper("modulo")),
     "fmod": _by_kind(_library("fmod"), _infix("%")),
     "floordiv": _by_kind(_on_tensors("floor_division"), _helper("floor_quotient")),
@@ -315,8 +320,8 @@ def _tangent(x: Expr) -> Expr:
 SIZES: dict[str, Callable[..., Expr]] = {
     "floor": lambda x: call("tl.floor", x),
     "ceiling": lambda x: call("tl.ceil", x),
-    "Max": lambda a, b: call("tl.maximum", a, b),
-    "Min": lambda a, b: call("tl.minimum", a, b),
+    "Max": lambda a, b: _exactly(_tl("maximum"))("f64", a, b),
+    "Min": lambda a, b: _exactly(_tl("minimum"))("f64", a, b),
     "Abs": lambda x: call("tl.abs", x),
     "Mod": _remainder,
     "RoundHalfEven": _rounded_half_even,

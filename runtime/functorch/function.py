@@ -26,6 +26,7 @@ from ...tracer.torch_private import (
     forward_levels,
     forward_mode_is_active,
     levels_active,
+    memory_of,
     no_tracing_functions,
     plain_tensors,
     share_memory,
@@ -44,6 +45,7 @@ from ..specialize.linearity import (
     waves,
 )
 from ..specialize.randomness import why_not_differentiated
+from ..specialize.specialization import is_as_strided, view_of
 from ..specialize.traceability import switches_grad_mode
 from ..values.tensors import zeros
 from .batching.ir_rules import Lowered
@@ -58,6 +60,8 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 Dims = tuple[int | None, ...]
+Lanes = tuple[tuple[int, ...], tuple[int, ...]]
+"""How many lanes there are along each batch axis, and how far apart they are in memory."""
 
 
 def whole_of(compiler: Compiler, specialization: Specialization, backend: str) -> Any:
@@ -109,6 +113,7 @@ class Rules:
 
     forward_unit: Unit
     pushed_unit: Unit  # the same, of which forward mode is derived
+    copies: bool  # whether no result may be a view
 
     def __init__(self, compiler: Compiler, spec: Specialization) -> None:
         self.compiler, self.spec = compiler, spec
@@ -130,6 +135,10 @@ class Rules:
 
     def sizes_of(self, inputs: Sequence[Any]) -> dict[Any, int]:
         raise NotImplementedError
+
+    def lanes_of(self, index: int, tensor: Tensor) -> Lanes | None:
+        """Of a tensor argument; None where it is not mapped along every batch axis."""
+        return (), ()
 
     def function(self) -> Any:
         """The Function of these rules, the same at each call."""
@@ -629,6 +638,7 @@ class Batched(Rules):
     def __init__(self, parent: Rules, in_dims: Dims, randomness: str) -> None:
         super().__init__(parent.compiler, parent.spec)
         self.parent, self.in_dims, self.randomness = parent, in_dims, randomness
+        self.copies = parent.copies
         self.dims = tuple(in_dims[i] for i in self.spec.slots)
         self.forward_unit = parent.forward_unit.batch(self.dims, randomness)
         self.pushed_unit = parent.pushed_unit.batch(self.dims, randomness)
@@ -649,10 +659,47 @@ class Batched(Rules):
         for i, position in enumerate(self.spec.forward.tensor_outputs):
             described = self.spec.forward.outputs[position]
             results[i] = results[described.index] if described.kind == "same" else results[i]
+        if not (self.copies or is_capturing() or forward_mode_is_active()):
+            results = self._aliased(results, tensors)
         results = [own_memory(r) for r in self.as_views(results[: self.made], tensors)]
         for i, index in self.dirty_outputs():
             results[i] = tensors[index]
         return tuple(results)
+
+    def _aliased(self, results: list[Any], tensors: Sequence[Tensor]) -> list[Any]:
+        """As `Specialization.aliased`, in every lane: kernels, and the rules of the IR, give each result its memory."""
+        forward, sizes, found = self.spec.forward, self.sizes_of(tensors), list(results)
+        pools: dict[str, tuple[Sequence[Any], Sequence[Tensor]]] = {
+            "input": (tensors, forward.fakes),
+            "view": (tensors, forward.fakes),
+            "part of output": (found, forward.fake_outputs),
+            "part of hidden": (found[self.visible :], forward.fake_hidden),
+        }
+        for i, position in enumerate(forward.tensor_outputs):
+            kind, index = forward.outputs[position].kind, forward.outputs[position].index
+            if kind not in pools:
+                continue
+            bases, likes = pools[kind]
+            base, like, fake = bases[index], likes[index], forward.fake_outputs[i]
+            if memory_of(base) == memory_of(found[i]) or not is_as_strided(fake, like):
+                continue
+            lanes = self.lanes_of(index, base) if bases is tensors else _lanes_in_front(base, like, sizes)
+            found[i] = found[i] if lanes is None else self._view(i, fake, base, lanes, sizes)
+        return found
+
+    def _view(self, number: int, fake: Tensor, base: Tensor, lanes: Lanes, sizes: Any) -> Tensor:
+        """An output of every lane in the memory of its base."""
+        shape, strides, offset = view_of(fake, sizes)
+        view = base.as_strided((*lanes[0], *shape), (*lanes[1], *strides), base.storage_offset() + offset)
+        is_one = self.spec.forward.outputs[self.spec.forward.tensor_outputs[number]].value is not False
+        return view if is_one and number not in self._fixed else view.detach()
+
+    def lanes_of(self, index: int, tensor: Tensor) -> Lanes | None:
+        dim = self.dims[index]
+        behind = None if dim is None else self.parent.lanes_of(index, lane(tensor, dim))
+        if dim is None or behind is None:
+            return None
+        return (tensor.shape[dim], *behind[0]), (tensor.stride(dim), *behind[1])
 
     def out_dims(self) -> list[int | None]:
         written = dict(self.dirty_outputs())
@@ -685,6 +732,15 @@ class Batched(Rules):
         moving = [d for d, there in zip(self.in_dims, mask, strict=False) if there]
         dims = (*self.residual_dims, *[None] * len(self.symbols), *[0] * self.visible, *moving)
         return self.parent.tangent_unit(mask).batch(dims, self.randomness)
+
+
+def _lanes_in_front(result: Tensor, like: Tensor, sizes: Any) -> Lanes | None:
+    """Of a result; None where a lane is not laid out as a single one is."""
+    depth = result.dim() - like.dim()
+    shape, strides = result.shape, result.stride()
+    single = rebind(tuple(like.stride()), sizes)
+    laid_out = all(n == 1 or a == b for n, a, b in zip(shape[depth:], strides[depth:], single, strict=True))
+    return (tuple(shape[:depth]), strides[:depth]) if laid_out else None
 
 
 def _pure(spec: Specialization) -> torch.fx.GraphModule:

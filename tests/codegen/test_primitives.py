@@ -150,6 +150,21 @@ def test_constants_and_sizes() -> None:
     agree(lambda: iota(N, "f32"), SIZES[0])
 
 
+@pytest.mark.parametrize("name", [n for n in ARITHMETIC if n != "rem"])
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_constant_beside_float64_is_float64(name: str, place: int) -> None:
+    def body(x: T) -> T:
+        pair = [x, full(0.1, x.shape, x.dtype)]
+        return op(name, *(reversed(pair) if place == 0 else pair))
+
+    agree(body, SIZES[0], given={"x": torch.rand(13, 50, dtype=torch.float64) / 5}, x=Input("f64", (M, N)))
+
+
+@pytest.mark.parametrize("bound", [sympy.Max(1 / M, 0.1), sympy.Min(1 / M, 0.01)], ids=str)
+def test_a_bound_of_sizes_is_float64(bound: sympy.Expr) -> None:
+    agree(lambda x: op("mul", x, full(bound, x.shape, x.dtype)), {M: 13, N: 5}, x=Input("f64", (M, N)))
+
+
 def test_what_is_not_emitted_is_refused() -> None:
     with pytest.raises(Unfusible, match="left to the library: no tile holds f64"):
         graph = graph_of(

@@ -396,6 +396,16 @@ def test_11_outputs_that_share_new_memory() -> None:
     same(returning(lambda x: (lambda y: (y, y.view(-1)))(x * 2)), story)
 
 
+@both
+@pytest.mark.parametrize("later", [False, True])
+def test_11_of_outputs_that_share_new_memory_the_base_is_eager_s(later, backend) -> None:
+    def story(c: Any) -> Any:
+        a, b = c.apply(leaf(2, 4))
+        return a._base is b, b._base is a, a, b
+
+    same(returning(lambda x: (lambda y: (y.t(), y) if later else (y, y.t()))(x * 2)), story, backend)
+
+
 def test_11_a_view_that_strides_forbid_keeps_failing() -> None:
     def story(c: Any) -> Any:
         return c.apply(leaf(3, 4).t())

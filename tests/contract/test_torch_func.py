@@ -186,6 +186,83 @@ def test_19_an_own_vmap_gets_containers_as_the_user_gave_them() -> None:
     same(Listed, lambda c: vmap(lambda x, w: c.apply(x, {"w": w}, 3.0), (0, 1))(plain(3, 4), plain(4, 3)))
 
 
+SHOWN = {
+    "the argument": lambda x: (x,),
+    "a row": lambda x: (x[1],),
+    "its transpose": lambda x: (x.t(),),
+    "flat": lambda x: (x.reshape(-1),),
+    "detached": lambda x: (x.detach(),),
+    "two views": lambda x: (x[:1], x[1:]),
+    "a result and its transpose": lambda x: (lambda y: (y, y.t()))(x * 2),
+    "parts of what nobody else sees": lambda x: (x * 2).unbind(0),
+    "in another order of axes": lambda x: ((x * 2).t(),),
+    "the same in all lanes": lambda x: (x * 2, torch.zeros(2, 2).t()),
+}
+
+
+def showing(make: Any) -> Any:
+    class Shows(Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(x):
+            return make(x)
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.shape = inputs[0].shape
+
+        @staticmethod
+        def backward(ctx, *gradients):
+            return sum(g.sum() for g in gradients).expand(ctx.shape)
+
+    return Shows
+
+
+@both
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("shown", SHOWN)
+def test_19_lanes_show_the_memory_that_a_single_call_shows(shown, depth, backend) -> None:
+    def story(c: Any) -> Any:
+        x = torch.arange(36.0).reshape(2, 3, 2, 3)[(0,) * (2 - depth)]
+
+        def written(t: Tensor) -> Any:
+            results = c.apply(t)
+            results[0].mul_(3)
+            return results
+
+        for _ in range(depth):
+            written = vmap(written)
+        results = written(x)
+        return x, results, results[0].stride()
+
+    same(showing(SHOWN[shown]), story, backend)
+
+
+@both
+def test_19_what_is_the_same_in_all_lanes_stands_still(backend) -> None:
+    class Zeros(Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(x):
+            return x * 2
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            pass
+
+        @staticmethod
+        def backward(ctx, g):
+            return torch.zeros(g.shape)
+
+    def story(c: Any) -> Any:
+        gradient = vmap(grad(lambda t: c.apply(t).sum()))(torch.ones(3, 4, 5))
+        return gradient, gradient.stride()
+
+    same(Zeros, story, backend)
+
+
 # ------------------------------------------------------------------ 20
 @both
 def test_20_mark_non_differentiable_is_kept_where_eager_loses_it(backend) -> None:

@@ -27,8 +27,9 @@ def wholes(own: Mapping[int, Tensor]) -> dict[int, int | Tensor]:
 
 
 def _of_group(group: list[int], own: Mapping[int, Tensor]) -> dict[int, int | Tensor]:
-    whole = next((n for n in group if has_all(own[n])), None)
-    if whole is not None:
+    showing_all = sorted((n for n in group if has_all(own[n])), key=lambda n: own[n]._is_view())  # a base comes first
+    if showing_all:
+        whole = showing_all[0]
         return {n: whole for n in group if n != whole}
     bases = (own[n]._base for n in group)
     base = next((b for b in bases if b is not None and has_all(b)), None)

@@ -20,7 +20,7 @@ from ....ir.once import once
 from ....ir.transforms.batch import batch, lead
 from ....ir.transforms.extern import NO_RULES, Batched, NoRuleError
 from ....ir.transforms.ops import DIFFERENTIABLE, permute
-from ....ir.types import Size
+from ....ir.types import Size, contiguous_strides, distinct, product
 from ....tracer.capture.capture import Trace, settled
 from ...execution.executable import Binder, BoundSizes, Executable, Run
 from ...execution.pipeline import cheaper, graph_of
@@ -146,11 +146,14 @@ def _step(lane: Lowered, value: int) -> sympy.Symbol:
 def _placed(batched: Batched, size: Size, outs: Sequence[Any]) -> Graph | None:
     """The outputs with the batch axis where it goes, or summed over it: a sum of integers is left to torch."""
     graph = batched.graph
-    triples = list(zip(graph.outputs, batched.mapped, outs, strict=True))
-    if any(o is not None and d == "sum" and o.dtype not in DIFFERENTIABLE for o, _, d in triples):
+    found = list(zip(graph.outputs, graph.output_strides, batched.mapped, outs, strict=True))
+    if any(o is not None and d == "sum" and o.dtype not in DIFFERENTIABLE for o, _, _, d in found):
         return None
     with building(graph):
-        return graph.returning([None if o is None else _at(lead(size, o, m), d) for o, m, d in triples])
+        values = [None if o is None else _at(lead(size, o, m), d) for o, _, m, d in found]
+    pairs = zip(values, found, strict=True)
+    strides = [None if v is None or s is None else _strides(v.shape, s, m, d) for v, (_, s, m, d) in pairs]
+    return graph.returning(values, strides)
 
 
 def _at(x: Any, dim: Any) -> Any:
@@ -159,6 +162,35 @@ def _at(x: Any, dim: Any) -> Any:
     behind = list(range(1, x.ndim))
     behind.insert((dim or 0) % x.ndim, 0)
     return permute(x, tuple(behind))
+
+
+def _strides(shape: Sequence[Size], strides: Sequence[Size], mapped: bool, dim: Any) -> tuple[Size, ...]:
+    """Each lane laid out as one alone is, the same memory in all lanes where it is one for all; else row-major.
+
+    strides: of a lane, behind that of the batch where it is mapped.
+    """
+    own, behind = list(strides[1:] if mapped else strides), list(shape)
+    if dim == "sum":
+        return tuple(own) if _has_no_gaps(behind, own) else contiguous_strides(shape)
+    at = (dim or 0) % len(shape)
+    del behind[at]
+    if not _has_no_gaps(behind, own):
+        return contiguous_strides(shape)
+    own.insert(at, distinct(behind, own) if mapped else 0)
+    return tuple(own)
+
+
+def _has_no_gaps(shape: Sequence[Size], strides: Sequence[Size]) -> bool:
+    """Whether strides are those of memory that is filled, some axes possibly standing still."""
+    left = [(n, step) for n, step in zip(shape, strides, strict=True) if n != 1 and step != 0]
+    filled: Size = 1
+    while left:
+        inner = next((axis for axis in left if axis[1] == filled), None)
+        if inner is None:
+            return False
+        left.remove(inner)
+        filled = product([filled, inner[0]])
+    return True
 
 
 # ------------------------------------------------------------------ where torch's own rules make a loop
