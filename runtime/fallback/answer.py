@@ -47,6 +47,8 @@ PACKAGE = __name__.partition(".")[0]
 UNDER_FUNC = "torch.func"
 DEFAULTS = [getattr(Function, n).__code__ for n in ("forward", "setup_context", "backward", "jvp", "vmap")]
 """What torch answers where a class has no such method."""
+REFUSE = (Function.__module__, type(custom_function_call).__module__)
+"""Where torch says that a class has no rule for a transform."""
 STICKY = ("CUDA error", "HIP error", "Triton Error")
 
 
@@ -70,10 +72,14 @@ class Fault:
     @classmethod
     def of(cls, error: BaseException) -> Fault:
         """The texts of an error, whose frames let go of what they hold."""
-        first = (str(error).strip().splitlines() or [""])[0]
-        told = cls(f"{type(error).__name__}: {first}", _traceback_of(error), _lacks_memory(error))
+        told = cls(_names(error), _traceback_of(error), _lacks_memory(error))
         _clear(error)
         return told
+
+
+def _names(error: BaseException) -> str:
+    first = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {first}"
 
 
 def _traceback_of(error: BaseException) -> str:
@@ -115,6 +121,12 @@ def _is_of_a_missing_method(error: BaseException) -> bool:
     """Whether torch says in its own words that the class lacks a method, as it does of a rule that is not derived."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return bool(frames) and frames[-1].f_code in DEFAULTS
+
+
+def _is_a_missing_rule(error: BaseException) -> bool:
+    """Whether torch refuses a transform of a class, or lacks a method of it for one."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(frames) and frames[-1].f_globals.get("__name__") in REFUSE
 
 
 Step = tuple[types.FrameType, int]
@@ -188,10 +200,19 @@ def answered(
     fault: Fault,
     users: Callable[..., Any] | None = None,
 ) -> Any:
-    """A call in which we failed, as the user wrote it: its error is the call's, too. users: `apply`, where known."""
-    result = hand_over(users or eagers(compiler), *args, **kwargs)
+    """A call in which we failed, as the user wrote it: its error is the call's, too. users: `apply`, where known.
+
+    Where the class has no rule for a transform its error is torch's refusal, which says nothing of our fault: that is
+    on record either way.
+    """
+    under_func = transforms_active() or dual_level() >= 0
+    try:
+        result = hand_over(users or eagers(compiler), *args, **kwargs)
+    except Exception as error:
+        if under_func and _is_a_missing_rule(error) and _names(error) != fault.names:
+            put_on_record(compiler, UNDER_FUNC, fault, args)
+        raise
     with whatever_happens():
-        under_func = transforms_active() or dual_level() >= 0
         put_on_record(compiler, UNDER_FUNC if under_func else "forward", fault, args)
         if not fault.lacks_memory and not under_func:
             _avoid(compiler, args if not kwargs else compiler.bound(args, kwargs), fault)

@@ -543,7 +543,13 @@ def present_under_vmap(fn: Body, dims: tuple[int | None, ...], args: Sequence[An
     return with_those([None] * total, present, results)
 
 
+def _copied(base: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    """What a write leaves of all of `base`, by operations that torch differentiates and maps, as it does not `copy`."""
+    return source.to(base.device, base.dtype).expand(base.shape).clone()
+
+
 _IN_PYTHON: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten.copy.default: _copied,
     torch.ops.aten.new_empty_strided.default: room_for,
     torch.ops.aten.sym_size.int: lambda t, i: t.shape[i],
     torch.ops.aten.sym_stride.int: lambda t, i: t.stride(i),

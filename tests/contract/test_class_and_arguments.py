@@ -946,3 +946,43 @@ def test_1_torch_compile_breaks_the_graph_around_an_apply_of_the_users_own():
     x = leaf(3)
     y = torch.compile(lambda x: fast.apply(x) * 2, backend="eager")(x)
     assert torch.equal(y, x * 4) and torch.equal(torch.autograd.grad(y.sum(), x)[0], torch.full((3,), 20.0))
+
+
+class WithClassMethods(Function):
+    """What its methods read, they read by way of class methods."""
+
+    k = 3.0
+
+    @staticmethod
+    def forward(ctx, x):
+        return WithClassMethods.scaled(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        return WithClassMethods.scaled(g)
+
+    @classmethod
+    def scaled(cls, x):
+        return x * cls.table()["k"] * OUTSIDE
+
+    @classmethod
+    def table(cls):
+        return {"k": cls.k}
+
+
+OUTSIDE = 1.0
+
+
+@both
+def test_1_what_class_methods_of_the_class_read_is_read_at_every_call(backend, monkeypatch) -> None:
+    def story(c: Any) -> Any:
+        seen = []
+        for k, outside in [(3.0, 1.0)] * 4 + [(10.0, 1.0), (10.0, 2.0), (3.0, 1.0)]:
+            monkeypatch.setattr(WithClassMethods, "k", k)
+            monkeypatch.setitem(globals(), "OUTSIDE", outside)
+            x = leaf(3)
+            y = c.apply(x)
+            seen += [y, gradients(x, of=y)]
+        return seen
+
+    same(WithClassMethods, story, backend)

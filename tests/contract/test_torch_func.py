@@ -10,6 +10,7 @@ from side_by_side import both, leaf, outcome, plain
 from side_by_side import same as same_with_flags
 from torch.autograd import Function
 from torch.autograd import forward_ad as fwd
+from torch.autograd.function import once_differentiable
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
 import fusegrad
@@ -777,3 +778,84 @@ def test_a_forward_that_returns_nothing_beside_a_vmap_that_returns_all() -> None
         torch.testing.assert_close(torch.func.vmap(fast.apply)(x), x * 2)
         torch.testing.assert_close(torch.func.vmap(fast.apply, 1, 1)(x), x * 2)
     assert fast.apply(x) is None
+
+
+# ------------------------------------------------------------------ what is refused on the way
+class KeptWithParts(Function):
+    """It writes to parts of values that it keeps, and to one as a whole in another dtype."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        y = x * x
+        y[:, ::2] *= -1
+        wide = torch.zeros_like(x, dtype=torch.float64)
+        wide.copy_(y[0])
+        ctx.save_for_backward(x)
+        ctx.y, ctx.wide = y, wide
+        return y.sin()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        sign = torch.ones_like(x)
+        sign[:, ::2] = -1
+        return g * ctx.y.cos() * sign * 2 * x + (ctx.wide * 0).to(x.dtype)
+
+
+@both
+def test_21_a_write_to_a_part_of_a_kept_value_is_differentiated(backend) -> None:
+    fast, x = fusegrad.compile(KeptWithParts, backend=backend), plain(3, 4)
+    sign = torch.tensor([-1.0, 1.0, -1.0, 1.0])
+
+    def whole(x: Tensor) -> Tensor:
+        return (sign * x * x).sin()
+
+    def ours(x: Tensor) -> Tensor:
+        return fast.apply(x).sum()
+
+    expected = hessian(lambda x: whole(x).sum())(x)
+    close(jvp(fast.apply, (x,), (x.cos(),)), jvp(whole, (x,), (x.cos(),)))
+    close(hessian(ours)(x), expected)
+    close(jacrev(grad(ours))(x), expected)
+    close(vmap(hessian(ours))(torch.stack([x, x])), torch.stack([expected, expected]))
+    assert compiled(fast)
+
+
+class WithANumber(Function):
+    """Under vmap torch hands a number of Python on in place of a tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return torch.linalg.cholesky(x @ x.mT + torch.eye(3)).diagonal().log().sum() * 2
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return 2 * g * torch.linalg.solve(x @ x.mT + torch.eye(3), x)
+
+
+def test_19_a_number_in_place_of_a_tensor_is_mapped() -> None:
+    fast, xs = fusegrad.compile(WithANumber), plain(2, 3, 3)
+    close(vmap(fast.apply)(xs), torch.stack([WithANumber.apply(x) for x in xs]))
+    assert compiled(fast)
+
+
+def test_19_once_differentiable_is_mapped_and_pulled_back() -> None:
+    class Once(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return x**3
+
+        @staticmethod
+        @once_differentiable
+        def backward(ctx: Any, g: Tensor) -> Tensor:
+            (x,) = ctx.saved_tensors
+            return 3 * g * x**2
+
+    fast, x = fusegrad.compile(Once), plain(4)
+    jacrev(grad(lambda x: fast.apply(x).sin().sum()))(x)
+    close(vmap(fast.apply)(x), x**3)
+    close(vmap(grad(fast.apply))(x), 3 * x**2)
+    assert compiled(fast)

@@ -338,3 +338,24 @@ def test_an_error_of_the_method_is_raised_once() -> None:
     with pytest.raises(ValueError, match="negative") as raised:
         fast.apply(-torch.ones(3))
     assert Refusing.calls == 1 and raised.value.__context__ is None
+
+
+@told
+def test_a_fault_is_on_record_where_eager_refuses_the_transform(monkeypatch: pytest.MonkeyPatch) -> None:
+    class OldStyle(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return x.sin()
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> Tensor:
+            (x,) = ctx.saved_tensors
+            return g * x.cos()
+
+    fast = fusegrad.compile(OldStyle)
+    monkeypatch.setattr(unit, "custom_function_call", failing)
+    with pytest.warns(fusegrad.FallbackWarning, match="internal error"):
+        with pytest.raises(RuntimeError, match="setup_context"):
+            torch.func.vmap(fast.apply)(torch.ones(3))
+    assert fast._fusegrad.records["torch.func"].code == "FG071"

@@ -233,8 +233,9 @@ _ASKED = (
 )  # fmt: skip
 
 
-def _is_on_meta(node: torch.fx.Node) -> bool:
-    value = node.meta.get("val")
+def _is_on_meta(node: Any) -> bool:
+    """Of a number, too, which a batching rule hands on in place of the tensor that torch made of it."""
+    value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
     return isinstance(value, Tensor) and value.device.type == "meta"
 
 
@@ -288,10 +289,17 @@ def call_of(function: Callable[..., Any], name: str) -> Callable[..., Any]:
 def stray_node(gm: torch.fx.GraphModule) -> torch.fx.Node | None:
     """The first operation that no line of Python called: compiled code did, which no scan of the source had found.
 
-    What makes a tensor from none brings no backward: types are no functions for torch, `torch.Tensor([2.0])` say.
+    What makes a tensor from none brings no backward: types are no functions for torch, `torch.Tensor([2.0])` say. Nor
+    does what leads to no result: `once_differentiable` has gradients detached that nothing differentiates.
     """
     calls = (n for n in gm.graph.nodes if isinstance(n.target, OpOverload) and isinstance(n.meta.get("val"), Tensor))
-    return next((n for n in calls if "fusegrad_origin" not in n.meta and not _is_made_from_nothing(n)), None)
+    strays = (n for n in calls if "fusegrad_origin" not in n.meta and not _is_made_from_nothing(n))
+    return next((n for n in strays if not _is_idle(n)), None)
+
+
+def _is_idle(node: torch.fx.Node) -> bool:
+    """Whether no result depends on it."""
+    return _is_pure(node) and all(map(_is_idle, node.users))
 
 
 def _is_made_from_nothing(node: torch.fx.Node) -> bool:

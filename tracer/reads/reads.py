@@ -1120,6 +1120,7 @@ def _record(
         reads.entries[path] = Read(path, "tensor", get, steps)
     elif _is_function_class(value) or _is_function_class(bound_to(value)):
         _record_function_class(path, get, value, search, steps)
+        search.add(value, path, get)  # a class method, which reads what it likes
     elif _is_code(value) or not is_compared(value) or (is_a(value, type) and is_foreign(value, search.homes)):
         reads.entries[path] = Read(path, "identity", get, steps)
         search.add(value, path, get)
