@@ -337,11 +337,12 @@ CODES = (
     Code(
         "FG055", "it was captured for 16 numbers or objects, all else alike, for 4 closures, or for kinds with 2048 "
         "operations together: with another it runs as you wrote it until it was called with that one 256 times",
-        "A number among the arguments, or of those that the methods read, takes many values; or a function is made "
-        "anew for every call. Each is a graph, which costs "
+        "A number among the arguments, or of those that the methods read, takes many values; or a function, or the "
+        "class itself, is made anew for every call. Each is a graph, which costs "
         "as much as some hundred calls (a loop counts by its turns); a value that is new has to come often first.",
-        "Pass the number as a 0-d tensor, and one function; or compile with fullgraph=True, which always captures.",
-        (r"it was captured for \d+ numbers",),
+        "Pass the number as a 0-d tensor, and one function; make the class once; or compile with fullgraph=True, "
+        "which always captures.",
+        (r"it was captured for \d+ numbers", r"it was captured for class after class"),
     ),
     Code(
         "FG056", "its captures failed, which took long: a further kind of call runs as you wrote it until that kind "

@@ -7,10 +7,13 @@ calls are always treated alike.
 
 from __future__ import annotations
 
+import inspect
 import types
+import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from ...ir.switches import is_on
@@ -30,6 +33,7 @@ OVERHEAD = 8
 OFTEN = 256
 """Calls of one kind after which it is captured, whatever went before: eagerly they took as long as a capture does."""
 REMEMBERED = 1024
+METHODS = ("forward", "setup_context", "backward", "vjp", "jvp", "vmap")
 MANY = (
     f"it was captured for {AT_ONCE} numbers or objects, all else alike, or for {CLOSURES} closures: with another it "
     f"runs as you wrote it until it was called with that one {OFTEN} times"
@@ -38,16 +42,47 @@ SPENT = (
     f"its graphs have {WORK} operations together: for a further kind of call it runs as you wrote it until that kind "
     f"came {OFTEN} times"
 )
+AGAIN = (
+    f"it was captured for class after class that the same lines make, whose graphs have {WORK} operations together: "
+    f"one more runs as you wrote it until a kind of call came {OFTEN} times"
+)
 VAIN = (
     "its captures failed, which took long: a further kind of call runs as you wrote it until that kind came 2, 4, "
     f"8, .. times, {OFTEN} at most"
 )
 
 
+@dataclass
+class Family:
+    """The classes that one class statement makes, a class each time it runs, and what all but the first cost."""
+
+    first: weakref.ref[type]
+    codes: tuple[Any, ...]
+    """Kept alive: a family is found by where these are in memory."""
+    work: int = 0
+
+
+_families: dict[Any, Family] = {}
+
+
+def family_of(cls: type) -> Family:
+    """The family of a class: by its name, and by the code of its methods."""
+    methods = [inspect.unwrap(getattr(cls, name)) for name in METHODS if hasattr(cls, name)]
+    codes = tuple(getattr(method, "__code__", None) for method in methods)
+    key = (cls.__module__, cls.__qualname__, *map(id, codes))
+    family = _families.setdefault(key, Family(weakref.ref(cls), codes))
+    if len(_families) > REMEMBERED:
+        _families.pop(next(iter(_families)), None)
+    return family
+
+
 class Budget:
     """The captures that a class may begin."""
 
-    def __init__(self) -> None:
+    def __init__(self, cls: type) -> None:
+        self.family = family_of(cls)
+        self.is_another = self.family.first() is not cls
+        self.is_counting = False
         self.captured: Counter[Any] = Counter()
         self.closures = 0
         self.work = self.failed = 0
@@ -72,6 +107,8 @@ class Budget:
             return MANY, OFTEN
         if self.work > WORK:
             return SPENT, OFTEN
+        if self.is_another and self.family.work > WORK:
+            return AGAIN, OFTEN
         return VAIN, min(OFTEN, 2 ** min(self.failed // FAILED, OFTEN))
 
     def spend(self, facts: Any, args: Sequence[Any]) -> None:
@@ -82,7 +119,7 @@ class Budget:
     @contextmanager
     def attempt(self) -> Iterator[None]:
         """An attempt at a capture. One that only found what is to run between its segments is part of the next."""
-        before = operations_traced()
+        before, self.is_counting = operations_traced(), True
         try:
             yield
         except OpaqueMet:
@@ -91,7 +128,23 @@ class Budget:
             traced = operations_traced() - before
             self.failed += traced + OVERHEAD if traced else 0
             raise
+        finally:
+            self.is_counting = False
+            self._count_for_all(operations_traced() - before)
         self.work += operations_traced() - before
+
+    @contextmanager
+    def of_backward(self) -> Iterator[None]:
+        """A capture of backward, which counts for what the classes of the family cost together."""
+        before = operations_traced()
+        try:
+            yield
+        finally:
+            if not self.is_counting:
+                self._count_for_all(operations_traced() - before)
+
+    def _count_for_all(self, traced: int) -> None:
+        self.family.work += traced + OVERHEAD if self.is_another and traced else 0
 
 
 def has_closure(args: Sequence[Any]) -> bool:

@@ -162,7 +162,7 @@ class Compiler:
         self.unbounded = False  # whether what is compared of a call was once more than can be
         self.met: OrderedDict[Any, OpaqueMet] = OrderedDict()
         self.split_kinds: OrderedDict[Any, OpaqueMet] = OrderedDict()  # the same, numbers and identities apart
-        self.budget = Budget()
+        self.budget = Budget(cls)
         self.rules: OrderedDict[Any, Any] = OrderedDict()  # how DTensors are divided
         self.opaque_calls: list[OpaqueCall] = []
         self.reads: Reads | None = None
@@ -647,7 +647,7 @@ class Compiler:
         stored, keeper = found_on_disk(self, args) if tape is None else (None, None)
         try:
             specialization = stored or self._captured_now(args, tape)
-            specialization.keeper = keeper
+            specialization.keeper, specialization.counted = keeper, self.budget.of_backward
             if self.opaque("backward") is not None:
                 self._put_on_record("backward")
             elif self.must_capture("backward"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
@@ -143,6 +143,8 @@ class Specialization:
 
     is_compared: ClassVar[bool] = True
     """Whether its first run is compared with the user's own method."""
+    counted: Callable[[], AbstractContextManager[None]] = staticmethod(nullcontext)
+    """Where a capture of backward runs, so that its operations count (`budget.py`)."""
     unchecked = False
     """Whether made-up data was no fit for its method, so that the first call on real data compares."""
 
@@ -533,7 +535,8 @@ class Specialization:
             return None
         self.session.move_to(sizes)
         try:
-            entry = self._capture_backward(kinds, tape.again())
+            with self.counted():
+                entry = self._capture_backward(kinds, tape.again())
             self._compare_backward(kinds, entry, residuals, sizes, gradients, tape)
         except CaptureError as error:
             self.entries[key] = error.bare()
@@ -586,7 +589,8 @@ class Specialization:
         if key in self.entries:
             return key
         try:
-            found = self._capture_backward(kinds)
+            with self.counted():
+                found = self._capture_backward(kinds)
             key = self._now(kinds)
             self.entries[key] = found
         except CaptureError as error:

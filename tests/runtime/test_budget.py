@@ -82,6 +82,47 @@ def test_a_long_graph_counts_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
     assert captured(long) == 2
 
 
+def made_anew(turns: int) -> Any:
+    class Made(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, by: float) -> Tensor:
+            ctx.by = by
+            return x * by
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+            for _ in range(turns):
+                grad = grad * ctx.by
+            return grad, None
+
+    return Made
+
+
+@pytest.mark.filterwarnings("ignore::fusegrad.FallbackWarning")
+def test_classes_that_the_same_lines_make_share_what_they_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "_families", {})
+    monkeypatch.setattr(budget, "WORK", 48)
+    made = [made_anew(30) for _ in range(5)]
+    fast: list[Any] = [fusegrad.compile(cls) for cls in made]
+    for one, cls in zip(fast, made, strict=True):
+        assert told(one, 2.0) == told(cls, 2.0)
+    assert [captured(one) for one in fast] == [1, 1, 1, 0, 0]  # 30 operations of backward each, but for the first
+    assert code_of(fast[-1]._fusegrad.records["forward"].reason) == "FG055"
+    for _ in range(3):  # one that is kept, and called often
+        assert told(fast[-1], 2.0) == told(made[-1], 2.0)
+    assert captured(fast[-1]) == 1
+
+
+@pytest.mark.filterwarnings("ignore::fusegrad.FallbackWarning")
+def test_a_class_has_its_own_count_however_often_it_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "_families", {})
+    monkeypatch.setattr(budget, "WORK", 48)
+    cls = made_anew(30)
+    fast: list[Any] = [fusegrad.compile(cls) for _ in range(5)]
+    assert [told(one, 2.0) for one in fast] == [told(cls, 2.0)] * 5
+    assert [captured(one) for one in fast] == [1] * 5
+
+
 # ------------------------------------------------------------------ further kinds
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
