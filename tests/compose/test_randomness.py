@@ -6,6 +6,7 @@ import pytest
 import torch
 from compose.composing import compiled
 from compose.functions import CASES, Numbers
+from torch.autograd import Function
 from torch.func import grad, jvp, vjp, vmap
 
 import fusegrad
@@ -97,3 +98,63 @@ def test_a_seed_says_it_all(randomness) -> None:
     torch.testing.assert_close(shared, x * masks[1])
     pulled = vmap(grad(lambda x, s: seeded(x, s).sum()), randomness=randomness)(x, seeds)
     torch.testing.assert_close(pulled, masks.to(x.dtype))
+
+
+FILLS = {
+    "uniform": lambda t: t.uniform_(-1, 1),
+    "normal": lambda t: t.normal_(),
+    "exponential": lambda t: t.exponential_(),
+    "cauchy": lambda t: t.cauchy_(),
+    "geometric": lambda t: t.geometric_(0.3),
+    "log_normal": lambda t: t.log_normal_(),
+    "random": lambda t: t.random_(0, 100),
+}
+
+
+def filled(fill, fresh: bool) -> type:
+    """Draws by filling memory: of its argument's lane, or made without a look at the argument."""
+
+    class Filled(Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(x):
+            return x * fill(torch.empty(x.shape) if fresh else torch.empty_like(x))
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            pass
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * fill(torch.empty_like(g))
+
+    return Filled
+
+
+def drawn(cls, x, randomness):
+    torch.manual_seed(5)
+    pulled = grad(lambda x: cls.apply(x).sum())
+    return vmap(cls.apply, randomness=randomness)(x), vmap(pulled, randomness=randomness)(x)
+
+
+@pytest.mark.parametrize("kind", FILLS)
+def test_what_is_filled_obeys_it_as_in_eager(kind) -> None:
+    cls, x = filled(FILLS[kind], False), torch.ones(LANES, 16)
+    fast = fusegrad.compile(cls)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="randomness"):
+            vmap(fast.apply)(x)
+    for randomness in ("same", "different"):
+        assert all(map(torch.equal, drawn(fast, x, randomness), drawn(cls, x, randomness)))
+
+
+@pytest.mark.parametrize("kind", FILLS)
+def test_fresh_memory_is_filled_for_every_lane(kind) -> None:
+    fast, x = fusegrad.compile(filled(FILLS[kind], True)), torch.ones(LANES, 16)
+    with pytest.raises(RuntimeError, match="randomness"):
+        vmap(fast.apply)(x)
+    y = vmap(fast.apply, randomness="same")(x)
+    assert (y == y[:1]).all() and len(y[0].unique()) > 1
+    y = vmap(fast.apply, randomness="different")(x)
+    assert all((y[i] != y[j]).any() for i in range(LANES) for j in range(i))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import keyword
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -104,14 +105,29 @@ def in_lanes(target: Any) -> Callable[..., Any] | None:
     """The operation as a function that vmap follows; None where torch's own rule does."""
     if target in RULES or target in DECOMPOSED or target in _ASSERTIONS:
         return _followed(target)
+    if target in FILLING:
+        return _filled_by(FILLING[target])
+    if keyword.iskeyword(getattr(target, "_overloadname", "")):
+        return _by_a_name(target)
     functional = WRITING.get(target)
     return None if functional is None else _written_back(functional)
+
+
+@functools.cache
+def _by_a_name(op: Any) -> Callable[..., Any]:
+    """`aten.random_.from`, which no code can call by that name."""
+    return _named(lambda *args, **options: op(*args, **options), op)
 
 
 @functools.cache
 def _written_back(op: Any) -> Callable[..., Any]:
     made = _followed(op)
     return _named(lambda target, *args, **options: target.copy_(made(target, *args, **options)), f"{op}_")
+
+
+@functools.cache
+def _filled_by(fill: Any) -> Callable[..., Any]:
+    return _named(lambda like, *args, **options: fill(torch.empty_like(like), *args, **options), fill)
 
 
 @functools.cache
@@ -355,5 +371,18 @@ WRITING: dict[Any, Any] = {
     aten.index_fill_.int_Scalar: aten.index_fill.int_Scalar,
 }
 """In-place operation -> the one that is written back."""
+
+FILLING: dict[Any, Any] = {
+    aten.uniform.default: aten.uniform_.default,
+    aten.normal_functional.default: aten.normal_.default,
+    aten.exponential.default: aten.exponential_.default,
+    aten.cauchy.default: aten.cauchy_.default,
+    aten.geometric.default: aten.geometric_.default,
+    aten.log_normal.default: aten.log_normal_.default,
+    aten.random.default: aten.random_.default,
+    aten.random.to: aten.random_.to,
+    getattr(aten.random, "from"): getattr(aten.random_, "from"),
+}
+"""A draw that writes nothing -> the one that fills a tensor: these alone obey vmap's `randomness`."""
 
 _ASSERTIONS = (aten._assert_async.msg, aten._assert_async.default)
