@@ -25,7 +25,7 @@ from ...tracer.capture.context import backward_context
 from ...tracer.function import backward_method, method_place, takes_boxed_gradients, users_own
 from ...tracer.opaque.nested import watcher
 from ...tracer.opaque.opaque import call_for_real
-from ...tracer.torch_private import apply_now, dual_level, transforms_active
+from ...tracer.torch_private import apply_now, custom_function_call, dual_level, transforms_active
 from ..cache import store as cache
 from ..capture.ctx_attributes import left_on
 from ..settings.config import settings

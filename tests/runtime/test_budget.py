@@ -9,6 +9,7 @@ import torch
 from torch.autograd import Function
 
 import fusegrad
+from fusegrad.ir.codes import code_of
 from fusegrad.runtime.specialize import budget
 
 Tensor = torch.Tensor
