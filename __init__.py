@@ -17,6 +17,7 @@ from .ir import versions as _versions  # refuses a torch that is too old, ahead 
 
 try:
     from .ir.errors import FusegradError, NotTraceableError
+    from .runtime.api import compile
     from .runtime.bisect.search import bisect
     from .runtime.check.check import CheckError, check
     from .runtime.execution.aten import random
@@ -28,7 +29,6 @@ try:
     from .runtime.report.explain import explain
     from .runtime.settings import config
     from .runtime.settings.counters import stats
-    from .runtime.specialize.compiled import compile
     from .runtime.specialize.records import FallbackWarning
     from .runtime.swap.swap import swap
 except (ImportError, AttributeError) as _error:  # torch or triton lacks a name

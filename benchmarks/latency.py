@@ -180,7 +180,7 @@ def _compile(kernel: Any, text: str) -> Any:
     from triton.compiler import ASTSource
 
     from fusegrad.codegen.kernel import Pointer
-    from fusegrad.runtime.kernels.launch import TRITON_DTYPE, jit_function
+    from fusegrad.runtime.kernels.triton_module import TRITON_DTYPE, jit_function
 
     scalars = tuple(a.name for a in kernel.arguments if not isinstance(a, Pointer))
     function = jit_function(text, kernel.name, scalars)

@@ -6,26 +6,29 @@ backward only execute what was captured.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch.autograd.function import Function, once_differentiable
 
 from ...ir.program import Place
+from ...tracer.capture.capture import capture_lock
 from ...tracer.containers import opened
 from ...tracer.function import ForwardCapture, backward_method, is_once_differentiable, takes_boxed_gradients
-from ...tracer.torch_private import saved_tensors_can_be_told_apart, saved_tensors_of
+from ...tracer.torch_private import direct_apply, saved_tensors_can_be_told_apart, saved_tensors_of
 from ..capture.ctx_attributes import showing
+from ..fallback.effects import careful
 from ..specialize.function_class import node_class, shown
 from ..specialize.residuals import Chosen
 from ..specialize.specialization import Specialization
+from .backward import backward as backward_of
 
 if TYPE_CHECKING:
-    from ..specialize.compiled import Compiler
+    from ..specialize.compiled import Compiled
 
 
 def make_node(
-    compiler: Compiler,
+    compiler: Compiled,
     spec: Specialization,
     backend: str,
     chosen: Chosen | None,
@@ -47,7 +50,7 @@ def make_node(
     if chosen is not None and saved_tensors_can_be_told_apart:
         users = len(spec.forward.saved)
         node._backward_cls.saved_tensors = property(
-            lambda ctx: tuple(compiler.originals(chosen, saved_tensors_of(ctx), ctx)[:users])
+            lambda ctx: tuple(chosen.originals(saved_tensors_of(ctx), ctx)[:users])
         )
     return node
 
@@ -96,15 +99,15 @@ def _forward(spec: Specialization, backend: str, chosen: Chosen | None, own_back
 
 
 def _backward(
-    compiler: Compiler, spec: Specialization, backend: str, chosen: Chosen | None, method: Callable[..., Any] | None
+    compiler: Compiled, spec: Specialization, backend: str, chosen: Chosen | None, method: Callable[..., Any] | None
 ) -> Callable[..., Any]:
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return compiler.backward(spec, backend, chosen, ctx, gradients)
+        return backward_of(compiler, spec, backend, chosen, ctx, gradients)
 
     def boxed(ctx: Any, gradients: list[Any]) -> Any:
         given = tuple(gradients)
         gradients.clear()
-        return compiler.backward(spec, backend, chosen, ctx, given)
+        return backward_of(compiler, spec, backend, chosen, ctx, given)
 
     if takes_boxed_gradients(compiler.cls):
         return shown(boxed)
@@ -147,3 +150,24 @@ _POOLS = ("input", "output", "hidden")
 def _pickers(places: Iterable[Place | None]) -> list[tuple[int, int]]:
     """Places as (pool, index); pool -1 is None."""
     return [(-1, 0) if p is None else (_POOLS.index(p.kind), p.index) for p in places]
+
+
+def node_of(
+    compiler: Compiled, specialization: Specialization, key: tuple[str, bool, bool], args: Sequence[Any]
+) -> Callable[..., Any]:
+    """`apply` of the generated Function of a specialisation."""
+    if key not in specialization.nodes:
+        with capture_lock:
+            _add_node(compiler, specialization, key, args)
+    apply: Callable[..., Any] = specialization.nodes[key]
+    return apply
+
+
+def _add_node(
+    compiler: Compiled, specialization: Specialization, key: tuple[str, bool, bool], args: Sequence[Any]
+) -> None:
+    if key in specialization.nodes:  # another thread was first
+        return
+    chosen = compiler.chosen(specialization, key, specialization.sizes(args))
+    node = make_node(compiler, specialization, key[0], chosen, key[2])
+    specialization.nodes[key] = careful(direct_apply(node), specialization)

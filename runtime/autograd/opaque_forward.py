@@ -42,7 +42,7 @@ from ..functorch.unit import VALUES, ran, without_idle
 from ..specialize.function_class import node_class
 
 if TYPE_CHECKING:
-    from ..specialize.compiled import Compiler
+    from ..specialize.compiled import Compiled
 
 Tensor = torch.Tensor
 BACKWARDS = 64
@@ -53,7 +53,7 @@ REMEMBERED = 1024
 WRITES_GIVEN = "its backward writes to a tensor that it is given, of which it is differentiated as written"
 
 
-def opaque_forward_of(compiler: Compiler) -> OpaqueForward | None:
+def opaque_forward_of(compiler: Compiled) -> OpaqueForward | None:
     """The Function for a class whose forward runs as written; None where its backward does, too."""
     cls: Any = compiler.cls
     both = cls.backward is not Function.backward and cls.vjp is not Function.vjp  # torch refuses the two together
@@ -67,7 +67,7 @@ def opaque_forward_of(compiler: Compiler) -> OpaqueForward | None:
 class OpaqueForward:
     """The Function of a class whose forward must not (or cannot) be captured, with a backward that may be."""
 
-    def __init__(self, compiler: Compiler) -> None:
+    def __init__(self, compiler: Compiled) -> None:
         method = backward_method(compiler.cls)
         assert method is not None
         self.compiler, self.method = compiler, method

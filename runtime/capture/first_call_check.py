@@ -15,6 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...tracer.capture.memory import copied, is_held
+from ..execution.intermediates import _evaluate
 
 Tensor = torch.Tensor
 Call = Callable[[Sequence[Any]], Sequence[Any]]
@@ -189,5 +190,3 @@ def _cut_tensor(tensor: Tensor, fake: Tensor, sizes: Sizes) -> Tensor:
     return small.copy_(data).requires_grad_(tensor.requires_grad)
 
 
-def _evaluate(exprs: Sequence[Any], sizes: Sizes) -> tuple[int, ...]:
-    return tuple(e if isinstance(e, int) else int(e.node.expr.xreplace(sizes)) for e in exprs)

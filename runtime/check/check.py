@@ -22,7 +22,7 @@ from ...ir.errors import FusegradError
 from ...tracer.function import backward_method, method_place
 from ..report.explain import compiler_of
 from ..settings.config import BACKENDS, patch
-from ..specialize.compiled import Compiler
+from ..specialize.compiled import Compiled
 from .cases import DTYPES, SIZES, Plan, shapes
 from .compare import Difference, Outcome, Tolerance, error_text, errors, first_difference
 from .layouts import LAYOUTS, all_cast
@@ -130,7 +130,7 @@ def _inapplicable(case: Case, gs: Sequence[Any]) -> tuple[str, str] | None:
     return None
 
 
-def _how_it_ran(compiler: Compiler) -> str:
+def _how_it_ran(compiler: Compiled) -> str:
     opaque = {m: r for m, r in compiler.records.items() if r.status == "opaque"}
     return ", ".join(f"{m} as written: {r.reason}" for m, r in opaque.items()) or "compiled"
 

@@ -13,11 +13,11 @@ import torch.utils._pytree as pytree
 from ...ir.errors import FusegradError
 from ...tracer.function import as_tuple, uses_setup_context
 from ...tracer.torch_private import is_made_of_others
+from ..api import compile as compiled
 from ..capture.guards import is_float
 from ..dispatch.pytree import bound, call_flat
 from ..report.explain import compiler_of
-from ..specialize.compiled import Compiler
-from ..specialize.compiled import compile as compiled
+from ..specialize.compiled import Compiled
 from ..values.tensor_specs import is_spec, parse_spec
 from .compare import Outcome, Tolerance, error_text, first_difference
 from .layouts import all_copied, laid_out
@@ -71,7 +71,7 @@ class Subject:
     def __post_init__(self) -> None:
         self.fast, self.compiler = self.fresh()
 
-    def fresh(self) -> tuple[Apply, Compiler]:
+    def fresh(self) -> tuple[Apply, Compiled]:
         """Compiled as the user did, with none of his captures."""
         fast = compiled(self.user, **self.options)
         return (fast.apply if isinstance(self.user, type) else fast), compiler_of(fast)

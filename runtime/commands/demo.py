@@ -20,6 +20,7 @@ from torch.autograd import Function
 from torch.autograd.graph import saved_tensors_hooks
 
 from ...ir.errors import KernelCompileError
+from ..api import compile as compiled
 from ..demo.functions import FUNCTIONS
 from ..demo.model import IGNORED, ByteModel, Functions, Sizes, call, read_text, seeded_model, windows
 from ..demo.tables import JUDGED_STEPS, LEARNING_RATE, TOLERANCE, divergence, table
@@ -27,7 +28,6 @@ from ..report.answer import MISMATCH, OK, Answer
 from ..report.explain import Explanation, explain
 from ..report.graph_svg import shaded, svg
 from ..settings.config import BACKENDS, patch
-from ..specialize.compiled import compile as compiled
 
 SUMMARY = "train a small language model with eager and with compiled Functions, and compare"
 NAMES = ("eager", "compiled")

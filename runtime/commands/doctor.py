@@ -19,12 +19,12 @@ import torch
 from torch.autograd import Function
 
 from ...ir import versions
+from ..api import compile as compiled
 from ..cache import store as cache
 from ..report.answer import Answer
 from ..report.terminal import Block, Table
 from ..settings import malloc as memory
 from ..settings.config import BACKENDS, settings
-from ..specialize.compiled import compile as compiled
 from .cache import shown
 
 SUMMARY = "say what this machine can do, and what to install for the rest"

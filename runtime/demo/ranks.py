@@ -26,9 +26,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 from ...ir.errors import FusegradError
+from ..api import compile as compiled
 from ..report.answer import MISMATCH, OK, Answer
 from ..settings.config import patch
-from ..specialize.compiled import compile as compiled
 from .functions import FUNCTIONS
 from .model import IGNORED, ByteModel, Functions, Sizes, read_text, seeded_model, windows
 from .tables import JUDGED_STEPS, LEARNING_RATE, TOLERANCE, divergence, table

@@ -29,7 +29,7 @@ def remember(fast: Any, options: Sequence[Any]) -> None:
 
 def arrived(cls: Any) -> None:
     """A class was put together from its contents, in another process maybe: it is entered as every other is."""
-    from ..specialize.compiled import entrance
+    from .compiled_class import entrance
 
     apply = entrance(cls._fusegrad, [cls])
     for name in ("apply", "_fusegrad_apply"):
@@ -58,7 +58,7 @@ def reduced(cls: Any) -> Any:
 
 def again(users: type, options: Sequence[Any]) -> type:
     """The compiled class that such a call stands for."""
-    from ..specialize.compiled import compile_class
+    from .compiled_class import compile_class
 
     return _compiled.get(_key(users, options)) or compile_class(users, *options)
 

@@ -23,7 +23,7 @@ from ...tracer.opaque.nested import watcher
 from ..capture.guards import is_float, is_tracked
 from ..dynamo.graph_names import name_in_graphs
 from ..functorch.unit import vjp_of
-from ..specialize.function_class import function_shown
+from .entry import function_shown
 
 Tensor = torch.Tensor
 
@@ -42,7 +42,7 @@ def compile_function(
     traceable: True where `fn` must be captured; where it is False, `fn` runs as it is.
     """
     from ..dynamo.call import in_dynamos_graph
-    from ..specialize.compiled import compile_class
+    from .compiled_class import compile_class
 
     require_one_body(fn, traceable)
     fast = compile_class(function_class(fn), backend, fullgraph, dynamic, traceable, derive_jvp, numerics)

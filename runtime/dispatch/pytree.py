@@ -29,7 +29,7 @@ from ..dynamo.graph_names import name_in_graphs
 from ..dynamo.pytree_forms import function_shown_nested, of_forms, shown_nested
 from ..fast_path.argument_forms import MISS, builder, opener
 from ..fast_path.guard_codegen import Unchanging
-from ..specialize.function_class import is_public, joined
+from .metaclass import is_public, joined
 
 Tensor = torch.Tensor
 Compile = Callable[[Any], Any]

@@ -38,7 +38,7 @@ from .placements import (
 from .sharding_rules import Rule, rule_for, stand_in
 
 if TYPE_CHECKING:
-    from ..specialize.compiled import Compiler
+    from ..specialize.compiled import Compiled
     from ..specialize.specialization import Specialization
 
 Tensor = torch.Tensor
@@ -87,8 +87,11 @@ Run: TypeAlias = "Callable[[tuple[Any, ...], Specialization | None], Any]"
 """The class on the parts that a rank has of its arguments, or what was captured of it at the whole sizes."""
 
 
-def call(compiler: Compiler, args: tuple[Any, ...]) -> Any:
-    """`apply` where some argument is a DTensor. Raises MixedTensorsError, MeshesDifferError, PlacementError."""
+def call(compiler: Compiled, args: tuple[Any, ...], run: Run) -> Any:
+    """`apply` where some argument is a DTensor. run: makes the call on the parts.
+
+    Raises MixedTensorsError, MeshesDifferError, PlacementError.
+    """
     if transforms_active() or dual_level() >= 0:
         compiler.leave_to_the_user("forward", TRANSFORMED)
         return compiler.users(*args)
@@ -99,10 +102,10 @@ def call(compiler: Compiler, args: tuple[Any, ...]) -> Any:
     if isinstance(rule, CaptureError):
         compiler.refuse("forward", rule)
         return compiler.users(*args)
-    return _Call(compiler, rule, args, mesh)()
+    return _Call(compiler, rule, args, mesh, run)()
 
 
-def call_in_graph(compiler: Compiler, args: tuple[Any, ...], run: Run) -> Any:
+def call_in_graph(compiler: Compiled, args: tuple[Any, ...], run: Run) -> Any:
     """`apply` on DTensors in somebody else's graph, where `run` makes the call on the parts.
 
     Raises CaptureError where it cannot be there, and what `call` raises.
@@ -119,7 +122,7 @@ def call_in_graph(compiler: Compiler, args: tuple[Any, ...], run: Run) -> Any:
     return _Call(compiler, rule, args, mesh, run)()
 
 
-def _mesh(compiler: Compiler, args: Sequence[Any]) -> Any:
+def _mesh(compiler: Compiled, args: Sequence[Any]) -> Any:
     """The one mesh of all DTensors."""
     kind, found = types().DTensor, None
     for at, value in enumerate(args):
@@ -132,16 +135,16 @@ def _mesh(compiler: Compiler, args: Sequence[Any]) -> Any:
     return found
 
 
-def _name(compiler: Compiler, args: Sequence[Any], at: int) -> str:
+def _name(compiler: Compiled, args: Sequence[Any], at: int) -> str:
     skip = 0 if compiler.setup_style else 1
     return parameter_names(compiler.cls.forward, len(args), skip, "argument")[at]  # type: ignore[attr-defined]
 
 
 class _Call:
-    """One call: where its arguments are, where they go, and what comes back. run: makes it in somebody else's graph."""
+    """One call: where its arguments are, where they go, and what comes back. run: makes it on the parts."""
 
     def __init__(
-        self, compiler: Compiler, rule: Rule, args: tuple[Any, ...], mesh: Any, run: Run | None = None
+        self, compiler: Compiled, rule: Rule, args: tuple[Any, ...], mesh: Any, run: Run
     ) -> None:
         self.compiler, self.rule, self.args, self.mesh, self.run = compiler, rule, args, mesh, run
         self.slots = rule.spec.slots
@@ -171,11 +174,7 @@ class _Call:
         fits = self.rule.holds_for(self._counts())
         if not fits:
             self.compiler.is_compiled("forward")
-        if self.run is not None:
-            return self.run(local, None if fits else self.rule.spec)
-        if fits:
-            return self.compiler(local, {})
-        return self.compiler._called(self.rule.spec, local, local, None)
+        return self.run(local, None if fits else self.rule.spec)
 
     def _left(self, part: Tensor, number: int, seen: dict[int, Any]) -> Any:
         if id(part) in seen:

@@ -23,7 +23,7 @@ from .partition import Parts
 from .placements import dense_strides, part_sizes
 
 if TYPE_CHECKING:
-    from ..specialize.compiled import Compiler
+    from ..specialize.compiled import Compiled
 
 Tensor = torch.Tensor
 Counts = Mapping[sympy.Symbol, tuple[int, ...]]
@@ -98,7 +98,7 @@ def _like(tensor: Tensor, shape: Sequence[int]) -> Tensor:
     return torch.empty_strided(tuple(shape), dense_strides(shape, tensor.stride()), dtype=tensor.dtype, device="meta")
 
 
-def rule_for(compiler: Compiler, args: Sequence[Any]) -> Rule | CaptureError:
+def rule_for(compiler: Compiled, args: Sequence[Any]) -> Rule | CaptureError:
     """The rule for arguments like these; why there is none."""
     key = compiler._key(args)
     if (found := compiler.rules.get(key)) is not None:
@@ -110,7 +110,7 @@ def rule_for(compiler: Compiler, args: Sequence[Any]) -> Rule | CaptureError:
     return found
 
 
-def rule_of(compiler: Compiler, args: Sequence[Any]) -> Rule | CaptureError:
+def rule_of(compiler: Compiled, args: Sequence[Any]) -> Rule | CaptureError:
     """The rule, made anew; why there is none."""
     try:
         return _captured(compiler, args)
@@ -121,7 +121,7 @@ def rule_of(compiler: Compiler, args: Sequence[Any]) -> Rule | CaptureError:
         return CaptureError(reason=reason, where=users_line())
 
 
-def _captured(compiler: Compiler, args: Sequence[Any]) -> Rule:
+def _captured(compiler: Compiled, args: Sequence[Any]) -> Rule:
     """The rule, from a capture on tensors without memory of the whole sizes. Raises CaptureError, LoweringError."""
     if any(holds_tensors(a) for a in args):
         raise CaptureError(reason="it is given DTensors, and tensors in a container", where=users_line())

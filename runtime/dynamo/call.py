@@ -44,7 +44,7 @@ from ..settings.config import settings
 from .forward_operator import Forward, UnknownSize, example
 
 if TYPE_CHECKING:
-    from ..specialize.compiled import Compiler
+    from ..specialize.compiled import Compiled
     from ..specialize.specialization import Specialization
 
 Tensor = torch.Tensor
@@ -78,15 +78,15 @@ class Refused(Exception):
 
 # ------------------------------------------------------------------ a call
 def in_dynamos_graph(
-    compiler: Compiler, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[..., Any] | None = None
+    compiler: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[..., Any]
 ) -> Any:
     """A call that stands in Dynamo's graph: run for real, made more graph of, or asked by Dynamo for its results.
 
-    run: a plain function, whose Function the compiler compiled.
+    run: makes it for real.
     """
     try:
         with asked_for() if is_for_a_graph(opened((*args, *kwargs.values()))) else nullcontext():
-            return compiler(args, kwargs) if run is None else run(*args, **kwargs)
+            return run(*args, **kwargs)
     except Exception as error:
         if not is_fault(error):
             raise
@@ -97,7 +97,7 @@ def in_dynamos_graph(
     raise _no_place(compiler, compiler.records[_maker()].reason or fault.names, users_line())
 
 
-def called_within(compiler: Compiler, args: tuple[Any, ...]) -> Any:
+def called_within(compiler: Compiled, args: tuple[Any, ...]) -> Any:
     """A call in somebody else's graph. Raises OuterGraphError where it cannot be there."""
     asked_by_dynamo = is_asked_for()
     try:
@@ -114,12 +114,12 @@ def called_within(compiler: Compiler, args: tuple[Any, ...]) -> Any:
     return compiler.users(*args)  # a Function of torch's own, whose backward a tracer follows
 
 
-def _no_place(compiler: Compiler, reason: str, where: str) -> OuterGraphError:
+def _no_place(compiler: Compiled, reason: str, where: str) -> OuterGraphError:
     return OuterGraphError(function=compiler.cls.__name__, who=_maker(), reason=reason, where=where)
 
 
 @contextmanager
-def faults_refused(compiler: Compiler, args: tuple[Any, ...]) -> Iterator[None]:
+def faults_refused(compiler: Compiled, args: tuple[Any, ...]) -> Iterator[None]:
     """A mistake of ours while a call is made part of somebody else's graph: it does not become one."""
     try:
         yield
@@ -136,18 +136,18 @@ def _maker() -> str:
     return "torch.export" if torch.compiler.is_exporting() else "torch.compile"
 
 
-def _guard(compiler: Compiler) -> None:
+def _guard(compiler: Compiled) -> None:
     """What is made of this graph holds as long as what the methods read stays what it is."""
     if not guard_in_dynamo(lambda: (id(compiler), _state(compiler)), compiler.cls.__name__):
         raise Refused("this torch takes no guard on what it reads", method_place(compiler.cls.forward))  # type: ignore[attr-defined]
 
 
-def _state(compiler: Compiler) -> Any:
+def _state(compiler: Compiled) -> Any:
     reads = compiler.reads_now()
     return reads.facts(), methods_now(compiler.user_class), settings(), in_force(), torch.get_default_dtype()
 
 
-def traced(compiler: Compiler, args: tuple[Any, ...], spec: Specialization | None = None) -> Any:
+def traced(compiler: Compiled, args: tuple[Any, ...], spec: Specialization | None = None) -> Any:
     """A call, with every argument given. Raises Refused where it cannot be in the graph.
 
     spec: what serves these arguments, though it was captured for others: for the whole of which they are parts.
@@ -205,7 +205,7 @@ def _as_constant(value: Any) -> Any:
     return value
 
 
-def _specialization(compiler: Compiler, given: Sequence[Any]) -> Specialization:
+def _specialization(compiler: Compiled, given: Sequence[Any]) -> Specialization:
     from ..specialize.records import NotCaptured
 
     for role in compiler.methods.roles():
@@ -238,18 +238,18 @@ def _refused(error: CaptureError) -> Refused:
     return Refused(error.facts["reason"], error.facts["where"])
 
 
-def _recorded(compiler: Compiler, method: str) -> tuple[str, str]:
+def _recorded(compiler: Compiled, method: str) -> tuple[str, str]:
     record = compiler.records.get(method)
     return (record and record.reason) or "it runs as written", (record and record.where) or "unknown"
 
 
-def _why_no_backward(compiler: Compiler, given: Sequence[Any]) -> str | None:
+def _why_no_backward(compiler: Compiled, given: Sequence[Any]) -> str | None:
     """Where there is none eager's own error comes when it is asked for, which nobody knows here."""
     asked = torch.is_grad_enabled() and not transforms_active() and any(map(is_tracked, given))
     return "it has no backward" if asked and backward_method(compiler.cls) is None else None
 
 
-def _why_not(compiler: Compiler, spec: Specialization, alone: bool) -> str | None:
+def _why_not(compiler: Compiled, spec: Specialization, alone: bool) -> str | None:
     """alone: nobody differentiates or maps the call but autograd, once, by the user's backward."""
     if spec.opaque:
         return "it calls what is opaque"

@@ -30,12 +30,12 @@ from ..capture.graph_mode import aside
 from ..capture.guards import is_tracked
 from ..execution.executable import Binder, BoundSizes
 from ..functorch.function import Whole, why_not_whole
-from ..functorch.unit import VALUES, BackwardUnit, BatchedUnit, Unit
+from ..functorch.unit import VALUES, BackwardUnit, BatchedUnit, Unit, make_operators_by
 from ..persistence.stored_specialization import operations
 from .operators import Operator, named, registered
 
 if TYPE_CHECKING:
-    from ..specialize.compiled import Compiler
+    from ..specialize.compiled import Compiled
     from ..specialize.specialization import Specialization
 
 Tensor = torch.Tensor
@@ -83,7 +83,7 @@ def _hint(size: Any) -> int:
 class Root:
     """What rules are derived from; as a text, a digest that tells it from others in every process."""
 
-    compiler: Compiler
+    compiler: Compiled
     spec: Specialization
     backend: str
     copies: bool
@@ -138,7 +138,7 @@ class Forward(Whole):
 
     @classmethod
     def of(
-        cls, compiler: Compiler, spec: Specialization, backend: str, tensors: Sequence[Tensor], alone: bool
+        cls, compiler: Compiled, spec: Specialization, backend: str, tensors: Sequence[Tensor], alone: bool
     ) -> Forward:
         """The one of a specialisation on a backend. alone: nobody but autograd differentiates it."""
         copies = bool(spec.skip) and forward_mode_is_active() and not compiler.writes("jvp")
@@ -149,7 +149,7 @@ class Forward(Whole):
         return spec.nodes[key]  # type: ignore[no-any-return]
 
     def __init__(
-        self, compiler: Compiler, spec: Specialization, backend: str, copies: bool, recorded: bool, alone: bool
+        self, compiler: Compiled, spec: Specialization, backend: str, copies: bool, recorded: bool, alone: bool
     ) -> None:
         super().__init__(compiler, spec, backend, copies)
         self.compared, self.recorded, self.alone = not spec.is_compared, recorded, alone
@@ -405,3 +405,12 @@ def _of_graph(unit: Unit, examples: Sequence[Any]) -> Any:
 def _results(trace: Trace) -> Sequence[Any]:
     (made,) = trace.graph_module.graph.find_nodes(op="output")[0].args
     return made  # type: ignore[no-any-return]
+
+
+class _Operators:
+    """This file, as units know it."""
+
+    called, executed = staticmethod(called), staticmethod(executed)
+
+
+make_operators_by(_Operators())

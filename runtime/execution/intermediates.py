@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import sympy
 import torch
 
-from ..capture.first_call_check import Sizes, Tensor, _evaluate
+Tensor = torch.Tensor
+Sizes = Mapping[sympy.Symbol, int]
 
 
 def intermediate_bytes(gm: torch.fx.GraphModule, sizes: Sizes) -> int:
@@ -31,3 +33,7 @@ def _assumed(shape: Sequence[Any], sizes: Sizes) -> tuple[int, ...]:
 def _is_view(node: torch.fx.Node) -> bool:
     schema = getattr(node.target, "_schema", None)
     return schema is not None and any(r.alias_info is not None for r in schema.returns)
+
+
+def _evaluate(exprs: Sequence[Any], sizes: Sizes) -> tuple[int, ...]:
+    return tuple(e if isinstance(e, int) else int(e.node.expr.xreplace(sizes)) for e in exprs)

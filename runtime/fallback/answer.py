@@ -33,7 +33,7 @@ from ..settings.generated_sources import NODE, STRAIGHT
 from .effects import AFTER_EFFECTS, launching
 
 if TYPE_CHECKING:
-    from ..specialize.compiled import Compiler
+    from ..specialize.compiled import Compiled
     from ..specialize.residuals import Chosen
     from ..specialize.specialization import Specialization
 
@@ -187,14 +187,14 @@ def _is_of_the_device(error: Exception) -> bool:
 
 
 # ------------------------------------------------------------------ what answers
-def eagers(compiler: Compiler) -> Callable[..., Any]:
+def eagers(compiler: Compiled) -> Callable[..., Any]:
     """The class (or the plain function) as the user wrote it."""
     sources = getattr(compiler.cls, "_fusegrad_sources", None)
     return apply_now(compiler.written) if sources is None else sources[0]
 
 
 def answered(
-    compiler: Compiler,
+    compiler: Compiled,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     fault: Fault,
@@ -229,7 +229,7 @@ def whatever_happens() -> Iterator[None]:
             raise
 
 
-def _avoid(compiler: Compiler, args: tuple[Any, ...], fault: Fault) -> None:
+def _avoid(compiler: Compiled, args: tuple[Any, ...], fault: Fault) -> None:
     """Calls with arguments like these run as written from now on."""
     compiler.ready.forget()
     given = compiler.complete(args)
@@ -239,10 +239,10 @@ def _avoid(compiler: Compiler, args: tuple[Any, ...], fault: Fault) -> None:
 
 
 def users_backward(
-    compiler: Compiler, spec: Specialization, chosen: Chosen | None, ctx: Any, residuals: Sequence[Any], given: Any
+    compiler: Compiled, spec: Specialization, chosen: Chosen | None, ctx: Any, residuals: Sequence[Any], given: Any
 ) -> Any:
     """A backward in which we failed, as the user wrote it, on what forward kept for it."""
-    kept = residuals if chosen is None else compiler.originals(chosen, residuals, ctx)
+    kept = residuals if chosen is None else chosen.originals(residuals, ctx)
     forward, cls, saved = spec.forward, compiler.cls, len(spec.forward.saved)
     left = left_on(ctx, spec)
     own = backward_context(cls.__name__)(kept[:saved], left, forward.needs_input_grad[: spec.count])
@@ -254,7 +254,7 @@ def users_backward(
     return result
 
 
-def backward_failed(compiler: Compiler, spec: Specialization, fault: Fault, given: Sequence[Any]) -> None:
+def backward_failed(compiler: Compiled, spec: Specialization, fault: Fault, given: Sequence[Any]) -> None:
     """A fault in backward on record: from now on this specialisation's is the user's own."""
     put_on_record(compiler, "backward", fault, given)
     if not fault.lacks_memory:
@@ -262,7 +262,7 @@ def backward_failed(compiler: Compiler, spec: Specialization, fault: Fault, give
 
 
 @contextmanager
-def contained(compiler: Compiler, method: str, args: Sequence[Any] = ()) -> Iterator[None]:
+def contained(compiler: Compiled, method: str, args: Sequence[Any] = ()) -> Iterator[None]:
     """Within the block nothing is done that a call's result depends on: a fault there is put on record, no more."""
     try:
         yield
@@ -276,14 +276,14 @@ def contained(compiler: Compiler, method: str, args: Sequence[Any] = ()) -> Iter
 
 # ------------------------------------------------------------------ the record
 def put_on_record(
-    compiler: Compiler, method: str, fault: Fault, args: Sequence[Any] = (), status: str = "opaque"
+    compiler: Compiled, method: str, fault: Fault, args: Sequence[Any] = (), status: str = "opaque"
 ) -> None:
     """A fault is told once. Raises FaultError where the method must not run as written, and nothing else of ours."""
     with whatever_happens():
         _put_on_record(compiler, method, fault, args, status)
 
 
-def _put_on_record(compiler: Compiler, method: str, fault: Fault, args: Sequence[Any], status: str) -> None:
+def _put_on_record(compiler: Compiled, method: str, fault: Fault, args: Sequence[Any], status: str) -> None:
     if fault.lacks_memory:
         compiler.failed(method, f"memory did not suffice: {fault.names}", status)
         return
@@ -300,7 +300,7 @@ def reason_of(fault: Fault, file: str | None) -> str:
     return f"internal error: {fault.names} (please report it{f' with {file}' if file else ''})"
 
 
-def report(compiler: Compiler, method: str, fault: Fault, args: Sequence[Any]) -> str | None:
+def report(compiler: Compiled, method: str, fault: Fault, args: Sequence[Any]) -> str | None:
     """The file that was written for a report, beside the cache; None where none can be."""
     with suppress(Exception):
         root = cache.default_root()
@@ -316,7 +316,7 @@ def report(compiler: Compiler, method: str, fault: Fault, args: Sequence[Any]) -
     return None
 
 
-def _text(compiler: Compiler, method: str, fault: Fault, args: Sequence[Any]) -> str:
+def _text(compiler: Compiled, method: str, fault: Fault, args: Sequence[Any]) -> str:
     own = backward_method(compiler.cls) if method == "backward" else None
     place = method_place(own or compiler.cls.forward)  # type: ignore[attr-defined]
     versions = {"Python": platform.python_version(), **cache.versions()}

@@ -37,6 +37,7 @@ from ..execution.executable import BoundSizes
 from ..fallback.answer import Fault, backward_failed, is_fault, users_backward
 from ..fallback.effects import careful
 from ..settings.config import KERNEL_BACKENDS
+from ..specialize.backward import run_backward
 from ..specialize.residuals import Chosen
 from ..specialize.specialization import Specialization, gradient_kind, in_a_class, is_as_strided, view_like, view_of
 from .argument_forms import MISS, formed, inside
@@ -57,7 +58,7 @@ from .plan_codegen import write_run
 from .source_writer import Straight, row
 
 if TYPE_CHECKING:
-    from ..specialize.compiled import Compiler
+    from ..specialize.compiled import Compiled
 
 Tensor = torch.Tensor
 LAYOUTS = 4
@@ -67,7 +68,7 @@ ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype)
 
 
 def write_entry(
-    compiler: Compiler, spec: Specialization, key: Any, args: tuple[Any, ...], given: Sequence[Any]
+    compiler: Compiled, spec: Specialization, key: Any, args: tuple[Any, ...], given: Sequence[Any]
 ) -> Entry | None:
     """The function for calls like this one, of which there were some; None where there can be none.
 
@@ -114,7 +115,7 @@ def _tensors(names: Sequence[str], values: Sequence[Any]) -> list[tuple[str, Ten
 class _Served:
     """How a call was served, as its backward has to know: facts alone, since this lives as long as the class does."""
 
-    compiler: Compiler
+    compiler: Compiled
     spec: Specialization
     backend: str
     sizes: BoundSizes
@@ -125,7 +126,7 @@ class _Served:
 class _Call:
     """What is known of a call while its text is written: its arguments, what serves it, what is kept for backward."""
 
-    def __init__(self, compiler: Compiler, spec: Specialization, key: Any, given: Sequence[Any]) -> None:
+    def __init__(self, compiler: Compiled, spec: Specialization, key: Any, given: Sequence[Any]) -> None:
         self.compiler, self.spec, self.key, self.given = compiler, spec, key, given
         self.backend, self.observed, self.own = key
         self.sizes = spec.sizes(given)
@@ -425,8 +426,8 @@ class _General:
 
     def __call__(self, ctx: Any, residuals: Sequence[Any], gradients: Sequence[Any]) -> Any:
         call = self.call
-        return call.compiler.run_backward(
-            call.spec, call.backend, residuals, call.sizes, gradients, call.chosen, ctx
+        return run_backward(
+            call.compiler, call.spec, call.backend, residuals, call.sizes, gradients, call.chosen, ctx
         )
 
 

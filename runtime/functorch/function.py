@@ -55,7 +55,7 @@ from .transposed_jvp import tangents_of
 from .unit import VALUES, BackwardUnit, OutDim, Unit, batchable, lane, own_memory, present_under_vmap
 
 if TYPE_CHECKING:
-    from ..specialize.compiled import Compiler
+    from ..specialize.compiled import Compiled
     from ..specialize.specialization import BackwardEntry, Specialization
 
 Tensor = torch.Tensor
@@ -64,7 +64,7 @@ Lanes = tuple[tuple[int, ...], tuple[int, ...]]
 """How many lanes there are along each batch axis, and how far apart they are in memory."""
 
 
-def whole_of(compiler: Compiler, specialization: Specialization, backend: str) -> Any:
+def whole_of(compiler: Compiled, specialization: Specialization, backend: str) -> Any:
     """The one such Function of a specialisation on a backend."""
     copies = _has_no_place_for_tangents(specialization) and forward_mode_is_active() and not compiler.writes("jvp")
     key = (backend, "whole", copies)
@@ -79,7 +79,7 @@ def _has_no_place_for_tangents(spec: Specialization) -> bool:
     return bool(spec.skip) or any(isinstance(step, int) and step == 0 for o in made for step in o.stride())
 
 
-def why_not_whole(compiler: Compiler, spec: Specialization) -> str | None:
+def why_not_whole(compiler: Compiled, spec: Specialization) -> str | None:
     """Why torch.func gets the user's own class; None where it gets the compiled one."""
     forward = spec.forward
     if spec.writes_inputs and (forward.hidden_count or backward_method(compiler.cls) is None):
@@ -115,7 +115,7 @@ class Rules:
     pushed_unit: Unit  # the same, of which forward mode is derived
     copies: bool  # whether no result may be a view
 
-    def __init__(self, compiler: Compiler, spec: Specialization) -> None:
+    def __init__(self, compiler: Compiled, spec: Specialization) -> None:
         self.compiler, self.spec = compiler, spec
         self.visible = len(spec.forward.tensor_outputs)
         self.made = self.visible + spec.forward.hidden_count
@@ -450,7 +450,7 @@ class TangentUnit(Unit):
 class Whole(Rules):
     """The rules of a specialisation itself. The user's own jvp and vmap are used where he wrote them."""
 
-    def __init__(self, compiler: Compiler, spec: Specialization, backend: str, copies: bool) -> None:
+    def __init__(self, compiler: Compiled, spec: Specialization, backend: str, copies: bool) -> None:
         super().__init__(compiler, spec)
         self.backend, self.copies = backend, copies
         self.written, self.pure = spec.written, _pure(spec)

@@ -18,7 +18,7 @@ from ..settings.config import settings
 from .unit import VALUES, Body, Unit
 
 if TYPE_CHECKING:
-    from ..specialize.compiled import Compiler
+    from ..specialize.compiled import Compiled
 
 Tensor = torch.Tensor
 
@@ -57,7 +57,7 @@ class PromisedJvp(UsersUnit):
     For one that he declared traceable, and for any under two levels of forward mode.
     """
 
-    def __init__(self, compiler: Compiler, body: Body, backend: str) -> None:
+    def __init__(self, compiler: Compiled, body: Body, backend: str) -> None:
         self.compiler = compiler
         super().__init__(f"{compiler.cls.__name__}_jvp", body, backend, compiler.reads_now())
 

@@ -10,7 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch.autograd.forward_ad import make_dual, unpack_dual
@@ -37,7 +37,6 @@ from ...tracer.torch_private import (
     transforms_active,
     unwrapped,
 )
-from ..autograd import graph_breaks as split
 from ..capture.activity import independent, sources_of
 from ..capture.first_call_check import made_up_data
 from ..capture.graph_mode import is_outer
@@ -48,6 +47,7 @@ from ..fallback.answer import UNDER_FUNC, Fault, is_fault
 from ..settings import logs
 from ..settings.config import KERNEL_BACKENDS
 from ..settings.counters import count
+from ..specialize.backward import OTHER_SIZES, run_backward
 from ..specialize.specialization import Specialization, gradient_kind, in_a_class, require_allowed
 from ..values.tensors import zeros
 from .batching.aten_rules import give_memory_its_axis, in_lanes, room_for
@@ -55,7 +55,7 @@ from .batching.ir_rules import BACKENDS, Layout, Lowered, is_written_out, lowere
 from .partial_second_order import warn_once
 
 if TYPE_CHECKING:
-    from ..specialize.compiled import Compiler
+    from ..specialize.compiled import Compiled
     from ..specialize.records import Attempt
 
 Tensor = torch.Tensor
@@ -691,11 +691,27 @@ def tracked_alias(value: Any) -> Any:
     return value.view_as(value) if value.requires_grad else value.detach().requires_grad_()
 
 
-def _graphed(args: Sequence[Any]) -> Any:
-    """What makes operators of units, where somebody else makes a graph; None where we do."""
-    from ..dynamo import forward_operator as graphed
+class Operators(Protocol):
+    """What makes operators of units, for graphs that somebody else makes."""
 
-    return graphed if is_outer(args) else None
+    def called(self, unit: Unit, args: Sequence[Any]) -> Sequence[Any]:
+        """The unit as one operator of that graph."""
+
+    def executed(self, unit: Unit, args: Sequence[Any]) -> Sequence[Any]:
+        """The same, of its results alone."""
+
+
+_operators: list[Operators] = []
+
+
+def make_operators_by(operators: Operators) -> None:
+    """runtime/dynamo does, when it is imported: units know nobody above them."""
+    _operators[:] = [operators]
+
+
+def _graphed(args: Sequence[Any]) -> Operators | None:
+    """What makes operators of units, where somebody else makes a graph; None where we do."""
+    return _operators[0] if is_outer(args) else None
 
 
 def _is_one_of(output: Any, args: Sequence[Any]) -> bool:
@@ -832,7 +848,7 @@ def _function_of(unit: Unit, pushes: bool) -> Any:
 class BackwardUnit(Unit):
     """The user's backward as a unit of (residuals, symbol values, gradients); its first order runs the kernels."""
 
-    def __init__(self, compiler: Compiler, specialization: Specialization, backend: str) -> None:
+    def __init__(self, compiler: Compiled, specialization: Specialization, backend: str) -> None:
         self.compiler, self.specialization = compiler, specialization
         self.symbols = sorted(specialization.symbols, key=str)
         self.split = len(specialization.residual_places)
@@ -840,7 +856,7 @@ class BackwardUnit(Unit):
         self.refused, self.failed = compiler.derivative_refused, compiler.derivative_failed
 
     @classmethod
-    def of(cls, compiler: Compiler, specialization: Specialization, backend: str) -> BackwardUnit:
+    def of(cls, compiler: Compiled, specialization: Specialization, backend: str) -> BackwardUnit:
         """The one unit of this specialisation on this backend."""
         key = (backend, "backward")
         if key not in specialization.nodes:
@@ -853,7 +869,7 @@ class BackwardUnit(Unit):
         if is_capturing() or transforms_active():
             return tuple(self(*args))
         if self.specialization.is_for_other_sizes(tuple(gradient_kind(in_a_class(g)) for g in gradients), sizes):
-            self.compiler.report_once("backward", split.OTHER_SIZES)
+            self.compiler.report_once("backward", OTHER_SIZES)
             return tuple(self.as_written(args))
         results = list(self(*without_idle(self._captured_for(args, sizes, gradients), args)))
         for result, gradient in self._passed(sizes, gradients).items():
@@ -888,7 +904,7 @@ class BackwardUnit(Unit):
         if is_capturing():
             return self.traced(args)
         residuals, sizes, gradients = self._parts(self._apart(args))
-        results = self.compiler.run_backward(self.specialization, self.backend, residuals, sizes, gradients)
+        results = run_backward(self.compiler, self.specialization, self.backend, residuals, sizes, gradients)
         return ran(self._captured_for(args, sizes, gradients), results)
 
     def is_debugged(self) -> bool:
@@ -945,12 +961,12 @@ def without_idle(captured: tuple[Trace, list[int]] | None, args: Sequence[Any]) 
 
 
 # ------------------------------------------------------------------ under torch.func and dual numbers
-def _as_written(compiler: Compiler, missing: Attempt, args: tuple[Any, ...]) -> Any:
+def _as_written(compiler: Compiled, missing: Attempt, args: tuple[Any, ...]) -> Any:
     """The user's own class; where torch refuses that (a forward with ctx), with the reason why there is no other."""
     try:
         if isinstance(missing.error, OpaqueMet):  # over an opaque node no rule is derived
             return compiler.users(*args)
-        return compiler.run_users(missing, args)
+        return compiler.run_users(missing, args, compiler.users)
     except RuntimeError as refused:
         if not compiler.setup_style:
             record = compiler.not_derived(missing.error)
@@ -958,7 +974,7 @@ def _as_written(compiler: Compiler, missing: Attempt, args: tuple[Any, ...]) -> 
         raise
 
 
-def transformed(compiler: Compiler, args: tuple[Any, ...]) -> Any:
+def transformed(compiler: Compiled, args: tuple[Any, ...]) -> Any:
     """A call while a transform or a dual level is active: functorch drives, our graphs run at the bottom."""
     from ..specialize.records import NotCaptured
 

@@ -17,8 +17,8 @@ from torch.autograd.function import Function
 
 from ...tracer.frames import is_user_file
 from ...tracer.locks import CLASS, lock_of
+from ..dispatch.compiled_class import compile_class
 from ..settings.config import valid_backend
-from ..specialize.compiled import compile_class
 from ..specialize.records import OpaqueCall, Record
 
 _above: Any = super

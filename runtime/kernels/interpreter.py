@@ -21,7 +21,7 @@ import torch
 from ...codegen.kernel import Kernel, Pointer
 from ...ir.errors import KernelFaultError, UnsupportedBackendError
 from ...tracer.locks import KERNEL, lock_of
-from .launch import TRITON_DTYPE, load
+from .triton_module import TRITON_DTYPE, load
 
 if TYPE_CHECKING:
     from . import triton_private

@@ -37,7 +37,7 @@ from .plan_documents import NotKept
 from .stored_specialization import Stored, backward_document, forward_document, kinds_text
 
 if TYPE_CHECKING:
-    from ..specialize.compiled import Compiler
+    from ..specialize.compiled import Compiled
 
 Tensor = torch.Tensor
 FORMAT = 3
@@ -54,7 +54,7 @@ OFF = "captures are not kept (config.store)"
 NO_KERNELS = "only captures for kernels are kept"
 
 
-def found(compiler: Compiler, args: Sequence[Any]) -> tuple[Stored | None, Nowhere]:
+def found(compiler: Compiled, args: Sequence[Any]) -> tuple[Stored | None, Nowhere]:
     """The stored specialisation for these arguments, and where to keep what is captured."""
     try:
         backend, device = compiler.backend_for(args), _device(args)
@@ -98,7 +98,7 @@ class Nowhere:
 
 
 # ------------------------------------------------------------------ the key
-def _key(compiler: Compiler, args: Sequence[Any], backend: str, device: torch.device) -> str:
+def _key(compiler: Compiled, args: Sequence[Any], backend: str, device: torch.device) -> str:
     _require_plain(compiler, backend)
     cls = compiler.cls
     parts = [
@@ -113,7 +113,7 @@ def _key(compiler: Compiler, args: Sequence[Any], backend: str, device: torch.de
     return cache.key_of("capture", *parts)
 
 
-def _require_plain(compiler: Compiler, backend: str) -> None:
+def _require_plain(compiler: Compiled, backend: str) -> None:
     """What is left out on purpose: it is captured in each process."""
     state = global_state()
     reasons = {
@@ -165,7 +165,7 @@ def _layout(tensor: Tensor) -> str:
 class Keeper(Nowhere):
     """Reads and writes the entries of one key. Whatever goes wrong with them, the capture is made again."""
 
-    def __init__(self, compiler: Compiler, key: str, backend: str, device: torch.device) -> None:
+    def __init__(self, compiler: Compiled, key: str, backend: str, device: torch.device) -> None:
         self.compiler, self.key, self.backend, self.device = compiler, key, backend, device
         self.why, self.is_found = None, False
         self.claim: Claim | None = None  # held from where nothing is found until it is kept

@@ -14,12 +14,15 @@ from typing import Any
 import torch
 
 from ...ir.errors import FusegradError
+from ..api import compile
 from ..cache.store import versions
 from ..capture.guards import is_float
+from ..dispatch.compiled_class import compile_class
+from ..dispatch.dispatcher import Dispatcher
 from ..dispatch.pytree import arguments
 from ..report import terminal as screen
 from ..report.explain import Explanation, compiler_of, explain
-from ..specialize.compiled import Compiler, compile, compile_class
+from ..specialize.compiled import Compiled
 from ..values.tensor_specs import is_spec, parse_spec
 from .devices import MULTIPROCESSORS, Device, device_named
 from .measure import Times, copy_bandwidth, operations, peak_bytes, saved_bytes, times_of
@@ -188,7 +191,7 @@ def differentiated(target_class: Any, args: Sequence[Any]) -> str:
     return compiler.cls.__name__
 
 
-def _require_known(compiler: Compiler, baselines: Sequence[str]) -> None:
+def _require_known(compiler: Compiled, baselines: Sequence[str]) -> None:
     unknown = [b for b in baselines if b not in BASELINES]
     if unknown:
         raise ProfileArgumentError(
@@ -232,7 +235,7 @@ def _compiled(target_class: Any) -> Any:
     return target_class if hasattr(target_class, "_fusegrad") else compile(target_class)
 
 
-def _candidates(compiler: Compiler, fast: Any, baselines: Sequence[str]) -> Iterator[tuple[str, Apply]]:
+def _candidates(compiler: Dispatcher, fast: Any, baselines: Sequence[str]) -> Iterator[tuple[str, Apply]]:
     yield OURS, _call_of(compiler, fast)
     if "eager" in baselines:
         yield "eager", compiler.users
@@ -240,7 +243,7 @@ def _candidates(compiler: Compiler, fast: Any, baselines: Sequence[str]) -> Iter
         yield "torch.compile", torch.compile(lambda *args: compiler.users(*args), dynamic=False)
 
 
-def _call_of(compiler: Compiler, fast: Any) -> Apply:
+def _call_of(compiler: Dispatcher, fast: Any) -> Apply:
     """The call that a user makes; of containers, the flat one beneath it."""
     if hasattr(fast, "_fusegrad_flat"):
         return lambda *args: compiler(args, {})

@@ -22,7 +22,9 @@ from ...ir.prims import PRIMS
 from ...tracer.capture.capture import CaptureError, OpaqueMet, Session, Trace
 from ...tracer.function import backward_method, method_place, uses_setup_context
 from ...tracer.opaque.opaque import opaque_of
+from ..api import compile as compiled
 from ..capture.guards import is_plain
+from ..dispatch.dispatcher import Dispatcher
 from ..dispatch.pytree import arguments
 from ..execution.executable import Executable, fills_memory, has_outer_product, is_opaque, named_target, number
 from ..execution.fusion_report import CutReport, GroupReport, cuts_of, groups_of
@@ -32,7 +34,7 @@ from ..functorch.unit import Unit
 from ..kernels.cross_compile.pool import Binary
 from ..kernels.proofs import line_of, proofs_of
 from ..settings.config import numerics, settings
-from ..specialize.compiled import Compiler
+from ..specialize.compiled import Compiled
 from ..specialize.derived_backward import DERIVE_JVP, require_transposable, why_no_backward
 from ..specialize.linearity import NonLinearJvp
 from ..specialize.records import OpaqueCall, Record
@@ -324,7 +326,7 @@ def explain(target_class: Any, /, *args: Any, target: str | None = None) -> Expl
     return found
 
 
-def _unfit(compiler: Compiler, args: Sequence[Any]) -> str | None:
+def _unfit(compiler: Compiled, args: Sequence[Any]) -> str | None:
     """Why forward cannot be called with these arguments."""
     sources = getattr(compiler.cls, "_fusegrad_sources", None)
     method: Any = compiler.cls.forward if sources is None else sources[0]  # type: ignore[attr-defined]
@@ -340,7 +342,7 @@ def _unfit(compiler: Compiler, args: Sequence[Any]) -> str | None:
     return None
 
 
-def _as_called(compiler: Compiler, where: str) -> Explanation:
+def _as_called(compiler: Compiled, where: str) -> Explanation:
     """What is known of a class without the arguments of a call."""
     methods = {name: _met(compiler, name, record) for name, record in _methods(compiler).items()}
     found = Explanation(compiler.cls.__name__, where, methods, {}, 0, numerics=numerics(compiler.numerics))
@@ -348,13 +350,13 @@ def _as_called(compiler: Compiler, where: str) -> Explanation:
     return found
 
 
-def _met(compiler: Compiler, method: str, record: Record) -> Record:
+def _met(compiler: Compiled, method: str, record: Record) -> Record:
     """A record, unless it says of a method that it is compiled, and no call was there at which it was."""
     called = method in compiler.records or (method == "setup_context" and "forward" in compiler.records)
     return record if called or record.status != "compiled" else Record("not yet captured", UNCALLED)
 
 
-def _backward_beside(compiler: Compiler) -> Unit | None:
+def _backward_beside(compiler: Compiled) -> Unit | None:
     """The backward of a class whose forward runs as written, once it was captured."""
     units = getattr(vars(compiler).get("beside"), "units", {}).values()
     return next((unit for unit in reversed(units) if unit.graphs), None)
@@ -373,17 +375,15 @@ def _of_unit(found: Explanation, unit: Unit, executable: Executable, session: Se
     found.directions["backward"] = report or _aten_report(trace, unit.name, "backward", sizes)
 
 
-def compiler_of(target: Any) -> Compiler:
+def compiler_of(target: Any) -> Dispatcher:
     """The compiler behind a compiled class or function; a fresh one for a plain class."""
     known = getattr(target, "_fusegrad", None)
-    if isinstance(known, Compiler):
+    if isinstance(known, Dispatcher):
         return known
-    from ..specialize.compiled import compile as compiled
-
     return compiled(target)._fusegrad  # type: ignore[no-any-return]
 
 
-def _methods(compiler: Compiler) -> dict[str, Record]:
+def _methods(compiler: Compiled) -> dict[str, Record]:
     cls = compiler.cls
     absent = Record("absent")
     has_backward = backward_method(cls) is not None
@@ -401,7 +401,7 @@ def _methods(compiler: Compiler) -> dict[str, Record]:
     return _beside_opaque_ones(compiler, _at_run_time(compiler, found) | opaque | known)
 
 
-def _in_part(compiler: Compiler, method: str, record: Record) -> Record:
+def _in_part(compiler: Compiled, method: str, record: Record) -> Record:
     """A record that is of some arguments only, where the method is compiled for others."""
     captured = [s for found in compiler.known.values() for s in found]
     serves = {"forward": bool(captured), "backward": any(s.serves_backward for s in captured)}
@@ -410,30 +410,30 @@ def _in_part(compiler: Compiler, method: str, record: Record) -> Record:
     return Record("compiled", f"{record.reason}; for such arguments it runs as written", record.where)
 
 
-def _at_run_time(compiler: Compiler, methods: dict[str, Record]) -> dict[str, Record]:
+def _at_run_time(compiler: Compiled, methods: dict[str, Record]) -> dict[str, Record]:
     """With what calls found out: kernels that were refused, operations that run between others."""
     told = {n: r for n, r in compiler.records.items() if r.status == "compiled" and r.reason is not None}
     return methods | {n: r for n, r in told.items() if methods.get(n, Record("")).status == "compiled"}
 
 
-def _backward(compiler: Compiler) -> Record:
+def _backward(compiler: Compiled) -> Record:
     return Record("derived", "the transpose of jvp") if compiler.derives_backward else Record("compiled")
 
 
-def _derived_jvp(compiler: Compiler) -> Record:
+def _derived_jvp(compiler: Compiled) -> Record:
     if compiler.derive_jvp is False:
         return Record("absent", "it is compiled with derive_jvp=False")
     alone = backward_method(compiler.cls) is None or hasattr(compiler.cls, "_fusegrad_sources")
     return Record("derived", DERIVE_JVP["forward alone" if alone else compiler.derive_jvp])
 
 
-def _own_jvp(compiler: Compiler) -> Record:
+def _own_jvp(compiler: Compiled) -> Record:
     """The user's jvp is compiled where it is declared traceable (or everything has to be)."""
     promised = compiler.must_capture("jvp")
     return Record("compiled") if promised else Record("opaque", "the user's own rule runs as it is")
 
 
-def _beside_opaque_ones(compiler: Compiler, methods: dict[str, Record]) -> dict[str, Record]:
+def _beside_opaque_ones(compiler: Compiled, methods: dict[str, Record]) -> dict[str, Record]:
     """Nothing is derived over an opaque method; backward is captured at its first call where forward is one."""
     forward, known = methods["forward"], compiler.records.get("backward", Record("absent"))
     if "opaque" in (forward.status, methods["backward"].status):
@@ -448,7 +448,7 @@ def _beside_opaque_ones(compiler: Compiler, methods: dict[str, Record]) -> dict[
 
 
 def _forward(
-    compiler: Compiler, stand_ins: Sequence[Any], real: Sequence[Any], methods: dict[str, Record]
+    compiler: Compiled, stand_ins: Sequence[Any], real: Sequence[Any], methods: dict[str, Record]
 ) -> Specialization | None:
     if methods["forward"].status == "opaque":
         return None
@@ -469,7 +469,7 @@ def _forward(
 
 
 def _known_split(
-    compiler: Compiler, stand_ins: Sequence[Any], met: OpaqueMet, methods: dict[str, Record]
+    compiler: Compiled, stand_ins: Sequence[Any], met: OpaqueMet, methods: dict[str, Record]
 ) -> Specialization | None:
     """A method with opaque nodes, as its calls so far left it: explaining runs no opaque body."""
     tensors = [a for a in stand_ins if isinstance(a, Tensor)]
@@ -490,7 +490,7 @@ def opaque_calls(specialization: Specialization, has_backward: bool) -> list[Opa
     return found
 
 
-def _backward_is_captured(compiler: Compiler, specialization: Specialization, methods: dict[str, Record]) -> bool:
+def _backward_is_captured(compiler: Compiled, specialization: Specialization, methods: dict[str, Record]) -> bool:
     if methods["backward"].status not in ("compiled", "derived") or backward_method(compiler.cls) is None:
         return False
     try:

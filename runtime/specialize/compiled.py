@@ -1,8 +1,4 @@
-"""`@fusegrad.compile`: the class that the user gets, and the Function that runs for him when no transform is active.
-
-A generated ctx-style Function is the real thing: version checks, saved-tensor hooks, `grad_fn` names and errors are
-autograd's own. Its forward and backward only execute what was captured.
-"""
+"""One class: its options, its specializations by key, and the record of what stays the user's own."""
 
 from __future__ import annotations
 
@@ -13,50 +9,36 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any, TypeVar, overload
+from typing import Any, Protocol
 
 import torch
 from torch.autograd.function import Function
 
 from ...ir.codes import code_of
-from ...ir.errors import FusegradError, KeywordOnlyError, NotTraceableError, users_line
+from ...ir.errors import KeywordOnlyError, NotTraceableError, users_line
 from ...ir.once import once
-from ...ir.switches import takes
 from ...tracer.capture.capture import CaptureError, DataMet, OpaqueMet, capture_lock, is_capturing
 from ...tracer.containers import opened
 from ...tracer.declared import Option
 from ...tracer.function import (
     backward_method,
-    exact_gradients,
     method_place,
     methods_now,
     signed,
     uses_setup_context,
 )
 from ...tracer.locks import CLASS, lock_of
-from ...tracer.opaque.nested import Watcher, watcher
-from ...tracer.opaque.opaque import Mismatch, Tape, Why, remember
+from ...tracer.opaque.opaque import Tape
 from ...tracer.reads.packages import home_of
 from ...tracer.reads.pictures import HOMES, one_allowance, suspects
 from ...tracer.reads.reads import Reads, each_closure_once
 from ...tracer.torch_private import (
     apply_now,
-    direct_apply,
-    dual_level,
-    has_tangent,
     hooks_are_active,
-    is_batched,
-    is_fake,
     observing_mode,
-    saved_tensors_of,
     share_memory,
     transforms_active,
 )
-from ..autograd import graph_breaks as split
-from ..autograd.node import make_node
-from ..autograd.opaque_forward import WRITES_GIVEN, opaque_forward_of
-from ..capture.ctx_attributes import REASON, is_assigned
-from ..capture.graph_mode import is_outer
 from ..capture.guards import (
     argument_fact,
     carried,
@@ -66,47 +48,31 @@ from ..capture.guards import (
     is_given_twice,
     is_meta,
     is_plain,
-    is_tracked,
-    unasked,
     unseen_state,
 )
-from ..dispatch import pickling as pickled
-from ..distributed import call as distributed
-from ..dynamo.call import called_within, in_dynamos_graph
-from ..dynamo.graph_names import name_in_graphs
 from ..fallback.answer import (
     UNDER_FUNC,
     Fault,
     FaultError,
-    answered,
-    backward_failed,
     contained,
     hand_over,
-    is_fault,
     put_on_record,
     stack_level,
-    users_backward,
 )
-from ..fallback.effects import careful, launching
-from ..fast_path.inline_cache import Ready, shapes_of
-from ..functorch.unit import BackwardUnit, transformed
-from ..persistence import found as found_on_disk
 from ..settings import logs
-from ..settings.config import backend_name, valid_backend, valid_numerics, with_numerics
+from ..settings.config import backend_name, with_numerics
 from ..settings.counters import count
 from .budget import VAIN, Budget, alike
-from .derived_backward import require_transposable, valid_derive_jvp, why_no_backward, with_derived_backward
-from .function_class import applied, fits_a_graph, metaclass_for, shown_apart, with_opaque_backward
+from .derived_backward import require_transposable, why_no_backward, with_derived_backward
+from .function_class import fits_a_graph, with_opaque_backward
 from .randomness import require_none as require_no_draws
-from .records import Attempt, FallbackWarning, Later, NotCaptured, OpaqueCall, Record, _warn
+from .records import Attempt, FallbackWarning, Later, NotCaptured, OpaqueCall, Record, warn
 from .residuals import Chosen
-from .specialization import Specialization, gradient_kind, in_a_class
+from .specialization import Specialization
 from .traceability import Traceability
 from .variants import log_captured_again, log_variant
 
 Tensor = torch.Tensor
-C = TypeVar("C", bound=Callable[..., Any])
-"""A class or a function: what is compiled keeps its static type."""
 class_lock = lock_of(CLASS)
 REMEMBERED = 1024
 """Exact layouts that a class remembers before it asks the guards again."""
@@ -123,18 +89,26 @@ ATTEMPTS = 8
 """Keys for which a capture is tried while none succeeds; after them the method runs as written without a trial."""
 
 
-class CompileTargetError(FusegradError, TypeError):
-    """`compile` was given something that it cannot compile."""
-
-    message = "fusegrad.compile({what}): {detail}\n  at:   {where}\n  fix:  {fix}"
-
-
 _UNKNOWN: Any = object()
 """What arguments are looked up as that no call had before."""
 
 
-class Compiler:
+class CallCache(Protocol):
+    """The inline cache of a class's calls, as it is known here: runtime/fast_path has it."""
+
+    forms: Any
+
+    def forget(self) -> None:
+        """What was written out for calls no longer holds."""
+
+    def learn_form(self, signature: inspect.Signature, count: int, keywords: Any, method: Any) -> None:
+        """Calls with these keywords become calls by position."""
+
+
+class Compiled:
     """All that is known about one class: its specialisations by key, and the methods that stay the user's own."""
+
+    ready: CallCache
 
     def __init__(
         self,
@@ -170,7 +144,6 @@ class Compiler:
         self.pushes_below = False  # its own jvp is not captured under two levels of forward mode
         self.faults: dict[str, list[str]] = {}  # of ours, by method: `fallback.py`
         self.broken: set[str] = set()  # methods that run as written after too many
-        self.ready = Ready(self)
         self.fits = fits_a_graph(cls, self.methods)
         self.written = self._written()
         for role in self.methods.declared_opaque():
@@ -209,7 +182,7 @@ class Compiler:
         original: type = getattr(self, "original", self.user_class)
         names = {name: getattr(original, name) for name in ("__module__", "__qualname__", "__doc__")}
         users = type(original.__name__, (original,), {**names, **assigned}) if assigned else original
-        fresh = Compiler(users, *self.options())
+        fresh = type(self)(users, *self.options())
         with class_lock:
             kept = {**vars(fresh), "ready": self.ready, "original": original}
             vars(self).update(kept)
@@ -220,106 +193,21 @@ class Compiler:
 
     def __reduce__(self) -> Any:
         """For those who pickle a class by its contents (cloudpickle): what was captured stays here."""
-        return Compiler, (self.user_class, *self.options())
+        return type(self), (self.user_class, *self.options())
 
     # ------------------------------------------------------------------ calls
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if (watching := watcher()) is not None:
-            return self._watched(watching, args, kwargs)
-        if self._is_left_out():
-            return self.as_written(*args, **kwargs)
-        asked = args if not kwargs else None
-        if self.setup_style and (kwargs or len(args) != len(self.parameters())):
-            args, kwargs = self.bound(args, kwargs), {}
-        if kwargs or (is_capturing() and not _is_linearized(args)):
-            return self._followed(args, kwargs)
-        if (around := _around(args)) is not None:
-            return around(self, args)
-        given = opened(args)
-        specialization = self._found(given)
-        if isinstance(specialization, Attempt | str):
-            return self._instead(specialization, args)
-        if specialization is not None and specialization.opaque:
-            return split.run(self, specialization, args)
-        if specialization is None or not self._serves(specialization, given):
-            return self.as_written(*args)
-        return self._called(specialization, given, args, asked)
-
-    def _followed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call that somebody else follows: an operator in his graph, or the class as it is written."""
-        if is_outer() and not kwargs:
-            return called_within(self, args)
-        self.seen_by_a_mode()
-        return self.users(*args, **kwargs)
-
-    def _is_left_out(self) -> bool:
-        """Whether forward runs as written wherever it is called, but in somebody else's graph, which refuses it."""
-        declared = self.methods.declared["forward"].value is False or "forward" in self.broken
-        return declared and not (is_capturing() and is_outer())
-
-    @launching
-    def _called(self, specialization: Specialization, given: Any, args: tuple[Any, ...], asked: Any) -> Any:
-        """The call itself; where it came often it is written out, as it was asked for: next time no one looks it up."""
-        key = self.node_key(specialization, self.backend_for(given))
-        apply = self.node(specialization, key, given)
-        kind = (specialization, key, shapes_of(given), torch.is_grad_enabled())
-        if specialization.given or any(map(is_closure, args)):  # what is written out returns what `apply` does
-            asked = None  # and a closure, made for one call, would be looked into at every other
-        if asked is not None and self.ready.is_due(kind) and takes("ready", specialization.name):
-            with contained(self, "forward", args):
-                self._write_entry(kind, key, asked, given)
-        keeper = specialization.keeper
-        if keeper is None:
-            return specialization.with_given(apply(*args), args)
-        try:
-            result = apply(*args)
-            with contained(self, "forward", args):
-                keeper.keep_forward(specialization)
-        finally:
-            keeper.let_go()
-        return specialization.with_given(result, args)
-
-    def _write_entry(self, kind: Any, key: Any, asked: Any, given: Any) -> None:
-        from ..fast_path.entry_codegen import write_entry
-
-        with capture_lock:
-            self.ready.add(kind, asked, write_entry(self, kind[0], key, asked, given))
-
-    def _watched(self, watching: Watcher, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call within a method that is captured, or recorded for that: it is the watcher's to decide."""
-        declared = self.methods.declared["forward"]
-        if declared.value is False:
-            remember(self.cls, Why(declared.how.removeprefix("it "), True))
-        elif self.setup_style and (kwargs or len(args) != len(self.parameters())):
-            args, kwargs = self.bound(args, kwargs), {}
-        return watching(self.cls, lambda *a, **k: self(a, k), args, kwargs)
-
-    def _found(self, given: Sequence[Any]) -> Specialization | Attempt | str | None:
-        """The specialisation for a call, or why there is none: without the error, which has frames of the call."""
-        try:
-            return self.specialization(given, patient=self.is_patient())
-        except Later as later:
-            return str(later)
-        except NotCaptured as error:
-            return error.attempt
-
-    def _instead(self, failed: Attempt | str, args: tuple[Any, ...]) -> Any:
-        """The call at which a capture failed, or waits."""
-        if isinstance(failed, str):
-            self.waits(failed)
-            return self.users(*args)
-        if isinstance(failed.error, OpaqueMet):
-            return split.first_call(self, failed.error, args)
-        return self.run_users(failed, args)
 
     def is_patient(self) -> bool:
         """Whether a capture may wait: not where it was asked for, nor where the class as written has no backward."""
         return not (self.fullgraph or self.derives_backward or self.must_capture("forward"))
 
-    def run_users(self, failed: Attempt, args: Sequence[Any]) -> Any:
-        """The user's own class, and only then the record: a call that is wrong by itself raises its own error here."""
+    def run_users(self, failed: Attempt, args: Sequence[Any], users: Callable[..., Any]) -> Any:
+        """The user's own class, and only then the record: a call that is wrong by itself raises its own error here.
+
+        users: what runs it.
+        """
         try:
-            result = self.as_written(*args)
+            result = users(*args)
         except BaseException:
             with capture_lock:  # nothing was learnt of the method
                 self.refused.pop(failed.facts, None)
@@ -386,24 +274,6 @@ class Compiler:
         flags = {"is_traceable": False, "traceable": dict.fromkeys(self.methods.declared, False)}
         names = {"__module__": self.cls.__module__, "__qualname__": self.cls.__qualname__}
         return type(self.cls.__name__, (self.cls,), {**flags, **names})
-
-    def as_written(self, *args: Any, **kwargs: Any) -> Any:
-        """forward as the user wrote it; backward is captured by itself, where it may be."""
-        if is_capturing() or transforms_active() or dual_level() >= 0 or any(map(is_meta, args)):
-            return self.users(*args, **kwargs)
-        if "forward" in self.broken:
-            return self.users(*args, **kwargs)
-        return self.beside(*args, **kwargs)
-
-    @once
-    def beside(self) -> Callable[..., Any]:
-        """The class with its forward as it is and a backward that is captured, or just as it is."""
-        found = None
-        with contained(self, "backward"):
-            found = opaque_forward_of(self)
-        if found is None and not hasattr(self.cls, "_fusegrad_sources"):
-            self._put_on_record("backward")
-        return found or self.users
 
     def backend_for(self, args: Sequence[Any]) -> str:
         """The backend of this call: "auto" is triton for GPU tensors and the reference for CPU tensors."""
@@ -644,7 +514,7 @@ class Compiler:
             raise CaptureError(reason=why, where=users_line())
         self.require_capturable()
         self._require_comparable(args)
-        stored, keeper = found_on_disk(self, args) if tape is None else (None, None)
+        stored, keeper = self.found_on_disk(args) if tape is None else (None, None)
         try:
             specialization = stored or self._captured_now(args, tape)
             specialization.keeper, specialization.counted = keeper, self.budget.of_backward
@@ -659,6 +529,10 @@ class Compiler:
         if keeper is not None and (specialization.opaque or specialization.writes_inputs):
             keeper.let_go()  # it will not be kept
         return specialization
+
+    def found_on_disk(self, args: Sequence[Any]) -> tuple[Specialization | None, Any]:
+        """What another process captured for such a call, and what keeps this one's: nobody here."""
+        return None, None
 
     def _require_comparable(self, args: Sequence[Any]) -> None:
         """Raises CaptureError where no key would ever be found again; looks at functions that are arguments."""
@@ -725,7 +599,7 @@ class Compiler:
             count("fallbacks")
             logs.as_written(f"{self.cls.__name__}.{method}", reason, where)
             message = f"{self.cls.__name__}.{method} runs as you wrote it, uncompiled: {reason} ({where})"
-            _warn(f"{message} [{record.code}]")
+            warn(f"{message} [{record.code}]")
 
     def derivative_refused(self, error: CaptureError) -> None:
         """A derivative, or a batch of one, cannot be captured: torch's own transforms run it, on record."""
@@ -733,7 +607,7 @@ class Compiler:
         if "torch.func" in self.records:
             return
         self.records["torch.func"] = record = Record("opaque", error.facts["reason"], error.facts["where"])
-        _warn(f"{self.cls.__name__}: a derivative is not compiled: {record.reason} ({record.where}) [{record.code}]")
+        warn(f"{self.cls.__name__}: a derivative is not compiled: {record.reason} ({record.where}) [{record.code}]")
 
     def not_derived(self, error: CaptureError) -> str:
         """torch.func refuses the class, and no rules are derived of it: on record; the reason and its place."""
@@ -756,7 +630,7 @@ class Compiler:
         reason = f"a TorchDispatchMode ({mode}) is active, which is to see the operations of the class"
         self.records[MODES] = Record("opaque", reason, users_line())
         count("fallbacks")
-        _warn(f"{self.cls.__name__} runs as you wrote it, uncompiled: {reason} [{code_of(reason)}]")
+        warn(f"{self.cls.__name__} runs as you wrote it, uncompiled: {reason} [{code_of(reason)}]")
 
     def is_debugged(self) -> bool:
         """Whether anomaly mode, which warns itself, is to see the operations of a backward that is differentiated."""
@@ -777,7 +651,7 @@ class Compiler:
             raise FaultError(function=self.cls.__name__, method=method, reason=reason, where=where)
         self.records[method] = Record(status, reason, where)
         what = "runs as you wrote it, uncompiled" if status == "opaque" else "goes another way"
-        _warn(f"{self.cls.__name__}.{method} {what}: {reason} [{code_of(reason)}]", stack_level())
+        warn(f"{self.cls.__name__}.{method} {what}: {reason} [{code_of(reason)}]", stack_level())
         count("fallbacks")
         logs.as_written(f"{self.cls.__name__}.{method}", reason, where)
 
@@ -789,7 +663,7 @@ class Compiler:
         """A captured method runs slower than its backend promises: on record, with a warning."""
         self.records[method] = Record("compiled", why, method_place(self._method(method)))
         count("fallbacks")
-        _warn(f"{self.cls.__name__}.{method}: {why} [{code_of(why)}]")
+        warn(f"{self.cls.__name__}.{method}: {why} [{code_of(why)}]")
 
     def report_once(self, method: str, why: str) -> None:
         """The same, at the first time."""
@@ -827,211 +701,6 @@ class Compiler:
         free = backward_method(self.cls) is not None and not observed and not own
         return specialization.chosen(backend, sizes) if free else None
 
-    def node(
-        self, specialization: Specialization, key: tuple[str, bool, bool], args: Sequence[Any]
-    ) -> Callable[..., Any]:
-        """`apply` of the generated Function of a specialisation."""
-        if key not in specialization.nodes:
-            with capture_lock:
-                self._add_node(specialization, key, args)
-        apply: Callable[..., Any] = specialization.nodes[key]
-        return apply
-
-    def _add_node(
-        self, specialization: Specialization, key: tuple[str, bool, bool], args: Sequence[Any]
-    ) -> None:
-        if key in specialization.nodes:  # another thread was first
-            return
-        chosen = self.chosen(specialization, key, specialization.sizes(args))
-        node = make_node(self, specialization, key[0], chosen, key[2])
-        specialization.nodes[key] = careful(direct_apply(node), specialization)
-
-    def backward(
-        self, specialization: Specialization, backend: str, chosen: Chosen | None, ctx: Any, gradients: Sequence[Any]
-    ) -> Any:
-        """backward of a generated Function: kernels, or the user's own body with the reason on record."""
-        residuals = [*_unpacked(specialization, chosen, ctx), *ctx._fusegrad_tensors]
-        try:
-            return self._backward(specialization, backend, chosen, ctx, residuals, gradients)
-        except Exception as error:
-            if not is_fault(error):
-                raise
-            fault = Fault.of(error)
-        results = users_backward(self, specialization, chosen, ctx, residuals, gradients)
-        backward_failed(self, specialization, fault, gradients)
-        return results
-
-    def _backward(
-        self,
-        specialization: Specialization,
-        backend: str,
-        chosen: Chosen | None,
-        ctx: Any,
-        residuals: list[Any],
-        gradients: Sequence[Any],
-    ) -> Any:
-        self.require_backward(specialization)
-        sizes = ctx._fusegrad_sizes
-        if specialization.backward_faulty:
-            return users_backward(self, specialization, chosen, ctx, residuals, gradients)
-        if (result := self._on_what_changed(specialization, chosen, ctx, residuals, gradients)) is not None:
-            return result
-        if is_assigned(ctx, specialization):
-            originals = residuals if chosen is None else self.originals(chosen, residuals, ctx)
-            return self._users_on(ctx, specialization, originals, gradients)
-        recording = torch.is_grad_enabled() and any(map(is_tracked, (*residuals, *gradients)))
-        recording = recording or any(map(has_tangent, (*residuals, *gradients)))
-        in_a_batch = any(map(is_batched, gradients))
-        traced = is_capturing()  # by another mode: no capture may begin, and none is refused for good
-        if traced:
-            self.seen_by_a_mode()
-        if recording or in_a_batch or traced or transforms_active():
-            originals = residuals if chosen is None else self.originals(chosen, residuals, ctx)
-            opaque = self.records.get("backward", Record("")).status == "opaque"
-            if in_a_batch or traced or opaque or self.is_debugged() or specialization.is_apart():
-                return users_backward(self, specialization, None, ctx, originals, gradients)
-            if (why := _unasked(specialization, residuals, sizes, gradients, chosen)) is not None:
-                self.refuse("backward", CaptureError(reason=why, where=specialization.backward_place()))
-                return users_backward(self, specialization, None, ctx, originals, gradients)
-            if not (transforms_active() or self._is_captured(specialization, gradients)):
-                return users_backward(self, specialization, None, ctx, originals, gradients)
-            return BackwardUnit.of(self, specialization, backend).differentiable(originals, sizes, gradients)
-        results = self.run_backward(specialization, backend, residuals, sizes, gradients, chosen, ctx)
-        if (learn := getattr(type(ctx), "_fusegrad_learns", None)) is not None:
-            with contained(self, "backward", gradients):
-                learn(residuals, gradients)
-        return results
-
-    def _is_captured(self, specialization: Specialization, gradients: Sequence[Any]) -> bool:
-        """Whether there is one graph for these gradients. Where there is none that is on record before anything runs:
-        a derivative would run it again, and it may have effects, or draw."""
-        try:
-            entry = specialization.entry(tuple(gradient_kind(in_a_class(g)) for g in gradients))
-        except OpaqueMet as error:
-            self.derivative_refused(error)
-            return False
-        except CaptureError as error:
-            if self.take_out("backward", error):
-                specialization.adopt(self.cls, self.reads_now())
-                return self._is_captured(specialization, gradients)
-            self.refuse("backward", error)
-            return False
-        for call in split.opaque_calls(entry):
-            self.derivative_refused(CaptureError(reason=call.told, where=call.where))
-        if entry.written:  # a derivative would compute it again, on what is in that memory by then
-            self.derivative_refused(CaptureError(reason=WRITES_GIVEN, where=specialization.backward_place()))
-        return not (entry.opaque or entry.written)
-
-    def _on_what_changed(
-        self, specialization: Specialization, chosen: Chosen | None, ctx: Any, residuals: Any, gradients: Sequence[Any]
-    ) -> Any:
-        """The user's own backward where the caller changed what is on ctx since forward; None where he did not."""
-        sharing = specialization.sharing
-        if sharing is None or (name := sharing.changed(ctx._fusegrad_shared)) is None:
-            return None
-        reason = f"what `ctx.{name}` shares with the caller changed after forward"
-        self.refuse("backward", CaptureError(reason=reason, where=specialization.backward_place()))
-        return users_backward(self, specialization, chosen, ctx, residuals, gradients)
-
-    def _users_on(self, ctx: Any, specialization: Specialization, residuals: Sequence[Any], gradients: Any) -> Any:
-        """The user's own backward on a ctx that was written to from outside: on record."""
-        if ASSIGNED not in self.records and self.records.get("backward", Record("")).status != "opaque":
-            self.records[ASSIGNED] = record = Record("opaque", REASON, users_line())
-            count("fallbacks")
-            _warn(f"{self.cls.__name__}.backward runs as you wrote it, uncompiled: {REASON} [{record.code}]")
-        return users_backward(self, specialization, None, ctx, residuals, gradients)
-
-    def originals(self, chosen: Chosen, residuals: Sequence[Any], ctx: Any) -> list[Any]:
-        """What the user saved: his own tensors with their history, the rebuilt ones without (as in eager)."""
-        with torch.no_grad():
-            rebuilt = chosen.rebuilt(residuals, ctx._fusegrad_sizes)
-        supply = iter(r for r, p in zip(residuals, chosen.places, strict=True) if p is None or p.kind != "hidden")
-        own = [p is None or p.kind != "hidden" for p in chosen.captured.residuals]
-        return [next(supply) if mine else value for mine, value in zip(own, rebuilt, strict=True)]
-
-    def run_backward(
-        self,
-        specialization: Specialization,
-        backend: str,
-        residuals: Sequence[Any],
-        sizes: Any,
-        gradients: Sequence[Any],
-        chosen: Chosen | None = None,
-        ctx: Any = None,
-    ) -> tuple[Any, ...]:
-        """The gradients on plain tensors, no autograd recording. ctx: of the node, for what backward leaves there."""
-        keeper = specialization.keeper
-        claim = None if keeper is None or specialization.entries else keeper.claim_backward(gradients)
-        try:
-            return self._gradients(specialization, backend, residuals, sizes, gradients, chosen, ctx)
-        finally:
-            if claim is not None:
-                claim.let_go()
-
-    def _gradients(
-        self,
-        specialization: Specialization,
-        backend: str,
-        residuals: Sequence[Any],
-        sizes: Any,
-        gradients: Sequence[Any],
-        chosen: Chosen | None,
-        ctx: Any,
-    ) -> tuple[Any, ...]:
-        try:
-            if (why := _unasked(specialization, residuals, sizes, gradients, chosen)) is not None:
-                raise CaptureError(reason=why, where=specialization.backward_place())
-            results = specialization.run_backward(residuals, sizes, gradients, backend, chosen)
-        except (OpaqueMet, Mismatch) as error:
-            originals = residuals if chosen is None else chosen.rebuilt(residuals, sizes)
-            results = split.backward(self, specialization, backend, originals, sizes, gradients, error, ctx)
-        except CaptureError as error:
-            originals = residuals if chosen is None else chosen.rebuilt(residuals, sizes)
-            if self.take_out("backward", error):
-                specialization.adopt(self.cls, self.reads_now())
-                return self._gradients(specialization, backend, originals, sizes, gradients, None, ctx)
-            results = self._users_gradients(specialization, originals, sizes, gradients, ctx)
-            with contained(self, "backward", gradients):
-                self.refuse("backward", error)
-            return results
-        self.records.setdefault("backward", Record("derived" if self.derives_backward else "compiled"))
-        if specialization.keeper is not None:
-            with contained(self, "backward", gradients):
-                specialization.keeper.keep_backward(specialization, gradients)
-        return results
-
-    def _users_gradients(
-        self, specialization: Specialization, originals: Sequence[Any], sizes: Any, gradients: Sequence[Any], ctx: Any
-    ) -> tuple[Any, ...]:
-        if ctx is None:
-            return specialization.users_backward(originals, sizes, gradients)
-        found = users_backward(self, specialization, None, ctx, originals, gradients)
-        return exact_gradients(self.cls, found, specialization.count)
-
-
-def _unpacked(spec: Specialization, chosen: Chosen | None, ctx: Any) -> tuple[Any, ...]:
-    """What the node saved. Where that is nothing it is not asked: it would raise once it was freed."""
-    if not (spec.forward.saved if chosen is None else chosen.places):
-        return ()
-    return ctx.saved_tensors if chosen is None else saved_tensors_of(ctx)
-
-
-def _around(args: tuple[Any, ...]) -> Callable[[Any, tuple[Any, ...]], Any] | None:
-    """What takes a call with DTensors, or within a transform; None for one on plain tensors."""
-    if distributed.has_dtensors(args):
-        return distributed.call
-    return transformed if transforms_active() or dual_level() >= 0 else None
-
-
-def _unasked(spec: Specialization, residuals: Sequence[Any], sizes: Any, gradients: Any, chosen: Any) -> str | None:
-    """What backward may ask of the tensors at hand that its capture does not know; None where there is nothing."""
-    return unasked(spec.reads, residuals, gradients) or spec.unasked_layout(residuals, sizes, gradients, chosen)
-
-
-def _is_linearized(args: Sequence[Any]) -> bool:
-    """Whether a tracer follows the tangents of real tensors (torch.func.linearize): the rules are needed for it."""
-    return dual_level() >= 0 and not any(map(is_fake, args))
-
 
 def _forget(table: OrderedDict[Any, Any], limit: int) -> None:
     while len(table) > limit:
@@ -1052,190 +721,6 @@ def triton_is_here() -> bool:
 
 
 # ------------------------------------------------------------------ the decorator
-@overload
-def compile(
-    target: C,
-    /,
-    *,
-    backend: str = "auto",
-    fullgraph: bool = False,
-    dynamic: bool = True,
-    traceable: Option | None = None,
-    pytree: bool = False,
-    derive_jvp: str | bool = "backward",
-    numerics: str = "eager",
-) -> C: ...
-@overload
-def compile(
-    target: None = None,
-    /,
-    *,
-    backend: str = "auto",
-    fullgraph: bool = False,
-    dynamic: bool = True,
-    traceable: Option | None = None,
-    pytree: bool = False,
-    derive_jvp: str | bool = "backward",
-    numerics: str = "eager",
-) -> Callable[[C], C]: ...
-def compile(
-    target: Any = None,
-    /,
-    *,
-    backend: str = "auto",
-    fullgraph: bool = False,
-    dynamic: bool = True,
-    traceable: Option | None = None,
-    pytree: bool = False,
-    derive_jvp: str | bool = "backward",
-    numerics: str = "eager",
-) -> Any:
-    """Compile a `torch.autograd.Function` class, or a plain function of tensors.
-
-    The result is used as the original: `Fast.apply(...)`, or `fast(...)`. backend: "auto" (triton for GPU tensors, the
-    reference for CPU tensors), "triton", "interpret" (the generated Triton text under Triton's interpreter, on CPU),
-    "reference" (the captured ATen operations), "inductor". fullgraph: raise NotTraceableError where a method cannot be
-    captured, instead of running it as written. dynamic: sizes are symbols, so that one capture serves every batch size.
-    traceable: True, False, or a dict of these by method ("forward", "backward", "jvp"), ahead of what the class says: a
-    method that is not traceable runs as written and is never captured, one that is has to be (else NotTraceableError).
-    pytree: dicts, lists, tuples and registered containers of tensors are tracked, as arguments and as results; backward
-    gets gradients in the structure of the output and returns one value in the structure of each argument.
-    derive_jvp: what forward mode is where the class has no jvp: "backward" (its transpose, so that straight-through
-    and scaled gradients are honoured), "forward" (the derivative of forward), False (none: torch's own error).
-    numerics: of generated kernels: "eager" rounds where your operations round, with their accuracy; "fast" rounds low
-    floats where they are stored alone, and takes the hardware's own quotients, roots and exponentials.
-
-    Raises CompileTargetError for anything else, ConfigError for an unknown backend or numerics, DeclarationError for
-    `traceable`, DeriveJvpError for `derive_jvp`.
-    """
-    valid_backend(backend)
-    options = (backend, fullgraph, dynamic, traceable, valid_derive_jvp(derive_jvp), valid_numerics(numerics))
-    named = dict(zip(("backend", "fullgraph", "dynamic", "traceable", "derive_jvp", "numerics"), options, strict=True))
-    if target is None:
-        return functools.partial(compile, **named, pytree=pytree)
-    if pytree:
-        from ..dispatch.pytree import compile_tree
-
-        return compile_tree(target, functools.partial(compile, **named))
-    if isinstance(target, type):
-        return compile_class(target, *options)
-    if callable(target):
-        from ..dispatch.plain_function import compile_function
-
-        return compile_function(target, *options)
-    raise CompileTargetError(
-        what=repr(target)[:60],
-        detail="it is neither a Function class nor a function",
-        fix="pass the class or the function itself",
-    )
 
 
-def compile_class(
-    cls: type,
-    backend: str,
-    fullgraph: bool,
-    dynamic: bool,
-    traceable: Option | None = None,
-    derive_jvp: str | bool = "backward",
-    numerics: str = "eager",
-    below: bool = False,
-) -> type:
-    """A subclass of `cls` whose `apply` runs what was compiled.
-
-    below: an `apply` of the user's own was called already.
-    """
-    if not issubclass(cls, Function):
-        raise CompileTargetError(
-            what=cls.__name__,
-            detail="the class is no torch.autograd.Function",
-            fix="derive it from torch.autograd.Function",
-        )
-    if issubclass(cls, torch.autograd.function.NestedIOFunction):
-        raise CompileTargetError(
-            what=cls.__name__,
-            detail="NestedIOFunction is a legacy class that torch keeps for old code",
-            fix="derive from torch.autograd.Function, with forward and backward as staticmethods instead of "
-            "forward_extended and backward_extended, and compile it with pytree=True: nested arguments, results and "
-            "gradients are tracked then",
-        )
-    cls = vars(cls).get("_fusegrad_user_class", cls)
-    compiler = Compiler(cls, backend, fullgraph, dynamic, traceable, derive_jvp, numerics)
-    itself: list[type] = []
-    apply = entrance(compiler, itself)
-    body: dict[str, Any] = {
-        "apply": apply,
-        "_fusegrad_apply": apply,  # Dynamo looks a bound method up by its own name
-        "_fusegrad": compiler,
-        "_fusegrad_user_class": cls,
-        "__doc__": cls.__doc__,
-        "__module__": cls.__module__,
-        "__qualname__": cls.__qualname__,
-    }
-    bases: tuple[type, ...] = (cls,)
-    if not below and (users := _own_apply(cls)) is not None:
-        bases, body["apply"] = (cls, _below(apply)), shown_apart(users)
-    fast: Any = metaclass_for(cls)(cls.__name__, bases, body)
-    fast._backward_cls = cls._backward_cls  # type: ignore[attr-defined]
-    itself.append(fast)
-    pickled.remember(fast, compiler.options())
-    return fast  # type: ignore[no-any-return]
-
-
-def _own_apply(cls: type) -> Any:
-    """The `apply` that the user wrote in front of torch's: it decides whether, and with what, that is called."""
-    apply = next(vars(c)["apply"] for c in cls.__mro__ if "apply" in vars(c))
-    is_ours = hasattr(getattr(apply, "__func__", None), "_fusegrad_within")
-    return None if is_ours or apply is vars(Function)["apply"] else apply
-
-
-def _below(apply: Any) -> type:
-    """A base of the compiled class behind the user's: there their `super().apply` finds ours in place of torch's."""
-    metaclass: Any = type(Function)
-    below: type = metaclass("Function", (Function,), {"apply": apply, "__module__": Function.__module__})
-    return below
-
-
-def entrance(compiler: Compiler, itself: list[type]) -> Any:
-    """`apply` of the compiled class that `itself` holds."""
-
-    def run(own: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if own is not itself[0]:  # a subclass of the compiled class has methods of its own
-            return compiled_subclass(own, compiler).apply(*args, **kwargs)
-        return compiler(args, kwargs)
-
-    def otherwise(own: type, args: tuple[Any, ...], kwargs: dict[str, Any], fault: Fault) -> Any:
-        users = None if own is itself[0] else apply_now(_plain_subclass(own))
-        return answered(compiler, args, kwargs, fault, users)
-
-    def within(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return in_dynamos_graph(compiler, args, kwargs)
-
-    apply: Any = applied(itself, name_in_graphs(compiler.user_class, within), compiler.ready, run, otherwise)
-    def call_of(own: type) -> Callable[..., Any]:
-        return lambda args, kwargs: compiled_subclass(own, compiler).apply.__func__._fusegrad_within(args, kwargs)
-
-    apply._fusegrad_within, apply._fusegrad_call_of = within, call_of
-    return classmethod(apply)
-
-
-def compiled_subclass(cls: type, parent: Compiler) -> Any:
-    """A user's subclass of a compiled class, compiled with its parent's options."""
-    with class_lock:
-        if "_fusegrad_compiled" not in vars(cls):  # with the class, so that it goes where the class goes
-            cls._fusegrad_compiled = _subclass(cls, parent)  # type: ignore[attr-defined]
-    return cls._fusegrad_compiled  # type: ignore[attr-defined]
-
-
-def _subclass(cls: type, parent: Compiler) -> Any:
-    return compile_class(_plain_subclass(cls), *parent.options())
-
-
-def _plain_subclass(cls: type) -> type:
-    """A user's subclass of a compiled class as if its parent were not."""
-    plain = type(cls.__name__, (cls,), {"_fusegrad_user_class": None, "__module__": cls.__module__})
-    plain._fusegrad_user_class = plain  # type: ignore[attr-defined]
-    plain.apply = vars(Function)["apply"]  # type: ignore[attr-defined]
-    return plain
-
-
-__all__ = ["CompileTargetError", "Compiler", "FallbackWarning", "Record", "compile"]
+__all__ = ["Compiled", "FallbackWarning", "Record"]

@@ -27,7 +27,7 @@ from .linearity import AttachedGradients, NonLinearJvp, Roundings, not_transpose
 from .traceability import Traceability
 
 if TYPE_CHECKING:
-    from .compiled import Compiler
+    from .compiled import Compiled
     from .specialization import Specialization
 
 Tensor = torch.Tensor
@@ -163,7 +163,7 @@ def _require_transpose(
 
 
 # ------------------------------------------------------------------ whether it has a transpose
-def require_transposable(compiler: Compiler, spec: Specialization) -> None:
+def require_transposable(compiler: Compiled, spec: Specialization) -> None:
     """Raise NonLinearJvp where jvp has no transpose, CaptureError where it cannot be captured; else capture that."""
     key = (spec.reads.facts(), compiler.user_class.jvp)  # type: ignore[attr-defined]
     if key in spec.proved:

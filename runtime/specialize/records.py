@@ -86,6 +86,6 @@ class Later(Exception):
     """A call is not worth a capture yet, and why: the user's own class is to run, whole."""
 
 
-def _warn(message: str, level: int = 2) -> None:
+def warn(message: str, level: int = 2) -> None:
     if warns():
         warnings.warn(message, FallbackWarning, stacklevel=level + 1)

@@ -89,6 +89,14 @@ class Chosen:
         """backward for these gradients, beginning with what rebuilds the user's residuals."""
         return cheaper(apply_choice(self.program, mask_of(kinds), graph_of(entry.trace, name)))
 
+    def originals(self, residuals: Sequence[Any], ctx: Any) -> list[Any]:
+        """What the user saved: their own tensors with their history, the rebuilt ones without (as in eager)."""
+        with torch.no_grad():
+            rebuilt = self.rebuilt(residuals, ctx._fusegrad_sizes)
+        supply = iter(r for r, p in zip(residuals, self.places, strict=True) if p is None or p.kind != "hidden")
+        own = [p is None or p.kind != "hidden" for p in self.captured.residuals]
+        return [next(supply) if mine else value for mine, value in zip(own, rebuilt, strict=True)]
+
     def rebuilt(self, residuals: Sequence[Any], sizes: dict[sympy.Symbol, int]) -> list[Any]:
         """The residuals that the user saved, from those that were kept: for his own backward body."""
         values = iter(reference.run(self.rebuilding(), [r for r in residuals if r is not None], sizes))

@@ -10,7 +10,7 @@ from harness import K, M, N, evaluated, graph_of
 
 from fusegrad.codegen import TARGETS, Pointer, generate, module
 from fusegrad.codegen.emit.prelude import HELPERS
-from fusegrad.runtime.kernels.launch import TRITON_DTYPE, load
+from fusegrad.runtime.kernels.triton_module import TRITON_DTYPE, load
 
 SIZES = {M: 4096, N: 4096, K: 8}
 

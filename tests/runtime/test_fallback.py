@@ -13,6 +13,7 @@ import torch
 from torch.autograd import Function
 
 import fusegrad
+from fusegrad.runtime.autograd import backward, node
 from fusegrad.runtime.autograd.node import Specialization
 from fusegrad.runtime.execution import executable as plan
 from fusegrad.runtime.fallback import answer as fallback
@@ -92,15 +93,15 @@ def both_ways(call: Callable[..., Tensor], args: tuple[Tensor, ...]) -> list[Ten
 
 
 PLACES = {
-    "the scan": (function.Compiler, "_scan"),
+    "the scan": (function.Compiled, "_scan"),
     "the key": (function, "exact_key"),
     "the capture": (specialization, "capture_forward"),
     "the comparison": (specialization, "differs"),
     "the choice of an executable": (plan.Executable, "_choose"),
-    "the node": (function, "make_node"),
+    "the node": (node, "make_node"),
     "the launch": (plan.Executable, "__call__"),
     "sizes": (Specialization, "sizes"),
-    "backward": (function.Compiler, "run_backward"),
+    "backward": (backward, "run_backward"),
     "the written entry": (written, "tensors_alike"),
 }
 

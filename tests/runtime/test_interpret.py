@@ -17,7 +17,7 @@ import triton_samples as k
 
 from fusegrad.ir.errors import KernelFaultError, UnsupportedBackendError
 from fusegrad.runtime.kernels import interpreter as interpret
-from fusegrad.runtime.kernels import launch
+from fusegrad.runtime.kernels import launch, triton_module
 
 INF, NAN = float("inf"), float("nan")
 
@@ -355,7 +355,7 @@ def interpret_then_compile() -> None:
     from triton.compiler import ASTSource
 
     test_softmax_with_nested_functions(2)
-    function = launch.load(k.SOFTMAX).softmax
+    function = triton_module.load(k.SOFTMAX).softmax
     types = {"x_ptr": "*bf16", "y_ptr": "*bf16", "rows": "i32", "N": "constexpr", "BLOCK": "constexpr"}
     source = ASTSource(fn=function, signature=types, constexprs={(3,): 50, (4,): 64})
     print(triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"])

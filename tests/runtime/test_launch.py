@@ -20,28 +20,28 @@ pytest.importorskip("triton")
 import triton_samples as k
 
 from fusegrad.ir.errors import UnsupportedBackendError
-from fusegrad.runtime.kernels import launch
+from fusegrad.runtime.kernels import launch, triton_module
 
 
 @pytest.fixture(autouse=True)
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUSEGRAD_CACHE_DIR", str(tmp_path / "cache"))
-    launch.load.cache_clear()
-    launch.jit_function.cache_clear()
+    triton_module.load.cache_clear()
+    triton_module.jit_function.cache_clear()
 
 
 def test_module_has_a_readable_file_and_its_source() -> None:
-    module = launch.load(k.SOFTMAX)
+    module = triton_module.load(k.SOFTMAX)
     assert Path(module.__file__ or "").read_text() == k.SOFTMAX
     assert "def softmax" in inspect.getsource(module.softmax.fn)
-    assert launch.load(k.SOFTMAX) is module
+    assert triton_module.load(k.SOFTMAX) is module
 
 
 def test_tampered_file_is_never_run() -> None:
-    path = Path(launch.load(k.SOFTMAX).__file__ or "")
+    path = Path(triton_module.load(k.SOFTMAX).__file__ or "")
     path.write_text("raise SystemExit('foreign code ran')")
-    launch.load.cache_clear()
-    module = launch.load(k.SOFTMAX)
+    triton_module.load.cache_clear()
+    module = triton_module.load(k.SOFTMAX)
     assert "def softmax" in inspect.getsource(module.softmax.fn)
     assert Path(module.__file__ or "").read_text() == k.SOFTMAX
 
@@ -50,7 +50,7 @@ def test_without_a_usable_cache_directory_the_module_loads(tmp_path: Path, monke
     (tmp_path / "file").touch()
     monkeypatch.setenv("FUSEGRAD_CACHE_DIR", str(tmp_path / "file" / "below"))
     with pytest.warns(RuntimeWarning, match="in memory only"):
-        module = launch.load(k.SOFTMAX)
+        module = triton_module.load(k.SOFTMAX)
     assert not Path(module.__file__ or "").exists()
     assert "def softmax" in inspect.getsource(module.softmax.fn)
 
@@ -88,7 +88,7 @@ def test_where_triton_can_write_nothing_changes(tmp_path: Path) -> None:
 
 
 def test_sizes_are_not_specialised() -> None:
-    function = launch.jit_function(k.SOFTMAX, "softmax", ("rows",))
+    function = triton_module.jit_function(k.SOFTMAX, "softmax", ("rows",))
     assert {p.name for p in function.params if p.do_not_specialize} == {"rows"}
     assert [p.name for p in function.params if p.is_constexpr] == ["N", "BLOCK"]
 
@@ -258,7 +258,7 @@ def test_real_launch_compiles_once_for_all_batch_sizes() -> None:
         y = torch.empty_like(x)
         run([x, y, rows], 4)
         torch.testing.assert_close(y, x.softmax(-1))
-    function = launch.jit_function(k.SOFTMAX, "softmax", ("rows",))
+    function = triton_module.jit_function(k.SOFTMAX, "softmax", ("rows",))
     assert sum(len(per_device[0]) for per_device in function.device_caches.values()) == 1
 
 

@@ -17,11 +17,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import fusegrad
 from fusegrad.codegen import TARGETS
 from fusegrad.ir.errors import UnsupportedBackendError
+from fusegrad.runtime.dispatch.dispatcher import Dispatcher
 from fusegrad.runtime.execution import executable as plan
 from fusegrad.runtime.fast_path import plan_codegen as inline
 from fusegrad.runtime.fast_path.inline_cache import FIRST, TABLE, never
 from fusegrad.runtime.kernels import launch
-from fusegrad.runtime.specialize import compiled as function
 
 both = pytest.mark.parametrize("backend", BACKENDS)
 SCALE: Any = 2.0
@@ -218,7 +218,7 @@ def nothing_looked_up(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         raise AssertionError("the call was looked up")
 
     with monkeypatch.context() as patch:
-        patch.setattr(function.Compiler, "__call__", refuse)
+        patch.setattr(Dispatcher, "__call__", refuse)
         yield
 
 

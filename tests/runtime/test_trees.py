@@ -17,8 +17,8 @@ from torch.autograd.function import NestedIOFunction
 from torch.func import grad, jacrev, jvp, vmap
 
 import fusegrad
+from fusegrad.runtime.dispatch.compiled_class import CompileTargetError
 from fusegrad.runtime.dispatch.pytree import TreeError
-from fusegrad.runtime.specialize.compiled import CompileTargetError
 
 Tensor = torch.Tensor
 both = pytest.mark.parametrize("backend", BACKENDS)

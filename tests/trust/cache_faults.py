@@ -38,7 +38,7 @@ from kept_functions import CLASSES, results
 import fusegrad
 from fusegrad.runtime.cache import store as cache
 from fusegrad.runtime.kernels import autotune as tune
-from fusegrad.runtime.kernels import launch
+from fusegrad.runtime.kernels import triton_module
 from fusegrad.runtime.kernels.cross_compile import pool as workers
 from fusegrad.runtime.settings import config
 
@@ -94,8 +94,8 @@ def capture_of(cls: Any) -> list[torch.Tensor]:
 
 def text_of(module: str) -> str:
     """Executes a kernel's text as a launch does."""
-    launch.load.cache_clear()
-    return str(sorted(name for name in vars(launch.load(module)) if "_forward" in name or "_backward" in name))
+    triton_module.load.cache_clear()
+    return str(sorted(name for name in vars(triton_module.load(module)) if "_forward" in name or "_backward" in name))
 
 
 def uses(compilers: Compiled) -> Iterator[Use]:

@@ -19,7 +19,7 @@ import sharing
 from forking import needs_torch_to_go_on
 
 from fusegrad.runtime.cache import store as cache
-from fusegrad.runtime.kernels import launch
+from fusegrad.runtime.kernels import launch, triton_module
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +46,7 @@ def test_sums_that_are_not_compared_are_found_out(tmp_path: Path, monkeypatch: p
 
 
 def test_files_that_are_run_are_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = launch.load
+    original = triton_module.load
 
     def run_from_disk(text: str) -> ModuleType:
         for path in tmp_path.glob("cache/v1/entries/*/*/*.py"):

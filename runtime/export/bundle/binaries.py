@@ -13,7 +13,7 @@ from ....ir.passes.fuse import Group
 from ....ir.text.document import size, sizes
 from ....ir.text.relations import relation_document, relations
 from ...kernels.cross_compile.pool import Binary, compile_for
-from ...kernels.launch import TRITON_DTYPE
+from ...kernels.triton_module import TRITON_DTYPE
 from ..gather.gathered import Gathered, Part, apart, gathered
 from .archive import BINARIES, canonical
 

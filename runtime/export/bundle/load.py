@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from ....ir import Graph
 from ....ir.text.document import FAULTS, graph_from
-from ...specialize.compiled import compile_class
+from ...dispatch.compiled_class import compile_class
 from .archive import MANIFEST, BundleError, BundleWarning, parsed, read_bundle, refused
 from .contents import Function, function_from, require_fitting
 from .operators import why_not_portable
@@ -148,7 +148,7 @@ def _missing(player: Player, name: str) -> Callable[..., Any]:
 # ------------------------------------------------------------------ with trust
 def _imported(manifest: dict[str, Any], files: Mapping[str, bytes], function: Function, path: Any) -> type:
     """The class of the Triton module in the bundle, whose text is executed."""
-    from ...kernels.launch import load as module_of
+    from ...kernels.triton_module import load as module_of
 
     name = "module.py"
     if name not in files:

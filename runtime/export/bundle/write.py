@@ -30,7 +30,7 @@ from ...cache.store import versions
 from ...execution.pipeline import graph_of
 from ...persistence.literals import NoLiteral, constant_document
 from ...report.explain import compiler_of
-from ...specialize.compiled import Compiler
+from ...specialize.compiled import Compiled
 from ...specialize.specialization import BackwardEntry, Specialization, is_as_strided
 from ...values.tensor_specs import differentiable, memoryless, stand_in
 from ..gather.gathered import apart, refused, require_closed
@@ -91,7 +91,7 @@ def _asking(fake: Tensor, need: bool) -> Tensor:
 class _Writer:
     """Goes through the variants."""
 
-    def __init__(self, compiler: Compiler, args: Sequence[Any]) -> None:
+    def __init__(self, compiler: Compiled, args: Sequence[Any]) -> None:
         compiler.require_capturable()
         self.compiler, self.cls, self.args = compiler, compiler.cls, args
         self.files: dict[str, bytes] = {}

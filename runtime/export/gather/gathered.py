@@ -26,7 +26,7 @@ from ...execution.executable import are_for_multiples, counterpart_sizes, named_
 from ...execution.pipeline import cheaper, generate, graph_of, kernels_of
 from ...report.explain import DEFAULT_TARGET, UnknownTargetError, compiler_of
 from ...settings.config import numerics
-from ...specialize.compiled import Compiler
+from ...specialize.compiled import Compiled
 from ...specialize.residuals import choose
 from ...specialize.specialization import BackwardEntry, Specialization
 from ...values.tensor_specs import differentiable, stand_in
@@ -66,7 +66,7 @@ class Part:
 class Gathered:
     """A whole Function. `residuals` say where backward's first inputs come from, `slots` where the tensors stand."""
 
-    compiler: Compiler
+    compiler: Compiled
     cls: type
     args: tuple[Any, ...]
     names: tuple[str, ...]
@@ -138,7 +138,7 @@ def gathered(
         raise apart(compiler, f"it cannot be written in kernels: {error}") from error
 
 
-def captured(target_class: Any, args: Sequence[Any]) -> tuple[Compiler, Specialization, list[Any]]:
+def captured(target_class: Any, args: Sequence[Any]) -> tuple[Compiled, Specialization, list[Any]]:
     """Forward, and backward if there is one, as captured. Raises ExportError where a file could not hold it."""
     compiler = compiler_of(target_class)
     stand_ins = differentiable([stand_in(a) for a in compiler.complete(arguments(target_class, tuple(args)))])
@@ -153,12 +153,12 @@ def captured(target_class: Any, args: Sequence[Any]) -> tuple[Compiler, Speciali
     return compiler, spec, stand_ins
 
 
-def has_backward(compiler: Compiler, stand_ins: Sequence[Any]) -> bool:
+def has_backward(compiler: Compiled, stand_ins: Sequence[Any]) -> bool:
     """Whether there is a backward, and something for it to differentiate."""
     return backward_method(compiler.cls) is not None and any(map(is_float, stand_ins))
 
 
-def _gathered(compiler: Compiler, stand_ins: list[Any], target: str, derivatives: Sequence[str]) -> Gathered:
+def _gathered(compiler: Compiled, stand_ins: list[Any], target: str, derivatives: Sequence[str]) -> Gathered:
     compiler.require_capturable()
     spec = Specialization(compiler.cls, stand_ins, compiler.reads_now(), compiler.dynamic)
     require_closed(compiler, spec)
@@ -193,7 +193,7 @@ def _gathered(compiler: Compiler, stand_ins: list[Any], target: str, derivatives
 
 
 def part_of(
-    compiler: Compiler, graph: Graph, method: str, target: str, sizes: Sizes,
+    compiler: Compiled, graph: Graph, method: str, target: str, sizes: Sizes,
     passed: dict[int, int], told_apart: tuple[sympy.Symbol, ...],
 ) -> Part:  # fmt: skip
     """The steps and kernels of a graph. Raises ExportError where a method would have to run as the user wrote it."""
@@ -229,7 +229,7 @@ def _is_aligned(kernels: Kernels) -> bool:
 
 
 # ------------------------------------------------------------------ what cannot be written down
-def require_closed(compiler: Compiler, spec: Specialization, entry: BackwardEntry | None = None) -> None:
+def require_closed(compiler: Compiled, spec: Specialization, entry: BackwardEntry | None = None) -> None:
     """Refuse what reads, writes or calls things outside the file."""
     method = "forward" if entry is None else "backward"
     trace, lifted = (spec.forward.trace, spec.lifted) if entry is None else (entry.trace, entry.lifted)
@@ -242,7 +242,7 @@ def require_closed(compiler: Compiler, spec: Specialization, entry: BackwardEntr
         raise apart(compiler, "forward returns tensors inside a container")
 
 
-def apart(compiler: Compiler, reason: str, where: str | None = None) -> ExportError:
+def apart(compiler: Compiled, reason: str, where: str | None = None) -> ExportError:
     """The error for something that a file cannot hold."""
     place = where or method_place(compiler.cls.forward)  # type: ignore[attr-defined]
     return ExportError(
@@ -251,7 +251,7 @@ def apart(compiler: Compiler, reason: str, where: str | None = None) -> ExportEr
     )  # fmt: skip
 
 
-def require_nameable(compiler: Compiler, names: Iterable[str], taken: Container[str], ascii_only: bool = False) -> None:
+def require_nameable(compiler: Compiled, names: Iterable[str], taken: Container[str], ascii_only: bool = False) -> None:
     """Raise ExportError unless a file can call the class and its arguments by their names."""
     for name in names:
         if not name.isidentifier() or keyword.iskeyword(name) or (ascii_only and not name.isascii()):
@@ -260,6 +260,6 @@ def require_nameable(compiler: Compiler, names: Iterable[str], taken: Container[
             raise apart(compiler, f"{name!r} is a name that the file has for something else")
 
 
-def refused(compiler: Compiler, error: CaptureError) -> ExportError:
+def refused(compiler: Compiled, error: CaptureError) -> ExportError:
     """The error for a Function that cannot be captured."""
     return apart(compiler, f"it cannot be captured: {error.facts.get('reason', error)}", error.facts.get("where"))

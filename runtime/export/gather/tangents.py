@@ -19,7 +19,7 @@ from ....tracer.function import as_tuple, guarded_trace
 from ...capture.guards import is_float
 from ...execution.pipeline import cheaper, graph_of
 from ...functorch.transposed_jvp import type_of
-from ...specialize.compiled import Compiler
+from ...specialize.compiled import Compiled
 from ...specialize.linearity import require_linear
 from ...specialize.specialization import Specialization
 
@@ -43,7 +43,7 @@ def output_moves(spec: Specialization) -> list[bool]:
 
 
 def tangents_of(
-    compiler: Compiler, spec: Specialization, backward: Graph | None, kept: Sequence[Place]
+    compiler: Compiled, spec: Specialization, backward: Graph | None, kept: Sequence[Place]
 ) -> tuple[Graph, Sequence[Place]]:
     """(what jvp reads, tangents of the arguments) -> tangents of the outputs; and where it finds what it reads.
 

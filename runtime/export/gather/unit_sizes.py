@@ -21,7 +21,7 @@ from ....ir.transforms.ops import reshape
 from ....ir.types import TensorType
 from ....tracer.capture.capture import CaptureError
 from ...execution.pipeline import cheaper, graph_of
-from ...specialize.compiled import Compiler
+from ...specialize.compiled import Compiled
 from ...specialize.specialization import Specialization
 from ...values.tensor_specs import memoryless
 
@@ -31,7 +31,7 @@ MOST = 2
 
 
 def may_be_one(
-    compiler: Compiler, spec: Specialization, args: Sequence[Any], among: Iterable[sympy.Symbol]
+    compiler: Compiled, spec: Specialization, args: Sequence[Any], among: Iterable[sympy.Symbol]
 ) -> set[sympy.Symbol]:
     """The sizes, of those given, that may be one, each for itself and with any of the others."""
     proved: set[sympy.Symbol] = set()
@@ -46,7 +46,7 @@ def _subsets(items: Iterable[sympy.Symbol]) -> Iterator[tuple[sympy.Symbol, ...]
     return (chosen for n in range(len(listed) + 1) for chosen in combinations(listed, n))
 
 
-def _is_same(compiler: Compiler, spec: Specialization, args: Sequence[Any], ones: set[sympy.Symbol]) -> bool:
+def _is_same(compiler: Compiled, spec: Specialization, args: Sequence[Any], ones: set[sympy.Symbol]) -> bool:
     """Whether a capture with these sizes at one is what is captured, with one put in."""
     at_one = {s: sympy.Integer(1) for s in ones}
     if any(g.xreplace({**spec.sizes(args), **at_one}) is sympy.false for g in spec.session.conditions(spec.symbols)):

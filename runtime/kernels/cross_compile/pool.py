@@ -32,7 +32,7 @@ from ....ir.errors import UnsupportedBackendError
 from ....tracer.locks import INNER, lock_of
 from ...cache import store as cache
 from ...settings.counters import count
-from ..launch import TRITON_DTYPE, require_triton
+from ..triton_module import TRITON_DTYPE, require_triton
 
 SIZE = 4
 TIMEOUT = 120.0

@@ -1,0 +1,95 @@
+"""`@fusegrad.compile`: a Function class or a plain function in, what stands for it out."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar, overload
+
+from ..tracer.declared import Option
+from .dispatch.compiled_class import CompileTargetError, compile_class
+from .dispatch.plain_function import compile_function
+from .dispatch.pytree import compile_tree
+from .settings.config import valid_backend, valid_numerics
+from .specialize.derived_backward import valid_derive_jvp
+
+C = TypeVar("C", bound=Callable[..., Any])
+"""A class or a function: what is compiled keeps its static type."""
+
+
+@overload
+def compile(
+    target: C,
+    /,
+    *,
+    backend: str = "auto",
+    fullgraph: bool = False,
+    dynamic: bool = True,
+    traceable: Option | None = None,
+    pytree: bool = False,
+    derive_jvp: str | bool = "backward",
+    numerics: str = "eager",
+) -> C: ...
+
+
+@overload
+def compile(
+    target: None = None,
+    /,
+    *,
+    backend: str = "auto",
+    fullgraph: bool = False,
+    dynamic: bool = True,
+    traceable: Option | None = None,
+    pytree: bool = False,
+    derive_jvp: str | bool = "backward",
+    numerics: str = "eager",
+) -> Callable[[C], C]: ...
+
+
+def compile(
+    target: Any = None,
+    /,
+    *,
+    backend: str = "auto",
+    fullgraph: bool = False,
+    dynamic: bool = True,
+    traceable: Option | None = None,
+    pytree: bool = False,
+    derive_jvp: str | bool = "backward",
+    numerics: str = "eager",
+) -> Any:
+    """Compile a `torch.autograd.Function` class, or a plain function of tensors.
+
+    The result is used as the original: `Fast.apply(...)`, or `fast(...)`. backend: "auto" (triton for GPU tensors, the
+    reference for CPU tensors), "triton", "interpret" (the generated Triton text under Triton's interpreter, on CPU),
+    "reference" (the captured ATen operations), "inductor". fullgraph: raise NotTraceableError where a method cannot be
+    captured, instead of running it as written. dynamic: sizes are symbols, so that one capture serves every batch size.
+    traceable: True, False, or a dict of these by method ("forward", "backward", "jvp"), ahead of what the class says: a
+    method that is not traceable runs as written and is never captured, one that is has to be (else NotTraceableError).
+    pytree: dicts, lists, tuples and registered containers of tensors are tracked, as arguments and as results; backward
+    gets gradients in the structure of the output and returns one value in the structure of each argument.
+    derive_jvp: what forward mode is where the class has no jvp: "backward" (its transpose, so that straight-through
+    and scaled gradients are honoured), "forward" (the derivative of forward), False (none: torch's own error).
+    numerics: of generated kernels: "eager" rounds where your operations round, with their accuracy; "fast" rounds low
+    floats where they are stored alone, and takes the hardware's own quotients, roots and exponentials.
+
+    Raises CompileTargetError for anything else, ConfigError for an unknown backend or numerics, DeclarationError for
+    `traceable`, DeriveJvpError for `derive_jvp`.
+    """
+    valid_backend(backend)
+    options = (backend, fullgraph, dynamic, traceable, valid_derive_jvp(derive_jvp), valid_numerics(numerics))
+    named = dict(zip(("backend", "fullgraph", "dynamic", "traceable", "derive_jvp", "numerics"), options, strict=True))
+    if target is None:
+        return functools.partial(compile, **named, pytree=pytree)
+    if pytree:
+        return compile_tree(target, functools.partial(compile, **named))
+    if isinstance(target, type):
+        return compile_class(target, *options)
+    if callable(target):
+        return compile_function(target, *options)
+    raise CompileTargetError(
+        what=repr(target)[:60],
+        detail="it is neither a Function class nor a function",
+        fix="pass the class or the function itself",
+    )
