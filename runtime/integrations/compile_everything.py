@@ -42,6 +42,11 @@ class Seen:
         """The methods that run as written."""
         return {method: r for method, r in self.records.items() if r.status == "opaque"}
 
+    @property
+    def restricted(self) -> dict[str, Record]:
+        """The methods that are compiled, or would be, but not for every call."""
+        return {method: r for method, r in self.records.items() if r.status == "compiled" and r.reason}
+
 
 class Everywhere:
     """The switch. `seen`: the classes that were defined since it was turned on."""
@@ -154,6 +159,8 @@ def summary(everywhere: Everywhere) -> str:
     for s in called:
         for method, record in s.opaque.items():
             reasons[f"  as written: {s.name}.{method}: {record.reason} ({record.where})"] = None
+        for method, record in s.restricted.items():
+            reasons[f"  not always: {s.name}.{method}: {record.reason} ({record.where})"] = None
         for call in s.calls:
             reasons[f"  in part: {s.name}.{call.method}: {call.told} ({call.where})"] = None
         if not s.records:

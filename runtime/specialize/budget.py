@@ -30,6 +30,8 @@ FAILED = 128
 """Operations traced in vain that double how often a further kind of call has to come before it is tried."""
 OVERHEAD = 8
 """What a capture costs beside its operations, counted in these."""
+ANEW = 64
+"""What a class costs in its first capture, counted in these, whatever it computes: its methods are looked through."""
 OFTEN = 256
 """Calls of one kind after which it is captured, whatever went before: eagerly they took as long as a capture does."""
 REMEMBERED = 1024
@@ -44,7 +46,7 @@ SPENT = (
 )
 AGAIN = (
     f"it was captured for class after class that the same lines make, whose graphs have {WORK} operations together: "
-    f"one more runs as you wrote it until a kind of call came {OFTEN} times"
+    f"one more runs as you wrote it until it was called {OFTEN} times"
 )
 VAIN = (
     "its captures failed, which took long: a further kind of call runs as you wrote it until that kind came 2, 4, "
@@ -82,11 +84,19 @@ class Budget:
     def __init__(self, cls: type) -> None:
         self.family = family_of(cls)
         self.is_another = self.family.first() is not cls
-        self.is_counting = False
+        self.is_counting = self.is_begun = False
+        self.calls = 0
         self.captured: Counter[Any] = Counter()
         self.closures = 0
         self.work = self.failed = 0
         self.met: OrderedDict[Any, int] = OrderedDict()
+
+    def why_not_begun(self) -> str | None:
+        """Why nothing of a class is looked at yet, not even its methods, and counts the call; None where it may be."""
+        if self.is_begun or not (self.is_another and self.family.work > WORK and is_on("patience")):
+            return None
+        self.calls += 1
+        return AGAIN if self.calls < OFTEN else None
 
     def why_later(self, facts: Any, args: Sequence[Any]) -> str | None:
         """Why a call with these facts is not to be captured yet, and counts it; None where it may be."""
@@ -107,8 +117,6 @@ class Budget:
             return MANY, OFTEN
         if self.work > WORK:
             return SPENT, OFTEN
-        if self.is_another and self.family.work > WORK:
-            return AGAIN, OFTEN
         return VAIN, min(OFTEN, 2 ** min(self.failed // FAILED, OFTEN))
 
     def spend(self, facts: Any, args: Sequence[Any]) -> None:
@@ -130,7 +138,8 @@ class Budget:
             raise
         finally:
             self.is_counting = False
-            self._count_for_all(operations_traced() - before)
+            self._count_for_all(operations_traced() - before + (0 if self.is_begun else ANEW))
+            self.is_begun = True
         self.work += operations_traced() - before
 
     @contextmanager
@@ -143,8 +152,8 @@ class Budget:
             if not self.is_counting:
                 self._count_for_all(operations_traced() - before)
 
-    def _count_for_all(self, traced: int) -> None:
-        self.family.work += traced + OVERHEAD if self.is_another and traced else 0
+    def _count_for_all(self, work: int) -> None:
+        self.family.work += work if self.is_another else 0
 
 
 def has_closure(args: Sequence[Any]) -> bool:

@@ -291,6 +291,8 @@ class Compiled:
         """
         if self._is_hopeless() and not self.must_capture("forward"):
             return None  # whatever a key would say
+        if patient and (why := self.budget.why_not_begun()) is not None:
+            raise Later(why)
         is_first = self.reads is None
         with each_closure_once() if any(map(is_closure, args)) else nullcontext():
             found = self.exact.get(self._key(args), _UNKNOWN)

@@ -151,3 +151,27 @@ def test_a_hook_that_was_there_still_runs() -> None:
 
         Leaf.apply(torch.ones(2))
     assert Root.met[0] == "Leaf" and everywhere.seen[0].called
+
+
+def test_what_waits_for_more_calls_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fusegrad.runtime.budget._families", {})
+    monkeypatch.setattr("fusegrad.runtime.budget.WORK", 10)
+
+    def anew() -> Any:
+        class Anew(Function):
+            @staticmethod
+            def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+                return x * 2
+
+            @staticmethod
+            def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+                return grad * 3
+
+        return Anew
+
+    with pytest.warns(fusegrad.FallbackWarning, match="FG055"), every_function() as everywhere:
+        for _ in range(4):
+            x = torch.ones(2, requires_grad=True)
+            anew().apply(x).sum().backward()
+            assert x.grad is not None and x.grad.tolist() == [3.0, 3.0]
+    assert "Anew.forward: it was captured for class after class" in summary(everywhere)

@@ -102,12 +102,12 @@ def made_anew(turns: int) -> Any:
 @pytest.mark.filterwarnings("ignore::fusegrad.FallbackWarning")
 def test_classes_that_the_same_lines_make_share_what_they_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budget, "_families", {})
-    monkeypatch.setattr(budget, "WORK", 48)
+    monkeypatch.setattr(budget, "WORK", 150)
     made = [made_anew(30) for _ in range(5)]
     fast: list[Any] = [fusegrad.compile(cls) for cls in made]
     for one, cls in zip(fast, made, strict=True):
         assert told(one, 2.0) == told(cls, 2.0)
-    assert [captured(one) for one in fast] == [1, 1, 1, 0, 0]  # 30 operations of backward each, but for the first
+    assert [captured(one) for one in fast] == [1, 1, 1, 0, 0]  # about 100 each, but for the first
     assert code_of(fast[-1]._fusegrad.records["forward"].reason) == "FG055"
     for _ in range(3):  # one that is kept, and called often
         assert told(fast[-1], 2.0) == told(made[-1], 2.0)
