@@ -494,6 +494,7 @@ class _Provenance(TorchFunctionMode):
             raise CaptureError(reason=why, where=_here())
         _refuse_generator((*args, *kwargs.values()))
         last = newest(graph)
+        args = tuple(map(_as_traced, args)) if getattr(func, "__name__", "") in _TELLS else args
         answer = _answer_about_history(func, args)
         result: Any = self._called(func, args, kwargs) if answer is None else answer
         if func is torch.autograd.grad and not keeps_graph(*args, **kwargs):
@@ -519,6 +520,19 @@ class _Provenance(TorchFunctionMode):
         if known is not None:
             known.made(result)
         return result
+
+
+_TELLS = frozenset(
+    "item tolist numpy equal is_nonzero __array__ __bool__ __int__ __float__ __index__ __complex__ __contains__ "
+    "__format__ __repr__ __dlpack__".split()
+)
+"""By which Python is told what is in a tensor."""
+
+
+def _as_traced(value: Any) -> Any:
+    """A tensor from outside as one that is traced: Python is told what it holds at each call."""
+    is_outside = isinstance(value, torch.Tensor) and not is_fake(value)
+    return torch.ops.aten.alias.default(value) if is_outside else value
 
 
 def _no_view(result: torch.Tensor, node: torch.fx.Node) -> torch.Tensor:

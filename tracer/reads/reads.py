@@ -57,6 +57,7 @@ from .pictures import (
 from .torch_state import DRAWN, answer_of, effect_of, impure, moves
 
 IMPURE_BUILTINS = {
+    "__import__",
     "print",
     "open",
     "input",
@@ -740,6 +741,11 @@ class _Place(NamedTuple):
         where = f"{self.code.co_filename}:{self.line}"
         return Effect(reason, where, self.code, self.offset, self.always and subject is None, subject)
 
+    def is_of_super(self) -> bool:
+        """Whether what is loaded there is one of the two that `super` is called with."""
+        before = [i for i in instructions_of(self.code) if i.offset < self.offset]
+        return any(i.opname == "LOAD_GLOBAL" and i.argval == "super" for i in before[-2:])
+
 
 _LOOK_BACK = 32
 """Instructions before one that may tell what it is about; of a store, all."""
@@ -1028,12 +1034,12 @@ class _Found(NamedTuple):
         value, owner, get = self.value, self.owner, self.get
         if (why := self._effect(search.homes)) is not None:
             search.reads.effects.append(place.effect(why))
-        of_container = is_a(owner, _CONTAINERS) and is_a(value, types.BuiltinMethodType)
-        if of_container or is_a(value, types.MethodWrapperType):  # which is made anew at every look
+        of_content = is_a(value, types.BuiltinMethodType) and is_compared(owner) and not is_a(owner, type)
+        if of_content or is_a(value, types.MethodWrapperType):  # which is made anew at every look
             _record(f"{self.path}.__self__", lambda: get().__self__, owner, search, place=place)
             return
         _record(self.path, get, value, search, self.steps, place)
-        if is_a(value, types.MethodType) and is_plain_object(owner) and not _is_scanned(value, search.homes):
+        if is_a(value, types.MethodType) and _has_state(owner) and not _is_scanned(value, search.homes):
             _record(f"{self.path}.__self__", lambda: get().__self__, owner, search, place=place)
         if is_compiled(value):
             search.reads.callees.setdefault(self.path, Callee(value.__name__, get, self.put))
@@ -1121,9 +1127,14 @@ def _record(
     elif _is_function_class(value) or _is_function_class(bound_to(value)):
         _record_function_class(path, get, value, search, steps)
         search.add(value, path, get)  # a class method, which reads what it likes
+        if is_a(value, type) and (place is None or not place.is_of_super()):
+            _record_data_of_class(path, get, value, search, place)
     elif _is_code(value) or not is_compared(value) or (is_a(value, type) and is_foreign(value, search.homes)):
         reads.entries[path] = Read(path, "identity", get, steps)
         search.add(value, path, get)
+        if _is_library_object(value):  # an optimiser, a schedule, a distribution
+            held = partial(_held_by_object, get)
+            _record(f"what {path} holds", held, held(), search, place=place)
     elif (why := too_much(value)) is not None:
         reason = f"it reads `{_shown(path)}`, which {why}"
         reads.effects.append(Effect(reason, "unknown") if place is None else place.effect(reason))
@@ -1147,6 +1158,20 @@ def _is_code(value: Any) -> bool:
     return is_a(value, types.FunctionType | types.MethodType | types.ModuleType)
 
 
+def _has_state(owner: Any) -> bool:
+    return not is_a(owner, type) and (is_compared(owner) or _is_library_object(owner))
+
+
+def _is_library_object(value: Any) -> bool:
+    """Whether it is an object of a library's class in Python, which has attributes to compare and is no function."""
+    odd = is_a(value, type | types.ModuleType | types.FunctionType) or is_tensor(value) or callable(value)
+    return not odd and is_library(type(value)) and has_instance_dict(type(value))
+
+
+def _held_by_object(get: Callable[[], Any]) -> dict[str, Any]:
+    return dict(instance_dict(get()))
+
+
 def _is_scanned(function: Any, homes: frozenset[str]) -> bool:
     return not is_library(function) and not is_foreign(function, homes)
 
@@ -1163,8 +1188,10 @@ def _record_value(
     reads.entries[path] = Read(path, "value", get, steps)
     for name, inner in _tensors_inside(value, get, DEPTH):
         reads.entries[path + name] = Read(path + name, "tensor", inner)
+    if is_a(value, type):
+        _scan_class(value, search)
     if not is_a(value, SCALARS):
-        _scan_class(value if is_a(value, type) else type(value), search)
+        _scan_class(type(value), search)  # of a class, too: its metaclass
 
 
 def is_compared(value: Any) -> bool:
@@ -1246,6 +1273,26 @@ def _record_function_class(
         where, fetch = f"{name} of {cls.__qualname__}@{id(cls)}", _attribute(lambda: cls, name)
         inner.reads.entries[where] = Read(where, "identity", fetch, ("is", cls, name))
         inner.add(method, is_method=True)
+
+
+def _record_data_of_class(
+    path: str, get: Callable[[], Any], value: Any, search: _Search, place: _Place | None
+) -> None:
+    """What a Function class holds, where it is handed on itself: to `getattr`, to a function that looks at it."""
+    held = partial(_data_of_class, get)
+    if not (data := held()):
+        return
+    _record(f"what {path} holds", held, data, search, place=place)
+
+
+def _data_of_class(get: Callable[[], Any]) -> dict[str, Any]:
+    """By name; without methods, which are read as such, and what torch or fusegrad put there."""
+    owners = [c for c in reversed(get().__mro__) if not is_library(c)]
+    return {n: v for c in owners for n, v in vars(c).items() if not (n.startswith("_") or _is_code_of_class(v))}
+
+
+def _is_code_of_class(value: Any) -> bool:
+    return is_a(value, type | property | staticmethod | classmethod | types.FunctionType)
 
 
 FUNCTION_METHODS = ("forward", "setup_context", "backward", "vjp", "jvp", "vmap")

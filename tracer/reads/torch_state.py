@@ -33,7 +33,7 @@ EFFECTS = {
 """They change the process, or tell of it what differs from call to call."""
 PURE_SETTERS = {"set_grad_enabled"}
 IMPURE = {"time", "random", "os", "sys", "io", "logging", "datetime", "uuid", "secrets", "posix", "_random",
-          "numpy.random", "warnings", "_warnings"}  # fmt: skip
+          "numpy.random", "warnings", "_warnings", "importlib"}  # fmt: skip
 """Modules of which nothing can be captured, by name or by the beginning of it."""
 
 
