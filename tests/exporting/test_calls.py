@@ -8,12 +8,14 @@ import pytest
 import torch
 
 from fusegrad.ir import Graph
+from fusegrad.ir.prims import Arg
 from fusegrad.ir.types import TensorType
 from fusegrad.runtime.execution.aten import reference
 from fusegrad.runtime.export.python.calls import call_text
 from fusegrad.runtime.export.python.expressions import Expressions
 
 INDEX = ("i64", (2,))
+ROWS, COLUMNS = TensorType((3, 5), "f32"), TensorType((2, 3, 4), "f32")
 CASES: list[tuple[str, dict[str, Any], list[tuple[str, tuple[int, ...]]]]] = [
     ("scatter", {"axes": (0,), "mode": "add"}, [("f32", (5, 3)), ("f32", (2, 3)), INDEX]),
     ("scatter", {"axes": (1,), "mode": "add"}, [("f32", (3, 5)), ("f32", (2, 3)), INDEX]),
@@ -22,6 +24,14 @@ CASES: list[tuple[str, dict[str, Any], list[tuple[str, tuple[int, ...]]]]] = [
     ("pad", {"lo": (1, 0), "hi": (2, 3), "inner": (0, 0)}, [("f32", (3, 5))]),
     ("argmax", {"axis": 1}, [("f32", (3, 5))]),
     ("argmin", {"axis": 0}, [("f32", (3, 5))]),
+    *(
+        (
+            "aten",
+            {"op": "aten.cumsum.default", "spec": ((("axes", (Arg(0), axes)), 0), ()), "avals": (like,)},
+            [("f32", like.shape)],
+        )
+        for like, axes in ((ROWS, (0, 1)), (ROWS, (1, 0)), (COLUMNS, (2, 0, 1)))
+    ),
 ]
 
 
@@ -36,4 +46,6 @@ def test_text_is_the_node(prim: str, params: dict[str, Any], types: list[tuple[s
     text = call_text(node, [f"x{i}" for i in range(len(types))], Expressions({}), "x0.device")
     assert text is not None
     found = eval(text, {"torch": torch, **{f"x{i}": v for i, v in enumerate(values)}})
-    assert torch.equal(found, reference.run(graph, values, {})[0])
+    wanted = reference.run(graph, values, {})[0]
+    assert wanted is not None
+    assert torch.equal(found, wanted) and found.stride() == wanted.stride()

@@ -247,7 +247,8 @@ class Lowering(TorchDispatchMode):  # type: ignore[no-untyped-call]
         operands, tensors = list[Value](), _tensors(result)
         if any(t.layout is not torch.strided for t in (*_tensors(arguments), *tensors)):
             raise LoweringError(f"`{target}` works on a tensor that is not strided")
-        spec = self._spec(pytree.tree_map(_laid_out, arguments) if prim == "aten_effect" else arguments, operands)
+        layout = _in_its_order if _reads_memory(prim, target) else _laid_out if prim == "aten_effect" else None
+        spec = self._spec(arguments if layout is None else pytree.tree_map(layout, arguments), operands)
         avals = tuple(map(self.aval, tensors))
         self.device = _one_device(tensors, self.device)
         node = emit(prim, *operands, spec=spec, avals=avals, **{key: target})
@@ -287,10 +288,24 @@ class Lowering(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @dataclass(frozen=True)
 class LaidOut:
-    """A tensor whose layout matters: random numbers are drawn in the order of memory. axes: outermost first."""
+    """A tensor whose layout matters: random numbers are drawn in the order of memory, and code that is called may read
+    memory as it lies there. axes: outermost first."""
 
     tensor: torch.Tensor
     axes: tuple[int, ...]
+
+
+def _reads_memory(prim: str, target: Any) -> bool:
+    """Whether other code than torch's own operations is called: values have no strides, what it is given has to."""
+    if prim == "call":
+        return not hasattr(target, "opaque")  # which lays out its arguments itself
+    return not str(target).startswith(("aten.", "prims.", "prim."))
+
+
+def _in_its_order(item: Any) -> Any:
+    """A tensor dense in memory, with the order of axes that it has here."""
+    laid = _laid_out(item)
+    return LaidOut(item, tuple(range(item.dim()))) if laid is item and isinstance(item, torch.Tensor) else laid
 
 
 def _laid_out(item: Any) -> Any:

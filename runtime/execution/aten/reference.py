@@ -210,6 +210,8 @@ def _argument(spec: Any, operands: Sequence[Any], node: Node) -> Any:
 
 def _in_order(x: torch.Tensor, axes: Sequence[int]) -> torch.Tensor:
     """The numbers of x, dense, in memory with these axes from the outermost inwards."""
+    if list(axes) == sorted(axes):
+        return x.contiguous()
     back = [axes.index(a) for a in range(len(axes))]
     return x.permute(*axes).contiguous().permute(*back)
 

@@ -198,7 +198,17 @@ def _argument(spec: Any, call: Call, type_name: str) -> str | None:
         return None if isinstance(spec, complex) else _typed(literal(spec), type_name)
     if len(spec) == 2 and spec[0] in ("dtype", "device", "layout", "memory_format"):
         return _word(spec[0], spec[1], call)
+    if len(spec) == 2 and spec[0] == "axes":
+        return _in_order(call.operands[spec[1][0].index], spec[1][1])
     return _list(spec, call, type_name)
+
+
+def _in_order(name: str, axes: Sequence[int]) -> str:
+    """A tensor dense in memory, with these axes from the outermost inwards."""
+    if list(axes) == sorted(axes):
+        return f"{name}.contiguous()"
+    back = [axes.index(a) for a in range(len(axes))]
+    return f"{name}.permute({_braced(axes)}).contiguous().permute({_braced(back)})"
 
 
 def _word(name: str, word: str, call: Call) -> str | None:

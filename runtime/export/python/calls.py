@@ -151,7 +151,17 @@ def _argument(spec: Any, call: Call) -> str:
         return _literal(spec)
     if len(spec) == 2 and isinstance(spec[0], str) and spec[0] in _WORDS:
         return _word(spec[0], spec[1], call)
+    if len(spec) == 2 and spec[0] == "axes":
+        return in_order(call.operands[spec[1][0].index], spec[1][1])
     return f"[{', '.join(_argument(s, call) for s in spec)}]"
+
+
+def in_order(name: str, axes: Sequence[int]) -> str:
+    """A tensor dense in memory, with these axes from the outermost inwards."""
+    if list(axes) == sorted(axes):
+        return f"{name}.contiguous()"
+    back = tuple(axes.index(a) for a in range(len(axes)))
+    return f"{name}.permute({tuple(axes)!r}).contiguous().permute({back!r})"
 
 
 def _word(kind: str, word: str, call: Call) -> str:
