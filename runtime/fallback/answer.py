@@ -111,7 +111,7 @@ def is_fault(error: Exception) -> bool:
     """Whether the user's own method is to answer for an error."""
     if _is_meant(error) or _is_of_the_device(error) or getattr(error, AFTER_EFFECTS, False):
         return False
-    if _is_looked_at() or _is_of_a_missing_method(error):
+    if _is_looked_at() or _is_of_a_missing_method(error) or _is_of_randomness(error):
         return False
     steps = [step for step in traceback.walk_tb(error.__traceback__) if not _is_of_autograd(step[0])]
     return not (_is_handed_over([frame for frame, _ in steps]) or any(map(_is_of_a_hook, steps, steps[1:])))
@@ -127,6 +127,18 @@ def _is_a_missing_rule(error: BaseException) -> bool:
     """Whether torch refuses a transform of a class, or lacks a method of it for one."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return bool(frames) and frames[-1].f_globals.get("__name__") in REFUSE
+
+
+def _is_of_randomness(error: Exception) -> bool:
+    """Whether torch's vmap says that its `randomness` does not allow a draw, as it would of the method itself."""
+    return type(error) is RuntimeError and str(error).startswith(_OF_RANDOMNESS)
+
+
+_OF_RANDOMNESS = (
+    "vmap: called random operation while in randomness error mode",
+    "vmap: Cannot ask for different inplace randomness",
+    "Vmap does not currently support same randomness",
+)
 
 
 Step = tuple[types.FrameType, int]

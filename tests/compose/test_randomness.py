@@ -158,3 +158,20 @@ def test_fresh_memory_is_filled_for_every_lane(kind) -> None:
     assert (y == y[:1]).all() and len(y[0].unique()) > 1
     y = vmap(fast.apply, randomness="different")(x)
     assert all((y[i] != y[j]).any() for i in range(LANES) for j in range(i))
+
+
+@pytest.mark.parametrize("draw", [torch.rand_like, lambda x: x.new(x.shape).uniform_()], ids=["made", "filled"])
+def test_torch_says_so_of_a_class_in_the_old_style_too(draw) -> None:
+    class Noisy(Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x + draw(x)
+
+        @staticmethod
+        def backward(ctx, g):
+            return g
+
+    fast = fusegrad.compile(Noisy)
+    with pytest.raises(RuntimeError, match="randomness error mode"):
+        vmap(fast.apply)(X)
+    assert all(r.code is None for r in fast._fusegrad.records.values())

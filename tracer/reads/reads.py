@@ -33,7 +33,7 @@ import torch
 
 from ..containers import leaves
 from ..declared import declarations
-from .attributes import ABSENT, attribute, bound_to, instance_dict, is_a, is_tensor, module_of
+from .attributes import ABSENT, attribute, bound_to, has_instance_dict, instance_dict, is_a, is_tensor, module_of
 from .bytecode import ATTRIBUTE, instructions_of, line_of, operand_before, straight, telling_of
 from .changes import is_question, is_shown
 from .packages import homes_of, is_cached, is_foreign, is_of_unknown
