@@ -26,6 +26,8 @@ CLOSURES = 4
 """Functions that close over something for which a class is captured at once: most are made anew at every call."""
 WORK: float = 2048
 """Operations in the graphs of a class, all together, for which it is captured at once: dtypes, layouts, sizes."""
+FAMILY: float = 8 * WORK
+"""The same of all classes that one class statement makes, but for the first: some 250 small ones."""
 FAILED = 128
 """Operations traced in vain that double how often a further kind of call has to come before it is tried."""
 OVERHEAD = 8
@@ -45,7 +47,7 @@ SPENT = (
     f"came {OFTEN} times"
 )
 AGAIN = (
-    f"it was captured for class after class that the same lines make, whose graphs have {WORK} operations together: "
+    f"it was captured for class after class that the same lines make, whose graphs have {FAMILY} operations together: "
     f"one more runs as you wrote it until it was called {OFTEN} times"
 )
 VAIN = (
@@ -93,7 +95,7 @@ class Budget:
 
     def why_not_begun(self) -> str | None:
         """Why nothing of a class is looked at yet, not even its methods, and counts the call; None where it may be."""
-        if self.is_begun or not (self.is_another and self.family.work > WORK and is_on("patience")):
+        if self.is_begun or not (self.is_another and self.family.work > FAMILY and is_on("patience")):
             return None
         self.calls += 1
         return AGAIN if self.calls < OFTEN else None

@@ -102,7 +102,7 @@ def made_anew(turns: int) -> Any:
 @pytest.mark.filterwarnings("ignore::fusegrad.FallbackWarning")
 def test_classes_that_the_same_lines_make_share_what_they_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budget, "_families", {})
-    monkeypatch.setattr(budget, "WORK", 150)
+    monkeypatch.setattr(budget, "FAMILY", 150)
     made = [made_anew(30) for _ in range(5)]
     fast: list[Any] = [fusegrad.compile(cls) for cls in made]
     for one, cls in zip(fast, made, strict=True):
@@ -117,7 +117,7 @@ def test_classes_that_the_same_lines_make_share_what_they_cost(monkeypatch: pyte
 @pytest.mark.filterwarnings("ignore::fusegrad.FallbackWarning")
 def test_a_class_has_its_own_count_however_often_it_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budget, "_families", {})
-    monkeypatch.setattr(budget, "WORK", 48)
+    monkeypatch.setattr(budget, "FAMILY", 48)
     cls = made_anew(30)
     fast: list[Any] = [fusegrad.compile(cls) for _ in range(5)]
     assert [told(one, 2.0) for one in fast] == [told(cls, 2.0)] * 5
