@@ -1034,7 +1034,8 @@ class _Found(NamedTuple):
         value, owner, get = self.value, self.owner, self.get
         if (why := self._effect(search.homes)) is not None:
             search.reads.effects.append(place.effect(why))
-        of_content = is_a(value, types.BuiltinMethodType) and is_compared(owner) and not is_a(owner, type)
+        is_part = owner is not None and is_compared(owner) and not is_a(owner, type)
+        of_content = is_part and is_a(value, types.BuiltinMethodType)
         if of_content or is_a(value, types.MethodWrapperType):  # which is made anew at every look
             _record(f"{self.path}.__self__", lambda: get().__self__, owner, search, place=place)
             return
