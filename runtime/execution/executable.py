@@ -687,8 +687,8 @@ Run = Callable[[Sequence[Any], Sequence[Tensor], "Sizes | None"], list[Any]]
 class Executable:
     """Calls a trace on real inputs: `(tensors and ints) -> outputs`. `skip`: outputs that the caller makes himself.
 
-    `graph`: a program to run in place of the trace's own, on a kernel backend. `sizes`: the symbols' values where the
-    inputs alone do not tell them.
+    `graph`: a program to run in place of the trace's own, on a kernel backend; `why_not`: why there are no kernels.
+    `sizes`: the symbols' values where the inputs alone do not tell them.
     """
 
     def __init__(
@@ -699,8 +699,9 @@ class Executable:
         skip: frozenset[int] = frozenset(),
         report: Callable[[str], None] | None = None,
         graph: Graph | None = None,
+        why_not: str = "",
     ) -> None:
-        self.trace, self.name, self.backend, self.skip = trace, name, backend, skip
+        self.trace, self.name, self.backend, self.skip, self.why_not = trace, name, backend, skip, why_not
         self.graph, self.switches = graph, in_force()
         self.report = report or (lambda why: None)
         self.binder = Binder(trace.fakes)
@@ -797,6 +798,9 @@ class Executable:
         return run
 
     def _kernels(self) -> Run:
+        if self.why_not:
+            self.report(f"no kernels, the captured ATen operations run one by one: {self.why_not}")
+            return self._replay
         try:
             graph = self.graph or prepared(partial(graph_of, self.trace, self.name), self.report)
         except LoweringError as error:

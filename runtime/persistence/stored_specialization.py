@@ -45,7 +45,7 @@ Doc = dict[str, Any]
 def outline(spec: Specialization) -> Doc:
     """What a capture found out about forward. Raises NotKept where a table cannot say it."""
     forward = spec.forward
-    if forward.trace.lifted or spec.opaque or spec.written or spec.skip or spec.restrided:
+    if forward.trace.lifted or spec.opaque or spec.written or spec.skip or spec.restrided or spec.shows_more:
         raise NotKept("it reads tensors from outside, calls what is opaque, writes to arguments or returns views")
     if any(o.kind != "tensor" for o in forward.outputs):
         raise NotKept("it returns more than tensors of its own")
@@ -202,6 +202,7 @@ class Stored(Specialization):
         self.lifted, self.skip, self.written, self.unversioned, self.opaque = [], frozenset(), [], [], []
         self.nodes, self.entries, self.proved = {}, {}, set()
         self.under_autocast = self.backward_failed = self.backward_faulty = self.restrided = False
+        self.shows_more = False
         self.backward_symbols = [by_name[name] for name in known["backward_symbols"]]
         self.forward = StoredForward(self, known)
         self.inner_views = self._inner_views()

@@ -35,7 +35,7 @@ def choose(spec: Specialization, sizes: dict[sympy.Symbol, int]) -> Chosen | Non
     forward, derived = spec.forward, hasattr(spec.cls, "_fusegrad_sources")
     if not (forward.hidden_count or derived) or forward.tensor_attributes or forward.saved_for_forward:
         return None
-    if forward.returns_hidden or not is_on("overlap" if derived else "recompute"):
+    if forward.returns_hidden or spec.shows_more or not is_on("overlap" if derived else "recompute"):
         return None
     try:
         report = partial(spec.report, "backward")

@@ -52,6 +52,7 @@ from ...tracer.reads.reads import Reads
 from ...tracer.torch_private import (
     FakeTensorMode,
     functions_as_written,
+    memory_of,
     neg_view,
     no_autocast,
     plain_tensors,
@@ -201,6 +202,7 @@ class Specialization:
         self.keeper: Any = None  # where it is kept on disk
         self.first_outside = self.outside()  # when it was captured
         self.restrided = False  # the first call's comparison corrected strides
+        self.shows_more = False  # than its operators say: one returns memory that it is given
         self.backward_failed = False  # then the user's own runs, from the next call on
         self.backward_faulty = False  # the same, and for the calls before
         self.backward_symbols = self._unbound_symbols()
@@ -260,7 +262,9 @@ class Specialization:
             return
         skip = self.skip if backend in KERNEL_BACKENDS else frozenset()
         name, report = f"{self.name}_forward", partial(self.report, "forward")
-        self.executables[backend] = Executable(self.forward.trace, name, backend, skip, report)
+        self.executables[backend] = Executable(
+            self.forward.trace, name, backend, skip, report, why_not=GIVEN_BACK if self.shows_more else ""
+        )
         self.guard = self.current_guard()  # lowering may have learnt more about sizes
 
     def chosen(self, backend: str, sizes: Sizes) -> Chosen | None:
@@ -892,11 +896,19 @@ class Specialization:
         why = self._compared(replay, theirs, arguments, cut_down, tape or self.forward.trace)
         if why is None and replay.results:  # empty where cut data was no fit for the method
             captured = self.forward
+            self.shows_more = self._shows_memory_of(replay.given, replay.results)
             fakes = self._with_real_strides(captured.trace, replay.results, at)
             for kept in (captured.fake_outputs, captured.fake_hidden):
                 kept[:] = [f if f is not None else k for f, k in zip(fakes, kept, strict=False)]
                 fakes = fakes[len(kept) :]
         return why
+
+    def _shows_memory_of(self, given: Sequence[Any], results: Sequence[Any]) -> bool:
+        """Whether an output that the capture takes for one of its own shows an argument: an operator did not say so."""
+        held = {memory_of(t) for t in given if isinstance(t, Tensor) and t.layout is torch.strided}
+        pairs = zip(results, self._kinds(), strict=False)
+        own = [r for r, kind in pairs if kind == "tensor" and isinstance(r, Tensor) and r.layout is torch.strided]
+        return any(memory_of(r) in held for r in own)
 
     def _with_real_strides(self, trace: Trace, results: Sequence[Any], sizes: Sizes) -> list[Tensor | None]:
         """Per output a fake with eager's strides where the captured one had others; the trace is told as well."""
@@ -1067,6 +1079,7 @@ def _base_of(node: torch.fx.Node) -> torch.fx.Node:
     return node
 
 
+GIVEN_BACK = "an operator returns memory that it is given, of which it says nothing"
 VIEWS = frozenset(f"aten::{name}" for name in "t transpose permute view expand unsqueeze squeeze select slice".split())
 """What looks at its argument's memory and does nothing else."""
 
@@ -1079,9 +1092,10 @@ class _Recorded:
     """A call that remembers its results."""
 
     def __init__(self, call: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
-        self.call, self.results = call, list[Any]()
+        self.call, self.given, self.results = call, list[Any](), list[Any]()
 
     def __call__(self, given: Sequence[Any]) -> Sequence[Any]:
+        self.given = list(given)
         self.results = list(self.call(given))
         return list(self.results)
 

@@ -76,3 +76,31 @@ def test_what_is_called_is_given_memory_in_its_order(called, prepared, gradient,
         return seen
 
     same(Calls, story, backend)
+
+
+LIBRARY.define("waited_for(Tensor x) -> Tensor")
+LIBRARY.impl("waited_for", lambda x: x, "CPU")
+torch.library.register_fake("fusegrad_layouts::waited_for", torch.empty_like)
+
+
+@both
+def test_an_operator_that_returns_what_it_is_given_and_does_not_say_so(backend) -> None:
+    class Waits(Function):
+        @staticmethod
+        def forward(ctx, x):
+            return torch.ops.fusegrad_layouts.waited_for(x)
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * 2
+
+    def story(c: Any) -> Any:
+        x = leaf(4, 6) * 1
+        for _ in range(3):
+            y = c.apply(x)
+        shown = y.data_ptr() == x.data_ptr(), y._base is x
+        with torch.no_grad():
+            x.mul_(2)
+        return shown, y.detach(), x.detach()
+
+    same(Waits, story, backend)
