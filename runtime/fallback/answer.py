@@ -14,7 +14,7 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch.autograd.function import Function
@@ -32,11 +32,6 @@ from ..settings.config import settings
 from ..settings.generated_sources import NODE, STRAIGHT
 from .effects import AFTER_EFFECTS, launching
 
-if TYPE_CHECKING:
-    from ..specialize.compiled import Compiled
-    from ..specialize.residuals import Chosen
-    from ..specialize.specialization import Specialization
-
 Tensor = torch.Tensor
 T = TypeVar("T")
 LIMIT = 3
@@ -50,6 +45,36 @@ DEFAULTS = [getattr(Function, n).__code__ for n in ("forward", "setup_context", 
 REFUSE = (Function.__module__, type(custom_function_call).__module__)
 """Where torch says that a class has no rule for a transform."""
 STICKY = ("CUDA error", "HIP error", "Triton Error")
+
+
+class Broken(Protocol):
+    """What is asked here of a class that is compiled: `specialize/compiled.py` has it."""
+
+    cls: Any
+    written: Any
+    ready: Any
+    exact: Any
+    refused: Any
+    faults: dict[str, list[str]]
+    broken: set[str]
+
+    def bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """The arguments by position."""
+
+    def complete(self, args: Sequence[Any]) -> Sequence[Any]:
+        """The arguments with defaults, opened."""
+
+    def _key(self, args: Sequence[Any]) -> Any:
+        """What such a call is found by."""
+
+    def facts(self, args: Sequence[Any]) -> Any:
+        """What such a call is captured for."""
+
+    def failed(self, method: str, reason: str, status: str) -> None:
+        """A fault on record."""
+
+    def options(self) -> tuple[Any, ...]:
+        """What `compile` was told."""
 
 
 class FaultError(FusegradError):
@@ -199,14 +224,14 @@ def _is_of_the_device(error: Exception) -> bool:
 
 
 # ------------------------------------------------------------------ what answers
-def eagers(compiler: Compiled) -> Callable[..., Any]:
+def eagers(compiler: Broken) -> Callable[..., Any]:
     """The class (or the plain function) as the user wrote it."""
     sources = getattr(compiler.cls, "_fusegrad_sources", None)
     return apply_now(compiler.written) if sources is None else sources[0]
 
 
 def answered(
-    compiler: Compiled,
+    compiler: Broken,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     fault: Fault,
@@ -241,7 +266,7 @@ def whatever_happens() -> Iterator[None]:
             raise
 
 
-def _avoid(compiler: Compiled, args: tuple[Any, ...], fault: Fault) -> None:
+def _avoid(compiler: Broken, args: tuple[Any, ...], fault: Fault) -> None:
     """Calls with arguments like these run as written from now on."""
     compiler.ready.forget()
     given = compiler.complete(args)
@@ -251,14 +276,14 @@ def _avoid(compiler: Compiled, args: tuple[Any, ...], fault: Fault) -> None:
 
 
 def users_backward(
-    compiler: Compiled, spec: Specialization, chosen: Chosen | None, ctx: Any, residuals: Sequence[Any], given: Any
+    compiler: Broken, spec: Any, chosen: Any, ctx: Any, residuals: Sequence[Any], given: Any
 ) -> Any:
     """A backward in which we failed, as the user wrote it, on what forward kept for it."""
     kept = residuals if chosen is None else chosen.originals(residuals, ctx)
     forward, cls, saved = spec.forward, compiler.cls, len(spec.forward.saved)
     left = left_on(ctx, spec)
     own = backward_context(cls.__name__)(kept[:saved], left, forward.needs_input_grad[: spec.count])
-    method = cls.vjp if cls.backward is Function.backward else cls.backward  # type: ignore[attr-defined]
+    method = cls.vjp if cls.backward is Function.backward else cls.backward
     result = hand_over(method, own, *([list(given)] if takes_boxed_gradients(cls) else given))
     now = own.left()
     left.clear()
@@ -266,7 +291,7 @@ def users_backward(
     return result
 
 
-def backward_failed(compiler: Compiled, spec: Specialization, fault: Fault, given: Sequence[Any]) -> None:
+def backward_failed(compiler: Broken, spec: Any, fault: Fault, given: Sequence[Any]) -> None:
     """A fault in backward on record: from now on this specialisation's is the user's own."""
     put_on_record(compiler, "backward", fault, given)
     if not fault.lacks_memory:
@@ -274,7 +299,7 @@ def backward_failed(compiler: Compiled, spec: Specialization, fault: Fault, give
 
 
 @contextmanager
-def contained(compiler: Compiled, method: str, args: Sequence[Any] = ()) -> Iterator[None]:
+def contained(compiler: Broken, method: str, args: Sequence[Any] = ()) -> Iterator[None]:
     """Within the block nothing is done that a call's result depends on: a fault there is put on record, no more."""
     try:
         yield
@@ -288,14 +313,14 @@ def contained(compiler: Compiled, method: str, args: Sequence[Any] = ()) -> Iter
 
 # ------------------------------------------------------------------ the record
 def put_on_record(
-    compiler: Compiled, method: str, fault: Fault, args: Sequence[Any] = (), status: str = "opaque"
+    compiler: Broken, method: str, fault: Fault, args: Sequence[Any] = (), status: str = "opaque"
 ) -> None:
     """A fault is told once. Raises FaultError where the method must not run as written, and nothing else of ours."""
     with whatever_happens():
         _put_on_record(compiler, method, fault, args, status)
 
 
-def _put_on_record(compiler: Compiled, method: str, fault: Fault, args: Sequence[Any], status: str) -> None:
+def _put_on_record(compiler: Broken, method: str, fault: Fault, args: Sequence[Any], status: str) -> None:
     if fault.lacks_memory:
         compiler.failed(method, f"memory did not suffice: {fault.names}", status)
         return
@@ -312,7 +337,7 @@ def reason_of(fault: Fault, file: str | None) -> str:
     return f"internal error: {fault.names} (please report it{f' with {file}' if file else ''})"
 
 
-def report(compiler: Compiled, method: str, fault: Fault, args: Sequence[Any]) -> str | None:
+def report(compiler: Broken, method: str, fault: Fault, args: Sequence[Any]) -> str | None:
     """The file that was written for a report, beside the cache; None where none can be."""
     with suppress(Exception):
         root = cache.default_root()
@@ -328,9 +353,9 @@ def report(compiler: Compiled, method: str, fault: Fault, args: Sequence[Any]) -
     return None
 
 
-def _text(compiler: Compiled, method: str, fault: Fault, args: Sequence[Any]) -> str:
+def _text(compiler: Broken, method: str, fault: Fault, args: Sequence[Any]) -> str:
     own = backward_method(compiler.cls) if method == "backward" else None
-    place = method_place(own or compiler.cls.forward)  # type: ignore[attr-defined]
+    place = method_place(own or compiler.cls.forward)
     versions = {"Python": platform.python_version(), **cache.versions()}
     lines = [
         f"{compiler.cls.__module__}.{compiler.cls.__qualname__}.{method}, an internal error of fusegrad",
