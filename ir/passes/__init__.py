@@ -1,0 +1,1 @@
+"""Passes keep the program and make it cheaper: frozen values, valid graphs in and out."""

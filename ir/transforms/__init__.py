@@ -1,0 +1,1 @@
+"""Transforms derive another program from one: batch, linearize, transpose."""
