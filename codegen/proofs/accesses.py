@@ -10,15 +10,14 @@ whole groups of 16 bytes may touch the rest of a group at the end of an aligned 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import islice, product
-from typing import Literal
 
 from ...ir import Graph
 from ...ir.types import ITEMSIZE, Size
 from ..kernel import Kernel, Kernels, Pointer, Ref, Scalar
 from . import reading
 from .bounds import World
+from .claims import Answer, Claim, Fault, Memory, Proof, Subject, multiple
 from .polynomials import ONE, ZERO, Poly, TooLong
 from .reading import Access, Int, Need, Other, Reader, Value, origins, parsed
 from .symbols import NoSize, Sizes
@@ -26,57 +25,6 @@ from .symbols import NoSize, Sizes
 NARROW = 2**31 - 1
 GROUP = 16
 """Bytes that are read at once, at a multiple of as many."""
-Answer = Literal["proved", "group", "data", "unproved"]
-
-
-@dataclass(frozen=True)
-class Claim:
-    """One access and whether it stays in its tensor. `condition`: what the values of an index have to be for that."""
-
-    line: int
-    text: str
-    kind: str
-    answer: Answer
-    condition: str = ""
-
-
-@dataclass(frozen=True)
-class Fault:
-    """Something that no proof was found for."""
-
-    kind: str  # "range", "width", "overlap", "hint", "division", "text"
-    line: int
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.kind}, line {self.line}: {self.text}"
-
-
-@dataclass(frozen=True)
-class Proof:
-    """What is known of one kernel."""
-
-    kernel: str
-    claims: tuple[Claim, ...] = ()
-    faults: tuple[Fault, ...] = ()
-    narrow: int = 0  # 32-bit values of which it was proved that they fit
-    apart: int = 0  # stores of which it was proved that programs do not share a place
-
-    @property
-    def proved(self) -> bool:
-        return not self.faults
-
-    def count(self, *answers: Answer) -> int:
-        return sum(c.answer in answers for c in self.claims)
-
-
-@dataclass(frozen=True)
-class Memory:
-    """A tensor: how many elements of it there are, where it is not empty, and its dimensions."""
-
-    extent: Poly
-    shape: tuple[Poly, ...]
-    strides: tuple[Poly, ...]
 
 
 def memory_of(shape: Sequence[Size], strides: Sequence[Size], sizes: Sizes) -> Memory:
@@ -88,21 +36,6 @@ def memory_of(shape: Sequence[Size], strides: Sequence[Size], sizes: Sizes) -> M
 
 
 # ------------------------------------------------------------------ one kernel
-@dataclass
-class Subject:
-    """A kernel that was read, and the memory behind its pointers."""
-
-    kernel: Kernel
-    world: World
-    sizes: Sizes
-    memory: dict[str, Memory]
-    scalars: dict[str, Poly]
-    reader: Reader
-    faults: list[Fault] = field(default_factory=list)
-
-    @property
-    def read(self) -> reading.Read:
-        return self.reader.read
 
 
 def prove(graph: Graph, kernels: Kernels) -> list[Proof]:
@@ -229,26 +162,6 @@ def _in_group(subject: Subject, access: Access, memory: Memory) -> bool:
             if multiple(world, first, number) and is_inside(world, first, memory, access.facts):
                 return True
     return False
-
-
-def multiple(world: World, value: Poly, factor: int, depth: int = 6) -> bool:
-    """Provably a multiple: with choices made and remainders written out."""
-    if value.divided(Poly.of(factor)) is not None:
-        return True
-    open_ = [a for a in value.atoms if a in world.cases or (a in world.divisions and world.divisions[a].kind == "%")]
-    if not open_ or not depth:
-        return False
-    atom = max(open_)
-    cases = [c.value for c in world.cases[atom][1]] if atom in world.cases else [_remainder(world, atom)]
-    return all(multiple(world, value.with_atom(atom, c), factor, depth - 1) for c in cases)
-
-
-def _remainder(world: World, atom: int) -> Poly:
-    """x % d  ->  x - d * (x // d)"""
-    division = world.divisions[atom]
-    found = world.divided(division.x, division.d)
-    assert found is not None
-    return division.x - division.d * found[0]
 
 
 # ------------------------------------------------------------------ where data decides

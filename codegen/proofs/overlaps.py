@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from .accesses import Fault, Subject, multiple
 from .bounds import LANES, World
+from .claims import Fault, Subject, multiple
 from .polynomials import ONE, ZERO, Poly
 from .reading import Access, origins, parts_of
 

@@ -17,11 +17,12 @@ import torch
 
 from ...ir.switches import KERNELS, SWITCHES, watched
 from ..check.cases import Plan
-from ..check.check import Row, known_names, quietly, tried
+from ..check.check import known_names, quietly
 from ..check.compare import Difference, Tolerance
 from ..check.modes import DERIVABLE, MODES
 from ..check.reproducer import reproduced
 from ..check.subject import Case, Subject, examined, name_of
+from ..check.trial import Row, tried
 from ..report.explain import compiler_of
 from ..settings import config
 from ..settings.config import BACKENDS, KERNEL_BACKENDS

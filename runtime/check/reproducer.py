@@ -24,7 +24,7 @@ from .modes import DERIVABLE, MODES
 from .subject import Case, Subject, Weights
 
 if TYPE_CHECKING:
-    from .check import Row
+    from .trial import Row
 
 Tensor = torch.Tensor
 ATTEMPTS, SECONDS = 24, 5.0
@@ -57,7 +57,7 @@ def shrunk(subject: Subject, case: Case, found: Difference) -> tuple[Case, Diffe
 
 
 def fails(subject: Subject, case: Case) -> Difference | None:
-    from .check import tried
+    from .trial import tried
 
     subject.fast, subject.compiler = subject.fresh()
     return tried(subject, case)[1]

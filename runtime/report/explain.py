@@ -37,7 +37,7 @@ from ..settings.config import numerics, settings
 from ..specialize.compiled import Compiled
 from ..specialize.derived_backward import DERIVE_JVP, require_transposable, why_no_backward
 from ..specialize.linearity import NonLinearJvp
-from ..specialize.records import OpaqueCall, Record
+from ..specialize.records import OpaqueCall, Record, needs_a_fix
 from ..specialize.residuals import Chosen, choose
 from ..specialize.specialization import Specialization, hint_of
 from ..specialize.variants import Variant, variants_of
@@ -255,11 +255,6 @@ def _method_line(name: str, record: Record) -> str:
     why += f" ({record.where})" if record.reason and record.where else ""
     line = f"  {name:<14} {record.status}{why}"
     return f"{line} [{record.code}]\n  {'':<14} fix: {fix_of(record.reason)}" if needs_a_fix(record) else line
-
-
-def needs_a_fix(record: Record) -> bool:
-    """Whether a method is not what its author may have hoped for."""
-    return record.reason is not None and record.status != "derived"
 
 
 def _method_facts(record: Record) -> dict[str, str | None]:

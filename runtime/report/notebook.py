@@ -4,19 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from ...ir.codes import fix_of
-
-if TYPE_CHECKING:
-    from .explain import Explanation
+from ..specialize.records import Record, needs_a_fix
 
 RULE = "border-bottom:1px solid color-mix(in srgb, currentColor 25%, transparent)"
 CELL = f"padding:2px 14px 2px 0;text-align:left;vertical-align:top;{RULE}"
 TABLE = "border-collapse:collapse;margin:4px 0 10px;font-size:13px;color:inherit;background:transparent"
 
 
-def as_html(found: Explanation) -> str:
+class Explained(Protocol):
+    """What is shown of an explanation."""
+
+    name: str
+    target: str
+    methods: dict[str, Record]
+    directions: Any
+    kept: Any
+    variants: Any
+
+    @property
+    def saved_bytes(self) -> int:
+        """Of what is saved for backward."""
+
+
+def as_html(found: Explained) -> str:
     """One `<div>` without scripts, requests or colours of its own; kernels fold out."""
     parts = [f"<b>{escape(found.name)}</b> on {escape(found.target)}", _methods(found), *_directions(found),
              _kept(found), _variants(found)]  # fmt: skip
@@ -42,9 +55,7 @@ def _folded(title: str, text: str) -> str:
     return f"<details><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>"
 
 
-def _methods(found: Explanation) -> str:
-    from .explain import needs_a_fix
-
+def _methods(found: Explained) -> str:
     rows = [
         (name, r.status, r.reason, r.where if r.reason else "", *((r.code, fix_of(r.reason)) if needs_a_fix(r) else ()))
         for name, r in found.methods.items()
@@ -52,7 +63,7 @@ def _methods(found: Explanation) -> str:
     return _table(("method", "", "why", "where", "code", "fix"), [[*row, *[""] * (6 - len(row))] for row in rows])
 
 
-def _directions(found: Explanation) -> Iterable[str]:
+def _directions(found: Explained) -> Iterable[str]:
     for direction, report in found.directions.items():
         moved = sum(k.bytes_read + k.bytes_written for k in report.launches)
         least = f", {moved / report.minimal:.2f} x the least possible" if report.minimal else ""
@@ -64,13 +75,13 @@ def _directions(found: Explanation) -> Iterable[str]:
         yield from (_folded(k.name, k.source) for k in report.launches if k.source)
 
 
-def _kept(found: Explanation) -> str:
+def _kept(found: Explained) -> str:
     total = f"<b>saved for backward</b>: {found.saved_bytes:,} bytes"
     rows = [(k.name, k.type, k.bytes, k.how) for k in found.kept]
     return total + (_table(("value", "type", "bytes", ""), rows) if rows else "")
 
 
-def _variants(found: Explanation) -> str:
+def _variants(found: Explained) -> str:
     if not found.variants:
         return ""
     rows = [

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.autograd.function import Function
@@ -27,7 +27,6 @@ from .linearity import AttachedGradients, NonLinearJvp, Roundings, not_transpose
 from .traceability import Traceability
 
 if TYPE_CHECKING:
-    from .compiled import Compiled
     from .specialization import Specialization
 
 Tensor = torch.Tensor
@@ -163,7 +162,16 @@ def _require_transpose(
 
 
 # ------------------------------------------------------------------ whether it has a transpose
-def require_transposable(compiler: Compiled, spec: Specialization) -> None:
+class Derives(Protocol):
+    """What is asked here of a class that is compiled."""
+
+    user_class: type
+
+    def opaque(self, role: str) -> CaptureError | None:
+        """Why a role must not be captured; None where it may be tried."""
+
+
+def require_transposable(compiler: Derives, spec: Specialization) -> None:
     """Raise NonLinearJvp where jvp has no transpose, CaptureError where it cannot be captured; else capture that."""
     key = (spec.reads.facts(), compiler.user_class.jvp)  # type: ignore[attr-defined]
     if key in spec.proved:

@@ -89,3 +89,8 @@ class Later(Exception):
 def warn(message: str, level: int = 2) -> None:
     if warns():
         warnings.warn(message, FallbackWarning, stacklevel=level + 1)
+
+
+def needs_a_fix(record: Record) -> bool:
+    """Whether a method is not what its author may have hoped for."""
+    return record.reason is not None and record.status != "derived"

@@ -6,7 +6,7 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
@@ -15,8 +15,19 @@ from ...tracer.reads.reads import LASTING
 from ..settings import logs
 
 if TYPE_CHECKING:
-    from .compiled import Compiled
     from .specialization import Specialization
+
+
+
+class Captures(Protocol):
+    """What is asked here of a class that is compiled."""
+
+    cls: Any
+    known: Any
+
+    def reads_now(self) -> Any:
+        """What its methods read besides their arguments."""
+
 
 STATES = ("autocast on cpu", "autocast on cuda", "default dtype", "deterministic", "inference mode", "default device",
           "left out")  # fmt: skip
@@ -40,7 +51,7 @@ class Variant:
                 "difference": self.difference, "disk": self.disk}  # fmt: skip
 
 
-def variants_of(compiler: Compiled) -> list[Variant]:
+def variants_of(compiler: Captures) -> list[Variant]:
     """Every capture that there is, each with what tells it from the nearest before it."""
     found: list[Variant] = []
     for key, specializations in compiler.known.items():
@@ -53,7 +64,7 @@ def variants_of(compiler: Compiled) -> list[Variant]:
 
 
 # ------------------------------------------------------------------ facts by name
-def named_facts(compiler: Compiled, key: Sequence[Any], names: Sequence[str]) -> dict[str, str]:
+def named_facts(compiler: Captures, key: Sequence[Any], names: Sequence[str]) -> dict[str, str]:
     """The facts of a key (`Compiled.facts`): arguments, torch's state, what is read from outside."""
     arguments = len(names)
     reads = compiler.reads_now()
@@ -179,7 +190,7 @@ def _change(old: str | None, new: str | None) -> str:
     return f"{', '.join(left[0]) or 'nothing'} -> {', '.join(left[1]) or 'nothing'}"
 
 
-def why_another(compiler: Compiled, facts: Sequence[Any], args: Sequence[Any]) -> str | None:
+def why_another(compiler: Captures, facts: Sequence[Any], args: Sequence[Any]) -> str | None:
     """One line: what tells a call from the nearest variant that there is; None for the first call."""
     tensors = [a for a in args if isinstance(a, torch.Tensor)]
     same = compiler.known.get(facts, [])
@@ -196,7 +207,7 @@ def why_another(compiler: Compiled, facts: Sequence[Any], args: Sequence[Any]) -
     return difference(told[near], now)
 
 
-def log_variant(compiler: Compiled, key: Sequence[Any], specialization: Specialization) -> None:
+def log_variant(compiler: Captures, key: Sequence[Any], specialization: Specialization) -> None:
     """A class has one more variant."""
     if not logs.guards.isEnabledFor(logging.INFO):
         return
@@ -206,7 +217,7 @@ def log_variant(compiler: Compiled, key: Sequence[Any], specialization: Speciali
     logs.guards.info("  if %s", " and ".join(conditions_of(specialization)) or "whatever the sizes")
 
 
-def log_captured_again(compiler: Compiled, key: Sequence[Any], args: Sequence[Any]) -> None:
+def log_captured_again(compiler: Captures, key: Sequence[Any], args: Sequence[Any]) -> None:
     """A call found no variant, and there are some."""
     if not compiler.known or not logs.recompiles.isEnabledFor(logging.INFO):
         return

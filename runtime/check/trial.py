@@ -1,0 +1,150 @@
+"""One case of the comparison: the compiled class beside its own methods, in one mode, at one dtype and layout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ...ir.errors import FusegradError
+from ..specialize.compiled import Compiled
+from .compare import Difference, Outcome, Tolerance, error_text, errors, first_difference
+from .layouts import all_cast
+from .modes import DERIVABLE, Transforms
+from .reference_transforms import Differences, Mathematics
+from .subject import Case, Subject
+
+TOO_MANY = 250_000  # entries of a jacobian
+
+
+@dataclass
+class Row:
+    """What became of a case. Errors are distances from float64 in ulp of the largest number: (compiled, eager)."""
+
+    backend: str
+    mode: str
+    case: str
+    result: str
+    detail: str = ""
+    runs: str = "compiled"
+    errors: tuple[float, float] | None = None
+
+
+def tried(subject: Subject, case: Case) -> tuple[Row, Difference | None]:
+    """Runs a case in both forms and compares."""
+    gs = subject.gradients(case.xs, case.weights)
+    subject.refreshed()
+    row = Row("", case.mode, case.what, "ok")
+    if (why := _inapplicable(case, gs)) is not None:
+        return replace(row, result=why[0], detail=why[1]), None
+    ours = subject.run(subject.fast, case.mode, case.xs, gs)
+    eager = subject.run(subject.eager, case.mode, case.xs, gs)
+    row.runs = _how_it_ran(subject.compiler)
+    judge = _against_eager if eager.error is None else _without_eager
+    return judge(subject, case, gs, ours, eager, row)
+
+
+def _inapplicable(case: Case, gs: Sequence[Any]) -> tuple[str, str] | None:
+    given = [g for g in gs if g is not None]
+    if case.mode == "vmap in_dims mixed" and len(case.xs) < 2:
+        return "not applicable", "one tensor"
+    if case.mode not in ("forward", "vmap in_dims=0", "vmap in_dims=1", "vmap in_dims mixed", "vmap(vmap)") and gs:
+        if not given:
+            return "not applicable", "no output is differentiable"
+    if case.mode in ("jacrev", "jacfwd", "hessian"):
+        inputs = sum(x.numel() for x in case.xs if x.requires_grad)
+        entries = inputs * max(inputs, sum(g.numel() for g in given))
+        return ("not run", f"{entries:,} entries, and smaller sizes raise") if entries > TOO_MANY else None
+    return None
+
+
+def _how_it_ran(compiler: Compiled) -> str:
+    opaque = {m: r for m, r in compiler.records.items() if r.status == "opaque"}
+    return ", ".join(f"{m} as written: {r.reason}" for m, r in opaque.items()) or "compiled"
+
+
+def _against_eager(
+    subject: Subject, case: Case, gs: Sequence[Any], ours: Outcome, eager: Outcome, row: Row
+) -> tuple[Row, Difference | None]:
+    if ours.error is not None:
+        return _differs(row, Difference(case.mode, f"raises {error_text(ours)}, eager does not"))
+    wide = None if subject.random else _wide(subject, case, gs)
+    found = first_difference(ours, eager, wide, _tolerance(subject, case))
+    if found is None:
+        return replace(row, errors=errors(ours, eager, wide)), None
+    right, wrong = (case.mode in DERIVABLE and _is_mathematics(subject, case, gs, o) for o in (ours, eager))
+    if right and not wrong:
+        return replace(row, result="eager is wrong", detail=f"{found.name}: compiled is what single calls give"), None
+    return _differs(row, found)
+
+
+def _without_eager(
+    subject: Subject, case: Case, gs: Sequence[Any], ours: Outcome, eager: Outcome, row: Row
+) -> tuple[Row, Difference | None]:
+    """Eager raises: so does the compiled class, or it derived a rule that has to be right."""
+    raised = error_text(eager)
+    if ours.error is not None:
+        if case.mode in DERIVABLE:
+            result = "refused" if isinstance(ours.error, FusegradError) else "both raise"
+            return replace(row, result=result, detail=error_text(ours)), None
+        if not _same_kind(ours.error, eager.error):
+            return _differs(row, Difference(case.mode, f"raises {error_text(ours)}, eager {raised}"))
+        return replace(row, result="not applicable", detail=f"eager raises {raised}"), None
+    if case.mode not in DERIVABLE:
+        return _differs(row, Difference(case.mode, f"returns, eager raises {raised}"))
+    found = _from_mathematics(subject, case, gs, ours, Mathematics)
+    if found is not None and case.mode == "hessian" and _from_mathematics(subject, case, gs, ours, Differences) is None:
+        found = None  # eager's double backward is only a part of it
+    if isinstance(found, str):
+        return replace(row, result="unverified", detail=f"eager raises {raised}, single calls {found}"), None
+    if found is not None:
+        return _differs(row, found)
+    own = subject.run(subject.eager, case.mode, case.xs, gs, Mathematics)
+    return replace(row, result="derived", errors=errors(ours, own, _wide(subject, case, gs, Mathematics))), None
+
+
+def _differs(row: Row, found: Difference) -> tuple[Row, Difference]:
+    return replace(row, result="DIFFERS", detail=str(found)), found
+
+
+def _same_kind(a: Any, b: Any) -> bool:
+    return isinstance(a, type(b)) or isinstance(b, type(a))
+
+
+def _tolerance(subject: Subject, case: Case) -> Tolerance:
+    return replace(subject.tolerance, strict=subject.tolerance.strict and case.mode not in DERIVABLE)
+
+
+def _wide(subject: Subject, case: Case, gs: Sequence[Any], toolkit: Any = Transforms) -> Outcome | None:
+    """The case in float64, in eager."""
+    xs, wide_gs = all_cast(case.xs, torch.float64), all_cast(gs, torch.float64)
+    found = subject.run(subject.eager, case.mode, xs, wide_gs, toolkit)
+    return found if found.error is None else None
+
+
+def _from_mathematics(
+    subject: Subject, case: Case, gs: Sequence[Any], ours: Outcome, toolkit: Any
+) -> Difference | str | None:
+    """How far a derived result is from single calls of eager; the error where these raise."""
+    wide = None if subject.random else _wide(subject, case, gs, toolkit)
+    if toolkit is Differences:
+        own = wide and Outcome({n: v.to(ours.values[n].dtype) for n, v in wide.values.items()})
+    else:
+        own = subject.run(subject.eager, case.mode, case.xs, gs, toolkit)
+    if own is None or own.error is not None:
+        return "too" if own is None else error_text(own)
+    loose = _near_differences(ours) if toolkit is Differences else _tolerance(subject, case)
+    return first_difference(ours, own, wide, loose)
+
+
+def _near_differences(ours: Outcome) -> Tolerance:
+    """Finite differences are good to four digits; what cancels in a low float leaves some units of it."""
+    floats = [v.dtype for v in ours.values.values() if isinstance(v, torch.Tensor) and v.is_floating_point()]
+    eps = max((torch.finfo(d).eps for d in floats), default=0.0)
+    return Tolerance(max(1e-4, 8 * eps), max(1e-3, 16 * eps), strict=False)
+
+
+def _is_mathematics(subject: Subject, case: Case, gs: Sequence[Any], outcome: Outcome) -> bool:
+    return _from_mathematics(subject, case, gs, outcome, Mathematics) is None
