@@ -100,7 +100,7 @@ def _class_place(cls: type) -> str:
     try:
         return f"{inspect.getsourcefile(cls)}:{inspect.getsourcelines(cls)[1]}"
     except (OSError, TypeError):
-        from .function import method_place, methods  # which needs a capture, which needs to know what is declared
+        from .methods import method_place, methods  # which needs a capture, which needs to know what is declared
 
         places = [method_place(m) for m in methods(cls).values()]
         return next((p for p in places if p != "unknown"), "unknown")

@@ -6,10 +6,8 @@ values in between (`hidden`, which become extra outputs). That map is all that b
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import operator
-import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -17,84 +15,33 @@ from typing import Any
 
 import sympy
 import torch
-from torch.autograd.function import Function, once_differentiable
 
 from ..ir.errors import FusegradError
 from ..ir.program import Place
 from .arithmetic import computed
-from .capture.capture import CaptureError, Session, Trace, as_asking, is_a_view, is_capturing, reason_of
+from .capture.capture import Session, as_asking, is_a_view, is_capturing, reason_of
 from .capture.context import ForwardContext, attributes_of, backward_context
 from .capture.grad_mode import of_a_backward
 from .capture.held import holds_fakes
 from .capture.history import ASKS, History, text_of
 from .containers import Hole, anew, closed, exchanged, filled, holds_tensors, holes, leaves, with_those
 from .frames import where_raised
+from .methods import as_tuple, backward_method, is_once_differentiable, takes_boxed_gradients, uses_setup_context
 from .opaque.opaque import Tape
 from .opaque.parts import wholes
 from .opaque.shared import Shared, shared_with
 from .reads.pictures import SCALARS, has_hidden_state, state_of
 from .reads.reads import Reads
 from .reads.soiled import Again, Soiled
-from .torch_private import FakeTensor, boxes_gradients, expression_of, memory_of, sizes_as_keys
+from .torch_private import FakeTensor, expression_of, memory_of, sizes_as_keys
+from .trace import CaptureError, Trace
 
 Tensor = torch.Tensor
 SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool, torch.Size)
 
 
-def uses_setup_context(cls: type) -> bool:
-    """Whether `cls` is written as forward + setup_context, not as forward(ctx, ...)."""
-    return cls.setup_context is not Function.setup_context  # type: ignore[attr-defined]
-
-
-def backward_method(cls: type) -> Callable[..., Any] | None:
-    """The user's backward, or the `vjp` that is an alias of it; None where there is none."""
-    for name in ("backward", "vjp"):
-        if getattr(cls, name) is not getattr(Function, name):
-            return getattr(cls, name)  # type: ignore[no-any-return]
-    return None
-
-
-def methods(cls: type) -> dict[str, Callable[..., Any]]:
-    """The methods that the user wrote, by name."""
-    names = ("forward", "setup_context", "backward", "vjp", "jvp", "vmap")
-    return {n: getattr(cls, n) for n in names if getattr(cls, n) is not getattr(Function, n)}
-
-
 methods_now = operator.attrgetter("forward", "setup_context", "backward", "vjp", "jvp", "vmap")
 """The methods of a class as they are at this moment: someone may have put others in their place."""
-
-
-def is_once_differentiable(method: Callable[..., Any]) -> bool:
-    """Whether torch's `once_differentiable` wraps the method."""
-    return getattr(method, "__wrapped__", None) is not None and method.__code__ is _ONCE.__code__
-
-
-def _probe(ctx: Any, *gradients: Any) -> None:
-    return None
-
-
-_ONCE = once_differentiable(_probe)
-
-
-def parameter_names(method: Callable[..., Any], count: int, skip: int, stem: str) -> list[str]:
-    """The user's names for `count` arguments of a method after the first `skip`; `stem_i` beyond his parameters."""
-    known = _positional(method)[skip:]
-    return [known[i] if i < len(known) else f"{stem}_{i}" for i in range(count)]
-
-
-def _positional(method: Callable[..., Any]) -> Sequence[str]:
-    """The names of a method's positional parameters; of its `__signature__`, where that says something else."""
-    if (signature := getattr(method, "__signature__", None)) is not None:
-        return [p.name for p in signature.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
-    code = getattr(inspect.unwrap(method), "__code__", None)
-    first = 1 if isinstance(method, types.MethodType) else 0  # the class, of a class method
-    return code.co_varnames[first : code.co_argcount] if code is not None else ()
-
-
-def method_place(method: Any) -> str:
-    """`file:line` of a method's definition."""
-    code = getattr(inspect.unwrap(method), "__code__", None)
-    return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else "unknown"
 
 
 @dataclass(frozen=True)
@@ -571,11 +518,6 @@ class GradientCountError(FusegradError):
     message = "function {function}Backward returned an incorrect number of gradients (expected {expected}, got {got})"
 
 
-def as_tuple(result: Any) -> tuple[Any, ...]:
-    """What a method returned: one value, or a tuple of them."""
-    return result if isinstance(result, tuple) else (result,)
-
-
 def exact_gradients(cls: type, result: Any, count: int) -> tuple[Any, ...]:
     """backward's result as a tuple of `count` gradients; extra trailing Nones are dropped, as torch does."""
     gradients = as_tuple(result)
@@ -620,12 +562,3 @@ def _held_by(ctx: Any) -> dict[str, list[int]]:
     return {k: [id(v), *map(id, leaves(v))] for k, v in vars(ctx).items()}
 
 
-def takes_boxed_gradients(cls: type) -> bool:
-    """Whether backward is given its gradients in one list, which it may empty."""
-    return boxes_gradients and bool(getattr(cls, "boxed_grads_call", False))
-
-
-def signed(method: Callable[..., Any]) -> tuple[Any, ...]:
-    """What a method's signature is read off, each of which may be exchanged."""
-    inner = inspect.unwrap(method)
-    return (method, *(getattr(inner, name, None) for name in ("__code__", "__defaults__", "__kwdefaults__")))

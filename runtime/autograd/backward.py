@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...ir.errors import users_line
-from ...tracer.capture.capture import CaptureError, OpaqueMet, is_capturing
+from ...tracer.capture.capture import OpaqueMet, is_capturing
 from ...tracer.torch_private import has_tangent, is_batched, saved_tensors_of, transforms_active
+from ...tracer.trace import CaptureError
 from ..capture.ctx_attributes import REASON, is_assigned
 from ..capture.guards import is_tracked
 from ..fallback.answer import Fault, backward_failed, contained, is_fault, users_backward

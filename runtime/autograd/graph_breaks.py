@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...ir.errors import FusegradError
-from ...tracer.capture.capture import CaptureError, DataMet, OpaqueMet, capture_lock
+from ...tracer.capture.capture import DataMet, OpaqueMet, capture_lock
 from ...tracer.containers import opened
-from ...tracer.function import method_place
+from ...tracer.methods import method_place
 from ...tracer.opaque.nested import recording
 from ...tracer.opaque.opaque import (
     Mismatch,
@@ -24,6 +24,7 @@ from ...tracer.opaque.opaque import (
     tensors_in,
     version,
 )
+from ...tracer.trace import CaptureError
 from ..capture.opaque_replay import VARIANTS, offer
 from ..fallback.answer import Fault, contained, is_fault, put_on_record
 from ..fallback.effects import launching

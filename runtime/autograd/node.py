@@ -14,7 +14,8 @@ from torch.autograd.function import Function, once_differentiable
 from ...ir.program import Place
 from ...tracer.capture.capture import capture_lock
 from ...tracer.containers import opened
-from ...tracer.function import ForwardCapture, backward_method, is_once_differentiable, takes_boxed_gradients
+from ...tracer.function import ForwardCapture
+from ...tracer.methods import backward_method, is_once_differentiable, takes_boxed_gradients
 from ...tracer.torch_private import direct_apply, saved_tensors_can_be_told_apart, saved_tensors_of
 from ..capture.ctx_attributes import showing
 from ..fallback.effects import careful

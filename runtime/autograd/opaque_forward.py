@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd.function import Function, once_differentiable
 
-from ...tracer.capture.capture import CaptureError, capture_lock, is_capturing, written_placeholders
+from ...tracer.capture.capture import capture_lock, is_capturing, written_placeholders
 from ...tracer.capture.context import backward_context
 from ...tracer.containers import anew
-from ...tracer.function import as_tuple, backward_method, is_once_differentiable, method_place
+from ...tracer.methods import as_tuple, backward_method, is_once_differentiable, method_place
 from ...tracer.opaque.segments import Segment
 from ...tracer.opaque.shared import picture, tensors_of
 from ...tracer.reads.pictures import DEPTH, SCALARS, Handle, freeze, is_library
@@ -35,6 +35,7 @@ from ...tracer.torch_private import (
     saved_tensors_of,
     transforms_active,
 )
+from ...tracer.trace import CaptureError
 from ..capture.guards import global_state, is_plain, is_tracked, unasked
 from ..fallback.answer import Fault, contained, hand_over, is_fault, put_on_record
 from ..functorch.own_rules import UsersUnit

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from ...tracer.capture.capture import CaptureError
 from ...tracer.opaque.nested import recording
 from ...tracer.opaque.opaque import OpaqueNode, Run, Tape, running
+from ...tracer.trace import CaptureError
 
 Tensor = torch.Tensor
 Call = Callable[[Sequence[Any]], Sequence[Any]]

@@ -12,7 +12,7 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-from ...tracer.capture.capture import CaptureError, Trace
+from ...tracer.trace import CaptureError, Trace
 
 Generators = Sequence[tuple[torch.device, torch.Tensor]]
 """The states of torch's generators, by device."""

@@ -13,7 +13,6 @@ from typing import Any
 
 from torch.autograd.function import Function
 
-from ...tracer.capture.capture import CaptureError
 from ...tracer.capture.history import ASKS
 from ...tracer.capture.memory import RESIZES
 from ...tracer.opaque.opaque import Why
@@ -32,6 +31,7 @@ from ...tracer.opaque.segments import (
 )
 from ...tracer.reads.changes import is_change
 from ...tracer.reads.reads import Read, Reads, certain_effects, scan
+from ...tracer.trace import CaptureError
 
 ATTEMPTS = 12
 """How often one class is rewritten; what still cannot be captured runs as written."""

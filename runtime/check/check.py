@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from ...ir.errors import FusegradError
-from ...tracer.function import backward_method, method_place
+from ...tracer.methods import backward_method, method_place
 from ..report.explain import compiler_of
 from ..settings.config import BACKENDS, patch
 from .cases import DTYPES, SIZES, Plan, shapes

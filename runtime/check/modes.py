@@ -14,7 +14,7 @@ import torch.utils._pytree
 import torch.utils.checkpoint
 from torch.autograd import forward_ad
 
-from ...tracer.function import as_tuple
+from ...tracer.methods import as_tuple
 
 Tensor = torch.Tensor
 Named = dict[str, Any]

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ...tracer.function import as_tuple
+from ...tracer.methods import as_tuple
 from .modes import dual_numbers
 
 Tensor = torch.Tensor

@@ -11,7 +11,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from ...ir.errors import FusegradError
-from ...tracer.function import as_tuple, uses_setup_context
+from ...tracer.methods import as_tuple, uses_setup_context
 from ...tracer.torch_private import is_made_of_others
 from ..api import compile as compiled
 from ..capture.guards import is_float

@@ -133,3 +133,6 @@ def _plain_subclass(cls: type) -> type:
     plain._fusegrad_user_class = plain  # type: ignore[attr-defined]
     plain.apply = vars(Function)["apply"]  # type: ignore[attr-defined]
     return plain
+
+
+pickled.make_classes_by(pickled.Maker(compile_class, entrance))

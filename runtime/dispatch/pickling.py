@@ -9,8 +9,8 @@ from __future__ import annotations
 import copyreg
 import sys
 import weakref
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from ...tracer.locks import INNER, lock_of
 
@@ -18,6 +18,21 @@ OPTIONS = "_fusegrad_options"
 _compiled: weakref.WeakValueDictionary[tuple[int, str], type] = weakref.WeakValueDictionary()
 """Compiled classes by the class that they were compiled from, which they keep, and the options."""
 _lock = lock_of(INNER)
+
+
+class Maker(NamedTuple):
+    """What makes compiled classes, and their `apply`."""
+
+    compile_class: Callable[..., type]
+    entrance: Callable[[Any, list[type]], Any]
+
+
+_makers: list[Maker] = []
+
+
+def make_classes_by(maker: Maker) -> None:
+    """compiled_class.py does, when it is imported: it stands on this file."""
+    _makers[:] = [maker]
 
 
 def remember(fast: Any, options: Sequence[Any]) -> None:
@@ -29,9 +44,7 @@ def remember(fast: Any, options: Sequence[Any]) -> None:
 
 def arrived(cls: Any) -> None:
     """A class was put together from its contents, in another process maybe: it is entered as every other is."""
-    from .compiled_class import entrance
-
-    apply = entrance(cls._fusegrad, [cls])
+    apply = _makers[0].entrance(cls._fusegrad, [cls])
     for name in ("apply", "_fusegrad_apply"):
         type.__setattr__(cls, name, apply)
 
@@ -58,9 +71,7 @@ def reduced(cls: Any) -> Any:
 
 def again(users: type, options: Sequence[Any]) -> type:
     """The compiled class that such a call stands for."""
-    from .compiled_class import compile_class
-
-    return _compiled.get(_key(users, options)) or compile_class(users, *options)
+    return _compiled.get(_key(users, options)) or _makers[0].compile_class(users, *options)
 
 
 def register(metaclass: type) -> None:

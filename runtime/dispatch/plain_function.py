@@ -14,12 +14,13 @@ import torch
 from torch.autograd.function import Function
 
 from ...ir.errors import KeywordOnlyError
-from ...tracer.capture.capture import CaptureError, is_capturing
+from ...tracer.capture.capture import is_capturing
 from ...tracer.capture.grad_mode import Switches
 from ...tracer.containers import leaves
 from ...tracer.declared import DeclarationError, Option, call_place
-from ...tracer.function import as_tuple, method_place
+from ...tracer.methods import as_tuple, method_place
 from ...tracer.opaque.nested import watcher
+from ...tracer.trace import CaptureError
 from ..capture.guards import is_float, is_tracked
 from ..dynamo.graph_names import name_in_graphs
 from ..functorch.unit import vjp_of

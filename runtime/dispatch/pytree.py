@@ -15,16 +15,16 @@ import torch.utils._pytree as pytree
 from torch.autograd.function import Function, FunctionMeta, once_differentiable
 
 from ...ir.errors import FusegradError, KeywordOnlyError
-from ...tracer.function import (
+from ...tracer.function import exact_gradients
+from ...tracer.locks import INNER, lock_of
+from ...tracer.methods import (
     backward_method,
-    exact_gradients,
     is_once_differentiable,
     method_place,
     methods,
     takes_boxed_gradients,
     uses_setup_context,
 )
-from ...tracer.locks import INNER, lock_of
 from ..dynamo.graph_names import name_in_graphs
 from ..dynamo.pytree_forms import function_shown_nested, of_forms, shown_nested
 from ..fast_path.argument_forms import MISS, builder, opener

@@ -18,9 +18,9 @@ import torch
 
 from ...ir.errors import FusegradError, InternalError, users_line
 from ...ir.sharding.rules import WHOLE
-from ...tracer.capture.capture import CaptureError
-from ...tracer.function import as_tuple, parameter_names
+from ...tracer.methods import as_tuple, parameter_names
 from ...tracer.torch_private import dual_level, transforms_active, unwrapped
+from ...tracer.trace import CaptureError
 from ..capture.graph_mode import aside
 from .partition import Way
 from .placements import (

@@ -19,8 +19,8 @@ from ...ir.program import Place
 from ...ir.sharding.rules import PARTIAL, WHOLE, ZERO, State, dims, divide
 from ...ir.sharding.scaling import NONE, NotDivisible
 from ...ir.transforms.extern import op_name, place_of
-from ...tracer.capture.capture import CaptureError
 from ...tracer.function import symbols_in
+from ...tracer.trace import CaptureError
 from ..capture.guards import Guard, is_float
 from ..execution.pipeline import graph_of
 from ..specialize.specialization import Specialization

@@ -11,9 +11,11 @@ import torch
 
 from ...ir.errors import LoweringError, users_line
 from ...ir.once import once
-from ...tracer.capture.capture import CaptureError, capture_lock
+from ...tracer.capture.capture import capture_lock
 from ...tracer.containers import holds_tensors, holes
-from ...tracer.function import backward_method, rebind
+from ...tracer.function import rebind
+from ...tracer.methods import backward_method
+from ...tracer.trace import CaptureError
 from ..capture.guards import unseen_state
 from ..execution.executable import number
 from ..specialize.randomness import require_none as require_no_draws

@@ -17,9 +17,10 @@ import torch.utils._pytree as pytree
 from ...ir.codes import code_of
 from ...ir.errors import FusegradError, users_line
 from ...ir.switches import in_force
-from ...tracer.capture.capture import CaptureError, OpaqueMet
+from ...tracer.capture.capture import OpaqueMet
 from ...tracer.containers import opened
-from ...tracer.function import backward_method, method_place, methods_now
+from ...tracer.function import methods_now
+from ...tracer.methods import backward_method, method_place
 from ...tracer.torch_private import (
     FakeTensor,
     custom_function_call,
@@ -34,6 +35,7 @@ from ...tracer.torch_private import (
     transforms_active,
     unwrapped,
 )
+from ...tracer.trace import CaptureError
 from ..capture.graph_mode import aside, asked_for, is_asked_for, is_for_a_graph
 from ..capture.guards import is_tracked
 from ..distributed import call as distributed

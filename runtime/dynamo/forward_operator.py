@@ -16,8 +16,8 @@ import torch
 
 from ...ir.errors import FusegradError, NotTraceableError
 from ...ir.once import once
-from ...tracer.capture.capture import CaptureError, Trace
-from ...tracer.function import backward_method, methods, rebind
+from ...tracer.function import rebind
+from ...tracer.methods import backward_method, methods
 from ...tracer.reads.fingerprint import code_sum
 from ...tracer.torch_private import (
     custom_function_call,
@@ -26,6 +26,7 @@ from ...tracer.torch_private import (
     records_above_autograd,
     transforms_active,
 )
+from ...tracer.trace import CaptureError, Trace
 from ..capture.graph_mode import aside
 from ..capture.guards import is_tracked
 from ..execution.executable import Binder, BoundSizes

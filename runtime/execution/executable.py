@@ -22,7 +22,7 @@ from ...ir.passes.fuse import Extern, Group, Step, View
 from ...ir.passes.place import Place, Places
 from ...ir.switches import allowed, in_force, takes, under
 from ...ir.types import Size
-from ...tracer.capture.capture import Trace, assumed_of, capture_lock
+from ...tracer.capture.capture import assumed_of, capture_lock
 from ...tracer.dtypes import TO_TORCH
 from ...tracer.opaque.opaque import opaque_of
 from ...tracer.torch_private import (
@@ -32,6 +32,7 @@ from ...tracer.torch_private import (
     memory_of,
     transforms_active,
 )
+from ...tracer.trace import Trace
 from ..kernels import autotune as tune
 from ..kernels import launch, proofs
 from ..kernels.arrival_counters import Counters

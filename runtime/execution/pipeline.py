@@ -23,10 +23,10 @@ from ...ir.passes.simplify import Simplify
 from ...ir.prims import PRIMS
 from ...ir.switches import allowed, shown, takes
 from ...ir.types import COMPLEX
-from ...tracer.capture.capture import Trace
 from ...tracer.lowering.aten import known_about, lower
 from ...tracer.reads.fingerprint import replaced_in_torch
 from ...tracer.reads.reached import CallReached, without_calls
+from ...tracer.trace import Trace
 from ..kernels import proofs
 from ..settings import logs
 from ..settings.config import settings

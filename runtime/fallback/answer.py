@@ -20,12 +20,14 @@ import torch
 from torch.autograd.function import Function
 
 from ...ir.errors import FusegradError
-from ...tracer.capture.capture import CaptureError, capture_lock
+from ...tracer.capture.capture import capture_lock
 from ...tracer.capture.context import backward_context
-from ...tracer.function import backward_method, method_place, takes_boxed_gradients, users_own
+from ...tracer.function import users_own
+from ...tracer.methods import backward_method, method_place, takes_boxed_gradients
 from ...tracer.opaque.nested import watcher
 from ...tracer.opaque.opaque import call_for_real
 from ...tracer.torch_private import apply_now, custom_function_call, dual_level, transforms_active
+from ...tracer.trace import CaptureError
 from ..cache import store as cache
 from ..capture.ctx_attributes import left_on
 from ..settings.config import settings

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ...tracer.containers import ATOMS, DEPTH, Hole, holes
-from ...tracer.function import signed
+from ...tracer.methods import signed
 from .guard_codegen import equal
 from .source_writer import Straight, row
 

@@ -19,7 +19,8 @@ from torch.autograd.function import Function
 from ...ir.program import Place
 from ...tracer.capture.capture import capture_lock
 from ...tracer.containers import DEPTH as ARGUMENT_DEPTH
-from ...tracer.function import backward_method, rebind, takes_boxed_gradients
+from ...tracer.function import rebind
+from ...tracer.methods import backward_method, takes_boxed_gradients
 from ...tracer.reads.reads import Reads
 from ...tracer.torch_private import (
     WITHOUT_TANGENTS,

@@ -15,11 +15,12 @@ from torch.autograd.function import Function
 
 from ...ir.errors import FusegradError
 from ...ir.program import Place
-from ...tracer.capture.capture import CaptureError, capture_lock, is_capturing, writes_through_data
+from ...tracer.capture.capture import capture_lock, is_capturing, writes_through_data
 from ...tracer.capture.context import BackwardContext
 from ...tracer.containers import Hole, closed
-from ...tracer.function import as_tuple, backward_method, rebind
+from ...tracer.function import rebind
 from ...tracer.lowering.functional import without_writes, writes
+from ...tracer.methods import as_tuple, backward_method
 from ...tracer.torch_private import (
     below_forward_mode,
     can_work_below,
@@ -31,6 +32,7 @@ from ...tracer.torch_private import (
     plain_tensors,
     share_memory,
 )
+from ...tracer.trace import CaptureError
 from ..capture.guards import is_float
 from ..execution.aten import reference
 from ..execution.executable import BoundSizes

@@ -17,10 +17,11 @@ from ...ir.transforms.linearity import NonLinearError
 from ...ir.transforms.ops import inlined, zeros
 from ...ir.transforms.transpose import transpose
 from ...ir.types import TensorType
-from ...tracer.capture.capture import CaptureError, is_capturing
+from ...tracer.capture.capture import is_capturing
 from ...tracer.capture.grad_mode import has_unrecorded
 from ...tracer.function import rebind
 from ...tracer.torch_private import plain_tensors
+from ...tracer.trace import CaptureError
 from ..capture.guards import is_float
 from ..execution.executable import BoundSizes, Executable
 from ..execution.pipeline import cheaper

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...ir.errors import FusegradError
-from ...tracer.capture.capture import CaptureError, Session, Trace
+from ...tracer.capture.capture import Session
 from ...tracer.containers import with_those
+from ...tracer.trace import CaptureError, Trace
 from ..capture.first_call_check import cut, differs
 from ..execution.aten.replay import step_by_step
 from ..execution.executable import Binder, Executable

@@ -17,11 +17,12 @@ from torch.autograd.forward_ad import make_dual, unpack_dual
 from torch.autograd.function import Function
 
 from ...ir.errors import InternalError
-from ...tracer.capture.capture import CaptureError, DataMet, OpaqueMet, Session, Trace, capture_lock, is_capturing
+from ...tracer.capture.capture import DataMet, OpaqueMet, Session, capture_lock, is_capturing
 from ...tracer.capture.context import ForwardContext
 from ...tracer.capture.debugging import without_anomaly_mode
 from ...tracer.containers import opened, with_those
-from ...tracer.function import guarded_trace, uses_setup_context
+from ...tracer.function import guarded_trace
+from ...tracer.methods import uses_setup_context
 from ...tracer.reads.reads import Read, Reads
 from ...tracer.torch_private import (
     custom_function_call,
@@ -37,6 +38,7 @@ from ...tracer.torch_private import (
     transforms_active,
     unwrapped,
 )
+from ...tracer.trace import CaptureError, Trace
 from ..capture.activity import independent, sources_of
 from ..capture.first_call_check import made_up_data
 from ..capture.graph_mode import is_outer

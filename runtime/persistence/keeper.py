@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...ir.errors import FusegradError
-from ...tracer.function import methods
+from ...tracer.methods import methods
 from ...tracer.reads.fingerprint import (
     NotKeyed,
     fingerprint,

@@ -23,12 +23,14 @@ from ...ir.program import Place, Program
 from ...ir.switches import in_force, under
 from ...ir.text.document import document, graph_from, symbols_document, symbols_from
 from ...ir.text.text import show
-from ...tracer.capture.capture import CaptureError, Trace, capture_lock
+from ...tracer.capture.capture import capture_lock
 from ...tracer.containers import anew
-from ...tracer.function import ForwardCapture, Output, as_written, method_place, methods_now, user_count
+from ...tracer.function import ForwardCapture, Output, as_written, methods_now, user_count
+from ...tracer.methods import method_place
 from ...tracer.opaque.shared import Shared
 from ...tracer.reads.reads import Reads
 from ...tracer.torch_private import FakeTensorMode, plain_tensors
+from ...tracer.trace import CaptureError, Trace
 from ..capture.guards import Guard, ask_for_sizes_alone, global_state, guard_from
 from ..capture.shared_objects import Sharing
 from ..execution.executable import Binder, Executable, KernelPlan

@@ -19,9 +19,10 @@ from ...ir.errors import FusegradError, LoweringError
 from ...ir.passes.cost import minimal_bytes
 from ...ir.passes.fuse import Extern, Step
 from ...ir.prims import PRIMS
-from ...tracer.capture.capture import CaptureError, OpaqueMet, Session, Trace
-from ...tracer.function import backward_method, method_place, uses_setup_context
+from ...tracer.capture.capture import OpaqueMet, Session
+from ...tracer.methods import backward_method, method_place, uses_setup_context
 from ...tracer.opaque.opaque import opaque_of
+from ...tracer.trace import CaptureError, Trace
 from ..api import compile as compiled
 from ..capture.guards import is_plain
 from ..dispatch.dispatcher import Dispatcher

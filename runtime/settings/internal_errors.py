@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 
 from ...ir.errors import FusegradError, LoweringError
-from ...tracer.capture.capture import CaptureError
+from ...tracer.trace import CaptureError
 from .config import settings
 
 T = TypeVar("T")

@@ -23,7 +23,7 @@ from ...ir.errors import FusegradError
 if TYPE_CHECKING:
     import torch
 
-    from ...tracer.capture.capture import Trace
+    from ...tracer.trace import Trace
 
 VARIABLE = "FUSEGRAD_LOGS"
 ROOT = "fusegrad"

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...tracer.capture.capture import CaptureError, DataMet, OpaqueMet, capture_lock
+from ...tracer.capture.capture import DataMet, OpaqueMet, capture_lock
 from ...tracer.function import exact_gradients
 from ...tracer.opaque.nested import recording
 from ...tracer.opaque.opaque import Mismatch, Tape, remember
 from ...tracer.opaque.segments import Segment
+from ...tracer.trace import CaptureError
 from ..capture.ctx_attributes import left_on
 from ..capture.guards import unasked
 from ..capture.opaque_replay import VARIANTS

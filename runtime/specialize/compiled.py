@@ -17,17 +17,12 @@ from torch.autograd.function import Function
 from ...ir.codes import code_of
 from ...ir.errors import KeywordOnlyError, NotTraceableError, users_line
 from ...ir.once import once
-from ...tracer.capture.capture import CaptureError, DataMet, OpaqueMet, capture_lock, is_capturing
+from ...tracer.capture.capture import DataMet, OpaqueMet, capture_lock, is_capturing
 from ...tracer.containers import opened
 from ...tracer.declared import Option
-from ...tracer.function import (
-    backward_method,
-    method_place,
-    methods_now,
-    signed,
-    uses_setup_context,
-)
+from ...tracer.function import methods_now
 from ...tracer.locks import CLASS, lock_of
+from ...tracer.methods import backward_method, method_place, signed, uses_setup_context
 from ...tracer.opaque.opaque import Tape
 from ...tracer.reads.packages import home_of
 from ...tracer.reads.pictures import HOMES, one_allowance, suspects
@@ -39,6 +34,7 @@ from ...tracer.torch_private import (
     share_memory,
     transforms_active,
 )
+from ...tracer.trace import CaptureError
 from ..capture.guards import (
     argument_fact,
     carried,

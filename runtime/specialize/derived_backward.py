@@ -15,10 +15,11 @@ from torch.autograd.function import Function
 
 from ...ir.errors import FusegradError
 from ...ir.once import once
-from ...tracer.capture.capture import CaptureError, capture_lock, is_capturing
+from ...tracer.capture.capture import capture_lock, is_capturing
 from ...tracer.declared import call_place
-from ...tracer.function import as_tuple, backward_method, method_place, uses_setup_context
+from ...tracer.methods import as_tuple, backward_method, method_place, uses_setup_context
 from ...tracer.torch_private import is_batched, plain_tensors, transforms_active
+from ...tracer.trace import CaptureError
 from ..capture.guards import is_float, is_plain, is_tracked
 from ..settings.config import settings
 from ..values.tensors import zeros

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ...tracer.function import methods
+from ...tracer.methods import methods
 from .traceability import Traceability
 
 in_dynamo: Callable[[], bool] = torch.compiler.is_dynamo_compiling

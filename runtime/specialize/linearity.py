@@ -20,10 +20,12 @@ from ...ir.prims import Arg
 from ...ir.transforms.extern import NoRules, op_name, place_of
 from ...ir.transforms.linearity import Refusal, why_not_linear
 from ...ir.transforms.ops import DIFFERENTIABLE
-from ...tracer.capture.capture import CaptureError, Trace, capture_lock
-from ...tracer.function import method_place, rebind
+from ...tracer.capture.capture import capture_lock
+from ...tracer.function import rebind
 from ...tracer.lowering.aten import lower
+from ...tracer.methods import method_place
 from ...tracer.torch_private import grad_switch, plain_tensors
+from ...tracer.trace import CaptureError, Trace
 from ..capture.first_call_check import same_random_numbers, small_sizes
 from ..capture.guards import is_float
 from ..execution.aten.replay import step_by_step

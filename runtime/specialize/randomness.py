@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.fx import Node
 
-from ...tracer.capture.capture import CaptureError
+from ...tracer.trace import CaptureError
 from ..capture.activity import sources_of
 from ..capture.guards import is_float
 from ..capture.redraw import first_draw

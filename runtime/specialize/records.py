@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...ir.codes import code_of
-from ...tracer.capture.capture import CaptureError
 from ...tracer.opaque.opaque import OpaqueNode, reason_alone
+from ...tracer.trace import CaptureError
 from ..settings.config import warns
 
 

@@ -19,7 +19,7 @@ from ...ir.passes.overlap import Overlap, overlap
 from ...ir.passes.recompute import Recompute, apply_choice, present, value_at
 from ...ir.program import Place, Program
 from ...ir.switches import allowed, is_on
-from ...tracer.capture.capture import CaptureError
+from ...tracer.trace import CaptureError
 from ..execution.aten import reference
 from ..execution.pipeline import cheaper, graph_of
 from ..settings.internal_errors import prepared

@@ -16,27 +16,15 @@ from ...ir import Graph
 from ...ir.once import once
 from ...ir.program import Place
 from ...ir.switches import allowed, in_force, under
-from ...tracer.capture.capture import (
-    CaptureError,
-    OpaqueMet,
-    Session,
-    Trace,
-    capture_lock,
-    unversioned_placeholders,
-    written_placeholders,
-)
+from ...tracer.capture.capture import OpaqueMet, Session, capture_lock, unversioned_placeholders, written_placeholders
 from ...tracer.capture.context import BackwardContext, ForwardContext, attributes_of
 from ...tracer.capture.history import History, known_history
 from ...tracer.containers import Hole, anew, closed, exchanged, leaves
 from ...tracer.function import (
     ForwardCapture,
-    as_tuple,
-    backward_method,
     call_forward,
     capture_forward,
     guarded_trace,
-    method_place,
-    parameter_names,
     put_together,
     rebind,
     require_no_difference,
@@ -44,8 +32,8 @@ from ...tracer.function import (
     symbols_in,
     tensors_of_attributes,
     user_count,
-    uses_setup_context,
 )
+from ...tracer.methods import as_tuple, backward_method, method_place, parameter_names, uses_setup_context
 from ...tracer.opaque.opaque import Mismatch, Run, Tape, running
 from ...tracer.opaque.parts import span
 from ...tracer.reads.reads import Reads
@@ -58,6 +46,7 @@ from ...tracer.torch_private import (
     plain_tensors,
     transforms_active,
 )
+from ...tracer.trace import CaptureError, Trace
 from ..capture.activity import takes_gaps
 from ..capture.first_call_check import MemoryFilled, cut, differs, is_made_up, takes_memory
 from ..capture.graph_mode import is_outer

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ...tracer.capture.capture import CaptureError
 from ...tracer.declared import ROLES, Option, declarations
-from ...tracer.function import method_place, methods
+from ...tracer.methods import method_place, methods
 from ...tracer.reads.reads import Beyond, Effect, Reads, backward_effects, certain_effects, each_method_once, scan
+from ...tracer.trace import CaptureError
 from ..capture.segmented import CATCHES, Segmented
 
 

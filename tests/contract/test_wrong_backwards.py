@@ -14,7 +14,7 @@ from wrong_backwards import WRONGS, Wrong, is_float
 import fusegrad
 from fusegrad.runtime.specialize.linearity import NonLinearBackward
 from fusegrad.tracer.capture.context import ForwardContext
-from fusegrad.tracer.function import uses_setup_context
+from fusegrad.tracer.methods import uses_setup_context
 
 Tensor = torch.Tensor
 Apply = Callable[..., Any]

@@ -11,7 +11,7 @@ from suite.functions import CASES, Case
 
 import fusegrad
 from fusegrad.runtime.distributed.sharding_rules import rule_of
-from fusegrad.tracer.capture.capture import CaptureError
+from fusegrad.tracer.trace import CaptureError
 
 TOLERANCE = 1e-4
 AS_WRITTEN = {"SegmentMean", "NestedHelper"}

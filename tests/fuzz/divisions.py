@@ -31,7 +31,7 @@ import fusegrad  # noqa: E402
 from fusegrad.runtime.check.subject import _seed  # noqa: E402
 from fusegrad.runtime.distributed.partition import Way  # noqa: E402
 from fusegrad.runtime.distributed.sharding_rules import Rule, rule_of  # noqa: E402
-from fusegrad.tracer.capture.capture import CaptureError  # noqa: E402
+from fusegrad.tracer.trace import CaptureError  # noqa: E402
 
 RANKS = (2, 3, 4)
 DRAWS = (0, 1, 2)

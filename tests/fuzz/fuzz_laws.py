@@ -18,7 +18,7 @@ from fusegrad.runtime.check.layouts import all_copied
 from fusegrad.runtime.check.modes import batch, gradients, leaves, of_moving, primals, ramp, visible
 from fusegrad.runtime.check.reference_transforms import vmap as stack
 from fusegrad.runtime.check.subject import Case, Subject, flat_outputs
-from fusegrad.tracer.function import as_tuple
+from fusegrad.tracer.methods import as_tuple
 
 Tensor = torch.Tensor
 Pair = tuple[str, Any, Any]

@@ -25,7 +25,7 @@ from fusegrad.runtime.check.layouts import LAYOUTS, all_laid_out, lengths, one_f
 from fusegrad.runtime.check.modes import DERIVABLE, MODES
 from fusegrad.runtime.check.subject import Case, CheckArgumentError, Subject, Weights, examined, flat_outputs
 from fusegrad.runtime.check.trial import Row, _how_it_ran, tried
-from fusegrad.tracer.function import as_tuple
+from fusegrad.tracer.methods import as_tuple
 
 Tensor = torch.Tensor
 SIZES = (0, 1, 2, 3, 5, 15, 16, 17, 31, 32, 33, 63, 65)

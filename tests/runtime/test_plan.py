@@ -22,8 +22,9 @@ from fusegrad.runtime.execution.executable import (
     target_for,
 )
 from fusegrad.runtime.execution.pipeline import graph_of
-from fusegrad.tracer.capture.capture import Session, Trace
+from fusegrad.tracer.capture.capture import Session
 from fusegrad.tracer.reads.reads import scan
+from fusegrad.tracer.trace import Trace
 
 n, m = sympy.symbols("n m", integer=True, positive=True)
 

@@ -15,8 +15,9 @@ import fusegrad
 from fusegrad.runtime.execution import executable as plan
 from fusegrad.runtime.execution.aten.buffer_reuse import taken
 from fusegrad.runtime.execution.aten.replay import straight
-from fusegrad.tracer.capture.capture import Session, Trace
+from fusegrad.tracer.capture.capture import Session
 from fusegrad.tracer.reads.reads import scan
+from fusegrad.tracer.trace import Trace
 
 Tensor = torch.Tensor
 ROWS, COLUMNS = 3, 4

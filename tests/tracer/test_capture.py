@@ -10,10 +10,11 @@ import torch
 from torch.autograd.function import Function
 
 from fusegrad.tracer.capture import capture
-from fusegrad.tracer.capture.capture import CaptureError, Session, is_capturing, settled
+from fusegrad.tracer.capture.capture import Session, is_capturing, settled
 from fusegrad.tracer.frames import where_raised
 from fusegrad.tracer.opaque import nested
 from fusegrad.tracer.reads.reads import scan
+from fusegrad.tracer.trace import CaptureError
 
 WEIGHT = torch.arange(3.0)
 

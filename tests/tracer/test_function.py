@@ -9,23 +9,26 @@ import torch
 from torch.autograd.function import Function, once_differentiable
 
 from fusegrad.ir.program import Place
-from fusegrad.tracer.capture.capture import CaptureError, Session
+from fusegrad.tracer.capture.capture import Session
 from fusegrad.tracer.function import (
     ForwardCapture,
     GradientCountError,
-    backward_method,
     capture_forward,
     exact_gradients,
     has_unbacked,
-    is_once_differentiable,
-    methods,
-    parameter_names,
     put_together,
     rebind,
     symbols_in,
+)
+from fusegrad.tracer.methods import (
+    backward_method,
+    is_once_differentiable,
+    methods,
+    parameter_names,
     uses_setup_context,
 )
 from fusegrad.tracer.reads.reads import scan
+from fusegrad.tracer.trace import CaptureError
 
 INPUT, OUTPUT, HIDDEN = (lambda i, kind=kind: Place(kind, i) for kind in ("input", "output", "hidden"))
 

@@ -18,8 +18,7 @@ import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
 import sympy
 import sympy.tensor.tensor  # which the first sum of two sizes imports, for 25 ms
@@ -38,7 +37,6 @@ from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from ...ir.codes import code_of
-from ...ir.errors import FusegradError
 from ..declared import declarations
 from ..frames import TORCH, is_user_file, user_frame, where_raised
 from ..locks import CAPTURE, lock_of
@@ -91,6 +89,7 @@ from ..torch_private import (
     without_hooks,
     without_text,
 )
+from ..trace import CaptureError, Trace
 from . import recorder
 from .collectives import COMMUNICATES, communicates
 from .data import QUESTIONS, Asked, is_symbolic
@@ -105,49 +104,6 @@ from .metadata import Fakes
 
 capture_lock = lock_of(CAPTURE)
 """One capture at a time in a process: make_fx patches module state while it runs."""
-
-
-class CaptureError(FusegradError):
-    """The method cannot be captured. Internal: the runtime turns it into a record or into NotTraceableError."""
-
-    speaks = "inside"
-    message = "{reason}\n  at:   {where}"
-    what: Any = None
-    """The call that stays the user's own and can be no node of the graph, where that is the reason."""
-
-    passed: Sequence[tuple[str, str, int]] = ()
-    """The lines that the error came through: (file, function, line), outermost first."""
-
-    def through(self, error: BaseException) -> Self:
-        """Itself, with the lines of an error's traceback."""
-        ran = ((f.f_code, line) for f, line in traceback.walk_tb(error.__traceback__))
-        self.passed = [(c.co_filename, c.co_name, line) for c, line in ran if is_user_file(c.co_filename)]
-        return self
-
-    def of(self, what: Any) -> Self:
-        """Itself, because of this call."""
-        self.what = what
-        return self
-
-    def bare(self) -> Self:
-        """Another of its kind, to be kept: what is raised gathers frames, in which the tensors of a call live on."""
-        copy = type(self).__new__(type(self), *self.args)
-        vars(copy).update(vars(self))
-        return copy
-
-
-@dataclass
-class Trace:
-    """A captured graph: its placeholders are `fakes`, then one per captured tensor, in order."""
-
-    graph_module: torch.fx.GraphModule
-    fakes: list[Any]
-    lifted: list[torch.Tensor] = field(default_factory=list)
-    names: list[str] = field(default_factory=list)  # of `fakes`, in the user's words; empty: the placeholders' own
-    output_names: list[str] = field(default_factory=list)  # for outputs that have no name in the user's source
-    opaque: list[OpaqueNode] = field(default_factory=list)  # in the order of their calls
-    inlines: bool = False  # the body of a nested Function is in it, without the rules of its own
-    lowered: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)  # its graph in the IR, once known
 
 
 class Env(ShapeEnv):

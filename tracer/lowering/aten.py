@@ -42,7 +42,7 @@ from .rules import Call, cast, composites, expand, full, hint_of, iota, reshape,
 from .rules_composite import decompositions
 
 if TYPE_CHECKING:
-    from ..capture.capture import Trace
+    from ..trace import Trace
 
 MOST_CONSTANT_ELEMENTS = 256
 _MOST_ATTEMPTS = 3

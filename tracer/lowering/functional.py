@@ -13,8 +13,9 @@ import torch.fx as fx
 import torch.utils._pytree as pytree
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode, track_tensor_tree
 
-from ..capture.capture import Session, Trace, speaking_of
+from ..capture.capture import Session, speaking_of
 from ..opaque.opaque import TRACED
+from ..trace import Trace
 from .aten import unwrapped
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import sympy
 import torch
 
-from ..capture.capture import CaptureError
 from ..torch_private import memory_of
+from ..trace import CaptureError
 
 Tensor = torch.Tensor
 

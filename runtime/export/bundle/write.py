@@ -22,10 +22,10 @@ from ....ir.text.document import document
 from ....ir.text.relations import relations
 from ....ir.text.text import key
 from ....ir.types import contiguous_strides, simplest
-from ....tracer.capture.capture import CaptureError
 from ....tracer.dtypes import from_torch
-from ....tracer.function import backward_method, is_once_differentiable, parameter_names, uses_setup_context
+from ....tracer.methods import backward_method, is_once_differentiable, parameter_names, uses_setup_context
 from ....tracer.torch_private import expression_of
+from ....tracer.trace import CaptureError
 from ...cache.store import versions
 from ...execution.pipeline import graph_of
 from ...persistence.literals import NoLiteral, constant_document

@@ -17,7 +17,7 @@ from ....codegen import Kernel, Kernels
 from ....codegen.emit.names import Names
 from ....ir.program import Place
 from ....ir.text.printable import in_line_comment
-from ....tracer.function import method_place
+from ....tracer.methods import method_place
 from ...cache.store import versions
 from ...execution.pipeline import text_of
 from ...kernels.cross_compile.pool import Binary, compile_for

@@ -16,10 +16,10 @@ from ....ir.errors import FusegradError, LoweringError
 from ....ir.once import once
 from ....ir.passes.fuse import Extern, Group, Step
 from ....ir.program import Place
-from ....tracer.capture.capture import CaptureError
 from ....tracer.containers import holes
-from ....tracer.function import backward_method, method_place, parameter_names, uses_setup_context
+from ....tracer.methods import backward_method, method_place, parameter_names, uses_setup_context
 from ....tracer.opaque.opaque import opaque_of
+from ....tracer.trace import CaptureError
 from ...capture.guards import is_float
 from ...dispatch.pytree import arguments
 from ...execution.executable import are_for_multiples, counterpart_sizes, named_target

@@ -15,7 +15,8 @@ from ....ir.transforms.linearity import NonLinearError
 from ....ir.transforms.ops import DIFFERENTIABLE, inlined, zeros
 from ....ir.transforms.transpose import transpose
 from ....tracer.capture.context import BackwardContext
-from ....tracer.function import as_tuple, guarded_trace
+from ....tracer.function import guarded_trace
+from ....tracer.methods import as_tuple
 from ...capture.guards import is_float
 from ...execution.pipeline import cheaper, graph_of
 from ...functorch.transposed_jvp import type_of

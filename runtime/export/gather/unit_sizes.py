@@ -19,7 +19,7 @@ from ....ir.errors import LoweringError
 from ....ir.prims import PRIMS
 from ....ir.transforms.ops import reshape
 from ....ir.types import TensorType
-from ....tracer.capture.capture import CaptureError
+from ....tracer.trace import CaptureError
 from ...execution.pipeline import cheaper, graph_of
 from ...specialize.compiled import Compiled
 from ...specialize.specialization import Specialization

@@ -19,7 +19,7 @@ from ....ir.program import Place
 from ....ir.text.printable import in_docstring, printable
 from ....ir.types import COMPLEX
 from ....tracer.dtypes import TO_TORCH
-from ....tracer.function import method_place
+from ....tracer.methods import method_place
 from ....tracer.torch_private import expression_of
 from ...cache.store import versions
 from ...execution.executable import number

@@ -21,7 +21,8 @@ from ....ir.transforms.batch import batch, lead
 from ....ir.transforms.extern import NO_RULES, Batched, NoRuleError
 from ....ir.transforms.ops import DIFFERENTIABLE, permute
 from ....ir.types import Size, contiguous_strides, distinct, product
-from ....tracer.capture.capture import Trace, settled
+from ....tracer.capture.capture import settled
+from ....tracer.trace import Trace
 from ...execution.executable import Binder, BoundSizes, Executable, Run
 from ...execution.pipeline import cheaper, graph_of
 from ...settings.config import KERNEL_BACKENDS
