@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ...tracer.opaque.nested import watcher
+from ...tracer.opaque.watching import watcher
 from ...tracer.torch_private import is_fake, is_traced_elsewhere, no_tracing_functions, plain_tensors
 from .first_call_check import made_up_data
 

@@ -11,8 +11,8 @@ from ...ir.once import once
 from ...ir.switches import takes
 from ...tracer.capture.capture import OpaqueMet, capture_lock, is_capturing
 from ...tracer.containers import opened
-from ...tracer.opaque.nested import Watcher, watcher
 from ...tracer.opaque.opaque import Why, remember
+from ...tracer.opaque.watching import Watcher, watcher
 from ...tracer.torch_private import dual_level, is_fake, transforms_active
 from ..autograd.graph_breaks import first_call
 from ..autograd.graph_breaks import run as run_split
@@ -25,7 +25,7 @@ from ..dynamo.call import called_within
 from ..fallback.answer import contained
 from ..fallback.effects import launching
 from ..fast_path.inline_cache import Ready, shapes_of
-from ..functorch.unit import transformed
+from ..functorch.call import transformed
 from ..persistence import found as found_on_disk
 from ..specialize.compiled import Compiled
 from ..specialize.records import Attempt, Later, NotCaptured

@@ -19,7 +19,7 @@ from ...tracer.capture.grad_mode import Switches
 from ...tracer.containers import leaves
 from ...tracer.declared import DeclarationError, Option, call_place
 from ...tracer.methods import as_tuple, method_place
-from ...tracer.opaque.nested import watcher
+from ...tracer.opaque.watching import watcher
 from ...tracer.trace import CaptureError
 from ..capture.guards import is_float, is_tracked
 from ..dynamo.graph_names import name_in_graphs

@@ -24,8 +24,8 @@ from ...tracer.capture.capture import capture_lock
 from ...tracer.capture.context import backward_context
 from ...tracer.function import users_own
 from ...tracer.methods import backward_method, method_place, takes_boxed_gradients
-from ...tracer.opaque.nested import watcher
 from ...tracer.opaque.opaque import call_for_real
+from ...tracer.opaque.watching import watcher
 from ...tracer.torch_private import apply_now, custom_function_call, dual_level, transforms_active
 from ...tracer.trace import CaptureError
 from ..cache import store as cache

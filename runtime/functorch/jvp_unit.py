@@ -28,7 +28,7 @@ from ..execution.pipeline import cheaper
 from ..settings.config import KERNEL_BACKENDS
 from .batching.ir_rules import Lowered
 from .jvp import jvp_of
-from .unit import VALUES, Unit
+from .unit import VALUES, Unit, derivations
 
 Tensor = torch.Tensor
 
@@ -148,3 +148,6 @@ def _again(out: Graph, source: Value) -> Value:
 
 def _or_zeros(tangent: Value | TensorType) -> Value:
     return tangent if isinstance(tangent, Value) else zeros(tangent)
+
+
+derivations["jvp"] = PushedUnit

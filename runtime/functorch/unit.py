@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
@@ -17,10 +16,10 @@ from torch.autograd.forward_ad import make_dual, unpack_dual
 from torch.autograd.function import Function
 
 from ...ir.errors import InternalError
-from ...tracer.capture.capture import DataMet, OpaqueMet, Session, capture_lock, is_capturing
+from ...tracer.capture.capture import Session, capture_lock, is_capturing
 from ...tracer.capture.context import ForwardContext
 from ...tracer.capture.debugging import without_anomaly_mode
-from ...tracer.containers import opened, with_those
+from ...tracer.containers import with_those
 from ...tracer.function import guarded_trace
 from ...tracer.methods import uses_setup_context
 from ...tracer.reads.reads import Read, Reads
@@ -40,12 +39,11 @@ from ...tracer.torch_private import (
 )
 from ...tracer.trace import CaptureError, Trace
 from ..capture.activity import independent, sources_of
-from ..capture.first_call_check import made_up_data
 from ..capture.graph_mode import is_outer
 from ..capture.guards import Guard, argument_fact, global_state, is_float, is_tracked, size_guard
 from ..capture.redraw import Generators, anew, drawing_from, draws, generators, last_node, require_no_draw_after
 from ..execution.executable import BoundSizes, Executable
-from ..fallback.answer import UNDER_FUNC, Fault, is_fault
+from ..fallback.answer import Fault, is_fault
 from ..settings import logs
 from ..settings.config import KERNEL_BACKENDS
 from ..settings.counters import count
@@ -58,7 +56,6 @@ from .partial_second_order import warn_once
 
 if TYPE_CHECKING:
     from ..specialize.compiled import Compiled
-    from ..specialize.records import Attempt
 
 Tensor = torch.Tensor
 VALUES = (Tensor, int, torch.SymInt)
@@ -107,6 +104,10 @@ def _strides(value: Tensor) -> tuple[int, ...]:
 
 
 Needed = tuple[bool, ...] | None
+
+
+derivations: dict[str, Callable[..., Unit]] = {}
+"""Units by how they are derived of another one, beside those of this file: theirs put themselves here."""
 
 
 class Unit:
@@ -289,9 +290,7 @@ class Unit:
 
     def jvp(self, inputs: int) -> Unit:
         """(inputs, tangents) -> tangents of the outputs."""
-        from .jvp_unit import PushedUnit
-
-        return self._told(("jvp", inputs), lambda: PushedUnit(self, inputs))
+        return self._told(("jvp", inputs), lambda: derivations["jvp"](self, inputs))
 
     def _told(self, key: Any, make: Callable[[], Unit]) -> Unit:
         """The derived unit of this key, one for all threads, which tells whom this one tells."""
@@ -963,53 +962,5 @@ def without_idle(captured: tuple[Trace, list[int]] | None, args: Sequence[Any]) 
 
 
 # ------------------------------------------------------------------ under torch.func and dual numbers
-def _as_written(compiler: Compiled, missing: Attempt, args: tuple[Any, ...]) -> Any:
-    """The user's own class; where torch refuses that (a forward with ctx), with the reason why there is no other."""
-    try:
-        if isinstance(missing.error, OpaqueMet):  # over an opaque node no rule is derived
-            return compiler.users(*args)
-        return compiler.run_users(missing, args, compiler.users)
-    except RuntimeError as refused:
-        if not compiler.setup_style:
-            record = compiler.not_derived(missing.error)
-            refused.add_note(f"fusegrad: no rules are derived, since forward is not captured: {record}")
-        raise
 
 
-def transformed(compiler: Compiled, args: tuple[Any, ...]) -> Any:
-    """A call while a transform or a dual level is active: functorch drives, our graphs run at the bottom."""
-    from ..specialize.records import NotCaptured
-
-    if UNDER_FUNC in compiler.broken or any(compiler.opaque(role) is not None for role in compiler.methods.roles()):
-        return compiler.users(*args)  # over an opaque method no rule is derived
-    given = opened(args)
-    plain = [example(a) for a in given]
-    specialization, derivable, failed = None, False, None
-    with plain_tensors(), torch.no_grad():
-        known = compiler.is_known(plain) or readable(plain, given)
-        try:
-            with nullcontext() if known else made_up_data():
-                specialization = compiler.specialization(plain)
-            if specialization is not None and specialization.keeper is not None:
-                specialization.keeper.let_go()  # nothing is kept of a call under a transform
-            derivable = specialization is not None and compiler.backward_is_captured(specialization)
-        except NotCaptured as error:
-            failed = error.attempt
-    if failed is not None:
-        if isinstance(failed.error, DataMet):
-            compiler.derivative_refused(failed.error)
-        return _as_written(compiler, failed, args)
-    if specialization is None or specialization.opaque or not derivable:
-        return compiler.users(*args)
-    from .function import whole_of, why_not_whole
-
-    if (why := why_not_whole(compiler, specialization)) is not None:
-        compiler.leave_to_the_user("torch.func", why)
-        return compiler.users(*args)
-    function = whole_of(compiler, specialization, compiler.backend_for(plain))
-    flat = [a if isinstance(a, Tensor) else None for a in given]  # the rest is a constant of the specialisation
-    outputs = custom_function_call(function, *flat) if transforms_active() else function.apply(*flat)
-    visible = len(specialization.forward.tensor_outputs)
-    hidden = [h.detach() for h in outputs[visible:]] if specialization.forward.returns_hidden else ()
-    inputs, sizes = specialization.tensors_of(given), specialization.sizes(plain)
-    return specialization.with_given(specialization.returned(outputs[:visible], inputs, hidden, sizes), args)

@@ -50,7 +50,7 @@ from ..opaque.compiled import (
     stray_node,
     without_zeros,
 )
-from ..opaque.nested import plain, watched_by, watcher
+from ..opaque.nested import plain, watched_by
 from ..opaque.opaque import (
     TRACED,
     OpaqueNode,
@@ -65,6 +65,7 @@ from ..opaque.opaque import (
     why_opaque,
 )
 from ..opaque.segments import Segment
+from ..opaque.watching import watcher
 from ..reads.beyond import Crossing
 from ..reads.packages import is_cached
 from ..reads.pictures import SCALARS, Handle, is_a_value

@@ -9,11 +9,10 @@ not call them: the watcher hears of it when torch asks the class for its node, a
 from __future__ import annotations
 
 import contextlib
-import threading
 import types
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import torch.autograd.function
 from torch.autograd.function import Function
@@ -24,26 +23,11 @@ from ..capture.memory import copied
 from ..locks import INNER, lock_of
 from ..torch_private import begin_transform, end_transform, no_modes, operator_name, transforms_active
 from .opaque import Run, Tape, Taped, asked_for_real, call_for_real, opaque_operators, running, tensors_in
+from .watching import Watcher, watcher, watching_now
 
-
-class Watcher(Protocol):
-    """Decides what becomes of a nested call: `apply(*args, **kwargs)` runs it as it is."""
-
-    def __call__(self, what: Any, apply: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
-
-    def unseen(self, what: Any) -> None:
-        """A call runs already that nobody could be asked about; may raise, in the place of the call."""
-
-
-_now = threading.local()
 _lock = lock_of(INNER)
 watchers = 0
 """How many watch, in all threads."""
-
-
-def watcher() -> Watcher | None:
-    """Who watches in this thread."""
-    return getattr(_now, "watcher", None)
 
 
 _module: Any = torch.autograd.function
@@ -59,11 +43,11 @@ def _plain_in_python(original: Any) -> Callable[..., Any]:
 
 
 def _plain_in_c(cls: type, *args: Any, **kwargs: Any) -> Any:
-    before, _now.expected = getattr(_now, "expected", None), cls
+    before, watching_now.expected = getattr(watching_now, "expected", None), cls
     try:
         return _own.__get__(None, cls)(*args, **kwargs)
     finally:
-        _now.expected = before
+        watching_now.expected = before
 
 
 plain: Callable[..., Any] = _plain_in_python(_own.__func__) if IN_PYTHON else _plain_in_c
@@ -93,12 +77,12 @@ class _Template:
 @contextlib.contextmanager
 def watched_by(new: Watcher | None) -> Iterator[None]:
     """Within the block `new` decides about nested calls of this thread; None: they run as they are."""
-    outer, _now.watcher = watcher(), new
+    outer, watching_now.watcher = watcher(), new
     try:
         with _exchanged() if new is not None else contextlib.nullcontext():
             yield
     finally:
-        _now.watcher = outer
+        watching_now.watcher = outer
 
 
 @contextlib.contextmanager
@@ -163,31 +147,31 @@ def _nobody() -> None:
 def _is_news(cls: Any) -> bool:
     """Whether a call of this class runs that the watcher of this thread was not asked about."""
     called = isinstance(cls, type) and issubclass(cls, Function)
-    return called and watcher() is not None and getattr(_now, "expected", None) is not cls
+    return called and watcher() is not None and getattr(watching_now, "expected", None) is not cls
 
 
 def _heard(cls: type, name: str) -> Any:
     """What a class is asked for while somebody watches: the last thing is its node."""
     if name == "forward":
-        _now.asked = weakref.ref(cls)
+        watching_now.asked = weakref.ref(cls)
     elif name == "_backward_cls":
         if _is_news(cls):
             watcher().unseen(getattr(cls, "_fusegrad_user_class", None) or cls)  # type: ignore[union-attr]
-        _now.expected = None
+        watching_now.expected = None
     return type.__getattribute__(cls, name)
 
 
 def _bound(forward: Any, args: Any, kwargs: Any) -> Any:
     found = _InC.before[0](forward, args, kwargs)
-    if _is_news(getattr(_now, "asked", _nobody)()) and not transforms_active():
+    if _is_news(getattr(watching_now, "asked", _nobody)()) and not transforms_active():
         begin_transform()
-        _now.begun = True
+        watching_now.begun = True
     return found
 
 
 def _called(cls: Any, args: Any, kwargs: Any) -> Any:
-    if getattr(_now, "begun", False):
-        _now.begun = False
+    if getattr(watching_now, "begun", False):
+        watching_now.begun = False
         end_transform()
     if _is_news(cls):
         return nested_call(cls, args, kwargs or {})

@@ -78,7 +78,7 @@ class Segment:
         self.function: Callable[..., Left]
 
     def __call__(self, names: Mapping[str, Any], **of_ctx: Any) -> Left:
-        from .nested import watcher
+        from .watching import watcher
 
         present = {**names, **of_ctx}
         given = {name: present[name] for name in self.inputs if present.get(name, ABSENT) is not ABSENT}

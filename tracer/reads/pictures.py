@@ -18,7 +18,7 @@ import types
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -215,14 +215,12 @@ def _set(value: Any, depth: int) -> Any:
 
 
 def _function(value: Any, depth: int) -> Any:
-    from .reads import reads_of
-
     if _is_known(value):
         return ("function", Same(value), ())
     own = _under_way.__dict__
     if own["facts"] > FACTS:
         return ("more", _Unequal())
-    reads = reads_of(value)
+    reads = _scans[0].of(value)
     own["facts"] += len(reads.entries)
     return ("function", Same(value), reads.facts())
 
@@ -236,6 +234,21 @@ def _is_known(value: Any) -> bool:
     """Whether a function or a class counts by identity: what is installed is not looked into, but for packages of
     classes that are compiled."""
     return is_library(value) or is_standard(value) or is_foreign(value, frozenset(HOMES))
+
+
+class Scans(NamedTuple):
+    """What functions read: reads.py finds it, and stands on this file."""
+
+    of: Callable[[types.FunctionType], Any]
+    of_class: Callable[[type, Any], Any]
+
+
+_scans: list[Scans] = []
+
+
+def scan_by(scans: Scans) -> None:
+    """reads.py does, when it is imported."""
+    _scans[:] = [scans]
 
 
 HOMES: set[str] = set()
@@ -464,12 +477,10 @@ def _body(cls: type, depth: int) -> tuple[Any, ...]:
 
 def _read_in(cls: type, functions: list[types.FunctionType]) -> Any:
     """What the functions of one class read: a scan for each of them would find the same helpers again and again."""
-    from .reads import reads_of_class
-
     under_way = _under_way.__dict__
     if _is_too_much():
         return _beyond() if under_way["code"] > CODE else ("more", _Unequal())
-    if (reads := reads_of_class(cls, functions)) is None:
+    if (reads := _scans[0].of_class(cls, functions)) is None:
         _endless.add(cls)
         return _beyond()
     under_way["facts"] += len(reads.entries)
@@ -548,9 +559,7 @@ def _unfit(value: Any, inner: list[Any] | None, left: int) -> str | None:
 
 
 def _reads(function: types.FunctionType) -> Any:
-    from .reads import reads_of
-
-    return reads_of(function)
+    return _scans[0].of(function)
 
 
 def suspects(values: Any) -> list[Any]:

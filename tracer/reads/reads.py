@@ -43,6 +43,7 @@ from .pictures import (
     SCALARS,
     Memory,
     Same,
+    Scans,
     freeze,
     functions_of_class,
     identity,
@@ -50,6 +51,7 @@ from .pictures import (
     is_plain_object,
     items_of,
     one_allowance,
+    scan_by,
     state_of,
     tensor_fact,
     too_much,
@@ -1342,3 +1344,6 @@ def is_compiled(value: Any) -> bool:
 
 def _is_library_module(value: Any) -> bool:
     return is_a(value, types.ModuleType) and str(instance_dict(value).get("__name__")).split(".")[0] in LIBRARIES
+
+
+scan_by(Scans(reads_of, reads_of_class))

@@ -1,0 +1,70 @@
+"""A call while a transform or a dual level is active."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...tracer.capture.capture import DataMet, OpaqueMet
+from ...tracer.containers import opened
+from ...tracer.torch_private import custom_function_call, plain_tensors, transforms_active
+from ..capture.first_call_check import made_up_data
+from ..fallback.answer import UNDER_FUNC
+from ..specialize.records import NotCaptured
+from .function import whole_of, why_not_whole
+from .unit import example, readable
+
+if TYPE_CHECKING:
+    from ..specialize.compiled import Compiled
+    from ..specialize.records import Attempt
+
+Tensor = torch.Tensor
+
+def _as_written(compiler: Compiled, missing: Attempt, args: tuple[Any, ...]) -> Any:
+    """The user's own class; where torch refuses that (a forward with ctx), with the reason why there is no other."""
+    try:
+        if isinstance(missing.error, OpaqueMet):  # over an opaque node no rule is derived
+            return compiler.users(*args)
+        return compiler.run_users(missing, args, compiler.users)
+    except RuntimeError as refused:
+        if not compiler.setup_style:
+            record = compiler.not_derived(missing.error)
+            refused.add_note(f"fusegrad: no rules are derived, since forward is not captured: {record}")
+        raise
+
+
+def transformed(compiler: Compiled, args: tuple[Any, ...]) -> Any:
+    """A call while a transform or a dual level is active: functorch drives, our graphs run at the bottom."""
+    if UNDER_FUNC in compiler.broken or any(compiler.opaque(role) is not None for role in compiler.methods.roles()):
+        return compiler.users(*args)  # over an opaque method no rule is derived
+    given = opened(args)
+    plain = [example(a) for a in given]
+    specialization, derivable, failed = None, False, None
+    with plain_tensors(), torch.no_grad():
+        known = compiler.is_known(plain) or readable(plain, given)
+        try:
+            with nullcontext() if known else made_up_data():
+                specialization = compiler.specialization(plain)
+            if specialization is not None and specialization.keeper is not None:
+                specialization.keeper.let_go()  # nothing is kept of a call under a transform
+            derivable = specialization is not None and compiler.backward_is_captured(specialization)
+        except NotCaptured as error:
+            failed = error.attempt
+    if failed is not None:
+        if isinstance(failed.error, DataMet):
+            compiler.derivative_refused(failed.error)
+        return _as_written(compiler, failed, args)
+    if specialization is None or specialization.opaque or not derivable:
+        return compiler.users(*args)
+    if (why := why_not_whole(compiler, specialization)) is not None:
+        compiler.leave_to_the_user("torch.func", why)
+        return compiler.users(*args)
+    function = whole_of(compiler, specialization, compiler.backend_for(plain))
+    flat = [a if isinstance(a, Tensor) else None for a in given]  # the rest is a constant of the specialisation
+    outputs = custom_function_call(function, *flat) if transforms_active() else function.apply(*flat)
+    visible = len(specialization.forward.tensor_outputs)
+    hidden = [h.detach() for h in outputs[visible:]] if specialization.forward.returns_hidden else ()
+    inputs, sizes = specialization.tensors_of(given), specialization.sizes(plain)
+    return specialization.with_given(specialization.returned(outputs[:visible], inputs, hidden, sizes), args)
