@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from ...ir.errors import FusegradError
 from ..api import compile
 from ..cache.store import versions
 from ..capture.guards import is_float
@@ -26,18 +25,13 @@ from ..specialize.compiled import Compiled
 from ..values.tensor_specs import is_spec, parse_spec
 from .devices import MULTIPROCESSORS, Device, device_named
 from .measure import Times, copy_bandwidth, operations, peak_bytes, saved_bytes, times_of
+from .report import ProfileArgumentError
 from .roofline import Modelled, modelled
 
 Tensor = torch.Tensor
 Apply = Callable[..., Any]
 BASELINES = ("eager", "torch.compile")
 OURS = "fusegrad"
-
-
-class ProfileArgumentError(FusegradError, ValueError):
-    """A baseline or a path that profile does not know."""
-
-    message = "profile({function}): {detail}\n  at:   {where}\n  fix:  {fix}"
 
 
 @dataclass(frozen=True)

@@ -7,21 +7,44 @@ import math
 from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from ...ir.errors import FusegradError
 from ..report.html_page import GREY, INK, RULE, contents, note, page, section, table
 from ..report.terminal import Block, Table, plain
 from .measure import Times
 from .roofline import Modelled
 
-if TYPE_CHECKING:
-    from .profile import Profile
-
 SHOWN = 12  # operations of a direction
 COLORS = {"fusegrad": "#3b6fb6", "eager": "#9aa4b2", "torch.compile": "#c2843a"}
 
 
-def write(profile: Profile, path: Path) -> None:
+class Profiled(Protocol):
+    """What is shown of a profile."""
+
+    name: str
+    backend: str
+    machine: str
+    arguments: str
+    measured: Any
+    saved: dict[str, int]
+    operations: dict[str, list[dict[str, Any]]]
+    modelled: list[Modelled]
+    device: Any
+    binaries: dict[str, dict[str, Any]]
+    copy_bandwidth: float | None
+    peaks: dict[str, dict[str, int]]
+    versions: dict[str, str]
+    traces: dict[str, Any]
+
+    def achieved(self) -> Iterator[Any]:
+        """Our launches among what ran, with what they reached."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+
+
+def write(profile: Profiled, path: Path) -> None:
     """By the end of the name. Raises ProfileArgumentError for another one."""
     if path.name.endswith(".trace.json"):
         _write_trace(profile, path)
@@ -30,7 +53,7 @@ def write(profile: Profile, path: Path) -> None:
     elif path.suffix == ".html":
         path.write_text(as_html(profile), encoding="utf-8")
     else:
-        from .profile import ProfileArgumentError
+        pass
 
         raise ProfileArgumentError(
             function=profile.name, detail=f"it cannot be written as {path.name}",
@@ -38,7 +61,7 @@ def write(profile: Profile, path: Path) -> None:
         )  # fmt: skip
 
 
-def _write_trace(profile: Profile, path: Path) -> None:
+def _write_trace(profile: Profiled, path: Path) -> None:
     """Both directions as one trace in Chrome's format, which Perfetto reads: backward after forward."""
     events: list[dict[str, Any]] = []
     for direction, profiler in profile.traces.items():
@@ -57,12 +80,12 @@ MODEL = ("launch", "direction", "bytes", "operations", "us", "bound by")
 BINARIES = ("kernel", "warps", "registers", "spills", "shared", "occupancy", "accesses")
 
 
-def as_text(profile: Profile) -> str:
+def as_text(profile: Profiled) -> str:
     """The tables as plain text."""
     return "\n\n".join(map(plain, blocks(profile)))
 
 
-def blocks(profile: Profile) -> list[Block]:
+def blocks(profile: Profiled) -> list[Block]:
     """The tables: what was measured, then what is modelled, then what was compiled."""
     device, measured = profile.device, f"measured on {profile.machine}, backend {profile.backend}"
     if profile.copy_bandwidth:
@@ -80,12 +103,12 @@ def blocks(profile: Profile) -> list[Block]:
     return [f"{profile.name}({profile.arguments})", *(part for part in parts if part.rows)]
 
 
-def _memory(profile: Profile) -> list[list[str]]:
+def _memory(profile: Profiled) -> list[list[str]]:
     names = dict.fromkeys([*profile.saved, *profile.peaks])
     return [[name, *map(_counted, (profile.saved.get(name), *_peaks(profile, name)))] for name in names]
 
 
-def _peaks(profile: Profile, name: str) -> tuple[int | None, int | None]:
+def _peaks(profile: Profiled, name: str) -> tuple[int | None, int | None]:
     found = profile.peaks.get(name, {})
     return found.get("forward"), found.get("backward")
 
@@ -94,7 +117,7 @@ def _counted(count: int | None) -> str:
     return "" if count is None else f"{count:,}"
 
 
-def _achieved(profile: Profile) -> list[list[str]]:
+def _achieved(profile: Profiled) -> list[list[str]]:
     return [
         [a.name, a.direction, f"{a.microseconds:,.1f}", f"{a.bytes_per_second / 1e9:,.0f}",
          f"{a.operations_per_second / 1e9:,.0f}", "" if a.of_copy is None else f"{100 * a.of_copy:.0f}"]
@@ -102,7 +125,7 @@ def _achieved(profile: Profile) -> list[list[str]]:
     ]  # fmt: skip
 
 
-def _times(profile: Profile) -> list[list[str]]:
+def _times(profile: Profiled) -> list[list[str]]:
     return [[m.candidate, m.direction, *(_figures(m.times) if m.times else [m.error])] for m in profile.measured]
 
 
@@ -131,7 +154,7 @@ def _places(value: float) -> int:
     return 2 if value <= 0 else 1 - math.floor(math.log10(value))
 
 
-def _binaries(profile: Profile) -> list[list[str]]:
+def _binaries(profile: Profiled) -> list[list[str]]:
     return [[kernel, *(_fact(facts.get(n)) for n in BINARIES[1:])] for kernel, facts in profile.binaries.items()]
 
 
@@ -143,7 +166,7 @@ def _fact(value: Any) -> str:
 NOT_COMPILED = "Not compiled: profile(..., metrics=True)."
 
 
-def as_html(profile: Profile) -> str:
+def as_html(profile: Profiled) -> str:
     """One page without scripts or requests: measured times as bars, the model as a roofline, every table."""
     measured = f"Measured on {profile.machine}, backend {profile.backend}"
     headings = (measured, f"Model of {profile.device.name}", "Compiled for it")
@@ -153,7 +176,7 @@ def as_html(profile: Profile) -> str:
     return page(f"{profile.name}({profile.arguments})", contents(*headings), *sections, versions)
 
 
-def _measured_part(profile: Profile) -> str:
+def _measured_part(profile: Profiled) -> str:
     timed = [(m.candidate, m.direction, m.times.median) for m in profile.measured if m.times is not None]
     parts = [
         bars(timed),
@@ -169,13 +192,13 @@ def _measured_part(profile: Profile) -> str:
     return f'{"".join(parts)}<div class="beside">{operations}</div>'
 
 
-def _model_part(profile: Profile) -> str:
+def _model_part(profile: Profiled) -> str:
     told = "Not measured: the least time in which this device could move each launch's bytes, or do its operations."
     numbered = [[str(at), *row] for at, row in enumerate(_modelled(profile.modelled), 1)]
     return "".join([note(f"{told} Peaks: {profile.device.source}."), roofline(profile), table(["", *MODEL], numbered)])
 
 
-def _binaries_part(profile: Profile) -> str:
+def _binaries_part(profile: Profiled) -> str:
     return table(BINARIES, _binaries(profile)) if profile.binaries else note(NOT_COMPILED)
 
 
@@ -203,7 +226,7 @@ def _svg(width: int, height: int, font: int, parts: Sequence[str]) -> str:
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {face}>{"".join(parts)}</svg>'
 
 
-def roofline(profile: Profile) -> str:
+def roofline(profile: Profiled) -> str:
     """Operations per second against operations per byte, both by powers of ten; a dot for each launch at its roof."""
     device = profile.device
     points = [(at, m.operations / m.bytes) for at, m in enumerate(profile.modelled, 1) if m.bytes and m.operations]
@@ -290,3 +313,9 @@ def _prefixed(power: int) -> str:
     """13 -> 10 T"""
     thousands = max(0, min(power // 3, 5))
     return f"{10.0 ** (power - 3 * thousands):g} {' kMGTP'[thousands]}"
+
+
+class ProfileArgumentError(FusegradError, ValueError):
+    """A baseline or a path that profile does not know."""
+
+    message = "profile({function}): {detail}\n  at:   {where}\n  fix:  {fix}"

@@ -6,9 +6,9 @@ and outputs, their version checks) stays as he declared it, and under saved-tens
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import sympy
 import torch
@@ -24,13 +24,36 @@ from ..execution.aten import reference
 from ..execution.pipeline import cheaper, graph_of
 from ..settings.internal_errors import prepared
 
-if TYPE_CHECKING:
-    from .specialization import BackwardEntry, Specialization
-
 Tensor = torch.Tensor
 
 
-def choose(spec: Specialization, sizes: dict[sympy.Symbol, int]) -> Chosen | None:
+class Saves(Protocol):
+    """What is asked here of a specialization."""
+
+    cls: type
+    name: str
+    forward: Any
+    report: Callable[[str, str], None]
+
+    @property
+    def residual_places(self) -> list[Place | None]:
+        """What it keeps for backward."""
+
+    @property
+    def shows_more(self) -> bool:
+        """Whether its results show memory in which more than they stands."""
+
+    def predicted_kinds(self) -> tuple[Any, ...]:
+        """The gradients of the commonest backward."""
+
+    def entry(self, kinds: tuple[Any, ...]) -> Any:
+        """backward as it is captured for these gradients."""
+
+    def backward_place(self) -> str:
+        """`file:line` of the user's backward."""
+
+
+def choose(spec: Saves, sizes: dict[sympy.Symbol, int]) -> Chosen | None:
     """The cheaper residuals of a specialisation, None where the user's own are best (or have to stay)."""
     forward, derived = spec.forward, hasattr(spec.cls, "_fusegrad_sources")
     if not (forward.hidden_count or derived) or forward.tensor_attributes or forward.saved_for_forward:
@@ -44,7 +67,7 @@ def choose(spec: Specialization, sizes: dict[sympy.Symbol, int]) -> Chosen | Non
         return None
 
 
-def _chosen(spec: Specialization, sizes: dict[sympy.Symbol, int], derived: bool) -> Chosen | None:
+def _chosen(spec: Saves, sizes: dict[sympy.Symbol, int], derived: bool) -> Chosen | None:
     program = _program(spec)
     if not allowed("overlap" if derived else "recompute", spec.name):
         return None
@@ -55,7 +78,7 @@ def _chosen(spec: Specialization, sizes: dict[sympy.Symbol, int], derived: bool)
     return None if new is program or program.forward.mutations else Chosen(program, new)
 
 
-def _program(spec: Specialization) -> Program:
+def _program(spec: Saves) -> Program:
     kinds = spec.predicted_kinds()
     entry = spec.entry(kinds)
     trace = entry.trace
@@ -85,7 +108,7 @@ class Chosen:
     def hidden_count(self) -> int:
         return sum(p is not None and p.kind == "hidden" for p in self.places)
 
-    def backward_graph(self, kinds: Sequence[Any], entry: BackwardEntry, name: str) -> Graph:
+    def backward_graph(self, kinds: Sequence[Any], entry: Any, name: str) -> Graph:
         """backward for these gradients, beginning with what rebuilds the user's residuals."""
         return cheaper(apply_choice(self.program, mask_of(kinds), graph_of(entry.trace, name)))
 
@@ -126,7 +149,7 @@ class ChosenForDerived(Chosen):
         super().__init__(found.program, found.program_now())
         self.found = found
 
-    def backward_graph(self, kinds: Sequence[Any], entry: BackwardEntry, name: str) -> Graph:
+    def backward_graph(self, kinds: Sequence[Any], entry: Any, name: str) -> Graph:
         """backward for these gradients, without what forward has done already."""
         return cheaper(self.found.backward(graph_of(entry.trace, name)))
 

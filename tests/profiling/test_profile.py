@@ -25,7 +25,8 @@ from fusegrad.runtime.kernels import launch
 from fusegrad.runtime.kernels.launch_metadata import counts
 from fusegrad.runtime.profile.devices import DEVICES, MULTIPROCESSORS, UnknownDeviceError
 from fusegrad.runtime.profile.measure import peak_bytes, summary, times_of
-from fusegrad.runtime.profile.profile import Profile, ProfileArgumentError
+from fusegrad.runtime.profile.profile import Profile
+from fusegrad.runtime.profile.report import ProfileArgumentError
 from fusegrad.runtime.profile.roofline import _number, _operations
 
 CPU = torch.device("cpu")
