@@ -135,7 +135,7 @@ def test_private_corners_of_torch_live_in_one_file() -> None:
     found = [
         f"{path.relative_to(ROOT)}: {word}"
         for room in ("tracer", "runtime")
-        for path in sorted((ROOT / room).glob("*.py"))
+        for path in sorted((ROOT / room).rglob("*.py"))
         if path.name != "torch_private.py"
         for word in spelled
         if word in path.read_text(encoding="utf-8")
