@@ -111,3 +111,12 @@ def test_a_circle_is_found() -> None:
     found = edges()
     low, high = next((a, b) for a, b in sorted(found) if (b, a) not in found)
     assert {low, high} in [c & {low, high} for c in circles({*found, (high, low)})]
+
+
+def test_the_documentation_lists_the_rooms() -> None:
+    """From the roof to the ground, each with its own sentence."""
+    page = (ROOT / "docs" / "how_it_works.md").read_text(encoding="utf-8")
+    inits = {r: ROOT / "runtime" / r / "__init__.py" for r in reversed(ORDER)}
+    sentences = {r: ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) for r, path in inits.items()}
+    rows = [f"| `{r}/` | {(text or '').splitlines()[0]} |" for r, text in sentences.items()]
+    assert "\n".join(rows) in page
