@@ -1,6 +1,7 @@
-"""Makes the sample kernels importable by the tests of this folder."""
+"""Makes the samples of this folder importable by its tests, and those in some tests by the tests of other rooms."""
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), *(str(HERE / room) for room in ("specialize", "kernels", "functorch"))]

@@ -19,7 +19,7 @@ import fusegrad
 from fusegrad.runtime.swap.errors import SwapError
 from fusegrad.runtime.swap.fits import attributes_read, signature_misfit
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 from swap_samples import FastGate, FastNorm, Gate, Net, Norm, doubled, fast_norm, tripled, wrapped_twice
 
 X = torch.linspace(-1, 1, 24).reshape(3, 8)

@@ -12,10 +12,10 @@ import pytest
 
 from fusegrad.__main__ import main
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 from example_arguments import EXAMPLES
 
-EXAMPLES_FOLDER = Path(__file__).resolve().parents[2] / "examples"
+EXAMPLES_FOLDER = Path(__file__).resolve().parents[3] / "examples"
 
 
 def answered(capsys: Any, *given: str) -> Any:

@@ -247,7 +247,7 @@ def test_no_process_and_no_file_is_left(work: str, end: str, tmp_path: Path) -> 
         "workers.compile_for([k.softmax(64, 64)], k.SOFTMAX, ['cuda:90'])\n"
         f"print(*(w.process.pid for w in workers.pool().workers), flush=True)\n{work}\n{end}\n"
     )
-    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
     environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": path}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, env=environment)
     pids = [int(pid) for pid in done.stdout.split()]
@@ -268,7 +268,7 @@ def test_a_forked_child_has_workers_of_its_own() -> None:
         "if child == 0: os._exit(0 if compiled(63).error is None else 1)\n"
         "assert os.waitpid(child, 0)[1] == 0 and compiled(62).error is None\n"
     )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=40, env=environment)
     assert done.returncode == 0, done.stderr
 

@@ -342,7 +342,7 @@ def test_language_is_restored_even_after_a_fault() -> None:
 
 def test_interpretation_then_ordinary_compilation_in_one_process() -> None:
     script = "import test_interpret; test_interpret.interpret_then_compile()"
-    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
     environment = {**os.environ, "PYTHONPATH": path, "TRITON_ALWAYS_COMPILE": "1", "TRITON_INTERPRET": "0"}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, env=environment)
     assert done.returncode == 0 and "ld.global" in done.stdout, done.stderr[-2000:]

@@ -23,10 +23,10 @@ from fusegrad.runtime.commands import explain as explain_command
 from fusegrad.runtime.commands.arguments import TargetError, argument, found
 from fusegrad.runtime.report import terminal as screen
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 from example_arguments import EXAMPLES
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 RMS = [str(ROOT / "examples" / "rms_norm.py") + ":RMSNorm", "--args", "f32[8,16]", "f32[16]", "1e-6"]
 
 

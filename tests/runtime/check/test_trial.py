@@ -21,7 +21,7 @@ from fusegrad.runtime.functorch import function as runtime_whole
 from fusegrad.runtime.functorch import unit as runtime_unit
 from fusegrad.runtime.specialize.specialization import Specialization
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "suite"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "suite"))
 from functions import CASES
 
 Tensor = torch.Tensor
