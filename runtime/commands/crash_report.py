@@ -24,7 +24,7 @@ CALLS = {
     "bisect": "fusegrad.bisect({call})",
     "export": 'print(fusegrad.export({call}, format="py"))',
     "profile": "print(fusegrad.profile({call}))",
-    "tune": "from fusegrad.runtime.kernels.autotune import tune_function\n\nprint(tune_function({call}))",
+    "tune": "from fusegrad.runtime.profile.tuning import tune_function\n\nprint(tune_function({call}))",
 }
 SCRIPT = '''"""An internal error of `fusegrad {command}`, seen with {versions}."""
 

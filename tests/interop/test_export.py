@@ -80,7 +80,7 @@ LOADER = """
 import sys
 sys.path.insert(0, sys.argv[1])
 import sound, torch, fusegrad
-from fusegrad.runtime import operators
+from fusegrad.runtime.dynamo import operators
 
 assert not operators.known
 sound.SCALE = 3.0

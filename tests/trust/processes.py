@@ -205,7 +205,7 @@ SCENARIOS: dict[str, str] = {
 
 KERNELS = """
 from fusegrad.codegen.kernel import Kernel, Pointer, Ref, Scalar
-from fusegrad.runtime import workers
+from fusegrad.runtime.kernels.cross_compile import pool as workers
 
 def kernel(at, busy=""):
     text = f'''import triton

@@ -19,7 +19,7 @@ import sharing
 from forking import needs_torch_to_go_on
 
 from fusegrad.runtime.cache import store as cache
-from fusegrad.runtime.kernels import launch, triton_module
+from fusegrad.runtime.kernels import interpreter, triton_module
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +56,8 @@ def test_files_that_are_run_are_found_out(tmp_path: Path, monkeypatch: pytest.Mo
         return original(text)
 
     run_from_disk.cache_clear = original.cache_clear  # type: ignore[attr-defined]
-    monkeypatch.setattr(launch, "load", run_from_disk)
+    monkeypatch.setattr(triton_module, "load", run_from_disk)
+    monkeypatch.setattr(interpreter, "load", run_from_disk)
     assert faults(tmp_path, 100, ("text",)).executed
 
 

@@ -174,7 +174,7 @@ def test_a_step_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
 # ------------------------------------------------------------------ the command
 SUBJECT = '''import torch
 import fusegrad
-from fusegrad.codegen import mathematics
+from fusegrad.codegen.emit import mathematics
 
 mathematics.rules["sigmoid"] = mathematics.rules["tanh"]
 

@@ -268,7 +268,7 @@ def test_names_are_checked_and_meant_ones_suggested() -> None:
 
 def test_the_environment_leaves_out_for_the_process() -> None:
     code = (
-        "from fusegrad.ir import switches; from fusegrad.runtime import config; "
+        "from fusegrad.ir import switches; from fusegrad.runtime.settings import config; "
         "print(config.settings().disable, sorted(switches.in_force().off))"
     )
     found = _python(code, "cse,fuse")

@@ -18,8 +18,8 @@ from fusegrad.runtime.autograd.node import Specialization
 from fusegrad.runtime.execution import executable as plan
 from fusegrad.runtime.fallback import answer as fallback
 from fusegrad.runtime.fast_path import entry_codegen as written
+from fusegrad.runtime.functorch import call, unit
 from fusegrad.runtime.functorch import function as whole
-from fusegrad.runtime.functorch import unit
 from fusegrad.runtime.specialize import compiled as function
 from fusegrad.runtime.specialize import specialization
 
@@ -355,7 +355,7 @@ def test_a_fault_is_on_record_where_eager_refuses_the_transform(monkeypatch: pyt
             return g * x.cos()
 
     fast = fusegrad.compile(OldStyle)
-    monkeypatch.setattr(unit, "custom_function_call", failing)
+    monkeypatch.setattr(call, "custom_function_call", failing)
     with pytest.warns(fusegrad.FallbackWarning, match="internal error"):
         with pytest.raises(RuntimeError, match="setup_context"):
             torch.func.vmap(fast.apply)(torch.ones(3))

@@ -243,7 +243,7 @@ def test_no_process_and_no_file_is_left(work: str, end: str, tmp_path: Path) -> 
     if work and not end:
         end = "workers.pool().close()"
     script = (
-        "import os, triton_samples as k\nfrom fusegrad.runtime import workers\n"
+        "import os, triton_samples as k\nfrom fusegrad.runtime.kernels.cross_compile import pool as workers\n"
         "workers.compile_for([k.softmax(64, 64)], k.SOFTMAX, ['cuda:90'])\n"
         f"print(*(w.process.pid for w in workers.pool().workers), flush=True)\n{work}\n{end}\n"
     )
@@ -261,7 +261,7 @@ def test_no_process_and_no_file_is_left(work: str, end: str, tmp_path: Path) -> 
 
 def test_a_forked_child_has_workers_of_its_own() -> None:
     script = (
-        "import os, triton_samples as k\nfrom fusegrad.runtime import workers\n"
+        "import os, triton_samples as k\nfrom fusegrad.runtime.kernels.cross_compile import pool as workers\n"
         "def compiled(n):\n"
         "    return workers.compile_for([k.softmax(n, 64)], k.SOFTMAX, ['cuda:90'])['softmax']['cuda:90']\n"
         "assert compiled(64).error is None\nchild = os.fork()\n"

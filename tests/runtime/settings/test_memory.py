@@ -14,7 +14,7 @@ from fusegrad.runtime.settings import malloc as memory
 
 COUNT = """
 import resource, torch, fusegrad
-from fusegrad.runtime import memory
+from fusegrad.runtime.settings import malloc as memory
 torch.set_num_threads(1)
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
