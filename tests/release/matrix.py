@@ -16,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 HOME = ROOT / "build" / "matrix"
-PIECES = sorted(p.name for p in (ROOT / "tests").iterdir() if any(p.glob("test_*.py")))
+PIECES = sorted(p.name for p in (ROOT / "tests").iterdir() if any(p.rglob("test_*.py")))
 """Folders of tests, run one after the other: what one of them leaves behind is not the next one's."""
 BESIDE = ("numpy<2.4", "networkx", "sympy", "setuptools", "pytest", "pytest-xdist", "pytest-timeout", "hypothesis",
           "expecttest", "ninja", "rich", "cloudpickle", "transformers")  # fmt: skip
