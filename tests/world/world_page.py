@@ -26,7 +26,7 @@ float64; dtypes, shapes, strides, flags and errors everywhere. What eager refuse
 single calls of the class. Then the packages' own tests run under `--fusegrad=auto` beside a plain run.
 
 This page is written from `benchmarks/results/world.json` by `make world`.
-Rows whose methods were captured whole by an earlier run were not driven again by the last one.
+A run goes on where the one before it stopped; `--again` drives every row anew.
 """
 
 
