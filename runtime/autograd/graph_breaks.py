@@ -198,8 +198,3 @@ def _differentiates_its_body(compiler: Compiled, args: Sequence[Any]) -> bool:
     """A plain function that autograd records: its derived backward would run the opaque bodies once more."""
     plain = hasattr(compiler.cls, "_fusegrad_sources")
     return plain and torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in(args))
-
-
-# ------------------------------------------------------------------ backward
-
-

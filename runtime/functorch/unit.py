@@ -959,8 +959,3 @@ def without_idle(captured: tuple[Trace, list[int]] | None, args: Sequence[Any]) 
         return _without_history(value) if i in moving else value.detach()
 
     return [kept(i, a) for i, a in enumerate(args)]
-
-
-# ------------------------------------------------------------------ under torch.func and dual numbers
-
-

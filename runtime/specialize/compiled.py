@@ -718,7 +718,4 @@ def triton_is_here() -> bool:
     return True
 
 
-# ------------------------------------------------------------------ the decorator
-
-
 __all__ = ["Compiled", "FallbackWarning", "Record"]
