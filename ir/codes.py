@@ -660,9 +660,9 @@ CODES = (
     ),
     Code(
         "FG221", "bench: the benchmarks are not in this installation",
-        "A wheel holds the package alone; the benchmarks are part of the sources.",
+        "A wheel holds the package and the demo alone; the benchmarks are part of the sources.",
         "Clone the repository and run `make bench` there.",
-        ("BenchmarksMissing",),
+        ("BenchmarksMissing", "DemoMissing"),
     ),
     Code(
         "FG222", "Writes.apply cannot be in a graph of torch.compile: it calls what is opaque",

@@ -15,7 +15,7 @@ TOPS = ("ir", "tracer", "codegen", "runtime")
 ORDER = (
     "settings", "values", "cache", "kernels", "execution", "capture", "fallback", "specialize", "distributed",
     "persistence", "functorch", "autograd", "dynamo", "fast_path", "dispatch", "report", "swap", "profile", "export",
-    "check", "bisect", "demo", "integrations", "commands",
+    "check", "bisect", "integrations", "commands",
 )  # fmt: skip
 """The rooms of runtime/, the ground first: an import, lazy and TYPE_CHECKING ones included, never goes up."""
 MOST_FILES = 13

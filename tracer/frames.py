@@ -17,8 +17,6 @@ _FOLDERS = tuple(
     for root in dict.fromkeys((OURS, os.path.join(os.path.realpath(OURS), "")))  # through a link, too
     for room in ROOMS
 )
-DEMO = OURS + "runtime/demo/functions.py"
-"""Written as a user would, and treated as theirs."""
 
 
 def user_frame() -> types.FrameType | None:
@@ -31,7 +29,7 @@ def user_frame() -> types.FrameType | None:
 
 def is_user_file(filename: str) -> bool:
     """Whether a file is neither torch's, nor one of this package's rooms, nor a frozen module."""
-    return filename == DEMO or not filename.startswith((TORCH, *_FOLDERS, "<frozen"))
+    return not filename.startswith((TORCH, *_FOLDERS, "<frozen"))
 
 
 def where_raised(error: BaseException) -> str:

@@ -1,43 +1,46 @@
-"""`fusegrad demo`: a small language model trains on real text, its custom Functions eager and compiled.
-
-Same weights, same batches, one step of each in turn. Then what the compiler did, and its kernels' numerics. The exit
-code is 2 where the losses part, or a kernel is wrong under Triton's interpreter.
-"""
+"""`fusegrad demo ..`: the training example of examples/demo, which wheels hold too."""
 
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+import importlib
+import importlib.util
 from pathlib import Path
-from statistics import median
-from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
-from torch.autograd import Function
-from torch.autograd.graph import saved_tensors_hooks
-
-from ...ir.errors import KernelCompileError
-from ..api import compile as compiled
-from ..demo.functions import FUNCTIONS
-from ..demo.model import IGNORED, ByteModel, Functions, Sizes, call, read_text, seeded_model, windows
-from ..demo.tables import JUDGED_STEPS, LEARNING_RATE, TOLERANCE, divergence, table
-from ..report.answer import MISMATCH, OK, Answer
-from ..report.explain import Explanation, explain
-from ..report.graph_svg import shaded, svg
-from ..settings.config import BACKENDS, patch
+from ...ir.errors import FusegradError
+from ..report.answer import Answer
+from ..settings.config import BACKENDS
+from .arguments import HERE
 
 SUMMARY = "train a small language model with eager and with compiled Functions, and compare"
-NAMES = ("eager", "compiled")
-TARGET = "cuda:90"
-ROWS = 12  # of the table of losses
-VERDICTS = {True: "ok", False: "WRONG"}
+EXAMPLE = f"{__name__.partition('.')[0]}.examples.demo"
 
 
-# One ulp of the largest value, and some more for sums in another order.
-INTERPRETER_TOLERANCE = 1e-5
+class DemoMissing(FusegradError, LookupError):
+    """The installation has no examples/demo."""
+
+    message = (
+        "demo: its example is not in this installation\n  at:   {where}\n"
+        "  fix:  install a wheel of fusegrad, or clone the repository and run `make demo` there"
+    )
+
+
+class NoTextError(FusegradError):
+    """The standard library has no source files here."""
+
+    message = (
+        "demo: there is no Python source under {folder} to train on\n  at:   {where}\n"
+        "  fix:  run a Python whose standard library is not zipped."
+    )
+
+
+class RanksFailedError(FusegradError):
+    """torchrun gave up."""
+
+    message = (
+        "demo --nproc {count}: a process failed: {said}\n  at:   {where}\n"
+        "  fix:  run it with --nproc 1, and `fusegrad doctor`; torch.distributed needs gloo, or nccl on GPUs."
+    )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,272 +58,17 @@ def positive(text: str) -> int:
     return number
 
 
-class Trained(NamedTuple):
-    """A model in training, with the seconds and the loss of each step so far."""
-
-    model: ByteModel
-    optimizer: torch.optim.Optimizer
-    seconds: list[float]
-    losses: list[float]
-
-
-@dataclass
-class Case:
-    """One Function with arguments at the model's sizes (as specifications) and at odd small ones (as tensors)."""
-
-    function: type[Function]
-    specs: tuple[Any, ...]
-    small: Callable[[Callable[..., Tensor]], tuple[Any, ...]]
-    fast: type[Function] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.fast = compiled(self.function)
-
-    @property
-    def name(self) -> str:
-        return self.function.__name__
-
-
-def cases(sizes: Sizes) -> list[Case]:
-    """The Functions of the model and what it gives them. `small` takes a maker of random tensors."""
-    rows, scores = sizes.batch * sizes.context, (sizes.batch, sizes.heads, sizes.context, sizes.context)
-    target = torch.tensor([3, 0, IGNORED, 76, 5] * 4)
-    rms_norm, softmax, swiglu, cross_entropy = FUNCTIONS
-    return [
-        Case(
-            rms_norm,
-            (spec(rows, sizes.width), spec(sizes.width), 1e-6),
-            lambda random: (random(37, 96), random(96), 1e-6),
-        ),
-        Case(
-            softmax,
-            (spec(*scores), (sizes.width // sizes.heads) ** -0.5),
-            lambda random: (random(2, 2, 33, 33), 0.2),
-        ),
-        Case(swiglu, (spec(rows, sizes.hidden),) * 2, lambda random: (random(29, 70), random(29, 70))),
-        Case(
-            cross_entropy,
-            (spec(rows, 256), spec(rows, dtype="i64"), IGNORED),
-            lambda random: (random(20, 77), target, IGNORED),
-        ),
-    ]
-
-
-def spec(*shape: int, dtype: str = "f32") -> str:
-    return f"{dtype}[{','.join(map(str, shape))}]"
-
-
-# ---------------------------------------------------------------------- the job
 def run(options: argparse.Namespace) -> Answer:
-    """The whole demo, which prints as it goes."""
-    if options.nproc > 1:
-        from ..demo import ranks as demo_ranks
-
-        return demo_ranks.run(options)
-    sizes = Sizes()
-    device = device_for(options.backend)
-    torch.set_num_threads(1)  # matrices this small gain little from more, and lose much on a busy machine
-    known = cases(sizes)
-    options.out.mkdir(parents=True, exist_ok=True)
-    pair = both_models(known, sizes, options.seed, device)
-    introduce(pair[0], sizes, device, options)
-    with patch(backend=options.backend):
-        batches = windows(read_text(device), sizes, options.seed)
-        train(pair, batches, options.steps)
-        kept = [saved_bytes(trained.model, next(batches)) for trained in pair]
-    report_training(pair, kept)
-    write_losses(options.out / "losses.csv", pair)
-    report_kernels(known, options.out)
-    numerics = report_numerics(known, options.seed)
-    print(f"\nwritten to {options.out.resolve()}:")
-    print("".join(f"  {path.name}\n" for path in sorted(options.out.iterdir())))
-    losses = {name: trained.losses for name, trained in zip(NAMES, pair, strict=True)}
-    facts = {"losses": losses, "saved_bytes": dict(zip(NAMES, kept, strict=True)), "out": str(options.out.resolve()),
-             "numerics": [{**n._asdict(), "good": n.good} for n in numerics]}  # fmt: skip
-    return Answer(facts, (), verdict(pair, numerics))
+    """Run the example, which prints as it goes."""
+    if not _is_installed():
+        raise DemoMissing(where=HERE)
+    facts, code = importlib.import_module(f"{EXAMPLE}.training").run(options)
+    return Answer(facts, (), code)
 
 
-def device_for(backend: str) -> torch.device:
-    """The GPU where there is one and the backend can use it."""
-    on_gpu = torch.cuda.is_available() and backend in ("auto", "triton", "inductor")
-    return torch.device("cuda" if on_gpu else "cpu")
-
-
-def introduce(trained: Trained, sizes: Sizes, device: torch.device, options: argparse.Namespace) -> None:
-    weights = sum(p.numel() for p in trained.model.parameters())
-    where = torch.cuda.get_device_name() if device.type == "cuda" else "one cpu thread"
-    print(f"fusegrad demo: torch {torch.__version__}, {where}, backend {options.backend}, seed {options.seed}")
-    print(
-        f"{weights:,} weights, {sizes.layers} layers of width {sizes.width}, "
-        f"batches of {sizes.batch} x {sizes.context} bytes from Python's standard library\n"
-    )
-
-
-def both_models(known: Sequence[Case], sizes: Sizes, seed: int, device: torch.device) -> tuple[Trained, Trained]:
-    """The model with the eager classes, and with the compiled ones."""
-    eager = Functions(*(case.function for case in known))
-    fast = Functions(*(case.fast for case in known))
-    return started(eager, sizes, seed, device), started(fast, sizes, seed, device)
-
-
-def started(functions: Functions, sizes: Sizes, seed: int, device: torch.device) -> Trained:
-    model = seeded_model(functions, sizes, seed, device)
-    return Trained(model, torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE), [], [])
-
-
-def train(pair: Sequence[Trained], batches: Iterator[tuple[Tensor, Tensor]], steps: int) -> None:
-    """One step of each model on each batch, with a line of progress now and then."""
-    for step, batch in zip(range(1, steps + 1), batches, strict=False):
-        for trained in pair:
-            train_step(trained, *batch)
-        if step in (1, steps) or step % max(1, steps // 6) == 0:
-            print(f"step {step:>4}/{steps}", *map(progress, NAMES, pair), sep="   ", flush=True)
-
-
-def progress(name: str, trained: Trained) -> str:
-    return f"{name} {trained.losses[-1]:.4f} in {trained.seconds[-1] * 1e3:7.1f} ms"
-
-
-def train_step(trained: Trained, text: Tensor, following: Tensor) -> None:
-    start = time.perf_counter()
-    trained.optimizer.zero_grad()
-    loss = trained.model(text, following)
-    loss.backward()
-    trained.optimizer.step()
-    trained.losses.append(loss.item())  # waits for the device
-    trained.seconds.append(time.perf_counter() - start)
-
-
-def saved_bytes(model: ByteModel, batch: tuple[Tensor, Tensor]) -> int:
-    """Bytes that one forward keeps for its backward, each storage once, the weights and the batch left out."""
-    ours = {t.untyped_storage().data_ptr() for t in [*model.parameters(), *batch]}
-    kept: dict[int, int] = {}
-    alive: list[Tensor] = []  # so that no address is used twice
-
-    def pack(tensor: Tensor) -> Tensor:
-        alive.append(tensor)
-        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    with saved_tensors_hooks(pack, lambda tensor: tensor):
-        model(*batch)
-    return sum(size for address, size in kept.items() if address not in ours)
-
-
-# ---------------------------------------------------------------------- reports
-
-
-def report_training(pair: Sequence[Trained], kept: Sequence[int]) -> None:
-    eager, fast = (trained.losses for trained in pair)
-    shown = sorted({round(i * (len(eager) - 1) / (ROWS - 1)) for i in range(ROWS)})
-    rows = [(i + 1, f"{eager[i]:.6f}", f"{fast[i]:.6f}", f"{fast[i] - eager[i]:+.1e}") for i in shown]
-    print("\n" + table(("step", "eager loss", "compiled loss", "difference"), rows) + "\n")
-    first = [f"{trained.seconds[0] * 1e3:.0f}" for trained in pair]
-    later = [f"{median(trained.seconds[1:] or trained.seconds) * 1e3:.1f}" for trained in pair]
-    costs = [
-        ("first step, ms", *first),
-        ("median of the others, ms", *later),
-        ("saved (as hooks see it), MB", *(f"{size / 1e6:.2f}" for size in kept)),
-    ]
-    print(table(("", *NAMES), costs))
-
-
-def write_losses(path: Path, pair: Sequence[Trained]) -> None:
-    """Every step's losses, as CSV."""
-    lines = [f"{i},{a!r},{b!r}" for i, (a, b) in enumerate(zip(*(t.losses for t in pair), strict=True), 1)]
-    path.write_text("\n".join(["step,eager,compiled", *lines]) + "\n", encoding="utf-8")
-
-
-def report_kernels(known: Sequence[Case], out: Path) -> None:
-    """A row per direction at the model's sizes; the Triton text and the first Function's picture go to `out`."""
-    explanations = [explain(case.fast, *case.specs, target=TARGET) for case in known]
-    rows = [row for explanation in explanations for row in kernel_rows(explanation)]
-    header = ("for sm_90", "kernels", "launches", "bytes / minimal", "saved, kB", "registers", "spills")
-    print("\n" + table(header, rows))
-    for case, explanation in zip(known, explanations, strict=True):
-        (out / f"{case.name}.py").write_text(explanation.module, encoding="utf-8")
-    (out / f"{known[0].name}.svg").write_text(picture(explanations[0]), encoding="utf-8")
-
-
-def picture(explanation: Explanation) -> str:
-    """Forward and backward as SVG, the fusion groups shaded."""
-    groups = [group for report in explanation.directions.values() for group in shaded(report.steps)]
-    return svg(explanation.program, groups)
-
-
-def kernel_rows(explanation: Explanation) -> Iterator[tuple[object, ...]]:
-    """Forward and backward: what is launched, what moves, and what the assembler says of the worst kernel."""
-    facts, metrics = explanation.to_dict(), explanation.metrics(TARGET)
-    failed = next((name for name, found in metrics.items() if found["error"]), None)
-    if failed is not None:
-        raise KernelCompileError(kernel=failed, target=TARGET, reason=metrics[failed]["error"])
-    for direction, launches in facts["launches"].items():
-        own = [k["name"] for k in facts["kernels"] if k["direction"] == direction and k["name"] in metrics]
-        ratio = facts["bytes"][direction] / facts["bytes"][f"minimal_{direction}"]
-        kept = f"{facts['saved_bytes'] / 1e3:.1f}" if direction == "forward" else ""
-        worst = [max((metrics[name][figure] for name in own), default="") for figure in ("registers", "spills")]
-        yield f"{explanation.name} {direction}", len(own), launches, f"{ratio:.2f}", kept, *worst
-
-
-class Numerics(NamedTuple):
-    """How far a Function's generated kernels are from float64, next to eager's own distance."""
-
-    name: str
-    direction: str
-    eager: float
-    kernels: float
-
-    @property
-    def good(self) -> bool:
-        return self.kernels <= max(INTERPRETER_TOLERANCE, 2 * self.eager)
-
-
-def report_numerics(known: Sequence[Case], seed: int) -> list[Numerics]:
-    """The generated kernels on small odd shapes under Triton's interpreter, against float64."""
-    found = [line for case in known for line in numerics_of(case, seed)]
-    rows = [(f"{n.name} {n.direction}", f"{n.eager:.1e}", f"{n.kernels:.1e}", VERDICTS[n.good]) for n in found]
-    print("\n" + table(("largest error against float64", "eager", "interpreted kernels", ""), rows))
-    return found
-
-
-def numerics_of(case: Case, seed: int) -> Iterator[Numerics]:
-    """Forward and backward errors, relative to the largest value."""
-    draw = torch.Generator().manual_seed(seed)
-    arguments = case.small(lambda *shape: torch.randn(shape, generator=draw, requires_grad=True))
-    exact = forward_backward(case.function, [a.double() if is_float(a) else a for a in arguments])
-    eager = forward_backward(case.function, arguments)
-    with patch(backend="interpret"):
-        kernels = forward_backward(case.fast, arguments)
-    for direction, part in (("forward", slice(0, 1)), ("backward", slice(1, None))):
-        yield Numerics(case.name, direction, distance(eager[part], exact[part]), distance(kernels[part], exact[part]))
-
-
-def is_float(argument: Any) -> bool:
-    return isinstance(argument, Tensor) and argument.is_floating_point()
-
-
-def forward_backward(function: type[Function], arguments: Sequence[Any]) -> list[Tensor]:
-    """The output and the gradients of all float arguments, for a fixed output gradient."""
-    fresh = [a.detach().requires_grad_() if is_float(a) else a for a in arguments]
-    output = call(function, *fresh)
-    gradient = torch.randn(output.shape, generator=torch.Generator().manual_seed(1)).to(output.dtype)
-    return [output.detach(), *torch.autograd.grad(output, [a for a in fresh if is_float(a)], gradient)]
-
-
-def distance(got: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
-    return max(((a.double() - b).abs().max() / b.abs().max()).item() for a, b in zip(got, exact, strict=True))
-
-
-# ---------------------------------------------------------------------- verdict
-def verdict(pair: Sequence[Trained], numerics: Sequence[Numerics]) -> int:
-    """Say what was found; the exit code for a difference where something is wrong."""
-    largest = divergence(*(trained.losses[:JUDGED_STEPS] for trained in pair))
-    wrong = [f"{n.name} {n.direction}" for n in numerics if not n.good]
-    parted = not largest <= TOLERANCE  # also where a loss is NaN
-    found = f"largest relative difference {largest:.1e}, tolerance {TOLERANCE:.0e}"
-    print(f"losses {'DIVERGE' if parted else 'agree'}: {found}")
-    if wrong:
-        print(f"WRONG under the interpreter: {', '.join(wrong)}")
-    return MISMATCH if parted or wrong else OK
-
-
+def _is_installed() -> bool:
+    """`find_spec` raises where the package above is missing, too."""
+    try:
+        return importlib.util.find_spec(EXAMPLE) is not None
+    except ModuleNotFoundError:
+        return False

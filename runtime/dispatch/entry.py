@@ -84,7 +84,7 @@ def function_shown(fn: Callable[..., Any], name: str, run: Callable[..., Any]) -
 _ROOT = Path(__file__).parents[2]
 _FOLLOWED = (
     "runtime/dispatch/entry.py", "runtime/specialize/function_class.py", "runtime/dynamo/pytree_forms.py",
-    "runtime/demo/functions.py", "runtime/execution/aten/random.py", "runtime/execution/aten/philox.py",
+    "runtime/execution/aten/random.py", "runtime/execution/aten/philox.py",
     "tracer/torch_private.py",
 )  # fmt: skip
 """What Dynamo may follow: this, and what users write or call themselves."""

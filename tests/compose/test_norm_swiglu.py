@@ -11,7 +11,7 @@ from torch.autograd import Function
 from torch.func import hessian, vjp, vmap
 
 import fusegrad
-from fusegrad.runtime.demo.functions import SwiGLU
+from fusegrad.examples.demo.functions import SwiGLU
 from fusegrad.runtime.execution import executable as plan
 
 

@@ -284,6 +284,7 @@ def test_every_public_error_is_triggered_here() -> None:
         "SavedProgramError",
         "TargetError",
         "BenchmarksMissing",
+        "DemoMissing",
         "MixedTensorsError",
         "MeshesDifferError",
         "PlacementError",

@@ -37,9 +37,9 @@ import forked
 import kept_functions
 
 import fusegrad
+from fusegrad.examples.demo import ranks as demo_ranks
+from fusegrad.examples.demo.model import Sizes
 from fusegrad.examples.gallery.catalogue import CATALOGUE
-from fusegrad.runtime.demo import ranks as demo_ranks
-from fusegrad.runtime.demo.model import Sizes
 from fusegrad.runtime.distributed.call import MeshesDifferError, MixedTensorsError, PlacementError
 
 Tensor = torch.Tensor

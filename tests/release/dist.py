@@ -23,6 +23,8 @@ SOURCES = ("pyproject.toml", "Makefile", "constraints.txt", "LICENSE", "README.m
            "mkdocs.yml", "py.typed", "tests/conftest.py", "docs/quickstart.md", "examples/swiglu.py",
            "benchmarks/limits.json")  # fmt: skip
 """What the source distribution has to hold, beside the packages: its tests can be run, and its pages made."""
+DEMO = "fusegrad/examples/demo"
+"""The one example that a wheel holds, for `fusegrad demo`."""
 KEPT_OUT = re.compile(r"(^|/)(build|dist|\.git|\.github|\.venv|__pycache__|fusegrad-demo)/|\.py[co]$|\.so$")
 
 
@@ -32,12 +34,12 @@ def packages() -> list[str]:
 
 
 def wheel_faults(names: Sequence[str]) -> list[str]:
-    """A wheel holds the packages, whole, and nothing else."""
+    """A wheel holds the packages, whole, the demo, and nothing else."""
     homes = {n.rpartition("/")[0] for n in names if n.endswith("__init__.py")}
-    lacking = [f"no {name}" for name in {*packages()} - homes]
+    lacking = [f"no {name}" for name in {*packages(), DEMO} - homes]
     lacking += [f"no {name}" for name in ("fusegrad/py.typed", "fusegrad/__main__.py") if name not in names]
     own = "|".join(map(re.escape, packages()))
-    known = re.compile(rf"({own})/[^/]+\.(py|typed)$|fusegrad-[^/]+\.dist-info/")
+    known = re.compile(rf"({own}|{DEMO})/[^/]+\.(py|typed)$|fusegrad-[^/]+\.dist-info/")
     return lacking + [f"{n} is there" for n in names if not known.match(n)]
 
 
@@ -77,7 +79,8 @@ def tried(wheel: Path, folder: Path) -> str:
     elsewhere = folder / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "quickstart.py").write_text(quickstart(), encoding="utf-8")
-    for command in ([python, "quickstart.py"], [home / "bin" / "fusegrad", "--version"]):
+    fusegrad = home / "bin" / "fusegrad"
+    for command in ([python, "quickstart.py"], [fusegrad, "demo", "--steps", "1"], [fusegrad, "--version"]):
         told = subprocess.run(command, cwd=elsewhere, check=True, capture_output=True, text=True)
         if str(site) not in told.stdout and command[0] == python:
             raise SystemExit(f"another fusegrad ran:\n{told.stdout}")

@@ -73,12 +73,13 @@ def test_the_matrix_reads_pairs_and_closing_lines() -> None:
 
 # ------------------------------------------------------------------ what is built
 def test_what_a_wheel_must_not_hold_or_lack_is_found() -> None:
-    whole = [f"{p}/__init__.py" for p in dist.packages()] + ["fusegrad/py.typed", "fusegrad/__main__.py"]
+    whole = [f"{p}/__init__.py" for p in [*dist.packages(), dist.DEMO]] + ["fusegrad/py.typed", "fusegrad/__main__.py"]
     whole += ["fusegrad-0.1.0.dist-info/METADATA"]
     assert dist.wheel_faults(whole) == []
     assert dist.wheel_faults([*whole, "fusegrad/tests/test_laws.py"]) == ["fusegrad/tests/test_laws.py is there"]
     assert dist.wheel_faults([n for n in whole if n != "fusegrad/py.typed"]) == ["no fusegrad/py.typed"]
-    assert dist.wheel_faults([n for n in whole if n != "fusegrad/ir/__init__.py"]) == ["no fusegrad/ir"]
+    for folder in ("fusegrad/ir", dist.DEMO):
+        assert dist.wheel_faults([n for n in whole if n != f"{folder}/__init__.py"]) == [f"no {folder}"]
 
 
 def test_what_a_source_distribution_must_not_hold_or_lack_is_found() -> None:

@@ -19,7 +19,7 @@ from typing import Any, cast
 import sympy
 import torch
 
-from ..frames import DEMO, OURS, ROOMS, TORCH
+from ..frames import OURS, ROOMS, TORCH
 from ..torch_private import bindings_file, is_binding, is_operator, python_implementations, torch_namespaces
 
 SCALARS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, torch.layout,
@@ -223,8 +223,7 @@ def _constant_text(constant: Any) -> str:
 
 
 def _is_library(filename: str) -> bool:
-    ours = filename.startswith((TORCH, *_FOLDERS)) and filename != DEMO
-    return ours or _is_stdlib(filename) or filename == _MARKS
+    return filename.startswith((TORCH, *_FOLDERS)) or _is_stdlib(filename) or filename == _MARKS
 
 
 def _is_stdlib(filename: str) -> bool:

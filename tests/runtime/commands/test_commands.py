@@ -159,8 +159,8 @@ def test_tune_needs_a_gpu(capsys) -> None:
     [
         (f"{ROOT}/examples/rms_norm.py:RMSnorm", r"did you mean RMSNorm\? \(there are AsWritten, RMSNorm\)"),
         (f"{ROOT}/examples/rms_nrm.py:RMSNorm", r"no file .*rms_nrm\.py[^?]*did you mean rms_norm\.py\?"),
-        ("fusegrad.runtime.demo.function:RMSNorm", r"did you mean fusegrad\.runtime\.demo\.functions\?"),
-        ("fusegrad.runtime.demo.functions.RMSNorm", r"write fusegrad\.runtime\.demo\.functions:RMSNorm"),
+        ("fusegrad.examples.demo.function:RMSNorm", r"did you mean fusegrad\.examples\.demo\.functions\?"),
+        ("fusegrad.examples.demo.functions.RMSNorm", r"write fusegrad\.examples\.demo\.functions:RMSNorm"),
         ("no_such_package_at_all.x:F", r"there is no module 'no_such_package_at_all'"),
     ],
 )

@@ -1,9 +1,9 @@
-"""What the demo judges losses by, and its tables."""
+"""The tolerance that the demo judges losses by."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 LEARNING_RATE = 2e-3
 # Rounding each norm's output by one ulp moves the loss by 2e-7 (relative) within 60 steps, by 3e-5 within 300, and by
@@ -11,14 +11,6 @@ LEARNING_RATE = 2e-3
 # moves it by 4e-3 within 60. The tolerance lies between; later steps are shown but not judged.
 TOLERANCE = 3e-4
 JUDGED_STEPS = 300
-
-
-def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Columns as wide as their widest cell: the first aligned left, the others right."""
-    cells = [list(header), *([str(cell) for cell in row] for row in rows)]
-    first, *others = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = ["  ".join([f"{row[0]:<{first}}", *map("{:>{}}".format, row[1:], others)]) for row in cells]
-    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
 
 
 def divergence(eager: Sequence[float], fast: Sequence[float]) -> float:

@@ -25,13 +25,13 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from ...ir.errors import FusegradError
-from ..api import compile as compiled
-from ..report.answer import MISMATCH, OK, Answer
-from ..settings.config import patch
+import fusegrad
+from fusegrad.runtime.commands.demo import RanksFailedError
+from fusegrad.runtime.report.terminal import Table, plain
+
 from .functions import FUNCTIONS
+from .judgement import JUDGED_STEPS, LEARNING_RATE, TOLERANCE, divergence
 from .model import IGNORED, ByteModel, Functions, Sizes, read_text, seeded_model, windows
-from .tables import JUDGED_STEPS, LEARNING_RATE, TOLERANCE, divergence, table
 
 SIZES = Sizes(width=64, hidden=128, context=64)
 PROCESSES = (1, 2, 4)
@@ -41,17 +41,8 @@ Step = Callable[[Any, Batch], tuple[Tensor, Tensor]]
 """(model, batch) -> the loss to go back from, and this rank's share of the loss of the whole batch, or all of it."""
 
 
-class RanksFailedError(FusegradError):
-    """torchrun gave up."""
-
-    message = (
-        "demo --nproc {count}: a process failed: {said}\n  at:   {where}\n"
-        "  fix:  run it with --nproc 1, and `fusegrad doctor`; torch.distributed needs gloo, or nccl on GPUs."
-    )
-
-
-def run(options: argparse.Namespace) -> Answer:
-    """Start the processes, wait for them, and say what they found."""
+def run(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
+    """Start the processes, wait for them, and print what they found; returns the facts and the exit code."""
     options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder) / "found.json"
@@ -64,7 +55,7 @@ def run(options: argparse.Namespace) -> Answer:
             raise RanksFailedError(count=options.nproc, said=ran.stderr.strip()[-2000:])
         facts = json.loads(found.read_text(encoding="utf-8"))
     (options.out / "losses_of_ranks.json").write_text(json.dumps(facts["losses"]), encoding="utf-8")
-    return Answer(facts, (), report(facts, options.nproc))
+    return facts, report(facts, options.nproc)
 
 
 def report(facts: dict[str, Any], count: int) -> int:
@@ -76,12 +67,12 @@ def report(facts: dict[str, Any], count: int) -> int:
     differences = {n: divergence(alone[judged], each[judged]) for n, each in losses.items()}
     rows = [(n, *(f"{each[i]:.5f}" for i in shown), f"{differences[n]:.1e}") for n, each in losses.items()]
     print(f"{count} processes, {facts['device']}, backend {facts['backend']}: the loss of each batch\n")
-    print(table(("", *(f"step {i + 1}" for i in shown), "difference"), rows))
+    print(plain(Table("", ("", *(f"step {i + 1}" for i in shown), "difference"), rows)))
     notes = [f"{c['function']}.{m}: {r}" for c in facts["compiled"] for m, r in c["reasons"].items()]
     print("\nrunning other than compiled, or moved: " + ("; ".join(notes) or "nothing"))
     parted = not all(d <= TOLERANCE for d in differences.values())
     print(f"losses {'DIVERGE' if parted else 'agree'}: tolerance {TOLERANCE:.0e}")
-    return MISMATCH if parted or notes else OK
+    return 2 if parted or notes else 0
 
 
 # ---------------------------------------------------------------------- on each rank
@@ -105,10 +96,10 @@ def trained_each_way(
         "fully sharded (FSDP2)": (sharded, _on_rows(mesh)),
         "tensor parallel": (in_parallel, whole_batch),
     }
-    eager, fast = Functions(*FUNCTIONS), Functions(*map(compiled, FUNCTIONS))
+    eager, fast = Functions(*FUNCTIONS), Functions(*map(fusegrad.compile, FUNCTIONS))
     batches = list(islice(windows(read_text(device), sizes, seed), steps))
     losses = {"one process, eager": trained(seeded_model(eager, sizes, seed, device), whole_batch, batches)}
-    with patch(backend=backend):
+    with fusegrad.config.patch(backend=backend):
         for name, (divided, step) in ways.items():
             model = divided(seeded_model(fast, sizes, seed, device), mesh)
             losses[name] = trained(model, step, batches, None if step is whole_batch else mesh)

@@ -11,10 +11,10 @@ import torch
 from torch.autograd import Function, gradcheck
 
 from fusegrad.__main__ import main
+from fusegrad.examples.demo import training
+from fusegrad.examples.demo.functions import FUNCTIONS, CausalSoftmax, CrossEntropy, RMSNorm, SwiGLU
+from fusegrad.examples.demo.model import IGNORED, Functions, Sizes, call, read_text, seeded_model, window, windows
 from fusegrad.runtime.commands import demo
-from fusegrad.runtime.demo import tables
-from fusegrad.runtime.demo.functions import FUNCTIONS, CausalSoftmax, CrossEntropy, RMSNorm, SwiGLU
-from fusegrad.runtime.demo.model import IGNORED, Functions, Sizes, call, read_text, seeded_model, window, windows
 
 CPU = torch.device("cpu")
 SMALL = Sizes(width=16, hidden=24, heads=2, layers=1, context=12, batch=3)
@@ -63,26 +63,30 @@ def test_weights_depend_on_the_seed_alone() -> None:
 def test_saved_bytes_counts_each_storage_once() -> None:
     model = seeded_model(Functions(*FUNCTIONS), SMALL, 0, CPU)
     batch = next(windows(read_text(CPU), SMALL, seed=0))
-    assert 0 < demo.saved_bytes(model, batch) < 1 << 20
+    assert 0 < training.saved_bytes(model, batch) < 1 << 20
 
 
 @pytest.mark.parametrize(("fast", "parts"), [([2.0, 1.0], False), ([2.0, 1.01], True), ([2.0, math.nan], True)])
 def test_verdict(fast: list[float], parts: bool, capsys: pytest.CaptureFixture[str]) -> None:
     model = seeded_model(Functions(*FUNCTIONS), SMALL, 0, CPU)
     optimizer = torch.optim.SGD(model.parameters())
-    pair = [demo.Trained(model, optimizer, [], losses) for losses in ([2.0, 1.0], fast)]
-    assert demo.verdict(pair, []) == 2 * parts
+    pair = [training.Trained(model, optimizer, [], losses) for losses in ([2.0, 1.0], fast)]
+    assert training.verdict(pair, []) == 2 * parts
     assert ("DIVERGE" in capsys.readouterr().out) == parts
 
 
 def test_wrong_kernels_fail_the_demo() -> None:
-    wrong = demo.Numerics("RMSNorm", "backward", eager=1e-7, kernels=1e-2)
-    assert demo.verdict([demo.Trained(None, None, [], [1.0])] * 2, [wrong]) == 2  # type: ignore[arg-type]
+    wrong = training.Numerics("RMSNorm", "backward", eager=1e-7, kernels=1e-2)
+    assert training.verdict([training.Trained(None, None, [], [1.0])] * 2, [wrong]) == 2  # type: ignore[arg-type]
 
 
-def test_table_is_aligned() -> None:
-    lines = tables.table(("name", "n"), [("a", 1), ("longer", 22)]).splitlines()
-    assert lines == ["name     n", "----------", "a        1", "longer  22"]
+def test_an_installation_without_the_example_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for missing in ("fusegrad.examples.no_demo", "fusegrad.no_examples.demo"):
+        monkeypatch.setattr(demo, "EXAMPLE", missing)
+        assert main(["demo"]) == 1
+        assert "its example is not in this installation" in capsys.readouterr().err
 
 
 def test_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

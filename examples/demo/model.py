@@ -15,19 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from ...ir.errors import FusegradError
+from fusegrad.runtime.commands.demo import NoTextError
 
 IGNORED = -100
 VOCABULARY = 256
-
-
-class NoTextError(FusegradError):
-    """The standard library has no source files here."""
-
-    message = (
-        "demo: there is no Python source under {folder} to train on\n  at:   {where}\n"
-        "  fix:  run a Python whose standard library is not zipped."
-    )
 
 
 class Functions(NamedTuple):
