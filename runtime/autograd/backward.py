@@ -19,8 +19,10 @@ from ..settings.counters import count
 from ..specialize.backward import opaque_calls, run_backward, unasked_of
 from ..specialize.records import Record, warn
 from ..specialize.residuals import Chosen
-from ..specialize.specialization import Specialization, gradient_kind, in_a_class
+from ..specialize.specialization import Specialization
+from ..values.layouts import gradient_kind, in_a_class
 from .opaque_forward import WRITES_GIVEN
+from ..specialize.compiled_backward import is_apart
 
 if TYPE_CHECKING:
     from ..specialize.compiled import Compiled
@@ -60,7 +62,7 @@ def _differentiated(
 ) -> Any:
     compiler.require_backward(specialization)
     sizes = ctx._fusegrad_sizes
-    if specialization.backward_faulty:
+    if specialization.backward.faulty:
         return users_backward(compiler, specialization, chosen, ctx, residuals, gradients)
     if (result := _on_what_changed(compiler, specialization, chosen, ctx, residuals, gradients)) is not None:
         return result
@@ -76,10 +78,10 @@ def _differentiated(
     if recording or in_a_batch or traced or transforms_active():
         originals = residuals if chosen is None else chosen.originals(residuals, ctx)
         opaque = compiler.records.get("backward", Record("")).status == "opaque"
-        if in_a_batch or traced or opaque or compiler.is_debugged() or specialization.is_apart():
+        if in_a_batch or traced or opaque or compiler.is_debugged() or is_apart(specialization.backward):
             return users_backward(compiler, specialization, None, ctx, originals, gradients)
         if (why := unasked_of(specialization, residuals, sizes, gradients, chosen)) is not None:
-            compiler.refuse("backward", CaptureError(reason=why, where=specialization.backward_place()))
+            compiler.refuse("backward", CaptureError(reason=why, where=specialization.captured.backward_place()))
             return users_backward(compiler, specialization, None, ctx, originals, gradients)
         if not (transforms_active() or _is_captured(compiler, specialization, gradients)):
             return users_backward(compiler, specialization, None, ctx, originals, gradients)
@@ -95,7 +97,7 @@ def _is_captured(compiler: Compiled, specialization: Specialization, gradients: 
     """Whether there is one graph for these gradients. Where there is none that is on record before anything runs:
     a derivative would run it again, and it may have effects, or draw."""
     try:
-        entry = specialization.entry(tuple(gradient_kind(in_a_class(g)) for g in gradients))
+        entry = specialization.backward.entry(tuple(gradient_kind(in_a_class(g)) for g in gradients))
     except OpaqueMet as error:
         compiler.derivative_refused(error)
         return False
@@ -108,7 +110,7 @@ def _is_captured(compiler: Compiled, specialization: Specialization, gradients: 
     for call in opaque_calls(entry):
         compiler.derivative_refused(CaptureError(reason=call.told, where=call.where))
     if entry.written:  # a derivative would compute it again, on what is in that memory by then
-        compiler.derivative_refused(CaptureError(reason=WRITES_GIVEN, where=specialization.backward_place()))
+        compiler.derivative_refused(CaptureError(reason=WRITES_GIVEN, where=specialization.captured.backward_place()))
     return not (entry.opaque or entry.written)
 
 
@@ -121,11 +123,11 @@ def _on_what_changed(
     gradients: Sequence[Any],
 ) -> Any:
     """The user's own backward where the caller changed what is on ctx since forward; None where they did not."""
-    sharing = specialization.sharing
+    sharing = specialization.captured.sharing
     if sharing is None or (name := sharing.changed(ctx._fusegrad_shared)) is None:
         return None
     reason = f"what `ctx.{name}` shares with the caller changed after forward"
-    compiler.refuse("backward", CaptureError(reason=reason, where=specialization.backward_place()))
+    compiler.refuse("backward", CaptureError(reason=reason, where=specialization.captured.backward_place()))
     return users_backward(compiler, specialization, chosen, ctx, residuals, gradients)
 
 
@@ -142,6 +144,6 @@ def _users_on(
 
 def _unpacked(spec: Specialization, chosen: Chosen | None, ctx: Any) -> tuple[Any, ...]:
     """What the node saved. Where that is nothing it is not asked: it would raise once it was freed."""
-    if not (spec.forward.saved if chosen is None else chosen.places):
+    if not (spec.captured.forward.saved if chosen is None else chosen.places):
         return ()
     return ctx.saved_tensors if chosen is None else saved_tensors_of(ctx)

@@ -31,6 +31,7 @@ from ..fallback.effects import launching
 from ..specialize.backward import CHANGES, MANY, MANY_ANSWERS, _has_own_lines, _learn, _of_operators, note
 from ..specialize.records import OpaqueCall
 from .node import node_of
+from ..capture.outputs import restore_passthrough_inputs
 
 if TYPE_CHECKING:
     from ..specialize.compiled import Compiled
@@ -72,7 +73,7 @@ def run(compiler: Compiled, specialization: Specialization, args: Sequence[Any])
         return compiler.users(*args)
     given = opened(args)
     backend, versions = compiler.backend_for(given), list(map(version, given))
-    tape = Tape(data=any(node.of_data for node in specialization.opaque))
+    tape = Tape(data=any(node.of_data for node in specialization.captured.opaque))
     for candidate in _candidates(compiler, specialization, given):
         if not _goes_on(candidate, given, tape):
             continue
@@ -92,7 +93,7 @@ def run(compiler: Compiled, specialization: Specialization, args: Sequence[Any])
             offer(None)
         if candidate is not specialization:
             compiler.prefer(candidate, given)
-        return candidate.with_given(result, args)
+        return restore_passthrough_inputs(candidate.captured, result, args)
     else:
         return _finished(compiler, args, tape)
     _require_unwritten(compiler, given, versions)
@@ -109,8 +110,8 @@ def _recovered(compiler: Compiled, args: Sequence[Any], tape: Tape, fault: Fault
 
 def _goes_on(specialization: Specialization, args: Sequence[Any], tape: Tape) -> bool:
     """Whether what opaque nodes returned in this call so far is what a graph was captured for."""
-    sizes, calls = specialization.sizes(args), tape.again()
-    for node in specialization.opaque if calls.pending else ():
+    sizes, calls = specialization.captured.sizes(args), tape.again()
+    for node in specialization.captured.opaque if calls.pending else ():
         if (taped := calls.take(node.what)) is None:
             return True
         if not node.fits(taped, sizes):
@@ -127,7 +128,7 @@ def _require_unwritten(compiler: Compiled, args: Sequence[Any], versions: Sequen
 def _candidates(compiler: Compiled, first: Specialization, args: Sequence[Any]) -> Iterator[Specialization]:
     yield first
     tensors = [a for a in args if isinstance(a, Tensor)]
-    yield from (s for s in list(compiler.known.get(compiler.facts(args), ())) if s is not first and s.guard(tensors))
+    yield from (s for s in list(compiler.known.get(compiler.facts(args), ())) if s is not first and s.captured.guard(tensors))
 
 
 def _finished(compiler: Compiled, args: Sequence[Any], tape: Tape, met: OpaqueMet | None = None) -> Any:
@@ -161,7 +162,7 @@ def _refuse_more(compiler: Compiled, args: Sequence[Any], tape: Tape) -> None:
 
 
 def _add(compiler: Compiled, args: Sequence[Any], tape: Tape) -> None:
-    known = [s for s in compiler.known.get(compiler.facts(args), ()) if s.opaque]
+    known = [s for s in compiler.known.get(compiler.facts(args), ()) if s.captured.opaque]
     if any(_serves(s, args, tape) for s in known):  # another thread was first
         return
     if len(known) >= VARIANTS:
@@ -182,16 +183,16 @@ def _add(compiler: Compiled, args: Sequence[Any], tape: Tape) -> None:
         if not compiler.take_out("forward", error):
             compiler.give_up(args, error)
         return
-    for node in specialization.opaque:
+    for node in specialization.captured.opaque:
         note(compiler, OpaqueCall.of(node, "forward"), node.why.declared)
 
 
 def _serves(specialization: Specialization, args: Sequence[Any], tape: Tape) -> bool:
     """Whether a graph is for these arguments and for what the opaque nodes returned."""
-    if not specialization.guard([a for a in args if isinstance(a, Tensor)]):
+    if not specialization.captured.guard([a for a in args if isinstance(a, Tensor)]):
         return False
-    sizes, calls = specialization.sizes(args), tape.again()
-    return all(node.fits(calls.take(node.what), sizes) for node in specialization.opaque)
+    sizes, calls = specialization.captured.sizes(args), tape.again()
+    return all(node.fits(calls.take(node.what), sizes) for node in specialization.captured.opaque)
 
 
 def _differentiates_its_body(compiler: Compiled, args: Sequence[Any]) -> bool:

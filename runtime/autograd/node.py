@@ -23,6 +23,8 @@ from ..specialize.function_class import node_class, shown
 from ..specialize.residuals import Chosen
 from ..specialize.specialization import Specialization
 from .backward import backward as backward_of
+from ..capture.outputs import rebuild_output
+from ..capture.user_methods import ctx_attributes
 
 if TYPE_CHECKING:
     from ..specialize.compiled import Compiled
@@ -49,7 +51,7 @@ def make_node(
     body = _body(cls, forward, _backward(compiler, spec, backend, chosen, method))
     node = node_class(cls, (Function,), body, showing(spec))
     if chosen is not None and saved_tensors_can_be_told_apart:
-        users = len(spec.forward.saved)
+        users = len(spec.captured.forward.saved)
         node._backward_cls.saved_tensors = property(
             lambda ctx: tuple(chosen.originals(saved_tensors_of(ctx), ctx)[:users])
         )
@@ -67,23 +69,23 @@ def _of_the_present(cls: type) -> Callable[..., Any]:
 
 
 def _forward(spec: Specialization, backend: str, chosen: Chosen | None, own_backward: bool) -> Callable[..., Any]:
-    captured = spec.forward
+    captured = spec.captured.forward
     saved = _pickers(captured.saved if chosen is None else chosen.places)
     attributes = _pickers(captured.tensor_attributes.values())
     marks = [(name, _pickers(places)) for name, places in marks_of(captured) if places]
-    sharing = spec.sharing
-    slots, contained = spec.slots, len(spec.arguments) > spec.count
+    sharing = spec.captured.sharing
+    slots, contained = spec.captured.slots, len(spec.captured.arguments) > spec.captured.count
 
     def forward(ctx: Any, *args: Any) -> Any:
         held = () if sharing is None else sharing.of(args)
         args = opened(args) if contained else args
-        sizes = spec.sizes(args)
+        sizes = spec.captured.sizes(args)
         outputs, hidden = spec.run_forward(args, backend, chosen, sizes)
         pools = ([args[i] for i in slots], outputs, hidden)
         ctx.save_for_backward(*[pools[pool][i] if pool >= 0 else None for pool, i in saved])
         kept = [pools[pool][i] for pool, i in attributes]
         if own_backward:
-            vars(ctx).update(spec.attributes(kept, sizes) | ({} if sharing is None else sharing.named(held)))
+            vars(ctx).update(ctx_attributes(spec.captured, kept, sizes) | ({} if sharing is None else sharing.named(held)))
         else:
             ctx._fusegrad_tensors, ctx._fusegrad_sizes = kept, sizes
             if sharing is not None:
@@ -94,7 +96,7 @@ def _forward(spec: Specialization, backend: str, chosen: Chosen | None, own_back
             ctx.set_materialize_grads(False)
         if not captured.materialize_non_diff_grads:
             ctx._materialize_non_diff_grads = False
-        return spec.returned(outputs, pools[0], hidden, sizes)
+        return rebuild_output(spec.captured, outputs, pools[0], hidden, sizes)
 
     return forward
 
@@ -112,8 +114,8 @@ def _backward(
 
     if takes_boxed_gradients(compiler.cls):
         return shown(boxed)
-    alone = compiler.fits and chosen is None and not spec.forward.tensor_attributes
-    return shown(backward, method if alone and not spec.forward.constants else None)
+    alone = compiler.fits and chosen is None and not spec.captured.forward.tensor_attributes
+    return shown(backward, method if alone and not spec.captured.forward.constants else None)
 
 
 def _body(cls: type, forward: Any, backward: Any) -> dict[str, Any]:
@@ -169,6 +171,6 @@ def _add_node(
 ) -> None:
     if key in specialization.nodes:  # another thread was first
         return
-    chosen = compiler.chosen(specialization, key, specialization.sizes(args))
+    chosen = compiler.chosen(specialization, key, specialization.captured.sizes(args))
     node = make_node(compiler, specialization, key[0], chosen, key[2])
     specialization.nodes[key] = careful(direct_apply(node), specialization)

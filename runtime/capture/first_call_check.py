@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import sympy
@@ -15,7 +16,18 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...tracer.capture.memory import copied, is_held
-from ..execution.intermediates import _evaluate
+from ...tracer.opaque.opaque import Tape
+from ...tracer.torch_private import functions_as_written, memory_of
+from ...tracer.trace import CaptureError, Trace
+from ..execution.aten.replay import step_by_step
+from ..execution.executable import Binder, BoundSizes
+from ..execution.intermediates import _evaluate, intermediate_bytes
+from ..settings.config import settings
+from ..values.layouts import order_unlike
+from .captured import CapturedFunction, output_kinds
+from .captured_backward import BackwardEntry, gradient_likes, reduced_to_argument
+from .opaque_replay import played, replayed
+from .user_methods import run_user_backward, run_user_forward
 
 Tensor = torch.Tensor
 Call = Callable[[Sequence[Any]], Sequence[Any]]
@@ -190,3 +202,142 @@ def _cut_tensor(tensor: Tensor, fake: Tensor, sizes: Sizes) -> Tensor:
     return small.copy_(data).requires_grad_(tensor.requires_grad)
 
 
+# ------------------------------------------------------------------ the first call of a method
+def check_forward(captured: CapturedFunction, args: Sequence[Any], tape: Tape | None = None) -> str | None:
+    """Why the captured forward is not the user's method; None where it is (or where it cannot be compared)."""
+    if not settings().check:
+        return None
+    sizes = captured.sizes(args)
+    values = shrunk(captured, [args[i] for i in captured.slots], captured.forward.fakes, captured.forward.trace, sizes)
+    if values is None:
+        return None
+    supply = iter(values)
+    arguments = [next(supply) if i in captured.slots else a for i, a in enumerate(args)]
+    cut_down = any(a is not b for a, b in zip(arguments, args, strict=True))
+    if cut_down and tape is not None:
+        return None
+    at = captured.sizes(arguments)
+    replay = _Recorded(replayed(partial(replay_forward, captured), tape, at))
+    theirs = played(partial(run_user_forward, captured), tape)
+    why = compared(captured, replay, theirs, arguments, cut_down, tape or captured.forward.trace)
+    if why is None and replay.results:  # empty where cut data was no fit for the method
+        captured.shows_more = returns_memory_of(captured, replay.given, replay.results)
+        fakes = correct_strides(captured, captured.forward.trace, replay.results, at)
+        for kept in (captured.forward.fake_outputs, captured.forward.fake_hidden):
+            kept[:] = [f if f is not None else k for f, k in zip(fakes, kept, strict=False)]
+            fakes = fakes[len(kept) :]
+    return why
+
+
+def check_backward(
+    captured: CapturedFunction,
+    entry: BackwardEntry,
+    residuals: Sequence[Any],
+    sizes: Any,
+    gradients: Sequence[Any],
+    tape: Tape | None = None,
+) -> None:
+    """Raises CaptureError where a captured backward is not the user's method."""
+    if not settings().check or entry.executables or entry.compared:
+        return
+    fakes = [*(captured.forward.fake_at(p) for p in captured.residual_places), *gradient_likes(captured)]
+    values = shrunk(captured, [*residuals, *gradients], fakes, entry.trace, sizes)
+    if values is None:
+        return
+    at = sizes_of_values(captured, values, fakes, sizes)
+    if at is not sizes and tape is not None:
+        return
+    r = len(residuals)
+
+    def users(given: Sequence[Any]) -> Sequence[Any]:
+        results = run_user_backward(captured, given[:r], at, given[r:])
+        return [reduced_to_argument(captured, i, g, at) for i, g in enumerate(results)]
+
+    def mine(given: Sequence[Any]) -> Sequence[Any]:
+        symbols = [at[s] for s in captured.backward_symbols]
+        inputs = [v for v in (*given[:r], *symbols, *given[r:]) if v is not None]
+        with captured.exactly_as_captured():
+            lifted = [p.get() for p in entry.lifted if p is not None]
+            return step_by_step(entry.trace.graph_module, *inputs, *lifted)  # type: ignore[no-any-return]
+
+    replay = _Recorded(replayed(mine, tape, known := BoundSizes(at)))
+    why = compared(captured, replay, played(users, tape), values, at is not sizes, tape or entry.trace)
+    if why is not None:
+        raise CaptureError(reason=why, where="unknown")
+    correct_strides(captured, entry.trace, replay.results, known)
+
+
+def returns_memory_of(captured: CapturedFunction, given: Sequence[Any], results: Sequence[Any]) -> bool:
+    """Whether an output that the capture takes for one of its own shows an argument: an operator did not say so."""
+    held = {memory_of(t) for t in given if isinstance(t, Tensor) and t.layout is torch.strided}
+    pairs = zip(results, output_kinds(captured.forward), strict=False)
+    own = [r for r, kind in pairs if kind == "tensor" and isinstance(r, Tensor) and r.layout is torch.strided]
+    return any(memory_of(r) in held for r in own)
+
+
+def correct_strides(
+    captured: CapturedFunction, trace: Trace, results: Sequence[Any], sizes: Sizes
+) -> list[Tensor | None]:
+    """Per output a fake with eager's strides where the captured one had others; the trace is told as well."""
+    (made,) = trace.graph_module.graph.find_nodes(op="output")[0].args
+    found: list[Tensor | None] = []
+    for node, result in zip(made, results, strict=False):
+        order = None if node is None else order_unlike(node.meta.get("val"), result, sizes)
+        found.append(None if order is None else captured.session.fake_permuted(node.meta["val"], order))
+        if found[-1] is not None:
+            node.meta["val"] = found[-1]
+            captured.restrided = True
+    return found
+
+
+def shrunk(
+    captured: CapturedFunction, values: Sequence[Any], fakes: Sequence[Any], trace: Trace, sizes: Sizes
+) -> list[Any] | None:
+    """The values, cut down where the user's method would fill memory; None where no cut is legal."""
+    if intermediate_bytes(trace.graph_module, sizes) <= settings().check_bytes:
+        return list(values)
+    return cut(values, fakes, sizes, captured.session.conditions(sizes))
+
+
+def replay_forward(captured: CapturedFunction, args: Sequence[Any]) -> list[Any]:
+    """The captured operations of forward, one by one."""
+    with captured.exactly_as_captured():
+        lifted = [r.get() for r in captured.lifted if r is not None]
+        return list(step_by_step(captured.forward.trace.graph_module, *captured.tensors_of(args), *lifted))
+
+
+def sizes_of_values(captured: CapturedFunction, values: Sequence[Any], fakes: Sequence[Any], sizes: Any) -> Any:
+    """The sizes at which cut-down values stand; the given ones where nothing was cut."""
+    present = [(v, f) for v, f in zip(values, fakes, strict=True) if v is not None and f is not None]
+    found = Binder([f for _, f in present])([v for v, _ in present])
+    return sizes if all(sizes.get(s) == n for s, n in found.items()) else BoundSizes({**sizes, **found})
+
+
+def compared(
+    captured: CapturedFunction, mine: Any, users: Any, arguments: Sequence[Any], cut_down: bool, of: Trace | Tape
+) -> str | None:
+    """of: the graph, or the tape of its nested calls, which are not to be run again."""
+    try:
+        with functions_as_written():
+            why = differs(mine, users, arguments)
+            if why is None or isinstance(of, Tape) or not takes_memory(of.graph_module):
+                return why
+            with MemoryFilled():  # type: ignore[no-untyped-call]
+                return differs(mine, users, arguments)
+    except Exception:
+        if cut_down or is_made_up():  # such data may be illegal for the method where the real data is not
+            captured.unchecked = is_made_up()
+            return None
+        raise
+
+
+class _Recorded:
+    """A call that remembers its results."""
+
+    def __init__(self, call: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
+        self.call, self.given, self.results = call, list[Any](), list[Any]()
+
+    def __call__(self, given: Sequence[Any]) -> Sequence[Any]:
+        self.given = list(given)
+        self.results = list(self.call(given))
+        return list(self.results)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,6 +12,8 @@ import torch
 from ...tracer.opaque.nested import recording
 from ...tracer.opaque.opaque import OpaqueNode, Run, Tape, running
 from ...tracer.trace import CaptureError
+from ..execution.executable import BoundSizes, Executable
+from ..settings.config import KERNEL_BACKENDS
 
 Tensor = torch.Tensor
 Call = Callable[[Sequence[Any]], Sequence[Any]]
@@ -67,3 +70,14 @@ def offered() -> Tape | None:
     tape: Tape | None = getattr(_offers, "tape", None)
     _offers.tape = None
     return tape
+
+
+@contextmanager
+def running_with_tape(
+    executable: Executable, tape: Tape | None, sizes: BoundSizes
+) -> Iterator[BoundSizes]:
+    """Within the block a graph with opaque nodes runs; the sizes that it runs with, to which the nodes add."""
+    now = BoundSizes(sizes)
+    run = Run(tape or Tape(), now, laid_out=executable.backend in KERNEL_BACKENDS)
+    with running(run):
+        yield now

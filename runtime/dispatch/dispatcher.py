@@ -30,6 +30,7 @@ from ..persistence import found as found_on_disk
 from ..specialize.compiled import Compiled
 from ..specialize.records import Attempt, Later, NotCaptured
 from ..specialize.specialization import Specialization
+from ..capture.outputs import restore_passthrough_inputs
 
 
 class Dispatcher(Compiled):
@@ -61,7 +62,7 @@ class Dispatcher(Compiled):
         specialization = self._found(given)
         if isinstance(specialization, Attempt | str):
             return self._instead(specialization, args)
-        if specialization is not None and specialization.opaque:
+        if specialization is not None and specialization.captured.opaque:
             return run_split(self, specialization, args)
         if specialization is None or not self._serves(specialization, given):
             return self.as_written(*args)
@@ -85,21 +86,21 @@ class Dispatcher(Compiled):
         key = self.node_key(specialization, self.backend_for(given))
         apply = node_of(self, specialization, key, given)
         kind = (specialization, key, shapes_of(given), torch.is_grad_enabled())
-        if specialization.given or any(map(is_closure, args)):  # what is written out returns what `apply` does
+        if specialization.captured.given or any(map(is_closure, args)):  # what is written out returns what `apply` does
             asked = None  # and a closure, made for one call, would be looked into at every other
-        if asked is not None and self.ready.is_due(kind) and takes("ready", specialization.name):
+        if asked is not None and self.ready.is_due(kind) and takes("ready", specialization.captured.name):
             with contained(self, "forward", args):
                 self._write_entry(kind, key, asked, given)
         keeper = specialization.keeper
         if keeper is None:
-            return specialization.with_given(apply(*args), args)
+            return restore_passthrough_inputs(specialization.captured, apply(*args), args)
         try:
             result = apply(*args)
             with contained(self, "forward", args):
                 keeper.keep_forward(specialization)
         finally:
             keeper.let_go()
-        return specialization.with_given(result, args)
+        return restore_passthrough_inputs(specialization.captured, result, args)
 
     def _write_entry(self, kind: Any, key: Any, asked: Any, given: Any) -> None:
         from ..fast_path.entry_codegen import write_entry

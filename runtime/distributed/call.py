@@ -147,7 +147,7 @@ class _Call:
         self, compiler: Compiled, rule: Rule, args: tuple[Any, ...], mesh: Any, run: Run
     ) -> None:
         self.compiler, self.rule, self.args, self.mesh, self.run = compiler, rule, args, mesh, run
-        self.slots = rule.spec.slots
+        self.slots = rule.spec.captured.slots
         self.now = [placements_of(args[i], mesh.ndim) for i in self.slots]
         self.ways: list[Way | None] = []
         for at in range(mesh.ndim):
@@ -238,7 +238,7 @@ class _Call:
                 self._moves(number, placement, way)
 
     def _moves(self, at: int, placement: Any, way: Way | None) -> None:
-        name, axis = self.rule.spec.names[self.slots[at]], placement.dim
+        name, axis = self.rule.spec.captured.names[self.slots[at]], placement.dim
         why = self.rule.why_not(at, axis) or "its parts do not fit those of the other arguments, or are too small"
         instead = placement_of(WHOLE if way is None else way.inputs[at])
         if self.compiler.fullgraph:

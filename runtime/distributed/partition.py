@@ -24,6 +24,9 @@ from ...tracer.trace import CaptureError
 from ..capture.guards import Guard, is_float
 from ..execution.pipeline import graph_of
 from ..specialize.specialization import Specialization
+from ..capture.captured import present_residuals
+from ..capture.captured_backward import gradient_likes
+from ..capture.captured_backward import predicted_kinds
 
 MOST_MASKS = 3
 """Outputs of a class that asks for no zeros up to which every combination of missing gradients is looked at."""
@@ -61,17 +64,17 @@ class Parts:
         self.ways: dict[sympy.Symbol, Way] = {}
         self.refused: dict[sympy.Symbol, str] = {}
         graphs = list(_backwards(spec)) if asks_backward else []
-        forward = graph_of(spec.forward.trace, f"{spec.name}_forward")  # at last: it knows what backward assumed
-        backwards = [(mask, graph_of(trace, f"{spec.name}_backward")) for mask, trace in graphs]
+        forward = graph_of(spec.captured.forward.trace, f"{spec.captured.name}_forward")  # at last: it knows what backward assumed
+        backwards = [(mask, graph_of(trace, f"{spec.captured.name}_backward")) for mask, trace in graphs]
         for graph in (forward, *(g for _, g in backwards)):
             _require_same_everywhere(graph)
-        self.dims = [v.shape for v in forward.inputs[: len(spec.slots)]]  # as the graphs write them
+        self.dims = [v.shape for v in forward.inputs[: len(spec.captured.slots)]]  # as the graphs write them
         for symbol in dims(forward):
             try:
                 self.ways[symbol] = _way(spec, forward, backwards, symbol)
             except NotDivisible as error:
                 self.refused[symbol] = str(error)
-        self.guard: Guard = spec.current_guard()
+        self.guard: Guard = spec.captured.current_guard()
 
     def why_not(self, argument: int, axis: int) -> str | None:
         """Why an axis of a tensor argument cannot be divided; None where it can, by itself."""
@@ -96,19 +99,19 @@ def _require_same_everywhere(graph: Graph) -> None:
 
 def _backwards(spec: Specialization) -> Iterator[tuple[tuple[bool, ...], Any]]:
     """(which outputs have a gradient, backward's trace) for every such combination that a call may meet."""
-    kinds = spec.predicted_kinds()
-    moving = [i for i, k in enumerate(kinds) if k is not None and is_float(spec.gradient_likes()[i])]
+    kinds = predicted_kinds(spec.captured)
+    moving = [i for i, k in enumerate(kinds) if k is not None and is_float(gradient_likes(spec.captured)[i])]
     missing: Iterable[tuple[int, ...]] = [()]
-    if not spec.forward.materialize_grads and len(moving) > 1:
+    if not spec.captured.forward.materialize_grads and len(moving) > 1:
         if len(moving) > MOST_MASKS:
             raise NotDivisible(why=f"backward may be given any of {len(moving)} gradients without the others")
         missing = (c for n in range(len(moving)) for c in itertools.combinations(moving, n))
     for left_out in missing:
         mask = tuple(k is not None and i not in left_out for i, k in enumerate(kinds))
-        entry = spec.entry(tuple(k if there else None for k, there in zip(kinds, mask, strict=True)))
+        entry = spec.backward.entry(tuple(k if there else None for k, there in zip(kinds, mask, strict=True)))
         if any(t.dim() for t in entry.trace.lifted):
             reason = "it is given DTensors, and backward reads another tensor"
-            raise CaptureError(reason=reason, where=spec.backward_place())
+            raise CaptureError(reason=reason, where=spec.captured.backward_place())
         yield mask, entry.trace
 
 
@@ -116,16 +119,16 @@ def _way(
     spec: Specialization, forward: Graph, backwards: Sequence[tuple[tuple[bool, ...], Graph]], symbol: sympy.Symbol
 ) -> Way:
     """The states of arguments and results where the symbol is divided. Raises NotDivisible."""
-    shown = [o.value for o in spec.forward.outputs if o.kind == "object"]
+    shown = [o.value for o in spec.captured.forward.outputs if o.kind == "object"]
     if symbol in symbols_in(shown):
         raise NotDivisible(why="it returns its size")
     made = divide(forward, symbol)
-    tensors = len(spec.forward.tensor_outputs)
+    tensors = len(spec.captured.forward.tensor_outputs)
     states = [WHOLE if s == ZERO else s for s in made.outputs if s is not None]
-    ends = Ends(spec, made.inputs[: len(spec.slots)], states[:tensors], states[tensors:], made.degrees)
-    if any(spec.forward.needs_input_grad) and any(ends.outputs[i] == WHOLE for i in _moving(spec)):
+    ends = Ends(spec, made.inputs[: len(spec.captured.slots)], states[:tensors], states[tensors:], made.degrees)
+    if any(spec.captured.forward.needs_input_grad) and any(ends.outputs[i] == WHOLE for i in _moving(spec)):
         raise NotDivisible(why="a result that has a gradient does not depend on it, though others do")
-    even, gradients = made.even, [NONE] * len(spec.slots)
+    even, gradients = made.even, [NONE] * len(spec.captured.slots)
     for number, (mask, graph) in enumerate(backwards):
         through = _through(ends, graph, mask, symbol)
         if number and through.degrees != gradients:
@@ -160,30 +163,30 @@ class Through(NamedTuple):
 
 def _moving(spec: Specialization) -> list[int]:
     """The tensor results that have a gradient."""
-    fixed = {p.index for p in spec.forward.non_differentiable if p.kind == "output"}
-    return [i for i, fake in enumerate(spec.forward.fake_outputs) if is_float(fake) and i not in fixed]
+    fixed = {p.index for p in spec.captured.forward.non_differentiable if p.kind == "output"}
+    return [i for i, fake in enumerate(spec.captured.forward.fake_outputs) if is_float(fake) and i not in fixed]
 
 
 def _through(ends: Ends, graph: Graph, mask: Sequence[bool], symbol: sympy.Symbol) -> Through:
     """Proves that backward on parts gives parts of gradients, or what adds up to them."""
     spec = ends.spec
     at = {"input": ends.inputs, "output": ends.outputs, "hidden": ends.hidden}
-    places = spec.residual_places_present
+    places = present_residuals(spec.captured)
     supply = iter(zip(ends.outputs, ends.degrees, strict=False))
-    per_output = [None if o.kind == "object" else next(supply) for o in spec.forward.outputs]
+    per_output = [None if o.kind == "object" else next(supply) for o in spec.captured.forward.outputs]
     given = [s for s, there in zip(per_output, mask, strict=True) if there and s is not None]
     states = [*(at[p.kind][p.index] for p in places), *(dual(s) for s, _ in given)]
     scaled = [*map(ends.degree_at, places), *(-degree for _, degree in given)]
     made = divide(graph, symbol, dict(enumerate(states)), dict(enumerate(scaled)))
     supplied = iter(made.degrees)
     degrees = [None if o is None else next(supplied) for o in made.outputs]
-    found = [NONE] * len(spec.slots)
-    for number, (slot, state) in enumerate(zip(spec.slots, ends.inputs, strict=True)):
+    found = [NONE] * len(spec.captured.slots)
+    for number, (slot, state) in enumerate(zip(spec.captured.slots, ends.inputs, strict=True)):
         gradient = made.outputs[slot] if slot < len(made.outputs) else None
         if gradient is not None and gradient != ZERO:
-            found[number] = (degrees[slot] or NONE) + _turned(spec.names[slot], gradient, dual(state))
+            found[number] = (degrees[slot] or NONE) + _turned(spec.captured.names[slot], gradient, dual(state))
         elif gradient == ZERO and isinstance(dual(state), int):
-            raise _differs(spec.names[slot], gradient, dual(state))
+            raise _differs(spec.captured.names[slot], gradient, dual(state))
     return Through(made.even, found)
 
 

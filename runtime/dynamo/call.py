@@ -44,6 +44,8 @@ from ..fallback.answer import Fault, answered, is_fault, put_on_record
 from ..functorch.function import why_not_whole
 from ..settings.config import settings
 from .forward_operator import Forward, UnknownSize, example
+from ..capture.outputs import rebuild_output
+from ..capture.outputs import restore_passthrough_inputs
 
 if TYPE_CHECKING:
     from ..specialize.compiled import Compiled
@@ -169,13 +171,13 @@ def traced(compiler: Compiled, args: tuple[Any, ...], spec: Specialization | Non
     alone = not (transforms_active() or forward_mode_is_active())
     spec = spec or _specialization(compiler, given)
     if (why := _why_not(compiler, spec, alone) or _why_no_backward(compiler, given)) is not None:
-        raise Refused(why, spec.forward_place())
-    tensors = spec.tensors_of(given)
-    if spec.writes_inputs and share_memory(tensors):
-        raise Refused("it writes to an argument that shares memory with another one", spec.forward_place())
+        raise Refused(why, spec.captured.forward_place())
+    tensors = spec.captured.tensors_of(given)
+    if spec.captured.writes_inputs and share_memory(tensors):
+        raise Refused("it writes to an argument that shares memory with another one", spec.captured.forward_place())
     forward = Forward.of(compiler, spec, compiler.backend_for(given), tensors, alone)
     flat = [a if isinstance(a, Tensor) else None for a in given]
-    if records_above_autograd() or not (spec.skip or transforms_active()):
+    if records_above_autograd() or not (spec.captured.skip or transforms_active()):
         outputs = forward.operator(*tensors)
     elif transforms_active():
         outputs = custom_function_call(forward.function(), *flat)
@@ -187,10 +189,10 @@ def traced(compiler: Compiled, args: tuple[Any, ...], spec: Specialization | Non
         tensors[argument].copy_(outputs[output])
     same = {output: last[argument] for output, argument in written}
     outputs = tuple(outputs[same.get(i, i)] for i in range(len(outputs)))
-    visible = len(spec.forward.tensor_outputs)
-    hidden = [h.detach() for h in outputs[visible:]] if spec.forward.returns_hidden else ()
-    result = spec.returned(outputs[:visible], tensors, hidden, BoundSizes(spec.binder.read(tensors)))
-    return spec.with_given(result, args)
+    visible = len(spec.captured.forward.tensor_outputs)
+    hidden = [h.detach() for h in outputs[visible:]] if spec.captured.forward.returns_hidden else ()
+    result = rebuild_output(spec.captured, outputs[:visible], tensors, hidden, BoundSizes(spec.captured.binder.read(tensors)))
+    return restore_passthrough_inputs(spec.captured, result, args)
 
 
 def _require_parts_are_seen(args: Sequence[Any]) -> None:
@@ -222,7 +224,7 @@ def _specialization(compiler: Compiled, given: Sequence[Any]) -> Specialization:
             if spec.keeper is not None:
                 spec.keeper.let_go()
             with no_autocast():  # backward comes outside of it
-                if not spec.opaque and not compiler.backward_is_captured(spec):
+                if not spec.captured.opaque and not compiler.backward_is_captured(spec):
                     raise Refused(*_recorded(compiler, "backward"))
     except UnknownSize:
         raise Refused("a size depends on the data of a tensor", "unknown") from None
@@ -231,8 +233,8 @@ def _specialization(compiler: Compiled, given: Sequence[Any]) -> Specialization:
         if not isinstance(error, OpaqueMet):
             compiler.refuse("forward", error)
         raise _refused(error) from missing
-    if not spec.guard(spec.tensors_of(given)):
-        raise Refused("it was captured for other sizes", spec.forward_place())
+    if not spec.captured.guard(spec.captured.tensors_of(given)):
+        raise Refused("it was captured for other sizes", spec.captured.forward_place())
     return spec
 
 
@@ -253,10 +255,10 @@ def _why_no_backward(compiler: Compiled, given: Sequence[Any]) -> str | None:
 
 def _why_not(compiler: Compiled, spec: Specialization, alone: bool) -> str | None:
     """alone: nobody differentiates or maps the call but autograd, once, by the user's backward."""
-    if spec.opaque:
+    if spec.captured.opaque:
         return "it calls what is opaque"
-    written = {p.index for p in spec.forward.dirty}
-    if any(o.kind == "view" and o.index in written for o in spec.forward.outputs):
+    written = {p.index for p in spec.captured.forward.dirty}
+    if any(o.kind == "view" and o.index in written for o in spec.captured.forward.outputs):
         return "it returns a view of an argument that it writes to"
     if alone:
         return None

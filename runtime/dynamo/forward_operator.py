@@ -34,6 +34,8 @@ from ..functorch.function import Whole, why_not_whole
 from ..functorch.unit import VALUES, BackwardUnit, BatchedUnit, Unit, make_operators_by
 from ..persistence.stored_specialization import operations
 from .operators import Operator, named, registered
+from ..capture.captured_backward import predicted_kinds
+from ..capture.outputs import alias_outputs
 
 if TYPE_CHECKING:
     from ..specialize.compiled import Compiled
@@ -98,8 +100,8 @@ class Root:
         spec, compiler = self.spec, self.compiler
         facts = (
             *(() if spec.is_compared else ("of the whole",)),
-            operations(spec.forward.trace), list(map(_meta, spec.forward.fakes)), repr(spec.arguments),
-            spec.forward.needs_input_grad, list(getattr(spec.guard, "conditions", ())), self._backward(),
+            operations(spec.captured.forward.trace), list(map(_meta, spec.captured.forward.fakes)), repr(spec.captured.arguments),
+            spec.captured.forward.needs_input_grad, list(getattr(spec.captured.guard, "conditions", ())), self._backward(),
             repr(compiler.derive_jvp), [code_sum(code) for code in self.code], self.backend, self.copies,
         )  # fmt: skip
         return hashlib.sha256(repr(facts).encode()).hexdigest()
@@ -108,7 +110,7 @@ class Root:
         if backward_method(self.compiler.cls) is None:
             return ""
         with aside(), no_autocast():
-            return operations(self.spec.entry(self.spec.predicted_kinds()).trace)
+            return operations(self.spec.backward.entry(predicted_kinds(self.spec.captured)).trace)
 
     @property
     def code(self) -> list[Any]:
@@ -118,7 +120,7 @@ class Root:
     def agrees(self, other: Root) -> bool:
         """Whether the other's rules may serve for this one's, whose digest is the same: it reads the same, too."""
         mine, his = self.spec, other.spec
-        return mine is his or (self.code == other.code and mine.first_outside == his.first_outside)
+        return mine is his or (self.code == other.code and mine.captured.first_outside == his.captured.first_outside)
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,7 @@ class Forward(Whole):
         cls, compiler: Compiled, spec: Specialization, backend: str, tensors: Sequence[Tensor], alone: bool
     ) -> Forward:
         """The one of a specialisation on a backend. alone: nobody but autograd differentiates it."""
-        copies = bool(spec.skip) and forward_mode_is_active() and not compiler.writes("jvp")
+        copies = bool(spec.captured.skip) and forward_mode_is_active() and not compiler.writes("jvp")
         recorded = torch.is_grad_enabled() and (transforms_active() or any(map(is_tracked, tensors)))
         key = (backend, "outer", copies, recorded, alone)
         if key not in spec.nodes:
@@ -157,9 +159,9 @@ class Forward(Whole):
         self.autocast = _autocast()
         self.root = Root(compiler, spec, backend, copies)
         self.forward_unit.lineage, self.setup_unit.lineage = (self.root, "forward"), (self.root, "setup")
-        name, takes = named(f"{spec.name}_forward", self.root), ("Tensor",) * len(spec.slots)
+        name, takes = named(f"{spec.captured.name}_forward", self.root), ("Tensor",) * len(spec.captured.slots)
         rules: Any = (self._on_memory, self._likes, self._rules, self._spread, Origin(self.root, (), ()))
-        rules += (draws(spec.forward.trace),)
+        rules += (draws(spec.captured.forward.trace),)
         self.operator = registered(Operator(name, takes, self.made, *rules))
 
     def _rules(self) -> Any:
@@ -167,13 +169,13 @@ class Forward(Whole):
         if self.alone and not (transforms_active() or forward_mode_is_active()):
             return self.function()
         if (why := why_not_whole(self.compiler, self.spec)) is not None:
-            raise OuterTransformError(function=self.spec.name, reason=why, where=self.spec.forward_place())
+            raise OuterTransformError(function=self.spec.captured.name, reason=why, where=self.spec.captured.forward_place())
         return Forward.of(self.compiler, self.spec, self.backend, (), alone=False).function()
 
     def _spread(self, values: Sequence[Any]) -> list[Any]:
         """One value per argument, None for the constants."""
-        full: list[Any] = [None] * len(self.spec.arguments)
-        for slot, value in zip(self.spec.slots, values, strict=True):
+        full: list[Any] = [None] * len(self.spec.captured.arguments)
+        for slot, value in zip(self.spec.captured.slots, values, strict=True):
             full[slot] = value
         return full
 
@@ -202,13 +204,13 @@ class Forward(Whole):
         return unit
 
     def run_forward(self, args: Sequence[Any]) -> tuple[Any, ...]:
-        tensors = self.spec.tensors_of(args)
+        tensors = self.spec.captured.tensors_of(args)
         results = self.operator(*tensors)
-        if not self.spec.skip or self.copies or torch.compiler.is_exporting():
+        if not self.spec.captured.skip or self.copies or torch.compiler.is_exporting():
             return results
         outputs, hidden = list(results[: self.visible]), results[self.visible :]
-        sizes = BoundSizes(self.spec.binder.read(tensors))
-        shown = self.as_views(self.spec.aliased(outputs, tensors, sizes, hidden), tensors)
+        sizes = BoundSizes(self.spec.captured.binder.read(tensors))
+        shown = self.as_views(alias_outputs(self.spec.captured, outputs, tensors, sizes, hidden), tensors)
         for i in self._apart(tensors):
             shown[i] = results[i]
         return (*shown, *hidden)
@@ -222,7 +224,7 @@ class Forward(Whole):
         written = [i for i, _ in self.written_outputs()]
         if not self.recorded:
             return written
-        kinds = [self.spec.forward.outputs[i] for i in self.spec.forward.tensor_outputs]
+        kinds = [self.spec.captured.forward.outputs[i] for i in self.spec.captured.forward.tensor_outputs]
         shared = (i for i, o in enumerate(kinds) if o.kind.startswith("part of"))
         shown = (i for i, o in enumerate(kinds) if o.kind in ("input", "view") and not _is_given(tensors[o.index]))
         return [*written, *shared, *shown]
@@ -238,7 +240,7 @@ class Forward(Whole):
         return []
 
     def setup_context(self, ctx: Any, inputs: Sequence[Any], output: Sequence[Any]) -> None:
-        full, at = list(inputs), dict(enumerate(self.spec.slots))
+        full, at = list(inputs), dict(enumerate(self.spec.captured.slots))
         for i, argument in self.written_outputs():  # what is saved of it is what it has become
             full[at[argument]] = output[i]
         super().setup_context(ctx, full, output)
@@ -248,8 +250,8 @@ class Forward(Whole):
 
     def _on_memory(self, tensors: Sequence[Any]) -> Sequence[Tensor]:
         """The captured forward; at the first time compared with the user's own. What it writes to is a copy."""
-        tensors = [t.clone() if i in self.spec.written else t for i, t in enumerate(tensors)]
-        args = self.spec.with_tensors(tensors)
+        tensors = [t.clone() if i in self.spec.captured.written else t for i, t in enumerate(tensors)]
+        args = self.spec.captured.with_tensors(tensors)
         if not self.compared:
             self._compare(args)
         outputs, hidden = self.spec.run_forward(args, self.backend)
@@ -263,14 +265,14 @@ class Forward(Whole):
                         stack.enter_context(torch.autocast(device, enabled=enabled, dtype=dtype))
                 self.compiler.compare(self.spec, args)
         except CaptureError as error:
-            facts = {"function": self.spec.name, "method": "forward", **error.facts}
+            facts = {"function": self.spec.captured.name, "method": "forward", **error.facts}
             raise NotTraceableError(**facts) from error
         self.compared = True
 
     def _likes(self, tensors: Sequence[Any]) -> list[Any]:
-        sizes = self.spec.binder.read(tensors)
-        made = (*self.spec.forward.fake_outputs, *self.spec.forward.fake_hidden)
-        return [like(fake, sizes, i in self.spec.skip) for i, fake in enumerate(made)]
+        sizes = self.spec.captured.binder.read(tensors)
+        made = (*self.spec.captured.forward.fake_outputs, *self.spec.captured.forward.fake_hidden)
+        return [like(fake, sizes, i in self.spec.captured.skip) for i, fake in enumerate(made)]
 
 
 def _autocast() -> list[tuple[str, bool, torch.dtype]]:
@@ -374,10 +376,10 @@ def _tracked(value: Tensor) -> Tensor:
 def _of_backward(unit: BackwardUnit, examples: Sequence[Any]) -> Any:
     spec = unit.specialization
     _, _, gradients = unit._parts(examples)
-    entry = spec.entry(tuple(None if g is None else "contiguous" for g in gradients))
+    entry = spec.backward.entry(tuple(None if g is None else "contiguous" for g in gradients))
     mask = tuple(n is not None for n in _results(entry.trace))
     given = [i for i, there in enumerate(mask) if there]
-    fakes = [spec.forward.fakes[spec.slots.index(i)] for i in given]
+    fakes = [spec.captured.forward.fakes[spec.captured.slots.index(i)] for i in given]
 
     def likes(values: Sequence[Any]) -> list[Any]:
         integers = [v for v in values if not isinstance(v, Tensor)]

@@ -282,9 +282,9 @@ def users_backward(
 ) -> Any:
     """A backward in which we failed, as the user wrote it, on what forward kept for it."""
     kept = residuals if chosen is None else chosen.originals(residuals, ctx)
-    forward, cls, saved = spec.forward, compiler.cls, len(spec.forward.saved)
+    forward, cls, saved = spec.captured.forward, compiler.cls, len(spec.captured.forward.saved)
     left = left_on(ctx, spec)
-    own = backward_context(cls.__name__)(kept[:saved], left, forward.needs_input_grad[: spec.count])
+    own = backward_context(cls.__name__)(kept[:saved], left, forward.needs_input_grad[: spec.captured.count])
     method = cls.vjp if cls.backward is Function.backward else cls.backward
     result = hand_over(method, own, *([list(given)] if takes_boxed_gradients(cls) else given))
     now = own.left()

@@ -49,8 +49,8 @@ launching = Launching()
 
 def careful(apply: Callable[..., Any], spec: LeavesMarks) -> Callable[..., Any]:
     """`apply` of a node whose call leaves marks: random numbers are given back, and an error knows whether it wrote."""
-    draws = spec.draws
-    if not (draws or spec.writes_inputs):
+    draws = spec.captured.draws
+    if not (draws or spec.captured.writes_inputs):
         return apply
 
     @launching

@@ -15,6 +15,8 @@ from ..fallback.answer import UNDER_FUNC
 from ..specialize.records import NotCaptured
 from .function import whole_of, why_not_whole
 from .unit import example, readable
+from ..capture.outputs import rebuild_output
+from ..capture.outputs import restore_passthrough_inputs
 
 if TYPE_CHECKING:
     from ..specialize.compiled import Compiled
@@ -56,7 +58,7 @@ def transformed(compiler: Compiled, args: tuple[Any, ...]) -> Any:
         if isinstance(failed.error, DataMet):
             compiler.derivative_refused(failed.error)
         return _as_written(compiler, failed, args)
-    if specialization is None or specialization.opaque or not derivable:
+    if specialization is None or specialization.captured.opaque or not derivable:
         return compiler.users(*args)
     if (why := why_not_whole(compiler, specialization)) is not None:
         compiler.leave_to_the_user("torch.func", why)
@@ -64,7 +66,7 @@ def transformed(compiler: Compiled, args: tuple[Any, ...]) -> Any:
     function = whole_of(compiler, specialization, compiler.backend_for(plain))
     flat = [a if isinstance(a, Tensor) else None for a in given]  # the rest is a constant of the specialisation
     outputs = custom_function_call(function, *flat) if transforms_active() else function.apply(*flat)
-    visible = len(specialization.forward.tensor_outputs)
-    hidden = [h.detach() for h in outputs[visible:]] if specialization.forward.returns_hidden else ()
-    inputs, sizes = specialization.tensors_of(given), specialization.sizes(plain)
-    return specialization.with_given(specialization.returned(outputs[:visible], inputs, hidden, sizes), args)
+    visible = len(specialization.captured.forward.tensor_outputs)
+    hidden = [h.detach() for h in outputs[visible:]] if specialization.captured.forward.returns_hidden else ()
+    inputs, sizes = specialization.captured.tensors_of(given), specialization.captured.sizes(plain)
+    return restore_passthrough_inputs(specialization.captured, rebuild_output(specialization.captured, outputs[:visible], inputs, hidden, sizes), args)

@@ -28,11 +28,11 @@ class PartialGradientWarning(UserWarning):
 
 def warn_once(spec: Specialization, args: Sequence[Any], needed: Sequence[bool], used: Collection[int]) -> None:
     """args: of backward, the residuals first; needed: which of them are differentiated; used: those that matter."""
-    if spec.cls in _warned or not warns():
+    if spec.captured.cls in _warned or not warns():
         return
-    for i, place in enumerate(spec.residual_places):
+    for i, place in enumerate(spec.captured.residual_places):
         if i in used and is_float(args[i]) and not needed[i] and place is not None and _moves(spec, place):
-            _warned.add(spec.cls)
+            _warned.add(spec.captured.cls)
             warnings.warn(_message(spec, place), PartialGradientWarning, stacklevel=2)
             return
 
@@ -41,13 +41,13 @@ def _moves(spec: Specialization, place: Place) -> bool:
     """Whether a value in between depends on an argument that requires grad."""
     if place.kind != "hidden":
         return False
-    sources = sources_of(spec.forward.trace)[len(spec.forward.fake_outputs) + place.index]
-    return any(spec.forward.needs_input_grad[spec.slots[i]] for i in sources if i < len(spec.slots))
+    sources = sources_of(spec.captured.forward.trace)[len(spec.captured.forward.fake_outputs) + place.index]
+    return any(spec.captured.forward.needs_input_grad[spec.captured.slots[i]] for i in sources if i < len(spec.captured.slots))
 
 
 def _message(spec: Specialization, place: Place) -> str:
     return (
-        f"{spec.name}: a double backward takes `{spec.name_at(place)}`, which forward saved and which is neither an "
+        f"{spec.captured.name}: a double backward takes `{spec.captured.name_at(place)}`, which forward saved and which is neither an "
         f"argument nor an output, for a constant, as it does in eager: second derivatives are partial "
-        f"({spec.backward_place()}). Save arguments or outputs alone, or use torch.func, where they are whole."
+        f"({spec.captured.backward_place()}). Save arguments or outputs alone, or use torch.func, where they are whole."
     )

@@ -32,9 +32,12 @@ from ..capture.guards import global_state
 from ..execution import executable as plan
 from ..settings.config import KERNEL_BACKENDS, settings
 from ..settings.counters import count
-from ..specialize.specialization import BackwardEntry, Specialization, gradient_kind, in_a_class
+from ..specialize.specialization import Specialization
+from ..capture.captured_backward import BackwardEntry
+from ..values.layouts import gradient_kind, in_a_class
 from .plan_documents import NotKept
 from .stored_specialization import Stored, backward_document, forward_document, kinds_text
+from ..capture.captured_backward import predicted_kinds
 
 if TYPE_CHECKING:
     from ..specialize.compiled import Compiled
@@ -245,13 +248,13 @@ class Keeper(Nowhere):
 
     def _reserve_backward(self, spec: Specialization) -> None:
         """Who captured forward captures backward, too, if it comes next: another would have to capture both for it."""
-        if self.place is not None and torch.is_grad_enabled() and any(spec.forward.needs_input_grad):
-            self.reserved = _claimed(cache.key_of(self.place, kinds_text(spec.predicted_kinds())), seconds=0.0)
+        if self.place is not None and torch.is_grad_enabled() and any(spec.captured.forward.needs_input_grad):
+            self.reserved = _claimed(cache.key_of(self.place, kinds_text(predicted_kinds(spec.captured))), seconds=0.0)
 
     # -------------------------------------------------------------- after a call
     def keep_forward(self, spec: Specialization) -> None:
         """Writes forward after its first run."""
-        if self.is_done or self.place is None or spec.outside() != spec.first_outside:
+        if self.is_done or self.place is None or spec.captured.outside() != spec.captured.first_outside:
             self.reserved = None  # forward came again, and no backward between
             self.let_go()
             return
@@ -278,10 +281,10 @@ class Keeper(Nowhere):
         kinds = _kinds(gradients)
         if self.place is None or not self.is_done or (name := kinds_text(kinds)) in self.kept:
             return
-        if spec.outside() != spec.first_outside:  # the key says what was so when forward was captured
+        if spec.captured.outside() != spec.captured.first_outside:  # the key says what was so when forward was captured
             return
         self.kept.add(name)
-        entry = next(iter(spec.other_entries(kinds)), None)
+        entry = next(iter(spec.backward.other_entries(kinds)), None)
         if entry is None:
             return
         try:

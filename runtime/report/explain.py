@@ -40,10 +40,14 @@ from ..specialize.derived_backward import DERIVE_JVP, require_transposable, why_
 from ..specialize.linearity import NonLinearJvp
 from ..specialize.records import OpaqueCall, Record, needs_a_fix
 from ..specialize.residuals import Chosen, choose
-from ..specialize.specialization import Specialization, hint_of
+from ..specialize.specialization import Specialization
+from ..capture.captured import hint_of
 from ..specialize.variants import Variant, variants_of
 from ..values.tensor_specs import differentiable, is_spec, stand_in
 from .residuals import Kept, kept
+from ..capture.captured import present_residuals
+from ..specialize.compiled_backward import known_kinds
+from ..specialize.compiled_backward import opaque_hints
 
 Sizes = dict[sympy.Symbol, int]
 Tensor = torch.Tensor
@@ -304,7 +308,7 @@ def explain(target_class: Any, /, *args: Any, target: str | None = None) -> Expl
     specialization = _forward(compiler, stand_ins, args, methods)
     found = Explanation(compiler.cls.__name__, where, methods, {}, 0, numerics=numerics(compiler.numerics))
     if specialization is not None:
-        found.sizes = sizes = {**specialization.hints, **specialization.sizes(stand_ins)}
+        found.sizes = sizes = {**opaque_hints(specialization.backward), **specialization.captured.sizes(stand_ins)}
         has_backward = _backward_is_captured(compiler, specialization, methods)
         describe = _on_cpu if where == "cpu" else _on_gpu
         describe(found, specialization, sizes, has_backward)
@@ -400,7 +404,7 @@ def _methods(compiler: Compiled) -> dict[str, Record]:
 def _in_part(compiler: Compiled, method: str, record: Record) -> Record:
     """A record that is of some arguments only, where the method is compiled for others."""
     captured = [s for found in compiler.known.values() for s in found]
-    serves = {"forward": bool(captured), "backward": any(s.serves_backward for s in captured)}
+    serves = {"forward": bool(captured), "backward": any(s.backward.serves for s in captured)}
     if not serves.get(method):
         return record
     return Record("compiled", f"{record.reason}; for such arguments it runs as written", record.where)
@@ -469,8 +473,8 @@ def _known_split(
 ) -> Specialization | None:
     """A method with opaque nodes, as its calls so far left it: explaining runs no opaque body."""
     tensors = [a for a in stand_ins if isinstance(a, Tensor)]
-    known = [s for found in compiler.known.values() for s in found if s.opaque and s.takes(stand_ins)]
-    fitting = next((s for s in known if s.guard(tensors)), None)
+    known = [s for found in compiler.known.values() for s in found if s.captured.opaque and s.captured.takes(stand_ins)]
+    fitting = next((s for s in known if s.captured.guard(tensors)), None)
     if fitting is None:
         reason = f"{met.facts['reason']}: its segments are known after a call"
         methods["forward"] = Record("compiled", reason, met.where)
@@ -479,9 +483,9 @@ def _known_split(
 
 def opaque_calls(specialization: Specialization, has_backward: bool) -> list[OpaqueCall]:
     """The nested calls that run as the user wrote them, forward's first."""
-    found = [OpaqueCall.of(node, "forward") for node in specialization.opaque]
+    found = [OpaqueCall.of(node, "forward") for node in specialization.captured.opaque]
     if has_backward:
-        trace = specialization.entry(specialization.known_kinds()).trace
+        trace = specialization.backward.entry(known_kinds(specialization.backward)).trace
         found += [OpaqueCall.of(node, "backward") for node in trace.opaque]
     return found
 
@@ -492,7 +496,7 @@ def _backward_is_captured(compiler: Compiled, specialization: Specialization, me
     try:
         if compiler.derives_backward:
             require_transposable(compiler, specialization)
-        specialization.entry(specialization.known_kinds())
+        specialization.backward.entry(known_kinds(specialization.backward))
     except NonLinearJvp as error:
         methods["backward"] = Record("absent", f"jvp is not linear: {error.facts['why']}", error.facts["where"])
         return False
@@ -515,13 +519,13 @@ def _on_gpu(found: Explanation, spec: Specialization, sizes: Sizes, has_backward
     target = named_target(found.target, found.numerics)
     chosen = choose(spec, sizes) if has_backward else None
     found.kept = kept(spec, chosen, sizes) if has_backward else []
-    found.user_outputs = len(spec.forward.fake_outputs)
+    found.user_outputs = len(spec.captured.forward.fake_outputs)
     try:
-        forward = cheaper(chosen.program.forward) if chosen else graph_of(spec.forward.trace, f"{spec.name}_forward")
-        places = chosen.places if chosen else spec.residual_places
+        forward = cheaper(chosen.program.forward) if chosen else graph_of(spec.captured.forward.trace, f"{spec.captured.name}_forward")
+        places = chosen.places if chosen else spec.captured.residual_places
         found.residuals = tuple(p for p in places if p is not None)
         found.saved_bytes = _saved_bytes(forward, found, spec, sizes)
-        hidden = [None if i in spec.skip else o for i, o in enumerate(forward.outputs)]
+        hidden = [None if i in spec.captured.skip else o for i, o in enumerate(forward.outputs)]
         forward.outputs = hidden
         found.directions["forward"] = _kernels_report(forward, "forward", sizes, target)
         if has_backward:
@@ -533,8 +537,8 @@ def _on_gpu(found: Explanation, spec: Specialization, sizes: Sizes, has_backward
 
 
 def _backward_graph(spec: Specialization, chosen: Chosen | None) -> Graph:
-    kinds, name = spec.known_kinds(), f"{spec.name}_backward"
-    entry = spec.entry(kinds)
+    kinds, name = known_kinds(spec.backward), f"{spec.captured.name}_backward"
+    entry = spec.backward.entry(kinds)
     return graph_of(entry.trace, name) if chosen is None else chosen.backward_graph(kinds, entry, name)
 
 
@@ -546,7 +550,7 @@ def _saved_bytes(forward: Graph, found: Explanation, spec: Specialization, sizes
             value = forward.outputs[found.user_outputs + place.index]
             total += number(value.aval.nbytes, sizes) if value is not None else 0
         else:
-            fake = spec.forward.fake_at(place)
+            fake = spec.captured.forward.fake_at(place)
             total += _bytes(fake, sizes) if fake is not None else 0
     return total
 
@@ -609,15 +613,15 @@ def _node_report(value: Value, direction: str, sizes: Sizes) -> KernelReport:
 
 def _on_cpu(found: Explanation, spec: Specialization, sizes: Sizes, has_backward: bool) -> None:
     """The reference backend calls the captured ATen operations one by one."""
-    places = dict.fromkeys(p for p in spec.residual_places if p is not None)
-    found.residuals, found.user_outputs = tuple(spec.residual_places_present), len(spec.forward.fake_outputs)
-    found.saved_bytes = sum(_bytes(f, sizes) for p in places if (f := spec.forward.fake_at(p)) is not None)
+    places = dict.fromkeys(p for p in spec.captured.residual_places if p is not None)
+    found.residuals, found.user_outputs = tuple(present_residuals(spec.captured)), len(spec.captured.forward.fake_outputs)
+    found.saved_bytes = sum(_bytes(f, sizes) for p in places if (f := spec.captured.forward.fake_at(p)) is not None)
     found.kept = kept(spec, None, sizes) if has_backward else []
-    traces = {"forward": spec.forward.trace}
+    traces = {"forward": spec.captured.forward.trace}
     if has_backward:
-        traces["backward"] = spec.entry(spec.known_kinds()).trace
+        traces["backward"] = spec.backward.entry(known_kinds(spec.backward)).trace
     for direction, trace in traces.items():
-        found.directions[direction] = _aten_report(trace, f"{spec.name}_{direction}", direction, sizes)
+        found.directions[direction] = _aten_report(trace, f"{spec.captured.name}_{direction}", direction, sizes)
 
 
 def _aten_report(trace: Trace, name: str, direction: str, sizes: Sizes) -> DirectionReport:

@@ -41,19 +41,19 @@ class Kept:
 
 def kept(spec: Specialization, chosen: Chosen | None, sizes: Sizes) -> list[Kept]:
     """Each tensor once: what the user saved, then what a minimum cut chose otherwise."""
-    hidden = set() if chosen is None else {id(p) for p in spec.residual_places if p and p.kind == "hidden"}
-    own = [p for p in dict.fromkeys(spec.residual_places) if p is not None and id(p) not in hidden]
+    hidden = set() if chosen is None else {id(p) for p in spec.captured.residual_places if p and p.kind == "hidden"}
+    own = [p for p in dict.fromkeys(spec.captured.residual_places) if p is not None and id(p) not in hidden]
     found = [_of_fake(spec, place, sizes) for place in own]
     return [*found, *(_exchanged(chosen, sizes) if chosen is not None else ())]
 
 
 def _of_fake(spec: Specialization, place: Place, sizes: Sizes) -> Kept:
-    fake: Any = spec.forward.fake_at(place)
+    fake: Any = spec.captured.forward.fake_at(place)
     shape = [n if isinstance(n, int) else number(n.node.expr, sizes) for n in fake.shape]
     count = fake.element_size()
     for n in shape:
         count *= n
-    return Kept(spec.name_at(place), f"{SHORT[fake.dtype]}[{','.join(map(str, shape))}]", count, AS_WRITTEN)
+    return Kept(spec.captured.name_at(place), f"{SHORT[fake.dtype]}[{','.join(map(str, shape))}]", count, AS_WRITTEN)
 
 
 def _exchanged(chosen: Chosen, sizes: Sizes) -> Iterator[Kept]:

@@ -22,11 +22,17 @@ from ..settings import logs
 from ..settings.counters import count
 from .records import FallbackWarning, OpaqueCall, Record
 from .residuals import Chosen
-from .specialization import gradient_kind, in_a_class
+from ..values.layouts import gradient_kind, in_a_class
+from ..capture.captured_backward import admits_sizes
+from ..capture.captured_backward import layout_guard_failure
+from ..capture.user_methods import run_user_backward
+from ..specialize.compiled_backward import run
+from ..specialize.compiled_backward import run_entry
 
 if TYPE_CHECKING:
     from .compiled import Compiled
-    from .specialization import BackwardEntry, Specialization
+    from .specialization import Specialization
+    from ..capture.captured_backward import BackwardEntry
 
 
 MANY = f"what its opaque nodes return keeps changing: beyond {VARIANTS} graphs it runs as you wrote it"
@@ -80,21 +86,21 @@ def split_backward(
     met, tape = (why, Tape(data=isinstance(why, DataMet))) if isinstance(why, OpaqueMet) else (None, why.tape.again())
     gradients_in_a_class = [in_a_class(g) for g in gradients]
     kinds = tuple(gradient_kind(g) for g in gradients_in_a_class)
-    for entry in spec.other_entries(kinds):
+    for entry in spec.backward.other_entries(kinds):
         if not entry.admits(sizes):
             continue
         try:
-            executable = spec.executable_of_entry(entry, kinds, backend)
-            return spec.run_entry(entry, executable, residuals, sizes, gradients, tape)
+            executable = spec.backward.executable_of_entry(entry, kinds, backend)
+            return run_entry(spec.backward, entry, executable, residuals, sizes, gradients, tape)
         except Mismatch as mismatch:
             tape = mismatch.tape.again()
-    before = spec.outside()
+    before = spec.captured.outside()
     with recording(tape, operators=_of_operators(met)):
-        results = spec.users_backward(residuals, sizes, gradients, left={} if ctx is None else left_on(ctx, spec))
+        results = run_user_backward(spec.captured, residuals, sizes, gradients, left={} if ctx is None else left_on(ctx, spec))
     with contained(compiler, "backward", gradients):
         tape.require_whole()
         _learn(met)
-        if _has_own_lines(tape) and spec.outside() != before:
+        if _has_own_lines(tape) and spec.captured.outside() != before:
             compiler.report_once("backward", CHANGES)
             return results
         again = Tape(made=tape.made, data=tape.data)
@@ -106,11 +112,11 @@ def _add_backward(
     compiler: Compiled, spec: Specialization, kinds: Any, tape: Tape, residuals: Any, sizes: Any, gradients: Any
 ) -> None:
     with capture_lock, torch.no_grad():
-        if not spec.knows(sizes):
+        if not admits_sizes(spec.captured, sizes):
             compiler.report_once("backward", OTHER_SIZES)
             return
         try:
-            added = spec.add_split_entry(kinds, tape, residuals, sizes, gradients)
+            added = spec.backward.add_split_entry(kinds, tape, residuals, sizes, gradients)
         except OpaqueMet as error:
             _learn(error)
             return
@@ -145,7 +151,7 @@ def run_backward(
 ) -> tuple[Any, ...]:
     """The gradients on plain tensors, no autograd recording. ctx: of the node, for what backward leaves there."""
     keeper = specialization.keeper
-    claim = None if keeper is None or specialization.entries else keeper.claim_backward(gradients)
+    claim = None if keeper is None or specialization.backward.entries else keeper.claim_backward(gradients)
     try:
         return _gradients(compiler, specialization, backend, residuals, sizes, gradients, chosen, ctx)
     finally:
@@ -165,8 +171,8 @@ def _gradients(
 ) -> tuple[Any, ...]:
     try:
         if (why := unasked_of(specialization, residuals, sizes, gradients, chosen)) is not None:
-            raise CaptureError(reason=why, where=specialization.backward_place())
-        results = specialization.run_backward(residuals, sizes, gradients, backend, chosen)
+            raise CaptureError(reason=why, where=specialization.captured.backward_place())
+        results = run(specialization.backward, residuals, sizes, gradients, backend, chosen)
     except (OpaqueMet, Mismatch) as error:
         originals = residuals if chosen is None else chosen.rebuilt(residuals, sizes)
         results = split_backward(compiler, specialization, backend, originals, sizes, gradients, error, ctx)
@@ -195,11 +201,11 @@ def _users_gradients(
     ctx: Any,
 ) -> tuple[Any, ...]:
     if ctx is None:
-        return specialization.users_backward(originals, sizes, gradients)
+        return run_user_backward(specialization.captured, originals, sizes, gradients)
     found = users_backward(compiler, specialization, None, ctx, originals, gradients)
-    return exact_gradients(compiler.cls, found, specialization.count)
+    return exact_gradients(compiler.cls, found, specialization.captured.count)
 
 
 def unasked_of(spec: Specialization, residuals: Sequence[Any], sizes: Any, gradients: Any, chosen: Any) -> str | None:
     """What backward may ask of the tensors at hand that its capture does not know; None where there is nothing."""
-    return unasked(spec.reads, residuals, gradients) or spec.unasked_layout(residuals, sizes, gradients, chosen)
+    return unasked(spec.captured.reads, residuals, gradients) or layout_guard_failure(spec.captured, residuals, sizes, gradients, chosen)

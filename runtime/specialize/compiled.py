@@ -67,6 +67,8 @@ from .residuals import Chosen
 from .specialization import Specialization
 from .traceability import Traceability
 from .variants import log_captured_again, log_variant
+from ..capture.captured_backward import predicted_kinds
+from ..capture.first_call_check import check_forward
 
 Tensor = torch.Tensor
 class_lock = lock_of(CLASS)
@@ -360,29 +362,29 @@ class Compiled:
         if backward_method(self.user_class) is None:
             return True
         try:
-            return not specialization.entry(specialization.predicted_kinds()).trace.opaque
+            return not specialization.backward.entry(predicted_kinds(specialization.captured)).trace.opaque
         except DataMet as error:
             self.derivative_refused(error)
             return False
         except OpaqueMet:
             return False
         except CaptureError as error:
-            if not any(specialization.forward.needs_input_grad):
+            if not any(specialization.captured.forward.needs_input_grad):
                 return True  # no gradient is asked of such a call, for which forward may keep nothing
             self.refuse("backward", error)
             return False
 
     def compare(self, specialization: Specialization, args: Sequence[Any], tape: Tape | None = None) -> None:
         """The first call's comparison with the user's own forward; raises CaptureError where they differ."""
-        why = specialization.check_forward(args, tape)
+        why = check_forward(specialization.captured, args, tape)
         if why is not None:
             raise CaptureError(reason=why, where=method_place(self.cls.forward))  # type: ignore[attr-defined]
 
     def _serves(self, specialization: Specialization, given: Sequence[Any]) -> bool:
         """Whether a specialisation is for arguments that share memory as these do, and is known to be right."""
-        if specialization.writes_inputs and share_memory(given):
+        if specialization.captured.writes_inputs and share_memory(given):
             return False
-        return not specialization.unchecked or self._now_compared(specialization, given)
+        return not specialization.captured.unchecked or self._now_compared(specialization, given)
 
     def _now_compared(self, specialization: Specialization, args: Sequence[Any]) -> bool:
         """Whether a capture that was made on made-up data is the user's method on real data."""
@@ -392,7 +394,7 @@ class Compiled:
         except CaptureError as error:
             self.give_up(args, error)
             return False
-        specialization.unchecked = False
+        specialization.captured.unchecked = False
         return True
 
     def _look_up(self, args: Sequence[Any], patient: bool, anew: bool) -> Specialization | None:
@@ -405,7 +407,7 @@ class Compiled:
                 self._scan()
             key, facts = self._key(args), self.facts(args)
             tensors = [a for a in args if isinstance(a, Tensor)]
-            found = next((s for s in self.known.get(facts, ()) if s.guard(tensors)), None)
+            found = next((s for s in self.known.get(facts, ()) if s.captured.guard(tensors)), None)
             if patient and found is None and (met := self.split_kinds.get(alike(facts))) is not None:
                 self.met.setdefault(facts, met.bare())  # it was in the way with another number: it would be again
             tried = facts in self.refused or self._is_hopeless() or any(map(is_meta, args))
@@ -515,7 +517,7 @@ class Compiled:
         stored, keeper = self.found_on_disk(args) if tape is None else (None, None)
         try:
             specialization = stored or self._captured_now(args, tape)
-            specialization.keeper, specialization.counted = keeper, self.budget.of_backward
+            specialization.keeper, specialization.backward.counted = keeper, self.budget.of_backward
             if self.opaque("backward") is not None:
                 self._put_on_record("backward")
             elif self.must_capture("backward"):
@@ -524,7 +526,7 @@ class Compiled:
             if keeper is not None:
                 keeper.let_go()
             raise
-        if keeper is not None and (specialization.opaque or specialization.writes_inputs):
+        if keeper is not None and (specialization.captured.opaque or specialization.captured.writes_inputs):
             keeper.let_go()  # it will not be kept
         return specialization
 
@@ -556,10 +558,10 @@ class Compiled:
 
     def _capture_predicted_backward(self, specialization: Specialization) -> None:
         """Where falling back is not allowed, backward's failure has to show at the call, not in the engine."""
-        if backward_method(self.user_class) is None or not any(specialization.forward.needs_input_grad):
+        if backward_method(self.user_class) is None or not any(specialization.captured.forward.needs_input_grad):
             return
         try:
-            specialization.entry(specialization.predicted_kinds())
+            specialization.backward.entry(predicted_kinds(specialization.captured))
         except CaptureError as error:
             if self.fullgraph or isinstance(error, DataMet) or not isinstance(error, OpaqueMet):
                 self.refuse("backward", error)
@@ -690,7 +692,7 @@ class Compiled:
     # ------------------------------------------------------------------ the Function that runs
     def node_key(self, specialization: Specialization, backend: str) -> tuple[str, bool, bool]:
         """What tells the generated Functions of a specialisation apart: backend, hooks, whose backward it is."""
-        own = self.methods.is_opaque("backward") or specialization.backward_failed
+        own = self.methods.is_opaque("backward") or specialization.backward.failed
         return backend, hooks_are_active(), own
 
     def chosen(self, specialization: Specialization, key: tuple[str, bool, bool], sizes: Any) -> Chosen | None:

@@ -26,6 +26,7 @@ from ..values.tensors import zeros
 from .function_class import node_class
 from .linearity import AttachedGradients, NonLinearJvp, Roundings, not_transposed, require_linear_jvp, waves
 from .traceability import Traceability
+from ..capture.captured_backward import predicted_kinds
 
 if TYPE_CHECKING:
     from .specialization import Specialization
@@ -174,17 +175,17 @@ class Derives(Protocol):
 
 def require_transposable(compiler: Derives, spec: Specialization) -> None:
     """Raise NonLinearJvp where jvp has no transpose, CaptureError where it cannot be captured; else capture that."""
-    key = (spec.reads.facts(), compiler.user_class.jvp)  # type: ignore[attr-defined]
+    key = (spec.captured.reads.facts(), compiler.user_class.jvp)  # type: ignore[attr-defined]
     if key in spec.proved:
         return
     if (error := compiler.opaque("jvp")) is not None:
         raise error
-    if spec.opaque:
-        raise CaptureError(reason=f"forward calls `{spec.opaque[0].name}`, which is opaque", where=spec.opaque[0].where)
+    if spec.captured.opaque:
+        raise CaptureError(reason=f"forward calls `{spec.captured.opaque[0].name}`, which is opaque", where=spec.captured.opaque[0].where)
     with plain_tensors(), torch.no_grad(), capture_lock:
         if key not in spec.proved:  # no other thread was first
             require_linear_jvp(spec)
-            spec.entry(spec.predicted_kinds())
+            spec.backward.entry(predicted_kinds(spec.captured))
             spec.proved.add(key)
 
 

@@ -29,7 +29,9 @@ from ...tracer.trace import CaptureError, Trace
 from ..capture.first_call_check import same_random_numbers, small_sizes
 from ..capture.guards import is_float
 from ..execution.aten.replay import step_by_step
-from .specialization import hint_of
+from ..capture.captured import hint_of
+from ..capture.captured_backward import capture_jvp
+from ..capture.captured_backward import predicted_kinds
 
 if TYPE_CHECKING:
     from .specialization import Specialization
@@ -71,33 +73,33 @@ class Captured:
 
 def require_linear(spec: Specialization, moving: Sequence[int]) -> None:
     """Raise NonLinearBackward unless the gradients of the arguments `moving` are linear in those of the outputs."""
-    kinds = spec.predicted_kinds()
+    kinds = predicted_kinds(spec.captured)
     with plain_tensors(), torch.no_grad(), capture_lock:
         try:
-            entry = spec.entry(kinds)
+            entry = spec.backward.entry(kinds)
         except CaptureError as error:
-            raise NonLinearBackward(function=spec.name, why=f"{error}", where=spec.backward_place()) from error
-        first = sum(isinstance(spec.forward.fake_at(p), Tensor) for p in spec.residual_places)
+            raise NonLinearBackward(function=spec.captured.name, why=f"{error}", where=spec.captured.backward_place()) from error
+        first = sum(isinstance(spec.captured.forward.fake_at(p), Tensor) for p in spec.captured.residual_places)
         gradients = range(first, first + sum(kind is not None for kind in kinds))
-        backward = Captured("backward", entry.trace, entry.lifted, gradients, moving, spec.backward_place())
+        backward = Captured("backward", entry.trace, entry.lifted, gradients, moving, spec.captured.backward_place())
         refusal = _refusal(spec, backward)
     if refusal is not None:
-        raise NonLinearBackward(function=spec.name, why=str(refusal), where=_place(refusal, backward))
+        raise NonLinearBackward(function=spec.captured.name, why=str(refusal), where=_place(refusal, backward))
 
 
 def require_linear_jvp(spec: Specialization) -> None:
     """Raise NonLinearJvp unless jvp is linear in its tangents, CaptureError where it cannot be captured."""
-    likes = [spec.forward.fakes[n] for n, i in enumerate(spec.slots) if i < spec.count]
-    trace = spec.captured_jvp([f for f in likes if is_float(f)])
+    likes = [spec.captured.forward.fakes[n] for n, i in enumerate(spec.captured.slots) if i < spec.captured.count]
+    trace = capture_jvp(spec.captured, [f for f in likes if is_float(f)])
     tensors = sum(isinstance(f, Tensor) for f in trace.fakes)
     tangents = range(tensors - sum(map(is_float, likes)), tensors)
-    fixed = {spec.forward.tensor_outputs[p.index] for p in spec.forward.non_differentiable if p.kind == "output"}
-    moving = [i for i in spec.forward.tensor_outputs if i not in fixed]
-    lifted = [spec.reads.tensor_path(t) for t in trace.lifted]
-    place = method_place(spec.cls.jvp)  # type: ignore[attr-defined]
+    fixed = {spec.captured.forward.tensor_outputs[p.index] for p in spec.captured.forward.non_differentiable if p.kind == "output"}
+    moving = [i for i in spec.captured.forward.tensor_outputs if i not in fixed]
+    lifted = [spec.captured.reads.tensor_path(t) for t in trace.lifted]
+    place = method_place(spec.captured.cls.jvp)  # type: ignore[attr-defined]
     jvp = Captured("jvp", trace, lifted, tangents, moving, place)
     if (refusal := _refusal(spec, jvp)) is not None:
-        raise NonLinearJvp(function=spec.name, why=str(refusal), where=_place(refusal, jvp))
+        raise NonLinearJvp(function=spec.captured.name, why=str(refusal), where=_place(refusal, jvp))
 
 
 def _place(refusal: Refusal, method: Captured) -> str:
@@ -108,7 +110,7 @@ def _refusal(spec: Specialization, method: Captured) -> Refusal | None:
     """Why a captured method is not linear; None where it is."""
     trace, known = method.trace, Library()
     try:
-        graph = lower(trace.graph_module, [*trace.fakes, *trace.lifted], name=f"{spec.name}_{method.name}")
+        graph = lower(trace.graph_module, [*trace.fakes, *trace.lifted], name=f"{spec.captured.name}_{method.name}")
         refusal = why_not_linear(graph, _floats(graph, method.inputs), known, method.outputs)
     except LoweringError:
         refusal = None
@@ -202,9 +204,9 @@ def _operands(part: Any) -> list[int]:
 # ---------------------------------------------------------------------------------------------- trying it
 def _sums_on_small_tensors(spec: Specialization, method: Captured) -> bool:
     """`sums` for a captured method, on a few elements per symbolic size."""
-    fakes, symbols = method.trace.fakes, spec.binder.sources
-    hints = {s: hint_of(spec.session, s) for s in symbols}
-    sizes = small_sizes(hints, spec.session.conditions(symbols))
+    fakes, symbols = method.trace.fakes, spec.captured.binder.sources
+    hints = {s: hint_of(spec.captured.session, s) for s in symbols}
+    sizes = small_sizes(hints, spec.captured.session.conditions(symbols))
     if sizes is None or any(n is None for n in method.lifted):
         return False
     lifted = [read.get() for read in method.lifted]

@@ -16,6 +16,7 @@ from ...tracer.trace import CaptureError
 from ..capture.activity import sources_of
 from ..capture.guards import is_float
 from ..capture.redraw import first_draw
+from ..capture.captured_backward import predicted_kinds
 
 if TYPE_CHECKING:
     from .specialization import Specialization
@@ -23,13 +24,13 @@ if TYPE_CHECKING:
 
 def require_none(specialization: Specialization) -> None:
     """Raise CaptureError where a plain function draws random numbers, by itself or in a Function that it calls."""
-    if not hasattr(specialization.cls, "_fusegrad_sources"):
+    if not hasattr(specialization.captured.cls, "_fusegrad_sources"):
         return
-    nodes = specialization.forward.trace.graph_module.graph.nodes
+    nodes = specialization.captured.forward.trace.graph_module.graph.nodes
     if (node := first_draw(nodes)) is None and any(map(_is_call, nodes)):
         node = first_draw(_of_backward(specialization))
     if node is not None:
-        _, where, _ = node.meta.get("fusegrad_origin") or (None, specialization.forward_place(), None)
+        _, where, _ = node.meta.get("fusegrad_origin") or (None, specialization.captured.forward_place(), None)
         reason = f"it draws random numbers (`{node.target}`), which its derived backward would draw anew"
         raise CaptureError(reason=reason, where=where)
 
@@ -39,7 +40,7 @@ def why_not_differentiated(specialization: Specialization, derived: bool) -> str
 
     derived: whether the rule that is asked for is forward's own derivative. What forward kept in between has one, too.
     """
-    forward = specialization.forward
+    forward = specialization.captured.forward
     node = first_draw(forward.trace.graph_module.graph.nodes)
     kept = zip(forward.fake_hidden, sources_of(forward.trace)[len(forward.fake_outputs) :], strict=True)
     if node is None or not (derived or any(is_float(f) and sources for f, sources in kept)):
@@ -50,7 +51,7 @@ def why_not_differentiated(specialization: Specialization, derived: bool) -> str
 def _of_backward(specialization: Specialization) -> Iterable[Node]:
     """The nodes of the commonest backward, in which autograd has followed the calls."""
     try:
-        return specialization.entry(specialization.predicted_kinds()).trace.graph_module.graph.nodes
+        return specialization.backward.entry(predicted_kinds(specialization.captured)).trace.graph_module.graph.nodes
     except CaptureError:
         return ()
 

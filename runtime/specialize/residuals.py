@@ -23,6 +23,7 @@ from ...tracer.trace import CaptureError
 from ..execution.aten import reference
 from ..execution.pipeline import cheaper, graph_of
 from ..settings.internal_errors import prepared
+from ..capture.captured_backward import predicted_kinds
 
 Tensor = torch.Tensor
 
@@ -55,13 +56,13 @@ class Saves(Protocol):
 
 def choose(spec: Saves, sizes: dict[sympy.Symbol, int]) -> Chosen | None:
     """The cheaper residuals of a specialisation, None where the user's own are best (or have to stay)."""
-    forward, derived = spec.forward, hasattr(spec.cls, "_fusegrad_sources")
+    forward, derived = spec.captured.forward, hasattr(spec.captured.cls, "_fusegrad_sources")
     if not (forward.hidden_count or derived) or forward.tensor_attributes or forward.saved_for_forward:
         return None
-    if forward.returns_hidden or spec.shows_more or not is_on("overlap" if derived else "recompute"):
+    if forward.returns_hidden or spec.captured.shows_more or not is_on("overlap" if derived else "recompute"):
         return None
     try:
-        report = partial(spec.report, "backward")
+        report = partial(spec.captured.report, "backward")
         return prepared(partial(_chosen, spec, sizes, derived), report, "saved as written")
     except (CaptureError, LoweringError):
         return None
@@ -69,26 +70,26 @@ def choose(spec: Saves, sizes: dict[sympy.Symbol, int]) -> Chosen | None:
 
 def _chosen(spec: Saves, sizes: dict[sympy.Symbol, int], derived: bool) -> Chosen | None:
     program = _program(spec)
-    if not allowed("overlap" if derived else "recompute", spec.name):
+    if not allowed("overlap" if derived else "recompute", spec.captured.name):
         return None
     if derived:
-        found = overlap(program, mask_of(spec.predicted_kinds()), sizes)
+        found = overlap(program, mask_of(predicted_kinds(spec.captured)), sizes)
         return None if found is None else ChosenForDerived(found)
     new = Recompute(sizes)(program)
     return None if new is program or program.forward.mutations else Chosen(program, new)
 
 
 def _program(spec: Saves) -> Program:
-    kinds = spec.predicted_kinds()
-    entry = spec.entry(kinds)
+    kinds = predicted_kinds(spec.captured)
+    entry = spec.backward.entry(kinds)
     trace = entry.trace
     if entry.written:  # which has to be the memory that the user saved
-        raise CaptureError(reason="its backward writes to what it is given", where=spec.backward_place())
+        raise CaptureError(reason="its backward writes to what it is given", where=spec.captured.backward_place())
     if trace.opaque:
         raise CaptureError(reason="its backward has opaque nodes", where=trace.opaque[0].where)
-    forward = graph_of(spec.forward.trace, f"{spec.name}_forward")
-    program = Program(spec.name, forward, tuple(spec.residual_places), len(spec.forward.fake_outputs))
-    program.backward[mask_of(kinds)] = graph_of(trace, f"{spec.name}_backward")
+    forward = graph_of(spec.captured.forward.trace, f"{spec.captured.name}_forward")
+    program = Program(spec.captured.name, forward, tuple(spec.captured.residual_places), len(spec.captured.forward.fake_outputs))
+    program.backward[mask_of(kinds)] = graph_of(trace, f"{spec.captured.name}_backward")
     return program
 
 

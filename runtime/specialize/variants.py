@@ -56,7 +56,7 @@ def variants_of(compiler: Captures) -> list[Variant]:
     found: list[Variant] = []
     for key, specializations in compiler.known.items():
         for spec in specializations:
-            made = Variant(named_facts(compiler, key, spec.names), conditions_of(spec), _kernels(spec))
+            made = Variant(named_facts(compiler, key, spec.captured.names), conditions_of(spec), _kernels(spec))
             near = nearest(made.facts, [v.facts for v in found])
             told = "" if near is None else difference(found[near], made)
             found.append(replace(made, difference=told, disk="" if spec.keeper is None else spec.keeper.status))
@@ -110,12 +110,12 @@ def _place(path: str) -> str:
 # ------------------------------------------------------------------ conditions on sizes
 def conditions_of(spec: Specialization) -> tuple[str, ...]:
     """What the capture assumes of sizes and strides, in the user's names."""
-    return tuple(readable(c, spec) for c in getattr(spec.guard, "conditions", ()) if c != "0 == 0")
+    return tuple(readable(c, spec) for c in getattr(spec.captured.guard, "conditions", ()) if c != "0 == 0")
 
 
 def readable(condition: str, spec: Specialization) -> str:
     """L['t0'].size()[1] == 3  ->  x.shape[1] == 3"""
-    names = [spec.names[i] for i in spec.slots]
+    names = [spec.captured.names[i] for i in spec.captured.slots]
 
     def named(found: re.Match[str]) -> str:
         return names[int(found[1])] if int(found[1]) < len(names) else found[0]
@@ -127,7 +127,7 @@ def readable(condition: str, spec: Specialization) -> str:
 def failing(spec: Specialization, tensors: Sequence[torch.Tensor]) -> str | None:
     """The first condition that these tensors do not meet."""
     places = {f"t{i}": t for i, t in enumerate(tensors)}
-    for condition in getattr(spec.guard, "conditions", ()):
+    for condition in getattr(spec.captured.guard, "conditions", ()):
         try:
             holds = eval(condition, dict(SYMPY_INTERP), {"L": places})  # the text is torch's own, over sizes alone
         except Exception:
@@ -141,8 +141,8 @@ def _kernels(spec: Specialization) -> tuple[str, ...]:
     """The variants of kernels that were made for it: what was compiled in, and for which sizes."""
     plans = [plan for e in spec.executables.values() for plan in e.plans.values()]
     runners = [runner for plan in plans for runner in plan.runners.values()]
-    sources = spec.binder.sources.items()
-    names = {str(symbol): f"{spec.names[spec.slots[at]]}.{_AXIS[kind]}[{axis}]" for symbol, (at, kind, axis) in sources}
+    sources = spec.captured.binder.sources.items()
+    names = {str(symbol): f"{spec.captured.names[spec.captured.slots[at]]}.{_AXIS[kind]}[{axis}]" for symbol, (at, kind, axis) in sources}
     return tuple(f"{r.name}: {_admitted(v, names)}" for r in runners for v in r.variants)
 
 
@@ -212,7 +212,7 @@ def log_variant(compiler: Captures, key: Sequence[Any], specialization: Speciali
     if not logs.guards.isEnabledFor(logging.INFO):
         return
     name, count = compiler.cls.__name__, sum(map(len, compiler.known.values()))
-    facts = named_facts(compiler, key, specialization.names)
+    facts = named_facts(compiler, key, specialization.captured.names)
     logs.guards.info("%s, variant %d: %s", name, count, "; ".join(f"{n}: {f}" for n, f in facts.items()))
     logs.guards.info("  if %s", " and ".join(conditions_of(specialization)) or "whatever the sizes")
 

@@ -84,7 +84,7 @@ def _on_rank(
     fast: Any, rule: Rule, way: Way, args: Sequence[Any], given: Sequence[Tensor], count: int, rank: int
 ) -> Results:
     local, compiler = list(args), fast._fusegrad
-    for slot, state in zip(rule.spec.slots, way.inputs, strict=True):
+    for slot, state in zip(rule.spec.captured.slots, way.inputs, strict=True):
         local[slot] = part(args[slot], state, count, rank).requires_grad_(args[slot].requires_grad)
     same = rule.holds_for({way.symbol: (count,)})
     made = fast.apply(*local) if same else compiler._called(rule.spec, tuple(local), tuple(local), None)

@@ -31,12 +31,16 @@ from ...execution.pipeline import graph_of
 from ...persistence.literals import NoLiteral, constant_document
 from ...report.explain import compiler_of
 from ...specialize.compiled import Compiled
-from ...specialize.specialization import BackwardEntry, Specialization, is_as_strided
+from ...specialize.specialization import Specialization
+from ...capture.captured_backward import BackwardEntry
+from ...capture.outputs import is_as_strided
 from ...values.tensor_specs import differentiable, memoryless, stand_in
 from ..gather.gathered import apart, refused, require_closed
 from .archive import canonical, sha256
 from .contents import FLAGS, Argument, Entry, Function, Layout, Output, Variant
 from .operators import why_not_portable
+from ...capture.captured_backward import gradient_likes
+from ...capture.captured_backward import predicted_kinds
 
 Tensor = torch.Tensor
 ALL_SUBSETS = 3
@@ -171,9 +175,9 @@ class _Writer:
             backwards = {kinds: self.backward_graph(spec, entry) for kinds, entry in entries.items()}
         if not self.files:  # the variant where all gradients are asked for
             self._require_indifferent(spec, backwards)
-        tensors = tuple((_expressions(f.shape), _expressions(f.stride())) for f in spec.forward.fakes)
+        tensors = tuple((_expressions(f.shape), _expressions(f.stride())) for f in spec.captured.forward.fakes)
         symbols = {s.name: s for s in _told(tensors)}
-        captured = spec.forward
+        captured = spec.captured.forward
         return Variant(
             needs=needs, graph=self.graph("forward", forward), tensors=tensors, symbols=symbols,
             ranges=_ranges(spec, symbols.values()),
@@ -190,22 +194,22 @@ class _Writer:
 
     def forward_graph(self, spec: Specialization) -> Graph:
         """forward; what is an argument, or looks at one, is no output of its own."""
-        graph = graph_of(spec.forward.trace, f"{spec.name}_forward")
-        graph.outputs = [None if i in spec.skip else o for i, o in enumerate(graph.outputs)]
+        graph = graph_of(spec.captured.forward.trace, f"{spec.captured.name}_forward")
+        graph.outputs = [None if i in spec.captured.skip else o for i, o in enumerate(graph.outputs)]
         return graph
 
     def backward_graph(self, spec: Specialization, entry: BackwardEntry) -> Graph:
         """backward; what is a gradient as it came is no output of its own."""
-        graph = graph_of(entry.trace, f"{spec.name}_backward")
+        graph = graph_of(entry.trace, f"{spec.captured.name}_backward")
         graph.outputs = [None if i in entry.passed else o for i, o in enumerate(graph.outputs)]
         return graph
 
     def _backwards(self, spec: Specialization) -> Iterator[tuple[tuple[Any, ...], BackwardEntry]]:
         """backward for the gradients that may come together. Those that it cannot be captured for are left out."""
-        predicted = spec.predicted_kinds()
+        predicted = predicted_kinds(spec.captured)
         for kinds in self._masks(spec, predicted):
             try:
-                entry = spec.entry(kinds)
+                entry = spec.backward.entry(kinds)
             except CaptureError:
                 if kinds == predicted:
                     raise
@@ -215,7 +219,7 @@ class _Writer:
 
     def _masks(self, spec: Specialization, predicted: tuple[Any, ...]) -> list[tuple[Any, ...]]:
         present = [i for i, k in enumerate(predicted) if k is not None]
-        if spec.forward.materialize_grads or len(present) < 2:
+        if spec.captured.forward.materialize_grads or len(present) < 2:
             return [predicted]
         if len(present) <= ALL_SUBSETS:
             subsets = _subsets(present)
@@ -225,24 +229,24 @@ class _Writer:
 
     def _require_indifferent(self, spec: Specialization, backwards: dict[tuple[Any, ...], Graph]) -> None:
         """backward computes the same whatever the layout of its gradients; one that raises for a layout may do so."""
-        predicted = spec.predicted_kinds()
+        predicted = predicted_kinds(spec.captured)
         if predicted not in backwards:
             return
         for layout in ("expanded", "reversed"):
-            likes = zip(predicted, spec.gradient_likes(), strict=True)
+            likes = zip(predicted, gradient_likes(spec.captured), strict=True)
             kinds = tuple(k if k is None else _layout(layout, like) for k, like in likes)
             try:
-                other = self.backward_graph(spec, spec.entry(kinds))
+                other = self.backward_graph(spec, spec.backward.entry(kinds))
             except (CaptureError, LoweringError):
                 continue
             if key(_without_strides(other)) != key(_without_strides(backwards[predicted])):
-                where = spec.backward_place()
+                where = spec.captured.backward_place()
                 raise apart(self.compiler, "its backward depends on the layout of its gradients", where)
 
     def _assumed(self, spec: Specialization, told: set[sympy.Symbol]) -> Iterator[Any]:
         """What was assumed of the sizes that the arguments tell."""
-        for condition in spec.session.conditions(spec.symbols):
-            settled = condition if condition.free_symbols <= told else spec.session.env.replace(condition)
+        for condition in spec.captured.session.conditions(spec.captured.symbols):
+            settled = condition if condition.free_symbols <= told else spec.captured.session.env.replace(condition)
             if not settled.free_symbols <= told:
                 raise apart(self.compiler, f"it assumes {condition}, which its arguments do not tell")
             try:
@@ -251,7 +255,7 @@ class _Writer:
                 raise apart(self.compiler, f"it assumes {condition}: {error}") from error
 
     def _outputs(self, spec: Specialization) -> Iterator[Output]:
-        forward = spec.forward
+        forward = spec.captured.forward
         tensors = iter(forward.fake_outputs)
         bases = {"view": forward.fakes, "part of output": forward.fake_outputs, "part of hidden": forward.fake_hidden}
         for described in forward.outputs:
@@ -312,7 +316,7 @@ def _told(tensors: Sequence[Layout]) -> list[sympy.Symbol]:
 def _ranges(spec: Specialization, symbols: Any) -> dict[str, tuple[int, int | None]]:
     found = {}
     for symbol in symbols:
-        span = spec.session.env.var_to_range[symbol]
+        span = spec.captured.session.env.var_to_range[symbol]
         low, high = (int(e) if e.is_Integer else None for e in (sympy.sympify(span.lower), sympy.sympify(span.upper)))
         found[symbol.name] = (max(low or 0, 0), high if high is not None and high < 1 << 61 else None)
     return found

@@ -27,6 +27,7 @@ from ..python.launchers import folded, symbol_names
 from .boilerplate import COUNTERS, DRIVER, HELPERS
 from .calls import literal
 from .launchers import WORDS, CppLauncher, function_name
+from ...capture.captured_backward import predicted_kinds
 
 TYPES = {float: ("double", "float"), int: ("int64_t", "int"), bool: ("bool", "bool"), str: ("std::string", "str")}
 """Arguments that are no tensors: in C++, in the schema of an operator. Any other is compiled in and not asked for."""
@@ -71,7 +72,7 @@ class Pair:
     def _require_plain(self) -> None:
         require_nameable(self.found.compiler, [self.found.name], WORDS, ascii_only=True)
         require_nameable(self.found.compiler, self._asked(), (), ascii_only=True)
-        forward = self.found.specialization.forward
+        forward = self.found.specialization.captured.forward
         if not self.found.target.startswith("cuda:"):
             reason = f"C++ launches through the CUDA driver, not on {self.found.target}"
             raise self._refused(reason, "name a cuda target.")
@@ -113,7 +114,7 @@ class Pair:
         return f"{self.function}({', '.join(words)}) -> {made if self._visible() == 1 else f'({made})'}"
 
     def _visible(self) -> int:
-        return len(self.found.specialization.forward.fake_outputs)
+        return len(self.found.specialization.captured.forward.fake_outputs)
 
     def _returns(self) -> str:
         count = self._visible()
@@ -248,7 +249,7 @@ class Pair:
         return f"{name}_made" if name in self._asked() or name in WORDS else name
 
     def _marked(self) -> list[str]:
-        forward = self.found.specialization.forward
+        forward = self.found.specialization.captured.forward
         return list(dict.fromkeys(self._at(p) for p in forward.non_differentiable))
 
     def _forward(self) -> Iterator[str]:
@@ -271,7 +272,7 @@ class Pair:
         assert self.found.backward is not None
         for symbol in self.found.backward.sizes:
             if isinstance(name := self.symbols[symbol], str):
-                at, kind, axis = self.found.specialization.binder.sources[symbol]
+                at, kind, axis = self.found.specialization.captured.binder.sources[symbol]
                 yield f'ctx->saved_data["{name}"] = {self.tensors[at]}.{kind}({axis});'
 
     def _at(self, place: Place) -> str:
@@ -292,7 +293,7 @@ class Pair:
         if made:
             yield from self._call(launcher, given).replace("{}", ", ".join(made)).splitlines()
         names = dict(zip(launcher.outputs, made, strict=True))
-        kinds = [k is not None for k in spec.predicted_kinds()]
+        kinds = [k is not None for k in predicted_kinds(spec.captured)]
         positions = [i for i, k in enumerate(kinds) if k]
         passed = {r: f"gradients[{moving[positions.index(g)]}]" for r, g in part.passed.items()}
         slots = dict(enumerate(part.graph.outputs))
@@ -302,7 +303,7 @@ class Pair:
 
     def _gradients_given(self) -> list[int]:
         """Of the gradients of forward's tensor outputs those that backward reads."""
-        kinds, outputs = self.found.specialization.predicted_kinds(), self.found.specialization.forward.outputs
+        kinds, outputs = predicted_kinds(self.found.specialization.captured), self.found.specialization.captured.forward.outputs
         tensors = [k for k, o in zip(kinds, outputs, strict=True) if o.kind != "object"]
         return [i for i, k in enumerate(tensors) if k is not None]
 

@@ -28,10 +28,12 @@ from ...report.explain import DEFAULT_TARGET, UnknownTargetError, compiler_of
 from ...settings.config import numerics
 from ...specialize.compiled import Compiled
 from ...specialize.residuals import choose
-from ...specialize.specialization import BackwardEntry, Specialization
+from ...specialize.specialization import Specialization
+from ...capture.captured_backward import BackwardEntry
 from ...values.tensor_specs import differentiable, stand_in
 from .tangents import NoTangents, tangents_of
 from .unit_sizes import may_be_one
+from ...capture.captured_backward import predicted_kinds
 
 Tensor = torch.Tensor
 Sizes = dict[sympy.Symbol, int]
@@ -96,16 +98,16 @@ class Gathered:
     @property
     def guards(self) -> tuple[Any, ...]:
         """What capturing and lowering both directions assumed about sizes."""
-        return self.specialization.session.conditions(self.specialization.symbols)
+        return self.specialization.captured.session.conditions(self.specialization.captured.symbols)
 
     @property
     def sources(self) -> dict[sympy.Symbol, Source]:
         """Where the arguments tell the symbols."""
-        return dict(self.specialization.binder.sources)
+        return dict(self.specialization.captured.binder.sources)
 
     @property
     def slots(self) -> list[int]:
-        return self.specialization.slots
+        return self.specialization.captured.slots
 
     @once
     def ones(self) -> set[sympy.Symbol]:
@@ -147,7 +149,7 @@ def captured(target_class: Any, args: Sequence[Any]) -> tuple[Compiled, Speciali
         spec = Specialization(compiler.cls, stand_ins, compiler.reads_now(), compiler.dynamic)
         require_closed(compiler, spec)
         if has_backward(compiler, stand_ins):
-            require_closed(compiler, spec, spec.entry(spec.predicted_kinds()))
+            require_closed(compiler, spec, spec.backward.entry(predicted_kinds(spec.captured)))
     except CaptureError as error:
         raise refused(compiler, error) from error
     return compiler, spec, stand_ins
@@ -162,23 +164,23 @@ def _gathered(compiler: Compiled, stand_ins: list[Any], target: str, derivatives
     compiler.require_capturable()
     spec = Specialization(compiler.cls, stand_ins, compiler.reads_now(), compiler.dynamic)
     require_closed(compiler, spec)
-    sizes: Sizes = dict(spec.sizes(stand_ins))
+    sizes: Sizes = dict(spec.captured.sizes(stand_ins))
     differentiates = has_backward(compiler, stand_ins)
     chosen = choose(spec, sizes) if differentiates else None
-    graph = cheaper(chosen.program.forward) if chosen else graph_of(spec.forward.trace, f"{spec.name}_forward")
-    graph.outputs = [None if i in spec.skip else o for i, o in enumerate(graph.outputs)]
-    places = chosen.places if chosen else spec.residual_places
+    graph = cheaper(chosen.program.forward) if chosen else graph_of(spec.captured.forward.trace, f"{spec.captured.name}_forward")
+    graph.outputs = [None if i in spec.captured.skip else o for i, o in enumerate(graph.outputs)]
+    places = chosen.places if chosen else spec.captured.residual_places
     forward = part_of(compiler, graph, "forward", target, sizes, {}, ())
     backward = whole = None
     if differentiates:
-        entry = spec.entry(spec.predicted_kinds())
+        entry = spec.backward.entry(predicted_kinds(spec.captured))
         require_closed(compiler, spec, entry)
-        name = f"{spec.name}_backward"
-        kinds = spec.predicted_kinds()
+        name = f"{spec.captured.name}_backward"
+        kinds = predicted_kinds(spec.captured)
         after = graph_of(entry.trace, name) if chosen is None else chosen.backward_graph(kinds, entry, name)
         whole = after.copy()
         after.outputs = [None if i in entry.passed else o for i, o in enumerate(after.outputs)]
-        backward = part_of(compiler, after, "backward", target, sizes, entry.passed, tuple(spec.backward_symbols))
+        backward = part_of(compiler, after, "backward", target, sizes, entry.passed, tuple(spec.captured.backward_symbols))
     skip = 0 if uses_setup_context(compiler.cls) else 1
     names = tuple(parameter_names(compiler.cls.forward, len(stand_ins), skip, "argument"))  # type: ignore[attr-defined]
     kept = tuple(p for p in places if p is not None)
@@ -232,13 +234,13 @@ def _is_aligned(kernels: Kernels) -> bool:
 def require_closed(compiler: Compiled, spec: Specialization, entry: BackwardEntry | None = None) -> None:
     """Refuse what reads, writes or calls things outside the file."""
     method = "forward" if entry is None else "backward"
-    trace, lifted = (spec.forward.trace, spec.lifted) if entry is None else (entry.trace, entry.lifted)
+    trace, lifted = (spec.captured.forward.trace, spec.captured.lifted) if entry is None else (entry.trace, entry.lifted)
     if trace.opaque:
         node = trace.opaque[0]
         raise apart(compiler, f"{node.name} is an opaque node in its {method}", node.where)
     if lifted:
         raise apart(compiler, f"{method} reads a tensor from outside ({lifted[0]}); make it an argument")
-    if any(o.kind == "object" and holes(o.value) for o in spec.forward.outputs):
+    if any(o.kind == "object" and holes(o.value) for o in spec.captured.forward.outputs):
         raise apart(compiler, "forward returns tensors inside a container")
 
 

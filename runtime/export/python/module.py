@@ -30,6 +30,7 @@ from .expressions import Expressions
 from .launchers import Launcher, dtype_text, snake, symbol_names
 from .line_folding import tidy
 from .user_source import SourceMissing, as_written
+from ...capture.captured_backward import predicted_kinds
 
 OWNED = {"torch", "triton", "tl", "os", *(name for name, _ in HELPERS)}
 """What the file has names for already."""
@@ -188,11 +189,11 @@ class Module:
         return str((names if described.kind == "same" else self.tensors)[described.index])
 
     def _described(self, output: int) -> Any:
-        forward = self.found.specialization.forward
+        forward = self.found.specialization.captured.forward
         return forward.outputs[forward.tensor_outputs[output]]
 
     def _visible(self) -> int:
-        return len(self.found.specialization.forward.fake_outputs)
+        return len(self.found.specialization.captured.forward.fake_outputs)
 
     def _hidden(self) -> list[str]:
         return self._outputs()[self._visible() :]
@@ -208,20 +209,20 @@ class Module:
 
     def _returned(self) -> list[str]:
         """What the user returns, tensors by name, then the hidden tensors."""
-        forward, names = self.found.specialization.forward, self._outputs()[: self._visible()]
+        forward, names = self.found.specialization.captured.forward, self._outputs()[: self._visible()]
         made = map(self._tensor, self._tensors(), names, forward.fake_outputs)
         users = [_constant(o.value) if o.kind == "object" else next(made) for o in forward.outputs]
         return [*users, *self._hidden()]
 
     def _tensors(self) -> list[Any]:
         """forward's outputs that are tensors."""
-        return [o for o in self.found.specialization.forward.outputs if o.kind != "object"]
+        return [o for o in self.found.specialization.captured.forward.outputs if o.kind != "object"]
 
     def _tensor(self, output: Any, name: str, fake: torch.Tensor) -> str:
         """An output by name; a view is made of its argument."""
         if output.kind != "view":
             return name
-        base = self.found.specialization.forward.fakes[output.index]
+        base = self.found.specialization.captured.forward.fakes[output.index]
         at = [[_expression(n) for n in sizes] for sizes in (fake.shape, fake.stride())]
         if at == [[_expression(n) for n in sizes] for sizes in (base.shape, base.stride())]:
             return f"{name}.view_as({name})"
@@ -260,7 +261,7 @@ class Module:
         yield from (f"    {line}" for line in lines or ["pass"])
 
     def _marks(self) -> Iterator[str]:
-        forward = self.found.specialization.forward
+        forward = self.found.specialization.captured.forward
         dirty = [self._at(p) for p in forward.dirty]
         if dirty:
             yield f"ctx.mark_dirty({', '.join(dirty)})"
@@ -282,7 +283,7 @@ class Module:
                 yield f"ctx.shapes = ({', '.join(f'{self.found.names[i]}.shape' for i in self._moving())})"
 
     def _setup_names(self) -> list[str]:
-        forward, names = self.found.specialization.forward, iter(self._outputs())
+        forward, names = self.found.specialization.captured.forward, iter(self._outputs())
         users = ["_" if o.kind == "object" else next(names) for o in forward.outputs]
         return [*users, *names]
 
@@ -304,7 +305,7 @@ class Module:
         launcher, part = self.backward, self.found.backward
         assert part is not None
         gradients = launcher.inputs[len(self.found.residuals) :]
-        kinds = self.found.specialization.predicted_kinds()
+        kinds = predicted_kinds(self.found.specialization.captured)
         supply = iter(gradients)
         named = [next(supply) if k is not None else "_" for k in kinds]
         kept = launcher.inputs[: len(self.found.residuals)]
@@ -345,7 +346,7 @@ class Module:
         part = self.found.backward
         assert part is not None
         entry_outputs = part.graph.outputs
-        first = [i for i, k in enumerate(self.found.specialization.predicted_kinds()) if k is not None]
+        first = [i for i, k in enumerate(predicted_kinds(self.found.specialization.captured)) if k is not None]
         passed = {r: gradients[first.index(g)] for r, g in part.passed.items()}
         return [
             passed.get(i, "None") if o is None else self.backward._value(o) for i, o in enumerate(entry_outputs)
@@ -398,8 +399,8 @@ class Module:
 
     def _public(self) -> Iterator[str]:
         """The class by its name, where forward has more results than the user's."""
-        name, users = self.found.name, len(self.found.specialization.forward.outputs)
-        kept = "0" if not self.found.specialization.forward.is_tuple else f":{users}"
+        name, users = self.found.name, len(self.found.specialization.captured.forward.outputs)
+        kept = "0" if not self.found.specialization.captured.forward.is_tuple else f":{users}"
         yield from ("", "", f"class {name}(_{name}):")
         yield '    """As above, without the results that are for backward alone."""'
         yield from ("", "    @classmethod", "    def apply(cls, *args):")
@@ -435,7 +436,7 @@ class Module:
             otherwise = "" if most == less else f' if device == "cuda" else {less}'
             lines.append(f"{name} = {most}{otherwise}")
         at = Expressions(self.symbols)
-        needs = [self.found.specialization.forward.needs_input_grad[i] for i in self.found.slots]
+        needs = [self.found.specialization.captured.forward.needs_input_grad[i] for i in self.found.slots]
         for name, value, needed in zip(self.tensors, self.found.forward.graph.inputs, needs, strict=False):
             lines.append(f"{name} = {_example(value, at, needed)}")
         pairs = zip(self.found.names, self.found.args, strict=True)

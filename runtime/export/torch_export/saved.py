@@ -68,11 +68,11 @@ def _called(module: torch.fx.GraphModule) -> Iterator[str]:
 def _document(name: str, path: str) -> Doc:
     origin: Origin = known[name].origin
     root, spec = origin.root, origin.root.spec
-    fakes = iter(spec.forward.fakes)
+    fakes = iter(spec.captured.forward.fakes)
     try:
         arguments = [
-            {"tensor": described(next(fakes), spec)} if i in spec.slots else constant_document(a)
-            for i, a in enumerate(spec.arguments)
+            {"tensor": described(next(fakes), spec)} if i in spec.captured.slots else constant_document(a)
+            for i, a in enumerate(spec.captured.arguments)
         ]
         steps = constant_document(origin.steps)
     except NoLiteral as error:

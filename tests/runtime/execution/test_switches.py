@@ -248,7 +248,7 @@ def test_backward_outside_of_the_block_is_that_of_its_forward() -> None:
         y = fast.apply(x)
     y.sum().backward()
     (spec,) = (s for known in compiler_of(fast).known.values() for s in known)
-    (entry,) = spec.entries.values()
+    (entry,) = spec.backward.entries.values()
     made = [*spec.executables.values(), *entry.executables.values()]
     assert [set(e.switches.off) for e in made] == [{"algebra"}] * len(made)
     assert all(set(p.switches.off) == {"algebra"} for e in made for p in e.plans.values())

@@ -1,0 +1,235 @@
+"""A class at one key: its forward as a graph, and all that a call or its backward has to know of the user's methods."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import nullcontext
+from typing import Any
+
+import sympy
+import torch
+
+from ...ir.once import once
+from ...ir.program import Place
+from ...ir.switches import allowed, in_force
+from ...tracer.capture.capture import Session, unversioned_placeholders, written_placeholders
+from ...tracer.containers import anew
+from ...tracer.function import ForwardCapture, capture_forward, rebind, symbols_in, user_count
+from ...tracer.methods import backward_method, method_place, parameter_names, uses_setup_context
+from ...tracer.opaque.opaque import Tape
+from ...tracer.reads.reads import Reads
+from ...tracer.torch_private import no_autocast
+from ...tracer.trace import CaptureError
+from ..execution.executable import Binder, BoundSizes
+from ..settings import logs
+from ..settings.counters import count
+from .guards import Guard, lasting_state, size_guard
+from .opaque_replay import not_in_place
+from .redraw import draws
+from .shared_objects import Sharing
+
+Tensor = torch.Tensor
+Sizes = BoundSizes
+Report = Callable[[str, str], None]
+"""(method, why) is called where a captured method runs slower than its backend promises."""
+_AS_IT_IS = nullcontext()
+
+
+class CapturedFunction:
+    """forward of one class, captured at one key; raises CaptureError from the constructor where it cannot be."""
+
+    def __init__(
+        self,
+        cls: type,
+        args: Sequence[Any],
+        reads: Reads,
+        dynamic: bool = True,
+        report: Report | None = None,
+        tape: Tape | None = None,
+    ) -> None:
+        self.cls, self.name, self.dynamic = cls, cls.__name__, dynamic
+        self.reads = reads.with_arguments(args)
+        self.report = report or (lambda method, why: None)
+        self.switches = in_force()  # whatever is captured or generated later, is so under them
+        self.slots = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
+        self.arguments = tuple(None if isinstance(a, Tensor) else anew(a) for a in args)
+        self.count = user_count(args)  # tensors from inside the user's containers stand behind the arguments
+        self.names = argument_names(cls, len(args))
+        self.session = Session(dynamic)
+        self.forward = self._trace_forward(args, tape)
+        trace = self.forward.trace
+        # Symbols and guards, as they stand before any backward is captured in the same session.
+        self.guard = self.current_guard()
+        self.binder = Binder(self.forward.fakes)
+        self.session.keep_equal()
+        self.opaque = trace.opaque
+        symbols = [*self.binder.sources, *(s for node in self.opaque for s in node.hints)]
+        self.symbols: AbstractSet[sympy.Symbol] = dict.fromkeys(symbols).keys()  # in this order in every process
+        self.backward_symbols = unbound_symbols(self)
+        # What the graph reads and writes besides its arguments' values.
+        self.lifted = [self.reads.tensor_path(t) for t in trace.lifted]
+        self.written = written_placeholders(trace.graph_module, len(self.slots))
+        self.unversioned = unversioned_placeholders(trace.graph_module, len(self.slots)) if self.written else []
+        if self.opaque and self.writes_inputs:
+            raise not_in_place(self.opaque[0])
+        # How its results become the user's.
+        self.is_plain = hasattr(cls, "_fusegrad_sources")
+        self.given = passthrough_inputs(self) if self.is_plain else ()
+        self.skip = frozenset(i for i, k in enumerate(output_kinds(self.forward)) if k != "tensor")
+        self.inner_views = inner_views(self.forward)
+        self.sharing = Sharing(self.forward.shared, self.arguments) if self.forward.shared else None
+        self.under_autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+        self.first_outside = self.outside()  # when it was captured
+        # What the first call's comparison finds out.
+        self.restrided = False  # strides were corrected
+        self.shows_more = False  # an operator returns memory that it is given, and does not say so
+        self.unchecked = False  # made-up data was no fit for its method: the first call on real data compares
+        self.since = len(self.session.env.guards)  # what one backward assumed, every later one was captured under
+
+    def _trace_forward(self, args: Sequence[Any], tape: Tape | None) -> ForwardCapture:
+        """forward and setup_context on fakes like the arguments, its inputs and outputs named."""
+        needs = tuple(isinstance(a, Tensor) and a.requires_grad and i < self.count for i, a in enumerate(args))
+        fakes = [self.session.fake(args[i]) for i in self.slots]
+        require_allowed(f"{self.name}.forward")
+        count("captures")
+        with logs.capturing(f"{self.name}.forward", lambda: forward.trace, self.forward_place()):
+            forward = capture_forward(self.cls, args, fakes, self.session, self.reads, needs, tape)
+        forward.trace.names = [self.names[i] for i in self.slots]
+        visible = len(forward.fake_outputs)
+        forward.trace.output_names = ["out"] if visible == 1 else [f"out_{i}" for i in range(visible)]
+        return forward
+
+    def current_guard(self) -> Guard:
+        """The conditions on sizes under which what is known by now holds."""
+        return size_guard(self.session, self.forward.fakes)
+
+    def name_at(self, place: Place) -> str:
+        """The user's name for what is at a place."""
+        if place.kind == "input":
+            return self.names[self.slots[place.index]]
+        position = place.index + (len(self.forward.fake_outputs) if place.kind == "hidden" else 0)
+        node = list(self.forward.trace.graph_module.graph.nodes)[-1].args[0][position]
+        origin = getattr(node, "meta", {}).get("fusegrad_origin")
+        return origin[0] if origin and origin[0] else f"{place.kind}_{place.index}"
+
+    def sizes(self, args: Sequence[Any]) -> Sizes:
+        """The session's symbols at this call."""
+        return self.binder(self.tensors_of(args))
+
+    def tensors_of(self, args: Sequence[Any]) -> list[Tensor]:
+        return [args[i] for i in self.slots]
+
+    def with_tensors(self, tensors: Sequence[Any]) -> list[Any]:
+        """The arguments of this specialisation with other tensors."""
+        supply = iter(tensors)
+        return [next(supply) if i in self.slots else a for i, a in enumerate(self.arguments)]
+
+    def takes(self, args: Sequence[Any]) -> bool:
+        """Whether the arguments are of the kind that it was captured for, sizes apart."""
+        slots = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
+        if slots != self.slots or len(args) != len(self.arguments):
+            return False
+        pairs = zip((args[i] for i in slots), self.forward.fakes, strict=True)
+        constants = [a for i, a in enumerate(args) if i not in slots]
+        own = [a for i, a in enumerate(self.arguments) if i not in slots]
+        return constants == own and all(a.dtype == f.dtype and a.dim() == f.dim() for a, f in pairs)
+
+    def forward_place(self) -> str:
+        """`file:line` of the user's forward."""
+        return method_place(self.cls.forward)  # type: ignore[attr-defined]
+
+    def backward_place(self) -> str:
+        """`file:line` of the user's backward."""
+        return method_place(backward_method(self.cls) or self.cls.forward)  # type: ignore[attr-defined]
+
+    @property
+    def writes_inputs(self) -> bool:
+        """Whether forward writes to an argument's memory: then it matters whether arguments share memory."""
+        return bool(self.forward.dirty) or bool(self.written)
+
+    @once
+    def draws(self) -> bool:
+        """Whether forward may draw random numbers."""
+        return draws(self.forward.trace)
+
+    @property
+    def residual_places(self) -> list[Place | None]:
+        """What is kept for backward: the saved tensors, then tensors that were put on ctx as attributes."""
+        return [*self.forward.saved, *self.forward.tensor_attributes.values()]
+
+    def constants_at(self, sizes: Mapping[sympy.Symbol, Any]) -> dict[str, Any]:
+        """What forward left on ctx and is no tensor, at these sizes."""
+        return {k: rebind(v, sizes) for k, v in self.forward.constants.items()}
+
+    def outside(self) -> tuple[Any, ...]:
+        """What is read from outside, and torch's state, at present."""
+        return self.reads.facts(), lasting_state()
+
+    def exactly_as_captured(self) -> Any:
+        """Casts are part of the captured graph: autocast must not add its own while it is replayed."""
+        return no_autocast() if self.under_autocast else _AS_IT_IS
+
+
+def passthrough_inputs(captured: CapturedFunction) -> tuple[tuple[int, int], ...]:
+    """(result, argument) of each result of a plain function that is an argument, the very object.
+
+    Raises CaptureError where a tensor requires grad that is no argument: no Function has a gradient for it.
+    """
+    if any(t.requires_grad for t in captured.forward.trace.lifted):
+        raise CaptureError(reason="a tensor from outside requires grad", where=captured.forward_place())
+    return tuple((i, captured.slots[o.index]) for i, o in enumerate(captured.forward.outputs) if o.kind == "input")
+
+
+def present_residuals(captured: CapturedFunction) -> list[Place]:
+    """The places that hold a tensor."""
+    return [p for p in captured.residual_places if p is not None]
+
+
+def unbound_symbols(captured: CapturedFunction) -> list[sympy.Symbol]:
+    """Symbols that backward may need and that the shapes of its own inputs do not tell."""
+    kept = [f for p in captured.residual_places if (f := captured.forward.fake_at(p)) is not None]
+    bound = set(Binder([*kept, *captured.forward.fake_outputs]).sources)
+    known = captured.symbols
+    needs = captured.forward.needs_input_grad
+    wanting = [f for i, f in zip(captured.slots, captured.forward.fakes, strict=True) if needs[i]]
+    shapes = [e for f in (*kept, *captured.forward.fake_outputs) for e in (*f.shape, *f.stride())]
+    shapes += [e for f in wanting for e in f.shape]
+    wanted = symbols_in(captured.forward.constants.values()) | symbols_in(shapes)
+    masked = set(Binder(kept, ("size",)).sources)
+    return sorted(((wanted & known) - (bound & masked)), key=str)
+
+
+def output_kinds(forward: ForwardCapture) -> list[str]:
+    """Per tensor output: "tensor", or which memory it shows."""
+    return [forward.outputs[i].kind for i in forward.tensor_outputs]
+
+
+def inner_views(forward: ForwardCapture) -> frozenset[int]:
+    """The outputs that are views of what no caller sees: kernels make them by themselves."""
+    outputs = [forward.outputs[i] for i in forward.tensor_outputs]
+    return frozenset(i for i, o in enumerate(outputs) if o.kind == "tensor" and o.value)
+
+
+def argument_names(cls: type, count: int) -> list[str]:
+    """The user's names for forward's arguments."""
+    skip = 0 if uses_setup_context(cls) else 1
+    return parameter_names(cls.forward, count, skip, "argument")  # type: ignore[attr-defined]
+
+
+def require_allowed(what: str) -> None:
+    """Raises CaptureError where whoever watches does not let this be captured."""
+    if not allowed("capture", what):
+        raise CaptureError(reason="it is not captured while a fault is looked for", where="unknown")
+
+
+def hint_of(session: Session, symbol: sympy.Symbol) -> Any:
+    """The value of a symbol at the capture."""
+    values = getattr(session.env, "backed_var_to_val", None) or session.env.var_to_val
+    return int(values[symbol]) if symbol.is_integer else float(values[symbol])
+
+
+def number_of(session: Session, symbol: sympy.Symbol) -> Any:
+    """A symbol as a number that can be traced."""
+    env, hint = session.env, hint_of(session, symbol)
+    return env.create_symintnode(symbol, hint=hint) if symbol.is_integer else env.create_symfloatnode(symbol, hint=hint)

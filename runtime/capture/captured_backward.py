@@ -1,0 +1,282 @@
+"""backward as a graph, for one combination of gradients: how it is captured, and when it serves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+import torch
+
+from ...ir.once import once
+from ...tracer.capture.capture import unversioned_placeholders, written_placeholders
+from ...tracer.capture.context import BackwardContext
+from ...tracer.capture.history import History, known_history
+from ...tracer.function import guarded_trace, rebind, require_no_difference
+from ...tracer.methods import as_tuple, backward_method, parameter_names
+from ...tracer.opaque.opaque import Tape
+from ...tracer.trace import CaptureError, Trace
+from ..execution.executable import RECORDS, Binder, BoundSizes, Executable
+from ..settings import logs
+from ..settings.counters import count
+from ..values.layouts import as_gradient_of, cast_as_gradient, in_a_class
+from .activity import takes_gaps
+from .captured import CapturedFunction, number_of, require_allowed
+from .guards import is_float
+from .outputs import passed_through, views_of_inputs
+from .redraw import draws
+from .user_methods import ctx_attributes, requires_grad_at, run_user_backward
+
+Tensor = torch.Tensor
+Sizes = BoundSizes
+
+
+@dataclass
+class BackwardEntry:
+    """backward at one None-mask and gradient layout."""
+
+    trace: Trace
+    guards: tuple[sympy.Basic, ...]
+    lifted: list[Any]
+    since: int  # the session's guards from this number on are backward's
+    passed: dict[int, int] = field(default_factory=dict)  # results that are a gradient as it came, by its number
+    viewed: dict[int, tuple[int, Any]] = field(default_factory=dict)  # that are a view of one: its number, the fake
+    written: tuple[int, ...] = ()  # which of (residuals, symbols, gradients) it writes to
+    unversioned: tuple[int, ...] = ()  # which inputs it writes to unseen by autograd: by way of `.data`, or by numpy
+    executables: dict[str, Executable] = field(default_factory=dict)
+    others: list[BackwardEntry] = field(default_factory=list)  # captured for other results of its opaque nodes
+    admitted: dict[tuple[int, ...], bool] = field(default_factory=dict)
+    compared: bool = False
+    everywhere: bool = False  # it serves sizes for which a capture of its own would be another one
+
+    @once
+    def draws(self) -> bool:
+        """Whether it may draw random numbers."""
+        return draws(self.trace)
+
+    @once
+    def takes_gaps(self) -> list[bool]:
+        """Per tensor that is given, whether torch's operations may have it with gaps in memory."""
+        return [takes_gaps(n) for n in self.trace.graph_module.graph.nodes if n.op == "placeholder"]
+
+    @property
+    def opaque(self) -> list[Any]:
+        """Its opaque nodes, in the order of their calls."""
+        return self.trace.opaque
+
+    def admits(self, sizes: Sizes) -> bool:
+        """Whether what this trace assumed about sizes holds."""
+        if not self.guards or self.everywhere:
+            return True
+        if any(not s.is_integer for g in self.guards for s in g.free_symbols):  # numbers that were read: never twice
+            return all(bool(g.xreplace(sizes)) for g in self.guards)
+        key = sizes.key
+        admitted = self.admitted.get(key)
+        if admitted is None:
+            if len(self.admitted) >= RECORDS:
+                self.admitted.clear()
+            admitted = self.admitted[key] = all(bool(g.xreplace(sizes)) for g in self.guards)
+        return admitted
+
+    def learn(self, guards: tuple[sympy.Basic, ...]) -> None:
+        """Lowering added to what is assumed."""
+        if guards != self.guards:
+            self.guards = guards
+            self.admitted.clear()
+
+
+def backward_names(captured: CapturedFunction) -> list[str]:
+    """The user's names for what backward reads: his arguments, what forward made, his gradients."""
+    method = backward_method(captured.cls)
+    assert method is not None
+    residuals = ["" if p is None else captured.name_at(p) for p in captured.residual_places]
+    symbols = [str(s) for s in captured.backward_symbols]
+    return [*residuals, *symbols, *parameter_names(method, len(captured.forward.outputs), 1, "gradient")]
+
+
+def capture_backward(captured: CapturedFunction, kinds: tuple[Any, ...], tape: Tape | None = None) -> BackwardEntry:
+    """Trace the user's backward for gradients of these kinds. Raises CaptureError.
+
+    tape: what its opaque calls returned before.
+    """
+    require_allowed(f"{captured.name}.backward")
+    count("captures")
+    residuals, symbols = fresh_residuals(captured)
+    fakes = [fake_gradient(captured, i, k) for i, k in enumerate(kinds)]
+    live = [i for i, v in enumerate([*residuals, *symbols, *fakes]) if v is not None]
+    total, answer = len(residuals) + len(symbols) + len(fakes), False
+    histories: list[History] = []
+
+    def body(*present: Any) -> tuple[Any, ...]:
+        full: list[Any] = [None] * total
+        for i, value in zip(live, present, strict=True):
+            full[i] = value
+        r, s = len(residuals), len(residuals) + len(symbols)
+        told = dict(zip(captured.backward_symbols, full[r:s], strict=True))
+        sizes = Binder(residuals, ("size",)).read(full[:r]) | told
+        with known_history(full[:r], answer) as known:
+            histories.append(known)
+            return reduced_as_by_autograd(captured, run_user_backward(captured, full[:r], sizes, full[s:]))
+
+    everything = [*residuals, *symbols, *fakes]
+    gradients = ", ".join("absent" if k is None else str(k) for k in kinds)
+    what = f"{captured.name}.backward for gradients {gradients}"
+    with logs.capturing(what, lambda: trace, captured.backward_place()):
+        again = None if tape is None else tape.again()
+        trace = guarded_trace(captured.session, body, [everything[i] for i in live], captured.reads, tape=tape)
+        # Backward asked whether a saved tensor has a history, which a capture has not: both answers, and one graph.
+        if histories[-1].place is not None:
+            answer, first = True, histories[-1]
+            other = guarded_trace(captured.session, body, [everything[i] for i in live], captured.reads, tape=again)
+            require_no_difference(first, trace, histories[-1], other)
+    names = backward_names(captured)
+    trace.names = [names[i] for i in live]
+    trace.output_names = [f"grad_{name}" for name in captured.names]
+    guards = captured.session.conditions(captured.symbols, captured.since)
+    at_gradients = len(residuals) + len(symbols)
+    of_gradient = {p: at - at_gradients for p, at in enumerate(live) if at >= at_gradients}
+    passed = {r: of_gradient[p] for r, p in passed_through(trace).items() if p in of_gradient}
+    viewed = {r: (of_gradient[p], f) for r, (p, f) in views_of_inputs(trace).items() if p in of_gradient}
+    lifted = [captured.reads.tensor_path(t) for t in trace.lifted]
+    written = tuple(live[i] for i in written_placeholders(trace.graph_module, len(live)))
+    unversioned = tuple(unversioned_placeholders(trace.graph_module, len(live))) if written else ()
+    return BackwardEntry(trace, guards, lifted, captured.since, passed, viewed, written, unversioned)
+
+
+def fresh_residuals(captured: CapturedFunction) -> tuple[list[Tensor | None], list[Any]]:
+    """Fresh fakes of what is kept for backward, and the sizes that they do not tell."""
+    kept = [captured.forward.fake_at(p) for p in captured.residual_places]
+    symbols = [number_of(captured.session, s) for s in captured.backward_symbols]
+    again = [captured.session.fake_again(r) if r is not None else None for r in kept]
+    for r, place in zip(again, captured.residual_places, strict=True):
+        if r is not None and requires_grad_at(captured, place):
+            r.requires_grad_()
+    return again, symbols
+
+
+def capture_jvp(captured: CapturedFunction, tangents: Sequence[Tensor]) -> Trace:
+    """The user's jvp over what is kept for backward, on tangents like these: its last inputs."""
+    count("captures")
+    residuals, symbols = fresh_residuals(captured)
+    present = [r for r in residuals if r is not None]
+    n, m = len(present), len(present) + len(symbols)
+
+    def body(*values: Any) -> tuple[Any, ...]:
+        supply = iter(values[:n])
+        kept = [next(supply) if r is not None else None for r in residuals]
+        sizes = Binder(residuals, ("size",)).read(kept) | dict(zip(captured.backward_symbols, values[n:m], strict=True))
+        return user_jvp(captured, kept, sizes, values[m:])
+
+    moving = [captured.session.fake_again(t) for t in tangents]
+    return guarded_trace(captured.session, body, [*present, *symbols, *moving], captured.reads)
+
+
+def user_jvp(
+    captured: CapturedFunction, kept: Sequence[Any], sizes: Mapping[sympy.Symbol, Any], moving: Sequence[Any]
+) -> tuple[Any, ...]:
+    n, supply = len(captured.forward.saved), iter(moving)
+    attributes = ctx_attributes(captured, kept[n:], sizes)
+    ctx = BackwardContext(kept[:n], attributes, captured.forward.needs_input_grad[: captured.count])
+    tangents = [None if like is None else next(supply).clone() for like in attributes["_fusegrad_likes"]]
+    return as_tuple(captured.cls.jvp(ctx, *tangents))  # type: ignore[attr-defined]
+
+
+def predicted_kinds(captured: CapturedFunction) -> tuple[Any, ...]:
+    """The commonest backward: every differentiable output has a gradient, each row-major."""
+    gradients = gradients_per_output(captured, captured.forward.fake_outputs)
+    return tuple(None if g is None else "contiguous" for g in gradients)
+
+
+def gradients_per_output(captured: CapturedFunction, gradients: Sequence[Any]) -> list[Any]:
+    """Of one gradient per tensor output those that backward is given: an output that never moves has one only where
+    zeros are made for it."""
+    forward = captured.forward
+    all_zeros = forward.materialize_grads and forward.materialize_non_diff_grads
+    dropped = () if all_zeros else outputs_without_gradient(captured)
+    supply = iter(None if i in dropped else g for i, g in enumerate(gradients))
+    return [None if o.kind == "object" else next(supply) for o in captured.forward.outputs]
+
+
+def outputs_without_gradient(captured: CapturedFunction) -> set[int]:
+    """The tensor outputs without a gradient: marked ones, and integers."""
+    marked = {p.index for p in captured.forward.non_differentiable if p.kind == "output"}
+    return marked | {i for i, o in enumerate(captured.forward.fake_outputs) if not is_float(o)}
+
+
+def fake_gradient(captured: CapturedFunction, index: int, kind: Any) -> Any:
+    """A fake gradient of one output in a class of layouts; None for an absent one."""
+    if kind is None:
+        return None
+    like = gradient_likes(captured)[index]
+    if isinstance(kind, tuple):
+        return captured.session.fake_permuted(like, kind)
+    return captured.session.fake_like(like, expanded=kind == "expanded")
+
+
+def gradient_likes(captured: CapturedFunction) -> list[Any]:
+    """Per user output: the fake that its gradient looks like, None for outputs that are no tensors."""
+    supply = iter(captured.forward.fake_outputs)
+    return [None if o.kind == "object" else next(supply) for o in captured.forward.outputs]
+
+
+def reduced_as_by_autograd(captured: CapturedFunction, gradients: Sequence[Any]) -> tuple[Any, ...]:
+    """What autograd does to a gradient, done in the graph: reduced to the input's shape, cast to its dtype."""
+    finished: list[Any] = []
+    for argument, gradient in enumerate(gradients):
+        if needs_no_gradient(captured, argument):
+            finished.append(None)
+        elif isinstance(gradient, Tensor) and argument in captured.slots:
+            like = captured.forward.fakes[captured.slots.index(argument)]
+            finished.append(as_gradient_of(like.dtype, captured.session.settled(like.shape), gradient))
+        else:
+            finished.append(gradient if gradient is None or isinstance(gradient, Tensor) else _refuse(gradient))
+    return tuple(finished)
+
+
+def reduced_to_argument(
+    captured: CapturedFunction, argument: int, gradient: Any, sizes: Mapping[sympy.Symbol, Any]
+) -> Any:
+    """One gradient reduced to its argument's shape and cast to its dtype, at the given sizes.
+
+    Where none is needed it is dropped: autograd does not look at its shape either.
+    """
+    if needs_no_gradient(captured, argument):
+        return None
+    if not isinstance(gradient, Tensor) or argument not in captured.slots:
+        return gradient
+    fake = captured.forward.fakes[captured.slots.index(argument)]
+    shape = rebind(fake.shape, sizes)
+    if tuple(gradient.shape) != tuple(shape):
+        gradient = gradient.sum_to_size(shape)
+    return cast_as_gradient(gradient, fake.dtype)
+
+
+def needs_no_gradient(captured: CapturedFunction, argument: int) -> bool:
+    """A tensor argument that needs no gradient: autograd would drop what backward returns for it."""
+    return argument in captured.slots and not captured.forward.needs_input_grad[argument]
+
+
+def layout_guard_failure(
+    captured: CapturedFunction, residuals: Sequence[Any], sizes: Sizes, gradients: Sequence[Any], chosen: bool
+) -> str | None:
+    """Why backward, which may ask for layouts, meets others than it was captured with; None where it does not."""
+    if not captured.reads.asks_layout:
+        return None
+    if any(in_a_class(g) is not g for g in gradients):
+        return "it may ask how a gradient lies in memory, which has gaps"
+    pairs = () if chosen else zip(residuals, captured.residual_places, strict=True)
+    kept = [(r, f) for r, p in pairs if (f := captured.forward.fake_at(p)) is not None]
+    if any(tuple(r.stride()) != tuple(rebind(tuple(f.stride()), sizes)) for r, f in kept):
+        return "it may ask how a saved tensor lies in memory, which a hook gave another layout"
+    return None
+
+
+def admits_sizes(captured: CapturedFunction, sizes: Sizes) -> bool:
+    """Whether what backwards assumed about sizes, under which every later one is captured, holds at these."""
+    given = captured.binder.sources.keys()
+    return all(bool(c.xreplace(sizes)) for c in captured.session.conditions(given, captured.since))
+
+
+def _refuse(value: Any) -> Any:
+    raise CaptureError(reason=f"backward returns a {type(value).__name__} as a gradient", where="unknown")

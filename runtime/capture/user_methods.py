@@ -1,0 +1,118 @@
+"""The user's own methods on real tensors, with a ctx that holds what the capture knows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sympy
+import torch
+
+from ...ir.program import Place
+from ...tracer.capture.context import ForwardContext, attributes_of
+from ...tracer.containers import closed, leaves
+from ...tracer.function import call_forward, put_together, run_backward, tensors_of_attributes
+from ...tracer.methods import as_tuple
+from ...tracer.torch_private import transforms_active
+from .captured import CapturedFunction
+from .graph_mode import is_outer
+from .guards import is_float
+
+Tensor = torch.Tensor
+PART = "part of hidden"
+
+
+def ctx_attributes(
+    captured: CapturedFunction, tensors: Sequence[Any], sizes: Mapping[sympy.Symbol, Any]
+) -> dict[str, Any]:
+    """ctx attributes for a run of the user's own body."""
+    names = captured.forward.tensor_attributes
+    return put_together(captured.constants_at(sizes), dict(zip(names, tensors, strict=True)))
+
+
+def run_user_backward(
+    captured: CapturedFunction,
+    residuals: Sequence[Any],
+    sizes: Mapping[sympy.Symbol, Any],
+    gradients: Sequence[Any],
+    attached: bool = False,
+    left: dict[str, Any] | None = None,
+) -> tuple[Any, ...]:
+    """The user's own backward body on whatever is given. attached: without its `once_differentiable`.
+
+    left: ctx's attributes after the last run of the same node, and after this one.
+    """
+    n = len(captured.forward.saved)
+    residuals = with_eager_requires_grad(captured, residuals)
+    attributes = {} if left is None else left
+    if not attributes:
+        attributes.update(ctx_attributes(captured, residuals[n:], sizes))
+    may_change = left is not None
+    return run_backward(
+        captured.cls, captured.forward, residuals[:n], attributes, gradients, captured.count, attached, may_change
+    )
+
+
+def with_eager_requires_grad(captured: CapturedFunction, residuals: Sequence[Any]) -> Sequence[Any]:
+    """What is kept for backward, requiring grad as in eager, where backward and what it calls may ask for that.
+
+    At the bottom of torch.func it does not; above, the transforms say themselves what they differentiate.
+    """
+    if transforms_active() or is_outer(residuals):
+        return residuals
+    pairs = zip(residuals, captured.residual_places, strict=True)
+    return [followed(r) if requires_grad_at(captured, p) else r for r, p in pairs]
+
+
+def requires_grad_at(captured: CapturedFunction, place: Place | None) -> bool:
+    """Whether autograd follows what is at a place, in a call that it follows."""
+    forward = captured.forward
+    if place is None:
+        return False
+    if place.kind == "input":
+        return forward.needs_input_grad[captured.slots[place.index]]
+    moves = place.kind == "output" and any(forward.needs_input_grad)
+    return moves and place not in forward.non_differentiable and is_float(forward.fake_at(place))
+
+
+def run_user_forward(captured: CapturedFunction, args: Sequence[Any]) -> list[Any]:
+    """The user's own forward: his tensors, then the hidden ones."""
+    ctx = ForwardContext(captured.forward.needs_input_grad[: captured.count])
+    output = call_forward(captured.cls, ctx, closed(args, captured.count))
+    tensors = [o for o in as_tuple(output) if isinstance(o, Tensor)]
+    return [*tensors, *hidden_tensors(captured, ctx, output, captured.tensors_of(args))]
+
+
+def hidden_of_user(captured: CapturedFunction, args: Sequence[Any], output: Any) -> list[Any]:
+    """What the user's setup_context keeps besides arguments and outputs."""
+    ctx = ForwardContext(captured.forward.needs_input_grad[: captured.count])
+    captured.cls.setup_context(ctx, tuple(closed(args, captured.count)), output)  # type: ignore[attr-defined]
+    return hidden_tensors(captured, ctx, output, captured.tensors_of(args))
+
+
+def hidden_tensors(
+    captured: CapturedFunction, ctx: ForwardContext, output: Any, inputs: Sequence[Tensor]
+) -> list[Tensor]:
+    """The tensors that are kept and neither arguments nor outputs, in the order of `fake_hidden`."""
+    outputs = as_tuple(output)
+    seen = {id(t): t for t in (*inputs, *(o for o in outputs if isinstance(o, Tensor)))}
+    contained = [v for o in outputs if not isinstance(o, Tensor) for v in leaves(o) if isinstance(v, Tensor)]
+    on_ctx = (*ctx.to_save, *ctx.saved_for_forward, *tensors_of_attributes(attributes_of(ctx)))
+    kept = (*bases_of_parts(captured, outputs), *contained, *on_ctx)
+    hidden: list[Tensor] = []
+    for t in kept:
+        if t is not None and id(t) not in seen:
+            seen[id(t)] = t
+            hidden.append(t)
+    return hidden
+
+
+def bases_of_parts(captured: CapturedFunction, outputs: Sequence[Any]) -> list[Tensor]:
+    """The values in between of which some outputs are parts, in the order in which these were found."""
+    parts = {o.index: outputs[at] for at, o in enumerate(captured.forward.outputs) if o.kind == PART}
+    return [parts[i]._base for i in sorted(parts)]
+
+
+def followed(value: Tensor) -> Tensor:
+    """An alias that requires grad, but for what does so. No `detach` that a capture would take for the user's."""
+    return value if value.requires_grad else torch.ops.aten.detach.default(value).requires_grad_()

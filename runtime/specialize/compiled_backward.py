@@ -1,0 +1,303 @@
+"""backward of a specialization: a graph per combination of gradients, lowered on the backends that ran it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+import sympy
+import torch
+
+from ...ir import Graph
+from ...ir.switches import under
+from ...tracer.capture.capture import OpaqueMet, capture_lock
+from ...tracer.function import rebind
+from ...tracer.methods import backward_method
+from ...tracer.opaque.opaque import Mismatch, Tape
+from ...tracer.torch_private import FakeTensorMode, plain_tensors
+from ...tracer.trace import CaptureError
+from ..capture.captured import CapturedFunction
+from ..capture.captured_backward import BackwardEntry, admits_sizes, capture_backward, predicted_kinds
+from ..capture.first_call_check import check_backward
+from ..capture.opaque_replay import VARIANTS as MOST_GRAPHS
+from ..capture.opaque_replay import running_with_tape
+from ..capture.outputs import view_like
+from ..execution.executable import BoundSizes, Executable
+from ..fallback.effects import drawing_again
+from ..settings.config import KERNEL_BACKENDS
+from ..settings.internal_errors import prepared
+from ..values.layouts import gradient_kind, in_a_class
+from .residuals import Chosen
+
+Tensor = torch.Tensor
+Sizes = BoundSizes
+_AS_IT_IS = nullcontext()
+
+
+class Backward:
+    """The captured backwards of one specialization."""
+
+    counted: Callable[[], AbstractContextManager[None]] = staticmethod(nullcontext)
+    """Where a capture of backward runs, so that its operations count (`budget.py`)."""
+
+    def __init__(self, captured: CapturedFunction) -> None:
+        self.captured = captured
+        self.entries: dict[Any, BackwardEntry | CaptureError] = {}
+        self.siblings: list[tuple[Backward, list[Any]]] = []
+        self.failed = False  # then the user's own runs, from the next call on
+        self.faulty = False  # the same, and for the calls before
+
+    def entry(self, kinds: tuple[Any, ...]) -> BackwardEntry:
+        """The captured backward for these gradients; raises CaptureError (the same each time) where it cannot be."""
+        key = self.key_now(kinds)
+        if key not in self.entries:
+            with capture_lock, under(self.captured.switches):
+                key = self._add_entry(key, kinds)
+        entry = self.entries[key]
+        if isinstance(entry, CaptureError):
+            raise entry.bare()
+        return entry
+
+    @property
+    def serves(self) -> bool:
+        """Whether gradients come from a captured backward, of some kind at least."""
+        return any(isinstance(e, BackwardEntry) and e.executables for e in self.entries.values())
+
+    def key_now(self, kinds: tuple[Any, ...]) -> Any:
+        """What backward depends on: the gradients, and what is read from outside, which may change after forward."""
+        cls = self.captured.cls
+        return kinds, *self.captured.outside(), backward_method(cls), cls.jvp  # type: ignore[attr-defined]
+
+    def add_split_entry(
+        self, kinds: tuple[Any, ...], tape: Tape, residuals: Sequence[Any], sizes: Sizes, gradients: Sequence[Any]
+    ) -> BackwardEntry | None:
+        """Capture backward with opaque nodes, whose results are on the tape, and compare it at once."""
+        key, others = self.key_now(kinds), self.other_entries(kinds)
+        if len(others) >= MOST_GRAPHS:
+            return None
+        self.captured.session.move_to(sizes)
+        try:
+            with self.counted():
+                entry = capture_backward(self.captured, kinds, tape.again())
+            self._compare_backward(kinds, entry, residuals, sizes, gradients, tape)
+        except CaptureError as error:
+            self.entries[key] = error.bare()
+            self.failed = self.failed or not isinstance(error, OpaqueMet)
+            raise
+        entry.others, entry.compared = others, True
+        self.entries[self.key_now(kinds)] = entry  # the capture may have found more that backward reads
+        if entry.guards:  # no other capture of it is made beside this one: calls of other sizes begin anew
+            self.captured.guard = self.captured.current_guard()
+        return entry
+
+    def other_entries(self, kinds: tuple[Any, ...]) -> list[BackwardEntry]:
+        """What backward was captured as for these gradients, newest first."""
+        known = self.entries.get(self.key_now(kinds))
+        return [known, *known.others] if isinstance(known, BackwardEntry) else []
+
+    def executable_of_entry(self, entry: BackwardEntry, kinds: tuple[Any, ...], backend: str) -> Executable:
+        """A captured backward on `backend`, on the user's own residuals."""
+        with capture_lock, under(self.captured.switches):
+            if backend not in entry.executables:
+                entry.executables[backend] = executable_for(self, entry, kinds, backend, None)
+                entry.learn(self.captured.session.conditions(self.captured.symbols, entry.since))
+        return entry.executables[backend]
+
+    def is_split(self) -> bool:
+        """Whether the commonest backward has opaque nodes."""
+        try:
+            with plain_tensors(), torch.no_grad():
+                return bool(self.entry(predicted_kinds(self.captured)).trace.opaque)
+        except OpaqueMet:
+            return True
+        except CaptureError:
+            return False
+
+    def _add_entry(self, key: Any, kinds: tuple[Any, ...]) -> Any:
+        """Captures backward, if no other thread was first; its key, with what the capture found that it reads."""
+        if key in self.entries:
+            return key
+        try:
+            with self.counted():
+                found = capture_backward(self.captured, kinds)
+            key = self.key_now(kinds)
+            self.entries[key] = found
+        except CaptureError as error:
+            self.entries[key] = error.bare()
+            self.failed = self.failed or not isinstance(error, OpaqueMet)
+        return key
+
+    def _compare_backward(
+        self,
+        kinds: tuple[Any, ...],
+        entry: BackwardEntry,
+        residuals: Sequence[Any],
+        sizes: Any,
+        gradients: Sequence[Any],
+        tape: Tape | None = None,
+    ) -> None:
+        """The first call's comparison with the user's own backward; where they differ, his own runs from now on."""
+        try:
+            check_backward(self.captured, entry, residuals, sizes, gradients, tape)
+        except CaptureError as error:
+            self.entries[self.key_now(kinds)], self.failed = error.bare(), True
+            raise
+
+    def entry_at(self, kinds: tuple[Any, ...], sizes: Sizes) -> tuple[Backward, BackwardEntry] | None:
+        """The backward that runs at these sizes, and whose it is; None where that is found out by running it."""
+        entry = self.entry(kinds)
+        if entry.admits(sizes):
+            return self, entry
+        if entry.opaque:
+            return None
+        added = next((other for other in entry.others if other.admits(sizes) and not other.opaque), None)
+        if added is not None:
+            return self, added
+        sibling, args = self.sibling_at(sizes)
+        return sibling.entry_at(kinds, sibling.captured.sizes(args))
+
+    def sibling_at(self, sizes: Sizes) -> tuple[Backward, list[Any]]:
+        """A capture at these sizes, and arguments that have them. Raises CaptureError."""
+        own = self.captured
+        for sibling, args in self.siblings:
+            if all(_same_shape(a, f, sizes) for a, f in zip(args, own.forward.fakes, strict=True)):
+                return sibling, args
+        args = [_stand_in(f, sizes) for f in own.forward.fakes]
+        supply = iter(args)
+        full = [next(supply) if i in own.slots else a for i, a in enumerate(own.arguments)]
+        sibling = Backward(CapturedFunction(own.cls, full, own.reads, own.dynamic, own.report))
+        if sibling.captured.residual_places != own.residual_places:
+            raise CaptureError(reason="what it saves depends on the sizes", where="unknown")
+        self.siblings.append((sibling, args))
+        return sibling, args
+
+
+def is_apart(backward: Backward) -> bool:
+    """Whether the user's own backward is what is differentiated: it has opaque nodes, or is given a number that
+    forward read from a tensor."""
+    return any(not s.is_integer for s in backward.captured.backward_symbols) or backward.is_split()
+
+
+def opaque_hints(backward: Backward) -> dict[sympy.Symbol, int]:
+    """The sizes that opaque nodes returned when they were captured."""
+    entries = [e for e in backward.entries.values() if isinstance(e, BackwardEntry)]
+    opaque = [*backward.captured.opaque, *(node for entry in entries for node in entry.trace.opaque)]
+    return {s: n for node in opaque for s, n in node.hints.items()}
+
+
+def known_kinds(backward: Backward) -> tuple[Any, ...]:
+    """The gradients to explain backward for: the commonest; with opaque nodes, those that it was called with."""
+    predicted = predicted_kinds(backward.captured)
+    if isinstance(backward.entries.get(backward.key_now(predicted)), BackwardEntry):
+        return predicted
+    split_for = [k[0] for k, e in backward.entries.items() if isinstance(e, BackwardEntry) and e.trace.opaque]
+    return split_for[-1] if split_for else predicted
+
+
+def is_for_other_sizes(backward: Backward, kinds: tuple[Any, ...], sizes: Sizes) -> bool:
+    """Whether no backward can be made for these: of a forward with opaque nodes there is no capture beside it."""
+    known = backward.other_entries(kinds)
+    fits = admits_sizes(backward.captured, sizes) or any(entry.opaque or entry.admits(sizes) for entry in known)
+    return bool(backward.captured.opaque and known) and not fits
+
+
+def run(
+    backward: Backward,
+    residuals: Sequence[Any],
+    sizes: Sizes,
+    gradients: Sequence[Tensor | None],
+    backend: str,
+    chosen: Chosen | None = None,
+) -> tuple[Any, ...]:
+    """The gradients, from kernels. Raises CaptureError where the user's own body has to run instead."""
+    given = gradients
+    gradients = [in_a_class(g) for g in given]
+    kinds = tuple(gradient_kind(g) for g in gradients)
+    entry = backward.entry(kinds)
+    key = backend if chosen is None else f"{backend} chosen"
+    if entry.admits(sizes) and key not in entry.executables:
+        originals = residuals if chosen is None else chosen.rebuilt(residuals, sizes)
+        with capture_lock, under(backward.captured.switches):
+            if key not in entry.executables:  # no other thread was first
+                backward._compare_backward(kinds, entry, originals, sizes, gradients)
+                executable = executable_for(backward, entry, kinds, backend, chosen)
+                entry.learn(backward.captured.session.conditions(backward.captured.symbols, entry.since))
+                entry.executables[key] = executable
+    if not entry.admits(sizes):
+        if entry.opaque:
+            raise Mismatch(backward.captured.name, Tape())
+        originals = residuals if chosen is None else chosen.rebuilt(residuals, sizes)
+        return run_sibling(backward, originals, sizes, gradients, backend)
+    return run_entry(backward, entry, entry.executables[key], residuals, sizes, given)
+
+
+def run_entry(
+    backward: Backward,
+    entry: BackwardEntry,
+    executable: Executable,
+    residuals: Sequence[Any],
+    sizes: Sizes,
+    given: Sequence[Any],
+    tape: Tape | None = None,
+) -> tuple[Any, ...]:
+    """The gradients from one captured backward. tape: results of its opaque nodes that there are already."""
+    captured = backward.captured
+    symbols = [sizes[s] for s in captured.backward_symbols]
+    inputs = [v for v in (*residuals, *symbols, *given) if v is not None]
+    by_torch = executable.backend == "reference"
+    for i in range(len(inputs) - sum(g is not None for g in given), len(inputs)):
+        if not (by_torch and entry.takes_gaps[i]):
+            inputs[i] = in_a_class(inputs[i])
+    for i in entry.unversioned:
+        inputs[i] = inputs[i].data
+    lifted = [r.get() for r in entry.lifted if r is not None]
+    again = running_with_tape(executable, tape, sizes) if entry.opaque else nullcontext(sizes)
+    with captured.exactly_as_captured(), again as now, drawing_again(inputs) if entry.draws else _AS_IT_IS:
+        results = executable(inputs, lifted, now)
+    for result, gradient in entry.passed.items():
+        results[result] = given[gradient]
+    if executable.backend in KERNEL_BACKENDS:
+        for result, (gradient, view) in entry.viewed.items():
+            results[result] = view_like(view, in_a_class(given[gradient]), sizes)  # type: ignore[arg-type]
+    return tuple(results)
+
+
+def executable_for(
+    backward: Backward, entry: BackwardEntry, kinds: tuple[Any, ...], backend: str, chosen: Chosen | None
+) -> Executable:
+    """A captured backward on `backend`, from the user's residuals, or from those that were chosen."""
+    name, report = f"{backward.captured.name}_backward", partial(backward.captured.report, "backward")
+    graph = None if chosen is None else graph_from(backward, chosen, entry, kinds, name)
+    viewed = entry.viewed if backend in KERNEL_BACKENDS else {}
+    return Executable(entry.trace, name, backend, frozenset({*entry.passed, *viewed}), report, graph)
+
+
+def graph_from(backward: Backward, chosen: Chosen, entry: BackwardEntry, kinds: tuple[Any, ...], name: str) -> Graph:
+    """backward on the residuals that were chosen. Raises CaptureError where we fail at that."""
+    build, report = partial(chosen.backward_graph, kinds, entry, name), partial(backward.captured.report, "backward")
+    graph = prepared(build, report, "backward runs as written")
+    if graph is None:
+        raise CaptureError(reason="internal error: it is not made to start from what forward kept", where="unknown")
+    return graph
+
+
+def run_sibling(
+    backward: Backward, residuals: Sequence[Any], sizes: Sizes, gradients: Sequence[Any], backend: str
+) -> tuple[Any, ...]:
+    """backward where its capture assumed other sizes than the call has."""
+    sibling, args = backward.sibling_at(sizes)
+    return run(sibling, residuals, sibling.captured.sizes(args), gradients, backend)
+
+
+def _stand_in(fake: Tensor, sizes: Sizes) -> Tensor:
+    shape, strides = rebind(fake.shape, sizes), rebind(tuple(fake.stride()), sizes)
+    with FakeTensorMode():
+        return torch.empty_strided(shape, strides, dtype=fake.dtype, device=fake.device).requires_grad_(
+            fake.requires_grad
+        )
+
+
+def _same_shape(tensor: Tensor, fake: Tensor, sizes: Sizes) -> bool:
+    return tuple(tensor.shape) == tuple(rebind(fake.shape, sizes))
