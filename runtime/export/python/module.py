@@ -22,7 +22,7 @@ from ....tracer.dtypes import TO_TORCH
 from ....tracer.methods import method_place
 from ....tracer.torch_private import expression_of
 from ...cache.store import versions
-from ...execution.executable import number
+from ...values.sizes import number
 from ..gather.gathered import ExportError, Gathered, require_nameable
 from ..gather.tangents import moving, output_moves
 from .boilerplate import HELPERS, IMPORTS, LIBRARY, OWN_JVP, ROUNDING, SELF_TEST, TRANSPOSED_JVP
