@@ -57,7 +57,7 @@ class Operations(Protocol[V]):
     def dropped(self, values: list[V], living: Collection[V]) -> None:
         """Let go of values that no step reads any more."""
 
-    def owned(self, results: list[V], strides: list[Sequence[Any]], inputs: Sequence[V]) -> Sequence[V]:
+    def owned(self, results: list[V], strides: Sequence[Sequence[Any]], inputs: Sequence[V]) -> Sequence[V]:
         """Results with memory of their own, in the layouts that eager gives them."""
 
     def apart(self, value: V, inputs: Sequence[V]) -> V:
@@ -85,6 +85,8 @@ class KernelPlan:
         self.products: ProductsBy = products or ("clock" if targets.is_tuned(backend) else "model")
         self.switches = in_force()
         self.target = targets.target_for(backend, device)
+        pairs = zip(graph.outputs, graph.output_strides, strict=True)
+        self.wanted = [(v, s) for v, s in pairs if v is not None and s is not None]
         self.steps: list[Step] | None = None
         self.runners: dict[int, GroupRunner] = {}
         self.last_use: dict[int, list[int]] = {}
@@ -139,7 +141,8 @@ class KernelPlan:
                 operations.dropped(last, memory.values())
                 del last
         outputs = self._outputs(operations, memory, inputs)
-        self._write_back(operations, memory, inputs)
+        if self.graph.mutations:
+            self._write_back(operations, memory, inputs)
         return outputs
 
     def take(self, step: Step, at: int, operations: Operations[V], memory: dict[int, V]) -> None:
@@ -163,10 +166,13 @@ class KernelPlan:
                 memory[value.id] = operations.called(value, [_value(operations, memory, a) for a in value.args])
 
     def _outputs(self, operations: Operations[V], memory: dict[int, V], inputs: Sequence[V]) -> list[V | None]:
-        pairs = list(zip(self.graph.outputs, self.graph.output_strides, strict=True))
-        wanted = [(_value(operations, memory, v), s) for v, s in pairs if v is not None and s is not None]
-        owned = iter(operations.owned([v for v, _ in wanted], [s for _, s in wanted], inputs))
-        return [None if v is None or s is None else next(owned) for v, s in pairs]
+        graph = self.graph
+        results, strides = [_value(operations, memory, v) for v, _ in self.wanted], [s for _, s in self.wanted]
+        owned = operations.owned(results, strides, inputs)
+        if len(owned) == len(graph.outputs):  # none is skipped
+            return list(owned)
+        supply, pairs = iter(owned), zip(graph.outputs, graph.output_strides, strict=True)
+        return [None if v is None or s is None else next(supply) for v, s in pairs]
 
     def _write_back(self, operations: Operations[V], memory: dict[int, V], inputs: Sequence[V]) -> None:
         """Values that forward wrote to its arguments; all are known before the first is written."""
@@ -242,7 +248,7 @@ class OnTensors:
     def dropped(self, values: list[Tensor], living: Collection[Tensor]) -> None:
         """Nothing to do: `memory` held them, and does not any more."""
 
-    def owned(self, results: list[Tensor], strides: list[Sequence[Any]], inputs: Sequence[Tensor]) -> list[Tensor]:
+    def owned(self, results: list[Tensor], strides: Sequence[Sequence[Any]], inputs: Sequence[Tensor]) -> list[Tensor]:
         return own_results(results, [numbers(s, self.sizes) for s in strides], inputs)
 
     def apart(self, value: Tensor, inputs: Sequence[Tensor]) -> Tensor:

@@ -167,7 +167,7 @@ class AsText:
             self.text.add(f"{row(outputs)}= {results}" if outputs else results)
 
     # ------------------------------------------------------------------ results
-    def owned(self, results: list[str], strides: list[Sequence[Any]], inputs: Sequence[str]) -> list[str]:
+    def owned(self, results: list[str], strides: Sequence[Sequence[Any]], inputs: Sequence[str]) -> list[str]:
         """Memory that was taken here is nobody else's; the rest is looked at in each call."""
         layouts = [numbers(s, self.sizes) for s in strides]
         distinct = len(set(results)) == len(results) and self.fresh.issuperset(results)

@@ -44,9 +44,12 @@ def _symbols(expr: sympy.Expr) -> tuple[sympy.Symbol, ...]:
 def _evaluator(expr: sympy.Expr) -> Callable[..., Any]:
     """Exact arithmetic, memoised by the values of the symbols."""
 
+    symbols = _symbols(expr)
+
     @functools.lru_cache(maxsize=256)
     def evaluator(*values: Any) -> Any:
-        result = expr.xreplace({s: sympy.sympify(v) for s, v in zip(_symbols(expr), values, strict=True)}).doit()
+        result = expr.xreplace(dict(zip(symbols, values, strict=True)))
+        result = result if result.is_Number else result.doit()
         return int(result) if result.is_Integer else float(result)
 
     return evaluator
@@ -56,13 +59,12 @@ def number(size: Size, sizes: Sizes) -> int:
     """The value of a size, which is a whole number."""
     if isinstance(size, int):
         return size
-    value = evaluate(size, sizes)
-    return value if isinstance(value, int) else int(value)
+    return sizes[size] if isinstance(size, sympy.Symbol) else int(evaluate(size, sizes))
 
 
 def numbers(shape: Sequence[Size], sizes: Sizes) -> tuple[int, ...]:
     """The values of several sizes: a shape, or strides."""
-    return tuple(number(n, sizes) for n in shape)
+    return tuple([n if type(n) is int else number(n, sizes) for n in shape])
 
 
 def traced_numbers(shape: Sequence[Any], sizes: Sizes) -> tuple[int, ...]:
