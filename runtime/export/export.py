@@ -16,8 +16,7 @@ from .cpp.module import as_pair, pair
 from .gather.gathered import gathered
 from .graphs.data import as_dot, as_graphml, as_json
 from .graphs.page import as_html, as_svg
-from .python.module import DERIVED, module_text
-from .python.vmap_module import module_with
+from .python.module import DERIVED, module_text, module_with
 from .torch_export.program import as_program
 
 

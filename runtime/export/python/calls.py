@@ -12,7 +12,7 @@ from ....ir import Value
 from ....ir.prims import BINARY, COMPARE, UNARY, Arg
 from ....tracer.dtypes import TO_TORCH
 from ...execution.aten.reference import find_op
-from .expressions import Expressions
+from ..text.expressions import Expressions
 
 _TORCH = {"max": "torch.maximum", "min": "torch.minimum", "rem": "torch.remainder", "shl": "torch.bitwise_left_shift",
           "shr": "torch.bitwise_right_shift", "conj": "torch.conj_physical"}  # fmt: skip
