@@ -20,7 +20,7 @@ from ..specialize.backward import opaque_calls, run_backward, unasked_of
 from ..specialize.records import Record, warn
 from ..specialize.residuals import Chosen
 from ..specialize.specialization import Specialization
-from ..values.layouts import gradient_kind, in_a_class
+from ..values.gradient_layouts import gradient_kind, in_a_class
 from .opaque_forward import WRITES_GIVEN
 from ..specialize.compiled_backward import is_apart
 

@@ -22,12 +22,12 @@ from ..check.compare import Difference, Tolerance, difference
 from ..check.subject import Subject
 from ..execution.aten import reference
 from ..execution.aten.unboxed_ops import bindings
-from ..execution.executable import BoundSizes, Executable, GroupRunner, KernelPlan
-from ..specialize.specialization import Specialization
-from ..capture.captured_backward import BackwardEntry
+from ..execution.executable import Executable
+from ..execution.group import GroupRunner
+from ..execution.kernel_plan import KernelPlan, OnTensors, runner_of
+from ..specialize.specialization import BackwardEntry, Specialization
+from ..values.sizes import BoundSizes
 from .steps import Seen, Step, Steps
-from ..capture.user_methods import run_user_backward
-from ..capture.user_methods import run_user_forward
 
 Tensor = torch.Tensor
 FAR = (1 << 12, 64, 4)
@@ -232,9 +232,10 @@ def _division(step: Step, steps: Steps, subject: Subject) -> Found | None:
 
 def _of_plan(plan: KernelPlan, inputs: Sequence[Tensor], sizes: Any) -> Iterator[Place]:
     want, memory = _values(plan.graph, inputs, sizes), dict[int, Any]()
+    operations = OnTensors(sizes, plan.device)
     memory.update({v.id: t for v, t in zip(plan.graph.inputs, inputs, strict=True)})
     for at, step in enumerate(plan.steps or ()):
-        plan._run(at, step, memory, sizes, tuple(sizes.values()))
+        plan.take(step, at, operations, memory)
         for value in step.outputs if isinstance(step, Group) else (step.value,):
             own = f"{plan.runners[at].name}, " if at in plan.runners else ""
             if value.id in memory:
@@ -251,7 +252,7 @@ def _kernels(step: Step, steps: Steps, subject: Subject) -> Found | None:
         wrong = [Place(_shown(o), _where(o), g, want[o.id]) for o, g in zip(ends, got, strict=True)]
         if (found := _first(wrong)) is None:
             continue
-        names = ", ".join(k.name for v in runner.variants[:1] for k in v.kernels.kernels)
+        names = ", ".join(k.name for v in runner.variants.ordered[:1] for k in v.kernels.kernels)
         what = f"{step} (kernel {names})"
         primitive = _first([*_alone(runner, inputs, seen.sizes, want)])
         return _told(what, [primitive[0] if primitive is not None else found[0]])
@@ -269,7 +270,7 @@ def _alone(runner: GroupRunner, inputs: Sequence[Tensor], sizes: Any, want: Mapp
     for value in graph.order()[:MOST]:
         cut = extract([value], graph.inputs, name="alone", layouts=layouts)
         group = Group(cut, tuple(graph.inputs), (value,))
-        own = GroupRunner(group, "alone", runner.backend, runner.target, runner.device, lambda why: None)
+        own = runner_of(group, "alone", runner.backend, runner.variants.target, runner.device, lambda why: None)
         (got,) = own(inputs, sizes, tuple(sizes.values()))
         yield Place(_shown(value), _where(value), got, want[value.id])
 
@@ -329,28 +330,28 @@ def _origin(node: Node) -> str:
 def _users(subject: Subject, seen: Seen) -> tuple[str, Callable[[], Sequence[Any]]] | None:
     """(what it is called, the user's own method on what the executable was given)."""
     for spec in (s for known in subject.compiler.known.values() for s in known):
-        if spec.captured.forward.trace is seen.what.trace:
-            args = spec.captured.with_tensors(list(seen.given)[: len(spec.captured.slots)])
-            return f"{spec.captured.name}.forward", partial(partial(run_user_forward, spec.captured), args)
-        for key, entry in spec.backward.entries.items():
+        if spec.forward.trace is seen.what.trace:
+            args = spec.with_tensors(list(seen.given)[: len(spec.slots)])
+            return f"{spec.name}.forward", partial(spec.users_forward, args)
+        for key, entry in spec.entries.items():
             if isinstance(entry, BackwardEntry) and entry.trace is seen.what.trace:
-                return f"{spec.captured.name}.backward", partial(_users_backward, spec, key[0], seen)
+                return f"{spec.name}.backward", partial(_users_backward, spec, key[0], seen)
     return None
 
 
 def _users_backward(spec: Specialization, kinds: Sequence[Any], seen: Seen) -> Sequence[Any]:
     """The user's backward on the residuals, sizes and gradients that its capture was given."""
-    places, supply = spec.captured.residual_places, iter(seen.given)
+    places, supply = spec.residual_places, iter(seen.given)
     residuals = [None if p is None else next(supply) for p in places]
-    symbols = {s: next(supply) for s in spec.captured.backward_symbols}
+    symbols = {s: next(supply) for s in spec.backward_symbols}
     gradients = [None if k is None else next(supply) for k in kinds]
-    known = [(r, spec.captured.forward.fake_at(p)) for r, p in zip(residuals, places, strict=True) if p is not None]
+    known = [(r, spec.forward.fake_at(p)) for r, p in zip(residuals, places, strict=True) if p is not None]
     sizes = BoundSizes({**symbols, **_read([f for _, f in known], [r for r, _ in known])})
-    return run_user_backward(spec.captured, residuals, sizes, gradients)
+    return spec.users_backward(residuals, sizes, gradients)
 
 
 def _read(fakes: Sequence[Any], values: Sequence[Any]) -> Mapping[Any, int]:
-    from ..execution.executable import Binder
+    from ..values.sizes import Binder
 
     return Binder(fakes)(values)
 

@@ -21,7 +21,7 @@ from ...tracer.opaque.opaque import Tape
 from ...tracer.reads.reads import Reads
 from ...tracer.torch_private import no_autocast
 from ...tracer.trace import CaptureError
-from ..execution.executable import Binder, BoundSizes
+from ..values.sizes import Binder, BoundSizes
 from ..settings import logs
 from ..settings.counters import count
 from .guards import Guard, lasting_state, size_guard

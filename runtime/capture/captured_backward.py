@@ -17,10 +17,12 @@ from ...tracer.function import guarded_trace, rebind, require_no_difference
 from ...tracer.methods import as_tuple, backward_method, parameter_names
 from ...tracer.opaque.opaque import Tape
 from ...tracer.trace import CaptureError, Trace
-from ..execution.executable import RECORDS, Binder, BoundSizes, Executable
+from ..execution.executable import Executable
+from ..execution.group import RECORDS
+from ..values.sizes import Binder, BoundSizes
 from ..settings import logs
 from ..settings.counters import count
-from ..values.layouts import as_gradient_of, cast_as_gradient, in_a_class
+from ..values.gradient_layouts import as_gradient_of, cast_as_gradient, in_a_class
 from .activity import takes_gaps
 from .captured import CapturedFunction, number_of, require_allowed
 from .guards import is_float

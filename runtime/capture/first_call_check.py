@@ -20,10 +20,11 @@ from ...tracer.opaque.opaque import Tape
 from ...tracer.torch_private import functions_as_written, memory_of
 from ...tracer.trace import CaptureError, Trace
 from ..execution.aten.replay import step_by_step
-from ..execution.executable import Binder, BoundSizes
-from ..execution.intermediates import _evaluate, intermediate_bytes
+from ..values.sizes import Binder, BoundSizes
+from ..execution.intermediates import intermediate_bytes
+from ..values.sizes import traced_numbers
 from ..settings.config import settings
-from ..values.layouts import order_unlike
+from ..values.gradient_layouts import order_unlike
 from .captured import CapturedFunction, output_kinds
 from .captured_backward import BackwardEntry, gradient_likes, reduced_to_argument
 from .opaque_replay import played, replayed
@@ -191,7 +192,7 @@ def small_sizes(sizes: Sizes, conditions: Sequence[sympy.Basic]) -> dict[sympy.S
 
 
 def _cut_tensor(tensor: Tensor, fake: Tensor, sizes: Sizes) -> Tensor:
-    shape, strides = _evaluate(fake.shape, sizes), _evaluate(fake.stride(), sizes)
+    shape, strides = traced_numbers(fake.shape, sizes), traced_numbers(fake.stride(), sizes)
     data = tensor.detach()[tuple(slice(0, n) for n in shape)]
     if not data.is_floating_point() and not data.is_complex() and data.dtype is not torch.bool:
         limit = min(sizes.values(), default=1)

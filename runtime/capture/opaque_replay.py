@@ -12,7 +12,8 @@ import torch
 from ...tracer.opaque.nested import recording
 from ...tracer.opaque.opaque import OpaqueNode, Run, Tape, running
 from ...tracer.trace import CaptureError
-from ..execution.executable import BoundSizes, Executable
+from ..execution.executable import Executable
+from ..values.sizes import BoundSizes
 from ..settings.config import KERNEL_BACKENDS
 
 Tensor = torch.Tensor

@@ -72,13 +72,10 @@ def run(options: argparse.Namespace) -> Answer:
     """Everything, part by part."""
     parts = {name: list(look()) for name, look in PARTS.items() if not (options.quick and look is backends)}
     facts = {name: [asdict(f) for f in found] for name, found in parts.items()}
-    blocks: list[Block] = [_table(name, found) for name, found in parts.items()]
+    rows = {n: [(f.what, f.found, "" if f.state == "ok" else f.state) for f in found] for n, found in parts.items()}
+    blocks: list[Block] = [Table(name, ("", "", ""), each) for name, each in rows.items()]
     advice = list(dict.fromkeys(f"  {f.what}: {f.fix}" for found in parts.values() for f in found if f.fix))
     return Answer(facts, [*blocks, "\n".join(["to do:", *advice]) if advice else "nothing is missing"])
-
-
-def _table(name: str, found: list[Finding]) -> Table:
-    return Table(name, ("", "", ""), [(f.what, f.found, "" if f.state == "ok" else f.state) for f in found])
 
 
 # ------------------------------------------------------------------ what is installed

@@ -17,10 +17,9 @@ from ...tracer.function import rebind
 from ...tracer.methods import backward_method
 from ...tracer.trace import CaptureError
 from ..capture.guards import unseen_state
-from ..execution.executable import number
 from ..specialize.randomness import require_none as require_no_draws
-from ..specialize.specialization import Specialization
-from ..capture.captured_backward import BackwardEntry
+from ..specialize.specialization import BackwardEntry, Specialization
+from ..values.sizes import number
 from ..values.tensor_specs import memoryless
 from .partition import Parts
 from .placements import dense_strides, part_sizes
@@ -54,8 +53,8 @@ class Rule(Parts):
 
     def __init__(self, spec: Specialization, stand_ins: Sequence[Any], asks_backward: bool) -> None:
         super().__init__(spec, asks_backward)
-        self.tensors = spec.captured.tensors_of(stand_ins)
-        self.shapes = [tuple(rebind(fake.shape, spec.captured.sizes(stand_ins))) for fake in spec.captured.forward.fake_outputs]
+        self.tensors = spec.tensors_of(stand_ins)
+        self.shapes = [tuple(rebind(fake.shape, spec.sizes(stand_ins))) for fake in spec.forward.fake_outputs]
         pairs = [p for d, t in zip(self.dims, self.tensors, strict=True) for p in zip(d, t.shape, strict=True)]
         self.sizes = {size: int(n) for size, n in pairs if isinstance(size, sympy.Symbol)}
         self.told: set[str] = set()
@@ -83,8 +82,8 @@ class Rule(Parts):
     @once
     def keeps_rank(self) -> bool:
         """Whether no operation, as it was captured, is another one where a size happens to be 1."""
-        entries = [e for e in self.spec.backward.entries.values() if isinstance(e, BackwardEntry)]
-        traces = [self.spec.captured.forward.trace, *(e.trace for e in entries)]
+        entries = [e for e in self.spec.entries.values() if isinstance(e, BackwardEntry)]
+        traces = [self.spec.forward.trace, *(e.trace for e in entries)]
         called = (str(n.target).replace("unsqueeze", "") for t in traces for n in t.graph_module.graph.nodes)
         return not any("squeeze" in name for name in called)
 
@@ -134,16 +133,16 @@ def _captured(compiler: Compiled, args: Sequence[Any]) -> Rule:
     stand_ins = [stand_in(a) if isinstance(a, Tensor) else a for a in args]
     spec = WholeSizes(compiler.cls, stand_ins, compiler.reads_now(), True)
     require_no_draws(spec)
-    asks = any(spec.captured.forward.needs_input_grad) and backward_method(compiler.cls) is not None
+    asks = any(spec.forward.needs_input_grad) and backward_method(compiler.cls) is not None
     for refused, it_is in {
-        "calls what is opaque": bool(spec.captured.opaque),
-        "writes to one": spec.captured.writes_inputs,
-        "reads another tensor": any(t.dim() for t in spec.captured.forward.trace.lifted),
-        "returns a container of tensors": any(o.kind == "object" and holes(o.value) for o in spec.captured.forward.outputs),
+        "calls what is opaque": bool(spec.opaque),
+        "writes to one": spec.writes_inputs,
+        "reads another tensor": any(t.dim() for t in spec.forward.trace.lifted),
+        "returns a container of tensors": any(o.kind == "object" and holes(o.value) for o in spec.forward.outputs),
         "its backward is opaque": asks and compiler.opaque("backward") is not None,
     }.items():
         if it_is:
-            raise CaptureError(reason=f"it is given DTensors, and {refused}", where=spec.captured.forward_place())
+            raise CaptureError(reason=f"it is given DTensors, and {refused}", where=spec.forward_place())
     return Rule(spec, stand_ins, asks)
 
 

@@ -33,15 +33,13 @@ from ...tracer.torch_private import FakeTensorMode, plain_tensors
 from ...tracer.trace import CaptureError, Trace
 from ..capture.guards import Guard, ask_for_sizes_alone, global_state, guard_from
 from ..capture.shared_objects import Sharing
-from ..execution.executable import Binder, Executable, KernelPlan
+from ..execution.executable import Executable
+from ..execution.kernel_plan import KernelPlan
 from ..specialize.residuals import Chosen, choose
-from ..specialize.specialization import Specialization
-from ..capture.captured_backward import BackwardEntry
-from ..capture.captured import Report, hint_of
+from ..specialize.specialization import BackwardEntry, Report, Specialization, hint_of
+from ..values.sizes import Binder, traced_numbers
 from .literals import NoLiteral, constant_document, constant_from, settled
 from .plan_documents import NotKept, condition_of, conditions, plan, plan_of
-from ..capture.captured_backward import predicted_kinds
-from ..capture.captured_backward import capture_backward
 
 Tensor = torch.Tensor
 Doc = dict[str, Any]
@@ -50,17 +48,17 @@ Doc = dict[str, Any]
 # ------------------------------------------------------------------ write
 def outline(spec: Specialization) -> Doc:
     """What a capture found out about forward. Raises NotKept where a table cannot say it."""
-    forward = spec.captured.forward
-    if forward.trace.lifted or spec.captured.opaque or spec.captured.written or spec.captured.skip or spec.captured.restrided or spec.captured.shows_more:
+    forward = spec.forward
+    if forward.trace.lifted or spec.opaque or spec.written or spec.skip or spec.restrided or spec.shows_more:
         raise NotKept("it reads tensors from outside, calls what is opaque, writes to arguments or returns views")
     if any(o.kind != "tensor" for o in forward.outputs):
         raise NotKept("it returns more than tensors of its own")
     return {
-        "symbols": symbols_document(spec.captured.symbols),
-        "slots": spec.captured.slots,
-        "names": spec.captured.names,
+        "symbols": symbols_document(spec.symbols),
+        "slots": spec.slots,
+        "names": spec.names,
         "example": [example_of(f, spec) for f in forward.fakes],
-        "sources": [[s.name, *where] for s, where in spec.captured.binder.sources.items()],
+        "sources": [[s.name, *where] for s, where in spec.binder.sources.items()],
         "outputs": [bool(o.value) for o in forward.outputs],
         "hidden": forward.hidden_count,
         "is_tuple": forward.is_tuple,
@@ -73,8 +71,8 @@ def outline(spec: Specialization) -> Doc:
         "tensor_attributes": [[name, *place] for name, place in forward.tensor_attributes.items()],
         "constants": _constants(spec),
         "shared": _shared(forward.shared),
-        "backward_symbols": [s.name for s in spec.captured.backward_symbols],
-        "kinds": kinds_text(predicted_kinds(spec.captured)),
+        "backward_symbols": [s.name for s in spec.backward_symbols],
+        "kinds": kinds_text(spec.predicted_kinds()),
         "operations": operations(forward.trace),
     }
 
@@ -87,9 +85,9 @@ def _shared(shared: Sequence[Shared]) -> list[Any]:
 
 def _constants(spec: Specialization) -> Doc | None:
     """What is on ctx and no tensor; None where a table cannot say it: then it is captured again when it is wanted."""
-    known = set(spec.captured.symbols)
+    known = set(spec.symbols)
     try:
-        found = {k: constant_document(v, lambda n: as_written(n, known)) for k, v in spec.captured.forward.constants.items()}
+        found = {k: constant_document(v, lambda n: as_written(n, known)) for k, v in spec.forward.constants.items()}
         for value in found.values():
             constant_from(value, {s.name: s for s in known}, "constants")
     except (NoLiteral, ParseError):
@@ -105,18 +103,14 @@ def operations(trace: Trace) -> str:
 
 def first_sizes(spec: Specialization) -> dict[sympy.Symbol, int]:
     """The sizes of the call that was captured."""
-    return {s: hint_of(spec.captured.session, s) for s in spec.captured.binder.sources}
+    return {s: hint_of(spec.session, s) for s in spec.binder.sources}
 
 
 def example_of(fake: Tensor, spec: Specialization) -> list[Any]:
     """Sizes and strides of the tensor that was captured."""
     hints = first_sizes(spec)
-    shape, strides = ([_hint(n, hints) for n in part] for part in (fake.shape, fake.stride()))
+    shape, strides = (list(traced_numbers(part, hints)) for part in (fake.shape, fake.stride()))
     return [shape, strides, str(fake.dtype).removeprefix("torch."), str(fake.device), fake.requires_grad]
-
-
-def _hint(number: Any, hints: dict[sympy.Symbol, int]) -> int:
-    return number if isinstance(number, int) else int(number.node.expr.xreplace(hints))
 
 
 def _places(places: Sequence[Place | None]) -> list[Any]:
@@ -135,7 +129,7 @@ def kinds_text(kinds: tuple[Any, ...]) -> str:
 def forward_document(spec: Specialization, backend: str, device: torch.device) -> Doc:
     """forward on one backend. Raises NotKept."""
     chosen = spec.known_choice()
-    executable, conditions = spec.executables[_key(backend, chosen)], _conditions(spec.captured.current_guard())
+    executable, conditions = spec.executables[_key(backend, chosen)], _conditions(spec.current_guard())
     if not ask_for_sizes_alone(conditions):
         raise NotKept("its guard asks for more than sizes")
     return {
@@ -172,7 +166,7 @@ def backward_document(spec: Specialization, entry: BackwardEntry, backend: str, 
     if entry.written:
         raise NotKept("backward writes to what it is given")
     return {
-        "guards": conditions(entry.guards, {s.name: s for s in spec.captured.symbols}),
+        "guards": conditions(entry.guards, {s.name: s for s in spec.symbols}),
         "passed": [list(pair) for pair in entry.passed.items()],
         "sources": [[s.name, *where] for s, where in executable.binder.sources.items()],
         "operations": operations(entry.trace),
@@ -248,7 +242,7 @@ class Stored(Specialization):
             fresh = Specialization(self.cls, self._examples(), self.reads, self.dynamic, self.report)
             if json.loads(json.dumps(outline(fresh))) != self.table:
                 raise self._differs("a second capture finds something else than the first")
-            self.session, self.since, self.forward = fresh.captured.session, fresh.captured.since, fresh.captured.forward
+            self.session, self.since, self.forward = fresh.session, fresh.since, fresh.forward
 
     def _differs(self, why: str) -> CaptureError:
         return CaptureError(reason=why, where=method_place(self.cls.forward))  # type: ignore[attr-defined]
@@ -309,7 +303,7 @@ class StoredForward(ForwardCapture):
         if name not in ("session", "trace", "fakes", "fake_outputs", "fake_hidden", "constants"):
             raise AttributeError(name)
         self.spec.capture_again()
-        return getattr(self.spec.captured.forward, name)
+        return getattr(self.spec.forward, name)
 
     @property
     def hidden_count(self) -> int:
@@ -321,7 +315,7 @@ class StoredChosen(Chosen):
 
     def __init__(self, spec: Stored, found: Doc) -> None:
         self.spec, self.places = spec, _places_of(found["places"])
-        self.captured = Program(spec.captured.name, Graph(), tuple(_places_of(found["residuals"])), 0)
+        self.captured = Program(spec.name, Graph(), tuple(_places_of(found["residuals"])), 0)
         self._stored_rebuild = found["rebuild"]
         self._rebuild = None
 
@@ -362,14 +356,14 @@ class StoredEntry(BackwardEntry):
     """backward for one layout of gradients, from disk. It was compared with the user's own when it was stored."""
 
     def __init__(self, spec: Stored, kinds: tuple[Any, ...], found: Doc, device: torch.device) -> None:
-        by_name = {s.name: s for s in spec.captured.symbols}
+        by_name = {s.name: s for s in spec.symbols}
         self.spec, self.kinds, self.operations = spec, kinds, found["operations"]
         self.guards = self.stored_guards = tuple(condition_of(g, by_name) for g in found["guards"])
         self.lifted, self.viewed, self.others, self.admitted, self.compared = [], {}, [], {}, True
         self.passed = {result: gradient for result, gradient in found["passed"]}
         self.written = self.unversioned = ()
-        report = partial(spec.captured.report, "backward")
-        made = plan_of(found["plan"], f"{spec.captured.name}_backward", spec.backend, device, report)
+        report = partial(spec.report, "backward")
+        made = plan_of(found["plan"], f"{spec.name}_backward", spec.backend, device, report)
         skip, binder = frozenset(self.passed), _binder(found["sources"], by_name)
         self.executables = {_key(spec.backend, spec.known_choice()): StoredExecutable(self, made, binder, skip)}
         self.draws = _may_draw(made)
@@ -382,7 +376,7 @@ class StoredEntry(BackwardEntry):
         if name not in ("trace", "since"):
             raise AttributeError(name)
         with capture_lock, plain_tensors(), torch.no_grad():
-            again = capture_backward(self.spec.captured, self.kinds)
+            again = self.spec._capture_backward(self.kinds)
         if operations(again.trace) != self.operations or again.passed != self.passed:
             raise self.spec._differs("a second capture of backward finds something else than the first")
         self.trace, self.since = again.trace, again.since

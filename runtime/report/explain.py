@@ -27,10 +27,12 @@ from ..api import compile as compiled
 from ..capture.guards import is_plain
 from ..dispatch.dispatcher import Dispatcher
 from ..dispatch.pytree import arguments
-from ..execution.executable import Executable, fills_memory, has_outer_product, is_opaque, named_target, number
+from ..execution.executable import Executable, fills_memory, has_outer_product
 from ..execution.fusion_report import CutReport, GroupReport, cuts_of, groups_of
 from ..execution.generated import Generated
+from ..execution.kernel_plan import is_opaque
 from ..execution.pipeline import cheaper, generate, graph_of, text_of
+from ..execution.targets import named_target
 from ..functorch.unit import Unit
 from ..kernels.cross_compile.pool import Binary
 from ..kernels.proofs import line_of, proofs_of
@@ -43,6 +45,7 @@ from ..specialize.residuals import Chosen, choose
 from ..specialize.specialization import Specialization
 from ..capture.captured import hint_of
 from ..specialize.variants import Variant, variants_of
+from ..values.sizes import number
 from ..values.tensor_specs import differentiable, is_spec, stand_in
 from .residuals import Kept, kept
 from ..capture.captured import present_residuals

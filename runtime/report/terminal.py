@@ -61,6 +61,7 @@ def aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]
 
 
 def is_number(text: str) -> bool:
+    """1,234.5 is one."""
     return text[:1].isdigit() and text.replace(",", "").replace(".", "").isdigit()
 
 

@@ -22,7 +22,7 @@ from ..settings import logs
 from ..settings.counters import count
 from .records import FallbackWarning, OpaqueCall, Record
 from .residuals import Chosen
-from ..values.layouts import gradient_kind, in_a_class
+from ..values.gradient_layouts import gradient_kind, in_a_class
 from ..capture.captured_backward import admits_sizes
 from ..capture.captured_backward import layout_guard_failure
 from ..capture.user_methods import run_user_backward

@@ -24,11 +24,12 @@ from ..capture.first_call_check import check_backward
 from ..capture.opaque_replay import VARIANTS as MOST_GRAPHS
 from ..capture.opaque_replay import running_with_tape
 from ..capture.outputs import view_like
-from ..execution.executable import BoundSizes, Executable
+from ..execution.executable import Executable
+from ..values.sizes import BoundSizes
 from ..fallback.effects import drawing_again
 from ..settings.config import KERNEL_BACKENDS
 from ..settings.internal_errors import prepared
-from ..values.layouts import gradient_kind, in_a_class
+from ..values.gradient_layouts import gradient_kind, in_a_class
 from .residuals import Chosen
 
 Tensor = torch.Tensor

@@ -14,7 +14,8 @@ from ...tracer.trace import Trace
 from ..capture.captured import CapturedFunction
 from ..capture.opaque_replay import offered, running_with_tape
 from ..capture.outputs import finished_outputs
-from ..execution.executable import BoundSizes, Executable
+from ..execution.executable import Executable
+from ..values.sizes import BoundSizes
 from ..execution.pipeline import cheaper
 from ..settings.config import KERNEL_BACKENDS
 from .compiled_backward import Backward

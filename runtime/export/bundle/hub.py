@@ -17,8 +17,8 @@ from typing import Any
 
 from ...cache.store import versions
 from ..gather.gathered import gathered
-from ..python.launchers import snake
 from ..python.module import module_text
+from ..text.scope import snake
 from .archive import canonical, sha256, write_directory
 
 BACKENDS = ("cuda", "rocm")

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from string import ascii_lowercase
 from typing import Any
 
 import sympy
 
 from ....ir import Value
-from ....ir.prims import BINARY, COMPARE, PREDICATES, UNARY, Arg
+from ....ir.prims import COMPARE, PREDICATES, Arg
 from ....ir.types import FLOATS
 from ...execution.aten.reference import find_op
-from ..python.calls import Call, in_front
+from ..python.calls import Call, TextRule, in_front, rule_of
 
 _ATEN = {"max": "maximum", "min": "minimum", "rem": "remainder", "shl": "bitwise_left_shift",
          "shr": "bitwise_right_shift", "conj": "conj_physical"}  # fmt: skip
@@ -33,7 +33,7 @@ def options(dtype: str, device: str) -> str:
 
 def call_text(call: Call) -> str | None:
     """The expression; None for what has none."""
-    rule = RULES.get(call.value.prim)
+    rule = rule_of(RULES, call.value.prim, _elementwise)
     try:
         return None if rule is None else rule(call)
     except KeyError:
@@ -228,8 +228,7 @@ def _list(spec: Sequence[Any], call: Call, type_name: str) -> str | None:
     return f"std::vector<{inner}>{{{', '.join(map(str, words))}}}"
 
 
-RULES: dict[str, Callable[[Call], str | None]] = {
-    **dict.fromkeys((*UNARY, *BINARY, *COMPARE), _elementwise),
+RULES: dict[str, TextRule] = {
     "where": lambda call: f"at::where({', '.join(call.operands)})",
     "cast": lambda call: f"{call.operands[0]}.to({kind(call.value.dtype)})",
     "full": _full,

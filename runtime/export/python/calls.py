@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from string import ascii_lowercase
 from typing import Any
 
 import sympy
 
 from ....ir import Value
-from ....ir.prims import BINARY, COMPARE, UNARY, Arg
+from ....ir.prims import PRIMS, Arg
 from ....tracer.dtypes import TO_TORCH
 from ...execution.aten.reference import find_op
-from .expressions import Expressions
+from ..text.expressions import Expressions
 
 _TORCH = {"max": "torch.maximum", "min": "torch.minimum", "rem": "torch.remainder", "shl": "torch.bitwise_left_shift",
           "shr": "torch.bitwise_right_shift", "conj": "torch.conj_physical"}  # fmt: skip
@@ -38,10 +38,18 @@ class Call:
         return self.expressions.text(found) if isinstance(found, sympy.Basic) else _literal(found)
 
 
+TextRule = Callable[[Call], "str | None"]
+
+
 def call_text(value: Value, operands: Sequence[str], expressions: Expressions, device: str) -> str | None:
     """The expression; None for what only fusegrad can compute."""
-    rule = RULES.get(value.prim)
+    rule = rule_of(RULES, value.prim, _elementwise)
     return None if rule is None else rule(Call(value, operands, expressions, device))
+
+
+def rule_of(rules: Mapping[str, TextRule], prim: str, elementwise: TextRule) -> TextRule | None:
+    """A primitive's own rule, or that of its family where torch has the operation by the same name."""
+    return rules.get(prim, elementwise if PRIMS[prim].family == "elementwise" else None)
 
 
 def _elementwise(call: Call) -> str:
@@ -176,8 +184,7 @@ def _literal(value: Any) -> str:
     return repr(value)
 
 
-RULES: dict[str, Callable[[Call], str | None]] = {
-    **dict.fromkeys((*UNARY, *BINARY, *COMPARE), _elementwise),
+RULES: dict[str, TextRule] = {
     "where": lambda call: f"torch.where({', '.join(call.operands)})",
     "cast": lambda call: f"{call.operands[0]}.to({call.dtype})",
     "full": lambda call: (

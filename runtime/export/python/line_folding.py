@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from .launchers import folded
+from ..text.scope import folded
 
 WIDTH = 120
 _REMARK = re.compile(r"^(?P<code>.*\S)  # (?P<remark>.+)$")
