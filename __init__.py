@@ -25,11 +25,11 @@ try:
     from .runtime.export.bundle.load import load
     from .runtime.export.export import export
     from .runtime.export.torch_export.saved import load_program, save_program
+    from .runtime.fallback.records import FallbackWarning
     from .runtime.profile.profile import profile
     from .runtime.report.explain import explain
     from .runtime.settings import config
     from .runtime.settings.counters import stats
-    from .runtime.specialize.records import FallbackWarning
     from .runtime.swap.swap import swap
 except (ImportError, AttributeError) as _error:  # torch or triton lacks a name
     raise _versions.unknown(_error) from None

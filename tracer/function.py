@@ -59,21 +59,30 @@ class Output:
 
 
 @dataclass
-class ForwardCapture:
-    """forward + setup_context at one key.
-
-    The trace returns the user's tensor outputs, then the hidden tensors. `saved` and `tensor_attributes` say where
-    everything comes from that the real ctx must be given; `constants` may hold symbols of the session.
-    """
+class ForwardTrace:
+    """forward on fakes: what a process that finds a capture on disk makes again only where it is asked for."""
 
     session: Session
     trace: Trace
     fakes: list[Tensor]
+    fake_outputs: list[Tensor]  # of the tensor outputs
+    fake_hidden: list[Tensor]
+    constants: dict[str, Any] = field(default_factory=dict)
+    since: int = 0  # the session's guards from this number on are backward's
+
+
+@dataclass
+class ForwardCapture:
+    """forward + setup_context at one key.
+
+    `saved` and `tensor_attributes` say where everything comes from that the real ctx must be given.
+    """
+
+    source: ForwardTrace | Callable[[], ForwardTrace]
     outputs: list[Output]
     is_tuple: bool
     tensor_outputs: list[int]  # positions among the user's outputs
-    fake_outputs: list[Tensor]  # of the tensor outputs
-    fake_hidden: list[Tensor]
+    hidden_count: int
     saved: list[Place | None]
     saved_for_forward: list[Place | None]
     dirty: list[Place]
@@ -81,13 +90,50 @@ class ForwardCapture:
     materialize_grads: bool
     materialize_non_diff_grads: bool
     needs_input_grad: tuple[bool, ...]
-    constants: dict[str, Any] = field(default_factory=dict)
     tensor_attributes: dict[str, Place] = field(default_factory=dict)
     shared: tuple[Shared, ...] = ()
 
     @property
-    def hidden_count(self) -> int:
-        return len(self.fake_hidden)
+    def traced(self) -> ForwardTrace:
+        """The trace and its fakes, made now where they were not yet."""
+        if not isinstance(self.source, ForwardTrace):
+            self.source = self.source()
+        return self.source
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether this process has the trace already."""
+        return isinstance(self.source, ForwardTrace)
+
+    @property
+    def session(self) -> Session:
+        """Where forward was traced."""
+        return self.traced.session
+
+    @property
+    def trace(self) -> Trace:
+        """The graph: the user's tensor outputs, then the hidden tensors."""
+        return self.traced.trace
+
+    @property
+    def fakes(self) -> list[Tensor]:
+        """Its tensor arguments."""
+        return self.traced.fakes
+
+    @property
+    def fake_outputs(self) -> list[Tensor]:
+        """Its tensor outputs."""
+        return self.traced.fake_outputs
+
+    @property
+    def fake_hidden(self) -> list[Tensor]:
+        """What is kept and neither argument nor output."""
+        return self.traced.fake_hidden
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """What is on ctx and no tensor; may hold symbols of the session."""
+        return self.traced.constants
 
     @property
     def returns_hidden(self) -> bool:
@@ -153,7 +199,10 @@ def capture_forward(
     if any(has_unbacked(n) for t in made for n in (*t.shape, *t.stride()) if not isinstance(n, int)):
         raise as_asking(CaptureError(reason="it reads the data of a tensor (a size)", where="unknown"), tape)
     recorded.pop("returned")
-    return ForwardCapture(session=session, trace=trace, fakes=list(fakes), needs_input_grad=needs, **recorded)
+    on_fakes = {name: recorded.pop(name) for name in ("fake_outputs", "fake_hidden", "constants")}
+    traced = ForwardTrace(session, trace, list(fakes), **on_fakes)
+    hidden_count = len(traced.fake_hidden)
+    return ForwardCapture(source=traced, hidden_count=hidden_count, needs_input_grad=needs, **recorded)
 
 
 def _refuse_saved_as_returned(found: dict[str, Any]) -> None:

@@ -14,15 +14,15 @@ from ...tracer.trace import CaptureError
 from ..capture.ctx_attributes import REASON, is_assigned
 from ..capture.guards import is_tracked
 from ..fallback.answer import Fault, backward_failed, contained, is_fault, users_backward
+from ..fallback.records import Record, warn
 from ..functorch.unit import BackwardUnit
 from ..settings.counters import count
 from ..specialize.backward import opaque_calls, run_backward, unasked_of
-from ..specialize.records import Record, warn
+from ..specialize.compiled_backward import is_apart
 from ..specialize.residuals import Chosen
 from ..specialize.specialization import Specialization
 from ..values.gradient_layouts import gradient_kind, in_a_class
 from .opaque_forward import WRITES_GIVEN
-from ..specialize.compiled_backward import is_apart
 
 if TYPE_CHECKING:
     from ..specialize.compiled import Compiled
@@ -66,7 +66,7 @@ def _differentiated(
         return users_backward(compiler, specialization, chosen, ctx, residuals, gradients)
     if (result := _on_what_changed(compiler, specialization, chosen, ctx, residuals, gradients)) is not None:
         return result
-    if is_assigned(ctx, specialization):
+    if is_assigned(ctx, specialization.captured):
         originals = residuals if chosen is None else chosen.originals(residuals, ctx)
         return _users_on(compiler, ctx, specialization, originals, gradients)
     recording = torch.is_grad_enabled() and any(map(is_tracked, (*residuals, *gradients)))

@@ -26,12 +26,12 @@ from ...tracer.opaque.opaque import (
 )
 from ...tracer.trace import CaptureError
 from ..capture.opaque_replay import VARIANTS, offer
+from ..capture.outputs import restore_passthrough_inputs
 from ..fallback.answer import Fault, contained, is_fault, put_on_record
 from ..fallback.effects import launching
+from ..fallback.records import OpaqueCall
 from ..specialize.backward import CHANGES, MANY, MANY_ANSWERS, _has_own_lines, _learn, _of_operators, note
-from ..specialize.records import OpaqueCall
 from .node import node_of
-from ..capture.outputs import restore_passthrough_inputs
 
 if TYPE_CHECKING:
     from ..specialize.compiled import Compiled
@@ -128,7 +128,8 @@ def _require_unwritten(compiler: Compiled, args: Sequence[Any], versions: Sequen
 def _candidates(compiler: Compiled, first: Specialization, args: Sequence[Any]) -> Iterator[Specialization]:
     yield first
     tensors = [a for a in args if isinstance(a, Tensor)]
-    yield from (s for s in list(compiler.known.get(compiler.facts(args), ())) if s is not first and s.captured.guard(tensors))
+    known = list(compiler.known.get(compiler.facts(args), ()))
+    yield from (s for s in known if s is not first and s.captured.guard(tensors))
 
 
 def _finished(compiler: Compiled, args: Sequence[Any], tape: Tape, met: OpaqueMet | None = None) -> Any:
@@ -189,10 +190,11 @@ def _add(compiler: Compiled, args: Sequence[Any], tape: Tape) -> None:
 
 def _serves(specialization: Specialization, args: Sequence[Any], tape: Tape) -> bool:
     """Whether a graph is for these arguments and for what the opaque nodes returned."""
-    if not specialization.captured.guard([a for a in args if isinstance(a, Tensor)]):
+    captured = specialization.captured
+    if not captured.guard([a for a in args if isinstance(a, Tensor)]):
         return False
-    sizes, calls = specialization.captured.sizes(args), tape.again()
-    return all(node.fits(calls.take(node.what), sizes) for node in specialization.captured.opaque)
+    sizes, calls = captured.sizes(args), tape.again()
+    return all(node.fits(calls.take(node.what), sizes) for node in captured.opaque)
 
 
 def _differentiates_its_body(compiler: Compiled, args: Sequence[Any]) -> bool:

@@ -18,13 +18,13 @@ from ...tracer.function import ForwardCapture
 from ...tracer.methods import backward_method, is_once_differentiable, takes_boxed_gradients
 from ...tracer.torch_private import direct_apply, saved_tensors_can_be_told_apart, saved_tensors_of
 from ..capture.ctx_attributes import showing
+from ..capture.outputs import rebuild_output
+from ..capture.user_methods import ctx_attributes
 from ..fallback.effects import careful
 from ..specialize.function_class import node_class, shown
 from ..specialize.residuals import Chosen
 from ..specialize.specialization import Specialization
 from .backward import backward as backward_of
-from ..capture.outputs import rebuild_output
-from ..capture.user_methods import ctx_attributes
 
 if TYPE_CHECKING:
     from ..specialize.compiled import Compiled
@@ -49,7 +49,7 @@ def make_node(
     if own_backward and method is not None:
         return node_class(cls, (Function,), _body(cls, forward, shown(_of_the_present(cls))))
     body = _body(cls, forward, _backward(compiler, spec, backend, chosen, method))
-    node = node_class(cls, (Function,), body, showing(spec))
+    node = node_class(cls, (Function,), body, showing(spec.captured))
     if chosen is not None and saved_tensors_can_be_told_apart:
         users = len(spec.captured.forward.saved)
         node._backward_cls.saved_tensors = property(
@@ -85,7 +85,8 @@ def _forward(spec: Specialization, backend: str, chosen: Chosen | None, own_back
         ctx.save_for_backward(*[pools[pool][i] if pool >= 0 else None for pool, i in saved])
         kept = [pools[pool][i] for pool, i in attributes]
         if own_backward:
-            vars(ctx).update(ctx_attributes(spec.captured, kept, sizes) | ({} if sharing is None else sharing.named(held)))
+            shared = {} if sharing is None else sharing.named(held)
+            vars(ctx).update(ctx_attributes(spec.captured, kept, sizes) | shared)
         else:
             ctx._fusegrad_tensors, ctx._fusegrad_sizes = kept, sizes
             if sharing is not None:
@@ -173,4 +174,4 @@ def _add_node(
         return
     chosen = compiler.chosen(specialization, key, specialization.captured.sizes(args))
     node = make_node(compiler, specialization, key[0], chosen, key[2])
-    specialization.nodes[key] = careful(direct_apply(node), specialization)
+    specialization.nodes[key] = careful(direct_apply(node), specialization.captured)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..capture.first_call_check import _copy
+from ..values.bitwise import _copy
 
 WORDS = {
     "capture": "the capture",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, cast
 
 import sympy
 import torch
@@ -21,32 +21,37 @@ from ...tracer.opaque.opaque import Tape
 from ...tracer.reads.reads import Reads
 from ...tracer.torch_private import no_autocast
 from ...tracer.trace import CaptureError
-from ..values.sizes import Binder, BoundSizes
 from ..settings import logs
 from ..settings.counters import count
-from .guards import Guard, lasting_state, size_guard
+from ..values.sizes import Binder, BoundSizes
+from .guards import Guard, guard_from, lasting_state, size_guard
 from .opaque_replay import not_in_place
 from .redraw import draws
 from .shared_objects import Sharing
 
 Tensor = torch.Tensor
-Sizes = BoundSizes
+Sizes = Mapping[sympy.Symbol, Any]
 Report = Callable[[str, str], None]
 """(method, why) is called where a captured method runs slower than its backend promises."""
 _AS_IT_IS = nullcontext()
 
 
 class CapturedFunction:
-    """forward of one class, captured at one key; raises CaptureError from the constructor where it cannot be."""
+    """forward of one class at one key, and what a call has to know of it: data, but for the trace, which may be lazy.
+
+    `capture_function` makes one from a class and arguments, `persistence` from a document on disk.
+    """
 
     def __init__(
         self,
         cls: type,
         args: Sequence[Any],
         reads: Reads,
-        dynamic: bool = True,
-        report: Report | None = None,
-        tape: Tape | None = None,
+        dynamic: bool,
+        report: Report | None,
+        forward: ForwardCapture,
+        binder: Binder,
+        opaque: Sequence[Any] = (),
     ) -> None:
         self.cls, self.name, self.dynamic = cls, cls.__name__, dynamic
         self.reads = reads.with_arguments(args)
@@ -56,53 +61,45 @@ class CapturedFunction:
         self.arguments = tuple(None if isinstance(a, Tensor) else anew(a) for a in args)
         self.count = user_count(args)  # tensors from inside the user's containers stand behind the arguments
         self.names = argument_names(cls, len(args))
-        self.session = Session(dynamic)
-        self.forward = self._trace_forward(args, tape)
-        trace = self.forward.trace
-        # Symbols and guards, as they stand before any backward is captured in the same session.
-        self.guard = self.current_guard()
-        self.binder = Binder(self.forward.fakes)
-        self.session.keep_equal()
-        self.opaque = trace.opaque
-        symbols = [*self.binder.sources, *(s for node in self.opaque for s in node.hints)]
+        self.forward, self.binder, self.opaque = forward, binder, opaque
+        symbols = [*binder.sources, *(s for node in opaque for s in node.hints)]
         self.symbols: AbstractSet[sympy.Symbol] = dict.fromkeys(symbols).keys()  # in this order in every process
-        self.backward_symbols = unbound_symbols(self)
+        self.backward_symbols: list[sympy.Symbol] = []  # of these, those that backward is given as numbers
+        self.guard: Guard = guard_from(())
+        self.assumed: Sequence[str] = ()  # the guard's conditions that no session knows: of a stored capture
+        self.kinds: tuple[Any, ...] | None = None  # the commonest backward, where it is known without a trace
+        self.read_constants: Callable[[Sizes], dict[str, Any]] | None = None  # the same of what is on ctx
         # What the graph reads and writes besides its arguments' values.
-        self.lifted = [self.reads.tensor_path(t) for t in trace.lifted]
-        self.written = written_placeholders(trace.graph_module, len(self.slots))
-        self.unversioned = unversioned_placeholders(trace.graph_module, len(self.slots)) if self.written else []
-        if self.opaque and self.writes_inputs:
-            raise not_in_place(self.opaque[0])
+        self.lifted: list[Any] = []
+        self.written: list[int] = []
+        self.unversioned: list[int] = []
         # How its results become the user's.
         self.is_plain = hasattr(cls, "_fusegrad_sources")
-        self.given = passthrough_inputs(self) if self.is_plain else ()
-        self.skip = frozenset(i for i, k in enumerate(output_kinds(self.forward)) if k != "tensor")
-        self.inner_views = inner_views(self.forward)
-        self.sharing = Sharing(self.forward.shared, self.arguments) if self.forward.shared else None
+        self.given: tuple[tuple[int, int], ...] = ()
+        self.skip = frozenset(i for i, k in enumerate(output_kinds(forward)) if k != "tensor")
+        self.inner_views = inner_views(forward)
+        self.sharing = Sharing(forward.shared, self.arguments) if forward.shared else None
         self.under_autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
         self.first_outside = self.outside()  # when it was captured
         # What the first call's comparison finds out.
         self.restrided = False  # strides were corrected
         self.shows_more = False  # an operator returns memory that it is given, and does not say so
         self.unchecked = False  # made-up data was no fit for its method: the first call on real data compares
-        self.since = len(self.session.env.guards)  # what one backward assumed, every later one was captured under
 
-    def _trace_forward(self, args: Sequence[Any], tape: Tape | None) -> ForwardCapture:
-        """forward and setup_context on fakes like the arguments, its inputs and outputs named."""
-        needs = tuple(isinstance(a, Tensor) and a.requires_grad and i < self.count for i, a in enumerate(args))
-        fakes = [self.session.fake(args[i]) for i in self.slots]
-        require_allowed(f"{self.name}.forward")
-        count("captures")
-        with logs.capturing(f"{self.name}.forward", lambda: forward.trace, self.forward_place()):
-            forward = capture_forward(self.cls, args, fakes, self.session, self.reads, needs, tape)
-        forward.trace.names = [self.names[i] for i in self.slots]
-        visible = len(forward.fake_outputs)
-        forward.trace.output_names = ["out"] if visible == 1 else [f"out_{i}" for i in range(visible)]
-        return forward
+    @property
+    def session(self) -> Session:
+        """Where its methods are traced."""
+        return self.forward.session
+
+    @property
+    def since(self) -> int:
+        """The number of the first guard that a backward added: what one assumed, all later ones were captured under."""
+        return self.forward.traced.since
 
     def current_guard(self) -> Guard:
         """The conditions on sizes under which what is known by now holds."""
-        return size_guard(self.session, self.forward.fakes)
+        guard = size_guard(self.session, self.forward.fakes)
+        return guard_from(list(dict.fromkeys((*self.assumed, *cast(Any, guard).conditions)))) if self.assumed else guard
 
     def name_at(self, place: Place) -> str:
         """The user's name for what is at a place."""
@@ -113,7 +110,7 @@ class CapturedFunction:
         origin = getattr(node, "meta", {}).get("fusegrad_origin")
         return origin[0] if origin and origin[0] else f"{place.kind}_{place.index}"
 
-    def sizes(self, args: Sequence[Any]) -> Sizes:
+    def sizes(self, args: Sequence[Any]) -> BoundSizes:
         """The session's symbols at this call."""
         return self.binder(self.tensors_of(args))
 
@@ -158,8 +155,10 @@ class CapturedFunction:
         """What is kept for backward: the saved tensors, then tensors that were put on ctx as attributes."""
         return [*self.forward.saved, *self.forward.tensor_attributes.values()]
 
-    def constants_at(self, sizes: Mapping[sympy.Symbol, Any]) -> dict[str, Any]:
+    def constants_at(self, sizes: Sizes) -> dict[str, Any]:
         """What forward left on ctx and is no tensor, at these sizes."""
+        if self.read_constants is not None and not self.forward.is_traced:
+            return self.read_constants(sizes)
         return {k: rebind(v, sizes) for k, v in self.forward.constants.items()}
 
     def outside(self) -> tuple[Any, ...]:
@@ -169,6 +168,53 @@ class CapturedFunction:
     def exactly_as_captured(self) -> Any:
         """Casts are part of the captured graph: autocast must not add its own while it is replayed."""
         return no_autocast() if self.under_autocast else _AS_IT_IS
+
+
+def capture_function(
+    cls: type,
+    args: Sequence[Any],
+    reads: Reads,
+    dynamic: bool = True,
+    report: Report | None = None,
+    tape: Tape | None = None,
+) -> CapturedFunction:
+    """Trace forward of a class at these arguments. Raises CaptureError.
+
+    tape: what its opaque calls returned; report: is told where a captured method runs slower than it might.
+    """
+    forward = trace_forward(cls, args, reads.with_arguments(args), Session(dynamic), tape)
+    traced, trace = forward.traced, forward.trace
+    captured = CapturedFunction(cls, args, reads, dynamic, report, forward, Binder(traced.fakes), trace.opaque)
+    captured.written = written_placeholders(trace.graph_module, len(captured.slots))
+    captured.unversioned = unversioned_placeholders(trace.graph_module, len(captured.slots)) if captured.written else []
+    if captured.opaque and captured.writes_inputs:
+        raise not_in_place(captured.opaque[0])
+    # The guard before anything else is asked of the session, which may learn more with every question.
+    captured.guard = captured.current_guard()
+    captured.session.keep_equal()
+    captured.lifted = [captured.reads.tensor_path(t) for t in trace.lifted]
+    captured.given = passthrough_inputs(captured) if captured.is_plain else ()
+    captured.backward_symbols = unbound_symbols(captured)
+    traced.since = len(captured.session.env.guards)
+    return captured
+
+
+def trace_forward(
+    cls: type, args: Sequence[Any], reads: Reads, session: Session, tape: Tape | None
+) -> ForwardCapture:
+    """forward and setup_context on fakes like the arguments, the graph's inputs and outputs named."""
+    count_of_user, slots = user_count(args), [i for i, a in enumerate(args) if isinstance(a, Tensor)]
+    needs = tuple(isinstance(a, Tensor) and a.requires_grad and i < count_of_user for i, a in enumerate(args))
+    fakes = [session.fake(args[i]) for i in slots]
+    require_allowed(f"{cls.__name__}.forward")
+    count("captures")
+    with logs.capturing(f"{cls.__name__}.forward", lambda: forward.trace, method_place(cls.forward)):  # type: ignore[attr-defined]
+        forward = capture_forward(cls, args, fakes, session, reads, needs, tape)
+    names = argument_names(cls, len(args))
+    forward.trace.names = [names[i] for i in slots]
+    visible = len(forward.fake_outputs)
+    forward.trace.output_names = ["out"] if visible == 1 else [f"out_{i}" for i in range(visible)]
+    return forward
 
 
 def passthrough_inputs(captured: CapturedFunction) -> tuple[tuple[int, int], ...]:

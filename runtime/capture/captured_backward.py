@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,10 +19,10 @@ from ...tracer.opaque.opaque import Tape
 from ...tracer.trace import CaptureError, Trace
 from ..execution.executable import Executable
 from ..execution.group import RECORDS
-from ..values.sizes import Binder, BoundSizes
 from ..settings import logs
 from ..settings.counters import count
 from ..values.gradient_layouts import as_gradient_of, cast_as_gradient, in_a_class
+from ..values.sizes import Binder, BoundSizes
 from .activity import takes_gaps
 from .captured import CapturedFunction, number_of, require_allowed
 from .guards import is_float
@@ -35,13 +35,21 @@ Sizes = BoundSizes
 
 
 @dataclass
+class BackwardTrace:
+    """backward on fakes: what a process that finds a capture on disk makes again only where it is asked for."""
+
+    trace: Trace
+    since: int = 0  # the session's guards from this number on are backward's
+
+
+@dataclass
 class BackwardEntry:
     """backward at one None-mask and gradient layout."""
 
-    trace: Trace
+    source: BackwardTrace | Callable[[], BackwardTrace]
     guards: tuple[sympy.Basic, ...]
-    lifted: list[Any]
-    since: int  # the session's guards from this number on are backward's
+    lifted: list[Any] = field(default_factory=list)
+    opaque: Sequence[Any] = ()  # its opaque nodes, in the order of their calls
     passed: dict[int, int] = field(default_factory=dict)  # results that are a gradient as it came, by its number
     viewed: dict[int, tuple[int, Any]] = field(default_factory=dict)  # that are a view of one: its number, the fake
     written: tuple[int, ...] = ()  # which of (residuals, symbols, gradients) it writes to
@@ -51,6 +59,24 @@ class BackwardEntry:
     admitted: dict[tuple[int, ...], bool] = field(default_factory=dict)
     compared: bool = False
     everywhere: bool = False  # it serves sizes for which a capture of its own would be another one
+    stored_guards: tuple[sympy.Basic, ...] = ()  # of another process's capture, which hold as well
+
+    @property
+    def traced(self) -> BackwardTrace:
+        """The trace, made now where it was not yet."""
+        if not isinstance(self.source, BackwardTrace):
+            self.source = self.source()
+        return self.source
+
+    @property
+    def trace(self) -> Trace:
+        """Its graph: (residuals, symbols, gradients) to one gradient per argument."""
+        return self.traced.trace
+
+    @property
+    def since(self) -> int:
+        """The number of the session's first guard that is backward's."""
+        return self.traced.since
 
     @once
     def draws(self) -> bool:
@@ -61,11 +87,6 @@ class BackwardEntry:
     def takes_gaps(self) -> list[bool]:
         """Per tensor that is given, whether torch's operations may have it with gaps in memory."""
         return [takes_gaps(n) for n in self.trace.graph_module.graph.nodes if n.op == "placeholder"]
-
-    @property
-    def opaque(self) -> list[Any]:
-        """Its opaque nodes, in the order of their calls."""
-        return self.trace.opaque
 
     def admits(self, sizes: Sizes) -> bool:
         """Whether what this trace assumed about sizes holds."""
@@ -83,6 +104,7 @@ class BackwardEntry:
 
     def learn(self, guards: tuple[sympy.Basic, ...]) -> None:
         """Lowering added to what is assumed."""
+        guards = tuple(dict.fromkeys((*self.stored_guards, *guards)))
         if guards != self.guards:
             self.guards = guards
             self.admitted.clear()
@@ -143,7 +165,8 @@ def capture_backward(captured: CapturedFunction, kinds: tuple[Any, ...], tape: T
     lifted = [captured.reads.tensor_path(t) for t in trace.lifted]
     written = tuple(live[i] for i in written_placeholders(trace.graph_module, len(live)))
     unversioned = tuple(unversioned_placeholders(trace.graph_module, len(live))) if written else ()
-    return BackwardEntry(trace, guards, lifted, captured.since, passed, viewed, written, unversioned)
+    source = BackwardTrace(trace, captured.since)
+    return BackwardEntry(source, guards, lifted, trace.opaque, passed, viewed, written, unversioned)
 
 
 def fresh_residuals(captured: CapturedFunction) -> tuple[list[Tensor | None], list[Any]]:
@@ -186,6 +209,8 @@ def user_jvp(
 
 def predicted_kinds(captured: CapturedFunction) -> tuple[Any, ...]:
     """The commonest backward: every differentiable output has a gradient, each row-major."""
+    if captured.kinds is not None:
+        return captured.kinds
     gradients = gradients_per_output(captured, captured.forward.fake_outputs)
     return tuple(None if g is None else "contiguous" for g in gradients)
 

@@ -5,33 +5,25 @@ Our own entries are slots, so that a node's `__dict__` is the user's alone; whil
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from ...tracer.containers import leaves
 from ...tracer.reads.pictures import freeze
 from ...tracer.torch_private import dict_of_context as on
+from .captured import CapturedFunction
+from .user_methods import ctx_attributes
 
 SLOTS = ("_fusegrad_tensors", "_fusegrad_sizes", "_fusegrad_shared", "_fusegrad_shown")
 REASON = "an attribute of its ctx was assigned or changed after forward"
 
 
-class LeavesOnCtx(Protocol):
-    """What is asked of a specialization here."""
-
-    sharing: Any
-
-    def attributes(self, tensors: Sequence[Any], sizes: Any) -> dict[str, Any]:
-        """What forward put on ctx, for these tensors and sizes."""
-
-
-def showing(spec: LeavesOnCtx) -> dict[str, Any]:
+def showing(captured: CapturedFunction) -> dict[str, Any]:
     """The names of a class of nodes on which the user's attributes are found."""
 
     def shown(ctx: Any) -> dict[str, Any]:
-        return left_on(ctx, spec)
+        return left_on(ctx, captured)
 
     def missing(ctx: Any, name: str) -> Any:
         if not name.startswith("_fusegrad") and name in (found := shown(ctx)):
@@ -41,29 +33,29 @@ def showing(spec: LeavesOnCtx) -> dict[str, Any]:
     return {"__slots__": SLOTS, "__getattr__": missing, "__dict__": property(shown)}
 
 
-def left_on(ctx: Any, spec: LeavesOnCtx) -> dict[str, Any]:
+def left_on(ctx: Any, captured: CapturedFunction) -> dict[str, Any]:
     """What is on ctx, to be read and changed."""
     found = on(ctx)
     if not getattr(ctx, "_fusegrad_shown", False):
-        for name, value in _by_forward(ctx, spec).items():
+        for name, value in _by_forward(ctx, captured).items():
             found.setdefault(name, value)
         ctx._fusegrad_shown = True  # only now: a fault above must not read as an attribute that forward never set
     return found
 
 
-def is_assigned(ctx: Any, spec: LeavesOnCtx) -> bool:
+def is_assigned(ctx: Any, captured: CapturedFunction) -> bool:
     """Whether what is on ctx is not what forward put there."""
     if not (now := on(ctx)):
         return False
-    before = _by_forward(ctx, spec)
+    before = _by_forward(ctx, captured)
     gone = getattr(ctx, "_fusegrad_shown", False) and before.keys() - now.keys()
     return bool(gone) or any(name not in before or not _same(before[name], value) for name, value in now.items())
 
 
-def _by_forward(ctx: Any, spec: LeavesOnCtx) -> dict[str, Any]:
+def _by_forward(ctx: Any, captured: CapturedFunction) -> dict[str, Any]:
     """What forward put on ctx, the caller's own objects among it."""
-    own = spec.attributes(ctx._fusegrad_tensors, ctx._fusegrad_sizes)
-    return own if spec.sharing is None else own | spec.sharing.named(ctx._fusegrad_shared)
+    own = ctx_attributes(captured, ctx._fusegrad_tensors, ctx._fusegrad_sizes)
+    return own if captured.sharing is None else own | captured.sharing.named(ctx._fusegrad_shared)
 
 
 def _same(before: Any, now: Any) -> bool:

@@ -11,7 +11,7 @@ import torch
 
 from ...tracer.opaque.watching import watcher
 from ...tracer.torch_private import is_fake, is_traced_elsewhere, no_tracing_functions, plain_tensors
-from .first_call_check import made_up_data
+from ..values.bitwise import made_up_data
 
 _asked: ContextVar[bool] = ContextVar("fusegrad_asked", default=False)
 

@@ -13,8 +13,8 @@ from ...tracer.opaque.nested import recording
 from ...tracer.opaque.opaque import OpaqueNode, Run, Tape, running
 from ...tracer.trace import CaptureError
 from ..execution.executable import Executable
-from ..values.sizes import BoundSizes
 from ..settings.config import KERNEL_BACKENDS
+from ..values.sizes import BoundSizes
 
 Tensor = torch.Tensor
 Call = Callable[[Sequence[Any]], Sequence[Any]]

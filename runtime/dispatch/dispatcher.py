@@ -20,17 +20,17 @@ from ..autograd.node import node_of
 from ..autograd.opaque_forward import opaque_forward_of
 from ..capture.graph_mode import is_outer
 from ..capture.guards import is_closure, is_meta
+from ..capture.outputs import restore_passthrough_inputs
 from ..distributed import call as distributed
 from ..dynamo.call import called_within
 from ..fallback.answer import contained
 from ..fallback.effects import launching
+from ..fallback.records import Attempt, Later, NotCaptured
 from ..fast_path.inline_cache import Ready, shapes_of
 from ..functorch.call import transformed
 from ..persistence import found as found_on_disk
 from ..specialize.compiled import Compiled
-from ..specialize.records import Attempt, Later, NotCaptured
 from ..specialize.specialization import Specialization
-from ..capture.outputs import restore_passthrough_inputs
 
 
 class Dispatcher(Compiled):
@@ -83,24 +83,25 @@ class Dispatcher(Compiled):
     @launching
     def _called(self, specialization: Specialization, given: Any, args: tuple[Any, ...], asked: Any) -> Any:
         """The call itself; where it came often it is written out, as it was asked for: next time no one looks it up."""
+        captured = specialization.captured
         key = self.node_key(specialization, self.backend_for(given))
         apply = node_of(self, specialization, key, given)
         kind = (specialization, key, shapes_of(given), torch.is_grad_enabled())
-        if specialization.captured.given or any(map(is_closure, args)):  # what is written out returns what `apply` does
+        if captured.given or any(map(is_closure, args)):  # what is written out returns what `apply` does
             asked = None  # and a closure, made for one call, would be looked into at every other
-        if asked is not None and self.ready.is_due(kind) and takes("ready", specialization.captured.name):
+        if asked is not None and self.ready.is_due(kind) and takes("ready", captured.name):
             with contained(self, "forward", args):
                 self._write_entry(kind, key, asked, given)
         keeper = specialization.keeper
         if keeper is None:
-            return restore_passthrough_inputs(specialization.captured, apply(*args), args)
+            return restore_passthrough_inputs(captured, apply(*args), args)
         try:
             result = apply(*args)
             with contained(self, "forward", args):
                 keeper.keep_forward(specialization)
         finally:
             keeper.let_go()
-        return restore_passthrough_inputs(specialization.captured, result, args)
+        return restore_passthrough_inputs(captured, result, args)
 
     def _write_entry(self, kind: Any, key: Any, asked: Any, given: Any) -> None:
         from ..fast_path.entry_codegen import write_entry

@@ -21,12 +21,11 @@ from ...ir.sharding.scaling import NONE, NotDivisible
 from ...ir.transforms.extern import op_name, place_of
 from ...tracer.function import symbols_in
 from ...tracer.trace import CaptureError
+from ..capture.captured import present_residuals
+from ..capture.captured_backward import gradient_likes, predicted_kinds
 from ..capture.guards import Guard, is_float
 from ..execution.pipeline import graph_of
 from ..specialize.specialization import Specialization
-from ..capture.captured import present_residuals
-from ..capture.captured_backward import gradient_likes
-from ..capture.captured_backward import predicted_kinds
 
 MOST_MASKS = 3
 """Outputs of a class that asks for no zeros up to which every combination of missing gradients is looked at."""
@@ -60,21 +59,23 @@ class Parts:
 
     def __init__(self, spec: Specialization, asks_backward: bool) -> None:
         """asks_backward: the user wrote one, which will run; what is derived of forward is divided as forward is."""
+        captured = spec.captured
         self.spec = spec
         self.ways: dict[sympy.Symbol, Way] = {}
         self.refused: dict[sympy.Symbol, str] = {}
         graphs = list(_backwards(spec)) if asks_backward else []
-        forward = graph_of(spec.captured.forward.trace, f"{spec.captured.name}_forward")  # at last: it knows what backward assumed
-        backwards = [(mask, graph_of(trace, f"{spec.captured.name}_backward")) for mask, trace in graphs]
+        # Forward at last: the session then knows what backward assumed.
+        forward = graph_of(captured.forward.trace, f"{captured.name}_forward")
+        backwards = [(mask, graph_of(trace, f"{captured.name}_backward")) for mask, trace in graphs]
         for graph in (forward, *(g for _, g in backwards)):
             _require_same_everywhere(graph)
-        self.dims = [v.shape for v in forward.inputs[: len(spec.captured.slots)]]  # as the graphs write them
+        self.dims = [v.shape for v in forward.inputs[: len(captured.slots)]]  # as the graphs write them
         for symbol in dims(forward):
             try:
                 self.ways[symbol] = _way(spec, forward, backwards, symbol)
             except NotDivisible as error:
                 self.refused[symbol] = str(error)
-        self.guard: Guard = spec.captured.current_guard()
+        self.guard: Guard = captured.current_guard()
 
     def why_not(self, argument: int, axis: int) -> str | None:
         """Why an axis of a tensor argument cannot be divided; None where it can, by itself."""
@@ -99,10 +100,11 @@ def _require_same_everywhere(graph: Graph) -> None:
 
 def _backwards(spec: Specialization) -> Iterator[tuple[tuple[bool, ...], Any]]:
     """(which outputs have a gradient, backward's trace) for every such combination that a call may meet."""
-    kinds = predicted_kinds(spec.captured)
-    moving = [i for i, k in enumerate(kinds) if k is not None and is_float(gradient_likes(spec.captured)[i])]
+    captured = spec.captured
+    kinds = predicted_kinds(captured)
+    moving = [i for i, k in enumerate(kinds) if k is not None and is_float(gradient_likes(captured)[i])]
     missing: Iterable[tuple[int, ...]] = [()]
-    if not spec.captured.forward.materialize_grads and len(moving) > 1:
+    if not captured.forward.materialize_grads and len(moving) > 1:
         if len(moving) > MOST_MASKS:
             raise NotDivisible(why=f"backward may be given any of {len(moving)} gradients without the others")
         missing = (c for n in range(len(moving)) for c in itertools.combinations(moving, n))
@@ -111,7 +113,7 @@ def _backwards(spec: Specialization) -> Iterator[tuple[tuple[bool, ...], Any]]:
         entry = spec.backward.entry(tuple(k if there else None for k, there in zip(kinds, mask, strict=True)))
         if any(t.dim() for t in entry.trace.lifted):
             reason = "it is given DTensors, and backward reads another tensor"
-            raise CaptureError(reason=reason, where=spec.captured.backward_place())
+            raise CaptureError(reason=reason, where=captured.backward_place())
         yield mask, entry.trace
 
 
@@ -119,16 +121,17 @@ def _way(
     spec: Specialization, forward: Graph, backwards: Sequence[tuple[tuple[bool, ...], Graph]], symbol: sympy.Symbol
 ) -> Way:
     """The states of arguments and results where the symbol is divided. Raises NotDivisible."""
-    shown = [o.value for o in spec.captured.forward.outputs if o.kind == "object"]
+    captured = spec.captured
+    shown = [o.value for o in captured.forward.outputs if o.kind == "object"]
     if symbol in symbols_in(shown):
         raise NotDivisible(why="it returns its size")
     made = divide(forward, symbol)
-    tensors = len(spec.captured.forward.tensor_outputs)
+    tensors = len(captured.forward.tensor_outputs)
     states = [WHOLE if s == ZERO else s for s in made.outputs if s is not None]
-    ends = Ends(spec, made.inputs[: len(spec.captured.slots)], states[:tensors], states[tensors:], made.degrees)
-    if any(spec.captured.forward.needs_input_grad) and any(ends.outputs[i] == WHOLE for i in _moving(spec)):
+    ends = Ends(spec, made.inputs[: len(captured.slots)], states[:tensors], states[tensors:], made.degrees)
+    if any(captured.forward.needs_input_grad) and any(ends.outputs[i] == WHOLE for i in _moving(spec)):
         raise NotDivisible(why="a result that has a gradient does not depend on it, though others do")
-    even, gradients = made.even, [NONE] * len(spec.captured.slots)
+    even, gradients = made.even, [NONE] * len(captured.slots)
     for number, (mask, graph) in enumerate(backwards):
         through = _through(ends, graph, mask, symbol)
         if number and through.degrees != gradients:

@@ -16,9 +16,10 @@ from ...tracer.containers import holds_tensors, holes
 from ...tracer.function import rebind
 from ...tracer.methods import backward_method
 from ...tracer.trace import CaptureError
+from ..capture.captured_backward import BackwardEntry
 from ..capture.guards import unseen_state
 from ..specialize.randomness import require_none as require_no_draws
-from ..specialize.specialization import BackwardEntry, Specialization
+from ..specialize.specialization import Specialization
 from ..values.sizes import number
 from ..values.tensor_specs import memoryless
 from .partition import Parts
@@ -34,27 +35,14 @@ MOST_RULES = 256
 """Combinations of sizes, dtypes and constants that a class remembers its rule for."""
 
 
-class WholeSizes(Specialization):
-    """A capture at whole sizes, whose graphs run at those of the parts, too: what they compute is what is divided.
-
-    Where the user's code would do another thing for a tensor as small as a part, that is not what is meant.
-    """
-
-    is_compared = False
-
-    def entry(self, kinds: tuple[Any, ...]) -> BackwardEntry:
-        entry = super().entry(kinds)
-        entry.everywhere = entry.compared = True  # at sizes of parts the method itself may say something else
-        return entry
-
-
 class Rule(Parts):
     """What may be divided at one combination of whole sizes, dtypes and constants."""
 
     def __init__(self, spec: Specialization, stand_ins: Sequence[Any], asks_backward: bool) -> None:
+        captured = spec.captured
         super().__init__(spec, asks_backward)
-        self.tensors = spec.tensors_of(stand_ins)
-        self.shapes = [tuple(rebind(fake.shape, spec.sizes(stand_ins))) for fake in spec.forward.fake_outputs]
+        self.tensors = captured.tensors_of(stand_ins)
+        self.shapes = [tuple(rebind(fake.shape, captured.sizes(stand_ins))) for fake in captured.forward.fake_outputs]
         pairs = [p for d, t in zip(self.dims, self.tensors, strict=True) for p in zip(d, t.shape, strict=True)]
         self.sizes = {size: int(n) for size, n in pairs if isinstance(size, sympy.Symbol)}
         self.told: set[str] = set()
@@ -82,8 +70,8 @@ class Rule(Parts):
     @once
     def keeps_rank(self) -> bool:
         """Whether no operation, as it was captured, is another one where a size happens to be 1."""
-        entries = [e for e in self.spec.entries.values() if isinstance(e, BackwardEntry)]
-        traces = [self.spec.forward.trace, *(e.trace for e in entries)]
+        entries = [e for e in self.spec.backward.entries.values() if isinstance(e, BackwardEntry)]
+        traces = [self.spec.captured.forward.trace, *(e.trace for e in entries)]
         called = (str(n.target).replace("unsqueeze", "") for t in traces for n in t.graph_module.graph.nodes)
         return not any("squeeze" in name for name in called)
 
@@ -129,20 +117,21 @@ def _captured(compiler: Compiled, args: Sequence[Any]) -> Rule:
         raise CaptureError(reason="it is given DTensors, and tensors in a container", where=users_line())
     if (why := unseen_state(args) or compiler._unseen(args)) is not None:
         raise CaptureError(reason=why, where=users_line())
-    compiler.require_capturable()
     stand_ins = [stand_in(a) if isinstance(a, Tensor) else a for a in args]
-    spec = WholeSizes(compiler.cls, stand_ins, compiler.reads_now(), True)
+    spec = compiler.capture_only(stand_ins, of_whole=True)
     require_no_draws(spec)
-    asks = any(spec.forward.needs_input_grad) and backward_method(compiler.cls) is not None
+    asks = any(spec.captured.forward.needs_input_grad) and backward_method(compiler.cls) is not None
     for refused, it_is in {
-        "calls what is opaque": bool(spec.opaque),
-        "writes to one": spec.writes_inputs,
-        "reads another tensor": any(t.dim() for t in spec.forward.trace.lifted),
-        "returns a container of tensors": any(o.kind == "object" and holes(o.value) for o in spec.forward.outputs),
+        "calls what is opaque": bool(spec.captured.opaque),
+        "writes to one": spec.captured.writes_inputs,
+        "reads another tensor": any(t.dim() for t in spec.captured.forward.trace.lifted),
+        "returns a container of tensors": any(
+            o.kind == "object" and holes(o.value) for o in spec.captured.forward.outputs
+        ),
         "its backward is opaque": asks and compiler.opaque("backward") is not None,
     }.items():
         if it_is:
-            raise CaptureError(reason=f"it is given DTensors, and {refused}", where=spec.forward_place())
+            raise CaptureError(reason=f"it is given DTensors, and {refused}", where=spec.captured.forward_place())
     return Rule(spec, stand_ins, asks)
 
 

@@ -38,14 +38,13 @@ from ...tracer.torch_private import (
 from ...tracer.trace import CaptureError
 from ..capture.graph_mode import aside, asked_for, is_asked_for, is_for_a_graph
 from ..capture.guards import is_tracked
+from ..capture.outputs import rebuild_output, restore_passthrough_inputs
 from ..distributed import call as distributed
 from ..fallback.answer import Fault, answered, is_fault, put_on_record
 from ..functorch.function import why_not_whole
 from ..settings.config import settings
 from ..values.sizes import BoundSizes
 from .forward_operator import Forward, UnknownSize, example
-from ..capture.outputs import rebuild_output
-from ..capture.outputs import restore_passthrough_inputs
 
 if TYPE_CHECKING:
     from ..specialize.compiled import Compiled
@@ -191,7 +190,8 @@ def traced(compiler: Compiled, args: tuple[Any, ...], spec: Specialization | Non
     outputs = tuple(outputs[same.get(i, i)] for i in range(len(outputs)))
     visible = len(spec.captured.forward.tensor_outputs)
     hidden = [h.detach() for h in outputs[visible:]] if spec.captured.forward.returns_hidden else ()
-    result = rebuild_output(spec.captured, outputs[:visible], tensors, hidden, BoundSizes(spec.captured.binder.read(tensors)))
+    sizes = BoundSizes(spec.captured.binder.read(tensors))
+    result = rebuild_output(spec.captured, outputs[:visible], tensors, hidden, sizes)
     return restore_passthrough_inputs(spec.captured, result, args)
 
 
@@ -210,7 +210,7 @@ def _as_constant(value: Any) -> Any:
 
 
 def _specialization(compiler: Compiled, given: Sequence[Any]) -> Specialization:
-    from ..specialize.records import NotCaptured
+    from ..fallback.records import NotCaptured
 
     for role in compiler.methods.roles():
         if (error := compiler.opaque(role)) is not None:
@@ -255,10 +255,11 @@ def _why_no_backward(compiler: Compiled, given: Sequence[Any]) -> str | None:
 
 def _why_not(compiler: Compiled, spec: Specialization, alone: bool) -> str | None:
     """alone: nobody differentiates or maps the call but autograd, once, by the user's backward."""
-    if spec.captured.opaque:
+    captured = spec.captured
+    if captured.opaque:
         return "it calls what is opaque"
-    written = {p.index for p in spec.captured.forward.dirty}
-    if any(o.kind == "view" and o.index in written for o in spec.captured.forward.outputs):
+    written = {p.index for p in captured.forward.dirty}
+    if any(o.kind == "view" and o.index in written for o in captured.forward.outputs):
         return "it returns a view of an argument that it writes to"
     if alone:
         return None

@@ -27,15 +27,16 @@ from ...tracer.torch_private import (
     transforms_active,
 )
 from ...tracer.trace import CaptureError, Trace
+from ..capture.captured_backward import predicted_kinds
 from ..capture.graph_mode import aside
 from ..capture.guards import is_tracked
+from ..capture.outputs import alias_outputs
 from ..functorch.function import Whole, why_not_whole
 from ..functorch.unit import VALUES, BackwardUnit, BatchedUnit, Unit, make_operators_by
 from ..persistence.stored_specialization import operations
+from ..specialize.pipeline import require_equal
 from ..values.sizes import Binder, BoundSizes
 from .operators import Operator, named, registered
-from ..capture.captured_backward import predicted_kinds
-from ..capture.outputs import alias_outputs
 
 if TYPE_CHECKING:
     from ..specialize.compiled import Compiled
@@ -98,10 +99,11 @@ class Root:
     def digest(self) -> str:
         """Of what was captured, and of the code that more may be captured from."""
         spec, compiler = self.spec, self.compiler
+        captured = spec.captured
         facts = (
-            *(() if spec.is_compared else ("of the whole",)),
-            operations(spec.captured.forward.trace), list(map(_meta, spec.captured.forward.fakes)), repr(spec.captured.arguments),
-            spec.captured.forward.needs_input_grad, list(getattr(spec.captured.guard, "conditions", ())), self._backward(),
+            *(() if not spec.of_whole else ("of the whole",)),
+            operations(captured.forward.trace), list(map(_meta, captured.forward.fakes)), repr(captured.arguments),
+            captured.forward.needs_input_grad, list(getattr(captured.guard, "conditions", ())), self._backward(),
             repr(compiler.derive_jvp), [code_sum(code) for code in self.code], self.backend, self.copies,
         )  # fmt: skip
         return hashlib.sha256(repr(facts).encode()).hexdigest()
@@ -154,14 +156,15 @@ class Forward(Whole):
     def __init__(
         self, compiler: Compiled, spec: Specialization, backend: str, copies: bool, recorded: bool, alone: bool
     ) -> None:
+        captured = spec.captured
         super().__init__(compiler, spec, backend, copies)
-        self.compared, self.recorded, self.alone = not spec.is_compared, recorded, alone
+        self.compared, self.recorded, self.alone = spec.of_whole, recorded, alone
         self.autocast = _autocast()
         self.root = Root(compiler, spec, backend, copies)
         self.forward_unit.lineage, self.setup_unit.lineage = (self.root, "forward"), (self.root, "setup")
-        name, takes = named(f"{spec.captured.name}_forward", self.root), ("Tensor",) * len(spec.captured.slots)
+        name, takes = named(f"{captured.name}_forward", self.root), ("Tensor",) * len(captured.slots)
         rules: Any = (self._on_memory, self._likes, self._rules, self._spread, Origin(self.root, (), ()))
-        rules += (draws(spec.captured.forward.trace),)
+        rules += (draws(captured.forward.trace),)
         self.operator = registered(Operator(name, takes, self.made, *rules))
 
     def _rules(self) -> Any:
@@ -169,7 +172,8 @@ class Forward(Whole):
         if self.alone and not (transforms_active() or forward_mode_is_active()):
             return self.function()
         if (why := why_not_whole(self.compiler, self.spec)) is not None:
-            raise OuterTransformError(function=self.spec.captured.name, reason=why, where=self.spec.captured.forward_place())
+            captured = self.spec.captured
+            raise OuterTransformError(function=captured.name, reason=why, where=captured.forward_place())
         return Forward.of(self.compiler, self.spec, self.backend, (), alone=False).function()
 
     def _spread(self, values: Sequence[Any]) -> list[Any]:
@@ -204,13 +208,14 @@ class Forward(Whole):
         return unit
 
     def run_forward(self, args: Sequence[Any]) -> tuple[Any, ...]:
-        tensors = self.spec.captured.tensors_of(args)
+        captured = self.spec.captured
+        tensors = captured.tensors_of(args)
         results = self.operator(*tensors)
-        if not self.spec.captured.skip or self.copies or torch.compiler.is_exporting():
+        if not captured.skip or self.copies or torch.compiler.is_exporting():
             return results
         outputs, hidden = list(results[: self.visible]), results[self.visible :]
-        sizes = BoundSizes(self.spec.captured.binder.read(tensors))
-        shown = self.as_views(alias_outputs(self.spec.captured, outputs, tensors, sizes, hidden), tensors)
+        sizes = BoundSizes(captured.binder.read(tensors))
+        shown = self.as_views(alias_outputs(captured, outputs, tensors, sizes, hidden), tensors)
         for i in self._apart(tensors):
             shown[i] = results[i]
         return (*shown, *hidden)
@@ -263,16 +268,17 @@ class Forward(Whole):
                 for (device, enabled, dtype), now in zip(self.autocast, _autocast(), strict=True):
                     if (device, enabled, dtype) != now:
                         stack.enter_context(torch.autocast(device, enabled=enabled, dtype=dtype))
-                self.compiler.compare(self.spec, args)
+                require_equal(self.spec, args)
         except CaptureError as error:
             facts = {"function": self.spec.captured.name, "method": "forward", **error.facts}
             raise NotTraceableError(**facts) from error
         self.compared = True
 
     def _likes(self, tensors: Sequence[Any]) -> list[Any]:
-        sizes = self.spec.captured.binder.read(tensors)
-        made = (*self.spec.captured.forward.fake_outputs, *self.spec.captured.forward.fake_hidden)
-        return [like(fake, sizes, i in self.spec.captured.skip) for i, fake in enumerate(made)]
+        captured = self.spec.captured
+        sizes = captured.binder.read(tensors)
+        made = (*captured.forward.fake_outputs, *captured.forward.fake_hidden)
+        return [like(fake, sizes, i in captured.skip) for i, fake in enumerate(made)]
 
 
 def _autocast() -> list[tuple[str, bool, torch.dtype]]:

@@ -43,22 +43,41 @@ class Executable:
 
     def __init__(
         self,
-        trace: Trace,
+        trace: Trace | Callable[[], Trace],
         name: str,
         backend: str,
         skip: frozenset[int] = frozenset(),
         report: Callable[[str], None] | None = None,
         graph: Graph | None = None,
         why_not: str = "",
+        plan: KernelPlan | None = None,
+        binder: Binder | None = None,
     ) -> None:
-        self.trace, self.name, self.backend, self.skip, self.why_not = trace, name, backend, skip, why_not
+        """plan, binder: made already, by another process; then `trace` makes the trace where it is asked for."""
+        self._trace, self.name, self.backend, self.skip, self.why_not = trace, name, backend, skip, why_not
         self.graph, self.switches = graph, in_force()
         self.report = report or (lambda why: None)
-        self.binder = Binder(trace.fakes)
+        self.binder = Binder(self.trace.fakes) if binder is None else binder
         self.plans: dict[torch.device, KernelPlan] = {}
         self.without: set[torch.device] = set()  # devices for which we failed to make a plan
         self.otherwise: Run = self._replay
-        self.run = self._choose()
+        if plan is None:
+            self.run = self._choose()
+        else:
+            self.graph, self.switches, self.run = plan.graph, plan.switches, self._planned
+            self.plans[plan.device] = plan
+
+    @classmethod
+    def planned(cls, plan: KernelPlan, trace: Callable[[], Trace], skip: frozenset[int], binder: Binder) -> Executable:
+        """One whose plan is known; its trace is made where it is asked for."""
+        return cls(trace, plan.name, plan.backend, skip, plan.report, plan=plan, binder=binder)
+
+    @property
+    def trace(self) -> Trace:
+        """The captured operations."""
+        if not isinstance(self._trace, Trace):
+            self._trace = self._trace()
+        return self._trace
 
     def __call__(self, inputs: Sequence[Any], lifted: Sequence[Tensor], sizes: Sizes | None = None) -> list[Any]:
         if (watch := self.switches.watch) is not None:

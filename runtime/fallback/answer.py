@@ -281,10 +281,11 @@ def users_backward(
     compiler: Broken, spec: Any, chosen: Any, ctx: Any, residuals: Sequence[Any], given: Any
 ) -> Any:
     """A backward in which we failed, as the user wrote it, on what forward kept for it."""
+    captured = spec.captured
     kept = residuals if chosen is None else chosen.originals(residuals, ctx)
-    forward, cls, saved = spec.captured.forward, compiler.cls, len(spec.captured.forward.saved)
-    left = left_on(ctx, spec)
-    own = backward_context(cls.__name__)(kept[:saved], left, forward.needs_input_grad[: spec.captured.count])
+    forward, cls, saved = captured.forward, compiler.cls, len(captured.forward.saved)
+    left = left_on(ctx, captured)
+    own = backward_context(cls.__name__)(kept[:saved], left, forward.needs_input_grad[: captured.count])
     method = cls.vjp if cls.backward is Function.backward else cls.backward
     result = hand_over(method, own, *([list(given)] if takes_boxed_gradients(cls) else given))
     now = own.left()
@@ -297,7 +298,7 @@ def backward_failed(compiler: Broken, spec: Any, fault: Fault, given: Sequence[A
     """A fault in backward on record: from now on this specialisation's is the user's own."""
     put_on_record(compiler, "backward", fault, given)
     if not fault.lacks_memory:
-        spec.backward_failed = spec.backward_faulty = True
+        spec.backward.failed = spec.backward.faulty = True
 
 
 @contextmanager

@@ -9,28 +9,17 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from ...tracer.opaque.opaque import version
+from ..capture.captured import CapturedFunction
 
 Tensor = torch.Tensor
 F = TypeVar("F", bound=Callable[..., Any])
 AFTER_EFFECTS = "_fusegrad_after_effects"
 """The attribute of an error that came after something was written."""
-
-
-class LeavesMarks(Protocol):
-    """What is asked of a specialization here."""
-
-    @property
-    def draws(self) -> bool:
-        """Whether it may draw random numbers."""
-
-    @property
-    def writes_inputs(self) -> bool:
-        """Whether it writes to its arguments."""
 
 
 class Launching:
@@ -47,10 +36,10 @@ class Launching:
 launching = Launching()
 
 
-def careful(apply: Callable[..., Any], spec: LeavesMarks) -> Callable[..., Any]:
+def careful(apply: Callable[..., Any], captured: CapturedFunction) -> Callable[..., Any]:
     """`apply` of a node whose call leaves marks: random numbers are given back, and an error knows whether it wrote."""
-    draws = spec.captured.draws
-    if not (draws or spec.captured.writes_inputs):
+    draws = captured.draws
+    if not (draws or captured.writes_inputs):
         return apply
 
     @launching

@@ -10,17 +10,16 @@ import torch
 from ...tracer.capture.capture import DataMet, OpaqueMet
 from ...tracer.containers import opened
 from ...tracer.torch_private import custom_function_call, plain_tensors, transforms_active
-from ..capture.first_call_check import made_up_data
+from ..capture.outputs import rebuild_output, restore_passthrough_inputs
 from ..fallback.answer import UNDER_FUNC
-from ..specialize.records import NotCaptured
+from ..fallback.records import NotCaptured
+from ..values.bitwise import made_up_data
 from .function import whole_of, why_not_whole
 from .unit import example, readable
-from ..capture.outputs import rebuild_output
-from ..capture.outputs import restore_passthrough_inputs
 
 if TYPE_CHECKING:
+    from ..fallback.records import Attempt
     from ..specialize.compiled import Compiled
-    from ..specialize.records import Attempt
 
 Tensor = torch.Tensor
 
@@ -69,4 +68,5 @@ def transformed(compiler: Compiled, args: tuple[Any, ...]) -> Any:
     visible = len(specialization.captured.forward.tensor_outputs)
     hidden = [h.detach() for h in outputs[visible:]] if specialization.captured.forward.returns_hidden else ()
     inputs, sizes = specialization.captured.tensors_of(given), specialization.captured.sizes(plain)
-    return restore_passthrough_inputs(specialization.captured, rebuild_output(specialization.captured, outputs[:visible], inputs, hidden, sizes), args)
+    result = rebuild_output(specialization.captured, outputs[:visible], inputs, hidden, sizes)
+    return restore_passthrough_inputs(specialization.captured, result, args)

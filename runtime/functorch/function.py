@@ -33,7 +33,10 @@ from ...tracer.torch_private import (
     share_memory,
 )
 from ...tracer.trace import CaptureError
+from ..capture.captured_backward import gradients_per_output, predicted_kinds, reduced_to_argument
 from ..capture.guards import is_float
+from ..capture.outputs import is_as_strided, rebuild_output, tensor_at, view_of
+from ..capture.user_methods import ctx_attributes, hidden_of_user, run_user_backward, run_user_forward
 from ..execution.aten import reference
 from ..fallback.answer import Fault, is_fault
 from ..settings.config import KERNEL_BACKENDS
@@ -46,7 +49,6 @@ from ..specialize.linearity import (
     waves,
 )
 from ..specialize.randomness import why_not_differentiated
-from ..capture.outputs import is_as_strided, view_of
 from ..specialize.traceability import switches_grad_mode
 from ..values.sizes import BoundSizes
 from ..values.tensors import zeros
@@ -55,20 +57,11 @@ from .jvp_unit import CallingUnit
 from .own_rules import NestedForwardMode, PromisedJvp
 from .transposed_jvp import tangents_of
 from .unit import VALUES, BackwardUnit, OutDim, Unit, batchable, lane, own_memory, present_under_vmap
-from ..capture.captured_backward import gradients_per_output
-from ..capture.captured_backward import predicted_kinds
-from ..capture.captured_backward import reduced_to_argument
-from ..capture.outputs import rebuild_output
-from ..capture.outputs import tensor_at
-from ..capture.user_methods import ctx_attributes
-from ..capture.user_methods import hidden_of_user
-from ..capture.user_methods import run_user_backward
-from ..capture.user_methods import run_user_forward
 
 if TYPE_CHECKING:
+    from ..capture.captured_backward import BackwardEntry
     from ..specialize.compiled import Compiled
     from ..specialize.specialization import Specialization
-    from ..capture.captured_backward import BackwardEntry
 
 Tensor = torch.Tensor
 Dims = tuple[int | None, ...]
@@ -87,8 +80,9 @@ def whole_of(compiler: Compiled, specialization: Specialization, backend: str) -
 
 def _has_no_place_for_tangents(spec: Specialization) -> bool:
     """Whether some output is a view, or repeats elements: a tangent that is derived is no such thing."""
-    made = (*spec.captured.forward.fake_outputs, *spec.captured.forward.fake_hidden)
-    return bool(spec.captured.skip) or any(isinstance(step, int) and step == 0 for o in made for step in o.stride())
+    captured = spec.captured
+    made = (*captured.forward.fake_outputs, *captured.forward.fake_hidden)
+    return bool(captured.skip) or any(isinstance(step, int) and step == 0 for o in made for step in o.stride())
 
 
 def why_not_whole(compiler: Compiled, spec: Specialization) -> str | None:
@@ -128,11 +122,12 @@ class Rules:
     copies: bool  # whether no result may be a view
 
     def __init__(self, compiler: Compiled, spec: Specialization) -> None:
+        captured = spec.captured
         self.compiler, self.spec = compiler, spec
-        self.visible = len(spec.captured.forward.tensor_outputs)
-        self.made = self.visible + spec.captured.forward.hidden_count
-        self.tracked = sum(i < spec.captured.count for i in spec.captured.slots)  # tensors from inside containers are not
-        self.symbols = sorted(spec.captured.binder.sources, key=str)
+        self.visible = len(captured.forward.tensor_outputs)
+        self.made = self.visible + captured.forward.hidden_count
+        self.tracked = sum(i < captured.count for i in captured.slots)  # tensors from inside containers are not
+        self.symbols = sorted(captured.binder.sources, key=str)
         self.batches: dict[Any, Batched] = {}
         self._function: Any = None
 
@@ -170,19 +165,20 @@ class Rules:
         return self.run_forward(args)
 
     def setup_context(self, ctx: Any, inputs: Sequence[Any], output: Sequence[Any]) -> None:
-        tensors = self.spec.captured.tensors_of(inputs)
+        captured = self.spec.captured
+        tensors = captured.tensors_of(inputs)
         outputs, hidden = output[: self.visible], output[self.visible :]
 
         def at(place: Place | None) -> Any:
             return tensor_at(place, tensors, outputs, hidden)
 
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*map(at, self.spec.captured.residual_places), *tensors)
+        ctx.save_for_backward(*map(at, captured.residual_places), *tensors)
         ctx.save_for_forward(*map(at, self.jvp_places), *tensors)
         if self.dirty_outputs():
-            ctx.mark_dirty(*map(at, self.spec.captured.forward.dirty))
+            ctx.mark_dirty(*map(at, captured.forward.dirty))
         integers = [o for o in output if not is_float(o)]
-        fixed = [*map(at, self.spec.captured.forward.non_differentiable), *(output[i] for i in self._fixed)]
+        fixed = [*map(at, captured.forward.non_differentiable), *(output[i] for i in self._fixed)]
         if marked := [*fixed, *integers, *self.constants_among(hidden)]:
             ctx.mark_non_differentiable(*marked)
         ctx.likes = [(o.shape, o.dtype, o.device) for o in output]
@@ -195,9 +191,10 @@ class Rules:
     @property
     def jvp_places(self) -> list[Place | None]:
         """What jvp reads: what the user's own asks for, else what his backward does."""
+        captured = self.spec.captured
         if not self.compiler.writes("jvp"):
-            return self.spec.captured.residual_places
-        return [*self.spec.captured.forward.saved_for_forward, *self.spec.captured.forward.tensor_attributes.values()]
+            return captured.residual_places
+        return [*captured.forward.saved_for_forward, *captured.forward.tensor_attributes.values()]
 
     # ------------------------------------------------------------------ reverse
     def backward(self, ctx: Any, *gradients: Any) -> tuple[Any, ...]:
@@ -215,19 +212,20 @@ class Rules:
     def _backward(
         self, ctx: Any, kept: Sequence[Any], gradients: Sequence[Any], as_written: bool = False
     ) -> tuple[Any, ...]:
-        n = len(self.spec.captured.residual_places)
+        captured = self.spec.captured
+        n = len(captured.residual_places)
         residuals, inputs = kept[:n], kept[n:]
         if not as_written:
             self.compiler.require_backward(self.spec)
         if backward_method(self.compiler.cls) is None:
             return self._derived_backward(inputs, gradients)
         given, hidden = gradients[: self.visible], gradients[self.visible :]
-        result: list[Any] = [None] * len(self.spec.captured.arguments)
+        result: list[Any] = [None] * len(captured.arguments)
         if any(g is not None for g in given) or not any(g is not None for g in hidden):
             full = self._per_output(ctx, given)
             sizes = [ctx.sizes[s] for s in self.symbols]
             run = self.as_written if as_written else self.compiled
-            result[: self.spec.captured.count] = run(residuals, sizes, full)
+            result[: captured.count] = run(residuals, sizes, full)
         if any(g is not None for g in hidden):
             self._add_hidden(result, inputs, hidden)
         return tuple(result)
@@ -296,8 +294,9 @@ class Rules:
     @property
     def _fixed(self) -> set[int]:
         """The tensor outputs that the user marked; an argument that he marked is returned as a view, or a copy."""
-        marked = {(p.kind, p.index) for p in self.spec.captured.forward.non_differentiable}
-        kinds = [self.spec.captured.forward.outputs[i] for i in self.spec.captured.forward.tensor_outputs]
+        captured = self.spec.captured
+        marked = {(p.kind, p.index) for p in captured.forward.non_differentiable}
+        kinds = [captured.forward.outputs[i] for i in captured.forward.tensor_outputs]
         return {i for i, o in enumerate(kinds) if ("output", i) in marked or (o.kind, o.index) in marked}
 
     def _hidden_tangents(self, ctx: Any, inputs: Sequence[Any], moving: Sequence[Any]) -> list[Any]:
@@ -330,8 +329,9 @@ class Rules:
 
     def dirty_outputs(self) -> list[tuple[int, int]]:
         """(number among the tensor outputs, of the tensor argument) of each output that is an argument written to."""
-        kinds = [self.spec.captured.forward.outputs[p] for p in self.spec.captured.forward.tensor_outputs]
-        dirty = {p.index for p in self.spec.captured.forward.dirty}
+        captured = self.spec.captured
+        kinds = [captured.forward.outputs[p] for p in captured.forward.tensor_outputs]
+        dirty = {p.index for p in captured.forward.dirty}
         return [(i, o.index) for i, o in enumerate(kinds) if o.kind == "input" and o.index in dirty]
 
     def as_views(self, outputs: Sequence[Any], tensors: Sequence[Any]) -> list[Any]:
@@ -406,7 +406,8 @@ class TangentUnit(Unit):
     def __init__(self, whole: Whole, mask: tuple[bool, ...]) -> None:
         self.whole, self.mask = whole, mask
         self.transposed: dict[int, Lowered | None] = {}  # by the entry
-        super().__init__(f"{whole.spec.captured.name}_jvp", whole.tangent_body(mask), whole.backend, whole.spec.captured.reads)
+        captured = whole.spec.captured
+        super().__init__(f"{captured.name}_jvp", whole.tangent_body(mask), whole.backend, captured.reads)
         self.refused, self.failed = whole.compiler.derivative_refused, whole.compiler.derivative_failed
 
     def execute(self, args: Sequence[Any]) -> Sequence[Any]:
@@ -463,13 +464,15 @@ class Whole(Rules):
     """The rules of a specialisation itself. The user's own jvp and vmap are used where he wrote them."""
 
     def __init__(self, compiler: Compiled, spec: Specialization, backend: str, copies: bool) -> None:
+        captured = spec.captured
         super().__init__(compiler, spec)
         self.backend, self.copies = backend, copies
-        self.written, self.pure = spec.captured.written, _pure(spec)
-        self.forward_unit = self.pushed_unit = Unit(f"{spec.captured.name}_forward", self._forward_body, backend, spec.captured.reads)
-        if spec.captured.forward.trace.inlines:  # their own rules are gone from the graph, so that the method runs again
-            self.pushed_unit = CallingUnit(f"{spec.captured.name}_forward", self._forward_again, backend, spec.captured.reads)
-        self.setup_unit = Unit(f"{spec.captured.name}_setup_context", self._setup_body, backend, spec.captured.reads)
+        self.written, self.pure = captured.written, _pure(spec)
+        name, reads = captured.name, captured.reads
+        self.forward_unit = self.pushed_unit = Unit(f"{name}_forward", self._forward_body, backend, reads)
+        if captured.forward.trace.inlines:  # their own rules are gone from the graph, so that the method runs again
+            self.pushed_unit = CallingUnit(f"{captured.name}_forward", self._forward_again, backend, captured.reads)
+        self.setup_unit = Unit(f"{captured.name}_setup_context", self._setup_body, backend, captured.reads)
         for unit in (self.forward_unit, self.pushed_unit, self.setup_unit):
             unit.refused, unit.failed = compiler.derivative_refused, compiler.derivative_failed
         self.tangent_units: dict[tuple[bool, ...], TangentUnit] = {}
@@ -485,17 +488,18 @@ class Whole(Rules):
         return [reduced_to_argument(self.spec.captured, i, g, named) for i, g in enumerate(results)]
 
     def run_forward(self, args: Sequence[Any]) -> tuple[Any, ...]:
-        tensors = self.spec.captured.tensors_of(args)
-        if self.spec.captured.writes_inputs and share_memory(tensors):
-            return tuple(run_user_forward(self.spec.captured, args))
+        captured = self.spec.captured
+        tensors = captured.tensors_of(args)
+        if captured.writes_inputs and share_memory(tensors):
+            return tuple(run_user_forward(captured, args))
         if is_capturing():
             made = self._forward_body(*tensors)[: self.made]
             return tuple(o if o._base is None else o.clone() for o in made)
         outputs, hidden = self.spec.run_forward(args, self.backend)
-        outputs = [o if i in self.spec.captured.skip or o._base is None else o.data for i, o in enumerate(outputs)]
+        outputs = [o if i in captured.skip or o._base is None else o.data for i, o in enumerate(outputs)]
         if self.copies:  # autograd lays out a tangent as its primal is
             dirty = {i for i, _ in self.dirty_outputs()}
-            outputs = [o.clone() if i in self.spec.captured.skip - dirty else o for i, o in enumerate(outputs)]
+            outputs = [o.clone() if i in captured.skip - dirty else o for i, o in enumerate(outputs)]
             outputs = [o if i in dirty else own_memory(o) for i, o in enumerate(outputs)]
             hidden = [own_memory(h) for h in hidden]
         return (*self.as_views(outputs, tensors), *hidden)
@@ -516,9 +520,10 @@ class Whole(Rules):
 
     def _setup_body(self, *tensors: Any) -> Sequence[Any]:
         """setup_context alone: what it keeps, of the tensor arguments and the tensors that forward returned."""
-        inputs, outputs = tensors[: len(self.spec.captured.slots)], tensors[len(self.spec.captured.slots) :]
-        output = rebuild_output(self.spec.captured, outputs, inputs, (), self.spec.captured.binder(inputs))
-        return hidden_of_user(self.spec.captured, self.spec.captured.with_tensors(inputs), output)
+        captured = self.spec.captured
+        inputs, outputs = tensors[: len(captured.slots)], tensors[len(captured.slots) :]
+        output = rebuild_output(captured, outputs, inputs, (), captured.binder(inputs))
+        return hidden_of_user(captured, captured.with_tensors(inputs), output)
 
     def tangent_unit(self, mask: tuple[bool, ...]) -> Unit:
         self._judge(mask)
@@ -553,12 +558,14 @@ class Whole(Rules):
             pulled = [g for g, moves in zip(made, mask, strict=True) if moves]
             why = not_transposed(list(pushed), probes, list(tangents), pulled, seen.coarsest)
         if why is not None:
-            raise NonLinearBackward(function=self.spec.captured.name, why=why, where=self.spec.captured.backward_place())
+            captured = self.spec.captured
+            raise NonLinearBackward(function=captured.name, why=why, where=captured.backward_place())
 
     def _pulled(self, residuals: Sequence[Any], sizes: dict[Any, Any], gradients: Sequence[Any]) -> list[Any]:
+        captured = self.spec.captured
         at = BoundSizes(sizes)
-        made = run_user_backward(self.spec.captured, residuals, at, gradients_per_output(self.spec.captured, gradients))
-        return [reduced_to_argument(self.spec.captured, i, g, at) for i, g in enumerate(made)]
+        made = run_user_backward(captured, residuals, at, gradients_per_output(captured, gradients))
+        return [reduced_to_argument(captured, i, g, at) for i, g in enumerate(made)]
 
     def tangent_body(self, mask: tuple[bool, ...]) -> Any:
         def body(*args: Any) -> Sequence[Any]:
@@ -592,25 +599,28 @@ class Whole(Rules):
         return self.promised[mask]
 
     def _users_jvp(self, kept: Sequence[Any], sizes: Any, tangents: Sequence[Any]) -> tuple[Any, ...]:
-        forward = self.spec.captured.forward
+        captured = self.spec.captured
+        forward = captured.forward
         if forward.materialize_grads:
             tangents = tuple(self._materialized(i, t, sizes) for i, t in enumerate(tangents))
         n = len(forward.saved_for_forward)
-        needs = forward.needs_input_grad[: self.spec.captured.count]
-        own = BackwardContext(kept[:n], ctx_attributes(self.spec.captured, kept[n:], sizes), needs)
+        needs = forward.needs_input_grad[: captured.count]
+        own = BackwardContext(kept[:n], ctx_attributes(captured, kept[n:], sizes), needs)
         return as_tuple(self.compiler.cls.jvp(own, *tangents))  # type: ignore[attr-defined]
 
     def _materialized(self, argument: int, tangent: Any, sizes: Any) -> Any:
-        if tangent is not None or argument not in self.spec.captured.slots:
+        captured = self.spec.captured
+        if tangent is not None or argument not in captured.slots:
             return tangent
-        fake = self.spec.captured.forward.fakes[self.spec.captured.slots.index(argument)]
+        fake = captured.forward.fakes[captured.slots.index(argument)]
         shape = rebind(fake.shape, sizes)
         return torch.zeros(shape, dtype=fake.dtype, device=fake.device) if is_float(fake) else None
 
     def vmap(self, info: Any, in_dims: Any, *args: Any) -> Any:
+        captured = self.spec.captured
         if not self.compiler.writes("vmap"):
             return super().vmap(info, in_dims, *args)
-        given = closed(self.spec.captured.with_tensors(self.spec.captured.tensors_of(args)), self.spec.captured.count)
+        given = closed(captured.with_tensors(captured.tensors_of(args)), captured.count)
         dims = self._closed_dims(in_dims)
         result = self.compiler.cls.vmap(info, dims, *given)  # type: ignore[attr-defined]
         if not isinstance(result, tuple) or len(result) != 2:
@@ -627,11 +637,12 @@ class Whole(Rules):
     def _closed_dims(self, in_dims: Sequence[Any]) -> tuple[Any, ...]:
         """The batch dimensions in the form of the user's arguments."""
 
+        captured = self.spec.captured
         def of(leaf: Any) -> Any:
             return in_dims[leaf.key] if isinstance(leaf, Hole) else None
 
-        given = self.spec.captured.arguments[: self.spec.captured.count]
-        return tuple(in_dims[i] if i in self.spec.captured.slots else pytree.tree_map(of, a) for i, a in enumerate(given))
+        given = captured.arguments[: captured.count]
+        return tuple(in_dims[i] if i in captured.slots else pytree.tree_map(of, a) for i, a in enumerate(given))
 
     def _hidden(
         self, info: Any, in_dims: Any, args: Sequence[Any], outputs: Sequence[Any], out_dims: Sequence[Any]
@@ -662,14 +673,15 @@ class Batched(Rules):
         return self.dims[place.index] if place.kind == "input" else 0
 
     def run_forward(self, args: Sequence[Any]) -> tuple[Any, ...]:
-        tensors = self.spec.captured.tensors_of(args)
+        captured = self.spec.captured
+        tensors = captured.tensors_of(args)
         results = list(self.forward_unit(*tensors))
-        for i, made in zip(self.spec.captured.written, results[self.made :], strict=True):
+        for i, made in zip(captured.written, results[self.made :], strict=True):
             if self.dims[i] is None:
-                raise WrittenByEveryLane(function=self.spec.captured.name, argument=self.spec.captured.names[self.spec.captured.slots[i]])
+                raise WrittenByEveryLane(function=captured.name, argument=captured.names[captured.slots[i]])
             tensors[i].copy_(made.movedim(0, self.dims[i] or 0))
-        for i, position in enumerate(self.spec.captured.forward.tensor_outputs):
-            described = self.spec.captured.forward.outputs[position]
+        for i, position in enumerate(captured.forward.tensor_outputs):
+            described = captured.forward.outputs[position]
             results[i] = results[described.index] if described.kind == "same" else results[i]
         if not (self.copies or is_capturing() or forward_mode_is_active()):
             results = self._aliased(results, tensors)
@@ -703,7 +715,8 @@ class Batched(Rules):
         """An output of every lane in the memory of its base."""
         shape, strides, offset = view_of(fake, sizes)
         view = base.as_strided((*lanes[0], *shape), (*lanes[1], *strides), base.storage_offset() + offset)
-        is_one = self.spec.captured.forward.outputs[self.spec.captured.forward.tensor_outputs[number]].value is not False
+        forward = self.spec.captured.forward
+        is_one = forward.outputs[forward.tensor_outputs[number]].value is not False
         return view if is_one and number not in self._fixed else view.detach()
 
     def lanes_of(self, index: int, tensor: Tensor) -> Lanes | None:
@@ -757,22 +770,25 @@ def _lanes_in_front(result: Tensor, like: Tensor, sizes: Any) -> Lanes | None:
 
 def _pure(spec: Specialization) -> torch.fx.GraphModule:
     """The captured forward without writes, and with what it makes of arguments that it writes to."""
-    trace = spec.captured.forward.trace
+    captured = spec.captured
+    trace = captured.forward.trace
     if not writes(trace.graph_module):
         return trace.graph_module
     with capture_lock, no_tracing_functions(), plain_tensors(), torch.no_grad():
-        return without_writes(spec.captured.forward.session, trace, spec.captured.written)
+        return without_writes(captured.forward.session, trace, captured.written)
 
 
 def transposed_backward(
     spec: Specialization, residuals: Sequence[Any], sizes: Any, outputs: Sequence[Any], tangents: Sequence[Any]
 ) -> Sequence[Any]:
     """backward is linear in its gradients; its transpose takes input tangents to output tangents."""
+    captured = spec.captured
     with torch.enable_grad():
         probes = [torch.zeros_like(o).requires_grad_(is_float(o)) for o in outputs]
         with AttachedGradients(probes):
-            gradients = run_user_backward(spec.captured, residuals, sizes, gradients_per_output(spec.captured, probes), attached=True)
-        gradients = tuple(reduced_to_argument(spec.captured, i, g, sizes) for i, g in enumerate(gradients))
+            given = gradients_per_output(captured, probes)
+            gradients = run_user_backward(captured, residuals, sizes, given, attached=True)
+        gradients = tuple(reduced_to_argument(captured, i, g, sizes) for i, g in enumerate(gradients))
         pairs = [
             (g, t)
             for g, t in zip(gradients, tangents, strict=True)

@@ -11,11 +11,11 @@ from ...ir.errors import FusegradError
 from ...tracer.capture.capture import Session
 from ...tracer.containers import with_those
 from ...tracer.trace import CaptureError, Trace
-from ..capture.first_call_check import cut, differs
 from ..execution.aten.replay import step_by_step
 from ..execution.executable import Executable
 from ..execution.intermediates import intermediate_bytes
 from ..settings.config import settings
+from ..values.bitwise import cut, differs
 from ..values.sizes import Binder
 from .unit import VALUES, Body, Unit
 

@@ -28,26 +28,29 @@ class PartialGradientWarning(UserWarning):
 
 def warn_once(spec: Specialization, args: Sequence[Any], needed: Sequence[bool], used: Collection[int]) -> None:
     """args: of backward, the residuals first; needed: which of them are differentiated; used: those that matter."""
-    if spec.captured.cls in _warned or not warns():
+    captured = spec.captured
+    if captured.cls in _warned or not warns():
         return
-    for i, place in enumerate(spec.captured.residual_places):
+    for i, place in enumerate(captured.residual_places):
         if i in used and is_float(args[i]) and not needed[i] and place is not None and _moves(spec, place):
-            _warned.add(spec.captured.cls)
+            _warned.add(captured.cls)
             warnings.warn(_message(spec, place), PartialGradientWarning, stacklevel=2)
             return
 
 
 def _moves(spec: Specialization, place: Place) -> bool:
     """Whether a value in between depends on an argument that requires grad."""
+    captured = spec.captured
     if place.kind != "hidden":
         return False
-    sources = sources_of(spec.captured.forward.trace)[len(spec.captured.forward.fake_outputs) + place.index]
-    return any(spec.captured.forward.needs_input_grad[spec.captured.slots[i]] for i in sources if i < len(spec.captured.slots))
+    sources = sources_of(captured.forward.trace)[len(captured.forward.fake_outputs) + place.index]
+    return any(captured.forward.needs_input_grad[captured.slots[i]] for i in sources if i < len(captured.slots))
 
 
 def _message(spec: Specialization, place: Place) -> str:
+    captured = spec.captured
     return (
-        f"{spec.captured.name}: a double backward takes `{spec.captured.name_at(place)}`, which forward saved and which is neither an "
-        f"argument nor an output, for a constant, as it does in eager: second derivatives are partial "
-        f"({spec.captured.backward_place()}). Save arguments or outputs alone, or use torch.func, where they are whole."
+        f"{captured.name}: a double backward takes `{captured.name_at(place)}`, which forward saved and which is "
+        f"neither an argument nor an output, for a constant, as it does in eager: second derivatives are partial "
+        f"({captured.backward_place()}). Save arguments or outputs alone, or use torch.func, where they are whole."
     )

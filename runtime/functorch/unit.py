@@ -39,16 +39,21 @@ from ...tracer.torch_private import (
 )
 from ...tracer.trace import CaptureError, Trace
 from ..capture.activity import independent, sources_of
+from ..capture.captured import require_allowed
+from ..capture.captured_backward import reduced_to_argument
 from ..capture.graph_mode import is_outer
 from ..capture.guards import Guard, argument_fact, global_state, is_float, is_tracked, size_guard
 from ..capture.redraw import Generators, anew, drawing_from, draws, generators, last_node, require_no_draw_after
+from ..capture.user_methods import run_user_backward
 from ..execution.executable import Executable
 from ..fallback.answer import Fault, is_fault
 from ..settings import logs
 from ..settings.config import KERNEL_BACKENDS
 from ..settings.counters import count
 from ..specialize.backward import OTHER_SIZES, run_backward
-from ..specialize.specialization import Specialization, gradient_kind, in_a_class, require_allowed
+from ..specialize.compiled_backward import is_for_other_sizes
+from ..specialize.specialization import Specialization
+from ..values.gradient_layouts import gradient_kind, in_a_class
 from ..values.sizes import BoundSizes
 from ..values.tensors import zeros
 from .batching.aten_rules import give_memory_its_axis, in_lanes, room_for
@@ -851,10 +856,11 @@ class BackwardUnit(Unit):
     """The user's backward as a unit of (residuals, symbol values, gradients); its first order runs the kernels."""
 
     def __init__(self, compiler: Compiled, specialization: Specialization, backend: str) -> None:
+        captured = specialization.captured
         self.compiler, self.specialization = compiler, specialization
-        self.symbols = sorted(specialization.symbols, key=str)
-        self.split = len(specialization.residual_places)
-        super().__init__(f"{specialization.name}_backward", self._python, backend, specialization.reads)
+        self.symbols = sorted(captured.symbols, key=str)
+        self.split = len(captured.residual_places)
+        super().__init__(f"{captured.name}_backward", self._python, backend, captured.reads)
         self.refused, self.failed = compiler.derivative_refused, compiler.derivative_failed
 
     @classmethod
@@ -870,7 +876,8 @@ class BackwardUnit(Unit):
         args = [*residuals, *(sizes[s] for s in self.symbols), *gradients]
         if is_capturing() or transforms_active():
             return tuple(self(*args))
-        if self.specialization.is_for_other_sizes(tuple(gradient_kind(in_a_class(g)) for g in gradients), sizes):
+        kinds = tuple(gradient_kind(in_a_class(g)) for g in gradients)
+        if is_for_other_sizes(self.specialization.backward, kinds, sizes):
             self.compiler.report_once("backward", OTHER_SIZES)
             return tuple(self.as_written(args))
         results = list(self(*without_idle(self._captured_for(args, sizes, gradients), args)))
@@ -881,7 +888,7 @@ class BackwardUnit(Unit):
     def _passed(self, sizes: BoundSizes, gradients: Sequence[Any]) -> dict[int, int]:
         """The results that are a gradient as it came, and its number."""
         try:
-            found = self.specialization.entry_at(tuple(gradient_kind(in_a_class(g)) for g in gradients), sizes)
+            found = self.specialization.backward.entry_at(tuple(gradient_kind(in_a_class(g)) for g in gradients), sizes)
         except CaptureError:
             return {}
         return {} if found is None else found[1].passed
@@ -893,14 +900,14 @@ class BackwardUnit(Unit):
 
     def _apart(self, args: Sequence[Any]) -> Sequence[Any]:
         """The arguments, copies of those that backward writes to: a derivative needs them as they are, too."""
-        entries = [e for e in self.specialization.entries.values() if not isinstance(e, CaptureError)]
+        entries = [e for e in self.specialization.backward.entries.values() if not isinstance(e, CaptureError)]
         written = {i for entry in entries for i in entry.written}
         return [a.clone() if i in written and isinstance(a, Tensor) else a for i, a in enumerate(args)]
 
     def _python(self, *args: Any) -> Sequence[Any]:
         residuals, sizes, gradients = self._parts(self._apart(args))
-        results = self.specialization.users_backward(residuals, sizes, gradients)
-        return [self.specialization.as_autograd_takes(i, g, sizes) for i, g in enumerate(results)]
+        results = run_user_backward(self.specialization.captured, residuals, sizes, gradients)
+        return [reduced_to_argument(self.specialization.captured, i, g, sizes) for i, g in enumerate(results)]
 
     def execute(self, args: Sequence[Any]) -> Sequence[Any]:
         if is_capturing():
@@ -922,7 +929,7 @@ class BackwardUnit(Unit):
 
     @property
     def draws(self) -> bool:
-        entries = list(self.specialization.entries.values())
+        entries = list(self.specialization.backward.entries.values())
         return not entries or any(isinstance(e, CaptureError) or draws(e.trace) for e in entries)
 
     def _captured_for(
@@ -931,13 +938,13 @@ class BackwardUnit(Unit):
         """The graph of a backward that runs, and which arguments are its inputs; None where no graph is known."""
         kinds = tuple(gradient_kind(in_a_class(g)) for g in gradients)
         try:
-            found = self.specialization.entry_at(kinds, sizes)
+            found = self.specialization.backward.entry_at(kinds, sizes)
         except CaptureError:
             return None
-        if found is None or (found[0].backward_symbols and not self.symbols):
+        if found is None or (found[0].captured.backward_symbols and not self.symbols):
             return None
         whose, entry = found
-        size = [self.split] * len(whose.backward_symbols)  # one for all: none of them has a gradient
+        size = [self.split] * len(whose.captured.backward_symbols)  # one for all: none of them has a gradient
         given = [i for i in range(len(args)) if not self.split <= i < len(args) - len(gradients)]
         places = [i for i in given if args[i] is not None]
         first = sum(i < self.split for i in places)

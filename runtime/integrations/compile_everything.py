@@ -18,8 +18,8 @@ from torch.autograd.function import Function
 from ...tracer.frames import is_user_file
 from ...tracer.locks import CLASS, lock_of
 from ..dispatch.compiled_class import compile_class
+from ..fallback.records import OpaqueCall, Record
 from ..settings.config import valid_backend
-from ..specialize.records import OpaqueCall, Record
 
 _above: Any = super
 _HOOK = "__init_subclass__"

@@ -28,16 +28,15 @@ from ...tracer.reads.fingerprint import (
 from ...tracer.torch_private import function_modes
 from ..cache import store as cache
 from ..cache.locks import Claim, is_held_here
+from ..capture.captured_backward import BackwardEntry, predicted_kinds
 from ..capture.guards import global_state
 from ..execution import targets
 from ..settings.config import KERNEL_BACKENDS, settings
 from ..settings.counters import count
 from ..specialize.specialization import Specialization
-from ..capture.captured_backward import BackwardEntry
 from ..values.gradient_layouts import gradient_kind, in_a_class
 from .plan_documents import NotKept
 from .stored_specialization import Stored, backward_document, forward_document, kinds_text
-from ..capture.captured_backward import predicted_kinds
 
 if TYPE_CHECKING:
     from ..specialize.compiled import Compiled
@@ -57,7 +56,7 @@ OFF = "captures are not kept (config.store)"
 NO_KERNELS = "only captures for kernels are kept"
 
 
-def found(compiler: Compiled, args: Sequence[Any]) -> tuple[Stored | None, Nowhere]:
+def found(compiler: Compiled, args: Sequence[Any]) -> tuple[Specialization | None, Nowhere]:
     """The stored specialisation for these arguments, and where to keep what is captured."""
     try:
         backend, device = compiler.backend_for(args), _device(args)
@@ -174,11 +173,11 @@ class Keeper(Nowhere):
         self.claim: Claim | None = None  # held from where nothing is found until it is kept
         self.reserved: Claim | None = None  # of the backward that is expected next
         self.place: str | None = None  # the next free one, or that of the forward in use
-        self.spec: Specialization | None = None
+        self.stored: Stored | None = None
         self.kept: set[str] = set()  # layouts of gradients
         self.is_done = False
 
-    def forward(self, args: Sequence[Any]) -> Stored | None:
+    def forward(self, args: Sequence[Any]) -> Specialization | None:
         """The stored forward whose guard these arguments fulfil."""
         for number in range(GUARDS):
             self.let_go()
@@ -189,11 +188,11 @@ class Keeper(Nowhere):
             stored = self._stored(document, args)
             if stored is None:
                 return None
-            if stored.guard([args[i] for i in stored.slots]):
+            if stored.captured.guard(stored.captured.tensors_of(args)):
                 self.place = cache.key_of(self.place, _sum(document))
-                self.spec, stored.keeper = stored, self
+                self.stored, stored.spec.keeper, stored.spec.backward.find_stored = stored, self, self.backward
                 self.is_done = self.is_found = True
-                return stored
+                return stored.spec
         self.place, self.why = None, f"there are {GUARDS} captures for other sizes"
         return None
 
@@ -222,13 +221,15 @@ class Keeper(Nowhere):
 
     def backward(self, kinds: tuple[Any, ...]) -> BackwardEntry | None:
         """The stored backward for gradients of these layouts."""
-        assert self.place is not None and isinstance(self.spec, Stored)
+        assert self.place is not None and self.stored is not None
+        if not self.stored.is_current():
+            return None
         name = cache.key_of(self.place, kinds_text(kinds))
         document = _read(name)
         if document is None:
             return None
         try:
-            entry = self.spec.entry_from(kinds, document["backward"], self.device)
+            entry = self.stored.entry_from(kinds, document["backward"], self.device)
         except FAULTS:
             cache.drop(name)
             return None

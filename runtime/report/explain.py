@@ -24,6 +24,7 @@ from ...tracer.methods import backward_method, method_place, uses_setup_context
 from ...tracer.opaque.opaque import opaque_of
 from ...tracer.trace import CaptureError, Trace
 from ..api import compile as compiled
+from ..capture.captured import hint_of, present_residuals
 from ..capture.guards import is_plain
 from ..dispatch.dispatcher import Dispatcher
 from ..dispatch.pytree import arguments
@@ -31,26 +32,24 @@ from ..execution.executable import Executable, fills_memory, has_outer_product
 from ..execution.fusion_report import CutReport, GroupReport, cuts_of, groups_of
 from ..execution.generated import Generated
 from ..execution.kernel_plan import is_opaque
-from ..execution.pipeline import cheaper, generate, graph_of, text_of
+from ..execution.pipeline import generate, graph_of, text_of
 from ..execution.targets import named_target
+from ..fallback.records import OpaqueCall, Record, needs_a_fix
 from ..functorch.unit import Unit
 from ..kernels.cross_compile.pool import Binary
 from ..kernels.proofs import line_of, proofs_of
 from ..settings.config import numerics, settings
 from ..specialize.compiled import Compiled
+from ..specialize.compiled_backward import known_kinds, opaque_hints
 from ..specialize.derived_backward import DERIVE_JVP, require_transposable, why_no_backward
 from ..specialize.linearity import NonLinearJvp
-from ..specialize.records import OpaqueCall, Record, needs_a_fix
-from ..specialize.residuals import Chosen, choose
-from ..specialize.specialization import Specialization
-from ..capture.captured import hint_of
+from ..specialize.pipeline import require_equal
+from ..specialize.residuals import Chosen
+from ..specialize.specialization import Specialization, chosen_residuals, forward_graph
 from ..specialize.variants import Variant, variants_of
 from ..values.sizes import number
 from ..values.tensor_specs import differentiable, is_spec, stand_in
 from .residuals import Kept, kept
-from ..capture.captured import present_residuals
-from ..specialize.compiled_backward import known_kinds
-from ..specialize.compiled_backward import opaque_hints
 
 Sizes = dict[sympy.Symbol, int]
 Tensor = torch.Tensor
@@ -456,12 +455,11 @@ def _forward(
     if methods["forward"].status == "opaque":
         return None
     try:
-        compiler.require_capturable()
-        specialization = Specialization(compiler.cls, stand_ins, compiler.reads_now(), compiler.dynamic)
+        specialization = compiler.capture_only(stand_ins)
         if all(is_plain(a) and a.device.type != "meta" for a in real if isinstance(a, Tensor)) and not any(
             map(is_spec, real)
         ):
-            compiler.compare(specialization, compiler.complete(real))
+            require_equal(specialization, compiler.complete(real))
     except OpaqueMet as met:
         return _known_split(compiler, stand_ins, met, methods)
     except CaptureError as error:
@@ -519,16 +517,17 @@ def _backward_is_captured(compiler: Compiled, specialization: Specialization, me
 
 def _on_gpu(found: Explanation, spec: Specialization, sizes: Sizes, has_backward: bool) -> None:
     """Kernels and library calls, with the residuals that a GPU backend would choose."""
+    captured = spec.captured
     target = named_target(found.target, found.numerics)
-    chosen = choose(spec, sizes) if has_backward else None
+    chosen = chosen_residuals(spec, sizes) if has_backward else None
     found.kept = kept(spec, chosen, sizes) if has_backward else []
-    found.user_outputs = len(spec.captured.forward.fake_outputs)
+    found.user_outputs = len(captured.forward.fake_outputs)
     try:
-        forward = cheaper(chosen.program.forward) if chosen else graph_of(spec.captured.forward.trace, f"{spec.captured.name}_forward")
-        places = chosen.places if chosen else spec.captured.residual_places
+        forward = forward_graph(spec, chosen)
+        places = chosen.places if chosen else captured.residual_places
         found.residuals = tuple(p for p in places if p is not None)
         found.saved_bytes = _saved_bytes(forward, found, spec, sizes)
-        hidden = [None if i in spec.captured.skip else o for i, o in enumerate(forward.outputs)]
+        hidden = [None if i in captured.skip else o for i, o in enumerate(forward.outputs)]
         forward.outputs = hidden
         found.directions["forward"] = _kernels_report(forward, "forward", sizes, target)
         if has_backward:
@@ -616,15 +615,16 @@ def _node_report(value: Value, direction: str, sizes: Sizes) -> KernelReport:
 
 def _on_cpu(found: Explanation, spec: Specialization, sizes: Sizes, has_backward: bool) -> None:
     """The reference backend calls the captured ATen operations one by one."""
-    places = dict.fromkeys(p for p in spec.captured.residual_places if p is not None)
-    found.residuals, found.user_outputs = tuple(present_residuals(spec.captured)), len(spec.captured.forward.fake_outputs)
-    found.saved_bytes = sum(_bytes(f, sizes) for p in places if (f := spec.captured.forward.fake_at(p)) is not None)
+    captured = spec.captured
+    places = dict.fromkeys(p for p in captured.residual_places if p is not None)
+    found.residuals, found.user_outputs = tuple(present_residuals(captured)), len(captured.forward.fake_outputs)
+    found.saved_bytes = sum(_bytes(f, sizes) for p in places if (f := captured.forward.fake_at(p)) is not None)
     found.kept = kept(spec, None, sizes) if has_backward else []
-    traces = {"forward": spec.captured.forward.trace}
+    traces = {"forward": captured.forward.trace}
     if has_backward:
         traces["backward"] = spec.backward.entry(known_kinds(spec.backward)).trace
     for direction, trace in traces.items():
-        found.directions[direction] = _aten_report(trace, f"{spec.captured.name}_{direction}", direction, sizes)
+        found.directions[direction] = _aten_report(trace, f"{captured.name}_{direction}", direction, sizes)
 
 
 def _aten_report(trace: Trace, name: str, direction: str, sizes: Sizes) -> DirectionReport:

@@ -7,7 +7,7 @@ from html import escape
 from typing import Any, Protocol
 
 from ...ir.codes import fix_of
-from ..specialize.records import Record, needs_a_fix
+from ..fallback.records import Record, needs_a_fix
 from .html_page import TableStyle, table
 
 RULE = "border-bottom:1px solid color-mix(in srgb, currentColor 25%, transparent)"

@@ -14,25 +14,23 @@ from ...tracer.opaque.nested import recording
 from ...tracer.opaque.opaque import Mismatch, Tape, remember
 from ...tracer.opaque.segments import Segment
 from ...tracer.trace import CaptureError
+from ..capture.captured_backward import admits_sizes, layout_guard_failure
 from ..capture.ctx_attributes import left_on
 from ..capture.guards import unasked
 from ..capture.opaque_replay import VARIANTS
+from ..capture.user_methods import run_user_backward
 from ..fallback.answer import contained, users_backward
+from ..fallback.records import FallbackWarning, OpaqueCall, Record
 from ..settings import logs
 from ..settings.counters import count
-from .records import FallbackWarning, OpaqueCall, Record
-from .residuals import Chosen
 from ..values.gradient_layouts import gradient_kind, in_a_class
-from ..capture.captured_backward import admits_sizes
-from ..capture.captured_backward import layout_guard_failure
-from ..capture.user_methods import run_user_backward
-from ..specialize.compiled_backward import run
-from ..specialize.compiled_backward import run_entry
+from .compiled_backward import run, run_entry
+from .residuals import Chosen
 
 if TYPE_CHECKING:
+    from ..capture.captured_backward import BackwardEntry
     from .compiled import Compiled
     from .specialization import Specialization
-    from ..capture.captured_backward import BackwardEntry
 
 
 MANY = f"what its opaque nodes return keeps changing: beyond {VARIANTS} graphs it runs as you wrote it"
@@ -83,6 +81,7 @@ def split_backward(
 
     ctx: of the node, where there is one, for what his Python leaves there.
     """
+    captured = spec.captured
     met, tape = (why, Tape(data=isinstance(why, DataMet))) if isinstance(why, OpaqueMet) else (None, why.tape.again())
     gradients_in_a_class = [in_a_class(g) for g in gradients]
     kinds = tuple(gradient_kind(g) for g in gradients_in_a_class)
@@ -94,13 +93,14 @@ def split_backward(
             return run_entry(spec.backward, entry, executable, residuals, sizes, gradients, tape)
         except Mismatch as mismatch:
             tape = mismatch.tape.again()
-    before = spec.captured.outside()
+    before = captured.outside()
     with recording(tape, operators=_of_operators(met)):
-        results = run_user_backward(spec.captured, residuals, sizes, gradients, left={} if ctx is None else left_on(ctx, spec))
+        left = {} if ctx is None else left_on(ctx, captured)
+        results = run_user_backward(captured, residuals, sizes, gradients, left=left)
     with contained(compiler, "backward", gradients):
         tape.require_whole()
         _learn(met)
-        if _has_own_lines(tape) and spec.captured.outside() != before:
+        if _has_own_lines(tape) and captured.outside() != before:
             compiler.report_once("backward", CHANGES)
             return results
         again = Tape(made=tape.made, data=tape.data)
@@ -208,4 +208,7 @@ def _users_gradients(
 
 def unasked_of(spec: Specialization, residuals: Sequence[Any], sizes: Any, gradients: Any, chosen: Any) -> str | None:
     """What backward may ask of the tensors at hand that its capture does not know; None where there is nothing."""
-    return unasked(spec.captured.reads, residuals, gradients) or layout_guard_failure(spec.captured, residuals, sizes, gradients, chosen)
+    captured = spec.captured
+    return unasked(captured.reads, residuals, gradients) or layout_guard_failure(
+        captured, residuals, sizes, gradients, chosen is not None
+    )

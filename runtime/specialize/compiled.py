@@ -35,6 +35,7 @@ from ...tracer.torch_private import (
     transforms_active,
 )
 from ...tracer.trace import CaptureError
+from ..capture.captured_backward import predicted_kinds
 from ..capture.guards import (
     argument_fact,
     carried,
@@ -55,20 +56,18 @@ from ..fallback.answer import (
     put_on_record,
     stack_level,
 )
+from ..fallback.records import Attempt, FallbackWarning, Later, NotCaptured, OpaqueCall, Record, warn
 from ..settings import logs
 from ..settings.config import backend_name, with_numerics
 from ..settings.counters import count
 from .budget import VAIN, Budget, alike
 from .derived_backward import require_transposable, why_no_backward, with_derived_backward
 from .function_class import fits_a_graph, with_opaque_backward
-from .randomness import require_none as require_no_draws
-from .records import Attempt, FallbackWarning, Later, NotCaptured, OpaqueCall, Record, warn
+from .pipeline import require_equal, specialize
 from .residuals import Chosen
 from .specialization import Specialization
 from .traceability import Traceability
 from .variants import log_captured_again, log_variant
-from ..capture.captured_backward import predicted_kinds
-from ..capture.first_call_check import check_forward
 
 Tensor = torch.Tensor
 class_lock = lock_of(CLASS)
@@ -374,11 +373,13 @@ class Compiled:
             self.refuse("backward", error)
             return False
 
-    def compare(self, specialization: Specialization, args: Sequence[Any], tape: Tape | None = None) -> None:
-        """The first call's comparison with the user's own forward; raises CaptureError where they differ."""
-        why = check_forward(specialization.captured, args, tape)
-        if why is not None:
-            raise CaptureError(reason=why, where=method_place(self.cls.forward))  # type: ignore[attr-defined]
+    def capture_only(self, args: Sequence[Any], of_whole: bool = False) -> Specialization:
+        """A specialization that nothing runs, for reports, exports and sharding rules. Raises CaptureError.
+
+        of_whole: its graphs serve at the sizes of parts as well.
+        """
+        self.require_capturable()
+        return specialize(self.cls, args, self.reads_now(), self.dynamic, of_whole=of_whole)
 
     def _serves(self, specialization: Specialization, given: Sequence[Any]) -> bool:
         """Whether a specialisation is for arguments that share memory as these do, and is known to be right."""
@@ -390,7 +391,7 @@ class Compiled:
         """Whether a capture that was made on made-up data is the user's method on real data."""
         try:
             with capture_lock, torch.no_grad():
-                self.compare(specialization, args)
+                require_equal(specialization, args)
         except CaptureError as error:
             self.give_up(args, error)
             return False
@@ -543,11 +544,8 @@ class Compiled:
 
     def _captured_now(self, args: Sequence[Any], tape: Tape | None) -> Specialization:
         """forward traced, compared with the user's own, and prepared."""
-        replay = tape.again() if tape is not None else None
-        specialization = Specialization(self.cls, args, self.reads_now(), self.dynamic, self.report, replay)
-        require_no_draws(specialization)
-        self.compare(specialization, args, tape)
-        specialization.executable(self.backend_for(args))
+        backend = self.backend_for(args)
+        specialization = specialize(self.cls, args, self.reads_now(), self.dynamic, backend, self.report, tape)
         self.budget.spend(self.facts(args), args)
         return specialization
 

@@ -18,18 +18,18 @@ from ...tracer.methods import backward_method
 from ...tracer.opaque.opaque import Mismatch, Tape
 from ...tracer.torch_private import FakeTensorMode, plain_tensors
 from ...tracer.trace import CaptureError
-from ..capture.captured import CapturedFunction
+from ..capture.captured import CapturedFunction, capture_function
 from ..capture.captured_backward import BackwardEntry, admits_sizes, capture_backward, predicted_kinds
 from ..capture.first_call_check import check_backward
 from ..capture.opaque_replay import VARIANTS as MOST_GRAPHS
 from ..capture.opaque_replay import running_with_tape
 from ..capture.outputs import view_like
 from ..execution.executable import Executable
-from ..values.sizes import BoundSizes
 from ..fallback.effects import drawing_again
 from ..settings.config import KERNEL_BACKENDS
 from ..settings.internal_errors import prepared
 from ..values.gradient_layouts import gradient_kind, in_a_class
+from ..values.sizes import BoundSizes
 from .residuals import Chosen
 
 Tensor = torch.Tensor
@@ -43,8 +43,10 @@ class Backward:
     counted: Callable[[], AbstractContextManager[None]] = staticmethod(nullcontext)
     """Where a capture of backward runs, so that its operations count (`budget.py`)."""
 
-    def __init__(self, captured: CapturedFunction) -> None:
-        self.captured = captured
+    def __init__(self, captured: CapturedFunction, of_whole: bool = False) -> None:
+        """of_whole: its graphs run at sizes of parts, at which the method itself may do another thing."""
+        self.captured, self.of_whole = captured, of_whole
+        self.find_stored: Callable[[tuple[Any, ...]], BackwardEntry | None] | None = None  # on disk, without a capture
         self.entries: dict[Any, BackwardEntry | CaptureError] = {}
         self.siblings: list[tuple[Backward, list[Any]]] = []
         self.failed = False  # then the user's own runs, from the next call on
@@ -59,6 +61,8 @@ class Backward:
         entry = self.entries[key]
         if isinstance(entry, CaptureError):
             raise entry.bare()
+        if self.of_whole:
+            entry.everywhere = entry.compared = True
         return entry
 
     @property
@@ -120,6 +124,9 @@ class Backward:
         """Captures backward, if no other thread was first; its key, with what the capture found that it reads."""
         if key in self.entries:
             return key
+        if self.find_stored is not None and (stored := self.find_stored(kinds)) is not None:
+            self.entries[key] = stored
+            return key
         try:
             with self.counted():
                 found = capture_backward(self.captured, kinds)
@@ -168,7 +175,7 @@ class Backward:
         args = [_stand_in(f, sizes) for f in own.forward.fakes]
         supply = iter(args)
         full = [next(supply) if i in own.slots else a for i, a in enumerate(own.arguments)]
-        sibling = Backward(CapturedFunction(own.cls, full, own.reads, own.dynamic, own.report))
+        sibling = Backward(capture_function(own.cls, full, own.reads, own.dynamic, own.report))
         if sibling.captured.residual_places != own.residual_places:
             raise CaptureError(reason="what it saves depends on the sizes", where="unknown")
         self.siblings.append((sibling, args))

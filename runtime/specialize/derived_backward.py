@@ -20,13 +20,13 @@ from ...tracer.declared import call_place
 from ...tracer.methods import as_tuple, backward_method, method_place, uses_setup_context
 from ...tracer.torch_private import is_batched, plain_tensors, transforms_active
 from ...tracer.trace import CaptureError
+from ..capture.captured_backward import predicted_kinds
 from ..capture.guards import is_float, is_plain, is_tracked
 from ..settings.config import settings
 from ..values.tensors import zeros
 from .function_class import node_class
 from .linearity import AttachedGradients, NonLinearJvp, Roundings, not_transposed, require_linear_jvp, waves
 from .traceability import Traceability
-from ..capture.captured_backward import predicted_kinds
 
 if TYPE_CHECKING:
     from .specialization import Specialization
@@ -175,17 +175,19 @@ class Derives(Protocol):
 
 def require_transposable(compiler: Derives, spec: Specialization) -> None:
     """Raise NonLinearJvp where jvp has no transpose, CaptureError where it cannot be captured; else capture that."""
-    key = (spec.captured.reads.facts(), compiler.user_class.jvp)  # type: ignore[attr-defined]
+    captured = spec.captured
+    key = (captured.reads.facts(), compiler.user_class.jvp)  # type: ignore[attr-defined]
     if key in spec.proved:
         return
     if (error := compiler.opaque("jvp")) is not None:
         raise error
-    if spec.captured.opaque:
-        raise CaptureError(reason=f"forward calls `{spec.captured.opaque[0].name}`, which is opaque", where=spec.captured.opaque[0].where)
+    if captured.opaque:
+        first = captured.opaque[0]
+        raise CaptureError(reason=f"forward calls `{first.name}`, which is opaque", where=first.where)
     with plain_tensors(), torch.no_grad(), capture_lock:
         if key not in spec.proved:  # no other thread was first
             require_linear_jvp(spec)
-            spec.backward.entry(predicted_kinds(spec.captured))
+            spec.backward.entry(predicted_kinds(captured))
             spec.proved.add(key)
 
 

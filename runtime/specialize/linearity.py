@@ -26,12 +26,11 @@ from ...tracer.lowering.aten import lower
 from ...tracer.methods import method_place
 from ...tracer.torch_private import grad_switch, plain_tensors
 from ...tracer.trace import CaptureError, Trace
-from ..capture.first_call_check import same_random_numbers, small_sizes
+from ..capture.captured import hint_of
+from ..capture.captured_backward import capture_jvp, predicted_kinds
 from ..capture.guards import is_float
 from ..execution.aten.replay import step_by_step
-from ..capture.captured import hint_of
-from ..capture.captured_backward import capture_jvp
-from ..capture.captured_backward import predicted_kinds
+from ..values.bitwise import same_random_numbers, small_sizes
 
 if TYPE_CHECKING:
     from .specialization import Specialization
@@ -73,33 +72,36 @@ class Captured:
 
 def require_linear(spec: Specialization, moving: Sequence[int]) -> None:
     """Raise NonLinearBackward unless the gradients of the arguments `moving` are linear in those of the outputs."""
-    kinds = predicted_kinds(spec.captured)
+    captured = spec.captured
+    kinds = predicted_kinds(captured)
     with plain_tensors(), torch.no_grad(), capture_lock:
         try:
             entry = spec.backward.entry(kinds)
         except CaptureError as error:
-            raise NonLinearBackward(function=spec.captured.name, why=f"{error}", where=spec.captured.backward_place()) from error
-        first = sum(isinstance(spec.captured.forward.fake_at(p), Tensor) for p in spec.captured.residual_places)
+            raise NonLinearBackward(function=captured.name, why=f"{error}", where=captured.backward_place()) from error
+        first = sum(isinstance(captured.forward.fake_at(p), Tensor) for p in captured.residual_places)
         gradients = range(first, first + sum(kind is not None for kind in kinds))
-        backward = Captured("backward", entry.trace, entry.lifted, gradients, moving, spec.captured.backward_place())
+        backward = Captured("backward", entry.trace, entry.lifted, gradients, moving, captured.backward_place())
         refusal = _refusal(spec, backward)
     if refusal is not None:
-        raise NonLinearBackward(function=spec.captured.name, why=str(refusal), where=_place(refusal, backward))
+        raise NonLinearBackward(function=captured.name, why=str(refusal), where=_place(refusal, backward))
 
 
 def require_linear_jvp(spec: Specialization) -> None:
     """Raise NonLinearJvp unless jvp is linear in its tangents, CaptureError where it cannot be captured."""
-    likes = [spec.captured.forward.fakes[n] for n, i in enumerate(spec.captured.slots) if i < spec.captured.count]
-    trace = capture_jvp(spec.captured, [f for f in likes if is_float(f)])
+    captured = spec.captured
+    likes = [captured.forward.fakes[n] for n, i in enumerate(captured.slots) if i < captured.count]
+    trace = capture_jvp(captured, [f for f in likes if is_float(f)])
     tensors = sum(isinstance(f, Tensor) for f in trace.fakes)
     tangents = range(tensors - sum(map(is_float, likes)), tensors)
-    fixed = {spec.captured.forward.tensor_outputs[p.index] for p in spec.captured.forward.non_differentiable if p.kind == "output"}
-    moving = [i for i in spec.captured.forward.tensor_outputs if i not in fixed]
-    lifted = [spec.captured.reads.tensor_path(t) for t in trace.lifted]
-    place = method_place(spec.captured.cls.jvp)  # type: ignore[attr-defined]
+    forward = captured.forward
+    fixed = {forward.tensor_outputs[p.index] for p in forward.non_differentiable if p.kind == "output"}
+    moving = [i for i in forward.tensor_outputs if i not in fixed]
+    lifted = [captured.reads.tensor_path(t) for t in trace.lifted]
+    place = method_place(captured.cls.jvp)  # type: ignore[attr-defined]
     jvp = Captured("jvp", trace, lifted, tangents, moving, place)
     if (refusal := _refusal(spec, jvp)) is not None:
-        raise NonLinearJvp(function=spec.captured.name, why=str(refusal), where=_place(refusal, jvp))
+        raise NonLinearJvp(function=captured.name, why=str(refusal), where=_place(refusal, jvp))
 
 
 def _place(refusal: Refusal, method: Captured) -> str:
@@ -204,9 +206,10 @@ def _operands(part: Any) -> list[int]:
 # ---------------------------------------------------------------------------------------------- trying it
 def _sums_on_small_tensors(spec: Specialization, method: Captured) -> bool:
     """`sums` for a captured method, on a few elements per symbolic size."""
-    fakes, symbols = method.trace.fakes, spec.captured.binder.sources
-    hints = {s: hint_of(spec.captured.session, s) for s in symbols}
-    sizes = small_sizes(hints, spec.captured.session.conditions(symbols))
+    captured = spec.captured
+    fakes, symbols = method.trace.fakes, captured.binder.sources
+    hints = {s: hint_of(captured.session, s) for s in symbols}
+    sizes = small_sizes(hints, captured.session.conditions(symbols))
     if sizes is None or any(n is None for n in method.lifted):
         return False
     lifted = [read.get() for read in method.lifted]

@@ -14,9 +14,9 @@ from torch.fx import Node
 
 from ...tracer.trace import CaptureError
 from ..capture.activity import sources_of
+from ..capture.captured_backward import predicted_kinds
 from ..capture.guards import is_float
 from ..capture.redraw import first_draw
-from ..capture.captured_backward import predicted_kinds
 
 if TYPE_CHECKING:
     from .specialization import Specialization
@@ -24,13 +24,14 @@ if TYPE_CHECKING:
 
 def require_none(specialization: Specialization) -> None:
     """Raise CaptureError where a plain function draws random numbers, by itself or in a Function that it calls."""
-    if not hasattr(specialization.captured.cls, "_fusegrad_sources"):
+    captured = specialization.captured
+    if not hasattr(captured.cls, "_fusegrad_sources"):
         return
-    nodes = specialization.captured.forward.trace.graph_module.graph.nodes
+    nodes = captured.forward.trace.graph_module.graph.nodes
     if (node := first_draw(nodes)) is None and any(map(_is_call, nodes)):
         node = first_draw(_of_backward(specialization))
     if node is not None:
-        _, where, _ = node.meta.get("fusegrad_origin") or (None, specialization.captured.forward_place(), None)
+        _, where, _ = node.meta.get("fusegrad_origin") or (None, captured.forward_place(), None)
         reason = f"it draws random numbers (`{node.target}`), which its derived backward would draw anew"
         raise CaptureError(reason=reason, where=where)
 

@@ -1,14 +1,14 @@
 """What a compiled forward hands to backward: by default what the user saved, where it pays what a minimum cut chooses.
 
 Only values that the user computed in between are exchanged for cheaper ones; what autograd can observe (saved inputs
-and outputs, their version checks) stays as he declared it, and under saved-tensor hooks nothing is exchanged at all.
+and outputs, their version checks) stays as the class declares it, and under saved-tensor hooks nothing is exchanged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import sympy
 import torch
@@ -20,76 +20,61 @@ from ...ir.passes.recompute import Recompute, apply_choice, present, value_at
 from ...ir.program import Place, Program
 from ...ir.switches import allowed, is_on
 from ...tracer.trace import CaptureError
+from ..capture.captured import CapturedFunction
+from ..capture.captured_backward import BackwardEntry, predicted_kinds
 from ..execution.aten import reference
 from ..execution.pipeline import cheaper, graph_of
 from ..settings.internal_errors import prepared
-from ..capture.captured_backward import predicted_kinds
 
 Tensor = torch.Tensor
 
 
-class Saves(Protocol):
-    """What is asked here of a specialization."""
-
-    cls: type
-    name: str
-    forward: Any
-    report: Callable[[str, str], None]
-
-    @property
-    def residual_places(self) -> list[Place | None]:
-        """What it keeps for backward."""
-
-    @property
-    def shows_more(self) -> bool:
-        """Whether its results show memory in which more than they stands."""
-
-    def predicted_kinds(self) -> tuple[Any, ...]:
-        """The gradients of the commonest backward."""
-
-    def entry(self, kinds: tuple[Any, ...]) -> Any:
-        """backward as it is captured for these gradients."""
-
-    def backward_place(self) -> str:
-        """`file:line` of the user's backward."""
+def may_be_exchanged(captured: CapturedFunction) -> bool:
+    """Whether forward keeps anything for backward that autograd cannot observe, so that cheaper values may be kept."""
+    forward = captured.forward
+    if not (forward.hidden_count or captured.is_plain) or forward.tensor_attributes or forward.saved_for_forward:
+        return False
+    return not forward.returns_hidden and not captured.shows_more and is_on(_pass_of(captured))
 
 
-def choose(spec: Saves, sizes: dict[sympy.Symbol, int]) -> Chosen | None:
-    """The cheaper residuals of a specialisation, None where the user's own are best (or have to stay)."""
-    forward, derived = spec.captured.forward, hasattr(spec.captured.cls, "_fusegrad_sources")
-    if not (forward.hidden_count or derived) or forward.tensor_attributes or forward.saved_for_forward:
-        return None
-    if forward.returns_hidden or spec.captured.shows_more or not is_on("overlap" if derived else "recompute"):
-        return None
+def choose(captured: CapturedFunction, backward: BackwardEntry, sizes: Mapping[sympy.Symbol, int]) -> Chosen | None:
+    """Cheaper residuals than the user's, None where those are best (or have to stay).
+
+    backward: the commonest one, captured.
+    """
     try:
-        report = partial(spec.captured.report, "backward")
-        return prepared(partial(_chosen, spec, sizes, derived), report, "saved as written")
+        report = partial(captured.report, "backward")
+        return prepared(partial(_chosen, captured, backward, sizes), report, "saved as written")
     except (CaptureError, LoweringError):
         return None
 
 
-def _chosen(spec: Saves, sizes: dict[sympy.Symbol, int], derived: bool) -> Chosen | None:
-    program = _program(spec)
-    if not allowed("overlap" if derived else "recompute", spec.captured.name):
+def _pass_of(captured: CapturedFunction) -> str:
+    return "overlap" if captured.is_plain else "recompute"
+
+
+def _chosen(
+    captured: CapturedFunction, backward: BackwardEntry, sizes: Mapping[sympy.Symbol, int]
+) -> Chosen | None:
+    program = _program(captured, backward)
+    if not allowed(_pass_of(captured), captured.name):
         return None
-    if derived:
-        found = overlap(program, mask_of(predicted_kinds(spec.captured)), sizes)
+    if captured.is_plain:
+        found = overlap(program, mask_of(predicted_kinds(captured)), sizes)
         return None if found is None else ChosenForDerived(found)
     new = Recompute(sizes)(program)
-    return None if new is program or program.forward.mutations else Chosen(program, new)
+    return None if new is program or program.forward.mutations else Chosen.of(program, new)
 
 
-def _program(spec: Saves) -> Program:
-    kinds = predicted_kinds(spec.captured)
-    entry = spec.backward.entry(kinds)
-    trace = entry.trace
-    if entry.written:  # which has to be the memory that the user saved
-        raise CaptureError(reason="its backward writes to what it is given", where=spec.captured.backward_place())
-    if trace.opaque:
-        raise CaptureError(reason="its backward has opaque nodes", where=trace.opaque[0].where)
-    forward = graph_of(spec.captured.forward.trace, f"{spec.captured.name}_forward")
-    program = Program(spec.captured.name, forward, tuple(spec.captured.residual_places), len(spec.captured.forward.fake_outputs))
-    program.backward[mask_of(kinds)] = graph_of(trace, f"{spec.captured.name}_backward")
+def _program(captured: CapturedFunction, backward: BackwardEntry) -> Program:
+    if backward.written:  # which has to be the memory that the user saved
+        raise CaptureError(reason="its backward writes to what it is given", where=captured.backward_place())
+    if backward.opaque:
+        raise CaptureError(reason="its backward has opaque nodes", where=backward.opaque[0].where)
+    name, forward = captured.name, captured.forward
+    graph = graph_of(forward.trace, f"{name}_forward")
+    program = Program(name, graph, tuple(captured.residual_places), len(forward.fake_outputs))
+    program.backward[mask_of(predicted_kinds(captured))] = graph_of(backward.trace, f"{name}_backward")
     return program
 
 
@@ -98,12 +83,44 @@ def mask_of(kinds: Sequence[Any]) -> tuple[bool, ...]:
 
 
 class Chosen:
-    """A program with its own residuals exchanged for cheaper ones, and the way back."""
+    """Cheaper residuals in the place of the user's, and the way back."""
 
-    def __init__(self, captured: Program, program: Program) -> None:
-        self.captured, self.program = captured, program
-        self.places: list[Place | None] = list(program.residuals)
-        self._rebuild: Graph | None = self._rebuilding()  # now: where backward fails it is the way to the user's own
+    def __init__(
+        self,
+        residuals: Sequence[Place | None],
+        places: Sequence[Place | None],
+        programs: tuple[Program, Program] | Callable[[], tuple[Program, Program]],
+        rebuild: Graph | None,
+    ) -> None:
+        """residuals: the user's; places: these; rebuild: these -> the user's.
+
+        programs: with the user's residuals and with these; or what makes both, where another process chose.
+        """
+        self.residuals, self.places = tuple(residuals), list(places)
+        self._programs, self._rebuild = programs, rebuild
+
+    @classmethod
+    def of(cls, captured: Program, program: Program) -> Chosen:
+        """The residuals of `program` in the place of those of `captured`."""
+        rebuild = apply_choice(program, (), _identity(captured))  # now: where backward fails it is the way back
+        return cls(captured.residuals, program.residuals, (captured, program), rebuild)
+
+    @property
+    def programs(self) -> tuple[Program, Program]:
+        """The program with the user's residuals, and the one with these."""
+        if not isinstance(self._programs, tuple):
+            self._programs = self._programs()
+        return self._programs
+
+    @property
+    def captured(self) -> Program:
+        """The program with the user's residuals."""
+        return self.programs[0]
+
+    @property
+    def program(self) -> Program:
+        """The program with these residuals."""
+        return self.programs[1]
 
     @property
     def hidden_count(self) -> int:
@@ -118,45 +135,41 @@ class Chosen:
         with torch.no_grad():
             rebuilt = self.rebuilt(residuals, ctx._fusegrad_sizes)
         supply = iter(r for r, p in zip(residuals, self.places, strict=True) if p is None or p.kind != "hidden")
-        own = [p is None or p.kind != "hidden" for p in self.captured.residuals]
+        own = [p is None or p.kind != "hidden" for p in self.residuals]
         return [next(supply) if mine else value for mine, value in zip(own, rebuilt, strict=True)]
 
     def rebuilt(self, residuals: Sequence[Any], sizes: dict[sympy.Symbol, int]) -> list[Any]:
-        """The residuals that the user saved, from those that were kept: for his own backward body."""
+        """The residuals that the user saved, from those that were kept: for the user's own backward body."""
         values = iter(reference.run(self.rebuilding(), [r for r in residuals if r is not None], sizes))
-        return [None if p is None else next(values) for p in self.captured.residuals]
+        return [None if p is None else next(values) for p in self.residuals]
 
     def rebuilding(self) -> Graph:
         """What was kept -> what the user saved."""
         assert self._rebuild is not None
         return self._rebuild
 
-    def _rebuilding(self) -> Graph | None:
-        return apply_choice(self.program, (), self._identity())
 
-    def _identity(self) -> Graph:
-        graph = Graph("residuals")
-        for i, place in enumerate(present(self.captured)):
-            value = value_at(self.captured, place)
-            assert value is not None
-            graph.input(value.aval, f"residual_{i}")
-        return graph.returning(graph.inputs)
+def _identity(captured: Program) -> Graph:
+    graph = Graph("residuals")
+    for i, place in enumerate(present(captured)):
+        value = value_at(captured, place)
+        assert value is not None
+        graph.input(value.aval, f"residual_{i}")
+    return graph.returning(graph.inputs)
 
 
 class ChosenForDerived(Chosen):
     """What forward hands over besides the arguments, to a backward that is derived of it."""
 
     def __init__(self, found: Overlap) -> None:
-        super().__init__(found.program, found.program_now())
+        now = found.program_now()
+        super().__init__(found.program.residuals, now.residuals, (found.program, now), None)
         self.found = found
 
     def backward_graph(self, kinds: Sequence[Any], entry: Any, name: str) -> Graph:
         """backward for these gradients, without what forward has done already."""
         return cheaper(self.found.backward(graph_of(entry.trace, name)))
 
-    def _rebuilding(self) -> Graph | None:
-        return None
-
     def rebuilt(self, residuals: Sequence[Any], sizes: dict[sympy.Symbol, int]) -> list[Any]:
         """The arguments, which were kept as they are."""
-        return list(residuals[: len(self.captured.residuals)])
+        return list(residuals[: len(self.residuals)])

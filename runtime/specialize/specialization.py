@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
+from ...ir import Graph
 from ...tracer.capture.capture import capture_lock
 from ...tracer.reads.reads import Reads
-from ...tracer.trace import Trace
+from ...tracer.trace import CaptureError, Trace
 from ..capture.captured import CapturedFunction
+from ..capture.captured_backward import predicted_kinds
 from ..capture.opaque_replay import offered, running_with_tape
 from ..capture.outputs import finished_outputs
 from ..execution.executable import Executable
-from ..values.sizes import BoundSizes
-from ..execution.pipeline import cheaper
+from ..execution.pipeline import cheaper, graph_of
 from ..settings.config import KERNEL_BACKENDS
+from ..settings.internal_errors import prepared
+from ..values.sizes import BoundSizes
 from .compiled_backward import Backward
-from .residuals import Chosen, choose
+from .residuals import Chosen, choose, may_be_exchanged
 
 Tensor = torch.Tensor
 Sizes = BoundSizes
@@ -29,11 +32,10 @@ GIVEN_BACK = "an operator returns memory that it is given, of which it says noth
 class Specialization:
     """A captured function, and what runs it."""
 
-    is_compared: ClassVar[bool] = True
-    """Whether its first run is compared with the user's own method."""
-
-    def __init__(self, captured: CapturedFunction) -> None:
-        self.captured, self.backward = captured, Backward(captured)
+    def __init__(self, captured: CapturedFunction, of_whole: bool = False) -> None:
+        """of_whole: captured at the sizes of whole DTensors, to run at those of their parts as well."""
+        self.captured, self.backward = captured, Backward(captured, of_whole)
+        self.of_whole = of_whole
         self.executables: dict[str, Executable] = {}
         self.nodes: dict[Any, Any] = {}  # the generated Functions and units over this specialisation
         self._chosen: Chosen | None = None
@@ -72,8 +74,12 @@ class Specialization:
 
     def _choose(self, sizes: Sizes) -> None:
         if not self._decided:
-            self._chosen, self._decided = choose(self, sizes), True
+            self.decide(chosen_residuals(self, sizes))
             self.captured.guard = self.captured.current_guard()  # what backward assumed is in both graphs
+
+    def decide(self, chosen: Chosen | None) -> None:
+        """Keep these residuals, or the user's own."""
+        self._chosen, self._decided = chosen, True
 
     def known_choice(self) -> Chosen | None:
         """What was decided on residuals so far."""
@@ -121,3 +127,23 @@ class Specialization:
         for unit in self.nodes.values():
             if hasattr(unit, "reads"):
                 unit.reads = captured.reads
+
+
+def chosen_residuals(spec: Specialization, sizes: Mapping[Any, int]) -> Chosen | None:
+    """Cheaper residuals for the commonest backward, which is captured for that; None where the user's own are kept."""
+    captured = spec.captured
+    if not may_be_exchanged(captured):
+        return None
+    try:
+        capture = partial(spec.backward.entry, predicted_kinds(captured))
+        backward = prepared(capture, partial(captured.report, "backward"), "saved as written")
+    except CaptureError:
+        return None
+    return None if backward is None else choose(captured, backward, sizes)
+
+
+def forward_graph(spec: Specialization, chosen: Chosen | None) -> Graph:
+    """forward lowered, with the residuals that were chosen, or the user's own."""
+    if chosen is not None:
+        return cheaper(chosen.program.forward)
+    return graph_of(spec.captured.forward.trace, f"{spec.captured.name}_forward")

@@ -139,10 +139,12 @@ def failing(spec: Specialization, tensors: Sequence[torch.Tensor]) -> str | None
 
 def _kernels(spec: Specialization) -> tuple[str, ...]:
     """The variants of kernels that were made for it: what was compiled in, and for which sizes."""
+    captured = spec.captured
     plans = [plan for e in spec.executables.values() for plan in e.plans.values()]
     runners = [runner for plan in plans for runner in plan.runners.values()]
-    sources = spec.captured.binder.sources.items()
-    names = {str(symbol): f"{spec.captured.names[spec.captured.slots[at]]}.{_AXIS[kind]}[{axis}]" for symbol, (at, kind, axis) in sources}
+    sources = captured.binder.sources.items()
+    tensors = [captured.names[slot] for slot in captured.slots]
+    names = {str(symbol): f"{tensors[at]}.{_AXIS[kind]}[{axis}]" for symbol, (at, kind, axis) in sources}
     return tuple(f"{r.name}: {_admitted(v, names)}" for r in runners for v in r.variants)
 
 

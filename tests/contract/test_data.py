@@ -13,7 +13,7 @@ from torch.autograd import Function
 
 import fusegrad
 from fusegrad import NotTraceableError
-from fusegrad.runtime.specialize.records import FallbackWarning
+from fusegrad.runtime.fallback.records import FallbackWarning
 
 Tensor = torch.Tensor
 both = pytest.mark.parametrize("backend", ["reference", "interpret"])

@@ -79,7 +79,7 @@ class Different(SparseRows):
 def test_sparse_gradients_are_compared() -> None:
     fast = fusegrad.compile(Different, backend="reference")
     w = torch.ones(5, 2, requires_grad=True)
-    with pytest.warns(fusegrad.runtime.specialize.records.FallbackWarning, match="differs in content"):
+    with pytest.warns(fusegrad.runtime.fallback.records.FallbackWarning, match="differs in content"):
         fast.apply(w, torch.tensor([1, 3])).sum().backward()
     assert w.grad.to_dense().sum() == 4
 
@@ -165,7 +165,7 @@ def test_what_could_not_be_compared_is_at_the_first_call_on_real_data() -> None:
     torch._dynamo.reset()
     with pytest.raises(fusegrad.NotTraceableError, match="differs in content"):  # the graph's own first run
         torch.compile(lambda a: fast.apply(a).sum(), backend="aot_eager")(A)
-    with pytest.warns(fusegrad.runtime.specialize.records.FallbackWarning, match="differs in content"):
+    with pytest.warns(fusegrad.runtime.fallback.records.FallbackWarning, match="differs in content"):
         assert torch.equal(fast.apply(A.clone()), Lies.apply(A))
 
 

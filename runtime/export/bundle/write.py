@@ -27,20 +27,18 @@ from ....tracer.methods import backward_method, is_once_differentiable, paramete
 from ....tracer.torch_private import expression_of
 from ....tracer.trace import CaptureError
 from ...cache.store import versions
+from ...capture.captured_backward import BackwardEntry, gradient_likes, predicted_kinds
+from ...capture.outputs import is_as_strided
 from ...execution.pipeline import graph_of
 from ...persistence.literals import NoLiteral, constant_document
 from ...report.explain import compiler_of
 from ...specialize.compiled import Compiled
 from ...specialize.specialization import Specialization
-from ...capture.captured_backward import BackwardEntry
-from ...capture.outputs import is_as_strided
 from ...values.tensor_specs import differentiable, memoryless, stand_in
 from ..gather.gathered import apart, refused, require_closed
 from .archive import canonical, sha256
 from .contents import FLAGS, Argument, Entry, Function, Layout, Output, Variant
 from .operators import why_not_portable
-from ...capture.captured_backward import gradient_likes
-from ...capture.captured_backward import predicted_kinds
 
 Tensor = torch.Tensor
 ALL_SUBSETS = 3
@@ -167,7 +165,7 @@ class _Writer:
 
     def variant(self, needs: tuple[bool, ...]) -> Variant:
         args = with_needs(self.args, needs)
-        spec = Specialization(self.cls, args, self.compiler.reads_now(), self.compiler.dynamic)
+        spec = self.compiler.capture_only(args)
         require_closed(self.compiler, spec)
         entries = dict(self._backwards(spec)) if any(needs) and backward_method(self.cls) is not None else {}
         for _ in range(2):  # lowering one may teach another something about sizes
@@ -194,8 +192,9 @@ class _Writer:
 
     def forward_graph(self, spec: Specialization) -> Graph:
         """forward; what is an argument, or looks at one, is no output of its own."""
-        graph = graph_of(spec.captured.forward.trace, f"{spec.captured.name}_forward")
-        graph.outputs = [None if i in spec.captured.skip else o for i, o in enumerate(graph.outputs)]
+        captured = spec.captured
+        graph = graph_of(captured.forward.trace, f"{captured.name}_forward")
+        graph.outputs = [None if i in captured.skip else o for i, o in enumerate(graph.outputs)]
         return graph
 
     def backward_graph(self, spec: Specialization, entry: BackwardEntry) -> Graph:
@@ -229,24 +228,26 @@ class _Writer:
 
     def _require_indifferent(self, spec: Specialization, backwards: dict[tuple[Any, ...], Graph]) -> None:
         """backward computes the same whatever the layout of its gradients; one that raises for a layout may do so."""
-        predicted = predicted_kinds(spec.captured)
+        captured = spec.captured
+        predicted = predicted_kinds(captured)
         if predicted not in backwards:
             return
         for layout in ("expanded", "reversed"):
-            likes = zip(predicted, gradient_likes(spec.captured), strict=True)
+            likes = zip(predicted, gradient_likes(captured), strict=True)
             kinds = tuple(k if k is None else _layout(layout, like) for k, like in likes)
             try:
                 other = self.backward_graph(spec, spec.backward.entry(kinds))
             except (CaptureError, LoweringError):
                 continue
             if key(_without_strides(other)) != key(_without_strides(backwards[predicted])):
-                where = spec.captured.backward_place()
+                where = captured.backward_place()
                 raise apart(self.compiler, "its backward depends on the layout of its gradients", where)
 
     def _assumed(self, spec: Specialization, told: set[sympy.Symbol]) -> Iterator[Any]:
         """What was assumed of the sizes that the arguments tell."""
-        for condition in spec.captured.session.conditions(spec.captured.symbols):
-            settled = condition if condition.free_symbols <= told else spec.captured.session.env.replace(condition)
+        captured = spec.captured
+        for condition in captured.session.conditions(captured.symbols):
+            settled = condition if condition.free_symbols <= told else captured.session.env.replace(condition)
             if not settled.free_symbols <= told:
                 raise apart(self.compiler, f"it assumes {condition}, which its arguments do not tell")
             try:

@@ -74,7 +74,7 @@ def require_plain(signature: Signature) -> None:
     if not found.target.startswith("cuda:"):
         reason = f"C++ launches through the CUDA driver, not on {found.target}"
         raise refused(found, reason, "name a cuda target.")
-    forward = found.specialization.forward
+    forward = found.specialization.captured.forward
     apart = all(o.kind in ("tensor", "object") for o in forward.outputs)
     if forward.dirty or found.forward.graph.mutations or not apart:
         fix = "return tensors of its own, or export a Triton module (.py)."

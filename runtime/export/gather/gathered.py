@@ -20,21 +20,19 @@ from ....tracer.containers import holes
 from ....tracer.methods import backward_method, method_place, parameter_names, uses_setup_context
 from ....tracer.opaque.opaque import opaque_of
 from ....tracer.trace import CaptureError
+from ...capture.captured_backward import BackwardEntry, predicted_kinds
 from ...capture.guards import is_float
 from ...dispatch.pytree import arguments
-from ...execution.pipeline import cheaper, generate, graph_of, kernels_of
+from ...execution.pipeline import generate, graph_of, kernels_of
 from ...execution.targets import named_target
 from ...execution.variants import are_for_multiples, counterpart_sizes
 from ...report.explain import DEFAULT_TARGET, UnknownTargetError, compiler_of
 from ...settings.config import numerics
 from ...specialize.compiled import Compiled
-from ...specialize.residuals import choose
-from ...specialize.specialization import Specialization
-from ...capture.captured_backward import BackwardEntry
+from ...specialize.specialization import Specialization, chosen_residuals, forward_graph
 from ...values.tensor_specs import differentiable, stand_in
 from .tangents import NoTangents, tangents_of
 from .unit_sizes import may_be_one
-from ...capture.captured_backward import predicted_kinds
 
 Tensor = torch.Tensor
 Sizes = dict[sympy.Symbol, int]
@@ -146,8 +144,7 @@ def captured(target_class: Any, args: Sequence[Any]) -> tuple[Compiled, Speciali
     compiler = compiler_of(target_class)
     stand_ins = differentiable([stand_in(a) for a in compiler.complete(arguments(target_class, tuple(args)))])
     try:
-        compiler.require_capturable()
-        spec = Specialization(compiler.cls, stand_ins, compiler.reads_now(), compiler.dynamic)
+        spec = compiler.capture_only(stand_ins)
         require_closed(compiler, spec)
         if has_backward(compiler, stand_ins):
             require_closed(compiler, spec, spec.backward.entry(predicted_kinds(spec.captured)))
@@ -162,13 +159,12 @@ def has_backward(compiler: Compiled, stand_ins: Sequence[Any]) -> bool:
 
 
 def _gathered(compiler: Compiled, stand_ins: list[Any], target: str, derivatives: Sequence[str]) -> Gathered:
-    compiler.require_capturable()
-    spec = Specialization(compiler.cls, stand_ins, compiler.reads_now(), compiler.dynamic)
+    spec = compiler.capture_only(stand_ins)
     require_closed(compiler, spec)
     sizes: Sizes = dict(spec.captured.sizes(stand_ins))
     differentiates = has_backward(compiler, stand_ins)
-    chosen = choose(spec, sizes) if differentiates else None
-    graph = cheaper(chosen.program.forward) if chosen else graph_of(spec.captured.forward.trace, f"{spec.captured.name}_forward")
+    chosen = chosen_residuals(spec, sizes) if differentiates else None
+    graph = forward_graph(spec, chosen)
     graph.outputs = [None if i in spec.captured.skip else o for i, o in enumerate(graph.outputs)]
     places = chosen.places if chosen else spec.captured.residual_places
     forward = part_of(compiler, graph, "forward", target, sizes, {}, ())
@@ -181,7 +177,8 @@ def _gathered(compiler: Compiled, stand_ins: list[Any], target: str, derivatives
         after = graph_of(entry.trace, name) if chosen is None else chosen.backward_graph(kinds, entry, name)
         whole = after.copy()
         after.outputs = [None if i in entry.passed else o for i, o in enumerate(after.outputs)]
-        backward = part_of(compiler, after, "backward", target, sizes, entry.passed, tuple(spec.captured.backward_symbols))
+        symbols = tuple(spec.captured.backward_symbols)
+        backward = part_of(compiler, after, "backward", target, sizes, entry.passed, symbols)
     skip = 0 if uses_setup_context(compiler.cls) else 1
     names = tuple(parameter_names(compiler.cls.forward, len(stand_ins), skip, "argument"))  # type: ignore[attr-defined]
     kept = tuple(p for p in places if p is not None)
@@ -234,14 +231,15 @@ def _is_aligned(kernels: Kernels) -> bool:
 # ------------------------------------------------------------------ what cannot be written down
 def require_closed(compiler: Compiled, spec: Specialization, entry: BackwardEntry | None = None) -> None:
     """Refuse what reads, writes or calls things outside the file."""
+    captured = spec.captured
     method = "forward" if entry is None else "backward"
-    trace, lifted = (spec.captured.forward.trace, spec.captured.lifted) if entry is None else (entry.trace, entry.lifted)
+    trace, lifted = (captured.forward.trace, captured.lifted) if entry is None else (entry.trace, entry.lifted)
     if trace.opaque:
         node = trace.opaque[0]
         raise apart(compiler, f"{node.name} is an opaque node in its {method}", node.where)
     if lifted:
         raise apart(compiler, f"{method} reads a tensor from outside ({lifted[0]}); make it an argument")
-    if any(o.kind == "object" and holes(o.value) for o in spec.captured.forward.outputs):
+    if any(o.kind == "object" and holes(o.value) for o in captured.forward.outputs):
         raise apart(compiler, "forward returns tensors inside a container")
 
 

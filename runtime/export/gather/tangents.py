@@ -17,14 +17,14 @@ from ....ir.transforms.transpose import transpose
 from ....tracer.capture.context import BackwardContext
 from ....tracer.function import guarded_trace
 from ....tracer.methods import as_tuple
+from ...capture.captured_backward import predicted_kinds
 from ...capture.guards import is_float
+from ...capture.user_methods import ctx_attributes
 from ...execution.pipeline import cheaper, graph_of
 from ...functorch.transposed_jvp import type_of
 from ...specialize.compiled import Compiled
 from ...specialize.linearity import require_linear
 from ...specialize.specialization import Specialization
-from ...capture.captured_backward import predicted_kinds
-from ...capture.user_methods import ctx_attributes
 
 
 class NoTangents(Exception):
@@ -33,16 +33,18 @@ class NoTangents(Exception):
 
 def moving(spec: Specialization) -> list[int]:
     """The arguments that have a tangent."""
-    pairs = zip(spec.captured.slots, spec.captured.forward.fakes, strict=True)
-    return [i for i, fake in pairs if is_float(fake) and i < spec.captured.count]
+    captured = spec.captured
+    pairs = zip(captured.slots, captured.forward.fakes, strict=True)
+    return [i for i, fake in pairs if is_float(fake) and i < captured.count]
 
 
 def output_moves(spec: Specialization) -> list[bool]:
     """Which of the user's outputs have a tangent."""
-    fixed = {p.index for p in spec.captured.forward.non_differentiable if p.kind == "output"}
-    there = [is_float(o) and i not in fixed for i, o in enumerate(spec.captured.forward.fake_outputs)]
+    captured = spec.captured
+    fixed = {p.index for p in captured.forward.non_differentiable if p.kind == "output"}
+    there = [is_float(o) and i not in fixed for i, o in enumerate(captured.forward.fake_outputs)]
     supply = iter(there)
-    return [o.kind != "object" and next(supply) for o in spec.captured.forward.outputs]
+    return [o.kind != "object" and next(supply) for o in captured.forward.outputs]
 
 
 def tangents_of(
@@ -64,17 +66,18 @@ def tangents_of(
 
 # ------------------------------------------------------------------ the user's own
 def _own(spec: Specialization) -> tuple[Graph, Sequence[Place]]:
-    forward = spec.captured.forward
+    captured = spec.captured
+    forward = captured.forward
     places = [*forward.saved_for_forward, *forward.tensor_attributes.values()]
     present = [p for p in places if p is not None]
-    kept = [spec.captured.session.fake_again(f) for p in present if (f := forward.fake_at(p)) is not None]
+    kept = [captured.session.fake_again(f) for p in present if (f := forward.fake_at(p)) is not None]
     arguments = moving(spec)
-    likes = [spec.captured.session.fake_like(forward.fakes[spec.captured.slots.index(i)]) for i in arguments]
-    trace = guarded_trace(spec.captured.session, _body(spec, places, arguments), [*kept, *likes], spec.captured.reads)
+    likes = [captured.session.fake_like(forward.fakes[captured.slots.index(i)]) for i in arguments]
+    trace = guarded_trace(captured.session, _body(spec, places, arguments), [*kept, *likes], captured.reads)
     if trace.lifted or trace.opaque:
         raise NoTangents("jvp reads or calls what is outside")
-    trace.names = [*map(spec.captured.name_at, present), *(f"{spec.captured.names[i]}_dot" for i in arguments)]
-    graph = graph_of(trace, f"{spec.captured.name}_jvp")
+    trace.names = [*map(captured.name_at, present), *(f"{captured.names[i]}_dot" for i in arguments)]
+    graph = graph_of(trace, f"{captured.name}_jvp")
     moves = [m for m, o in zip(output_moves(spec), forward.outputs, strict=True) if o.kind != "object"]
     graph.outputs = [o for o, m in zip(graph.outputs, moves, strict=True) if m]
     graph.output_strides = [s for s, m in zip(graph.output_strides, moves, strict=True) if m]
@@ -82,16 +85,18 @@ def _own(spec: Specialization) -> tuple[Graph, Sequence[Place]]:
 
 
 def _body(spec: Specialization, places: Sequence[Place | None], arguments: Sequence[int]) -> Any:
+    captured = spec.captured
     present = sum(p is not None for p in places)
-    n = len(spec.captured.forward.saved_for_forward)
+    n = len(captured.forward.saved_for_forward)
 
     def body(*values: Any) -> tuple[Any, ...]:
         supply = iter(values[:present])
         kept = [None if p is None else next(supply) for p in places]
-        own = BackwardContext(kept[:n], ctx_attributes(spec.captured, kept[n:], {}), spec.captured.forward.needs_input_grad[: spec.captured.count])
+        attributes, needs = ctx_attributes(captured, kept[n:], {}), captured.forward.needs_input_grad
+        own = BackwardContext(kept[:n], attributes, needs[: captured.count])
         given = dict(zip(arguments, values[present:], strict=True))
-        made = as_tuple(spec.captured.cls.jvp(own, *map(given.get, range(spec.captured.count))))  # type: ignore[attr-defined]
-        return tuple(made[i] for i in spec.captured.forward.tensor_outputs)
+        made = as_tuple(captured.cls.jvp(own, *map(given.get, range(captured.count))))  # type: ignore[attr-defined]
+        return tuple(made[i] for i in captured.forward.tensor_outputs)
 
     return body
 
@@ -123,11 +128,12 @@ def _pushing(spec: Specialization, backward: Graph, kept: int) -> Graph:
 
 def _that_move(spec: Specialization, made: Sequence[Value]) -> list[Value]:
     """Of one tangent per float output with a gradient those of outputs that move."""
+    captured = spec.captured
     supply = iter(made)
-    kinds = predicted_kinds(spec.captured)
-    floats = iter([is_float(f) for f in spec.captured.forward.fake_outputs])
+    kinds = predicted_kinds(captured)
+    floats = iter([is_float(f) for f in captured.forward.fake_outputs])
     found = []
-    for output, kind, moves in zip(spec.captured.forward.outputs, kinds, output_moves(spec), strict=True):
+    for output, kind, moves in zip(captured.forward.outputs, kinds, output_moves(spec), strict=True):
         if output.kind != "object" and next(floats) and kind is not None:
             tangent = next(supply)
             found += [tangent] if moves else []

@@ -40,7 +40,7 @@ def _comparison(scopes: FunctionScopes, batched: Batched | None) -> str:
         otherwise = "" if most == less else f' if device == "cuda" else {less}'
         lines.append(f"{scopes.symbols[symbol]} = {most}{otherwise}")
     at = Expressions(scopes.symbols)
-    needs = [found.specialization.forward.needs_input_grad[i] for i in found.slots]
+    needs = [found.specialization.captured.forward.needs_input_grad[i] for i in found.slots]
     for name, value, needed in zip(tensors, found.forward.graph.inputs, needs, strict=False):
         lines.append(f"{name} = {_example(value, at, needed)}")
     pairs = zip(found.names, found.args, strict=True)

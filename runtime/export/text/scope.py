@@ -32,7 +32,7 @@ def symbol_names(found: Gathered, names: Names) -> dict[sympy.Symbol, str | int]
     for scalar in (a for k in kernels for a in k.arguments if isinstance(a, Scalar)):
         if isinstance(scalar.value, sympy.Symbol) and scalar.value not in known:
             known[scalar.value] = names.fresh(scalar.name)
-    for symbol in found.specialization.symbols:
+    for symbol in found.specialization.captured.symbols:
         if symbol not in known:
             known[symbol] = names.fresh("n")
     return known

@@ -18,13 +18,12 @@ from torch.export import Dim, ExportedProgram
 from ....ir.errors import FusegradError
 from ....tracer.sizes import hint_of
 from ....tracer.torch_private import plain_tensors
+from ...capture.captured import present_residuals
+from ...capture.captured_backward import predicted_kinds
+from ...capture.outputs import rebuild_output, tensor_at
 from ...specialize.specialization import Specialization
 from ..bundle.archive import write_file
 from ..gather.gathered import ExportError, captured, has_backward
-from ...capture.captured import present_residuals
-from ...capture.captured_backward import predicted_kinds
-from ...capture.outputs import rebuild_output
-from ...capture.outputs import tensor_at
 
 Tensor = torch.Tensor
 NOTE = "fusegrad.json"
@@ -46,7 +45,8 @@ def as_program(
     where = spec.captured.backward_place()
     reason = _why_not(spec)
     if reason is not None:
-        raise ExportError(function=spec.captured.name, reason=reason, where=where, fix="use the class through fusegrad.")
+        fix = "use the class through fusegrad."
+        raise ExportError(function=spec.captured.name, reason=reason, where=where, fix=fix)
     with_backward = has_backward(compiler, stand_ins)
     with plain_tensors():
         examples = [_example(f) for f in spec.captured.forward.fakes]
@@ -68,17 +68,19 @@ def backward_path(path: Path) -> Path:
 def _why_not(spec: Specialization) -> str | None:
     if spec.captured.writes_inputs:
         return "forward writes to an argument"
-    others = [o.value for o in spec.captured.forward.outputs if o.kind == "object" and not isinstance(o.value, READABLE)]
+    objects = [o.value for o in spec.captured.forward.outputs if o.kind == "object"]
+    others = [value for value in objects if not isinstance(value, READABLE)]
     return f"forward returns a {type(others[0]).__name__}, which a program of torch.export does not" if others else None
 
 
 def _statement(spec: Specialization, path: Path, with_backward: bool) -> str:
-    lines = [f"{path.name}: the values of {spec.captured.name}.forward, for any sizes that its capture holds for."]
+    captured = spec.captured
+    lines = [f"{path.name}: the values of {captured.name}.forward, for any sizes that its capture holds for."]
     lines.append("Kept: the operations of forward, as captured. torch.export keeps no custom backward in a program,")
     lines.append("and ATen's derivative would be another one: the results are detached, they require no gradient.")
     if with_backward:
-        given = ", ".join([*(spec.captured.names[i] for i in spec.captured.slots), "gradients of the outputs"])
-        lines.append(f"{backward_path(path).name}: {spec.captured.name}.backward, ({given}) -> gradients.")
+        given = ", ".join([*(captured.names[i] for i in captured.slots), "gradients of the outputs"])
+        lines.append(f"{backward_path(path).name}: {captured.name}.backward, ({given}) -> gradients.")
     return "\n".join(lines)
 
 
@@ -90,13 +92,14 @@ def _content(program: ExportedProgram, note: dict[str, str]) -> bytes:
 
 # ------------------------------------------------------------------ tracing
 def _program(spec: Specialization, method: str, module: torch.nn.Module, examples: Sequence[Tensor]) -> ExportedProgram:
-    fakes = [*spec.captured.forward.fakes, *_moving_outputs(spec)][: len(examples)]
+    captured = spec.captured
+    fakes = [*captured.forward.fakes, *_moving_outputs(spec)][: len(examples)]
     dims = tuple({a: Dim.AUTO for a, n in enumerate(f.shape) if not isinstance(n, int)} for f in fakes)
     try:
         return torch.export.export(module, tuple(examples), dynamic_shapes=(dims,), strict=False)
     except Exception as error:
         facts = {"reason": str(error).strip().splitlines()[0], "fix": "export another format."}
-        raise ProgramError(function=spec.captured.name, method=method, where=spec.captured.backward_place(), **facts) from error
+        raise ProgramError(function=captured.name, method=method, where=captured.backward_place(), **facts) from error
 
 
 def _example(fake: Tensor) -> Tensor:
@@ -107,8 +110,9 @@ def _example(fake: Tensor) -> Tensor:
 
 def _moving_outputs(spec: Specialization) -> list[Tensor]:
     """forward's outputs whose gradients backward reads."""
-    kinds = [k for k, o in zip(predicted_kinds(spec.captured), spec.captured.forward.outputs, strict=True) if o.kind != "object"]
-    return [f for f, k in zip(spec.captured.forward.fake_outputs, kinds, strict=True) if k is not None]
+    captured = spec.captured
+    kinds = [k for k, o in zip(predicted_kinds(captured), captured.forward.outputs, strict=True) if o.kind != "object"]
+    return [f for f, k in zip(captured.forward.fake_outputs, kinds, strict=True) if k is not None]
 
 
 WHOLE_NUMBERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -132,9 +136,10 @@ class _Forward(torch.nn.Module):
 
     def forward(self, *tensors: Tensor) -> Any:
         """tensor arguments -> outputs"""
-        results = self.spec.captured.forward.trace.graph_module(*tensors)
-        visible = results[: len(self.spec.captured.forward.fake_outputs)]
-        return rebuild_output(self.spec.captured, [detached(r) for r in visible], tensors, (), self.spec.captured.binder.read(tensors))
+        captured = self.spec.captured
+        results = captured.forward.trace.graph_module(*tensors)
+        visible = results[: len(captured.forward.fake_outputs)]
+        return rebuild_output(captured, [detached(r) for r in visible], tensors, (), captured.binder.read(tensors))
 
 
 class _Backward(torch.nn.Module):

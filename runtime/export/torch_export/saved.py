@@ -71,7 +71,7 @@ def _document(name: str, path: str) -> Doc:
     fakes = iter(spec.captured.forward.fakes)
     try:
         arguments = [
-            {"tensor": described(next(fakes), spec)} if i in spec.captured.slots else constant_document(a)
+            {"tensor": described(next(fakes), spec.captured)} if i in spec.captured.slots else constant_document(a)
             for i, a in enumerate(spec.captured.arguments)
         ]
         steps = constant_document(origin.steps)

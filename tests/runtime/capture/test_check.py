@@ -16,8 +16,8 @@ from torch.autograd import Function
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fusegrad
-from fusegrad.runtime.capture.first_call_check import cut, differs
 from fusegrad.runtime.execution.intermediates import intermediate_bytes
+from fusegrad.runtime.values.bitwise import cut, differs
 from fusegrad.tracer.capture.capture import Session
 from fusegrad.tracer.reads.reads import scan
 

@@ -1,0 +1,51 @@
+"""The whole compiler, from a class and its arguments to what runs: one step after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ...tracer.opaque.opaque import Tape
+from ...tracer.reads.reads import Reads
+from ...tracer.trace import CaptureError
+from ..capture.captured import Report, capture_function
+from ..capture.first_call_check import check_forward
+from .randomness import require_none as require_no_draws
+from .specialization import Specialization
+
+
+def specialize(
+    cls: type,
+    args: Sequence[Any],
+    reads: Reads,
+    dynamic: bool = True,
+    backend: str | None = None,
+    report: Report | None = None,
+    tape: Tape | None = None,
+    of_whole: bool = False,
+) -> Specialization:
+    """One class at one key, ready to be run on `backend`. Raises CaptureError.
+
+    backend: None for a report or an export, which run nothing: no first-call check, nothing lowered yet.
+    tape: what the opaque calls of forward returned, which are in the graph as they are.
+    of_whole: captured at the sizes of whole DTensors, to run at those of their parts as well.
+    """
+    # The user's methods on fake tensors: an ATen graph, guards on sizes, where everything comes from that ctx keeps.
+    captured = capture_function(cls, args, reads, dynamic, report, None if tape is None else tape.again())
+    spec = Specialization(captured, of_whole)
+    if backend is None:
+        return spec
+    # What a derived backward could not draw again is refused before anything runs.
+    require_no_draws(spec)
+    # What fakes hide is found, not trusted: bit for bit the user's own method, on the call's data.
+    require_equal(spec, args, tape)
+    # ATen to primitives, simplified: what lowering learns about sizes belongs to the guard of the call.
+    spec.executable(backend)
+    # Residuals, fusion and kernels depend on sizes and device: `Specialization.chosen`, `KernelPlan.cut`.
+    return spec
+
+
+def require_equal(spec: Specialization, args: Sequence[Any], tape: Tape | None = None) -> None:
+    """The first call's comparison with the user's own forward. Raises CaptureError where they differ."""
+    if (why := check_forward(spec.captured, args, tape)) is not None:
+        raise CaptureError(reason=why, where=spec.captured.forward_place())
