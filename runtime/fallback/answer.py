@@ -30,8 +30,8 @@ from ...tracer.torch_private import apply_now, custom_function_call, dual_level,
 from ...tracer.trace import CaptureError
 from ..cache import store as cache
 from ..capture.ctx_attributes import left_on
+from ..execution.source_writer import NODE, STRAIGHT
 from ..settings.config import settings
-from ..settings.generated_sources import NODE, STRAIGHT
 from .effects import AFTER_EFFECTS, launching
 
 Tensor = torch.Tensor

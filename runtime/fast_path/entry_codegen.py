@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd.function import Function
 
-from ...ir.program import Place
 from ...tracer.capture.capture import capture_lock
 from ...tracer.containers import DEPTH as ARGUMENT_DEPTH
 from ...tracer.function import rebind
@@ -32,14 +31,16 @@ from ...tracer.torch_private import (
     saved_tensors_of,
     share_memory,
 )
-from ..autograd.node import make_node, marks_of
+from ..autograd.node import make_node, write_context
 from ..capture.guards import unasked
+from ..capture.views import is_as_strided, view_like, view_of, with_aliases
+from ..execution.source_writer import SourceWriter, row
 from ..fallback.answer import Fault, backward_failed, is_fault, users_backward
 from ..fallback.effects import careful
 from ..settings.config import KERNEL_BACKENDS
 from ..specialize.backward import run_backward
 from ..specialize.residuals import Chosen
-from ..specialize.specialization import Specialization, gradient_kind, in_a_class, is_as_strided, view_like, view_of
+from ..specialize.specialization import Specialization, gradient_kind, in_a_class
 from ..values.sizes import BoundSizes
 from .argument_forms import MISS, formed, inside
 from .guard_codegen import (
@@ -56,7 +57,6 @@ from .guard_codegen import (
 )
 from .inline_cache import Entry
 from .plan_codegen import write_run
-from .source_writer import SourceWriter, row
 
 if TYPE_CHECKING:
     from ..specialize.compiled import Compiled
@@ -194,7 +194,8 @@ class _Call:
             n = len(spec.forward.tensor_outputs)
             outputs, hidden = results[:n], results[n:]
             if spec.skip:
-                outputs = self._write_aliased(text, outputs, [n for n, _ in inputs], hidden)
+                view = partial(self._write_alias, text)
+                outputs = with_aliases(spec.forward, outputs, [n for n, _ in inputs], hidden, view)
         return self._write_inner_views(text, outputs), hidden
 
     def _write_inner_views(self, text: SourceWriter, outputs: Sequence[str]) -> list[str]:
@@ -202,29 +203,9 @@ class _Call:
         views = self.spec.inner_views if self.executable.backend in KERNEL_BACKENDS else ()
         return [text.let("view", f"{o}.view_as({o})") if i in views else o for i, o in enumerate(outputs)]
 
-    def _write_aliased(
-        self, text: SourceWriter, outputs: Sequence[str], inputs: Sequence[str], hidden: Sequence[str]
-    ) -> list[str]:
-        """As `Specialization.aliased`: outputs that are an input, show another's memory, or are one object twice."""
-        captured, found = self.spec.forward, list(outputs)
-        pools: dict[str, tuple[Sequence[str], Sequence[Tensor]]] = {
-            "view": (inputs, captured.fakes),
-            "part of output": (found, captured.fake_outputs),
-            "part of hidden": (hidden, captured.fake_hidden),
-        }
-        for i, position in enumerate(captured.tensor_outputs):
-            described = captured.outputs[position]
-            match described.kind:
-                case "input":
-                    found[i] = inputs[described.index]
-                case "same":
-                    found[i] = found[described.index]
-                case kind if kind in pools:
-                    names, fakes = pools[kind]
-                    fake, of = captured.fake_outputs[i], fakes[described.index]
-                    view = write_view(text, names[described.index], fake, self.sizes, of)
-                    found[i] = text.let("view", view if described.value else f"{view}.detach()")
-        return found
+    def _write_alias(self, text: SourceWriter, fake: Tensor, base: str, like: Tensor, tracked: bool) -> str:
+        view = write_view(text, base, fake, self.sizes, like)
+        return text.let("view", view if tracked else f"{view}.detach()")
 
     def _returned(self, text: SourceWriter, names: Sequence[str], outputs: Sequence[str], hidden: Sequence[str]) -> str:
         """The expression of what the user gets."""
@@ -244,35 +225,13 @@ class _Call:
         names = self.with_contents(own) or own
         outputs, hidden = self._write_forward(text, names)
         pools = {"input": [names[i] for i in self.spec.slots], "output": outputs, "hidden": hidden}
-        self._write_kept(text, lambda places: row(["None" if p is None else pools[p.kind][p.index] for p in places]))
+        sizes, arguments = text.constant(self.sizes, "sizes"), f"({row(own)})"
+        write_context(text, self.spec, self.saved, self.own, lambda p: pools[p.kind][p.index], sizes, arguments)
         text.add(f"return {self._returned(text, names, outputs, hidden)}")
         forward = text.function("forward", ("ctx", *own))
         node = make_node(self.compiler, self.spec, self.backend, self.chosen, self.own, forward)
         self._as_one_of_its_kind(node._backward_cls)
         return careful(direct_apply(node), self.spec)
-
-    def _write_kept(self, text: SourceWriter, picked: Callable[[Sequence[Place | None]], str]) -> None:
-        """What forward leaves on ctx."""
-        captured = self.spec.forward
-        if self.saved:
-            text.add(f"ctx.to_save = ({picked(self.saved)})")
-        kept = f"[{picked(list(captured.tensor_attributes.values()))}]"
-        if self.own:
-            attributes, sizes = text.constant(self.spec.attributes, "attributes"), text.constant(self.sizes, "sizes")
-            text.add(f"vars(ctx).update({attributes}({kept}, {sizes}))")
-        elif captured.tensor_attributes:
-            text.add(f"ctx._fusegrad_tensors = {kept}")
-        if (sharing := self.spec.sharing) is not None:
-            held = f"{text.constant(sharing.of, 'shared')}(({row([f'a{i}' for i in range(self.spec.count)])}))"
-            named = f"vars(ctx).update({text.constant(sharing.named, 'named')}({held}))"
-            text.add(named if self.own else f"ctx._fusegrad_shared = {held}")
-        for mark, places in marks_of(captured):
-            if places:
-                text.add(f"ctx.{mark}({picked(places)})")
-        if not captured.materialize_grads:
-            text.add("ctx.set_materialize_grads(False)")
-        if not captured.materialize_non_diff_grads:
-            text.add("ctx._materialize_non_diff_grads = False")
 
     def _as_one_of_its_kind(self, backward: Any) -> None:
         """Its nodes are told apart from those of the shared Function by nobody, compiled autograd included."""
@@ -282,8 +241,6 @@ class _Call:
         if self.own:
             return
         backward._fusegrad_sizes = self.sizes  # for all of them, in place of a slot of each
-        if not self.spec.forward.tensor_attributes:
-            backward._fusegrad_tensors = ()
         if not _is_delicate(self.compiler.cls):
             backward._fusegrad_learns = BackwardLearner(self._served(), backward)
 
@@ -406,12 +363,8 @@ def _write_gradients(
     with _as_captured(text, call.spec):
         lifted = [(text.let("lifted", fetched(text, r)), r.get()) for r in present]
         results = write_run(text, executable, inputs, lifted, call.sizes)
-    for result, gradient in entry.passed.items():
-        results[result] = given[gradient]
-    if executable.backend in KERNEL_BACKENDS:
-        for result, (gradient, view) in entry.viewed.items():
-            results[result] = write_view(text, given[gradient], view, call.sizes)
-    text.add(f"return ({row(results)})")
+    view = lambda fake, gradient: write_view(text, gradient, fake, call.sizes)  # noqa: E731
+    text.add(f"return ({row(entry.with_given(results, given, executable.backend, view))})")
 
 
 def write_view(text: SourceWriter, name: str, view: Tensor, sizes: Any, of: Tensor | None = None) -> str:

@@ -27,11 +27,12 @@ from ....tracer.methods import backward_method, is_once_differentiable, paramete
 from ....tracer.torch_private import expression_of
 from ....tracer.trace import CaptureError
 from ...cache.store import versions
+from ...capture.views import is_as_strided
 from ...execution.pipeline import graph_of
 from ...persistence.literals import NoLiteral, constant_document
 from ...report.explain import compiler_of
 from ...specialize.compiled import Compiled
-from ...specialize.specialization import BackwardEntry, Specialization, is_as_strided
+from ...specialize.specialization import BackwardEntry, Specialization
 from ...values.tensor_specs import differentiable, memoryless, stand_in
 from ..gather.gathered import apart, refused, require_closed
 from .archive import canonical, sha256
