@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ...ir.errors import FusegradError
-from ..report.explain import Explanation, explain
+from ..report.explain import explain
+from ..report.explanation import Explanation
 from .bundle.archive import write_file
 from .bundle.bundle import as_bundle
 from .bundle.hub import as_hf_kernels

@@ -12,7 +12,8 @@ import networkx as nx
 from ....ir import Graph, Value
 from ....ir.passes.fuse import Group, Step
 from ...cache.store import versions
-from ...report.explain import DirectionReport, Explanation
+from ...report.directions import DirectionReport
+from ...report.explanation import Explanation
 from ...report.graph_svg import members
 
 SCHEMA = 1

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from ...report.explain import Explanation
+from ...report.explanation import Explanation
 from ...report.graph_svg import shaded, shortened, svg
 from ...report.html_page import GREY, INK, WIDTH, code, contents, note, page, picture, section, table
 from .data import facts
