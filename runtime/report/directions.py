@@ -19,9 +19,10 @@ from ..execution.executable import fills_memory, has_outer_product, is_opaque, n
 from ..execution.fusion_report import CutReport, GroupReport, cuts_of, groups_of
 from ..execution.generated import Generated
 from ..execution.pipeline import generate, graph_of, text_of
-from .explain import Sizes
 
 Tensor = torch.Tensor
+Sizes = dict[sympy.Symbol, int]
+
 
 @dataclass(frozen=True)
 class KernelReport:
@@ -55,20 +56,20 @@ class DirectionReport:
     products: list[str] = field(default_factory=list)  # which are in kernels, which by the library, and why
 
 
-def _assumed(expr: sympy.Expr, sizes: Sizes) -> Sizes:
+def _sizes_assumed(expr: sympy.Expr, sizes: Sizes) -> Sizes:
     """The sizes; one that depends on data (of x[mask], say) counts as the largest of the others."""
     largest = max(sizes.values(), default=1)
     return sizes if expr.free_symbols <= set(sizes) else {**dict.fromkeys(expr.free_symbols, largest), **sizes}
 
 
-def _bytes(fake: Tensor, sizes: Sizes) -> int:
+def fake_bytes(fake: Tensor, sizes: Sizes) -> int:
     total = fake.element_size()
     for size in fake.shape:
-        total *= size if isinstance(size, int) else number(size.node.expr, _assumed(size.node.expr, sizes))
+        total *= size if isinstance(size, int) else number(size.node.expr, _sizes_assumed(size.node.expr, sizes))
     return total
 
 
-def _kernels_report(graph: Graph, direction: str, sizes: Sizes, target: Target) -> DirectionReport:
+def kernels_report(graph: Graph, direction: str, sizes: Sizes, target: Target) -> DirectionReport:
     made = generate(graph, target, sizes, graph.name)
     least = number(minimal_bytes(graph), sizes)
     report = DirectionReport(graph, made.steps, [], least, list(made.kernels.values()), made.reasons)
@@ -98,7 +99,7 @@ def _segments(made: Generated) -> list[str]:
     return lines
 
 
-def _computed(graph: Graph) -> list[Value]:
+def _computed_values(graph: Graph) -> list[Value]:
     return [v for v in graph.order() if PRIMS[v.prim].family not in ("layout", "source", "pick")]
 
 
@@ -117,7 +118,7 @@ def _node_report(value: Value, direction: str, sizes: Sizes) -> KernelReport:
     return KernelReport(name, direction, "", read, written, kind="library")
 
 
-def _aten_report(trace: Trace, name: str, direction: str, sizes: Sizes) -> DirectionReport:
+def aten_report(trace: Trace, name: str, direction: str, sizes: Sizes) -> DirectionReport:
     try:
         graph = graph_of(trace, name)
     except LoweringError:
@@ -125,7 +126,7 @@ def _aten_report(trace: Trace, name: str, direction: str, sizes: Sizes) -> Direc
     launches = [r for n in trace.graph_module.graph.nodes if (r := _aten_launch(n, direction, sizes)) is not None]
     contracted = has_outer_product(trace) and not graph.mutations and len(graph)
     if contracted and fills_memory(trace, sizes):  # then the lowered graph runs, through torch
-        launches = [_node_report(v, direction, sizes) for v in _computed(graph)]
+        launches = [_node_report(v, direction, sizes) for v in _computed_values(graph)]
     report = DirectionReport(graph, [], launches, number(minimal_bytes(graph), sizes))
     if trace.opaque:
         report.segments = [line for n in trace.graph_module.graph.nodes if (line := _aten_line(n)) is not None]
@@ -147,5 +148,5 @@ def _aten_launch(node: torch.fx.Node, direction: str, sizes: Sizes) -> KernelRep
     if any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns):
         return None
     operands = [a.meta["val"] for a in node.all_input_nodes if isinstance(a.meta.get("val"), Tensor)]
-    read = sum(_bytes(o, sizes) for o in operands)
-    return KernelReport(str(node.target), direction, "", read, _bytes(value, sizes), "aten")
+    read = sum(fake_bytes(o, sizes) for o in operands)
+    return KernelReport(str(node.target), direction, "", read, fake_bytes(value, sizes), "aten")

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import sympy
 import torch
 
 from ...codegen import TARGETS
@@ -32,12 +31,11 @@ from ..specialize.residuals import Chosen, choose
 from ..specialize.specialization import Specialization, hint_of
 from ..specialize.variants import variants_of
 from ..values.tensor_specs import differentiable, is_spec, stand_in
-from .directions import _aten_report, _bytes, _kernels_report
+from .directions import Sizes, aten_report, fake_bytes, kernels_report
 from .explanation import Explanation
-from .methods import NO_RULE, _beside_opaque_ones, _met, _methods
-from .residuals import kept
+from .methods import NO_RULE, method_records, record_of_calls, without_rules_over_opaque
+from .residuals import residual_rows
 
-Sizes = dict[sympy.Symbol, int]
 Tensor = torch.Tensor
 DEFAULT_TARGET = "cuda:90"
 
@@ -46,8 +44,7 @@ class UnknownTargetError(FusegradError, ValueError):
     """A target that is neither a GPU known by name nor "cpu"."""
 
     message = (
-        "explain(target={target!r}): there is no such target\n  at:   {where}\n"
-        '  fix:  use "cpu" or one of {known}'
+        'explain(target={target!r}): there is no such target\n  at:   {where}\n  fix:  use "cpu" or one of {known}'
     )
 
 
@@ -74,13 +71,13 @@ def explain(target_class: Any, /, *args: Any, target: str | None = None) -> Expl
     where = target or DEFAULT_TARGET
     if where != "cpu" and where not in TARGETS:
         raise UnknownTargetError(target=where, known=", ".join(TARGETS))
-    if (unfit := _unfit(compiler, args)) is not None:
+    if (unfit := _binding_error(compiler, args)) is not None:
         if args:
             place = method_place(compiler.cls.forward)  # type: ignore[attr-defined]
             raise ExplainedArgumentsError(function=compiler.cls.__name__, detail=unfit, where=place)
-        return _as_called(compiler, where)
+        return _explain_class(compiler, where)
     stand_ins = differentiable([stand_in(a) for a in compiler.complete(args)])
-    methods = _methods(compiler)
+    methods = method_records(compiler)
     specialization = _forward(compiler, stand_ins, args, methods)
     found = Explanation(compiler.cls.__name__, where, methods, {}, 0, numerics=numerics(compiler.numerics))
     if specialization is not None:
@@ -89,8 +86,8 @@ def explain(target_class: Any, /, *args: Any, target: str | None = None) -> Expl
         describe = _on_cpu if where == "cpu" else _on_gpu
         describe(found, specialization, sizes, has_backward)
         found.opaque = opaque_calls(specialization, has_backward)
-    elif (unit := _backward_beside(compiler)) is not None and methods["backward"].status == "compiled":
-        _of_unit(found, unit, *unit.graphs[-1][2::2])
+    elif (unit := _backward_of_opaque_forward(compiler)) is not None and methods["backward"].status == "compiled":
+        _describe_backward_unit(found, unit, *unit.graphs[-1][2::2])
     found.opaque = found.opaque or list(compiler.opaque_calls)
     if found.opaque:
         derived = [name for name, record in methods.items() if record.status == "derived"]
@@ -102,7 +99,7 @@ def explain(target_class: Any, /, *args: Any, target: str | None = None) -> Expl
     return found
 
 
-def _unfit(compiler: Compiled, args: Sequence[Any]) -> str | None:
+def _binding_error(compiler: Compiled, args: Sequence[Any]) -> str | None:
     """Why forward cannot be called with these arguments."""
     sources = getattr(compiler.cls, "_fusegrad_sources", None)
     method: Any = compiler.cls.forward if sources is None else sources[0]  # type: ignore[attr-defined]
@@ -118,31 +115,31 @@ def _unfit(compiler: Compiled, args: Sequence[Any]) -> str | None:
     return None
 
 
-def _as_called(compiler: Compiled, where: str) -> Explanation:
+def _explain_class(compiler: Compiled, where: str) -> Explanation:
     """What is known of a class without the arguments of a call."""
-    methods = {name: _met(compiler, name, record) for name, record in _methods(compiler).items()}
+    methods = {name: record_of_calls(compiler, name, record) for name, record in method_records(compiler).items()}
     found = Explanation(compiler.cls.__name__, where, methods, {}, 0, numerics=numerics(compiler.numerics))
     found.opaque, found.variants = list(compiler.opaque_calls), variants_of(compiler)
     return found
 
 
-def _backward_beside(compiler: Compiled) -> Unit | None:
+def _backward_of_opaque_forward(compiler: Compiled) -> Unit | None:
     """The backward of a class whose forward runs as written, once it was captured."""
     units = getattr(vars(compiler).get("beside"), "units", {}).values()
     return next((unit for unit in reversed(units) if unit.graphs), None)
 
 
-def _of_unit(found: Explanation, unit: Unit, executable: Executable, session: Session) -> None:
+def _describe_backward_unit(found: Explanation, unit: Unit, executable: Executable, session: Session) -> None:
     """Its kernels, at the sizes that it was captured with: an opaque forward does not tell others."""
     trace = executable.trace
     sizes = {s: hint_of(session, s) for s in executable.binder.sources}
     found.methods["backward"] = Record("compiled", "figures are for the sizes of its first call")
     try:
         graph = None if found.target == "cpu" else graph_of(trace, unit.name)
-        report = graph and _kernels_report(graph, "backward", sizes, named_target(found.target, found.numerics))
+        report = graph and kernels_report(graph, "backward", sizes, named_target(found.target, found.numerics))
     except LoweringError:
         report = None
-    found.directions["backward"] = report or _aten_report(trace, unit.name, "backward", sizes)
+    found.directions["backward"] = report or aten_report(trace, unit.name, "backward", sizes)
 
 
 def compiler_of(target: Any) -> Dispatcher:
@@ -169,7 +166,7 @@ def _forward(
         return _known_split(compiler, stand_ins, met, methods)
     except CaptureError as error:
         methods["forward"] = compiler.record_of("forward", error)
-        _beside_opaque_ones(compiler, methods)
+        without_rules_over_opaque(compiler, methods)
         return None
     return specialization
 
@@ -215,7 +212,7 @@ def _backward_is_captured(compiler: Compiled, specialization: Specialization, me
             methods["backward"] = Record("compiled", reason, error.where)
             return False
         methods["backward"] = compiler.record_of("backward", error)
-        _beside_opaque_ones(compiler, methods)
+        without_rules_over_opaque(compiler, methods)
         return False
     return True
 
@@ -224,7 +221,7 @@ def _on_gpu(found: Explanation, spec: Specialization, sizes: Sizes, has_backward
     """Kernels and library calls, with the residuals that a GPU backend would choose."""
     target = named_target(found.target, found.numerics)
     chosen = choose(spec, sizes) if has_backward else None
-    found.kept = kept(spec, chosen, sizes) if has_backward else []
+    found.kept = residual_rows(spec, chosen, sizes) if has_backward else []
     found.user_outputs = len(spec.forward.fake_outputs)
     try:
         forward = cheaper(chosen.program.forward) if chosen else graph_of(spec.forward.trace, f"{spec.name}_forward")
@@ -233,9 +230,9 @@ def _on_gpu(found: Explanation, spec: Specialization, sizes: Sizes, has_backward
         found.saved_bytes = _saved_bytes(forward, found, spec, sizes)
         hidden = [None if i in spec.skip else o for i, o in enumerate(forward.outputs)]
         forward.outputs = hidden
-        found.directions["forward"] = _kernels_report(forward, "forward", sizes, target)
+        found.directions["forward"] = kernels_report(forward, "forward", sizes, target)
         if has_backward:
-            found.directions["backward"] = _kernels_report(_backward_graph(spec, chosen), "backward", sizes, target)
+            found.directions["backward"] = kernels_report(_backward_graph(spec, chosen), "backward", sizes, target)
     except LoweringError as error:
         _on_cpu(found, spec, sizes, has_backward)
         for report in found.directions.values():
@@ -257,7 +254,7 @@ def _saved_bytes(forward: Graph, found: Explanation, spec: Specialization, sizes
             total += number(value.aval.nbytes, sizes) if value is not None else 0
         else:
             fake = spec.forward.fake_at(place)
-            total += _bytes(fake, sizes) if fake is not None else 0
+            total += fake_bytes(fake, sizes) if fake is not None else 0
     return total
 
 
@@ -265,12 +262,10 @@ def _on_cpu(found: Explanation, spec: Specialization, sizes: Sizes, has_backward
     """The reference backend calls the captured ATen operations one by one."""
     places = dict.fromkeys(p for p in spec.residual_places if p is not None)
     found.residuals, found.user_outputs = tuple(spec.residual_places_present), len(spec.forward.fake_outputs)
-    found.saved_bytes = sum(_bytes(f, sizes) for p in places if (f := spec.forward.fake_at(p)) is not None)
-    found.kept = kept(spec, None, sizes) if has_backward else []
+    found.saved_bytes = sum(fake_bytes(f, sizes) for p in places if (f := spec.forward.fake_at(p)) is not None)
+    found.kept = residual_rows(spec, None, sizes) if has_backward else []
     traces = {"forward": spec.forward.trace}
     if has_backward:
         traces["backward"] = spec.entry(spec.known_kinds()).trace
     for direction, trace in traces.items():
-        found.directions[direction] = _aten_report(trace, f"{spec.name}_{direction}", direction, sizes)
-
-
+        found.directions[direction] = aten_report(trace, f"{spec.name}_{direction}", direction, sizes)

@@ -16,9 +16,8 @@ from ..kernels.proofs import line_of, proofs_of
 from ..settings.config import settings
 from ..specialize.records import OpaqueCall, Record, needs_a_fix
 from ..specialize.variants import Variant
-from .directions import DirectionReport, KernelReport
-from .explain import Sizes
-from .residuals import Kept
+from .directions import DirectionReport, KernelReport, Sizes
+from .residuals import ResidualRow
 
 SCHEMA = 2
 
@@ -45,7 +44,7 @@ class Explanation:
     user_outputs: int = 0
     opaque: list[OpaqueCall] = field(default_factory=list)
     sizes: Sizes = field(default_factory=dict)  # of the symbols, at the arguments that were given
-    kept: list[Kept] = field(default_factory=list)
+    kept: list[ResidualRow] = field(default_factory=list)
     variants: list[Variant] = field(default_factory=list)
     numerics: str = "eager"
 
@@ -99,7 +98,7 @@ class Explanation:
     def metrics(self, target: str | None = None) -> dict[str, dict[str, Any]]:
         """Registers, spills, shared memory and access widths per kernel, cross-compiled for `target`; needs no GPU."""
         where = target or self.target
-        return {kernel: vars_of(by_target[where]) for kernel, by_target in self.binaries(where).items()}
+        return {kernel: binary_figures(by_target[where]) for kernel, by_target in self.binaries(where).items()}
 
     def to_dict(self) -> dict[str, Any]:
         """The facts as plain values that json can write; keys are added, never renamed, within a schema."""
@@ -156,7 +155,7 @@ class Explanation:
         return as_html(self)
 
 
-def vars_of(binary: Any) -> dict[str, Any]:
+def binary_figures(binary: Any) -> dict[str, Any]:
     """A binary's figures without its machine code."""
     names = ("registers", "spills", "shared", "accesses", "error")
     return {n: getattr(binary, n, None) for n in names}

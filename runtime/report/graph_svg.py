@@ -384,9 +384,7 @@ def edges(picture: Picture, layout: Layout, centre: dict[Node, Point]) -> Iterat
         yield f'<path d="{path}" fill="none" stroke="{stroke}" stroke-width="{width}" marker-end="url(#{tip})"/>'
 
 
-def ports(
-    picture: Picture, layout: Layout, centre: dict[Node, Point], source: bool
-) -> dict[tuple[Node, Node], float]:
+def ports(picture: Picture, layout: Layout, centre: dict[Node, Point], source: bool) -> dict[tuple[Node, Node], float]:
     """Where each edge leaves (or meets) its box: spread along the side, in the order of what lies beyond."""
     sides: dict[Node, list[tuple[float, tuple[Node, Node]]]] = {}
     for edge, route in layout.routes.items():

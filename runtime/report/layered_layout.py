@@ -147,9 +147,7 @@ def positions(proper: nx.DiGraph, layers: Layers, width: Mapping[Node, float]) -
     return x
 
 
-def pull(
-    proper: nx.DiGraph, node: Node, x: Mapping[Node, float], width: Mapping[Node, float]
-) -> tuple[float, float]:
+def pull(proper: nx.DiGraph, node: Node, x: Mapping[Node, float], width: Mapping[Node, float]) -> tuple[float, float]:
     """Where the neighbours of a node would have it, and how strongly."""
     around = [*proper.predecessors(node), *proper.successors(node)]
     if not around:

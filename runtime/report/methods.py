@@ -16,13 +16,13 @@ UNCALLED = "no call has reached it"
 NO_RULE = "over an opaque node no rule is derived; under transforms the class runs as it is written"
 
 
-def _met(compiler: Compiled, method: str, record: Record) -> Record:
+def record_of_calls(compiler: Compiled, method: str, record: Record) -> Record:
     """A record, unless it says of a method that it is compiled, and no call was there at which it was."""
     called = method in compiler.records or (method == "setup_context" and "forward" in compiler.records)
     return record if called or record.status != "compiled" else Record("not yet captured", UNCALLED)
 
 
-def _methods(compiler: Compiled) -> dict[str, Record]:
+def method_records(compiler: Compiled) -> dict[str, Record]:
     cls = compiler.cls
     absent = Record("absent")
     has_backward = backward_method(cls) is not None
@@ -36,11 +36,11 @@ def _methods(compiler: Compiled) -> dict[str, Record]:
         "jvp": _own_jvp(compiler) if own["jvp"] else _derived_jvp(compiler),
         "vmap": Record("opaque", "the user's own rule runs as it is") if own["vmap"] else Record("derived", BATCHED),
     }
-    known = {n: _in_part(compiler, n, r) for n, r in compiler.records.items() if r.status == "opaque"}
-    return _beside_opaque_ones(compiler, _at_run_time(compiler, found) | opaque | known)
+    known = {n: _partly_opaque(compiler, n, r) for n, r in compiler.records.items() if r.status == "opaque"}
+    return without_rules_over_opaque(compiler, _at_run_time(compiler, found) | opaque | known)
 
 
-def _in_part(compiler: Compiled, method: str, record: Record) -> Record:
+def _partly_opaque(compiler: Compiled, method: str, record: Record) -> Record:
     """A record that is of some arguments only, where the method is compiled for others."""
     captured = [s for found in compiler.known.values() for s in found]
     serves = {"forward": bool(captured), "backward": any(s.serves_backward for s in captured)}
@@ -72,7 +72,7 @@ def _own_jvp(compiler: Compiled) -> Record:
     return Record("compiled") if promised else Record("opaque", "the user's own rule runs as it is")
 
 
-def _beside_opaque_ones(compiler: Compiled, methods: dict[str, Record]) -> dict[str, Record]:
+def without_rules_over_opaque(compiler: Compiled, methods: dict[str, Record]) -> dict[str, Record]:
     """Nothing is derived over an opaque method; backward is captured at its first call where forward is one."""
     forward, known = methods["forward"], compiler.records.get("backward", Record("absent"))
     if "opaque" in (forward.status, methods["backward"].status):
