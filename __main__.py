@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn, Protocol
 
 from .ir.errors import FusegradError
-from .runtime.commands import bench, demo, doctor, tuning
+from .runtime.commands import bench, demo, doctor
 from .runtime.commands import bisect as bisect_command
 from .runtime.commands import cache as stored
 from .runtime.commands import check as check_command
@@ -23,8 +23,9 @@ from .runtime.commands import crash_report as failure
 from .runtime.commands import explain as explain_command
 from .runtime.commands import export as export_command
 from .runtime.commands import profile as profile_command
+from .runtime.commands import tune as tuning
 from .runtime.commands.arguments import suggestion
-from .runtime.report.answer import INTERNAL, OK, USERS, Answer
+from .runtime.report.command_result import INTERNAL, OK, USERS, Answer
 from .runtime.report.terminal import show
 
 

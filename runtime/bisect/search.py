@@ -21,12 +21,12 @@ from ..check.check import known_names, quietly
 from ..check.compare import Difference, Tolerance
 from ..check.modes import DERIVABLE, MODES
 from ..check.reproducer import reproduced
+from ..check.run_case import Row, tried
 from ..check.subject import Case, Subject, examined, name_of
-from ..check.trial import Row, tried
 from ..report.explain import compiler_of
 from ..settings import config
 from ..settings.config import BACKENDS, KERNEL_BACKENDS
-from .places import Found, looked_at
+from .localize import Found, looked_at
 from .steps import Step, Steps
 
 USUAL = ("forward", "backward", "jvp", "vmap in_dims=0")

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from .layouts import all_cast, all_laid_out, laid_out, lengths, one_for_two, resized, scalars
 from .modes import DERIVABLE
 from .subject import Case, Subject, Weights
+from .variations import all_cast, all_laid_out, laid_out, lengths, one_for_two, resized, scalars
 
 Tensor = torch.Tensor
 DTYPES = {"f32": torch.float32, "f64": torch.float64, "f16": torch.float16, "bf16": torch.bfloat16}

@@ -24,10 +24,10 @@ from ..report.explain import compiler_of
 from ..settings.config import BACKENDS, patch
 from .cases import DTYPES, SIZES, Plan, shapes
 from .compare import Difference, Tolerance
-from .layouts import LAYOUTS
 from .modes import MODES
+from .run_case import Row, tried
 from .subject import Case, CheckArgumentError, Subject, examined, name_of
-from .trial import Row, tried
+from .variations import LAYOUTS
 
 SLOW = 10.0
 

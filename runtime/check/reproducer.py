@@ -19,12 +19,12 @@ import torch.utils._pytree as pytree
 from . import modes
 from . import reference_transforms as mathematics
 from .compare import Difference
-from .layouts import lengths, resized
 from .modes import DERIVABLE, MODES
 from .subject import Case, Subject, Weights
+from .variations import lengths, resized
 
 if TYPE_CHECKING:
-    from .trial import Row
+    from .run_case import Row
 
 Tensor = torch.Tensor
 ATTEMPTS, SECONDS = 24, 5.0
@@ -57,7 +57,7 @@ def shrunk(subject: Subject, case: Case, found: Difference) -> tuple[Case, Diffe
 
 
 def fails(subject: Subject, case: Case) -> Difference | None:
-    from .trial import tried
+    from .run_case import tried
 
     subject.fast, subject.compiler = subject.fresh()
     return tried(subject, case)[1]

@@ -20,8 +20,8 @@ from ..report.explain import compiler_of
 from ..specialize.compiled import Compiled
 from ..values.tensor_specs import is_spec, parse_spec
 from .compare import Outcome, Tolerance, error_text, first_difference
-from .layouts import all_copied, laid_out
 from .modes import MODES, Transforms
+from .variations import all_copied, laid_out
 
 Tensor = torch.Tensor
 Apply = Callable[..., Any]

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 
 from ...ir.errors import FusegradError
-from ..report.answer import Answer
+from ..report.command_result import Answer
 from .arguments import HERE
 
 SUMMARY = "measure kernels, bytes, registers and host time (part of the sources, not of a wheel)"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..bisect.search import bisect
 from ..check.modes import MODES
-from ..report.answer import MISMATCH, OK, Answer
+from ..report.command_result import MISMATCH, OK, Answer
 from ..settings.config import BACKENDS
 from .arguments import add_target, call_of
 

@@ -6,7 +6,7 @@ import argparse
 import time
 
 from ..cache import store as cache
-from ..report.answer import MISMATCH, OK, Answer
+from ..report.command_result import MISMATCH, OK, Answer
 from ..report.terminal import Block, Table
 
 SUMMARY = "look at, check, or empty the cache of compiled kernels"

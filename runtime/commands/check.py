@@ -7,9 +7,9 @@ from pathlib import Path
 
 from ..check.cases import DTYPES
 from ..check.check import CheckError, check
-from ..check.layouts import LAYOUTS
 from ..check.modes import MODES
-from ..report.answer import MISMATCH, Answer
+from ..check.variations import LAYOUTS
+from ..report.command_result import MISMATCH, Answer
 from ..settings.config import BACKENDS
 from .arguments import add_target, call_of
 

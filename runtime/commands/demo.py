@@ -8,7 +8,7 @@ import importlib.util
 from pathlib import Path
 
 from ...ir.errors import FusegradError
-from ..report.answer import Answer
+from ..report.command_result import Answer
 from ..settings.config import BACKENDS
 from .arguments import HERE
 

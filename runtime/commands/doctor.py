@@ -21,7 +21,7 @@ from torch.autograd import Function
 from ...ir import versions
 from ..api import compile as compiled
 from ..cache import store as cache
-from ..report.answer import Answer
+from ..report.command_result import Answer
 from ..report.terminal import Block, Table
 from ..settings import malloc as memory
 from ..settings.config import BACKENDS, settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ..report.answer import Answer
+from ..report.command_result import Answer
 from ..report.explain import explain
 from ..report.html_page import page
 from ..report.terminal import Block

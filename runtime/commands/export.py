@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from ..export.export import FORMATS, TREES, export
-from ..report.answer import Answer
+from ..report.command_result import Answer
 from .arguments import add_target, call_of
 
 SUMMARY = "write a compiled Function as a Triton module, a bundle, a graph or a picture"

@@ -7,7 +7,7 @@ import argparse
 from ..profile.devices import DEVICES
 from ..profile.profile import BASELINES, profile
 from ..profile.report import blocks
-from ..report.answer import Answer
+from ..report.command_result import Answer
 from .arguments import add_target, call_of
 
 SUMMARY = "time a compiled Function, and model its kernels on a GPU"

@@ -15,8 +15,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from .errors import SwapError
-from .fits import misfit, signature_misfit
+from ...ir.errors import FusegradError
+from .compatibility import misfit, signature_misfit
+
+pass
 from .swapped_class import class_of, rebound_methods
 
 
@@ -214,3 +216,9 @@ def _name(key: Any) -> str:
 def _near(name: Any, there: list[str]) -> str:
     close = difflib.get_close_matches(str(name), [n for n in there if n != name], 3, 0.5)
     return f"did you mean {' or '.join(close)}?" if close else "see model.named_modules() for what there is."
+
+
+class SwapError(FusegradError, ValueError):
+    """A swap that does not fit the model, or that cannot be taken back; the model is as it was."""
+
+    message = "fusegrad.swap({model}): {detail}\n  at:   {where}\n  fix:  {fix}"

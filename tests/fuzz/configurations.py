@@ -37,8 +37,8 @@ import fusegrad  # noqa: E402
 from fusegrad.ir.switches import SWITCHES  # noqa: E402
 from fusegrad.runtime.check.check import quietly  # noqa: E402
 from fusegrad.runtime.check.compare import Tolerance  # noqa: E402
+from fusegrad.runtime.check.run_case import tried  # noqa: E402
 from fusegrad.runtime.check.subject import Case, Subject, examined  # noqa: E402
-from fusegrad.runtime.check.trial import tried  # noqa: E402
 from fusegrad.runtime.execution import executable as plan  # noqa: E402
 from fusegrad.runtime.kernels import autotune as tune  # noqa: E402
 from fusegrad.runtime.settings import config  # noqa: E402

@@ -14,10 +14,10 @@ import torch
 
 from fusegrad.ir.errors import FusegradError
 from fusegrad.runtime.check.compare import Difference
-from fusegrad.runtime.check.layouts import all_copied
 from fusegrad.runtime.check.modes import batch, gradients, leaves, of_moving, primals, ramp, visible
 from fusegrad.runtime.check.reference_transforms import vmap as stack
 from fusegrad.runtime.check.subject import Case, Subject, flat_outputs
+from fusegrad.runtime.check.variations import all_copied
 from fusegrad.tracer.methods import as_tuple
 
 Tensor = torch.Tensor

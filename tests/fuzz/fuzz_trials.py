@@ -21,10 +21,10 @@ from fuzz_programs import Written, load, source
 import fusegrad
 from fusegrad.runtime.check.cases import shapes
 from fusegrad.runtime.check.compare import Difference, Tolerance
-from fusegrad.runtime.check.layouts import LAYOUTS, all_laid_out, lengths, one_for_two, resized
 from fusegrad.runtime.check.modes import DERIVABLE, MODES
+from fusegrad.runtime.check.run_case import Row, _how_it_ran, tried
 from fusegrad.runtime.check.subject import Case, CheckArgumentError, Subject, Weights, examined, flat_outputs
-from fusegrad.runtime.check.trial import Row, _how_it_ran, tried
+from fusegrad.runtime.check.variations import LAYOUTS, all_laid_out, lengths, one_for_two, resized
 from fusegrad.tracer.methods import as_tuple
 
 Tensor = torch.Tensor

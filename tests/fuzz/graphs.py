@@ -29,9 +29,9 @@ from fuzz_trials import near, tensors  # noqa: E402
 
 import fusegrad  # noqa: E402
 from fusegrad.runtime.check.compare import Outcome, Tolerance, first_difference  # noqa: E402
-from fusegrad.runtime.check.layouts import resized  # noqa: E402
 from fusegrad.runtime.check.modes import gradients, leaves, named, plain  # noqa: E402
 from fusegrad.runtime.check.subject import _normal, _seed  # noqa: E402
+from fusegrad.runtime.check.variations import resized  # noqa: E402
 from fusegrad.tracer.methods import as_tuple  # noqa: E402
 
 Tensor = torch.Tensor

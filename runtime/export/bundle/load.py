@@ -15,8 +15,8 @@ from ....ir.text.document import FAULTS, graph_from
 from ...dispatch.compiled_class import compile_class
 from .archive import MANIFEST, BundleError, BundleWarning, parsed, read_bundle, refused
 from .contents import Function, function_from, require_fitting
+from .interpreter import Player
 from .operators import why_not_portable
-from .player import Player
 
 SECTIONS = ("format", "schema", "key", "versions", "function", "module", "targets", "files", "seal")
 

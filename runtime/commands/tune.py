@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ..profile.tuning import tune_function
-from ..report.answer import Answer
+from ..report.command_result import Answer
 from .arguments import add_target, call_of
 
 SUMMARY = "time configurations of a Function's kernels on the GPU at hand, and keep the fastest"

@@ -11,10 +11,10 @@ import torch
 from ...ir.errors import FusegradError
 from ..specialize.compiled import Compiled
 from .compare import Difference, Outcome, Tolerance, error_text, errors, first_difference
-from .layouts import all_cast
 from .modes import DERIVABLE, Transforms
 from .reference_transforms import Differences, Mathematics
 from .subject import Case, Subject
+from .variations import all_cast
 
 TOO_MANY = 250_000  # entries of a jacobian
 
