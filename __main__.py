@@ -25,7 +25,7 @@ from .runtime.commands import export as export_command
 from .runtime.commands import profile as profile_command
 from .runtime.commands import tune as tuning
 from .runtime.commands.arguments import suggestion
-from .runtime.report.command_result import INTERNAL, OK, USERS, Answer
+from .runtime.report.command_result import INTERNAL, OK, USERS, CommandResult
 from .runtime.report.terminal import show
 
 
@@ -36,7 +36,7 @@ class Command(Protocol):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
 
-    def run(self, options: argparse.Namespace) -> Answer: ...
+    def run(self, options: argparse.Namespace) -> CommandResult: ...
 
 
 COMMANDS: dict[str, Command] = {
@@ -73,7 +73,7 @@ def _shielded(argument: str) -> str:
     return f" {argument}" if re.fullmatch(r"-(\d|\.\d|inf\b)[\w.+-]*", argument) else argument
 
 
-def _print(options: argparse.Namespace, answer: Answer) -> None:
+def _print(options: argparse.Namespace, answer: CommandResult) -> None:
     if options.json:
         print(json.dumps(answer.facts, indent=1, default=str))
     else:
@@ -91,7 +91,7 @@ def _refused(options: argparse.Namespace, error: Exception) -> int:
 
 def _failed(given: Sequence[str], options: argparse.Namespace, error: Exception) -> int:
     """A mistake of fusegrad: what went wrong in a line, and the file that shows it again."""
-    path = failure.written(given, options, error)
+    path = failure.write_report(given, options, error)
     what = f"{type(error).__name__}: {error}".splitlines()[0]
     print(f"fusegrad {options.command}: internal error [FG900]: {what}\n  written: {path}\n"
           "  fix:     please report it with that file", file=sys.stderr)  # fmt: skip

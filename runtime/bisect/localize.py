@@ -24,7 +24,7 @@ from ..execution.aten import reference
 from ..execution.aten.unboxed_ops import bindings
 from ..execution.executable import BoundSizes, Executable, GroupRunner, KernelPlan
 from ..specialize.specialization import BackwardEntry, Specialization
-from .steps import Seen, Step, Steps
+from .steps import Execution, Step, Steps
 
 Tensor = torch.Tensor
 FAR = (1 << 12, 64, 4)
@@ -32,7 +32,7 @@ FAR = (1 << 12, 64, 4)
 
 
 @dataclass(frozen=True)
-class Found:
+class Finding:
     """What is wrong, where in the user's source, of which values; steps that may be left out to avoid it."""
 
     what: str
@@ -42,7 +42,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Place:
+class ComparedValue:
     """A value on both sides of a step."""
 
     name: str
@@ -51,25 +51,25 @@ class Place:
     want: Any
 
 
-def looked_at(step: Step, steps: Steps, subject: Subject, found: Difference) -> Found:
+def localize(step: Step, steps: Steps, subject: Subject, found: Difference) -> Finding:
     """The place within the step; the step alone where that cannot be told (it raises, or what ran has no copy)."""
     try:
         with torch.no_grad():
-            return LOOKS[step.kind](step, steps, subject) or Found(str(step))
+            return LOCALIZERS[step.kind](step, steps, subject) or Finding(str(step))
     except Exception as error:  # what is looked at is wrong: it may do anything
-        return Found(f"{step} ({type(error).__name__} where it was looked at again)")
+        return Finding(f"{step} ({type(error).__name__} where it was looked at again)")
 
 
-def _first(places: Sequence[Place]) -> tuple[Place, Difference] | None:
+def _first_difference(places: Sequence[ComparedValue]) -> tuple[ComparedValue, Difference] | None:
     """The first value that differs; by much, if one does."""
     for units in FAR:
         for place in places:
-            if (apart := _apart(place, units)) is not None:
+            if (apart := _difference_beyond(place, units)) is not None:
                 return place, apart
     return None
 
 
-def _apart(place: Place, units: int) -> Difference | None:
+def _difference_beyond(place: ComparedValue, units: int) -> Difference | None:
     got, want = place.got, place.want
     if not isinstance(got, Tensor) or not isinstance(want, Tensor) or not want.is_floating_point():
         return difference(place.name, got, want, None, Tolerance(strict=False))
@@ -79,23 +79,23 @@ def _apart(place: Place, units: int) -> Difference | None:
     return difference(place.name, got, want, None, Tolerance(units * torch.finfo(want.dtype).eps * scale, 0.0, False))
 
 
-def _told(what: str, places: Sequence[Place], *switches: str) -> Found:
+def _finding_of(what: str, places: Sequence[ComparedValue], *switches: str) -> Finding:
     """The step with the first of these places that differs."""
-    found = _first(places)
+    found = _first_difference(places)
     if found is None:
-        return Found(what, switches=switches)
+        return Finding(what, switches=switches)
     place, apart = found
-    return Found(f"{what}: {place.name}", place.where, str(apart), switches)
+    return Finding(f"{what}: {place.name}", place.where, str(apart), switches)
 
 
 # ------------------------------------------------------------------ what ran
-def _runs(steps: Steps, kind: type[Executable] | type[GroupRunner], name: str) -> list[Seen]:
+def _executions(steps: Steps, kind: type[Executable] | type[GroupRunner], name: str) -> list[Execution]:
     return [s for s in steps.seen if isinstance(s.what, kind) and s.what.name == name]
 
 
 def _graph_runs(steps: Steps, graph: Graph) -> Iterator[tuple[list[Tensor], Any]]:
     """Inputs and sizes that a graph, or an earlier form of it, ran on."""
-    for seen in _runs(steps, Executable, graph.name):
+    for seen in _executions(steps, Executable, graph.name):
         tensors = [t for t in seen.given if isinstance(t, Tensor)]
         if len(tensors) == len(graph.inputs):
             yield tensors, seen.sizes or seen.what.binder(seen.given)
@@ -110,7 +110,7 @@ def _values(graph: Graph, inputs: Sequence[Tensor], sizes: Any) -> dict[int, Any
     return known
 
 
-def _where(value: Value) -> str:
+def _source_line(value: Value) -> str:
     """The line that a value comes from; where a rule made it, that of the nearest value which has one."""
     waiting, seen = [value], {value.id}
     for near in waiting:
@@ -128,49 +128,49 @@ def _line(value: Value) -> str:
     return f"{origin.where}{line}"
 
 
-def _shown(value: Value) -> str:
+def _value_text(value: Value) -> str:
     """`rsqrt(mean)`, by the names of the source where there are any."""
-    called = ", ".join(_named(a) for a in value.args)
+    called = ", ".join(_operand_text(a) for a in value.args)
     own = f"{value.origin.name} = " if value.origin.name else ""
     return f"{own}{value.prim}({called})"
 
 
-def _named(value: Value) -> str:
+def _operand_text(value: Value) -> str:
     return repr(value.params["value"]) if value.prim == "full" else name_of(value)
 
 
 # ------------------------------------------------------------------ one rule
-def _rule(step: Step, steps: Steps, subject: Subject) -> Found:
+def _rule(step: Step, steps: Steps, subject: Subject) -> Finding:
     """What it replaced by what, and both computed."""
     done: Applied = step.detail
     old, new = done.value, done.better
     family = family_of(done.rule, old.prim)
-    what = f"{family or 'a rule'} on {step.subject}: {_shown(old)} -> {_shown(new)}"
+    what = f"{family or 'a rule'} on {step.subject}: {_value_text(old)} -> {_value_text(new)}"
     places = []
     for inputs, sizes in _graph_runs(steps, old.graph):
         pair = extract([old, new], old.graph.inputs, name=step.subject)
         want, got = reference.run(pair, inputs, sizes)
-        places.append(Place(old.prim, _where(old), got, want))
-    found = _first(places)
+        places.append(ComparedValue(old.prim, _source_line(old), got, want))
+    found = _first_difference(places)
     values = str(found[1]) if found is not None else ""
-    return Found(what, _where(old), values, (family,) if family else ())
+    return Finding(what, _source_line(old), values, (family,) if family else ())
 
 
 # ------------------------------------------------------------------ one pass
-def _pass(step: Step, steps: Steps, subject: Subject) -> Found | None:
+def _pass(step: Step, steps: Steps, subject: Subject) -> Finding | None:
     """The first value of the new graph that is another than the value of the same line in the old one."""
     made = [s.given for s in steps.seen if s.what == step.kind and s.given[1].name == step.subject]
     before, after = made[-1]
-    places: list[Place] = []
+    places: list[ComparedValue] = []
     for inputs, sizes in _graph_runs(steps, after):
         then = _by_origin(before, inputs, sizes)
         now = _values(after, inputs, sizes)
         for value in after.order():
             known = then.get(_key(value, now[value.id]), ())
-            places += [Place(_shown(value), _where(value), now[value.id], w) for w in known[:1]]
+            places += [ComparedValue(_value_text(value), _source_line(value), now[value.id], w) for w in known[:1]]
         ends = zip(after.outputs, _outputs(before, inputs, sizes), strict=True)
-        places += [Place(_shown(v), _where(v), now[v.id], want) for v, want in ends if v is not None]
-    return _told(str(step), places, step.kind.split()[0])
+        places += [ComparedValue(_value_text(v), _source_line(v), now[v.id], want) for v, want in ends if v is not None]
+    return _finding_of(str(step), places, step.kind.split()[0])
 
 
 def _by_origin(before: Any, inputs: Sequence[Tensor], sizes: Any) -> Mapping[Any, list[Any]]:
@@ -182,7 +182,7 @@ def _by_origin(before: Any, inputs: Sequence[Tensor], sizes: Any) -> Mapping[Any
             if (key := _key(value, known[value.id])) is not None:
                 found.setdefault(key, []).append(known[value.id])
         return found
-    recorded = _Recorded(before)
+    recorded = _RecordingInterpreter(before)
     recorded.run(*inputs)
     for node, value in recorded.values:
         name, where, *_ = node.meta.get("fusegrad_origin") or (None, None)
@@ -201,7 +201,7 @@ def _outputs(before: Any, inputs: Sequence[Tensor], sizes: Any) -> Sequence[Any]
     return reference.run(before, inputs, sizes) if isinstance(before, Graph) else list(before(*inputs))
 
 
-class _Recorded(Interpreter):
+class _RecordingInterpreter(Interpreter):
     """Runs a captured graph operation by operation, and keeps what each made."""
 
     def __init__(self, gm: torch.fx.GraphModule) -> None:
@@ -217,17 +217,17 @@ class _Recorded(Interpreter):
 
 
 # ------------------------------------------------------------------ the division, the kernels
-def _division(step: Step, steps: Steps, subject: Subject) -> Found | None:
+def _division(step: Step, steps: Steps, subject: Subject) -> Finding | None:
     """The first step of the plan that makes another value than the undivided graph has."""
-    places: list[Place] = []
-    for seen in _runs(steps, Executable, step.subject):
+    places: list[ComparedValue] = []
+    for seen in _executions(steps, Executable, step.subject):
         for plan in seen.what.plans.values():
             tensors = [t for t in seen.given if isinstance(t, Tensor)]
             places += _of_plan(plan, tensors, seen.sizes or seen.what.binder(seen.given))
-    return _told(str(step), places, *(("fuse",) if step.kind == "divide" else (step.kind,)))
+    return _finding_of(str(step), places, *(("fuse",) if step.kind == "divide" else (step.kind,)))
 
 
-def _of_plan(plan: KernelPlan, inputs: Sequence[Tensor], sizes: Any) -> Iterator[Place]:
+def _of_plan(plan: KernelPlan, inputs: Sequence[Tensor], sizes: Any) -> Iterator[ComparedValue]:
     want, memory = _values(plan.graph, inputs, sizes), dict[int, Any]()
     memory.update({v.id: t for v, t in zip(plan.graph.inputs, inputs, strict=True)})
     for at, step in enumerate(plan.steps or ()):
@@ -235,23 +235,23 @@ def _of_plan(plan: KernelPlan, inputs: Sequence[Tensor], sizes: Any) -> Iterator
         for value in step.outputs if isinstance(step, Group) else (step.value,):
             own = f"{plan.runners[at].name}, " if at in plan.runners else ""
             if value.id in memory:
-                yield Place(f"{own}{_shown(value)}", _where(value), memory[value.id], want[value.id])
+                yield ComparedValue(f"{own}{_value_text(value)}", _source_line(value), memory[value.id], want[value.id])
 
 
-def _kernels(step: Step, steps: Steps, subject: Subject) -> Found | None:
+def _kernels(step: Step, steps: Steps, subject: Subject) -> Finding | None:
     """The first primitive whose own kernel is wrong on these inputs, else the first output of the group that is."""
-    for seen in _runs(steps, GroupRunner, step.subject):
+    for seen in _executions(steps, GroupRunner, step.subject):
         runner, key = seen.what, tuple(seen.sizes.values())
         graph, inputs = runner.group.graph, seen.given
         got, want = runner(inputs, seen.sizes, key), _values(graph, inputs, seen.sizes)
         ends = [o for o in graph.outputs if o is not None]
-        wrong = [Place(_shown(o), _where(o), g, want[o.id]) for o, g in zip(ends, got, strict=True)]
-        if (found := _first(wrong)) is None:
+        wrong = [ComparedValue(_value_text(o), _source_line(o), g, want[o.id]) for o, g in zip(ends, got, strict=True)]
+        if (found := _first_difference(wrong)) is None:
             continue
         names = ", ".join(k.name for v in runner.variants[:1] for k in v.kernels.kernels)
         what = f"{step} (kernel {names})"
-        primitive = _first([*_alone(runner, inputs, seen.sizes, want)])
-        return _told(what, [primitive[0] if primitive is not None else found[0]])
+        primitive = _first_difference([*_primitives_alone(runner, inputs, seen.sizes, want)])
+        return _finding_of(what, [primitive[0] if primitive is not None else found[0]])
     return None
 
 
@@ -259,7 +259,9 @@ MOST = 200
 """Primitives of a group that get a kernel of their own."""
 
 
-def _alone(runner: GroupRunner, inputs: Sequence[Tensor], sizes: Any, want: Mapping[int, Any]) -> Iterator[Place]:
+def _primitives_alone(
+    runner: GroupRunner, inputs: Sequence[Tensor], sizes: Any, want: Mapping[int, Any]
+) -> Iterator[ComparedValue]:
     """Every primitive as the one output of a kernel."""
     graph = runner.group.graph
     layouts = {v.id: v.params["strides"] for v in graph.inputs}
@@ -268,27 +270,30 @@ def _alone(runner: GroupRunner, inputs: Sequence[Tensor], sizes: Any, want: Mapp
         group = Group(cut, tuple(graph.inputs), (value,))
         own = GroupRunner(group, "alone", runner.backend, runner.target, runner.device, lambda why: None)
         (got,) = own(inputs, sizes, tuple(sizes.values()))
-        yield Place(_shown(value), _where(value), got, want[value.id])
+        yield ComparedValue(_value_text(value), _source_line(value), got, want[value.id])
 
 
 # ------------------------------------------------------------------ captured operations
-def _capture(step: Step, steps: Steps, subject: Subject) -> Found | None:
+def _capture(step: Step, steps: Steps, subject: Subject) -> Finding | None:
     """The first captured operation that is not what the user's method did, by what it gives."""
     for seen in (s for s in steps.seen if isinstance(s.what, Executable)):
-        users = _users(subject, seen)
+        users = _users_method(subject, seen)
         if users is None or step.subject != users[0]:
             continue
-        told = _Told()
+        told = _RecordingMode()
         with told:
             theirs = list(users[1]())
-        recorded = _Recorded(seen.what.trace.graph_module)
+        recorded = _RecordingInterpreter(seen.what.trace.graph_module)
         mine = recorded.run(*seen.given)
-        places = [*_aligned(recorded.values, told.calls), *_ends(seen.what.trace.graph_module, mine, theirs)]
-        return _told(str(step), places)
+        places = [
+            *_aligned(recorded.values, told.calls),
+            *_compared_results(seen.what.trace.graph_module, mine, theirs),
+        ]
+        return _finding_of(str(step), places)
     return None
 
 
-class _Told(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Keeps what each operation gave."""
 
     def __init__(self) -> None:
@@ -301,20 +306,20 @@ class _Told(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return made
 
 
-def _aligned(captured: Sequence[tuple[Node, Any]], ran: Sequence[tuple[Any, Any]]) -> Iterator[Place]:
+def _aligned(captured: Sequence[tuple[Node, Any]], ran: Sequence[tuple[Any, Any]]) -> Iterator[ComparedValue]:
     """Captured operations beside those that ran, as long as they are the same ones in the same order."""
     for (node, got), (func, want) in zip(captured, ran, strict=False):
         same = node.target is func
-        yield Place(str(node.target) if same else f"{node.target} in place of {func}", _origin(node), got, want)
+        yield ComparedValue(str(node.target) if same else f"{node.target} in place of {func}", _origin(node), got, want)
         if not same:
             return
 
 
-def _ends(gm: torch.fx.GraphModule, mine: Sequence[Any], theirs: Sequence[Any]) -> Iterator[Place]:
+def _compared_results(gm: torch.fx.GraphModule, mine: Sequence[Any], theirs: Sequence[Any]) -> Iterator[ComparedValue]:
     (made,) = gm.graph.find_nodes(op="output")[0].args
     for node, got, want in zip(made, mine, theirs, strict=False):
         if isinstance(node, Node):
-            yield Place(f"result {node.target}", _origin(node), got, want)
+            yield ComparedValue(f"result {node.target}", _origin(node), got, want)
 
 
 def _origin(node: Node) -> str:
@@ -323,7 +328,7 @@ def _origin(node: Node) -> str:
     return f"{found[1]}  {line.strip()}" if found[1] and line else str(found[1] or "")
 
 
-def _users(subject: Subject, seen: Seen) -> tuple[str, Callable[[], Sequence[Any]]] | None:
+def _users_method(subject: Subject, seen: Execution) -> tuple[str, Callable[[], Sequence[Any]]] | None:
     """(what it is called, the user's own method on what the executable was given)."""
     for spec in (s for known in subject.compiler.known.values() for s in known):
         if spec.forward.trace is seen.what.trace:
@@ -335,43 +340,43 @@ def _users(subject: Subject, seen: Seen) -> tuple[str, Callable[[], Sequence[Any
     return None
 
 
-def _users_backward(spec: Specialization, kinds: Sequence[Any], seen: Seen) -> Sequence[Any]:
+def _users_backward(spec: Specialization, kinds: Sequence[Any], seen: Execution) -> Sequence[Any]:
     """The user's backward on the residuals, sizes and gradients that its capture was given."""
     places, supply = spec.residual_places, iter(seen.given)
     residuals = [None if p is None else next(supply) for p in places]
     symbols = {s: next(supply) for s in spec.backward_symbols}
     gradients = [None if k is None else next(supply) for k in kinds]
     known = [(r, spec.forward.fake_at(p)) for r, p in zip(residuals, places, strict=True) if p is not None]
-    sizes = BoundSizes({**symbols, **_read([f for _, f in known], [r for r, _ in known])})
+    sizes = BoundSizes({**symbols, **_sizes_of([f for _, f in known], [r for r, _ in known])})
     return spec.users_backward(residuals, sizes, gradients)
 
 
-def _read(fakes: Sequence[Any], values: Sequence[Any]) -> Mapping[Any, int]:
+def _sizes_of(fakes: Sequence[Any], values: Sequence[Any]) -> Mapping[Any, int]:
     from ..execution.executable import Binder
 
     return Binder(fakes)(values)
 
 
-def _binding(step: Step, steps: Steps, subject: Subject) -> Found | None:
+def _binding(step: Step, steps: Steps, subject: Subject) -> Finding | None:
     """The first operation that is another one when it is called past torch's boxing."""
-    places: list[Place] = []
-    for seen in _runs(steps, Executable, step.subject):
+    places: list[ComparedValue] = []
+    for seen in _executions(steps, Executable, step.subject):
         gm = seen.what.trace.graph_module
         calls = bindings([n for n in gm.graph.nodes if n.op == "call_function"])
-        recorded = _Recorded(gm)
+        recorded = _RecordingInterpreter(gm)
         recorded.run(*seen.given)
         for node, want in recorded.values:
             args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), recorded.known.get)
-            places.append(Place(str(node.target), _origin(node), calls[node](*args, **kwargs), want))
-    return _told(str(step), places, step.kind)
+            places.append(ComparedValue(str(node.target), _origin(node), calls[node](*args, **kwargs), want))
+    return _finding_of(str(step), places, step.kind)
 
 
-def _whole(step: Step, steps: Steps, subject: Subject) -> Found:
-    return Found(str(step), switches=(step.kind,))
+def _step_alone(step: Step, steps: Steps, subject: Subject) -> Finding:
+    return Finding(str(step), switches=(step.kind,))
 
 
-LOOKS: dict[str, Callable[[Step, Steps, Subject], Found | None]] = {
+LOCALIZERS: dict[str, Callable[[Step, Steps, Subject], Finding | None]] = {
     "capture": _capture, "lower": _pass, "rule": _rule, "simplify": _pass, "contract": _pass, "simplify again": _pass,
-    "recompute": _whole, "overlap": _whole, "divide": _division, "products": _division, "place": _division,
-    "kernels": _kernels, "binding": _binding, "reuse": _whole, "ready": _whole,
+    "recompute": _step_alone, "overlap": _step_alone, "divide": _division, "products": _division, "place": _division,
+    "kernels": _kernels, "binding": _binding, "reuse": _step_alone, "ready": _step_alone,
 }  # fmt: skip

@@ -17,16 +17,16 @@ import torch
 
 from ...ir.switches import KERNELS, SWITCHES, watched
 from ..check.cases import Plan
-from ..check.check import known_names, quietly
+from ..check.check import valid_names, without_warnings
 from ..check.compare import Difference, Tolerance
 from ..check.modes import DERIVABLE, MODES
-from ..check.reproducer import reproduced
-from ..check.run_case import Row, tried
-from ..check.subject import Case, Subject, examined, name_of
+from ..check.reproducer import reproduce
+from ..check.run_case import Row, run_case
+from ..check.subject import Case, Subject, examine, name_of
 from ..report.explain import compiler_of
 from ..settings import config
 from ..settings.config import BACKENDS, KERNEL_BACKENDS
-from .localize import Found, looked_at
+from .localize import Finding, localize
 from .steps import Step, Steps
 
 USUAL = ("forward", "backward", "jvp", "vmap in_dims=0")
@@ -113,11 +113,11 @@ def bisect(
     """
     start = time.perf_counter()
     backend = backend or compiler_of(target).backend
-    modes = known_names(target, "transforms", transforms, MODES, USUAL)
-    known_names(target, "backend", [backend], BACKENDS)
+    modes = valid_names(target, "transforms", transforms, MODES, USUAL)
+    valid_names(target, "backend", [backend], BACKENDS)
     settings = {"check": False, "debug": True, "store": False}
-    with quietly(), torch.random.fork_rng(devices=[]), config.patch(**settings):
-        subject, own = examined(target, args, kwargs, backend, Tolerance(atol, rtol), seed)
+    with without_warnings(), torch.random.fork_rng(devices=[]), config.patch(**settings):
+        subject, own = examine(target, args, kwargs, backend, Tolerance(atol, rtol), seed)
         search = Search(subject, backend)
         found = search.first_of(Plan(subject, own, modes, (), (), ()), modes)
     found = replace(found, seconds=time.perf_counter() - start)
@@ -141,7 +141,7 @@ class Search:
         with watched(steps):
             self.subject.fast, self.subject.compiler = self.subject.fresh()
             for _ in range(self.calls):
-                if (found := tried(self.subject, case)[1]) is not None:
+                if (found := run_case(self.subject, case)[1]) is not None:
                     return steps, found
         return steps, None
 
@@ -160,7 +160,7 @@ class Search:
         number, steps, found, last = self.halved(case, steps, found)
         culprit = self._culprit(case, last, steps, found)
         total, row = len(self.run(case, None)[0].met), Row(self.backend, case.mode, case.what, "DIFFERS")
-        script = _script(reproduced(self.subject, case, row, found)[2], culprit)
+        script = _script(reproduce(self.subject, case, row, found)[2], culprit)
         return replace(nothing, difference=str(found), culprit=culprit, number=number, steps=total, runs=self.runs,
                        script=script)  # fmt: skip
 
@@ -188,10 +188,10 @@ class Search:
         if step is None:
             return Culprit("derive" if case.mode in DERIVABLE else "call", self.subject.name,
                            DERIVED if case.mode in DERIVABLE else NOT_A_STEP)  # fmt: skip
-        seen = looked_at(step, steps, self.subject, found)
+        seen = localize(step, steps, self.subject, found)
         return Culprit(step.kind, step.subject, seen.what, seen.where, seen.values, self._avoided(case, step, seen))
 
-    def _avoided(self, case: Case, step: Step, seen: Found) -> str:
+    def _avoided(self, case: Case, step: Step, seen: Finding) -> str:
         """A setting under which the case is right; tried, not guessed."""
         names = seen.switches or (step.kind,)
         for settings in self._candidates(step, [n for n in names if n in SWITCHES]):

@@ -41,7 +41,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Seen:
+class Execution:
     """Something that ran, or was made, with what it was given."""
 
     what: Any
@@ -55,7 +55,7 @@ class Steps:
     def __init__(self, most: int | None, always: frozenset[str] = frozenset()) -> None:
         self.most, self.always = most, always
         self.met: list[Step] = []
-        self.seen: list[Seen] = []
+        self.seen: list[Execution] = []
 
     def allows(self, step: str, subject: str, detail: Any = None) -> bool:
         """Whether the step may be taken."""
@@ -68,4 +68,4 @@ class Steps:
 
     def saw(self, what: Any, given: Sequence[Any], sizes: Any = None) -> None:
         """Copies: what runs may write to its arguments."""
-        self.seen.append(Seen(what, [_copy(g) for g in given], sizes))
+        self.seen.append(Execution(what, [_copy(g) for g in given], sizes))

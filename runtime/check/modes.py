@@ -1,6 +1,6 @@
 """What `fusegrad.check` runs a Function under: each mode gives named results of `f` on tensors.
 
-A mode is written once, over a toolkit of transforms: torch.func, or plain autograd and loops (`mathematics.py`).
+A mode is written once, over a toolkit of transforms: torch.func, or plain autograd (`reference_transforms.py`).
 Nothing here needs more than torch: a reproducer consists of the source of what it calls.
 """
 

@@ -93,9 +93,7 @@ def jacfwd(fn: F, argnums: Sequence[int]) -> F:
             return _by_columns(fn, xs, argnums)
         except (RuntimeError, NotImplementedError):
             given = tracked(xs, argnums)
-            return tuple(
-                tuple(row.to(o.dtype) for row in rows(o, [given[i] for i in argnums])) for o in fn(*given)
-            )
+            return tuple(tuple(row.to(o.dtype) for row in rows(o, [given[i] for i in argnums])) for o in fn(*given))
 
     return jacobian
 

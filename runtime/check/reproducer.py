@@ -21,7 +21,7 @@ from . import reference_transforms as mathematics
 from .compare import Difference
 from .modes import DERIVABLE, MODES
 from .subject import Case, Subject, Weights
-from .variations import lengths, resized
+from .variations import lengths, with_sizes
 
 if TYPE_CHECKING:
     from .run_case import Row
@@ -32,43 +32,43 @@ PACKAGE = modes.__name__.partition(".")[0] + "."
 LITERAL = 400  # numbers of a tensor that are written out; a larger one is drawn anew
 
 
-def reproduced(subject: Subject, case: Case, row: Row, found: Difference) -> tuple[Case, Difference, str]:
+def reproduce(subject: Subject, case: Case, row: Row, found: Difference) -> tuple[Case, Difference, str]:
     """(the smallest case that still differs, its difference, the script)."""
-    smaller, difference = shrunk(subject, case, found)
+    smaller, difference = shrink(subject, case, found)
     return smaller, difference, script(subject, smaller, row.backend, difference)
 
 
 # ------------------------------------------------------------------ shrinking
-def shrunk(subject: Subject, case: Case, found: Difference) -> tuple[Case, Difference]:
+def shrink(subject: Subject, case: Case, found: Difference) -> tuple[Case, Difference]:
     """Simpler layouts and sizes, as long as a fresh compilation differs too."""
     stop = time.perf_counter() + SECONDS
     attempts = 0
     simpler = True
     while simpler:
         simpler = False
-        for candidate in candidates(case):
+        for candidate in simpler_cases(case):
             attempts += 1
             if attempts > ATTEMPTS or time.perf_counter() > stop:
                 return case, found
-            if (difference := fails(subject, candidate)) is not None:
+            if (difference := failure_of(subject, candidate)) is not None:
                 case, found, simpler = candidate, difference, True
                 break
     return case, found
 
 
-def fails(subject: Subject, case: Case) -> Difference | None:
-    from .run_case import tried
+def failure_of(subject: Subject, case: Case) -> Difference | None:
+    from .run_case import run_case
 
     subject.fast, subject.compiler = subject.fresh()
-    return tried(subject, case)[1]
+    return run_case(subject, case)[1]
 
 
-def candidates(case: Case) -> Iterator[Case]:
+def simpler_cases(case: Case) -> Iterator[Case]:
     """What is one step simpler."""
     for n in lengths(case.xs):
         for m in sorted({1, 2, 3, n // 2}):
             if 0 < m < n:
-                yield replace(case, xs=tuple(resized(case.xs, {n: m})))
+                yield replace(case, xs=tuple(with_sizes(case.xs, {n: m})))
     if case.weights.layout != "contiguous":
         yield replace(case, weights=Weights("contiguous", case.weights.only))
     for i, x in enumerate(case.xs):
@@ -78,7 +78,7 @@ def candidates(case: Case) -> Iterator[Case]:
 
 
 # ------------------------------------------------------------------ the script
-SCRIPT = '''# {title}
+SCRIPT = """# {title}
 # torch {torch}; raises AssertionError where the two differ.
 from __future__ import annotations
 
@@ -137,16 +137,16 @@ for name in eager:
         torch.testing.assert_close(a, b{near})
     else:
         assert a == b or {loose}, (name, a, b)
-'''
+"""
 
 
-NESTED = '''
+NESTED = """
 from fusegrad.runtime.dispatch.pytree import bound, call_flat
 
 
 def theirs(*args, **kwargs):  # the user's methods, uncompiled, around flat tensors
     own = fast.__self__._fusegrad
-    return call_flat(own.cls.apply if own.derives_backward else own.users, bound(subject, args, kwargs))'''
+    return call_flat(own.cls.apply if own.derives_backward else own.users, bound(subject, args, kwargs))"""
 
 
 def script(subject: Subject, case: Case, backend: str, found: Difference) -> str:
@@ -270,7 +270,7 @@ def _sources(roots: Sequence[Any]) -> list[str]:
         if item.__name__ in found:
             continue
         found[item.__name__] = item
-        waiting += [known for name in _names_in(item) if (known := _ours(name, item.__module__)) is not None]
+        waiting += [known for name in _names_in(item) if (known := _own_definition(name, item.__module__)) is not None]
     constants = [f"{n} = {getattr(m, n)}" for m, n in ((modes, "BATCH"), (mathematics, "STEP"))]
     functions = [inspect.getsource(v).rstrip() for v in found.values() if not isinstance(v, type)]
     classes = [inspect.getsource(v).rstrip() for v in found.values() if isinstance(v, type)]
@@ -288,7 +288,7 @@ def _names_of(code: Any) -> set[str]:
     return set(code.co_names).union(*map(_names_of, inner))
 
 
-def _ours(name: str, module: str) -> Any:
+def _own_definition(name: str, module: str) -> Any:
     space = vars(sys.modules[module]) if module in sys.modules else {}
     found = space.get(name)
     if not (inspect.isfunction(found) or isinstance(found, type)):

@@ -21,7 +21,7 @@ from ..specialize.compiled import Compiled
 from ..values.tensor_specs import is_spec, parse_spec
 from .compare import Outcome, Tolerance, error_text, first_difference
 from .modes import MODES, Transforms
-from .variations import all_copied, laid_out
+from .variations import copies_of, with_layout
 
 Tensor = torch.Tensor
 Apply = Callable[..., Any]
@@ -98,7 +98,7 @@ class Subject:
         """One run, seeded, on copies."""
         _seed(self.seed)
         try:
-            return Outcome(MODES[mode](toolkit, flat_outputs(self.f(apply)), all_copied(xs), gs))
+            return Outcome(MODES[mode](toolkit, flat_outputs(self.f(apply)), copies_of(xs), gs))
         except Exception as error:
             return Outcome({}, error)
 
@@ -106,7 +106,7 @@ class Subject:
         """A random gradient for each output that is differentiated; none where eager raises."""
         _seed(self.seed)
         try:
-            outputs = as_tuple(flat_outputs(self.f(self.eager))(*(_tracked(x) for x in all_copied(xs))))
+            outputs = as_tuple(flat_outputs(self.f(self.eager))(*(_tracked(x) for x in copies_of(xs))))
         except Exception:
             return []
         numbers = torch.Generator().manual_seed(self.seed + 1)
@@ -123,7 +123,7 @@ def _seed(seed: int) -> None:
 
 
 def _weight(g: Tensor, layout: str) -> Tensor:
-    made = laid_out(g, layout)
+    made = with_layout(g, layout)
     return g if made is None else made
 
 
@@ -155,7 +155,7 @@ def name_of(target: Any) -> str:
     return str(getattr(target, "__name__", type(target).__name__))
 
 
-def examined(
+def examine(
     target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], backend: str, tolerance: Tolerance, seed: int
 ) -> tuple[Subject, tuple[Tensor, ...]]:
     """The Function in both forms with the example's tensors.
@@ -166,17 +166,17 @@ def examined(
     if (other := next((type(a).__name__ for a in leaves if is_made_of_others(a)), None)) is not None:
         detail, fix = f"an argument is a {other}", "give plain tensors: the part that a rank has, `x.to_local()`, say"
         raise CheckArgumentError(function=name_of(target), detail=detail, fix=fix)
-    leaves = _differentiable(_drawn(leaves, seed))
+    leaves = _differentiable(_draw_all(leaves, seed))
     user, options, eager = both_forms(target, backend)
     tolerance = replace(tolerance, strict=isinstance(target, type))  # a function alone has gradients of autograd's form
     subject = Subject(name_of(target), user, options, eager, leaves, spec, tolerance, seed)
     xs = tuple(x for x in leaves if isinstance(x, Tensor))
     subject.names = [n for n, x in zip(_names(target, spec), leaves, strict=True) if isinstance(x, Tensor)]
-    _learn(subject, xs)
+    _observe_eager(subject, xs)
     return subject, xs
 
 
-def _learn(subject: Subject, xs: tuple[Tensor, ...]) -> None:
+def _observe_eager(subject: Subject, xs: tuple[Tensor, ...]) -> None:
     """Does it write to its arguments, does it draw random numbers, does it work at all?"""
     found = _eager_backward(subject, xs)
     if "leaf Variable" in str(found.error):
@@ -237,7 +237,7 @@ def _leaf_name(path: Any, names: Sequence[str]) -> str:
     return f"{stem}{pytree.keystr(tuple(rest))}"
 
 
-def _drawn(leaves: Sequence[Any], seed: int) -> list[Any]:
+def _draw_all(leaves: Sequence[Any], seed: int) -> list[Any]:
     """Tensors in place of specifications: normal numbers, and whole numbers that are indices of every axis."""
     numbers = torch.Generator().manual_seed(seed)
     specs = [parse_spec(a) for a in leaves if is_spec(a)]

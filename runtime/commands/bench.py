@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 
 from ...ir.errors import FusegradError
-from ..report.command_result import Answer
+from ..report.command_result import CommandResult
 from .arguments import HERE
 
 SUMMARY = "measure kernels, bytes, registers and host time (part of the sources, not of a wheel)"
@@ -31,13 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(rest=[])
 
 
-def run(options: argparse.Namespace) -> Answer:
+def run(options: argparse.Namespace) -> CommandResult:
     """Their own exit code, and with --json the file of results."""
     if importlib.util.find_spec(PACKAGE) is None:
         raise BenchmarksMissing(where=HERE)
     module = importlib.import_module(f"{PACKAGE}.{'gpu' if options.gpu else '__main__'}")
     code = module.main(options.rest)
-    return Answer(_results(module, options.rest), (), code)
+    return CommandResult(_results(module, options.rest), (), code)
 
 
 def _results(module: object, rest: list[str]) -> object:

@@ -35,7 +35,7 @@ SCRIPT = '''"""An internal error of `fusegrad {command}`, seen with {versions}."
 '''
 
 
-def written(arguments: Sequence[str], options: Any, error: BaseException) -> Path:
+def write_report(arguments: Sequence[str], options: Any, error: BaseException) -> Path:
     """The file, in the working folder where that can be written to, else where temporary files are."""
     name = f"fusegrad-error-{options.command}-{cache.key_of(*arguments, type(error).__name__)[:8]}.py"
     text = script(arguments, options, error)

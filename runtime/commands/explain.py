@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ..report.command_result import Answer
+from ..report.command_result import CommandResult
 from ..report.explain import explain
 from ..report.html_page import page
 from ..report.terminal import Block
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kernels", action="store_true", help="print the Triton text, too")
 
 
-def run(options: argparse.Namespace) -> Answer:
+def run(options: argparse.Namespace) -> CommandResult:
     """The report."""
     target, args = call_of(options)
     found = explain(target, *args, target=options.gpu)
@@ -31,5 +31,4 @@ def run(options: argparse.Namespace) -> Answer:
     if options.html is not None:
         options.html.write_text(page(found.name, found._repr_html_()), encoding="utf-8")
         blocks.append(f"wrote {options.html}")
-    return Answer(found.to_dict(), blocks)
-
+    return CommandResult(found.to_dict(), blocks)

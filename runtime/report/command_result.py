@@ -13,7 +13,7 @@ OK, USERS, MISMATCH, INTERNAL = range(4)
 
 
 @dataclass(frozen=True)
-class Answer:
+class CommandResult:
     """facts: what --json prints. blocks: what is printed otherwise."""
 
     facts: Any

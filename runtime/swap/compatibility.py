@@ -47,10 +47,10 @@ def signature_misfit(old: Any, new: Any, is_method: bool = False) -> str | None:
     wanted, offered = inspect.signature(old), inspect.signature(new)
     parameters = (list(s.parameters.values())[is_method:] for s in (wanted, offered))  # without self
     reason = next(_call_misfits(*parameters), None)
-    return reason and f"{reason}; it is {_shown(new)}{offered}, in the place of {_shown(old)}{wanted}"
+    return reason and f"{reason}; it is {_qualified_name(new)}{offered}, in the place of {_qualified_name(old)}{wanted}"
 
 
-def _shown(function: Any) -> str:
+def _qualified_name(function: Any) -> str:
     return str(getattr(function, "__qualname__", function))
 
 

@@ -17,9 +17,13 @@ from torch import nn
 
 from ...ir.errors import FusegradError
 from .compatibility import misfit, signature_misfit
-
-pass
 from .swapped_class import class_of, rebound_methods
+
+
+class SwapError(FusegradError, ValueError):
+    """A swap that does not fit the model, or that cannot be taken back; the model is as it was."""
+
+    message = "fusegrad.swap({model}): {detail}\n  at:   {where}\n  fix:  {fix}"
 
 
 def swap(model: nn.Module, replacements: Mapping[Any, Any]) -> Swapped:
@@ -45,7 +49,7 @@ def swap(model: nn.Module, replacements: Mapping[Any, Any]) -> Swapped:
     replacement that cannot be called as the module is, that reads what the module does not have, or leaves parameters
     of it unread, and for a module whose forward something else has replaced on the instance.
     """
-    return Swapped(model, _planned(model, replacements))
+    return Swapped(model, _plan_swaps(model, replacements))
 
 
 class Swapped:
@@ -70,7 +74,9 @@ class Swapped:
         for module, before, after in self._before:
             if type(module) is not after:
                 detail = f"a {before.__name__} cannot be taken back, its class was exchanged again since"
-                raise _refused(self.model, detail, "take that back first: the last swap is the first to be reverted.")
+                raise _swap_error(
+                    self.model, detail, "take that back first: the last swap is the first to be reverted."
+                )
         taken, self._before = self._before, []
         self._exchange([(module, before) for module, before, _ in taken])
 
@@ -83,7 +89,9 @@ class Swapped:
         except TypeError as error:
             for module, before in done[:-1]:
                 module.__class__ = before
-            raise _refused(self.model, f"a {type(done[-1][0]).__name__}: {error}", "replace another module.") from error
+            raise _swap_error(
+                self.model, f"a {type(done[-1][0]).__name__}: {error}", "replace another module."
+            ) from error
 
     def __enter__(self) -> Swapped:
         return self
@@ -104,11 +112,11 @@ def _replacement_name(module: nn.Module) -> str:
 
 
 # ------------------------------------------------------------------ what is to be done
-def _planned(model: nn.Module, replacements: Mapping[Any, Any]) -> list[tuple[nn.Module, type[nn.Module]]]:
+def _plan_swaps(model: nn.Module, replacements: Mapping[Any, Any]) -> list[tuple[nn.Module, type[nn.Module]]]:
     """Every module that is concerned, with its class to be; raises before anything is done."""
     if not isinstance(model, nn.Module) or not isinstance(replacements, Mapping) or not replacements:
         detail = "there is nothing to replace" if isinstance(model, nn.Module) else "it is no torch.nn.Module"
-        raise _refused(model, detail, "give a model and a dict of replacements.")
+        raise _swap_error(model, detail, "give a model and a dict of replacements.")
     names = _names_of(model)
     chosen: dict[nn.Module, tuple[Any, Any]] = {}
     exchanges: dict[Any, Any] = {}
@@ -142,11 +150,11 @@ def _fits_pattern(name: list[str], pattern: list[str]) -> bool:
 def _choose(model: Any, names: Any, chosen: dict[Any, Any], key: Any, replacement: Any, found: list[Any]) -> None:
     if not _is_replacement(replacement):
         detail = f"{_name(key)} is to be replaced by {_name(replacement)}, {_what_is_wrong_with(replacement)}"
-        raise _refused(model, detail, "give a class with a `forward`, or a function that serves as one.")
+        raise _swap_error(model, detail, "give a class with a `forward`, or a function that serves as one.")
     for module in found:
         if module in chosen:
             detail = f"`{names[module][0]}` is matched by {_name(chosen[module][0])} and by {_name(key)}"
-            raise _refused(model, detail, "let one key match it: name what you mean.")
+            raise _swap_error(model, detail, "let one key match it: name what you mean.")
         chosen[module] = key, replacement
 
 
@@ -164,12 +172,14 @@ def _what_is_wrong_with(replacement: Any) -> str:
 def _exchange_for(model: nn.Module, key: Any, replacement: Any) -> Any:
     """What a global shall mean, where methods name it; raises where the key matches nothing at all."""
     if isinstance(key, str) or not callable(key):
-        raise _refused(model, f"no module is called {key!r}", _near(key, [n for n, _ in model.named_modules()]))
+        raise _swap_error(model, f"no module is called {key!r}", _near(key, [n for n, _ in model.named_modules()]))
     if not any(any(rebound_methods(cls, ((key, replacement),))) for cls in _types(model)):
         detail = f"no module is exactly a {_name(key)}, and no method of one names it"
-        raise _refused(model, detail, _near(_name(key), [c.__name__ for c in _types(model)]))
+        raise _swap_error(model, detail, _near(_name(key), [c.__name__ for c in _types(model)]))
     if why := _global_misfit(key, replacement):
-        raise _refused(model, f"{_name(replacement)} cannot stand for {_name(key)}: {why}", "give it that signature.")
+        raise _swap_error(
+            model, f"{_name(replacement)} cannot stand for {_name(key)}: {why}", "give it that signature."
+        )
     return replacement
 
 
@@ -195,7 +205,7 @@ def _classes(model: Any, names: Any, chosen: dict[Any, Any], exchanges: Any) -> 
         if (why := misfit(module, replacement)) is not None:
             place = f"`{called[0]}`, a {type(module).__name__}" if called[0] else f"the {type(module).__name__}"
             by = f" by {_name(replacement)}" if replacement is not None else ""
-            raise _refused(model, f"{place}, cannot be swapped{by}: {why}", _way_out(key))
+            raise _swap_error(model, f"{place}, cannot be swapped{by}: {why}", _way_out(key))
         original: Any = type(module)
         yield module, class_of(original, replacement, concerned[type(module)])
 
@@ -205,7 +215,7 @@ def _way_out(key: Any) -> str:
 
 
 # ------------------------------------------------------------------ what is said
-def _refused(model: Any, detail: str, fix: str) -> SwapError:
+def _swap_error(model: Any, detail: str, fix: str) -> SwapError:
     return SwapError(model=type(model).__name__, detail=detail, fix=fix)
 
 
@@ -216,9 +226,3 @@ def _name(key: Any) -> str:
 def _near(name: Any, there: list[str]) -> str:
     close = difflib.get_close_matches(str(name), [n for n in there if n != name], 3, 0.5)
     return f"did you mean {' or '.join(close)}?" if close else "see model.named_modules() for what there is."
-
-
-class SwapError(FusegradError, ValueError):
-    """A swap that does not fit the model, or that cannot be taken back; the model is as it was."""
-
-    message = "fusegrad.swap({model}): {detail}\n  at:   {where}\n  fix:  {fix}"

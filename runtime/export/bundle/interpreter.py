@@ -81,7 +81,7 @@ class Result:
         return full if self.variant.is_tuple else full[0]
 
 
-class Player:
+class BundleInterpreter:
     """Runs the graphs of one Function."""
 
     def __init__(self, function: Function, graphs: Mapping[str, Graph]) -> None:
@@ -113,7 +113,7 @@ class Player:
             hidden = self._own(graph, results, sizes, set(), range(len(visible), len(results)))
         taken = {memory_of(t) for t in inputs}
         own = self._own(graph, results, sizes, taken, range(len(visible)))
-        outputs = _shown(visible, own, inputs, hidden, sizes)
+        outputs = _visible_outputs(visible, own, inputs, hidden, sizes)
         return Result(variant, number, sizes, inputs, outputs, hidden)
 
     def seen(self, args: Sequence[Any], output: Any) -> Result:
@@ -130,7 +130,7 @@ class Player:
         if len(args) != len(known):
             raise self.refused(f"it takes {len(known)} arguments ({', '.join(a.name for a in known)}), not {len(args)}")
         for argument, value in zip(known, args, strict=True):
-            if (why := _unlike(argument, value)) is not None:
+            if (why := _kind_difference(argument, value)) is not None:
                 raise self.refused(f"{argument.name} {why}")
         if (now := autocast_now()) != (then := self.function.autocast):
             fact = f"it was exported under autocast to {then} (on CPU, on a GPU), and is called under {now}"
@@ -229,20 +229,20 @@ class Player:
         raise self.refused(f"its backward was not exported for these gradients ({words})")
 
 
-def _unlike(argument: Argument, value: Any) -> str | None:
+def _kind_difference(argument: Argument, value: Any) -> str | None:
     """Why a value is not an argument like the exported one."""
     if argument.dtype is None:
         if not isinstance(value, Tensor) and same(argument.constant, value):
             return None
-        return f"was exported as the constant {argument.constant!r}, not as {_described(value)}"
+        return f"was exported as the constant {argument.constant!r}, not as {_type_text(value)}"
     if not isinstance(value, Tensor) or value.layout is not torch.strided:
-        return f"was exported as a tensor, not as {_described(value)}"
+        return f"was exported as a tensor, not as {_type_text(value)}"
     if value.dtype != to_torch(argument.dtype) or value.dim() != argument.rank:
         return f"is {value.dtype} with {value.dim()} axes; it was exported for {argument.dtype} with {argument.rank}"
     return "is a lazily conjugated or negated view" if value.is_conj() or value.is_neg() else None
 
 
-def _described(value: Any) -> str:
+def _type_text(value: Any) -> str:
     return f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)[:60]
 
 
@@ -270,7 +270,7 @@ def _values(sizes: Sizes) -> str:
     return ", ".join(f"{s} = {v}" for s, v in sizes.items()) or "there are none"
 
 
-def _shown(
+def _visible_outputs(
     described: Sequence[Output], own: list[Any], inputs: Sequence[Tensor], hidden: Sequence[Tensor], sizes: Sizes
 ) -> list[Tensor]:
     """What forward returns of tensors: its own, arguments, what shows the memory of these, the same one twice."""
@@ -278,11 +278,11 @@ def _shown(
     pools = {"input": inputs, "view": inputs, "same": outputs, "part of output": own, "part of hidden": hidden}
     for at, output in enumerate(described):
         if output.kind != "tensor":
-            outputs[at] = _seen(output, pools[output.kind][output.index], sizes)
+            outputs[at] = _view_of(output, pools[output.kind][output.index], sizes)
     return outputs
 
 
-def _seen(output: Output, base: Tensor, sizes: Sizes) -> Tensor:
+def _view_of(output: Output, base: Tensor, sizes: Sizes) -> Tensor:
     if output.view is None:
         return base
     shape, strides, offset, tracked = output.view

@@ -33,7 +33,7 @@ Tensor = torch.Tensor
 
 
 @dataclass
-class Written:
+class CapturedBundle:
     """The files with graphs, each graph once, and the Function that speaks of them."""
 
     function: Function
@@ -48,7 +48,7 @@ class Written:
         return {"key": sha256(content + b"".join(sums)), "versions": known, "function": self.function.data()}
 
 
-def written(target_class: Any, args: Sequence[Any]) -> Written:
+def capture_bundle(target_class: Any, args: Sequence[Any]) -> CapturedBundle:
     """Capture everything that a bundle holds. Raises ExportError."""
     compiler = compiler_of(target_class)
     if hasattr(target_class, "_fusegrad_flat"):
@@ -59,7 +59,7 @@ def written(target_class: Any, args: Sequence[Any]) -> Written:
     given = differentiable([stand_in(a) for a in complete])
     try:
         graphs = GraphFiles(compiler)
-        return Written(_function(compiler, given, graphs), graphs.files)
+        return CapturedBundle(_function(compiler, given, graphs), graphs.files)
     except CaptureError as error:
         raise refused(compiler, error) from error
     except LoweringError as error:
@@ -144,4 +144,3 @@ def autocast_now() -> tuple[str | None, str | None]:
 
 def _word(dtype: torch.dtype | None) -> str | None:
     return None if dtype is None else str(dtype).removeprefix("torch.")
-

@@ -96,7 +96,7 @@ def _node(value: Value, names: dict[int, str], steps: list[set[int]], kept: set[
         "operation": value.params["op"] if value.prim == "aten" else value.prim,
         "operands": [names[a.id] for a in value.args],
         "type": ", ".join(map(str, value.avals)),
-        "parameters": {k: _plain(v) for k, v in value.params.items() if k not in HIDDEN and k != "op"},
+        "parameters": {k: _plain_data(v) for k, v in value.params.items() if k not in HIDDEN and k != "op"},
         "steps": [at for at, ids in enumerate(steps) if value.id in ids],
         "residual": value.id in kept,
         "where": origin.where,
@@ -104,10 +104,10 @@ def _node(value: Value, names: dict[int, str], steps: list[set[int]], kept: set[
     }
 
 
-def _plain(value: Any) -> Any:
+def _plain_data(value: Any) -> Any:
     if isinstance(value, bool | int | float | str | type(None)):
         return value
-    return [_plain(v) for v in value] if isinstance(value, tuple | list) else str(value)
+    return [_plain_data(v) for v in value] if isinstance(value, tuple | list) else str(value)
 
 
 def _step(report: DirectionReport, at: int, names: dict[int, str]) -> dict[str, Any]:
@@ -118,14 +118,14 @@ def _step(report: DirectionReport, at: int, names: dict[int, str]) -> dict[str, 
     kernels = [k.name for k in report.kernels[groups.index(at)].kernels]
     return {
         "kind": "kernels",
-        "name": _together(kernels),
+        "name": _common_prefix(kernels),
         "kernels": kernels,
         "reads": [names[v.id] for v in step.inputs],
         "writes": [names[v.id] for v in step.outputs],
     }
 
 
-def _together(names: list[str]) -> str:
+def _common_prefix(names: list[str]) -> str:
     """One name for the kernels of a step."""
     return names[0] if len(names) == 1 else f"{names[0].rsplit('_', 1)[0]} ({len(names)} kernels)"
 

@@ -50,7 +50,7 @@ def sizes(found: Explanation) -> str:
     return ", ".join(f"{symbol} = {size}" for symbol, size in found.sizes.items())
 
 
-def listing(found: Explanation) -> str:
+def kernel_listing(found: Explanation) -> str:
     """One SVG: forward's rows above backward's."""
     pictures = [_Table(name, part) for name, part in facts(found)["directions"].items()]
     width = max((p.width for p in pictures), default=200)
@@ -73,7 +73,7 @@ class _Table:
         self.left = MARGIN + LANE * (1 + max((lane.column for lane in self.lanes.values()), default=0)) + 12
         room = (ROOM - self.left - MARGIN - GAP * (len(COLUMNS) - 1)) / CHARACTER
         longest = [max([len(head), *(len(cells[i]) for cells in self.cells)]) for i, head in enumerate(COLUMNS)]
-        self.letters = fitted(longest, int(room))
+        self.letters = column_widths(longest, int(room))
         self.columns = self._columns()
         self.width = self.columns[-1] - GAP + MARGIN
         self.height = ROW * (len(self.nodes) + 2) + GAP
@@ -151,7 +151,7 @@ def _short(value: Any) -> str:
     return f"({', '.join(map(str, value))})" if isinstance(value, list) else str(value)
 
 
-def fitted(longest: Sequence[int], room: int) -> list[int]:
+def column_widths(longest: Sequence[int], room: int) -> list[int]:
     """Characters for each column: what its longest cell needs, while the widest ones give up what is not there."""
     letters = list(longest)
     while sum(letters) > room and max(letters) > LEAST:
@@ -182,7 +182,7 @@ HEADINGS = ("Methods", "Graphs after the passes", "Listing", "What runs", "Kerne
 
 def as_html(found: Explanation) -> str:
     """The picture, what runs, and the kernels' text, on one page without scripts or requests."""
-    drawings = [picture(drawn, _width(drawn)) for drawn in (as_svg(found), listing(found))]
+    drawings = [picture(drawn, _width(drawn)) for drawn in (as_svg(found), kernel_listing(found))]
     bodies = (_methods(found), *drawings, _launches(found), _kernels(found))
     told = note(f"Sizes that may vary, as they are here: {sizes(found)}.") if found.sizes else ""
     sections = [section(heading, body) for heading, body in zip(HEADINGS, bodies, strict=True)]

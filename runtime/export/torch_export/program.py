@@ -39,7 +39,7 @@ def as_program(
     """Writes name.pt2, and name.backward.pt2 where there is a backward; says what each of them keeps."""
     compiler, spec, stand_ins = captured(target_class, args)
     where = spec.backward_place()
-    reason = _why_not(spec)
+    reason = _refusal(spec)
     if reason is not None:
         raise ExportError(function=spec.name, reason=reason, where=where, fix="use the class through fusegrad.")
     with_backward = has_backward(compiler, stand_ins)
@@ -60,7 +60,7 @@ def backward_path(path: Path) -> Path:
     return path.with_name(f"{path.stem}.backward{path.suffix}")
 
 
-def _why_not(spec: Specialization) -> str | None:
+def _refusal(spec: Specialization) -> str | None:
     if spec.writes_inputs:
         return "forward writes to an argument"
     others = [o.value for o in spec.forward.outputs if o.kind == "object" and not isinstance(o.value, READABLE)]

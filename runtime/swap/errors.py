@@ -1,6 +1,0 @@
-"""The one refusal of `fusegrad.swap`."""
-
-from __future__ import annotations
-
-
-
