@@ -22,8 +22,11 @@ from ..check.compare import Difference, Tolerance, difference
 from ..check.subject import Subject
 from ..execution.aten import reference
 from ..execution.aten.unboxed_ops import bindings
-from ..execution.executable import BoundSizes, Executable, GroupRunner, KernelPlan
+from ..execution.executable import Executable
+from ..execution.group import GroupRunner
+from ..execution.kernel_plan import KernelPlan, OnTensors, runner_of
 from ..specialize.specialization import BackwardEntry, Specialization
+from ..values.sizes import Binder, BoundSizes
 from .steps import Execution, Step, Steps
 
 Tensor = torch.Tensor
@@ -229,9 +232,10 @@ def _division(step: Step, steps: Steps, subject: Subject) -> Finding | None:
 
 def _of_plan(plan: KernelPlan, inputs: Sequence[Tensor], sizes: Any) -> Iterator[ComparedValue]:
     want, memory = _values(plan.graph, inputs, sizes), dict[int, Any]()
+    operations = OnTensors(sizes, plan.device)
     memory.update({v.id: t for v, t in zip(plan.graph.inputs, inputs, strict=True)})
     for at, step in enumerate(plan.steps or ()):
-        plan._run(at, step, memory, sizes, tuple(sizes.values()))
+        plan.take(step, at, operations, memory)
         for value in step.outputs if isinstance(step, Group) else (step.value,):
             own = f"{plan.runners[at].name}, " if at in plan.runners else ""
             if value.id in memory:
@@ -248,7 +252,7 @@ def _kernels(step: Step, steps: Steps, subject: Subject) -> Finding | None:
         wrong = [ComparedValue(_value_text(o), _source_line(o), g, want[o.id]) for o, g in zip(ends, got, strict=True)]
         if (found := _first_difference(wrong)) is None:
             continue
-        names = ", ".join(k.name for v in runner.variants[:1] for k in v.kernels.kernels)
+        names = ", ".join(k.name for v in runner.variants.ordered[:1] for k in v.kernels.kernels)
         what = f"{step} (kernel {names})"
         primitive = _first_difference([*_primitives_alone(runner, inputs, seen.sizes, want)])
         return _finding_of(what, [primitive[0] if primitive is not None else found[0]])
@@ -268,7 +272,7 @@ def _primitives_alone(
     for value in graph.order()[:MOST]:
         cut = extract([value], graph.inputs, name="alone", layouts=layouts)
         group = Group(cut, tuple(graph.inputs), (value,))
-        own = GroupRunner(group, "alone", runner.backend, runner.target, runner.device, lambda why: None)
+        own = runner_of(group, "alone", runner.backend, runner.variants.target, runner.device, lambda why: None)
         (got,) = own(inputs, sizes, tuple(sizes.values()))
         yield ComparedValue(_value_text(value), _source_line(value), got, want[value.id])
 
@@ -352,8 +356,6 @@ def _users_backward(spec: Specialization, kinds: Sequence[Any], seen: Execution)
 
 
 def _sizes_of(fakes: Sequence[Any], values: Sequence[Any]) -> Mapping[Any, int]:
-    from ..execution.executable import Binder
-
     return Binder(fakes)(values)
 
 

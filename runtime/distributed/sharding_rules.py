@@ -17,9 +17,9 @@ from ...tracer.function import rebind
 from ...tracer.methods import backward_method
 from ...tracer.trace import CaptureError
 from ..capture.guards import unseen_state
-from ..execution.executable import number
 from ..specialize.randomness import require_none as require_no_draws
 from ..specialize.specialization import BackwardEntry, Specialization
+from ..values.sizes import number
 from ..values.tensor_specs import memoryless
 from .partition import Parts
 from .placements import dense_strides, part_sizes

@@ -34,13 +34,13 @@ from ...tracer.torch_private import (
 )
 from ..autograd.node import make_node, marks_of
 from ..capture.guards import unasked
-from ..execution.executable import BoundSizes
 from ..fallback.answer import Fault, backward_failed, is_fault, users_backward
 from ..fallback.effects import careful
 from ..settings.config import KERNEL_BACKENDS
 from ..specialize.backward import run_backward
 from ..specialize.residuals import Chosen
 from ..specialize.specialization import Specialization, gradient_kind, in_a_class, is_as_strided, view_like, view_of
+from ..values.sizes import BoundSizes
 from .argument_forms import MISS, formed, inside
 from .guard_codegen import (
     ABSENT,
@@ -56,7 +56,7 @@ from .guard_codegen import (
 )
 from .inline_cache import Entry
 from .plan_codegen import write_run
-from .source_writer import Straight, row
+from .source_writer import SourceWriter, row
 
 if TYPE_CHECKING:
     from ..specialize.compiled import Compiled
@@ -77,7 +77,7 @@ def write_entry(
     """
     if spec.opaque or spec.unversioned or function_modes():
         return None
-    text, call = Straight(), _Call(compiler, spec, key, given)
+    text, call = SourceWriter(), _Call(compiler, spec, key, given)
     asked = [f"a{i}" for i in range(len(args))]
     names = call.with_contents([*asked, *(text.constant(a, "default") for a in given[len(args) : spec.count])])
     if not spec.slots or names is None:
@@ -95,7 +95,7 @@ def write_entry(
 
 
 @contextmanager
-def _where(text: Straight, conditions: Sequence[str], otherwise: str) -> Iterator[None]:
+def _where(text: SourceWriter, conditions: Sequence[str], otherwise: str) -> Iterator[None]:
     """The lines within run where the conditions hold; `otherwise` where one of them cannot be asked any more."""
     with text.block("try:"):
         text.add(f"fits = ({_BREAK.join(conditions)})")
@@ -148,13 +148,13 @@ class _Call:
                 held.update({hole.key: expression for hole, expression in found})
         return [*names, *(held[at] for at in range(count, len(self.given)))]
 
-    def formed(self, text: Straight, names: Sequence[str]) -> Iterator[str]:
+    def formed(self, text: SourceWriter, names: Sequence[str]) -> Iterator[str]:
         """Whatever is no tensor is what it was, containers by their form."""
         for name, value in zip(names, self.given[: self.spec.count], strict=False):
             if not isinstance(value, Tensor) and not (name.startswith("default") and isinstance(value, ATOMS)):
                 yield from formed(text, name, value, ARGUMENT_DEPTH)
 
-    def conditions(self, text: Straight, names: Sequence[str]) -> Iterator[str]:
+    def conditions(self, text: SourceWriter, names: Sequence[str]) -> Iterator[str]:
         """What is read outside, the methods; and whether hooks pack saved tensors, where it matters."""
         yield from reads_unchanged(text, self.spec.reads)
         yield from methods_unchanged(text, self.compiler.user_class)
@@ -169,7 +169,7 @@ class _Call:
             yield f"not {text.constant(share_memory, 'share_memory')}(({row(names)}))"
 
     # ------------------------------------------------------------------ forward
-    def write_result(self, text: Straight, names: Sequence[str], asked: int) -> None:
+    def write_result(self, text: SourceWriter, names: Sequence[str], asked: int) -> None:
         """The last lines: through a node of autograd, or straight where it would have nothing to follow."""
         spec = self.spec
         marks = spec.writes_inputs or spec.skip or spec.forward.tensor_attributes or spec.draws
@@ -183,7 +183,7 @@ class _Call:
         """Whether autograd would follow what is read from outside; within a node it does not."""
         return torch.is_grad_enabled() and any(r.get().requires_grad for r in self.spec.lifted if r is not None)
 
-    def _write_forward(self, text: Straight, names: Sequence[str]) -> tuple[list[str], list[str]]:
+    def _write_forward(self, text: SourceWriter, names: Sequence[str]) -> tuple[list[str], list[str]]:
         """The user's tensor outputs and the hidden ones, as names."""
         spec = self.spec
         inputs = [(names[i], self.given[i]) for i in spec.slots]
@@ -197,13 +197,13 @@ class _Call:
                 outputs = self._write_aliased(text, outputs, [n for n, _ in inputs], hidden)
         return self._write_inner_views(text, outputs), hidden
 
-    def _write_inner_views(self, text: Straight, outputs: Sequence[str]) -> list[str]:
+    def _write_inner_views(self, text: SourceWriter, outputs: Sequence[str]) -> list[str]:
         """As autograd has them: an output of a kernel that is a view of a value in between."""
         views = self.spec.inner_views if self.executable.backend in KERNEL_BACKENDS else ()
         return [text.let("view", f"{o}.view_as({o})") if i in views else o for i, o in enumerate(outputs)]
 
     def _write_aliased(
-        self, text: Straight, outputs: Sequence[str], inputs: Sequence[str], hidden: Sequence[str]
+        self, text: SourceWriter, outputs: Sequence[str], inputs: Sequence[str], hidden: Sequence[str]
     ) -> list[str]:
         """As `Specialization.aliased`: outputs that are an input, show another's memory, or are one object twice."""
         captured, found = self.spec.forward, list(outputs)
@@ -226,7 +226,7 @@ class _Call:
                     found[i] = text.let("view", view if described.value else f"{view}.detach()")
         return found
 
-    def _returned(self, text: Straight, names: Sequence[str], outputs: Sequence[str], hidden: Sequence[str]) -> str:
+    def _returned(self, text: SourceWriter, names: Sequence[str], outputs: Sequence[str], hidden: Sequence[str]) -> str:
         """The expression of what the user gets."""
         captured = self.spec.forward
         objects = [rebind(o.value, self.sizes) for o in captured.outputs if o.kind == "object"]
@@ -240,7 +240,7 @@ class _Call:
 
     def _node(self) -> Callable[..., Any]:
         """`apply` of a generated Function of this call's own."""
-        text, own = Straight(), [f"a{i}" for i in range(self.spec.count)]
+        text, own = SourceWriter(), [f"a{i}" for i in range(self.spec.count)]
         names = self.with_contents(own) or own
         outputs, hidden = self._write_forward(text, names)
         pools = {"input": [names[i] for i in self.spec.slots], "output": outputs, "hidden": hidden}
@@ -251,7 +251,7 @@ class _Call:
         self._as_one_of_its_kind(node._backward_cls)
         return careful(direct_apply(node), self.spec)
 
-    def _write_kept(self, text: Straight, picked: Callable[[Sequence[Place | None]], str]) -> None:
+    def _write_kept(self, text: SourceWriter, picked: Callable[[Sequence[Place | None]], str]) -> None:
         """What forward leaves on ctx."""
         captured = self.spec.forward
         if self.saved:
@@ -292,7 +292,7 @@ class _Call:
 
 
 @contextmanager
-def _as_captured(text: Straight, spec: Specialization) -> Iterator[None]:
+def _as_captured(text: SourceWriter, spec: Specialization) -> Iterator[None]:
     """Casts are part of the captured graph: within, autocast must not add its own."""
     if not spec.under_autocast:
         yield
@@ -342,7 +342,7 @@ def _write_backward(
     executable = entry.executables.get(call.backend if call.chosen is None else f"{call.backend} chosen")
     if executable is None or any(in_a_class(g) is not g for g in gradients):
         return None
-    text = Straight()
+    text = SourceWriter()
     given, kept = [f"g{i}" for i in range(len(gradients))], [f"r{i}" for i in range(len(residuals))]
     alike = tensors_alike(text, _tensors(given, gradients), spec.reads, tracked=False)
     present = _tensors(kept, residuals)
@@ -378,13 +378,13 @@ def _write_backward(
     return text.function("apply", ("ctx", *given))
 
 
-def _as_known(text: Straight, reads: Reads, kept: Sequence[str], given: Sequence[str]) -> list[str]:
+def _as_known(text: SourceWriter, reads: Reads, kept: Sequence[str], given: Sequence[str]) -> list[str]:
     """backward asks nothing of these tensors that its capture does not know."""
     asked = f"{text.constant(unasked, 'unasked')}({text.constant(reads, 'reads')}"
     return [f"{asked}, ({row(kept)}), ({row(given)})) is None"]
 
 
-def _write_unpacked(text: Straight, call: _Served, kept: Sequence[str]) -> None:
+def _write_unpacked(text: SourceWriter, call: _Served, kept: Sequence[str]) -> None:
     """Names for the saved tensors, unpacked once, and for those among ctx's attributes."""
     saved = call.saved
     shown = "ctx.saved_tensors" if call.chosen is None else f"{text.constant(saved_tensors_of, 'unpacked')}(ctx)"
@@ -395,7 +395,12 @@ def _write_unpacked(text: Straight, call: _Served, kept: Sequence[str]) -> None:
 
 
 def _write_gradients(
-    text: Straight, call: _Served, entry: Any, executable: Any, inputs: Sequence[tuple[str, Any]], given: Sequence[str]
+    text: SourceWriter,
+    call: _Served,
+    entry: Any,
+    executable: Any,
+    inputs: Sequence[tuple[str, Any]],
+    given: Sequence[str],
 ) -> None:
     present = [r for r in entry.lifted if r is not None]
     with _as_captured(text, call.spec):
@@ -409,7 +414,7 @@ def _write_gradients(
     text.add(f"return ({row(results)})")
 
 
-def write_view(text: Straight, name: str, view: Tensor, sizes: Any, of: Tensor | None = None) -> str:
+def write_view(text: SourceWriter, name: str, view: Tensor, sizes: Any, of: Tensor | None = None) -> str:
     """The expression of a view of the tensor of this name; `view` is a fake of it, and `of` one of that tensor."""
     if not is_as_strided(view, of):
         return f"{text.constant(partial(view_like, view, sizes=sizes, of=of), 'view')}({name})"

@@ -1,4 +1,4 @@
-"""Straight Python that is written at run time: lines, and the objects that they name.
+"""Builds the source of one Python function at run time: lines, and the objects that they name.
 
 A text is compiled once, however many functions are made of it: what differs between two calls of one Function (shapes,
 kernels, guards) stands in the text by name only. Debuggers and profilers read the text back through linecache.
@@ -20,7 +20,7 @@ from ..settings.generated_sources import STRAIGHT
 INDENT = "    "
 
 
-class Straight:
+class SourceWriter:
     """The body of one function. Values are names; objects from outside become globals of the function."""
 
     def __init__(self) -> None:

@@ -23,9 +23,10 @@ from ...tracer.function import rebind
 from ...tracer.torch_private import plain_tensors
 from ...tracer.trace import CaptureError
 from ..capture.guards import is_float
-from ..execution.executable import BoundSizes, Executable
+from ..execution.executable import Executable
 from ..execution.pipeline import cheaper
 from ..settings.config import KERNEL_BACKENDS
+from ..values.sizes import BoundSizes
 from .batching.ir_rules import Lowered
 from .jvp import jvp_of
 from .unit import VALUES, Unit, derivations

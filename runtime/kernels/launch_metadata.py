@@ -14,7 +14,7 @@ from typing import Any
 import sympy
 
 from ...codegen import Kernel, Pointer, Scalar
-from ...ir.types import Size
+from ..values.sizes import number
 
 Metadata = Callable[[Any, Any, Mapping[str, Any]], dict[str, Any]]
 KNOWN = 4096
@@ -43,8 +43,8 @@ def metadata_of(kernel: Kernel) -> Metadata:
 
 def counts(kernel: Kernel, sizes: Mapping[sympy.Symbol, int]) -> dict[str, int]:
     """Bytes to and from memory, and operations: of all widths together, and by the width of the floats."""
-    moved = sum(_number(n, sizes) for n in (*kernel.reads.values(), *kernel.writes.values()))
-    done = _number(kernel.operations, sizes)
+    moved = sum(number(n, sizes) for n in (*kernel.reads.values(), *kernel.writes.values()))
+    done = number(kernel.operations, sizes)
     return {"bytes": moved, "flops": done, f"flops{width_of(kernel)}": done}
 
 
@@ -54,7 +54,3 @@ def width_of(kernel: Kernel) -> int:
     if "f64" in dtypes:
         return 64
     return 16 if "tl.dot(" in kernel.source and dtypes & {"f16", "bf16"} else 32
-
-
-def _number(size: Size, sizes: Mapping[sympy.Symbol, int]) -> int:
-    return size if isinstance(size, int) else int(size.xreplace(dict(sizes)))

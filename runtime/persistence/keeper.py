@@ -29,7 +29,7 @@ from ...tracer.torch_private import function_modes
 from ..cache import store as cache
 from ..cache.locks import Claim, is_held_here
 from ..capture.guards import global_state
-from ..execution import executable as plan
+from ..execution import targets
 from ..settings.config import KERNEL_BACKENDS, settings
 from ..settings.counters import count
 from ..specialize.specialization import BackwardEntry, Specialization, gradient_kind, in_a_class
@@ -107,7 +107,7 @@ def _key(compiler: Compiled, args: Sequence[Any], backend: str, device: torch.de
         f"{cls.__module__}.{cls.__qualname__} {[getattr(cls, flag, None) for flag in FLAGS]}",
         *fingerprint(list(methods(cls).values())),
         *torch_flags(),
-        repr((settings(), global_state(), compiler.dynamic, backend, plan.target_for(backend, device))),
+        repr((settings(), global_state(), compiler.dynamic, backend, targets.target_for(backend, device))),
         *(_argument(i, a) for i, a in enumerate(args)),
     ]
     return cache.key_of("capture", *parts)
@@ -119,7 +119,7 @@ def _require_plain(compiler: Compiled, backend: str) -> None:
     reasons = {
         OFF: not settings().store,
         NO_KERNELS: backend not in KERNEL_BACKENDS,
-        "kernels are tuned": plan.tuning(backend),
+        "kernels are tuned": targets.is_tuned(backend),
         "its backward is derived": compiler.derives_backward or hasattr(compiler.cls, "_fusegrad_sources"),
         "autocast is on, or inference mode": bool(state[0]) or bool(state[1]) or torch.is_inference_mode_enabled(),
         "a mode follows torch's functions": bool(function_modes()),

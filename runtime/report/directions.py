@@ -15,10 +15,12 @@ from ...ir.passes.fuse import Extern, Step
 from ...ir.prims import PRIMS
 from ...tracer.opaque.opaque import opaque_of
 from ...tracer.trace import Trace
-from ..execution.executable import fills_memory, has_outer_product, is_opaque, number
+from ..execution.executable import fills_memory, has_outer_product
 from ..execution.fusion_report import CutReport, GroupReport, cuts_of, groups_of
 from ..execution.generated import Generated
+from ..execution.kernel_plan import is_opaque
 from ..execution.pipeline import generate, graph_of, text_of
+from ..values.sizes import number
 
 Tensor = torch.Tensor
 Sizes = dict[sympy.Symbol, int]

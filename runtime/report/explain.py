@@ -19,8 +19,9 @@ from ..api import compile as compiled
 from ..capture.guards import is_plain
 from ..dispatch.dispatcher import Dispatcher
 from ..dispatch.pytree import arguments
-from ..execution.executable import Executable, named_target, number
+from ..execution.executable import Executable
 from ..execution.pipeline import cheaper, graph_of
+from ..execution.targets import named_target
 from ..functorch.unit import Unit
 from ..settings.config import numerics
 from ..specialize.compiled import Compiled
@@ -30,6 +31,7 @@ from ..specialize.records import OpaqueCall, Record
 from ..specialize.residuals import Chosen, choose
 from ..specialize.specialization import Specialization, hint_of
 from ..specialize.variants import variants_of
+from ..values.sizes import number
 from ..values.tensor_specs import differentiable, is_spec, stand_in
 from .directions import Sizes, aten_report, fake_bytes, kernels_report
 from .explanation import Explanation

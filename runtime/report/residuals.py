@@ -10,9 +10,9 @@ from ...ir import Value
 from ...ir.passes.recompute import CHOICE, Choice, hidden_values
 from ...ir.program import Place
 from ...tracer.dtypes import TO_TORCH
-from ..execution.executable import Sizes, number
 from ..specialize.residuals import Chosen, ChosenForDerived
 from ..specialize.specialization import Specialization
+from ..values.sizes import Sizes, number
 
 AS_WRITTEN, INSTEAD, BESIDES, AGAIN = "saved as written", "saved instead", "saved besides", "computed again"
 

@@ -56,7 +56,8 @@ from ..capture.opaque_replay import not_in_place, offered, played, replayed
 from ..capture.redraw import draws
 from ..capture.shared_objects import Sharing
 from ..execution.aten.replay import step_by_step
-from ..execution.executable import RECORDS, Binder, BoundSizes, Executable
+from ..execution.executable import Executable
+from ..execution.group import RECORDS
 from ..execution.intermediates import intermediate_bytes
 from ..execution.pipeline import cheaper
 from ..fallback.effects import drawing_again
@@ -64,6 +65,7 @@ from ..settings import logs
 from ..settings.config import KERNEL_BACKENDS, settings
 from ..settings.counters import count
 from ..settings.internal_errors import prepared
+from ..values.sizes import Binder, BoundSizes
 from .residuals import Chosen, choose
 
 Tensor = torch.Tensor

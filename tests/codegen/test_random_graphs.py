@@ -13,8 +13,9 @@ import torch
 from fusegrad.codegen import TARGETS, Target
 from fusegrad.ir import Graph, TensorType, building, emit
 from fusegrad.runtime.execution.aten import reference
-from fusegrad.runtime.execution.executable import BoundSizes, KernelPlan, number
+from fusegrad.runtime.execution.kernel_plan import KernelPlan
 from fusegrad.runtime.execution.pipeline import cheaper
+from fusegrad.runtime.values.sizes import BoundSizes, number
 from fusegrad.tracer.dtypes import TO_TORCH
 
 

@@ -39,7 +39,7 @@ from fusegrad.runtime.check.check import without_warnings  # noqa: E402
 from fusegrad.runtime.check.compare import Tolerance  # noqa: E402
 from fusegrad.runtime.check.run_case import run_case  # noqa: E402
 from fusegrad.runtime.check.subject import Case, Subject, examine  # noqa: E402
-from fusegrad.runtime.execution import executable as plan  # noqa: E402
+from fusegrad.runtime.execution import targets  # noqa: E402
 from fusegrad.runtime.kernels import autotune as tune  # noqa: E402
 from fusegrad.runtime.settings import config  # noqa: E402
 
@@ -94,7 +94,7 @@ def in_force(chosen: Configuration, seed: int) -> Iterator[None]:
             stack.enter_context(mock.patch.dict(os.environ, {"FUSEGRAD_CACHE_DIR": folder}))
         if chosen.guess:
             rng = random.Random(seed)
-            stack.enter_context(mock.patch.object(plan, "tuning", lambda backend: True))
+            stack.enter_context(mock.patch.object(targets, "is_tuned", lambda backend: True))
             stack.enter_context(mock.patch.object(tune, "fastest", lambda *a, **k: _guessed(rng, a[-1])))
         stack.enter_context(config.patch(**settings))
         yield

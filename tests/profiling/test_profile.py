@@ -20,7 +20,7 @@ from fusegrad.benchmarks import functions as f
 from fusegrad.benchmarks.suite import CASES
 from fusegrad.codegen import TARGETS, Kernel, Pointer, Ref
 from fusegrad.ir.passes.fuse import Group
-from fusegrad.runtime.execution import executable as plan
+from fusegrad.runtime.execution import targets
 from fusegrad.runtime.kernels import launch
 from fusegrad.runtime.kernels.launch_metadata import counts
 from fusegrad.runtime.profile.devices import DEVICES, MULTIPROCESSORS, UnknownDeviceError
@@ -200,7 +200,7 @@ def test_triton_s_profiler_is_told_bytes_and_operations(monkeypatch: pytest.Monk
         return run
 
     monkeypatch.setattr(launch, "launcher", lambda kernel, text, backend, device=None: on_device(kernel, text, device))
-    monkeypatch.setattr(plan, "target_for", lambda backend, device: TARGETS["cuda:90"])
+    monkeypatch.setattr(targets, "target_for", lambda backend, device: TARGETS["cuda:90"])
     fast: Any = fusegrad.compile(f.RMSNorm, backend="triton")
     with torch.no_grad():
         for rows in (64, 100, 64):

@@ -22,8 +22,9 @@ from ....tracer.opaque.opaque import opaque_of
 from ....tracer.trace import CaptureError
 from ...capture.guards import is_float
 from ...dispatch.pytree import arguments
-from ...execution.executable import are_for_multiples, counterpart_sizes, named_target
 from ...execution.pipeline import cheaper, generate, graph_of, kernels_of
+from ...execution.targets import named_target
+from ...execution.variants import are_for_multiples, counterpart_sizes
 from ...report.explain import DEFAULT_TARGET, UnknownTargetError, compiler_of
 from ...settings.config import numerics
 from ...specialize.compiled import Compiled

@@ -23,6 +23,7 @@ from ....tracer.trace import CaptureError
 from ...execution.pipeline import cheaper, graph_of
 from ...specialize.compiled import Compiled
 from ...specialize.specialization import Specialization
+from ...values.sizes import traced_numbers
 from ...values.tensor_specs import memoryless
 
 Sizes = Mapping[sympy.Symbol, int]
@@ -64,13 +65,9 @@ def _resized(spec: Specialization, args: Sequence[Any], at_one: Mapping[Any, Any
     sizes = {**spec.sizes(args), **at_one}
     found = list(args)
     for i, fake in zip(spec.slots, spec.forward.fakes, strict=True):
-        shape, strides = (tuple(_number(n, sizes) for n in ns) for ns in (fake.shape, fake.stride()))
+        shape, strides = (traced_numbers(ns, sizes) for ns in (fake.shape, fake.stride()))
         found[i] = memoryless(shape, strides, fake.dtype, fake.device, args[i].requires_grad)
     return found
-
-
-def _number(size: Any, sizes: Mapping[Any, Any]) -> int:
-    return int(size if isinstance(size, int) else size.node.expr.xreplace(sizes))
 
 
 def _renaming(again: Specialization, spec: Specialization) -> dict[Any, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 from ....ir.text.printable import printable
 from ....ir.types import COMPLEX
 from ....tracer.dtypes import TO_TORCH
-from ...execution.executable import number
+from ...values.sizes import number
 from ..gather.batched import Batched
 from ..gather.gathered import Gathered
 from ..text.expressions import Expressions

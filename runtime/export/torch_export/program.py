@@ -16,6 +16,7 @@ import torch
 from torch.export import Dim, ExportedProgram
 
 from ....ir.errors import FusegradError
+from ....tracer.sizes import hint_of
 from ....tracer.torch_private import plain_tensors
 from ...specialize.specialization import Specialization
 from ..bundle.archive import write_file
@@ -96,12 +97,8 @@ def _program(spec: Specialization, method: str, module: torch.nn.Module, example
 
 def _example(fake: Tensor) -> Tensor:
     """A tensor of the sizes that were exported; its memory is not touched."""
-    shape, strides = ([int(n) for n in ns] for ns in (_hints(fake.shape), _hints(fake.stride())))
+    shape, strides = ([int(hint_of(n)) for n in ns] for ns in (fake.shape, fake.stride()))
     return torch.empty_strided(shape, strides, dtype=fake.dtype, device=fake.device)
-
-
-def _hints(sizes: Sequence[Any]) -> list[int]:
-    return [n if isinstance(n, int) else n.node.hint for n in sizes]
 
 
 def _moving_outputs(spec: Specialization) -> list[Tensor]:

@@ -12,7 +12,7 @@ from torch.autograd import Function
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fusegrad
-from fusegrad.runtime.execution import executable as plan
+from fusegrad.runtime.execution import executable as executables
 from fusegrad.runtime.execution.aten.buffer_reuse import taken
 from fusegrad.runtime.execution.aten.replay import straight
 from fusegrad.tracer.capture.capture import Session
@@ -135,11 +135,11 @@ class Gated(Function):
 @pytest.fixture
 def large(monkeypatch: Any) -> None:
     """Every tensor is large."""
-    monkeypatch.setattr(plan, "LARGE", 0)
+    monkeypatch.setattr(executables, "LARGE", 0)
 
 
 def test_small_tensors_are_left_to_the_allocator() -> None:
-    executable = plan.Executable(captured_trace(chain), "chain", "reference")
+    executable = executables.Executable(captured_trace(chain), "chain", "reference")
     small, big = torch.randn(ROWS, COLUMNS), torch.randn(1 << 14, COLUMNS)
     assert executable.replay_of([small, 3]) is executable.replay
     assert executable.replay_of([small, big]) is executable.thrifty

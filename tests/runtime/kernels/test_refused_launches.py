@@ -11,7 +11,6 @@ import torch
 from triton.runtime.errors import OutOfResources
 
 import fusegrad
-from fusegrad.runtime.execution import executable as plan
 from fusegrad.runtime.execution.aten import reference
 from fusegrad.runtime.kernels import launch
 from fusegrad.runtime.kernels.launch_errors import refusal
@@ -147,7 +146,7 @@ def test_what_a_failed_launch_had_taken_is_free_before_torch_asks_for_more(
         held.append([t for ref in device.given if (t := ref()) is not None and id(t) not in own])
         return run(graph, inputs, sizes)
 
-    monkeypatch.setattr(plan.reference, "run", watched)
+    monkeypatch.setattr(reference, "run", watched)
     device.refuses = lambda version: torch.OutOfMemoryError("CUDA out of memory.")
     called(fast)
     assert len(held) == 2 and not any(held)

@@ -14,7 +14,7 @@ import fusegrad
 from fusegrad.codegen import TARGETS
 from fusegrad.ir.errors import UnsupportedBackendError
 from fusegrad.runtime.cache import store as cache
-from fusegrad.runtime.execution import executable as plan
+from fusegrad.runtime.execution import targets
 from fusegrad.runtime.kernels import autotune as tune
 from fusegrad.runtime.kernels import launch
 from fusegrad.runtime.profile import tuning
@@ -81,7 +81,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return lambda arguments, grid: seen.append(kernel.num_warps)
 
     monkeypatch.setattr(launch, "launcher", launcher)
-    monkeypatch.setattr(plan, "target_for", lambda backend, device: TARGETS["cuda:90"])
+    monkeypatch.setattr(targets, "target_for", lambda backend, device: TARGETS["cuda:90"])
     return seen
 
 
