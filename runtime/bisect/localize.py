@@ -54,7 +54,7 @@ class ComparedValue:
     want: Any
 
 
-def localize(step: Step, steps: Steps, subject: Subject, found: Difference) -> Finding:
+def localize(step: Step, steps: Steps, subject: Subject, difference: Difference) -> Finding:
     """The place within the step; the step alone where that cannot be told (it raises, or what ran has no copy)."""
     try:
         with torch.no_grad():
@@ -73,55 +73,55 @@ def _first_difference(places: Sequence[ComparedValue]) -> tuple[ComparedValue, D
 
 
 def _difference_beyond(place: ComparedValue, units: int) -> Difference | None:
-    got, want = place.got, place.want
-    if not isinstance(got, Tensor) or not isinstance(want, Tensor) or not want.is_floating_point():
-        return difference(place.name, got, want, None, Tolerance(strict=False))
+    ours, want = place.got, place.want
+    if not isinstance(ours, Tensor) or not isinstance(want, Tensor) or not want.is_floating_point():
+        return difference(place.name, ours, want, None, Tolerance(strict=False))
     finite = want.detach().double()
     finite = finite[torch.isfinite(finite)]
     scale = finite.abs().max().item() if finite.numel() else 0.0
-    return difference(place.name, got, want, None, Tolerance(units * torch.finfo(want.dtype).eps * scale, 0.0, False))
+    return difference(place.name, ours, want, None, Tolerance(units * torch.finfo(want.dtype).eps * scale, 0.0, False))
 
 
-def _finding_of(what: str, places: Sequence[ComparedValue], *switches: str) -> Finding:
+def _finding_of(fact: str, places: Sequence[ComparedValue], *switches: str) -> Finding:
     """The step with the first of these places that differs."""
-    found = _first_difference(places)
-    if found is None:
-        return Finding(what, switches=switches)
-    place, apart = found
-    return Finding(f"{what}: {place.name}", place.where, str(apart), switches)
+    first = _first_difference(places)
+    if first is None:
+        return Finding(fact, switches=switches)
+    place, apart = first
+    return Finding(f"{fact}: {place.name}", place.where, str(apart), switches)
 
 
 # ------------------------------------------------------------------ what ran
 def _executions(steps: Steps, kind: type[Executable] | type[GroupRunner], name: str) -> list[Execution]:
-    return [s for s in steps.seen if isinstance(s.what, kind) and s.what.name == name]
+    return [s for s in steps.executions if isinstance(s.what, kind) and s.what.name == name]
 
 
 def _graph_runs(steps: Steps, graph: Graph) -> Iterator[tuple[list[Tensor], Any]]:
     """Inputs and sizes that a graph, or an earlier form of it, ran on."""
-    for seen in _executions(steps, Executable, graph.name):
-        tensors = [t for t in seen.given if isinstance(t, Tensor)]
+    for execution in _executions(steps, Executable, graph.name):
+        tensors = [t for t in execution.given if isinstance(t, Tensor)]
         if len(tensors) == len(graph.inputs):
-            yield tensors, seen.sizes or seen.what.binder(seen.given)
+            yield tensors, execution.sizes or execution.what.binder(execution.given)
 
 
 def _values(graph: Graph, inputs: Sequence[Tensor], sizes: Any) -> dict[int, Any]:
     """Every value of a graph, by the reference executor."""
-    known: dict[int, Any] = {v.id: t for v, t in zip(graph.inputs, inputs, strict=True)}
+    values: dict[int, Any] = {v.id: t for v, t in zip(graph.inputs, inputs, strict=True)}
     for value in graph.order():
         device = next((t.device for t in inputs), torch.device("cpu"))
-        known[value.id] = reference.call_node(value, [known[a.id] for a in value.args], sizes, device)
-    return known
+        values[value.id] = reference.call_node(value, [values[a.id] for a in value.args], sizes, device)
+    return values
 
 
 def _source_line(value: Value) -> str:
     """The line that a value comes from; where a rule made it, that of the nearest value which has one."""
-    waiting, seen = [value], {value.id}
+    waiting, visited = [value], {value.id}
     for near in waiting:
         if near.origin.where:
             return _line(near)
-        more = [v for v in (*near.users, *near.args) if v.id not in seen]
+        more = [v for v in (*near.users, *near.args) if v.id not in visited]
         waiting += more
-        seen |= {v.id for v in more}
+        visited |= {v.id for v in more}
     return ""
 
 
@@ -145,59 +145,66 @@ def _operand_text(value: Value) -> str:
 # ------------------------------------------------------------------ one rule
 def _rule(step: Step, steps: Steps, subject: Subject) -> Finding:
     """What it replaced by what, and both computed."""
-    done: Applied = step.detail
-    old, new = done.value, done.better
-    family = family_of(done.rule, old.prim)
-    what = f"{family or 'a rule'} on {step.subject}: {_value_text(old)} -> {_value_text(new)}"
+    applied: Applied = step.detail
+    old, new = applied.value, applied.better
+    family = family_of(applied.rule, old.prim)
+    fact = f"{family or 'a rule'} on {step.subject}: {_value_text(old)} -> {_value_text(new)}"
     places = []
     for inputs, sizes in _graph_runs(steps, old.graph):
         pair = extract([old, new], old.graph.inputs, name=step.subject)
-        want, got = reference.run(pair, inputs, sizes)
-        places.append(ComparedValue(old.prim, _source_line(old), got, want))
-    found = _first_difference(places)
-    values = str(found[1]) if found is not None else ""
-    return Finding(what, _source_line(old), values, (family,) if family else ())
+        want, ours = reference.run(pair, inputs, sizes)
+        places.append(ComparedValue(old.prim, _source_line(old), ours, want))
+    first = _first_difference(places)
+    values = str(first[1]) if first is not None else ""
+    return Finding(fact, _source_line(old), values, (family,) if family else ())
 
 
 # ------------------------------------------------------------------ one pass
 def _pass(step: Step, steps: Steps, subject: Subject) -> Finding | None:
     """The first value of the new graph that is another than the value of the same line in the old one."""
-    made = [s.given for s in steps.seen if s.what == step.kind and s.given[1].name == step.subject]
-    before, after = made[-1]
+    pairs = [s.given for s in steps.executions if s.what == step.kind and s.given[1].name == step.subject]
+    before, after = pairs[-1]
     places: list[ComparedValue] = []
     for inputs, sizes in _graph_runs(steps, after):
-        then = _by_origin(before, inputs, sizes)
-        now = _values(after, inputs, sizes)
+        values_before = _by_origin(before, inputs, sizes)
+        values_after = _values(after, inputs, sizes)
         for value in after.order():
-            known = then.get(_key(value, now[value.id]), ())
-            places += [ComparedValue(_value_text(value), _source_line(value), now[value.id], w) for w in known[:1]]
+            candidates = values_before.get(_key(value, values_after[value.id]), ())
+            places += [
+                ComparedValue(_value_text(value), _source_line(value), values_after[value.id], w)
+                for w in candidates[:1]
+            ]
         ends = zip(after.outputs, _outputs(before, inputs, sizes), strict=True)
-        places += [ComparedValue(_value_text(v), _source_line(v), now[v.id], want) for v, want in ends if v is not None]
+        places += [
+            ComparedValue(_value_text(v), _source_line(v), values_after[v.id], want)
+            for v, want in ends
+            if v is not None
+        ]
     return _finding_of(str(step), places, step.kind.split()[0])
 
 
 def _by_origin(before: Any, inputs: Sequence[Tensor], sizes: Any) -> Mapping[Any, list[Any]]:
     """The values of a graph (of the IR, or captured) by what stands in the source for them."""
-    found: dict[Any, list[Any]] = {}
+    by_origin: dict[Any, list[Any]] = {}
     if isinstance(before, Graph):
-        known = _values(before, inputs, sizes)
+        values = _values(before, inputs, sizes)
         for value in before.order():
-            if (key := _key(value, known[value.id])) is not None:
-                found.setdefault(key, []).append(known[value.id])
-        return found
+            if (key := _key(value, values[value.id])) is not None:
+                by_origin.setdefault(key, []).append(values[value.id])
+        return by_origin
     recorded = _RecordingInterpreter(before)
     recorded.run(*inputs)
     for node, value in recorded.values:
         name, where, *_ = node.meta.get("fusegrad_origin") or (None, None)
         if name and where and isinstance(value, Tensor):
-            found.setdefault((name, where, value.shape), []).append(value)
-    return found
+            by_origin.setdefault((name, where, value.shape), []).append(value)
+    return by_origin
 
 
-def _key(value: Value, made: Any) -> Any:
+def _key(value: Value, result: Any) -> Any:
     """What tells a value apart that both sides have: nothing without a name and a line."""
-    named = value.origin.name and value.origin.where and isinstance(made, Tensor)
-    return (value.origin.name, value.origin.where, made.shape) if named else None
+    named = value.origin.name and value.origin.where and isinstance(result, Tensor)
+    return (value.origin.name, value.origin.where, result.shape) if named else None
 
 
 def _outputs(before: Any, inputs: Sequence[Tensor], sizes: Any) -> Sequence[Any]:
@@ -213,20 +220,20 @@ class _RecordingInterpreter(Interpreter):
         self.known: dict[Node, Any] = {}
 
     def run_node(self, n: Node) -> Any:
-        made = self.known[n] = super().run_node(n)
+        result = self.known[n] = super().run_node(n)
         if n.op == "call_function":
-            self.values.append((n, made))
-        return made
+            self.values.append((n, result))
+        return result
 
 
 # ------------------------------------------------------------------ the division, the kernels
 def _division(step: Step, steps: Steps, subject: Subject) -> Finding | None:
     """The first step of the plan that makes another value than the undivided graph has."""
     places: list[ComparedValue] = []
-    for seen in _executions(steps, Executable, step.subject):
-        for plan in seen.what.plans.values():
-            tensors = [t for t in seen.given if isinstance(t, Tensor)]
-            places += _of_plan(plan, tensors, seen.sizes or seen.what.binder(seen.given))
+    for execution in _executions(steps, Executable, step.subject):
+        for plan in execution.what.plans.values():
+            tensors = [t for t in execution.given if isinstance(t, Tensor)]
+            places += _of_plan(plan, tensors, execution.sizes or execution.what.binder(execution.given))
     return _finding_of(str(step), places, *(("fuse",) if step.kind == "divide" else (step.kind,)))
 
 
@@ -244,18 +251,18 @@ def _of_plan(plan: KernelPlan, inputs: Sequence[Tensor], sizes: Any) -> Iterator
 
 def _kernels(step: Step, steps: Steps, subject: Subject) -> Finding | None:
     """The first primitive whose own kernel is wrong on these inputs, else the first output of the group that is."""
-    for seen in _executions(steps, GroupRunner, step.subject):
-        runner, key = seen.what, tuple(seen.sizes.values())
-        graph, inputs = runner.group.graph, seen.given
-        got, want = runner(inputs, seen.sizes, key), _values(graph, inputs, seen.sizes)
+    for execution in _executions(steps, GroupRunner, step.subject):
+        runner, key = execution.what, tuple(execution.sizes.values())
+        graph, inputs = runner.group.graph, execution.given
+        ours, want = runner(inputs, execution.sizes, key), _values(graph, inputs, execution.sizes)
         ends = [o for o in graph.outputs if o is not None]
-        wrong = [ComparedValue(_value_text(o), _source_line(o), g, want[o.id]) for o, g in zip(ends, got, strict=True)]
-        if (found := _first_difference(wrong)) is None:
+        wrong = [ComparedValue(_value_text(o), _source_line(o), g, want[o.id]) for o, g in zip(ends, ours, strict=True)]
+        if (first := _first_difference(wrong)) is None:
             continue
         names = ", ".join(k.name for v in runner.variants.ordered[:1] for k in v.kernels.kernels)
-        what = f"{step} (kernel {names})"
-        primitive = _first_difference([*_primitives_alone(runner, inputs, seen.sizes, want)])
-        return _finding_of(what, [primitive[0] if primitive is not None else found[0]])
+        fact = f"{step} (kernel {names})"
+        primitive = _first_difference([*_primitives_alone(runner, inputs, execution.sizes, want)])
+        return _finding_of(fact, [primitive[0] if primitive is not None else first[0]])
     return None
 
 
@@ -273,25 +280,25 @@ def _primitives_alone(
         cut = extract([value], graph.inputs, name="alone", layouts=layouts)
         group = Group(cut, tuple(graph.inputs), (value,))
         own = runner_of(group, "alone", runner.backend, runner.variants.target, runner.device, lambda why: None)
-        (got,) = own(inputs, sizes, tuple(sizes.values()))
-        yield ComparedValue(_value_text(value), _source_line(value), got, want[value.id])
+        (result,) = own(inputs, sizes, tuple(sizes.values()))
+        yield ComparedValue(_value_text(value), _source_line(value), result, want[value.id])
 
 
 # ------------------------------------------------------------------ captured operations
 def _capture(step: Step, steps: Steps, subject: Subject) -> Finding | None:
     """The first captured operation that is not what the user's method did, by what it gives."""
-    for seen in (s for s in steps.seen if isinstance(s.what, Executable)):
-        users = _users_method(subject, seen)
+    for execution in (s for s in steps.executions if isinstance(s.what, Executable)):
+        users = _users_method(subject, execution)
         if users is None or step.subject != users[0]:
             continue
-        told = _RecordingMode()
-        with told:
+        recording = _RecordingMode()
+        with recording:
             theirs = list(users[1]())
-        recorded = _RecordingInterpreter(seen.what.trace.graph_module)
-        mine = recorded.run(*seen.given)
+        recorded = _RecordingInterpreter(execution.what.trace.graph_module)
+        mine = recorded.run(*execution.given)
         places = [
-            *_aligned(recorded.values, told.calls),
-            *_compared_results(seen.what.trace.graph_module, mine, theirs),
+            *_aligned(recorded.values, recording.calls),
+            *_compared_results(execution.what.trace.graph_module, mine, theirs),
         ]
         return _finding_of(str(step), places)
     return None
@@ -305,53 +312,55 @@ class _RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.calls: list[tuple[Any, Any]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        self.calls.append((func, made.clone() if isinstance(made, Tensor) else made))
-        return made
+        result = func(*args, **(kwargs or {}))
+        self.calls.append((func, result.clone() if isinstance(result, Tensor) else result))
+        return result
 
 
-def _aligned(captured: Sequence[tuple[Node, Any]], ran: Sequence[tuple[Any, Any]]) -> Iterator[ComparedValue]:
+def _aligned(captured: Sequence[tuple[Node, Any]], calls: Sequence[tuple[Any, Any]]) -> Iterator[ComparedValue]:
     """Captured operations beside those that ran, as long as they are the same ones in the same order."""
-    for (node, got), (func, want) in zip(captured, ran, strict=False):
+    for (node, ours), (func, want) in zip(captured, calls, strict=False):
         same = node.target is func
-        yield ComparedValue(str(node.target) if same else f"{node.target} in place of {func}", _origin(node), got, want)
+        yield ComparedValue(
+            str(node.target) if same else f"{node.target} in place of {func}", _origin(node), ours, want
+        )
         if not same:
             return
 
 
 def _compared_results(gm: torch.fx.GraphModule, mine: Sequence[Any], theirs: Sequence[Any]) -> Iterator[ComparedValue]:
-    (made,) = gm.graph.find_nodes(op="output")[0].args
-    for node, got, want in zip(made, mine, theirs, strict=False):
+    (nodes,) = gm.graph.find_nodes(op="output")[0].args
+    for node, ours, want in zip(nodes, mine, theirs, strict=False):
         if isinstance(node, Node):
-            yield ComparedValue(f"result {node.target}", _origin(node), got, want)
+            yield ComparedValue(f"result {node.target}", _origin(node), ours, want)
 
 
 def _origin(node: Node) -> str:
-    found = node.meta.get("fusegrad_origin") or (None, None, None)
-    line = found[2] if len(found) > 2 else None
-    return f"{found[1]}  {line.strip()}" if found[1] and line else str(found[1] or "")
+    origin = node.meta.get("fusegrad_origin") or (None, None, None)
+    line = origin[2] if len(origin) > 2 else None
+    return f"{origin[1]}  {line.strip()}" if origin[1] and line else str(origin[1] or "")
 
 
-def _users_method(subject: Subject, seen: Execution) -> tuple[str, Callable[[], Sequence[Any]]] | None:
+def _users_method(subject: Subject, execution: Execution) -> tuple[str, Callable[[], Sequence[Any]]] | None:
     """(what it is called, the user's own method on what the executable was given)."""
-    for spec in (s for known in subject.compiler.known.values() for s in known):
-        if spec.forward.trace is seen.what.trace:
-            args = spec.with_tensors(list(seen.given)[: len(spec.slots)])
+    for spec in (s for specializations in subject.compiler.known.values() for s in specializations):
+        if spec.forward.trace is execution.what.trace:
+            args = spec.with_tensors(list(execution.given)[: len(spec.slots)])
             return f"{spec.name}.forward", partial(spec.users_forward, args)
         for key, entry in spec.entries.items():
-            if isinstance(entry, BackwardEntry) and entry.trace is seen.what.trace:
-                return f"{spec.name}.backward", partial(_users_backward, spec, key[0], seen)
+            if isinstance(entry, BackwardEntry) and entry.trace is execution.what.trace:
+                return f"{spec.name}.backward", partial(_users_backward, spec, key[0], execution)
     return None
 
 
-def _users_backward(spec: Specialization, kinds: Sequence[Any], seen: Execution) -> Sequence[Any]:
+def _users_backward(spec: Specialization, kinds: Sequence[Any], execution: Execution) -> Sequence[Any]:
     """The user's backward on the residuals, sizes and gradients that its capture was given."""
-    places, supply = spec.residual_places, iter(seen.given)
+    places, supply = spec.residual_places, iter(execution.given)
     residuals = [None if p is None else next(supply) for p in places]
     symbols = {s: next(supply) for s in spec.backward_symbols}
     gradients = [None if k is None else next(supply) for k in kinds]
-    known = [(r, spec.forward.fake_at(p)) for r, p in zip(residuals, places, strict=True) if p is not None]
-    sizes = BoundSizes({**symbols, **_sizes_of([f for _, f in known], [r for r, _ in known])})
+    pairs = [(r, spec.forward.fake_at(p)) for r, p in zip(residuals, places, strict=True) if p is not None]
+    sizes = BoundSizes({**symbols, **_sizes_of([f for _, f in pairs], [r for r, _ in pairs])})
     return spec.users_backward(residuals, sizes, gradients)
 
 
@@ -362,11 +371,11 @@ def _sizes_of(fakes: Sequence[Any], values: Sequence[Any]) -> Mapping[Any, int]:
 def _binding(step: Step, steps: Steps, subject: Subject) -> Finding | None:
     """The first operation that is another one when it is called past torch's boxing."""
     places: list[ComparedValue] = []
-    for seen in _executions(steps, Executable, step.subject):
-        gm = seen.what.trace.graph_module
+    for execution in _executions(steps, Executable, step.subject):
+        gm = execution.what.trace.graph_module
         calls = bindings([n for n in gm.graph.nodes if n.op == "call_function"])
         recorded = _RecordingInterpreter(gm)
-        recorded.run(*seen.given)
+        recorded.run(*execution.given)
         for node, want in recorded.values:
             args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), recorded.known.get)
             places.append(ComparedValue(str(node.target), _origin(node), calls[node](*args, **kwargs), want))

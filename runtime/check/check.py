@@ -129,8 +129,8 @@ def check(
     with without_warnings(), torch.random.fork_rng(devices=[]):
         for backend in valid_names(target, "backends", backends, BACKENDS, [compiler_of(target).backend]):
             subject, own = examine(target, args, kwargs, backend, Tolerance(atol, rtol), seed)
-            found = _fill_report(report, Plan(subject, own, **chosen), backend, start)
-            failure = failure or (found and (subject, *found))
+            failing = _fill_report(report, Plan(subject, own, **chosen), backend, start)
+            failure = failure or (failing and (subject, *failing))
     report.seconds = time.perf_counter() - start
     if not quiet:
         print(report)
@@ -161,20 +161,20 @@ def without_warnings() -> Iterator[None]:
 def _fill_report(report: Report, plan: Plan, backend: str, start: float) -> Any:
     """Fills the report; returns the first case that differs."""
     first = None
-    told = start
+    last_note = start
     for case in plan:
-        row, found = run_case(plan.subject, case)
+        row, difference = run_case(plan.subject, case)
         row.backend = backend
         report.rows.append(row)
-        first = first or (found and (case, row, found))
-        if time.perf_counter() - told > SLOW:
-            told = time.perf_counter()
-            print(f"check({report.name}): {len(report.rows)} cases after {told - start:.0f} s", file=sys.stderr)
+        first = first or (difference and (case, row, difference))
+        if time.perf_counter() - last_note > SLOW:
+            last_note = time.perf_counter()
+            print(f"check({report.name}): {len(report.rows)} cases after {last_note - start:.0f} s", file=sys.stderr)
     return first
 
 
-def valid_names(target: Any, option: str, asked: Sequence[str] | None, known: Any, default: Any = None) -> list[str]:
-    names = list(asked if asked is not None else default or known)
+def valid_names(target: Any, option: str, chosen: Sequence[str] | None, known: Any, default: Any = None) -> list[str]:
+    names = list(chosen if chosen is not None else default or known)
     if unknown := [n for n in names if n not in known]:
         detail = f"{option}: there is no {unknown[0]!r}"
         raise CheckArgumentError(function=name_of(target), detail=detail, fix=f"use some of {', '.join(known)}")

@@ -35,10 +35,10 @@ class Row:
 def run_case(subject: Subject, case: Case) -> tuple[Row, Difference | None]:
     """Runs a case in both forms and compares."""
     gs = subject.gradients(case.xs, case.weights)
-    subject.refreshed()
+    subject.renew()
     row = Row("", case.mode, case.what, "ok")
-    if (why := _inapplicable(case, gs)) is not None:
-        return replace(row, result=why[0], detail=why[1]), None
+    if (reason := _inapplicable(case, gs)) is not None:
+        return replace(row, result=reason[0], detail=reason[1]), None
     ours = subject.run(subject.fast, case.mode, case.xs, gs)
     eager = subject.run(subject.eager, case.mode, case.xs, gs)
     row.runs = _fallback_reasons(subject.compiler)
@@ -47,15 +47,15 @@ def run_case(subject: Subject, case: Case) -> tuple[Row, Difference | None]:
 
 
 def _inapplicable(case: Case, gs: Sequence[Any]) -> tuple[str, str] | None:
-    given = [g for g in gs if g is not None]
+    gradients = [g for g in gs if g is not None]
     if case.mode == "vmap in_dims mixed" and len(case.xs) < 2:
         return "not applicable", "one tensor"
     if case.mode not in ("forward", "vmap in_dims=0", "vmap in_dims=1", "vmap in_dims mixed", "vmap(vmap)") and gs:
-        if not given:
+        if not gradients:
             return "not applicable", "no output is differentiable"
     if case.mode in ("jacrev", "jacfwd", "hessian"):
         inputs = sum(x.numel() for x in case.xs if x.requires_grad)
-        entries = inputs * max(inputs, sum(g.numel() for g in given))
+        entries = inputs * max(inputs, sum(g.numel() for g in gradients))
         return ("not run", f"{entries:,} entries, and smaller sizes raise") if entries > TOO_MANY else None
     return None
 
@@ -71,13 +71,15 @@ def _against_eager(
     if ours.error is not None:
         return _mismatch(row, Difference(case.mode, f"raises {error_text(ours)}, eager does not"))
     wide = None if subject.random else _run_in_float64(subject, case, gs)
-    found = first_difference(ours, eager, wide, _tolerance(subject, case))
-    if found is None:
+    difference = first_difference(ours, eager, wide, _tolerance(subject, case))
+    if difference is None:
         return replace(row, errors=errors(ours, eager, wide)), None
     right, wrong = (case.mode in DERIVABLE and _matches_reference(subject, case, gs, o) for o in (ours, eager))
     if right and not wrong:
-        return replace(row, result="eager is wrong", detail=f"{found.name}: compiled is what single calls give"), None
-    return _mismatch(row, found)
+        return replace(
+            row, result="eager is wrong", detail=f"{difference.name}: compiled is what single calls give"
+        ), None
+    return _mismatch(row, difference)
 
 
 def _without_eager(
@@ -94,25 +96,25 @@ def _without_eager(
         return replace(row, result="not applicable", detail=f"eager raises {raised}"), None
     if case.mode not in DERIVABLE:
         return _mismatch(row, Difference(case.mode, f"returns, eager raises {raised}"))
-    found = _reference_difference(subject, case, gs, ours, Mathematics)
+    difference = _reference_difference(subject, case, gs, ours, Mathematics)
     if (
-        found is not None
+        difference is not None
         and case.mode == "hessian"
         and _reference_difference(subject, case, gs, ours, Differences) is None
     ):
-        found = None  # eager's double backward is only a part of it
-    if isinstance(found, str):
-        return replace(row, result="unverified", detail=f"eager raises {raised}, single calls {found}"), None
-    if found is not None:
-        return _mismatch(row, found)
+        difference = None  # eager's double backward is only a part of it
+    if isinstance(difference, str):
+        return replace(row, result="unverified", detail=f"eager raises {raised}, single calls {difference}"), None
+    if difference is not None:
+        return _mismatch(row, difference)
     own = subject.run(subject.eager, case.mode, case.xs, gs, Mathematics)
     return replace(
         row, result="derived", errors=errors(ours, own, _run_in_float64(subject, case, gs, Mathematics))
     ), None
 
 
-def _mismatch(row: Row, found: Difference) -> tuple[Row, Difference]:
-    return replace(row, result="DIFFERS", detail=str(found)), found
+def _mismatch(row: Row, difference: Difference) -> tuple[Row, Difference]:
+    return replace(row, result="DIFFERS", detail=str(difference)), difference
 
 
 def _same_kind(a: Any, b: Any) -> bool:
@@ -126,8 +128,8 @@ def _tolerance(subject: Subject, case: Case) -> Tolerance:
 def _run_in_float64(subject: Subject, case: Case, gs: Sequence[Any], toolkit: Any = Transforms) -> Outcome | None:
     """The case in float64, in eager."""
     xs, wide_gs = all_cast(case.xs, torch.float64), all_cast(gs, torch.float64)
-    found = subject.run(subject.eager, case.mode, xs, wide_gs, toolkit)
-    return found if found.error is None else None
+    outcome = subject.run(subject.eager, case.mode, xs, wide_gs, toolkit)
+    return outcome if outcome.error is None else None
 
 
 def _reference_difference(

@@ -69,19 +69,19 @@ class Subject:
     names: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.fast, self.compiler = self.fresh()
+        self.fast, self.compiler = self.compile_again()
 
-    def fresh(self) -> tuple[Apply, Compiled]:
+    def compile_again(self) -> tuple[Apply, Compiled]:
         """Compiled as the user did, with none of his captures."""
         fast = compiled(self.user, **self.options)
         return (fast.apply if isinstance(self.user, type) else fast), compiler_of(fast)
 
-    def refreshed(self) -> None:
+    def renew(self) -> None:
         """A new compilation, once the old one has seen many kinds of calls."""
         if len(self.compiler.known) > KEPT_CAPTURES:
-            self.fast, self.compiler = self.fresh()
+            self.fast, self.compiler = self.compile_again()
 
-    def f(self, apply: Apply) -> Apply:
+    def on_tensors(self, apply: Apply) -> Apply:
         """The call as a function of its tensors."""
 
         def call(*xs: Tensor) -> Any:
@@ -98,7 +98,7 @@ class Subject:
         """One run, seeded, on copies."""
         _seed(self.seed)
         try:
-            return Outcome(MODES[mode](toolkit, flat_outputs(self.f(apply)), copies_of(xs), gs))
+            return Outcome(MODES[mode](toolkit, flat_outputs(self.on_tensors(apply)), copies_of(xs), gs))
         except Exception as error:
             return Outcome({}, error)
 
@@ -106,7 +106,7 @@ class Subject:
         """A random gradient for each output that is differentiated; none where eager raises."""
         _seed(self.seed)
         try:
-            outputs = as_tuple(flat_outputs(self.f(self.eager))(*(_tracked(x) for x in copies_of(xs))))
+            outputs = as_tuple(flat_outputs(self.on_tensors(self.eager))(*(_tracked(x) for x in copies_of(xs))))
         except Exception:
             return []
         numbers = torch.Generator().manual_seed(self.seed + 1)
@@ -123,8 +123,8 @@ def _seed(seed: int) -> None:
 
 
 def _weight(g: Tensor, layout: str) -> Tensor:
-    made = with_layout(g, layout)
-    return g if made is None else made
+    weight = with_layout(g, layout)
+    return g if weight is None else weight
 
 
 def _tracked(x: Tensor) -> Tensor:
@@ -163,8 +163,11 @@ def examine(
     Raises CheckArgumentError where eager cannot run them, and for tensor subclasses, DTensor among them.
     """
     leaves, spec = pytree.tree_flatten((args, kwargs))
-    if (other := next((type(a).__name__ for a in leaves if is_made_of_others(a)), None)) is not None:
-        detail, fix = f"an argument is a {other}", "give plain tensors: the part that a rank has, `x.to_local()`, say"
+    if (subclass := next((type(a).__name__ for a in leaves if is_made_of_others(a)), None)) is not None:
+        detail, fix = (
+            f"an argument is a {subclass}",
+            "give plain tensors: the part that a rank has, `x.to_local()`, say",
+        )
         raise CheckArgumentError(function=name_of(target), detail=detail, fix=fix)
     leaves = _differentiable(_draw_all(leaves, seed))
     user, options, eager = both_forms(target, backend)
@@ -178,12 +181,12 @@ def examine(
 
 def _observe_eager(subject: Subject, xs: tuple[Tensor, ...]) -> None:
     """Does it write to its arguments, does it draw random numbers, does it work at all?"""
-    found = _eager_backward(subject, xs)
-    if "leaf Variable" in str(found.error):
+    outcome = _eager_backward(subject, xs)
+    if "leaf Variable" in str(outcome.error):
         subject.cloned = True
-        found = _eager_backward(subject, xs)
-    if found.error is not None and _forward(subject, xs).error is not None:
-        detail = f"eager itself raises {error_text(found)}"
+        outcome = _eager_backward(subject, xs)
+    if outcome.error is not None and _forward(subject, xs).error is not None:
+        detail = f"eager itself raises {error_text(outcome)}"
         raise CheckArgumentError(function=subject.name, detail=detail, fix="give arguments that the class works on")
     first = _forward(subject, xs)
     subject.seed += 1
@@ -210,12 +213,12 @@ def both_forms(target: Any, backend: str) -> tuple[Any, dict[str, Any], Apply]:
     options |= {"backend": backend, "pytree": hasattr(target, "_fusegrad_flat"), "traceable": compiler.methods.option}
     user = getattr(target, "_fusegrad_user_class" if is_class else "__wrapped__", target)
 
-    written = compiler.cls.apply if compiler.derives_backward else compiler.users  # type: ignore[attr-defined]
+    apply = compiler.cls.apply if compiler.derives_backward else compiler.users  # type: ignore[attr-defined]
 
     def nested(*args: Any, **kwargs: Any) -> Any:
-        return call_flat(written, bound(user, args, kwargs))
+        return call_flat(apply, bound(user, args, kwargs))
 
-    eager = (nested if options["pytree"] else written) if is_class else user
+    eager = (nested if options["pytree"] else apply) if is_class else user
     return user, options, eager
 
 
@@ -255,6 +258,6 @@ def _draw(dtype: torch.dtype, shape: tuple[int, ...], limit: int, numbers: torch
 def _differentiable(leaves: Sequence[Any]) -> list[Any]:
     """Where no argument asks for a gradient, every floating one is taken to."""
     tensors = [a for a in leaves if isinstance(a, Tensor)]
-    asked = any(t.requires_grad for t in tensors)
-    fresh = {id(t): t.detach().requires_grad_(t.requires_grad if asked else is_float(t)) for t in tensors}
+    any_requires_grad = any(t.requires_grad for t in tensors)
+    fresh = {id(t): t.detach().requires_grad_(t.requires_grad if any_requires_grad else is_float(t)) for t in tensors}
     return [fresh[id(a)] if isinstance(a, Tensor) else a for a in leaves]

@@ -16,9 +16,9 @@ Tensor = torch.Tensor
 def copy_of(t: Tensor) -> Tensor:
     """The numbers and the strides of t in memory of its own; what is expanded stays expanded."""
     once = [s == 0 and n > 0 for s, n in zip(t.stride(), t.shape, strict=True)]
-    shown = t.detach()[tuple(slice(0, 1) if o else slice(None) for o in once)]
-    memory = torch.empty_strided(shown.shape, t.stride(), dtype=t.dtype, device=t.device)
-    memory = memory.copy_(shown).expand(t.shape) if shown.shape != t.shape else memory.copy_(shown)
+    numbers = t.detach()[tuple(slice(0, 1) if o else slice(None) for o in once)]
+    memory = torch.empty_strided(numbers.shape, t.stride(), dtype=t.dtype, device=t.device)
+    memory = memory.copy_(numbers).expand(t.shape) if numbers.shape != t.shape else memory.copy_(numbers)
     return memory.requires_grad_(t.requires_grad)
 
 
@@ -84,10 +84,10 @@ def with_layout(t: Tensor, layout: str) -> Tensor | None:
 
 def with_layouts(xs: Sequence[Any], layouts: Sequence[str]) -> list[Any] | None:
     """Each tensor in its layout where it can have it; None where none can."""
-    made = [with_layout(x, name) if isinstance(x, Tensor) else None for x, name in zip(xs, layouts, strict=True)]
-    if all(m is None for m in made):
+    variations = [with_layout(x, name) if isinstance(x, Tensor) else None for x, name in zip(xs, layouts, strict=True)]
+    if all(m is None for m in variations):
         return None
-    return [x if m is None else m for x, m in zip(xs, made, strict=True)]
+    return [x if m is None else m for x, m in zip(xs, variations, strict=True)]
 
 
 # ------------------------------------------------------------------ sizes and dtypes
@@ -132,9 +132,9 @@ def cast(x: Any, dtype: torch.dtype) -> Any:
 
 
 def _cast_with_strides(x: Tensor, to: torch.dtype) -> Tensor:
-    made = torch.empty_strided(x.shape, x.stride(), dtype=to, device=x.device) if 0 not in x.stride() else None
-    made = x.detach().to(to) if made is None else made.copy_(x.detach())
-    return made.requires_grad_(x.requires_grad)
+    result = torch.empty_strided(x.shape, x.stride(), dtype=to, device=x.device) if 0 not in x.stride() else None
+    result = x.detach().to(to) if result is None else result.copy_(x.detach())
+    return result.requires_grad_(x.requires_grad)
 
 
 def all_cast(xs: Sequence[Any], dtype: torch.dtype) -> list[Any]:

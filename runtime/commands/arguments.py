@@ -110,9 +110,9 @@ def _import_file(path: Path) -> ModuleType:
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    known = sys.modules.get(path.stem)
-    if known is not None and Path(getattr(known, "__file__", None) or "").resolve() == path.resolve():
-        return known
+    loaded = sys.modules.get(path.stem)
+    if loaded is not None and Path(getattr(loaded, "__file__", None) or "").resolve() == path.resolve():
+        return loaded
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -125,8 +125,8 @@ def _import_file(path: Path) -> ModuleType:
 # ------------------------------------------------------------------ what may have been meant
 def _import_error(target: str, error: Exception) -> TargetError:
     place = where_raised(error)
-    what = f"importing it raises {type(error).__name__}: {error} ({place})"
-    return _target_error(target, what, "run the file with python; it has to import without errors")
+    fact = f"importing it raises {type(error).__name__}: {error} ({place})"
+    return _target_error(target, fact, "run the file with python; it has to import without errors")
 
 
 def _target_error(target: str, detail: str, fix: str) -> TargetError:
@@ -139,8 +139,8 @@ def _kind_and_name(value: Any) -> str:
 
 def _suggest_class(value: Any, name: str) -> str:
     functions = [n for n, v in vars(value).items() if isinstance(v, type) and issubclass(v, torch.autograd.Function)]
-    others = [n for n, v in vars(value).items() if callable(v) and not n.startswith("_")]
-    return _meant(name, dict.fromkeys([*functions, *others]), functions)
+    candidates = [n for n, v in vars(value).items() if callable(v) and not n.startswith("_")]
+    return _meant(name, dict.fromkeys([*functions, *candidates]), functions)
 
 
 def _suggest_module(missing: str) -> str:
@@ -159,8 +159,8 @@ def _folder(place: str) -> Path:
 def _meant(name: str, known: Iterable[str], listed: Sequence[str] = ()) -> str:
     """The nearest of some names, and a few of those that there are."""
     near = suggestion(name, known)
-    there = f"there are {', '.join(sorted(listed)[:8])}" if listed else "write module:Class or file.py:Class"
-    return f"did you mean {near}?" + (f" ({there})" if listed else "") if near else there
+    choices = f"there are {', '.join(sorted(listed)[:8])}" if listed else "write module:Class or file.py:Class"
+    return f"did you mean {near}?" + (f" ({choices})" if listed else "") if near else choices
 
 
 def suggestion(name: str, known: Iterable[str]) -> str | None:

@@ -44,5 +44,5 @@ def _results(module: object, rest: list[str]) -> object:
     """What was measured, as it was written."""
     named = [Path(rest[i + 1]) for i, word in enumerate(rest[:-1]) if word == "--out"]
     folder = named[-1] if named else getattr(module, "OUT", Path())
-    written = sorted(Path(folder).glob("*.json")) if Path(folder).is_dir() else []
-    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in written}
+    files = sorted(Path(folder).glob("*.json")) if Path(folder).is_dir() else []
+    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in files}

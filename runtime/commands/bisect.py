@@ -26,11 +26,11 @@ def run(options: argparse.Namespace) -> CommandResult:
     """What was found; where something differs, the script that shows it."""
     target, args = call_of(options)
     chosen = {"transforms": options.transform, "backend": options.backend, "seed": options.seed}
-    found = bisect(target, *args, quiet=True, **chosen)
-    if found.ok:
-        return CommandResult(found.to_dict(), [str(found)], OK)
+    bisection = bisect(target, *args, quiet=True, **chosen)
+    if bisection.ok:
+        return CommandResult(bisection.to_dict(), [str(bisection)], OK)
     if options.output is None:
-        return CommandResult(found.to_dict(), [str(found), found.script], MISMATCH)
-    options.output.write_text(found.script, encoding="utf-8")
-    return CommandResult({**found.to_dict(), "output": str(options.output)},
-                  [str(found), f"  written: {options.output}"], MISMATCH)  # fmt: skip
+        return CommandResult(bisection.to_dict(), [str(bisection), bisection.script], MISMATCH)
+    options.output.write_text(bisection.script, encoding="utf-8")
+    return CommandResult({**bisection.to_dict(), "output": str(options.output)},
+                  [str(bisection), f"  written: {options.output}"], MISMATCH)  # fmt: skip

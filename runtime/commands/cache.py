@@ -92,13 +92,13 @@ def _shrinkage(store: cache.Cache, before: list[cache.Entry], more: dict[str, in
 
 
 def _verify(store: cache.Cache, options: argparse.Namespace) -> CommandResult:
-    found = {e.key: store.fault(e.key) for e in store.listed()}
-    faults = {key: why for key, why in found.items() if why is not None}
+    states = {e.key: store.fault(e.key) for e in store.listed()}
+    faults = {key: why for key, why in states.items() if why is not None}
     damaged = {key: why for key, why in faults.items() if why != cache.OTHER_VERSION}
-    facts = {"root": str(store.root), "entries": len(found), "damaged": damaged,
+    facts = {"root": str(store.root), "entries": len(states), "damaged": damaged,
              "of_other_versions": len(faults) - len(damaged)}  # fmt: skip
     rows = [(key[:16], why) for key, why in damaged.items()]
-    summary = f"{len(found)} entries: {len(damaged)} damaged, {len(faults) - len(damaged)} of other versions"
+    summary = f"{len(states)} entries: {len(damaged)} damaged, {len(faults) - len(damaged)} of other versions"
     healed = ["a damaged entry is deleted and made again when it is next wanted"] if rows else []
     table: list[Block] = [Table("", ("key", "fault"), rows)] if rows else []
     blocks = [*table, summary, *healed]

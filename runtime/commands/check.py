@@ -43,5 +43,5 @@ def _differs(error: CheckError, output: Path | None) -> CommandResult:
     if output is None:
         return CommandResult(facts, [str(error.report), str(error)], MISMATCH)
     output.write_text(error.reproducer, encoding="utf-8")
-    told = str(error).replace(error.reproducer, "").replace("the script below", str(output)).rstrip()
-    return CommandResult({**facts, "output": str(output)}, [str(error.report), told], MISMATCH)
+    text = str(error).replace(error.reproducer, "").replace("the script below", str(output)).rstrip()
+    return CommandResult({**facts, "output": str(output)}, [str(error.report), text], MISMATCH)

@@ -50,14 +50,14 @@ def write_report(arguments: Sequence[str], options: Any, error: BaseException) -
 
 def script(arguments: Sequence[str], options: Any, error: BaseException) -> str:
     """The text of the file."""
-    told = "".join(traceback.format_exception(error)).rstrip()
-    found = {"Python": platform.python_version(), **cache.versions()}
+    trace = "".join(traceback.format_exception(error)).rstrip()
+    versions = {"Python": platform.python_version(), **cache.versions()}
     return SCRIPT.format(
         command=options.command,
-        versions=", ".join(f"{name} {version}" for name, version in found.items() if version),
+        versions=", ".join(f"{name} {version}" for name, version in versions.items() if version),
         body=_body(arguments, options),
         arguments=" ".join(arguments),
-        traceback=told.replace("\n", "\n# "),
+        traceback=trace.replace("\n", "\n# "),
     )
 
 

@@ -71,18 +71,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> CommandResult:
     """Everything, part by part."""
     parts = {name: list(look()) for name, look in PARTS.items() if not (options.quick and look is backends)}
-    facts = {name: [asdict(f) for f in found] for name, found in parts.items()}
-    rows = {n: [(f.what, f.found, "" if f.state == "ok" else f.state) for f in found] for n, found in parts.items()}
+    facts = {name: [asdict(f) for f in findings] for name, findings in parts.items()}
+    rows = {
+        n: [(f.what, f.found, "" if f.state == "ok" else f.state) for f in findings] for n, findings in parts.items()
+    }
     blocks: list[Block] = [Table(name, ("", "", ""), each) for name, each in rows.items()]
-    advice = list(dict.fromkeys(f"  {f.what}: {f.fix}" for found in parts.values() for f in found if f.fix))
+    advice = list(dict.fromkeys(f"  {f.what}: {f.fix}" for findings in parts.values() for f in findings if f.fix))
     return CommandResult(facts, [*blocks, "\n".join(["to do:", *advice]) if advice else "nothing is missing"])
 
 
 # ------------------------------------------------------------------ what is installed
 def installed() -> Iterator[Finding]:
     """Python, torch and triton: whether they are the versions that are tested."""
-    found = {"Python": platform.python_version(), **{n: _version(n) for n in ("torch", "triton", "fusegrad")}}
-    for name, version in found.items():
+    versions_here = {"Python": platform.python_version(), **{n: _version(n) for n in ("torch", "triton", "fusegrad")}}
+    for name, version in versions_here.items():
         yield _version_finding(name, version)
 
 
@@ -137,9 +139,9 @@ def machine() -> Iterator[Finding]:
 
 def _gpus() -> Iterator[Finding]:
     for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
-        found: Any = torch.cuda.get_device_properties(i)
-        arch = found.gcnArchName if torch.version.hip else f"sm_{found.major}{found.minor}"
-        yield Finding(f"GPU {i}", f"{found.name}, {arch}, {bytes_text(found.total_memory)}")
+        properties: Any = torch.cuda.get_device_properties(i)
+        arch = properties.gcnArchName if torch.version.hip else f"sm_{properties.major}{properties.minor}"
+        yield Finding(f"GPU {i}", f"{properties.name}, {arch}, {bytes_text(properties.total_memory)}")
     if not torch.cuda.is_available():
         built = torch.version.cuda or torch.version.hip
         fix = "" if built else "this torch is built for the CPU; on a machine with a GPU install a CUDA or ROCm build"
@@ -180,9 +182,9 @@ def _agrees_with_eager(backend: str, device: str) -> bool:
     x = torch.linspace(-2, 2, 24, device=device).view(4, 6)
     results = []
     for function in (compiled(_Tiny, backend=backend, fullgraph=True), _Tiny):
-        given = x.clone().requires_grad_()
-        output = function.apply(given)  # type: ignore[no-untyped-call]
-        results.append((output.detach(), *torch.autograd.grad(output.sum(), given)))
+        leaf = x.clone().requires_grad_()
+        output = function.apply(leaf)  # type: ignore[no-untyped-call]
+        results.append((output.detach(), *torch.autograd.grad(output.sum(), leaf)))
     return all(torch.allclose(a, b, atol=1e-5) for a, b in zip(*results, strict=True))
 
 
@@ -190,11 +192,11 @@ def _try_cross_compiling() -> Finding:
     from ..report.explain import explain
 
     try:
-        found = explain(_Tiny, "f32[64,64]").metrics("cuda:90")
+        metrics = explain(_Tiny, "f32[64,64]").metrics("cuda:90")
     except Exception as error:
         return Finding("cross-compiling", f"{type(error).__name__}: {error}".splitlines()[0], "fault", FIXES["triton"])
-    failed = next((f["error"] for f in found.values() if f["error"]), None)
-    works = Finding("cross-compiling", f"works: {len(found)} kernels for cuda:90, without a GPU")
+    failed = next((f["error"] for f in metrics.values() if f["error"]), None)
+    works = Finding("cross-compiling", f"works: {len(metrics)} kernels for cuda:90, without a GPU")
     return works if failed is None else Finding("cross-compiling", failed, "fault", REPORT)
 
 
@@ -214,9 +216,9 @@ def cache_state() -> Iterator[Finding]:
 
 def _health(store: cache.Cache) -> Iterator[Finding]:
     entries = store.listed()
-    told = f"{store.root}: {len(entries)} entries, {bytes_text(sum(e.bytes for e in entries))}"
-    yield Finding("cache", f"{told} of at most {bytes_text(store.limit)}")
-    faults = [why for e in entries[-SAMPLE:] if (why := store.fault(e.key)) not in (None, cache.OTHER_VERSION)]
+    text = f"{store.root}: {len(entries)} entries, {bytes_text(sum(e.bytes for e in entries))}"
+    yield Finding("cache", f"{text} of at most {bytes_text(store.limit)}")
+    faults = [reason for e in entries[-SAMPLE:] if (reason := store.fault(e.key)) not in (None, cache.OTHER_VERSION)]
     if faults:
         yield Finding("cache entries", f"{len(faults)} damaged: {faults[0]}", "fault", "fusegrad cache verify")
     assert store.root is not None

@@ -25,10 +25,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> CommandResult:
     """The tables, and the files that were asked for."""
     target, args = call_of(options)
-    found = profile(
+    measured = profile(
         target, *args, baselines=options.baseline or ("eager",), device=options.device, seconds=options.seconds,
         metrics=options.metrics,
     )  # fmt: skip
     for path in options.output:
-        found.write(path)
-    return CommandResult(found.to_dict(), [*blocks(found), *(f"wrote {path}" for path in options.output)])
+        measured.write(path)
+    return CommandResult(measured.to_dict(), [*blocks(measured), *(f"wrote {path}" for path in options.output)])

@@ -18,5 +18,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> CommandResult:
     """What was tried, and what was chosen."""
     target, args = call_of(options)
-    found = tune_function(target, *args)
-    return CommandResult(found.to_dict(), [str(found)])
+    tuned = tune_function(target, *args)
+    return CommandResult(tuned.to_dict(), [str(tuned)])

@@ -72,29 +72,29 @@ def fake_bytes(fake: Tensor, sizes: Sizes) -> int:
 
 
 def kernels_report(graph: Graph, direction: str, sizes: Sizes, target: Target) -> DirectionReport:
-    made = generate(graph, target, sizes, graph.name)
+    generated = generate(graph, target, sizes, graph.name)
     least = number(minimal_bytes(graph), sizes)
-    report = DirectionReport(graph, made.steps, [], least, list(made.kernels.values()), made.reasons)
-    report.groups, report.cuts = groups_of(made), cuts_of(graph, made)
-    report.products = [str(d) for d in made.products]
-    for at, step in enumerate(made.steps):
+    report = DirectionReport(graph, generated.steps, [], least, list(generated.kernels.values()), generated.reasons)
+    report.groups, report.cuts = groups_of(generated), cuts_of(graph, generated)
+    report.products = [str(d) for d in generated.products]
+    for at, step in enumerate(generated.steps):
         if is_opaque(step):
             continue
-        if at in made.kernels:
-            report.launches += [_kernel_report(k, direction, sizes) for k in made.kernels[at].kernels]
+        if at in generated.kernels:
+            report.launches += [_kernel_report(k, direction, sizes) for k in generated.kernels[at].kernels]
         elif isinstance(step, Extern):
             report.launches.append(_node_report(step.value, direction, sizes))
-    if any(map(is_opaque, made.steps)):
-        report.segments = _segments(made)
+    if any(map(is_opaque, generated.steps)):
+        report.segments = _segments(generated)
     return report
 
 
-def _segments(made: Generated) -> list[str]:
+def _segments(generated: Generated) -> list[str]:
     """What runs, in order: kernels by name, library calls, and the user's own nested calls."""
     lines: list[str] = []
-    for at, step in enumerate(made.steps):
-        if at in made.kernels:
-            lines += [kernel.name for kernel in made.kernels[at].kernels]
+    for at, step in enumerate(generated.steps):
+        if at in generated.kernels:
+            lines += [kernel.name for kernel in generated.kernels[at].kernels]
         elif isinstance(step, Extern):
             node, library = opaque_of(step.value), str(step.value.params.get("op", "call"))
             lines.append(library if node is None else f"eager {node.name} ({node.where})")
@@ -106,18 +106,18 @@ def _computed_values(graph: Graph) -> list[Value]:
 
 
 def _kernel_report(kernel: Kernel, direction: str, sizes: Sizes) -> KernelReport:
-    read = sum(number(b, sizes) for b in kernel.reads.values())
-    written = sum(number(b, sizes) for b in kernel.writes.values())
+    bytes_read = sum(number(b, sizes) for b in kernel.reads.values())
+    bytes_written = sum(number(b, sizes) for b in kernel.writes.values())
     cached = sum(number(b, sizes) for b in kernel.cached.values())
     text = text_of(Kernels((kernel,)))
-    return KernelReport(kernel.name, direction, text, read, written, bytes_cached=cached)
+    return KernelReport(kernel.name, direction, text, bytes_read, bytes_written, bytes_cached=cached)
 
 
 def _node_report(value: Value, direction: str, sizes: Sizes) -> KernelReport:
     name = str(value.params.get("op") or getattr(value.params.get("target"), "__name__", value.prim))
-    read = sum(number(t.nbytes, sizes) for a in value.args for t in a.avals)
-    written = sum(number(t.nbytes, sizes) for t in value.avals)
-    return KernelReport(name, direction, "", read, written, kind="library")
+    bytes_read = sum(number(t.nbytes, sizes) for a in value.args for t in a.avals)
+    bytes_written = sum(number(t.nbytes, sizes) for t in value.avals)
+    return KernelReport(name, direction, "", bytes_read, bytes_written, kind="library")
 
 
 def aten_report(trace: Trace, name: str, direction: str, sizes: Sizes) -> DirectionReport:

@@ -81,24 +81,24 @@ def explain(target_class: Any, /, *args: Any, target: str | None = None) -> Expl
     stand_ins = differentiable([stand_in(a) for a in compiler.complete(args)])
     methods = method_records(compiler)
     specialization = _forward(compiler, stand_ins, args, methods)
-    found = Explanation(compiler.cls.__name__, where, methods, {}, 0, numerics=numerics(compiler.numerics))
+    explanation = Explanation(compiler.cls.__name__, where, methods, {}, 0, numerics=numerics(compiler.numerics))
     if specialization is not None:
-        found.sizes = sizes = {**specialization.hints, **specialization.sizes(stand_ins)}
+        explanation.sizes = sizes = {**specialization.hints, **specialization.sizes(stand_ins)}
         has_backward = _backward_is_captured(compiler, specialization, methods)
         describe = _on_cpu if where == "cpu" else _on_gpu
-        describe(found, specialization, sizes, has_backward)
-        found.opaque = opaque_calls(specialization, has_backward)
+        describe(explanation, specialization, sizes, has_backward)
+        explanation.opaque = opaque_calls(specialization, has_backward)
     elif (unit := _backward_of_opaque_forward(compiler)) is not None and methods["backward"].status == "compiled":
-        _describe_backward_unit(found, unit, *unit.graphs[-1][2::2])
-    found.opaque = found.opaque or list(compiler.opaque_calls)
-    if found.opaque:
+        _describe_backward_unit(explanation, unit, *unit.graphs[-1][2::2])
+    explanation.opaque = explanation.opaque or list(compiler.opaque_calls)
+    if explanation.opaque:
         derived = [name for name, record in methods.items() if record.status == "derived"]
-        methods |= {name: Record("absent", NO_RULE, found.opaque[0].where) for name in derived}
-    for direction, report in found.directions.items():
+        methods |= {name: Record("absent", NO_RULE, explanation.opaque[0].where) for name in derived}
+    for direction, report in explanation.directions.items():
         if report.reasons:
             methods[direction] = replace(methods[direction], reason="; ".join(report.reasons))
-    found.variants = variants_of(compiler)
-    return found
+    explanation.variants = variants_of(compiler)
+    return explanation
 
 
 def _binding_error(compiler: Compiled, args: Sequence[Any]) -> str | None:
@@ -120,9 +120,9 @@ def _binding_error(compiler: Compiled, args: Sequence[Any]) -> str | None:
 def _explain_class(compiler: Compiled, where: str) -> Explanation:
     """What is known of a class without the arguments of a call."""
     methods = {name: record_of_calls(compiler, name, record) for name, record in method_records(compiler).items()}
-    found = Explanation(compiler.cls.__name__, where, methods, {}, 0, numerics=numerics(compiler.numerics))
-    found.opaque, found.variants = list(compiler.opaque_calls), variants_of(compiler)
-    return found
+    explanation = Explanation(compiler.cls.__name__, where, methods, {}, 0, numerics=numerics(compiler.numerics))
+    explanation.opaque, explanation.variants = list(compiler.opaque_calls), variants_of(compiler)
+    return explanation
 
 
 def _backward_of_opaque_forward(compiler: Compiled) -> Unit | None:
@@ -131,17 +131,19 @@ def _backward_of_opaque_forward(compiler: Compiled) -> Unit | None:
     return next((unit for unit in reversed(units) if unit.graphs), None)
 
 
-def _describe_backward_unit(found: Explanation, unit: Unit, executable: Executable, session: Session) -> None:
+def _describe_backward_unit(explanation: Explanation, unit: Unit, executable: Executable, session: Session) -> None:
     """Its kernels, at the sizes that it was captured with: an opaque forward does not tell others."""
     trace = executable.trace
     sizes = {s: hint_of(session, s) for s in executable.binder.sources}
-    found.methods["backward"] = Record("compiled", "figures are for the sizes of its first call")
+    explanation.methods["backward"] = Record("compiled", "figures are for the sizes of its first call")
     try:
-        graph = None if found.target == "cpu" else graph_of(trace, unit.name)
-        report = graph and kernels_report(graph, "backward", sizes, named_target(found.target, found.numerics))
+        graph = None if explanation.target == "cpu" else graph_of(trace, unit.name)
+        report = graph and kernels_report(
+            graph, "backward", sizes, named_target(explanation.target, explanation.numerics)
+        )
     except LoweringError:
         report = None
-    found.directions["backward"] = report or aten_report(trace, unit.name, "backward", sizes)
+    explanation.directions["backward"] = report or aten_report(trace, unit.name, "backward", sizes)
 
 
 def compiler_of(target: Any) -> Dispatcher:
@@ -188,11 +190,11 @@ def _known_split(
 
 def opaque_calls(specialization: Specialization, has_backward: bool) -> list[OpaqueCall]:
     """The nested calls that run as the user wrote them, forward's first."""
-    found = [OpaqueCall.of(node, "forward") for node in specialization.opaque]
+    calls = [OpaqueCall.of(node, "forward") for node in specialization.opaque]
     if has_backward:
         trace = specialization.entry(specialization.known_kinds()).trace
-        found += [OpaqueCall.of(node, "backward") for node in trace.opaque]
-    return found
+        calls += [OpaqueCall.of(node, "backward") for node in trace.opaque]
+    return calls
 
 
 def _backward_is_captured(compiler: Compiled, specialization: Specialization, methods: dict[str, Record]) -> bool:
@@ -219,25 +221,27 @@ def _backward_is_captured(compiler: Compiled, specialization: Specialization, me
     return True
 
 
-def _on_gpu(found: Explanation, spec: Specialization, sizes: Sizes, has_backward: bool) -> None:
+def _on_gpu(explanation: Explanation, spec: Specialization, sizes: Sizes, has_backward: bool) -> None:
     """Kernels and library calls, with the residuals that a GPU backend would choose."""
-    target = named_target(found.target, found.numerics)
+    target = named_target(explanation.target, explanation.numerics)
     chosen = choose(spec, sizes) if has_backward else None
-    found.kept = residual_rows(spec, chosen, sizes) if has_backward else []
-    found.user_outputs = len(spec.forward.fake_outputs)
+    explanation.kept = residual_rows(spec, chosen, sizes) if has_backward else []
+    explanation.user_outputs = len(spec.forward.fake_outputs)
     try:
         forward = cheaper(chosen.program.forward) if chosen else graph_of(spec.forward.trace, f"{spec.name}_forward")
         places = chosen.places if chosen else spec.residual_places
-        found.residuals = tuple(p for p in places if p is not None)
-        found.saved_bytes = _saved_bytes(forward, found, spec, sizes)
+        explanation.residuals = tuple(p for p in places if p is not None)
+        explanation.saved_bytes = _saved_bytes(forward, explanation, spec, sizes)
         hidden = [None if i in spec.skip else o for i, o in enumerate(forward.outputs)]
         forward.outputs = hidden
-        found.directions["forward"] = kernels_report(forward, "forward", sizes, target)
+        explanation.directions["forward"] = kernels_report(forward, "forward", sizes, target)
         if has_backward:
-            found.directions["backward"] = kernels_report(_backward_graph(spec, chosen), "backward", sizes, target)
+            explanation.directions["backward"] = kernels_report(
+                _backward_graph(spec, chosen), "backward", sizes, target
+            )
     except LoweringError as error:
-        _on_cpu(found, spec, sizes, has_backward)
-        for report in found.directions.values():
+        _on_cpu(explanation, spec, sizes, has_backward)
+        for report in explanation.directions.values():
             report.reasons.append(f"no kernels, the captured ATen operations run one by one: {error}")
 
 
@@ -247,12 +251,12 @@ def _backward_graph(spec: Specialization, chosen: Chosen | None) -> Graph:
     return graph_of(entry.trace, name) if chosen is None else chosen.backward_graph(kinds, entry, name)
 
 
-def _saved_bytes(forward: Graph, found: Explanation, spec: Specialization, sizes: Sizes) -> int:
+def _saved_bytes(forward: Graph, explanation: Explanation, spec: Specialization, sizes: Sizes) -> int:
     """Bytes of the distinct tensors kept for backward."""
     total = 0
-    for place in dict.fromkeys(found.residuals):
+    for place in dict.fromkeys(explanation.residuals):
         if place.kind == "hidden":
-            value = forward.outputs[found.user_outputs + place.index]
+            value = forward.outputs[explanation.user_outputs + place.index]
             total += number(value.aval.nbytes, sizes) if value is not None else 0
         else:
             fake = spec.forward.fake_at(place)
@@ -260,14 +264,17 @@ def _saved_bytes(forward: Graph, found: Explanation, spec: Specialization, sizes
     return total
 
 
-def _on_cpu(found: Explanation, spec: Specialization, sizes: Sizes, has_backward: bool) -> None:
+def _on_cpu(explanation: Explanation, spec: Specialization, sizes: Sizes, has_backward: bool) -> None:
     """The reference backend calls the captured ATen operations one by one."""
     places = dict.fromkeys(p for p in spec.residual_places if p is not None)
-    found.residuals, found.user_outputs = tuple(spec.residual_places_present), len(spec.forward.fake_outputs)
-    found.saved_bytes = sum(fake_bytes(f, sizes) for p in places if (f := spec.forward.fake_at(p)) is not None)
-    found.kept = residual_rows(spec, None, sizes) if has_backward else []
+    explanation.residuals, explanation.user_outputs = (
+        tuple(spec.residual_places_present),
+        len(spec.forward.fake_outputs),
+    )
+    explanation.saved_bytes = sum(fake_bytes(f, sizes) for p in places if (f := spec.forward.fake_at(p)) is not None)
+    explanation.kept = residual_rows(spec, None, sizes) if has_backward else []
     traces = {"forward": spec.forward.trace}
     if has_backward:
         traces["backward"] = spec.entry(spec.known_kinds()).trace
     for direction, trace in traces.items():
-        found.directions[direction] = aten_report(trace, f"{spec.name}_{direction}", direction, sizes)
+        explanation.directions[direction] = aten_report(trace, f"{spec.name}_{direction}", direction, sizes)

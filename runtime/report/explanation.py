@@ -162,9 +162,9 @@ def binary_figures(binary: Any) -> dict[str, Any]:
 
 
 def _method_line(name: str, record: Record) -> str:
-    why = f": {record.reason}" if record.reason else ""
-    why += f" ({record.where})" if record.reason and record.where else ""
-    line = f"  {name:<14} {record.status}{why}"
+    reason = f": {record.reason}" if record.reason else ""
+    reason += f" ({record.where})" if record.reason and record.where else ""
+    line = f"  {name:<14} {record.status}{reason}"
     return f"{line} [{record.code}]\n  {'':<14} fix: {fix_of(record.reason)}" if needs_a_fix(record) else line
 
 

@@ -109,14 +109,14 @@ def shaded(steps: Iterable[Step]) -> list[list[Value]]:
 
 def members(group: Group) -> list[Value]:
     """The values between the group's outputs and its inputs."""
-    found: dict[Value, None] = {}
+    inside: dict[Value, None] = {}
     todo = [*group.outputs]
     while todo:
         value = todo.pop()
-        if value not in group.inputs and value not in found:
-            found[value] = None
+        if value not in group.inputs and value not in inside:
+            inside[value] = None
             todo.extend(value.args)
-    return list(found)
+    return list(inside)
 
 
 def widths(picture: Picture) -> dict[Node, float]:
@@ -210,9 +210,9 @@ def box_of(value: Value) -> Box:
 
 def labelled(value: Value) -> str:
     """h = mul(·, 2); of a long name the middle goes, and the operation stays."""
-    done = f" = {operation(value)}"
+    text = f" = {operation(value)}"
     name = value.origin.name or f"%{value.id}"
-    return clipped(f"{shortened(name, max(LONGEST - len(done), SHORTEST))}{done}")
+    return clipped(f"{shortened(name, max(LONGEST - len(text), SHORTEST))}{text}")
 
 
 def output_box(value: Value, label: str) -> Box:
@@ -224,8 +224,8 @@ def operation(value: Value) -> str:
     name = str(value.params.get("op") or value.params.get("target") or value.prim)
     name = name.removeprefix("aten.").removesuffix(".default")
     operands = [number(a) if is_constant(a) else "·" for a in value.args]
-    shown = [f"{key}={compact(value.params[key])}" for key in SHOWN_PARAMS if key in value.params]
-    inner = (operands if set(operands) - {"·"} else []) + shown
+    parameters = [f"{key}={compact(value.params[key])}" for key in SHOWN_PARAMS if key in value.params]
+    inner = (operands if set(operands) - {"·"} else []) + parameters
     return f"{name}({', '.join(inner)})" if inner else name
 
 

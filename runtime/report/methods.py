@@ -29,20 +29,20 @@ def method_records(compiler: Compiled) -> dict[str, Record]:
     own = {n: getattr(cls, n) is not getattr(Function, n) for n in ("jvp", "vmap")}
     reasons = {role: compiler.opaque(role) for role in compiler.methods.roles()}
     opaque = {role: compiler.record_of(role, error) for role, error in reasons.items() if error is not None}
-    found = {
+    derived = {
         "forward": Record("compiled"),
         "setup_context": Record("compiled") if uses_setup_context(cls) else Record("derived", SPLIT),
         "backward": _backward(compiler) if has_backward else absent if own["jvp"] else Record("derived", TRANSPOSED),
         "jvp": _own_jvp(compiler) if own["jvp"] else _derived_jvp(compiler),
         "vmap": Record("opaque", "the user's own rule runs as it is") if own["vmap"] else Record("derived", BATCHED),
     }
-    known = {n: _partly_opaque(compiler, n, r) for n, r in compiler.records.items() if r.status == "opaque"}
-    return without_rules_over_opaque(compiler, _at_run_time(compiler, found) | opaque | known)
+    recorded = {n: _partly_opaque(compiler, n, r) for n, r in compiler.records.items() if r.status == "opaque"}
+    return without_rules_over_opaque(compiler, _at_run_time(compiler, derived) | opaque | recorded)
 
 
 def _partly_opaque(compiler: Compiled, method: str, record: Record) -> Record:
     """A record that is of some arguments only, where the method is compiled for others."""
-    captured = [s for found in compiler.known.values() for s in found]
+    captured = [s for specializations in compiler.known.values() for s in specializations]
     serves = {"forward": bool(captured), "backward": any(s.serves_backward for s in captured)}
     if not serves.get(method):
         return record
@@ -51,8 +51,8 @@ def _partly_opaque(compiler: Compiled, method: str, record: Record) -> Record:
 
 def _at_run_time(compiler: Compiled, methods: dict[str, Record]) -> dict[str, Record]:
     """With what calls found out: kernels that were refused, operations that run between others."""
-    told = {n: r for n, r in compiler.records.items() if r.status == "compiled" and r.reason is not None}
-    return methods | {n: r for n, r in told.items() if methods.get(n, Record("")).status == "compiled"}
+    remarks = {n: r for n, r in compiler.records.items() if r.status == "compiled" and r.reason is not None}
+    return methods | {n: r for n, r in remarks.items() if methods.get(n, Record("")).status == "compiled"}
 
 
 def _backward(compiler: Compiled) -> Record:
@@ -74,13 +74,13 @@ def _own_jvp(compiler: Compiled) -> Record:
 
 def without_rules_over_opaque(compiler: Compiled, methods: dict[str, Record]) -> dict[str, Record]:
     """Nothing is derived over an opaque method; backward is captured at its first call where forward is one."""
-    forward, known = methods["forward"], compiler.records.get("backward", Record("absent"))
+    forward, recorded = methods["forward"], compiler.records.get("backward", Record("absent"))
     if "opaque" in (forward.status, methods["backward"].status):
         methods |= {name: Record("absent") for name, r in methods.items() if r.status == "derived"}
     if forward.status != "opaque":
         return methods
     if methods["setup_context"].status == "compiled":
         methods["setup_context"] = forward
-    if methods["backward"].status == "compiled" and known.status != "compiled":
+    if methods["backward"].status == "compiled" and recorded.status != "compiled":
         methods["backward"] = Record("not yet captured", "forward runs as written, so it is captured at its first call")
     return methods

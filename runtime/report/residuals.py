@@ -43,8 +43,8 @@ def residual_rows(spec: Specialization, chosen: Chosen | None, sizes: Sizes) -> 
     """Each tensor once: what the user saved, then what a minimum cut chose otherwise."""
     hidden = set() if chosen is None else {id(p) for p in spec.residual_places if p and p.kind == "hidden"}
     own = [p for p in dict.fromkeys(spec.residual_places) if p is not None and id(p) not in hidden]
-    found = [_saved_row(spec, place, sizes) for place in own]
-    return [*found, *(_chosen_rows(chosen, sizes) if chosen is not None else ())]
+    rows = [_saved_row(spec, place, sizes) for place in own]
+    return [*rows, *(_chosen_rows(chosen, sizes) if chosen is not None else ())]
 
 
 def _saved_row(spec: Specialization, place: Place, sizes: Sizes) -> ResidualRow:

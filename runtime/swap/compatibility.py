@@ -25,8 +25,8 @@ def misfit(module: nn.Module, replacement: Any) -> str | None:
         return None
     own = as_class(replacement)
     refuses = getattr(own, "refuses", None)
-    told = refuses(module) if refuses is not None else None
-    return told or _signature_misfit(module, own) or _state_misfit(module, own)
+    refusal = refuses(module) if refuses is not None else None
+    return refusal or _signature_misfit(module, own) or _state_misfit(module, own)
 
 
 # ------------------------------------------------------------------ how it is called
@@ -65,8 +65,8 @@ def _call_misfits(old: list[inspect.Parameter], new: list[inspect.Parameter]) ->
             yield f"it takes no `{p.name}`"
         if p.kind in (ANY_POSITIONAL, ANY_NAMED) and p.kind not in kinds:
             yield f"it takes no further arguments, as `{p}` does"
-    given = {p.name for p in old if p.default is NONE}
-    yield from (f"it needs `{name}`" for name, p in named.items() if p.default is NONE and name not in given)
+    required = {p.name for p in old if p.default is NONE}
+    yield from (f"it needs `{name}`" for name, p in named.items() if p.default is NONE and name not in required)
 
 
 # ------------------------------------------------------------------ what it reads of the module
@@ -92,18 +92,18 @@ def attributes_read(method: FunctionType, *classes: type) -> tuple[list[str], bo
 
     It is not where the method passes that argument on, or closes over it: what is read there is not known.
     """
-    found: dict[str, None] = {}
-    is_all, todo, done = True, [method], []
+    names: dict[str, None] = {}
+    is_all, todo, visited = True, [method], []
     while todo:
-        done.append(todo.pop())
-        for name in _reads(done[-1]):
+        visited.append(todo.pop())
+        for name in _reads(visited[-1]):
             is_all = is_all and name is not None
             if name is not None:
-                found[name] = None
+                names[name] = None
                 called = next((vars(b)[name] for c in classes for b in c.__mro__ if name in vars(b)), None)
-                if isinstance(called, FunctionType) and called not in done:
+                if isinstance(called, FunctionType) and called not in visited:
                     todo.append(called)
-    return list(found), is_all
+    return list(names), is_all
 
 
 def _reads(method: FunctionType) -> Iterator[str | None]:

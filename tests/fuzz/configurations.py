@@ -189,7 +189,7 @@ def _often(found: Result, subject: Subject, case: Case, run: Any) -> Any:
     again = CALLS + found.chosen.store if case.mode == "backward" else 1
     for call in range(again):
         if call == CALLS:
-            subject.fast, subject.compiler = subject.fresh()
+            subject.fast, subject.compiler = subject.compile_again()
         result, difference = run()
         found.modes.append(case.mode)
         found.results.append(result)

@@ -144,7 +144,7 @@ def _kept(
 ) -> tuple[Exception | None, Difference | None]:
     """(the error that it raised, the first pair that differs)."""
     torch.manual_seed(subject.seed)
-    f = _seeded(flat_outputs(subject.f(apply)), subject.seed)
+    f = _seeded(flat_outputs(subject.on_tensors(apply)), subject.seed)
     try:
         pairs = law.pairs(f, copies_of(case.xs), gs)
         return None, next((d for pair in pairs if (d := _apart(*pair, eps)) is not None), None)

@@ -151,7 +151,7 @@ def _returns_one_twice(subject: Subject, xs: Sequence[Tensor]) -> bool:
 
 def _tensors_of(subject: Subject, xs: Sequence[Tensor]) -> list[Tensor]:
     """What eager returns."""
-    return [o for o in as_tuple(flat_outputs(subject.f(subject.eager))(*xs)) if isinstance(o, Tensor)]
+    return [o for o in as_tuple(flat_outputs(subject.on_tensors(subject.eager))(*xs)) if isinstance(o, Tensor)]
 
 
 def judged(p: Written, subject: Subject, case: Case) -> tuple[str, Difference | None]:

@@ -103,7 +103,7 @@ def mistaken(cls: Any) -> Any:
 @pytest.fixture
 def planted(monkeypatch: pytest.MonkeyPatch) -> None:
     """What computes a sigmoid is compiled wrongly."""
-    fresh = Subject.fresh
+    fresh = Subject.compile_again
 
     def faulty(self: Subject) -> Any:
         if "torch.sigmoid" not in "".join(linecache.getlines(f"<{self.name}>")):

@@ -91,10 +91,10 @@ def _require_shallow(text: str) -> None:
 
 
 def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    names = dict(pairs)
+    if len(names) < len(pairs):
         raise ValueError("a name occurs twice in one object")
-    return found
+    return names
 
 
 def _integer(text: str) -> int:
@@ -123,20 +123,20 @@ def seal(manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> dict[str, b
 
 def _manifest(content: bytes, path: Any) -> dict[str, Any]:
     """The manifest, if it is what was written."""
-    found = parse_json(content, path, MANIFEST)
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
+    manifest = parse_json(content, path, MANIFEST)
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise bundle_error(
             path, MANIFEST, "it is no manifest of a bundle", "give what fusegrad.export(path='x.zip') wrote."
         )
-    if type(found.get("schema")) is not int or found["schema"] != SCHEMA:
-        fact = f"it has schema {str(found.get('schema'))[:20]}, and this version of fusegrad reads {SCHEMA}"
+    if type(manifest.get("schema")) is not int or manifest["schema"] != SCHEMA:
+        fact = f"it has schema {str(manifest.get('schema'))[:20]}, and this version of fusegrad reads {SCHEMA}"
         raise bundle_error(
             path, MANIFEST, fact, "load it with the version that it was exported with, or export it again."
         )
-    rest = {k: v for k, v in found.items() if k != "seal"}
-    if found.get("seal") != sha256(canonical(rest)) or canonical(found) != content:
+    rest = {k: v for k, v in manifest.items() if k != "seal"}
+    if manifest.get("seal") != sha256(canonical(rest)) or canonical(manifest) != content:
         raise bundle_error(path, MANIFEST, "it was altered: its seal does not fit")
-    return found
+    return manifest
 
 
 # ------------------------------------------------------------------ read
@@ -157,7 +157,7 @@ def read_bundle(path: Any) -> tuple[dict[str, Any], dict[str, bytes], list[str]]
     table = _table(manifest, path)
     for extra in sorted(set(contents) - set(table)):
         raise bundle_error(path, extra, "the manifest does not list it")
-    faults = {name: why for name, said in table.items() if (why := _fault(contents.get(name), said)) is not None}
+    faults = {name: reason for name, said in table.items() if (reason := _fault(contents.get(name), said)) is not None}
     for name in sorted(n for n in faults if not n.endswith(BINARIES)):
         raise bundle_error(path, name, faults[name])
     whole = {name: c for name, c in contents.items() if isinstance(c, bytes) and name not in faults}
@@ -189,13 +189,13 @@ def _is_a_name(name: str) -> bool:
 
 
 def _from_directory(root: Path) -> dict[str, Content]:
-    found: dict[str, Content] = {}
+    contents: dict[str, Content] = {}
     total = 0
     for name, length, open_file in _entries(root, root, ""):
         total += length
-        _require_bounded(root, name, length, total, len(found))
-        found[name] = open_file()
-    return found
+        _require_bounded(root, name, length, total, len(contents))
+        contents[name] = open_file()
+    return contents
 
 
 def _entries(root: Path, folder: Path, prefix: str) -> Iterator[tuple[str, int, Callable[[], bytes]]]:
@@ -247,17 +247,17 @@ def _from_zip(path: Path) -> dict[str, Content]:
 
 
 def _read_entries(path: Path, archive: zipfile.ZipFile) -> dict[str, Content]:
-    found: dict[str, Content] = {}
+    contents: dict[str, Content] = {}
     total = 0
     for entry in archive.infolist():
         name, total = entry.orig_filename, total + entry.file_size
-        if (why := _entry_fault(entry)) is not None or (
-            why := "it occurs twice" if name in found else None
+        if (reason := _entry_fault(entry)) is not None or (
+            reason := "it occurs twice" if name in contents else None
         ) is not None:
-            raise bundle_error(path, name, why)
-        _require_bounded(path, name, entry.file_size, total, len(found))
-        found[name] = _inflated(archive, entry)
-    return found
+            raise bundle_error(path, name, reason)
+        _require_bounded(path, name, entry.file_size, total, len(contents))
+        contents[name] = _inflated(archive, entry)
+    return contents
 
 
 def _entry_fault(entry: zipfile.ZipInfo) -> str | None:
@@ -319,22 +319,22 @@ def write_directory(path: Path, files: Mapping[str, bytes], mark: str = MANIFEST
         raise bundle_error(
             path, path.name, "it exists, and is nothing that an export wrote", "give a path that is free."
         )
-    made = Path(tempfile.mkdtemp(dir=path.absolute().parent, prefix=f".{path.name}."))
+    staging = Path(tempfile.mkdtemp(dir=path.absolute().parent, prefix=f".{path.name}."))
     try:
         for name, content in files.items():
-            (made / "new" / name).parent.mkdir(parents=True, exist_ok=True)
-            (made / "new" / name).write_bytes(content)
-        _exchange(made / "new", path, made / "old")
+            (staging / "new" / name).parent.mkdir(parents=True, exist_ok=True)
+            (staging / "new" / name).write_bytes(content)
+        _exchange(staging / "new", path, staging / "old")
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(staging, ignore_errors=True)
 
 
-def _exchange(made: Path, path: Path, old: Path) -> None:
+def _exchange(new: Path, path: Path, old: Path) -> None:
     """`made` becomes `path`; what was there is at `old`, and goes back where that fails."""
     if path.exists():
         os.rename(path, old)
     try:
-        os.rename(made, path)
+        os.rename(new, path)
     except OSError:
         if old.exists():
             os.rename(old, path)

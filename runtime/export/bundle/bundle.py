@@ -23,17 +23,17 @@ def bundle_files(
     """Every file of a bundle by name. Raises ExportError, UnknownTargetError."""
     function = capture_bundle(target_class, args)
     _require_readable(target_class, function)
-    module, why = _module(target_class, args, target)
+    module, reason = _module(target_class, args, target)
     files = {**function.graphs, **module}
     for name in dict.fromkeys(targets):
         files |= target_files(target_class, args, name)
-    return seal({**function.manifest, "module": why, "targets": list(targets)}, files)
+    return seal({**function.manifest, "module": reason, "targets": list(targets)}, files)
 
 
-def _require_readable(target_class: Any, made: CapturedBundle) -> None:
+def _require_readable(target_class: Any, captured: CapturedBundle) -> None:
     """What was written can be read back: sizes are not too involved, nothing is too large."""
     try:
-        contents(made.manifest["function"], made.graphs, "the bundle")
+        contents(captured.manifest["function"], captured.graphs, "the bundle")
     except BundleError as error:
         reason = f"a bundle cannot hold it: {error.facts['file']}: {error.facts['fact']}"
         raise apart(compiler_of(target_class), reason) from error

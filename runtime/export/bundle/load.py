@@ -66,8 +66,8 @@ def contents(data: Any, files: Mapping[str, bytes], path: Any) -> tuple[Function
 def _graph(content: bytes, path: Any, file: str) -> Graph:
     graph = graph_from(parse_json(content, path, file))
     for value in graph:
-        if (why := why_not_portable(value)) is not None:
-            raise bundle_error(path, file, f"{value!r}: {why}")
+        if (reason := why_not_portable(value)) is not None:
+            raise bundle_error(path, file, f"{value!r}: {reason}")
     return graph
 
 
@@ -124,7 +124,7 @@ def _setup_style(player: BundleInterpreter) -> dict[str, Callable[..., Any]]:
         return player.forward(args).returned()
 
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        _keep(ctx, player.seen(inputs, output))
+        _keep(ctx, player.match_outputs(inputs, output))
 
     forward.__signature__ = _signature(player.function, ())  # type: ignore[attr-defined]
     return {"forward": forward, "setup_context": setup_context}
@@ -142,7 +142,7 @@ def _backward(player: BundleInterpreter) -> Callable[..., Any]:
 def _missing(player: BundleInterpreter, name: str) -> Callable[..., Any]:
     def rule(*args: Any) -> Any:
         fix = f"export a class without a {name} of its own, or use the original."
-        raise player.refused(f"the {name} that its author wrote is not in it, and no other may stand in for it", fix)
+        raise player.call_error(f"the {name} that its author wrote is not in it, and no other may stand in for it", fix)
 
     return rule
 
@@ -155,7 +155,7 @@ def _imported(manifest: dict[str, Any], files: Mapping[str, bytes], function: Fu
     name = "module.py"
     if name not in files:
         raise bundle_error(path, name, f"it is not there: {manifest['module']}", "load it with trust=False.")
-    found = getattr(module_of(files[name].decode()), function.name, None)
-    if not (isinstance(found, type) and issubclass(found, torch.autograd.Function)):
+    loaded = getattr(module_of(files[name].decode()), function.name, None)
+    if not (isinstance(loaded, type) and issubclass(loaded, torch.autograd.Function)):
         raise bundle_error(path, name, f"it defines no Function {function.name}")
-    return found
+    return loaded

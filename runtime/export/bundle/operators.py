@@ -46,10 +46,10 @@ def is_portable(name: Any) -> bool:
         return False
     _, packet, overload = name.split(".")
     allowed = packet in INNER or not (packet.startswith("_") or REFUSED.match(packet))
-    found = getattr(torch.ops.aten, packet, None) if allowed else None
-    if not isinstance(found, torch._ops.OpOverloadPacket) or overload not in found.overloads():  # type: ignore[no-untyped-call]
+    operator = getattr(torch.ops.aten, packet, None) if allowed else None
+    if not isinstance(operator, torch._ops.OpOverloadPacket) or overload not in operator.overloads():  # type: ignore[no-untyped-call]
         return False
-    schema = getattr(found, overload)._schema
-    given = any("Tensor" in str(a.type) for a in schema.arguments)
-    made = any("Tensor" in str(r.type) for r in schema.returns)
-    return not schema.is_mutable and given and made
+    schema = getattr(operator, overload)._schema
+    takes_tensors = any("Tensor" in str(a.type) for a in schema.arguments)
+    returns_tensors = any("Tensor" in str(r.type) for r in schema.returns)
+    return not schema.is_mutable and takes_tensors and returns_tensors

@@ -46,8 +46,8 @@ class GraphFiles:
     def add(self, role: str, graph: Graph) -> str:
         """The name of the file that holds a graph."""
         for value in graph.order():
-            if (why := why_not_portable(value)) is not None:
-                raise apart(self.compiler, why, value.origin.where)
+            if (reason := why_not_portable(value)) is not None:
+                raise apart(self.compiler, reason, value.origin.where)
         try:
             content = canonical(document(graph))
         except ValueError as error:
@@ -152,10 +152,10 @@ def _require_indifferent(compiler: Compiled, spec: Specialization, backwards: di
         likes = zip(predicted, spec.gradient_likes(), strict=True)
         kinds = tuple(k if k is None else _layout(layout, like) for k, like in likes)
         try:
-            other = _backward_graph(spec, spec.entry(kinds))
+            for_layout = _backward_graph(spec, spec.entry(kinds))
         except (CaptureError, LoweringError):
             continue
-        if key(_without_strides(other)) != key(_without_strides(backwards[predicted])):
+        if key(_without_strides(for_layout)) != key(_without_strides(backwards[predicted])):
             raise apart(compiler, "its backward depends on the layout of its gradients", spec.backward_place())
 
 

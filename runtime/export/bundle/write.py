@@ -44,8 +44,8 @@ class CapturedBundle:
         """What the manifest says of it."""
         content = canonical(self.function.data())
         sums = [f"{name} {sha256(graph)}\n".encode() for name, graph in sorted(self.graphs.items())]
-        known = {**versions(), "torch": torch.__version__}
-        return {"key": sha256(content + b"".join(sums)), "versions": known, "function": self.function.data()}
+        version_of = {**versions(), "torch": torch.__version__}
+        return {"key": sha256(content + b"".join(sums)), "versions": version_of, "function": self.function.data()}
 
 
 def capture_bundle(target_class: Any, args: Sequence[Any]) -> CapturedBundle:
@@ -56,10 +56,10 @@ def capture_bundle(target_class: Any, args: Sequence[Any]) -> CapturedBundle:
     complete = compiler.complete(tuple(args))
     if len(complete) != (len(compiler.parameters()) if compiler.setup_style else len(args)):
         raise apart(compiler, "it takes tensors inside a container; make them arguments")
-    given = differentiable([stand_in(a) for a in complete])
+    stand_ins = differentiable([stand_in(a) for a in complete])
     try:
         graphs = GraphFiles(compiler)
-        return CapturedBundle(_function(compiler, given, graphs), graphs.files)
+        return CapturedBundle(_function(compiler, stand_ins, graphs), graphs.files)
     except CaptureError as error:
         raise refused(compiler, error) from error
     except LoweringError as error:

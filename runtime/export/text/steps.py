@@ -66,7 +66,7 @@ def step_lines(syntax: Syntax) -> list[str]:
 
 def _refused(scope: Scope, step: Extern | View) -> ExportError:
     return ExportError(
-        function=scope.found.name, reason=f"{step.value.prim} in {scope.part.method} has no text in plain torch",
+        function=scope.exported.name, reason=f"{step.value.prim} in {scope.part.method} has no text in plain torch",
         where=step.value.origin.where or scope.part.where, fix="use the class through fusegrad.",
     )  # fmt: skip
 
@@ -88,15 +88,15 @@ def has_its_strides(scope: Scope, output: Value) -> bool:
 def _group(syntax: Syntax, group: Group, versions: Sequence[Kernels]) -> list[str]:
     # What the kernels read, in the layout that they were generated for.
     scope = syntax.scope
-    given = [_operand(syntax, v, own) for v, own in zip(group.inputs, group.graph.inputs, strict=True)]
-    lines = [line for before, _ in given for line in before]
+    operands = [_operand(syntax, v, own) for v, own in zip(group.inputs, group.graph.inputs, strict=True)]
+    lines = [line for before, _ in operands for line in before]
     # Memory for what they write.
     outputs = []
     for whole, own, strides in zip(group.outputs, group.graph.outputs, group.graph.output_strides, strict=True):
         assert own is not None and strides is not None
         outputs.append(scope.bind(whole, whole.origin.name))
         lines.append(syntax.bound(outputs[-1], syntax.empty(own.dtype, own.shape, strides)))
-    memory = {"input": [text for _, text in given], "output": outputs}
+    memory = {"input": [text for _, text in operands], "output": outputs}
     # Numbers that several launches read have a name, before any launch is written.
     versions = reached(scope, versions)
     lines += _variables(scope, versions)

@@ -40,8 +40,8 @@ def save_program(program: torch.export.ExportedProgram, path: str | os.PathLike[
 
     The classes have to be where another process can import them. Raises SavedProgramError where one is not.
     """
-    found = [_document(name, str(path)) for name in sorted(set(_called_operators(program.graph_module)))]
-    text = json.dumps({"format": FORMAT, "operators": found})
+    documents = [_document(name, str(path)) for name in sorted(set(_called_operators(program.graph_module)))]
+    text = json.dumps({"format": FORMAT, "operators": documents})
     torch.export.save(program, os.fspath(path), extra_files={FILE: text})
 
 
@@ -102,12 +102,12 @@ def _qualified_place(root: Root, path: str, name: str) -> str:
 def _compiler_at(module: str, qualname: str) -> Any:
     """The compiler of what is found there; None where there is nothing of ours."""
     try:
-        found: Any = importlib.import_module(module)
+        owner: Any = importlib.import_module(module)
         for part in qualname.split("."):
-            found = getattr(found, part)
+            owner = getattr(owner, part)
     except (ImportError, AttributeError):
         return None
-    return getattr(found, "_fusegrad", None)
+    return getattr(owner, "_fusegrad", None)
 
 
 def _program_error(path: str, operator: str, fact: str, fix: str) -> SavedProgramError:
@@ -118,8 +118,8 @@ def _program_error(path: str, operator: str, fact: str, fix: str) -> SavedProgra
 def _operators(path: str) -> list[Doc]:
     """What `save_program` wrote; nothing for a program that calls no operator of ours."""
     with zipfile.ZipFile(path) as archive:
-        found = [name for name in archive.namelist() if name.split("/")[-1] == FILE]
-        table: Doc = json.loads(archive.read(found[0])) if found else {"format": FORMAT, "operators": []}
+        names = [name for name in archive.namelist() if name.split("/")[-1] == FILE]
+        table: Doc = json.loads(archive.read(names[0])) if names else {"format": FORMAT, "operators": []}
     if table.get("format") != FORMAT:
         raise _program_error(
             path, "", f"format {table.get('format')!r} is not {FORMAT}", "save it with the same fusegrad."
@@ -155,8 +155,8 @@ def _value(data: Any, at: str) -> Any:
     if not isinstance(data, dict) or "tensor" not in data:
         return constant_from(data, {}, at)
     shape, strides, dtype, device, needs = data["tensor"]
-    made = torch.empty_strided(shape, strides, dtype=getattr(torch, dtype), device=device)
-    return made.zero_().requires_grad_(needs)
+    tensor = torch.empty_strided(shape, strides, dtype=getattr(torch, dtype), device=device)
+    return tensor.zero_().requires_grad_(needs)
 
 
 def unit_of(forward: Forward, steps: Sequence[Any]) -> Unit:
