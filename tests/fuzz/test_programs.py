@@ -111,7 +111,7 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> None:
         fast = fusegrad.compile(mistaken(self.user), **self.options)
         return fast.apply, compiler_of(fast)
 
-    monkeypatch.setattr(Subject, "fresh", faulty)
+    monkeypatch.setattr(Subject, "compile_again", faulty)
 
 
 def test_a_fault_is_found_made_small_and_written(
