@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             answer = COMMANDS[options.command].run(options)
         _print(options, answer)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads on: not an error
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone: not an error
         return OK
     except OSError as error:
         return _refused(options, error)

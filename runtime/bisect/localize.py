@@ -1,4 +1,4 @@
-"""Where within a wrong step: the rule, the operation, the primitive or the group, its line in your source, its values.
+"""Finding the place within a wrong step: the rule, operation, primitive or group, its source line, its values.
 
 Both sides of the step are computed again, value by value, from what ran: the first value that differs is the place.
 """
@@ -36,7 +36,7 @@ FAR = (1 << 12, 64, 4)
 
 @dataclass(frozen=True)
 class Finding:
-    """What is wrong, where in the user's source, of which values; steps that may be left out to avoid it."""
+    """The wrong thing, its place in the user's source, its values; steps that may be left out to avoid it."""
 
     what: str
     where: str = ""
@@ -144,7 +144,7 @@ def _operand_text(value: Value) -> str:
 
 # ------------------------------------------------------------------ one rule
 def _rule(step: Step, steps: Steps, subject: Subject) -> Finding:
-    """What it replaced by what, and both computed."""
+    """Compute both sides of a rewrite."""
     applied: Applied = step.detail
     old, new = applied.value, applied.better
     family = family_of(applied.rule, old.prim)
@@ -202,7 +202,7 @@ def _by_origin(before: Any, inputs: Sequence[Tensor], sizes: Any) -> Mapping[Any
 
 
 def _key(value: Value, result: Any) -> Any:
-    """What tells a value apart that both sides have: nothing without a name and a line."""
+    """The key of a value that both sides have; None without a name and a line."""
     named = value.origin.name and value.origin.where and isinstance(result, Tensor)
     return (value.origin.name, value.origin.where, result.shape) if named else None
 

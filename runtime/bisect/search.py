@@ -34,7 +34,7 @@ OFTEN = 5
 """Calls of one kind, of which the last are written out."""
 CAPTURES = frozenset({"capture"})
 SECONDS = 20.0
-"""How long decisions of the generator are tried at most, one by one."""
+"""The time that decisions of the generator are tried at most, one by one."""
 DERIVED = "the derived rule itself: before any pass its graph is not the derivative"
 NOT_A_STEP = "none of the steps: it differs with all of them left out"
 
@@ -56,7 +56,7 @@ class Culprit:
 
 @dataclass(frozen=True)
 class Bisection:
-    """What `bisect` found. mode: in which the class differs; steps: how many there were; script: shows it again."""
+    """The result of `bisect`. mode: in which the class differs; steps: how many there were; script: shows it again."""
 
     name: str
     backend: str
@@ -72,7 +72,7 @@ class Bisection:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing differs."""
+        """True where nothing differs."""
         return not self.difference
 
     def to_dict(self) -> dict[str, Any]:
@@ -209,7 +209,7 @@ class Search:
         return "is_traceable = False runs the class as you wrote it"
 
     def _candidates(self, step: Step, names: Sequence[str]) -> Iterator[dict[str, Any]]:
-        """What may help: the step left out, decisions of the generator in turn, the first call's check, no kernels."""
+        """Settings that may help: the step left out, the generator's decisions in turn, the first call's check, no kernels."""
         yield from ({"disable": (n,)} for n in names)
         stop = time.perf_counter() + SECONDS
         for name in KERNELS if step.kind == "kernels" else ():

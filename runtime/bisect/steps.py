@@ -25,7 +25,7 @@ WORDS = {
     "reuse": "reuse of memory",
     "ready": "the call, written out",
 }
-"""What each kind of step is called."""
+"""The name of each kind of step in reports."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Steps:
         self.executions: list[Execution] = []
 
     def allows(self, step: str, subject: str, detail: Any = None) -> bool:
-        """Whether the step may be taken."""
+        """Let a step pass, and note it, or refuse it."""
         if step in self.always:
             return True
         if self.most is not None and len(self.passed) >= self.most:

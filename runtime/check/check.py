@@ -51,7 +51,7 @@ class CheckError(FusegradError, AssertionError):
 
 @dataclass
 class Report:
-    """What `check` found. Prints as a table."""
+    """The result of `check`. Prints as a table."""
 
     name: str
     rows: list[Row] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing differs; what does not apply or was not run is counted in `counts`."""
+        """True where nothing differs; what does not apply or was not run is counted in `counts`."""
         return all(r.result != "DIFFERS" for r in self.rows)
 
     @property

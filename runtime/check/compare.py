@@ -29,7 +29,7 @@ class Tolerance:
 
 @dataclass
 class Outcome:
-    """What a run gave: named results, or the error that it raised."""
+    """The outcome of a run: named results, or the error that it raised."""
 
     values: dict[str, Any]
     error: Exception | None = None
@@ -65,7 +65,7 @@ def first_difference(ours: Outcome, eager: Outcome, wide: Outcome | None, by: To
 
 
 def difference(name: str, ours: Any, eager: Any, wide: Any, by: Tolerance) -> Difference | None:
-    """Why one value is not eager's; None where it is."""
+    """The difference between a value and eager's, or None."""
     if not by.strict:
         ours, eager = _zeros_for_none(ours, eager)
     if not isinstance(eager, Tensor) or not isinstance(ours, Tensor):
@@ -126,7 +126,7 @@ def inaccuracy(name: str, ours: Tensor, eager: Tensor, wide: Tensor | None, by: 
 def _limits(
     mine: Tensor, theirs: Tensor, judge: Tensor, finite: Tensor, eagers: Tensor, dtype: torch.dtype, by: Tolerance
 ) -> Tensor:
-    """How far from the judge each element may be."""
+    """The distance from the judge that each element may have."""
     scale = torch.where(finite, judge, 0).abs()
     if by.atol is not None or by.rtol is not None:
         return (by.atol or 0.0) + (by.rtol or 0.0) * scale + eagers

@@ -1,4 +1,4 @@
-"""What `fusegrad.check` runs a Function under: each mode gives named results of `f` on tensors.
+"""The modes of `fusegrad.check`: each gives named results of `f` on tensors.
 
 A mode is written once, over a toolkit of transforms: torch.func, or plain autograd (`reference_transforms.py`).
 Nothing here needs more than torch: a reproducer consists of the source of what it calls.
@@ -31,7 +31,7 @@ def leaves(xs: Sequence[Tensor]) -> list[Tensor]:
 
 
 def distinct(xs: Sequence[Tensor]) -> list[Tensor]:
-    """What a gradient is asked for, each tensor once."""
+    """The tensors that require a gradient, each once."""
     return list({id(x): x for x in xs if x.requires_grad}.values())
 
 
@@ -91,7 +91,7 @@ def visible(f: F) -> F:
 
 # ------------------------------------------------------------------ plain autograd
 def relation(output: Any, other: Tensor) -> str:
-    """How two tensors share memory: not at all, as one object, or as views."""
+    """The way two tensors share memory: not at all, as one object, or as views."""
     if output is other:
         return "the same object"
     a, b = output.untyped_storage(), other.untyped_storage()
@@ -175,7 +175,7 @@ def checkpoint(T: Any, f: F, xs: Sequence[Tensor], gs: Sequence[Any]) -> Named:
 
 
 def saved_tensors_hooks(T: Any, f: F, xs: Sequence[Tensor], gs: Sequence[Any]) -> Named:
-    """What is saved goes through the hooks, each tensor once, and backward uses what they give back."""
+    """Saved tensors go through the hooks, each once, and backward uses what these return."""
     packed: list[Tensor] = []
 
     def pack(t: Tensor) -> int:

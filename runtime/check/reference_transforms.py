@@ -62,7 +62,7 @@ def vjp(fn: F, *xs: Tensor) -> Any:
 
 
 def jvp(fn: F, xs: Sequence[Tensor], ts: Sequence[Tensor]) -> Any:
-    """The user's own jvp by dual numbers, or else the transpose of his backward."""
+    """The user's own jvp by dual numbers, or else the transpose of their backward."""
     try:
         return dual_numbers(fn, xs, ts)
     except (RuntimeError, NotImplementedError):
@@ -86,7 +86,7 @@ def jacrev(fn: F, argnums: Sequence[int]) -> F:
 
 
 def jacfwd(fn: F, argnums: Sequence[int]) -> F:
-    """Column by column with the user's own jvp, else from his backward."""
+    """Column by column with the user's own jvp, else from their backward."""
 
     def jacobian(*xs: Tensor) -> Any:
         try:

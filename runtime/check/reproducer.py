@@ -64,7 +64,7 @@ def failure_of(subject: Subject, case: Case) -> Difference | None:
 
 
 def simpler_cases(case: Case) -> Iterator[Case]:
-    """What is one step simpler."""
+    """The cases that are one step simpler."""
     for n in lengths(case.xs):
         for m in sorted({1, 2, 3, n // 2}):
             if 0 < m < n:
@@ -222,7 +222,7 @@ class _Text(str):
 
 
 def _subject(subject: Subject, backend: str) -> str:
-    """How to get the class: its module where that can be imported, else its source."""
+    """The lines that define the class: its module where that can be imported, else its source."""
     user, options = subject.user, {**subject.options, "backend": backend}
     arguments = ", ".join(f"{k}={v!r}" for k, v in options.items())
     name = subject.name if subject.name.isidentifier() else "subject"

@@ -21,7 +21,7 @@ TOO_MANY = 250_000  # entries of a jacobian
 
 @dataclass
 class Row:
-    """What became of a case. Errors are distances from float64 in ulp of the largest number: (compiled, eager)."""
+    """The result of a case. Errors are distances from float64 in ulp of the largest number: (compiled, eager)."""
 
     backend: str
     mode: str
@@ -135,7 +135,7 @@ def _run_in_float64(subject: Subject, case: Case, gs: Sequence[Any], toolkit: An
 def _reference_difference(
     subject: Subject, case: Case, gs: Sequence[Any], ours: Outcome, toolkit: Any
 ) -> Difference | str | None:
-    """How far a derived result is from single calls of eager; the error where these raise."""
+    """The difference of a derived result from single calls of eager; the error where these raise."""
     wide = None if subject.random else _run_in_float64(subject, case, gs, toolkit)
     if toolkit is Differences:
         own = wide and Outcome({n: v.to(ours.values[n].dtype) for n, v in wide.values.items()})

@@ -25,7 +25,7 @@ from .variations import copies_of, with_layout
 
 Tensor = torch.Tensor
 Apply = Callable[..., Any]
-KEPT_CAPTURES = 32  # then the class is compiled afresh: nobody calls it in so many ways
+KEPT_CAPTURES = 32  # then the class is compiled afresh: a user's class is not called in so many ways
 
 
 class CheckArgumentError(FusegradError, ValueError):
@@ -72,7 +72,7 @@ class Subject:
         self.fast, self.compiler = self.compile_again()
 
     def compile_again(self) -> tuple[Apply, Compiled]:
-        """Compiled as the user did, with none of his captures."""
+        """Compile as the user did, without the captures so far."""
         fast = compiled(self.user, **self.options)
         return (fast.apply if isinstance(self.user, type) else fast), compiler_of(fast)
 
@@ -151,7 +151,7 @@ def flat_outputs(call: Apply) -> Apply:
 
 # ------------------------------------------------------------------ from the arguments of one call
 def name_of(target: Any) -> str:
-    """What the user calls it."""
+    """The name by which the user calls it."""
     return str(getattr(target, "__name__", type(target).__name__))
 
 
@@ -207,7 +207,7 @@ def _forward(subject: Subject, xs: tuple[Tensor, ...]) -> Outcome:
 
 
 def both_forms(target: Any, backend: str) -> tuple[Any, dict[str, Any], Apply]:
-    """(what the user wrote, the options that it is compiled with, the call of it as he wrote it)."""
+    """(what the user wrote, the options that it is compiled with, the uncompiled call)."""
     compiler, is_class = compiler_of(target), isinstance(target, type)
     options = {n: getattr(compiler, n) for n in inspect.signature(compiled).parameters if hasattr(compiler, n)}
     options |= {"backend": backend, "pytree": hasattr(target, "_fusegrad_flat"), "traceable": compiler.methods.option}
@@ -223,7 +223,7 @@ def both_forms(target: Any, backend: str) -> tuple[Any, dict[str, Any], Apply]:
 
 
 def _names(target: Any, spec: pytree.TreeSpec) -> list[str]:
-    """How each argument leaf is called: `x`, `params['w']`."""
+    """The name of each argument leaf: `x`, `params['w']`."""
     cls = getattr(target, "_fusegrad_user_class", target)
     method = getattr(cls, "forward", target)
     names = list(inspect.signature(method).parameters) if callable(method) else []
@@ -256,7 +256,7 @@ def _draw(dtype: torch.dtype, shape: tuple[int, ...], limit: int, numbers: torch
 
 
 def _differentiable(leaves: Sequence[Any]) -> list[Any]:
-    """Where no argument asks for a gradient, every floating one is taken to."""
+    """Let every floating argument require a gradient where none does."""
     tensors = [a for a in leaves if isinstance(a, Tensor)]
     any_requires_grad = any(t.requires_grad for t in tensors)
     fresh = {id(t): t.detach().requires_grad_(t.requires_grad if any_requires_grad else is_float(t)) for t in tensors}

@@ -1,4 +1,4 @@
-"""What a command is given: a class by module or file, and its arguments as specifications or Python literals.
+"""The arguments of commands: a class by module or file, and its arguments as specifications or Python literals.
 
 module:Class "bf16[8192,4096]" 1e-6         file.py:Class --args "bf16[8192,4096]" None
 """
@@ -63,7 +63,7 @@ def parse_argument(text: str) -> Any:
 
 # ------------------------------------------------------------------ the class
 def load_target(target: str) -> Any:
-    """What `module:Class` or `file.py:Class` names. Raises TargetError, with what may have been meant."""
+    """Load what `module:Class` or `file.py:Class` names. Raises TargetError, with what may have been meant."""
     place, colon, attribute = target.rpartition(":")
     if not colon or not place or not attribute:
         raise _target_error(target, "it names no class in a module", f"write {_with_colon(target)}")

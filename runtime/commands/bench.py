@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> CommandResult:
 
 
 def _results(module: object, rest: list[str]) -> object:
-    """What was measured, as it was written."""
+    """The files of results, as they were written."""
     named = [Path(rest[i + 1]) for i, word in enumerate(rest[:-1]) if word == "--out"]
     folder = named[-1] if named else getattr(module, "OUT", Path())
     files = sorted(Path(folder).glob("*.json")) if Path(folder).is_dir() else []

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> CommandResult:
-    """What was found; where something differs, the script that shows it."""
+    """Bisect, and report; with the script where something differs."""
     target, args = call_of(options)
     chosen = {"transforms": options.transform, "backend": options.backend, "seed": options.seed}
     bisection = bisect(target, *args, quiet=True, **chosen)

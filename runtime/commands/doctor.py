@@ -120,7 +120,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def extras() -> Iterator[Finding]:
-    """What is nice to have."""
+    """Optional packages."""
     for name, fix in EXTRAS.items():
         version = _version(name)
         yield Finding(name, version) if version else Finding(name, "not installed", "note", fix)

@@ -28,7 +28,7 @@ def _words(text: str) -> list[str]:
 
 
 def run(options: argparse.Namespace) -> CommandResult:
-    """What was written; the text itself where no file was named."""
+    """Export, and report the file; the text itself without one."""
     target, args = call_of(options)
     chosen = options.format or (None if options.output else "py")
     text = export(
@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> CommandResult:
 
 
 def _file_line(path: str, text: str) -> list[str]:
-    """What to say of a file: its length where it is the text itself, what it keeps where it is not."""
+    """A line on a file: its length where it is text, else its contents."""
     if Path(path).suffix == ".pt2":
         return [f"wrote {path}", *text.splitlines()]
     is_text = Path(path).is_file() and Path(path).suffix != ".zip"

@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> CommandResult:
-    """What was tried, and what was chosen."""
+    """Tune, and report the candidates and the choice."""
     target, args = call_of(options)
     tuned = tune_function(target, *args)
     return CommandResult(tuned.to_dict(), [str(tuned)])

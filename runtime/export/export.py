@@ -125,7 +125,7 @@ def _by_suffix(path: Any) -> str:
 
 
 def _required_path(path: Any, format: str | None) -> Path:
-    """Where several files go."""
+    """The path of a format of several files; raises without one."""
     if path is None:
         reason, formats = f"{format} is several files: give a path", ", ".join(FORMATS)
         raise ExportFormatError(path=path, format=format, reason=reason, known=f"{formats} without a path")

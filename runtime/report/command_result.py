@@ -1,4 +1,4 @@
-"""What a command finds: facts for programs, blocks for people, and an exit code."""
+"""The result of a command: facts for programs, blocks for people, and an exit code."""
 
 from __future__ import annotations
 

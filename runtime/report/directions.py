@@ -90,7 +90,7 @@ def kernels_report(graph: Graph, direction: str, sizes: Sizes, target: Target) -
 
 
 def _segments(generated: Generated) -> list[str]:
-    """What runs, in order: kernels by name, library calls, and the user's own nested calls."""
+    """The steps that run, in order: kernels by name, library calls, and the user's own nested calls."""
     lines: list[str] = []
     for at, step in enumerate(generated.steps):
         if at in generated.kernels:

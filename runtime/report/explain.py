@@ -51,7 +51,7 @@ class UnknownTargetError(FusegradError, ValueError):
 
 
 class ExplainedArgumentsError(FusegradError, TypeError):
-    """What is to be explained takes other arguments."""
+    """The Function takes other arguments than those given."""
 
     message = (
         "explain({function}, ...): {detail}\n  at:   {where}\n"
@@ -61,7 +61,7 @@ class ExplainedArgumentsError(FusegradError, TypeError):
 
 # ------------------------------------------------------------------ the report
 def explain(target_class: Any, /, *args: Any, target: str | None = None) -> Explanation:
-    """What `target_class` (compiled or not yet) becomes for these arguments.
+    """Explain what `target_class` (compiled or not yet) becomes for these arguments.
 
     args: tensors (real or meta), specifications such as "bf16[8192,4096]", or any other argument of the Function.
     Without any, of a Function that takes some: what the calls so far found.
@@ -102,7 +102,7 @@ def explain(target_class: Any, /, *args: Any, target: str | None = None) -> Expl
 
 
 def _binding_error(compiler: Compiled, args: Sequence[Any]) -> str | None:
-    """Why forward cannot be called with these arguments."""
+    """The reason why forward cannot be called with these arguments, or None."""
     sources = getattr(compiler.cls, "_fusegrad_sources", None)
     method: Any = compiler.cls.forward if sources is None else sources[0]  # type: ignore[attr-defined]
     ctx = () if sources is not None or uses_setup_context(compiler.cls) else (None,)
@@ -118,7 +118,7 @@ def _binding_error(compiler: Compiled, args: Sequence[Any]) -> str | None:
 
 
 def _explain_class(compiler: Compiled, where: str) -> Explanation:
-    """What is known of a class without the arguments of a call."""
+    """Explain a class by its calls so far, without arguments."""
     methods = {name: record_of_calls(compiler, name, record) for name, record in method_records(compiler).items()}
     explanation = Explanation(compiler.cls.__name__, where, methods, {}, 0, numerics=numerics(compiler.numerics))
     explanation.opaque, explanation.variants = list(compiler.opaque_calls), variants_of(compiler)

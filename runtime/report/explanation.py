@@ -33,7 +33,7 @@ class NothingCapturedError(FusegradError):
 
 @dataclass
 class Explanation:
-    """What `explain` found. Prints as a report; `to_dict()` for programs."""
+    """The result of `explain`. Prints as a report; `to_dict()` for programs."""
 
     name: str
     target: str
@@ -174,7 +174,7 @@ def _method_facts(record: Record) -> dict[str, str | None]:
 
 
 def _variant_lines(variants: Sequence[Variant]) -> list[str]:
-    """What the class was captured for so far."""
+    """The variants that the class was captured for so far."""
     lines = [f"  captured for {len(variants)} variant{'s' * (len(variants) > 1)}:"] if variants else []
     for number_, variant in enumerate(variants, 1):
         facts = variant.difference or "; ".join(f"{name}: {fact}" for name, fact in variant.facts.items())

@@ -65,7 +65,7 @@ PREFIX = {"input": "f:in", "output": "f:out", "hidden": "f:out"}
 
 @dataclass(frozen=True)
 class Box:
-    """What one drawn node shows."""
+    """The texts of one drawn node."""
 
     family: str
     label: str
@@ -103,7 +103,7 @@ def svg(drawn: Graph | Program, groups: Sequence[Collection[Value]] | None = Non
 
 
 def shaded(steps: Iterable[Step]) -> list[list[Value]]:
-    """What each fused group of `Fuse()(graph)` computes, as values of the whole graph: the `groups` of a picture."""
+    """The values of the graph that each fused group of `Fuse()(graph)` computes: the `groups` of a picture."""
     return [members(step) for step in steps if isinstance(step, Group)]
 
 
@@ -354,7 +354,7 @@ Slab: TypeAlias = tuple[float, float, float]  # left, right, top
 
 
 def slab(picture: Picture, layer: Sequence[Node], members: set[Node], centre: dict[Node, Point]) -> Slab | None:
-    """What a group covers of one layer."""
+    """The part of one layer that a group covers."""
     inside = [node for node in layer if node in members]
     if not inside:
         return None
@@ -385,7 +385,7 @@ def edges(picture: Picture, layout: Layout, centre: dict[Node, Point]) -> Iterat
 
 
 def ports(picture: Picture, layout: Layout, centre: dict[Node, Point], source: bool) -> dict[tuple[Node, Node], float]:
-    """Where each edge leaves (or meets) its box: spread along the side, in the order of what lies beyond."""
+    """The points at which edges leave (or meet) their boxes, along the side in the order of the other ends."""
     sides: dict[Node, list[tuple[float, tuple[Node, Node]]]] = {}
     for edge, route in layout.routes.items():
         beyond = route[1] if source else route[-2]

@@ -27,7 +27,7 @@ STRAIGHT = 40.0  # how much more a dummy wants to stand under a dummy than a box
 
 @dataclass(frozen=True)
 class Layout:
-    """Where everything stands: nodes and dummies by layer, the centre of each, and the stations of each edge."""
+    """Positions: nodes and dummies by layer, the centre of each, and the stations of each edge."""
 
     layers: Layers
     x: dict[Node, float]
@@ -125,7 +125,7 @@ def mean(numbers: Sequence[float], default: float) -> float:
 
 
 def crossings(proper: nx.DiGraph, layers: Layers) -> int:
-    """How many pairs of edges between neighbouring layers cross."""
+    """Count the pairs of edges between neighbouring layers that cross."""
     place = {node: i for layer in layers for i, node in enumerate(layer)}
     total = 0
     for layer in layers:
@@ -148,7 +148,7 @@ def positions(proper: nx.DiGraph, layers: Layers, width: Mapping[Node, float]) -
 
 
 def pull(proper: nx.DiGraph, node: Node, x: Mapping[Node, float], width: Mapping[Node, float]) -> tuple[float, float]:
-    """Where the neighbours of a node would have it, and how strongly."""
+    """The position that a node's neighbours pull it to, and how strongly."""
     around = [*proper.predecessors(node), *proper.successors(node)]
     if not around:
         return x[node], 1.0

@@ -1,4 +1,4 @@
-"""What forward keeps for backward, and what backward computes again instead, in bytes."""
+"""Residuals in bytes: values that forward saves for backward, and those that backward computes again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a command says: tables and lines, by rich in a terminal that has it, as plain text everywhere else.
+"""The output of commands: tables and lines, by rich in a terminal that has it, as plain text everywhere else.
 
 rich is optional: without it, in a pipe or on a dumb terminal, the same words come as plain text. It honours NO_COLOR.
 """
@@ -67,7 +67,7 @@ def is_number(text: str) -> bool:
 
 # ------------------------------------------------------------------ a terminal
 def is_terminal(stream: Any) -> bool:
-    """Whether someone looks at it, on something that can move a cursor."""
+    """True for a terminal that can move a cursor."""
     return bool(getattr(stream, "isatty", lambda: False)()) and os.environ.get("TERM") != "dumb"
 
 

@@ -1,4 +1,4 @@
-"""Whether a replacement can stand in for a module: how it is called, what it reads of it, what it leaves unread."""
+"""Checks that a replacement can stand in for a module: how it is called, what it reads of it, what it leaves unread."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .swapped_class import as_class
 
 
 def misfit(module: nn.Module, replacement: Any) -> str | None:
-    """Why the replacement does not fit this module; None where it does."""
+    """The reason why the replacement does not fit this module, or None."""
     if isinstance(module, torch.jit.ScriptModule):
         return "it is a ScriptModule, whose methods are compiled already"
     if "forward" in vars(module):
@@ -43,7 +43,7 @@ def _signature_misfit(module: nn.Module, own: type) -> str | None:
 
 
 def signature_misfit(old: Any, new: Any, is_method: bool = False) -> str | None:
-    """Why `new` cannot be called in every way in which `old` can; None where it can."""
+    """The reason why `new` cannot be called in every way in which `old` can, or None."""
     wanted, offered = inspect.signature(old), inspect.signature(new)
     parameters = (list(s.parameters.values())[is_method:] for s in (wanted, offered))  # without self
     reason = next(_call_misfits(*parameters), None)
@@ -88,7 +88,7 @@ def _with_parameters(module: nn.Module) -> Iterator[str]:
 
 
 def attributes_read(method: FunctionType, *classes: type) -> tuple[list[str], bool]:
-    """What a method reads of its first argument, through other methods of the classes too; whether that is all.
+    """The attributes that a method reads of its first argument, through other methods too; and whether that is all.
 
     It is not where the method passes that argument on, or closes over it: what is read there is not known.
     """

@@ -53,7 +53,7 @@ def swap(model: nn.Module, replacements: Mapping[Any, Any]) -> Swapped:
 
 
 class Swapped:
-    """What was swapped. A context manager that takes it back at its end."""
+    """The swapped modules. A context manager that takes it back at its end."""
 
     def __init__(self, model: nn.Module, planned: list[tuple[nn.Module, type[nn.Module]]]) -> None:
         self.model = model
@@ -170,7 +170,7 @@ def _what_is_wrong_with(replacement: Any) -> str:
 
 
 def _exchange_for(model: nn.Module, key: Any, replacement: Any) -> Any:
-    """What a global shall mean, where methods name it; raises where the key matches nothing at all."""
+    """The new meaning of a global that methods name; raises where the key matches nothing at all."""
     if isinstance(key, str) or not callable(key):
         raise _swap_error(model, f"no module is called {key!r}", _near(key, [n for n, _ in model.named_modules()]))
     if not any(any(rebound_methods(cls, ((key, replacement),))) for cls in _types(model)):

@@ -142,7 +142,7 @@ def _manifest(content: bytes, path: Any) -> dict[str, Any]:
 # ------------------------------------------------------------------ read
 Damage = str
 Content = bytes | Damage
-"""What a file holds, or why that cannot be read."""
+"""The bytes of a file, or the reason why these cannot be read."""
 
 
 def read_bundle(path: Any) -> tuple[dict[str, Any], dict[str, bytes], list[str]]:

@@ -106,7 +106,7 @@ def _buffer(buffer: Buffer) -> dict[str, Any]:
 
 
 def _kernel(exported: Gathered, kernel: Kernel, binary: Binary) -> dict[str, Any]:
-    """What a host without Triton needs to launch it."""
+    """The facts that a host without Triton needs to launch a kernel."""
     warp = TARGETS[exported.target].warp
     return {
         "symbol": kernel.name,
@@ -136,7 +136,7 @@ def _argument(argument: Pointer | Scalar) -> dict[str, Any]:
 
 
 def _hidden(kernel: Kernel, binary: Binary) -> int:
-    """How many parameters the compiler added behind the arguments (scratch memory that these kernels do not use)."""
+    """The number of parameters that the compiler added behind the arguments: scratch memory, unused here."""
     ptx, amd = binary.asm.get("ptx"), binary.asm.get("amdgcn")
     if isinstance(ptx, str):
         head = ptx.split(".entry", 1)[1].split(")", 1)[0]

@@ -31,7 +31,7 @@ def bundle_files(
 
 
 def _require_readable(target_class: Any, captured: CapturedBundle) -> None:
-    """What was written can be read back: sizes are not too involved, nothing is too large."""
+    """Require that the bundle can be read back: sizes are not too involved, nothing is too large."""
     try:
         contents(captured.manifest["function"], captured.graphs, "the bundle")
     except BundleError as error:

@@ -1,4 +1,4 @@
-"""What a bundle says, as plain values: one Function, its variants by which arguments need gradients, their graphs.
+"""The schema of a bundle, as plain values: one Function, its variants by which arguments need gradients, their graphs.
 
 Every class is written by `data()` and read back by a function that refuses whatever it does not know.
 """
@@ -57,7 +57,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class Output:
-    """What forward returns at one place: see tracer.function.Output. A view has shape, strides, offset, and whether
+    """One return value of forward: see tracer.function.Output. A view has shape, strides, offset, and whether
     autograd knows it as one."""
 
     kind: str
@@ -132,7 +132,7 @@ class Variant:
 
     @property
     def residuals(self) -> list[Place | None]:
-        """What backward's graphs read first."""
+        """The places that backward's graphs read first."""
         return [*self.saved, *self.attributes]
 
 
@@ -165,7 +165,7 @@ class Function:
 
     @property
     def slots(self) -> list[int]:
-        """Where the tensors stand among the arguments."""
+        """The positions of tensors among the arguments."""
         return [i for i, a in enumerate(self.arguments) if a.dtype is not None]
 
 

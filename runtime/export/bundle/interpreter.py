@@ -74,7 +74,7 @@ class Result:
         return {"input": self.inputs, "output": self.outputs, "hidden": self.hidden}[place.kind][place.index]
 
     def returned(self) -> Any:
-        """What forward returns."""
+        """The user's return value of forward."""
         supply = iter(self.outputs)
         outputs = self.variant.outputs
         full = tuple(settled(o.value, self.sizes) if o.kind == "object" else next(supply) for o in outputs)
@@ -205,7 +205,7 @@ class BundleInterpreter:
     def backward(self, number: int, values: Sequence[Any], residuals: Sequence[Any], gradients: Sequence[Any]) -> Any:
         """One gradient per argument."""
         variant = self.function.variants[number]
-        if not any(variant.needs):  # nobody asks for a gradient: no graph was exported
+        if not any(variant.needs):  # no gradient is required: no graph was exported
             return tuple(None for _ in self.function.arguments)
         sizes = dict(zip(self.symbols[number], values, strict=True))
         present = [g is not None for g in gradients]
@@ -236,7 +236,7 @@ class BundleInterpreter:
 
 
 def _kind_difference(argument: Argument, value: Any) -> str | None:
-    """Why a value is not an argument like the exported one."""
+    """The difference of a value from the exported argument, or None."""
     if argument.dtype is None:
         if not isinstance(value, Tensor) and same(argument.constant, value):
             return None
@@ -268,7 +268,7 @@ def _row(numbers: Sequence[Any]) -> str:
 
 
 def _same_places(shape: Sequence[Any], strides: Sequence[Any], actual: Sequence[Any]) -> bool:
-    """Whether two layouts of one shape are the same places in memory."""
+    """True where two layouts of one shape are the same places in memory."""
     return any(n == 0 for n in shape) or all(a == b or n == 1 for n, a, b in zip(shape, strides, actual, strict=True))
 
 
@@ -279,7 +279,7 @@ def _values(sizes: Sizes) -> str:
 def _visible_outputs(
     described: Sequence[Output], own: list[Any], inputs: Sequence[Tensor], hidden: Sequence[Tensor], sizes: Sizes
 ) -> list[Tensor]:
-    """What forward returns of tensors: its own, arguments, what shows the memory of these, the same one twice."""
+    """Tensors that forward returns: its own, arguments, what shows the memory of these, the same one twice."""
     outputs = list(own)
     pools = {"input": inputs, "view": inputs, "same": outputs, "part of output": own, "part of hidden": hidden}
     for at, output in enumerate(described):
@@ -298,7 +298,7 @@ def _view_of(output: Output, base: Tensor, sizes: Sizes) -> Tensor:
 
 
 def laid_out(tensor: Tensor, strides: Sequence[Any], memory: set[int]) -> Tensor:
-    """The tensor with these strides, in memory that nobody else has, and no view where nothing is differentiated."""
+    """The tensor with these strides, in memory of its own, and no view where nothing is differentiated."""
     own = _own(tensor, strides, memory)
     return own.detach() if own._is_view() and not torch.is_grad_enabled() else own
 

@@ -95,7 +95,7 @@ def _signature(function: Function, first: tuple[str, ...]) -> inspect.Signature:
 
 
 def _keep(ctx: Any, result: Any) -> None:
-    """What forward leaves on ctx."""
+    """The attributes that forward leaves on ctx."""
     variant = result.variant
     ctx.save_for_backward(*map(result.at, variant.saved))
     for number, place in enumerate(variant.attributes):

@@ -29,7 +29,7 @@ CHECKS = ("aten._assert_async.default", "aten._assert_async.msg")
 
 
 def why_not_portable(value: Value) -> str | None:
-    """Why a node cannot be part of a bundle; None where it can."""
+    """The reason why a node cannot be part of a bundle, or None."""
     if value.prim == "call":
         return "it calls another Function, which stays as it is written"
     if "op" not in value.params:
@@ -39,7 +39,7 @@ def why_not_portable(value: Value) -> str | None:
 
 
 def is_portable(name: Any) -> bool:
-    """Whether "aten.sort.default" names an operator that a bundle may call."""
+    """True where "aten.sort.default" names an operator that a bundle may call."""
     if name in CHECKS:
         return True
     if not isinstance(name, str) or re.fullmatch(r"aten\.[a-z_0-9A-Z]{1,80}\.[a-z_0-9A-Z]{1,60}", name) is None:

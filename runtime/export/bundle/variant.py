@@ -190,7 +190,7 @@ def _ranges(spec: Specialization, symbols: Any) -> dict[str, tuple[int, int | No
 
 
 def _assumptions(compiler: Compiled, spec: Specialization, symbols: set[sympy.Symbol]) -> Iterator[Any]:
-    """What was assumed of the sizes that the arguments tell."""
+    """Assumptions about the sizes that the arguments tell."""
     for condition in spec.session.conditions(spec.symbols):
         settled = condition if condition.free_symbols <= symbols else spec.session.env.replace(condition)
         if not settled.free_symbols <= symbols:

@@ -41,7 +41,7 @@ class CapturedBundle:
 
     @property
     def manifest(self) -> dict[str, Any]:
-        """What the manifest says of it."""
+        """The Function's part of the manifest."""
         content = canonical(self.function.data())
         sums = [f"{name} {sha256(graph)}\n".encode() for name, graph in sorted(self.graphs.items())]
         version_of = {**versions(), "torch": torch.__version__}
@@ -132,7 +132,7 @@ def _gradient_subsets(args: Sequence[Any]) -> list[tuple[bool, ...]]:
 
 
 def _saves_hidden(variant: Variant) -> bool:
-    """Whether something is saved that is neither an argument nor a result."""
+    """True where something is saved that is neither an argument nor a result."""
     return any(p is not None and p.kind == "hidden" for p in variant.residuals)
 
 

@@ -250,9 +250,9 @@ RULES: dict[str, TextRule] = {
     "scatter": _scatter,
     "aten": _aten,
 }
-"""What is missing (random numbers from a seed, nested calls, effects) only fusegrad's own code computes."""
+"""Primitives that are missing (random numbers from a seed, nested calls, effects) only fusegrad's own code computes."""
 
 
 def is_several(value: Value) -> bool:
-    """Whether a node has several results."""
+    """True for a node with several results."""
     return len(value.avals) > 1

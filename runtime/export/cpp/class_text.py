@@ -120,7 +120,7 @@ def _by_name(signature: Signature) -> Iterator[str]:
 
 # ------------------------------------------------------------------ operators
 def operators(signature: Signature, plain: Sequence[str | None]) -> str:
-    """What kernels run behind: the dispatcher chooses by device, and tracers see operators."""
+    """The registered operators: the dispatcher chooses by device, and tracers see operators."""
     scopes = signature.scopes.all
     lines = [f"TORCH_LIBRARY({signature.function}, m) {{"]
     lines += [f'  m.def("{s.part.method}{schema(s)}");' for s in scopes]

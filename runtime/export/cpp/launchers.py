@@ -23,7 +23,7 @@ WORDS = ("expect", "laid_out", "launch", "counters", "aten", "cdiv", "at", "c10"
          "switch", "case", "do", "goto", "private", "public", "protected", "friend", "virtual", "void", "volatile",
          "inline", "extern", "enum", "explicit", "export", "using", "typename", "typedef", "throw", "try", "catch",
          "sizeof", "mutable", "ctx", "gradients", "backward", "forward")  # fmt: skip
-"""What the file, or the language, has names for already."""
+"""Names that the file or the language has already."""
 
 
 def launch_scope(exported: Gathered, part: Part, symbols: Symbols) -> Scope:
@@ -32,7 +32,7 @@ def launch_scope(exported: Gathered, part: Part, symbols: Symbols) -> Scope:
 
 
 def function_name(exported: Gathered) -> str:
-    """What the Function is called as a C++ function, a namespace and an operator library."""
+    """The Function's name as a C++ function, a namespace and an operator library."""
     name = snake(exported.name)
     return f"{name}_" if name in WORDS else name
 

@@ -61,7 +61,7 @@ def _in_schema(value: Any) -> str:
 
 # ------------------------------------------------------------------ what has no text
 def refused(exported: Gathered, reason: str, fix: str) -> ExportError:
-    """What a C++ file could not hold."""
+    """The error for a Function that a C++ file could not hold."""
     place = method_place(exported.cls.forward)  # type: ignore[attr-defined]
     return ExportError(function=exported.name, reason=reason, where=place, fix=fix)
 

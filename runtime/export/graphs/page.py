@@ -87,7 +87,7 @@ class _Table:
         return name, operation, node["type"], kernels, place
 
     def _columns(self) -> list[float]:
-        """Where each column begins, and where the last one ends."""
+        """The left edges of columns, and the right edge of the last."""
         return [self.left + sum(self.letters[:i]) * CHARACTER + GAP * i for i in range(len(COLUMNS) + 1)]
 
     def svg(self, width: float) -> str:

@@ -209,4 +209,4 @@ RULES: dict[str, TextRule] = {
     "aten": _aten,
     "aten_effect": _aten,
 }
-"""What is missing (random numbers from a seed, padding between elements, nested calls) fusegrad's own code computes."""
+"""Primitives that are missing (random numbers from a seed, padding inside, nested calls) fusegrad's own code computes."""

@@ -104,7 +104,7 @@ def _constants(text: ClassText) -> Iterator[str]:
 
 
 def _returned(text: ClassText) -> list[str]:
-    """What the user returns, tensors by name, then the hidden tensors."""
+    """The values that the user returns, tensors by name, then the hidden tensors."""
     forward = text.exported.specialization.forward
     tensors = [o for o in forward.outputs if o.kind != "object"]
     names = text.outputs[: text.scopes.visible]
@@ -180,7 +180,7 @@ def _saved(text: ClassText) -> Iterator[str]:
 
 
 def _source_text(text: ClassText, position: int, kind: str, axis: int) -> str:
-    """Where forward's arguments tell a size that backward cannot read off its own tensors."""
+    """The text that reads a size off forward's arguments, for a backward whose tensors do not tell it."""
     return f"{text.tensors[position]}.{'shape[{}]' if kind == 'size' else 'stride({})'}".format(axis)
 
 

@@ -18,7 +18,7 @@ from ..text.steps import Memory, argument_text, group_of, has_its_strides, step_
 from .calls import call_text
 
 RESERVED = ("torch", "laid_out", "expect", "aligned", "counters", "present", "inside")
-"""What the file has names for already."""
+"""Names that the file has already."""
 
 
 def dtype_text(dtype: str) -> str:
@@ -66,7 +66,7 @@ def _checks(scope: Scope) -> list[str]:
 
 
 def _conditions(scope: Scope) -> list[str]:
-    """What the capture assumed about sizes, refused by name where it does not hold."""
+    """The assumptions of the capture about sizes, refused by name where it does not hold."""
     texts = [scope.expressions.text(c) for c in scope.assumed()]
     if not texts:
         return []

@@ -60,7 +60,7 @@ def _opened(text: str) -> tuple[str, str, str] | None:
 
 
 def _depths(text: str) -> Iterator[int]:
-    """How many brackets are open after each letter."""
+    """The number of open brackets after each letter."""
     depth = 0
     for letter in text:
         depth += {"(": 1, "[": 1, ")": -1, "]": -1}.get(letter, 0)

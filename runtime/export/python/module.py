@@ -35,11 +35,11 @@ from .literals import constant_text, indented
 from .self_test import self_test
 
 OWNED = {"torch", "triton", "tl", "os", *(name for name, _ in HELPERS)}
-"""What the file has names for already."""
+"""Names that the file has already."""
 DERIVED = ("jvp", "vmap")
 """The derivatives that a file may have besides backward."""
 CALLS_INSIDE = "\n\n\ndef inside("
-"""What the class `Inside` of a file ends before."""
+"""The text behind the class `Inside` of a file."""
 
 
 def module_with(derivatives: Sequence[str], target_class: Any, args: Sequence[Any], target: str | None) -> str:

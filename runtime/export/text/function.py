@@ -28,7 +28,7 @@ class FunctionScopes:
 
     @property
     def visible(self) -> int:
-        """How many tensors the user's forward returns."""
+        """The number of tensors that the user's forward returns."""
         return len(self.exported.specialization.forward.fake_outputs)
 
     @once

@@ -26,7 +26,7 @@ def snake(name: str) -> str:
 
 
 def symbol_names(exported: Gathered, names: Names) -> dict[sympy.Symbol, str | int]:
-    """What each symbol of the capture is called in the file: its number, a kernel's name for it, or one of its own."""
+    """The name of each symbol of the capture in the file: its number, a kernel's name for it, or one of its own."""
     symbols: dict[sympy.Symbol, str | int] = dict(exported.pinned)
     kernels = [k for p in exported.parts for vs in p.kernels.values() for v in vs for k in v.kernels]
     for scalar in (a for k in kernels for a in k.arguments if isinstance(a, Scalar)):
@@ -54,12 +54,12 @@ class Scope:
 
     @property
     def is_checked(self) -> bool:
-        """Whether it is given what the user gives: forward."""
+        """True for forward, whose inputs are the user's and are checked."""
         return self.part is self.exported.forward
 
     @property
     def outputs(self) -> list[Value]:
-        """What the function returns, in order; each value once."""
+        """The values that the function returns, in order, each once."""
         return list(dict.fromkeys(o for o in self.part.graph.outputs if o is not None))
 
     def strides_of(self, output: Value) -> Sequence[Any]:
@@ -96,7 +96,7 @@ class Scope:
     # ------------------------------------------------------------------ sizes
     @once
     def sources(self) -> dict[sympy.Symbol, str]:
-        """Where the tensors that are given tell a symbol."""
+        """The text that reads each symbol off a tensor's shape or strides."""
         places = self._places_in_arguments() if self.is_checked else self._places_in_inputs()
         words = {"size": self.expressions.dialect.extent, "stride": "stride({})"}
         sources: dict[sympy.Symbol, str] = {}
@@ -150,7 +150,7 @@ def _lower_bound(guard: Any) -> tuple[sympy.Symbol, int] | None:
 
 # ------------------------------------------------------------------ versions of kernels
 def condition_of(scope: Scope, version: Kernels) -> str:
-    """What sizes must be for a version of a group's kernels; "" for any."""
+    """The condition on sizes for a version of a group's kernels; "" for none."""
     guards = dict.fromkeys(g for k in version.kernels for g in k.guards if g.has(sympy.Mod))
     return scope.expressions.conjunction(list(guards))
 

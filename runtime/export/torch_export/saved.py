@@ -1,6 +1,6 @@
 """Programs of torch.export that call operators of ours: saved with what is needed to make these again, and loaded.
 
-An operator is not in such a file: it stands there by its name, which tells what it computes. Who loads the file imports
+An operator is not in such a file: it stands there by its name, which tells what it computes. Loading the file imports
 the module that decorates the class, captures it for the same arguments, and has to end with the same name.
 """
 
@@ -116,7 +116,7 @@ def _program_error(path: str, operator: str, fact: str, fix: str) -> SavedProgra
 
 # ------------------------------------------------------------------ read
 def _operators(path: str) -> list[Doc]:
-    """What `save_program` wrote; nothing for a program that calls no operator of ours."""
+    """The operators that `save_program` wrote; none for a program that calls no operator of ours."""
     with zipfile.ZipFile(path) as archive:
         names = [name for name in archive.namelist() if name.split("/")[-1] == FILE]
         table: Doc = json.loads(archive.read(names[0])) if names else {"format": FORMAT, "operators": []}
