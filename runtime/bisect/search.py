@@ -209,7 +209,7 @@ class Search:
         return "is_traceable = False runs the class as you wrote it"
 
     def _candidates(self, step: Step, names: Sequence[str]) -> Iterator[dict[str, Any]]:
-        """Settings that may help: the step left out, the generator's decisions in turn, the first call's check, no kernels."""
+        """Settings that may help: the step left out, single decisions of the generator, the first call's check."""
         yield from ({"disable": (n,)} for n in names)
         stop = time.perf_counter() + SECONDS
         for name in KERNELS if step.kind == "kernels" else ():

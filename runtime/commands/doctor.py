@@ -23,7 +23,6 @@ from ..api import compile as compiled
 from ..cache import store as cache
 from ..report.command_result import CommandResult
 from ..report.terminal import Block, Table
-from ..settings import malloc as memory
 from ..settings.config import BACKENDS, settings
 from .cache import bytes_text
 
@@ -202,14 +201,12 @@ def _try_cross_compiling() -> Finding:
 
 # ------------------------------------------------------------------ what is kept
 def cache_state() -> Iterator[Finding]:
-    """The cache folder and its health, and whether freed memory is recycled."""
+    """The cache folder and its health, and the settings."""
     store = cache.default()
     if store.root is None:
         yield Finding("cache", "in memory only", "fault", "set FUSEGRAD_CACHE_DIR to a folder that is yours alone")
     else:
         yield from _health(store)
-    state = memory.state()
-    yield Finding("memory recycling", state.why, "ok" if state.recycles else "note")
     chosen = {k: v for k, v in asdict(settings()).items() if v}
     yield Finding("settings", ", ".join(f"{k}={v}" for k, v in chosen.items()))
 

@@ -209,4 +209,4 @@ RULES: dict[str, TextRule] = {
     "aten": _aten,
     "aten_effect": _aten,
 }
-"""Primitives that are missing (random numbers from a seed, padding inside, nested calls) fusegrad's own code computes."""
+"""Primitives that are missing (random numbers, padding inside, nested calls) fusegrad's own code computes."""

@@ -113,7 +113,7 @@ def test_doctor(capsys, monkeypatch) -> None:
     assert states["torch"] == states["reference"] == states["interpret"] == states["cross-compiling"] == "ok"
     assert parts["versions"][2]["state"] == "ok"
     assert parts["backends"][1]["state"] == ("ok" if torch.cuda.is_available() else "note")
-    assert {"memory recycling", "cache", "rich"} <= set(states)
+    assert {"cache", "rich", "settings"} <= set(states)
     monkeypatch.setattr(doctor, "_agrees_with_eager", lambda backend, device: False)
     assert [f.found for f in doctor.backends() if f.what == "reference"] == ["differs from eager"]
 
