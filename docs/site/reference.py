@@ -21,7 +21,8 @@ from fusegrad.runtime.bisect.search import Bisection, Culprit
 from fusegrad.runtime.cache import store as cache
 from fusegrad.runtime.check.check import Report
 from fusegrad.runtime.profile.profile import Measured, Profile
-from fusegrad.runtime.report.explain import DirectionReport, Explanation, KernelReport
+from fusegrad.runtime.report.directions import DirectionReport, KernelReport
+from fusegrad.runtime.report.explanation import Explanation
 from fusegrad.runtime.settings import config, logs
 from fusegrad.runtime.specialize.records import Record
 
