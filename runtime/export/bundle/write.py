@@ -19,7 +19,7 @@ from ....ir.errors import LoweringError
 from ....tracer.dtypes import from_torch
 from ....tracer.methods import backward_method, is_once_differentiable, parameter_names, uses_setup_context
 from ....tracer.trace import CaptureError
-from ...cache.store import versions
+from ...cache.entry_files import versions
 from ...persistence.literals import NoLiteral
 from ...report.explain import compiler_of
 from ...specialize.compiled import Compiled
