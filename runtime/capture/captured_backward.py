@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import sympy
 import torch
@@ -20,6 +20,7 @@ from ...tracer.trace import CaptureError, Trace
 from ..execution.executable import Executable
 from ..execution.group import RECORDS
 from ..settings import logs
+from ..settings.config import KERNEL_BACKENDS
 from ..settings.counters import count
 from ..values.gradient_layouts import as_gradient_of, cast_as_gradient, in_a_class
 from ..values.sizes import Binder, BoundSizes
@@ -32,6 +33,7 @@ from .user_methods import ctx_attributes, requires_grad_at, run_user_backward
 
 Tensor = torch.Tensor
 Sizes = BoundSizes
+V = TypeVar("V")
 
 
 @dataclass
@@ -87,6 +89,21 @@ class BackwardEntry:
     def takes_gaps(self) -> list[bool]:
         """Per tensor that is given, whether torch's operations may have it with gaps in memory."""
         return [takes_gaps(n) for n in self.trace.graph_module.graph.nodes if n.op == "placeholder"]
+
+    def with_given(
+        self, results: Sequence[V], given: Sequence[V], backend: str, view: Callable[[Tensor, V], V]
+    ) -> list[V]:
+        """What autograd gets: results, gradients that are handed on as they came, and views of such.
+
+        Over values of any kind: tensors in a call, their names in a text. view: makes what a fake is, of a gradient.
+        """
+        full = list(results)
+        for result, gradient in self.passed.items():
+            full[result] = given[gradient]
+        if backend in KERNEL_BACKENDS:  # elsewhere the views are among the captured operations
+            for result, (gradient, fake) in self.viewed.items():
+                full[result] = view(fake, given[gradient])
+        return full
 
     def admits(self, sizes: Sizes) -> bool:
         """Whether what this trace assumed about sizes holds."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from ...ir.program import Place
 from ...tracer.containers import Hole, exchanged
-from ...tracer.function import rebind
+from ...tracer.function import ForwardCapture, rebind
 from ...tracer.methods import as_tuple
 from ...tracer.opaque.parts import span
 from ...tracer.torch_private import neg_view
@@ -18,6 +18,7 @@ from .captured import CapturedFunction
 
 Tensor = torch.Tensor
 Sizes = Mapping[Any, Any]
+V = TypeVar("V")
 VIEWS = frozenset(f"aten::{name}" for name in "t transpose permute view expand unsqueeze squeeze select slice".split())
 """What looks at its argument's memory and does nothing else."""
 
@@ -45,24 +46,40 @@ def alias_outputs(
     hidden: Sequence[Tensor] = (),
 ) -> list[Tensor]:
     """Outputs that are an input, show the memory of one or of another output, or are one object twice."""
-    known = captured.forward
+
+    def view(fake: Tensor, base: Tensor, like: Tensor, tracked: bool) -> Tensor:
+        shown = view_like(fake, base, sizes, like)
+        return shown if tracked else shown.detach()
+
+    return with_aliases(captured.forward, outputs, inputs, hidden, view)
+
+
+def with_aliases(
+    captured: ForwardCapture, outputs: Sequence[V], inputs: Sequence[V], hidden: Sequence[V],
+    view: Callable[[Tensor, V, Tensor, bool], V],
+) -> list[V]:  # fmt: skip
+    """Outputs of which some are an input, show the memory of one or of another output, or are one object twice.
+
+    Over values of any kind: tensors in a call, their names in a text. view: (fake of the view, base, fake of the base,
+    whether autograd knows it as a view) -> the view.
+    """
+    full = list(outputs)
     pools = {
-        "view": (inputs, known.fakes),
-        "part of output": (outputs, known.fake_outputs),
-        "part of hidden": (hidden, known.fake_hidden),
+        "view": (inputs, captured.fakes),
+        "part of output": (full, captured.fake_outputs),
+        "part of hidden": (hidden, captured.fake_hidden),
     }
-    for i, position in enumerate(captured.forward.tensor_outputs):
-        described = captured.forward.outputs[position]
+    for i, position in enumerate(captured.tensor_outputs):
+        described = captured.outputs[position]
         kind, index = described.kind, described.index
         if kind == "input":
-            outputs[i] = inputs[index]
+            full[i] = inputs[index]
         elif kind == "same":
-            outputs[i] = outputs[index]
+            full[i] = full[index]
         elif kind in pools:
             bases, likes = pools[kind]
-            view = view_like(known.fake_outputs[i], bases[index], sizes, likes[index])
-            outputs[i] = view if described.value else view.detach()
-    return outputs
+            full[i] = view(captured.fake_outputs[i], bases[index], likes[index], bool(described.value))
+    return full
 
 
 def rebuild_output(

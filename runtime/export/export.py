@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ...ir.errors import FusegradError
-from ..report.explain import Explanation, explain
+from ..report.explain import explain
+from ..report.explanation import Explanation
 from .bundle.archive import write_file
 from .bundle.bundle import as_bundle
 from .bundle.hub import as_hf_kernels
@@ -86,8 +87,8 @@ def export(
     """
     word = _format_of(path, format)
     if targets and word not in ("zip", "bundle"):
-        reason, known = f"targets={targets!r} are for bundles", "zip, bundle"
-        raise ExportFormatError(path=path, format=word, reason=reason, known=known)
+        reason, formats = f"targets={targets!r} are for bundles", "zip, bundle"
+        raise ExportFormatError(path=path, format=word, reason=reason, known=formats)
     if word in TREES and not derivatives:
         return TREES[word](target_class, args, _required_path(path, format), target, targets)
     if word in ("cpp", "h") and path is not None and not derivatives:
@@ -102,17 +103,17 @@ def export(
 
 
 def _format_of(path: Any, format: str | None) -> str:
-    known = ", ".join((*FORMATS, *TREES))
+    formats = ", ".join((*FORMATS, *TREES))
     if format is None and path is None:
-        raise ExportFormatError(path=path, format=format, reason="give a path or a format", known=known)
+        raise ExportFormatError(path=path, format=format, reason="give a path or a format", known=formats)
     word = format if format is not None else _by_suffix(path)
     if word not in FORMATS and word not in TREES:
-        raise ExportFormatError(path=path, format=format, reason=f"there is no format {word!r}", known=known)
+        raise ExportFormatError(path=path, format=format, reason=f"there is no format {word!r}", known=formats)
     return word
 
 
-def _valid_derivatives(path: Any, word: str, asked: Sequence[str]) -> tuple[str, ...]:
-    names = (asked,) if isinstance(asked, str) else tuple(asked)
+def _valid_derivatives(path: Any, word: str, derivatives: Sequence[str]) -> tuple[str, ...]:
+    names = (derivatives,) if isinstance(derivatives, str) else tuple(derivatives)
     if word != "py" or not set(names) <= set(DERIVED):
         reason = f"derivatives={names!r} are for the format py alone, and of {', '.join(DERIVED)}"
         raise ExportFormatError(path=path, format=word, reason=reason, known=", ".join(FORMATS))
@@ -124,8 +125,8 @@ def _by_suffix(path: Any) -> str:
 
 
 def _required_path(path: Any, format: str | None) -> Path:
-    """Where several files go."""
+    """The path of a format of several files; raises without one."""
     if path is None:
-        reason, known = f"{format} is several files: give a path", ", ".join(FORMATS)
-        raise ExportFormatError(path=path, format=format, reason=reason, known=f"{known} without a path")
+        reason, formats = f"{format} is several files: give a path", ", ".join(FORMATS)
+        raise ExportFormatError(path=path, format=format, reason=reason, known=f"{formats} without a path")
     return Path(path)

@@ -15,8 +15,8 @@ import torch
 
 from ...tracer.containers import ATOMS, DEPTH, Hole, holes
 from ...tracer.methods import signed
+from ..execution.source_writer import SourceWriter, row
 from .guard_codegen import equal
-from .source_writer import SourceWriter, row
 
 Form = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ...] | None]
 BY_EITHER = inspect.Parameter.POSITIONAL_OR_KEYWORD

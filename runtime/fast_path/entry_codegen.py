@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd.function import Function
 
-from ...ir.program import Place
 from ...tracer.capture.capture import capture_lock
 from ...tracer.containers import DEPTH as ARGUMENT_DEPTH
 from ...tracer.function import rebind
@@ -32,17 +31,16 @@ from ...tracer.torch_private import (
     saved_tensors_of,
     share_memory,
 )
-from ..autograd.node import make_node, marks_of
+from ..autograd.node import make_node, write_context
 from ..capture.guards import unasked
-from ..capture.outputs import is_as_strided, rebuild_output, view_like, view_of
-from ..capture.user_methods import ctx_attributes
+from ..capture.outputs import is_as_strided, view_like, view_of, with_aliases
+from ..execution.source_writer import SourceWriter, row
 from ..fallback.answer import Fault, backward_failed, is_fault, users_backward
 from ..fallback.effects import careful
 from ..settings.config import KERNEL_BACKENDS
 from ..specialize.backward import run_backward
 from ..specialize.residuals import Chosen
-from ..specialize.specialization import Specialization
-from ..values.gradient_layouts import gradient_kind, in_a_class
+from ..specialize.specialization import Specialization, gradient_kind, in_a_class
 from ..values.sizes import BoundSizes
 from .argument_forms import MISS, formed, inside
 from .guard_codegen import (
@@ -59,7 +57,6 @@ from .guard_codegen import (
 )
 from .inline_cache import Entry
 from .plan_codegen import write_run
-from .source_writer import SourceWriter, row
 
 if TYPE_CHECKING:
     from ..specialize.compiled import Compiled
@@ -78,15 +75,14 @@ def write_entry(
 
     key: of the node that serves them. given: the arguments with defaults filled in.
     """
-    captured = spec.captured
-    if captured.opaque or captured.unversioned or function_modes():
+    if spec.opaque or spec.unversioned or function_modes():
         return None
     text, call = SourceWriter(), _Call(compiler, spec, key, given)
     asked = [f"a{i}" for i in range(len(args))]
-    names = call.with_contents([*asked, *(text.constant(a, "default") for a in given[len(args) : captured.count])])
-    if not captured.slots or names is None:
+    names = call.with_contents([*asked, *(text.constant(a, "default") for a in given[len(args) : spec.count])])
+    if not spec.slots or names is None:
         return None
-    alike = tensors_alike(text, _tensors(names, given), captured.reads)
+    alike = tensors_alike(text, _tensors(names, given), spec.reads)
     if alike is None:
         return None
     conditions = [*call.formed(text, names), *alike, *call.conditions(text, names), *state_unchanged(text)]
@@ -132,20 +128,19 @@ class _Call:
     """What is known of a call while its text is written: its arguments, what serves it, what is kept for backward."""
 
     def __init__(self, compiler: Compiled, spec: Specialization, key: Any, given: Sequence[Any]) -> None:
-        captured = spec.captured
         self.compiler, self.spec, self.key, self.given = compiler, spec, key, given
         self.backend, self.observed, self.own = key
-        self.sizes = captured.sizes(given)
+        self.sizes = spec.sizes(given)
         self.chosen = compiler.chosen(spec, key, self.sizes)
         if self.chosen is None:
-            self.executable, self.saved = spec.executable(self.backend), captured.forward.saved
+            self.executable, self.saved = spec.executable(self.backend), spec.forward.saved
         else:
             self.executable, self.saved = spec.chosen_executable(self.backend, self.chosen), self.chosen.places
-        self.needs_node = torch.is_grad_enabled() and any(captured.forward.needs_input_grad)
+        self.needs_node = torch.is_grad_enabled() and any(spec.forward.needs_input_grad)
 
     def with_contents(self, names: Sequence[str]) -> list[str] | None:
         """The names of the user's arguments, then those of the tensors in his containers; None where one has none."""
-        count, held = self.spec.captured.count, dict[int, str]()
+        count, held = self.spec.count, dict[int, str]()
         for name, value in zip(names, self.given[:count], strict=True):
             if not isinstance(value, Tensor):
                 if (found := inside(name, value)) is None:
@@ -155,133 +150,88 @@ class _Call:
 
     def formed(self, text: SourceWriter, names: Sequence[str]) -> Iterator[str]:
         """Whatever is no tensor is what it was, containers by their form."""
-        for name, value in zip(names, self.given[: self.spec.captured.count], strict=False):
+        for name, value in zip(names, self.given[: self.spec.count], strict=False):
             if not isinstance(value, Tensor) and not (name.startswith("default") and isinstance(value, ATOMS)):
                 yield from formed(text, name, value, ARGUMENT_DEPTH)
 
     def conditions(self, text: SourceWriter, names: Sequence[str]) -> Iterator[str]:
         """What is read outside, the methods; and whether hooks pack saved tensors, where it matters."""
-        captured = self.spec.captured
-        yield from reads_unchanged(text, captured.reads)
+        yield from reads_unchanged(text, self.spec.reads)
         yield from methods_unchanged(text, self.compiler.user_class)
-        yield from nothing_carried(text, [names[i] for i in captured.slots], captured.reads.asked)
+        yield from nothing_carried(text, [names[i] for i in self.spec.slots], self.spec.reads.asked)
         if self.observed or self.chosen is not None:
             yield f"{'' if self.observed else 'not '}{text.constant(hooks_are_active, 'hooks')}()"
         if not self.own:
             yield f"not {text.constant(self.spec, 'spec')}.backward_failed"
-        if any(captured.forward.needs_input_grad):
+        if any(self.spec.forward.needs_input_grad):
             yield f"{text.constant(torch.is_grad_enabled, 'grad_mode')}() is {torch.is_grad_enabled()}"
-        if captured.writes_inputs:
+        if self.spec.writes_inputs:
             yield f"not {text.constant(share_memory, 'share_memory')}(({row(names)}))"
 
     # ------------------------------------------------------------------ forward
     def write_result(self, text: SourceWriter, names: Sequence[str], asked: int) -> None:
         """The last lines: through a node of autograd, or straight where it would have nothing to follow."""
-        spec, captured = self.spec, self.spec.captured
-        marks = captured.writes_inputs or captured.skip or captured.forward.tensor_attributes or captured.draws
+        spec = self.spec
+        marks = spec.writes_inputs or spec.skip or spec.forward.tensor_attributes or spec.draws
         if self.needs_node or marks or self._is_recorded():
-            text.add(f"return {text.constant(self._node(), 'node')}(*args, {row(names[asked : spec.captured.count])})")
+            text.add(f"return {text.constant(self._node(), 'node')}(*args, {row(names[asked : spec.count])})")
             return
         outputs, hidden = self._write_forward(text, names)
         text.add(f"return {self._returned(text, names, outputs, hidden)}")
 
     def _is_recorded(self) -> bool:
         """Whether autograd would follow what is read from outside; within a node it does not."""
-        lifted = self.spec.captured.lifted
-        return torch.is_grad_enabled() and any(r.get().requires_grad for r in lifted if r is not None)
+        return torch.is_grad_enabled() and any(r.get().requires_grad for r in self.spec.lifted if r is not None)
 
     def _write_forward(self, text: SourceWriter, names: Sequence[str]) -> tuple[list[str], list[str]]:
         """The user's tensor outputs and the hidden ones, as names."""
         spec = self.spec
-        inputs = [(names[i], self.given[i]) for i in spec.captured.slots]
+        inputs = [(names[i], self.given[i]) for i in spec.slots]
         with _as_captured(text, spec):
-            present = [r for r in spec.captured.lifted if r is not None]
+            present = [r for r in spec.lifted if r is not None]
             lifted = [(text.let("lifted", fetched(text, r)), r.get()) for r in present]
             results = write_run(text, self.executable, inputs, lifted, self.sizes)
-            n = len(spec.captured.forward.tensor_outputs)
+            n = len(spec.forward.tensor_outputs)
             outputs, hidden = results[:n], results[n:]
-            if spec.captured.skip:
-                outputs = self._write_aliased(text, outputs, [n for n, _ in inputs], hidden)
+            if spec.skip:
+                view = partial(self._write_alias, text)
+                outputs = with_aliases(spec.forward, outputs, [n for n, _ in inputs], hidden, view)
         return self._write_inner_views(text, outputs), hidden
 
     def _write_inner_views(self, text: SourceWriter, outputs: Sequence[str]) -> list[str]:
         """As autograd has them: an output of a kernel that is a view of a value in between."""
-        views = self.spec.captured.inner_views if self.executable.backend in KERNEL_BACKENDS else ()
+        views = self.spec.inner_views if self.executable.backend in KERNEL_BACKENDS else ()
         return [text.let("view", f"{o}.view_as({o})") if i in views else o for i, o in enumerate(outputs)]
 
-    def _write_aliased(
-        self, text: SourceWriter, outputs: Sequence[str], inputs: Sequence[str], hidden: Sequence[str]
-    ) -> list[str]:
-        """As `Specialization.aliased`: outputs that are an input, show another's memory, or are one object twice."""
-        captured, found = self.spec.captured.forward, list(outputs)
-        pools: dict[str, tuple[Sequence[str], Sequence[Tensor]]] = {
-            "view": (inputs, captured.fakes),
-            "part of output": (found, captured.fake_outputs),
-            "part of hidden": (hidden, captured.fake_hidden),
-        }
-        for i, position in enumerate(captured.tensor_outputs):
-            described = captured.outputs[position]
-            match described.kind:
-                case "input":
-                    found[i] = inputs[described.index]
-                case "same":
-                    found[i] = found[described.index]
-                case kind if kind in pools:
-                    names, fakes = pools[kind]
-                    fake, of = captured.fake_outputs[i], fakes[described.index]
-                    view = write_view(text, names[described.index], fake, self.sizes, of)
-                    found[i] = text.let("view", view if described.value else f"{view}.detach()")
-        return found
+    def _write_alias(self, text: SourceWriter, fake: Tensor, base: str, like: Tensor, tracked: bool) -> str:
+        view = write_view(text, base, fake, self.sizes, like)
+        return text.let("view", view if tracked else f"{view}.detach()")
 
     def _returned(self, text: SourceWriter, names: Sequence[str], outputs: Sequence[str], hidden: Sequence[str]) -> str:
         """The expression of what the user gets."""
-        captured = self.spec.captured.forward
+        captured = self.spec.forward
         objects = [rebind(o.value, self.sizes) for o in captured.outputs if o.kind == "object"]
         if not all(type(value) in ATOMS or isinstance(value, Unchanging) for value in objects):
-            inputs, sizes = [names[i] for i in self.spec.captured.slots], text.constant(self.sizes, "sizes")
+            inputs, sizes = [names[i] for i in self.spec.slots], text.constant(self.sizes, "sizes")
             given = ", ".join(f"({row(part)})" for part in (outputs, inputs, hidden))
-            return f"{text.constant(partial(rebuild_output, self.spec.captured), 'returned')}({given}, {sizes})"
+            return f"{text.constant(self.spec.returned, 'returned')}({given}, {sizes})"
         tensors, plain = iter(outputs), iter(objects)
         parts = [text.constant(next(plain)) if o.kind == "object" else next(tensors) for o in captured.outputs]
         return f"({row(parts)})" if captured.is_tuple else parts[0]
 
     def _node(self) -> Callable[..., Any]:
         """`apply` of a generated Function of this call's own."""
-        captured = self.spec.captured
-        text, own = SourceWriter(), [f"a{i}" for i in range(captured.count)]
+        text, own = SourceWriter(), [f"a{i}" for i in range(self.spec.count)]
         names = self.with_contents(own) or own
         outputs, hidden = self._write_forward(text, names)
-        pools = {"input": [names[i] for i in captured.slots], "output": outputs, "hidden": hidden}
-        self._write_kept(text, lambda places: row(["None" if p is None else pools[p.kind][p.index] for p in places]))
+        pools = {"input": [names[i] for i in self.spec.slots], "output": outputs, "hidden": hidden}
+        sizes, arguments = text.constant(self.sizes, "sizes"), f"({row(own)})"
+        write_context(text, self.spec, self.saved, self.own, lambda p: pools[p.kind][p.index], sizes, arguments)
         text.add(f"return {self._returned(text, names, outputs, hidden)}")
         forward = text.function("forward", ("ctx", *own))
         node = make_node(self.compiler, self.spec, self.backend, self.chosen, self.own, forward)
         self._as_one_of_its_kind(node._backward_cls)
-        return careful(direct_apply(node), captured)
-
-    def _write_kept(self, text: SourceWriter, picked: Callable[[Sequence[Place | None]], str]) -> None:
-        """What forward leaves on ctx."""
-        captured = self.spec.captured.forward
-        if self.saved:
-            text.add(f"ctx.to_save = ({picked(self.saved)})")
-        kept = f"[{picked(list(captured.tensor_attributes.values()))}]"
-        if self.own:
-            attributes = text.constant(partial(ctx_attributes, self.spec.captured), "attributes")
-            sizes = text.constant(self.sizes, "sizes")
-            text.add(f"vars(ctx).update({attributes}({kept}, {sizes}))")
-        elif captured.tensor_attributes:
-            text.add(f"ctx._fusegrad_tensors = {kept}")
-        if (sharing := self.spec.captured.sharing) is not None:
-            held = f"{text.constant(sharing.of, 'shared')}(({row([f'a{i}' for i in range(self.spec.captured.count)])}))"
-            named = f"vars(ctx).update({text.constant(sharing.named, 'named')}({held}))"
-            text.add(named if self.own else f"ctx._fusegrad_shared = {held}")
-        for mark, places in marks_of(captured):
-            if places:
-                text.add(f"ctx.{mark}({picked(places)})")
-        if not captured.materialize_grads:
-            text.add("ctx.set_materialize_grads(False)")
-        if not captured.materialize_non_diff_grads:
-            text.add("ctx._materialize_non_diff_grads = False")
+        return careful(direct_apply(node), self.spec)
 
     def _as_one_of_its_kind(self, backward: Any) -> None:
         """Its nodes are told apart from those of the shared Function by nobody, compiled autograd included."""
@@ -291,8 +241,6 @@ class _Call:
         if self.own:
             return
         backward._fusegrad_sizes = self.sizes  # for all of them, in place of a slot of each
-        if not self.spec.captured.forward.tensor_attributes:
-            backward._fusegrad_tensors = ()
         if not _is_delicate(self.compiler.cls):
             backward._fusegrad_learns = BackwardLearner(self._served(), backward)
 
@@ -303,7 +251,7 @@ class _Call:
 @contextmanager
 def _as_captured(text: SourceWriter, spec: Specialization) -> Iterator[None]:
     """Casts are part of the captured graph: within, autocast must not add its own."""
-    if not spec.captured.under_autocast:
+    if not spec.under_autocast:
         yield
         return
     with text.block(f"with {text.constant(no_autocast, 'no_autocast')}():"):
@@ -345,7 +293,7 @@ def _write_backward(
 ) -> Callable[..., Any] | None:
     """`apply` of a node for residuals and gradients like these; whatever does not fit is left to `otherwise`."""
     spec, sizes = call.spec, call.sizes
-    entry = next(iter(spec.backward.other_entries(tuple(map(gradient_kind, gradients)))), None)
+    entry = next(iter(spec.other_entries(tuple(map(gradient_kind, gradients)))), None)
     if entry is None or entry.opaque or entry.unversioned or entry.draws or not entry.admits(sizes):
         return None
     executable = entry.executables.get(call.backend if call.chosen is None else f"{call.backend} chosen")
@@ -353,7 +301,7 @@ def _write_backward(
         return None
     text = SourceWriter()
     given, kept = [f"g{i}" for i in range(len(gradients))], [f"r{i}" for i in range(len(residuals))]
-    alike = tensors_alike(text, _tensors(given, gradients), spec.captured.reads, tracked=False)
+    alike = tensors_alike(text, _tensors(given, gradients), spec.reads, tracked=False)
     present = _tensors(kept, residuals)
     kept_alike = tensors_alike(text, present, tracked=False) if present else []
     if alike is None or kept_alike is None:
@@ -363,18 +311,18 @@ def _write_backward(
     untouched = f"not {text.constant(dict_of_context, 'attributes')}(ctx)"
     off = f"not {text.constant(torch.is_grad_enabled, 'grad_mode')}()"
     plain = WITHOUT_TANGENTS[0].format(text.constant(WITHOUT_TANGENTS[1], "forward_ad"))
-    outside = [*reads_unchanged(text, spec.captured.reads), *methods_unchanged(text, spec.captured.cls, DERIVATIVES)]
+    outside = [*reads_unchanged(text, spec.reads), *methods_unchanged(text, spec.cls, DERIVATIVES)]
     outside += lasting_state_unchanged(text)
-    if spec.captured.sharing is not None:
-        outside.append(f"{text.constant(spec.captured.sharing.changed, 'changed')}(ctx._fusegrad_shared) is None")
-    if spec.captured.reads.asked or spec.captured.reads.asks_identity:
-        kept_alike += _as_known(text, spec.captured.reads, kept, given)
+    if spec.sharing is not None:
+        outside.append(f"{text.constant(spec.sharing.changed, 'changed')}(ctx._fusegrad_shared) is None")
+    if spec.reads.asked or spec.reads.asks_identity:
+        kept_alike += _as_known(text, spec.reads, kept, given)
     users = f"return {text.constant(otherwise, 'otherwise')}(ctx, {row(given)})"
     with _where(text, [off, untouched, plain, *alike, *absent, still, *outside], users):
         _write_unpacked(text, call, kept)
         with text.block("try:"):
             with text.block(f"if {_BREAK.join(kept_alike) or 'True'}:"):
-                numbers = [(text.constant(sizes[s], "size"), sizes[s]) for s in spec.captured.backward_symbols]
+                numbers = [(text.constant(sizes[s], "size"), sizes[s]) for s in spec.backward_symbols]
                 inputs = [*present, *numbers, *_tensors(given, gradients)]
                 _write_gradients(text, call, entry, executable, inputs, given)
             again = text.constant(_General(call), "general")
@@ -415,12 +363,8 @@ def _write_gradients(
     with _as_captured(text, call.spec):
         lifted = [(text.let("lifted", fetched(text, r)), r.get()) for r in present]
         results = write_run(text, executable, inputs, lifted, call.sizes)
-    for result, gradient in entry.passed.items():
-        results[result] = given[gradient]
-    if executable.backend in KERNEL_BACKENDS:
-        for result, (gradient, view) in entry.viewed.items():
-            results[result] = write_view(text, given[gradient], view, call.sizes)
-    text.add(f"return ({row(results)})")
+    view = lambda fake, gradient: write_view(text, gradient, fake, call.sizes)  # noqa: E731
+    text.add(f"return ({row(entry.with_given(results, given, executable.backend, view))})")
 
 
 def write_view(text: SourceWriter, name: str, view: Tensor, sizes: Any, of: Tensor | None = None) -> str:

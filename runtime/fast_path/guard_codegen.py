@@ -20,8 +20,8 @@ from ...tracer.reads.pictures import DEPTH, SCALARS, freeze
 from ...tracer.reads.reads import Read, Reads
 from ...tracer.torch_private import UNSEEN, deterministic, tensor_check
 from ..capture.guards import carried, global_state, lasting_state
+from ..execution.source_writer import SourceWriter, row
 from ..settings.config import in_force
-from .source_writer import SourceWriter, row
 
 Tensor = torch.Tensor
 ABSENT = "(AttributeError, KeyError, IndexError, ValueError, TypeError)"

@@ -25,8 +25,8 @@ from ..execution.executable import Executable
 from ..execution.group import GroupRunner
 from ..execution.kernel_plan import KernelPlan
 from ..execution.layouts import apart_from, expected_layout, own_results, same_strides
+from ..execution.source_writer import SourceWriter, row
 from ..values.sizes import BoundSizes, numbers
-from .source_writer import SourceWriter, row
 
 Tensor = torch.Tensor
 Layout = tuple[tuple[int, ...], tuple[int, ...]]

@@ -17,6 +17,7 @@ import torch
 
 from ...codegen.schedule.neighbours import OWN
 from ...tracer.locks import INNER, lock_of
+from ..cache import entry_files
 from ..cache import store as cache
 from ..settings import logs
 
@@ -58,7 +59,7 @@ def fastest(
 
     The first candidate is the schedule's own: it wins ties.
     """
-    key = cache.key_of("tuned", *cache.versions().items(), device, name, text, bucket(numbers), *launches)
+    key = cache.key_of("tuned", *entry_files.versions().items(), device, name, text, bucket(numbers), *launches)
     chosen, times = _stored(key), None
     if chosen is None or chosen not in launches:
         times = (clock or events)(list(launches.values()))

@@ -26,15 +26,14 @@ from ...tracer.reads.fingerprint import (
     value_text,
 )
 from ...tracer.torch_private import function_modes
+from ..cache import entry_files
 from ..cache import store as cache
-from ..cache.locks import Claim, is_held_here
-from ..capture.captured_backward import BackwardEntry, predicted_kinds
+from ..cache.locks import FileLock, is_held_here
 from ..capture.guards import global_state
 from ..execution import targets
 from ..settings.config import KERNEL_BACKENDS, settings
 from ..settings.counters import count
-from ..specialize.specialization import Specialization
-from ..values.gradient_layouts import gradient_kind, in_a_class
+from ..specialize.specialization import BackwardEntry, Specialization, gradient_kind, in_a_class
 from .plan_documents import NotKept
 from .stored_specialization import Stored, backward_document, forward_document, kinds_text
 
@@ -56,7 +55,7 @@ OFF = "captures are not kept (config.store)"
 NO_KERNELS = "only captures for kernels are kept"
 
 
-def found(compiler: Compiled, args: Sequence[Any]) -> tuple[Specialization | None, Nowhere]:
+def found(compiler: Compiled, args: Sequence[Any]) -> tuple[Stored | None, Nowhere]:
     """The stored specialisation for these arguments, and where to keep what is captured."""
     try:
         backend, device = compiler.backend_for(args), _device(args)
@@ -88,7 +87,7 @@ class Nowhere:
     def let_go(self) -> None:
         """Other processes need not wait."""
 
-    def claim_backward(self, gradients: Sequence[Any]) -> Claim | None:
+    def claim_backward(self, gradients: Sequence[Any]) -> FileLock | None:
         """The right to capture backward for such gradients."""
         return None
 
@@ -134,7 +133,7 @@ def _require_plain(compiler: Compiled, backend: str) -> None:
 
 def installation() -> str:
     """fusegrad, torch and the rest, as they are on disk."""
-    return repr((sorted(cache.versions().items()), torch_installation(), list(sources_of_ours())))
+    return repr((sorted(entry_files.versions().items()), torch_installation(), list(sources_of_ours())))
 
 
 IMPORTED = installation()
@@ -170,14 +169,14 @@ class Keeper(Nowhere):
     def __init__(self, compiler: Compiled, key: str, backend: str, device: torch.device) -> None:
         self.compiler, self.key, self.backend, self.device = compiler, key, backend, device
         self.why, self.is_found = None, False
-        self.claim: Claim | None = None  # held from where nothing is found until it is kept
-        self.reserved: Claim | None = None  # of the backward that is expected next
+        self.claim: FileLock | None = None  # held from where nothing is found until it is kept
+        self.reserved: FileLock | None = None  # of the backward that is expected next
         self.place: str | None = None  # the next free one, or that of the forward in use
-        self.stored: Stored | None = None
+        self.spec: Specialization | None = None
         self.kept: set[str] = set()  # layouts of gradients
         self.is_done = False
 
-    def forward(self, args: Sequence[Any]) -> Specialization | None:
+    def forward(self, args: Sequence[Any]) -> Stored | None:
         """The stored forward whose guard these arguments fulfil."""
         for number in range(GUARDS):
             self.let_go()
@@ -188,11 +187,11 @@ class Keeper(Nowhere):
             stored = self._stored(document, args)
             if stored is None:
                 return None
-            if stored.captured.guard(stored.captured.tensors_of(args)):
+            if stored.guard([args[i] for i in stored.slots]):
                 self.place = cache.key_of(self.place, _sum(document))
-                self.stored, stored.spec.keeper, stored.spec.backward.find_stored = stored, self, self.backward
+                self.spec, stored.keeper = stored, self
                 self.is_done = self.is_found = True
-                return stored.spec
+                return stored
         self.place, self.why = None, f"there are {GUARDS} captures for other sizes"
         return None
 
@@ -207,7 +206,7 @@ class Keeper(Nowhere):
     def let_go(self) -> None:
         held, self.claim = self.claim, None
         if held is not None:
-            held.let_go()
+            held.release()
 
     def _stored(self, document: Any, args: Sequence[Any]) -> Stored | None:
         compiler = self.compiler
@@ -221,22 +220,20 @@ class Keeper(Nowhere):
 
     def backward(self, kinds: tuple[Any, ...]) -> BackwardEntry | None:
         """The stored backward for gradients of these layouts."""
-        assert self.place is not None and self.stored is not None
-        if not self.stored.is_current():
-            return None
+        assert self.place is not None and isinstance(self.spec, Stored)
         name = cache.key_of(self.place, kinds_text(kinds))
         document = _read(name)
         if document is None:
             return None
         try:
-            entry = self.stored.entry_from(kinds, document["backward"], self.device)
+            entry = self.spec.entry_from(kinds, document["backward"], self.device)
         except FAULTS:
             cache.drop(name)
             return None
         self.kept.add(kinds_text(kinds))
         return entry
 
-    def claim_backward(self, gradients: Sequence[Any]) -> Claim | None:
+    def claim_backward(self, gradients: Sequence[Any]) -> FileLock | None:
         held, self.reserved = self.reserved, None
         if self.place is None or not self.is_done:
             return None
@@ -244,18 +241,18 @@ class Keeper(Nowhere):
         if held is not None and held.name == place:
             return held
         if held is not None:
-            held.let_go()
+            held.release()
         return _claimed(place)
 
     def _reserve_backward(self, spec: Specialization) -> None:
         """Who captured forward captures backward, too, if it comes next: another would have to capture both for it."""
-        if self.place is not None and torch.is_grad_enabled() and any(spec.captured.forward.needs_input_grad):
-            self.reserved = _claimed(cache.key_of(self.place, kinds_text(predicted_kinds(spec.captured))), seconds=0.0)
+        if self.place is not None and torch.is_grad_enabled() and any(spec.forward.needs_input_grad):
+            self.reserved = _claimed(cache.key_of(self.place, kinds_text(spec.predicted_kinds())), seconds=0.0)
 
     # -------------------------------------------------------------- after a call
     def keep_forward(self, spec: Specialization) -> None:
         """Writes forward after its first run."""
-        if self.is_done or self.place is None or spec.captured.outside() != spec.captured.first_outside:
+        if self.is_done or self.place is None or spec.outside() != spec.first_outside:
             self.reserved = None  # forward came again, and no backward between
             self.let_go()
             return
@@ -282,10 +279,10 @@ class Keeper(Nowhere):
         kinds = _kinds(gradients)
         if self.place is None or not self.is_done or (name := kinds_text(kinds)) in self.kept:
             return
-        if spec.captured.outside() != spec.captured.first_outside:  # the key says what was so when forward was captured
+        if spec.outside() != spec.first_outside:  # the key says what was so when forward was captured
             return
         self.kept.add(name)
-        entry = next(iter(spec.backward.other_entries(kinds)), None)
+        entry = next(iter(spec.other_entries(kinds)), None)
         if entry is None:
             return
         try:
@@ -309,7 +306,7 @@ def _kinds(gradients: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(gradient_kind(in_a_class(g)) for g in gradients)
 
 
-def _claimed(place: str, seconds: float = CAPTURE_SECONDS) -> Claim | None:
+def _claimed(place: str, seconds: float = CAPTURE_SECONDS) -> FileLock | None:
     """The right to capture what belongs there, if it can be had soon and is not this process's already."""
     return None if is_held_here(place) else cache.default().claim(place, seconds)
 

@@ -13,7 +13,8 @@ from ...ir import Value
 from ...ir.passes.fuse import Extern, Group, Step
 from ...ir.prims import PRIMS
 from ...ir.types import Size, product
-from ..report.explain import DirectionReport, Explanation
+from ..report.directions import DirectionReport
+from ..report.explanation import Explanation
 from ..values.sizes import number
 from .devices import Device
 

@@ -58,9 +58,9 @@ class TableStyle:
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], style: TableStyle = TableStyle()) -> str:
     """Columns of numbers to the right; columns that are empty everywhere are left out."""
-    shown = [i for i in range(len(head)) if any(row[i] for row in rows if i < len(row))]
+    columns = [i for i in range(len(head)) if any(row[i] for row in rows if i < len(row))]
     full = [[*row, *[""] * (len(head) - len(row))] for row in rows]
-    attributes = {i: style.number if all(is_number(r[i]) for r in full if r[i]) else style.cell for i in shown}
+    attributes = {i: style.number if all(is_number(r[i]) for r in full if r[i]) else style.cell for i in columns}
     lines = [("th", head), *(("td", row) for row in full)]
     cells = (("".join(f"<{tag}{a}>{escape(row[i])}</{tag}>" for i, a in attributes.items())) for tag, row in lines)
     return f"<table{style.table}>\n" + "".join(f"<tr>{row}</tr>\n" for row in cells) + "</table>"

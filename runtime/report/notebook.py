@@ -17,7 +17,7 @@ STYLE = TableStyle(f' style="{TABLE}"', f' style="{CELL};text-align:left"', f' s
 
 
 class Explained(Protocol):
-    """What is shown of an explanation."""
+    """The facts of an explanation that its HTML shows."""
 
     name: str
     target: str

@@ -264,12 +264,10 @@ def run_entry(
     again = running_with_tape(executable, tape, sizes) if entry.opaque else nullcontext(sizes)
     with captured.exactly_as_captured(), again as now, drawing_again(inputs) if entry.draws else _AS_IT_IS:
         results = executable(inputs, lifted, now)
-    for result, gradient in entry.passed.items():
-        results[result] = given[gradient]
-    if executable.backend in KERNEL_BACKENDS:
-        for result, (gradient, view) in entry.viewed.items():
-            results[result] = view_like(view, in_a_class(given[gradient]), sizes)  # type: ignore[arg-type]
-    return tuple(results)
+    def view(fake: Tensor, gradient: Any) -> Tensor:
+        return view_like(fake, in_a_class(gradient), sizes)  # type: ignore[arg-type]
+
+    return tuple(entry.with_given(results, given, executable.backend, view))
 
 
 def executable_for(

@@ -27,7 +27,8 @@ from fusegrad.runtime.profile.devices import DEVICES, MULTIPROCESSORS, UnknownDe
 from fusegrad.runtime.profile.measure import peak_bytes, summary, times_of
 from fusegrad.runtime.profile.profile import Profile
 from fusegrad.runtime.profile.report import ProfileArgumentError
-from fusegrad.runtime.profile.roofline import _number, _operations
+from fusegrad.runtime.profile.roofline import _operations
+from fusegrad.runtime.values.sizes import number
 
 CPU = torch.device("cpu")
 
@@ -176,8 +177,8 @@ def test_kernels_count_what_the_graph_computes(case: Any) -> None:
     found = fusegrad.explain(case.function, *case.args)
     for report in found.directions.values():
         for step, made in zip((s for s in report.steps if isinstance(s, Group)), report.kernels, strict=True):
-            nodes = sum(_number(_operations(v), found.sizes) for v in step.graph.order())
-            kernels = sum(_number(k.operations, found.sizes) for k in made.kernels)
+            nodes = sum(number(_operations(v), found.sizes) for v in step.graph.order())
+            kernels = sum(number(k.operations, found.sizes) for k in made.kernels)
             assert 0.2 * nodes <= kernels <= 2.5 * nodes
 
 

@@ -38,6 +38,8 @@ REVIEWED: dict[str, str] = {
     "tracer/opaque/opaque.py:Taped._leaf": PLAYED,
     "tracer/opaque/opaque.py:copied": PLAYED,
     "runtime/specialize/specialization.py:Specialization.aliased": AFTER,
+    "runtime/specialize/specialization.py:Specialization.aliased.<locals>.view": AFTER,
+    "runtime/capture/views.py:with_aliases": AFTER,
     **dict.fromkeys((
         "runtime/specialize/residuals.py:Chosen.rebuilding",
         "runtime/specialize/residuals.py:Chosen.rebuilt",
@@ -51,8 +53,7 @@ REVIEWED: dict[str, str] = {
         "runtime/execution/aten/reference.py:_low.<locals>.<lambda>",
         "runtime/execution/aten/reference.py:_written",
         "runtime/execution/aten/reference.py:call_node",
-        "runtime/execution/aten/reference.py:number",
-        "runtime/execution/aten/reference.py:numbers",
+        "runtime/values/sizes.py:evaluate",
         "runtime/execution/aten/reference.py:order_of",
         "runtime/execution/aten/reference.py:run",
         "tracer/dtypes.py:to_torch",

@@ -46,10 +46,10 @@ def _elementwise(call: Call) -> str:
         return f"at::{'logical' if call.value.args[0].dtype == 'b1' else 'bitwise'}_{prim}({words})"
     if prim == "floordiv":
         return f'at::div({words}, "floor")'
-    made = f"at::{_ATEN.get(prim, prim)}({words})"
+    text = f"at::{_ATEN.get(prim, prim)}({words})"
     floats = call.value.dtype in FLOATS and {a.dtype for a in call.value.args} == {call.value.dtype}
     settled = floats or prim in COMPARE or prim in PREDICATES
-    return made if settled else f"{made}.to({kind(call.value.dtype)})"
+    return text if settled else f"{text}.to({kind(call.value.dtype)})"
 
 
 def _full(call: Call) -> str | None:
@@ -88,13 +88,13 @@ def _broadcast(call: Call) -> str:
 
 def _slice(call: Call) -> str:
     params, text = call.value.params, call.expressions.text
-    found = call.operands[0]
+    sliced = call.operands[0]
     for axis, (start, stop, step, size) in enumerate(
         zip(params["start"], params["stop"], params["step"], call.value.args[0].shape, strict=True)
     ):
         if (start, stop, step) != (0, size, 1):
-            found += f".slice({axis}, {text(start)}, {text(stop)}, {text(step)})"
-    return found
+            sliced += f".slice({axis}, {text(start)}, {text(stop)}, {text(step)})"
+    return sliced
 
 
 def _pad(call: Call) -> str | None:
@@ -162,13 +162,13 @@ def _scatter(call: Call) -> str:
 def _aten(call: Call) -> str | None:
     args, named = call.value.params["spec"]
     op = find_op(call.value.params["op"])
-    given = {a.name: spec for a, spec in zip(op._schema.arguments, args, strict=False)} | dict(named)
+    by_name = {a.name: spec for a, spec in zip(op._schema.arguments, args, strict=False)} | dict(named)
     words = []
     for argument in op._schema.arguments:
-        there = argument.name in given
-        if not there and not argument.has_default_value():
+        is_passed = argument.name in by_name
+        if not is_passed and not argument.has_default_value():
             return None
-        word = _argument(given[argument.name], call, str(argument.type)) if there else _default(argument)
+        word = _argument(by_name[argument.name], call, str(argument.type)) if is_passed else _default(argument)
         if word is None:
             return None
         words.append(word)
@@ -250,9 +250,9 @@ RULES: dict[str, TextRule] = {
     "scatter": _scatter,
     "aten": _aten,
 }
-"""What is missing (random numbers from a seed, nested calls, effects) only fusegrad's own code computes."""
+"""Primitives that are missing (random numbers from a seed, nested calls, effects) only fusegrad's own code computes."""
 
 
 def is_several(value: Value) -> bool:
-    """Whether a node has several results."""
+    """True for a node with several results."""
     return len(value.avals) > 1

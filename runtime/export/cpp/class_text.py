@@ -15,7 +15,7 @@ FULL = "torch::autograd"
 def function_texts(signature: Signature) -> Iterator[str]:
     """forward, backward, and the function that applies them by name."""
     scopes, results = signature.scopes, f"{FULL}::variable_list"
-    name = scopes.found.name
+    name = scopes.exported.name
     head = f"{results} {name}::forward({FULL}::AutogradContext* ctx, {signature.declared()}) {{"
     yield "\n".join([head, *(f"  {line}" for line in _forward(signature)), "}"])
     if (backward := scopes.by_method.get("backward")) is not None:
@@ -30,7 +30,7 @@ def function_texts(signature: Signature) -> Iterator[str]:
 def marked(signature: Signature) -> list[str]:
     """The names of what forward marks as not differentiable."""
     outputs = _outputs(signature)
-    places = signature.scopes.found.specialization.captured.forward.non_differentiable
+    places = signature.scopes.exported.specialization.forward.non_differentiable
     return list(dict.fromkeys(signature.scopes.place_name(outputs, p) for p in places))
 
 
@@ -53,65 +53,65 @@ def _forward(signature: Signature) -> Iterator[str]:
         said = f'"{signature.function} was exported for {name} = {value}, not "'
         yield f"TORCH_CHECK_VALUE({name} == {literal(value)}, {said}, {name});"
     yield "at::AutoDispatchBelowADInplaceOrView below;  // what follows is forward itself, not recorded"
-    made = [_apart(signature, scopes.forward.name_of(o)) for o in scopes.forward.outputs]
-    yield from _launched(signature, scopes.forward, scopes.tensors, made)
+    results = [_apart(signature, scopes.forward.name_of(o)) for o in scopes.forward.outputs]
+    yield from _launched(signature, scopes.forward, scopes.tensors, results)
     if still := marked(signature):
         yield f"ctx->mark_non_differentiable({{{', '.join(still)}}});"
-    if scopes.found.backward is not None:
-        if saved := [scopes.place_name(outputs, p) for p in scopes.found.residuals]:
+    if scopes.exported.backward is not None:
+        if saved := [scopes.place_name(outputs, p) for p in scopes.exported.residuals]:
             yield f"ctx->save_for_backward({{{', '.join(saved)}}});"
         yield from _saved_sizes(signature)
     yield f"return {{{', '.join(outputs[: scopes.visible])}}};"
 
 
-def _launched(signature: Signature, scope: Scope, given: Sequence[str], made: Sequence[str]) -> list[str]:
+def _launched(signature: Signature, scope: Scope, arguments: Sequence[str], results: Sequence[str]) -> list[str]:
     """A call of a part's operator, which is looked up once."""
     operator = f"{signature.function}::{scope.part.method}"
-    taken = ", ".join([*["at::Tensor"] * len(scope.inputs), *["int64_t"] * len(scope.sizes)])
+    types = ", ".join([*["at::Tensor"] * len(scope.inputs), *["int64_t"] * len(scope.sizes)])
     return [
         "static const auto run =",
         f'    c10::Dispatcher::singleton().findSchemaOrThrow("{operator}", "")',
-        f"        .typed<{result_type(scope)}({taken})>();",
-        f"auto [{', '.join(made)}] = run.call({', '.join(given)});",
+        f"        .typed<{result_type(scope)}({types})>();",
+        f"auto [{', '.join(results)}] = run.call({', '.join(arguments)});",
     ]
 
 
 def _saved_sizes(signature: Signature) -> Iterator[str]:
     scopes = signature.scopes
-    assert scopes.found.backward is not None
-    for symbol in scopes.found.backward.sizes:
+    assert scopes.exported.backward is not None
+    for symbol in scopes.exported.backward.sizes:
         if isinstance(name := scopes.symbols[symbol], str):
-            at, kind, axis = scopes.found.sources[symbol]
+            at, kind, axis = scopes.exported.sources[symbol]
             yield f'ctx->saved_data["{name}"] = {scopes.tensors[at]}.{kind}({axis});'
 
 
 def _backward(signature: Signature, scope: Scope) -> Iterator[str]:
     scopes = signature.scopes
-    saved = len(scopes.found.residuals)
+    saved = len(scopes.exported.residuals)
     if saved:
         yield "auto saved = ctx->get_saved_variables();"
     # Of the gradients of forward's tensor outputs those that backward reads.
-    outputs = scopes.found.specialization.captured.forward.outputs
+    outputs = scopes.exported.specialization.forward.outputs
     tensors = [k for k, o in zip(scopes.gradient_kinds, outputs, strict=True) if o.kind != "object"]
     moving = [i for i, k in enumerate(tensors) if k is not None]
-    given = [f"saved[{i}]" for i in range(saved)] + [f"gradients[{i}]" for i in moving]
-    given += [f'ctx->saved_data["{n}"].toInt()' for n in scope.sizes]
-    made = [f"grad_{i}" for i in range(len(scope.outputs))]
-    if made:
-        yield from _launched(signature, scope, given, made)
+    arguments = [f"saved[{i}]" for i in range(saved)] + [f"gradients[{i}]" for i in moving]
+    arguments += [f'ctx->saved_data["{n}"].toInt()' for n in scope.sizes]
+    gradients = [f"grad_{i}" for i in range(len(scope.outputs))]
+    if gradients:
+        yield from _launched(signature, scope, arguments, gradients)
     # One gradient for each argument that is asked for: computed, passed through, or none.
-    names = dict(zip(scope.outputs, made, strict=True))
+    names = dict(zip(scope.outputs, gradients, strict=True))
     positions = [i for i, k in enumerate(scopes.gradient_kinds) if k is not None]
     passed = {r: f"gradients[{moving[positions.index(g)]}]" for r, g in scope.part.passed.items()}
     slots = dict(enumerate(scope.part.graph.outputs))
-    asked = [i for i, n in enumerate(scopes.found.names) if n in signature.parameters]
-    results = [passed.get(i, "at::Tensor()" if slots[i] is None else names[slots[i]]) for i in asked]  # type: ignore[index]
+    positions_asked = [i for i, n in enumerate(scopes.exported.names) if n in signature.parameters]
+    results = [passed.get(i, "at::Tensor()" if slots[i] is None else names[slots[i]]) for i in positions_asked]  # type: ignore[index]
     yield f"return {{{', '.join(results)}}};"
 
 
 def _by_name(signature: Signature) -> Iterator[str]:
     yield f"{signature.result_type()} {signature.function}({signature.declared()}) {{"
-    yield f"  auto results = {signature.scopes.found.name}::apply({', '.join(signature.parameters)});"
+    yield f"  auto results = {signature.scopes.exported.name}::apply({', '.join(signature.parameters)});"
     count = signature.scopes.visible
     several = ", ".join(f"results[{i}]" for i in range(count))
     yield f"  return {several if count == 1 else f'{{{several}}}'};"
@@ -120,7 +120,7 @@ def _by_name(signature: Signature) -> Iterator[str]:
 
 # ------------------------------------------------------------------ operators
 def operators(signature: Signature, plain: Sequence[str | None]) -> str:
-    """What kernels run behind: the dispatcher chooses by device, and tracers see operators."""
+    """The registered operators: the dispatcher chooses by device, and tracers see operators."""
     scopes = signature.scopes.all
     lines = [f"TORCH_LIBRARY({signature.function}, m) {{"]
     lines += [f'  m.def("{s.part.method}{schema(s)}");' for s in scopes]

@@ -23,17 +23,17 @@ WORDS = ("expect", "laid_out", "launch", "counters", "aten", "cdiv", "at", "c10"
          "switch", "case", "do", "goto", "private", "public", "protected", "friend", "virtual", "void", "volatile",
          "inline", "extern", "enum", "explicit", "export", "using", "typename", "typedef", "throw", "try", "catch",
          "sizeof", "mutable", "ctx", "gradients", "backward", "forward")  # fmt: skip
-"""What the file, or the language, has names for already."""
+"""Names that the file or the language has already."""
 
 
-def launch_scope(found: Gathered, part: Part, symbols: Symbols) -> Scope:
+def launch_scope(exported: Gathered, part: Part, symbols: Symbols) -> Scope:
     """The names of one of a part's functions."""
-    return Scope(found, part, symbols, WORDS, CPP)
+    return Scope(exported, part, symbols, WORDS, CPP)
 
 
-def function_name(found: Gathered) -> str:
-    """What the Function is called as a C++ function, a namespace and an operator library."""
-    name = snake(found.name)
+def function_name(exported: Gathered) -> str:
+    """The Function's name as a C++ function, a namespace and an operator library."""
+    name = snake(exported.name)
     return f"{name}_" if name in WORDS else name
 
 
@@ -45,9 +45,9 @@ def result_type(scope: Scope) -> str:
 
 def schema(scope: Scope) -> str:
     """ "(Tensor x, int n) -> (Tensor, Tensor)" """
-    given = [*(f"Tensor {n}" for n in scope.inputs), *(f"int {n}" for n in scope.sizes)]
-    made = ", ".join(["Tensor"] * len(scope.outputs))
-    return f"({', '.join(given)}) -> ({made})"
+    parameters = [*(f"Tensor {n}" for n in scope.inputs), *(f"int {n}" for n in scope.sizes)]
+    results = ", ".join(["Tensor"] * len(scope.outputs))
+    return f"({', '.join(parameters)}) -> ({results})"
 
 
 def _function(scope: Scope, suffix: str, lines: Sequence[str], said: str) -> str:
@@ -68,9 +68,9 @@ def with_kernels(scope: Scope) -> str:
     checks = _checks(scope)
     steps = step_lines(syntax)
     results = [line for o in scope.outputs for line in _result(scope, o)]
-    rest = [*steps, *results, _returned([scope.name_of(o) for o in scope.outputs])]
+    lines = [*steps, *results, _returned([scope.name_of(o) for o in scope.outputs])]
     guard = f"c10::OptionalDeviceGuard guard({syntax.device});"
-    body = [*scope.size_lines([*checks, *rest]), *checks, guard, *rest]
+    body = [*scope.size_lines([*checks, *lines]), *checks, guard, *lines]
     return _function(scope, "with_kernels", body, scope.signature())
 
 
@@ -82,9 +82,9 @@ def with_aten(scope: Scope) -> str | None:
         if (line := syntax.computed(value)) is None:
             return None
         lines.append(line)
-    rest = [*lines, _returned([_owned(scope, o) for o in scope.outputs])]
+    statements = [*lines, _returned([_owned(scope, o) for o in scope.outputs])]
     checks = _checks(scope)
-    body = [*scope.size_lines([*checks, *rest]), *checks, *rest]
+    body = [*scope.size_lines([*checks, *statements]), *checks, *statements]
     return _function(scope, "with_aten", body, "The same, operation by operation.")
 
 

@@ -17,7 +17,7 @@ from ....codegen import Kernel, Kernels
 from ....codegen.emit.names import Names
 from ....ir.text.printable import in_line_comment
 from ....tracer.methods import method_place
-from ...cache.store import versions
+from ...cache.entry_files import versions
 from ...execution.pipeline import text_of
 from ...kernels.cross_compile.pool import Binary, compile_for
 from ..bundle.archive import write_file
@@ -32,9 +32,9 @@ from .signature import Signature, refused, require_plain
 
 def pair(target_class: Any, args: tuple[Any, ...], target: str | None, stem: str | None = None) -> dict[str, str]:
     """The texts by suffix."""
-    found = gathered(target_class, args, target)
-    symbols = symbol_names(found, Names([*WORDS, *found.names]))
-    signature = Signature(FunctionScopes(found, symbols, launch_scope))
+    exported = gathered(target_class, args, target)
+    symbols = symbol_names(exported, Names([*WORDS, *exported.names]))
+    signature = Signature(FunctionScopes(exported, symbols, launch_scope))
     require_plain(signature)
     source = source_text(signature, stem or signature.function)
     return {"cpp": source, "h": header_text(signature)}
@@ -55,7 +55,7 @@ def header_text(signature: Signature) -> str:
 
 
 def _header(signature: Signature) -> Iterator[str]:
-    name = signature.scopes.found.name
+    name = signature.scopes.exported.name
     yield from (f"// {in_line_comment(line)}".rstrip() for line in _provenance(signature))
     yield from ("#pragma once", "", "#include <torch/csrc/autograd/custom_function.h>", "")
     yield from ("#include <string>", "#include <tuple>", "", f"namespace {signature.function} {{", "")
@@ -70,18 +70,18 @@ def _header(signature: Signature) -> Iterator[str]:
 
 def _is_traceable(signature: Signature) -> bool:
     """As the class declares; marks are more than compiled autograd takes of a C++ node that is traceable."""
-    return getattr(signature.scopes.found.cls, "is_traceable", None) is True and not marked(signature)
+    return getattr(signature.scopes.exported.cls, "is_traceable", None) is True and not marked(signature)
 
 
 def _provenance(signature: Signature) -> Iterator[str]:
-    found, known = signature.scopes.found, versions()
-    types = signature.scopes.argument_types(launch_scope(found, found.forward, signature.scopes.symbols))
-    yield f"{found.name}: a torch::autograd::Function with fused kernels for {found.target}."
+    exported, version_of = signature.scopes.exported, versions()
+    types = signature.scopes.argument_types(launch_scope(exported, exported.forward, signature.scopes.symbols))
+    yield f"{exported.name}: a torch::autograd::Function with fused kernels for {exported.target}."
     yield ""
     yield f"Holds for: {', '.join(types)}."
-    place = Path(method_place(found.cls.forward)).name  # type: ignore[attr-defined]
-    yield f"From {found.cls.__qualname__} ({place}), by fusegrad {known['fusegrad']},"
-    yield f"with torch {torch.__version__} and triton {known['triton']}."
+    place = Path(method_place(exported.cls.forward)).name  # type: ignore[attr-defined]
+    yield f"From {exported.cls.__qualname__} ({place}), by fusegrad {version_of['fusegrad']},"
+    yield f"with torch {torch.__version__} and triton {version_of['triton']}."
     yield f"From Python: torch.ops.load_library(..), then torch.ops.{signature.function}.{signature.function}(..)."
     yield "Gradients of gradients, jvp and vmap are not in it."
 
@@ -89,17 +89,17 @@ def _provenance(signature: Signature) -> Iterator[str]:
 # ------------------------------------------------------------------ the source
 def source_text(signature: Signature, stem: str) -> str:
     """The text of the source."""
-    scopes, found = signature.scopes.all, signature.scopes.found
+    scopes, exported = signature.scopes.all, signature.scopes.exported
     kernels = _kernels(signature)
     # Each function of a part has names of its own; those of the first, which launches kernels, are the outputs' names.
     launching = "\n\n".join(map(with_kernels, scopes))
-    plain = [with_aten(launch_scope(found, s.part, s.symbols)) for s in scopes]
-    traced = [shapes(launch_scope(found, s.part, s.symbols)) for s in scopes]
+    plain = [with_aten(launch_scope(exported, s.part, s.symbols)) for s in scopes]
+    traced = [shapes(launch_scope(exported, s.part, s.symbols)) for s in scopes]
     parts = [*(_kernel(k, b) for k, b in kernels), launching, *(t for t in plain if t is not None), *traced]
     # Helpers and headers are those that the text calls.
     used = "\n".join(parts)
     helpers = [text for name, text in HELPERS if re.search(rf"\b{name}\(", used) or name == "laid_out"]
-    capability = f"constexpr int CAPABILITY = {found.target.partition(':')[2]};"
+    capability = f"constexpr int CAPABILITY = {exported.target.partition(':')[2]};"
     inside = [*helpers, capability, DRIVER, *([COUNTERS] if "counters(" in used else []), *parts]
     texts = [*inside, "}  // namespace", *function_texts(signature), operators(signature, plain)]
     body = "\n\n".join(text.strip("\n") for text in texts)
@@ -117,8 +117,8 @@ def _includes(stem: str, body: str) -> Iterator[str]:
     yield "#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>"
     yield "#include <torch/library.h>"
     yield ""
-    known = set(re.findall(r"\bat::([a-z]\w*)\(", body)) - {"dtype"}
-    yield from (f"#include <ATen/ops/{name}.h>" for name in sorted(known | {"empty_strided"}))
+    functions = set(re.findall(r"\bat::([a-z]\w*)\(", body)) - {"dtype"}
+    yield from (f"#include <ATen/ops/{name}.h>" for name in sorted(functions | {"empty_strided"}))
     yield from ("", "#include <dlfcn.h>", "")
     yield from (f"#include <{name}>" for name in ("cstdlib", "limits", "map", "mutex", "string", "tuple", "vector"))
 
@@ -126,15 +126,15 @@ def _includes(stem: str, body: str) -> Iterator[str]:
 # ------------------------------------------------------------------ kernels
 def _kernels(signature: Signature) -> list[tuple[Kernel, Binary]]:
     """The kernels with their machine code. Raises ExportError for one that does not compile."""
-    found = signature.scopes.found
+    exported = signature.scopes.exported
     launched = [(s, vs) for s in signature.scopes.all for vs in s.part.kernels.values()]
     unique = tuple({k.name: k for s, vs in launched for v in reached(s, vs) for k in v.kernels}.values())
-    made = compile_for(unique, text_of(Kernels(unique)), [found.target]) if unique else {}
-    binaries = [(k, made[k.name][found.target]) for k in unique]
+    compiled = compile_for(unique, text_of(Kernels(unique)), [exported.target]) if unique else {}
+    binaries = [(k, compiled[k.name][exported.target]) for k in unique]
     for kernel, binary in binaries:
         if binary.error:
-            reason = f"{kernel.name} does not compile for {found.target}: {binary.error}"
-            raise refused(found, reason, "name another target.")
+            reason = f"{kernel.name} does not compile for {exported.target}: {binary.error}"
+            raise refused(exported, reason, "name another target.")
     return binaries
 
 

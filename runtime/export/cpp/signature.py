@@ -22,11 +22,11 @@ class Signature:
     scopes: FunctionScopes
 
     def __post_init__(self) -> None:
-        found = self.scopes.found
-        self.function = function_name(found)
-        pairs = zip(found.names, found.args, strict=True)
+        exported = self.scopes.exported
+        self.function = function_name(exported)
+        pairs = zip(exported.names, exported.args, strict=True)
         self.numbers: dict[str, Any] = {n: a for n, a in pairs if type(a) in TYPES}
-        self.parameters = [n for n in found.names if n in self.scopes.tensors or n in self.numbers]
+        self.parameters = [n for n in exported.names if n in self.scopes.tensors or n in self.numbers]
         self.last_tensor = max((i for i, n in enumerate(self.parameters) if n in self.scopes.tensors), default=-1)
 
     def declared(self, defaults: bool = False) -> str:
@@ -47,8 +47,8 @@ class Signature:
                 continue
             value = f"={_in_schema(self.numbers[name])}" if i > self.last_tensor else ""
             words.append(f"{TYPES[type(self.numbers[name])][1]} {name}{value}")
-        made = ", ".join(["Tensor"] * self.scopes.visible)
-        return f"{self.function}({', '.join(words)}) -> {made if self.scopes.visible == 1 else f'({made})'}"
+        results = ", ".join(["Tensor"] * self.scopes.visible)
+        return f"{self.function}({', '.join(words)}) -> {results if self.scopes.visible == 1 else f'({results})'}"
 
     def result_type(self) -> str:
         count = self.scopes.visible
@@ -60,22 +60,22 @@ def _in_schema(value: Any) -> str:
 
 
 # ------------------------------------------------------------------ what has no text
-def refused(found: Gathered, reason: str, fix: str) -> ExportError:
-    """What a C++ file could not hold."""
-    place = method_place(found.cls.forward)  # type: ignore[attr-defined]
-    return ExportError(function=found.name, reason=reason, where=place, fix=fix)
+def refused(exported: Gathered, reason: str, fix: str) -> ExportError:
+    """The error for a Function that a C++ file could not hold."""
+    place = method_place(exported.cls.forward)  # type: ignore[attr-defined]
+    return ExportError(function=exported.name, reason=reason, where=place, fix=fix)
 
 
 def require_plain(signature: Signature) -> None:
     """Names that C++ can have, a CUDA target, and outputs that are tensors of their own."""
-    found = signature.scopes.found
-    require_nameable(found.compiler, [found.name], WORDS, ascii_only=True)
-    require_nameable(found.compiler, signature.parameters, (), ascii_only=True)
-    if not found.target.startswith("cuda:"):
-        reason = f"C++ launches through the CUDA driver, not on {found.target}"
-        raise refused(found, reason, "name a cuda target.")
-    forward = found.specialization.captured.forward
+    exported = signature.scopes.exported
+    require_nameable(exported.compiler, [exported.name], WORDS, ascii_only=True)
+    require_nameable(exported.compiler, signature.parameters, (), ascii_only=True)
+    if not exported.target.startswith("cuda:"):
+        reason = f"C++ launches through the CUDA driver, not on {exported.target}"
+        raise refused(exported, reason, "name a cuda target.")
+    forward = exported.specialization.forward
     apart = all(o.kind in ("tensor", "object") for o in forward.outputs)
-    if forward.dirty or found.forward.graph.mutations or not apart:
+    if forward.dirty or exported.forward.graph.mutations or not apart:
         fix = "return tensors of its own, or export a Triton module (.py)."
-        raise refused(found, "forward writes to an argument, or returns one or a view of one", fix)
+        raise refused(exported, "forward writes to an argument, or returns one or a view of one", fix)

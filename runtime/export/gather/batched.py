@@ -1,6 +1,6 @@
 """What an export writes down for vmap: the graphs of a Function over lanes, every tensor with these as its first axis.
 
-    one lane: x [M, N], w [N] -> y [M, N]        many: x [lanes, M, N], w [lanes, N] -> y [lanes, M, N]
+one lane: x [M, N], w [N] -> y [M, N]        many: x [lanes, M, N], w [lanes, N] -> y [lanes, M, N]
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The jvp of an exported Function: the user's own, captured, or his backward transposed over what the file saves.
 
-    backward: (residuals, g) -> g * w        jvp: (residuals, x_dot) -> x_dot * w
+backward: (residuals, g) -> g * w        jvp: (residuals, x_dot) -> x_dot * w
 """
 
 from __future__ import annotations

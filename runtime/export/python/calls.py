@@ -34,8 +34,8 @@ class Call:
         return self.expressions.tuple(self.value.params[name])
 
     def number(self, name: str) -> str:
-        found = self.value.params[name]
-        return self.expressions.text(found) if isinstance(found, sympy.Basic) else _literal(found)
+        parameter = self.value.params[name]
+        return self.expressions.text(parameter) if isinstance(parameter, sympy.Basic) else _literal(parameter)
 
 
 TextRule = Callable[[Call], "str | None"]
@@ -209,4 +209,4 @@ RULES: dict[str, TextRule] = {
     "aten": _aten,
     "aten_effect": _aten,
 }
-"""What is missing (random numbers from a seed, padding between elements, nested calls) fusegrad's own code computes."""
+"""Primitives that are missing (random numbers, padding inside, nested calls) fusegrad's own code computes."""

@@ -36,15 +36,15 @@ class ClassText:
     behind_wrappers: bool
 
     def __post_init__(self) -> None:
-        self.found, self.tensors = self.scopes.found, self.scopes.tensors
+        self.exported, self.tensors = self.scopes.exported, self.scopes.tensors
         self.outputs = output_names(self.scopes)
         self.hidden = self.outputs[self.scopes.visible :]
 
 
 def output_names(scopes: FunctionScopes) -> list[str]:
     """The names of forward's tensor outputs and of the hidden ones, as they are returned."""
-    forward, names = scopes.found.specialization.captured.forward, list[str]()
-    for i, output in enumerate(scopes.found.forward.graph.outputs):
+    forward, names = scopes.exported.specialization.forward, list[str]()
+    for i, output in enumerate(scopes.exported.forward.graph.outputs):
         if output is not None:
             names.append(scopes.forward.name_of(output))
             continue
@@ -71,7 +71,7 @@ def class_lines(text: ClassText) -> Iterator[str]:
         yield from indented(_jvp(text, methods["jvp"]))
     if text.vmap is not None:
         yield from indented(_vmap(text.vmap))
-    if text.name != text.found.name:
+    if text.name != text.exported.name:
         yield from _public_class(text)
 
 
@@ -79,7 +79,7 @@ def class_lines(text: ClassText) -> Iterator[str]:
 def _forward(text: ClassText) -> Iterator[str]:
     scope = text.scopes.forward
     yield "@staticmethod"
-    yield f"def forward({', '.join(text.found.names)}):"
+    yield f"def forward({', '.join(text.exported.names)}):"
     yield from indented(_constants(text))
     call = f"{scope.function}({', '.join(scope.inputs)})"
     yield f"    {assigned([scope.name_of(o) for o in scope.outputs], call)}"
@@ -88,28 +88,28 @@ def _forward(text: ClassText) -> Iterator[str]:
 
 def _constants(text: ClassText) -> Iterator[str]:
     """Arguments that are no tensors are compiled in."""
-    found = text.found
-    for name, value in zip(found.names, found.args, strict=True):
+    exported = text.exported
+    for name, value in zip(exported.names, exported.args, strict=True):
         if isinstance(value, torch.Tensor):
             continue
         if not is_literal(value):
             raise ExportError(
-                function=found.name, reason=f"its argument {name} is a {type(value).__name__}",
-                where=method_place(found.cls.forward), fix="give numbers, strings, dtypes or None.",  # type: ignore[attr-defined]
+                function=exported.name, reason=f"its argument {name} is a {type(value).__name__}",
+                where=method_place(exported.cls.forward), fix="give numbers, strings, dtypes or None.",  # type: ignore[attr-defined]
             )  # fmt: skip
         yield f"if {name} != {constant_text(value)}:"
-        said = f"{snake(found.name)} was exported for {name} = {value}, not "
+        said = f"{snake(exported.name)} was exported for {name} = {value}, not "
         whole = f'f"{said}{{{name}}}"' if _PLAIN.fullmatch(str(value)) else f"{said!r} + repr({name})"
         yield f"    raise ValueError({whole})"
 
 
 def _returned(text: ClassText) -> list[str]:
-    """What the user returns, tensors by name, then the hidden tensors."""
-    forward = text.found.specialization.captured.forward
+    """The values that the user returns, tensors by name, then the hidden tensors."""
+    forward = text.exported.specialization.forward
     tensors = [o for o in forward.outputs if o.kind != "object"]
     names = text.outputs[: text.scopes.visible]
-    made = (_tensor(text, *each) for each in zip(tensors, names, forward.fake_outputs, strict=False))
-    users = [constant_text(o.value) if o.kind == "object" else next(made) for o in forward.outputs]
+    tensor_texts = (_tensor(text, *each) for each in zip(tensors, names, forward.fake_outputs, strict=False))
+    users = [constant_text(o.value) if o.kind == "object" else next(tensor_texts) for o in forward.outputs]
     return [*users, *text.hidden]
 
 
@@ -117,13 +117,13 @@ def _tensor(text: ClassText, output: Any, name: str, fake: torch.Tensor) -> str:
     """An output by name; a view is made of its argument."""
     if output.kind != "view":
         return name
-    base = text.found.specialization.captured.forward.fakes[output.index]
+    base = text.exported.specialization.forward.fakes[output.index]
     at = [[_expression(n) for n in sizes] for sizes in (fake.shape, fake.stride())]
     if at == [[_expression(n) for n in sizes] for sizes in (base.shape, base.stride())]:
         return f"{name}.view_as({name})"
     sources = text.scopes.forward.sources
-    told = {s: sources[s] if isinstance(n, str) else n for s, n in text.scopes.symbols.items() if s in sources}
-    expressions = Expressions(told)
+    by_source = {s: sources[s] if isinstance(n, str) else n for s, n in text.scopes.symbols.items() if s in sources}
+    expressions = Expressions(by_source)
     first = expressions.text(_expression(fake.storage_offset()))
     shape, strides = (expressions.tuple(sizes) for sizes in at)
     return f"{name}.as_strided({shape}, {strides}, {name}.storage_offset() + {first})"
@@ -137,13 +137,13 @@ def _expression(size: Any) -> Any:
 def _setup_context(text: ClassText) -> Iterator[str]:
     lines = [*_marks(text), *_saved(text)]
     outputs = iter(text.outputs)
-    users = ["_" if o.kind == "object" else next(outputs) for o in text.found.specialization.captured.forward.outputs]
+    users = ["_" if o.kind == "object" else next(outputs) for o in text.exported.specialization.forward.outputs]
     results = [*users, *outputs]
     yield "@staticmethod"
     yield "def setup_context(ctx, inputs, output):"
     read = set(re.findall(r"\w+", "\n".join(lines)))
-    if read & set(text.found.names):
-        yield f"    {unpacked(list(text.found.names))} = inputs"
+    if read & set(text.exported.names):
+        yield f"    {unpacked(list(text.exported.names))} = inputs"
     if read & set(results):
         yield f"    {', '.join(results)} = output"
     yield from indented(lines or ["pass"])
@@ -154,7 +154,7 @@ def _names_of(text: ClassText, places: Any) -> list[str]:
 
 
 def _marks(text: ClassText) -> Iterator[str]:
-    forward = text.found.specialization.captured.forward
+    forward = text.exported.specialization.forward
     if dirty := _names_of(text, forward.dirty):
         yield f"ctx.mark_dirty({', '.join(dirty)})"
     if still := list(dict.fromkeys([*_names_of(text, forward.non_differentiable), *text.hidden])):
@@ -162,31 +162,31 @@ def _marks(text: ClassText) -> Iterator[str]:
 
 
 def _saved(text: ClassText) -> Iterator[str]:
-    found = text.found
-    if found.backward is not None:
+    exported = text.exported
+    if exported.backward is not None:
         yield "ctx.set_materialize_grads(False)"
-        if saved := _names_of(text, found.residuals):
+        if saved := _names_of(text, exported.residuals):
             yield f"ctx.save_for_backward({', '.join(saved)})"
-        symbols = [s for s in found.backward.sizes if isinstance(text.scopes.symbols[s], str)]
+        symbols = [s for s in exported.backward.sizes if isinstance(text.scopes.symbols[s], str)]
         if symbols:
-            sources = [_source_text(text, *found.sources[s]) for s in symbols]
+            sources = [_source_text(text, *exported.sources[s]) for s in symbols]
             yield f"ctx.sizes = ({', '.join(sources)},)"
-    if found.jvp is not None:
-        if saved := _names_of(text, found.jvp_reads):
+    if exported.jvp is not None:
+        if saved := _names_of(text, exported.jvp_reads):
             yield f"ctx.save_for_forward({', '.join(saved)})"
-        moved = moving(found.specialization)
+        moved = moving(exported.specialization)
         if len(moved) > 1:
-            yield f"ctx.shapes = ({', '.join(f'{found.names[i]}.shape' for i in moved)})"
+            yield f"ctx.shapes = ({', '.join(f'{exported.names[i]}.shape' for i in moved)})"
 
 
 def _source_text(text: ClassText, position: int, kind: str, axis: int) -> str:
-    """Where forward's arguments tell a size that backward cannot read off its own tensors."""
+    """The text that reads a size off forward's arguments, for a backward whose tensors do not tell it."""
     return f"{text.tensors[position]}.{'shape[{}]' if kind == 'size' else 'stride({})'}".format(axis)
 
 
 # ------------------------------------------------------------------ backward
 def _backward(text: ClassText, scope: Scope) -> Iterator[str]:
-    count = len(text.found.residuals)
+    count = len(text.exported.residuals)
     saved, gradients = scope.inputs[:count], scope.inputs[count:]
     supply = iter(gradients)
     named = [next(supply) if k is not None else "_" for k in text.scopes.gradient_kinds]
@@ -206,9 +206,9 @@ def _materialized(text: ClassText, scope: Scope, gradients: list[str]) -> Iterat
     """Zeros for an output that nothing was differentiated through; with a single one that cannot be."""
     if len(gradients) < 2:
         return
-    values = scope.part.graph.inputs[len(text.found.residuals) :]
-    some = f"next(g for g in ({', '.join(gradients)}) if g is not None)"
-    like = scope.inputs[0] if text.found.residuals else some
+    values = scope.part.graph.inputs[len(text.exported.residuals) :]
+    first_present = f"next(g for g in ({', '.join(gradients)}) if g is not None)"
+    like = scope.inputs[0] if text.exported.residuals else first_present
     for name, value in zip(gradients, values, strict=True):
         shape = Expressions(_sizes_without_gradients(text, scope)).tuple(value.shape)
         yield f"if {name} is None:"
@@ -217,13 +217,15 @@ def _materialized(text: ClassText, scope: Scope, gradients: list[str]) -> Iterat
 
 def _sizes_without_gradients(text: ClassText, scope: Scope) -> dict[Any, Any]:
     """Symbols as the shapes of what was saved tell them, before any gradient is known to be there."""
-    count, symbols = len(text.found.residuals), text.scopes.symbols
+    count, symbols = len(text.exported.residuals), text.scopes.symbols
     saved = set(scope.inputs[:count])
     sources = {s: t for s, t in scope.sources.items() if t.split(".")[0] in saved}
-    told = {s: sources.get(s, n) if isinstance(n, str) else n for s, n in symbols.items()}
-    if LANES in told and told[LANES] == symbols[LANES]:  # nothing saved: a gradient tells how many lanes there are
-        told[LANES] = f"next(g for g in ({', '.join(scope.inputs)}) if g is not None).shape[0]"
-    return told
+    by_source = {s: sources.get(s, n) if isinstance(n, str) else n for s, n in symbols.items()}
+    if (
+        LANES in by_source and by_source[LANES] == symbols[LANES]
+    ):  # nothing saved: a gradient tells how many lanes there are
+        by_source[LANES] = f"next(g for g in ({', '.join(scope.inputs)}) if g is not None).shape[0]"
+    return by_source
 
 
 def _gradients(text: ClassText, scope: Scope, gradients: list[str]) -> list[str]:
@@ -234,10 +236,10 @@ def _gradients(text: ClassText, scope: Scope, gradients: list[str]) -> list[str]
 
 def _launched(text: ClassText, scope: Scope) -> str:
     """A launch inside backward or jvp."""
-    given = [*scope.inputs, *scope.sizes]
+    arguments = [*scope.inputs, *scope.sizes]
     if not text.behind_wrappers:
-        return f"{scope.function}({', '.join(given)})"
-    return f"inside({', '.join([scope.function, *given])})"
+        return f"{scope.function}({', '.join(arguments)})"
+    return f"inside({', '.join([scope.function, *arguments])})"
 
 
 def _distinct(names: list[str]) -> list[str]:
@@ -246,17 +248,17 @@ def _distinct(names: list[str]) -> list[str]:
 
 # ------------------------------------------------------------------ jvp and vmap
 def _jvp(text: ClassText, scope: Scope) -> Iterator[str]:
-    found, reads = text.found, len(text.found.jvp_reads)
+    exported, reads = text.exported, len(text.exported.jvp_reads)
     saved, tangents = scope.inputs[:reads], scope.inputs[reads:]
-    given = dict(zip(moving(found.specialization), tangents, strict=True))
+    by_argument = dict(zip(moving(exported.specialization), tangents, strict=True))
     yield "@staticmethod"
-    yield f"def jvp(ctx, {', '.join(_distinct([given.get(i, '_') for i in range(len(found.names))]))}):"
+    yield f"def jvp(ctx, {', '.join(_distinct([by_argument.get(i, '_') for i in range(len(exported.names))]))}):"
     if saved:
         yield f"    {unpacked(saved)} = ctx.saved_tensors"
     yield from indented(_zero_tangents(scope, reads, tangents))
     yield f"    {assigned([scope.name_of(o) for o in scope.outputs], _launched(text, scope))}"
     pushed = iter([scope.name_of(o) for o in scope.part.graph.outputs if o is not None])
-    visible = [next(pushed) if moves else "None" for moves in output_moves(found.specialization)]
+    visible = [next(pushed) if moves else "None" for moves in output_moves(exported.specialization)]
     yield f"    return {', '.join([*visible, *['None'] * len(text.hidden)])}"
 
 
@@ -279,9 +281,9 @@ def _vmap(call: str) -> Iterator[str]:
 
 def _public_class(text: ClassText) -> Iterator[str]:
     """The class by its name, where forward has more results than the user's."""
-    name, forward = text.found.name, text.found.specialization.captured.forward
-    kept = f":{len(forward.outputs)}" if forward.is_tuple else "0"
+    name, forward = text.exported.name, text.exported.specialization.forward
+    selection = f":{len(forward.outputs)}" if forward.is_tuple else "0"
     yield from ("", "", f"class {name}(_{name}):")
     yield '    """As above, without the results that are for backward alone."""'
     yield from ("", "    @classmethod", "    def apply(cls, *args):")
-    yield f"        return _{name}.apply(*args)[{kept}]"
+    yield f"        return _{name}.apply(*args)[{selection}]"

@@ -18,7 +18,7 @@ from ..text.steps import Memory, argument_text, group_of, has_its_strides, step_
 from .calls import call_text
 
 RESERVED = ("torch", "laid_out", "expect", "aligned", "counters", "present", "inside")
-"""What the file has names for already."""
+"""Names that the file has already."""
 
 
 def dtype_text(dtype: str) -> str:
@@ -26,9 +26,9 @@ def dtype_text(dtype: str) -> str:
     return str(TO_TORCH[dtype])
 
 
-def launch_scope(found: Gathered, part: Part, symbols: Symbols) -> Scope:
+def launch_scope(exported: Gathered, part: Part, symbols: Symbols) -> Scope:
     """The names of a part's launch function."""
-    return Scope(found, part, symbols, RESERVED, PYTHON)
+    return Scope(exported, part, symbols, RESERVED, PYTHON)
 
 
 def launch_function(scope: Scope) -> str:
@@ -43,13 +43,13 @@ def _body(scope: Scope) -> Iterator[str]:
     # Lines are made in the order in which they give names; what the sizes are called is known when all is written.
     checks = _checks(scope)
     steps = step_lines(PythonSyntax(scope))
-    written = [f"{scope.inputs[i]}.copy_({scope.name_of(v)})" for i, v in scope.part.graph.mutations.items()]
+    copies = [f"{scope.inputs[i]}.copy_({scope.name_of(v)})" for i, v in scope.part.graph.mutations.items()]
     results = [line for o in scope.outputs for line in _result(scope, o)]
     returned = ", ".join(map(scope.name_of, scope.outputs))
-    rest = [*steps, *results, *written, f"return {returned}"]
-    yield from scope.size_lines([*checks, *rest])
+    lines = [*steps, *results, *copies, f"return {returned}"]
+    yield from scope.size_lines([*checks, *lines])
     yield from checks
-    yield from rest
+    yield from lines
 
 
 # ------------------------------------------------------------------ before the first kernel
@@ -66,7 +66,7 @@ def _checks(scope: Scope) -> list[str]:
 
 
 def _conditions(scope: Scope) -> list[str]:
-    """What the capture assumed about sizes, refused by name where it does not hold."""
+    """The assumptions of the capture about sizes, refused by name where it does not hold."""
     texts = [scope.expressions.text(c) for c in scope.assumed()]
     if not texts:
         return []

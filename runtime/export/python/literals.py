@@ -13,7 +13,7 @@ CONSTANTS = (int, float, bool, str, type(None), torch.dtype)
 
 
 def is_literal(value: Any) -> bool:
-    """Whether a constant can be written down."""
+    """True where a constant can be written down."""
     if isinstance(value, dict):
         return all(map(is_literal, value)) and all(map(is_literal, value.values()))
     return all(map(is_literal, value)) if isinstance(value, tuple | list) else isinstance(value, CONSTANTS)

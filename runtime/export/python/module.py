@@ -22,7 +22,7 @@ from ....codegen.emit.prelude import helpers_in, libraries_in
 from ....codegen.kernel import Scalar
 from ....ir.text.printable import in_docstring
 from ....tracer.methods import method_place
-from ...cache.store import versions
+from ...cache.entry_files import versions
 from ..gather.batched import LANES, Batched, over_lanes
 from ..gather.gathered import Gathered, gathered, require_nameable
 from ..text.function import FunctionScopes
@@ -35,22 +35,22 @@ from .literals import constant_text, indented
 from .self_test import self_test
 
 OWNED = {"torch", "triton", "tl", "os", *(name for name, _ in HELPERS)}
-"""What the file has names for already."""
+"""Names that the file has already."""
 DERIVED = ("jvp", "vmap")
 """The derivatives that a file may have besides backward."""
 CALLS_INSIDE = "\n\n\ndef inside("
-"""What the class `Inside` of a file ends before."""
+"""The text behind the class `Inside` of a file."""
 
 
 def module_with(derivatives: Sequence[str], target_class: Any, args: Sequence[Any], target: str | None) -> str:
     """The text of the file with these derivatives."""
-    found = gathered(target_class, args, target, derivatives)
-    return module_text(found, over_lanes(found) if "vmap" in derivatives else None)
+    exported = gathered(target_class, args, target, derivatives)
+    return module_text(exported, over_lanes(exported) if "vmap" in derivatives else None)
 
 
-def module_text(found: Gathered, batched: Batched | None = None) -> str:
+def module_text(exported: Gathered, batched: Batched | None = None) -> str:
     """The text of the file."""
-    module = Module(found, batched)
+    module = Module(exported, batched)
     # Launch functions first: writing them gives the values their names, by which the class has them.
     launchers = [launch_function(scope) for scopes in module.functions for scope in scopes.all]
     classes, tests = "\n".join(_classes(module)), self_test(module.scopes, batched)
@@ -61,31 +61,31 @@ def module_text(found: Gathered, batched: Batched | None = None) -> str:
 class Module:
     """A file while it is written: its Function, and the one over lanes where it has vmap."""
 
-    def __init__(self, found: Gathered, batched: Batched | None) -> None:
-        self.found = found
-        self.scopes = _scopes(found, symbol_names(found, Names(["torch", "triton", "tl", *found.names])))
+    def __init__(self, exported: Gathered, batched: Batched | None) -> None:
+        self.exported = exported
+        self.scopes = _scopes(exported, symbol_names(exported, Names(["torch", "triton", "tl", *exported.names])))
         self.batched = None if batched is None else _scopes(batched, _with_lanes(batched, self.scopes.symbols))
         self.functions = [self.scopes, *([] if self.batched is None else [self.batched])]
 
     @property
     def rules(self) -> list[str]:
         """The methods that the file has kernels for."""
-        return [*(part.method for part in self.found.parts), *(["vmap"] if self.batched is not None else [])]
+        return [*(part.method for part in self.exported.parts), *(["vmap"] if self.batched is not None else [])]
 
     def argument_types(self) -> list[str]:
         return self.scopes.argument_types(self.scopes.forward)
 
 
-def _scopes(found: Gathered, symbols: Symbols) -> FunctionScopes:
-    require_nameable(found.compiler, (found.name, *found.names), OWNED)
-    return FunctionScopes(found, symbols, launch_scope)
+def _scopes(exported: Gathered, symbols: Symbols) -> FunctionScopes:
+    require_nameable(exported.compiler, (exported.name, *exported.names), OWNED)
+    return FunctionScopes(exported, symbols, launch_scope)
 
 
-def _with_lanes(found: Batched, known: Symbols) -> Symbols:
+def _with_lanes(exported: Batched, lane_symbols: Symbols) -> Symbols:
     """The names that sizes have in the class of one lane, and one for how many lanes there are."""
-    symbols = {**known, **found.constants}
-    taken = Names([*found.names, *map(str, symbols.values())])
-    return {**symbols, LANES: taken.fresh("lanes")}
+    symbols = {**lane_symbols, **exported.constants}
+    names = Names([*exported.names, *map(str, symbols.values())])
+    return {**symbols, LANES: names.fresh("lanes")}
 
 
 # ------------------------------------------------------------------ head
@@ -100,28 +100,29 @@ def _head(module: Module, body: str) -> str:
 
 
 def _provenance(module: Module) -> Iterator[str]:
-    found, known = module.found, versions()
-    yield f"{found.name}: fused Triton kernels, {_listed(module.rules)}."
+    exported, version_of = module.exported, versions()
+    yield f"{exported.name}: fused Triton kernels, {_listed(module.rules)}."
     yield ""
-    yield f"Use: {snake(found.name)}({', '.join(found.names)}), or {found.name}.apply(..) with the same arguments."
+    called = f"{snake(exported.name)}({', '.join(exported.names)})"
+    yield f"Use: {called}, or {exported.name}.apply(..) with the same arguments."
     yield f"Holds for: {', '.join(module.argument_types())}."
-    yield from _kernel_counts(found)
+    yield from _kernel_counts(exported)
     if module.batched is not None:
         yield f"vmap holds for: {', '.join(module.batched.argument_types(module.batched.forward))}."
-        yield from (f"vmap of {line}" for line in _kernel_counts(module.batched.found))
-    place = Path(method_place(found.cls.forward)).name  # type: ignore[attr-defined]
-    yield f"From {found.cls.__qualname__} ({place}), by fusegrad {known['fusegrad']} on {date.today()},"
-    yield f"for {found.target}, with torch {torch.__version__} and triton {known['triton']}."
+        yield from (f"vmap of {line}" for line in _kernel_counts(module.batched.exported))
+    place = Path(method_place(exported.cls.forward)).name  # type: ignore[attr-defined]
+    yield f"From {exported.cls.__qualname__} ({place}), by fusegrad {version_of['fusegrad']} on {date.today()},"
+    yield f"for {exported.target}, with torch {torch.__version__} and triton {version_of['triton']}."
     missing = ["gradients of gradients", *(m for m in DERIVED if m not in module.rules)]
     yield f"{_listed(missing).capitalize()} are not in this file."
 
 
-def _kernel_counts(found: Gathered) -> Iterator[str]:
-    for part in found.parts:
+def _kernel_counts(exported: Gathered) -> Iterator[str]:
+    for part in exported.parts:
         count = sum(len(versions[0].kernels) for versions in part.kernels.values())
         calls = len(part.steps) - len(part.kernels)
-        rest = f", {calls} library calls and views" if calls else ""
-        yield f"{part.method}: {count} kernel{'s' * (count != 1)}{rest}."
+        library = f", {calls} library calls and views" if calls else ""
+        yield f"{part.method}: {count} kernel{'s' * (count != 1)}{library}."
 
 
 def _listed(words: list[str]) -> str:
@@ -167,15 +168,15 @@ def _classes(module: Module) -> Iterator[str]:
     """The class, and the one over lanes, with the table by which launches inside backward find theirs."""
     scopes, batched = module.scopes, module.batched
     hidden = len(output_names(scopes)) > scopes.visible
-    name, doc = f"{'_' * hidden}{module.found.name}", inspect.getdoc(module.found.cls)
+    name, doc = f"{'_' * hidden}{module.exported.name}", inspect.getdoc(module.exported.cls)
     if batched is None:
         # torch.func reaches backward, wrapped tensors in hand, where there is a jvp.
-        yield from class_lines(ClassText(scopes, name, doc, None, module.found.jvp is not None))
+        yield from class_lines(ClassText(scopes, name, doc, None, module.exported.jvp is not None))
         return
-    many = batched.found.name
+    many = batched.exported.name
     yield from class_lines(ClassText(scopes, name, doc, f"{many}.apply", True))
     yield from ("", "")
-    doc = f"{module.found.cls.__name__} over lanes, the first axis of every tensor."
+    doc = f"{module.exported.cls.__name__} over lanes, the first axis of every tensor."
     yield from class_lines(ClassText(batched, many, doc, f"lanes_of_lanes({many}.apply)", True))
     pairs = zip(scopes.all[1:], batched.all[1:], strict=True)
     if inner := [f"{one.function}: {over.function}," for one, over in pairs]:
@@ -185,12 +186,12 @@ def _classes(module: Module) -> Iterator[str]:
 
 def _call_by_name(module: Module) -> str:
     """A plain function; arguments that are compiled in have their value as a default, from the last tensor on."""
-    found, name = module.found, snake(module.found.name)
-    last = max(found.slots, default=-1)
-    pairs = enumerate(zip(found.names, found.args, strict=True))
+    exported, name = module.exported, snake(module.exported.name)
+    last = max(exported.slots, default=-1)
+    pairs = enumerate(zip(exported.names, exported.args, strict=True))
     parameters = ", ".join(n if i <= last else f"{n}={constant_text(a)}" for i, (n, a) in pairs)
     return "\n".join([
         f"def {name}({parameters}):",
-        f'    """{found.name}.apply by name. {in_docstring("; ".join(module.argument_types()))}"""',
-        f"    return {found.name}.apply({', '.join(found.names)})",
+        f'    """{exported.name}.apply by name. {in_docstring("; ".join(module.argument_types()))}"""',
+        f"    return {exported.name}.apply({', '.join(exported.names)})",
     ])  # fmt: skip

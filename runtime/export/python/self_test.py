@@ -22,9 +22,9 @@ Sizes = dict[Any, int]
 
 def self_test(scopes: FunctionScopes, batched: Batched | None) -> list[str]:
     """The sections; a comment where the class has no source."""
-    found = scopes.found
+    exported = scopes.exported
     try:
-        eager = as_written(found.cls, f"{found.name}AsWritten")
+        eager = as_written(exported.cls, f"{exported.name}AsWritten")
     except SourceMissing as why:
         return [f"# No self-test against the class as it was written: {printable(str(why))}."]
     head = "# ---- The class as it was written; the test below compares with it."
@@ -32,7 +32,7 @@ def self_test(scopes: FunctionScopes, batched: Batched | None) -> list[str]:
 
 
 def _comparison(scopes: FunctionScopes, batched: Batched | None) -> str:
-    found, tensors = scopes.found, scopes.tensors
+    found, tensors = scopes.exported, scopes.tensors
     lines = ["torch.manual_seed(0)", 'device = "cuda" if torch.cuda.is_available() else "cpu"']
     exported, small = _test_sizes(scopes, batched)
     for symbol, most in exported.items():
@@ -52,16 +52,16 @@ def _comparison(scopes: FunctionScopes, batched: Batched | None) -> str:
     ).strip("\n")  # fmt: skip
 
 
-def _derivative_tests(found: Gathered, batched: Batched | None) -> str:
+def _derivative_tests(exported: Gathered, batched: Batched | None) -> str:
     """The test of jvp: by the class as written where it has one, else by its transpose; and that of vmap."""
-    names = {"name": found.name, "written": f"{found.name}AsWritten"}
-    jvp = "" if found.jvp is None else OWN_JVP if found.compiler.writes("jvp") else TRANSPOSED_JVP
+    names = {"name": exported.name, "written": f"{exported.name}AsWritten"}
+    jvp = "" if exported.jvp is None else OWN_JVP if exported.compiler.writes("jvp") else TRANSPOSED_JVP
     return jvp.format(**names) + ("" if batched is None else LANES_TEST.format(**names))
 
 
 def _test_sizes(scopes: FunctionScopes, batched: Batched | None) -> tuple[Sizes, Sizes]:
     """Sizes for a GPU, as exported, and for the interpreter: small where any size will do, and odd."""
-    found, sources = scopes.found, scopes.forward.sources
+    found, sources = scopes.exported, scopes.forward.sources
     free = [s for s, n in scopes.symbols.items() if isinstance(n, str) and sources.get(s, "").count("shape")]
     exported = {s: number(s, found.sizes) for s in free}
     small = {s: min(n, 37) for s, n in exported.items()}

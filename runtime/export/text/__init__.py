@@ -1,1 +1,1 @@
-"""What the exports to Python and to C++ share: names, sizes as expressions, the steps of a launch function."""
+"""The common part of the exports to Python and C++: names, sizes as expressions, the steps of a launch function."""

@@ -17,7 +17,7 @@ _RELATIONS = {"Eq": "==", "Ne": "!=", "Equality": "==", "Unequality": "!="}
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a language spells whole-number arithmetic, conditions, a tuple of sizes and the definition of a size."""
+    """A language's spelling of whole-number arithmetic, conditions, a tuple of sizes and the definition of a size."""
 
     divided: str
     """Rounded down."""
@@ -73,7 +73,7 @@ class Expressions:
         return line
 
     def is_defined(self, size: Any) -> bool:
-        """Whether a number, a symbol or a variable stands for the whole of it."""
+        """True where a number, a symbol or a variable stands for the whole of it."""
         settled = self.settled(size)
         return not isinstance(settled, sympy.Basic) or settled.is_Atom
 
@@ -188,7 +188,7 @@ def closed(text: str) -> str:
 
 
 def _opens_at_first_bracket(text: str) -> bool:
-    """Whether the last bracket closes the first one, with nothing but a name before it."""
+    """True where the last bracket closes the first one, with nothing but a name before it."""
     at = text.index("(")
     depth = 0
     for i, letter in enumerate(text[at:], at):

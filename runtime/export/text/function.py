@@ -7,7 +7,6 @@ from typing import Any
 
 from ....ir.once import once
 from ....ir.program import Place
-from ...capture.captured_backward import predicted_kinds
 from ..gather.gathered import Gathered, Part
 from .scope import Scope, Symbols
 
@@ -17,11 +16,11 @@ MakeScope = Callable[[Gathered, Part, Symbols], Scope]
 class FunctionScopes:
     """One Function at one key. `outputs` names what forward returns, hidden tensors last."""
 
-    def __init__(self, found: Gathered, symbols: Symbols, launch_scope: MakeScope) -> None:
-        self.found, self.symbols = found, symbols
-        self.all = [launch_scope(found, part, symbols) for part in found.parts]
+    def __init__(self, exported: Gathered, symbols: Symbols, launch_scope: MakeScope) -> None:
+        self.exported, self.symbols = exported, symbols
+        self.all = [launch_scope(exported, part, symbols) for part in exported.parts]
         self.by_method = {scope.part.method: scope for scope in self.all}
-        self.tensors = [found.names[i] for i in found.slots]
+        self.tensors = [exported.names[i] for i in exported.slots]
 
     @property
     def forward(self) -> Scope:
@@ -29,13 +28,13 @@ class FunctionScopes:
 
     @property
     def visible(self) -> int:
-        """How many tensors the user's forward returns."""
-        return len(self.found.specialization.captured.forward.fake_outputs)
+        """The number of tensors that the user's forward returns."""
+        return len(self.exported.specialization.forward.fake_outputs)
 
     @once
     def gradient_kinds(self) -> list[Any]:
         """Of each output what backward is given; None for nothing."""
-        return list(predicted_kinds(self.found.specialization.captured))
+        return list(self.exported.specialization.predicted_kinds())
 
     def place_name(self, outputs: list[str], place: Place) -> str:
         """The name of an argument or of an output, hidden ones included."""
@@ -45,8 +44,8 @@ class FunctionScopes:
 
     def argument_types(self, scope: Scope) -> list[str]:
         """ "x: f32[M, N]", "eps = 1e-06" """
-        types = dict(zip(self.tensors, map(scope.type_text, self.found.forward.graph.inputs), strict=False))
+        types = dict(zip(self.tensors, map(scope.type_text, self.exported.forward.graph.inputs), strict=False))
         return [
             f"{n}: {types[n]}" if n in types else f"{n} = {a!r}"
-            for n, a in zip(self.found.names, self.found.args, strict=True)
+            for n, a in zip(self.exported.names, self.exported.args, strict=True)
         ]

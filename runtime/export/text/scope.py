@@ -25,28 +25,28 @@ def snake(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 
-def symbol_names(found: Gathered, names: Names) -> dict[sympy.Symbol, str | int]:
-    """What each symbol of the capture is called in the file: its number, a kernel's name for it, or one of its own."""
-    known: dict[sympy.Symbol, str | int] = dict(found.pinned)
-    kernels = [k for p in found.parts for vs in p.kernels.values() for v in vs for k in v.kernels]
+def symbol_names(exported: Gathered, names: Names) -> dict[sympy.Symbol, str | int]:
+    """The name of each symbol of the capture in the file: its number, a kernel's name for it, or one of its own."""
+    symbols: dict[sympy.Symbol, str | int] = dict(exported.pinned)
+    kernels = [k for p in exported.parts for vs in p.kernels.values() for v in vs for k in v.kernels]
     for scalar in (a for k in kernels for a in k.arguments if isinstance(a, Scalar)):
-        if isinstance(scalar.value, sympy.Symbol) and scalar.value not in known:
-            known[scalar.value] = names.fresh(scalar.name)
-    for symbol in found.specialization.captured.symbols:
-        if symbol not in known:
-            known[symbol] = names.fresh("n")
-    return known
+        if isinstance(scalar.value, sympy.Symbol) and scalar.value not in symbols:
+            symbols[scalar.value] = names.fresh(scalar.name)
+    for symbol in exported.specialization.symbols:
+        if symbol not in symbols:
+            symbols[symbol] = names.fresh("n")
+    return symbols
 
 
 class Scope:
     """The launch function of one part while it is written: what its inputs, values and sizes are called."""
 
     def __init__(
-        self, found: Gathered, part: Part, symbols: Symbols, reserved: Iterable[str], dialect: Dialect
+        self, exported: Gathered, part: Part, symbols: Symbols, reserved: Iterable[str], dialect: Dialect
     ) -> None:
-        self.found, self.part, self.symbols = found, part, symbols
+        self.exported, self.part, self.symbols = exported, part, symbols
         self.expressions = Expressions(symbols, dialect)
-        self.function = f"{snake(found.name)}_{part.method}"
+        self.function = f"{snake(exported.name)}_{part.method}"
         self.names = Names([*reserved, *(str(s) for s in symbols.values())])
         self.values: dict[int, str] = {}
         self.inputs = [self.bind(v, v.params["name"]) for v in part.graph.inputs]
@@ -54,12 +54,12 @@ class Scope:
 
     @property
     def is_checked(self) -> bool:
-        """Whether it is given what the user gives: forward."""
-        return self.part is self.found.forward
+        """True for forward, whose inputs are the user's and are checked."""
+        return self.part is self.exported.forward
 
     @property
     def outputs(self) -> list[Value]:
-        """What the function returns, in order; each value once."""
+        """The values that the function returns, in order, each once."""
         return list(dict.fromkeys(o for o in self.part.graph.outputs if o is not None))
 
     def strides_of(self, output: Value) -> Sequence[Any]:
@@ -87,54 +87,56 @@ class Scope:
 
     def signature(self) -> str:
         """ "x: f32[M, N] -> f32[M]", in two lines where one is too long."""
-        given = ", ".join(f"{n}: {self.type_text(v)}" for n, v in zip(self.inputs, self.part.graph.inputs, strict=True))
-        text = f"{given} -> {', '.join(map(self.type_text, self.outputs))}"
+        parameters = ", ".join(
+            f"{n}: {self.type_text(v)}" for n, v in zip(self.inputs, self.part.graph.inputs, strict=True)
+        )
+        text = f"{parameters} -> {', '.join(map(self.type_text, self.outputs))}"
         return text if len(text) < WIDTH - 10 else text.replace(" -> ", "\n    -> ") + "\n    "
 
     # ------------------------------------------------------------------ sizes
     @once
     def sources(self) -> dict[sympy.Symbol, str]:
-        """Where the tensors that are given tell a symbol."""
+        """The text that reads each symbol off a tensor's shape or strides."""
         places = self._places_in_arguments() if self.is_checked else self._places_in_inputs()
         words = {"size": self.expressions.dialect.extent, "stride": "stride({})"}
-        found: dict[sympy.Symbol, str] = {}
+        sources: dict[sympy.Symbol, str] = {}
         for symbol, (position, kind, axis) in places:
-            found.setdefault(symbol, f"{self.inputs[position]}.{words[kind].format(axis)}")
-        return found
+            sources.setdefault(symbol, f"{self.inputs[position]}.{words[kind].format(axis)}")
+        return sources
 
     def _places_in_arguments(self) -> Iterable[tuple[sympy.Symbol, tuple[int, str, int]]]:
-        return self.found.sources.items()
+        return self.exported.sources.items()
 
     def _places_in_inputs(self) -> Iterator[tuple[sympy.Symbol, tuple[int, str, int]]]:
         """Sizes of all inputs before strides."""
         inputs = list(enumerate(self.part.graph.inputs))
-        told = [(n, (at, "size", i)) for at, v in inputs for i, n in enumerate(v.shape)]
-        told += [(n, (at, "stride", i)) for at, v in inputs for i, n in enumerate(v.params["strides"])]
-        return ((n, place) for n, place in told if isinstance(n, sympy.Symbol))
+        places = [(n, (at, "size", i)) for at, v in inputs for i, n in enumerate(v.shape)]
+        places += [(n, (at, "stride", i)) for at, v in inputs for i, n in enumerate(v.params["strides"])]
+        return ((n, place) for n, place in places if isinstance(n, sympy.Symbol))
 
-    def size_lines(self, rest: Sequence[str]) -> Iterator[str]:
+    def size_lines(self, lines: Sequence[str]) -> Iterator[str]:
         """A definition for each symbol that something below reads."""
-        known = set(self.sizes)
-        text = "\n".join(rest)
+        defined = set(self.sizes)
+        text = "\n".join(lines)
         for symbol, source in self.sources.items():
             name = self.symbols[symbol]
-            if isinstance(name, str) and name not in known and re.search(rf"\b{name}\b", text):
-                known.add(name)
+            if isinstance(name, str) and name not in defined and re.search(rf"\b{name}\b", text):
+                defined.add(name)
                 yield self.expressions.dialect.definition.format(f"{name} = {source}")
 
     def assumed(self) -> list[Any]:
         """The conditions of the capture; a size that is no constant of it is two at least, or one if that is known."""
-        settled = [self.expressions.settled(g) for g in self.found.guards]
-        sizes = [s for s in self.sources if isinstance(self.symbols[s], str) and self.found.sources[s][1] == "size"]
-        least = {s: 1 if s in self.found.ones else 2 for s in sizes}
-        rest = []
+        settled = [self.expressions.settled(g) for g in self.exported.guards]
+        sizes = [s for s in self.sources if isinstance(self.symbols[s], str) and self.exported.sources[s][1] == "size"]
+        least = {s: 1 if s in self.exported.ones else 2 for s in sizes}
+        conditions = []
         for guard in dict.fromkeys(g for g in settled if g is not sympy.true):
             if (bound := _lower_bound(guard)) is None:
-                rest.append(guard)
+                conditions.append(guard)
             else:
                 least[bound[0]] = max(least.get(bound[0], 0), bound[1])
-        settled_by = {g.lhs for g in rest if isinstance(g, sympy.Eq) and g.lhs.is_Symbol and g.rhs.is_Integer}
-        return [*(sympy.Ge(s, n, evaluate=False) for s, n in least.items() if s not in settled_by), *rest]
+        settled_by = {g.lhs for g in conditions if isinstance(g, sympy.Eq) and g.lhs.is_Symbol and g.rhs.is_Integer}
+        return [*(sympy.Ge(s, n, evaluate=False) for s, n in least.items() if s not in settled_by), *conditions]
 
 
 def _lower_bound(guard: Any) -> tuple[sympy.Symbol, int] | None:
@@ -148,7 +150,7 @@ def _lower_bound(guard: Any) -> tuple[sympy.Symbol, int] | None:
 
 # ------------------------------------------------------------------ versions of kernels
 def condition_of(scope: Scope, version: Kernels) -> str:
-    """What sizes must be for a version of a group's kernels; "" for any."""
+    """The condition on sizes for a version of a group's kernels; "" for none."""
     guards = dict.fromkeys(g for k in version.kernels for g in k.guards if g.has(sympy.Mod))
     return scope.expressions.conjunction(list(guards))
 

@@ -18,7 +18,7 @@ Memory = Mapping[str, Sequence[str]]
 
 
 class Syntax(Protocol):
-    """What a language has for each part of a launch function."""
+    """The parts of a launch function in one language."""
 
     @property
     def scope(self) -> Scope:
@@ -66,7 +66,7 @@ def step_lines(syntax: Syntax) -> list[str]:
 
 def _refused(scope: Scope, step: Extern | View) -> ExportError:
     return ExportError(
-        function=scope.found.name, reason=f"{step.value.prim} in {scope.part.method} has no text in plain torch",
+        function=scope.exported.name, reason=f"{step.value.prim} in {scope.part.method} has no text in plain torch",
         where=step.value.origin.where or scope.part.where, fix="use the class through fusegrad.",
     )  # fmt: skip
 
@@ -77,7 +77,7 @@ def group_of(scope: Scope, value: Value) -> Group | None:
 
 
 def has_its_strides(scope: Scope, output: Value) -> bool:
-    """Whether a kernel writes an output as it is returned."""
+    """True where a kernel writes an output as it is returned."""
     group = group_of(scope, output)
     if group is None:
         return False
@@ -88,15 +88,15 @@ def has_its_strides(scope: Scope, output: Value) -> bool:
 def _group(syntax: Syntax, group: Group, versions: Sequence[Kernels]) -> list[str]:
     # What the kernels read, in the layout that they were generated for.
     scope = syntax.scope
-    given = [_operand(syntax, v, own) for v, own in zip(group.inputs, group.graph.inputs, strict=True)]
-    lines = [line for before, _ in given for line in before]
+    operands = [_operand(syntax, v, own) for v, own in zip(group.inputs, group.graph.inputs, strict=True)]
+    lines = [line for before, _ in operands for line in before]
     # Memory for what they write.
     outputs = []
     for whole, own, strides in zip(group.outputs, group.graph.outputs, group.graph.output_strides, strict=True):
         assert own is not None and strides is not None
         outputs.append(scope.bind(whole, whole.origin.name))
         lines.append(syntax.bound(outputs[-1], syntax.empty(own.dtype, own.shape, strides)))
-    memory = {"input": [text for _, text in given], "output": outputs}
+    memory = {"input": [text for _, text in operands], "output": outputs}
     # Numbers that several launches read have a name, before any launch is written.
     versions = reached(scope, versions)
     lines += _variables(scope, versions)
@@ -106,7 +106,7 @@ def _group(syntax: Syntax, group: Group, versions: Sequence[Kernels]) -> list[st
 
 
 def _operand(syntax: Syntax, value: Value, own: Value) -> tuple[list[str], str]:
-    """What a kernel reads, in the layout that it was told; and the lines that make it so."""
+    """Lines that lay an operand out as a kernel reads it, and its name."""
     scope = syntax.scope
     name = source = scope.name_of(value)
     if value.prim == "input" or group_of(scope, value) is not None:
@@ -117,7 +117,7 @@ def _operand(syntax: Syntax, value: Value, own: Value) -> tuple[list[str], str]:
 
 
 def _variables(scope: Scope, versions: Sequence[Kernels]) -> Iterator[str]:
-    """What the kernels are given as numbers, the simpler ones first."""
+    """Definitions of the numbers that kernels take, the simpler ones first."""
     scalars = [a for v in versions for k in v.kernels for a in k.arguments if isinstance(a, Scalar)]
     compound = [a for a in scalars if not isinstance(a.value, int)]
     for scalar in sorted(compound, key=lambda a: a.value.count_ops()):  # type: ignore[union-attr]

@@ -135,7 +135,7 @@ def plant_binding(monkeypatch: pytest.MonkeyPatch) -> None:
         return {n: torch.tanh if n.target is aten.sigmoid.default else way for n, way in real(nodes).items()}
 
     monkeypatch.setattr(replay, "bindings", wrong)
-    monkeypatch.setattr("fusegrad.runtime.bisect.places.bindings", wrong)
+    monkeypatch.setattr("fusegrad.runtime.bisect.localize.bindings", wrong)
 
 
 GATE, RSTD = "gate = torch.sigmoid(x)", "rstd = torch.rsqrt("

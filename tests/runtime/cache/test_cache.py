@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from fusegrad.runtime.cache import entry_files, eviction, location
 from fusegrad.runtime.cache import private_folder as folder
 from fusegrad.runtime.cache import store as cache
 from fusegrad.runtime.cache.store import Cache, key_of
@@ -163,7 +164,7 @@ def test_entries_of_other_versions_are_ignored_and_stay(store: Cache, change: tu
     store.put(KEY, {"mine": b""})
     assert store.get(KEY) == {"mine": b""}, "in memory"
     assert {path.name: path.read_bytes() for path in entry(store).iterdir()} == found
-    assert store.fault(KEY) == cache.OTHER_VERSION
+    assert store.fault(KEY) == entry_files.OTHER_VERSION
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
@@ -375,7 +376,7 @@ def test_folders_of_another_user_are_left_alone(store: Cache, tmp_path: Path) ->
 
 
 def test_memory_keeps_the_newest() -> None:
-    memory = cache.Memory(limit=2)
+    memory = cache.MemoryEntries(limit=2)
     for name in ("a", "b", "c"):
         memory.put(name, {})
     assert (memory.get("a"), memory.get("c")) == (None, {})
@@ -387,7 +388,7 @@ def test_sweep_deletes_what_was_used_longest_ago(store: Cache) -> None:
         store.put(key, {"f": bytes(1000)})
         os.utime(store.directory(key) or "", (time.time() - age,) * 2)
     store.get(keys[1])  # now the newest
-    store.limit = 2 * 2 * cache.BLOCK
+    store.limit = 2 * 2 * entry_files.BLOCK
     store.sweep()
     assert [store.get(key) is not None for key in keys] == [False, True, True, False]
 
@@ -477,7 +478,7 @@ def test_a_child_forked_meanwhile_holds_no_claim(store: Cache) -> None:
     os.waitpid(child, 0)
     held = store.claim(KEY, 1.0)
     assert held is not None
-    held.let_go()
+    held.release()
 
 
 def test_a_claim_that_is_forgotten_is_free(store: Cache) -> None:
@@ -506,7 +507,7 @@ def test_times_in_the_future_count_as_long_ago(store: Cache) -> None:
     left = store.root / "tmp" / "left"
     left.mkdir()
     os.utime(left, (later, later))
-    store.sweep(2 * 2 * cache.BLOCK)
+    store.sweep(2 * 2 * entry_files.BLOCK)
     assert [store.get(key) is not None for key in keys] == [True, False, True] and not left.exists()
 
 
@@ -517,7 +518,7 @@ def test_one_sweep_an_hour_for_all_processes(store: Cache, monkeypatch: pytest.M
     for number, each in enumerate((store, other, store)):
         each.put(key_of(number), FILES)
     assert swept == [store]
-    os.utime((store.root or Path()) / cache.SWEPT, (0, 0))
+    os.utime((store.root or Path()) / eviction.SWEPT, (0, 0))
     other.put(KEY, FILES)
     assert swept == [store, other]
 
@@ -576,7 +577,7 @@ def test_place(
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value.format(home=tmp_path))
-    assert str(cache.default_root()) == expected.format(home=tmp_path, here=tmp_path)
+    assert str(location.default_root()) == expected.format(home=tmp_path, here=tmp_path)
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -589,4 +590,4 @@ def test_without_home_it_is_the_user_s_of_the_system(known: bool, monkeypatch: p
     home = Path(pwd.getpwuid(os.getuid()).pw_dir)
     if not known:
         monkeypatch.setattr(pwd, "getpwuid", unknown)
-    assert cache.default_root() == (home / ".cache" / "fusegrad" if known and home.is_dir() else None)
+    assert location.default_root() == (home / ".cache" / "fusegrad" if known and home.is_dir() else None)
