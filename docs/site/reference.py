@@ -20,11 +20,11 @@ from fusegrad.ir.errors import FusegradError
 from fusegrad.runtime.bisect.search import Bisection, Culprit
 from fusegrad.runtime.cache import location
 from fusegrad.runtime.check.check import Report
+from fusegrad.runtime.fallback.records import Record
 from fusegrad.runtime.profile.profile import Measured, Profile
 from fusegrad.runtime.report.directions import DirectionReport, KernelReport
 from fusegrad.runtime.report.explanation import Explanation
 from fusegrad.runtime.settings import config, logs
-from fusegrad.runtime.specialize.records import Record
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,11 +18,10 @@ from ..fallback.answer import Fault, backward_failed, contained, is_fault, users
 from ..fallback.records import Record, warn
 from ..functorch.unit import BackwardUnit
 from ..settings.counters import count
-from ..specialize.backward import opaque_calls, run_backward, unasked_of
-from ..specialize.compiled_backward import is_apart
+from ..specialize.backward import guard_failure, opaque_calls, run_backward
+from ..specialize.compiled_backward import BackwardCall, is_apart
 from ..specialize.residuals import Chosen
 from ..specialize.specialization import Specialization
-from ..values.gradient_layouts import gradient_kind, in_a_class
 from .opaque_forward import WRITES_GIVEN
 
 if TYPE_CHECKING:
@@ -31,115 +31,108 @@ ASSIGNED = "attributes of grad_fn"
 
 
 def backward(
-    compiler: Compiled,
-    specialization: Specialization,
-    backend: str,
-    chosen: Chosen | None,
-    ctx: Any,
-    gradients: Sequence[Any],
+    compiler: Compiled, spec: Specialization, backend: str, chosen: Chosen | None, ctx: Any, gradients: Sequence[Any]
 ) -> Any:
     """backward of a generated Function: kernels, or the user's own body with the reason on record."""
-    residuals = [*_unpacked(specialization, chosen, ctx), *ctx._fusegrad_tensors]
+    residuals = [*_unpacked(spec, chosen, ctx), *ctx._fusegrad_tensors]
+    call = BackwardCall(backend, residuals, ctx._fusegrad_sizes, gradients, chosen, ctx)
     try:
-        return _differentiated(compiler, specialization, backend, chosen, ctx, residuals, gradients)
+        return _differentiated(compiler, spec, call)
     except Exception as error:
         if not is_fault(error):
             raise
         fault = Fault.of(error)
-    results = users_backward(compiler, specialization, chosen, ctx, residuals, gradients)
-    backward_failed(compiler, specialization, fault, gradients)
+    results = as_written(compiler, spec, call)
+    backward_failed(compiler, spec, fault, gradients)
     return results
 
 
-def _differentiated(
-    compiler: Compiled,
-    specialization: Specialization,
-    backend: str,
-    chosen: Chosen | None,
-    ctx: Any,
-    residuals: list[Any],
-    gradients: Sequence[Any],
-) -> Any:
-    compiler.require_backward(specialization)
-    sizes = ctx._fusegrad_sizes
-    if specialization.backward.faulty:
-        return users_backward(compiler, specialization, chosen, ctx, residuals, gradients)
-    if (result := _on_what_changed(compiler, specialization, chosen, ctx, residuals, gradients)) is not None:
-        return result
-    if is_assigned(ctx, specialization.captured):
-        originals = residuals if chosen is None else chosen.originals(residuals, ctx)
-        return _users_on(compiler, ctx, specialization, originals, gradients)
-    recording = torch.is_grad_enabled() and any(map(is_tracked, (*residuals, *gradients)))
-    recording = recording or any(map(has_tangent, (*residuals, *gradients)))
-    in_a_batch = any(map(is_batched, gradients))
+def as_written(compiler: Compiled, spec: Specialization, call: BackwardCall) -> Any:
+    """The user's own backward, followed by autograd where it is."""
+    return users_backward(compiler, spec, call.chosen, call.ctx, call.residuals, call.gradients)
+
+
+def _differentiated(compiler: Compiled, spec: Specialization, call: BackwardCall) -> Any:
+    compiler.require_backward(spec)
+    if spec.backward.faulty or _changed_since_forward(compiler, spec, call):
+        return as_written(compiler, spec, call)
+    if is_assigned(call.ctx, spec.captured):
+        _record_assigned(compiler)
+        return as_written(compiler, spec, _followed(call))
+    tensors = (*call.residuals, *call.gradients)
+    in_a_batch = any(map(is_batched, call.gradients))
     traced = is_capturing()  # by another mode: no capture may begin, and none is refused for good
     if traced:
         compiler.seen_by_a_mode()
-    if recording or in_a_batch or traced or transforms_active():
-        originals = residuals if chosen is None else chosen.originals(residuals, ctx)
-        opaque = compiler.records.get("backward", Record("")).status == "opaque"
-        if in_a_batch or traced or opaque or compiler.is_debugged() or is_apart(specialization.backward):
-            return users_backward(compiler, specialization, None, ctx, originals, gradients)
-        if (why := unasked_of(specialization, residuals, sizes, gradients, chosen)) is not None:
-            compiler.refuse("backward", CaptureError(reason=why, where=specialization.captured.backward_place()))
-            return users_backward(compiler, specialization, None, ctx, originals, gradients)
-        if not (transforms_active() or _is_captured(compiler, specialization, gradients)):
-            return users_backward(compiler, specialization, None, ctx, originals, gradients)
-        return BackwardUnit.of(compiler, specialization, backend).differentiable(originals, sizes, gradients)
-    results = run_backward(compiler, specialization, backend, residuals, sizes, gradients, chosen, ctx)
-    if (learn := getattr(type(ctx), "_fusegrad_learns", None)) is not None:
-        with contained(compiler, "backward", gradients):
-            learn(residuals, gradients)
+    is_recorded = (torch.is_grad_enabled() and any(map(is_tracked, tensors))) or any(map(has_tangent, tensors))
+    if is_recorded or in_a_batch or traced or transforms_active():
+        return _derivative(compiler, spec, call, in_a_batch or traced)
+    results = run_backward(compiler, spec, call)
+    if (learn := getattr(type(call.ctx), "_fusegrad_learns", None)) is not None:
+        with contained(compiler, "backward", call.gradients):
+            learn(call.residuals, call.gradients)
     return results
 
 
-def _is_captured(compiler: Compiled, specialization: Specialization, gradients: Sequence[Any]) -> bool:
+def _derivative(compiler: Compiled, spec: Specialization, call: BackwardCall, in_a_transform: bool) -> Any:
+    """backward where something differentiates or batches it: by its graph, or by the user's own operations."""
+    followed = _followed(call)
+    opaque = compiler.records.get("backward", Record("")).status == "opaque"
+    if in_a_transform or opaque or compiler.is_debugged() or is_apart(spec.backward):
+        return as_written(compiler, spec, followed)
+    if (why := guard_failure(spec.captured, call)) is not None:
+        compiler.refuse("backward", CaptureError(reason=why, where=spec.captured.backward_place()))
+        return as_written(compiler, spec, followed)
+    if not (transforms_active() or _is_captured(compiler, spec, call)):
+        return as_written(compiler, spec, followed)
+    unit = BackwardUnit.of(compiler, spec, call.backend)
+    return unit.differentiable(followed.residuals, call.sizes, call.gradients)
+
+
+def _followed(call: BackwardCall) -> BackwardCall:
+    """The call on the user's own residuals, with their history where autograd follows them."""
+    if call.chosen is None:
+        return call
+    return replace(call, residuals=call.chosen.originals(call.residuals, call.ctx), chosen=None)
+
+
+def _is_captured(compiler: Compiled, spec: Specialization, call: BackwardCall) -> bool:
     """Whether there is one graph for these gradients. Where there is none that is on record before anything runs:
     a derivative would run it again, and it may have effects, or draw."""
     try:
-        entry = specialization.backward.entry(tuple(gradient_kind(in_a_class(g)) for g in gradients))
+        entry = spec.backward.entry(call.kinds)
     except OpaqueMet as error:
         compiler.derivative_refused(error)
         return False
     except CaptureError as error:
         if compiler.take_out("backward", error):
-            specialization.adopt(compiler.cls, compiler.reads_now())
-            return _is_captured(compiler, specialization, gradients)
+            spec.adopt(compiler.cls, compiler.reads_now())
+            return _is_captured(compiler, spec, call)
         compiler.refuse("backward", error)
         return False
-    for call in opaque_calls(entry):
-        compiler.derivative_refused(CaptureError(reason=call.told, where=call.where))
+    for opaque in opaque_calls(entry):
+        compiler.derivative_refused(CaptureError(reason=opaque.told, where=opaque.where))
     if entry.written:  # a derivative would compute it again, on what is in that memory by then
-        compiler.derivative_refused(CaptureError(reason=WRITES_GIVEN, where=specialization.captured.backward_place()))
+        compiler.derivative_refused(CaptureError(reason=WRITES_GIVEN, where=spec.captured.backward_place()))
     return not (entry.opaque or entry.written)
 
 
-def _on_what_changed(
-    compiler: Compiled,
-    specialization: Specialization,
-    chosen: Chosen | None,
-    ctx: Any,
-    residuals: Any,
-    gradients: Sequence[Any],
-) -> Any:
-    """The user's own backward where the caller changed what is on ctx since forward; None where they did not."""
-    sharing = specialization.captured.sharing
-    if sharing is None or (name := sharing.changed(ctx._fusegrad_shared)) is None:
-        return None
+def _changed_since_forward(compiler: Compiled, spec: Specialization, call: BackwardCall) -> bool:
+    """Whether the caller changed what is on ctx since forward: on record."""
+    sharing = spec.captured.sharing
+    if sharing is None or (name := sharing.changed(call.ctx._fusegrad_shared)) is None:
+        return False
     reason = f"what `ctx.{name}` shares with the caller changed after forward"
-    compiler.refuse("backward", CaptureError(reason=reason, where=specialization.captured.backward_place()))
-    return users_backward(compiler, specialization, chosen, ctx, residuals, gradients)
+    compiler.refuse("backward", CaptureError(reason=reason, where=spec.captured.backward_place()))
+    return True
 
 
-def _users_on(
-    compiler: Compiled, ctx: Any, specialization: Specialization, residuals: Sequence[Any], gradients: Any
-) -> Any:
-    """The user's own backward on a ctx that was written to from outside: on record."""
+def _record_assigned(compiler: Compiled) -> None:
+    """A ctx that was written to from outside: on record, once."""
     if ASSIGNED not in compiler.records and compiler.records.get("backward", Record("")).status != "opaque":
         compiler.records[ASSIGNED] = record = Record("opaque", REASON, users_line())
         count("fallbacks")
         warn(f"{compiler.cls.__name__}.backward runs as you wrote it, uncompiled: {REASON} [{record.code}]")
-    return users_backward(compiler, specialization, None, ctx, residuals, gradients)
 
 
 def _unpacked(spec: Specialization, chosen: Chosen | None, ctx: Any) -> tuple[Any, ...]:

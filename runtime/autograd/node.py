@@ -7,6 +7,7 @@ backward only execute what was captured.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch.autograd.function import Function, once_differentiable
@@ -18,6 +19,8 @@ from ...tracer.function import ForwardCapture
 from ...tracer.methods import backward_method, is_once_differentiable, takes_boxed_gradients
 from ...tracer.torch_private import direct_apply, saved_tensors_can_be_told_apart, saved_tensors_of
 from ..capture.ctx_attributes import showing
+from ..capture.outputs import rebuild_output
+from ..capture.user_methods import ctx_attributes
 from ..execution.source_writer import SourceWriter, row
 from ..fallback.effects import careful
 from ..specialize.function_class import node_class, shown
@@ -48,11 +51,11 @@ def make_node(
     if own_backward and method is not None:
         return node_class(cls, (Function,), _body(cls, forward, shown(_of_the_present(cls))))
     body = _body(cls, forward, _backward(compiler, spec, backend, chosen, method))
-    node = node_class(cls, (Function,), body, showing(spec))
-    if not spec.forward.tensor_attributes:
+    node = node_class(cls, (Function,), body, showing(spec.captured))
+    if not spec.captured.forward.tensor_attributes:
         node._backward_cls._fusegrad_tensors = ()  # for all of them, in place of a slot of each
     if chosen is not None and saved_tensors_can_be_told_apart:
-        users = len(spec.forward.saved)
+        users = len(spec.captured.forward.saved)
         node._backward_cls.saved_tensors = property(
             lambda ctx: tuple(chosen.originals(saved_tensors_of(ctx), ctx)[:users])
         )
@@ -71,21 +74,23 @@ def _of_the_present(cls: type) -> Callable[..., Any]:
 
 def _forward(spec: Specialization, backend: str, chosen: Chosen | None, own_backward: bool) -> Callable[..., Any]:
     """forward of the generated Function, for any sizes that the specialization admits."""
+    captured = spec.captured
     text = SourceWriter()
     at, plan = text.constant(spec, "spec"), text.constant(chosen, "chosen")
     args = "given"
-    if len(spec.arguments) > spec.count:  # tensors in containers are arguments, too
+    if len(captured.arguments) > captured.count:  # tensors in containers are arguments, too
         args = text.let("args", f"{text.constant(opened, 'opened')}(given)")
-    sizes = text.let("sizes", f"{at}.sizes({args})")
+    data, rebuild = text.constant(captured, "captured"), text.constant(rebuild_output, "rebuild")
+    sizes = text.let("sizes", f"{data}.sizes({args})")
     text.add(f"outputs, hidden = {at}.run_forward({args}, {backend!r}, {plan}, {sizes})")
-    inputs = [f"{args}[{i}]" for i in spec.slots]
+    inputs = [f"{args}[{i}]" for i in captured.slots]
     names: dict[str, Callable[[int], str]]
     names = {"input": inputs.__getitem__, "output": "outputs[{}]".format, "hidden": "hidden[{}]".format}
-    saved = spec.forward.saved if chosen is None else chosen.places
+    saved = captured.forward.saved if chosen is None else chosen.places
     write_context(text, spec, saved, own_backward, lambda p: names[p.kind](p.index), sizes, "given")
     if not own_backward:
         text.add(f"ctx._fusegrad_sizes = {sizes}")
-    text.add(f"return {at}.returned(outputs, ({row(inputs)}), hidden, {sizes})")
+    text.add(f"return {rebuild}({data}, outputs, ({row(inputs)}), hidden, {sizes})")
     return text.function("forward", ("ctx", "*given"))
 
 
@@ -101,13 +106,14 @@ def write_context(
     def picked(places: Iterable[Place | None]) -> str:
         return row(["None" if p is None else name_of(p) for p in places])
 
-    captured, sharing = spec.forward, spec.sharing
+    captured, sharing = spec.captured.forward, spec.captured.sharing
     if saved:
         text.add(f"ctx.to_save = ({picked(saved)})")
     tensors = f"[{picked(captured.tensor_attributes.values())}]"
     # The user's own backward reads ctx as forward left it; a captured one is given its tensors by position.
     if own_backward:
-        text.add(f"vars(ctx).update({text.constant(spec.attributes, 'attributes')}({tensors}, {sizes}))")
+        attributes = text.constant(partial(ctx_attributes, spec.captured), "attributes")
+        text.add(f"vars(ctx).update({attributes}({tensors}, {sizes}))")
     elif captured.tensor_attributes:
         text.add(f"ctx._fusegrad_tensors = {tensors}")
     if sharing is not None:
@@ -136,8 +142,8 @@ def _backward(
 
     if takes_boxed_gradients(compiler.cls):
         return shown(boxed)
-    alone = compiler.fits and chosen is None and not spec.forward.tensor_attributes
-    return shown(backward, method if alone and not spec.forward.constants else None)
+    alone = compiler.fits and chosen is None and not spec.captured.forward.tensor_attributes
+    return shown(backward, method if alone and not spec.captured.forward.constants else None)
 
 
 def _body(cls: type, forward: Any, backward: Any) -> dict[str, Any]:
@@ -185,6 +191,6 @@ def _add_node(
 ) -> None:
     if key in specialization.nodes:  # another thread was first
         return
-    chosen = compiler.chosen(specialization, key, specialization.sizes(args))
+    chosen = compiler.chosen(specialization, key, specialization.captured.sizes(args))
     node = make_node(compiler, specialization, key[0], chosen, key[2])
-    specialization.nodes[key] = careful(direct_apply(node), specialization)
+    specialization.nodes[key] = careful(direct_apply(node), specialization.captured)

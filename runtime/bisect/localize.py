@@ -18,6 +18,8 @@ from ...ir import Graph, Value
 from ...ir.passes.fuse import Group
 from ...ir.passes.simplify import family_of
 from ...ir.rewrite import Applied, extract, name_of
+from ..capture.captured_backward import BackwardEntry
+from ..capture.user_methods import run_user_backward, run_user_forward
 from ..check.compare import Difference, Tolerance, difference
 from ..check.subject import Subject
 from ..execution.aten import reference
@@ -25,7 +27,7 @@ from ..execution.aten.unboxed_ops import bindings
 from ..execution.executable import Executable
 from ..execution.group import GroupRunner
 from ..execution.kernel_plan import KernelPlan, OnTensors, runner_of
-from ..specialize.specialization import BackwardEntry, Specialization
+from ..specialize.specialization import Specialization
 from ..values.sizes import Binder, BoundSizes
 from .steps import Execution, Step, Steps
 
@@ -344,24 +346,25 @@ def _origin(node: Node) -> str:
 def _users_method(subject: Subject, execution: Execution) -> tuple[str, Callable[[], Sequence[Any]]] | None:
     """(what it is called, the user's own method on what the executable was given)."""
     for spec in (s for specializations in subject.compiler.known.values() for s in specializations):
-        if spec.forward.trace is execution.what.trace:
-            args = spec.with_tensors(list(execution.given)[: len(spec.slots)])
-            return f"{spec.name}.forward", partial(spec.users_forward, args)
-        for key, entry in spec.entries.items():
+        if spec.captured.forward.trace is execution.what.trace:
+            args = spec.captured.with_tensors(list(execution.given)[: len(spec.captured.slots)])
+            return f"{spec.captured.name}.forward", partial(partial(run_user_forward, spec.captured), args)
+        for key, entry in spec.backward.entries.items():
             if isinstance(entry, BackwardEntry) and entry.trace is execution.what.trace:
-                return f"{spec.name}.backward", partial(_users_backward, spec, key[0], execution)
+                return f"{spec.captured.name}.backward", partial(_users_backward, spec, key[0], execution)
     return None
 
 
 def _users_backward(spec: Specialization, kinds: Sequence[Any], execution: Execution) -> Sequence[Any]:
     """The user's backward on the residuals, sizes and gradients that its capture was given."""
-    places, supply = spec.residual_places, iter(execution.given)
+    captured = spec.captured
+    places, supply = captured.residual_places, iter(execution.given)
     residuals = [None if p is None else next(supply) for p in places]
-    symbols = {s: next(supply) for s in spec.backward_symbols}
+    symbols = {s: next(supply) for s in captured.backward_symbols}
     gradients = [None if k is None else next(supply) for k in kinds]
-    pairs = [(r, spec.forward.fake_at(p)) for r, p in zip(residuals, places, strict=True) if p is not None]
+    pairs = [(r, captured.forward.fake_at(p)) for r, p in zip(residuals, places, strict=True) if p is not None]
     sizes = BoundSizes({**symbols, **_sizes_of([f for _, f in pairs], [r for r, _ in pairs])})
-    return spec.users_backward(residuals, sizes, gradients)
+    return run_user_backward(captured, residuals, sizes, gradients)
 
 
 def _sizes_of(fakes: Sequence[Any], values: Sequence[Any]) -> Mapping[Any, int]:

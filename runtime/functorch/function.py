@@ -33,8 +33,10 @@ from ...tracer.torch_private import (
     share_memory,
 )
 from ...tracer.trace import CaptureError
+from ..capture.captured_backward import gradients_per_output, predicted_kinds, reduced_to_argument
 from ..capture.guards import is_float
-from ..capture.outputs import is_as_strided, view_of
+from ..capture.outputs import is_as_strided, rebuild_output, tensor_at, view_of
+from ..capture.user_methods import ctx_attributes, hidden_of_user, run_user_backward, run_user_forward
 from ..execution.aten import reference
 from ..fallback.answer import Fault, is_fault
 from ..settings.config import KERNEL_BACKENDS
@@ -57,8 +59,9 @@ from .transposed_jvp import tangents_of
 from .unit import VALUES, BackwardUnit, OutDim, Unit, batchable, lane, own_memory, present_under_vmap
 
 if TYPE_CHECKING:
+    from ..capture.captured_backward import BackwardEntry
     from ..specialize.compiled import Compiled
-    from ..specialize.specialization import BackwardEntry, Specialization
+    from ..specialize.specialization import Specialization
 
 Tensor = torch.Tensor
 Dims = tuple[int | None, ...]
@@ -77,14 +80,15 @@ def whole_of(compiler: Compiled, specialization: Specialization, backend: str) -
 
 def _has_no_place_for_tangents(spec: Specialization) -> bool:
     """Whether some output is a view, or repeats elements: a tangent that is derived is no such thing."""
-    made = (*spec.forward.fake_outputs, *spec.forward.fake_hidden)
-    return bool(spec.skip) or any(isinstance(step, int) and step == 0 for o in made for step in o.stride())
+    captured = spec.captured
+    made = (*captured.forward.fake_outputs, *captured.forward.fake_hidden)
+    return bool(captured.skip) or any(isinstance(step, int) and step == 0 for o in made for step in o.stride())
 
 
 def why_not_whole(compiler: Compiled, spec: Specialization) -> str | None:
     """Why torch.func gets the user's own class; None where it gets the compiled one."""
-    forward = spec.forward
-    if spec.writes_inputs and (forward.hidden_count or backward_method(compiler.cls) is None):
+    forward = spec.captured.forward
+    if spec.captured.writes_inputs and (forward.hidden_count or backward_method(compiler.cls) is None):
         return "it writes to an argument and keeps a value from in between, which torch.func differentiates"
     pushed = compiler.derive_jvp == "forward" and forward_mode_is_active() and not compiler.writes("jvp")
     if (why := why_not_differentiated(spec, pushed or backward_method(compiler.cls) is None)) is not None:
@@ -101,7 +105,7 @@ def why_not_whole(compiler: Compiled, spec: Specialization) -> str | None:
 
 
 def _backward_writes_through_data(spec: Specialization) -> bool:
-    entry = next((e for e in spec.entries.values() if not isinstance(e, CaptureError)), None)
+    entry = next((e for e in spec.backward.entries.values() if not isinstance(e, CaptureError)), None)
     return entry is not None and writes_through_data(entry.trace.graph_module)
 
 
@@ -118,11 +122,12 @@ class Rules:
     copies: bool  # whether no result may be a view
 
     def __init__(self, compiler: Compiled, spec: Specialization) -> None:
+        captured = spec.captured
         self.compiler, self.spec = compiler, spec
-        self.visible = len(spec.forward.tensor_outputs)
-        self.made = self.visible + spec.forward.hidden_count
-        self.tracked = sum(i < spec.count for i in spec.slots)  # tensors from inside containers are not
-        self.symbols = sorted(spec.binder.sources, key=str)
+        self.visible = len(captured.forward.tensor_outputs)
+        self.made = self.visible + captured.forward.hidden_count
+        self.tracked = sum(i < captured.count for i in captured.slots)  # tensors from inside containers are not
+        self.symbols = sorted(captured.binder.sources, key=str)
         self.batches: dict[Any, Batched] = {}
         self._function: Any = None
 
@@ -153,26 +158,27 @@ class Rules:
         body: dict[str, Any] = {name: staticmethod(getattr(self, name)) for name in names}
         if self.compiler.writes("vmap"):
             body["generate_vmap_rule"] = self.compiler.cls.generate_vmap_rule  # type: ignore[attr-defined]  # torch raises
-        return type(self.spec.name, (Function,), body)
+        return type(self.spec.captured.name, (Function,), body)
 
     # ------------------------------------------------------------------ forward
     def forward(self, *args: Any) -> tuple[Any, ...]:
         return self.run_forward(args)
 
     def setup_context(self, ctx: Any, inputs: Sequence[Any], output: Sequence[Any]) -> None:
-        tensors = self.spec.tensors_of(inputs)
+        captured = self.spec.captured
+        tensors = captured.tensors_of(inputs)
         outputs, hidden = output[: self.visible], output[self.visible :]
 
         def at(place: Place | None) -> Any:
-            return self.spec.at(place, tensors, outputs, hidden)
+            return tensor_at(place, tensors, outputs, hidden)
 
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*map(at, self.spec.residual_places), *tensors)
+        ctx.save_for_backward(*map(at, captured.residual_places), *tensors)
         ctx.save_for_forward(*map(at, self.jvp_places), *tensors)
         if self.dirty_outputs():
-            ctx.mark_dirty(*map(at, self.spec.forward.dirty))
+            ctx.mark_dirty(*map(at, captured.forward.dirty))
         integers = [o for o in output if not is_float(o)]
-        fixed = [*map(at, self.spec.forward.non_differentiable), *(output[i] for i in self._fixed)]
+        fixed = [*map(at, captured.forward.non_differentiable), *(output[i] for i in self._fixed)]
         if marked := [*fixed, *integers, *self.constants_among(hidden)]:
             ctx.mark_non_differentiable(*marked)
         ctx.likes = [(o.shape, o.dtype, o.device) for o in output]
@@ -185,9 +191,10 @@ class Rules:
     @property
     def jvp_places(self) -> list[Place | None]:
         """What jvp reads: what the user's own asks for, else what his backward does."""
+        captured = self.spec.captured
         if not self.compiler.writes("jvp"):
-            return self.spec.residual_places
-        return [*self.spec.forward.saved_for_forward, *self.spec.forward.tensor_attributes.values()]
+            return captured.residual_places
+        return [*captured.forward.saved_for_forward, *captured.forward.tensor_attributes.values()]
 
     # ------------------------------------------------------------------ reverse
     def backward(self, ctx: Any, *gradients: Any) -> tuple[Any, ...]:
@@ -205,19 +212,20 @@ class Rules:
     def _backward(
         self, ctx: Any, kept: Sequence[Any], gradients: Sequence[Any], as_written: bool = False
     ) -> tuple[Any, ...]:
-        n = len(self.spec.residual_places)
+        captured = self.spec.captured
+        n = len(captured.residual_places)
         residuals, inputs = kept[:n], kept[n:]
         if not as_written:
             self.compiler.require_backward(self.spec)
         if backward_method(self.compiler.cls) is None:
             return self._derived_backward(inputs, gradients)
         given, hidden = gradients[: self.visible], gradients[self.visible :]
-        result: list[Any] = [None] * len(self.spec.arguments)
+        result: list[Any] = [None] * len(captured.arguments)
         if any(g is not None for g in given) or not any(g is not None for g in hidden):
             full = self._per_output(ctx, given)
             sizes = [ctx.sizes[s] for s in self.symbols]
             run = self.as_written if as_written else self.compiled
-            result[: self.spec.count] = run(residuals, sizes, full)
+            result[: captured.count] = run(residuals, sizes, full)
         if any(g is not None for g in hidden):
             self._add_hidden(result, inputs, hidden)
         return tuple(result)
@@ -232,15 +240,15 @@ class Rules:
 
     def _per_output(self, ctx: Any, given: Sequence[Any]) -> list[Any]:
         """One gradient per user output: zeros where the user's backward expects them, None for plain objects."""
-        if self.spec.forward.materialize_grads:
+        if self.spec.captured.forward.materialize_grads:
             given = [zeros(s) if g is None else g for g, s in zip(given, ctx.likes, strict=False)]
-        return self.spec.per_output(given)
+        return gradients_per_output(self.spec.captured, given)
 
     def _derived_backward(self, inputs: Sequence[Any], gradients: Sequence[Any]) -> tuple[Any, ...]:
         """The derivative of forward itself, where the user wrote forward alone."""
         if self.compiler.cls.jvp is not Function.jvp:  # type: ignore[attr-defined]
             Function.backward(None, *gradients)  # his jvp may say otherwise: torch's own error
-        result: list[Any] = [None] * len(self.spec.arguments)
+        result: list[Any] = [None] * len(self.spec.captured.arguments)
         self._add(result, self.forward_unit.pullback(inputs, gradients))
         return tuple(result)
 
@@ -250,7 +258,7 @@ class Rules:
 
     def _add(self, result: list[Any], gradients: Sequence[Any]) -> None:
         """Gradients of the tensor arguments, added to what is there."""
-        for slot, gradient in zip(self.spec.slots[: self.tracked], gradients, strict=False):
+        for slot, gradient in zip(self.spec.captured.slots[: self.tracked], gradients, strict=False):
             if gradient is not None:
                 result[slot] = gradient if result[slot] is None else result[slot] + gradient
 
@@ -259,8 +267,8 @@ class Rules:
         """The user's own, else the transpose of backward in its gradients: a custom gradient is honoured here too."""
         n = len(self.jvp_places)
         kept, inputs = ctx.saved_tensors[:n], ctx.saved_tensors[n:]
-        tangents = tangents[: self.spec.count]
-        moving = [tangents[i] for i in self.spec.slots[: self.tracked]]
+        tangents = tangents[: self.spec.captured.count]
+        moving = [tangents[i] for i in self.spec.captured.slots[: self.tracked]]
         moving += [None] * (len(inputs) - self.tracked)
         if self.compiler.writes("jvp"):
             visible = self.of_tensors(self._users_tangents(kept, ctx.sizes, tangents))
@@ -275,7 +283,7 @@ class Rules:
     @property
     def _has_no_backward_of_its_own(self) -> bool:
         """Nor has a plain function: its forward mode is torch's, by the jvp of each Function that it calls."""
-        return self.spec.is_plain or backward_method(self.compiler.cls) is None
+        return self.spec.captured.is_plain or backward_method(self.compiler.cls) is None
 
     def _pushed(self, inputs: Sequence[Any], moving: Sequence[Any]) -> tuple[Any, ...]:
         """The derivative of forward itself; what does not move, by the user's mark, has no tangent."""
@@ -286,8 +294,9 @@ class Rules:
     @property
     def _fixed(self) -> set[int]:
         """The tensor outputs that the user marked; an argument that he marked is returned as a view, or a copy."""
-        marked = {(p.kind, p.index) for p in self.spec.forward.non_differentiable}
-        kinds = [self.spec.forward.outputs[i] for i in self.spec.forward.tensor_outputs]
+        captured = self.spec.captured
+        marked = {(p.kind, p.index) for p in captured.forward.non_differentiable}
+        kinds = [captured.forward.outputs[i] for i in captured.forward.tensor_outputs]
         return {i for i, o in enumerate(kinds) if ("output", i) in marked or (o.kind, o.index) in marked}
 
     def _hidden_tangents(self, ctx: Any, inputs: Sequence[Any], moving: Sequence[Any]) -> list[Any]:
@@ -320,8 +329,9 @@ class Rules:
 
     def dirty_outputs(self) -> list[tuple[int, int]]:
         """(number among the tensor outputs, of the tensor argument) of each output that is an argument written to."""
-        kinds = [self.spec.forward.outputs[p] for p in self.spec.forward.tensor_outputs]
-        dirty = {p.index for p in self.spec.forward.dirty}
+        captured = self.spec.captured
+        kinds = [captured.forward.outputs[p] for p in captured.forward.tensor_outputs]
+        dirty = {p.index for p in captured.forward.dirty}
         return [(i, o.index) for i, o in enumerate(kinds) if o.kind == "input" and o.index in dirty]
 
     def as_views(self, outputs: Sequence[Any], tensors: Sequence[Any]) -> list[Any]:
@@ -357,10 +367,10 @@ class Rules:
 
     def of_tensors(self, results: tuple[Any, ...]) -> Sequence[Any]:
         """What the user's rule says about his tensor outputs; all of it where the number is wrong: torch refuses it."""
-        outputs = self.spec.forward.outputs
+        outputs = self.spec.captured.forward.outputs
         if len(results) != len(outputs):
             raise TangentCountError(expected=len(outputs), got=len(results))
-        return [results[i] for i in self.spec.forward.tensor_outputs]
+        return [results[i] for i in self.spec.captured.forward.tensor_outputs]
 
     # ------------------------------------------------------------------ vmap
     def vmap(self, info: Any, in_dims: Any, *args: Any) -> Any:
@@ -396,7 +406,8 @@ class TangentUnit(Unit):
     def __init__(self, whole: Whole, mask: tuple[bool, ...]) -> None:
         self.whole, self.mask = whole, mask
         self.transposed: dict[int, Lowered | None] = {}  # by the entry
-        super().__init__(f"{whole.spec.name}_jvp", whole.tangent_body(mask), whole.backend, whole.spec.reads)
+        captured = whole.spec.captured
+        super().__init__(f"{captured.name}_jvp", whole.tangent_body(mask), whole.backend, captured.reads)
         self.refused, self.failed = whole.compiler.derivative_refused, whole.compiler.derivative_failed
 
     def execute(self, args: Sequence[Any]) -> Sequence[Any]:
@@ -415,11 +426,11 @@ class TangentUnit(Unit):
     def _entry_for(self, args: Sequence[Any]) -> BackwardEntry | None:
         """The captured backward to transpose for these arguments; None where autograd has to."""
         whole, spec = self.whole, self.whole.spec
-        kinds = spec.predicted_kinds()
-        if self.backend not in KERNEL_BACKENDS or sum(map(bool, kinds)) != len(spec.forward.tensor_outputs):
+        kinds = predicted_kinds(spec.captured)
+        if self.backend not in KERNEL_BACKENDS or sum(map(bool, kinds)) != len(spec.captured.forward.tensor_outputs):
             return None
         _, sizes, outputs, tangents = whole.tangent_parts(args)
-        entry = spec.entry(kinds)
+        entry = spec.backward.entry(kinds)
         if id(entry) not in self.transposed:
             with plain_tensors(), torch.no_grad(), capture_lock:
                 self._transpose(args, entry)
@@ -453,13 +464,15 @@ class Whole(Rules):
     """The rules of a specialisation itself. The user's own jvp and vmap are used where he wrote them."""
 
     def __init__(self, compiler: Compiled, spec: Specialization, backend: str, copies: bool) -> None:
+        captured = spec.captured
         super().__init__(compiler, spec)
         self.backend, self.copies = backend, copies
-        self.written, self.pure = spec.written, _pure(spec)
-        self.forward_unit = self.pushed_unit = Unit(f"{spec.name}_forward", self._forward_body, backend, spec.reads)
-        if spec.forward.trace.inlines:  # their own rules are gone from the graph, so that the method runs again
-            self.pushed_unit = CallingUnit(f"{spec.name}_forward", self._forward_again, backend, spec.reads)
-        self.setup_unit = Unit(f"{spec.name}_setup_context", self._setup_body, backend, spec.reads)
+        self.written, self.pure = captured.written, _pure(spec)
+        name, reads = captured.name, captured.reads
+        self.forward_unit = self.pushed_unit = Unit(f"{name}_forward", self._forward_body, backend, reads)
+        if captured.forward.trace.inlines:  # their own rules are gone from the graph, so that the method runs again
+            self.pushed_unit = CallingUnit(f"{captured.name}_forward", self._forward_again, backend, captured.reads)
+        self.setup_unit = Unit(f"{captured.name}_setup_context", self._setup_body, backend, captured.reads)
         for unit in (self.forward_unit, self.pushed_unit, self.setup_unit):
             unit.refused, unit.failed = compiler.derivative_refused, compiler.derivative_failed
         self.tangent_units: dict[tuple[bool, ...], TangentUnit] = {}
@@ -471,44 +484,46 @@ class Whole(Rules):
 
     def as_written(self, residuals: Sequence[Any], sizes: Sequence[Any], full: Sequence[Any]) -> Sequence[Any]:
         named = BoundSizes(zip(self.symbols, sizes, strict=True))
-        results = self.spec.users_backward(residuals, named, full)
-        return [self.spec.as_autograd_takes(i, g, named) for i, g in enumerate(results)]
+        results = run_user_backward(self.spec.captured, residuals, named, full)
+        return [reduced_to_argument(self.spec.captured, i, g, named) for i, g in enumerate(results)]
 
     def run_forward(self, args: Sequence[Any]) -> tuple[Any, ...]:
-        tensors = self.spec.tensors_of(args)
-        if self.spec.writes_inputs and share_memory(tensors):
-            return tuple(self.spec.users_forward(args))
+        captured = self.spec.captured
+        tensors = captured.tensors_of(args)
+        if captured.writes_inputs and share_memory(tensors):
+            return tuple(run_user_forward(captured, args))
         if is_capturing():
             made = self._forward_body(*tensors)[: self.made]
             return tuple(o if o._base is None else o.clone() for o in made)
         outputs, hidden = self.spec.run_forward(args, self.backend)
-        outputs = [o if i in self.spec.skip or o._base is None else o.data for i, o in enumerate(outputs)]
+        outputs = [o if i in captured.skip or o._base is None else o.data for i, o in enumerate(outputs)]
         if self.copies:  # autograd lays out a tangent as its primal is
             dirty = {i for i, _ in self.dirty_outputs()}
-            outputs = [o.clone() if i in self.spec.skip - dirty else o for i, o in enumerate(outputs)]
+            outputs = [o.clone() if i in captured.skip - dirty else o for i, o in enumerate(outputs)]
             outputs = [o if i in dirty else own_memory(o) for i, o in enumerate(outputs)]
             hidden = [own_memory(h) for h in hidden]
         return (*self.as_views(outputs, tensors), *hidden)
 
     def sizes_of(self, inputs: Sequence[Any]) -> dict[Any, int]:
-        return self.spec.binder(inputs)
+        return self.spec.captured.binder(inputs)
 
     def _forward_body(self, *tensors: Any) -> Sequence[Any]:
         """The captured forward as a body: what derivatives of hidden values are taken of."""
-        lifted = [r.get() for r in self.spec.lifted if r is not None]
+        lifted = [r.get() for r in self.spec.captured.lifted if r is not None]
         return tuple(batchable(self.pure)(*tensors, *lifted))
 
     def _forward_again(self, *tensors: Any) -> Sequence[Any]:
         """The user's forward itself, over the same arguments."""
         given = [t.clone() if i in self.written else t for i, t in enumerate(tensors)]
-        results = self.spec.users_forward(self.spec.with_tensors(given))
+        results = run_user_forward(self.spec.captured, self.spec.captured.with_tensors(given))
         return (*results, *(given[i] for i in self.written))
 
     def _setup_body(self, *tensors: Any) -> Sequence[Any]:
         """setup_context alone: what it keeps, of the tensor arguments and the tensors that forward returned."""
-        inputs, outputs = tensors[: len(self.spec.slots)], tensors[len(self.spec.slots) :]
-        output = self.spec.returned(outputs, inputs, (), self.spec.binder(inputs))
-        return self.spec.users_hidden(self.spec.with_tensors(inputs), output)
+        captured = self.spec.captured
+        inputs, outputs = tensors[: len(captured.slots)], tensors[len(captured.slots) :]
+        output = rebuild_output(captured, outputs, inputs, (), captured.binder(inputs))
+        return hidden_of_user(captured, captured.with_tensors(inputs), output)
 
     def tangent_unit(self, mask: tuple[bool, ...]) -> Unit:
         self._judge(mask)
@@ -518,14 +533,14 @@ class Whole(Rules):
 
     def _judge(self, mask: tuple[bool, ...]) -> None:
         """backward has to be linear, with what it reads from outside being what it is now."""
-        key = (mask, self.spec.reads.facts())
+        key = (mask, self.spec.captured.reads.facts())
         if key not in self.judged:
             require_linear(self.spec, [i for i, there in enumerate(mask) if there])
             self.judged.add(key)
 
     def tangent_parts(self, args: Sequence[Any]) -> tuple[Sequence[Any], dict[Any, Any], Sequence[Any], Sequence[Any]]:
         """(residuals, sizes, outputs, tangents) of a tangent unit's arguments."""
-        first = len(self.spec.residual_places)
+        first = len(self.spec.captured.residual_places)
         second = first + len(self.symbols)
         third = second + self.visible
         return args[:first], dict(zip(self.symbols, args[first:second], strict=True)), args[second:third], args[third:]
@@ -543,12 +558,14 @@ class Whole(Rules):
             pulled = [g for g, moves in zip(made, mask, strict=True) if moves]
             why = not_transposed(list(pushed), probes, list(tangents), pulled, seen.coarsest)
         if why is not None:
-            raise NonLinearBackward(function=self.spec.name, why=why, where=self.spec.backward_place())
+            captured = self.spec.captured
+            raise NonLinearBackward(function=captured.name, why=why, where=captured.backward_place())
 
     def _pulled(self, residuals: Sequence[Any], sizes: dict[Any, Any], gradients: Sequence[Any]) -> list[Any]:
+        captured = self.spec.captured
         at = BoundSizes(sizes)
-        made = self.spec.users_backward(residuals, at, self.spec.per_output(gradients))
-        return [self.spec.as_autograd_takes(i, g, at) for i, g in enumerate(made)]
+        made = run_user_backward(captured, residuals, at, gradients_per_output(captured, gradients))
+        return [reduced_to_argument(captured, i, g, at) for i, g in enumerate(made)]
 
     def tangent_body(self, mask: tuple[bool, ...]) -> Any:
         def body(*args: Any) -> Sequence[Any]:
@@ -563,7 +580,7 @@ class Whole(Rules):
     def own_jvp(
         self, kept: Sequence[Any], sizes: Any, tangents: Sequence[Any], captured: bool
     ) -> tuple[Any, ...]:
-        if not (captured or self.compiler.must_capture("jvp")) or self.spec.writes_inputs:
+        if not (captured or self.compiler.must_capture("jvp")) or self.spec.captured.writes_inputs:
             return self._users_jvp(kept, sizes, tangents)
         mask = tuple(t is not None for t in tangents)
         numbers = [sizes[s] for s in self.symbols]
@@ -582,25 +599,28 @@ class Whole(Rules):
         return self.promised[mask]
 
     def _users_jvp(self, kept: Sequence[Any], sizes: Any, tangents: Sequence[Any]) -> tuple[Any, ...]:
-        forward = self.spec.forward
+        captured = self.spec.captured
+        forward = captured.forward
         if forward.materialize_grads:
             tangents = tuple(self._materialized(i, t, sizes) for i, t in enumerate(tangents))
         n = len(forward.saved_for_forward)
-        needs = forward.needs_input_grad[: self.spec.count]
-        own = BackwardContext(kept[:n], self.spec.attributes(kept[n:], sizes), needs)
+        needs = forward.needs_input_grad[: captured.count]
+        own = BackwardContext(kept[:n], ctx_attributes(captured, kept[n:], sizes), needs)
         return as_tuple(self.compiler.cls.jvp(own, *tangents))  # type: ignore[attr-defined]
 
     def _materialized(self, argument: int, tangent: Any, sizes: Any) -> Any:
-        if tangent is not None or argument not in self.spec.slots:
+        captured = self.spec.captured
+        if tangent is not None or argument not in captured.slots:
             return tangent
-        fake = self.spec.forward.fakes[self.spec.slots.index(argument)]
+        fake = captured.forward.fakes[captured.slots.index(argument)]
         shape = rebind(fake.shape, sizes)
         return torch.zeros(shape, dtype=fake.dtype, device=fake.device) if is_float(fake) else None
 
     def vmap(self, info: Any, in_dims: Any, *args: Any) -> Any:
+        captured = self.spec.captured
         if not self.compiler.writes("vmap"):
             return super().vmap(info, in_dims, *args)
-        given = closed(self.spec.with_tensors(self.spec.tensors_of(args)), self.spec.count)
+        given = closed(captured.with_tensors(captured.tensors_of(args)), captured.count)
         dims = self._closed_dims(in_dims)
         result = self.compiler.cls.vmap(info, dims, *given)  # type: ignore[attr-defined]
         if not isinstance(result, tuple) or len(result) != 2:
@@ -617,18 +637,19 @@ class Whole(Rules):
     def _closed_dims(self, in_dims: Sequence[Any]) -> tuple[Any, ...]:
         """The batch dimensions in the form of the user's arguments."""
 
+        captured = self.spec.captured
         def of(leaf: Any) -> Any:
             return in_dims[leaf.key] if isinstance(leaf, Hole) else None
 
-        given = self.spec.arguments[: self.spec.count]
-        return tuple(in_dims[i] if i in self.spec.slots else pytree.tree_map(of, a) for i, a in enumerate(given))
+        given = captured.arguments[: captured.count]
+        return tuple(in_dims[i] if i in captured.slots else pytree.tree_map(of, a) for i, a in enumerate(given))
 
     def _hidden(
         self, info: Any, in_dims: Any, args: Sequence[Any], outputs: Sequence[Any], out_dims: Sequence[Any]
     ) -> Sequence[Any]:
         """What setup_context keeps besides, of the outputs that the user's vmap made; old-style forwards run again."""
-        tensors = self.spec.tensors_of(args)
-        dims = tuple(in_dims[i] for i in self.spec.slots)
+        tensors = self.spec.captured.tensors_of(args)
+        dims = tuple(in_dims[i] for i in self.spec.captured.slots)
         if not self.compiler.setup_style:
             return self.forward_unit.batch(dims, info.randomness)(*tensors)[self.visible : self.made]
         return self.setup_unit.batch((*dims, *out_dims), info.randomness)(*tensors, *outputs)
@@ -641,10 +662,10 @@ class Batched(Rules):
         super().__init__(parent.compiler, parent.spec)
         self.parent, self.in_dims, self.randomness = parent, in_dims, randomness
         self.copies = parent.copies
-        self.dims = tuple(in_dims[i] for i in self.spec.slots)
+        self.dims = tuple(in_dims[i] for i in self.spec.captured.slots)
         self.forward_unit = parent.forward_unit.batch(self.dims, randomness)
         self.pushed_unit = parent.pushed_unit.batch(self.dims, randomness)
-        self.residual_dims: Dims = tuple(self._dim_of(p) for p in self.spec.residual_places)
+        self.residual_dims: Dims = tuple(self._dim_of(p) for p in self.spec.captured.residual_places)
 
     def _dim_of(self, place: Place | None) -> int | None:
         if place is None:
@@ -652,14 +673,15 @@ class Batched(Rules):
         return self.dims[place.index] if place.kind == "input" else 0
 
     def run_forward(self, args: Sequence[Any]) -> tuple[Any, ...]:
-        tensors = self.spec.tensors_of(args)
+        captured = self.spec.captured
+        tensors = captured.tensors_of(args)
         results = list(self.forward_unit(*tensors))
-        for i, made in zip(self.spec.written, results[self.made :], strict=True):
+        for i, made in zip(captured.written, results[self.made :], strict=True):
             if self.dims[i] is None:
-                raise WrittenByEveryLane(function=self.spec.name, argument=self.spec.names[self.spec.slots[i]])
+                raise WrittenByEveryLane(function=captured.name, argument=captured.names[captured.slots[i]])
             tensors[i].copy_(made.movedim(0, self.dims[i] or 0))
-        for i, position in enumerate(self.spec.forward.tensor_outputs):
-            described = self.spec.forward.outputs[position]
+        for i, position in enumerate(captured.forward.tensor_outputs):
+            described = captured.forward.outputs[position]
             results[i] = results[described.index] if described.kind == "same" else results[i]
         if not (self.copies or is_capturing() or forward_mode_is_active()):
             results = self._aliased(results, tensors)
@@ -670,7 +692,7 @@ class Batched(Rules):
 
     def _aliased(self, results: list[Any], tensors: Sequence[Tensor]) -> list[Any]:
         """As `Specialization.aliased`, in every lane: kernels, and the rules of the IR, give each result its memory."""
-        forward, sizes, found = self.spec.forward, self.sizes_of(tensors), list(results)
+        forward, sizes, found = self.spec.captured.forward, self.sizes_of(tensors), list(results)
         pools: dict[str, tuple[Sequence[Any], Sequence[Tensor]]] = {
             "input": (tensors, forward.fakes),
             "view": (tensors, forward.fakes),
@@ -693,7 +715,8 @@ class Batched(Rules):
         """An output of every lane in the memory of its base."""
         shape, strides, offset = view_of(fake, sizes)
         view = base.as_strided((*lanes[0], *shape), (*lanes[1], *strides), base.storage_offset() + offset)
-        is_one = self.spec.forward.outputs[self.spec.forward.tensor_outputs[number]].value is not False
+        forward = self.spec.captured.forward
+        is_one = forward.outputs[forward.tensor_outputs[number]].value is not False
         return view if is_one and number not in self._fixed else view.detach()
 
     def lanes_of(self, index: int, tensor: Tensor) -> Lanes | None:
@@ -727,7 +750,7 @@ class Batched(Rules):
     def backward_for(self, gradients: Sequence[Any]) -> Unit:
         given = [None if g is None else 0 for g in gradients]
         dims = (*self.residual_dims, *[None] * len(self.symbols), *given)
-        back: list[OutDim] = ["sum" if d is None else d for d in self.in_dims[: self.spec.count]]
+        back: list[OutDim] = ["sum" if d is None else d for d in self.in_dims[: self.spec.captured.count]]
         return self.parent.backward_for(gradients).batch(dims, self.randomness, back)
 
     def tangent_unit(self, mask: tuple[bool, ...]) -> Unit:
@@ -747,22 +770,25 @@ def _lanes_in_front(result: Tensor, like: Tensor, sizes: Any) -> Lanes | None:
 
 def _pure(spec: Specialization) -> torch.fx.GraphModule:
     """The captured forward without writes, and with what it makes of arguments that it writes to."""
-    trace = spec.forward.trace
+    captured = spec.captured
+    trace = captured.forward.trace
     if not writes(trace.graph_module):
         return trace.graph_module
     with capture_lock, no_tracing_functions(), plain_tensors(), torch.no_grad():
-        return without_writes(spec.forward.session, trace, spec.written)
+        return without_writes(captured.forward.session, trace, captured.written)
 
 
 def transposed_backward(
     spec: Specialization, residuals: Sequence[Any], sizes: Any, outputs: Sequence[Any], tangents: Sequence[Any]
 ) -> Sequence[Any]:
     """backward is linear in its gradients; its transpose takes input tangents to output tangents."""
+    captured = spec.captured
     with torch.enable_grad():
         probes = [torch.zeros_like(o).requires_grad_(is_float(o)) for o in outputs]
         with AttachedGradients(probes):
-            gradients = spec.users_backward(residuals, sizes, spec.per_output(probes), attached=True)
-        gradients = tuple(spec.as_autograd_takes(i, g, sizes) for i, g in enumerate(gradients))
+            given = gradients_per_output(captured, probes)
+            gradients = run_user_backward(captured, residuals, sizes, given, attached=True)
+        gradients = tuple(reduced_to_argument(captured, i, g, sizes) for i, g in enumerate(gradients))
         pairs = [
             (g, t)
             for g, t in zip(gradients, tangents, strict=True)

@@ -51,7 +51,7 @@ from ..settings import logs
 from ..settings.config import KERNEL_BACKENDS
 from ..settings.counters import count
 from ..specialize.backward import OTHER_SIZES, run_backward
-from ..specialize.compiled_backward import is_for_other_sizes
+from ..specialize.compiled_backward import BackwardCall, is_for_other_sizes
 from ..specialize.specialization import Specialization
 from ..values.gradient_layouts import gradient_kind, in_a_class
 from ..values.sizes import BoundSizes
@@ -913,7 +913,8 @@ class BackwardUnit(Unit):
         if is_capturing():
             return self.traced(args)
         residuals, sizes, gradients = self._parts(self._apart(args))
-        results = run_backward(self.compiler, self.specialization, self.backend, residuals, sizes, gradients)
+        call = BackwardCall(self.backend, residuals, sizes, gradients)
+        results = run_backward(self.compiler, self.specialization, call)
         return ran(self._captured_for(args, sizes, gradients), results)
 
     def is_debugged(self) -> bool:

@@ -29,11 +29,13 @@ from ...tracer.torch_private import function_modes
 from ..cache import entry_files
 from ..cache import store as cache
 from ..cache.locks import FileLock, is_held_here
+from ..capture.captured_backward import BackwardEntry, predicted_kinds
 from ..capture.guards import global_state
 from ..execution import targets
 from ..settings.config import KERNEL_BACKENDS, settings
 from ..settings.counters import count
-from ..specialize.specialization import BackwardEntry, Specialization, gradient_kind, in_a_class
+from ..specialize.specialization import Specialization
+from ..values.gradient_layouts import gradient_kind, in_a_class
 from .plan_documents import NotKept
 from .stored_specialization import Stored, backward_document, forward_document, kinds_text
 
@@ -55,7 +57,7 @@ OFF = "captures are not kept (config.store)"
 NO_KERNELS = "only captures for kernels are kept"
 
 
-def found(compiler: Compiled, args: Sequence[Any]) -> tuple[Stored | None, Nowhere]:
+def found(compiler: Compiled, args: Sequence[Any]) -> tuple[Specialization | None, Nowhere]:
     """The stored specialisation for these arguments, and where to keep what is captured."""
     try:
         backend, device = compiler.backend_for(args), _device(args)
@@ -172,11 +174,11 @@ class Keeper(Nowhere):
         self.claim: FileLock | None = None  # held from where nothing is found until it is kept
         self.reserved: FileLock | None = None  # of the backward that is expected next
         self.place: str | None = None  # the next free one, or that of the forward in use
-        self.spec: Specialization | None = None
+        self.stored: Stored | None = None
         self.kept: set[str] = set()  # layouts of gradients
         self.is_done = False
 
-    def forward(self, args: Sequence[Any]) -> Stored | None:
+    def forward(self, args: Sequence[Any]) -> Specialization | None:
         """The stored forward whose guard these arguments fulfil."""
         for number in range(GUARDS):
             self.let_go()
@@ -187,11 +189,11 @@ class Keeper(Nowhere):
             stored = self._stored(document, args)
             if stored is None:
                 return None
-            if stored.guard([args[i] for i in stored.slots]):
+            if stored.captured.guard([args[i] for i in stored.captured.slots]):
                 self.place = cache.key_of(self.place, _sum(document))
-                self.spec, stored.keeper = stored, self
+                self.stored, stored.spec.keeper, stored.spec.backward.find_stored = stored, self, self.backward
                 self.is_done = self.is_found = True
-                return stored
+                return stored.spec
         self.place, self.why = None, f"there are {GUARDS} captures for other sizes"
         return None
 
@@ -220,13 +222,15 @@ class Keeper(Nowhere):
 
     def backward(self, kinds: tuple[Any, ...]) -> BackwardEntry | None:
         """The stored backward for gradients of these layouts."""
-        assert self.place is not None and isinstance(self.spec, Stored)
+        assert self.place is not None and self.stored is not None
+        if not self.stored.is_current():
+            return None
         name = cache.key_of(self.place, kinds_text(kinds))
         document = _read(name)
         if document is None:
             return None
         try:
-            entry = self.spec.entry_from(kinds, document["backward"], self.device)
+            entry = self.stored.entry_from(kinds, document["backward"], self.device)
         except FAULTS:
             cache.drop(name)
             return None
@@ -246,13 +250,13 @@ class Keeper(Nowhere):
 
     def _reserve_backward(self, spec: Specialization) -> None:
         """Who captured forward captures backward, too, if it comes next: another would have to capture both for it."""
-        if self.place is not None and torch.is_grad_enabled() and any(spec.forward.needs_input_grad):
-            self.reserved = _claimed(cache.key_of(self.place, kinds_text(spec.predicted_kinds())), seconds=0.0)
+        if self.place is not None and torch.is_grad_enabled() and any(spec.captured.forward.needs_input_grad):
+            self.reserved = _claimed(cache.key_of(self.place, kinds_text(predicted_kinds(spec.captured))), seconds=0.0)
 
     # -------------------------------------------------------------- after a call
     def keep_forward(self, spec: Specialization) -> None:
         """Writes forward after its first run."""
-        if self.is_done or self.place is None or spec.outside() != spec.first_outside:
+        if self.is_done or self.place is None or spec.captured.outside() != spec.captured.first_outside:
             self.reserved = None  # forward came again, and no backward between
             self.let_go()
             return
@@ -279,10 +283,10 @@ class Keeper(Nowhere):
         kinds = _kinds(gradients)
         if self.place is None or not self.is_done or (name := kinds_text(kinds)) in self.kept:
             return
-        if spec.outside() != spec.first_outside:  # the key says what was so when forward was captured
+        if spec.captured.outside() != spec.captured.first_outside:  # the key says what was so when forward was captured
             return
         self.kept.add(name)
-        entry = next(iter(spec.other_entries(kinds)), None)
+        entry = next(iter(spec.backward.other_entries(kinds)), None)
         if entry is None:
             return
         try:

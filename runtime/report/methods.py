@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch.autograd.function import Function
 
 from ...tracer.methods import backward_method, uses_setup_context
+from ..fallback.records import Record
 from ..specialize.compiled import Compiled
 from ..specialize.derived_backward import DERIVE_JVP
-from ..specialize.records import Record
 
 SPLIT = "forward is split for torch.func: what it saves in between is one more output there"
 TRANSPOSED = "the transpose of the derivative of forward, under torch.func; plain autograd raises, as in eager"
@@ -43,7 +43,7 @@ def method_records(compiler: Compiled) -> dict[str, Record]:
 def _partly_opaque(compiler: Compiled, method: str, record: Record) -> Record:
     """A record that is of some arguments only, where the method is compiled for others."""
     captured = [s for specializations in compiler.known.values() for s in specializations]
-    serves = {"forward": bool(captured), "backward": any(s.serves_backward for s in captured)}
+    serves = {"forward": bool(captured), "backward": any(s.backward.serves for s in captured)}
     if not serves.get(method):
         return record
     return Record("compiled", f"{record.reason}; for such arguments it runs as written", record.where)

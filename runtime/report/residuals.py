@@ -41,19 +41,20 @@ class ResidualRow:
 
 def residual_rows(spec: Specialization, chosen: Chosen | None, sizes: Sizes) -> list[ResidualRow]:
     """Each tensor once: what the user saved, then what a minimum cut chose otherwise."""
-    hidden = set() if chosen is None else {id(p) for p in spec.residual_places if p and p.kind == "hidden"}
-    own = [p for p in dict.fromkeys(spec.residual_places) if p is not None and id(p) not in hidden]
+    hidden = set() if chosen is None else {id(p) for p in spec.captured.residual_places if p and p.kind == "hidden"}
+    own = [p for p in dict.fromkeys(spec.captured.residual_places) if p is not None and id(p) not in hidden]
     rows = [_saved_row(spec, place, sizes) for place in own]
     return [*rows, *(_chosen_rows(chosen, sizes) if chosen is not None else ())]
 
 
 def _saved_row(spec: Specialization, place: Place, sizes: Sizes) -> ResidualRow:
-    fake: Any = spec.forward.fake_at(place)
+    fake: Any = spec.captured.forward.fake_at(place)
     shape = [n if isinstance(n, int) else number(n.node.expr, sizes) for n in fake.shape]
     count = fake.element_size()
     for n in shape:
         count *= n
-    return ResidualRow(spec.name_at(place), f"{SHORT[fake.dtype]}[{','.join(map(str, shape))}]", count, AS_WRITTEN)
+    kind = f"{SHORT[fake.dtype]}[{','.join(map(str, shape))}]"
+    return ResidualRow(spec.captured.name_at(place), kind, count, AS_WRITTEN)
 
 
 def _chosen_rows(chosen: Chosen, sizes: Sizes) -> Iterator[ResidualRow]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +13,7 @@ from ...tracer.opaque.nested import recording
 from ...tracer.opaque.opaque import Mismatch, Tape, remember
 from ...tracer.opaque.segments import Segment
 from ...tracer.trace import CaptureError
+from ..capture.captured import CapturedFunction
 from ..capture.captured_backward import admits_sizes, layout_guard_failure
 from ..capture.ctx_attributes import left_on
 from ..capture.guards import unasked
@@ -23,9 +23,7 @@ from ..fallback.answer import contained, users_backward
 from ..fallback.records import FallbackWarning, OpaqueCall, Record
 from ..settings import logs
 from ..settings.counters import count
-from ..values.gradient_layouts import gradient_kind, in_a_class
-from .compiled_backward import run, run_entry
-from .residuals import Chosen
+from .compiled_backward import BackwardCall, run, run_entry
 
 if TYPE_CHECKING:
     from ..capture.captured_backward import BackwardEntry
@@ -68,55 +66,43 @@ def note(compiler: Compiled, call: OpaqueCall, declared: bool) -> None:
 
 
 def split_backward(
-    compiler: Compiled,
-    spec: Specialization,
-    backend: str,
-    residuals: Sequence[Any],
-    sizes: Any,
-    gradients: Sequence[Any],
-    why: OpaqueMet | Mismatch,
-    ctx: Any = None,
+    compiler: Compiled, spec: Specialization, call: BackwardCall, why: OpaqueMet | Mismatch
 ) -> tuple[Any, ...]:
-    """backward of the user's own residuals: by another of its graphs, or by his Python, which is then captured.
-
-    ctx: of the node, where there is one, for what his Python leaves there.
+    """backward of the user's own residuals: by another of its graphs, or by the user's Python, which is then captured.
     """
-    captured = spec.captured
-    met, tape = (why, Tape(data=isinstance(why, DataMet))) if isinstance(why, OpaqueMet) else (None, why.tape.again())
-    gradients_in_a_class = [in_a_class(g) for g in gradients]
-    kinds = tuple(gradient_kind(g) for g in gradients_in_a_class)
-    for entry in spec.backward.other_entries(kinds):
-        if not entry.admits(sizes):
+    captured, met = spec.captured, why if isinstance(why, OpaqueMet) else None
+    tape = Tape(data=isinstance(why, DataMet)) if isinstance(why, OpaqueMet) else why.tape.again()
+    # Another capture of it may know what its opaque nodes return this time; what already ran is on the tape.
+    for entry in spec.backward.other_entries(call.kinds):
+        if not entry.admits(call.sizes):
             continue
         try:
-            executable = spec.backward.executable_of_entry(entry, kinds, backend)
-            return run_entry(spec.backward, entry, executable, residuals, sizes, gradients, tape)
+            spec.backward.executable(call, entry, compares=False)
+            return run_entry(spec.backward, entry, call, tape)
         except Mismatch as mismatch:
             tape = mismatch.tape.again()
+    # None does: the user's own body finishes the call, recorded, and what it called becomes a node of a new capture.
     before = captured.outside()
     with recording(tape, operators=_of_operators(met)):
-        left = {} if ctx is None else left_on(ctx, captured)
-        results = run_user_backward(captured, residuals, sizes, gradients, left=left)
-    with contained(compiler, "backward", gradients):
+        left = {} if call.ctx is None else left_on(call.ctx, captured)
+        results = run_user_backward(captured, call.residuals, call.sizes, call.gradients, left=left)
+    with contained(compiler, "backward", call.gradients):
         tape.require_whole()
         _learn(met)
         if _has_own_lines(tape) and captured.outside() != before:
             compiler.report_once("backward", CHANGES)
             return results
-        again = Tape(made=tape.made, data=tape.data)
-        _add_backward(compiler, spec, kinds, again, residuals, sizes, gradients_in_a_class)
+        _add_backward(compiler, spec, call, Tape(made=tape.made, data=tape.data))
     return results
 
 
-def _add_backward(
-    compiler: Compiled, spec: Specialization, kinds: Any, tape: Tape, residuals: Any, sizes: Any, gradients: Any
-) -> None:
+def _add_backward(compiler: Compiled, spec: Specialization, call: BackwardCall, tape: Tape) -> None:
     with capture_lock, torch.no_grad():
-        if not admits_sizes(spec.captured, sizes):
+        if not admits_sizes(spec.captured, call.sizes):
             compiler.report_once("backward", OTHER_SIZES)
             return
         try:
-            added = spec.backward.add_split_entry(kinds, tape, residuals, sizes, gradients)
+            added = spec.backward.add_split_entry(call, tape)
         except OpaqueMet as error:
             _learn(error)
             return
@@ -129,8 +115,8 @@ def _add_backward(
     if added is None:
         compiler.report_once("backward", MANY)
         return
-    for node, call in zip(added.trace.opaque, opaque_calls(added), strict=True):
-        note(compiler, call, node.why.declared)
+    for node, opaque in zip(added.trace.opaque, opaque_opaques(added), strict=True):
+        note(compiler, opaque, node.why.declared)
 
 
 def opaque_calls(entry: BackwardEntry) -> list[OpaqueCall]:
@@ -139,76 +125,49 @@ def opaque_calls(entry: BackwardEntry) -> list[OpaqueCall]:
 
 
 # ------------------------------------------------------------------ whatever its backward is
-def run_backward(
-    compiler: Compiled,
-    specialization: Specialization,
-    backend: str,
-    residuals: Sequence[Any],
-    sizes: Any,
-    gradients: Sequence[Any],
-    chosen: Chosen | None = None,
-    ctx: Any = None,
-) -> tuple[Any, ...]:
-    """The gradients on plain tensors, no autograd recording. ctx: of the node, for what backward leaves there."""
-    keeper = specialization.keeper
-    claim = None if keeper is None or specialization.backward.entries else keeper.claim_backward(gradients)
+def run_backward(compiler: Compiled, spec: Specialization, call: BackwardCall) -> tuple[Any, ...]:
+    """The gradients on plain tensors, no autograd recording."""
+    keeper = spec.keeper
+    claim = None if keeper is None or spec.backward.entries else keeper.claim_backward(call.gradients)
     try:
-        return _gradients(compiler, specialization, backend, residuals, sizes, gradients, chosen, ctx)
+        return _gradients(compiler, spec, call)
     finally:
         if claim is not None:
             claim.release()
 
 
-def _gradients(
-    compiler: Compiled,
-    specialization: Specialization,
-    backend: str,
-    residuals: Sequence[Any],
-    sizes: Any,
-    gradients: Sequence[Any],
-    chosen: Chosen | None,
-    ctx: Any,
-) -> tuple[Any, ...]:
+def _gradients(compiler: Compiled, spec: Specialization, call: BackwardCall) -> tuple[Any, ...]:
     try:
-        if (why := unasked_of(specialization, residuals, sizes, gradients, chosen)) is not None:
-            raise CaptureError(reason=why, where=specialization.captured.backward_place())
-        results = run(specialization.backward, residuals, sizes, gradients, backend, chosen)
+        if (why := guard_failure(spec.captured, call)) is not None:
+            raise CaptureError(reason=why, where=spec.captured.backward_place())
+        results = run(spec.backward, call)
     except (OpaqueMet, Mismatch) as error:
-        originals = residuals if chosen is None else chosen.rebuilt(residuals, sizes)
-        results = split_backward(compiler, specialization, backend, originals, sizes, gradients, error, ctx)
+        results = split_backward(compiler, spec, call.on_originals(), error)
     except CaptureError as error:
-        originals = residuals if chosen is None else chosen.rebuilt(residuals, sizes)
+        call = call.on_originals()
         if compiler.take_out("backward", error):
-            specialization.adopt(compiler.cls, compiler.reads_now())
-            return _gradients(compiler, specialization, backend, originals, sizes, gradients, None, ctx)
-        results = _users_gradients(compiler, specialization, originals, sizes, gradients, ctx)
-        with contained(compiler, "backward", gradients):
+            spec.adopt(compiler.cls, compiler.reads_now())
+            return _gradients(compiler, spec, call)
+        results = _users_gradients(compiler, spec, call)
+        with contained(compiler, "backward", call.gradients):
             compiler.refuse("backward", error)
         return results
     compiler.records.setdefault("backward", Record("derived" if compiler.derives_backward else "compiled"))
-    if specialization.keeper is not None:
-        with contained(compiler, "backward", gradients):
-            specialization.keeper.keep_backward(specialization, gradients)
+    if spec.keeper is not None:
+        with contained(compiler, "backward", call.gradients):
+            spec.keeper.keep_backward(spec, call.gradients)
     return results
 
 
-def _users_gradients(
-    compiler: Compiled,
-    specialization: Specialization,
-    originals: Sequence[Any],
-    sizes: Any,
-    gradients: Sequence[Any],
-    ctx: Any,
-) -> tuple[Any, ...]:
-    if ctx is None:
-        return run_user_backward(specialization.captured, originals, sizes, gradients)
-    found = users_backward(compiler, specialization, None, ctx, originals, gradients)
-    return exact_gradients(compiler.cls, found, specialization.captured.count)
+def _users_gradients(compiler: Compiled, spec: Specialization, call: BackwardCall) -> tuple[Any, ...]:
+    if call.ctx is None:
+        return run_user_backward(spec.captured, call.residuals, call.sizes, call.gradients)
+    results = users_backward(compiler, spec, None, call.ctx, call.residuals, call.gradients)
+    return exact_gradients(compiler.cls, results, spec.captured.count)
 
 
-def unasked_of(spec: Specialization, residuals: Sequence[Any], sizes: Any, gradients: Any, chosen: Any) -> str | None:
-    """What backward may ask of the tensors at hand that its capture does not know; None where there is nothing."""
-    captured = spec.captured
-    return unasked(captured.reads, residuals, gradients) or layout_guard_failure(
-        captured, residuals, sizes, gradients, chosen is not None
+def guard_failure(captured: CapturedFunction, call: BackwardCall) -> str | None:
+    """Why a captured backward may not serve tensors like these, of which it may ask what no capture knows; or None."""
+    return unasked(captured.reads, call.residuals, call.gradients) or layout_guard_failure(
+        captured, call.residuals, call.sizes, call.gradients, call.chosen is not None
     )

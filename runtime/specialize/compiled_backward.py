@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -11,6 +12,7 @@ import sympy
 import torch
 
 from ...ir import Graph
+from ...ir.once import once
 from ...ir.switches import under
 from ...tracer.capture.capture import OpaqueMet, capture_lock
 from ...tracer.function import rebind
@@ -35,6 +37,45 @@ from .residuals import Chosen
 Tensor = torch.Tensor
 Sizes = BoundSizes
 _AS_IT_IS = nullcontext()
+
+
+@dataclass(frozen=True, eq=False)
+class BackwardCall:
+    """One run of backward on plain tensors."""
+
+    backend: str
+    residuals: Sequence[Any]
+    """What forward kept: the user's saved tensors, or those that were chosen."""
+    sizes: Sizes
+    """Those of forward's call."""
+    gradients: Sequence[Any]
+    chosen: Chosen | None = None
+    ctx: Any = None
+    """The node's, for what the user's backward leaves there."""
+
+    @once
+    def originals(self) -> Sequence[Any]:
+        """The user's own residuals, computed again where cheaper ones were kept."""
+        return self.residuals if self.chosen is None else self.chosen.rebuilt(self.residuals, self.sizes)
+
+    @once
+    def canonical(self) -> list[Tensor | None]:
+        """The gradients in layouts that graphs are captured for."""
+        return [in_a_class(g) for g in self.gradients]
+
+    @once
+    def kinds(self) -> tuple[Any, ...]:
+        """The layouts of the gradients, None for absent ones: what a captured backward is found by."""
+        return tuple(gradient_kind(g) for g in self.canonical)
+
+    @once
+    def key(self) -> str:
+        """What tells the executables of one captured backward apart."""
+        return self.backend if self.chosen is None else f"{self.backend} chosen"
+
+    def on_originals(self) -> BackwardCall:
+        """The same call on the user's own residuals."""
+        return self if self.chosen is None else replace(self, residuals=self.originals, chosen=None)
 
 
 class Backward:
@@ -75,18 +116,17 @@ class Backward:
         cls = self.captured.cls
         return kinds, *self.captured.outside(), backward_method(cls), cls.jvp  # type: ignore[attr-defined]
 
-    def add_split_entry(
-        self, kinds: tuple[Any, ...], tape: Tape, residuals: Sequence[Any], sizes: Sizes, gradients: Sequence[Any]
-    ) -> BackwardEntry | None:
+    def add_split_entry(self, call: BackwardCall, tape: Tape) -> BackwardEntry | None:
         """Capture backward with opaque nodes, whose results are on the tape, and compare it at once."""
+        kinds = call.kinds
         key, others = self.key_now(kinds), self.other_entries(kinds)
         if len(others) >= MOST_GRAPHS:
             return None
-        self.captured.session.move_to(sizes)
+        self.captured.session.move_to(call.sizes)
         try:
             with self.counted():
                 entry = capture_backward(self.captured, kinds, tape.again())
-            self._compare_backward(kinds, entry, residuals, sizes, gradients, tape)
+            self.compare(call, entry, tape)
         except CaptureError as error:
             self.entries[key] = error.bare()
             self.failed = self.failed or not isinstance(error, OpaqueMet)
@@ -102,13 +142,18 @@ class Backward:
         known = self.entries.get(self.key_now(kinds))
         return [known, *known.others] if isinstance(known, BackwardEntry) else []
 
-    def executable_of_entry(self, entry: BackwardEntry, kinds: tuple[Any, ...], backend: str) -> Executable:
-        """A captured backward on `backend`, on the user's own residuals."""
-        with capture_lock, under(self.captured.switches):
-            if backend not in entry.executables:
-                entry.executables[backend] = executable_for(self, entry, kinds, backend, None)
-                entry.learn(self.captured.session.conditions(self.captured.symbols, entry.since))
-        return entry.executables[backend]
+    def executable(self, call: BackwardCall, entry: BackwardEntry, compares: bool = True) -> Executable:
+        """A captured backward on the call's residuals and backend, compared with the user's own and lowered once."""
+        if call.key not in entry.executables:
+            _ = call.originals  # by kernels, not within the lock
+            with capture_lock, under(self.captured.switches):
+                if call.key not in entry.executables:  # no other thread was first
+                    if compares:
+                        self.compare(call, entry)
+                    executable = executable_for(self, entry, call)
+                    entry.learn(self.captured.session.conditions(self.captured.symbols, entry.since))
+                    entry.executables[call.key] = executable
+        return entry.executables[call.key]
 
     def is_split(self) -> bool:
         """Whether the commonest backward has opaque nodes."""
@@ -137,20 +182,12 @@ class Backward:
             self.failed = self.failed or not isinstance(error, OpaqueMet)
         return key
 
-    def _compare_backward(
-        self,
-        kinds: tuple[Any, ...],
-        entry: BackwardEntry,
-        residuals: Sequence[Any],
-        sizes: Any,
-        gradients: Sequence[Any],
-        tape: Tape | None = None,
-    ) -> None:
-        """The first call's comparison with the user's own backward; where they differ, his own runs from now on."""
+    def compare(self, call: BackwardCall, entry: BackwardEntry, tape: Tape | None = None) -> None:
+        """The first call's comparison with the user's own backward; where they differ, that runs from now on."""
         try:
-            check_backward(self.captured, entry, residuals, sizes, gradients, tape)
+            check_backward(self.captured, entry, call.originals, call.sizes, call.canonical, tape)
         except CaptureError as error:
-            self.entries[self.key_now(kinds)], self.failed = error.bare(), True
+            self.entries[self.key_now(call.kinds)], self.failed = error.bare(), True
             raise
 
     def entry_at(self, kinds: tuple[Any, ...], sizes: Sizes) -> tuple[Backward, BackwardEntry] | None:
@@ -211,49 +248,28 @@ def is_for_other_sizes(backward: Backward, kinds: tuple[Any, ...], sizes: Sizes)
     return bool(backward.captured.opaque and known) and not fits
 
 
-def run(
-    backward: Backward,
-    residuals: Sequence[Any],
-    sizes: Sizes,
-    gradients: Sequence[Tensor | None],
-    backend: str,
-    chosen: Chosen | None = None,
-) -> tuple[Any, ...]:
+def run(backward: Backward, call: BackwardCall) -> tuple[Any, ...]:
     """The gradients, from kernels. Raises CaptureError where the user's own body has to run instead."""
-    given = gradients
-    gradients = [in_a_class(g) for g in given]
-    kinds = tuple(gradient_kind(g) for g in gradients)
-    entry = backward.entry(kinds)
-    key = backend if chosen is None else f"{backend} chosen"
-    if entry.admits(sizes) and key not in entry.executables:
-        originals = residuals if chosen is None else chosen.rebuilt(residuals, sizes)
-        with capture_lock, under(backward.captured.switches):
-            if key not in entry.executables:  # no other thread was first
-                backward._compare_backward(kinds, entry, originals, sizes, gradients)
-                executable = executable_for(backward, entry, kinds, backend, chosen)
-                entry.learn(backward.captured.session.conditions(backward.captured.symbols, entry.since))
-                entry.executables[key] = executable
-    if not entry.admits(sizes):
-        if entry.opaque:
-            raise Mismatch(backward.captured.name, Tape())
-        originals = residuals if chosen is None else chosen.rebuilt(residuals, sizes)
-        return run_sibling(backward, originals, sizes, gradients, backend)
-    return run_entry(backward, entry, entry.executables[key], residuals, sizes, given)
+    entry = backward.entry(call.kinds)
+    if entry.admits(call.sizes):
+        backward.executable(call, entry)  # lowering may add to what it admits
+    if entry.admits(call.sizes):
+        return run_entry(backward, entry, call)
+    if entry.opaque:
+        raise Mismatch(backward.captured.name, Tape())
+    sibling, args = backward.sibling_at(call.sizes)
+    at_sizes = replace(call.on_originals(), sizes=sibling.captured.sizes(args), gradients=call.canonical)
+    return run(sibling, at_sizes)
 
 
 def run_entry(
-    backward: Backward,
-    entry: BackwardEntry,
-    executable: Executable,
-    residuals: Sequence[Any],
-    sizes: Sizes,
-    given: Sequence[Any],
-    tape: Tape | None = None,
+    backward: Backward, entry: BackwardEntry, call: BackwardCall, tape: Tape | None = None
 ) -> tuple[Any, ...]:
     """The gradients from one captured backward. tape: results of its opaque nodes that there are already."""
+    executable, sizes, given = entry.executables[call.key], call.sizes, call.gradients
     captured = backward.captured
     symbols = [sizes[s] for s in captured.backward_symbols]
-    inputs = [v for v in (*residuals, *symbols, *given) if v is not None]
+    inputs = [v for v in (*call.residuals, *symbols, *given) if v is not None]
     by_torch = executable.backend == "reference"
     for i in range(len(inputs) - sum(g is not None for g in given), len(inputs)):
         if not (by_torch and entry.takes_gaps[i]):
@@ -270,31 +286,22 @@ def run_entry(
     return tuple(entry.with_given(results, given, executable.backend, view))
 
 
-def executable_for(
-    backward: Backward, entry: BackwardEntry, kinds: tuple[Any, ...], backend: str, chosen: Chosen | None
-) -> Executable:
-    """A captured backward on `backend`, from the user's residuals, or from those that were chosen."""
-    name, report = f"{backward.captured.name}_backward", partial(backward.captured.report, "backward")
-    graph = None if chosen is None else graph_from(backward, chosen, entry, kinds, name)
+def executable_for(backward: Backward, entry: BackwardEntry, call: BackwardCall) -> Executable:
+    """A captured backward on the call's backend, from the user's residuals, or from those that were chosen."""
+    captured, backend = backward.captured, call.backend
+    name, report = f"{captured.name}_backward", partial(captured.report, "backward")
+    graph = None if call.chosen is None else _from_chosen(captured, call.chosen, entry, call.kinds)
     viewed = entry.viewed if backend in KERNEL_BACKENDS else {}
     return Executable(entry.trace, name, backend, frozenset({*entry.passed, *viewed}), report, graph)
 
 
-def graph_from(backward: Backward, chosen: Chosen, entry: BackwardEntry, kinds: tuple[Any, ...], name: str) -> Graph:
+def _from_chosen(captured: CapturedFunction, chosen: Chosen, entry: BackwardEntry, kinds: Sequence[Any]) -> Graph:
     """backward on the residuals that were chosen. Raises CaptureError where we fail at that."""
-    build, report = partial(chosen.backward_graph, kinds, entry, name), partial(backward.captured.report, "backward")
-    graph = prepared(build, report, "backward runs as written")
+    build = partial(chosen.backward_graph, kinds, entry, f"{captured.name}_backward")
+    graph = prepared(build, partial(captured.report, "backward"), "backward runs as written")
     if graph is None:
         raise CaptureError(reason="internal error: it is not made to start from what forward kept", where="unknown")
     return graph
-
-
-def run_sibling(
-    backward: Backward, residuals: Sequence[Any], sizes: Sizes, gradients: Sequence[Any], backend: str
-) -> tuple[Any, ...]:
-    """backward where its capture assumed other sizes than the call has."""
-    sibling, args = backward.sibling_at(sizes)
-    return run(sibling, residuals, sibling.captured.sizes(args), gradients, backend)
 
 
 def _stand_in(fake: Tensor, sizes: Sizes) -> Tensor:

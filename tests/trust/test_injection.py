@@ -10,8 +10,8 @@ import torch
 from injected_scenes import SCENES
 
 import fusegrad
+from fusegrad.runtime.capture.outputs import rebuild_output
 from fusegrad.runtime.fallback.answer import Fault
-from fusegrad.runtime.specialize.specialization import Specialization
 
 SLICE = {
     "norm, first call, reference": 0.04,
@@ -60,7 +60,7 @@ def test_a_wrong_answer_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_numbers_drawn_twice_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     run, found = functions_of("noise, first call, reference")
-    place = "runtime/specialize/specialization.py:Specialization.returned"
+    place = "runtime/capture/outputs.py:rebuild_output"
     assert place in found
     monkeypatch.setattr("fusegrad.runtime.fallback.effects.Before.settle", lambda self, error: None)
     run.one(found[place], place)
@@ -68,10 +68,10 @@ def test_numbers_drawn_twice_are_noticed(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_fault_ends_with_its_block() -> None:
-    before = Specialization.returned.__code__
+    before = rebuild_output.__code__
     with injection.fault(before, KeyError) as injected, pytest.raises(KeyError, match="injected"):
-        Specialization.returned(None, ())  # type: ignore[arg-type]
-    assert Specialization.returned.__code__ is before and injected.hits == 1
+        rebuild_output(None, ())  # type: ignore[arg-type]
+    assert rebuild_output.__code__ is before and injected.hits == 1
 
 
 def test_what_the_run_leaves_out_is_the_net_itself() -> None:

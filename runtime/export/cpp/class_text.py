@@ -30,7 +30,7 @@ def function_texts(signature: Signature) -> Iterator[str]:
 def marked(signature: Signature) -> list[str]:
     """The names of what forward marks as not differentiable."""
     outputs = _outputs(signature)
-    places = signature.scopes.exported.specialization.forward.non_differentiable
+    places = signature.scopes.exported.specialization.captured.forward.non_differentiable
     return list(dict.fromkeys(signature.scopes.place_name(outputs, p) for p in places))
 
 
@@ -91,7 +91,7 @@ def _backward(signature: Signature, scope: Scope) -> Iterator[str]:
     if saved:
         yield "auto saved = ctx->get_saved_variables();"
     # Of the gradients of forward's tensor outputs those that backward reads.
-    outputs = scopes.exported.specialization.forward.outputs
+    outputs = scopes.exported.specialization.captured.forward.outputs
     tensors = [k for k, o in zip(scopes.gradient_kinds, outputs, strict=True) if o.kind != "object"]
     moving = [i for i, k in enumerate(tensors) if k is not None]
     arguments = [f"saved[{i}]" for i in range(saved)] + [f"gradients[{i}]" for i in moving]

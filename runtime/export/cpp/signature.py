@@ -74,7 +74,7 @@ def require_plain(signature: Signature) -> None:
     if not exported.target.startswith("cuda:"):
         reason = f"C++ launches through the CUDA driver, not on {exported.target}"
         raise refused(exported, reason, "name a cuda target.")
-    forward = exported.specialization.forward
+    forward = exported.specialization.captured.forward
     apart = all(o.kind in ("tensor", "object") for o in forward.outputs)
     if forward.dirty or exported.forward.graph.mutations or not apart:
         fix = "return tensors of its own, or export a Triton module (.py)."

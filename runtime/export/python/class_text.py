@@ -43,7 +43,7 @@ class ClassText:
 
 def output_names(scopes: FunctionScopes) -> list[str]:
     """The names of forward's tensor outputs and of the hidden ones, as they are returned."""
-    forward, names = scopes.exported.specialization.forward, list[str]()
+    forward, names = scopes.exported.specialization.captured.forward, list[str]()
     for i, output in enumerate(scopes.exported.forward.graph.outputs):
         if output is not None:
             names.append(scopes.forward.name_of(output))
@@ -105,7 +105,7 @@ def _constants(text: ClassText) -> Iterator[str]:
 
 def _returned(text: ClassText) -> list[str]:
     """The values that the user returns, tensors by name, then the hidden tensors."""
-    forward = text.exported.specialization.forward
+    forward = text.exported.specialization.captured.forward
     tensors = [o for o in forward.outputs if o.kind != "object"]
     names = text.outputs[: text.scopes.visible]
     tensor_texts = (_tensor(text, *each) for each in zip(tensors, names, forward.fake_outputs, strict=False))
@@ -117,7 +117,7 @@ def _tensor(text: ClassText, output: Any, name: str, fake: torch.Tensor) -> str:
     """An output by name; a view is made of its argument."""
     if output.kind != "view":
         return name
-    base = text.exported.specialization.forward.fakes[output.index]
+    base = text.exported.specialization.captured.forward.fakes[output.index]
     at = [[_expression(n) for n in sizes] for sizes in (fake.shape, fake.stride())]
     if at == [[_expression(n) for n in sizes] for sizes in (base.shape, base.stride())]:
         return f"{name}.view_as({name})"
@@ -137,7 +137,8 @@ def _expression(size: Any) -> Any:
 def _setup_context(text: ClassText) -> Iterator[str]:
     lines = [*_marks(text), *_saved(text)]
     outputs = iter(text.outputs)
-    users = ["_" if o.kind == "object" else next(outputs) for o in text.exported.specialization.forward.outputs]
+    described = text.exported.specialization.captured.forward.outputs
+    users = ["_" if o.kind == "object" else next(outputs) for o in described]
     results = [*users, *outputs]
     yield "@staticmethod"
     yield "def setup_context(ctx, inputs, output):"
@@ -154,7 +155,7 @@ def _names_of(text: ClassText, places: Any) -> list[str]:
 
 
 def _marks(text: ClassText) -> Iterator[str]:
-    forward = text.exported.specialization.forward
+    forward = text.exported.specialization.captured.forward
     if dirty := _names_of(text, forward.dirty):
         yield f"ctx.mark_dirty({', '.join(dirty)})"
     if still := list(dict.fromkeys([*_names_of(text, forward.non_differentiable), *text.hidden])):
@@ -281,7 +282,7 @@ def _vmap(call: str) -> Iterator[str]:
 
 def _public_class(text: ClassText) -> Iterator[str]:
     """The class by its name, where forward has more results than the user's."""
-    name, forward = text.exported.name, text.exported.specialization.forward
+    name, forward = text.exported.name, text.exported.specialization.captured.forward
     selection = f":{len(forward.outputs)}" if forward.is_tuple else "0"
     yield from ("", "", f"class {name}(_{name}):")
     yield '    """As above, without the results that are for backward alone."""'

@@ -7,6 +7,7 @@ from typing import Any
 
 from ....ir.once import once
 from ....ir.program import Place
+from ...capture.captured_backward import predicted_kinds
 from ..gather.gathered import Gathered, Part
 from .scope import Scope, Symbols
 
@@ -29,12 +30,12 @@ class FunctionScopes:
     @property
     def visible(self) -> int:
         """The number of tensors that the user's forward returns."""
-        return len(self.exported.specialization.forward.fake_outputs)
+        return len(self.exported.specialization.captured.forward.fake_outputs)
 
     @once
     def gradient_kinds(self) -> list[Any]:
         """Of each output what backward is given; None for nothing."""
-        return list(self.exported.specialization.predicted_kinds())
+        return list(predicted_kinds(self.exported.specialization.captured))
 
     def place_name(self, outputs: list[str], place: Place) -> str:
         """The name of an argument or of an output, hidden ones included."""

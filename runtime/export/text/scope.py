@@ -32,7 +32,7 @@ def symbol_names(exported: Gathered, names: Names) -> dict[sympy.Symbol, str | i
     for scalar in (a for k in kernels for a in k.arguments if isinstance(a, Scalar)):
         if isinstance(scalar.value, sympy.Symbol) and scalar.value not in symbols:
             symbols[scalar.value] = names.fresh(scalar.name)
-    for symbol in exported.specialization.symbols:
+    for symbol in exported.specialization.captured.symbols:
         if symbol not in symbols:
             symbols[symbol] = names.fresh("n")
     return symbols

@@ -18,6 +18,9 @@ from torch.export import Dim, ExportedProgram
 from ....ir.errors import FusegradError
 from ....tracer.sizes import hint_of
 from ....tracer.torch_private import plain_tensors
+from ...capture.captured import present_residuals
+from ...capture.captured_backward import predicted_kinds
+from ...capture.outputs import rebuild_output, tensor_at
 from ...specialize.specialization import Specialization
 from ..bundle.archive import write_file
 from ..gather.gathered import ExportError, captured, has_backward
@@ -39,20 +42,21 @@ def as_program(
 ) -> str:
     """Writes name.pt2, and name.backward.pt2 where there is a backward; says what each of them keeps."""
     compiler, spec, stand_ins = captured(target_class, args)
-    where = spec.backward_place()
+    where = spec.captured.backward_place()
     reason = _refusal(spec)
     if reason is not None:
-        raise ExportError(function=spec.name, reason=reason, where=where, fix="use the class through fusegrad.")
+        fix = "use the class through fusegrad."
+        raise ExportError(function=spec.captured.name, reason=reason, where=where, fix=fix)
     with_backward = has_backward(compiler, stand_ins)
     with plain_tensors():
-        examples = [_example(f) for f in spec.forward.fakes]
+        examples = [_example(f) for f in spec.captured.forward.fakes]
         programs = {path: _program(spec, "forward", _Forward(spec), examples)}
         if with_backward:
             gradients = [_example(f) for f in _moving_outputs(spec)]
             programs[backward_path(path)] = _program(spec, "backward", _Backward(spec), [*examples, *gradients])
     said = _statement(spec, path, with_backward)
     for place, program in programs.items():
-        write_file(place, _content(program, {"function": spec.name, "source": where, "kept": said}))
+        write_file(place, _content(program, {"function": spec.captured.name, "source": where, "kept": said}))
     return said
 
 
@@ -62,21 +66,23 @@ def backward_path(path: Path) -> Path:
 
 
 def _refusal(spec: Specialization) -> str | None:
-    if spec.writes_inputs:
+    if spec.captured.writes_inputs:
         return "forward writes to an argument"
-    objects = [o.value for o in spec.forward.outputs if o.kind == "object" and not isinstance(o.value, READABLE)]
+    outputs = spec.captured.forward.outputs
+    objects = [o.value for o in outputs if o.kind == "object" and not isinstance(o.value, READABLE)]
     return (
         f"forward returns a {type(objects[0]).__name__}, which a program of torch.export does not" if objects else None
     )
 
 
 def _statement(spec: Specialization, path: Path, with_backward: bool) -> str:
-    lines = [f"{path.name}: the values of {spec.name}.forward, for any sizes that its capture holds for."]
+    captured = spec.captured
+    lines = [f"{path.name}: the values of {captured.name}.forward, for any sizes that its capture holds for."]
     lines.append("Kept: the operations of forward, as captured. torch.export keeps no custom backward in a program,")
     lines.append("and ATen's derivative would be another one: the results are detached, they require no gradient.")
     if with_backward:
-        inputs = ", ".join([*(spec.names[i] for i in spec.slots), "gradients of the outputs"])
-        lines.append(f"{backward_path(path).name}: {spec.name}.backward, ({inputs}) -> gradients.")
+        inputs = ", ".join([*(captured.names[i] for i in captured.slots), "gradients of the outputs"])
+        lines.append(f"{backward_path(path).name}: {captured.name}.backward, ({inputs}) -> gradients.")
     return "\n".join(lines)
 
 
@@ -88,13 +94,14 @@ def _content(program: ExportedProgram, note: dict[str, str]) -> bytes:
 
 # ------------------------------------------------------------------ tracing
 def _program(spec: Specialization, method: str, module: torch.nn.Module, examples: Sequence[Tensor]) -> ExportedProgram:
-    fakes = [*spec.forward.fakes, *_moving_outputs(spec)][: len(examples)]
+    captured = spec.captured
+    fakes = [*captured.forward.fakes, *_moving_outputs(spec)][: len(examples)]
     dims = tuple({a: Dim.AUTO for a, n in enumerate(f.shape) if not isinstance(n, int)} for f in fakes)
     try:
         return torch.export.export(module, tuple(examples), dynamic_shapes=(dims,), strict=False)
     except Exception as error:
         facts = {"reason": str(error).strip().splitlines()[0], "fix": "export another format."}
-        raise ProgramError(function=spec.name, method=method, where=spec.backward_place(), **facts) from error
+        raise ProgramError(function=captured.name, method=method, where=captured.backward_place(), **facts) from error
 
 
 def _example(fake: Tensor) -> Tensor:
@@ -105,8 +112,9 @@ def _example(fake: Tensor) -> Tensor:
 
 def _moving_outputs(spec: Specialization) -> list[Tensor]:
     """forward's outputs whose gradients backward reads."""
-    kinds = [k for k, o in zip(spec.predicted_kinds(), spec.forward.outputs, strict=True) if o.kind != "object"]
-    return [f for f, k in zip(spec.forward.fake_outputs, kinds, strict=True) if k is not None]
+    captured = spec.captured
+    kinds = [k for k, o in zip(predicted_kinds(captured), captured.forward.outputs, strict=True) if o.kind != "object"]
+    return [f for f, k in zip(captured.forward.fake_outputs, kinds, strict=True) if k is not None]
 
 
 WHOLE_NUMBERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -130,9 +138,10 @@ class _Forward(torch.nn.Module):
 
     def forward(self, *tensors: Tensor) -> Any:
         """tensor arguments -> outputs"""
-        results = self.spec.forward.trace.graph_module(*tensors)
-        visible = results[: len(self.spec.forward.fake_outputs)]
-        return self.spec.returned([detached(r) for r in visible], tensors, (), self.spec.binder.read(tensors))
+        captured = self.spec.captured
+        results = captured.forward.trace.graph_module(*tensors)
+        visible = results[: len(captured.forward.fake_outputs)]
+        return rebuild_output(captured, [detached(r) for r in visible], tensors, (), captured.binder.read(tensors))
 
 
 class _Backward(torch.nn.Module):
@@ -141,14 +150,15 @@ class _Backward(torch.nn.Module):
     def __init__(self, spec: Specialization) -> None:
         super().__init__()
         self.spec = spec
-        self.entry = spec.entry(spec.predicted_kinds())
+        self.entry = spec.backward.entry(predicted_kinds(spec.captured))
 
     def forward(self, *values: Tensor) -> tuple[Any, ...]:
         """(tensor arguments, gradients of the outputs) -> gradients of the tensor arguments, None for none"""
         spec = self.spec
-        tensors, gradients = values[: len(spec.slots)], values[len(spec.slots) :]
-        results = spec.forward.trace.graph_module(*tensors)
-        n, sizes = len(spec.forward.fake_outputs), spec.binder.read(tensors)
-        residuals = [spec.at(p, tensors, results[:n], results[n:]) for p in spec.residual_places_present]
-        results_of = self.entry.trace.graph_module(*residuals, *(sizes[s] for s in spec.backward_symbols), *gradients)
-        return tuple(None if results_of[i] is None else detached(results_of[i]) for i in spec.slots)
+        tensors, gradients = values[: len(spec.captured.slots)], values[len(spec.captured.slots) :]
+        results = spec.captured.forward.trace.graph_module(*tensors)
+        n, sizes = len(spec.captured.forward.fake_outputs), spec.captured.binder.read(tensors)
+        residuals = [tensor_at(p, tensors, results[:n], results[n:]) for p in present_residuals(spec.captured)]
+        symbols = [sizes[s] for s in spec.captured.backward_symbols]
+        results_of = self.entry.trace.graph_module(*residuals, *symbols, *gradients)
+        return tuple(None if results_of[i] is None else detached(results_of[i]) for i in spec.captured.slots)

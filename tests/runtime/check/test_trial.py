@@ -15,10 +15,12 @@ from torch.testing._internal.two_tensor import TwoTensor
 import fusegrad
 from fusegrad.__main__ import main
 from fusegrad.runtime.autograd import node as runtime_node
+from fusegrad.runtime.capture import outputs
 from fusegrad.runtime.check.modes import MODES
 from fusegrad.runtime.check.subject import CheckArgumentError
 from fusegrad.runtime.functorch import function as runtime_whole
 from fusegrad.runtime.functorch import unit as runtime_unit
+from fusegrad.runtime.specialize import backward
 from fusegrad.runtime.specialize.specialization import Specialization
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "suite"))
@@ -260,12 +262,12 @@ def grown(results: Results, by: float = 1.01) -> Results:
     return tuple(r if r is None else r * by for r in results)
 
 
-def transposed_gradient(results: Results, spec: Any, residuals: Any, sizes: Any, gradients: Any, *_: Any) -> Results:
-    return grown(results) if any(g is not None and not g.is_contiguous() for g in gradients) else results
+def transposed_gradient(results: Results, of: Any, call: Any) -> Results:
+    return grown(results) if any(g is not None and not g.is_contiguous() for g in call.gradients) else results
 
 
-def empty(results: Results, spec: Any, residuals: Any, sizes: Any, gradients: Any, *_: Any) -> Results:
-    return tuple(r if r is None else r + 1 for r in results) if gradients[0].numel() == 0 else results
+def empty(results: Results, of: Any, call: Any) -> Results:
+    return tuple(r if r is None else r + 1 for r in results) if call.gradients[0].numel() == 0 else results
 
 
 def narrow(results: Results, *_: Any) -> Results:
@@ -277,8 +279,8 @@ def wider(results: Results, *_: Any) -> Results:
     return [o.float() if o.dtype is torch.bfloat16 else o for o in outputs], hidden
 
 
-def zeros_for_none(results: Results, spec: Any, residuals: Any, *_: Any) -> Results:
-    return tuple(torch.zeros_like(residuals[0]) if r is None else r for r in results)
+def zeros_for_none(results: Results, of: Any, call: Any) -> Results:
+    return tuple(torch.zeros_like(call.residuals[0]) if r is None else r for r in results)
 
 
 def argument_written(results: Results, spec: Any, args: Any, *_: Any) -> Results:
@@ -303,7 +305,8 @@ def copies(results: Results, *_: Any) -> Results:
     return [o.clone() for o in results]
 
 
-def one_tensor_twice(results: Results, spec: Any, residuals: Any, *_: Any) -> Results:
+def one_tensor_twice(results: Results, of: Any, call: Any) -> Results:
+    residuals = call.residuals
     same = len(residuals) == 2 and residuals[0].data_ptr() == residuals[1].data_ptr() and residuals[0].numel()
     return grown(results, 2.0) if same else results
 
@@ -328,17 +331,17 @@ def doubled_tangents(results: Results, *_: Any) -> Results:
 
 
 MUTANTS: dict[str, tuple[Any, str, Callable[..., Any], Any, str]] = {
-    "transposed gradients": (Specialization, "run_backward", transposed_gradient, Scaled, "grad_output transposed"),
-    "empty": (Specialization, "run_backward", empty, Scaled, "size 3 -> 0"),
-    "bf16": (Specialization, "run_backward", narrow, Scaled, "bf16"),
+    "transposed gradients": (backward, "run", transposed_gradient, Scaled, "grad_output transposed"),
+    "empty": (backward, "run", empty, Scaled, "size 3 -> 0"),
+    "bf16": (backward, "run", narrow, Scaled, "bf16"),
     "dtype": (Specialization, "run_forward", wider, Scaled, "dtype is torch.float32, in eager torch.bfloat16"),
-    "none as zeros": (Specialization, "run_backward", zeros_for_none, Partial, "gradient 1: is a tensor"),
+    "none as zeros": (backward, "run", zeros_for_none, Partial, "gradient 1: is a tensor"),
     "argument written": (Specialization, "run_forward", argument_written, Scaled, "argument 0 after the call"),
     "version bumped": (Specialization, "run_forward", argument_touched, Scaled, "version of argument 0"),
     "nan": (Specialization, "run_forward", nan_to_zero, Roots, "nan in one and not in the other"),
     "strides": (Specialization, "run_forward", contiguous, Scaled, "strides are"),
-    "aliasing": (Specialization, "aliased", copies, Partial, "memory of output 2"),
-    "one tensor twice": (Specialization, "run_backward", one_tensor_twice, Scaled, "w is x"),
+    "aliasing": (outputs, "alias_outputs", copies, Partial, "memory of output 2"),
+    "one tensor twice": (backward, "run", one_tensor_twice, Scaled, "w is x"),
     "an error": (Specialization, "run_forward", fails_at_17, Scaled, "raises ValueError: seventeen, eager does not"),
     "stale": (Specialization, "run_forward", stale, Scaled, "second call"),
     "vmap in_dims=1": (runtime_unit.BatchedUnit, "execute", second_axis, Scaled, "vmap in_dims=1"),
@@ -379,14 +382,14 @@ def test_a_lost_mark_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_difference_is_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    mutated(monkeypatch, Specialization, "run_backward", lambda results, *_: grown(results))
+    mutated(monkeypatch, backward, "run", lambda results, *_: grown(results))
     with pytest.raises(fusegrad.CheckError) as caught:
         fusegrad.check(Scaled, torch.randn(64, 48), torch.randn(48), quiet=True, **QUICK)
     assert "(1, 1)" in caught.value.reproducer and len(caught.value.reproducer) < 12_000
 
 
 def test_tolerances_can_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    mutated(monkeypatch, Specialization, "run_backward", lambda results, *_: grown(results, 1 + 1e-5))
+    mutated(monkeypatch, backward, "run", lambda results, *_: grown(results, 1 + 1e-5))
     quick = {**QUICK, "transforms": ["backward"], "dtypes": [], "layouts": [], "sizes": []}
     assert fusegrad.check(Scaled, x(), w(), quiet=True, rtol=1e-3, atol=1e-6, **quick).ok
     with pytest.raises(fusegrad.CheckError, match="gradient 0"):
@@ -408,7 +411,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert "derived" in capsys.readouterr().out
     assert main(["check", "cubes_of_mine:Square", "f32[3]"]) == 1
     assert "cannot be imported" in capsys.readouterr().err
-    mutated(monkeypatch, Specialization, "run_backward", lambda results, *_: grown(results))
+    mutated(monkeypatch, backward, "run", lambda results, *_: grown(results))
     assert main(["check", "cubes_of_mine:Cube", "f32[3,2]", "2.5", "--transform", "backward", *few]) == 2
     found = capsys.readouterr()
     assert "DIFFERS" in found.out and "from cubes_of_mine import Cube" in found.out

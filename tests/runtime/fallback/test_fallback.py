@@ -14,14 +14,15 @@ from torch.autograd import Function
 
 import fusegrad
 from fusegrad.runtime.autograd import backward, node
-from fusegrad.runtime.autograd.node import Specialization
+from fusegrad.runtime.capture import captured, first_call_check
+from fusegrad.runtime.capture.captured import CapturedFunction
+from fusegrad.runtime.capture.outputs import rebuild_output
 from fusegrad.runtime.execution.executable import Executable
 from fusegrad.runtime.fallback import answer as fallback
 from fusegrad.runtime.fast_path import entry_codegen as written
 from fusegrad.runtime.functorch import call, unit
 from fusegrad.runtime.functorch import function as whole
 from fusegrad.runtime.specialize import compiled as function
-from fusegrad.runtime.specialize import specialization
 
 Tensor = torch.Tensor
 BACKENDS = ("reference", "interpret")
@@ -95,12 +96,12 @@ def both_ways(call: Callable[..., Tensor], args: tuple[Tensor, ...]) -> list[Ten
 PLACES = {
     "the scan": (function.Compiled, "_scan"),
     "the key": (function, "exact_key"),
-    "the capture": (specialization, "capture_forward"),
-    "the comparison": (specialization, "differs"),
+    "the capture": (captured, "capture_forward"),
+    "the comparison": (first_call_check, "differs"),
     "the choice of an executable": (Executable, "_choose"),
     "the node": (node, "make_node"),
     "the launch": (Executable, "__call__"),
-    "sizes": (Specialization, "sizes"),
+    "sizes": (CapturedFunction, "sizes"),
     "backward": (backward, "run_backward"),
     "the written entry": (written, "tensors_alike"),
 }
@@ -126,7 +127,7 @@ def test_the_answer_is_eagers(
 def test_it_is_told_once_on_record_and_in_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FUSEGRAD_CACHE_DIR", str(tmp_path))
     fast, args = fusegrad.compile(Gated), pair()
-    monkeypatch.setattr(specialization, "differs", failing)
+    monkeypatch.setattr(first_call_check, "differs", failing)
     with pytest.warns(fusegrad.FallbackWarning, match=r"Gated.forward .*internal error: LookupError.*FG071") as seen:
         for _ in range(3):
             fast.apply(*args)
@@ -144,7 +145,7 @@ def test_a_file_that_cannot_be_written_is_none(monkeypatch: pytest.MonkeyPatch, 
     (tmp_path / "cache").write_text("no folder")
     monkeypatch.setenv("FUSEGRAD_CACHE_DIR", str(tmp_path / "cache"))
     fast, args = fusegrad.compile(Gated), pair()
-    monkeypatch.setattr(specialization, "differs", failing)
+    monkeypatch.setattr(first_call_check, "differs", failing)
     torch.testing.assert_close(both_ways(fast.apply, args), both_ways(Gated.apply, args))
     assert "internal error" in fast._fusegrad.records["forward"].reason
 
@@ -152,7 +153,7 @@ def test_a_file_that_cannot_be_written_is_none(monkeypatch: pytest.MonkeyPatch, 
 @told
 def test_the_same_call_does_not_fail_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
-    monkeypatch.setattr(specialization, "differs", lambda *_: calls.append(1) or failing())
+    monkeypatch.setattr(first_call_check, "differs", lambda *_: calls.append(1) or failing())
     fast, args = fusegrad.compile(Gated), pair()
     for _ in range(4):
         fast.apply(*args)
@@ -173,14 +174,14 @@ def test_after_a_few_faults_a_class_runs_as_written(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_fullgraph_raises(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fast, args = fusegrad.compile(Gated, backend=backend, fullgraph=True), pair()
-    monkeypatch.setattr(specialization, "differs", failing)
+    monkeypatch.setattr(first_call_check, "differs", failing)
     with pytest.raises(fallback.FaultError, match="LookupError: no such value") as raised:
         fast.apply(*args)
     assert raised.value.code == "FG901" and raised.value.__context__ is None
 
 
 def test_the_suite_takes_it_for_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(specialization, "differs", failing)
+    monkeypatch.setattr(first_call_check, "differs", failing)
     with pytest.raises(fusegrad.FallbackWarning, match="internal error"):
         fusegrad.compile(Gated).apply(*pair())
 
@@ -199,7 +200,7 @@ def test_an_error_of_the_users_is_theirs(backend: str) -> None:
 def test_random_numbers_are_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
     fast, x = fusegrad.compile(Noise), torch.randn(5).requires_grad_()
     fast.apply(x)
-    monkeypatch.setattr(Specialization, "returned", failing)  # after forward has drawn
+    monkeypatch.setattr(rebuild_output, "__code__", failing.__code__)  # after forward has drawn
     torch.manual_seed(0)
     mine = fast.apply(x), torch.get_rng_state()
     torch.manual_seed(0)
@@ -210,7 +211,7 @@ def test_random_numbers_are_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_written_is_not_written_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     fast = fusegrad.compile(Doubled)
     fast.apply(torch.ones(3))
-    monkeypatch.setattr(Specialization, "returned", failing)  # after forward has written
+    monkeypatch.setattr(rebuild_output, "__code__", failing.__code__)  # after forward has written
     x = torch.ones(3)
     with pytest.raises(LookupError):
         fast.apply(x)
@@ -312,7 +313,7 @@ def test_what_runs_as_written_within_runs_once(before: int, monkeypatch: pytest.
     for _ in range(before):
         fast.apply(x)
     Counted.calls = 0
-    monkeypatch.setattr(Specialization, "returned", failing)  # after all segments have run
+    monkeypatch.setattr(rebuild_output, "__code__", failing.__code__)  # after all segments have run
     torch.testing.assert_close(fast.apply(x), Around.apply(x))
     assert Counted.calls == 2
 

@@ -21,10 +21,10 @@ pytest.importorskip("triton")
 import fusegrad
 from fusegrad.codegen import Kernel
 from fusegrad.runtime.cache import entry_files
+from fusegrad.runtime.capture.captured_backward import BackwardEntry
 from fusegrad.runtime.persistence import keeper
 from fusegrad.runtime.persistence import plan_documents as plans
 from fusegrad.runtime.settings import config
-from fusegrad.runtime.specialize.specialization import BackwardEntry
 from fusegrad.runtime.specialize.variants import variants_of
 from fusegrad.tracer.function import ForwardCapture
 
@@ -219,8 +219,8 @@ def test_every_fact_of_a_capture_is_in_a_table_or_captured_again(tmp_path: Path)
     fast = fusegrad.compile(written(tmp_path).Gate, backend="interpret")
     results(fast.apply)
     ((spec,),) = fast._fusegrad.known.values()
-    (entry,) = spec.entries.values()
-    for kind, stored in ((ForwardCapture, spec.forward), (BackwardEntry, entry)):
+    (entry,) = spec.backward.entries.values()
+    for kind, stored in ((ForwardCapture, spec.captured.forward), (BackwardEntry, entry)):
         assert vars(stored).keys() | AGAIN >= {f.name for f in fields(kind)}
 
 
@@ -251,7 +251,8 @@ def test_a_step_that_is_left_out_stays_so_on_disk(tmp_path: Path) -> None:
         for got, want in zip(mine, torch.autograd.grad(written(tmp_path).Gate.apply(*args).sum(), args), strict=True):
             torch.testing.assert_close(got, want)
         ((spec,),) = fast._fusegrad.known.values()
-        made = [*spec.executables.values(), *(x for e in spec.entries.values() for x in e.executables.values())]
+        entries = spec.backward.entries.values()
+        made = [*spec.executables.values(), *(x for e in entries for x in e.executables.values())]
         assert {e.switches.off for e in made} == {frozenset({"fuse", "algebra"})}
         assert disk(fast) == ("from disk" if again else "kept on disk")
 

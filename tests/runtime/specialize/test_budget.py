@@ -287,7 +287,7 @@ def test_what_was_in_the_way_with_one_number_is_not_met_again_with_another(monke
         assert told(fast, by) == told(AsksForSome, by)
         tried.append(fusegrad.stats()["captures"] - before)
     assert tried == [2, 1, 1, 1, 1]
-    whole = [not s.opaque for found in fast._fusegrad.known.values() for s in found]
+    whole = [not s.captured.opaque for found in fast._fusegrad.known.values() for s in found]
     assert whole == [False, False, False, True, True]
     assert told(fast, 20.0) == told(AsksForSome, 20.0)
     assert captured(fast) == 5
