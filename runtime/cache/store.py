@@ -165,7 +165,7 @@ class Cache:
             self.sweep()
         return is_written
 
-    def made(self, key: str, make: Callable[[], Mapping[str, bytes]]) -> dict[str, bytes]:
+    def get_or_make(self, key: str, make: Callable[[], Mapping[str, bytes]]) -> dict[str, bytes]:
         """The files of an entry; where there is none, one process and thread makes it while the others wait."""
         files = self.get(key)
         if files is None:

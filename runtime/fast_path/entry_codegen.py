@@ -47,13 +47,13 @@ from .guard_codegen import (
     ABSENT,
     DERIVATIVES,
     Unchanging,
-    fetched,
-    lasting_state_unchanged,
-    methods_unchanged,
-    nothing_carried,
-    reads_unchanged,
-    state_unchanged,
-    tensors_alike,
+    guard_custom_attributes,
+    guard_lasting_state,
+    guard_methods,
+    guard_reads,
+    guard_state,
+    guard_tensors,
+    read_expression,
 )
 from .inline_cache import Entry
 from .plan_codegen import write_run
@@ -77,25 +77,25 @@ def write_entry(
     """
     if spec.opaque or spec.unversioned or function_modes():
         return None
-    text, call = SourceWriter(), _Call(compiler, spec, key, given)
+    text, call = SourceWriter(), EntryCall(compiler, spec, key, given)
     asked = [f"a{i}" for i in range(len(args))]
     names = call.with_contents([*asked, *(text.constant(a, "default") for a in given[len(args) : spec.count])])
     if not spec.slots or names is None:
         return None
-    alike = tensors_alike(text, _tensors(names, given), spec.reads)
+    alike = guard_tensors(text, _tensors(names, given), spec.reads)
     if alike is None:
         return None
-    conditions = [*call.formed(text, names), *alike, *call.conditions(text, names), *state_unchanged(text)]
+    conditions = [*call.formed(text, names), *alike, *call.conditions(text, names), *guard_state(text)]
     with text.block(f"if len(args) == {len(args)}:"):
         text.add(f"{row(asked)}= args")
-        with _where(text, conditions, f"return {text.constant(MISS, 'MISS')}"):
+        with _write_guarded(text, conditions, f"return {text.constant(MISS, 'MISS')}"):
             call.write_result(text, names, len(args))
     text.add(f"return {text.constant(MISS, 'MISS')}")
     return text.function("ready", ("args",))
 
 
 @contextmanager
-def _where(text: SourceWriter, conditions: Sequence[str], otherwise: str) -> Iterator[None]:
+def _write_guarded(text: SourceWriter, conditions: Sequence[str], otherwise: str) -> Iterator[None]:
     """The lines within run where the conditions hold; `otherwise` where one of them cannot be asked any more."""
     with text.block("try:"):
         text.add(f"fits = ({_BREAK.join(conditions)})")
@@ -113,7 +113,7 @@ def _tensors(names: Sequence[str], values: Sequence[Any]) -> list[tuple[str, Ten
 
 
 @dataclass(frozen=True)
-class _Served:
+class ServedCall:
     """How a call was served, as its backward has to know: facts alone, since this lives as long as the class does."""
 
     compiler: Compiled
@@ -124,7 +124,7 @@ class _Served:
     saved: int
 
 
-class _Call:
+class EntryCall:
     """What is known of a call while its text is written: its arguments, what serves it, what is kept for backward."""
 
     def __init__(self, compiler: Compiled, spec: Specialization, key: Any, given: Sequence[Any]) -> None:
@@ -156,9 +156,9 @@ class _Call:
 
     def conditions(self, text: SourceWriter, names: Sequence[str]) -> Iterator[str]:
         """What is read outside, the methods; and whether hooks pack saved tensors, where it matters."""
-        yield from reads_unchanged(text, self.spec.reads)
-        yield from methods_unchanged(text, self.compiler.user_class)
-        yield from nothing_carried(text, [names[i] for i in self.spec.slots], self.spec.reads.asked)
+        yield from guard_reads(text, self.spec.reads)
+        yield from guard_methods(text, self.compiler.user_class)
+        yield from guard_custom_attributes(text, [names[i] for i in self.spec.slots], self.spec.reads.asked)
         if self.observed or self.chosen is not None:
             yield f"{'' if self.observed else 'not '}{text.constant(hooks_are_active, 'hooks')}()"
         if not self.own:
@@ -189,7 +189,7 @@ class _Call:
         inputs = [(names[i], self.given[i]) for i in spec.slots]
         with _as_captured(text, spec):
             present = [r for r in spec.lifted if r is not None]
-            lifted = [(text.let("lifted", fetched(text, r)), r.get()) for r in present]
+            lifted = [(text.let("lifted", read_expression(text, r)), r.get()) for r in present]
             results = write_run(text, self.executable, inputs, lifted, self.sizes)
             n = len(spec.forward.tensor_outputs)
             outputs, hidden = results[:n], results[n:]
@@ -244,8 +244,8 @@ class _Call:
         if not _is_delicate(self.compiler.cls):
             backward._fusegrad_learns = BackwardLearner(self._served(), backward)
 
-    def _served(self) -> _Served:
-        return _Served(self.compiler, self.spec, self.backend, self.sizes, self.chosen, len(self.saved))
+    def _served(self) -> ServedCall:
+        return ServedCall(self.compiler, self.spec, self.backend, self.sizes, self.chosen, len(self.saved))
 
 
 @contextmanager
@@ -268,7 +268,7 @@ def _is_delicate(cls: Any) -> bool:
 class BackwardLearner:
     """Writes the backward of one node's class, once per layout of gradients that came twice."""
 
-    def __init__(self, call: _Served, backward: Any) -> None:
+    def __init__(self, call: ServedCall, backward: Any) -> None:
         self.call, self.backward = call, backward
         self.seen: Counter[Any] = Counter()
         self.written = 0
@@ -289,7 +289,7 @@ class BackwardLearner:
 
 
 def _write_backward(
-    call: _Served, otherwise: Callable[..., Any], residuals: Sequence[Any], gradients: Sequence[Any]
+    call: ServedCall, otherwise: Callable[..., Any], residuals: Sequence[Any], gradients: Sequence[Any]
 ) -> Callable[..., Any] | None:
     """`apply` of a node for residuals and gradients like these; whatever does not fit is left to `otherwise`."""
     spec, sizes = call.spec, call.sizes
@@ -301,9 +301,9 @@ def _write_backward(
         return None
     text = SourceWriter()
     given, kept = [f"g{i}" for i in range(len(gradients))], [f"r{i}" for i in range(len(residuals))]
-    alike = tensors_alike(text, _tensors(given, gradients), spec.reads, tracked=False)
+    alike = guard_tensors(text, _tensors(given, gradients), spec.reads, tracked=False)
     present = _tensors(kept, residuals)
-    kept_alike = tensors_alike(text, present, tracked=False) if present else []
+    kept_alike = guard_tensors(text, present, tracked=False) if present else []
     if alike is None or kept_alike is None:
         return None
     absent = [f"{name} is None" for name, g in zip(given, gradients, strict=True) if g is None]
@@ -311,14 +311,14 @@ def _write_backward(
     untouched = f"not {text.constant(dict_of_context, 'attributes')}(ctx)"
     off = f"not {text.constant(torch.is_grad_enabled, 'grad_mode')}()"
     plain = WITHOUT_TANGENTS[0].format(text.constant(WITHOUT_TANGENTS[1], "forward_ad"))
-    outside = [*reads_unchanged(text, spec.reads), *methods_unchanged(text, spec.cls, DERIVATIVES)]
-    outside += lasting_state_unchanged(text)
+    outside = [*guard_reads(text, spec.reads), *guard_methods(text, spec.cls, DERIVATIVES)]
+    outside += guard_lasting_state(text)
     if spec.sharing is not None:
         outside.append(f"{text.constant(spec.sharing.changed, 'changed')}(ctx._fusegrad_shared) is None")
     if spec.reads.asked or spec.reads.asks_identity:
-        kept_alike += _as_known(text, spec.reads, kept, given)
+        kept_alike += _guard_backward_tensors(text, spec.reads, kept, given)
     users = f"return {text.constant(otherwise, 'otherwise')}(ctx, {row(given)})"
-    with _where(text, [off, untouched, plain, *alike, *absent, still, *outside], users):
+    with _write_guarded(text, [off, untouched, plain, *alike, *absent, still, *outside], users):
         _write_unpacked(text, call, kept)
         with text.block("try:"):
             with text.block(f"if {_BREAK.join(kept_alike) or 'True'}:"):
@@ -335,13 +335,13 @@ def _write_backward(
     return text.function("apply", ("ctx", *given))
 
 
-def _as_known(text: SourceWriter, reads: Reads, kept: Sequence[str], given: Sequence[str]) -> list[str]:
+def _guard_backward_tensors(text: SourceWriter, reads: Reads, kept: Sequence[str], given: Sequence[str]) -> list[str]:
     """backward asks nothing of these tensors that its capture does not know."""
     asked = f"{text.constant(unasked, 'unasked')}({text.constant(reads, 'reads')}"
     return [f"{asked}, ({row(kept)}), ({row(given)})) is None"]
 
 
-def _write_unpacked(text: SourceWriter, call: _Served, kept: Sequence[str]) -> None:
+def _write_unpacked(text: SourceWriter, call: ServedCall, kept: Sequence[str]) -> None:
     """Names for the saved tensors, unpacked once, and for those among ctx's attributes."""
     saved = call.saved
     shown = "ctx.saved_tensors" if call.chosen is None else f"{text.constant(saved_tensors_of, 'unpacked')}(ctx)"
@@ -353,7 +353,7 @@ def _write_unpacked(text: SourceWriter, call: _Served, kept: Sequence[str]) -> N
 
 def _write_gradients(
     text: SourceWriter,
-    call: _Served,
+    call: ServedCall,
     entry: Any,
     executable: Any,
     inputs: Sequence[tuple[str, Any]],
@@ -361,7 +361,7 @@ def _write_gradients(
 ) -> None:
     present = [r for r in entry.lifted if r is not None]
     with _as_captured(text, call.spec):
-        lifted = [(text.let("lifted", fetched(text, r)), r.get()) for r in present]
+        lifted = [(text.let("lifted", read_expression(text, r)), r.get()) for r in present]
         results = write_run(text, executable, inputs, lifted, call.sizes)
     view = lambda fake, gradient: write_view(text, gradient, fake, call.sizes)  # noqa: E731
     text.add(f"return ({row(entry.with_given(results, given, executable.backend, view))})")
@@ -380,7 +380,7 @@ def write_view(text: SourceWriter, name: str, view: Tensor, sizes: Any, of: Tens
 class _General:
     """The general way for gradients whose residuals are not as forward left them (a hook's, or changed since)."""
 
-    def __init__(self, call: _Served) -> None:
+    def __init__(self, call: ServedCall) -> None:
         self.call = call
 
     def __call__(self, ctx: Any, residuals: Sequence[Any], gradients: Sequence[Any]) -> Any:
@@ -400,7 +400,7 @@ def _fault_of(error: Exception) -> Fault:
 class _Recovered:
     """The user's own backward, on residuals that are unpacked already, after a fault of ours."""
 
-    def __init__(self, call: _Served) -> None:
+    def __init__(self, call: ServedCall) -> None:
         self.call = call
 
     def __call__(self, ctx: Any, fault: Fault, residuals: Sequence[Any], gradients: Sequence[Any]) -> Any:

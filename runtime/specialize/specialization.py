@@ -58,12 +58,12 @@ from ..execution.aten.replay import step_by_step
 from ..execution.executable import Executable
 from ..execution.group import RECORDS
 from ..execution.intermediates import intermediate_bytes
-from ..execution.pipeline import cheaper
+from ..execution.pipeline import optimize
 from ..fallback.effects import drawing_again
 from ..settings import logs
 from ..settings.config import KERNEL_BACKENDS, settings
 from ..settings.counters import count
-from ..settings.internal_errors import prepared
+from ..settings.internal_errors import or_fall_back
 from ..values.sizes import Binder, BoundSizes
 from .residuals import Chosen, choose
 
@@ -302,7 +302,7 @@ class Specialization:
     def _add_chosen(self, key: str, backend: str, chosen: Chosen) -> None:
         if key not in self.executables:
             name, report = f"{self.name}_forward", partial(self.report, "forward")
-            graph = cheaper(chosen.program.forward)
+            graph = optimize(chosen.program.forward)
             self.executables[key] = Executable(self.forward.trace, name, backend, self.skip, report, graph)
 
     def _exactly_as_captured(self) -> Any:
@@ -821,7 +821,7 @@ class Specialization:
     def _graph_from(self, chosen: Chosen, entry: BackwardEntry, kinds: tuple[Any, ...], name: str) -> Graph:
         """backward on the residuals that were chosen. Raises CaptureError where we fail at that."""
         build, report = partial(chosen.backward_graph, kinds, entry, name), partial(self.report, "backward")
-        graph = prepared(build, report, "backward runs as written")
+        graph = or_fall_back(build, report, "backward runs as written")
         if graph is None:
             raise CaptureError(reason="internal error: it is not made to start from what forward kept", where="unknown")
         return graph

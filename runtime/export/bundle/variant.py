@@ -23,7 +23,7 @@ from ...execution.pipeline import graph_of
 from ...persistence.literals import NoLiteral, constant_document
 from ...specialize.compiled import Compiled
 from ...specialize.specialization import BackwardEntry, Specialization
-from ...values.tensor_specs import memoryless
+from ...values.tensor_specs import fake_tensor
 from ..gather.gathered import apart, require_closed
 from .archive import canonical
 from .contents import Entry, Layout, Output, Variant
@@ -74,7 +74,7 @@ def with_needs(args: Sequence[Any], needs: Sequence[bool]) -> list[Any]:
 
 
 def _like(fake: Tensor, need: bool) -> Tensor:
-    return memoryless(tuple(fake.shape), fake.stride(), fake.dtype, fake.device, need)
+    return fake_tensor(tuple(fake.shape), fake.stride(), fake.dtype, fake.device, need)
 
 
 # ------------------------------------------------------------------ the variant
