@@ -144,7 +144,7 @@ def _warn_of_recycling(option: str, stacklevel: int) -> None:
 
 
 def logs(wanted: str | None = None) -> None:
-    """Choose what is told on stderr from now on, as FUSEGRAD_LOGS does: `config.logs("trace,fusion,+codegen")`; "": nothing.
+    """Choose what is told on stderr from now on, as FUSEGRAD_LOGS does: `config.logs("trace,+codegen")`; "": nothing.
 
     The names: trace, fusion, codegen, guards, recompiles, autotune, cache, all; "help" lists what each tells. None is
     what the environment says. Raises LogsError for another name.
