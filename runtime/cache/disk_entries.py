@@ -119,12 +119,13 @@ class DiskEntries:
 
     def clear(self) -> None:
         """Delete every entry."""
-        for start in self._buckets():
-            self._in_bucket(start, self._discard_all)
 
-    def _discard_all(self, bucket: Folder) -> None:
-        for name in bucket.names():
-            self._discard(bucket, name)
+        def empty(bucket: Folder) -> None:
+            for name in bucket.names():
+                self._discard(bucket, name)
+
+        for start in self._buckets():
+            self._in_bucket(start, empty)
 
     def _discard(self, bucket: Folder, name: str) -> None:
         try:

@@ -147,23 +147,20 @@ class Cache:
     def put(self, key: str, files: Mapping[str, bytes]) -> None:
         """Publish an entry by one rename; an entry that is already there stays. Never raises for the disk's sake."""
         try:
-            if self.disk is not None and self._publish(self.disk, key, files):
-                return
+            if self.disk is not None:
+                is_written = self.disk.publish(key, files)
+                self.puts += 1
+                logs.cache.debug("written: %s: %s", key[:16], ", ".join(files))
+                if eviction.is_due(self.disk, always=self.puts % SWEEP_EVERY == 0):
+                    self.sweep()
+                if is_written:
+                    return
             reason = self.trouble if self.disk is None else None
         except (OSError, Damaged) as error:
             reason = error
         self.memory.put(key, files)
         if reason is not None:
             self._warn(reason)
-
-    def _publish(self, disk: DiskEntries, key: str, files: Mapping[str, bytes]) -> bool:
-        """Whether the entry is on disk now."""
-        is_written = disk.publish(key, files)
-        self.puts += 1
-        logs.cache.debug("written: %s: %s", key[:16], ", ".join(files))
-        if eviction.is_due(disk, always=self.puts % SWEEP_EVERY == 0):
-            self.sweep()
-        return is_written
 
     def get_or_make(self, key: str, make: Callable[[], Mapping[str, bytes]]) -> dict[str, bytes]:
         """The files of an entry; where there is none, one process and thread makes it while the others wait."""
