@@ -18,7 +18,7 @@ from fusegrad.ir import switches
 from fusegrad.ir.codes import CODES, Code
 from fusegrad.ir.errors import FusegradError
 from fusegrad.runtime.bisect.search import Bisection, Culprit
-from fusegrad.runtime.cache import store as cache
+from fusegrad.runtime.cache import location
 from fusegrad.runtime.check.check import Report
 from fusegrad.runtime.profile.profile import Measured, Profile
 from fusegrad.runtime.report.directions import DirectionReport, KernelReport
@@ -258,7 +258,7 @@ def settings_page() -> str:
         "## Backends\n", f"{', '.join(f'`{b}`' for b in config.BACKENDS)}: [what they run](quickstart.md#backends).\n",
         "## Steps\n", STEPS_TOP, *(part for title, steps in STEPS.items() for part in steps_part(title, steps)),
         "## Logs\n", LOGS_TOP, table(["name", "tells"], [[f"`{n}`", prose(what)] for n, what in logs.NAMES.items()]),
-        "## The cache\n", prose(inspect.getdoc(cache.default_root) or "") + "\n",
+        "## The cache\n", prose(inspect.getdoc(location.default_root) or "") + "\n",
         "`fusegrad cache dir` says where it is, `fusegrad cache clear` empties it.\n",
         "## Memory on CPU\n", MEMORY,
     ])  # fmt: skip

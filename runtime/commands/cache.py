@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 
+from ..cache import entry_files
 from ..cache import store as cache
 from ..report.command_result import MISMATCH, OK, CommandResult
 from ..report.terminal import Block, Table
@@ -94,7 +95,7 @@ def _shrinkage(store: cache.Cache, before: list[cache.Entry], more: dict[str, in
 def _verify(store: cache.Cache, options: argparse.Namespace) -> CommandResult:
     states = {e.key: store.fault(e.key) for e in store.listed()}
     faults = {key: why for key, why in states.items() if why is not None}
-    damaged = {key: why for key, why in faults.items() if why != cache.OTHER_VERSION}
+    damaged = {key: why for key, why in faults.items() if why != entry_files.OTHER_VERSION}
     facts = {"root": str(store.root), "entries": len(states), "damaged": damaged,
              "of_other_versions": len(faults) - len(damaged)}  # fmt: skip
     rows = [(key[:16], why) for key, why in damaged.items()]

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..cache import entry_files
 from ..cache import store as cache
 from ..check.reproducer import source_of
 from .arguments import call_of
@@ -51,7 +52,7 @@ def write_report(arguments: Sequence[str], options: Any, error: BaseException) -
 def script(arguments: Sequence[str], options: Any, error: BaseException) -> str:
     """The text of the file."""
     trace = "".join(traceback.format_exception(error)).rstrip()
-    versions = {"Python": platform.python_version(), **cache.versions()}
+    versions = {"Python": platform.python_version(), **entry_files.versions()}
     return SCRIPT.format(
         command=options.command,
         versions=", ".join(f"{name} {version}" for name, version in versions.items() if version),

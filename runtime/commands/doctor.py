@@ -20,6 +20,7 @@ from torch.autograd import Function
 
 from ...ir import versions
 from ..api import compile as compiled
+from ..cache import entry_files
 from ..cache import store as cache
 from ..report.command_result import CommandResult
 from ..report.terminal import Block, Table
@@ -215,7 +216,8 @@ def _health(store: cache.Cache) -> Iterator[Finding]:
     entries = store.listed()
     text = f"{store.root}: {len(entries)} entries, {bytes_text(sum(e.bytes for e in entries))}"
     yield Finding("cache", f"{text} of at most {bytes_text(store.limit)}")
-    faults = [reason for e in entries[-SAMPLE:] if (reason := store.fault(e.key)) not in (None, cache.OTHER_VERSION)]
+    reasons = (store.fault(entry.key) for entry in entries[-SAMPLE:])
+    faults = [reason for reason in reasons if reason not in (None, entry_files.OTHER_VERSION)]
     if faults:
         yield Finding("cache entries", f"{len(faults)} damaged: {faults[0]}", "fault", "fusegrad cache verify")
     assert store.root is not None

@@ -42,7 +42,7 @@ class GroupReport:
 
 
 @dataclass(frozen=True)
-class CutReport:
+class FusionBreak:
     """Why what comes `after` is not in the launch of what comes `before`."""
 
     before: str
@@ -80,7 +80,7 @@ def _group(group: Group, kernels: Kernels) -> GroupReport:
 
 
 # ------------------------------------------------------------------ cuts
-def cuts_of(graph: Graph, made: Generated) -> list[CutReport]:
+def fusion_breaks_of(graph: Graph, made: Generated) -> list[FusionBreak]:
     """A reason for every two launches that follow each other."""
     return list(_Division(graph, made).cuts())
 
@@ -94,12 +94,12 @@ class _Division:
         self.called = {s.value.id for s in made.steps if isinstance(s, Extern)}
         self.steps = [(at, s) for at, s in enumerate(made.steps) if isinstance(s, Group | Extern)]
 
-    def cuts(self) -> Iterator[CutReport]:
+    def cuts(self) -> Iterator[FusionBreak]:
         for (at, step), following in pairwise([*self.steps, None]):  # type: ignore[misc]
             if isinstance(step, Group):
                 yield from _within(self.made.kernels[at])
             if following is not None:
-                yield CutReport(self._last(at, step), self._first(*following), *self._why(step, following[1]))
+                yield FusionBreak(self._last(at, step), self._first(*following), *self._why(step, following[1]))
 
     def _last(self, at: int, step: Group | Extern) -> str:
         return self.made.kernels[at].kernels[-1].name if isinstance(step, Group) else called(step.value)
@@ -162,14 +162,14 @@ def _way(dag: nx.DiGraph, a: int, b: int) -> Sequence[int]:
         return ()
 
 
-def _within(kernels: Kernels) -> Iterator[CutReport]:
+def _within(kernels: Kernels) -> Iterator[FusionBreak]:
     """The cuts of one group: what a later kernel reads of an earlier one."""
     made: dict[Ref, str] = {}
     for one, other in pairwise(kernels.kernels):
         made |= {ref: name for ref, name in _buffers(one, kernels).items()}
         shared = [made[ref] for ref in _buffers(other, kernels) if ref in made]
         needed = f"its programs need each other's results: all of `{', '.join(shared)}` comes first"
-        yield CutReport(one.name, other.name, needed if shared else APART)
+        yield FusionBreak(one.name, other.name, needed if shared else APART)
 
 
 def _buffers(kernel: Kernel, kernels: Kernels) -> Mapping[Ref, str]:

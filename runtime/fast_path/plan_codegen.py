@@ -24,9 +24,9 @@ from ..execution.bound_group import Allocation, BoundGroup, Launch, Scratch
 from ..execution.executable import Executable
 from ..execution.group import GroupRunner
 from ..execution.kernel_plan import KernelPlan
-from ..execution.layouts import apart_from, expected_layout, own_results, same_strides
+from ..execution.layouts import copy_if_shared, expected_layout, own_results, same_strides
+from ..execution.source_writer import SourceWriter, row
 from ..values.sizes import BoundSizes, numbers
-from .source_writer import SourceWriter, row
 
 Tensor = torch.Tensor
 Layout = tuple[tuple[int, ...], tuple[int, ...]]
@@ -46,13 +46,13 @@ def write_run(
     if plan is not None and is_straight(plan, [v for _, v in tensors], sizes):
         written = AsText(text, plan.device, sizes, tensors)
         return [result or "None" for result in plan.walk(written, [n for n, _ in tensors])]
-    if executable.replays:
+    if executable.is_replay:
         replay = executable.replay_of([v for _, v in (*inputs, *lifted)])
         results = text.let("results", f"{text.constant(replay, 'replay')}({names}{captured})")
     else:
         run, at = text.constant(executable.run, "run"), text.constant(sizes, "sizes")
         results = text.let("results", f"{run}(({names}), ({captured}), {at})")
-    return [f"{results}[{i}]" for i in range(executable.results)]
+    return [f"{results}[{i}]" for i in range(executable.result_count)]
 
 
 def is_straight(plan: KernelPlan, tensors: Sequence[Tensor], sizes: BoundSizes) -> bool:
@@ -77,7 +77,7 @@ class AsText:
         self.empty = text.constant(allocator(device), "empty")
 
     # ------------------------------------------------------------------ layouts and memory
-    def laid_out(self, value: str, strides: Sequence[Any]) -> str:
+    def lay_out(self, value: str, strides: Sequence[Any]) -> str:
         """A name whose layout is known is as it should be; what an operation returned is looked at in each call."""
         layout = numbers(strides, self.sizes)
         if self._has(value, layout):
@@ -98,20 +98,20 @@ class AsText:
         """The name of a function of which the first arguments are known."""
         return self.text.constant(partial(function, *known), hint)
 
-    def dropped(self, values: list[str], living: Collection[str]) -> None:
+    def drop(self, values: list[str], living: Collection[str]) -> None:
         if own := set(values) - self.inputs - set(living):
             self.text.add(" = ".join(sorted(own)) + " = None")
 
     # ------------------------------------------------------------------ operations between kernels
-    def called(self, value: Value, operands: list[str]) -> str:
+    def call_node(self, value: Value, operands: list[str]) -> str:
         device = None if operands else self.device
         call = self._bound(_called, value, self.sizes, device, hint=value.prim)
         return self.text.let(value.prim, f"{call}({row(operands)})")
 
-    def picked(self, results: str, index: int) -> str:
+    def pick(self, results: str, index: int) -> str:
         return f"{results}[{index}]"
 
-    def room(self, place: Place) -> str:
+    def allocate_concat(self, place: Place) -> str:
         whole = place.whole
         shape, strides = (numbers(n, self.sizes) for n in (whole.shape, contiguous_strides(whole.shape)))
         name = self._allocated("whole", (shape, strides, TO_TORCH[whole.dtype]))
@@ -123,7 +123,7 @@ class AsText:
         return self.text.let(value.prim, f"{call}({row([room, *operands])})")
 
     # ------------------------------------------------------------------ kernels
-    def launched(self, runner: GroupRunner, inputs: list[str]) -> list[str]:
+    def run_group(self, runner: GroupRunner, inputs: list[str]) -> list[str]:
         bound, first = runner.bound[self.sizes.key], len(self.text.lines)
         with self.text.block("try:"):
             outputs = [self._allocated("out", spec) for spec in bound.outputs]
@@ -167,7 +167,7 @@ class AsText:
             self.text.add(f"{row(outputs)}= {results}" if outputs else results)
 
     # ------------------------------------------------------------------ results
-    def owned(self, results: list[str], strides: Sequence[Sequence[Any]], inputs: Sequence[str]) -> list[str]:
+    def own_results(self, results: list[str], strides: Sequence[Sequence[Any]], inputs: Sequence[str]) -> list[str]:
         """Memory that was taken here is nobody else's; the rest is looked at in each call."""
         layouts = [numbers(s, self.sizes) for s in strides]
         distinct = len(set(results)) == len(results) and self.fresh.issuperset(results)
@@ -177,10 +177,10 @@ class AsText:
         owned = self.text.let("results", f"{call}(({row(results)}), {known}, ({row(inputs)}))")
         return [f"{owned}[{i}]" for i in range(len(results))]
 
-    def apart(self, value: str, inputs: Sequence[str]) -> str:
+    def copy_if_shared(self, value: str, inputs: Sequence[str]) -> str:
         if value in self.fresh:
             return value
-        return self.text.let("apart", f"{self.text.constant(apart_from, 'apart_from')}({value}, ({row(inputs)}))")
+        return self.text.let("apart", f"{self.text.constant(copy_if_shared, 'apart_from')}({value}, ({row(inputs)}))")
 
     def write(self, target: str, value: str) -> None:
         self.text.add(f"{target}.copy_({value})")
@@ -195,4 +195,4 @@ def _called(value: Value, sizes: BoundSizes, device: torch.device | None, *opera
 
 
 def _recovered(runner: GroupRunner, sizes: BoundSizes, error: Exception, inputs: Sequence[Tensor]) -> list[Tensor]:
-    return runner.recovered(error, inputs, sizes, sizes.key)
+    return runner.recover(error, inputs, sizes, sizes.key)

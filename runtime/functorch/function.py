@@ -34,6 +34,7 @@ from ...tracer.torch_private import (
 )
 from ...tracer.trace import CaptureError
 from ..capture.guards import is_float
+from ..capture.views import is_as_strided, view_of
 from ..execution.aten import reference
 from ..fallback.answer import Fault, is_fault
 from ..settings.config import KERNEL_BACKENDS
@@ -46,7 +47,6 @@ from ..specialize.linearity import (
     waves,
 )
 from ..specialize.randomness import why_not_differentiated
-from ..specialize.specialization import is_as_strided, view_of
 from ..specialize.traceability import switches_grad_mode
 from ..values.sizes import BoundSizes
 from ..values.tensors import zeros

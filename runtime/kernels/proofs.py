@@ -45,7 +45,7 @@ def _conditions(proof: Proof) -> dict[str, list[str]]:
     return found
 
 
-def record(group: Group, kernels: Kernels) -> None:
+def log_proofs(group: Group, kernels: Kernels) -> None:
     """The proofs of kernels that were generated just now, in the log; what is not proved is a warning there."""
     for proof in prove(group.graph, kernels):
         (logs.codegen.info if proof.proved else logs.codegen.warning)("%s", line_of(proof))
@@ -68,7 +68,7 @@ def are_proved(graph: Graph, kernels: Kernels, assumed: Sequence[sympy.Basic] = 
     return found
 
 
-def open_at(graph: Graph, kernels: Kernels, sizes: Mapping[sympy.Symbol, int]) -> str:
+def unproved_at(graph: Graph, kernels: Kernels, sizes: Mapping[sympy.Symbol, int]) -> str:
     """What is not proved at these sizes, either; "" where everything is."""
     for kernel in kernels.kernels:
         if faults := _faults(replace(kernel, pinned={**kernel.pinned, **sizes}), graph, kernels):

@@ -342,7 +342,7 @@ class StoredExecutable(Executable):
         self.owner, self.graph, self.name, self.backend = owner, made.graph, made.name, made.backend
         self.switches = made.switches
         self.skip, self.report, self.binder, self.plans = skip, made.report, binder, {made.device: made}
-        self.without, self.otherwise, self.why_not = set(), self._replay, ""
+        self.devices_without_plan, self.fallback, self.why_not = set(), self._replay, ""
         self.run = self._planned
 
     def __getattr__(self, name: str) -> Any:

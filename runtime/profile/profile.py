@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..api import compile
-from ..cache.store import versions
+from ..cache.entry_files import versions
 from ..capture.guards import is_float
 from ..dispatch.compiled_class import compile_class
 from ..dispatch.dispatcher import Dispatcher

@@ -20,7 +20,7 @@ from ..capture.guards import is_plain
 from ..dispatch.dispatcher import Dispatcher
 from ..dispatch.pytree import arguments
 from ..execution.executable import Executable
-from ..execution.pipeline import cheaper, graph_of
+from ..execution.pipeline import graph_of, optimize
 from ..execution.targets import named_target
 from ..functorch.unit import Unit
 from ..settings.config import numerics
@@ -32,7 +32,7 @@ from ..specialize.residuals import Chosen, choose
 from ..specialize.specialization import Specialization, hint_of
 from ..specialize.variants import variants_of
 from ..values.sizes import number
-from ..values.tensor_specs import differentiable, is_spec, stand_in
+from ..values.tensor_specs import fake_argument, is_spec, with_gradients_asked
 from .directions import Sizes, aten_report, fake_bytes, kernels_report
 from .explanation import Explanation
 from .methods import NO_RULE, method_records, record_of_calls, without_rules_over_opaque
@@ -79,7 +79,7 @@ def explain(target_class: Any, /, *args: Any, target: str | None = None) -> Expl
             raise ExplainedArgumentsError(function=compiler.cls.__name__, detail=unfit, where=place)
         return _explain_class(compiler, where)
     # The methods by their records first; capturing forward, then backward, says more of some.
-    stand_ins = differentiable([stand_in(a) for a in compiler.complete(args)])
+    stand_ins = with_gradients_asked([fake_argument(a) for a in compiler.complete(args)])
     methods = method_records(compiler)
     specialization = _forward(compiler, stand_ins, args, methods)
     explanation = Explanation(compiler.cls.__name__, where, methods, {}, 0, numerics=numerics(compiler.numerics))
@@ -229,7 +229,7 @@ def _on_gpu(explanation: Explanation, spec: Specialization, sizes: Sizes, has_ba
     explanation.kept = residual_rows(spec, chosen, sizes) if has_backward else []
     explanation.user_outputs = len(spec.forward.fake_outputs)
     try:
-        forward = cheaper(chosen.program.forward) if chosen else graph_of(spec.forward.trace, f"{spec.name}_forward")
+        forward = optimize(chosen.program.forward) if chosen else graph_of(spec.forward.trace, f"{spec.name}_forward")
         places = chosen.places if chosen else spec.residual_places
         explanation.residuals = tuple(p for p in places if p is not None)
         explanation.saved_bytes = _saved_bytes(forward, explanation, spec, sizes)

@@ -144,7 +144,7 @@ def _line_of(node: torch.fx.Node) -> str:
     return f"{node.name:<16} {node.target!s:<32} {kind:<24} {where or ''}  {(line or '').strip()}".rstrip()
 
 
-def as_written(name: str, reason: str | None, where: str | None) -> None:
+def expand_names(name: str, reason: str | None, where: str | None) -> None:
     """A method runs as the user wrote it."""
     trace.info("%s runs as written: %s (%s) [%s]", name, reason, where, code_of(reason))
 

@@ -45,7 +45,7 @@ class _Stop(TorchDispatchMode):  # type: ignore[no-untyped-call]
         raise _Reached(_About(func, args, kwargs or {}))
 
 
-def bindings(nodes: Sequence[Node]) -> dict[Node, Operation]:
+def bind_operations(nodes: Sequence[Node]) -> dict[Node, Operation]:
     """What to call for each of these nodes."""
     with plain_tensors(), torch.no_grad(), no_autocast(), _Stop():  # type: ignore[no-untyped-call]
         return {node: _unboxed(node) or operation(node.target) for node in nodes}
@@ -120,7 +120,7 @@ def _reached(call: Operation, args: Sequence[Any], kwargs: dict[str, Any]) -> _A
 
 
 # ------------------------------------------------------------------ into memory that is there
-def ways_to_write(pairs: Sequence[tuple[Node, Node]]) -> dict[Node, tuple[Operation, bool]]:
+def writing_overloads(pairs: Sequence[tuple[Node, Node]]) -> dict[Node, tuple[Operation, bool]]:
     """{node: (what to call, whether as a method of the memory)} for (node, the node whose memory it is to write to).
 
     Without those for which torch has no operation of its own: one that computes elsewhere and copies saves nothing.

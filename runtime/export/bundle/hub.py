@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ...cache.store import versions
+from ...cache.entry_files import versions
 from ..gather.gathered import gathered
 from ..python.module import module_text
 from ..text.scope import snake

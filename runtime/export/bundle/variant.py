@@ -18,11 +18,12 @@ from ....ir.types import contiguous_strides, simplest
 from ....tracer.methods import backward_method
 from ....tracer.torch_private import expression_of
 from ....tracer.trace import CaptureError
+from ...capture.views import is_as_strided
 from ...execution.pipeline import graph_of
 from ...persistence.literals import NoLiteral, constant_document
 from ...specialize.compiled import Compiled
-from ...specialize.specialization import BackwardEntry, Specialization, is_as_strided
-from ...values.tensor_specs import memoryless
+from ...specialize.specialization import BackwardEntry, Specialization
+from ...values.tensor_specs import fake_tensor
 from ..gather.gathered import apart, require_closed
 from .archive import canonical
 from .contents import Entry, Layout, Output, Variant
@@ -73,7 +74,7 @@ def with_needs(args: Sequence[Any], needs: Sequence[bool]) -> list[Any]:
 
 
 def _like(fake: Tensor, need: bool) -> Tensor:
-    return memoryless(tuple(fake.shape), fake.stride(), fake.dtype, fake.device, need)
+    return fake_tensor(tuple(fake.shape), fake.stride(), fake.dtype, fake.device, need)
 
 
 # ------------------------------------------------------------------ the variant

@@ -11,7 +11,7 @@ import networkx as nx
 
 from ....ir import Graph, Value
 from ....ir.passes.fuse import Group, Step
-from ...cache.store import versions
+from ...cache.entry_files import versions
 from ...report.directions import DirectionReport
 from ...report.explanation import Explanation
 from ...report.graph_svg import members

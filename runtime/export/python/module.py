@@ -22,7 +22,7 @@ from ....codegen.emit.prelude import helpers_in, libraries_in
 from ....codegen.kernel import Scalar
 from ....ir.text.printable import in_docstring
 from ....tracer.methods import method_place
-from ...cache.store import versions
+from ...cache.entry_files import versions
 from ..gather.batched import LANES, Batched, over_lanes
 from ..gather.gathered import Gathered, gathered, require_nameable
 from ..text.function import FunctionScopes

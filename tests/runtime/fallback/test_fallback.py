@@ -102,7 +102,7 @@ PLACES = {
     "the launch": (Executable, "__call__"),
     "sizes": (Specialization, "sizes"),
     "backward": (backward, "run_backward"),
-    "the written entry": (written, "tensors_alike"),
+    "the written entry": (written, "guard_tensors"),
 }
 
 

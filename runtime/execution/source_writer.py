@@ -15,9 +15,12 @@ from types import CodeType
 from typing import Any
 
 from ...tracer.torch_private import hide_from_dynamo
-from ..settings.generated_sources import STRAIGHT
 
 INDENT = "    "
+STRAIGHT = "<fusegrad straight"
+"""How the names of the files begin that a traceback shows for such sources."""
+NODE = "return node"
+"""How the line begins that calls a generated Function."""
 
 
 class SourceWriter:
@@ -31,24 +34,24 @@ class SourceWriter:
         self._depth = 1
 
     def add(self, line: str) -> None:
-        """One more line."""
+        """Append a line."""
         self.lines.append(INDENT * self._depth + line)
 
     def name(self, hint: str) -> str:
-        """A name that nothing else has."""
+        """Return a name that nothing else has."""
         self._taken[hint] = number = self._taken.get(hint, 0) + 1
         return f"{hint}_{number}"
 
     def let(self, hint: str, expression: str) -> str:
-        """Names the value of an expression."""
+        """Assign an expression to a new name, and return it."""
         name = self.name(hint)
         self.add(f"{name} = {expression}")
         return name
 
     def assigned(self, first: int) -> list[str]:
-        """The names that the lines from `first` on let be something."""
-        found = (re.match(r"\s*(\w+) = ", line) for line in self.lines[first:])
-        return list(dict.fromkeys(match[1] for match in found if match))
+        """The names that the lines from `first` on assign to."""
+        matches = (re.match(r"\s*(\w+) = ", line) for line in self.lines[first:])
+        return list(dict.fromkeys(match[1] for match in matches if match))
 
     def constant(self, value: Any, hint: str = "constant") -> str:
         """The name of an object; one object has one name."""
@@ -61,7 +64,7 @@ class SourceWriter:
 
     @contextmanager
     def block(self, head: str) -> Iterator[None]:
-        """The lines within stand below `head`."""
+        """Indent the lines within below `head`."""
         self.add(head)
         self._depth += 1
         try:
@@ -70,11 +73,11 @@ class SourceWriter:
             self._depth -= 1
 
     def function(self, name: str, parameters: Sequence[str]) -> Callable[..., Any]:
-        """The function of these lines."""
+        """Compile the lines as the body of a function."""
         text = "\n".join([f"def {name}({', '.join(parameters)}):", *self.lines, ""])
-        made = dict(self.bound)
-        exec(_compiled(text), made)  # names of our own and fixed phrases: nothing of it is anyone's input
-        return made[name]  # type: ignore[no-any-return]
+        scope = dict(self.bound)
+        exec(_compiled(text), scope)  # names of our own and fixed phrases: no part of it is input
+        return scope[name]  # type: ignore[no-any-return]
 
 
 @functools.lru_cache(maxsize=1024)
