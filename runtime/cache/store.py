@@ -33,7 +33,7 @@ LIMIT = 2 << 30
 SWEEP_EVERY = 256
 LOCK_SECONDS = 120.0
 IMPATIENT_SECONDS = 1.0
-"""How long is waited for a lock by a process that has once waited in vain."""
+"""Seconds that a lock is waited for by a process that has once waited in vain."""
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -192,14 +192,14 @@ class Cache:
         if self.disk is not None:
             eviction.sweep(self.disk, self.limit if limit is None else limit)
 
-    # ------------------------------------------------------------------ for people
+    # ------------------------------------------------------------------ inspection
     def listed(self) -> list[Entry]:
         """Every entry on disk, the one used longest ago first."""
         disk = self.disk
         return [Entry(name, size, used, disk.described(name)) for used, size, name in disk.entries()] if disk else []
 
     def fault(self, key: str) -> str | None:
-        """Why an entry does not verify; None where it does. It stays where it is."""
+        """Say why an entry does not verify; None where it does. It stays where it is."""
         return str(self.trouble) if self.disk is None else self.disk.fault(key)
 
     # ------------------------------------------------------------------ one at a time

@@ -89,7 +89,7 @@ class Executable:
 
     @property
     def result_count(self) -> int:
-        """How many results it has, those that are skipped included."""
+        """The number of results, those that are skipped included."""
         if self.graph is not None:
             return len(self.graph.outputs)
         (results,) = self.trace.graph_module.graph.find_nodes(op="output")[0].args

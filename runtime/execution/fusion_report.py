@@ -1,4 +1,4 @@
-"""Why a graph is several launches: its fused groups, and a reason for every cut between them and within them.
+"""The reasons why a graph is several launches: its fused groups, and why each cut is between or within them.
 
 Read off the same division that made the kernels (`ir/passes/fuse.py`): nothing is decided here.
 """
@@ -43,7 +43,7 @@ class GroupReport:
 
 @dataclass(frozen=True)
 class FusionBreak:
-    """Why what comes `after` is not in the launch of what comes `before`."""
+    """The reason why what comes `after` is not in the launch of what comes `before`."""
 
     before: str
     after: str
@@ -120,7 +120,7 @@ class _Division:
         return found
 
     def _between(self, a: int, b: int) -> tuple[str, str | None]:
-        """What stands on a way from one group to the other; else whether memory would be held."""
+        """Say what stands on a way from one group to the other; else whether memory would be held."""
         way = _way(self.fuser.clusters.dag, a, b) or _way(self.fuser.clusters.dag, b, a)
         for at in way:
             value = self.fuser.nodes[at if at >= 0 else -1 - at]
@@ -135,7 +135,7 @@ class _Division:
         return (HELD if self.fuser.clusters.lifetimes.grow(a, b) else APART), None
 
     def _not_ours(self, value: Value) -> str:
-        """Why a node is called as it is."""
+        """The reason why a node is called as it is."""
         if (node := opaque_of(value)) is not None:
             return f"`{node.name}` runs as written between the segments"
         if value.id in self.made.refused:

@@ -113,7 +113,7 @@ class GroupRunner:
         self.unproved[key] = why
 
     def _settle(self, bound: BoundGroup, inputs: Sequence[Tensor], sizes: Sizes) -> BoundGroup:
-        """What these sizes keep: the schedule's own kernels, or where tuning is on the fastest version of them."""
+        """Return what these sizes keep: the schedule's own kernels, or where tuning is on the fastest version."""
         tuned = targets.is_tuned(self.backend)
         if tuned and self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return bound

@@ -1,4 +1,4 @@
-"""How much memory a captured graph's own results would take at given sizes."""
+"""The memory that a captured graph's own results would take at given sizes."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ V = TypeVar("V")
 
 
 class Operations(Protocol[V]):
-    """What a plan's steps are made of, on values of one kind: tensors, or names of tensors in a text."""
+    """The operations that a plan's steps consist of, on values of one kind: tensors, or names of tensors in a text."""
 
     def lay_out(self, value: V, strides: Sequence[Any]) -> V:
         """The value in a layout, copied where it has another one."""
@@ -200,7 +200,7 @@ def _value(operations: Operations[V], memory: Mapping[int, V], value: Value) -> 
 
 
 def _group_input(operations: Operations[V], memory: Mapping[int, V], value: Value, own: Value) -> V:
-    """What a kernel reads as its input `own`: graph inputs are laid out already, the rest as the group was told."""
+    """The value that a kernel reads as its input `own`: graph inputs are laid out already, others are here."""
     known = _value(operations, memory, value)
     return known if value.prim == "input" else operations.lay_out(known, own.params["strides"])
 

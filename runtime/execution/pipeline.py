@@ -132,7 +132,7 @@ PUT = "which of several values that are put in one place stays depends on the or
 def unordered_scatters(graph: Graph) -> dict[int, str]:
     """The nodes whose result in a kernel would depend on which program comes first; torch's own operation has an order.
 
-    Additions to integers have none to keep. Values that are put are put as torch does, where duplicates are anybody's
+    Additions to integers have none to keep. Values that are put are put as torch does, where duplicates have no order
     too, unless it is asked for deterministic algorithms.
     """
     scatters = [v for v in graph.order() if v.prim == "scatter"]

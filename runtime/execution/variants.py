@@ -118,7 +118,7 @@ class Variants:
         return Variant(kernels, pinned, guards, text, launchers)
 
     def unproved_at(self, variant: Variant, sizes: Sizes) -> str:
-        """What is not proved of these kernels: for all sizes, which is tried once, nor at those of this call."""
+        """Say what is proved of these kernels neither for all sizes, which is tried once, nor at those of this call."""
         graph, kernels = self.group.graph, variant.kernels
         if variant.proved is None:
             variant.proved = proofs.are_proved(graph, kernels)

@@ -1,4 +1,4 @@
-"""One call of a class, written out: what must be as it was, the captured forward at these sizes, the node around it.
+"""Generates the source of an inline-cache entry: guards, the captured forward at these sizes, the autograd node.
 
 The node is the class's generated Function but for two things: its forward is straight, and so is its backward once
 gradients of one layout came twice. What does not fit them goes the way that serves every call.
@@ -114,7 +114,7 @@ def _tensors(names: Sequence[str], values: Sequence[Any]) -> list[tuple[str, Ten
 
 @dataclass(frozen=True)
 class ServedCall:
-    """How a call was served, as its backward has to know: facts alone, since this lives as long as the class does."""
+    """The way in which a call was served, for its backward: facts alone, since this lives as long as the class does."""
 
     compiler: Compiled
     spec: Specialization
@@ -125,7 +125,7 @@ class ServedCall:
 
 
 class EntryCall:
-    """What is known of a call while its text is written: its arguments, what serves it, what is kept for backward."""
+    """The facts of a call while its text is written: its arguments, what serves it, what is kept for backward."""
 
     def __init__(self, compiler: Compiled, spec: Specialization, key: Any, given: Sequence[Any]) -> None:
         self.compiler, self.spec, self.key, self.given = compiler, spec, key, given
@@ -139,7 +139,7 @@ class EntryCall:
         self.needs_node = torch.is_grad_enabled() and any(spec.forward.needs_input_grad)
 
     def with_contents(self, names: Sequence[str]) -> list[str] | None:
-        """The names of the user's arguments, then those of the tensors in his containers; None where one has none."""
+        """The names of the user's arguments, then those of the tensors in their containers; None where one has none."""
         count, held = self.spec.count, dict[int, str]()
         for name, value in zip(names, self.given[:count], strict=True):
             if not isinstance(value, Tensor):
@@ -149,13 +149,13 @@ class EntryCall:
         return [*names, *(held[at] for at in range(count, len(self.given)))]
 
     def formed(self, text: SourceWriter, names: Sequence[str]) -> Iterator[str]:
-        """Whatever is no tensor is what it was, containers by their form."""
+        """Guard what is no tensor: values are what they were, containers by their form."""
         for name, value in zip(names, self.given[: self.spec.count], strict=False):
             if not isinstance(value, Tensor) and not (name.startswith("default") and isinstance(value, ATOMS)):
                 yield from formed(text, name, value, ARGUMENT_DEPTH)
 
     def conditions(self, text: SourceWriter, names: Sequence[str]) -> Iterator[str]:
-        """What is read outside, the methods; and whether hooks pack saved tensors, where it matters."""
+        """Guard what is read outside, the methods; and whether hooks pack saved tensors, where it matters."""
         yield from guard_reads(text, self.spec.reads)
         yield from guard_methods(text, self.compiler.user_class)
         yield from guard_custom_attributes(text, [names[i] for i in self.spec.slots], self.spec.reads.asked)
@@ -234,7 +234,7 @@ class EntryCall:
         return careful(direct_apply(node), self.spec)
 
     def _as_one_of_its_kind(self, backward: Any) -> None:
-        """Its nodes are told apart from those of the shared Function by nobody, compiled autograd included."""
+        """Give its nodes the identity of the shared Function's: compiled autograd does not tell them apart."""
         shared = getattr(self.spec.nodes.get(self.key), "__self__", None)
         if shared is not None:
             backward._autograd_function_id = shared._backward_cls._autograd_function_id
@@ -391,7 +391,7 @@ class _General:
 
 
 def _fault_of(error: Exception) -> Fault:
-    """What is kept of a fault of ours; raises the error where it is none."""
+    """Return what is kept of a fault of ours; raises the error where it is none."""
     if not is_fault(error):
         raise error
     return Fault.of(error)

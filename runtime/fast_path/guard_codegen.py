@@ -1,4 +1,4 @@
-"""What a call must have in common with the one that a text was written for, as conditions in that text.
+"""Guards of an inline-cache entry as Python expressions: what a call must have in common with the first of its kind.
 
 Together they say what the key of a specialisation says, and that nothing stands around the call that was not there
 then; but they compare by identity first, and ask the dispatch keys of the tensors instead of torch's global state.
@@ -25,7 +25,7 @@ from ..settings.config import in_force
 
 Tensor = torch.Tensor
 ABSENT = "(AttributeError, KeyError, IndexError, ValueError, TypeError)"
-"""What may be raised where something that was read before is gone."""
+"""The errors that may be raised where something that was read before is gone."""
 DERIVATIVES = ("backward", "vjp", "jvp")
 METHODS = ("forward", "setup_context", *DERIVATIVES)
 
@@ -115,7 +115,7 @@ def read_expression(text: SourceWriter, read: Read) -> str:
 
 
 def guard_reads(text: SourceWriter, reads: Reads) -> Iterable[str]:
-    """Whatever else is read from outside is what it is at present."""
+    """Guard what else is read from outside: it is what it is at present."""
     for read in reads.entries.values():
         present = _present(read)
         if read.kind == "tensor" and isinstance(present, Tensor):
@@ -178,7 +178,7 @@ _UNCHANGED: dict[str, Callable[[SourceWriter, Read, Any], Iterable[str]]] = {
 
 
 def guard_state(text: SourceWriter) -> Iterable[str]:
-    """torch's state and the settings are what they are at present; nobody watches nested calls."""
+    """torch's state and the settings are what they are at present; no capture watches nested calls."""
     yield from (condition.format(text.constant(subject, "torch")) for condition, subject in UNSEEN)
     yield f"not {text.constant(nested, 'nested')}.watchers"
     for condition, ask, answer in in_force():

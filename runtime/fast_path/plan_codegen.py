@@ -7,8 +7,7 @@ is called.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from functools import partial
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -82,7 +81,7 @@ class AsText:
         layout = numbers(strides, self.sizes)
         if self._has(value, layout):
             return value
-        return f"{self._bound(_expected, layout, hint='laid_out')}({value})"
+        return f"{self.text.bind(_expected, layout, hint='laid_out')}({value})"
 
     def _has(self, name: str, strides: tuple[int, ...]) -> bool:
         """Whether what has this name is known to be laid out so."""
@@ -94,10 +93,6 @@ class AsText:
         self.layouts[name] = spec[:2]
         return name
 
-    def _bound(self, function: Callable[..., Any], *known: Any, hint: str) -> str:
-        """The name of a function of which the first arguments are known."""
-        return self.text.constant(partial(function, *known), hint)
-
     def drop(self, values: list[str], living: Collection[str]) -> None:
         if own := set(values) - self.inputs - set(living):
             self.text.add(" = ".join(sorted(own)) + " = None")
@@ -105,7 +100,7 @@ class AsText:
     # ------------------------------------------------------------------ operations between kernels
     def call_node(self, value: Value, operands: list[str]) -> str:
         device = None if operands else self.device
-        call = self._bound(_called, value, self.sizes, device, hint=value.prim)
+        call = self.text.bind(_called, value, self.sizes, device, hint=value.prim)
         return self.text.let(value.prim, f"{call}({row(operands)})")
 
     def pick(self, results: str, index: int) -> str:
@@ -119,7 +114,7 @@ class AsText:
         return name
 
     def product_into(self, value: Value, place: Place, room: str, operands: list[str]) -> str:
-        call = self._bound(product_into, value, place, self.sizes, hint="product_into")
+        call = self.text.bind(product_into, value, place, self.sizes, hint="product_into")
         return self.text.let(value.prim, f"{call}({row([room, *operands])})")
 
     # ------------------------------------------------------------------ kernels
@@ -132,7 +127,7 @@ class AsText:
             for launch in bound.launches:
                 self._launch(bound, launch, memory)
             self.text.add("pass")
-        self._recover(runner, inputs, outputs, self.text.assigned(first))
+        _write_recovery(self.text, runner, self.sizes, inputs, outputs, self.text.assigned(first))
         self.fresh.update(outputs)
         return outputs
 
@@ -154,21 +149,12 @@ class AsText:
             return self._allocated("space", (shape, contiguous_strides(shape), dtype))
         if self.device.type != "cuda":
             return self.text.constant(bound.scratch(launch.kernel, index, spec), "counters")
-        find = self._bound(bound.scratch, launch.kernel, index, spec, hint="find_counters")
+        find = self.text.bind(bound.scratch, launch.kernel, index, spec, hint="find_counters")
         return self.text.let("counters", f"{find}()")
-
-    def _recover(self, runner: GroupRunner, inputs: list[str], outputs: list[str], allocated: list[str]) -> None:
-        """Kernels that were refused, or found no memory: what they took is given back, and the group runs otherwise."""
-        with self.text.block("except Exception as error:"):
-            if allocated:
-                self.text.add(" = ".join(allocated) + " = None")
-            recovered = self._bound(_recovered, runner, self.sizes, hint="recovered")
-            results = f"{recovered}(error, ({row(inputs)}))"
-            self.text.add(f"{row(outputs)}= {results}" if outputs else results)
 
     # ------------------------------------------------------------------ results
     def own_results(self, results: list[str], strides: Sequence[Sequence[Any]], inputs: Sequence[str]) -> list[str]:
-        """Memory that was taken here is nobody else's; the rest is looked at in each call."""
+        """Memory that was allocated here is the result's own; the rest is looked at in each call."""
         layouts = [numbers(s, self.sizes) for s in strides]
         distinct = len(set(results)) == len(results) and self.fresh.issuperset(results)
         if distinct and all(map(self._has, results, layouts)):
@@ -184,6 +170,19 @@ class AsText:
 
     def write(self, target: str, value: str) -> None:
         self.text.add(f"{target}.copy_({value})")
+
+
+def _write_recovery(
+    text: SourceWriter, runner: GroupRunner, sizes: BoundSizes,
+    inputs: list[str], outputs: list[str], allocated: list[str],
+) -> None:  # fmt: skip
+    """Kernels that were refused, or found no memory: what they took is given back, and the group runs otherwise."""
+    with text.block("except Exception as error:"):
+        if allocated:
+            text.add(" = ".join(allocated) + " = None")
+        recover = text.bind(_recovered, runner, sizes, hint="recover")
+        results = f"{recover}(error, ({row(inputs)}))"
+        text.add(f"{row(outputs)}= {results}" if outputs else results)
 
 
 def _expected(strides: tuple[int, ...], tensor: Tensor) -> Tensor:

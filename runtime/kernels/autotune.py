@@ -1,4 +1,4 @@
-"""Which of at most three versions of a group's kernels is the fastest here: timed once per bucket of sizes, stored.
+"""The choice among at most three versions of a group's kernels: timed once per bucket of sizes, stored.
 
 Off unless asked for (`config.patch(tune=True)`, FUSEGRAD_TUNE=1, `tune_function`): a timing costs two more compilations
 per kernel. The candidates are the schedule's own choice and its nearest neighbours in loads in flight, block width,

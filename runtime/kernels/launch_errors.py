@@ -1,4 +1,4 @@
-"""Why a group's kernels did not run, where another way is left: resources that a device lacks, memory, a compiler.
+"""Failures of a group's launch after which another way is left: resources that a device lacks, memory, a compiler.
 
 An error that may have written something (an illegal address) is none of these: it goes to the caller.
 """
@@ -28,7 +28,7 @@ class LaunchFailure:
 
 
 def launch_failure(error: BaseException) -> LaunchFailure | None:
-    """What an error of an allocation or of a launch says of it; None where nothing else may be tried.
+    """Classify an error of an allocation or of a launch; None where nothing else may be tried.
 
     The frames that the error came through are cleared then: they hold what the launch was given.
     """

@@ -1,4 +1,4 @@
-"""What a launch moves and computes, told to Triton's own profiler: its hooks ask for it, and nothing else does.
+"""Bytes and operations of a launch, for Triton's own profiler: its hooks ask for it, and nothing else does.
 
     proton -n norms script.py; proton-viewer -m tbyte/s,tflop/s norms.hatchet
 

@@ -1,4 +1,4 @@
-"""What was proved of the accesses of generated kernels: in words, and before they may run.
+"""Proofs that the accesses of generated kernels are in bounds: in words, and before they may run.
 
 Kernels are proved once, for all sizes. What is left open is asked again at the sizes of a call, in numbers, and what is
 open then does not run: the call goes through torch. Programs that may meet at a place are for `make proofs` to find.
@@ -69,7 +69,7 @@ def are_proved(graph: Graph, kernels: Kernels, assumed: Sequence[sympy.Basic] = 
 
 
 def unproved_at(graph: Graph, kernels: Kernels, sizes: Mapping[sympy.Symbol, int]) -> str:
-    """What is not proved at these sizes, either; "" where everything is."""
+    """Say what is not proved at these sizes, either; "" where everything is."""
     for kernel in kernels.kernels:
         if faults := _faults(replace(kernel, pinned={**kernel.pinned, **sizes}), graph, kernels):
             return f"{kernel.name}: {faults[0]}"

@@ -23,7 +23,7 @@ def is_internal(error: Exception) -> bool:
 
 
 def or_fall_back(build: Callable[[], T], report: Callable[[str], None], instead: str = ONE_BY_ONE) -> T | None:
-    """What `build` makes; None, told and on record, where that is a mistake of ours, except under `config.debug`.
+    """Return what `build` makes; None, told and on record, where that is a mistake of ours, but under `config.debug`.
 
     instead: what happens then.
     """

@@ -80,7 +80,7 @@ class _Lives:
         return node
 
     def is_kept(self, node: Node) -> bool:
-        """Whether somebody outside the graph may see this memory, before or after it ran."""
+        """Whether code outside the graph may see this memory, before or after it ran."""
         return self.root(node) in self.held
 
     def ends(self, node: Node) -> int:
@@ -142,7 +142,7 @@ def _same_layout(a: Node, b: Node) -> bool:
 
 
 def _layout(fake: Tensor) -> tuple[Any, ...]:
-    """What must be equal; sizes by their expressions, so that nothing is assumed of them."""
+    """The facts that must be equal; sizes by their expressions, so that nothing is assumed of them."""
     return (fake.dtype, fake.device, _expressions(fake.shape), _expressions(fake.stride()))
 
 

@@ -240,7 +240,7 @@ table: dict[str, Callable[..., Any]] = {
 
 # ---------------------------------------------------------------------------------------------- a whole graph
 class Order:
-    """The nodes of a graph in order, each with the ids of the values that nobody reads after it."""
+    """The nodes of a graph in order, each with the ids of the values that no node reads after it."""
 
     def __init__(self, graph: Graph) -> None:
         self.steps: list[tuple[Value, tuple[int, ...], tuple[int, ...]]] = []

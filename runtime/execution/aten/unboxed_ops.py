@@ -46,7 +46,7 @@ class _Stop(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def bind_operations(nodes: Sequence[Node]) -> dict[Node, Operation]:
-    """What to call for each of these nodes."""
+    """Choose the callable for each of these nodes."""
     with plain_tensors(), torch.no_grad(), no_autocast(), _Stop():  # type: ignore[no-untyped-call]
         return {node: _unboxed(node) or operation(node.target) for node in nodes}
 
@@ -74,12 +74,12 @@ def _unboxed(node: Node) -> Operation | None:
 
 MOST = 8192
 _known: dict[Any, Operation | None] = {}
-"""What was found for arguments of these kinds, which is the same in every turn of a loop."""
+"""The choices for arguments of these kinds, which is the same in every turn of a loop."""
 _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
 def _kinds(value: Any) -> Any:
-    """What the choice of an operation rests on: of tensors the dtype and whether they are numbers, else the value."""
+    """The facts that an operation is chosen by: of tensors the dtype and whether they are numbers, else the value."""
     if isinstance(value, Tensor):
         return value.dtype, value.dim() == 0, value.requires_grad
     if isinstance(value, list | tuple):
