@@ -78,6 +78,7 @@ def explain(target_class: Any, /, *args: Any, target: str | None = None) -> Expl
             place = method_place(compiler.cls.forward)  # type: ignore[attr-defined]
             raise ExplainedArgumentsError(function=compiler.cls.__name__, detail=unfit, where=place)
         return _explain_class(compiler, where)
+    # The methods by their records first; capturing forward, then backward, says more of some.
     stand_ins = with_gradients_asked([fake_argument(a) for a in compiler.complete(args)])
     methods = method_records(compiler)
     specialization = _forward(compiler, stand_ins, args, methods)

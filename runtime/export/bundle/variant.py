@@ -81,14 +81,17 @@ def _like(fake: Tensor, need: bool) -> Tensor:
 def variant_of(compiler: Compiled, args: Sequence[Any], needs: tuple[bool, ...], graphs: GraphFiles) -> Variant:
     """Capture forward, and backward for the gradients that may come together."""
     is_first = not graphs.files  # where all gradients are asked for
+    # Captured as a call with these gradients would be; nothing that another process could not have may be in it.
     spec = Specialization(compiler.cls, with_needs(args, needs), compiler.reads_now(), compiler.dynamic)
     require_closed(compiler, spec)
     entries = dict(_backwards(compiler, spec)) if any(needs) and backward_method(compiler.cls) is not None else {}
-    for _ in range(2):  # lowering one may teach another something about sizes
+    # Lowering one graph may teach another something about sizes: the second round sees all of it.
+    for _ in range(2):
         forward = _forward_graph(spec)
         backwards = {kinds: _backward_graph(spec, entry) for kinds, entry in entries.items()}
     if is_first:
         _require_indifferent(compiler, spec, backwards)
+    # Sizes are told by shapes and strides of the arguments alone: whatever is assumed of others is refused.
     tensors = tuple((_expressions(f.shape), _expressions(f.stride())) for f in spec.forward.fakes)
     symbols = {s.name: s for s in _symbols_of(tensors)}
     captured = spec.forward
