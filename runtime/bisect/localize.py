@@ -23,7 +23,7 @@ from ..capture.user_methods import run_user_backward, run_user_forward
 from ..check.compare import Difference, Tolerance, difference
 from ..check.subject import Subject
 from ..execution.aten import reference
-from ..execution.aten.unboxed_ops import bindings
+from ..execution.aten.unboxed_ops import bind_operations
 from ..execution.executable import Executable
 from ..execution.group import GroupRunner
 from ..execution.kernel_plan import KernelPlan, OnTensors, runner_of
@@ -244,7 +244,7 @@ def _of_plan(plan: KernelPlan, inputs: Sequence[Tensor], sizes: Any) -> Iterator
     operations = OnTensors(sizes, plan.device)
     memory.update({v.id: t for v, t in zip(plan.graph.inputs, inputs, strict=True)})
     for at, step in enumerate(plan.steps or ()):
-        plan.take(step, at, operations, memory)
+        plan.take_step(step, at, operations, memory)
         for value in step.outputs if isinstance(step, Group) else (step.value,):
             own = f"{plan.runners[at].name}, " if at in plan.runners else ""
             if value.id in memory:
@@ -376,7 +376,7 @@ def _binding(step: Step, steps: Steps, subject: Subject) -> Finding | None:
     places: list[ComparedValue] = []
     for execution in _executions(steps, Executable, step.subject):
         gm = execution.what.trace.graph_module
-        calls = bindings([n for n in gm.graph.nodes if n.op == "call_function"])
+        calls = bind_operations([n for n in gm.graph.nodes if n.op == "call_function"])
         recorded = _RecordingInterpreter(gm)
         recorded.run(*execution.given)
         for node, want in recorded.values:

@@ -168,6 +168,7 @@ class Search:
         self, case: Case, steps: Steps, difference: Difference
     ) -> tuple[int, Steps, Difference, Step | None]:
         """(number of the first wrong step, the run that ends with it, its difference, the step)."""
+        # Without any step the rest runs as it was before: where that is wrong already, no step is to blame.
         low, high = 0, len(steps.passed)
         none, wrong = self.run(case, 0)
         if wrong is not None and not self.always:  # captures are what makes it run at all: only the rest is counted
@@ -177,6 +178,7 @@ class Search:
             high = len(steps.passed)
         if wrong is not None:
             return 0, none, wrong, None
+        # With `low` steps the class is right, with `high` it is wrong.
         while high - low > 1:
             middle = (low + high) // 2
             trial, wrong = self.run(case, middle)

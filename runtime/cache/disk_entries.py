@@ -24,7 +24,7 @@ class DiskEntries:
 
     # ------------------------------------------------------------------ folders
     def top(self, folders: ExitStack, make: bool = False) -> Folder:
-        """The folder of our format. It and the one around it are never removed: they may be somebody else's."""
+        """The folder of our format. It and the one around it are never removed: they may be another program's."""
         if make:
             make_private(self.root)
         around = folders.enter_context(Folder(self.root.parent))
@@ -84,7 +84,7 @@ class DiskEntries:
             return publish_entry(around, bucket, key, files) or self._read(bucket, key) is not None
 
     def fault(self, key: str) -> str | None:
-        """Why an entry does not verify; None where it does. It stays where it is."""
+        """Say why an entry does not verify; None where it does. It stays where it is."""
         try:
             with ExitStack() as folders:
                 bucket = self.folder(folders, "entries", key[:2])
@@ -94,7 +94,7 @@ class DiskEntries:
         return None
 
     def described(self, key: str) -> str:
-        """What an entry holds, for people."""
+        """Describe what an entry holds."""
         with suppress(OSError, ValueError, Damaged), ExitStack() as folders:
             bucket = self.folder(folders, "entries", key[:2])
             return describe(folders.enter_context(Folder(key, bucket)))
@@ -119,12 +119,13 @@ class DiskEntries:
 
     def clear(self) -> None:
         """Delete every entry."""
-        for start in self._buckets():
-            self._in_bucket(start, self._discard_all)
 
-    def _discard_all(self, bucket: Folder) -> None:
-        for name in bucket.names():
-            self._discard(bucket, name)
+        def empty(bucket: Folder) -> None:
+            for name in bucket.names():
+                self._discard(bucket, name)
+
+        for start in self._buckets():
+            self._in_bucket(start, empty)
 
     def _discard(self, bucket: Folder, name: str) -> None:
         try:

@@ -19,7 +19,7 @@ from .private_folder import BUSY, Damaged, Folder
 FORMAT = 1
 STALE_SECONDS = 3600.0
 BLOCK = 4096
-"""What a file takes on disk is a multiple of it."""
+"""The space that a file takes on disk is a multiple of it."""
 MANIFEST = "manifest.json"
 MANIFEST_BYTES = 1 << 20
 FILE_BYTES = 1 << 28
@@ -27,7 +27,7 @@ FILE_BYTES = 1 << 28
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """What a cached file depends on besides its key's parts; "" for what is not installed."""
+    """The versions that a cached file depends on besides its key's parts; "" for what is not installed."""
     found = {"python": platform.python_version(), "machine": platform.machine()}
     for name in ("fusegrad", "torch", "triton"):
         try:
@@ -127,7 +127,7 @@ def _on_disk(size: int) -> int:
 
 
 def describe(directory: Folder) -> str:
-    """What an entry holds, from its files: the kernels of a module, a binary's formats, a choice."""
+    """Describe an entry by its files: the kernels of a module, a binary's formats, a choice."""
     names = [name for name in directory.names() if name != MANIFEST]
     texts = [directory.read(n, FILE_BYTES).decode(errors="replace") for n in names if n.endswith((".py", "ptx"))]
     kernels = dict.fromkeys(a or b for text in texts for a, b in _KERNEL.findall(text))

@@ -23,7 +23,7 @@ except ImportError:  # not a Unix: each process works for itself
 
 NAP = 0.02
 ATTEMPTS = 100
-"""How often the file that was locked may turn out to be a removed one: each time someone else was done."""
+"""Tries for a file that turns out to be a removed one once it is locked: each time another process was done."""
 NO_FILE = (errno.ELOOP, errno.EISDIR, errno.ENXIO)
 _OPEN = os.O_RDWR | os.O_CREAT | sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC"))
 

@@ -69,7 +69,7 @@ class Folder:
         return Folder(name, self)
 
     def names(self) -> list[str]:
-        """What is in it, sorted."""
+        """The names of what is in it, sorted."""
         return sorted(os.listdir(self.fd))
 
     def stat(self, name: str) -> os.stat_result:

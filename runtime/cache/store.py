@@ -33,7 +33,7 @@ LIMIT = 2 << 30
 SWEEP_EVERY = 256
 LOCK_SECONDS = 120.0
 IMPATIENT_SECONDS = 1.0
-"""How long is waited for a lock by a process that has once waited in vain."""
+"""Seconds that a lock is waited for by a process that has once waited in vain."""
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -147,8 +147,14 @@ class Cache:
     def put(self, key: str, files: Mapping[str, bytes]) -> None:
         """Publish an entry by one rename; an entry that is already there stays. Never raises for the disk's sake."""
         try:
-            if self.disk is not None and self._publish(self.disk, key, files):
-                return
+            if self.disk is not None:
+                is_written = self.disk.publish(key, files)
+                self.puts += 1
+                logs.cache.debug("written: %s: %s", key[:16], ", ".join(files))
+                if eviction.is_due(self.disk, always=self.puts % SWEEP_EVERY == 0):
+                    self.sweep()
+                if is_written:
+                    return
             reason = self.trouble if self.disk is None else None
         except (OSError, Damaged) as error:
             reason = error
@@ -156,16 +162,7 @@ class Cache:
         if reason is not None:
             self._warn(reason)
 
-    def _publish(self, disk: DiskEntries, key: str, files: Mapping[str, bytes]) -> bool:
-        """Whether the entry is on disk now."""
-        is_written = disk.publish(key, files)
-        self.puts += 1
-        logs.cache.debug("written: %s: %s", key[:16], ", ".join(files))
-        if eviction.is_due(disk, always=self.puts % SWEEP_EVERY == 0):
-            self.sweep()
-        return is_written
-
-    def made(self, key: str, make: Callable[[], Mapping[str, bytes]]) -> dict[str, bytes]:
+    def get_or_make(self, key: str, make: Callable[[], Mapping[str, bytes]]) -> dict[str, bytes]:
         """The files of an entry; where there is none, one process and thread makes it while the others wait."""
         files = self.get(key)
         if files is None:
@@ -192,14 +189,14 @@ class Cache:
         if self.disk is not None:
             eviction.sweep(self.disk, self.limit if limit is None else limit)
 
-    # ------------------------------------------------------------------ for people
+    # ------------------------------------------------------------------ inspection
     def listed(self) -> list[Entry]:
         """Every entry on disk, the one used longest ago first."""
         disk = self.disk
         return [Entry(name, size, used, disk.described(name)) for used, size, name in disk.entries()] if disk else []
 
     def fault(self, key: str) -> str | None:
-        """Why an entry does not verify; None where it does. It stays where it is."""
+        """Say why an entry does not verify; None where it does. It stays where it is."""
         return str(self.trouble) if self.disk is None else self.disk.fault(key)
 
     # ------------------------------------------------------------------ one at a time

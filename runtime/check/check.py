@@ -124,6 +124,7 @@ def check(
         "layouts": valid_names(target, "layouts", layouts, LAYOUTS, [n for n in LAYOUTS if n != "contiguous"]),
         "sizes": SIZES if sizes is None else sizes,
     }
+    # One backend after the other, each with a subject of its own; the first difference is reproduced at the end.
     report = Report(name_of(target))
     failure: tuple[Subject, Case, Row, Difference] | None = None
     with without_warnings(), torch.random.fork_rng(devices=[]):
@@ -131,6 +132,7 @@ def check(
             subject, own = examine(target, args, kwargs, backend, Tolerance(atol, rtol), seed)
             failing = _fill_report(report, Plan(subject, own, **chosen), backend, start)
             failure = failure or (failing and (subject, *failing))
+    # The table before the error: making the difference smaller takes seconds.
     report.seconds = time.perf_counter() - start
     if not quiet:
         print(report)

@@ -41,6 +41,7 @@ def run_case(subject: Subject, case: Case) -> tuple[Row, Difference | None]:
         return replace(row, result=reason[0], detail=reason[1]), None
     ours = subject.run(subject.fast, case.mode, case.xs, gs)
     eager = subject.run(subject.eager, case.mode, case.xs, gs)
+    # Where eager has no rule it cannot be the judge: single calls of it, put together, are.
     row.runs = _fallback_reasons(subject.compiler)
     judge = _against_eager if eager.error is None else _without_eager
     return judge(subject, case, gs, ours, eager, row)

@@ -21,7 +21,7 @@ from ..capture.guards import unseen_state
 from ..specialize.randomness import require_none as require_no_draws
 from ..specialize.specialization import Specialization
 from ..values.sizes import number
-from ..values.tensor_specs import memoryless
+from ..values.tensor_specs import fake_tensor
 from .partition import Parts
 from .placements import dense_strides, part_sizes
 
@@ -138,4 +138,4 @@ def _captured(compiler: Compiled, args: Sequence[Any]) -> Rule:
 def stand_in(value: Tensor) -> Tensor:
     """A plain tensor like a DTensor, without memory. In somebody's graph its sizes become numbers there."""
     shape, stride = tuple(map(int, value.shape)), tuple(map(int, value.stride()))
-    return memoryless(shape, stride, value.dtype, value.device, value.requires_grad)
+    return fake_tensor(shape, stride, value.dtype, value.device, value.requires_grad)

@@ -12,8 +12,8 @@ from ...codegen import Buffer, Kernel, Kernels, Pointer, Ref, Scalar
 from ...ir import Graph
 from ...ir.errors import Unfusible
 from ...tracer.dtypes import TO_TORCH
-from ..kernels.arrival_counters import Counters
-from ..kernels.launch_metadata import remember
+from ..kernels.arrival_counters import ArrivalCounters
+from ..kernels.launch_metadata import remember_launch
 from ..values.sizes import Sizes, number, numbers
 
 Tensor = torch.Tensor
@@ -49,7 +49,7 @@ class BoundGroup:
     outputs: list[Allocation]
     temporaries: list[Allocation]
     device: torch.device
-    counters: Counters
+    counters: ArrivalCounters
     settled: bool = False  # whether it is what its sizes keep: nothing is left to be timed
     uses_library: bool = False  # whether the library's product between kernels was faster than a kernel of products
 
@@ -81,7 +81,7 @@ class BoundGroup:
 
 def bind_group(
     graph: Graph, kernels: Kernels, launchers: Sequence[Callable[..., None]], sizes: Sizes,
-    device: torch.device, counters: Counters,
+    device: torch.device, counters: ArrivalCounters,
 ) -> BoundGroup:  # fmt: skip
     """The launches of these kernels at these sizes."""
     results = zip(graph.outputs, graph.output_strides, strict=True)
@@ -104,7 +104,7 @@ def _launch(kernel: Kernel, run: Callable[..., None], sizes: Sizes) -> Launch:
     if grid > MOST_PROGRAMS:
         raise Unfusible(kernel.name, f"a launch of {grid} programs")
     launch = Launch(kernel, run, [_argument(a, sizes) for a in kernel.arguments], grid, scratch)
-    remember(kernel, launch.numbers, grid, sizes)
+    remember_launch(kernel, launch.numbers, grid, sizes)
     return launch
 
 

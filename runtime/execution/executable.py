@@ -18,10 +18,10 @@ from ...tracer.torch_private import dispatch_modes, function_modes, is_batched, 
 from ...tracer.trace import Trace
 from ..settings.config import KERNEL_BACKENDS, settings
 from ..settings.counters import count
-from ..settings.internal_errors import prepared
+from ..settings.internal_errors import or_fall_back
 from ..values.sizes import Binder, Sizes, numbers, sizes_key
 from .aten import reference
-from .aten.replay import straight
+from .aten.replay import compile_fx
 from .group import RECORDS
 from .intermediates import intermediate_bytes
 from .kernel_plan import KernelPlan
@@ -59,8 +59,8 @@ class Executable:
         self.report = report or (lambda why: None)
         self.binder = Binder(self.trace.fakes) if binder is None else binder
         self.plans: dict[torch.device, KernelPlan] = {}
-        self.without: set[torch.device] = set()  # devices for which we failed to make a plan
-        self.otherwise: Run = self._replay
+        self.devices_without_plan: set[torch.device] = set()  # devices for which we failed to make a plan
+        self.fallback: Run = self._replay
         if plan is None:
             self.run = self._choose()
         else:
@@ -88,26 +88,27 @@ class Executable:
     def replay(self) -> Callable[..., Any]:
         """The captured operations, on whatever stands in for tensors."""
         with under(self.switches):
-            return straight(self.trace.graph_module, self.name)
+            return compile_fx(self.trace.graph_module, self.name)
 
     @once
-    def thrifty(self) -> Callable[..., Any]:
+    def replay_reusing_memory(self) -> Callable[..., Any]:
         """The same on plain tensors that autograd does not follow, with no more memory than is needed at a time."""
         with under(self.switches):
-            return straight(self.trace.graph_module, self.name, takes("reuse", self.name))
+            return compile_fx(self.trace.graph_module, self.name, takes("reuse", self.name))
 
     def replay_of(self, values: Sequence[Any]) -> Callable[..., Any]:
         """The quicker one of the two on plain tensors like these."""
-        return self.thrifty if any(isinstance(v, Tensor) and v.nbytes >= LARGE for v in values) else self.replay
+        is_large = any(isinstance(v, Tensor) and v.nbytes >= LARGE for v in values)
+        return self.replay_reusing_memory if is_large else self.replay
 
     @property
-    def replays(self) -> bool:
+    def is_replay(self) -> bool:
         """Whether it runs the captured operations one by one, and nothing else."""
         return self.run == self._replay
 
     @property
-    def results(self) -> int:
-        """How many results it has, those that are skipped included."""
+    def result_count(self) -> int:
+        """The number of results, those that are skipped included."""
         if self.graph is not None:
             return len(self.graph.outputs)
         (results,) = self.trace.graph_module.graph.find_nodes(op="output")[0].args
@@ -120,7 +121,7 @@ class Executable:
         if self.backend == "inductor":
             return _from_inductor(self.trace)
         if has_outer_product(self.trace):
-            return _contracted(self.trace, self.name, self.binder, self._replay)
+            return _contracted_where_it_helps(self.trace, self.name, self.binder, self._replay)
         return self._replay
 
     def _replay(self, inputs: Sequence[Any], lifted: Sequence[Tensor], sizes: Sizes | None) -> list[Any]:
@@ -134,13 +135,13 @@ class Executable:
             self.report(f"no kernels, the captured ATen operations run one by one: {self.why_not}")
             return self._replay
         try:
-            graph = self.graph or prepared(partial(graph_of, self.trace, self.name), self.report)
+            graph = self.graph or or_fall_back(partial(graph_of, self.trace, self.name), self.report)
         except LoweringError as error:
             self.report(f"no kernels, the captured ATen operations run one by one: {error}")
             return self._replay
         if graph is None:
             return self._replay
-        self.otherwise = self._replay if self.graph is None else through_torch(graph, self.binder)
+        self.fallback = self._replay if self.graph is None else through_torch(graph, self.binder)
         self.graph = graph
         graph.outputs = [None if i in self.skip else o for i, o in enumerate(graph.outputs)]
         return self._planned if allowed("divide", self.name) else through_torch(graph, self.binder)
@@ -149,18 +150,18 @@ class Executable:
         """The program's kernels, by the plan of the device at hand."""
         tensors = [t for t in (*inputs, *lifted) if isinstance(t, Tensor)]
         device = tensors[0].device if tensors else _device_of_results(self.trace)
-        if device not in self.plans and device not in self.without:
+        if device not in self.plans and device not in self.devices_without_plan:
             with capture_lock:
                 self._add_plan(device, self.binder(inputs) if sizes is None else sizes)
-        if device in self.without:
-            return self.otherwise(inputs, lifted, sizes)
+        if device in self.devices_without_plan:
+            return self.fallback(inputs, lifted, sizes)
         return self.plans[device](tensors, self.binder(inputs) if sizes is None else sizes)
 
     def _add_plan(self, device: torch.device, sizes: Sizes) -> None:
-        if device in self.plans or device in self.without:  # another thread was first
+        if device in self.plans or device in self.devices_without_plan:  # another thread was first
             return
-        plan = prepared(partial(self._plan, device, sizes), self.report)
-        (self.without.add(device) if plan is None else self.plans.update({device: plan}))
+        plan = or_fall_back(partial(self._plan, device, sizes), self.report)
+        (self.devices_without_plan.add(device) if plan is None else self.plans.update({device: plan}))
 
     def _plan(self, device: torch.device, sizes: Sizes) -> KernelPlan:
         assert self.graph is not None
@@ -172,9 +173,9 @@ class Executable:
 
 
 def _from_inductor(trace: Trace) -> Run:
-    from .inductor import compiled
+    from .inductor import compile_by_inductor
 
-    fast = compiled(trace.graph_module)
+    fast = compile_by_inductor(trace.graph_module)
     return lambda inputs, lifted, sizes: fast(inputs, lifted)
 
 
@@ -192,7 +193,7 @@ def through_torch(graph: Graph, binder: Binder) -> Run:
     return run
 
 
-def _contracted(trace: Trace, name: str, binder: Binder, replay: Run) -> Run:
+def _contracted_where_it_helps(trace: Trace, name: str, binder: Binder, replay: Run) -> Run:
     """The lowered graph through torch, where a broadcast product would otherwise fill memory."""
     try:
         graph = graph_of(trace, name)

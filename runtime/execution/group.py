@@ -19,8 +19,8 @@ from ...ir.passes.fuse import Group
 from ...ir.switches import in_force, under
 from ...tracer.capture.capture import capture_lock
 from ..kernels import autotune as tune
-from ..kernels.launch_errors import Refusal, refusal
-from ..settings.internal_errors import prepared
+from ..kernels.launch_errors import LaunchFailure, launch_failure
+from ..settings.internal_errors import or_fall_back
 from ..values.sizes import Sizes, numbers
 from . import targets
 from .aten import reference
@@ -63,13 +63,14 @@ class GroupRunner:
             return self._through_torch(inputs, sizes)
         try:
             if not bound.settled:
-                bound = self.bound[key] = self._settled(bound, inputs, sizes)
-            return self.between(inputs, sizes) if bound.uses_library else bound(inputs)
+                bound = self.bound[key] = self._settle(bound, inputs, sizes)
+            return self.through_library(inputs, sizes) if bound.uses_library else bound(inputs)
         except Exception as error:
-            refused = refusal(error)
+            refused = launch_failure(error)
             if refused is None:
                 raise
-        return self._otherwise(refused, bound, inputs, sizes, key)  # the error, and the memory that it held, are gone
+        # Out of the block above: the error is gone, and the memory that it held.
+        return self._run_otherwise(refused, bound, inputs, sizes, key)
 
     def is_launched(self, key: tuple[int, ...]) -> bool:
         """Whether at these sizes it is launches of kernels, and nothing else."""
@@ -87,7 +88,7 @@ class GroupRunner:
         try:
             with under(self.switches):
                 build = partial(self._bind, sizes, key)
-                bound = prepared(build, self.report, f"{self.name} {OPERATION_BY_OPERATION}")
+                bound = or_fall_back(build, self.report, f"{self.name} {OPERATION_BY_OPERATION}")
         except Unfusible as error:
             self._give_up(str(error))
             return None
@@ -111,32 +112,34 @@ class GroupRunner:
             self.unproved.clear()
         self.unproved[key] = why
 
-    def _settled(self, bound: BoundGroup, inputs: Sequence[Tensor], sizes: Sizes) -> BoundGroup:
-        """What these sizes keep: the schedule's own kernels, or where tuning is on the fastest version of them."""
+    def _settle(self, bound: BoundGroup, inputs: Sequence[Tensor], sizes: Sizes) -> BoundGroup:
+        """Return what these sizes keep: the schedule's own kernels, or where tuning is on the fastest version."""
         tuned = targets.is_tuned(self.backend)
         if tuned and self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return bound
         bound.settled = True
-        return fastest(self, bound, inputs, sizes) if tuned and any(launch.grid for launch in bound.launches) else bound
+        if not tuned or not any(launch.grid for launch in bound.launches):
+            return bound
+        return fastest_version(self, bound, inputs, sizes)
 
     @once
-    def between(self) -> RunGroup:
+    def through_library(self) -> RunGroup:
         """The group with its product as a call, between kernels for the rest."""
         return self.with_library()
 
     # ------------------------------------------------------------------ what runs instead
-    def recovered(self, error: Exception, inputs: Sequence[Tensor], sizes: Sizes, key: tuple[int, ...]) -> list[Tensor]:
+    def recover(self, error: Exception, inputs: Sequence[Tensor], sizes: Sizes, key: tuple[int, ...]) -> list[Tensor]:
         """The group's results after an error of its kernels, another way; raises it again where there is none."""
-        refused = refusal(error)
+        refused = launch_failure(error)
         if refused is None:
             raise error
         bound = self.bound.get(key)
         if self.one_by_one or bound is None:
             return self._through_torch(inputs, sizes)
-        return self._otherwise(refused, bound, inputs, sizes, key)
+        return self._run_otherwise(refused, bound, inputs, sizes, key)
 
-    def _otherwise(
-        self, refused: Refusal, bound: BoundGroup, inputs: Sequence[Tensor], sizes: Sizes, key: tuple[int, ...]
+    def _run_otherwise(
+        self, refused: LaunchFailure, bound: BoundGroup, inputs: Sequence[Tensor], sizes: Sizes, key: tuple[int, ...]
     ) -> list[Tensor]:
         """By kernels that need less, else operation by operation: for this call where memory lacked, else for good.
 
@@ -145,7 +148,7 @@ class GroupRunner:
         if refused.lacks == "memory":
             self.report(f"{self.name} ran operation by operation: {refused.reason}")
             return self._through_torch(inputs, sizes)
-        generated = partial(self.variants.generated, sizes)
+        generated = partial(self.variants.generate_kernels, sizes)
         for name, kernels in leaner(bound.kernels, self.variants.target, generated):
             variant = self.variants.with_launchers(kernels)
             if not variant.admits(sizes) or self.variants.unproved_at(variant, sizes):
@@ -154,7 +157,7 @@ class GroupRunner:
             try:
                 results = other(inputs)
             except Exception as error:
-                if refusal(error) is None:
+                if launch_failure(error) is None:
                     raise
                 continue
             other.settled, self.bound[key] = True, other
@@ -175,12 +178,13 @@ class GroupRunner:
         return [own_memory(r, numbers(s, sizes), set()) for r, s in pairs if r is not None and s is not None]
 
 
-def fastest(runner: GroupRunner, bound: BoundGroup, inputs: Sequence[Tensor], sizes: Sizes) -> BoundGroup:
+def fastest_version(runner: GroupRunner, bound: BoundGroup, inputs: Sequence[Tensor], sizes: Sizes) -> BoundGroup:
     """The fastest of the scheduled kernels and their neighbours; all read and write memory of their own."""
     variants = runner.variants
     rivals = {LIBRARY: replace(bound, uses_library=True)} if _multiplies(runner.group) else {}
     # The scheduled kernels are bound already; a neighbour that is not proved at these sizes does not compete.
-    found = candidates(bound.kernels, variants.target, partial(variants.generated, sizes), tune.MOST - len(rivals))
+    generate = partial(variants.generate_kernels, sizes)
+    found = candidates(bound.kernels, variants.target, generate, tune.MOST - len(rivals))
     competing: dict[str, BoundGroup] = {}
     for name, kernels in found.items():
         if kernels is bound.kernels:
@@ -188,7 +192,7 @@ def fastest(runner: GroupRunner, bound: BoundGroup, inputs: Sequence[Tensor], si
         elif not variants.unproved_at(variant := variants.with_launchers(kernels), sizes):
             competing[name] = variants.bind(variant, sizes)
     launches: dict[str, tune.Launch] = {n: partial(b.launch, b.memory(inputs)) for n, b in competing.items()}
-    launches |= {name: partial(runner.between, inputs, sizes) for name in rivals}
+    launches |= {name: partial(runner.through_library, inputs, sizes) for name in rivals}
     if len(launches) == 1:
         return bound
     device = runner.device

@@ -1,4 +1,4 @@
-"""How much memory a captured graph's own results would take at given sizes."""
+"""The memory that a captured graph's own results would take at given sizes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def intermediate_bytes(gm: torch.fx.GraphModule, sizes: Sizes) -> int:
     for node in gm.graph.nodes:
         value = node.meta.get("val")
         if node.op == "call_function" and isinstance(value, Tensor) and not _is_view(node):
-            total += math.prod(_assumed(value.shape, sizes)) * value.element_size()
+            total += math.prod(_shape_at(value.shape, sizes)) * value.element_size()
     return total
 
 
-def _assumed(shape: Sequence[Any], sizes: Sizes) -> tuple[int, ...]:
+def _shape_at(shape: Sequence[Any], sizes: Sizes) -> tuple[int, ...]:
     """A shape in which a size that depends on data (of x[mask], say) counts as the largest of the others."""
     symbols = {s for n in shape if not isinstance(n, int) for s in n.node.expr.free_symbols}
     largest = max(sizes.values(), default=1)

@@ -26,7 +26,7 @@ from . import targets
 from .aten import reference
 from .aten.concat_in_place import product_into, room_for
 from .group import GroupRunner
-from .layouts import apart_from, expected_layout, own_results
+from .layouts import copy_if_shared, expected_layout, own_results
 from .pipeline import ProductsBy, generate
 
 Tensor = torch.Tensor
@@ -34,33 +34,33 @@ V = TypeVar("V")
 
 
 class Operations(Protocol[V]):
-    """What a plan's steps are made of, on values of one kind: tensors, or names of tensors in a text."""
+    """The operations that a plan's steps consist of, on values of one kind: tensors, or names of tensors in a text."""
 
-    def laid_out(self, value: V, strides: Sequence[Any]) -> V:
+    def lay_out(self, value: V, strides: Sequence[Any]) -> V:
         """The value in a layout, copied where it has another one."""
 
-    def launched(self, runner: GroupRunner, inputs: list[V]) -> Sequence[V]:
+    def run_group(self, runner: GroupRunner, inputs: list[V]) -> Sequence[V]:
         """The outputs of a fused group."""
 
-    def called(self, value: Value, operands: list[V]) -> V:
+    def call_node(self, value: Value, operands: list[V]) -> V:
         """The result of one operation, or its list of results."""
 
-    def picked(self, results: V, index: int) -> V:
+    def pick(self, results: V, index: int) -> V:
         """One of several results."""
 
-    def room(self, place: Place) -> V:
+    def allocate_concat(self, place: Place) -> V:
         """Memory for a concatenation whose parts are computed into it."""
 
     def product_into(self, value: Value, place: Place, room: V, operands: list[V]) -> V:
         """A product of two matrices, computed where it belongs."""
 
-    def dropped(self, values: list[V], living: Collection[V]) -> None:
+    def drop(self, values: list[V], living: Collection[V]) -> None:
         """Let go of values that no step reads any more."""
 
-    def owned(self, results: list[V], strides: Sequence[Sequence[Any]], inputs: Sequence[V]) -> Sequence[V]:
+    def own_results(self, results: list[V], strides: Sequence[Sequence[Any]], inputs: Sequence[V]) -> Sequence[V]:
         """Results with memory of their own, in the layouts that eager gives them."""
 
-    def apart(self, value: V, inputs: Sequence[V]) -> V:
+    def copy_if_shared(self, value: V, inputs: Sequence[V]) -> V:
         """The value, unharmed by what is written to the inputs."""
 
     def write(self, target: V, value: V) -> None:
@@ -131,44 +131,44 @@ class KernelPlan:
     def walk(self, operations: Operations[V], inputs: Sequence[V]) -> list[V | None]:
         """Take all steps; the results, None where one is skipped."""
         memory = {
-            value.id: operations.laid_out(given, value.params["strides"])
+            value.id: operations.lay_out(given, value.params["strides"])
             for value, given in zip(self.graph.inputs, inputs, strict=True)
         }
         for at, step in enumerate(self.steps or ()):
-            self.take(step, at, operations, memory)
+            self.take_step(step, at, operations, memory)
             if at in self.last_use:
                 last = [memory.pop(dead) for dead in self.last_use[at] if dead in memory]
-                operations.dropped(last, memory.values())
+                operations.drop(last, memory.values())
                 del last
         outputs = self._outputs(operations, memory, inputs)
         if self.graph.mutations:
             self._write_back(operations, memory, inputs)
         return outputs
 
-    def take(self, step: Step, at: int, operations: Operations[V], memory: dict[int, V]) -> None:
+    def take_step(self, step: Step, at: int, operations: Operations[V], memory: dict[int, V]) -> None:
         """One step: its results join what is in memory, by the id of their values."""
         match step:
             case Group():
                 pairs = zip(step.inputs, step.graph.inputs, strict=True)
-                results = operations.launched(
+                results = operations.run_group(
                     self.runners[at], [_group_input(operations, memory, value, own) for value, own in pairs]
                 )
                 memory.update({v.id: result for v, result in zip(step.outputs, results, strict=True)})
             case Extern(value=value) if (place := self.places.get(value.id)) is not None:
                 room = _room_id(place)
                 if room not in memory:  # the first part takes the memory of the whole
-                    memory[room] = operations.room(place)
+                    memory[room] = operations.allocate_concat(place)
                 operands = [_value(operations, memory, a) for a in value.args]
                 memory[value.id] = operations.product_into(value, place, memory[room], operands)
             case View(value=value) if _is_filled(self.places, value):
                 memory[value.id] = memory.pop(_room_id(self.places[value.args[0].id]))
             case Extern(value=value) | View(value=value):
-                memory[value.id] = operations.called(value, [_value(operations, memory, a) for a in value.args])
+                memory[value.id] = operations.call_node(value, [_value(operations, memory, a) for a in value.args])
 
     def _outputs(self, operations: Operations[V], memory: dict[int, V], inputs: Sequence[V]) -> list[V | None]:
         graph = self.graph
         results, strides = [_value(operations, memory, v) for v, _ in self.wanted], [s for _, s in self.wanted]
-        owned = operations.owned(results, strides, inputs)
+        owned = operations.own_results(results, strides, inputs)
         if len(owned) == len(graph.outputs):  # none is skipped
             return list(owned)
         supply, pairs = iter(owned), zip(graph.outputs, graph.output_strides, strict=True)
@@ -177,7 +177,7 @@ class KernelPlan:
     def _write_back(self, operations: Operations[V], memory: dict[int, V], inputs: Sequence[V]) -> None:
         """Values that forward wrote to its arguments; all are known before the first is written."""
         values = {i: _value(operations, memory, v) for i, v in self.graph.mutations.items()}
-        unharmed = {i: operations.apart(v, inputs) for i, v in values.items()}
+        unharmed = {i: operations.copy_if_shared(v, inputs) for i, v in values.items()}
         for index, value in unharmed.items():
             operations.write(inputs[index], value)
 
@@ -195,14 +195,14 @@ def _value(operations: Operations[V], memory: Mapping[int, V], value: Value) -> 
     if value.id in memory:
         return memory[value.id]
     if value.prim == "pick":
-        return operations.picked(_value(operations, memory, value.args[0]), value.params["index"])
+        return operations.pick(_value(operations, memory, value.args[0]), value.params["index"])
     raise InternalError(f"no step computes {value!r} = {value.prim}")
 
 
 def _group_input(operations: Operations[V], memory: Mapping[int, V], value: Value, own: Value) -> V:
-    """What a kernel reads as its input `own`: graph inputs are laid out already, the rest as the group was told."""
+    """The value that a kernel reads as its input `own`: graph inputs are laid out already, others are here."""
     known = _value(operations, memory, value)
-    return known if value.prim == "input" else operations.laid_out(known, own.params["strides"])
+    return known if value.prim == "input" else operations.lay_out(known, own.params["strides"])
 
 
 def _room_id(place: Place) -> int:
@@ -227,32 +227,34 @@ class OnTensors:
     def __init__(self, sizes: Sizes, device: torch.device) -> None:
         self.sizes, self.device = sizes, device
 
-    def laid_out(self, value: Tensor, strides: Sequence[Any]) -> Tensor:
+    def lay_out(self, value: Tensor, strides: Sequence[Any]) -> Tensor:
         return expected_layout(value, numbers(strides, self.sizes))
 
-    def launched(self, runner: GroupRunner, inputs: list[Tensor]) -> list[Tensor]:
+    def run_group(self, runner: GroupRunner, inputs: list[Tensor]) -> list[Tensor]:
         return runner(inputs, self.sizes, sizes_key(self.sizes))
 
-    def called(self, value: Value, operands: list[Tensor]) -> Any:
+    def call_node(self, value: Value, operands: list[Tensor]) -> Any:
         return reference.call_node(value, operands, self.sizes, None if operands else self.device)
 
-    def picked(self, results: Any, index: int) -> Any:
+    def pick(self, results: Any, index: int) -> Any:
         return results[index]
 
-    def room(self, place: Place) -> Tensor:
+    def allocate_concat(self, place: Place) -> Tensor:
         return room_for(place, self.sizes, self.device)
 
     def product_into(self, value: Value, place: Place, room: Tensor, operands: list[Tensor]) -> Tensor:
         return product_into(value, place, self.sizes, room, *operands)
 
-    def dropped(self, values: list[Tensor], living: Collection[Tensor]) -> None:
+    def drop(self, values: list[Tensor], living: Collection[Tensor]) -> None:
         """Nothing to do: `memory` held them, and does not any more."""
 
-    def owned(self, results: list[Tensor], strides: Sequence[Sequence[Any]], inputs: Sequence[Tensor]) -> list[Tensor]:
+    def own_results(
+        self, results: list[Tensor], strides: Sequence[Sequence[Any]], inputs: Sequence[Tensor]
+    ) -> list[Tensor]:
         return own_results(results, [numbers(s, self.sizes) for s in strides], inputs)
 
-    def apart(self, value: Tensor, inputs: Sequence[Tensor]) -> Tensor:
-        return apart_from(value, inputs)
+    def copy_if_shared(self, value: Tensor, inputs: Sequence[Tensor]) -> Tensor:
+        return copy_if_shared(value, inputs)
 
     def write(self, target: Tensor, value: Tensor) -> None:
         target.copy_(value)

@@ -52,6 +52,6 @@ def own_results(results: Iterable[Tensor], strides: Iterable[Strides], inputs: I
     return owned
 
 
-def apart_from(value: Tensor, inputs: Iterable[Tensor]) -> Tensor:
+def copy_if_shared(value: Tensor, inputs: Iterable[Tensor]) -> Tensor:
     """A value that writing to the inputs does not change."""
     return value.clone() if memory_of(value) in {memory_of(t) for t in inputs} else value

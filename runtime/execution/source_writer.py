@@ -18,9 +18,9 @@ from ...tracer.torch_private import hide_from_dynamo
 
 INDENT = "    "
 STRAIGHT = "<fusegrad straight"
-"""How the names of the files begin that a traceback shows for such sources."""
+"""The beginning of the names of files that a traceback shows for such sources."""
 NODE = "return node"
-"""How the line begins that calls a generated Function."""
+"""The beginning of the line that calls a generated Function."""
 
 
 class SourceWriter:
@@ -61,6 +61,10 @@ class SourceWriter:
             name = self._known[id(value)] = self.name(hint)
             self.bound[name] = value  # which keeps it alive, so that its id stays its own
         return self._known[id(value)]
+
+    def bind(self, function: Callable[..., Any], *known: Any, hint: str) -> str:
+        """Return the name of a function whose first arguments are known."""
+        return self.constant(functools.partial(function, *known), hint)
 
     @contextmanager
     def block(self, head: str) -> Iterator[None]:

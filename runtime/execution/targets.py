@@ -14,7 +14,7 @@ from ..settings.config import FAST, is_interpreted, settings
 
 
 def target_for(backend: str, device: torch.device) -> Target:
-    """What to generate for: the interpreter, or the GPU at hand with its own number of units and its L2."""
+    """Return the target of a backend: the interpreter, or the GPU at hand with its own number of units and its L2."""
     return replace(_target_for(backend, device), fast=backend in FAST.values())
 
 

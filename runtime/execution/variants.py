@@ -13,7 +13,7 @@ import torch
 from ...codegen import Kernels, Target
 from ...ir.passes.fuse import Group
 from ..kernels import launch, proofs
-from ..kernels.arrival_counters import Counters
+from ..kernels.arrival_counters import ArrivalCounters
 from ..settings import logs
 from ..values.sizes import Sizes
 from .bound_group import BoundGroup, bind_group
@@ -70,7 +70,7 @@ class Variants:
         self.group, self.name, self.backend, self.target, self.device = group, name, backend, target, device
         self.assumed = tuple(assumed)  # of sizes, by the capture; what a proof takes from it is asked at every size
         self.ordered: list[Variant] = []
-        self.counters = Counters.on(device)
+        self.counters = ArrivalCounters.on(device)
 
     def __iter__(self) -> Iterator[Variant]:
         return iter(self.ordered)
@@ -84,12 +84,12 @@ class Variants:
 
     def _generate(self, sizes: Sizes) -> Variant:
         log_generated_again(self, sizes)
-        self.add(self.generated(sizes), sizes)
+        self.add(self.generate_kernels(sizes), sizes)
         admitting = self._first_admitting(sizes)
         assert admitting is not None, "kernels generated for these sizes do not admit them"
         return admitting
 
-    def generated(self, sizes: Sizes, target: Target | None = None) -> Kernels:
+    def generate_kernels(self, sizes: Sizes, target: Target | None = None) -> Kernels:
         """Kernels of the group for these sizes, on its own target or as for another one."""
         return kernels_of(self.group, target or self.target, dict(sizes), self.name)
 
@@ -104,7 +104,7 @@ class Variants:
         hints = counterpart_sizes(sizes, variant.pinned, variant.aligned)
         if hints is None:
             return
-        counterpart = self.with_launchers(self.generated(hints))
+        counterpart = self.with_launchers(self.generate_kernels(hints))
         if counterpart.aligned != variant.aligned and counterpart.pinned == variant.pinned:
             self.ordered.insert(len(self.ordered) - (not variant.aligned), counterpart)
             log_admission(self, counterpart)
@@ -118,7 +118,7 @@ class Variants:
         return Variant(kernels, pinned, guards, text, launchers)
 
     def unproved_at(self, variant: Variant, sizes: Sizes) -> str:
-        """What is not proved of these kernels: for all sizes, which is tried once, nor at those of this call."""
+        """Say what is proved of these kernels neither for all sizes, which is tried once, nor at those of this call."""
         graph, kernels = self.group.graph, variant.kernels
         if variant.proved is None:
             variant.proved = proofs.are_proved(graph, kernels)
@@ -126,7 +126,7 @@ class Variants:
                 variant.proved, variant.assumed = proofs.are_proved(graph, kernels, self.assumed), self.assumed
         if variant.proved and all(bool(a.xreplace(sizes)) for a in variant.assumed):
             return ""
-        return proofs.open_at(graph, kernels, sizes)
+        return proofs.unproved_at(graph, kernels, sizes)
 
     def bind(self, variant: Variant, sizes: Sizes) -> BoundGroup:
         """The launches of a variant at these sizes."""

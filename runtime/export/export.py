@@ -85,10 +85,12 @@ def export(
     Raises ExportError where a file could not hold what the Function does (opaque methods, tensors from outside, ..),
     ExportFormatError, SpecError, UnknownTargetError. A file is written whole or not at all.
     """
+    # Options that a format does not have are refused before anything is captured.
     word = _format_of(path, format)
     if targets and word not in ("zip", "bundle"):
         reason, formats = f"targets={targets!r} are for bundles", "zip, bundle"
         raise ExportFormatError(path=path, format=word, reason=reason, known=formats)
+    # Formats of several files write these themselves; the others are one text, written at the end.
     if word in TREES and not derivatives:
         return TREES[word](target_class, args, _required_path(path, format), target, targets)
     if word in ("cpp", "h") and path is not None and not derivatives:

@@ -16,7 +16,7 @@ import torch
 from ...tracer.containers import ATOMS, DEPTH, Hole, holes
 from ...tracer.methods import signed
 from ..execution.source_writer import SourceWriter, row
-from .guard_codegen import equal
+from .guard_codegen import guard_value
 
 Form = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ...] | None]
 BY_EITHER = inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -97,7 +97,7 @@ def formed(text: SourceWriter, name: str, value: Any, depth: int = DEPTH) -> Ite
         for key, inner in value.items():
             yield from formed(text, f"{name}[{key!r}]", inner, depth - 1)
     else:
-        yield equal(text, name, value, depth)
+        yield guard_value(text, name, value, depth)
 
 
 # ------------------------------------------------------------------ trees

@@ -1,4 +1,4 @@
-"""One call of a class, written out: what must be as it was, the captured forward at these sizes, the node around it.
+"""Generates the source of an inline-cache entry: guards, the captured forward at these sizes, the autograd node.
 
 The node is the class's generated Function but for two things: its forward is straight, and so is its backward once
 gradients of one layout came twice. What does not fit them goes the way that serves every call.
@@ -33,29 +33,27 @@ from ...tracer.torch_private import (
 )
 from ..autograd.node import make_node, write_context
 from ..capture.guards import unasked
-from ..capture.outputs import is_as_strided, rebuild_output, view_like, view_of, with_aliases
+from ..capture.views import is_as_strided, view_like, view_of, with_aliases
 from ..execution.source_writer import SourceWriter, row
 from ..fallback.answer import Fault, backward_failed, is_fault, users_backward
 from ..fallback.effects import careful
 from ..settings.config import KERNEL_BACKENDS
 from ..specialize.backward import run_backward
-from ..specialize.compiled_backward import BackwardCall
 from ..specialize.residuals import Chosen
-from ..specialize.specialization import Specialization
-from ..values.gradient_layouts import gradient_kind, in_a_class
+from ..specialize.specialization import Specialization, gradient_kind, in_a_class
 from ..values.sizes import BoundSizes
 from .argument_forms import MISS, formed, inside
 from .guard_codegen import (
     ABSENT,
     DERIVATIVES,
     Unchanging,
-    fetched,
-    lasting_state_unchanged,
-    methods_unchanged,
-    nothing_carried,
-    reads_unchanged,
-    state_unchanged,
-    tensors_alike,
+    guard_custom_attributes,
+    guard_lasting_state,
+    guard_methods,
+    guard_reads,
+    guard_state,
+    guard_tensors,
+    read_expression,
 )
 from .inline_cache import Entry
 from .plan_codegen import write_run
@@ -77,28 +75,27 @@ def write_entry(
 
     key: of the node that serves them. given: the arguments with defaults filled in.
     """
-    captured = spec.captured
-    if captured.opaque or captured.unversioned or function_modes():
+    if spec.opaque or spec.unversioned or function_modes():
         return None
-    text, call = SourceWriter(), _Call(compiler, spec, key, given)
+    text, call = SourceWriter(), EntryCall(compiler, spec, key, given)
     asked = [f"a{i}" for i in range(len(args))]
-    names = call.with_contents([*asked, *(text.constant(a, "default") for a in given[len(args) : captured.count])])
-    if not captured.slots or names is None:
+    names = call.with_contents([*asked, *(text.constant(a, "default") for a in given[len(args) : spec.count])])
+    if not spec.slots or names is None:
         return None
-    alike = tensors_alike(text, _tensors(names, given), captured.reads)
+    alike = guard_tensors(text, _tensors(names, given), spec.reads)
     if alike is None:
         return None
-    conditions = [*call.formed(text, names), *alike, *call.conditions(text, names), *state_unchanged(text)]
+    conditions = [*call.formed(text, names), *alike, *call.conditions(text, names), *guard_state(text)]
     with text.block(f"if len(args) == {len(args)}:"):
         text.add(f"{row(asked)}= args")
-        with _where(text, conditions, f"return {text.constant(MISS, 'MISS')}"):
+        with _write_guarded(text, conditions, f"return {text.constant(MISS, 'MISS')}"):
             call.write_result(text, names, len(args))
     text.add(f"return {text.constant(MISS, 'MISS')}")
     return text.function("ready", ("args",))
 
 
 @contextmanager
-def _where(text: SourceWriter, conditions: Sequence[str], otherwise: str) -> Iterator[None]:
+def _write_guarded(text: SourceWriter, conditions: Sequence[str], otherwise: str) -> Iterator[None]:
     """The lines within run where the conditions hold; `otherwise` where one of them cannot be asked any more."""
     with text.block("try:"):
         text.add(f"fits = ({_BREAK.join(conditions)})")
@@ -116,8 +113,8 @@ def _tensors(names: Sequence[str], values: Sequence[Any]) -> list[tuple[str, Ten
 
 
 @dataclass(frozen=True)
-class _Served:
-    """How a call was served, as its backward has to know: facts alone, since this lives as long as the class does."""
+class ServedCall:
+    """The way in which a call was served, for its backward: facts alone, since this lives as long as the class does."""
 
     compiler: Compiled
     spec: Specialization
@@ -127,24 +124,23 @@ class _Served:
     saved: int
 
 
-class _Call:
-    """What is known of a call while its text is written: its arguments, what serves it, what is kept for backward."""
+class EntryCall:
+    """The facts of a call while its text is written: its arguments, what serves it, what is kept for backward."""
 
     def __init__(self, compiler: Compiled, spec: Specialization, key: Any, given: Sequence[Any]) -> None:
-        captured = spec.captured
         self.compiler, self.spec, self.key, self.given = compiler, spec, key, given
         self.backend, self.observed, self.own = key
-        self.sizes = captured.sizes(given)
+        self.sizes = spec.sizes(given)
         self.chosen = compiler.chosen(spec, key, self.sizes)
         if self.chosen is None:
-            self.executable, self.saved = spec.executable(self.backend), captured.forward.saved
+            self.executable, self.saved = spec.executable(self.backend), spec.forward.saved
         else:
             self.executable, self.saved = spec.chosen_executable(self.backend, self.chosen), self.chosen.places
-        self.needs_node = torch.is_grad_enabled() and any(captured.forward.needs_input_grad)
+        self.needs_node = torch.is_grad_enabled() and any(spec.forward.needs_input_grad)
 
     def with_contents(self, names: Sequence[str]) -> list[str] | None:
-        """The names of the user's arguments, then those of the tensors in his containers; None where one has none."""
-        count, held = self.spec.captured.count, dict[int, str]()
+        """The names of the user's arguments, then those of the tensors in their containers; None where one has none."""
+        count, held = self.spec.count, dict[int, str]()
         for name, value in zip(names, self.given[:count], strict=True):
             if not isinstance(value, Tensor):
                 if (found := inside(name, value)) is None:
@@ -153,60 +149,58 @@ class _Call:
         return [*names, *(held[at] for at in range(count, len(self.given)))]
 
     def formed(self, text: SourceWriter, names: Sequence[str]) -> Iterator[str]:
-        """Whatever is no tensor is what it was, containers by their form."""
-        for name, value in zip(names, self.given[: self.spec.captured.count], strict=False):
+        """Guard what is no tensor: values are what they were, containers by their form."""
+        for name, value in zip(names, self.given[: self.spec.count], strict=False):
             if not isinstance(value, Tensor) and not (name.startswith("default") and isinstance(value, ATOMS)):
                 yield from formed(text, name, value, ARGUMENT_DEPTH)
 
     def conditions(self, text: SourceWriter, names: Sequence[str]) -> Iterator[str]:
-        """What is read outside, the methods; and whether hooks pack saved tensors, where it matters."""
-        captured = self.spec.captured
-        yield from reads_unchanged(text, captured.reads)
-        yield from methods_unchanged(text, self.compiler.user_class)
-        yield from nothing_carried(text, [names[i] for i in captured.slots], captured.reads.asked)
+        """Guard what is read outside, the methods; and whether hooks pack saved tensors, where it matters."""
+        yield from guard_reads(text, self.spec.reads)
+        yield from guard_methods(text, self.compiler.user_class)
+        yield from guard_custom_attributes(text, [names[i] for i in self.spec.slots], self.spec.reads.asked)
         if self.observed or self.chosen is not None:
             yield f"{'' if self.observed else 'not '}{text.constant(hooks_are_active, 'hooks')}()"
         if not self.own:
             yield f"not {text.constant(self.spec, 'spec')}.backward_failed"
-        if any(captured.forward.needs_input_grad):
+        if any(self.spec.forward.needs_input_grad):
             yield f"{text.constant(torch.is_grad_enabled, 'grad_mode')}() is {torch.is_grad_enabled()}"
-        if captured.writes_inputs:
+        if self.spec.writes_inputs:
             yield f"not {text.constant(share_memory, 'share_memory')}(({row(names)}))"
 
     # ------------------------------------------------------------------ forward
     def write_result(self, text: SourceWriter, names: Sequence[str], asked: int) -> None:
         """The last lines: through a node of autograd, or straight where it would have nothing to follow."""
-        spec, captured = self.spec, self.spec.captured
-        marks = captured.writes_inputs or captured.skip or captured.forward.tensor_attributes or captured.draws
+        spec = self.spec
+        marks = spec.writes_inputs or spec.skip or spec.forward.tensor_attributes or spec.draws
         if self.needs_node or marks or self._is_recorded():
-            text.add(f"return {text.constant(self._node(), 'node')}(*args, {row(names[asked : spec.captured.count])})")
+            text.add(f"return {text.constant(self._node(), 'node')}(*args, {row(names[asked : spec.count])})")
             return
         outputs, hidden = self._write_forward(text, names)
         text.add(f"return {self._returned(text, names, outputs, hidden)}")
 
     def _is_recorded(self) -> bool:
         """Whether autograd would follow what is read from outside; within a node it does not."""
-        lifted = self.spec.captured.lifted
-        return torch.is_grad_enabled() and any(r.get().requires_grad for r in lifted if r is not None)
+        return torch.is_grad_enabled() and any(r.get().requires_grad for r in self.spec.lifted if r is not None)
 
     def _write_forward(self, text: SourceWriter, names: Sequence[str]) -> tuple[list[str], list[str]]:
         """The user's tensor outputs and the hidden ones, as names."""
         spec = self.spec
-        inputs = [(names[i], self.given[i]) for i in spec.captured.slots]
+        inputs = [(names[i], self.given[i]) for i in spec.slots]
         with _as_captured(text, spec):
-            present = [r for r in spec.captured.lifted if r is not None]
-            lifted = [(text.let("lifted", fetched(text, r)), r.get()) for r in present]
+            present = [r for r in spec.lifted if r is not None]
+            lifted = [(text.let("lifted", read_expression(text, r)), r.get()) for r in present]
             results = write_run(text, self.executable, inputs, lifted, self.sizes)
-            n = len(spec.captured.forward.tensor_outputs)
+            n = len(spec.forward.tensor_outputs)
             outputs, hidden = results[:n], results[n:]
-            if spec.captured.skip:
+            if spec.skip:
                 view = partial(self._write_alias, text)
-                outputs = with_aliases(spec.captured.forward, outputs, [n for n, _ in inputs], hidden, view)
+                outputs = with_aliases(spec.forward, outputs, [n for n, _ in inputs], hidden, view)
         return self._write_inner_views(text, outputs), hidden
 
     def _write_inner_views(self, text: SourceWriter, outputs: Sequence[str]) -> list[str]:
         """As autograd has them: an output of a kernel that is a view of a value in between."""
-        views = self.spec.captured.inner_views if self.executable.backend in KERNEL_BACKENDS else ()
+        views = self.spec.inner_views if self.executable.backend in KERNEL_BACKENDS else ()
         return [text.let("view", f"{o}.view_as({o})") if i in views else o for i, o in enumerate(outputs)]
 
     def _write_alias(self, text: SourceWriter, fake: Tensor, base: str, like: Tensor, tracked: bool) -> str:
@@ -215,32 +209,32 @@ class _Call:
 
     def _returned(self, text: SourceWriter, names: Sequence[str], outputs: Sequence[str], hidden: Sequence[str]) -> str:
         """The expression of what the user gets."""
-        captured = self.spec.captured.forward
+        captured = self.spec.forward
         objects = [rebind(o.value, self.sizes) for o in captured.outputs if o.kind == "object"]
         if not all(type(value) in ATOMS or isinstance(value, Unchanging) for value in objects):
-            inputs, sizes = [names[i] for i in self.spec.captured.slots], text.constant(self.sizes, "sizes")
+            inputs, sizes = [names[i] for i in self.spec.slots], text.constant(self.sizes, "sizes")
             given = ", ".join(f"({row(part)})" for part in (outputs, inputs, hidden))
-            return f"{text.constant(partial(rebuild_output, self.spec.captured), 'returned')}({given}, {sizes})"
+            return f"{text.constant(self.spec.returned, 'returned')}({given}, {sizes})"
         tensors, plain = iter(outputs), iter(objects)
         parts = [text.constant(next(plain)) if o.kind == "object" else next(tensors) for o in captured.outputs]
         return f"({row(parts)})" if captured.is_tuple else parts[0]
 
     def _node(self) -> Callable[..., Any]:
         """`apply` of a generated Function of this call's own."""
-        text, own = SourceWriter(), [f"a{i}" for i in range(self.spec.captured.count)]
+        text, own = SourceWriter(), [f"a{i}" for i in range(self.spec.count)]
         names = self.with_contents(own) or own
         outputs, hidden = self._write_forward(text, names)
-        pools = {"input": [names[i] for i in self.spec.captured.slots], "output": outputs, "hidden": hidden}
+        pools = {"input": [names[i] for i in self.spec.slots], "output": outputs, "hidden": hidden}
         sizes, arguments = text.constant(self.sizes, "sizes"), f"({row(own)})"
         write_context(text, self.spec, self.saved, self.own, lambda p: pools[p.kind][p.index], sizes, arguments)
         text.add(f"return {self._returned(text, names, outputs, hidden)}")
         forward = text.function("forward", ("ctx", *own))
         node = make_node(self.compiler, self.spec, self.backend, self.chosen, self.own, forward)
         self._as_one_of_its_kind(node._backward_cls)
-        return careful(direct_apply(node), self.spec.captured)
+        return careful(direct_apply(node), self.spec)
 
     def _as_one_of_its_kind(self, backward: Any) -> None:
-        """Its nodes are told apart from those of the shared Function by nobody, compiled autograd included."""
+        """Give its nodes the identity of the shared Function's: compiled autograd does not tell them apart."""
         shared = getattr(self.spec.nodes.get(self.key), "__self__", None)
         if shared is not None:
             backward._autograd_function_id = shared._backward_cls._autograd_function_id
@@ -250,14 +244,14 @@ class _Call:
         if not _is_delicate(self.compiler.cls):
             backward._fusegrad_learns = BackwardLearner(self._served(), backward)
 
-    def _served(self) -> _Served:
-        return _Served(self.compiler, self.spec, self.backend, self.sizes, self.chosen, len(self.saved))
+    def _served(self) -> ServedCall:
+        return ServedCall(self.compiler, self.spec, self.backend, self.sizes, self.chosen, len(self.saved))
 
 
 @contextmanager
 def _as_captured(text: SourceWriter, spec: Specialization) -> Iterator[None]:
     """Casts are part of the captured graph: within, autocast must not add its own."""
-    if not spec.captured.under_autocast:
+    if not spec.under_autocast:
         yield
         return
     with text.block(f"with {text.constant(no_autocast, 'no_autocast')}():"):
@@ -274,7 +268,7 @@ def _is_delicate(cls: Any) -> bool:
 class BackwardLearner:
     """Writes the backward of one node's class, once per layout of gradients that came twice."""
 
-    def __init__(self, call: _Served, backward: Any) -> None:
+    def __init__(self, call: ServedCall, backward: Any) -> None:
         self.call, self.backward = call, backward
         self.seen: Counter[Any] = Counter()
         self.written = 0
@@ -295,11 +289,11 @@ class BackwardLearner:
 
 
 def _write_backward(
-    call: _Served, otherwise: Callable[..., Any], residuals: Sequence[Any], gradients: Sequence[Any]
+    call: ServedCall, otherwise: Callable[..., Any], residuals: Sequence[Any], gradients: Sequence[Any]
 ) -> Callable[..., Any] | None:
     """`apply` of a node for residuals and gradients like these; whatever does not fit is left to `otherwise`."""
     spec, sizes = call.spec, call.sizes
-    entry = next(iter(spec.backward.other_entries(tuple(map(gradient_kind, gradients)))), None)
+    entry = next(iter(spec.other_entries(tuple(map(gradient_kind, gradients)))), None)
     if entry is None or entry.opaque or entry.unversioned or entry.draws or not entry.admits(sizes):
         return None
     executable = entry.executables.get(call.backend if call.chosen is None else f"{call.backend} chosen")
@@ -307,9 +301,9 @@ def _write_backward(
         return None
     text = SourceWriter()
     given, kept = [f"g{i}" for i in range(len(gradients))], [f"r{i}" for i in range(len(residuals))]
-    alike = tensors_alike(text, _tensors(given, gradients), spec.captured.reads, tracked=False)
+    alike = guard_tensors(text, _tensors(given, gradients), spec.reads, tracked=False)
     present = _tensors(kept, residuals)
-    kept_alike = tensors_alike(text, present, tracked=False) if present else []
+    kept_alike = guard_tensors(text, present, tracked=False) if present else []
     if alike is None or kept_alike is None:
         return None
     absent = [f"{name} is None" for name, g in zip(given, gradients, strict=True) if g is None]
@@ -317,18 +311,18 @@ def _write_backward(
     untouched = f"not {text.constant(dict_of_context, 'attributes')}(ctx)"
     off = f"not {text.constant(torch.is_grad_enabled, 'grad_mode')}()"
     plain = WITHOUT_TANGENTS[0].format(text.constant(WITHOUT_TANGENTS[1], "forward_ad"))
-    outside = [*reads_unchanged(text, spec.captured.reads), *methods_unchanged(text, spec.captured.cls, DERIVATIVES)]
-    outside += lasting_state_unchanged(text)
-    if spec.captured.sharing is not None:
-        outside.append(f"{text.constant(spec.captured.sharing.changed, 'changed')}(ctx._fusegrad_shared) is None")
-    if spec.captured.reads.asked or spec.captured.reads.asks_identity:
-        kept_alike += _as_known(text, spec.captured.reads, kept, given)
+    outside = [*guard_reads(text, spec.reads), *guard_methods(text, spec.cls, DERIVATIVES)]
+    outside += guard_lasting_state(text)
+    if spec.sharing is not None:
+        outside.append(f"{text.constant(spec.sharing.changed, 'changed')}(ctx._fusegrad_shared) is None")
+    if spec.reads.asked or spec.reads.asks_identity:
+        kept_alike += _guard_backward_tensors(text, spec.reads, kept, given)
     users = f"return {text.constant(otherwise, 'otherwise')}(ctx, {row(given)})"
-    with _where(text, [off, untouched, plain, *alike, *absent, still, *outside], users):
+    with _write_guarded(text, [off, untouched, plain, *alike, *absent, still, *outside], users):
         _write_unpacked(text, call, kept)
         with text.block("try:"):
             with text.block(f"if {_BREAK.join(kept_alike) or 'True'}:"):
-                numbers = [(text.constant(sizes[s], "size"), sizes[s]) for s in spec.captured.backward_symbols]
+                numbers = [(text.constant(sizes[s], "size"), sizes[s]) for s in spec.backward_symbols]
                 inputs = [*present, *numbers, *_tensors(given, gradients)]
                 _write_gradients(text, call, entry, executable, inputs, given)
             again = text.constant(_General(call), "general")
@@ -341,13 +335,13 @@ def _write_backward(
     return text.function("apply", ("ctx", *given))
 
 
-def _as_known(text: SourceWriter, reads: Reads, kept: Sequence[str], given: Sequence[str]) -> list[str]:
+def _guard_backward_tensors(text: SourceWriter, reads: Reads, kept: Sequence[str], given: Sequence[str]) -> list[str]:
     """backward asks nothing of these tensors that its capture does not know."""
     asked = f"{text.constant(unasked, 'unasked')}({text.constant(reads, 'reads')}"
     return [f"{asked}, ({row(kept)}), ({row(given)})) is None"]
 
 
-def _write_unpacked(text: SourceWriter, call: _Served, kept: Sequence[str]) -> None:
+def _write_unpacked(text: SourceWriter, call: ServedCall, kept: Sequence[str]) -> None:
     """Names for the saved tensors, unpacked once, and for those among ctx's attributes."""
     saved = call.saved
     shown = "ctx.saved_tensors" if call.chosen is None else f"{text.constant(saved_tensors_of, 'unpacked')}(ctx)"
@@ -359,7 +353,7 @@ def _write_unpacked(text: SourceWriter, call: _Served, kept: Sequence[str]) -> N
 
 def _write_gradients(
     text: SourceWriter,
-    call: _Served,
+    call: ServedCall,
     entry: Any,
     executable: Any,
     inputs: Sequence[tuple[str, Any]],
@@ -367,7 +361,7 @@ def _write_gradients(
 ) -> None:
     present = [r for r in entry.lifted if r is not None]
     with _as_captured(text, call.spec):
-        lifted = [(text.let("lifted", fetched(text, r)), r.get()) for r in present]
+        lifted = [(text.let("lifted", read_expression(text, r)), r.get()) for r in present]
         results = write_run(text, executable, inputs, lifted, call.sizes)
     view = lambda fake, gradient: write_view(text, gradient, fake, call.sizes)  # noqa: E731
     text.add(f"return ({row(entry.with_given(results, given, executable.backend, view))})")
@@ -386,17 +380,18 @@ def write_view(text: SourceWriter, name: str, view: Tensor, sizes: Any, of: Tens
 class _General:
     """The general way for gradients whose residuals are not as forward left them (a hook's, or changed since)."""
 
-    def __init__(self, call: _Served) -> None:
+    def __init__(self, call: ServedCall) -> None:
         self.call = call
 
     def __call__(self, ctx: Any, residuals: Sequence[Any], gradients: Sequence[Any]) -> Any:
         call = self.call
-        run = BackwardCall(call.backend, residuals, call.sizes, gradients, call.chosen, ctx)
-        return run_backward(call.compiler, call.spec, run)
+        return run_backward(
+            call.compiler, call.spec, call.backend, residuals, call.sizes, gradients, call.chosen, ctx
+        )
 
 
 def _fault_of(error: Exception) -> Fault:
-    """What is kept of a fault of ours; raises the error where it is none."""
+    """Return what is kept of a fault of ours; raises the error where it is none."""
     if not is_fault(error):
         raise error
     return Fault.of(error)
@@ -405,7 +400,7 @@ def _fault_of(error: Exception) -> Fault:
 class _Recovered:
     """The user's own backward, on residuals that are unpacked already, after a fault of ours."""
 
-    def __init__(self, call: _Served) -> None:
+    def __init__(self, call: ServedCall) -> None:
         self.call = call
 
     def __call__(self, ctx: Any, fault: Fault, residuals: Sequence[Any], gradients: Sequence[Any]) -> Any:

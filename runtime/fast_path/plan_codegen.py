@@ -7,8 +7,7 @@ is called.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from functools import partial
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ from ..execution.bound_group import Allocation, BoundGroup, Launch, Scratch
 from ..execution.executable import Executable
 from ..execution.group import GroupRunner
 from ..execution.kernel_plan import KernelPlan
-from ..execution.layouts import apart_from, expected_layout, own_results, same_strides
+from ..execution.layouts import copy_if_shared, expected_layout, own_results, same_strides
 from ..execution.source_writer import SourceWriter, row
 from ..values.sizes import BoundSizes, numbers
 
@@ -46,13 +45,13 @@ def write_run(
     if plan is not None and is_straight(plan, [v for _, v in tensors], sizes):
         written = AsText(text, plan.device, sizes, tensors)
         return [result or "None" for result in plan.walk(written, [n for n, _ in tensors])]
-    if executable.replays:
+    if executable.is_replay:
         replay = executable.replay_of([v for _, v in (*inputs, *lifted)])
         results = text.let("results", f"{text.constant(replay, 'replay')}({names}{captured})")
     else:
         run, at = text.constant(executable.run, "run"), text.constant(sizes, "sizes")
         results = text.let("results", f"{run}(({names}), ({captured}), {at})")
-    return [f"{results}[{i}]" for i in range(executable.results)]
+    return [f"{results}[{i}]" for i in range(executable.result_count)]
 
 
 def is_straight(plan: KernelPlan, tensors: Sequence[Tensor], sizes: BoundSizes) -> bool:
@@ -77,12 +76,12 @@ class AsText:
         self.empty = text.constant(allocator(device), "empty")
 
     # ------------------------------------------------------------------ layouts and memory
-    def laid_out(self, value: str, strides: Sequence[Any]) -> str:
+    def lay_out(self, value: str, strides: Sequence[Any]) -> str:
         """A name whose layout is known is as it should be; what an operation returned is looked at in each call."""
         layout = numbers(strides, self.sizes)
         if self._has(value, layout):
             return value
-        return f"{self._bound(_expected, layout, hint='laid_out')}({value})"
+        return f"{self.text.bind(_expected, layout, hint='laid_out')}({value})"
 
     def _has(self, name: str, strides: tuple[int, ...]) -> bool:
         """Whether what has this name is known to be laid out so."""
@@ -94,24 +93,20 @@ class AsText:
         self.layouts[name] = spec[:2]
         return name
 
-    def _bound(self, function: Callable[..., Any], *known: Any, hint: str) -> str:
-        """The name of a function of which the first arguments are known."""
-        return self.text.constant(partial(function, *known), hint)
-
-    def dropped(self, values: list[str], living: Collection[str]) -> None:
+    def drop(self, values: list[str], living: Collection[str]) -> None:
         if own := set(values) - self.inputs - set(living):
             self.text.add(" = ".join(sorted(own)) + " = None")
 
     # ------------------------------------------------------------------ operations between kernels
-    def called(self, value: Value, operands: list[str]) -> str:
+    def call_node(self, value: Value, operands: list[str]) -> str:
         device = None if operands else self.device
-        call = self._bound(_called, value, self.sizes, device, hint=value.prim)
+        call = self.text.bind(_called, value, self.sizes, device, hint=value.prim)
         return self.text.let(value.prim, f"{call}({row(operands)})")
 
-    def picked(self, results: str, index: int) -> str:
+    def pick(self, results: str, index: int) -> str:
         return f"{results}[{index}]"
 
-    def room(self, place: Place) -> str:
+    def allocate_concat(self, place: Place) -> str:
         whole = place.whole
         shape, strides = (numbers(n, self.sizes) for n in (whole.shape, contiguous_strides(whole.shape)))
         name = self._allocated("whole", (shape, strides, TO_TORCH[whole.dtype]))
@@ -119,11 +114,11 @@ class AsText:
         return name
 
     def product_into(self, value: Value, place: Place, room: str, operands: list[str]) -> str:
-        call = self._bound(product_into, value, place, self.sizes, hint="product_into")
+        call = self.text.bind(product_into, value, place, self.sizes, hint="product_into")
         return self.text.let(value.prim, f"{call}({row([room, *operands])})")
 
     # ------------------------------------------------------------------ kernels
-    def launched(self, runner: GroupRunner, inputs: list[str]) -> list[str]:
+    def run_group(self, runner: GroupRunner, inputs: list[str]) -> list[str]:
         bound, first = runner.bound[self.sizes.key], len(self.text.lines)
         with self.text.block("try:"):
             outputs = [self._allocated("out", spec) for spec in bound.outputs]
@@ -132,7 +127,7 @@ class AsText:
             for launch in bound.launches:
                 self._launch(bound, launch, memory)
             self.text.add("pass")
-        self._recover(runner, inputs, outputs, self.text.assigned(first))
+        _write_recovery(self.text, runner, self.sizes, inputs, outputs, self.text.assigned(first))
         self.fresh.update(outputs)
         return outputs
 
@@ -154,21 +149,12 @@ class AsText:
             return self._allocated("space", (shape, contiguous_strides(shape), dtype))
         if self.device.type != "cuda":
             return self.text.constant(bound.scratch(launch.kernel, index, spec), "counters")
-        find = self._bound(bound.scratch, launch.kernel, index, spec, hint="find_counters")
+        find = self.text.bind(bound.scratch, launch.kernel, index, spec, hint="find_counters")
         return self.text.let("counters", f"{find}()")
 
-    def _recover(self, runner: GroupRunner, inputs: list[str], outputs: list[str], allocated: list[str]) -> None:
-        """Kernels that were refused, or found no memory: what they took is given back, and the group runs otherwise."""
-        with self.text.block("except Exception as error:"):
-            if allocated:
-                self.text.add(" = ".join(allocated) + " = None")
-            recovered = self._bound(_recovered, runner, self.sizes, hint="recovered")
-            results = f"{recovered}(error, ({row(inputs)}))"
-            self.text.add(f"{row(outputs)}= {results}" if outputs else results)
-
     # ------------------------------------------------------------------ results
-    def owned(self, results: list[str], strides: Sequence[Sequence[Any]], inputs: Sequence[str]) -> list[str]:
-        """Memory that was taken here is nobody else's; the rest is looked at in each call."""
+    def own_results(self, results: list[str], strides: Sequence[Sequence[Any]], inputs: Sequence[str]) -> list[str]:
+        """Memory that was allocated here is the result's own; the rest is looked at in each call."""
         layouts = [numbers(s, self.sizes) for s in strides]
         distinct = len(set(results)) == len(results) and self.fresh.issuperset(results)
         if distinct and all(map(self._has, results, layouts)):
@@ -177,13 +163,26 @@ class AsText:
         owned = self.text.let("results", f"{call}(({row(results)}), {known}, ({row(inputs)}))")
         return [f"{owned}[{i}]" for i in range(len(results))]
 
-    def apart(self, value: str, inputs: Sequence[str]) -> str:
+    def copy_if_shared(self, value: str, inputs: Sequence[str]) -> str:
         if value in self.fresh:
             return value
-        return self.text.let("apart", f"{self.text.constant(apart_from, 'apart_from')}({value}, ({row(inputs)}))")
+        return self.text.let("apart", f"{self.text.constant(copy_if_shared, 'apart_from')}({value}, ({row(inputs)}))")
 
     def write(self, target: str, value: str) -> None:
         self.text.add(f"{target}.copy_({value})")
+
+
+def _write_recovery(
+    text: SourceWriter, runner: GroupRunner, sizes: BoundSizes,
+    inputs: list[str], outputs: list[str], allocated: list[str],
+) -> None:  # fmt: skip
+    """Kernels that were refused, or found no memory: what they took is given back, and the group runs otherwise."""
+    with text.block("except Exception as error:"):
+        if allocated:
+            text.add(" = ".join(allocated) + " = None")
+        recover = text.bind(_recovered, runner, sizes, hint="recover")
+        results = f"{recover}(error, ({row(inputs)}))"
+        text.add(f"{row(outputs)}= {results}" if outputs else results)
 
 
 def _expected(strides: tuple[int, ...], tensor: Tensor) -> Tensor:
@@ -195,4 +194,4 @@ def _called(value: Value, sizes: BoundSizes, device: torch.device | None, *opera
 
 
 def _recovered(runner: GroupRunner, sizes: BoundSizes, error: Exception, inputs: Sequence[Tensor]) -> list[Tensor]:
-    return runner.recovered(error, inputs, sizes, sizes.key)
+    return runner.recover(error, inputs, sizes, sizes.key)

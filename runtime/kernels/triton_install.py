@@ -35,7 +35,7 @@ def know_installation() -> None:
         key = cache.key_of("triton", root, *entry_files.versions().items(), *_files_of(root))
     except OSError:
         return
-    kept = cache.default().made(key, lambda: {"installation": made_by().encode()})
+    kept = cache.default().get_or_make(key, lambda: {"installation": made_by().encode()})
     name = kept["installation"].decode()
     triton_cache.triton_key = lambda: name
 

@@ -33,7 +33,7 @@ def _path(key: str, module_text: str) -> str:
     """A file with the text, for people; where the disk cannot be used, a name that only linecache knows."""
     name = f"fusegrad_kernels_{key[:16]}.py"
     store = cache.default()
-    store.made(key, lambda: {name: module_text.encode(errors="replace")})
+    store.get_or_make(key, lambda: {name: module_text.encode(errors="replace")})
     directory = store.directory(key)
     return str(directory / name) if directory and directory.is_dir() else name
 

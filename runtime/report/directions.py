@@ -16,7 +16,7 @@ from ...ir.prims import PRIMS
 from ...tracer.opaque.opaque import opaque_of
 from ...tracer.trace import Trace
 from ..execution.executable import fills_memory, has_outer_product
-from ..execution.fusion_report import CutReport, GroupReport, cuts_of, groups_of
+from ..execution.fusion_report import FusionBreak, GroupReport, fusion_breaks_of, groups_of
 from ..execution.generated import Generated
 from ..execution.kernel_plan import is_opaque
 from ..execution.pipeline import generate, graph_of, text_of
@@ -54,7 +54,7 @@ class DirectionReport:
     segments: list[str] = field(default_factory=list)  # with opaque nodes: launches and eager calls, in their order
     reasons: list[str] = field(default_factory=list)
     groups: list[GroupReport] = field(default_factory=list)
-    cuts: list[CutReport] = field(default_factory=list)
+    cuts: list[FusionBreak] = field(default_factory=list)
     products: list[str] = field(default_factory=list)  # which are in kernels, which by the library, and why
 
 
@@ -75,7 +75,7 @@ def kernels_report(graph: Graph, direction: str, sizes: Sizes, target: Target) -
     generated = generate(graph, target, sizes, graph.name)
     least = number(minimal_bytes(graph), sizes)
     report = DirectionReport(graph, generated.steps, [], least, list(generated.kernels.values()), generated.reasons)
-    report.groups, report.cuts = groups_of(generated), cuts_of(graph, generated)
+    report.groups, report.cuts = groups_of(generated), fusion_breaks_of(graph, generated)
     report.products = [str(d) for d in generated.products]
     for at, step in enumerate(generated.steps):
         if is_opaque(step):

@@ -130,7 +130,7 @@ def valid_numerics(name: Any) -> str:
 
 
 KEEPS_MEMORY = "GLIBC_TUNABLES=glibc.malloc.mmap_threshold=1073741824:glibc.malloc.trim_threshold=1073741824"
-"""What has glibc keep freed blocks up to a gigabyte within the process."""
+"""The variable that has glibc keep freed blocks up to a gigabyte within the process."""
 
 
 def recycle_memory(on: bool = True) -> None:
@@ -144,7 +144,7 @@ def _warn_of_recycling(option: str, stacklevel: int) -> None:
 
 
 def logs(wanted: str | None = None) -> None:
-    """What is told on stderr from now on, as in FUSEGRAD_LOGS: `config.logs("trace,fusion,+codegen")`; "" for nothing.
+    """Choose what is told on stderr from now on, as FUSEGRAD_LOGS does: `config.logs("trace,+codegen")`; "": nothing.
 
     The names: trace, fusion, codegen, guards, recompiles, autotune, cache, all; "help" lists what each tells. None is
     what the environment says. Raises LogsError for another name.
@@ -162,7 +162,7 @@ def _from_environment() -> Settings:
 
 
 def in_force() -> list[tuple[str, Any, Any]]:
-    """What decides on the settings at present, as conditions on two objects: how to ask, and the answer."""
+    """The sources of the settings at present, as conditions on two objects: how to ask, and the answer."""
     asked = [("{}() is {}", _patched.get, _patched.get())]
     variables, key = getattr(os.environ, "_data", None), getattr(os.environ, "encodekey", None)
     if isinstance(variables, dict) and key is not None:  # a look-up here takes a thirtieth of one in os.environ

@@ -115,7 +115,7 @@ def _add_backward(compiler: Compiled, spec: Specialization, call: BackwardCall, 
     if added is None:
         compiler.report_once("backward", MANY)
         return
-    for node, opaque in zip(added.trace.opaque, opaque_opaques(added), strict=True):
+    for node, opaque in zip(added.trace.opaque, opaque_calls(added), strict=True):
         note(compiler, opaque, node.why.declared)
 
 

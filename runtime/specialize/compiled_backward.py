@@ -29,7 +29,7 @@ from ..capture.outputs import view_like
 from ..execution.executable import Executable
 from ..fallback.effects import drawing_again
 from ..settings.config import KERNEL_BACKENDS
-from ..settings.internal_errors import prepared
+from ..settings.internal_errors import or_fall_back
 from ..values.gradient_layouts import gradient_kind, in_a_class
 from ..values.sizes import BoundSizes
 from .residuals import Chosen
@@ -298,7 +298,7 @@ def executable_for(backward: Backward, entry: BackwardEntry, call: BackwardCall)
 def _from_chosen(captured: CapturedFunction, chosen: Chosen, entry: BackwardEntry, kinds: Sequence[Any]) -> Graph:
     """backward on the residuals that were chosen. Raises CaptureError where we fail at that."""
     build = partial(chosen.backward_graph, kinds, entry, f"{captured.name}_backward")
-    graph = prepared(build, partial(captured.report, "backward"), "backward runs as written")
+    graph = or_fall_back(build, partial(captured.report, "backward"), "backward runs as written")
     if graph is None:
         raise CaptureError(reason="internal error: it is not made to start from what forward kept", where="unknown")
     return graph

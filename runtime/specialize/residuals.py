@@ -23,8 +23,8 @@ from ...tracer.trace import CaptureError
 from ..capture.captured import CapturedFunction
 from ..capture.captured_backward import BackwardEntry, predicted_kinds
 from ..execution.aten import reference
-from ..execution.pipeline import cheaper, graph_of
-from ..settings.internal_errors import prepared
+from ..execution.pipeline import graph_of, optimize
+from ..settings.internal_errors import or_fall_back
 
 Tensor = torch.Tensor
 
@@ -44,7 +44,7 @@ def choose(captured: CapturedFunction, backward: BackwardEntry, sizes: Mapping[s
     """
     try:
         report = partial(captured.report, "backward")
-        return prepared(partial(_chosen, captured, backward, sizes), report, "saved as written")
+        return or_fall_back(partial(_chosen, captured, backward, sizes), report, "saved as written")
     except (CaptureError, LoweringError):
         return None
 
@@ -128,7 +128,7 @@ class Chosen:
 
     def backward_graph(self, kinds: Sequence[Any], entry: Any, name: str) -> Graph:
         """backward for these gradients, beginning with what rebuilds the user's residuals."""
-        return cheaper(apply_choice(self.program, mask_of(kinds), graph_of(entry.trace, name)))
+        return optimize(apply_choice(self.program, mask_of(kinds), graph_of(entry.trace, name)))
 
     def originals(self, residuals: Sequence[Any], ctx: Any) -> list[Any]:
         """What the user saved: their own tensors with their history, the rebuilt ones without (as in eager)."""
@@ -168,7 +168,7 @@ class ChosenForDerived(Chosen):
 
     def backward_graph(self, kinds: Sequence[Any], entry: Any, name: str) -> Graph:
         """backward for these gradients, without what forward has done already."""
-        return cheaper(self.found.backward(graph_of(entry.trace, name)))
+        return optimize(self.found.backward(graph_of(entry.trace, name)))
 
     def rebuilt(self, residuals: Sequence[Any], sizes: dict[sympy.Symbol, int]) -> list[Any]:
         """The arguments, which were kept as they are."""

@@ -17,9 +17,9 @@ from ..capture.captured_backward import predicted_kinds
 from ..capture.opaque_replay import offered, running_with_tape
 from ..capture.outputs import finished_outputs
 from ..execution.executable import Executable
-from ..execution.pipeline import cheaper, graph_of
+from ..execution.pipeline import graph_of, optimize
 from ..settings.config import KERNEL_BACKENDS
-from ..settings.internal_errors import prepared
+from ..settings.internal_errors import or_fall_back
 from ..values.sizes import BoundSizes
 from .compiled_backward import Backward
 from .residuals import Chosen, choose, may_be_exchanged
@@ -95,7 +95,7 @@ class Specialization:
 
     def _add_chosen(self, key: str, backend: str, chosen: Chosen) -> None:
         if key not in self.executables:
-            captured, graph = self.captured, cheaper(chosen.program.forward)
+            captured, graph = self.captured, optimize(chosen.program.forward)
             self.executables[key] = self._executable_of(captured.forward.trace, backend, captured.skip, graph=graph)
 
     def run_forward(
@@ -136,7 +136,7 @@ def chosen_residuals(spec: Specialization, sizes: Mapping[Any, int]) -> Chosen |
         return None
     try:
         capture = partial(spec.backward.entry, predicted_kinds(captured))
-        backward = prepared(capture, partial(captured.report, "backward"), "saved as written")
+        backward = or_fall_back(capture, partial(captured.report, "backward"), "saved as written")
     except CaptureError:
         return None
     return None if backward is None else choose(captured, backward, sizes)
@@ -145,5 +145,5 @@ def chosen_residuals(spec: Specialization, sizes: Mapping[Any, int]) -> Chosen |
 def forward_graph(spec: Specialization, chosen: Chosen | None) -> Graph:
     """forward lowered, with the residuals that were chosen, or the user's own."""
     if chosen is not None:
-        return cheaper(chosen.program.forward)
+        return optimize(chosen.program.forward)
     return graph_of(spec.captured.forward.trace, f"{spec.captured.name}_forward")

@@ -87,7 +87,7 @@ class BoundSizes(dict[sympy.Symbol, int]):
 
 
 def sizes_key(sizes: Sizes) -> tuple[int, ...]:
-    """What launches are remembered by."""
+    """The key that launches are remembered by."""
     return sizes.key if isinstance(sizes, BoundSizes) else tuple(sizes.values())
 
 

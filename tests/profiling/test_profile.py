@@ -22,7 +22,7 @@ from fusegrad.codegen import TARGETS, Kernel, Pointer, Ref
 from fusegrad.ir.passes.fuse import Group
 from fusegrad.runtime.execution import targets
 from fusegrad.runtime.kernels import launch
-from fusegrad.runtime.kernels.launch_metadata import counts
+from fusegrad.runtime.kernels.launch_metadata import launch_cost
 from fusegrad.runtime.profile.devices import DEVICES, MULTIPROCESSORS, UnknownDeviceError
 from fusegrad.runtime.profile.measure import peak_bytes, summary, times_of
 from fusegrad.runtime.profile.profile import Profile
@@ -223,7 +223,7 @@ def test_triton_s_profiler_is_told_bytes_and_operations(monkeypatch: pytest.Monk
 )
 def test_operations_are_told_by_the_width_of_their_floats(source, dtype, width) -> None:
     kernel = Kernel("k", source, (Pointer("x_ptr", Ref("input", 0), dtype),), {}, 1, 4, operations=7)
-    assert counts(kernel, {}) == {"bytes": 0, "flops": 7, f"flops{width}": 7}
+    assert launch_cost(kernel, {}) == {"bytes": 0, "flops": 7, f"flops{width}": 7}
 
 
 def test_files(found: Profile, tmp_path: Path) -> None:

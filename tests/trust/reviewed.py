@@ -51,7 +51,7 @@ REVIEWED: dict[str, str] = {
         "runtime/execution/aten/reference.py:_apart",
         "runtime/execution/aten/reference.py:_broadcast",
         "runtime/execution/aten/reference.py:_low.<locals>.<lambda>",
-        "runtime/execution/aten/reference.py:_written",
+        "runtime/execution/aten/reference.py:_memory_written",
         "runtime/execution/aten/reference.py:call_node",
         "runtime/values/sizes.py:evaluate",
         "runtime/execution/aten/reference.py:order_of",

@@ -85,12 +85,12 @@ def _extreme(of: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         if all(x.shape[a] for a in node["axes"]):
             return of(x, node["axes"]) if node["axes"] else x
         left = [n for a, n in enumerate(x.shape) if a not in node["axes"]]
-        return x.new_full(left, _of_nothing(x.dtype, of is torch.amax))
+        return x.new_full(left, _identity_of(x.dtype, of is torch.amax))
 
     return run
 
 
-def _of_nothing(dtype: torch.dtype, largest: bool) -> float:
+def _identity_of(dtype: torch.dtype, largest: bool) -> float:
     """torch has no such number, but `any` and `all` do."""
     if dtype.is_floating_point:
         return -math.inf if largest else math.inf
@@ -240,7 +240,7 @@ table: dict[str, Callable[..., Any]] = {
 
 # ---------------------------------------------------------------------------------------------- a whole graph
 class Order:
-    """The nodes of a graph in order, each with the ids of the values that nobody reads after it."""
+    """The nodes of a graph in order, each with the ids of the values that no node reads after it."""
 
     def __init__(self, graph: Graph) -> None:
         self.steps: list[tuple[Value, tuple[int, ...], tuple[int, ...]]] = []
@@ -279,10 +279,10 @@ def run(
         for unread in dead:
             del known[unread]
     outputs = [None if o is None else known[o.id] for o in graph.outputs]
-    return _written(outputs, {inputs[i]: known[v.id] for i, v in graph.mutations.items()})
+    return _memory_written(outputs, {inputs[i]: known[v.id] for i, v in graph.mutations.items()})
 
 
-def _written(
+def _memory_written(
     outputs: list[torch.Tensor | None], writes: Mapping[torch.Tensor, torch.Tensor]
 ) -> list[torch.Tensor | None]:
     """Write the new values into the mutated inputs; an output or new value that shares their memory is copied first."""

@@ -147,6 +147,7 @@ Content = bytes | Damage
 
 def read_bundle(path: Any) -> tuple[dict[str, Any], dict[str, bytes], list[str]]:
     """(manifest, files that are what the manifest says, binaries that are damaged or missing). Raises BundleError."""
+    # The manifest first: what it does not list is refused before anything else is looked at.
     place = Path(path)
     read = _from_directory if place.is_dir() else _from_zip
     contents = read(place)
@@ -157,6 +158,7 @@ def read_bundle(path: Any) -> tuple[dict[str, Any], dict[str, bytes], list[str]]
     table = _table(manifest, path)
     for extra in sorted(set(contents) - set(table)):
         raise bundle_error(path, extra, "the manifest does not list it")
+    # Damage to binaries alone is no reason to refuse: these can be made again.
     faults = {name: reason for name, said in table.items() if (reason := _fault(contents.get(name), said)) is not None}
     for name in sorted(n for n in faults if not n.endswith(BINARIES)):
         raise bundle_error(path, name, faults[name])
@@ -319,6 +321,7 @@ def write_directory(path: Path, files: Mapping[str, bytes], mark: str = MANIFEST
         raise bundle_error(
             path, path.name, "it exists, and is nothing that an export wrote", "give a path that is free."
         )
+    # Whole in a neighbour, then put in place by renames: a reader sees the old directory or the new one.
     staging = Path(tempfile.mkdtemp(dir=path.absolute().parent, prefix=f".{path.name}."))
     try:
         for name, content in files.items():

@@ -97,6 +97,7 @@ class BundleInterpreter:
     # ------------------------------------------------------------------ forward
     def forward(self, args: Sequence[Any]) -> Result:
         """Raises BundleCallError where the arguments are not like those of the export."""
+        # Kinds before sizes: a size can only be read off a tensor of the exported rank.
         self._require_kinds(args)
         inputs = [args[i] for i in self.slots]
         number = self._number(inputs)
@@ -107,10 +108,12 @@ class BundleInterpreter:
             results, writes = run(graph, inputs, sizes)
         for index, value in writes.items():
             inputs[index].copy_(value)
+        # Hidden results keep their memory, unless an output is part of one: then its strides have to be eager's.
         visible = variant.tensor_outputs
         hidden = results[len(visible) :]
-        if any(o.kind == "part of hidden" for o in visible):  # seen through strides of its own
+        if any(o.kind == "part of hidden" for o in visible):
             hidden = self._own_memory(graph, results, sizes, set(), range(len(visible), len(results)))
+        # Outputs last: none may share memory with an argument or with another output.
         memory = {memory_of(t) for t in inputs}
         own = self._own_memory(graph, results, sizes, memory, range(len(visible)))
         outputs = _visible_outputs(visible, own, inputs, hidden, sizes)
@@ -215,11 +218,11 @@ class BundleInterpreter:
         graph, memory = self.graphs[entry.graph], {memory_of(t) for t in inputs}
         with no_autocast():
             results, _ = run(graph, inputs, sizes)
-        results_here = [r if r is None else laid_out(r, [exact(n, sizes) for n in s or ()], memory)
+        by_argument = [r if r is None else laid_out(r, [exact(n, sizes) for n in s or ()], memory)
                  for r, s in zip(results, graph.output_strides, strict=True)]  # fmt: skip
         for argument, output in entry.passed:
-            results_here[argument] = gradients[output]
-        return tuple(results_here)
+            by_argument[argument] = gradients[output]
+        return tuple(by_argument)
 
     def _entry(self, variant: Variant, present: Sequence[bool]) -> Entry:
         """The backward for these gradients. Zeros for an output that never moves are not asked for."""

@@ -23,7 +23,7 @@ from ...cache.entry_files import versions
 from ...persistence.literals import NoLiteral
 from ...report.explain import compiler_of
 from ...specialize.compiled import Compiled
-from ...values.tensor_specs import differentiable, stand_in
+from ...values.tensor_specs import fake_argument, with_gradients_asked
 from ..gather.gathered import apart, refused
 from .archive import canonical, sha256
 from .contents import FLAGS, Argument, Function, Variant
@@ -56,7 +56,7 @@ def capture_bundle(target_class: Any, args: Sequence[Any]) -> CapturedBundle:
     complete = compiler.complete(tuple(args))
     if len(complete) != (len(compiler.parameters()) if compiler.setup_style else len(args)):
         raise apart(compiler, "it takes tensors inside a container; make them arguments")
-    stand_ins = differentiable([stand_in(a) for a in complete])
+    stand_ins = with_gradients_asked([fake_argument(a) for a in complete])
     try:
         graphs = GraphFiles(compiler)
         return CapturedBundle(_function(compiler, stand_ins, graphs), graphs.files)

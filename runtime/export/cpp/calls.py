@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from string import ascii_lowercase
 from typing import Any
 
 import sympy
@@ -12,7 +11,7 @@ from ....ir import Value
 from ....ir.prims import COMPARE, PREDICATES, Arg
 from ....ir.types import FLOATS
 from ...execution.aten.reference import find_op
-from ..python.calls import Call, TextRule, in_front, rule_of
+from ..python.calls import Call, TextRule, broadcast, einsum_letters, in_front, matrices, rule_of
 
 _ATEN = {"max": "maximum", "min": "minimum", "rem": "remainder", "shl": "bitwise_left_shift",
          "shr": "bitwise_right_shift", "conj": "conj_physical"}  # fmt: skip
@@ -78,14 +77,6 @@ def literal(value: Any) -> str:
     return repr(float(value))
 
 
-def _broadcast(call: Call) -> str:
-    (x,), (source,) = call.operands, call.value.args
-    aligned: list[Any] = [1] * len(call.value.shape)
-    for axis, size in zip(call.value.params["axes"], source.shape, strict=True):
-        aligned[axis] = size
-    return f"{x}.reshape({call.expressions.tuple(aligned)}).expand({call.sizes('shape')})"
-
-
 def _slice(call: Call) -> str:
     params, text = call.value.params, call.expressions.text
     sliced = call.operands[0]
@@ -107,14 +98,9 @@ def _pad(call: Call) -> str | None:
 
 
 def _dot(call: Call) -> str:
-    axes = [tuple(call.value.params[k]) for k in ("x_axes", "y_axes", "out_axes")]
-    x, y = call.operands
-    if all(len(a) == 2 for a in axes) and axes[2][0] in axes[0] and axes[2][1] in axes[1]:
-        (row, column), inner = axes[2], next(a for a in axes[0] if a != axes[2][0])
-        left, right = (x if axes[0] == (row, inner) else f"{x}.t()"), (y if axes[1] == (inner, column) else f"{y}.t()")
-        return f"at::matmul({left}, {right})"
-    letters = ["".join(ascii_lowercase[i] for i in call.value.params[k]) for k in ("x_axes", "y_axes", "out_axes")]
-    return f'at::einsum("{letters[0]},{letters[1]}->{letters[2]}", {{{", ".join(call.operands)}}})'
+    if (pair := matrices(call, ".t()")) is not None:
+        return f"at::matmul({', '.join(pair)})"
+    return f'at::einsum("{einsum_letters(call)}", {{{", ".join(call.operands)}}})'
 
 
 def _reduction(call: Call) -> str:
@@ -233,7 +219,7 @@ RULES: dict[str, TextRule] = {
     "cast": lambda call: f"{call.operands[0]}.to({kind(call.value.dtype)})",
     "full": _full,
     "iota": lambda call: f"at::arange({call.number('size')}, {options(call.value.dtype, call.device)})",
-    "broadcast": _broadcast,
+    "broadcast": broadcast,
     "reshape": lambda call: f"{call.operands[0]}.reshape({call.sizes('shape')})",
     "permute": lambda call: f"{call.operands[0]}.permute({_braced(call.value.params['perm'])})",
     "flip": lambda call: f"{call.operands[0]}.flip({_braced(call.value.params['axes'])})",

@@ -62,7 +62,8 @@ def _elementwise(call: Call) -> str:
     return f"{_TORCH.get(prim, f'torch.{prim}')}({', '.join(call.operands)}).to({call.dtype})"
 
 
-def _broadcast(call: Call) -> str:
+def broadcast(call: Call) -> str:
+    """In both languages: ones for the axes that are not the operand's, then expanded."""
     (x,), (source,) = call.operands, call.value.args
     aligned: list[Any] = [1] * len(call.value.shape)
     for axis, size in zip(call.value.params["axes"], source.shape, strict=True):
@@ -82,15 +83,28 @@ def _span(call: Call, start: Any, stop: Any, step: Any, size: Any) -> str:
     return f"{first}:{last}" if step == 1 else f"{first}:{last}:{text(step)}"
 
 
+def matrices(call: Call, transposed: str) -> tuple[str, str] | None:
+    """The operands of a dot as two matrices, each as it is or transposed; None where it is no product of matrices."""
+    (x, y), (xs, ys, out) = call.operands, _dot_axes(call)
+    if not (len(xs) == len(ys) == len(out) == 2 and out[0] in xs and out[1] in ys):
+        return None
+    return x if xs[0] == out[0] else f"{x}{transposed}", y if ys[1] == out[1] else f"{y}{transposed}"
+
+
+def einsum_letters(call: Call) -> str:
+    """ "ab,bc->ac" """
+    x, y, out = ("".join(ascii_lowercase[i] for i in axes) for axes in _dot_axes(call))
+    return f"{x},{y}->{out}"
+
+
+def _dot_axes(call: Call) -> list[tuple[int, ...]]:
+    return [tuple(call.value.params[k]) for k in ("x_axes", "y_axes", "out_axes")]
+
+
 def _dot(call: Call) -> str:
-    axes = [tuple(call.value.params[k]) for k in ("x_axes", "y_axes", "out_axes")]
-    x, y = call.operands
-    if all(len(a) == 2 for a in axes) and axes[2][0] in axes[0] and axes[2][1] in axes[1]:
-        (row, column), inner = axes[2], next(a for a in axes[0] if a != axes[2][0])
-        left = x if axes[0] == (row, inner) else f"{x}.T"
-        return f"{left} @ {y if axes[1] == (inner, column) else f'{y}.T'}"
-    letters = ["".join(ascii_lowercase[i] for i in a) for a in axes]
-    return f'torch.einsum("{letters[0]},{letters[1]}->{letters[2]}", {x}, {y})'
+    if (pair := matrices(call, ".T")) is not None:
+        return " @ ".join(pair)
+    return f'torch.einsum("{einsum_letters(call)}", {", ".join(call.operands)})'
 
 
 def _reduction(call: Call) -> str:
@@ -191,7 +205,7 @@ RULES: dict[str, TextRule] = {
         f"torch.full({call.sizes('shape')}, {call.number('value')}, dtype={call.dtype}, device={call.device})"
     ),
     "iota": lambda call: f"torch.arange({call.number('size')}, dtype={call.dtype}, device={call.device})",
-    "broadcast": _broadcast,
+    "broadcast": broadcast,
     "reshape": lambda call: f"{call.operands[0]}.reshape({call.sizes('shape')})",
     "permute": lambda call: f"{call.operands[0]}.permute({tuple(call.value.params['perm'])!r})",
     "flip": lambda call: f"{call.operands[0]}.flip({tuple(call.value.params['axes'])!r})",

@@ -24,7 +24,7 @@ from ....ir.types import Size, contiguous_strides, distinct, product
 from ....tracer.capture.capture import settled
 from ....tracer.trace import Trace
 from ...execution.executable import Executable, Run, through_torch
-from ...execution.pipeline import cheaper, graph_of
+from ...execution.pipeline import graph_of, optimize
 from ...settings.config import KERNEL_BACKENDS
 from ...values.sizes import Binder, BoundSizes
 from .op_rules import OP_RULES
@@ -137,7 +137,7 @@ def over_lanes(
     if graph is None:
         return None
     axes = list(layout.axes)
-    return Lowered(lane.trace, cheaper(graph), axes, sources, name, backend, lane.depth + 1, lane.tells)
+    return Lowered(lane.trace, optimize(graph), axes, sources, name, backend, lane.depth + 1, lane.tells)
 
 
 def _step(lane: Lowered, value: int) -> sympy.Symbol:

@@ -257,7 +257,7 @@ class Pool:
 
     @contextmanager
     def waited_for(self) -> Iterator[None]:
-        """Within the block a thread waits for results; where it is not to wait any more, nobody is left who would."""
+        """Within the block a thread waits for results; where it is not to wait any more, no thread is left to."""
         self.waiting.append(threading.current_thread())
         try:
             yield

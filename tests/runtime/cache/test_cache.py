@@ -242,12 +242,12 @@ def test_whichever_call_fails_it_costs_speed_only(error: int, tmp_path: Path) ->
             warnings.simplefilter("always")
             store = Cache(root)
             assert store.get(known) in (FILES, None)
-            assert store.made(KEY, lambda: FILES) == FILES
+            assert store.get_or_make(KEY, lambda: FILES) == FILES
             store.put(more, FILES)
             store.sweep()
             store.drop(key_of("nothing"))
         assert len(told) <= 1
-        assert store.get(more) == FILES == store.made(KEY, lambda: FILES)
+        assert store.get(more) == FILES == store.get_or_make(KEY, lambda: FILES)
         after = Cache(root)
         assert after.get(known) in ((FILES,) if error == errno.EMFILE else (FILES, None)), "destroyed for nothing"
         after.put(known, FILES)
@@ -313,14 +313,14 @@ def test_wherever_it_is_and_whatever_the_umask(place: str, umask: int, tmp_path:
 def test_too_long_a_path_costs_speed_only(tmp_path: Path) -> None:
     store = Cache(tmp_path / ("x" * 400))
     with pytest.warns(RuntimeWarning, match="File name too long"):
-        assert store.made(KEY, lambda: FILES) == FILES
+        assert store.get_or_make(KEY, lambda: FILES) == FILES
 
 
 def test_deleted_while_it_is_used(store: Cache, tmp_path: Path) -> None:
     store.put(KEY, FILES)
     shutil.rmtree(tmp_path / "cache")
     assert store.get(KEY) is None
-    assert store.made(KEY, lambda: FILES) == FILES and Cache(tmp_path / "cache").get(KEY) == FILES
+    assert store.get_or_make(KEY, lambda: FILES) == FILES and Cache(tmp_path / "cache").get(KEY) == FILES
 
 
 def test_folders_around_it_are_made_private(tmp_path: Path) -> None:
@@ -371,7 +371,7 @@ def test_folders_of_another_user_are_left_alone(store: Cache, tmp_path: Path) ->
     store.put(KEY, FILES)
     os.chown(tmp_path / "cache" / "v1", 12345, 12345)
     with pytest.warns(RuntimeWarning, match="in memory only"):
-        assert Cache(tmp_path / "cache").made(KEY, lambda: FILES) == FILES
+        assert Cache(tmp_path / "cache").get_or_make(KEY, lambda: FILES) == FILES
     assert entry(store).is_dir()
 
 
@@ -544,7 +544,7 @@ def test_made_is_made_once_by_many_threads(store: Cache) -> None:
         time.sleep(0.02)
         return FILES
 
-    threads = [threading.Thread(target=lambda: found.append(store.made(KEY, make))) for _ in range(16)]
+    threads = [threading.Thread(target=lambda: found.append(store.get_or_make(KEY, make))) for _ in range(16)]
     for thread in threads:
         thread.start()
     for thread in threads:

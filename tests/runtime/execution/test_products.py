@@ -72,7 +72,7 @@ def test_the_clock_may_prefer_the_library(
     stub = lambda kernel, *rest: lambda arguments, grid: seen.append(kernel.name)  # noqa: E731
     monkeypatch.setattr(launch, "launcher", stub)
     monkeypatch.setattr(targets, "target_for", lambda backend, device: TARGETS["cuda:90"])
-    monkeypatch.setattr(tune, "events", Clock(*times))
+    monkeypatch.setattr(tune, "time_by_events", Clock(*times))
     given = [torch.ones(2, 32, 64), torch.ones(2, 32, 64), torch.ones(32, 32)]
     fast: Any = fusegrad.compile(Scores, backend="triton")
     with fusegrad.config.patch(tune=True, check=False), tune.recording() as trials:

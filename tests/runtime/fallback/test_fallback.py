@@ -103,7 +103,7 @@ PLACES = {
     "the launch": (Executable, "__call__"),
     "sizes": (CapturedFunction, "sizes"),
     "backward": (backward, "run_backward"),
-    "the written entry": (written, "tensors_alike"),
+    "the written entry": (written, "guard_tensors"),
 }
 
 

@@ -13,7 +13,7 @@ from triton.runtime.errors import OutOfResources
 import fusegrad
 from fusegrad.runtime.execution.aten import reference
 from fusegrad.runtime.kernels import launch
-from fusegrad.runtime.kernels.launch_errors import refusal
+from fusegrad.runtime.kernels.launch_errors import launch_failure
 
 Tensor = torch.Tensor
 SHAPE = 3, 9000
@@ -178,5 +178,5 @@ def test_an_error_that_may_have_written_something_is_not_gone_round(device: Devi
     ],
 )
 def test_what_an_error_lacks(error: Exception, lacks: str | None) -> None:
-    found = refusal(error)
+    found = launch_failure(error)
     assert (found.lacks if found else None) == lacks

@@ -93,7 +93,7 @@ def called(calls: int) -> None:
 
 def test_the_fastest_serves_from_the_first_call_on(launched: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(3.0, 1.0, 2.0)
-    monkeypatch.setattr(tune, "events", clock)
+    monkeypatch.setattr(tune, "time_by_events", clock)
     with fusegrad.config.patch(tune=True):
         called(6)
     trials, served = launched[:3], launched[3:]
@@ -102,14 +102,14 @@ def test_the_fastest_serves_from_the_first_call_on(launched: list[int], monkeypa
 
 def test_nothing_is_timed_unless_asked_for(launched: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(3.0, 1.0, 2.0)
-    monkeypatch.setattr(tune, "events", clock)
+    monkeypatch.setattr(tune, "time_by_events", clock)
     called(2)
     assert len(launched) == 2 and clock.asked == 0
 
 
 def test_a_function_is_tuned_in_both_directions(launched: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(3.0, 1.0, 2.0)
-    monkeypatch.setattr(tune, "events", clock)
+    monkeypatch.setattr(tune, "time_by_events", clock)
     monkeypatch.setattr(tuning, "_gpu", lambda: "a GPU")
     fast = fusegrad.compile(RMSNorm, backend="triton")
     found = tuning.tune_function(fast, "f32[64,4096]", "f32[4096]", 1e-6)

@@ -39,10 +39,10 @@ def broken(*_: Any, **__: Any) -> Any:
 
 
 PLACES: dict[str, tuple[Any, str]] = {
-    "a pass": (pipeline, "cheaper"),
+    "a pass": (pipeline, "optimize"),
     "the generator": (kernel_plan, "generate"),
     "the choice of residuals": (residuals, "_chosen"),
-    "a backward on other residuals": (residuals, "cheaper"),
+    "a backward on other residuals": (residuals, "optimize"),
     "a derived backward on them": (residuals.ChosenForDerived, "backward_graph"),
 }
 
