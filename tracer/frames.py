@@ -28,8 +28,8 @@ def user_frame() -> types.FrameType | None:
 
 
 def is_user_file(filename: str) -> bool:
-    """Whether a file is neither torch's, nor one of this package's rooms, nor a frozen module."""
-    return not filename.startswith((TORCH, *_FOLDERS, "<frozen"))
+    """Whether a file is neither torch's, nor of this package (its rooms, generated text), nor a frozen module."""
+    return not filename.startswith((TORCH, *_FOLDERS, "<frozen", "<fusegrad"))
 
 
 def where_raised(error: BaseException) -> str:

@@ -44,6 +44,7 @@ def make_node(
 
     forward: in place of the one that serves any sizes.
     """
+    captured = spec.captured
     forward, cls = forward or _forward(spec, backend, chosen, own_backward), compiler.cls
     method = backward_method(cls)
     if method is not None and is_once_differentiable(method):
@@ -51,11 +52,11 @@ def make_node(
     if own_backward and method is not None:
         return node_class(cls, (Function,), _body(cls, forward, shown(_of_the_present(cls))))
     body = _body(cls, forward, _backward(compiler, spec, backend, chosen, method))
-    node = node_class(cls, (Function,), body, showing(spec.captured))
-    if not spec.captured.forward.tensor_attributes:
+    node = node_class(cls, (Function,), body, showing(captured))
+    if not captured.forward.tensor_attributes:
         node._backward_cls._fusegrad_tensors = ()  # for all of them, in place of a slot of each
     if chosen is not None and saved_tensors_can_be_told_apart:
-        users = len(spec.captured.forward.saved)
+        users = len(captured.forward.saved)
         node._backward_cls.saved_tensors = property(
             lambda ctx: tuple(chosen.originals(saved_tensors_of(ctx), ctx)[:users])
         )

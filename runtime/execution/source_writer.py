@@ -79,7 +79,7 @@ class SourceWriter:
     def function(self, name: str, parameters: Sequence[str]) -> Callable[..., Any]:
         """Compile the lines as the body of a function."""
         text = "\n".join([f"def {name}({', '.join(parameters)}):", *self.lines, ""])
-        scope = dict(self.bound)
+        scope = {"__name__": __name__, **self.bound}  # so that a search for the user's frame passes it by
         exec(_compiled(text), scope)  # names of our own and fixed phrases: no part of it is input
         return scope[name]  # type: ignore[no-any-return]
 

@@ -33,14 +33,16 @@ from ...tracer.torch_private import (
 )
 from ..autograd.node import make_node, write_context
 from ..capture.guards import unasked
-from ..capture.views import is_as_strided, view_like, view_of, with_aliases
+from ..capture.outputs import is_as_strided, rebuild_output, view_like, view_of, with_aliases
 from ..execution.source_writer import SourceWriter, row
 from ..fallback.answer import Fault, backward_failed, is_fault, users_backward
 from ..fallback.effects import careful
 from ..settings.config import KERNEL_BACKENDS
 from ..specialize.backward import run_backward
+from ..specialize.compiled_backward import BackwardCall
 from ..specialize.residuals import Chosen
-from ..specialize.specialization import Specialization, gradient_kind, in_a_class
+from ..specialize.specialization import Specialization
+from ..values.gradient_layouts import gradient_kind, in_a_class
 from ..values.sizes import BoundSizes
 from .argument_forms import MISS, formed, inside
 from .guard_codegen import (
@@ -75,14 +77,15 @@ def write_entry(
 
     key: of the node that serves them. given: the arguments with defaults filled in.
     """
-    if spec.opaque or spec.unversioned or function_modes():
+    captured = spec.captured
+    if captured.opaque or captured.unversioned or function_modes():
         return None
     text, call = SourceWriter(), EntryCall(compiler, spec, key, given)
     asked = [f"a{i}" for i in range(len(args))]
-    names = call.with_contents([*asked, *(text.constant(a, "default") for a in given[len(args) : spec.count])])
-    if not spec.slots or names is None:
+    names = call.with_contents([*asked, *(text.constant(a, "default") for a in given[len(args) : captured.count])])
+    if not captured.slots or names is None:
         return None
-    alike = guard_tensors(text, _tensors(names, given), spec.reads)
+    alike = guard_tensors(text, _tensors(names, given), captured.reads)
     if alike is None:
         return None
     conditions = [*call.formed(text, names), *alike, *call.conditions(text, names), *guard_state(text)]
@@ -128,19 +131,20 @@ class EntryCall:
     """The facts of a call while its text is written: its arguments, what serves it, what is kept for backward."""
 
     def __init__(self, compiler: Compiled, spec: Specialization, key: Any, given: Sequence[Any]) -> None:
+        captured = spec.captured
         self.compiler, self.spec, self.key, self.given = compiler, spec, key, given
         self.backend, self.observed, self.own = key
-        self.sizes = spec.sizes(given)
+        self.sizes = captured.sizes(given)
         self.chosen = compiler.chosen(spec, key, self.sizes)
         if self.chosen is None:
-            self.executable, self.saved = spec.executable(self.backend), spec.forward.saved
+            self.executable, self.saved = spec.executable(self.backend), captured.forward.saved
         else:
             self.executable, self.saved = spec.chosen_executable(self.backend, self.chosen), self.chosen.places
-        self.needs_node = torch.is_grad_enabled() and any(spec.forward.needs_input_grad)
+        self.needs_node = torch.is_grad_enabled() and any(captured.forward.needs_input_grad)
 
     def with_contents(self, names: Sequence[str]) -> list[str] | None:
         """The names of the user's arguments, then those of the tensors in their containers; None where one has none."""
-        count, held = self.spec.count, dict[int, str]()
+        count, held = self.spec.captured.count, dict[int, str]()
         for name, value in zip(names, self.given[:count], strict=True):
             if not isinstance(value, Tensor):
                 if (found := inside(name, value)) is None:
@@ -150,57 +154,59 @@ class EntryCall:
 
     def formed(self, text: SourceWriter, names: Sequence[str]) -> Iterator[str]:
         """Guard what is no tensor: values are what they were, containers by their form."""
-        for name, value in zip(names, self.given[: self.spec.count], strict=False):
+        for name, value in zip(names, self.given[: self.spec.captured.count], strict=False):
             if not isinstance(value, Tensor) and not (name.startswith("default") and isinstance(value, ATOMS)):
                 yield from formed(text, name, value, ARGUMENT_DEPTH)
 
     def conditions(self, text: SourceWriter, names: Sequence[str]) -> Iterator[str]:
         """Guard what is read outside, the methods; and whether hooks pack saved tensors, where it matters."""
-        yield from guard_reads(text, self.spec.reads)
+        captured = self.spec.captured
+        yield from guard_reads(text, captured.reads)
         yield from guard_methods(text, self.compiler.user_class)
-        yield from guard_custom_attributes(text, [names[i] for i in self.spec.slots], self.spec.reads.asked)
+        yield from guard_custom_attributes(text, [names[i] for i in captured.slots], captured.reads.asked)
         if self.observed or self.chosen is not None:
             yield f"{'' if self.observed else 'not '}{text.constant(hooks_are_active, 'hooks')}()"
         if not self.own:
             yield f"not {text.constant(self.spec, 'spec')}.backward_failed"
-        if any(self.spec.forward.needs_input_grad):
+        if any(captured.forward.needs_input_grad):
             yield f"{text.constant(torch.is_grad_enabled, 'grad_mode')}() is {torch.is_grad_enabled()}"
-        if self.spec.writes_inputs:
+        if captured.writes_inputs:
             yield f"not {text.constant(share_memory, 'share_memory')}(({row(names)}))"
 
     # ------------------------------------------------------------------ forward
     def write_result(self, text: SourceWriter, names: Sequence[str], asked: int) -> None:
         """The last lines: through a node of autograd, or straight where it would have nothing to follow."""
-        spec = self.spec
-        marks = spec.writes_inputs or spec.skip or spec.forward.tensor_attributes or spec.draws
+        spec, captured = self.spec, self.spec.captured
+        marks = captured.writes_inputs or captured.skip or captured.forward.tensor_attributes or captured.draws
         if self.needs_node or marks or self._is_recorded():
-            text.add(f"return {text.constant(self._node(), 'node')}(*args, {row(names[asked : spec.count])})")
+            text.add(f"return {text.constant(self._node(), 'node')}(*args, {row(names[asked : spec.captured.count])})")
             return
         outputs, hidden = self._write_forward(text, names)
         text.add(f"return {self._returned(text, names, outputs, hidden)}")
 
     def _is_recorded(self) -> bool:
         """Whether autograd would follow what is read from outside; within a node it does not."""
-        return torch.is_grad_enabled() and any(r.get().requires_grad for r in self.spec.lifted if r is not None)
+        lifted = self.spec.captured.lifted
+        return torch.is_grad_enabled() and any(r.get().requires_grad for r in lifted if r is not None)
 
     def _write_forward(self, text: SourceWriter, names: Sequence[str]) -> tuple[list[str], list[str]]:
         """The user's tensor outputs and the hidden ones, as names."""
         spec = self.spec
-        inputs = [(names[i], self.given[i]) for i in spec.slots]
+        inputs = [(names[i], self.given[i]) for i in spec.captured.slots]
         with _as_captured(text, spec):
-            present = [r for r in spec.lifted if r is not None]
+            present = [r for r in spec.captured.lifted if r is not None]
             lifted = [(text.let("lifted", read_expression(text, r)), r.get()) for r in present]
             results = write_run(text, self.executable, inputs, lifted, self.sizes)
-            n = len(spec.forward.tensor_outputs)
+            n = len(spec.captured.forward.tensor_outputs)
             outputs, hidden = results[:n], results[n:]
-            if spec.skip:
+            if spec.captured.skip:
                 view = partial(self._write_alias, text)
-                outputs = with_aliases(spec.forward, outputs, [n for n, _ in inputs], hidden, view)
+                outputs = with_aliases(spec.captured.forward, outputs, [n for n, _ in inputs], hidden, view)
         return self._write_inner_views(text, outputs), hidden
 
     def _write_inner_views(self, text: SourceWriter, outputs: Sequence[str]) -> list[str]:
         """As autograd has them: an output of a kernel that is a view of a value in between."""
-        views = self.spec.inner_views if self.executable.backend in KERNEL_BACKENDS else ()
+        views = self.spec.captured.inner_views if self.executable.backend in KERNEL_BACKENDS else ()
         return [text.let("view", f"{o}.view_as({o})") if i in views else o for i, o in enumerate(outputs)]
 
     def _write_alias(self, text: SourceWriter, fake: Tensor, base: str, like: Tensor, tracked: bool) -> str:
@@ -209,29 +215,29 @@ class EntryCall:
 
     def _returned(self, text: SourceWriter, names: Sequence[str], outputs: Sequence[str], hidden: Sequence[str]) -> str:
         """The expression of what the user gets."""
-        captured = self.spec.forward
+        captured = self.spec.captured.forward
         objects = [rebind(o.value, self.sizes) for o in captured.outputs if o.kind == "object"]
         if not all(type(value) in ATOMS or isinstance(value, Unchanging) for value in objects):
-            inputs, sizes = [names[i] for i in self.spec.slots], text.constant(self.sizes, "sizes")
+            inputs, sizes = [names[i] for i in self.spec.captured.slots], text.constant(self.sizes, "sizes")
             given = ", ".join(f"({row(part)})" for part in (outputs, inputs, hidden))
-            return f"{text.constant(self.spec.returned, 'returned')}({given}, {sizes})"
+            return f"{text.constant(partial(rebuild_output, self.spec.captured), 'returned')}({given}, {sizes})"
         tensors, plain = iter(outputs), iter(objects)
         parts = [text.constant(next(plain)) if o.kind == "object" else next(tensors) for o in captured.outputs]
         return f"({row(parts)})" if captured.is_tuple else parts[0]
 
     def _node(self) -> Callable[..., Any]:
         """`apply` of a generated Function of this call's own."""
-        text, own = SourceWriter(), [f"a{i}" for i in range(self.spec.count)]
+        text, own = SourceWriter(), [f"a{i}" for i in range(self.spec.captured.count)]
         names = self.with_contents(own) or own
         outputs, hidden = self._write_forward(text, names)
-        pools = {"input": [names[i] for i in self.spec.slots], "output": outputs, "hidden": hidden}
+        pools = {"input": [names[i] for i in self.spec.captured.slots], "output": outputs, "hidden": hidden}
         sizes, arguments = text.constant(self.sizes, "sizes"), f"({row(own)})"
         write_context(text, self.spec, self.saved, self.own, lambda p: pools[p.kind][p.index], sizes, arguments)
         text.add(f"return {self._returned(text, names, outputs, hidden)}")
         forward = text.function("forward", ("ctx", *own))
         node = make_node(self.compiler, self.spec, self.backend, self.chosen, self.own, forward)
         self._as_one_of_its_kind(node._backward_cls)
-        return careful(direct_apply(node), self.spec)
+        return careful(direct_apply(node), self.spec.captured)
 
     def _as_one_of_its_kind(self, backward: Any) -> None:
         """Give its nodes the identity of the shared Function's: compiled autograd does not tell them apart."""
@@ -251,7 +257,7 @@ class EntryCall:
 @contextmanager
 def _as_captured(text: SourceWriter, spec: Specialization) -> Iterator[None]:
     """Casts are part of the captured graph: within, autocast must not add its own."""
-    if not spec.under_autocast:
+    if not spec.captured.under_autocast:
         yield
         return
     with text.block(f"with {text.constant(no_autocast, 'no_autocast')}():"):
@@ -293,7 +299,7 @@ def _write_backward(
 ) -> Callable[..., Any] | None:
     """`apply` of a node for residuals and gradients like these; whatever does not fit is left to `otherwise`."""
     spec, sizes = call.spec, call.sizes
-    entry = next(iter(spec.other_entries(tuple(map(gradient_kind, gradients)))), None)
+    entry = next(iter(spec.backward.other_entries(tuple(map(gradient_kind, gradients)))), None)
     if entry is None or entry.opaque or entry.unversioned or entry.draws or not entry.admits(sizes):
         return None
     executable = entry.executables.get(call.backend if call.chosen is None else f"{call.backend} chosen")
@@ -301,7 +307,7 @@ def _write_backward(
         return None
     text = SourceWriter()
     given, kept = [f"g{i}" for i in range(len(gradients))], [f"r{i}" for i in range(len(residuals))]
-    alike = guard_tensors(text, _tensors(given, gradients), spec.reads, tracked=False)
+    alike = guard_tensors(text, _tensors(given, gradients), spec.captured.reads, tracked=False)
     present = _tensors(kept, residuals)
     kept_alike = guard_tensors(text, present, tracked=False) if present else []
     if alike is None or kept_alike is None:
@@ -311,18 +317,18 @@ def _write_backward(
     untouched = f"not {text.constant(dict_of_context, 'attributes')}(ctx)"
     off = f"not {text.constant(torch.is_grad_enabled, 'grad_mode')}()"
     plain = WITHOUT_TANGENTS[0].format(text.constant(WITHOUT_TANGENTS[1], "forward_ad"))
-    outside = [*guard_reads(text, spec.reads), *guard_methods(text, spec.cls, DERIVATIVES)]
+    outside = [*guard_reads(text, spec.captured.reads), *guard_methods(text, spec.captured.cls, DERIVATIVES)]
     outside += guard_lasting_state(text)
-    if spec.sharing is not None:
-        outside.append(f"{text.constant(spec.sharing.changed, 'changed')}(ctx._fusegrad_shared) is None")
-    if spec.reads.asked or spec.reads.asks_identity:
-        kept_alike += _guard_backward_tensors(text, spec.reads, kept, given)
+    if spec.captured.sharing is not None:
+        outside.append(f"{text.constant(spec.captured.sharing.changed, 'changed')}(ctx._fusegrad_shared) is None")
+    if spec.captured.reads.asked or spec.captured.reads.asks_identity:
+        kept_alike += _guard_backward_tensors(text, spec.captured.reads, kept, given)
     users = f"return {text.constant(otherwise, 'otherwise')}(ctx, {row(given)})"
     with _write_guarded(text, [off, untouched, plain, *alike, *absent, still, *outside], users):
         _write_unpacked(text, call, kept)
         with text.block("try:"):
             with text.block(f"if {_BREAK.join(kept_alike) or 'True'}:"):
-                numbers = [(text.constant(sizes[s], "size"), sizes[s]) for s in spec.backward_symbols]
+                numbers = [(text.constant(sizes[s], "size"), sizes[s]) for s in spec.captured.backward_symbols]
                 inputs = [*present, *numbers, *_tensors(given, gradients)]
                 _write_gradients(text, call, entry, executable, inputs, given)
             again = text.constant(_General(call), "general")
@@ -385,9 +391,8 @@ class _General:
 
     def __call__(self, ctx: Any, residuals: Sequence[Any], gradients: Sequence[Any]) -> Any:
         call = self.call
-        return run_backward(
-            call.compiler, call.spec, call.backend, residuals, call.sizes, gradients, call.chosen, ctx
-        )
+        run = BackwardCall(call.backend, residuals, call.sizes, gradients, call.chosen, ctx)
+        return run_backward(call.compiler, call.spec, run)
 
 
 def _fault_of(error: Exception) -> Fault:

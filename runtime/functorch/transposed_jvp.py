@@ -20,11 +20,13 @@ from ...ir.transforms.ops import DIFFERENTIABLE, inlined, zeros
 from ...ir.transforms.transpose import transpose
 from ...ir.types import TensorType
 from ...tracer.dtypes import from_torch
+from ..capture.captured import present_residuals
 from ..execution.pipeline import graph_of, optimize
 from .batching.ir_rules import Lowered
 
 if TYPE_CHECKING:
-    from ..specialize.specialization import BackwardEntry, Specialization
+    from ..capture.captured_backward import BackwardEntry
+    from ..specialize.specialization import Specialization
 
 Mask = tuple[bool, ...]
 
@@ -36,20 +38,21 @@ def tangents_of(
 
     None where the graph is not of primitives alone, or leaves out what an argument would contribute.
     """
+    captured = spec.captured
     moving = [i for i, there in enumerate(mask) if there]
     try:
-        backward = graph_of(entry.trace, f"{spec.name}_backward")
+        backward = graph_of(entry.trace, f"{captured.name}_backward")
     except LoweringError:
         return None
-    entry.learn(spec.session.conditions(spec.symbols, entry.since))
-    if not _is_pure(backward) or not all(spec.forward.needs_input_grad[i] for i in moving):
+    entry.learn(captured.session.conditions(captured.symbols, entry.since))
+    if not _is_pure(backward) or not all(captured.forward.needs_input_grad[i] for i in moving):
         return None
     try:
         graph = _pushing(spec, backward, moving)
     except NonLinearError:
         return None
-    first = len(spec.residual_places_present)
-    values = first + len(symbols) + len(spec.forward.tensor_outputs) + len(moving)
+    first = len(present_residuals(captured))
+    values = first + len(symbols) + len(captured.forward.tensor_outputs) + len(moving)
     sources = {s: (first + at, "value", 0) for at, s in enumerate(symbols)}
     return Lowered(entry.trace, optimize(graph), [None] * values, sources, name, backend, tells=False)
 
@@ -60,8 +63,9 @@ def _is_pure(graph: Graph) -> bool:
 
 def _pushing(spec: Specialization, backward: Graph, moving: Sequence[int]) -> Graph:
     """The transposed graph, over the tensors of a tangent unit's arguments, and what the trace took from outside."""
-    first = len(spec.residual_places_present)
-    likes = backward.inputs[first : first + len(spec.forward.tensor_outputs)]
+    captured = spec.captured
+    first = len(present_residuals(captured))
+    likes = backward.inputs[first : first + len(captured.forward.tensor_outputs)]
     linear = [v.params["index"] for v in likes if v.dtype in DIFFERENTIABLE]
     given = {i: backward.outputs[i] for i in moving if backward.outputs[i] is not None}
     backward.returning(list(given.values()))
@@ -69,7 +73,7 @@ def _pushing(spec: Specialization, backward: Graph, moving: Sequence[int]) -> Gr
     out = Graph(f"{backward.name}_transposed")
     residuals = [out.input(v.aval, v.params["name"], v.params["strides"]) for v in backward.inputs[:first]]
     outputs = [out.input(v.aval, f"{v.params['name']}_like") for v in likes]
-    tangents = {i: out.input(type_of(spec, i), f"{spec.names[i]}_dot") for i in moving}
+    tangents = {i: out.input(type_of(spec, i), f"{captured.names[i]}_dot") for i in moving}
     lifted = [_again(out, v) for v in backward.inputs[first + len(likes) :]]
     rest = [o for v, o in zip(likes, outputs, strict=True) if v.dtype not in DIFFERENTIABLE]
     with building(out):
@@ -87,5 +91,5 @@ def _or_zeros(tangent: Value | None, like: Value) -> Value:
 
 def type_of(spec: Specialization, argument: int) -> TensorType:
     """The type of a tangent is that of its argument."""
-    fake: Any = spec.forward.fakes[spec.slots.index(argument)]
+    fake: Any = spec.captured.forward.fakes[spec.captured.slots.index(argument)]
     return TensorType(tuple(n if isinstance(n, int) else n.node.expr for n in fake.shape), from_torch(fake.dtype))

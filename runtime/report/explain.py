@@ -16,20 +16,23 @@ from ...tracer.capture.capture import OpaqueMet, Session
 from ...tracer.methods import backward_method, method_place, uses_setup_context
 from ...tracer.trace import CaptureError
 from ..api import compile as compiled
+from ..capture.captured import hint_of, present_residuals
 from ..capture.guards import is_plain
 from ..dispatch.dispatcher import Dispatcher
 from ..dispatch.pytree import arguments
 from ..execution.executable import Executable
-from ..execution.pipeline import graph_of, optimize
+from ..execution.pipeline import graph_of
 from ..execution.targets import named_target
+from ..fallback.records import OpaqueCall, Record
 from ..functorch.unit import Unit
 from ..settings.config import numerics
 from ..specialize.compiled import Compiled
+from ..specialize.compiled_backward import known_kinds, opaque_hints
 from ..specialize.derived_backward import require_transposable, why_no_backward
 from ..specialize.linearity import NonLinearJvp
-from ..specialize.records import OpaqueCall, Record
-from ..specialize.residuals import Chosen, choose
-from ..specialize.specialization import Specialization, hint_of
+from ..specialize.pipeline import require_equal
+from ..specialize.residuals import Chosen
+from ..specialize.specialization import Specialization, chosen_residuals, forward_graph
 from ..specialize.variants import variants_of
 from ..values.sizes import number
 from ..values.tensor_specs import fake_argument, is_spec, with_gradients_asked
@@ -84,7 +87,8 @@ def explain(target_class: Any, /, *args: Any, target: str | None = None) -> Expl
     specialization = _forward(compiler, stand_ins, args, methods)
     explanation = Explanation(compiler.cls.__name__, where, methods, {}, 0, numerics=numerics(compiler.numerics))
     if specialization is not None:
-        explanation.sizes = sizes = {**specialization.hints, **specialization.sizes(stand_ins)}
+        hints, given = opaque_hints(specialization.backward), specialization.captured.sizes(stand_ins)
+        explanation.sizes = sizes = {**hints, **given}
         has_backward = _backward_is_captured(compiler, specialization, methods)
         describe = _on_cpu if where == "cpu" else _on_gpu
         describe(explanation, specialization, sizes, has_backward)
@@ -161,12 +165,11 @@ def _forward(
     if methods["forward"].status == "opaque":
         return None
     try:
-        compiler.require_capturable()
-        specialization = Specialization(compiler.cls, stand_ins, compiler.reads_now(), compiler.dynamic)
+        specialization = compiler.capture_only(stand_ins)
         if all(is_plain(a) and a.device.type != "meta" for a in real if isinstance(a, Tensor)) and not any(
             map(is_spec, real)
         ):
-            compiler.compare(specialization, compiler.complete(real))
+            require_equal(specialization, compiler.complete(real))
     except OpaqueMet as met:
         return _known_split(compiler, stand_ins, met, methods)
     except CaptureError as error:
@@ -181,8 +184,8 @@ def _known_split(
 ) -> Specialization | None:
     """A method with opaque nodes, as its calls so far left it: explaining runs no opaque body."""
     tensors = [a for a in stand_ins if isinstance(a, Tensor)]
-    known = [s for found in compiler.known.values() for s in found if s.opaque and s.takes(stand_ins)]
-    fitting = next((s for s in known if s.guard(tensors)), None)
+    known = [s for found in compiler.known.values() for s in found if s.captured.opaque and s.captured.takes(stand_ins)]
+    fitting = next((s for s in known if s.captured.guard(tensors)), None)
     if fitting is None:
         reason = f"{met.facts['reason']}: its segments are known after a call"
         methods["forward"] = Record("compiled", reason, met.where)
@@ -191,9 +194,9 @@ def _known_split(
 
 def opaque_calls(specialization: Specialization, has_backward: bool) -> list[OpaqueCall]:
     """The nested calls that run as the user wrote them, forward's first."""
-    calls = [OpaqueCall.of(node, "forward") for node in specialization.opaque]
+    calls = [OpaqueCall.of(node, "forward") for node in specialization.captured.opaque]
     if has_backward:
-        trace = specialization.entry(specialization.known_kinds()).trace
+        trace = specialization.backward.entry(known_kinds(specialization.backward)).trace
         calls += [OpaqueCall.of(node, "backward") for node in trace.opaque]
     return calls
 
@@ -204,7 +207,7 @@ def _backward_is_captured(compiler: Compiled, specialization: Specialization, me
     try:
         if compiler.derives_backward:
             require_transposable(compiler, specialization)
-        specialization.entry(specialization.known_kinds())
+        specialization.backward.entry(known_kinds(specialization.backward))
     except NonLinearJvp as error:
         methods["backward"] = Record("absent", f"jvp is not linear: {error.facts['why']}", error.facts["where"])
         return False
@@ -224,16 +227,17 @@ def _backward_is_captured(compiler: Compiled, specialization: Specialization, me
 
 def _on_gpu(explanation: Explanation, spec: Specialization, sizes: Sizes, has_backward: bool) -> None:
     """Kernels and library calls, with the residuals that a GPU backend would choose."""
+    captured = spec.captured
     target = named_target(explanation.target, explanation.numerics)
-    chosen = choose(spec, sizes) if has_backward else None
+    chosen = chosen_residuals(spec, sizes) if has_backward else None
     explanation.kept = residual_rows(spec, chosen, sizes) if has_backward else []
-    explanation.user_outputs = len(spec.forward.fake_outputs)
+    explanation.user_outputs = len(captured.forward.fake_outputs)
     try:
-        forward = optimize(chosen.program.forward) if chosen else graph_of(spec.forward.trace, f"{spec.name}_forward")
-        places = chosen.places if chosen else spec.residual_places
+        forward = forward_graph(spec, chosen)
+        places = chosen.places if chosen else captured.residual_places
         explanation.residuals = tuple(p for p in places if p is not None)
         explanation.saved_bytes = _saved_bytes(forward, explanation, spec, sizes)
-        hidden = [None if i in spec.skip else o for i, o in enumerate(forward.outputs)]
+        hidden = [None if i in captured.skip else o for i, o in enumerate(forward.outputs)]
         forward.outputs = hidden
         explanation.directions["forward"] = kernels_report(forward, "forward", sizes, target)
         if has_backward:
@@ -247,8 +251,8 @@ def _on_gpu(explanation: Explanation, spec: Specialization, sizes: Sizes, has_ba
 
 
 def _backward_graph(spec: Specialization, chosen: Chosen | None) -> Graph:
-    kinds, name = spec.known_kinds(), f"{spec.name}_backward"
-    entry = spec.entry(kinds)
+    kinds, name = known_kinds(spec.backward), f"{spec.captured.name}_backward"
+    entry = spec.backward.entry(kinds)
     return graph_of(entry.trace, name) if chosen is None else chosen.backward_graph(kinds, entry, name)
 
 
@@ -260,22 +264,24 @@ def _saved_bytes(forward: Graph, explanation: Explanation, spec: Specialization,
             value = forward.outputs[explanation.user_outputs + place.index]
             total += number(value.aval.nbytes, sizes) if value is not None else 0
         else:
-            fake = spec.forward.fake_at(place)
+            fake = spec.captured.forward.fake_at(place)
             total += fake_bytes(fake, sizes) if fake is not None else 0
     return total
 
 
 def _on_cpu(explanation: Explanation, spec: Specialization, sizes: Sizes, has_backward: bool) -> None:
     """The reference backend calls the captured ATen operations one by one."""
-    places = dict.fromkeys(p for p in spec.residual_places if p is not None)
+    captured = spec.captured
+    places = dict.fromkeys(p for p in captured.residual_places if p is not None)
     explanation.residuals, explanation.user_outputs = (
-        tuple(spec.residual_places_present),
-        len(spec.forward.fake_outputs),
+        tuple(present_residuals(captured)),
+        len(captured.forward.fake_outputs),
     )
-    explanation.saved_bytes = sum(fake_bytes(f, sizes) for p in places if (f := spec.forward.fake_at(p)) is not None)
+    fakes = (captured.forward.fake_at(p) for p in places)
+    explanation.saved_bytes = sum(fake_bytes(f, sizes) for f in fakes if f is not None)
     explanation.kept = residual_rows(spec, None, sizes) if has_backward else []
-    traces = {"forward": spec.forward.trace}
+    traces = {"forward": captured.forward.trace}
     if has_backward:
-        traces["backward"] = spec.entry(spec.known_kinds()).trace
+        traces["backward"] = spec.backward.entry(known_kinds(spec.backward)).trace
     for direction, trace in traces.items():
-        explanation.directions[direction] = aten_report(trace, f"{spec.name}_{direction}", direction, sizes)
+        explanation.directions[direction] = aten_report(trace, f"{captured.name}_{direction}", direction, sizes)

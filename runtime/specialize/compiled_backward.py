@@ -278,7 +278,7 @@ def run_entry(
         inputs[i] = inputs[i].data
     lifted = [r.get() for r in entry.lifted if r is not None]
     again = running_with_tape(executable, tape, sizes) if entry.opaque else nullcontext(sizes)
-    with captured.exactly_as_captured(), again as now, drawing_again(inputs) if entry.draws else _AS_IT_IS:
+    with again as now, captured.exactly_as_captured(), drawing_again(inputs) if entry.draws else _AS_IT_IS:
         results = executable(inputs, lifted, now)
     def view(fake: Tensor, gradient: Any) -> Tensor:
         return view_like(fake, in_a_class(gradient), sizes)  # type: ignore[arg-type]

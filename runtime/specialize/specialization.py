@@ -110,12 +110,12 @@ class Specialization:
         given = inputs
         if captured.unversioned:  # written to by way of `.data`: their versions stay
             given = [t.data if i in captured.unversioned else t for i, t in enumerate(inputs)]
-        with captured.exactly_as_captured():
-            if captured.opaque:
-                with running_with_tape(executable, offered(), sizes) as extended:
-                    results = executable(given, lifted, extended)
-                sizes.learn(extended)
-            else:
+        if captured.opaque:  # what they return may be of further sizes; their own code runs under the call's autocast
+            with running_with_tape(executable, offered(), sizes) as extended, captured.exactly_as_captured():
+                results = executable(given, lifted, extended)
+            sizes.learn(extended)
+        else:
+            with captured.exactly_as_captured():
                 results = executable(given, lifted, sizes)
         return finished_outputs(captured, results, inputs, sizes)
 

@@ -18,11 +18,12 @@ from ....ir.types import contiguous_strides, simplest
 from ....tracer.methods import backward_method
 from ....tracer.torch_private import expression_of
 from ....tracer.trace import CaptureError
-from ...capture.views import is_as_strided
+from ...capture.captured_backward import BackwardEntry, gradient_likes, predicted_kinds
+from ...capture.outputs import is_as_strided
 from ...execution.pipeline import graph_of
 from ...persistence.literals import NoLiteral, constant_document
 from ...specialize.compiled import Compiled
-from ...specialize.specialization import BackwardEntry, Specialization
+from ...specialize.specialization import Specialization
 from ...values.tensor_specs import fake_tensor
 from ..gather.gathered import apart, require_closed
 from .archive import canonical
@@ -82,7 +83,7 @@ def variant_of(compiler: Compiled, args: Sequence[Any], needs: tuple[bool, ...],
     """Capture forward, and backward for the gradients that may come together."""
     is_first = not graphs.files  # where all gradients are asked for
     # Captured as a call with these gradients would be; nothing that another process could not have may be in it.
-    spec = Specialization(compiler.cls, with_needs(args, needs), compiler.reads_now(), compiler.dynamic)
+    spec = compiler.capture_only(with_needs(args, needs))
     require_closed(compiler, spec)
     entries = dict(_backwards(compiler, spec)) if any(needs) and backward_method(compiler.cls) is not None else {}
     # Lowering one graph may teach another something about sizes: the second round sees all of it.
@@ -92,9 +93,9 @@ def variant_of(compiler: Compiled, args: Sequence[Any], needs: tuple[bool, ...],
     if is_first:
         _require_indifferent(compiler, spec, backwards)
     # Sizes are told by shapes and strides of the arguments alone: whatever is assumed of others is refused.
-    tensors = tuple((_expressions(f.shape), _expressions(f.stride())) for f in spec.forward.fakes)
+    tensors = tuple((_expressions(f.shape), _expressions(f.stride())) for f in spec.captured.forward.fakes)
     symbols = {s.name: s for s in _symbols_of(tensors)}
-    captured = spec.forward
+    captured = spec.captured.forward
     return Variant(
         needs=needs, graph=graphs.add("forward", forward), tensors=tensors, symbols=symbols,
         ranges=_ranges(spec, symbols.values()),
@@ -112,14 +113,15 @@ def variant_of(compiler: Compiled, args: Sequence[Any], needs: tuple[bool, ...],
 
 def _forward_graph(spec: Specialization) -> Graph:
     """forward; what is an argument, or looks at one, is no output of its own."""
-    graph = graph_of(spec.forward.trace, f"{spec.name}_forward")
-    graph.outputs = [None if i in spec.skip else o for i, o in enumerate(graph.outputs)]
+    captured = spec.captured
+    graph = graph_of(captured.forward.trace, f"{captured.name}_forward")
+    graph.outputs = [None if i in captured.skip else o for i, o in enumerate(graph.outputs)]
     return graph
 
 
 def _backward_graph(spec: Specialization, entry: BackwardEntry) -> Graph:
     """backward; what is a gradient as it came is no output of its own."""
-    graph = graph_of(entry.trace, f"{spec.name}_backward")
+    graph = graph_of(entry.trace, f"{spec.captured.name}_backward")
     graph.outputs = [None if i in entry.passed else o for i, o in enumerate(graph.outputs)]
     return graph
 
@@ -127,10 +129,10 @@ def _backward_graph(spec: Specialization, entry: BackwardEntry) -> Graph:
 # ------------------------------------------------------------------ backward
 def _backwards(compiler: Compiled, spec: Specialization) -> Iterator[tuple[Kinds, BackwardEntry]]:
     """backward for the gradients that may come together. Those that it cannot be captured for are left out."""
-    predicted = spec.predicted_kinds()
+    predicted = predicted_kinds(spec.captured)
     for kinds in _gradient_kinds(spec, predicted):
         try:
-            entry = spec.entry(kinds)
+            entry = spec.backward.entry(kinds)
         except CaptureError:
             if kinds == predicted:
                 raise
@@ -142,25 +144,26 @@ def _backwards(compiler: Compiled, spec: Specialization) -> Iterator[tuple[Kinds
 def _gradient_kinds(spec: Specialization, predicted: Kinds) -> list[Kinds]:
     """The predicted gradients, and where missing ones are None subsets of them."""
     present = [i for i, k in enumerate(predicted) if k is not None]
-    if spec.forward.materialize_grads or len(present) < 2:
+    if spec.captured.forward.materialize_grads or len(present) < 2:
         return [predicted]
     return [tuple(k if i in on else None for i, k in enumerate(predicted)) for on in subsets(present) if on]
 
 
 def _require_indifferent(compiler: Compiled, spec: Specialization, backwards: dict[Kinds, Graph]) -> None:
     """backward computes the same whatever the layout of its gradients; one that raises for a layout may do so."""
-    predicted = spec.predicted_kinds()
+    captured = spec.captured
+    predicted = predicted_kinds(captured)
     if predicted not in backwards:
         return
     for layout in ("expanded", "reversed"):
-        likes = zip(predicted, spec.gradient_likes(), strict=True)
+        likes = zip(predicted, gradient_likes(captured), strict=True)
         kinds = tuple(k if k is None else _layout(layout, like) for k, like in likes)
         try:
-            for_layout = _backward_graph(spec, spec.entry(kinds))
+            for_layout = _backward_graph(spec, spec.backward.entry(kinds))
         except (CaptureError, LoweringError):
             continue
         if key(_without_strides(for_layout)) != key(_without_strides(backwards[predicted])):
-            raise apart(compiler, "its backward depends on the layout of its gradients", spec.backward_place())
+            raise apart(compiler, "its backward depends on the layout of its gradients", captured.backward_place())
 
 
 def _layout(layout: str, like: Any) -> Any:
@@ -187,7 +190,7 @@ def _symbols_of(tensors: Sequence[Layout]) -> list[sympy.Symbol]:
 def _ranges(spec: Specialization, symbols: Any) -> dict[str, tuple[int, int | None]]:
     ranges = {}
     for symbol in symbols:
-        span = spec.session.env.var_to_range[symbol]
+        span = spec.captured.session.env.var_to_range[symbol]
         low, high = (int(e) if e.is_Integer else None for e in (sympy.sympify(span.lower), sympy.sympify(span.upper)))
         ranges[symbol.name] = (max(low or 0, 0), high if high is not None and high < 1 << 61 else None)
     return ranges
@@ -195,8 +198,9 @@ def _ranges(spec: Specialization, symbols: Any) -> dict[str, tuple[int, int | No
 
 def _assumptions(compiler: Compiled, spec: Specialization, symbols: set[sympy.Symbol]) -> Iterator[Any]:
     """Assumptions about the sizes that the arguments tell."""
-    for condition in spec.session.conditions(spec.symbols):
-        settled = condition if condition.free_symbols <= symbols else spec.session.env.replace(condition)
+    captured = spec.captured
+    for condition in captured.session.conditions(captured.symbols):
+        settled = condition if condition.free_symbols <= symbols else captured.session.env.replace(condition)
         if not settled.free_symbols <= symbols:
             raise apart(compiler, f"it assumes {condition}, which its arguments do not tell")
         try:
@@ -206,7 +210,7 @@ def _assumptions(compiler: Compiled, spec: Specialization, symbols: set[sympy.Sy
 
 
 def _outputs(compiler: Compiled, spec: Specialization) -> Iterator[Output]:
-    forward = spec.forward
+    forward = spec.captured.forward
     tensors = iter(forward.fake_outputs)
     bases = {"view": forward.fakes, "part of output": forward.fake_outputs, "part of hidden": forward.fake_hidden}
     for described in forward.outputs:

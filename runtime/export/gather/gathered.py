@@ -20,16 +20,16 @@ from ....tracer.containers import holes
 from ....tracer.methods import backward_method, method_place, parameter_names, uses_setup_context
 from ....tracer.opaque.opaque import opaque_of
 from ....tracer.trace import CaptureError
+from ...capture.captured_backward import BackwardEntry, predicted_kinds
 from ...capture.guards import is_float
 from ...dispatch.pytree import arguments
-from ...execution.pipeline import generate, graph_of, kernels_of, optimize
+from ...execution.pipeline import generate, graph_of, kernels_of
 from ...execution.targets import named_target
 from ...execution.variants import are_for_multiples, counterpart_sizes
 from ...report.explain import DEFAULT_TARGET, UnknownTargetError, compiler_of
 from ...settings.config import numerics
 from ...specialize.compiled import Compiled
-from ...specialize.residuals import choose
-from ...specialize.specialization import BackwardEntry, Specialization
+from ...specialize.specialization import Specialization, chosen_residuals, forward_graph
 from ...values.tensor_specs import fake_argument, with_gradients_asked
 from .tangents import NoTangents, tangents_of
 from .unit_sizes import may_be_one
@@ -97,16 +97,16 @@ class Gathered:
     @property
     def guards(self) -> tuple[Any, ...]:
         """What capturing and lowering both directions assumed about sizes."""
-        return self.specialization.session.conditions(self.specialization.symbols)
+        return self.specialization.captured.session.conditions(self.specialization.captured.symbols)
 
     @property
     def sources(self) -> dict[sympy.Symbol, Source]:
         """Where the arguments tell the symbols."""
-        return dict(self.specialization.binder.sources)
+        return dict(self.specialization.captured.binder.sources)
 
     @property
     def slots(self) -> list[int]:
-        return self.specialization.slots
+        return self.specialization.captured.slots
 
     @once
     def ones(self) -> set[sympy.Symbol]:
@@ -145,11 +145,10 @@ def captured(target_class: Any, args: Sequence[Any]) -> tuple[Compiled, Speciali
     complete = compiler.complete(arguments(target_class, tuple(args)))
     stand_ins = with_gradients_asked([fake_argument(a) for a in complete])
     try:
-        compiler.require_capturable()
-        spec = Specialization(compiler.cls, stand_ins, compiler.reads_now(), compiler.dynamic)
+        spec = compiler.capture_only(stand_ins)
         require_closed(compiler, spec)
         if has_backward(compiler, stand_ins):
-            require_closed(compiler, spec, spec.entry(spec.predicted_kinds()))
+            require_closed(compiler, spec, spec.backward.entry(predicted_kinds(spec.captured)))
     except CaptureError as error:
         raise refused(compiler, error) from error
     return compiler, spec, stand_ins
@@ -161,26 +160,26 @@ def has_backward(compiler: Compiled, stand_ins: Sequence[Any]) -> bool:
 
 
 def _gathered(compiler: Compiled, stand_ins: list[Any], target: str, derivatives: Sequence[str]) -> Gathered:
-    compiler.require_capturable()
-    spec = Specialization(compiler.cls, stand_ins, compiler.reads_now(), compiler.dynamic)
+    spec = compiler.capture_only(stand_ins)
     require_closed(compiler, spec)
-    sizes: Sizes = dict(spec.sizes(stand_ins))
+    sizes: Sizes = dict(spec.captured.sizes(stand_ins))
     differentiates = has_backward(compiler, stand_ins)
-    chosen = choose(spec, sizes) if differentiates else None
-    graph = optimize(chosen.program.forward) if chosen else graph_of(spec.forward.trace, f"{spec.name}_forward")
-    graph.outputs = [None if i in spec.skip else o for i, o in enumerate(graph.outputs)]
-    places = chosen.places if chosen else spec.residual_places
+    chosen = chosen_residuals(spec, sizes) if differentiates else None
+    graph = forward_graph(spec, chosen)
+    graph.outputs = [None if i in spec.captured.skip else o for i, o in enumerate(graph.outputs)]
+    places = chosen.places if chosen else spec.captured.residual_places
     forward = part_of(compiler, graph, "forward", target, sizes, {}, ())
     backward = whole = None
     if differentiates:
-        entry = spec.entry(spec.predicted_kinds())
+        entry = spec.backward.entry(predicted_kinds(spec.captured))
         require_closed(compiler, spec, entry)
-        name = f"{spec.name}_backward"
-        kinds = spec.predicted_kinds()
+        name = f"{spec.captured.name}_backward"
+        kinds = predicted_kinds(spec.captured)
         after = graph_of(entry.trace, name) if chosen is None else chosen.backward_graph(kinds, entry, name)
         whole = after.copy()
         after.outputs = [None if i in entry.passed else o for i, o in enumerate(after.outputs)]
-        backward = part_of(compiler, after, "backward", target, sizes, entry.passed, tuple(spec.backward_symbols))
+        symbols = tuple(spec.captured.backward_symbols)
+        backward = part_of(compiler, after, "backward", target, sizes, entry.passed, symbols)
     skip = 0 if uses_setup_context(compiler.cls) else 1
     names = tuple(parameter_names(compiler.cls.forward, len(stand_ins), skip, "argument"))  # type: ignore[attr-defined]
     kept = tuple(p for p in places if p is not None)
@@ -233,14 +232,15 @@ def _is_aligned(kernels: Kernels) -> bool:
 # ------------------------------------------------------------------ what cannot be written down
 def require_closed(compiler: Compiled, spec: Specialization, entry: BackwardEntry | None = None) -> None:
     """Refuse what reads, writes or calls things outside the file."""
+    captured = spec.captured
     method = "forward" if entry is None else "backward"
-    trace, lifted = (spec.forward.trace, spec.lifted) if entry is None else (entry.trace, entry.lifted)
+    trace, lifted = (captured.forward.trace, captured.lifted) if entry is None else (entry.trace, entry.lifted)
     if trace.opaque:
         node = trace.opaque[0]
         raise apart(compiler, f"{node.name} is an opaque node in its {method}", node.where)
     if lifted:
         raise apart(compiler, f"{method} reads a tensor from outside ({lifted[0]}); make it an argument")
-    if any(o.kind == "object" and holes(o.value) for o in spec.forward.outputs):
+    if any(o.kind == "object" and holes(o.value) for o in captured.forward.outputs):
         raise apart(compiler, "forward returns tensors inside a container")
 
 

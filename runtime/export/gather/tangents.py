@@ -17,7 +17,9 @@ from ....ir.transforms.transpose import transpose
 from ....tracer.capture.context import BackwardContext
 from ....tracer.function import guarded_trace
 from ....tracer.methods import as_tuple
+from ...capture.captured_backward import predicted_kinds
 from ...capture.guards import is_float
+from ...capture.user_methods import ctx_attributes
 from ...execution.pipeline import graph_of, optimize
 from ...functorch.transposed_jvp import type_of
 from ...specialize.compiled import Compiled
@@ -31,16 +33,18 @@ class NoTangents(Exception):
 
 def moving(spec: Specialization) -> list[int]:
     """The arguments that have a tangent."""
-    pairs = zip(spec.slots, spec.forward.fakes, strict=True)
-    return [i for i, fake in pairs if is_float(fake) and i < spec.count]
+    captured = spec.captured
+    pairs = zip(captured.slots, captured.forward.fakes, strict=True)
+    return [i for i, fake in pairs if is_float(fake) and i < captured.count]
 
 
 def output_moves(spec: Specialization) -> list[bool]:
     """Which of the user's outputs have a tangent."""
-    fixed = {p.index for p in spec.forward.non_differentiable if p.kind == "output"}
-    there = [is_float(o) and i not in fixed for i, o in enumerate(spec.forward.fake_outputs)]
+    captured = spec.captured
+    fixed = {p.index for p in captured.forward.non_differentiable if p.kind == "output"}
+    there = [is_float(o) and i not in fixed for i, o in enumerate(captured.forward.fake_outputs)]
     supply = iter(there)
-    return [o.kind != "object" and next(supply) for o in spec.forward.outputs]
+    return [o.kind != "object" and next(supply) for o in captured.forward.outputs]
 
 
 def tangents_of(
@@ -50,7 +54,7 @@ def tangents_of(
 
     backward: the graph that the file runs, over `kept`. Raises NoTangents, NonLinearBackward, CaptureError.
     """
-    if any(o.kind not in ("tensor", "object") for o in spec.forward.outputs):
+    if any(o.kind not in ("tensor", "object") for o in spec.captured.forward.outputs):
         raise NoTangents("an output is an argument, or a view of one, and its tangent would have to be one too")
     if compiler.writes("jvp"):
         return _own(spec)
@@ -62,17 +66,18 @@ def tangents_of(
 
 # ------------------------------------------------------------------ the user's own
 def _own(spec: Specialization) -> tuple[Graph, Sequence[Place]]:
-    forward = spec.forward
+    captured = spec.captured
+    forward = captured.forward
     places = [*forward.saved_for_forward, *forward.tensor_attributes.values()]
     present = [p for p in places if p is not None]
-    kept = [spec.session.fake_again(f) for p in present if (f := forward.fake_at(p)) is not None]
+    kept = [captured.session.fake_again(f) for p in present if (f := forward.fake_at(p)) is not None]
     arguments = moving(spec)
-    likes = [spec.session.fake_like(forward.fakes[spec.slots.index(i)]) for i in arguments]
-    trace = guarded_trace(spec.session, _body(spec, places, arguments), [*kept, *likes], spec.reads)
+    likes = [captured.session.fake_like(forward.fakes[captured.slots.index(i)]) for i in arguments]
+    trace = guarded_trace(captured.session, _body(spec, places, arguments), [*kept, *likes], captured.reads)
     if trace.lifted or trace.opaque:
         raise NoTangents("jvp reads or calls what is outside")
-    trace.names = [*map(spec.name_at, present), *(f"{spec.names[i]}_dot" for i in arguments)]
-    graph = graph_of(trace, f"{spec.name}_jvp")
+    trace.names = [*map(captured.name_at, present), *(f"{captured.names[i]}_dot" for i in arguments)]
+    graph = graph_of(trace, f"{captured.name}_jvp")
     moves = [m for m, o in zip(output_moves(spec), forward.outputs, strict=True) if o.kind != "object"]
     graph.outputs = [o for o, m in zip(graph.outputs, moves, strict=True) if m]
     graph.output_strides = [s for s, m in zip(graph.output_strides, moves, strict=True) if m]
@@ -80,16 +85,18 @@ def _own(spec: Specialization) -> tuple[Graph, Sequence[Place]]:
 
 
 def _body(spec: Specialization, places: Sequence[Place | None], arguments: Sequence[int]) -> Any:
+    captured = spec.captured
     present = sum(p is not None for p in places)
-    n = len(spec.forward.saved_for_forward)
+    n = len(captured.forward.saved_for_forward)
 
     def body(*values: Any) -> tuple[Any, ...]:
         supply = iter(values[:present])
         kept = [None if p is None else next(supply) for p in places]
-        own = BackwardContext(kept[:n], spec.attributes(kept[n:], {}), spec.forward.needs_input_grad[: spec.count])
+        attributes, needs = ctx_attributes(captured, kept[n:], {}), captured.forward.needs_input_grad
+        own = BackwardContext(kept[:n], attributes, needs[: captured.count])
         given = dict(zip(arguments, values[present:], strict=True))
-        made = as_tuple(spec.cls.jvp(own, *map(given.get, range(spec.count))))  # type: ignore[attr-defined]
-        return tuple(made[i] for i in spec.forward.tensor_outputs)
+        made = as_tuple(captured.cls.jvp(own, *map(given.get, range(captured.count))))  # type: ignore[attr-defined]
+        return tuple(made[i] for i in captured.forward.tensor_outputs)
 
     return body
 
@@ -109,9 +116,9 @@ def _pushing(spec: Specialization, backward: Graph, kept: int) -> Graph:
     linear = [v.params["index"] for v in gradients if v.dtype in DIFFERENTIABLE]
     given = {i: o for i in moving(spec) if (o := backward.outputs[i]) is not None}
     transposed = transpose(backward.returning(list(given.values())), linear)
-    out = Graph(f"{spec.name}_jvp")
+    out = Graph(f"{spec.captured.name}_jvp")
     residuals = [out.input(v.aval, v.params["name"], v.params["strides"]) for v in backward.inputs[:kept]]
-    tangents = {i: out.input(type_of(spec, i), f"{spec.names[i]}_dot") for i in moving(spec)}
+    tangents = {i: out.input(type_of(spec, i), f"{spec.captured.names[i]}_dot") for i in moving(spec)}
     with building(out):
         still = [zeros(v.aval) for v in gradients if v.dtype not in DIFFERENTIABLE]
         pushed = iter(inlined(transposed, [*residuals, *still, *(tangents[i] for i in given)]))
@@ -121,11 +128,12 @@ def _pushing(spec: Specialization, backward: Graph, kept: int) -> Graph:
 
 def _that_move(spec: Specialization, made: Sequence[Value]) -> list[Value]:
     """Of one tangent per float output with a gradient those of outputs that move."""
+    captured = spec.captured
     supply = iter(made)
-    kinds = spec.predicted_kinds()
-    floats = iter([is_float(f) for f in spec.forward.fake_outputs])
+    kinds = predicted_kinds(captured)
+    floats = iter([is_float(f) for f in captured.forward.fake_outputs])
     found = []
-    for output, kind, moves in zip(spec.forward.outputs, kinds, output_moves(spec), strict=True):
+    for output, kind, moves in zip(captured.forward.outputs, kinds, output_moves(spec), strict=True):
         if output.kind != "object" and next(floats) and kind is not None:
             tangent = next(supply)
             found += [tangent] if moves else []

@@ -20,8 +20,10 @@ from ....ir.prims import PRIMS
 from ....ir.transforms.ops import reshape
 from ....ir.types import TensorType
 from ....tracer.trace import CaptureError
+from ...capture.captured_backward import predicted_kinds
 from ...execution.pipeline import graph_of, optimize
 from ...specialize.compiled import Compiled
+from ...specialize.pipeline import specialize
 from ...specialize.specialization import Specialization
 from ...values.sizes import traced_numbers
 from ...values.tensor_specs import fake_tensor
@@ -49,11 +51,13 @@ def _subsets(items: Iterable[sympy.Symbol]) -> Iterator[tuple[sympy.Symbol, ...]
 
 def _is_same(compiler: Compiled, spec: Specialization, args: Sequence[Any], ones: set[sympy.Symbol]) -> bool:
     """Whether a capture with these sizes at one is what is captured, with one put in."""
+    captured = spec.captured
     at_one = {s: sympy.Integer(1) for s in ones}
-    if any(g.xreplace({**spec.sizes(args), **at_one}) is sympy.false for g in spec.session.conditions(spec.symbols)):
+    sizes, conditions = {**captured.sizes(args), **at_one}, captured.session.conditions(captured.symbols)
+    if any(g.xreplace(sizes) is sympy.false for g in conditions):
         return False
     try:
-        again = Specialization(compiler.cls, _resized(spec, args, at_one), spec.reads, spec.dynamic)
+        again = specialize(compiler.cls, _resized(spec, args, at_one), captured.reads, captured.dynamic)
         numbers = Numbering()
         return _program(again, numbers, _renaming(again, spec)) == _program(spec, numbers, at_one)
     except (CaptureError, LoweringError, KeyError):
@@ -62,9 +66,10 @@ def _is_same(compiler: Compiled, spec: Specialization, args: Sequence[Any], ones
 
 def _resized(spec: Specialization, args: Sequence[Any], at_one: Mapping[Any, Any]) -> list[Any]:
     """The arguments with those sizes at one."""
-    sizes = {**spec.sizes(args), **at_one}
+    captured = spec.captured
+    sizes = {**captured.sizes(args), **at_one}
     found = list(args)
-    for i, fake in zip(spec.slots, spec.forward.fakes, strict=True):
+    for i, fake in zip(captured.slots, captured.forward.fakes, strict=True):
         shape, strides = (traced_numbers(ns, sizes) for ns in (fake.shape, fake.stride()))
         found[i] = fake_tensor(shape, strides, fake.dtype, fake.device, args[i].requires_grad)
     return found
@@ -72,16 +77,16 @@ def _resized(spec: Specialization, args: Sequence[Any], at_one: Mapping[Any, Any
 
 def _renaming(again: Specialization, spec: Specialization) -> dict[Any, Any]:
     """The symbols of the one capture for those of the other, by where the arguments tell them."""
-    at = {source: s for s, source in spec.binder.sources.items()}
-    return {s: at[source] for s, source in again.binder.sources.items()}
+    at = {source: s for s, source in spec.captured.binder.sources.items()}
+    return {s: at[source] for s, source in again.captured.binder.sources.items()}
 
 
 def _program(spec: Specialization, numbers: Numbering, putting: Mapping[Any, Any]) -> tuple[Any, ...]:
     """All that was captured, with other sizes put in, for comparison."""
-    forward, kinds = spec.forward, spec.predicted_kinds()
+    forward, kinds = spec.captured.forward, predicted_kinds(spec.captured)
     graphs = [graph_of(forward.trace, "forward")]
     if any(forward.needs_input_grad):
-        graphs.append(graph_of(spec.entry(kinds).trace, "backward"))
+        graphs.append(graph_of(spec.backward.entry(kinds).trace, "backward"))
     outputs = [(o.kind, o.index, _put(o.value, putting)) for o in forward.outputs]
     layouts = [[_put(_expression(n), putting) for n in (*t.shape, *t.stride())] for t in forward.fake_outputs]
     places = (forward.saved, forward.saved_for_forward, forward.dirty, forward.non_differentiable)
