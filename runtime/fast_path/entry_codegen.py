@@ -167,7 +167,7 @@ class EntryCall:
         if self.observed or self.chosen is not None:
             yield f"{'' if self.observed else 'not '}{text.constant(hooks_are_active, 'hooks')}()"
         if not self.own:
-            yield f"not {text.constant(self.spec, 'spec')}.backward_failed"
+            yield f"not {text.constant(self.spec.backward, 'backward')}.failed"
         if any(captured.forward.needs_input_grad):
             yield f"{text.constant(torch.is_grad_enabled, 'grad_mode')}() is {torch.is_grad_enabled()}"
         if captured.writes_inputs:

@@ -691,7 +691,7 @@ class Batched(Rules):
         return tuple(results)
 
     def _aliased(self, results: list[Any], tensors: Sequence[Tensor]) -> list[Any]:
-        """As `Specialization.aliased`, in every lane: kernels, and the rules of the IR, give each result its memory."""
+        """As `alias_outputs`, in every lane: kernels, and the rules of the IR, give each result its memory."""
         forward, sizes, found = self.spec.captured.forward, self.sizes_of(tensors), list(results)
         pools: dict[str, tuple[Sequence[Any], Sequence[Tensor]]] = {
             "input": (tensors, forward.fakes),

@@ -375,8 +375,8 @@ def test_a_mutant_is_found_and_reproduced(name: str, monkeypatch: pytest.MonkeyP
 
 
 def test_a_lost_mark_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = runtime_node.marks_of
-    monkeypatch.setattr(runtime_node, "marks_of", lambda forward: original(forward)[:2])
+    original = runtime_node._marks_of
+    monkeypatch.setattr(runtime_node, "_marks_of", lambda forward: original(forward)[:2])
     with pytest.raises(fusegrad.CheckError, match="output 1: requires_grad is True, in eager False"):
         fusegrad.check(Partial, x(), w(), quiet=True, **QUICK)
 
