@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn, Protocol
 
 from .ir.errors import FusegradError
-from .runtime.commands import bench, demo, doctor, tuning
+from .runtime.commands import bench, demo, doctor
 from .runtime.commands import bisect as bisect_command
 from .runtime.commands import cache as stored
 from .runtime.commands import check as check_command
@@ -23,8 +23,9 @@ from .runtime.commands import crash_report as failure
 from .runtime.commands import explain as explain_command
 from .runtime.commands import export as export_command
 from .runtime.commands import profile as profile_command
+from .runtime.commands import tune as tuning
 from .runtime.commands.arguments import suggestion
-from .runtime.report.answer import INTERNAL, OK, USERS, Answer
+from .runtime.report.command_result import INTERNAL, OK, USERS, CommandResult
 from .runtime.report.terminal import show
 
 
@@ -35,7 +36,7 @@ class Command(Protocol):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
 
-    def run(self, options: argparse.Namespace) -> Answer: ...
+    def run(self, options: argparse.Namespace) -> CommandResult: ...
 
 
 COMMANDS: dict[str, Command] = {
@@ -54,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             answer = COMMANDS[options.command].run(options)
         _print(options, answer)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads on: not an error
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone: not an error
         return OK
     except OSError as error:
         return _refused(options, error)
@@ -72,7 +73,7 @@ def _shielded(argument: str) -> str:
     return f" {argument}" if re.fullmatch(r"-(\d|\.\d|inf\b)[\w.+-]*", argument) else argument
 
 
-def _print(options: argparse.Namespace, answer: Answer) -> None:
+def _print(options: argparse.Namespace, answer: CommandResult) -> None:
     if options.json:
         print(json.dumps(answer.facts, indent=1, default=str))
     else:
@@ -90,7 +91,7 @@ def _refused(options: argparse.Namespace, error: Exception) -> int:
 
 def _failed(given: Sequence[str], options: argparse.Namespace, error: Exception) -> int:
     """A mistake of fusegrad: what went wrong in a line, and the file that shows it again."""
-    path = failure.written(given, options, error)
+    path = failure.write_report(given, options, error)
     what = f"{type(error).__name__}: {error}".splitlines()[0]
     print(f"fusegrad {options.command}: internal error [FG900]: {what}\n  written: {path}\n"
           "  fix:     please report it with that file", file=sys.stderr)  # fmt: skip

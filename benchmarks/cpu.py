@@ -1,7 +1,7 @@
 """Processor time on large CPU tensors in float32, one thread: eager, `reference`, and `inductor` beside torch.compile.
 
-Every case in a process of its own, first with glibc's own thresholds, then with large blocks recycled. The least of
-several rounds, in each of which every peer has its turn: other processes only ever add to it.
+Every case in a process of its own with glibc's own thresholds, then in another one that keeps freed large blocks. The
+least of several rounds, in each of which every peer has its turn: other processes only ever add to it.
 
     python -m fusegrad.benchmarks.cpu "SwiGLU[4096,4096]"
 """
@@ -9,6 +9,7 @@ several rounds, in each of which every peer has its turn: other processes only e
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 
 import fusegrad
-from fusegrad.runtime.settings import malloc as memory
+from fusegrad.runtime.settings.config import KEEPS_MEMORY
 
 from . import functions as f
 from .inputs import as_list, cotangents, differentiable, real
@@ -78,12 +79,18 @@ def cases(pattern: str = "", quick: bool = False) -> list[Case]:
 
 
 def cpu(case: Case) -> dict[str, Any]:
-    """{case, milliseconds: {peer: {forward, both, forward recycling, both recycling}}}, from a fresh process."""
+    """{case, milliseconds: {peer: {forward, both, forward recycling, both recycling}}}, from fresh processes."""
     command = [sys.executable, "-m", "fusegrad.benchmarks.cpu", case.name]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        return {"case": case.name, "error": done.stderr.strip().rpartition("\n")[2]}
-    return {"case": case.name, "milliseconds": json.loads(done.stdout.strip().rpartition("\n")[2])}
+    found: dict[str, dict[str, float]] = {}
+    for state in STATES[: 1 if case in TINY else None]:
+        variable, _, thresholds = KEEPS_MEMORY.partition("=")
+        environment = os.environ | ({variable: thresholds} if state else {})
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+        if done.returncode:
+            return {"case": case.name, "error": done.stderr.strip().rpartition("\n")[2]}
+        for peer, times in json.loads(done.stdout.strip().rpartition("\n")[2]).items():
+            found.setdefault(peer, {}).update({what + state: least for what, least in times.items()})
+    return {"case": case.name, "milliseconds": found}
 
 
 def measured(case: Case) -> dict[str, dict[str, float]]:
@@ -94,10 +101,8 @@ def measured(case: Case) -> dict[str, dict[str, float]]:
         for _ in range(UNTIL_WRITTEN if what == "both" or case in TINY else 1):
             call()
     found: dict[str, dict[str, float]] = {}
-    for state in STATES[: 1 if case in TINY else None]:
-        memory.recycle(bool(state))
-        for (peer, what), least in _least(calls).items():
-            found.setdefault(peer, {})[what + state] = least
+    for (peer, what), least in _least(calls).items():
+        found.setdefault(peer, {})[what] = least
     return found
 
 

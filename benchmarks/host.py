@@ -23,7 +23,7 @@ from torch.autograd import Function
 
 import fusegrad
 from fusegrad.codegen import TARGETS
-from fusegrad.runtime.execution import executable as plan
+from fusegrad.runtime.execution import targets
 from fusegrad.runtime.kernels import launch
 from fusegrad.tracer.torch_private import direct_apply, empty_on_cpu
 
@@ -73,7 +73,7 @@ def stubbed(target: str = TARGET) -> Iterator[Recorder]:
     recorder = Recorder()
     with (
         mock.patch.object(launch, "launcher", recorder.launcher),
-        mock.patch.object(plan, "target_for", lambda backend, device: TARGETS[target]),
+        mock.patch.object(targets, "target_for", lambda backend, device: TARGETS[target]),
     ):
         yield recorder
 

@@ -12,7 +12,7 @@ from fusegrad import explain
 from fusegrad.codegen import Kernel
 from fusegrad.runtime.kernels.cross_compile import pool as workers
 from fusegrad.runtime.kernels.cross_compile.pool import Binary
-from fusegrad.runtime.report.explain import Explanation
+from fusegrad.runtime.report.explanation import Explanation
 from fusegrad.runtime.values.tensor_specs import is_spec, parse_spec
 
 from . import streams

@@ -150,7 +150,7 @@ def _processor_time() -> float:
 def compiling_launches() -> Iterator[list[str]]:
     """`backend="triton"` takes CPU tensors; a launch compiles its kernel once and runs nothing. Yields what was."""
     from fusegrad.codegen import TARGETS
-    from fusegrad.runtime.execution import executable as plan
+    from fusegrad.runtime.execution import targets
     from fusegrad.runtime.kernels import launch
     from fusegrad.runtime.settings import config
 
@@ -168,7 +168,7 @@ def compiling_launches() -> Iterator[list[str]]:
 
     with (
         mock.patch.object(launch, "launcher", launcher),
-        mock.patch.object(plan, "target_for", lambda backend, device: TARGETS[TARGET]),
+        mock.patch.object(targets, "target_for", lambda backend, device: TARGETS[TARGET]),
         config.patch(check=False),  # there is nothing to compare
     ):
         yield done

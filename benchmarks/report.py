@@ -194,8 +194,9 @@ NOTES = {
     "processor time of many rounds: forward, then forward and backward. A tree of tensors: eager stands for a Function "
     "that is called with the tensors taken apart by hand.",
     "Large tensors on a CPU": "Processor time of one thread in float32, the least of several rounds: eager and "
-    "`reference`, while other processes ran beside it. Recycling: with `fusegrad.config.recycle_memory()`, which "
-    "serves eager as well. The last columns: forward and backward through torch.compile and through "
+    "`reference`, while other processes ran beside it. Recycling: with `GLIBC_TUNABLES=glibc.malloc."
+    "mmap_threshold=1073741824:glibc.malloc.trim_threshold=1073741824`, which serves eager as well. The last columns: "
+    "forward and backward through torch.compile and through "
     '`backend="inductor"`.',
     "The first call": "The first forward in a fresh process after its imports, 4096x4096. Without a GPU: tracing, "
     "code generation and Triton's compilation for sm_90, without loading the binary; the quickest of three processes. "

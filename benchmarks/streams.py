@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping
 import sympy
 
 from fusegrad.codegen import Kernel
-from fusegrad.runtime.execution.executable import number
 from fusegrad.runtime.kernels.cross_compile.metrics import _ptx_widths
+from fusegrad.runtime.values.sizes import number
 
 Widths = dict[str, dict[int, int]]
 STREAMED = 1 / 32

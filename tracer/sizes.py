@@ -110,3 +110,7 @@ def _number(expr: Any) -> Any:
     if expr in (sympy.true, sympy.false):
         return bool(expr)
     return float(expr) if expr.is_Float else expr
+
+
+def hint_of(size: Any) -> Any:
+    return size.node.hint if isinstance(size, torch.SymInt) else size

@@ -1,10 +1,10 @@
-"""The pictures of the site: drawn by the package from real captures, and the pipeline as boxes and arrows."""
+"""The pictures of the site: drawn by the package from real captures; the pipeline and a call as boxes and arrows."""
 
 from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ def example(name: str) -> Any:
 def files() -> Iterator[tuple[str, str]]:
     """(path within the site, content)"""
     yield "pictures/pipeline.svg", pipeline()
+    yield "pictures/call.svg", call()
     for name, (_, arguments) in ARGUMENTS.items():
         yield f"pictures/{name}.svg", fusegrad.export(example(name), *arguments, format="svg")
         yield f"samples/{name}.html", fusegrad.export(example(name), *arguments, format="html")
@@ -48,7 +49,7 @@ STAGES = (
     ("Triton text", ("readable, exported", "or compiled"), "codegen"),
     ("runtime", ("guards, cache, launch", "Fast.apply(...)"), "runtime"),
 )
-"""What it is called, what it does in two or three lines, and where it lives."""
+"""The name of a stage, what it does in two or three lines, and where it lives."""
 FILLS = {"yours": "#fff1d6", "tracer": "#e6f6ea", "ir": "#e7f0fb", "codegen": "#efe9fb", "runtime": "#f3f4f6"}
 LINES = {"yours": "#b7791f", "tracer": "#2f855a", "ir": "#3b6fb6", "codegen": "#6b46c1", "runtime": "#6b7280"}
 BOX, GAP, TALL, ROW, EDGE = 208, 52, 104, 4, 20
@@ -58,9 +59,14 @@ def pipeline() -> str:
     """Two rows of boxes with arrows between, the second from right to left below the first."""
     width, height = EDGE * 2 + ROW * BOX + (ROW - 1) * GAP, EDGE * 2 + 2 * TALL + GAP
     parts = [*arrows(), *(part for at in range(len(STAGES)) for part in stage(at))]
+    return drawing("from a class to kernels", width, height, parts)
+
+
+def drawing(title: str, width: float, height: float, parts: Iterable[str]) -> str:
+    """A picture of boxes and arrows."""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
-        f'font-family="system-ui, sans-serif" font-size="14"><title>from a class to kernels</title>'
+        f'font-family="system-ui, sans-serif" font-size="14"><title>{escape(title)}</title>'
         f'<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="9" markerHeight="9" '
         f'markerUnits="userSpaceOnUse" orient="auto"><path d="M0 0 8 4 0 8z" fill="#6b7280"/></marker></defs>'
         f'<rect width="100%" height="100%" fill="#ffffff"/>{"".join(parts)}</svg>\n'
@@ -75,9 +81,14 @@ def corner(at: int) -> tuple[int, int]:
 
 
 def stage(at: int) -> Iterator[str]:
-    name, words, home = STAGES[at]
-    (x, y), middle = corner(at), corner(at)[0] + BOX / 2
-    yield f'<rect x="{x}" y="{y}" width="{BOX}" height="{TALL}" rx="8" fill="{FILLS[home]}" stroke="{LINES[home]}"/>'
+    yield from box(*corner(at), BOX, TALL, *STAGES[at])
+
+
+def box(x: float, y: float, width: float, height: float, name: str, words: Sequence[str], home: str) -> Iterator[str]:
+    """A room: its name above what it does."""
+    middle = x + width / 2
+    paint = f'fill="{FILLS[home]}" stroke="{LINES[home]}"'
+    yield f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="8" {paint}/>'
     yield f'<text x="{middle}" y="{y + 28}" text-anchor="middle" font-weight="bold">{escape(name)}</text>'
     for i, line in enumerate(words):
         yield f'<text x="{middle}" y="{y + 52 + 19 * i}" text-anchor="middle" fill="#374151">{escape(line)}</text>'
@@ -92,4 +103,47 @@ def arrows() -> Iterator[str]:
             path = f"M{x + BOX} {y + TALL / 2}H{to_x - 3}"
         else:
             path = f"M{x} {y + TALL / 2}H{to_x + BOX + 3}"
-        yield f'<path d="{path}" stroke="#6b7280" stroke-width="1.6" fill="none" marker-end="url(#tip)"/>'
+        yield arrow(path)
+
+
+def arrow(path: str) -> str:
+    return f'<path d="{path}" stroke="#6b7280" stroke-width="1.6" fill="none" marker-end="url(#tip)"/>'
+
+
+# ------------------------------------------------------------------ one call
+Room = tuple[str, tuple[str, ...], str]
+FLOORS: tuple[tuple[Room, ...], ...] = (
+    (("dispatch/", ("Fast.apply(x): which way does this call take?",), "runtime"),),
+    (
+        ("fast_path/", ("came often: one", "written-out function"), "runtime"),
+        ("autograd/", ("eager: a node", "and its backward"), "runtime"),
+        ("functorch/", ("torch.func: vjp,", "jvp, vmap"), "runtime"),
+        ("dynamo/", ("torch.compile,", "torch.export"), "runtime"),
+        ("distributed/", ("DTensors: on", "each rank's parts"), "runtime"),
+        ("fallback/", ("the user's own", "method, on record"), "yours"),
+    ),
+    (
+        ("specialize/", ("the table of a class: one specialization", "for each kind of call"), "runtime"),
+        ("persistence/", ("the same, from", "another process"), "runtime"),
+    ),
+    (
+        ("capture/ and tracer/", ("methods to graphs, with", "guards; the first call checked"), "tracer"),
+        ("execution/ and ir/", ("lowered, simplified, fused;", "a plan of launches"), "ir"),
+        ("codegen/", ("a group to Triton text,", "and its proofs"), "codegen"),
+        ("kernels/", ("loaded, launched,", "interpreted"), "runtime"),
+    ),
+)
+"""The floors that a call falls through; on each the rooms, left to right."""
+WIDE, LOW = 1100, 84
+
+
+def call() -> str:
+    """Floors of boxes as wide as the picture, each under the arrows from the floor above."""
+    parts: list[str] = []
+    for level, rooms in enumerate(FLOORS):
+        y, width = EDGE + level * (LOW + GAP), (WIDE - (len(rooms) - 1) * EDGE) / len(rooms)
+        for at, room in enumerate(rooms):
+            x = EDGE + at * (width + EDGE)
+            parts += box(x, y, width, LOW, *room)
+            parts += [arrow(f"M{x + width / 2} {y - GAP + 2}V{y - 3}")] if level else []
+    return drawing("one call through the rooms", WIDE + 2 * EDGE, EDGE + len(FLOORS) * (LOW + GAP), parts)

@@ -18,12 +18,12 @@ from fusegrad.ir import switches
 from fusegrad.ir.codes import CODES, Code
 from fusegrad.ir.errors import FusegradError
 from fusegrad.runtime.bisect.search import Bisection, Culprit
-from fusegrad.runtime.cache import store as cache
+from fusegrad.runtime.cache import location
 from fusegrad.runtime.check.check import Report
 from fusegrad.runtime.profile.profile import Measured, Profile
-from fusegrad.runtime.report.explain import DirectionReport, Explanation, KernelReport
+from fusegrad.runtime.report.directions import DirectionReport, KernelReport
+from fusegrad.runtime.report.explanation import Explanation
 from fusegrad.runtime.settings import config, logs
-from fusegrad.runtime.settings import malloc as memory
 from fusegrad.runtime.specialize.records import Record
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -206,7 +206,7 @@ VARIABLES = {
     "FUSEGRAD_TUNE": ("`1`", "On a GPU, time a few versions of each kernel and keep the fastest."),
     "FUSEGRAD_CACHE_DIR": ("a folder", "Where compiled kernels are kept, instead of `~/.cache/fusegrad`."),
     "FUSEGRAD_CACHE_LIMIT": ("`500M`, `10G`", "Bytes on disk (2 GiB); the entries used longest ago go first."),
-    "FUSEGRAD_RECYCLE_MEMORY": ("`1`", "Keep freed large blocks of CPU memory for the next ones (glibc)."),
+    "FUSEGRAD_RECYCLE_MEMORY": ("`1`", "Deprecated, does nothing: [memory on CPU](#memory-on-cpu)."),
     "FUSEGRAD_LOGS": ("names, or `help`", "What is written to the log, in the manner of `TORCH_LOGS`."),
     "FUSEGRAD_TESTS": ("`all`", "The test-suite takes every case of its long tables, not a sample."),
 }
@@ -234,6 +234,10 @@ def steps_part(title: str, steps: dict[str, str]) -> tuple[str, str]:
 LOGS_TOP = """`FUSEGRAD_LOGS="trace,+codegen,-guards"` and `fusegrad.config.logs("trace,+codegen")` tell on stderr what
 the compiler does, through Python's own loggers `fusegrad.trace` and so on. `+` is with every detail, `-` turns one off.
 """
+MEMORY = f"""glibc hands blocks from 128 kB to 32 MB on back to the system when they are freed, and the page faults of
+the next one cost more than most arithmetic on it: a process that is started with `{config.KEEPS_MEMORY}` keeps them,
+for eager code as well.
+"""
 SETTINGS_TOP = """`with fusegrad.config.patch(backend="interpret"): ...` changes settings for a block of code, in this
 thread or task. It goes before the environment, which goes before the options of `compile`.
 """
@@ -254,9 +258,9 @@ def settings_page() -> str:
         "## Backends\n", f"{', '.join(f'`{b}`' for b in config.BACKENDS)}: [what they run](quickstart.md#backends).\n",
         "## Steps\n", STEPS_TOP, *(part for title, steps in STEPS.items() for part in steps_part(title, steps)),
         "## Logs\n", LOGS_TOP, table(["name", "tells"], [[f"`{n}`", prose(what)] for n, what in logs.NAMES.items()]),
-        "## The cache\n", prose(inspect.getdoc(cache.default_root) or "") + "\n",
+        "## The cache\n", prose(inspect.getdoc(location.default_root) or "") + "\n",
         "`fusegrad cache dir` says where it is, `fusegrad cache clear` empties it.\n",
-        "## Memory on CPU\n", prose(inspect.getdoc(memory) or "") + "\n",
+        "## Memory on CPU\n", MEMORY,
     ])  # fmt: skip
 
 

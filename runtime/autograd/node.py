@@ -18,6 +18,7 @@ from ...tracer.function import ForwardCapture
 from ...tracer.methods import backward_method, is_once_differentiable, takes_boxed_gradients
 from ...tracer.torch_private import direct_apply, saved_tensors_can_be_told_apart, saved_tensors_of
 from ..capture.ctx_attributes import showing
+from ..execution.source_writer import SourceWriter, row
 from ..fallback.effects import careful
 from ..specialize.function_class import node_class, shown
 from ..specialize.residuals import Chosen
@@ -48,6 +49,8 @@ def make_node(
         return node_class(cls, (Function,), _body(cls, forward, shown(_of_the_present(cls))))
     body = _body(cls, forward, _backward(compiler, spec, backend, chosen, method))
     node = node_class(cls, (Function,), body, showing(spec))
+    if not spec.forward.tensor_attributes:
+        node._backward_cls._fusegrad_tensors = ()  # for all of them, in place of a slot of each
     if chosen is not None and saved_tensors_can_be_told_apart:
         users = len(spec.forward.saved)
         node._backward_cls.saved_tensors = property(
@@ -67,36 +70,57 @@ def _of_the_present(cls: type) -> Callable[..., Any]:
 
 
 def _forward(spec: Specialization, backend: str, chosen: Chosen | None, own_backward: bool) -> Callable[..., Any]:
-    captured = spec.forward
-    saved = _pickers(captured.saved if chosen is None else chosen.places)
-    attributes = _pickers(captured.tensor_attributes.values())
-    marks = [(name, _pickers(places)) for name, places in marks_of(captured) if places]
-    sharing = spec.sharing
-    slots, contained = spec.slots, len(spec.arguments) > spec.count
+    """forward of the generated Function, for any sizes that the specialization admits."""
+    text = SourceWriter()
+    at, plan = text.constant(spec, "spec"), text.constant(chosen, "chosen")
+    args = "given"
+    if len(spec.arguments) > spec.count:  # tensors in containers are arguments, too
+        args = text.let("args", f"{text.constant(opened, 'opened')}(given)")
+    sizes = text.let("sizes", f"{at}.sizes({args})")
+    text.add(f"outputs, hidden = {at}.run_forward({args}, {backend!r}, {plan}, {sizes})")
+    inputs = [f"{args}[{i}]" for i in spec.slots]
+    names: dict[str, Callable[[int], str]]
+    names = {"input": inputs.__getitem__, "output": "outputs[{}]".format, "hidden": "hidden[{}]".format}
+    saved = spec.forward.saved if chosen is None else chosen.places
+    write_context(text, spec, saved, own_backward, lambda p: names[p.kind](p.index), sizes, "given")
+    if not own_backward:
+        text.add(f"ctx._fusegrad_sizes = {sizes}")
+    text.add(f"return {at}.returned(outputs, ({row(inputs)}), hidden, {sizes})")
+    return text.function("forward", ("ctx", "*given"))
 
-    def forward(ctx: Any, *args: Any) -> Any:
-        held = () if sharing is None else sharing.of(args)
-        args = opened(args) if contained else args
-        sizes = spec.sizes(args)
-        outputs, hidden = spec.run_forward(args, backend, chosen, sizes)
-        pools = ([args[i] for i in slots], outputs, hidden)
-        ctx.save_for_backward(*[pools[pool][i] if pool >= 0 else None for pool, i in saved])
-        kept = [pools[pool][i] for pool, i in attributes]
-        if own_backward:
-            vars(ctx).update(spec.attributes(kept, sizes) | ({} if sharing is None else sharing.named(held)))
-        else:
-            ctx._fusegrad_tensors, ctx._fusegrad_sizes = kept, sizes
-            if sharing is not None:
-                ctx._fusegrad_shared = held
-        for mark, marked in marks:
-            getattr(ctx, mark)(*[pools[pool][i] if pool >= 0 else None for pool, i in marked])
-        if not captured.materialize_grads:
-            ctx.set_materialize_grads(False)
-        if not captured.materialize_non_diff_grads:
-            ctx._materialize_non_diff_grads = False
-        return spec.returned(outputs, pools[0], hidden, sizes)
 
-    return forward
+def write_context(
+    text: SourceWriter, spec: Specialization, saved: Sequence[Place | None], own_backward: bool,
+    name_of: Callable[[Place], str], sizes: str, args: str,
+) -> None:  # fmt: skip
+    """What forward leaves on ctx: saved tensors, attributes of the user's, and what the calls on ctx asked for.
+
+    name_of: an input, an output or a hidden tensor. sizes, args: the names of these, args as they were given.
+    """
+
+    def picked(places: Iterable[Place | None]) -> str:
+        return row(["None" if p is None else name_of(p) for p in places])
+
+    captured, sharing = spec.forward, spec.sharing
+    if saved:
+        text.add(f"ctx.to_save = ({picked(saved)})")
+    tensors = f"[{picked(captured.tensor_attributes.values())}]"
+    # The user's own backward reads ctx as forward left it; a captured one is given its tensors by position.
+    if own_backward:
+        text.add(f"vars(ctx).update({text.constant(spec.attributes, 'attributes')}({tensors}, {sizes}))")
+    elif captured.tensor_attributes:
+        text.add(f"ctx._fusegrad_tensors = {tensors}")
+    if sharing is not None:
+        shared = f"{text.constant(sharing.of, 'shared')}({args})"
+        named = f"vars(ctx).update({text.constant(sharing.named, 'named')}({shared}))"
+        text.add(named if own_backward else f"ctx._fusegrad_shared = {shared}")
+    for mark, places in _marks_of(captured):
+        if places:
+            text.add(f"ctx.{mark}({picked(places)})")
+    if not captured.materialize_grads:
+        text.add("ctx.set_materialize_grads(False)")
+    if not captured.materialize_non_diff_grads:
+        text.add("ctx._materialize_non_diff_grads = False")
 
 
 def _backward(
@@ -136,21 +160,13 @@ def _body(cls: type, forward: Any, backward: Any) -> dict[str, Any]:
     return body | {flag: getattr(cls, flag) for flag in flags if hasattr(cls, flag)}
 
 
-def marks_of(forward: ForwardCapture) -> list[tuple[str, list[Any]]]:
+def _marks_of(forward: ForwardCapture) -> list[tuple[str, list[Any]]]:
     """The calls on ctx that forward made, with the places of what they were given."""
     return [
         ("save_for_forward", forward.saved_for_forward),
         ("mark_dirty", list(forward.dirty)),
         ("mark_non_differentiable", list(forward.non_differentiable)),
     ]
-
-
-_POOLS = ("input", "output", "hidden")
-
-
-def _pickers(places: Iterable[Place | None]) -> list[tuple[int, int]]:
-    """Places as (pool, index); pool -1 is None."""
-    return [(-1, 0) if p is None else (_POOLS.index(p.kind), p.index) for p in places]
 
 
 def node_of(

@@ -17,16 +17,16 @@ import torch
 
 from ...ir.switches import KERNELS, SWITCHES, watched
 from ..check.cases import Plan
-from ..check.check import known_names, quietly
+from ..check.check import valid_names, without_warnings
 from ..check.compare import Difference, Tolerance
 from ..check.modes import DERIVABLE, MODES
-from ..check.reproducer import reproduced
-from ..check.subject import Case, Subject, examined, name_of
-from ..check.trial import Row, tried
+from ..check.reproducer import reproduce
+from ..check.run_case import Row, run_case
+from ..check.subject import Case, Subject, examine, name_of
 from ..report.explain import compiler_of
 from ..settings import config
 from ..settings.config import BACKENDS, KERNEL_BACKENDS
-from .places import Found, looked_at
+from .localize import Finding, localize
 from .steps import Step, Steps
 
 USUAL = ("forward", "backward", "jvp", "vmap in_dims=0")
@@ -34,7 +34,7 @@ OFTEN = 5
 """Calls of one kind, of which the last are written out."""
 CAPTURES = frozenset({"capture"})
 SECONDS = 20.0
-"""How long decisions of the generator are tried at most, one by one."""
+"""The time that decisions of the generator are tried at most, one by one."""
 DERIVED = "the derived rule itself: before any pass its graph is not the derivative"
 NOT_A_STEP = "none of the steps: it differs with all of them left out"
 
@@ -56,7 +56,7 @@ class Culprit:
 
 @dataclass(frozen=True)
 class Bisection:
-    """What `bisect` found. mode: in which the class differs; steps: how many there were; script: shows it again."""
+    """The result of `bisect`. mode: in which the class differs; steps: how many there were; script: shows it again."""
 
     name: str
     backend: str
@@ -72,7 +72,7 @@ class Bisection:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing differs."""
+        """True where nothing differs."""
         return not self.difference
 
     def to_dict(self) -> dict[str, Any]:
@@ -113,17 +113,17 @@ def bisect(
     """
     start = time.perf_counter()
     backend = backend or compiler_of(target).backend
-    modes = known_names(target, "transforms", transforms, MODES, USUAL)
-    known_names(target, "backend", [backend], BACKENDS)
+    modes = valid_names(target, "transforms", transforms, MODES, USUAL)
+    valid_names(target, "backend", [backend], BACKENDS)
     settings = {"check": False, "debug": True, "store": False}
-    with quietly(), torch.random.fork_rng(devices=[]), config.patch(**settings):
-        subject, own = examined(target, args, kwargs, backend, Tolerance(atol, rtol), seed)
+    with without_warnings(), torch.random.fork_rng(devices=[]), config.patch(**settings):
+        subject, own = examine(target, args, kwargs, backend, Tolerance(atol, rtol), seed)
         search = Search(subject, backend)
-        found = search.first_of(Plan(subject, own, modes, (), (), ()), modes)
-    found = replace(found, seconds=time.perf_counter() - start)
+        bisection = search.first_difference(Plan(subject, own, modes, (), (), ()), modes)
+    bisection = replace(bisection, seconds=time.perf_counter() - start)
     if not quiet:
-        print(found)
-    return found
+        print(bisection)
+    return bisection
 
 
 class Search:
@@ -139,68 +139,79 @@ class Search:
         steps = Steps(most, self.always)
         self.runs += 1
         with watched(steps):
-            self.subject.fast, self.subject.compiler = self.subject.fresh()
+            self.subject.fast, self.subject.compiler = self.subject.compile_again()
             for _ in range(self.calls):
-                if (found := tried(self.subject, case)[1]) is not None:
-                    return steps, found
+                if (difference := run_case(self.subject, case)[1]) is not None:
+                    return steps, difference
         return steps, None
 
-    def first_of(self, cases: Plan, modes: Sequence[str]) -> Bisection:
+    def first_difference(self, cases: Plan, modes: Sequence[str]) -> Bisection:
         """The first case that differs, taken apart; cases that differ nowhere are called often, too."""
-        known = [c for _, c in zip(modes, cases, strict=False)]  # variations come behind
+        own_cases = [c for _, c in zip(modes, cases, strict=False)]  # variations come behind
         nothing = Bisection(self.subject.name, self.backend, tuple(modes))
         for self.calls in (1, OFTEN):
-            for case in known:
-                steps, found = self.run(case, None)
-                if found is not None:
-                    return self._apart(replace(nothing, mode=case.mode), case, steps, found)
+            for case in own_cases:
+                steps, difference = self.run(case, None)
+                if difference is not None:
+                    return self._explain(replace(nothing, mode=case.mode), case, steps, difference)
         return replace(nothing, runs=self.runs)
 
-    def _apart(self, nothing: Bisection, case: Case, steps: Steps, found: Difference) -> Bisection:
-        number, steps, found, last = self.halved(case, steps, found)
-        culprit = self._culprit(case, last, steps, found)
-        total, row = len(self.run(case, None)[0].met), Row(self.backend, case.mode, case.what, "DIFFERS")
-        script = _script(reproduced(self.subject, case, row, found)[2], culprit)
-        return replace(nothing, difference=str(found), culprit=culprit, number=number, steps=total, runs=self.runs,
+    def _explain(self, nothing: Bisection, case: Case, steps: Steps, difference: Difference) -> Bisection:
+        number, steps, difference, last = self.bisect_steps(case, steps, difference)
+        culprit = self._culprit(case, last, steps, difference)
+        total, row = len(self.run(case, None)[0].passed), Row(self.backend, case.mode, case.what, "DIFFERS")
+        script = _script(reproduce(self.subject, case, row, difference)[2], culprit)
+        return replace(nothing, difference=str(difference), culprit=culprit, number=number, steps=total, runs=self.runs,
                        script=script)  # fmt: skip
 
-    def halved(self, case: Case, steps: Steps, found: Difference) -> tuple[int, Steps, Difference, Step | None]:
+    def bisect_steps(
+        self, case: Case, steps: Steps, difference: Difference
+    ) -> tuple[int, Steps, Difference, Step | None]:
         """(number of the first wrong step, the run that ends with it, its difference, the step)."""
-        low, high = 0, len(steps.met)
+        # Without any step the rest runs as it was before: where that is wrong already, no step is to blame.
+        low, high = 0, len(steps.passed)
         none, wrong = self.run(case, 0)
         if wrong is not None and not self.always:  # captures are what makes it run at all: only the rest is counted
             self.always = CAPTURES
             none, wrong = self.run(case, 0)
             steps, _ = self.run(case, None)
-            high = len(steps.met)
+            high = len(steps.passed)
         if wrong is not None:
             return 0, none, wrong, None
+        # With `low` steps the class is right, with `high` it is wrong.
         while high - low > 1:
             middle = (low + high) // 2
             trial, wrong = self.run(case, middle)
             if wrong is None:
                 low = middle
             else:
-                high, steps, found = middle, trial, wrong
-        return high, steps, found, steps.met[high - 1]
+                high, steps, difference = middle, trial, wrong
+        return high, steps, difference, steps.passed[high - 1]
 
-    def _culprit(self, case: Case, step: Step | None, steps: Steps, found: Difference) -> Culprit:
+    def _culprit(self, case: Case, step: Step | None, steps: Steps, difference: Difference) -> Culprit:
         if step is None:
             return Culprit("derive" if case.mode in DERIVABLE else "call", self.subject.name,
                            DERIVED if case.mode in DERIVABLE else NOT_A_STEP)  # fmt: skip
-        seen = looked_at(step, steps, self.subject, found)
-        return Culprit(step.kind, step.subject, seen.what, seen.where, seen.values, self._avoided(case, step, seen))
+        finding = localize(step, steps, self.subject, difference)
+        return Culprit(
+            step.kind,
+            step.subject,
+            finding.what,
+            finding.where,
+            finding.values,
+            self._avoiding_setting(case, step, finding),
+        )
 
-    def _avoided(self, case: Case, step: Step, seen: Found) -> str:
+    def _avoiding_setting(self, case: Case, step: Step, finding: Finding) -> str:
         """A setting under which the case is right; tried, not guessed."""
-        names = seen.switches or (step.kind,)
+        names = finding.switches or (step.kind,)
         for settings in self._candidates(step, [n for n in names if n in SWITCHES]):
             if self._is_right(case, settings):
                 return ", ".join(f"fusegrad.config.patch({k}={v!r})" for k, v in settings.items())
         return "is_traceable = False runs the class as you wrote it"
 
     def _candidates(self, step: Step, names: Sequence[str]) -> Iterator[dict[str, Any]]:
-        """What may help: the step left out, decisions of the generator in turn, the first call's check, no kernels."""
+        """Settings that may help: the step left out, single decisions of the generator, the first call's check."""
         yield from ({"disable": (n,)} for n in names)
         stop = time.perf_counter() + SECONDS
         for name in KERNELS if step.kind == "kernels" else ():

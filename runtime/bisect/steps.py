@@ -25,7 +25,7 @@ WORDS = {
     "reuse": "reuse of memory",
     "ready": "the call, written out",
 }
-"""What each kind of step is called."""
+"""The name of each kind of step in reports."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Seen:
+class Execution:
     """Something that ran, or was made, with what it was given."""
 
     what: Any
@@ -54,18 +54,18 @@ class Steps:
 
     def __init__(self, most: int | None, always: frozenset[str] = frozenset()) -> None:
         self.most, self.always = most, always
-        self.met: list[Step] = []
-        self.seen: list[Seen] = []
+        self.passed: list[Step] = []
+        self.executions: list[Execution] = []
 
     def allows(self, step: str, subject: str, detail: Any = None) -> bool:
-        """Whether the step may be taken."""
+        """Let a step pass, and note it, or refuse it."""
         if step in self.always:
             return True
-        if self.most is not None and len(self.met) >= self.most:
+        if self.most is not None and len(self.passed) >= self.most:
             return False
-        self.met.append(Step(step, subject, detail))
+        self.passed.append(Step(step, subject, detail))
         return True
 
     def saw(self, what: Any, given: Sequence[Any], sizes: Any = None) -> None:
         """Copies: what runs may write to its arguments."""
-        self.seen.append(Seen(what, [_copy(g) for g in given], sizes))
+        self.executions.append(Execution(what, [_copy(g) for g in given], sizes))

@@ -1,7 +1,7 @@
 """Locks between processes and threads: one makes a thing, the others wait and find it made.
 
-A claim is a locked file. The kernel lets go of it when its process dies, so none outlives its owner; a child that was
-forked meanwhile closes its copy. A claim that cannot be had in time costs double work, nothing else.
+A lock is a locked file. The kernel unlocks it when its process dies, so none outlives its owner; a child that was
+forked meanwhile closes its copy. A lock that cannot be had in time costs double work, nothing else.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from .private_folder import Folder
 fcntl: Any
 try:
     import fcntl
-except ImportError:  # not a Unix: everybody works for himself
+except ImportError:  # not a Unix: each process works for itself
     fcntl = None
 
 NAP = 0.02
 ATTEMPTS = 100
-"""How often the file that was locked may turn out to be a removed one: each time someone else was done."""
+"""Tries for a file that turns out to be a removed one once it is locked: each time another process was done."""
 NO_FILE = (errno.ELOOP, errno.EISDIR, errno.ENXIO)
 _OPEN = os.O_RDWR | os.O_CREAT | sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC"))
 
 
-class Claim:
-    """A locked file: until `let_go`, until nobody refers to it, or until the process ends."""
+class FileLock:
+    """A locked file: until `release`, until nothing refers to it, or until the process ends."""
 
     def __init__(self, folder: Folder, name: str, descriptor: int) -> None:
         self.name, self.descriptor, self.within = name, descriptor, os.dup(folder.fd)
         self.is_held = True
         _all.add(self)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Remove the file while it is ours, then unlock it: who waits for it sees that, and opens another."""
         if not self.is_held:
             return
@@ -46,7 +46,7 @@ class Claim:
             fcntl.flock(self.descriptor, fcntl.LOCK_UN)  # a forked child may have the descriptor, too
         self.close()
 
-    __del__ = let_go
+    __del__ = release
 
     def close(self) -> None:
         """Close the descriptors, which unlocks where no other process has them."""
@@ -56,7 +56,7 @@ class Claim:
                 os.close(descriptor)
 
 
-_all: weakref.WeakSet[Claim] = weakref.WeakSet()
+_all: weakref.WeakSet[FileLock] = weakref.WeakSet()
 
 
 def is_held_here(name: str) -> bool:
@@ -73,7 +73,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_close_in_child)
 
 
-def claim(folder: Folder, name: str, seconds: float) -> Claim | None:
+def claim(folder: Folder, name: str, seconds: float) -> FileLock | None:
     """The lock of that name, waited for at most so long; None where it cannot be had, or there are no locks here."""
     deadline = time.monotonic() + seconds
     for _ in range(ATTEMPTS if fcntl else 0):
@@ -84,9 +84,9 @@ def claim(folder: Folder, name: str, seconds: float) -> Claim | None:
             if not _locked(descriptor, deadline):
                 break
             if _is_current(descriptor, folder, name):
-                made = Claim(folder, name, descriptor)
+                lock = FileLock(folder, name, descriptor)
                 descriptor = None
-                return made
+                return lock
         finally:
             if descriptor is not None:
                 os.close(descriptor)
@@ -98,7 +98,7 @@ def _opened(folder: Folder, name: str) -> int | None:
         return os.open(name, _OPEN, 0o600, dir_fd=folder.fd)
     except OSError as error:
         if error.errno in NO_FILE:
-            folder.remove(name)  # a link, a folder, a device: nobody's lock
+            folder.remove(name)  # a link, a folder, a device: no lock
         return None
 
 
@@ -125,11 +125,11 @@ def _is_current(descriptor: int, folder: Folder, name: str) -> bool:
 
 
 def remove_stale(folder: Folder, seconds: float) -> None:
-    """Lock files that killed processes left, if nobody holds them now."""
+    """Lock files that killed processes left, if no process holds them now."""
     for name in folder.names():
         with suppress(OSError):
-            if abs(time.time() - folder.stat(name).st_mtime) > seconds and (found := claim(folder, name, 0.0)):
-                found.let_go()
+            if abs(time.time() - folder.stat(name).st_mtime) > seconds and (lock := claim(folder, name, 0.0)):
+                lock.release()
 
 
-__all__ = ["Claim", "claim", "is_held_here", "remove_stale"]
+__all__ = ["FileLock", "claim", "is_held_here", "remove_stale"]

@@ -69,7 +69,7 @@ class Folder:
         return Folder(name, self)
 
     def names(self) -> list[str]:
-        """What is in it, sorted."""
+        """The names of what is in it, sorted."""
         return sorted(os.listdir(self.fd))
 
     def stat(self, name: str) -> os.stat_result:
@@ -111,16 +111,16 @@ class Folder:
                 raise FileExistsError(name_there) from error
             raise
 
-    def bury(self, name: str, graveyard: Folder) -> None:
-        """Remove something that others may be reading: out of sight by a rename first, so that nobody reads half."""
-        grave = secrets.token_hex(8)
+    def remove_atomically(self, name: str, trash: Folder) -> None:
+        """Remove what other processes may be reading: out of sight by a rename first, so that none reads half of it."""
+        name_there = secrets.token_hex(8)
         try:
             self._unlock(name)
-            self.move(name, graveyard, grave)
+            self.move(name, trash, name_there)
         except OSError:
             self.remove(name)
         else:
-            graveyard.remove(grave)
+            trash.remove(name_there)
 
     def remove(self, name: str) -> None:
         """Remove a file, a link or a folder with all that it holds, as far as it can be removed."""

@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...tracer.capture.memory import copied, is_held
-from ..execution.intermediates import _evaluate
+from ..values.sizes import traced_numbers
 
 Tensor = torch.Tensor
 Call = Callable[[Sequence[Any]], Sequence[Any]]
@@ -179,7 +179,7 @@ def small_sizes(sizes: Sizes, conditions: Sequence[sympy.Basic]) -> dict[sympy.S
 
 
 def _cut_tensor(tensor: Tensor, fake: Tensor, sizes: Sizes) -> Tensor:
-    shape, strides = _evaluate(fake.shape, sizes), _evaluate(fake.stride(), sizes)
+    shape, strides = traced_numbers(fake.shape, sizes), traced_numbers(fake.stride(), sizes)
     data = tensor.detach()[tuple(slice(0, n) for n in shape)]
     if not data.is_floating_point() and not data.is_complex() and data.dtype is not torch.bool:
         limit = min(sizes.values(), default=1)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from .layouts import all_cast, all_laid_out, laid_out, lengths, one_for_two, resized, scalars
 from .modes import DERIVABLE
 from .subject import Case, Subject, Weights
+from .variations import aliasable_pairs, all_cast, lengths, scalars, with_layout, with_layouts, with_sizes
 
 Tensor = torch.Tensor
 DTYPES = {"f32": torch.float32, "f64": torch.float64, "f16": torch.float16, "bf16": torch.bfloat16}
@@ -35,12 +35,12 @@ class Plan:
         for mode in self.modes:
             xs = tiny if mode in DERIVABLE else self.own if mode in ("forward", "backward") else small
             yield Case(mode, shapes(xs), xs)
-        yield from self.which(small)
+        yield from self.partial_gradients(small)
         yield from (Case(self.varied, name, tuple(all_cast(small, DTYPES[name]))) for name in self.other_dtypes())
         yield from self.laid_out(small)
         yield from self.resized(small)
 
-    def works(self, xs: Sequence[Tensor]) -> bool:
+    def eager_works(self, xs: Sequence[Tensor]) -> bool:
         gs = self.subject.gradients(xs, Weights())
         return bool(gs) and self.subject.run(self.subject.eager, "backward", xs, gs).error is None
 
@@ -52,13 +52,13 @@ class Plan:
             if n is None:
                 break
             options = [m for m in (n // 2, n // 2 + 1) if m not in lengths(xs)] or [n // 2]
-            found = (tuple(resized(xs, {n: m})) for m in options)
-            better = next((made for made in found if self.works(made)), None)
+            candidates = (tuple(with_sizes(xs, {n: m})) for m in options)
+            better = next((candidate for candidate in candidates if self.eager_works(candidate)), None)
             fixed |= {n} if better is None else set()
             xs = better or xs
         return xs
 
-    def which(self, xs: tuple[Tensor, ...]) -> Iterator[Case]:
+    def partial_gradients(self, xs: tuple[Tensor, ...]) -> Iterator[Case]:
         """One output alone, one argument alone, one tensor as two arguments."""
         gs = self.subject.gradients(xs, Weights())
         ends = [i for i, g in enumerate(gs) if g is not None]
@@ -69,7 +69,7 @@ class Plan:
             for i in moving[:4]:
                 alone = tuple(x.detach().requires_grad_(i == j) for j, x in enumerate(xs))
                 yield Case(self.varied, f"only {self.subject.names[i]} requires grad", alone)
-        for i, j in one_for_two(xs)[:3]:
+        for i, j in aliasable_pairs(xs)[:3]:
             same = tuple(xs[i] if k == j else x for k, x in enumerate(xs))
             yield Case(self.varied, f"{self.subject.names[j]} is {self.subject.names[i]}", same)
 
@@ -83,18 +83,18 @@ class Plan:
         k = len(self.layouts)
         mixes = [[self.layouts[(s + i) % k] for i in range(len(xs))] for s in range(min(k, 3))] if len(xs) > 1 else []
         for names in [*([n] * len(xs) for n in self.layouts), *mixes]:
-            if (made := all_laid_out(xs, names)) is not None:
-                yield Case(self.varied, f"arguments {', '.join(dict.fromkeys(names))}", tuple(made))
+            if (arguments := with_layouts(xs, names)) is not None:
+                yield Case(self.varied, f"arguments {', '.join(dict.fromkeys(names))}", tuple(arguments))
         gs = [g for g in self.subject.gradients(xs, Weights()) if g is not None]
         for name in self.layouts:
-            if any(laid_out(g, name) is not None for g in gs):
+            if any(with_layout(g, name) is not None for g in gs):
                 yield Case(self.varied, f"grad_output {name}", xs, Weights(name))
 
     def resized(self, xs: tuple[Tensor, ...]) -> Iterator[Case]:
         for n in lengths(xs)[:4]:
             for m in self.sizes:
                 if n and m != n:
-                    yield Case(self.varied, f"size {n} -> {m}", tuple(resized(xs, {n: m})))
+                    yield Case(self.varied, f"size {n} -> {m}", tuple(with_sizes(xs, {n: m})))
         if xs and all(x.numel() for x in xs) and any(x.dim() for x in xs):
             yield Case(self.varied, "0-d", tuple(scalars(xs)))
 

@@ -1,7 +1,7 @@
 """`fusegrad.check`: a compiled Function against the one that you wrote, case by case, with a table of what was found.
 
 A case is a mode (backward, vmap, ...) on tensors: the user's own, and variations of them in size, layout and dtype.
-Eager is the judge; where it has no rule, `mathematics.py` is; a run of eager in float64 says how near is near.
+Eager is the judge; where it has no rule, `reference_transforms.py` is; a run of eager in float64 says how near is near.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from ..report.explain import compiler_of
 from ..settings.config import BACKENDS, patch
 from .cases import DTYPES, SIZES, Plan, shapes
 from .compare import Difference, Tolerance
-from .layouts import LAYOUTS
 from .modes import MODES
-from .subject import Case, CheckArgumentError, Subject, examined, name_of
-from .trial import Row, tried
+from .run_case import Row, run_case
+from .subject import Case, CheckArgumentError, Subject, examine, name_of
+from .variations import LAYOUTS
 
 SLOW = 10.0
 
@@ -51,7 +51,7 @@ class CheckError(FusegradError, AssertionError):
 
 @dataclass
 class Report:
-    """What `check` found. Prints as a table."""
+    """The result of `check`. Prints as a table."""
 
     name: str
     rows: list[Row] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing differs; what does not apply or was not run is counted in `counts`."""
+        """True where nothing differs; what does not apply or was not run is counted in `counts`."""
         return all(r.result != "DIFFERS" for r in self.rows)
 
     @property
@@ -111,7 +111,7 @@ def check(
 
     args, kwargs: of one call; tensors, specifications such as "f32[64,128]", any other object. transforms: out of
     `MODES` in runtime/check/modes.py; dtypes: out of "f32", "f64", "f16", "bf16"; layouts: out of `LAYOUTS` in
-    layouts.py; sizes: lengths that each axis is given in turn; an empty list leaves a kind of variation out.
+    variations.py; sizes: lengths that each axis is given in turn; an empty list leaves a kind of variation out.
     backends: by default the class's own; on CPU also "reference" and "interpret". atol, rtol: how much farther from
     float64 than eager a number may be; by default half as far again, and 4 ulp of the largest.
 
@@ -119,30 +119,32 @@ def check(
     """
     start = time.perf_counter()
     chosen: dict[str, Any] = {
-        "modes": known_names(target, "transforms", transforms, MODES),
-        "dtypes": known_names(target, "dtypes", dtypes, DTYPES),
-        "layouts": known_names(target, "layouts", layouts, LAYOUTS, [n for n in LAYOUTS if n != "contiguous"]),
+        "modes": valid_names(target, "transforms", transforms, MODES),
+        "dtypes": valid_names(target, "dtypes", dtypes, DTYPES),
+        "layouts": valid_names(target, "layouts", layouts, LAYOUTS, [n for n in LAYOUTS if n != "contiguous"]),
         "sizes": SIZES if sizes is None else sizes,
     }
+    # One backend after the other, each with a subject of its own; the first difference is reproduced at the end.
     report = Report(name_of(target))
     failure: tuple[Subject, Case, Row, Difference] | None = None
-    with quietly(), torch.random.fork_rng(devices=[]):
-        for backend in known_names(target, "backends", backends, BACKENDS, [compiler_of(target).backend]):
-            subject, own = examined(target, args, kwargs, backend, Tolerance(atol, rtol), seed)
-            found = _all_rows(report, Plan(subject, own, **chosen), backend, start)
-            failure = failure or (found and (subject, *found))
+    with without_warnings(), torch.random.fork_rng(devices=[]):
+        for backend in valid_names(target, "backends", backends, BACKENDS, [compiler_of(target).backend]):
+            subject, own = examine(target, args, kwargs, backend, Tolerance(atol, rtol), seed)
+            failing = _fill_report(report, Plan(subject, own, **chosen), backend, start)
+            failure = failure or (failing and (subject, *failing))
+    # The table before the error: making the difference smaller takes seconds.
     report.seconds = time.perf_counter() - start
     if not quiet:
         print(report)
     if failure is not None:
-        with quietly():
+        with without_warnings():
             error = _check_error(report, *failure)
         raise error
     return report
 
 
 @contextmanager
-def quietly() -> Iterator[None]:
+def without_warnings() -> Iterator[None]:
     """Without warnings of fallbacks (they are in the table), and without what torch logs of calls that raise.
 
     A fault of ours raises: where eager answered in its place, no difference would show.
@@ -158,23 +160,23 @@ def quietly() -> Iterator[None]:
         torchs.setLevel(level)
 
 
-def _all_rows(report: Report, plan: Plan, backend: str, start: float) -> Any:
+def _fill_report(report: Report, plan: Plan, backend: str, start: float) -> Any:
     """Fills the report; returns the first case that differs."""
     first = None
-    told = start
+    last_note = start
     for case in plan:
-        row, found = tried(plan.subject, case)
+        row, difference = run_case(plan.subject, case)
         row.backend = backend
         report.rows.append(row)
-        first = first or (found and (case, row, found))
-        if time.perf_counter() - told > SLOW:
-            told = time.perf_counter()
-            print(f"check({report.name}): {len(report.rows)} cases after {told - start:.0f} s", file=sys.stderr)
+        first = first or (difference and (case, row, difference))
+        if time.perf_counter() - last_note > SLOW:
+            last_note = time.perf_counter()
+            print(f"check({report.name}): {len(report.rows)} cases after {last_note - start:.0f} s", file=sys.stderr)
     return first
 
 
-def known_names(target: Any, option: str, asked: Sequence[str] | None, known: Any, default: Any = None) -> list[str]:
-    names = list(asked if asked is not None else default or known)
+def valid_names(target: Any, option: str, chosen: Sequence[str] | None, known: Any, default: Any = None) -> list[str]:
+    names = list(chosen if chosen is not None else default or known)
     if unknown := [n for n in names if n not in known]:
         detail = f"{option}: there is no {unknown[0]!r}"
         raise CheckArgumentError(function=name_of(target), detail=detail, fix=f"use some of {', '.join(known)}")
@@ -182,10 +184,10 @@ def known_names(target: Any, option: str, asked: Sequence[str] | None, known: An
 
 
 def _check_error(report: Report, subject: Subject, case: Case, row: Row, found: Difference) -> CheckError:
-    from .reproducer import reproduced
+    from .reproducer import reproduce
 
     cls = subject.compiler.cls
-    smaller, difference, script = reproduced(subject, case, row, found)
+    smaller, difference, script = reproduce(subject, case, row, found)
     method = (backward_method(cls) if case.mode != "forward" else None) or cls.forward  # type: ignore[attr-defined]
     return CheckError(
         report,

@@ -29,7 +29,7 @@ class Tolerance:
 
 @dataclass
 class Outcome:
-    """What a run gave: named results, or the error that it raised."""
+    """The outcome of a run: named results, or the error that it raised."""
 
     values: dict[str, Any]
     error: Exception | None = None
@@ -60,12 +60,12 @@ def first_difference(ours: Outcome, eager: Outcome, wide: Outcome | None, by: To
         name = sorted(missing)[0]
         return Difference(name, "is there in one run and not in the other")
     wides: Mapping[str, Any] = wide.values if wide is not None else {}
-    found = (difference(n, ours.values[n], e, wides.get(n), by) for n, e in eager.values.items())
-    return next((d for d in found if d is not None), None)
+    differences = (difference(n, ours.values[n], e, wides.get(n), by) for n, e in eager.values.items())
+    return next((d for d in differences if d is not None), None)
 
 
 def difference(name: str, ours: Any, eager: Any, wide: Any, by: Tolerance) -> Difference | None:
-    """Why one value is not eager's; None where it is."""
+    """The difference between a value and eager's, or None."""
     if not by.strict:
         ours, eager = _zeros_for_none(ours, eager)
     if not isinstance(eager, Tensor) or not isinstance(ours, Tensor):
@@ -112,21 +112,21 @@ def inaccuracy(name: str, ours: Tensor, eager: Tensor, wide: Tensor | None, by: 
     for kind in (torch.isnan, torch.isinf):
         wrong = kind(mine) != kind(theirs)
         if bool(wrong.any()):
-            what = f"{kind.__name__[2:]} in one and not in the other"
-            return _worst(name, what, ours, eager, wide, wrong.double())
+            fact = f"{kind.__name__[2:]} in one and not in the other"
+            return _worst(name, fact, ours, eager, wide, wrong.double())
     finite = torch.isfinite(mine) & torch.isfinite(judge) & torch.isfinite(theirs)
     error, eagers = ((torch.where(finite, x - judge, 0)).abs() for x in (mine, theirs))
     limit = _limits(mine, theirs, judge, finite, eagers, eager.dtype, by)
     if not bool((error > limit).any()):
         return None
-    what = f"error {error.max().item():.3g}, eager's {eagers.max().item():.3g}"
-    return _worst(name, what, ours, eager, wide, torch.where(error > limit, error, 0))
+    fact = f"error {error.max().item():.3g}, eager's {eagers.max().item():.3g}"
+    return _worst(name, fact, ours, eager, wide, torch.where(error > limit, error, 0))
 
 
 def _limits(
     mine: Tensor, theirs: Tensor, judge: Tensor, finite: Tensor, eagers: Tensor, dtype: torch.dtype, by: Tolerance
 ) -> Tensor:
-    """How far from the judge each element may be."""
+    """The distance from the judge that each element may have."""
     scale = torch.where(finite, judge, 0).abs()
     if by.atol is not None or by.rtol is not None:
         return (by.atol or 0.0) + (by.rtol or 0.0) * scale + eagers
@@ -144,23 +144,23 @@ def widened(t: Tensor) -> Tensor:
     return t.to(torch.complex128 if t.is_complex() else torch.float64)
 
 
-def _worst(name: str, what: str, ours: Tensor, eager: Tensor, wide: Tensor | None, error: Tensor) -> Difference:
+def _worst(name: str, fact: str, ours: Tensor, eager: Tensor, wide: Tensor | None, error: Tensor) -> Difference:
     """The difference at its largest."""
     flat = int(error.argmax())
     index = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), error.shape))
     at = [None if t is None or t.shape != eager.shape else t[index].item() for t in (ours, eager, wide)]
-    return Difference(name, what, index, *at)
+    return Difference(name, fact, index, *at)
 
 
 def errors(ours: Outcome, eager: Outcome, wide: Outcome | None) -> tuple[float, float] | None:
     """The largest distances from float64 over all results, in ulp of the largest number: (ours, eager's)."""
-    found = [
+    pairs = [
         pair
         for name, e in eager.values.items()
         if isinstance(e, Tensor) and e.is_floating_point() and wide is not None and e.numel()
         if (pair := _in_ulps(ours.values.get(name), e, wide.values.get(name))) is not None
     ]
-    return (max(a for a, _ in found), max(b for _, b in found)) if found else None
+    return (max(a for a, _ in pairs), max(b for _, b in pairs)) if pairs else None
 
 
 def _in_ulps(ours: Any, eager: Tensor, wide: Any) -> tuple[float, float] | None:

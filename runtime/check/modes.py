@@ -1,6 +1,6 @@
-"""What `fusegrad.check` runs a Function under: each mode gives named results of `f` on tensors.
+"""The modes of `fusegrad.check`: each gives named results of `f` on tensors.
 
-A mode is written once, over a toolkit of transforms: torch.func, or plain autograd and loops (`mathematics.py`).
+A mode is written once, over a toolkit of transforms: torch.func, or plain autograd (`reference_transforms.py`).
 Nothing here needs more than torch: a reproducer consists of the source of what it calls.
 """
 
@@ -31,7 +31,7 @@ def leaves(xs: Sequence[Tensor]) -> list[Tensor]:
 
 
 def distinct(xs: Sequence[Tensor]) -> list[Tensor]:
-    """What a gradient is asked for, each tensor once."""
+    """The tensors that require a gradient, each once."""
     return list({id(x): x for x in xs if x.requires_grad}.values())
 
 
@@ -67,9 +67,9 @@ def of_moving(f: F, xs: Sequence[Tensor], gs: Sequence[Any]) -> F:
     """`f` as a function of the differentiated arguments alone, with its differentiable outputs alone."""
     at = moving(xs)
 
-    def inner(*given: Tensor) -> tuple[Tensor, ...]:
+    def inner(*differentiated: Tensor) -> tuple[Tensor, ...]:
         full = list(xs)
-        for i, x in zip(at, given, strict=True):
+        for i, x in zip(at, differentiated, strict=True):
             full[i] = x
         return tuple(o for o, g in zip(as_tuple(f(*full)), gs, strict=True) if g is not None)
 
@@ -91,7 +91,7 @@ def visible(f: F) -> F:
 
 # ------------------------------------------------------------------ plain autograd
 def relation(output: Any, other: Tensor) -> str:
-    """How two tensors share memory: not at all, as one object, or as views."""
+    """The way two tensors share memory: not at all, as one object, or as views."""
     if output is other:
         return "the same object"
     a, b = output.untyped_storage(), other.untyped_storage()
@@ -102,18 +102,18 @@ def relation(output: Any, other: Tensor) -> str:
 
 def observed(outputs: Sequence[Any], xs: Sequence[Tensor]) -> Named:
     """Outputs, what they share memory with, and what became of the arguments."""
-    found: Named = {f"output {i}": o for i, o in enumerate(outputs)}
-    seen = [(f"argument {i}", x) for i, x in enumerate(xs)]
+    facts: Named = {f"output {i}": o for i, o in enumerate(outputs)}
+    tensors = [(f"argument {i}", x) for i, x in enumerate(xs)]
     for i, output in enumerate(outputs):
         if isinstance(output, Tensor):
-            shared = {name: how for name, other in seen if (how := relation(output, other)) != "apart"}
-            found[f"memory of output {i}"] = shared
-            seen.append((f"output {i}", output))
+            shared = {name: how for name, other in tensors if (how := relation(output, other)) != "apart"}
+            facts[f"memory of output {i}"] = shared
+            tensors.append((f"output {i}", output))
     for i, x in enumerate(xs):
         returned = any(o is x for o in outputs)  # marked dirty: how often it was written to is the method's own affair
-        found[f"version of argument {i}"] = x._version > 0 if returned else x._version
-        found[f"argument {i} after the call"] = x.detach()
-    return found
+        facts[f"version of argument {i}"] = x._version > 0 if returned else x._version
+        facts[f"argument {i} after the call"] = x.detach()
+    return facts
 
 
 def gradients(
@@ -125,10 +125,10 @@ def gradients(
     if not pairs or not wanted:
         return [None] * len(wanted)
     ends, weights = zip(*pairs, strict=True)
-    found = torch.autograd.grad(
+    results = torch.autograd.grad(
         ends, wanted, weights, allow_unused=True, create_graph=again, retain_graph=again or keep
     )
-    return list(found)
+    return list(results)
 
 
 def forward(T: Any, f: F, xs: Sequence[Tensor], gs: Sequence[Any]) -> Named:
@@ -140,8 +140,8 @@ def forward(T: Any, f: F, xs: Sequence[Tensor], gs: Sequence[Any]) -> Named:
 def backward(T: Any, f: F, xs: Sequence[Tensor], gs: Sequence[Any]) -> Named:
     xs = leaves(xs)
     outputs = as_tuple(f(*xs))
-    found = observed(outputs, xs)
-    return found | {f"gradient {i}": g for i, g in enumerate(gradients(outputs, xs, gs))}
+    facts = observed(outputs, xs)
+    return facts | {f"gradient {i}": g for i, g in enumerate(gradients(outputs, xs, gs))}
 
 
 def double_backward(T: Any, f: F, xs: Sequence[Tensor], gs: Sequence[Any]) -> Named:
@@ -175,7 +175,7 @@ def checkpoint(T: Any, f: F, xs: Sequence[Tensor], gs: Sequence[Any]) -> Named:
 
 
 def saved_tensors_hooks(T: Any, f: F, xs: Sequence[Tensor], gs: Sequence[Any]) -> Named:
-    """What is saved goes through the hooks, each tensor once, and backward uses what they give back."""
+    """Saved tensors go through the hooks, each once, and backward uses what these return."""
     packed: list[Tensor] = []
 
     def pack(t: Tensor) -> int:
@@ -185,8 +185,8 @@ def saved_tensors_hooks(T: Any, f: F, xs: Sequence[Tensor], gs: Sequence[Any]) -
     xs = leaves(xs)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda i: packed[i]):
         outputs = as_tuple(f(*xs))
-    found = {f"gradient {i}": g for i, g in enumerate(gradients(outputs, xs, gs))}
-    return {"number of saved tensors": len(packed), **found}
+    facts = {f"gradient {i}": g for i, g in enumerate(gradients(outputs, xs, gs))}
+    return {"number of saved tensors": len(packed), **facts}
 
 
 # ------------------------------------------------------------------ torch.func
@@ -220,19 +220,19 @@ def func_grad(T: Any, f: F, xs: Sequence[Tensor], gs: Sequence[Any]) -> Named:
 
 def func_vjp(T: Any, f: F, xs: Sequence[Tensor], gs: Sequence[Any]) -> Named:
     outputs, pull = T.vjp(of_moving(f, xs, gs), *primals(xs))
-    found = pull(tuple(g for g in gs if g is not None))
-    return named("output", outputs) | named("gradient", found)
+    pulled = pull(tuple(g for g in gs if g is not None))
+    return named("output", outputs) | named("gradient", pulled)
 
 
 def func_jvp(T: Any, f: F, xs: Sequence[Tensor], gs: Sequence[Any]) -> Named:
-    given = primals(xs)
-    outputs, tangents = T.jvp(of_moving(f, xs, gs), given, tuple(map(ramp, given)))
+    inputs = primals(xs)
+    outputs, tangents = T.jvp(of_moving(f, xs, gs), inputs, tuple(map(ramp, inputs)))
     return named("output", outputs) | named("tangent", tangents)
 
 
 def dual(T: Any, f: F, xs: Sequence[Tensor], gs: Sequence[Any]) -> Named:
-    given = primals(xs)
-    outputs, tangents = T.dual(of_moving(f, xs, gs), given, tuple(map(ramp, given)))
+    inputs = primals(xs)
+    outputs, tangents = T.dual(of_moving(f, xs, gs), inputs, tuple(map(ramp, inputs)))
     return named("output", outputs) | named("tangent", tangents)
 
 
@@ -285,11 +285,11 @@ def vmap_1(T: Any, f: F, xs: Sequence[Tensor], gs: Sequence[Any]) -> Named:
 
 def vmap_mixed(T: Any, f: F, xs: Sequence[Tensor], gs: Sequence[Any]) -> Named:
     """Every second argument has a batch axis; then the others."""
-    found: Named = {}
+    outputs: Named = {}
     for first in range(min(len(xs), 2)):
         lanes, at = batch(xs, [0 if i % 2 == first else None for i in range(len(xs))])
-        found |= named(f"output ({first})", T.vmap(visible(f), in_dims=at)(*lanes))
-    return found
+        outputs |= named(f"output ({first})", T.vmap(visible(f), in_dims=at)(*lanes))
+    return outputs
 
 
 def vmap_vmap(T: Any, f: F, xs: Sequence[Tensor], gs: Sequence[Any]) -> Named:
@@ -318,8 +318,8 @@ def of_all(f: F, gs: Sequence[Any]) -> F:
 def jvp_vmap(T: Any, f: F, xs: Sequence[Tensor], gs: Sequence[Any]) -> Named:
     lanes, at = over(0, xs)
     mapped = of_moving(T.vmap(of_all(f, gs), in_dims=at), retracked(lanes, xs), [g for g in gs if g is not None])
-    given = tuple(lanes[i].detach() for i in moving(xs))
-    outputs, tangents = T.jvp(mapped, given, tuple(map(ramp, given)))
+    inputs = tuple(lanes[i].detach() for i in moving(xs))
+    outputs, tangents = T.jvp(mapped, inputs, tuple(map(ramp, inputs)))
     return named("output", outputs) | named("tangent", tangents)
 
 

@@ -27,9 +27,9 @@ def back(outputs: Sequence[Tensor], weights: Sequence[Tensor], xs: Sequence[Tens
     pairs = [(o, w) for o, w in zip(outputs, weights, strict=True) if o.requires_grad]
     if not pairs:
         return [torch.zeros_like(x) for x in xs]
-    ends, given = zip(*pairs, strict=True)
-    found = torch.autograd.grad(ends, xs, given, allow_unused=True, retain_graph=True, create_graph=again)
-    return [torch.zeros_like(x) if g is None else g for g, x in zip(found, xs, strict=True)]
+    ends, cotangents = zip(*pairs, strict=True)
+    gradients = torch.autograd.grad(ends, xs, cotangents, allow_unused=True, retain_graph=True, create_graph=again)
+    return [torch.zeros_like(x) if g is None else g for g, x in zip(gradients, xs, strict=True)]
 
 
 def basis(like: Tensor) -> list[Tensor]:
@@ -39,8 +39,8 @@ def basis(like: Tensor) -> list[Tensor]:
 
 def rows(output: Tensor, xs: Sequence[Tensor]) -> list[Tensor]:
     """The jacobian of one output: backward of each unit gradient."""
-    found = [back([output], [e], xs) for e in basis(output)]
-    return [_stack([r[i] for r in found], (*output.shape, *x.shape), x) for i, x in enumerate(xs)]
+    gradients = [back([output], [e], xs) for e in basis(output)]
+    return [_stack([r[i] for r in gradients], (*output.shape, *x.shape), x) for i, x in enumerate(xs)]
 
 
 def _stack(parts: Sequence[Tensor], shape: Sequence[int], like: Tensor) -> Tensor:
@@ -56,19 +56,19 @@ def grad(fn: F, argnums: Sequence[int]) -> F:
 
 
 def vjp(fn: F, *xs: Tensor) -> Any:
-    given = tracked(xs, range(len(xs)))
-    outputs = fn(*given)
-    return outputs, lambda weights: tuple(back(outputs, weights, given))
+    inputs = tracked(xs, range(len(xs)))
+    outputs = fn(*inputs)
+    return outputs, lambda weights: tuple(back(outputs, weights, inputs))
 
 
 def jvp(fn: F, xs: Sequence[Tensor], ts: Sequence[Tensor]) -> Any:
-    """The user's own jvp by dual numbers, or else the transpose of his backward."""
+    """The user's own jvp by dual numbers, or else the transpose of their backward."""
     try:
         return dual_numbers(fn, xs, ts)
     except (RuntimeError, NotImplementedError):
-        given = tracked(xs, range(len(xs)))
-        outputs = fn(*given)
-        return outputs, tuple(_contracted(rows(o, given), ts, o) for o in outputs)
+        inputs = tracked(xs, range(len(xs)))
+        outputs = fn(*inputs)
+        return outputs, tuple(_contracted(rows(o, inputs), ts, o) for o in outputs)
 
 
 def _contracted(jacobian: Sequence[Tensor], ts: Sequence[Tensor], output: Tensor) -> Tensor:
@@ -86,16 +86,14 @@ def jacrev(fn: F, argnums: Sequence[int]) -> F:
 
 
 def jacfwd(fn: F, argnums: Sequence[int]) -> F:
-    """Column by column with the user's own jvp, else from his backward."""
+    """Column by column with the user's own jvp, else from their backward."""
 
     def jacobian(*xs: Tensor) -> Any:
         try:
             return _by_columns(fn, xs, argnums)
         except (RuntimeError, NotImplementedError):
-            given = tracked(xs, argnums)
-            return tuple(
-                tuple(row.to(o.dtype) for row in rows(o, [given[i] for i in argnums])) for o in fn(*given)
-            )
+            inputs = tracked(xs, argnums)
+            return tuple(tuple(row.to(o.dtype) for row in rows(o, [inputs[i] for i in argnums])) for o in fn(*inputs))
 
     return jacobian
 
@@ -105,8 +103,8 @@ def _by_columns(fn: F, xs: Sequence[Tensor], argnums: Sequence[int]) -> Any:
     columns = [[_pushed(fn, xs, i, e) for e in basis(xs[i])] for i in argnums]
     return tuple(
         tuple(
-            torch.stack([c[k] for c in found], -1).reshape((*o.shape, *xs[i].shape))
-            for i, found in zip(argnums, columns, strict=True)
+            torch.stack([c[k] for c in column], -1).reshape((*o.shape, *xs[i].shape))
+            for i, column in zip(argnums, columns, strict=True)
         )
         for k, o in enumerate(outputs)
     )
@@ -135,8 +133,8 @@ def hessian_by_differences(fn: F, argnums: Sequence[int]) -> F:
         columns = [[_difference(grad(fn, argnums), xs, i, e) for e in basis(xs[i])] for i in argnums]
         return tuple(
             tuple(
-                torch.stack([c[k] for c in found], -1).reshape((*xs[a].shape, *xs[i].shape))
-                for i, found in zip(argnums, columns, strict=True)
+                torch.stack([c[k] for c in column], -1).reshape((*xs[a].shape, *xs[i].shape))
+                for i, column in zip(argnums, columns, strict=True)
             )
             for k, a in enumerate(argnums)
         )

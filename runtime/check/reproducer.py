@@ -19,12 +19,12 @@ import torch.utils._pytree as pytree
 from . import modes
 from . import reference_transforms as mathematics
 from .compare import Difference
-from .layouts import lengths, resized
 from .modes import DERIVABLE, MODES
 from .subject import Case, Subject, Weights
+from .variations import lengths, with_sizes
 
 if TYPE_CHECKING:
-    from .trial import Row
+    from .run_case import Row
 
 Tensor = torch.Tensor
 ATTEMPTS, SECONDS = 24, 5.0
@@ -32,43 +32,43 @@ PACKAGE = modes.__name__.partition(".")[0] + "."
 LITERAL = 400  # numbers of a tensor that are written out; a larger one is drawn anew
 
 
-def reproduced(subject: Subject, case: Case, row: Row, found: Difference) -> tuple[Case, Difference, str]:
+def reproduce(subject: Subject, case: Case, row: Row, found: Difference) -> tuple[Case, Difference, str]:
     """(the smallest case that still differs, its difference, the script)."""
-    smaller, difference = shrunk(subject, case, found)
+    smaller, difference = shrink(subject, case, found)
     return smaller, difference, script(subject, smaller, row.backend, difference)
 
 
 # ------------------------------------------------------------------ shrinking
-def shrunk(subject: Subject, case: Case, found: Difference) -> tuple[Case, Difference]:
+def shrink(subject: Subject, case: Case, found: Difference) -> tuple[Case, Difference]:
     """Simpler layouts and sizes, as long as a fresh compilation differs too."""
     stop = time.perf_counter() + SECONDS
     attempts = 0
     simpler = True
     while simpler:
         simpler = False
-        for candidate in candidates(case):
+        for candidate in simpler_cases(case):
             attempts += 1
             if attempts > ATTEMPTS or time.perf_counter() > stop:
                 return case, found
-            if (difference := fails(subject, candidate)) is not None:
+            if (difference := failure_of(subject, candidate)) is not None:
                 case, found, simpler = candidate, difference, True
                 break
     return case, found
 
 
-def fails(subject: Subject, case: Case) -> Difference | None:
-    from .trial import tried
+def failure_of(subject: Subject, case: Case) -> Difference | None:
+    from .run_case import run_case
 
-    subject.fast, subject.compiler = subject.fresh()
-    return tried(subject, case)[1]
+    subject.fast, subject.compiler = subject.compile_again()
+    return run_case(subject, case)[1]
 
 
-def candidates(case: Case) -> Iterator[Case]:
-    """What is one step simpler."""
+def simpler_cases(case: Case) -> Iterator[Case]:
+    """The cases that are one step simpler."""
     for n in lengths(case.xs):
         for m in sorted({1, 2, 3, n // 2}):
             if 0 < m < n:
-                yield replace(case, xs=tuple(resized(case.xs, {n: m})))
+                yield replace(case, xs=tuple(with_sizes(case.xs, {n: m})))
     if case.weights.layout != "contiguous":
         yield replace(case, weights=Weights("contiguous", case.weights.only))
     for i, x in enumerate(case.xs):
@@ -78,7 +78,7 @@ def candidates(case: Case) -> Iterator[Case]:
 
 
 # ------------------------------------------------------------------ the script
-SCRIPT = '''# {title}
+SCRIPT = """# {title}
 # torch {torch}; raises AssertionError where the two differ.
 from __future__ import annotations
 
@@ -137,19 +137,19 @@ for name in eager:
         torch.testing.assert_close(a, b{near})
     else:
         assert a == b or {loose}, (name, a, b)
-'''
+"""
 
 
-NESTED = '''
+NESTED = """
 from fusegrad.runtime.dispatch.pytree import bound, call_flat
 
 
 def theirs(*args, **kwargs):  # the user's methods, uncompiled, around flat tensors
     own = fast.__self__._fusegrad
-    return call_flat(own.cls.apply if own.derives_backward else own.users, bound(subject, args, kwargs))'''
+    return call_flat(own.cls.apply if own.derives_backward else own.users, bound(subject, args, kwargs))"""
 
 
-def script(subject: Subject, case: Case, backend: str, found: Difference) -> str:
+def script(subject: Subject, case: Case, backend: str, difference: Difference) -> str:
     """The text; it runs where the class can be imported, or where its source is all that it needs."""
     gs = subject.gradients(case.xs, case.weights)
     derived = case.mode in DERIVABLE and _eager_raises(subject, case, gs)
@@ -169,9 +169,9 @@ def script(subject: Subject, case: Case, backend: str, found: Difference) -> str
         mode=function.__name__,
         toolkit="Transforms",
         other="Mathematics" if derived else "Transforms",
-        difference=str(found).replace("\n", " "),
+        difference=str(difference).replace("\n", " "),
         loose=case.mode in DERIVABLE or not subject.tolerance.strict,
-        near="" if found.index is None else ", equal_nan=True",
+        near="" if difference.index is None else ", equal_nan=True",
     )
 
 
@@ -195,11 +195,11 @@ def _tensor(value: Any) -> str:
     if not isinstance(value, Tensor):
         return repr(value)
     expanded = 0 in value.stride() and value.numel()
-    shown = value.detach()
+    numbers_of = value.detach()
     if expanded:
-        shown = shown[tuple(slice(0, 1) if s == 0 else slice(None) for s in value.stride())]
+        numbers_of = numbers_of[tuple(slice(0, 1) if s == 0 else slice(None) for s in value.stride())]
     whole = tuple(value.shape), value.stride(), value.dtype
-    numbers: Any = shown.reshape(-1).tolist()
+    numbers: Any = numbers_of.reshape(-1).tolist()
     if len(numbers) > LITERAL:
         drawn = f"torch.sin(torch.arange({len(numbers)}, dtype=torch.float64)).tolist()"
         numbers = drawn if value.is_floating_point() else numbers
@@ -209,8 +209,8 @@ def _tensor(value: Any) -> str:
 def _call(subject: Subject) -> str:
     """The user's call, its tensors written as xs[i]."""
     at = iter(range(len(subject.leaves)))
-    shown = [_Text(f"xs[{next(at)}]") if isinstance(a, Tensor) else a for a in subject.leaves]
-    args, kwargs = pytree.tree_unflatten(shown, subject.spec)
+    leaves = [_Text(f"xs[{next(at)}]") if isinstance(a, Tensor) else a for a in subject.leaves]
+    args, kwargs = pytree.tree_unflatten(leaves, subject.spec)
     return ", ".join([*map(repr, args), *(f"{k}={v!r}" for k, v in kwargs.items())])
 
 
@@ -222,16 +222,16 @@ class _Text(str):
 
 
 def _subject(subject: Subject, backend: str) -> str:
-    """How to get the class: its module where that can be imported, else its source."""
+    """The lines that define the class: its module where that can be imported, else its source."""
     user, options = subject.user, {**subject.options, "backend": backend}
-    given = ", ".join(f"{k}={v!r}" for k, v in options.items())
+    arguments = ", ".join(f"{k}={v!r}" for k, v in options.items())
     name = subject.name if subject.name.isidentifier() else "subject"
     is_class = isinstance(user, type)
     original = "_fusegrad_user_class" if is_class else "__wrapped__"
     lines = [
         source_of(user, name),
         f"subject = getattr({name}, {original!r}, {name})",
-        f"fast = fusegrad.compile(subject, {given}){'.apply' if is_class else ''}",
+        f"fast = fusegrad.compile(subject, {arguments}){'.apply' if is_class else ''}",
     ]
     if options.get("pytree") and is_class:
         return "\n".join([*lines, NESTED])
@@ -263,17 +263,17 @@ def _importable(module: str) -> bool:
 
 def _sources(roots: Sequence[Any]) -> list[str]:
     """The source of functions and classes, and of everything of this package that they use."""
-    found: dict[str, Any] = {}
+    definitions: dict[str, Any] = {}
     waiting = list(roots)
     while waiting:
         item = waiting.pop()
-        if item.__name__ in found:
+        if item.__name__ in definitions:
             continue
-        found[item.__name__] = item
-        waiting += [known for name in _names_in(item) if (known := _ours(name, item.__module__)) is not None]
+        definitions[item.__name__] = item
+        waiting += [known for name in _names_in(item) if (known := _own_definition(name, item.__module__)) is not None]
     constants = [f"{n} = {getattr(m, n)}" for m, n in ((modes, "BATCH"), (mathematics, "STEP"))]
-    functions = [inspect.getsource(v).rstrip() for v in found.values() if not isinstance(v, type)]
-    classes = [inspect.getsource(v).rstrip() for v in found.values() if isinstance(v, type)]
+    functions = [inspect.getsource(v).rstrip() for v in definitions.values() if not isinstance(v, type)]
+    classes = [inspect.getsource(v).rstrip() for v in definitions.values() if isinstance(v, type)]
     return ["\n".join(constants), *functions, *classes]
 
 
@@ -288,9 +288,9 @@ def _names_of(code: Any) -> set[str]:
     return set(code.co_names).union(*map(_names_of, inner))
 
 
-def _ours(name: str, module: str) -> Any:
+def _own_definition(name: str, module: str) -> Any:
     space = vars(sys.modules[module]) if module in sys.modules else {}
-    found = space.get(name)
-    if not (inspect.isfunction(found) or isinstance(found, type)):
+    definition = space.get(name)
+    if not (inspect.isfunction(definition) or isinstance(definition, type)):
         return None
-    return found if found.__module__.startswith(PACKAGE) else None
+    return definition if definition.__module__.startswith(PACKAGE) else None

@@ -20,12 +20,12 @@ from ..report.explain import compiler_of
 from ..specialize.compiled import Compiled
 from ..values.tensor_specs import is_spec, parse_spec
 from .compare import Outcome, Tolerance, error_text, first_difference
-from .layouts import all_copied, laid_out
 from .modes import MODES, Transforms
+from .variations import copies_of, with_layout
 
 Tensor = torch.Tensor
 Apply = Callable[..., Any]
-KEPT_CAPTURES = 32  # then the class is compiled afresh: nobody calls it in so many ways
+KEPT_CAPTURES = 32  # then the class is compiled afresh: a user's class is not called in so many ways
 
 
 class CheckArgumentError(FusegradError, ValueError):
@@ -69,19 +69,19 @@ class Subject:
     names: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.fast, self.compiler = self.fresh()
+        self.fast, self.compiler = self.compile_again()
 
-    def fresh(self) -> tuple[Apply, Compiled]:
-        """Compiled as the user did, with none of his captures."""
+    def compile_again(self) -> tuple[Apply, Compiled]:
+        """Compile as the user did, without the captures so far."""
         fast = compiled(self.user, **self.options)
         return (fast.apply if isinstance(self.user, type) else fast), compiler_of(fast)
 
-    def refreshed(self) -> None:
+    def renew(self) -> None:
         """A new compilation, once the old one has seen many kinds of calls."""
         if len(self.compiler.known) > KEPT_CAPTURES:
-            self.fast, self.compiler = self.fresh()
+            self.fast, self.compiler = self.compile_again()
 
-    def f(self, apply: Apply) -> Apply:
+    def on_tensors(self, apply: Apply) -> Apply:
         """The call as a function of its tensors."""
 
         def call(*xs: Tensor) -> Any:
@@ -98,7 +98,7 @@ class Subject:
         """One run, seeded, on copies."""
         _seed(self.seed)
         try:
-            return Outcome(MODES[mode](toolkit, flat_outputs(self.f(apply)), all_copied(xs), gs))
+            return Outcome(MODES[mode](toolkit, flat_outputs(self.on_tensors(apply)), copies_of(xs), gs))
         except Exception as error:
             return Outcome({}, error)
 
@@ -106,7 +106,7 @@ class Subject:
         """A random gradient for each output that is differentiated; none where eager raises."""
         _seed(self.seed)
         try:
-            outputs = as_tuple(flat_outputs(self.f(self.eager))(*(_tracked(x) for x in all_copied(xs))))
+            outputs = as_tuple(flat_outputs(self.on_tensors(self.eager))(*(_tracked(x) for x in copies_of(xs))))
         except Exception:
             return []
         numbers = torch.Generator().manual_seed(self.seed + 1)
@@ -123,8 +123,8 @@ def _seed(seed: int) -> None:
 
 
 def _weight(g: Tensor, layout: str) -> Tensor:
-    made = laid_out(g, layout)
-    return g if made is None else made
+    weight = with_layout(g, layout)
+    return g if weight is None else weight
 
 
 def _tracked(x: Tensor) -> Tensor:
@@ -151,11 +151,11 @@ def flat_outputs(call: Apply) -> Apply:
 
 # ------------------------------------------------------------------ from the arguments of one call
 def name_of(target: Any) -> str:
-    """What the user calls it."""
+    """The name by which the user calls it."""
     return str(getattr(target, "__name__", type(target).__name__))
 
 
-def examined(
+def examine(
     target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], backend: str, tolerance: Tolerance, seed: int
 ) -> tuple[Subject, tuple[Tensor, ...]]:
     """The Function in both forms with the example's tensors.
@@ -163,27 +163,30 @@ def examined(
     Raises CheckArgumentError where eager cannot run them, and for tensor subclasses, DTensor among them.
     """
     leaves, spec = pytree.tree_flatten((args, kwargs))
-    if (other := next((type(a).__name__ for a in leaves if is_made_of_others(a)), None)) is not None:
-        detail, fix = f"an argument is a {other}", "give plain tensors: the part that a rank has, `x.to_local()`, say"
+    if (subclass := next((type(a).__name__ for a in leaves if is_made_of_others(a)), None)) is not None:
+        detail, fix = (
+            f"an argument is a {subclass}",
+            "give plain tensors: the part that a rank has, `x.to_local()`, say",
+        )
         raise CheckArgumentError(function=name_of(target), detail=detail, fix=fix)
-    leaves = _differentiable(_drawn(leaves, seed))
+    leaves = _differentiable(_draw_all(leaves, seed))
     user, options, eager = both_forms(target, backend)
     tolerance = replace(tolerance, strict=isinstance(target, type))  # a function alone has gradients of autograd's form
     subject = Subject(name_of(target), user, options, eager, leaves, spec, tolerance, seed)
     xs = tuple(x for x in leaves if isinstance(x, Tensor))
     subject.names = [n for n, x in zip(_names(target, spec), leaves, strict=True) if isinstance(x, Tensor)]
-    _learn(subject, xs)
+    _observe_eager(subject, xs)
     return subject, xs
 
 
-def _learn(subject: Subject, xs: tuple[Tensor, ...]) -> None:
+def _observe_eager(subject: Subject, xs: tuple[Tensor, ...]) -> None:
     """Does it write to its arguments, does it draw random numbers, does it work at all?"""
-    found = _eager_backward(subject, xs)
-    if "leaf Variable" in str(found.error):
+    outcome = _eager_backward(subject, xs)
+    if "leaf Variable" in str(outcome.error):
         subject.cloned = True
-        found = _eager_backward(subject, xs)
-    if found.error is not None and _forward(subject, xs).error is not None:
-        detail = f"eager itself raises {error_text(found)}"
+        outcome = _eager_backward(subject, xs)
+    if outcome.error is not None and _forward(subject, xs).error is not None:
+        detail = f"eager itself raises {error_text(outcome)}"
         raise CheckArgumentError(function=subject.name, detail=detail, fix="give arguments that the class works on")
     first = _forward(subject, xs)
     subject.seed += 1
@@ -204,23 +207,23 @@ def _forward(subject: Subject, xs: tuple[Tensor, ...]) -> Outcome:
 
 
 def both_forms(target: Any, backend: str) -> tuple[Any, dict[str, Any], Apply]:
-    """(what the user wrote, the options that it is compiled with, the call of it as he wrote it)."""
+    """(what the user wrote, the options that it is compiled with, the uncompiled call)."""
     compiler, is_class = compiler_of(target), isinstance(target, type)
     options = {n: getattr(compiler, n) for n in inspect.signature(compiled).parameters if hasattr(compiler, n)}
     options |= {"backend": backend, "pytree": hasattr(target, "_fusegrad_flat"), "traceable": compiler.methods.option}
     user = getattr(target, "_fusegrad_user_class" if is_class else "__wrapped__", target)
 
-    written = compiler.cls.apply if compiler.derives_backward else compiler.users  # type: ignore[attr-defined]
+    apply = compiler.cls.apply if compiler.derives_backward else compiler.users  # type: ignore[attr-defined]
 
     def nested(*args: Any, **kwargs: Any) -> Any:
-        return call_flat(written, bound(user, args, kwargs))
+        return call_flat(apply, bound(user, args, kwargs))
 
-    eager = (nested if options["pytree"] else written) if is_class else user
+    eager = (nested if options["pytree"] else apply) if is_class else user
     return user, options, eager
 
 
 def _names(target: Any, spec: pytree.TreeSpec) -> list[str]:
-    """How each argument leaf is called: `x`, `params['w']`."""
+    """The name of each argument leaf: `x`, `params['w']`."""
     cls = getattr(target, "_fusegrad_user_class", target)
     method = getattr(cls, "forward", target)
     names = list(inspect.signature(method).parameters) if callable(method) else []
@@ -237,7 +240,7 @@ def _leaf_name(path: Any, names: Sequence[str]) -> str:
     return f"{stem}{pytree.keystr(tuple(rest))}"
 
 
-def _drawn(leaves: Sequence[Any], seed: int) -> list[Any]:
+def _draw_all(leaves: Sequence[Any], seed: int) -> list[Any]:
     """Tensors in place of specifications: normal numbers, and whole numbers that are indices of every axis."""
     numbers = torch.Generator().manual_seed(seed)
     specs = [parse_spec(a) for a in leaves if is_spec(a)]
@@ -253,8 +256,8 @@ def _draw(dtype: torch.dtype, shape: tuple[int, ...], limit: int, numbers: torch
 
 
 def _differentiable(leaves: Sequence[Any]) -> list[Any]:
-    """Where no argument asks for a gradient, every floating one is taken to."""
+    """Let every floating argument require a gradient where none does."""
     tensors = [a for a in leaves if isinstance(a, Tensor)]
-    asked = any(t.requires_grad for t in tensors)
-    fresh = {id(t): t.detach().requires_grad_(t.requires_grad if asked else is_float(t)) for t in tensors}
+    any_requires_grad = any(t.requires_grad for t in tensors)
+    fresh = {id(t): t.detach().requires_grad_(t.requires_grad if any_requires_grad else is_float(t)) for t in tensors}
     return [fresh[id(a)] if isinstance(a, Tensor) else a for a in leaves]

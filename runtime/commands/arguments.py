@@ -1,6 +1,6 @@
-"""What a command is given: a class by module or file, and its arguments as specifications or Python literals.
+"""The arguments of commands: a class by module or file, and its arguments as specifications or Python literals.
 
-    module:Class "bf16[8192,4096]" 1e-6         file.py:Class --args "bf16[8192,4096]" None
+module:Class "bf16[8192,4096]" 1e-6         file.py:Class --args "bf16[8192,4096]" None
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ def add_target(parser: argparse.ArgumentParser) -> None:
 
 def call_of(options: argparse.Namespace) -> tuple[Any, list[Any]]:
     """The class (or function) and the arguments that a command was given."""
-    return found(options.target), [argument(a) for a in (*options.arguments, *options.args)]
+    return load_target(options.target), [parse_argument(a) for a in (*options.arguments, *options.args)]
 
 
-def argument(text: str) -> Any:
+def parse_argument(text: str) -> Any:
     """A specification stays one; a literal is what Python reads; `torch.float16` a dtype; other words are text."""
     text = text.strip()
     if is_spec(text):
@@ -62,15 +62,17 @@ def argument(text: str) -> Any:
 
 
 # ------------------------------------------------------------------ the class
-def found(target: str) -> Any:
-    """What `module:Class` or `file.py:Class` names. Raises TargetError, with what may have been meant."""
+def load_target(target: str) -> Any:
+    """Load what `module:Class` or `file.py:Class` names. Raises TargetError, with what may have been meant."""
     place, colon, attribute = target.rpartition(":")
     if not colon or not place or not attribute:
-        raise _error(target, "it names no class in a module", f"write {_with_colon(target)}")
+        raise _target_error(target, "it names no class in a module", f"write {_with_colon(target)}")
     value: Any = _module(target, place)
     for name in attribute.split("."):
         if not hasattr(value, name):
-            raise _error(target, f"cannot be imported: {_named(value)} has no {name!r}", _instead(value, name))
+            raise _target_error(
+                target, f"cannot be imported: {_kind_and_name(value)} has no {name!r}", _suggest_class(value, name)
+            )
         value = getattr(value, name)
     return value
 
@@ -82,35 +84,35 @@ def _with_colon(target: str) -> str:
 
 def _module(target: str, place: str) -> ModuleType:
     try:
-        return _of_file(Path(place)) if place.endswith(".py") else _of_name(place)
+        return _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{place}.".startswith(f"{error.name}."):
-            raise _fails(target, error) from error
+            raise _import_error(target, error) from error
         detail = f"cannot be imported: there is no module {error.name!r} here"
-        raise _error(target, detail, _module_instead(error.name)) from error
+        raise _target_error(target, detail, _suggest_module(error.name)) from error
     except FileNotFoundError as error:
         fix = _meant(Path(place).name, (p.name for p in _folder(place).glob("*.py")))
-        raise _error(target, f"cannot be imported: there is no file {place}", fix) from error
+        raise _target_error(target, f"cannot be imported: there is no file {place}", fix) from error
     except Exception as error:
-        raise _fails(target, error) from error
+        raise _import_error(target, error) from error
 
 
-def _of_name(name: str) -> ModuleType:
+def _import_module(name: str) -> ModuleType:
     if "" not in sys.path:
         sys.path.insert(0, "")
     return importlib.import_module(name)
 
 
-def _of_file(path: Path) -> ModuleType:
+def _import_file(path: Path) -> ModuleType:
     """A file as the module that a script beside it would import."""
     if not path.is_file():
         raise FileNotFoundError(path)
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    known = sys.modules.get(path.stem)
-    if known is not None and Path(getattr(known, "__file__", None) or "").resolve() == path.resolve():
-        return known
+    loaded = sys.modules.get(path.stem)
+    if loaded is not None and Path(getattr(loaded, "__file__", None) or "").resolve() == path.resolve():
+        return loaded
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -121,27 +123,27 @@ def _of_file(path: Path) -> ModuleType:
 
 
 # ------------------------------------------------------------------ what may have been meant
-def _fails(target: str, error: Exception) -> TargetError:
+def _import_error(target: str, error: Exception) -> TargetError:
     place = where_raised(error)
-    what = f"importing it raises {type(error).__name__}: {error} ({place})"
-    return _error(target, what, "run the file with python; it has to import without errors")
+    fact = f"importing it raises {type(error).__name__}: {error} ({place})"
+    return _target_error(target, fact, "run the file with python; it has to import without errors")
 
 
-def _error(target: str, detail: str, fix: str) -> TargetError:
+def _target_error(target: str, detail: str, fix: str) -> TargetError:
     return TargetError(target=target, detail=detail, fix=fix, where=HERE)
 
 
-def _named(value: Any) -> str:
+def _kind_and_name(value: Any) -> str:
     return f"the module {value.__name__}" if isinstance(value, ModuleType) else f"the class {value.__name__}"
 
 
-def _instead(value: Any, name: str) -> str:
+def _suggest_class(value: Any, name: str) -> str:
     functions = [n for n, v in vars(value).items() if isinstance(v, type) and issubclass(v, torch.autograd.Function)]
-    others = [n for n, v in vars(value).items() if callable(v) and not n.startswith("_")]
-    return _meant(name, dict.fromkeys([*functions, *others]), functions)
+    candidates = [n for n, v in vars(value).items() if callable(v) and not n.startswith("_")]
+    return _meant(name, dict.fromkeys([*functions, *candidates]), functions)
 
 
-def _module_instead(missing: str) -> str:
+def _suggest_module(missing: str) -> str:
     parent, _, last = missing.rpartition(".")
     paths = importlib.import_module(parent).__path__ if parent else None
     names = [m.name for m in pkgutil.iter_modules(paths)]
@@ -157,8 +159,8 @@ def _folder(place: str) -> Path:
 def _meant(name: str, known: Iterable[str], listed: Sequence[str] = ()) -> str:
     """The nearest of some names, and a few of those that there are."""
     near = suggestion(name, known)
-    there = f"there are {', '.join(sorted(listed)[:8])}" if listed else "write module:Class or file.py:Class"
-    return f"did you mean {near}?" + (f" ({there})" if listed else "") if near else there
+    choices = f"there are {', '.join(sorted(listed)[:8])}" if listed else "write module:Class or file.py:Class"
+    return f"did you mean {near}?" + (f" ({choices})" if listed else "") if near else choices
 
 
 def suggestion(name: str, known: Iterable[str]) -> str | None:

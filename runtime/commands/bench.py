@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 
 from ...ir.errors import FusegradError
-from ..report.answer import Answer
+from ..report.command_result import CommandResult
 from .arguments import HERE
 
 SUMMARY = "measure kernels, bytes, registers and host time (part of the sources, not of a wheel)"
@@ -31,18 +31,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(rest=[])
 
 
-def run(options: argparse.Namespace) -> Answer:
+def run(options: argparse.Namespace) -> CommandResult:
     """Their own exit code, and with --json the file of results."""
     if importlib.util.find_spec(PACKAGE) is None:
         raise BenchmarksMissing(where=HERE)
     module = importlib.import_module(f"{PACKAGE}.{'gpu' if options.gpu else '__main__'}")
     code = module.main(options.rest)
-    return Answer(_results(module, options.rest), (), code)
+    return CommandResult(_results(module, options.rest), (), code)
 
 
 def _results(module: object, rest: list[str]) -> object:
-    """What was measured, as it was written."""
+    """The files of results, as they were written."""
     named = [Path(rest[i + 1]) for i, word in enumerate(rest[:-1]) if word == "--out"]
     folder = named[-1] if named else getattr(module, "OUT", Path())
-    written = sorted(Path(folder).glob("*.json")) if Path(folder).is_dir() else []
-    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in written}
+    files = sorted(Path(folder).glob("*.json")) if Path(folder).is_dir() else []
+    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in files}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..bisect.search import bisect
 from ..check.modes import MODES
-from ..report.answer import MISMATCH, OK, Answer
+from ..report.command_result import MISMATCH, OK, CommandResult
 from ..settings.config import BACKENDS
 from .arguments import add_target, call_of
 
@@ -22,15 +22,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", type=Path, help="where a script goes that shows the difference again")
 
 
-def run(options: argparse.Namespace) -> Answer:
-    """What was found; where something differs, the script that shows it."""
+def run(options: argparse.Namespace) -> CommandResult:
+    """Bisect, and report; with the script where something differs."""
     target, args = call_of(options)
     chosen = {"transforms": options.transform, "backend": options.backend, "seed": options.seed}
-    found = bisect(target, *args, quiet=True, **chosen)
-    if found.ok:
-        return Answer(found.to_dict(), [str(found)], OK)
+    bisection = bisect(target, *args, quiet=True, **chosen)
+    if bisection.ok:
+        return CommandResult(bisection.to_dict(), [str(bisection)], OK)
     if options.output is None:
-        return Answer(found.to_dict(), [str(found), found.script], MISMATCH)
-    options.output.write_text(found.script, encoding="utf-8")
-    return Answer({**found.to_dict(), "output": str(options.output)},
-                  [str(found), f"  written: {options.output}"], MISMATCH)  # fmt: skip
+        return CommandResult(bisection.to_dict(), [str(bisection), bisection.script], MISMATCH)
+    options.output.write_text(bisection.script, encoding="utf-8")
+    return CommandResult({**bisection.to_dict(), "output": str(options.output)},
+                  [str(bisection), f"  written: {options.output}"], MISMATCH)  # fmt: skip

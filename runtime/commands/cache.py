@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import time
 
+from ..cache import entry_files
 from ..cache import store as cache
-from ..report.answer import MISMATCH, OK, Answer
+from ..report.command_result import MISMATCH, OK, CommandResult
 from ..report.terminal import Block, Table
 
 SUMMARY = "look at, check, or empty the cache of compiled kernels"
@@ -23,7 +24,7 @@ AGES = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     listed = "; ".join(f"{name}: {what}" for name, what in ACTIONS.items())
     parser.add_argument("action", choices=list(ACTIONS), nargs="?", default="dir", help=listed)
-    parser.add_argument("--limit", type=size, metavar="SIZE", help=f"gc: for instance 200M ({shown(cache.LIMIT)})")
+    parser.add_argument("--limit", type=size, metavar="SIZE", help=f"gc: for instance 200M ({bytes_text(cache.LIMIT)})")
 
 
 def size(text: str) -> int:
@@ -31,7 +32,7 @@ def size(text: str) -> int:
     return cache.bytes_of(text)
 
 
-def shown(count: float) -> str:
+def bytes_text(count: float) -> str:
     """1536 -> "1.5 kB"."""
     for unit in ("B", "kB", "MB"):
         if count < 1024:
@@ -40,67 +41,69 @@ def shown(count: float) -> str:
     return f"{count:.1f} GB"
 
 
-def run(options: argparse.Namespace) -> Answer:
+def run(options: argparse.Namespace) -> CommandResult:
     """One of the actions, on the cache that the environment names."""
     store = cache.default()
     if store.root is None:
-        return Answer({"root": None, "entries": []}, ["there is no folder: entries live in memory only"])
+        return CommandResult({"root": None, "entries": []}, ["there is no folder: entries live in memory only"])
     return ANSWERS[options.action](store, options)
 
 
-def _dir(store: cache.Cache, options: argparse.Namespace) -> Answer:
+def _dir(store: cache.Cache, options: argparse.Namespace) -> CommandResult:
     entries = store.listed()
     total = sum(e.bytes for e in entries)
     facts = {"root": str(store.root), "entries": len(entries), "bytes": total, "limit": store.limit}
-    return Answer(facts, [f"{store.root}", f"{len(entries)} entries, {shown(total)} of at most {shown(store.limit)}"])
+    return CommandResult(
+        facts, [f"{store.root}", f"{len(entries)} entries, {bytes_text(total)} of at most {bytes_text(store.limit)}"]
+    )
 
 
-def _ls(store: cache.Cache, options: argparse.Namespace) -> Answer:
+def _ls(store: cache.Cache, options: argparse.Namespace) -> CommandResult:
     entries, now = store.listed(), time.time()
-    rows = [(e.key[:16], f"{e.bytes:,}", age(now - e.used), e.what) for e in entries]
+    rows = [(e.key[:16], f"{e.bytes:,}", age_text(now - e.used), e.what) for e in entries]
     facts = {"root": str(store.root), "entries": [vars(e) | {} for e in entries]}
-    summary = f"{len(entries)} entries, {shown(sum(e.bytes for e in entries))}, in {store.root}"
-    return Answer(facts, [Table("", ("key", "bytes", "used", "what"), rows), summary] if rows else [summary])
+    summary = f"{len(entries)} entries, {bytes_text(sum(e.bytes for e in entries))}, in {store.root}"
+    return CommandResult(facts, [Table("", ("key", "bytes", "used", "what"), rows), summary] if rows else [summary])
 
 
-def age(seconds: float) -> str:
+def age_text(seconds: float) -> str:
     """7300 -> "2 h"."""
     unit, name = next(((u, n) for u, n in AGES if seconds >= u), AGES[-1])
     return f"{max(seconds, 0) / unit:.0f} {name}"
 
 
-def _gc(store: cache.Cache, options: argparse.Namespace) -> Answer:
+def _gc(store: cache.Cache, options: argparse.Namespace) -> CommandResult:
     limit = store.limit if options.limit is None else options.limit
     before = store.listed()
     store.sweep(limit)
-    return _shrunk(store, before, {"limit": limit})
+    return _shrinkage(store, before, {"limit": limit})
 
 
-def _clear(store: cache.Cache, options: argparse.Namespace) -> Answer:
+def _clear(store: cache.Cache, options: argparse.Namespace) -> CommandResult:
     before = store.listed()
     store.clear()
-    return _shrunk(store, before, {})
+    return _shrinkage(store, before, {})
 
 
-def _shrunk(store: cache.Cache, before: list[cache.Entry], more: dict[str, int]) -> Answer:
+def _shrinkage(store: cache.Cache, before: list[cache.Entry], more: dict[str, int]) -> CommandResult:
     after = store.listed()
     gone, freed = len(before) - len(after), sum(e.bytes for e in before) - sum(e.bytes for e in after)
     facts = {"root": str(store.root), "deleted": gone, "freed": freed, "left": len(after), **more}
-    return Answer(facts, [f"{gone} entries deleted, {shown(freed)}; {len(after)} left in {store.root}"])
+    return CommandResult(facts, [f"{gone} entries deleted, {bytes_text(freed)}; {len(after)} left in {store.root}"])
 
 
-def _verify(store: cache.Cache, options: argparse.Namespace) -> Answer:
-    found = {e.key: store.fault(e.key) for e in store.listed()}
-    faults = {key: why for key, why in found.items() if why is not None}
-    damaged = {key: why for key, why in faults.items() if why != cache.OTHER_VERSION}
-    facts = {"root": str(store.root), "entries": len(found), "damaged": damaged,
+def _verify(store: cache.Cache, options: argparse.Namespace) -> CommandResult:
+    states = {e.key: store.fault(e.key) for e in store.listed()}
+    faults = {key: why for key, why in states.items() if why is not None}
+    damaged = {key: why for key, why in faults.items() if why != entry_files.OTHER_VERSION}
+    facts = {"root": str(store.root), "entries": len(states), "damaged": damaged,
              "of_other_versions": len(faults) - len(damaged)}  # fmt: skip
     rows = [(key[:16], why) for key, why in damaged.items()]
-    summary = f"{len(found)} entries: {len(damaged)} damaged, {len(faults) - len(damaged)} of other versions"
+    summary = f"{len(states)} entries: {len(damaged)} damaged, {len(faults) - len(damaged)} of other versions"
     healed = ["a damaged entry is deleted and made again when it is next wanted"] if rows else []
     table: list[Block] = [Table("", ("key", "fault"), rows)] if rows else []
     blocks = [*table, summary, *healed]
-    return Answer(facts, blocks, MISMATCH if damaged else OK)
+    return CommandResult(facts, blocks, MISMATCH if damaged else OK)
 
 
 ANSWERS = {"dir": _dir, "ls": _ls, "gc": _gc, "verify": _verify, "clear": _clear}

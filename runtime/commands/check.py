@@ -7,9 +7,9 @@ from pathlib import Path
 
 from ..check.cases import DTYPES
 from ..check.check import CheckError, check
-from ..check.layouts import LAYOUTS
 from ..check.modes import MODES
-from ..report.answer import MISMATCH, Answer
+from ..check.variations import LAYOUTS
+from ..report.command_result import MISMATCH, CommandResult
 from ..settings.config import BACKENDS
 from .arguments import add_target, call_of
 
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", type=Path, help="where differences go, as a script that shows the first one")
 
 
-def run(options: argparse.Namespace) -> Answer:
+def run(options: argparse.Namespace) -> CommandResult:
     """The table; where something differs, the script that shows it."""
     target, args = call_of(options)
     chosen = {"dtypes": options.dtype, "layouts": options.layout, "sizes": options.size, "seed": options.seed}
@@ -35,13 +35,13 @@ def run(options: argparse.Namespace) -> Answer:
         report = check(target, *args, backends=options.backend, transforms=options.transform, quiet=True, **chosen)
     except CheckError as error:
         return _differs(error, options.output)
-    return Answer(report.to_dict(), [str(report)])
+    return CommandResult(report.to_dict(), [str(report)])
 
 
-def _differs(error: CheckError, output: Path | None) -> Answer:
+def _differs(error: CheckError, output: Path | None) -> CommandResult:
     facts = {**error.report.to_dict(), "difference": error.facts["difference"].__str__(), "script": error.reproducer}
     if output is None:
-        return Answer(facts, [str(error.report), str(error)], MISMATCH)
+        return CommandResult(facts, [str(error.report), str(error)], MISMATCH)
     output.write_text(error.reproducer, encoding="utf-8")
-    told = str(error).replace(error.reproducer, "").replace("the script below", str(output)).rstrip()
-    return Answer({**facts, "output": str(output)}, [str(error.report), told], MISMATCH)
+    text = str(error).replace(error.reproducer, "").replace("the script below", str(output)).rstrip()
+    return CommandResult({**facts, "output": str(output)}, [str(error.report), text], MISMATCH)

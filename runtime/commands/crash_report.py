@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..cache import entry_files
 from ..cache import store as cache
 from ..check.reproducer import source_of
 from .arguments import call_of
@@ -35,7 +36,7 @@ SCRIPT = '''"""An internal error of `fusegrad {command}`, seen with {versions}."
 '''
 
 
-def written(arguments: Sequence[str], options: Any, error: BaseException) -> Path:
+def write_report(arguments: Sequence[str], options: Any, error: BaseException) -> Path:
     """The file, in the working folder where that can be written to, else where temporary files are."""
     name = f"fusegrad-error-{options.command}-{cache.key_of(*arguments, type(error).__name__)[:8]}.py"
     text = script(arguments, options, error)
@@ -50,14 +51,14 @@ def written(arguments: Sequence[str], options: Any, error: BaseException) -> Pat
 
 def script(arguments: Sequence[str], options: Any, error: BaseException) -> str:
     """The text of the file."""
-    told = "".join(traceback.format_exception(error)).rstrip()
-    found = {"Python": platform.python_version(), **cache.versions()}
+    trace = "".join(traceback.format_exception(error)).rstrip()
+    versions = {"Python": platform.python_version(), **entry_files.versions()}
     return SCRIPT.format(
         command=options.command,
-        versions=", ".join(f"{name} {version}" for name, version in found.items() if version),
+        versions=", ".join(f"{name} {version}" for name, version in versions.items() if version),
         body=_body(arguments, options),
         arguments=" ".join(arguments),
-        traceback=told.replace("\n", "\n# "),
+        traceback=trace.replace("\n", "\n# "),
     )
 
 

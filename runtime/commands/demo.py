@@ -8,7 +8,7 @@ import importlib.util
 from pathlib import Path
 
 from ...ir.errors import FusegradError
-from ..report.answer import Answer
+from ..report.command_result import CommandResult
 from ..settings.config import BACKENDS
 from .arguments import HERE
 
@@ -58,12 +58,12 @@ def positive(text: str) -> int:
     return number
 
 
-def run(options: argparse.Namespace) -> Answer:
+def run(options: argparse.Namespace) -> CommandResult:
     """Run the example, which prints as it goes."""
     if not _is_installed():
         raise DemoMissing(where=HERE)
     facts, code = importlib.import_module(f"{EXAMPLE}.training").run(options)
-    return Answer(facts, (), code)
+    return CommandResult(facts, (), code)
 
 
 def _is_installed() -> bool:

@@ -20,12 +20,12 @@ from torch.autograd import Function
 
 from ...ir import versions
 from ..api import compile as compiled
+from ..cache import entry_files
 from ..cache import store as cache
-from ..report.answer import Answer
+from ..report.command_result import CommandResult
 from ..report.terminal import Block, Table
-from ..settings import malloc as memory
 from ..settings.config import BACKENDS, settings
-from .cache import shown
+from .cache import bytes_text
 
 SUMMARY = "say what this machine can do, and what to install for the rest"
 TESTED = {"Python": "3.11", "torch": "2.13.0", "triton": "3.7.1"}
@@ -68,25 +68,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="try no backend")
 
 
-def run(options: argparse.Namespace) -> Answer:
+def run(options: argparse.Namespace) -> CommandResult:
     """Everything, part by part."""
     parts = {name: list(look()) for name, look in PARTS.items() if not (options.quick and look is backends)}
-    facts = {name: [asdict(f) for f in found] for name, found in parts.items()}
-    blocks: list[Block] = [_table(name, found) for name, found in parts.items()]
-    advice = list(dict.fromkeys(f"  {f.what}: {f.fix}" for found in parts.values() for f in found if f.fix))
-    return Answer(facts, [*blocks, "\n".join(["to do:", *advice]) if advice else "nothing is missing"])
-
-
-def _table(name: str, found: list[Finding]) -> Table:
-    return Table(name, ("", "", ""), [(f.what, f.found, "" if f.state == "ok" else f.state) for f in found])
+    facts = {name: [asdict(f) for f in findings] for name, findings in parts.items()}
+    rows = {
+        n: [(f.what, f.found, "" if f.state == "ok" else f.state) for f in findings] for n, findings in parts.items()
+    }
+    blocks: list[Block] = [Table(name, ("", "", ""), each) for name, each in rows.items()]
+    advice = list(dict.fromkeys(f"  {f.what}: {f.fix}" for findings in parts.values() for f in findings if f.fix))
+    return CommandResult(facts, [*blocks, "\n".join(["to do:", *advice]) if advice else "nothing is missing"])
 
 
 # ------------------------------------------------------------------ what is installed
 def installed() -> Iterator[Finding]:
     """Python, torch and triton: whether they are the versions that are tested."""
-    found = {"Python": platform.python_version(), **{n: _version(n) for n in ("torch", "triton", "fusegrad")}}
-    for name, version in found.items():
-        yield _of_version(name, version)
+    versions_here = {"Python": platform.python_version(), **{n: _version(n) for n in ("torch", "triton", "fusegrad")}}
+    for name, version in versions_here.items():
+        yield _version_finding(name, version)
 
 
 def _version(name: str) -> str | None:
@@ -96,7 +95,7 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _of_version(name: str, version: str | None) -> Finding:
+def _version_finding(name: str, version: str | None) -> Finding:
     if version is None:
         fix = f"pip install '{name}>={LEAST.get(name)}'"
         return Finding(name, "not installed", "missing", fix) if name in LEAST else Finding(name, "not a package")
@@ -121,7 +120,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def extras() -> Iterator[Finding]:
-    """What is nice to have."""
+    """Optional packages."""
     for name, fix in EXTRAS.items():
         version = _version(name)
         yield Finding(name, version) if version else Finding(name, "not installed", "note", fix)
@@ -140,9 +139,9 @@ def machine() -> Iterator[Finding]:
 
 def _gpus() -> Iterator[Finding]:
     for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
-        found: Any = torch.cuda.get_device_properties(i)
-        arch = found.gcnArchName if torch.version.hip else f"sm_{found.major}{found.minor}"
-        yield Finding(f"GPU {i}", f"{found.name}, {arch}, {shown(found.total_memory)}")
+        properties: Any = torch.cuda.get_device_properties(i)
+        arch = properties.gcnArchName if torch.version.hip else f"sm_{properties.major}{properties.minor}"
+        yield Finding(f"GPU {i}", f"{properties.name}, {arch}, {bytes_text(properties.total_memory)}")
     if not torch.cuda.is_available():
         built = torch.version.cuda or torch.version.hip
         fix = "" if built else "this torch is built for the CPU; on a machine with a GPU install a CUDA or ROCm build"
@@ -153,17 +152,17 @@ def _gpus() -> Iterator[Finding]:
 def backends() -> Iterator[Finding]:
     """Each backend on a tiny Function."""
     for name in BACKENDS:
-        yield _tried(name)
-    yield _cross_compiled()
+        yield _try_backend(name)
+    yield _try_cross_compiling()
 
 
-def _tried(backend: str) -> Finding:
+def _try_backend(backend: str) -> Finding:
     if backend in ON_GPU and not torch.cuda.is_available():
         return Finding(backend, "needs a GPU", "note")
     device = "cuda" if backend != "interpret" and torch.cuda.is_available() else "cpu"
     began = time.perf_counter()
     try:
-        same = _agrees(backend, device)
+        same = _agrees_with_eager(backend, device)
     except Exception as error:
         return Finding(backend, f"{type(error).__name__}: {error}".splitlines()[0], "fault", FIXES.get(backend, ""))
     seconds = f"{time.perf_counter() - began:.1f} s for its first kernels on {device}"
@@ -178,54 +177,53 @@ FIXES = {
 }
 
 
-def _agrees(backend: str, device: str) -> bool:
+def _agrees_with_eager(backend: str, device: str) -> bool:
     """Forward and backward against eager."""
     x = torch.linspace(-2, 2, 24, device=device).view(4, 6)
     results = []
     for function in (compiled(_Tiny, backend=backend, fullgraph=True), _Tiny):
-        given = x.clone().requires_grad_()
-        output = function.apply(given)  # type: ignore[no-untyped-call]
-        results.append((output.detach(), *torch.autograd.grad(output.sum(), given)))
+        leaf = x.clone().requires_grad_()
+        output = function.apply(leaf)  # type: ignore[no-untyped-call]
+        results.append((output.detach(), *torch.autograd.grad(output.sum(), leaf)))
     return all(torch.allclose(a, b, atol=1e-5) for a, b in zip(*results, strict=True))
 
 
-def _cross_compiled() -> Finding:
+def _try_cross_compiling() -> Finding:
     from ..report.explain import explain
 
     try:
-        found = explain(_Tiny, "f32[64,64]").metrics("cuda:90")
+        metrics = explain(_Tiny, "f32[64,64]").metrics("cuda:90")
     except Exception as error:
         return Finding("cross-compiling", f"{type(error).__name__}: {error}".splitlines()[0], "fault", FIXES["triton"])
-    failed = next((f["error"] for f in found.values() if f["error"]), None)
-    works = Finding("cross-compiling", f"works: {len(found)} kernels for cuda:90, without a GPU")
+    failed = next((f["error"] for f in metrics.values() if f["error"]), None)
+    works = Finding("cross-compiling", f"works: {len(metrics)} kernels for cuda:90, without a GPU")
     return works if failed is None else Finding("cross-compiling", failed, "fault", REPORT)
 
 
 # ------------------------------------------------------------------ what is kept
-def kept() -> Iterator[Finding]:
-    """The cache folder and its health, and whether freed memory is recycled."""
+def cache_state() -> Iterator[Finding]:
+    """The cache folder and its health, and the settings."""
     store = cache.default()
     if store.root is None:
         yield Finding("cache", "in memory only", "fault", "set FUSEGRAD_CACHE_DIR to a folder that is yours alone")
     else:
         yield from _health(store)
-    state = memory.state()
-    yield Finding("memory recycling", state.why, "ok" if state.recycles else "note")
     chosen = {k: v for k, v in asdict(settings()).items() if v}
     yield Finding("settings", ", ".join(f"{k}={v}" for k, v in chosen.items()))
 
 
 def _health(store: cache.Cache) -> Iterator[Finding]:
     entries = store.listed()
-    told = f"{store.root}: {len(entries)} entries, {shown(sum(e.bytes for e in entries))}"
-    yield Finding("cache", f"{told} of at most {shown(store.limit)}")
-    faults = [why for e in entries[-SAMPLE:] if (why := store.fault(e.key)) not in (None, cache.OTHER_VERSION)]
+    text = f"{store.root}: {len(entries)} entries, {bytes_text(sum(e.bytes for e in entries))}"
+    yield Finding("cache", f"{text} of at most {bytes_text(store.limit)}")
+    reasons = (store.fault(entry.key) for entry in entries[-SAMPLE:])
+    faults = [reason for reason in reasons if reason not in (None, entry_files.OTHER_VERSION)]
     if faults:
         yield Finding("cache entries", f"{len(faults)} damaged: {faults[0]}", "fault", "fusegrad cache verify")
     assert store.root is not None
     free = shutil.disk_usage(store.root).free
     if free < LEAST_FREE:
-        yield Finding("disk", f"{shown(free)} free", "fault", "make room, or point FUSEGRAD_CACHE_DIR elsewhere")
+        yield Finding("disk", f"{bytes_text(free)} free", "fault", "make room, or point FUSEGRAD_CACHE_DIR elsewhere")
 
 
 SAMPLE = 64
@@ -233,5 +231,5 @@ SAMPLE = 64
 LEAST_FREE = 256 << 20
 
 PARTS: dict[str, Callable[[], Iterator[Finding]]] = {
-    "versions": installed, "machine": machine, "backends": backends, "state": kept, "extras": extras,
+    "versions": installed, "machine": machine, "backends": backends, "state": cache_state, "extras": extras,
 }  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ..report.answer import Answer
+from ..report.command_result import CommandResult
 from ..report.explain import explain
 from ..report.html_page import page
 from ..report.terminal import Block
@@ -21,15 +21,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kernels", action="store_true", help="print the Triton text, too")
 
 
-def run(options: argparse.Namespace) -> Answer:
+def run(options: argparse.Namespace) -> CommandResult:
     """The report."""
     target, args = call_of(options)
-    found = explain(target, *args, target=options.gpu)
-    blocks: list[Block] = [str(found)]
-    if options.kernels and found.kernel_records:
-        blocks.append(found.module)
+    explanation = explain(target, *args, target=options.gpu)
+    blocks: list[Block] = [str(explanation)]
+    if options.kernels and explanation.kernel_records:
+        blocks.append(explanation.module)
     if options.html is not None:
-        options.html.write_text(page(found.name, found._repr_html_()), encoding="utf-8")
+        options.html.write_text(page(explanation.name, explanation._repr_html_()), encoding="utf-8")
         blocks.append(f"wrote {options.html}")
-    return Answer(found.to_dict(), blocks)
-
+    return CommandResult(explanation.to_dict(), blocks)

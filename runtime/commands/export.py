@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from ..export.export import FORMATS, TREES, export
-from ..report.answer import Answer
+from ..report.command_result import CommandResult
 from .arguments import add_target, call_of
 
 SUMMARY = "write a compiled Function as a Triton module, a bundle, a graph or a picture"
@@ -27,8 +27,8 @@ def _words(text: str) -> list[str]:
     return text.split(",")
 
 
-def run(options: argparse.Namespace) -> Answer:
-    """What was written; the text itself where no file was named."""
+def run(options: argparse.Namespace) -> CommandResult:
+    """Export, and report the file; the text itself without one."""
     target, args = call_of(options)
     chosen = options.format or (None if options.output else "py")
     text = export(
@@ -37,12 +37,12 @@ def run(options: argparse.Namespace) -> Answer:
     )  # fmt: skip
     facts = {"path": options.output, "lines": len(text.splitlines())}
     if options.output:
-        return Answer(facts, _written(options.output, text))
-    return Answer({**facts, "text": text}, [text.rstrip("\n")])
+        return CommandResult(facts, _file_line(options.output, text))
+    return CommandResult({**facts, "text": text}, [text.rstrip("\n")])
 
 
-def _written(path: str, text: str) -> list[str]:
-    """What to say of a file: its length where it is the text itself, what it keeps where it is not."""
+def _file_line(path: str, text: str) -> list[str]:
+    """A line on a file: its length where it is text, else its contents."""
     if Path(path).suffix == ".pt2":
         return [f"wrote {path}", *text.splitlines()]
     is_text = Path(path).is_file() and Path(path).suffix != ".zip"

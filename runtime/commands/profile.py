@@ -7,7 +7,7 @@ import argparse
 from ..profile.devices import DEVICES
 from ..profile.profile import BASELINES, profile
 from ..profile.report import blocks
-from ..report.answer import Answer
+from ..report.command_result import CommandResult
 from .arguments import add_target, call_of
 
 SUMMARY = "time a compiled Function, and model its kernels on a GPU"
@@ -22,13 +22,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", action="append", default=[], help=".html, .json, .trace.json; more than once")
 
 
-def run(options: argparse.Namespace) -> Answer:
+def run(options: argparse.Namespace) -> CommandResult:
     """The tables, and the files that were asked for."""
     target, args = call_of(options)
-    found = profile(
+    measured = profile(
         target, *args, baselines=options.baseline or ("eager",), device=options.device, seconds=options.seconds,
         metrics=options.metrics,
     )  # fmt: skip
     for path in options.output:
-        found.write(path)
-    return Answer(found.to_dict(), [*blocks(found), *(f"wrote {path}" for path in options.output)])
+        measured.write(path)
+    return CommandResult(measured.to_dict(), [*blocks(measured), *(f"wrote {path}" for path in options.output)])

@@ -17,10 +17,10 @@ from ...tracer.function import rebind
 from ...tracer.methods import backward_method
 from ...tracer.trace import CaptureError
 from ..capture.guards import unseen_state
-from ..execution.executable import number
 from ..specialize.randomness import require_none as require_no_draws
 from ..specialize.specialization import BackwardEntry, Specialization
-from ..values.tensor_specs import memoryless
+from ..values.sizes import number
+from ..values.tensor_specs import fake_tensor
 from .partition import Parts
 from .placements import dense_strides, part_sizes
 
@@ -149,4 +149,4 @@ def _captured(compiler: Compiled, args: Sequence[Any]) -> Rule:
 def stand_in(value: Tensor) -> Tensor:
     """A plain tensor like a DTensor, without memory. In somebody's graph its sizes become numbers there."""
     shape, stride = tuple(map(int, value.shape)), tuple(map(int, value.stride()))
-    return memoryless(shape, stride, value.dtype, value.device, value.requires_grad)
+    return fake_tensor(shape, stride, value.dtype, value.device, value.requires_grad)

@@ -39,10 +39,10 @@ from ...tracer.trace import CaptureError
 from ..capture.graph_mode import aside, asked_for, is_asked_for, is_for_a_graph
 from ..capture.guards import is_tracked
 from ..distributed import call as distributed
-from ..execution.executable import BoundSizes
 from ..fallback.answer import Fault, answered, is_fault, put_on_record
 from ..functorch.function import why_not_whole
 from ..settings.config import settings
+from ..values.sizes import BoundSizes
 from .forward_operator import Forward, UnknownSize, example
 
 if TYPE_CHECKING:

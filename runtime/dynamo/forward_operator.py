@@ -29,10 +29,10 @@ from ...tracer.torch_private import (
 from ...tracer.trace import CaptureError, Trace
 from ..capture.graph_mode import aside
 from ..capture.guards import is_tracked
-from ..execution.executable import Binder, BoundSizes
 from ..functorch.function import Whole, why_not_whole
 from ..functorch.unit import VALUES, BackwardUnit, BatchedUnit, Unit, make_operators_by
 from ..persistence.stored_specialization import operations
+from ..values.sizes import Binder, BoundSizes
 from .operators import Operator, named, registered
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Why a graph is several launches: its fused groups, and a reason for every cut between them and within them.
+"""The reasons why a graph is several launches: its fused groups, and why each cut is between or within them.
 
 Read off the same division that made the kernels (`ir/passes/fuse.py`): nothing is decided here.
 """
@@ -42,8 +42,8 @@ class GroupReport:
 
 
 @dataclass(frozen=True)
-class CutReport:
-    """Why what comes `after` is not in the launch of what comes `before`."""
+class FusionBreak:
+    """The reason why what comes `after` is not in the launch of what comes `before`."""
 
     before: str
     after: str
@@ -80,7 +80,7 @@ def _group(group: Group, kernels: Kernels) -> GroupReport:
 
 
 # ------------------------------------------------------------------ cuts
-def cuts_of(graph: Graph, made: Generated) -> list[CutReport]:
+def fusion_breaks_of(graph: Graph, made: Generated) -> list[FusionBreak]:
     """A reason for every two launches that follow each other."""
     return list(_Division(graph, made).cuts())
 
@@ -94,12 +94,12 @@ class _Division:
         self.called = {s.value.id for s in made.steps if isinstance(s, Extern)}
         self.steps = [(at, s) for at, s in enumerate(made.steps) if isinstance(s, Group | Extern)]
 
-    def cuts(self) -> Iterator[CutReport]:
+    def cuts(self) -> Iterator[FusionBreak]:
         for (at, step), following in pairwise([*self.steps, None]):  # type: ignore[misc]
             if isinstance(step, Group):
                 yield from _within(self.made.kernels[at])
             if following is not None:
-                yield CutReport(self._last(at, step), self._first(*following), *self._why(step, following[1]))
+                yield FusionBreak(self._last(at, step), self._first(*following), *self._why(step, following[1]))
 
     def _last(self, at: int, step: Group | Extern) -> str:
         return self.made.kernels[at].kernels[-1].name if isinstance(step, Group) else called(step.value)
@@ -120,7 +120,7 @@ class _Division:
         return found
 
     def _between(self, a: int, b: int) -> tuple[str, str | None]:
-        """What stands on a way from one group to the other; else whether memory would be held."""
+        """Say what stands on a way from one group to the other; else whether memory would be held."""
         way = _way(self.fuser.clusters.dag, a, b) or _way(self.fuser.clusters.dag, b, a)
         for at in way:
             value = self.fuser.nodes[at if at >= 0 else -1 - at]
@@ -135,7 +135,7 @@ class _Division:
         return (HELD if self.fuser.clusters.lifetimes.grow(a, b) else APART), None
 
     def _not_ours(self, value: Value) -> str:
-        """Why a node is called as it is."""
+        """The reason why a node is called as it is."""
         if (node := opaque_of(value)) is not None:
             return f"`{node.name}` runs as written between the segments"
         if value.id in self.made.refused:
@@ -162,14 +162,14 @@ def _way(dag: nx.DiGraph, a: int, b: int) -> Sequence[int]:
         return ()
 
 
-def _within(kernels: Kernels) -> Iterator[CutReport]:
+def _within(kernels: Kernels) -> Iterator[FusionBreak]:
     """The cuts of one group: what a later kernel reads of an earlier one."""
     made: dict[Ref, str] = {}
     for one, other in pairwise(kernels.kernels):
         made |= {ref: name for ref, name in _buffers(one, kernels).items()}
         shared = [made[ref] for ref in _buffers(other, kernels) if ref in made]
         needed = f"its programs need each other's results: all of `{', '.join(shared)}` comes first"
-        yield CutReport(one.name, other.name, needed if shared else APART)
+        yield FusionBreak(one.name, other.name, needed if shared else APART)
 
 
 def _buffers(kernel: Kernel, kernels: Kernels) -> Mapping[Ref, str]:

@@ -1,4 +1,4 @@
-"""What one graph became: groups with their kernels, and the calls between them."""
+"""The result of generating code for one graph: groups with their kernels, and the calls between them."""
 
 from __future__ import annotations
 

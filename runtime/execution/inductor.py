@@ -21,7 +21,7 @@ def cpp_compiler() -> str | None:
     return next((found for c in candidates if c and (found := shutil.which(c))), None)
 
 
-def compiled(gm: torch.fx.GraphModule) -> Callable[[Sequence[Any], Sequence[torch.Tensor]], list[Any]]:
+def compile_by_inductor(gm: torch.fx.GraphModule) -> Callable[[Sequence[Any], Sequence[torch.Tensor]], list[Any]]:
     """`gm` compiled by `torch.compile`; `gm` itself, with a warning, where nothing can compile C++.
 
     With opaque nodes in it, every segment between them is compiled, and they are called as they are.

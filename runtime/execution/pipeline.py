@@ -60,7 +60,7 @@ def _graph_of(trace: Trace, name: str) -> Graph:
     except CallReached as called:
         raise LoweringError(f"{called.name} was replaced, and what operations are made of calls it") from None
     shown("lower", trace.graph_module, graph)
-    graph = cheaper(graph)
+    graph = optimize(graph)
     _name_outputs(graph, trace.output_names)
     return graph
 
@@ -72,7 +72,7 @@ def _name_outputs(graph: Graph, names: Sequence[str]) -> None:
             output.attrs["origin"] = replace(output.origin, name=name)
 
 
-def cheaper(graph: Graph) -> Graph:
+def optimize(graph: Graph) -> Graph:
     """The same program after the passes; verified after each under `config.debug`."""
     for step, run in PASSES.items():
         if takes(step, graph.name):
@@ -95,7 +95,7 @@ def generate(
     products: by the "model" a kernel or the library's call; by a "clock" a kernel wherever that moves fewer bytes, for
     a clock to compare with the call; or by the "library".
     """
-    refused = without_order(graph)
+    refused = unordered_scatters(graph)
     called: dict[int, Decision] = {}
     reasons: list[str] = []
     products = products if takes("products", graph.name) else "library"
@@ -117,7 +117,7 @@ def generate(
             if (product := next((d for d in decisions if d.group is found.group), None)) is not None:
                 called[product.value.id] = product.refused(found.error.reason)
             else:
-                refused |= dict.fromkeys(sorted(_alike(graph, found.error.value, frozenset(refused))), why)
+                refused |= dict.fromkeys(sorted(_refused_alike(graph, found.error.value, frozenset(refused))), why)
                 reasons.append(why)
             continue
         made = Generated(steps, names, kernels, reasons, refused, (*decisions, *called.values()), places)
@@ -129,10 +129,10 @@ ADDED = "floats that are added to one place at once are added in no fixed order"
 PUT = "which of several values that are put in one place stays depends on the order"
 
 
-def without_order(graph: Graph) -> dict[int, str]:
+def unordered_scatters(graph: Graph) -> dict[int, str]:
     """The nodes whose result in a kernel would depend on which program comes first; torch's own operation has an order.
 
-    Additions to integers have none to keep. Values that are put are put as torch does, where duplicates are anybody's
+    Additions to integers have none to keep. Values that are put are put as torch does, where duplicates have no order
     too, unless it is asked for deterministic algorithms.
     """
     scatters = [v for v in graph.order() if v.prim == "scatter"]
@@ -166,7 +166,7 @@ def _kernels_at(
         raise _Refusal(group, error) from error
 
 
-def _alike(graph: Graph, refused: Value, apart: frozenset[int]) -> frozenset[int]:
+def _refused_alike(graph: Graph, refused: Value, apart: frozenset[int]) -> frozenset[int]:
     """The nodes that the generator would refuse for the same reason; all of them where none is found."""
     left = [v for v in graph.order() if v.id not in apart]
     fusible = [v for v in left if PRIMS[v.prim].family not in ("extern", "contract", "pick")]
@@ -180,7 +180,7 @@ def kernels_of(group: Group, target: Target, hints: Mapping[sympy.Symbol, int], 
     count("compiles", len(kernels.kernels))
     log_kernels(kernels, target)
     if settings().debug:
-        proofs.record(group, kernels)
+        proofs.log_proofs(group, kernels)
     return kernels
 
 
@@ -203,7 +203,7 @@ def log_division(graph: Graph, made: Generated) -> None:
     if not logs.fusion.isEnabledFor(logging.INFO):
         return
     from ...ir.passes.fuse import Extern
-    from .fusion_report import cuts_of, groups_of  # a report of what is made here, for who asked for it
+    from .fusion_report import fusion_breaks_of, groups_of  # a report of what is made here, for who asked for it
 
     groups = groups_of(made)
     calls = sum(isinstance(s, Extern) for s in made.steps)
@@ -212,7 +212,7 @@ def log_division(graph: Graph, made: Generated) -> None:
         logs.fusion.info("  %s: %s; reads %s; writes %s", ", ".join(group.kernels), " ".join(group.operations),
                          ", ".join(group.reads), ", ".join(group.writes))  # fmt: skip
         logs.fusion.debug("    of %s", ", ".join(group.lines))
-    for cut in cuts_of(graph, made):
+    for cut in fusion_breaks_of(graph, made):
         logs.fusion.info("  %s", cut)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from ...ir.errors import FusegradError
 from ..report.explain import explain
+from ..report.explanation import Explanation
 from .bundle.archive import write_file
 from .bundle.bundle import as_bundle
 from .bundle.hub import as_hf_kernels
@@ -16,8 +17,7 @@ from .cpp.module import as_pair, pair
 from .gather.gathered import gathered
 from .graphs.data import as_dot, as_graphml, as_json
 from .graphs.page import as_html, as_svg
-from .python.module import DERIVED, module_text
-from .python.vmap_module import module_with
+from .python.module import DERIVED, module_text, module_with
 from .torch_export.program import as_program
 
 
@@ -28,24 +28,25 @@ class ExportFormatError(FusegradError, ValueError):
 
 
 Writer = Callable[[Any, tuple[Any, ...], "str | None"], str]
+"""(class, arguments, target) -> the text"""
 
 
-def _explained(draw: Callable[[Any], str]) -> Writer:
+def explained(draw: Callable[[Explanation], str]) -> Writer:
+    """A format that is drawn from an explanation."""
     return lambda target_class, args, target: draw(explain(target_class, *args, target=target))
 
 
 FORMATS: dict[str, Writer] = {
     "py": lambda target_class, args, target: module_text(gathered(target_class, args, target)),
-    "json": _explained(as_json),
-    "graphml": _explained(as_graphml),
-    "dot": _explained(as_dot),
-    "svg": _explained(as_svg),
-    "html": _explained(as_html),
+    "json": explained(as_json),
+    "graphml": explained(as_graphml),
+    "dot": explained(as_dot),
+    "svg": explained(as_svg),
+    "html": explained(as_html),
     "cpp": lambda target_class, args, target: pair(target_class, args, target)["cpp"],
     "h": lambda target_class, args, target: pair(target_class, args, target)["h"],
 }
-
-
+"""Formats of one file. Another one is a row here, and a row of the table in docs/export.md."""
 Publisher = Callable[[Any, tuple[Any, ...], Path, "str | None", Sequence[str]], str]
 TREES: dict[str, Publisher] = {
     "zip": as_bundle,
@@ -84,35 +85,37 @@ def export(
     Raises ExportError where a file could not hold what the Function does (opaque methods, tensors from outside, ..),
     ExportFormatError, SpecError, UnknownTargetError. A file is written whole or not at all.
     """
-    word = _format(path, format)
+    # Options that a format does not have are refused before anything is captured.
+    word = _format_of(path, format)
     if targets and word not in ("zip", "bundle"):
-        reason, known = f"targets={targets!r} are for bundles", "zip, bundle"
-        raise ExportFormatError(path=path, format=word, reason=reason, known=known)
+        reason, formats = f"targets={targets!r} are for bundles", "zip, bundle"
+        raise ExportFormatError(path=path, format=word, reason=reason, known=formats)
+    # Formats of several files write these themselves; the others are one text, written at the end.
     if word in TREES and not derivatives:
-        return TREES[word](target_class, args, _place(path, format), target, targets)
+        return TREES[word](target_class, args, _required_path(path, format), target, targets)
     if word in ("cpp", "h") and path is not None and not derivatives:
         return as_pair(target_class, args, target, Path(path), word)
     if not derivatives:
         text = FORMATS[word](target_class, args, target)
     else:
-        text = module_with(_derivatives(path, word, derivatives), target_class, args, target)
+        text = module_with(_valid_derivatives(path, word, derivatives), target_class, args, target)
     if path is not None:
         write_file(Path(path), text.encode())
     return text
 
 
-def _format(path: Any, format: str | None) -> str:
-    known = ", ".join((*FORMATS, *TREES))
+def _format_of(path: Any, format: str | None) -> str:
+    formats = ", ".join((*FORMATS, *TREES))
     if format is None and path is None:
-        raise ExportFormatError(path=path, format=format, reason="give a path or a format", known=known)
+        raise ExportFormatError(path=path, format=format, reason="give a path or a format", known=formats)
     word = format if format is not None else _by_suffix(path)
     if word not in FORMATS and word not in TREES:
-        raise ExportFormatError(path=path, format=format, reason=f"there is no format {word!r}", known=known)
+        raise ExportFormatError(path=path, format=format, reason=f"there is no format {word!r}", known=formats)
     return word
 
 
-def _derivatives(path: Any, word: str, asked: Sequence[str]) -> tuple[str, ...]:
-    names = (asked,) if isinstance(asked, str) else tuple(asked)
+def _valid_derivatives(path: Any, word: str, derivatives: Sequence[str]) -> tuple[str, ...]:
+    names = (derivatives,) if isinstance(derivatives, str) else tuple(derivatives)
     if word != "py" or not set(names) <= set(DERIVED):
         reason = f"derivatives={names!r} are for the format py alone, and of {', '.join(DERIVED)}"
         raise ExportFormatError(path=path, format=word, reason=reason, known=", ".join(FORMATS))
@@ -123,9 +126,9 @@ def _by_suffix(path: Any) -> str:
     return "bundle" if Path(path).is_dir() else Path(path).suffix.removeprefix(".")
 
 
-def _place(path: Any, format: str | None) -> Path:
-    """Where several files go."""
+def _required_path(path: Any, format: str | None) -> Path:
+    """The path of a format of several files; raises without one."""
     if path is None:
-        reason, known = f"{format} is several files: give a path", ", ".join(FORMATS)
-        raise ExportFormatError(path=path, format=format, reason=reason, known=f"{known} without a path")
+        reason, formats = f"{format} is several files: give a path", ", ".join(FORMATS)
+        raise ExportFormatError(path=path, format=format, reason=reason, known=f"{formats} without a path")
     return Path(path)

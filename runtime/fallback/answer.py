@@ -28,10 +28,11 @@ from ...tracer.opaque.opaque import call_for_real
 from ...tracer.opaque.watching import watcher
 from ...tracer.torch_private import apply_now, custom_function_call, dual_level, transforms_active
 from ...tracer.trace import CaptureError
+from ..cache import entry_files, location
 from ..cache import store as cache
 from ..capture.ctx_attributes import left_on
+from ..execution.source_writer import NODE, STRAIGHT
 from ..settings.config import settings
-from ..settings.generated_sources import NODE, STRAIGHT
 from .effects import AFTER_EFFECTS, launching
 
 Tensor = torch.Tensor
@@ -342,7 +343,7 @@ def reason_of(fault: Fault, file: str | None) -> str:
 def report(compiler: Broken, method: str, fault: Fault, args: Sequence[Any]) -> str | None:
     """The file that was written for a report, beside the cache; None where none can be."""
     with suppress(Exception):
-        root = cache.default_root()
+        root = location.default_root()
         text = _text(compiler, method, fault, args)
         if root is None:
             return None
@@ -358,7 +359,7 @@ def report(compiler: Broken, method: str, fault: Fault, args: Sequence[Any]) -> 
 def _text(compiler: Broken, method: str, fault: Fault, args: Sequence[Any]) -> str:
     own = backward_method(compiler.cls) if method == "backward" else None
     place = method_place(own or compiler.cls.forward)
-    versions = {"Python": platform.python_version(), **cache.versions()}
+    versions = {"Python": platform.python_version(), **entry_files.versions()}
     lines = [
         f"{compiler.cls.__module__}.{compiler.cls.__qualname__}.{method}, an internal error of fusegrad",
         f"at: {place}",

@@ -15,8 +15,8 @@ import torch
 
 from ...tracer.containers import ATOMS, DEPTH, Hole, holes
 from ...tracer.methods import signed
-from .guard_codegen import equal
-from .source_writer import Straight, row
+from ..execution.source_writer import SourceWriter, row
+from .guard_codegen import guard_value
 
 Form = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ...] | None]
 BY_EITHER = inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -50,7 +50,7 @@ def positional(
     given = all(p.name in keywords or p.default is not p.empty for p in rest)
     if not known or not given or any(p.kind is not BY_EITHER for p in parameters):
         return None
-    text, now = Straight(), signed(method())
+    text, now = SourceWriter(), signed(method())
     text.add(f"method = {text.constant(method, 'present')}()")
     same = [f"method is {text.constant(now[0], 'method')}"]
     inner = inspect.unwrap(now[0])
@@ -84,7 +84,7 @@ def _named(name: str, value: Any) -> Iterator[tuple[Hole, str]]:
             yield from _named(f"{name}[{key!r}]", inner)
 
 
-def formed(text: Straight, name: str, value: Any, depth: int = DEPTH) -> Iterator[str]:
+def formed(text: SourceWriter, name: str, value: Any, depth: int = DEPTH) -> Iterator[str]:
     """The conditions under which what has this name is of the form of a value, tensors in its holes apart."""
     if isinstance(value, Hole):
         return
@@ -97,7 +97,7 @@ def formed(text: Straight, name: str, value: Any, depth: int = DEPTH) -> Iterato
         for key, inner in value.items():
             yield from formed(text, f"{name}[{key!r}]", inner, depth - 1)
     else:
-        yield equal(text, name, value, depth)
+        yield guard_value(text, name, value, depth)
 
 
 # ------------------------------------------------------------------ trees
@@ -106,7 +106,7 @@ def opener(value: tuple[Any, ...], first: Any) -> Callable[[Any], Any] | None:
 
     A leaf is of a type that is no container, whatever is registered as one.
     """
-    text, leaves, leaf_types = Straight(), list[str](), LEAF_TYPES
+    text, leaves, leaf_types = SourceWriter(), list[str](), LEAF_TYPES
     conditions = list(_tree_conditions("args", value, leaves, leaf_types))
     if None in conditions:
         return None
@@ -140,7 +140,7 @@ def builder(model: Any, is_leaf: Callable[[Any], bool]) -> Callable[[Any], Any] 
     expression = _built(model, is_leaf, count)
     if expression is None:
         return None
-    text = Straight()
+    text = SourceWriter()
     text.add(f"return {expression}")
     return text.function("built", ("leaves",))
 

@@ -1,4 +1,4 @@
-"""One call of a class, written out: what must be as it was, the captured forward at these sizes, the node around it.
+"""Generates the source of an inline-cache entry: guards, the captured forward at these sizes, the autograd node.
 
 The node is the class's generated Function but for two things: its forward is straight, and so is its backward once
 gradients of one layout came twice. What does not fit them goes the way that serves every call.
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd.function import Function
 
-from ...ir.program import Place
 from ...tracer.capture.capture import capture_lock
 from ...tracer.containers import DEPTH as ARGUMENT_DEPTH
 from ...tracer.function import rebind
@@ -32,31 +31,32 @@ from ...tracer.torch_private import (
     saved_tensors_of,
     share_memory,
 )
-from ..autograd.node import make_node, marks_of
+from ..autograd.node import make_node, write_context
 from ..capture.guards import unasked
-from ..execution.executable import BoundSizes
+from ..capture.views import is_as_strided, view_like, view_of, with_aliases
+from ..execution.source_writer import SourceWriter, row
 from ..fallback.answer import Fault, backward_failed, is_fault, users_backward
 from ..fallback.effects import careful
 from ..settings.config import KERNEL_BACKENDS
 from ..specialize.backward import run_backward
 from ..specialize.residuals import Chosen
-from ..specialize.specialization import Specialization, gradient_kind, in_a_class, is_as_strided, view_like, view_of
+from ..specialize.specialization import Specialization, gradient_kind, in_a_class
+from ..values.sizes import BoundSizes
 from .argument_forms import MISS, formed, inside
 from .guard_codegen import (
     ABSENT,
     DERIVATIVES,
     Unchanging,
-    fetched,
-    lasting_state_unchanged,
-    methods_unchanged,
-    nothing_carried,
-    reads_unchanged,
-    state_unchanged,
-    tensors_alike,
+    guard_custom_attributes,
+    guard_lasting_state,
+    guard_methods,
+    guard_reads,
+    guard_state,
+    guard_tensors,
+    read_expression,
 )
 from .inline_cache import Entry
 from .plan_codegen import write_run
-from .source_writer import Straight, row
 
 if TYPE_CHECKING:
     from ..specialize.compiled import Compiled
@@ -77,25 +77,25 @@ def write_entry(
     """
     if spec.opaque or spec.unversioned or function_modes():
         return None
-    text, call = Straight(), _Call(compiler, spec, key, given)
+    text, call = SourceWriter(), EntryCall(compiler, spec, key, given)
     asked = [f"a{i}" for i in range(len(args))]
     names = call.with_contents([*asked, *(text.constant(a, "default") for a in given[len(args) : spec.count])])
     if not spec.slots or names is None:
         return None
-    alike = tensors_alike(text, _tensors(names, given), spec.reads)
+    alike = guard_tensors(text, _tensors(names, given), spec.reads)
     if alike is None:
         return None
-    conditions = [*call.formed(text, names), *alike, *call.conditions(text, names), *state_unchanged(text)]
+    conditions = [*call.formed(text, names), *alike, *call.conditions(text, names), *guard_state(text)]
     with text.block(f"if len(args) == {len(args)}:"):
         text.add(f"{row(asked)}= args")
-        with _where(text, conditions, f"return {text.constant(MISS, 'MISS')}"):
+        with _write_guarded(text, conditions, f"return {text.constant(MISS, 'MISS')}"):
             call.write_result(text, names, len(args))
     text.add(f"return {text.constant(MISS, 'MISS')}")
     return text.function("ready", ("args",))
 
 
 @contextmanager
-def _where(text: Straight, conditions: Sequence[str], otherwise: str) -> Iterator[None]:
+def _write_guarded(text: SourceWriter, conditions: Sequence[str], otherwise: str) -> Iterator[None]:
     """The lines within run where the conditions hold; `otherwise` where one of them cannot be asked any more."""
     with text.block("try:"):
         text.add(f"fits = ({_BREAK.join(conditions)})")
@@ -113,8 +113,8 @@ def _tensors(names: Sequence[str], values: Sequence[Any]) -> list[tuple[str, Ten
 
 
 @dataclass(frozen=True)
-class _Served:
-    """How a call was served, as its backward has to know: facts alone, since this lives as long as the class does."""
+class ServedCall:
+    """The way in which a call was served, for its backward: facts alone, since this lives as long as the class does."""
 
     compiler: Compiled
     spec: Specialization
@@ -124,8 +124,8 @@ class _Served:
     saved: int
 
 
-class _Call:
-    """What is known of a call while its text is written: its arguments, what serves it, what is kept for backward."""
+class EntryCall:
+    """The facts of a call while its text is written: its arguments, what serves it, what is kept for backward."""
 
     def __init__(self, compiler: Compiled, spec: Specialization, key: Any, given: Sequence[Any]) -> None:
         self.compiler, self.spec, self.key, self.given = compiler, spec, key, given
@@ -139,7 +139,7 @@ class _Call:
         self.needs_node = torch.is_grad_enabled() and any(spec.forward.needs_input_grad)
 
     def with_contents(self, names: Sequence[str]) -> list[str] | None:
-        """The names of the user's arguments, then those of the tensors in his containers; None where one has none."""
+        """The names of the user's arguments, then those of the tensors in their containers; None where one has none."""
         count, held = self.spec.count, dict[int, str]()
         for name, value in zip(names, self.given[:count], strict=True):
             if not isinstance(value, Tensor):
@@ -148,17 +148,17 @@ class _Call:
                 held.update({hole.key: expression for hole, expression in found})
         return [*names, *(held[at] for at in range(count, len(self.given)))]
 
-    def formed(self, text: Straight, names: Sequence[str]) -> Iterator[str]:
-        """Whatever is no tensor is what it was, containers by their form."""
+    def formed(self, text: SourceWriter, names: Sequence[str]) -> Iterator[str]:
+        """Guard what is no tensor: values are what they were, containers by their form."""
         for name, value in zip(names, self.given[: self.spec.count], strict=False):
             if not isinstance(value, Tensor) and not (name.startswith("default") and isinstance(value, ATOMS)):
                 yield from formed(text, name, value, ARGUMENT_DEPTH)
 
-    def conditions(self, text: Straight, names: Sequence[str]) -> Iterator[str]:
-        """What is read outside, the methods; and whether hooks pack saved tensors, where it matters."""
-        yield from reads_unchanged(text, self.spec.reads)
-        yield from methods_unchanged(text, self.compiler.user_class)
-        yield from nothing_carried(text, [names[i] for i in self.spec.slots], self.spec.reads.asked)
+    def conditions(self, text: SourceWriter, names: Sequence[str]) -> Iterator[str]:
+        """Guard what is read outside, the methods; and whether hooks pack saved tensors, where it matters."""
+        yield from guard_reads(text, self.spec.reads)
+        yield from guard_methods(text, self.compiler.user_class)
+        yield from guard_custom_attributes(text, [names[i] for i in self.spec.slots], self.spec.reads.asked)
         if self.observed or self.chosen is not None:
             yield f"{'' if self.observed else 'not '}{text.constant(hooks_are_active, 'hooks')}()"
         if not self.own:
@@ -169,7 +169,7 @@ class _Call:
             yield f"not {text.constant(share_memory, 'share_memory')}(({row(names)}))"
 
     # ------------------------------------------------------------------ forward
-    def write_result(self, text: Straight, names: Sequence[str], asked: int) -> None:
+    def write_result(self, text: SourceWriter, names: Sequence[str], asked: int) -> None:
         """The last lines: through a node of autograd, or straight where it would have nothing to follow."""
         spec = self.spec
         marks = spec.writes_inputs or spec.skip or spec.forward.tensor_attributes or spec.draws
@@ -183,50 +183,31 @@ class _Call:
         """Whether autograd would follow what is read from outside; within a node it does not."""
         return torch.is_grad_enabled() and any(r.get().requires_grad for r in self.spec.lifted if r is not None)
 
-    def _write_forward(self, text: Straight, names: Sequence[str]) -> tuple[list[str], list[str]]:
+    def _write_forward(self, text: SourceWriter, names: Sequence[str]) -> tuple[list[str], list[str]]:
         """The user's tensor outputs and the hidden ones, as names."""
         spec = self.spec
         inputs = [(names[i], self.given[i]) for i in spec.slots]
         with _as_captured(text, spec):
             present = [r for r in spec.lifted if r is not None]
-            lifted = [(text.let("lifted", fetched(text, r)), r.get()) for r in present]
+            lifted = [(text.let("lifted", read_expression(text, r)), r.get()) for r in present]
             results = write_run(text, self.executable, inputs, lifted, self.sizes)
             n = len(spec.forward.tensor_outputs)
             outputs, hidden = results[:n], results[n:]
             if spec.skip:
-                outputs = self._write_aliased(text, outputs, [n for n, _ in inputs], hidden)
+                view = partial(self._write_alias, text)
+                outputs = with_aliases(spec.forward, outputs, [n for n, _ in inputs], hidden, view)
         return self._write_inner_views(text, outputs), hidden
 
-    def _write_inner_views(self, text: Straight, outputs: Sequence[str]) -> list[str]:
+    def _write_inner_views(self, text: SourceWriter, outputs: Sequence[str]) -> list[str]:
         """As autograd has them: an output of a kernel that is a view of a value in between."""
         views = self.spec.inner_views if self.executable.backend in KERNEL_BACKENDS else ()
         return [text.let("view", f"{o}.view_as({o})") if i in views else o for i, o in enumerate(outputs)]
 
-    def _write_aliased(
-        self, text: Straight, outputs: Sequence[str], inputs: Sequence[str], hidden: Sequence[str]
-    ) -> list[str]:
-        """As `Specialization.aliased`: outputs that are an input, show another's memory, or are one object twice."""
-        captured, found = self.spec.forward, list(outputs)
-        pools: dict[str, tuple[Sequence[str], Sequence[Tensor]]] = {
-            "view": (inputs, captured.fakes),
-            "part of output": (found, captured.fake_outputs),
-            "part of hidden": (hidden, captured.fake_hidden),
-        }
-        for i, position in enumerate(captured.tensor_outputs):
-            described = captured.outputs[position]
-            match described.kind:
-                case "input":
-                    found[i] = inputs[described.index]
-                case "same":
-                    found[i] = found[described.index]
-                case kind if kind in pools:
-                    names, fakes = pools[kind]
-                    fake, of = captured.fake_outputs[i], fakes[described.index]
-                    view = write_view(text, names[described.index], fake, self.sizes, of)
-                    found[i] = text.let("view", view if described.value else f"{view}.detach()")
-        return found
+    def _write_alias(self, text: SourceWriter, fake: Tensor, base: str, like: Tensor, tracked: bool) -> str:
+        view = write_view(text, base, fake, self.sizes, like)
+        return text.let("view", view if tracked else f"{view}.detach()")
 
-    def _returned(self, text: Straight, names: Sequence[str], outputs: Sequence[str], hidden: Sequence[str]) -> str:
+    def _returned(self, text: SourceWriter, names: Sequence[str], outputs: Sequence[str], hidden: Sequence[str]) -> str:
         """The expression of what the user gets."""
         captured = self.spec.forward
         objects = [rebind(o.value, self.sizes) for o in captured.outputs if o.kind == "object"]
@@ -240,59 +221,35 @@ class _Call:
 
     def _node(self) -> Callable[..., Any]:
         """`apply` of a generated Function of this call's own."""
-        text, own = Straight(), [f"a{i}" for i in range(self.spec.count)]
+        text, own = SourceWriter(), [f"a{i}" for i in range(self.spec.count)]
         names = self.with_contents(own) or own
         outputs, hidden = self._write_forward(text, names)
         pools = {"input": [names[i] for i in self.spec.slots], "output": outputs, "hidden": hidden}
-        self._write_kept(text, lambda places: row(["None" if p is None else pools[p.kind][p.index] for p in places]))
+        sizes, arguments = text.constant(self.sizes, "sizes"), f"({row(own)})"
+        write_context(text, self.spec, self.saved, self.own, lambda p: pools[p.kind][p.index], sizes, arguments)
         text.add(f"return {self._returned(text, names, outputs, hidden)}")
         forward = text.function("forward", ("ctx", *own))
         node = make_node(self.compiler, self.spec, self.backend, self.chosen, self.own, forward)
         self._as_one_of_its_kind(node._backward_cls)
         return careful(direct_apply(node), self.spec)
 
-    def _write_kept(self, text: Straight, picked: Callable[[Sequence[Place | None]], str]) -> None:
-        """What forward leaves on ctx."""
-        captured = self.spec.forward
-        if self.saved:
-            text.add(f"ctx.to_save = ({picked(self.saved)})")
-        kept = f"[{picked(list(captured.tensor_attributes.values()))}]"
-        if self.own:
-            attributes, sizes = text.constant(self.spec.attributes, "attributes"), text.constant(self.sizes, "sizes")
-            text.add(f"vars(ctx).update({attributes}({kept}, {sizes}))")
-        elif captured.tensor_attributes:
-            text.add(f"ctx._fusegrad_tensors = {kept}")
-        if (sharing := self.spec.sharing) is not None:
-            held = f"{text.constant(sharing.of, 'shared')}(({row([f'a{i}' for i in range(self.spec.count)])}))"
-            named = f"vars(ctx).update({text.constant(sharing.named, 'named')}({held}))"
-            text.add(named if self.own else f"ctx._fusegrad_shared = {held}")
-        for mark, places in marks_of(captured):
-            if places:
-                text.add(f"ctx.{mark}({picked(places)})")
-        if not captured.materialize_grads:
-            text.add("ctx.set_materialize_grads(False)")
-        if not captured.materialize_non_diff_grads:
-            text.add("ctx._materialize_non_diff_grads = False")
-
     def _as_one_of_its_kind(self, backward: Any) -> None:
-        """Its nodes are told apart from those of the shared Function by nobody, compiled autograd included."""
+        """Give its nodes the identity of the shared Function's: compiled autograd does not tell them apart."""
         shared = getattr(self.spec.nodes.get(self.key), "__self__", None)
         if shared is not None:
             backward._autograd_function_id = shared._backward_cls._autograd_function_id
         if self.own:
             return
         backward._fusegrad_sizes = self.sizes  # for all of them, in place of a slot of each
-        if not self.spec.forward.tensor_attributes:
-            backward._fusegrad_tensors = ()
         if not _is_delicate(self.compiler.cls):
             backward._fusegrad_learns = BackwardLearner(self._served(), backward)
 
-    def _served(self) -> _Served:
-        return _Served(self.compiler, self.spec, self.backend, self.sizes, self.chosen, len(self.saved))
+    def _served(self) -> ServedCall:
+        return ServedCall(self.compiler, self.spec, self.backend, self.sizes, self.chosen, len(self.saved))
 
 
 @contextmanager
-def _as_captured(text: Straight, spec: Specialization) -> Iterator[None]:
+def _as_captured(text: SourceWriter, spec: Specialization) -> Iterator[None]:
     """Casts are part of the captured graph: within, autocast must not add its own."""
     if not spec.under_autocast:
         yield
@@ -311,7 +268,7 @@ def _is_delicate(cls: Any) -> bool:
 class BackwardLearner:
     """Writes the backward of one node's class, once per layout of gradients that came twice."""
 
-    def __init__(self, call: _Served, backward: Any) -> None:
+    def __init__(self, call: ServedCall, backward: Any) -> None:
         self.call, self.backward = call, backward
         self.seen: Counter[Any] = Counter()
         self.written = 0
@@ -332,7 +289,7 @@ class BackwardLearner:
 
 
 def _write_backward(
-    call: _Served, otherwise: Callable[..., Any], residuals: Sequence[Any], gradients: Sequence[Any]
+    call: ServedCall, otherwise: Callable[..., Any], residuals: Sequence[Any], gradients: Sequence[Any]
 ) -> Callable[..., Any] | None:
     """`apply` of a node for residuals and gradients like these; whatever does not fit is left to `otherwise`."""
     spec, sizes = call.spec, call.sizes
@@ -342,11 +299,11 @@ def _write_backward(
     executable = entry.executables.get(call.backend if call.chosen is None else f"{call.backend} chosen")
     if executable is None or any(in_a_class(g) is not g for g in gradients):
         return None
-    text = Straight()
+    text = SourceWriter()
     given, kept = [f"g{i}" for i in range(len(gradients))], [f"r{i}" for i in range(len(residuals))]
-    alike = tensors_alike(text, _tensors(given, gradients), spec.reads, tracked=False)
+    alike = guard_tensors(text, _tensors(given, gradients), spec.reads, tracked=False)
     present = _tensors(kept, residuals)
-    kept_alike = tensors_alike(text, present, tracked=False) if present else []
+    kept_alike = guard_tensors(text, present, tracked=False) if present else []
     if alike is None or kept_alike is None:
         return None
     absent = [f"{name} is None" for name, g in zip(given, gradients, strict=True) if g is None]
@@ -354,14 +311,14 @@ def _write_backward(
     untouched = f"not {text.constant(dict_of_context, 'attributes')}(ctx)"
     off = f"not {text.constant(torch.is_grad_enabled, 'grad_mode')}()"
     plain = WITHOUT_TANGENTS[0].format(text.constant(WITHOUT_TANGENTS[1], "forward_ad"))
-    outside = [*reads_unchanged(text, spec.reads), *methods_unchanged(text, spec.cls, DERIVATIVES)]
-    outside += lasting_state_unchanged(text)
+    outside = [*guard_reads(text, spec.reads), *guard_methods(text, spec.cls, DERIVATIVES)]
+    outside += guard_lasting_state(text)
     if spec.sharing is not None:
         outside.append(f"{text.constant(spec.sharing.changed, 'changed')}(ctx._fusegrad_shared) is None")
     if spec.reads.asked or spec.reads.asks_identity:
-        kept_alike += _as_known(text, spec.reads, kept, given)
+        kept_alike += _guard_backward_tensors(text, spec.reads, kept, given)
     users = f"return {text.constant(otherwise, 'otherwise')}(ctx, {row(given)})"
-    with _where(text, [off, untouched, plain, *alike, *absent, still, *outside], users):
+    with _write_guarded(text, [off, untouched, plain, *alike, *absent, still, *outside], users):
         _write_unpacked(text, call, kept)
         with text.block("try:"):
             with text.block(f"if {_BREAK.join(kept_alike) or 'True'}:"):
@@ -378,13 +335,13 @@ def _write_backward(
     return text.function("apply", ("ctx", *given))
 
 
-def _as_known(text: Straight, reads: Reads, kept: Sequence[str], given: Sequence[str]) -> list[str]:
+def _guard_backward_tensors(text: SourceWriter, reads: Reads, kept: Sequence[str], given: Sequence[str]) -> list[str]:
     """backward asks nothing of these tensors that its capture does not know."""
     asked = f"{text.constant(unasked, 'unasked')}({text.constant(reads, 'reads')}"
     return [f"{asked}, ({row(kept)}), ({row(given)})) is None"]
 
 
-def _write_unpacked(text: Straight, call: _Served, kept: Sequence[str]) -> None:
+def _write_unpacked(text: SourceWriter, call: ServedCall, kept: Sequence[str]) -> None:
     """Names for the saved tensors, unpacked once, and for those among ctx's attributes."""
     saved = call.saved
     shown = "ctx.saved_tensors" if call.chosen is None else f"{text.constant(saved_tensors_of, 'unpacked')}(ctx)"
@@ -395,21 +352,22 @@ def _write_unpacked(text: Straight, call: _Served, kept: Sequence[str]) -> None:
 
 
 def _write_gradients(
-    text: Straight, call: _Served, entry: Any, executable: Any, inputs: Sequence[tuple[str, Any]], given: Sequence[str]
+    text: SourceWriter,
+    call: ServedCall,
+    entry: Any,
+    executable: Any,
+    inputs: Sequence[tuple[str, Any]],
+    given: Sequence[str],
 ) -> None:
     present = [r for r in entry.lifted if r is not None]
     with _as_captured(text, call.spec):
-        lifted = [(text.let("lifted", fetched(text, r)), r.get()) for r in present]
+        lifted = [(text.let("lifted", read_expression(text, r)), r.get()) for r in present]
         results = write_run(text, executable, inputs, lifted, call.sizes)
-    for result, gradient in entry.passed.items():
-        results[result] = given[gradient]
-    if executable.backend in KERNEL_BACKENDS:
-        for result, (gradient, view) in entry.viewed.items():
-            results[result] = write_view(text, given[gradient], view, call.sizes)
-    text.add(f"return ({row(results)})")
+    view = lambda fake, gradient: write_view(text, gradient, fake, call.sizes)  # noqa: E731
+    text.add(f"return ({row(entry.with_given(results, given, executable.backend, view))})")
 
 
-def write_view(text: Straight, name: str, view: Tensor, sizes: Any, of: Tensor | None = None) -> str:
+def write_view(text: SourceWriter, name: str, view: Tensor, sizes: Any, of: Tensor | None = None) -> str:
     """The expression of a view of the tensor of this name; `view` is a fake of it, and `of` one of that tensor."""
     if not is_as_strided(view, of):
         return f"{text.constant(partial(view_like, view, sizes=sizes, of=of), 'view')}({name})"
@@ -422,7 +380,7 @@ def write_view(text: Straight, name: str, view: Tensor, sizes: Any, of: Tensor |
 class _General:
     """The general way for gradients whose residuals are not as forward left them (a hook's, or changed since)."""
 
-    def __init__(self, call: _Served) -> None:
+    def __init__(self, call: ServedCall) -> None:
         self.call = call
 
     def __call__(self, ctx: Any, residuals: Sequence[Any], gradients: Sequence[Any]) -> Any:
@@ -433,7 +391,7 @@ class _General:
 
 
 def _fault_of(error: Exception) -> Fault:
-    """What is kept of a fault of ours; raises the error where it is none."""
+    """Return what is kept of a fault of ours; raises the error where it is none."""
     if not is_fault(error):
         raise error
     return Fault.of(error)
@@ -442,7 +400,7 @@ def _fault_of(error: Exception) -> Fault:
 class _Recovered:
     """The user's own backward, on residuals that are unpacked already, after a fault of ours."""
 
-    def __init__(self, call: _Served) -> None:
+    def __init__(self, call: ServedCall) -> None:
         self.call = call
 
     def __call__(self, ctx: Any, fault: Fault, residuals: Sequence[Any], gradients: Sequence[Any]) -> Any:

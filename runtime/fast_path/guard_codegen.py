@@ -1,4 +1,4 @@
-"""What a call must have in common with the one that a text was written for, as conditions in that text.
+"""Guards of an inline-cache entry as Python expressions: what a call must have in common with the first of its kind.
 
 Together they say what the key of a specialisation says, and that nothing stands around the call that was not there
 then; but they compare by identity first, and ask the dispatch keys of the tensors instead of torch's global state.
@@ -20,12 +20,12 @@ from ...tracer.reads.pictures import DEPTH, SCALARS, freeze
 from ...tracer.reads.reads import Read, Reads
 from ...tracer.torch_private import UNSEEN, deterministic, tensor_check
 from ..capture.guards import carried, global_state, lasting_state
+from ..execution.source_writer import SourceWriter, row
 from ..settings.config import in_force
-from .source_writer import Straight, row
 
 Tensor = torch.Tensor
 ABSENT = "(AttributeError, KeyError, IndexError, ValueError, TypeError)"
-"""What may be raised where something that was read before is gone."""
+"""The errors that may be raised where something that was read before is gone."""
 DERIVATIVES = ("backward", "vjp", "jvp")
 METHODS = ("forward", "setup_context", *DERIVATIVES)
 
@@ -34,8 +34,8 @@ class Unchanging:
     """An object that is what it is by identity, and never changes."""
 
 
-def tensors_alike(
-    text: Straight, named: Sequence[tuple[str, Tensor]], reads: Reads | None = None, tracked: bool = True
+def guard_tensors(
+    text: SourceWriter, named: Sequence[tuple[str, Tensor]], reads: Reads | None = None, tracked: bool = True
 ) -> list[str] | None:
     """The tensors are like these, and the same ones are the same; None where that cannot be asked.
 
@@ -62,7 +62,7 @@ def _need_grad(tensors: dict[str, Tensor]) -> list[str]:
     return [f"{'' if t.requires_grad else 'not '}{name}.requires_grad" for name, t in tensors.items()]
 
 
-def equal(text: Straight, expression: str, value: Any, depth: int = DEPTH) -> str:
+def guard_value(text: SourceWriter, expression: str, value: Any, depth: int = DEPTH) -> str:
     """`expression` has a value that `freeze` does not tell from this one."""
     kind = type(value)
     if value is None or kind in (bool, torch.dtype, torch.layout, torch.memory_format) or issubclass(kind, Unchanging):
@@ -89,10 +89,10 @@ def _is_frozen(picture: Any, depth: int, value: Any) -> bool:
     return bool(freeze(value, depth) == picture)
 
 
-def read_tensors(text: Straight, reads: Reads) -> list[tuple[str, Tensor]]:
+def read_tensors(text: SourceWriter, reads: Reads) -> list[tuple[str, Tensor]]:
     """The tensors that are read from outside: how to get each, and what it is at present."""
     kept = [r for r in reads.entries.values() if r.kind == "tensor" and isinstance(_present(r), Tensor)]
-    return [(fetched(text, r), _present(r)) for r in kept]
+    return [(read_expression(text, r), _present(r)) for r in kept]
 
 
 def _present(read: Read) -> Any:
@@ -102,7 +102,7 @@ def _present(read: Read) -> Any:
         return None
 
 
-def fetched(text: Straight, read: Read) -> str:
+def read_expression(text: SourceWriter, read: Read) -> str:
     """An expression of what is read: the names on the way, where it has some."""
     if not read.steps:
         return f"{text.constant(read.get, 'read')}()"
@@ -114,8 +114,8 @@ def fetched(text: Straight, read: Read) -> str:
     return ".".join([start, *names])
 
 
-def reads_unchanged(text: Straight, reads: Reads) -> Iterable[str]:
-    """Whatever else is read from outside is what it is at present."""
+def guard_reads(text: SourceWriter, reads: Reads) -> Iterable[str]:
+    """Guard what else is read from outside: it is what it is at present."""
     for read in reads.entries.values():
         present = _present(read)
         if read.kind == "tensor" and isinstance(present, Tensor):
@@ -127,39 +127,39 @@ def reads_unchanged(text: Straight, reads: Reads) -> Iterable[str]:
             yield from written(text, read, present)
 
 
-def same_object(text: Straight, expression: str, value: Any, name: str) -> str:
+def same_object(text: SourceWriter, expression: str, value: Any, name: str) -> str:
     """`expression` is this very object; a method bound to a class or an object is made anew at every look."""
     is_made = is_a(value, types.MethodType | types.BuiltinMethodType) and not is_a(value.__self__, types.ModuleType)
     return f"{expression} {'==' if is_made else 'is'} {text.constant(value, name)}"
 
 
-def _value_unchanged(text: Straight, read: Read, present: Any) -> Iterable[str]:
-    return [equal(text, fetched(text, read), present)]
+def _guard_read_value(text: SourceWriter, read: Read, present: Any) -> Iterable[str]:
+    return [guard_value(text, read_expression(text, read), present)]
 
 
-def _same_object(text: Straight, read: Read, present: Any) -> Iterable[str]:
+def _same_object(text: SourceWriter, read: Read, present: Any) -> Iterable[str]:
     if read.fact()[0] == "id":
-        return [f"{fetched(text, read)} is {text.constant(present, 'value')}"]
+        return [f"{read_expression(text, read)} is {text.constant(present, 'value')}"]
     return [f"{text.constant(read.fact, 'fact')}() == {text.constant(read.fact(), 'value')}"]
 
 
-def _same_code(text: Straight, read: Read, present: Any) -> Iterable[str]:
+def _same_code(text: SourceWriter, read: Read, present: Any) -> Iterable[str]:
     """Of a function: its code, and its defaults, which may be changed in place."""
     function = text.constant(present, "function")
     yield f"{function}.__code__ is {text.constant(present.__code__, 'code')}"
     for name in ("__defaults__", "__kwdefaults__"):
-        yield equal(text, f"{function}.{name}", getattr(present, name))
+        yield guard_value(text, f"{function}.{name}", getattr(present, name))
 
 
-def _same_names(text: Straight, read: Read, present: Any) -> Iterable[str]:
+def _same_names(text: SourceWriter, read: Read, present: Any) -> Iterable[str]:
     """The objects under names of a library's module or class; numbers by value."""
     owner, *names = read.steps
     for name, value in zip(names, present, strict=False):
         where = f"{text.constant(owner, 'library')}.{name}"
-        yield equal(text, where, value) if type(value) in SCALARS else same_object(text, where, value, name)
+        yield guard_value(text, where, value) if type(value) in SCALARS else same_object(text, where, value, name)
 
 
-def _same_builtin(text: Straight, read: Read, present: Any) -> Iterable[str]:
+def _same_builtin(text: SourceWriter, read: Read, present: Any) -> Iterable[str]:
     """A name of Python's own, which a global may hide."""
     _, env, name = read.steps
     if name in env:
@@ -168,8 +168,8 @@ def _same_builtin(text: Straight, read: Read, present: Any) -> Iterable[str]:
     return [own, f"{name!r} not in {text.constant(env, 'of')}"]
 
 
-_UNCHANGED: dict[str, Callable[[Straight, Read, Any], Iterable[str]]] = {
-    "value": _value_unchanged,
+_UNCHANGED: dict[str, Callable[[SourceWriter, Read, Any], Iterable[str]]] = {
+    "value": _guard_read_value,
     "identity": _same_object,
     "function": _same_code,
     "names": _same_names,
@@ -177,8 +177,8 @@ _UNCHANGED: dict[str, Callable[[Straight, Read, Any], Iterable[str]]] = {
 }
 
 
-def state_unchanged(text: Straight) -> Iterable[str]:
-    """torch's state and the settings are what they are at present; nobody watches nested calls."""
+def guard_state(text: SourceWriter) -> Iterable[str]:
+    """torch's state and the settings are what they are at present; no capture watches nested calls."""
     yield from (condition.format(text.constant(subject, "torch")) for condition, subject in UNSEEN)
     yield f"not {text.constant(nested, 'nested')}.watchers"
     for condition, ask, answer in in_force():
@@ -186,10 +186,10 @@ def state_unchanged(text: Straight) -> Iterable[str]:
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
         yield f"{text.constant(global_state, 'global_state')}() == {text.constant(global_state(), 'state')}"
     else:
-        yield from lasting_state_unchanged(text)
+        yield from guard_lasting_state(text)
 
 
-def lasting_state_unchanged(text: Straight) -> Iterable[str]:
+def guard_lasting_state(text: SourceWriter) -> Iterable[str]:
     """The part of torch's state that backward sees at its own time."""
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
         yield f"{text.constant(lasting_state, 'lasting_state')}() == {text.constant(lasting_state(), 'state')}"
@@ -199,13 +199,13 @@ def lasting_state_unchanged(text: Straight) -> Iterable[str]:
     yield f"{text.constant(deterministic, 'deterministic')}() is {text.constant(deterministic())}"
 
 
-def nothing_carried(text: Straight, names: Sequence[str], asked: Collection[str]) -> Iterable[str]:
+def guard_custom_attributes(text: SourceWriter, names: Sequence[str], asked: Collection[str]) -> Iterable[str]:
     """Nobody put attributes on these tensors that the methods ask for."""
     if asked and names:
         yield f"{text.constant(carried, 'carried')}(({row(names)}), {text.constant(frozenset(asked), 'asked')}) is None"
 
 
-def methods_unchanged(text: Straight, cls: type, methods: Sequence[str] = METHODS) -> Iterable[str]:
+def guard_methods(text: SourceWriter, cls: type, methods: Sequence[str] = METHODS) -> Iterable[str]:
     """Nobody has put other methods in the place of these; one that is bound to the class is made at every look."""
     name = text.constant(cls, "user_class")
     return [same_object(text, f"{name}.{m}", getattr(cls, m), m) for m in methods]

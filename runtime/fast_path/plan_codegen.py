@@ -1,43 +1,38 @@
 """A captured graph at known sizes, written out: memory taken, kernels launched, operations called, nothing looked up.
 
-The same steps that `KernelPlan` takes, in its order, with every size, stride and grid a constant. What such a plan
-decides from the tensors at hand it has to decide in the text as well; where it cannot, the plan itself is called.
+The steps are the plan's own (`KernelPlan.walk`), taken with names of tensors, where every size, stride and grid is a
+constant. What a plan decides from the tensors at hand the text has to decide as well; where it cannot, the plan itself
+is called.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 
 from ...ir import Value
-from ...ir.passes.fuse import Group
 from ...ir.passes.place import Place
 from ...ir.types import contiguous_strides
 from ...tracer.dtypes import TO_TORCH
-from ...tracer.torch_private import allocator, memory_of
+from ...tracer.torch_private import allocator
 from ..execution.aten import reference
 from ..execution.aten.concat_in_place import product_into
-from ..execution.executable import (
-    BoundSizes,
-    Executable,
-    GroupRunner,
-    KernelPlan,
-    expected_layout,
-    is_filled,
-    numbers,
-    own_memory,
-    same_strides,
-)
-from .source_writer import Straight, row
+from ..execution.bound_group import Allocation, BoundGroup, Launch, Scratch
+from ..execution.executable import Executable
+from ..execution.group import GroupRunner
+from ..execution.kernel_plan import KernelPlan
+from ..execution.layouts import copy_if_shared, expected_layout, own_results, same_strides
+from ..execution.source_writer import SourceWriter, row
+from ..values.sizes import BoundSizes, numbers
 
 Tensor = torch.Tensor
+Layout = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def write_run(
-    text: Straight,
+    text: SourceWriter,
     executable: Executable,
     inputs: Sequence[tuple[str, Any]],
     lifted: Sequence[tuple[str, Tensor]],
@@ -45,189 +40,158 @@ def write_run(
 ) -> list[str]:
     """The results of an executable that ran before at these sizes, as names. Inputs are (name, example)."""
     names, captured = row([n for n, _ in inputs]), row([n for n, _ in lifted])
-    device = next((v.device for _, v in (*inputs, *lifted) if isinstance(v, Tensor)), None)
-    plan = executable.plans.get(device) if device is not None else None
-    if plan is not None and (written := _Steps(text, plan, sizes).write([*inputs, *lifted])) is not None:
-        return written
-    if executable.replays:
+    tensors = [(n, v) for n, v in (*inputs, *lifted) if isinstance(v, Tensor)]
+    plan = executable.plans.get(tensors[0][1].device) if tensors else None
+    if plan is not None and is_straight(plan, [v for _, v in tensors], sizes):
+        written = AsText(text, plan.device, sizes, tensors)
+        return [result or "None" for result in plan.walk(written, [n for n, _ in tensors])]
+    if executable.is_replay:
         replay = executable.replay_of([v for _, v in (*inputs, *lifted)])
         results = text.let("results", f"{text.constant(replay, 'replay')}({names}{captured})")
     else:
         run, at = text.constant(executable.run, "run"), text.constant(sizes, "sizes")
         results = text.let("results", f"{run}(({names}), ({captured}), {at})")
-    return [f"{results}[{i}]" for i in range(executable.results)]
+    return [f"{results}[{i}]" for i in range(executable.result_count)]
 
 
-class _Steps:
-    """Writes the steps of one plan."""
+def is_straight(plan: KernelPlan, tensors: Sequence[Tensor], sizes: BoundSizes) -> bool:
+    """Whether every group was launched at these sizes before, and the inputs are laid out as they were captured."""
+    if plan.steps is None or not all(runner.is_launched(sizes.key) for runner in plan.runners.values()):
+        return False
+    pairs = zip(plan.graph.inputs, tensors, strict=True)
+    return all(same_strides(t.shape, t.stride(), numbers(v.params["strides"], sizes)) for v, t in pairs)
 
-    def __init__(self, text: Straight, plan: KernelPlan, sizes: BoundSizes) -> None:
-        self.text, self.plan, self.sizes = text, plan, sizes
-        self.memory: dict[int, str] = {}
-        self.layouts: dict[str, Layout] = {}  # of the names whose layout is known: all but what an operation returned
-        self.given: set[str] = set()
-        self.fresh: set[str] = set()
-        self.rooms: dict[int, str] = {}  # of concatenations whose parts are written in place
-        self.empty = text.constant(allocator(plan.device), "empty")
 
-    def write(self, inputs: Sequence[tuple[str, Any]]) -> list[str] | None:
-        """The names of the results; None where the plan has to be called."""
-        tensors = [(n, v) for n, v in inputs if isinstance(v, Tensor)]
-        if self.plan.steps is None or not self._ready():
-            return None
-        self.given = {n for n, _ in tensors}
-        for value, (name, tensor) in zip(self.plan.graph.inputs, tensors, strict=True):
-            self.memory[value.id], self.layouts[name] = name, (tuple(tensor.shape), tensor.stride())
-            if not self._has(name, value.params["strides"]):
-                return None
-        for at, step in enumerate(self.plan.steps):
-            self._step(at, step)
-        results = self._outputs([n for n, _ in tensors])
-        self._write_back([n for n, _ in tensors])
-        return results
+class AsText:
+    """The operations of a plan as lines of a text: values are names."""
 
-    def _write_back(self, inputs: Sequence[str]) -> None:
-        """What is written to arguments, all of it known before the first is."""
-        values = {i: self._of(v) for i, v in self.plan.graph.mutations.items()}
-        for i, name in values.items():
-            if name not in self.fresh:
-                values[i] = self.text.let("apart", f"{self.text.constant(_apart, 'apart')}({name}, ({row(inputs)}))")
-        for i, name in values.items():
-            self.text.add(f"{inputs[i]}.copy_({name})")
-
-    def _ready(self) -> bool:
-        """Whether every group was launched at these sizes before."""
-        return all(runner.is_launched(self.sizes.key) for runner in self.plan.runners.values())
-
-    def _has(self, name: str, strides: Any) -> bool:
-        """Whether what has this name is known to be laid out so."""
-        return name in self.layouts and same_strides(*self.layouts[name], numbers(strides, self.sizes))
-
-    def _step(self, at: int, step: Any) -> None:
-        if isinstance(step, Group):
-            self._group(step, self.plan.runners[at])
-        elif (place := self.plan.places.get(step.value.id)) is not None:
-            self._part(step.value, place)
-        elif is_filled(self.plan.places, step.value):
-            self.memory[step.value.id] = self.rooms[step.value.id]
-            self.fresh.add(self.rooms[step.value.id])
-        else:
-            value = step.value
-            call = self.text.constant(partial(_called, value, self.sizes), value.prim)
-            self.memory[value.id] = self.text.let(value.prim, f"{call}({row([self._of(a) for a in value.args])})")
-        dead = [self.memory.pop(v) for v in self.plan.last_use.get(at, ()) if v in self.memory]
-        if own := set(dead) - self.given - set(self.memory.values()):
-            self.text.add(" = ".join(sorted(own)) + " = None")
-
-    def _part(self, value: Value, place: Place) -> None:
-        """A product that goes into its slice of a concatenation."""
-        whole, strides = place.whole, contiguous_strides(place.whole.shape)
-        if whole.id not in self.rooms:
-            spec = numbers(whole.shape, self.sizes), numbers(strides, self.sizes), TO_TORCH[whole.dtype]
-            self.rooms[whole.id] = self._memory("whole", spec)
-        call = self.text.constant(partial(product_into, value, place, self.sizes), "product_into")
-        operands = row([self.rooms[whole.id], *(self._of(a) for a in value.args)])
-        self.memory[value.id] = self.text.let(value.prim, f"{call}({operands})")
-
-    def _of(self, value: Value) -> str:
-        """The name of a value, or of its place among several results."""
-        if value.id in self.memory or value.prim != "pick":
-            return self.memory[value.id]
-        return f"{self._of(value.args[0])}[{value.params['index']}]"
-
-    def _group(self, step: Group, runner: GroupRunner) -> None:
-        ready = runner.prepared[self.sizes.key]
-        inputs = [self._fitting(v, own) for v, own in zip(step.inputs, step.graph.inputs, strict=True)]
-        first = len(self.text.lines)
-        with self.text.block("try:"):
-            outputs = [self._memory("out", spec) for spec in ready.outputs]
-            temporaries = [self._memory("temp", spec) for spec in ready.temporaries]
-            memory = {"input": inputs, "output": outputs, "temporary": temporaries}
-            for launch in ready.launches:
-                self._launch(runner, launch, memory)
-            self.text.add("pass")
-        self._recovered(runner, inputs, outputs, self.text.assigned(first))
-        self.memory.update({v.id: name for v, name in zip(step.outputs, outputs, strict=True)})
-        self.fresh.update(outputs)
-
-    def _recovered(
-        self, runner: GroupRunner, inputs: Sequence[str], outputs: Sequence[str], taken: Sequence[str]
+    def __init__(
+        self, text: SourceWriter, device: torch.device, sizes: BoundSizes, inputs: Sequence[tuple[str, Tensor]]
     ) -> None:
-        """Kernels that were refused, or found no memory: what they took is given back, and the group runs otherwise."""
-        recovered = partial(_recover, runner, self.sizes)
-        with self.text.block("except Exception as error:"):
-            if taken:
-                self.text.add(" = ".join(taken) + " = None")
-            results = f"{self.text.constant(recovered, 'recovered')}(error, ({row(inputs)}))"
-            self.text.add(f"{row(outputs)}= {results}" if outputs else results)
+        self.text, self.device, self.sizes = text, device, sizes
+        self.inputs = {name for name, _ in inputs}
+        self.layouts: dict[str, Layout] = {n: (tuple(t.shape), t.stride()) for n, t in inputs}
+        """Of the names whose layout is known: all but what an operation returned."""
+        self.fresh: set[str] = set()  # memory that was taken here
+        self.empty = text.constant(allocator(device), "empty")
 
-    def _fitting(self, value: Value, own: Value) -> str:
-        """A kernel's input in the layout that it was generated for: what an operation returned is looked at."""
-        name = self._of(value)
-        if value.prim == "input" or self._has(name, own.params["strides"]):
-            return name
-        return f"{self.text.constant(partial(_fitted, own, self.sizes), 'fitted')}({name})"
+    # ------------------------------------------------------------------ layouts and memory
+    def lay_out(self, value: str, strides: Sequence[Any]) -> str:
+        """A name whose layout is known is as it should be; what an operation returned is looked at in each call."""
+        layout = numbers(strides, self.sizes)
+        if self._has(value, layout):
+            return value
+        return f"{self.text.bind(_expected, layout, hint='laid_out')}({value})"
 
-    def _memory(self, hint: str, spec: tuple[Any, Any, torch.dtype]) -> str:
+    def _has(self, name: str, strides: tuple[int, ...]) -> bool:
+        """Whether what has this name is known to be laid out so."""
+        return name in self.layouts and same_strides(*self.layouts[name], strides)
+
+    def _allocated(self, hint: str, spec: Allocation) -> str:
         parts = zip(spec, ("shape", "strides", "dtype"), strict=True)
         name = self.text.let(hint, f"{self.empty}({', '.join(self.text.constant(*part) for part in parts)})")
         self.layouts[name] = spec[:2]
         return name
 
-    def _launch(self, runner: GroupRunner, launch: Any, memory: dict[str, list[str]]) -> None:
-        kernel, run, arguments, grid, scratch = launch
-        if not grid:
-            return
-        memory = {**memory, "scratch": [self._scratch(runner, kernel, i, spec) for i, spec in enumerate(scratch)]}
-        given = [self.text.constant(v, "number") if kind == "number" else memory[kind][v] for kind, v in arguments]
-        self.text.add(f"{self.text.constant(run, kernel.name)}(({row(given)}), {self.text.constant(grid, 'grid')})")
+    def drop(self, values: list[str], living: Collection[str]) -> None:
+        if own := set(values) - self.inputs - set(living):
+            self.text.add(" = ".join(sorted(own)) + " = None")
 
-    def _scratch(self, runner: GroupRunner, kernel: Any, index: int, spec: Any) -> str:
+    # ------------------------------------------------------------------ operations between kernels
+    def call_node(self, value: Value, operands: list[str]) -> str:
+        device = None if operands else self.device
+        call = self.text.bind(_called, value, self.sizes, device, hint=value.prim)
+        return self.text.let(value.prim, f"{call}({row(operands)})")
+
+    def pick(self, results: str, index: int) -> str:
+        return f"{results}[{index}]"
+
+    def allocate_concat(self, place: Place) -> str:
+        whole = place.whole
+        shape, strides = (numbers(n, self.sizes) for n in (whole.shape, contiguous_strides(whole.shape)))
+        name = self._allocated("whole", (shape, strides, TO_TORCH[whole.dtype]))
+        self.fresh.add(name)
+        return name
+
+    def product_into(self, value: Value, place: Place, room: str, operands: list[str]) -> str:
+        call = self.text.bind(product_into, value, place, self.sizes, hint="product_into")
+        return self.text.let(value.prim, f"{call}({row([room, *operands])})")
+
+    # ------------------------------------------------------------------ kernels
+    def run_group(self, runner: GroupRunner, inputs: list[str]) -> list[str]:
+        bound, first = runner.bound[self.sizes.key], len(self.text.lines)
+        with self.text.block("try:"):
+            outputs = [self._allocated("out", spec) for spec in bound.outputs]
+            temporaries = [self._allocated("temp", spec) for spec in bound.temporaries]
+            memory = {"input": inputs, "output": outputs, "temporary": temporaries}
+            for launch in bound.launches:
+                self._launch(bound, launch, memory)
+            self.text.add("pass")
+        _write_recovery(self.text, runner, self.sizes, inputs, outputs, self.text.assigned(first))
+        self.fresh.update(outputs)
+        return outputs
+
+    def _launch(self, bound: BoundGroup, launch: Launch, memory: dict[str, list[str]]) -> None:
+        if not launch.grid:
+            return
+        memory = {**memory, "scratch": [self._scratch(bound, launch, i, spec) for i, spec in enumerate(launch.scratch)]}
+        arguments = [
+            self.text.constant(value, "number") if kind == "number" else memory[kind][value]
+            for kind, value in launch.arguments
+        ]
+        run, grid = self.text.constant(launch.run, launch.kernel.name), self.text.constant(launch.grid, "grid")
+        self.text.add(f"{run}(({row(arguments)}), {grid})")
+
+    def _scratch(self, bound: BoundGroup, launch: Launch, index: int, spec: Scratch) -> str:
         """Room for partial results, or counters that every launch leaves at zero: always the same, one per stream."""
         shape, dtype, zeroed = spec
         if not zeroed:
-            return self._memory("space", (shape, contiguous_strides(shape), dtype))
-        if self.plan.device.type != "cuda":
-            return self.text.constant(runner.scratch(kernel, index, spec), "counters")
-        find = self.text.constant(partial(runner.scratch, kernel, index, spec), "find_counters")
+            return self._allocated("space", (shape, contiguous_strides(shape), dtype))
+        if self.device.type != "cuda":
+            return self.text.constant(bound.scratch(launch.kernel, index, spec), "counters")
+        find = self.text.bind(bound.scratch, launch.kernel, index, spec, hint="find_counters")
         return self.text.let("counters", f"{find}()")
 
-    def _outputs(self, inputs: Sequence[str]) -> list[str]:
-        pairs = list(zip(self.plan.graph.outputs, self.plan.graph.output_strides, strict=True))
-        kept = [(self._of(v), s) for v, s in pairs if v is not None and s is not None]
-        names = [name for name, _ in kept]
-        if len(set(names)) < len(names) or not self.fresh.issuperset(names) or not all(self._has(*k) for k in kept):
-            owned = self.text.constant(partial(_owned, [numbers(s, self.sizes) for _, s in kept]), "owned")
-            results = self.text.let("results", f"{owned}(({row(names)}), ({row(inputs)}))")
-            names = [f"{results}[{i}]" for i in range(len(kept))]
-        supply = iter(names)
-        return ["None" if v is None or s is None else next(supply) for v, s in pairs]
+    # ------------------------------------------------------------------ results
+    def own_results(self, results: list[str], strides: Sequence[Sequence[Any]], inputs: Sequence[str]) -> list[str]:
+        """Memory that was allocated here is the result's own; the rest is looked at in each call."""
+        layouts = [numbers(s, self.sizes) for s in strides]
+        distinct = len(set(results)) == len(results) and self.fresh.issuperset(results)
+        if distinct and all(map(self._has, results, layouts)):
+            return results
+        call, known = self.text.constant(own_results, "own_results"), self.text.constant(layouts, "layouts")
+        owned = self.text.let("results", f"{call}(({row(results)}), {known}, ({row(inputs)}))")
+        return [f"{owned}[{i}]" for i in range(len(results))]
+
+    def copy_if_shared(self, value: str, inputs: Sequence[str]) -> str:
+        if value in self.fresh:
+            return value
+        return self.text.let("apart", f"{self.text.constant(copy_if_shared, 'apart_from')}({value}, ({row(inputs)}))")
+
+    def write(self, target: str, value: str) -> None:
+        self.text.add(f"{target}.copy_({value})")
 
 
-Layout = tuple[tuple[int, ...], tuple[int, ...]]
+def _write_recovery(
+    text: SourceWriter, runner: GroupRunner, sizes: BoundSizes,
+    inputs: list[str], outputs: list[str], allocated: list[str],
+) -> None:  # fmt: skip
+    """Kernels that were refused, or found no memory: what they took is given back, and the group runs otherwise."""
+    with text.block("except Exception as error:"):
+        if allocated:
+            text.add(" = ".join(allocated) + " = None")
+        recover = text.bind(_recovered, runner, sizes, hint="recover")
+        results = f"{recover}(error, ({row(inputs)}))"
+        text.add(f"{row(outputs)}= {results}" if outputs else results)
 
 
-def _called(value: Value, sizes: BoundSizes, *operands: Any) -> Any:
-    return reference.call_node(value, operands, sizes)
+def _expected(strides: tuple[int, ...], tensor: Tensor) -> Tensor:
+    return expected_layout(tensor, strides)
 
 
-def _recover(runner: GroupRunner, sizes: BoundSizes, error: Exception, inputs: Sequence[Tensor]) -> list[Tensor]:
-    return runner.recovered(error, inputs, sizes, sizes.key)
+def _called(value: Value, sizes: BoundSizes, device: torch.device | None, *operands: Any) -> Any:
+    return reference.call_node(value, operands, sizes, device)
 
 
-def _fitted(own: Value, sizes: BoundSizes, tensor: Tensor) -> Tensor:
-    return expected_layout(tensor, own, sizes)
-
-
-def _apart(value: Tensor, inputs: Sequence[Tensor]) -> Tensor:
-    """A value that writing to the inputs does not change."""
-    return value.clone() if memory_of(value) in {memory_of(t) for t in inputs} else value
-
-
-def _owned(strides: Sequence[tuple[int, ...]], results: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Results with memory of their own, as `KernelPlan` hands them out."""
-    taken, owned = {memory_of(t) for t in inputs}, list[Tensor]()
-    for result, layout in zip(results, strides, strict=True):
-        owned.append(own_memory(result, layout, taken))
-        taken.add(memory_of(owned[-1]))
-    return owned
+def _recovered(runner: GroupRunner, sizes: BoundSizes, error: Exception, inputs: Sequence[Tensor]) -> list[Tensor]:
+    return runner.recover(error, inputs, sizes, sizes.key)

@@ -34,8 +34,8 @@ from ...tracer.torch_private import (
 )
 from ...tracer.trace import CaptureError
 from ..capture.guards import is_float
+from ..capture.views import is_as_strided, view_of
 from ..execution.aten import reference
-from ..execution.executable import BoundSizes
 from ..fallback.answer import Fault, is_fault
 from ..settings.config import KERNEL_BACKENDS
 from ..specialize.linearity import (
@@ -47,8 +47,8 @@ from ..specialize.linearity import (
     waves,
 )
 from ..specialize.randomness import why_not_differentiated
-from ..specialize.specialization import is_as_strided, view_of
 from ..specialize.traceability import switches_grad_mode
+from ..values.sizes import BoundSizes
 from ..values.tensors import zeros
 from .batching.ir_rules import Lowered
 from .jvp_unit import CallingUnit

@@ -23,9 +23,10 @@ from ...tracer.function import rebind
 from ...tracer.torch_private import plain_tensors
 from ...tracer.trace import CaptureError
 from ..capture.guards import is_float
-from ..execution.executable import BoundSizes, Executable
-from ..execution.pipeline import cheaper
+from ..execution.executable import Executable
+from ..execution.pipeline import optimize
 from ..settings.config import KERNEL_BACKENDS
+from ..values.sizes import BoundSizes
 from .batching.ir_rules import Lowered
 from .jvp import jvp_of
 from .unit import VALUES, Unit, derivations
@@ -91,7 +92,7 @@ class PushedUnit(Unit):
         if not _is_pure(pulled.graph):
             return None
         try:
-            graph = cheaper(_pushing(pulled.graph, len(tensors), cotangents, moved))
+            graph = optimize(_pushing(pulled.graph, len(tensors), cotangents, moved))
         except NonLinearError:
             return None
         if not _symbols(graph) <= set(sources):

@@ -13,9 +13,10 @@ from ...tracer.containers import with_those
 from ...tracer.trace import CaptureError, Trace
 from ..capture.first_call_check import cut, differs
 from ..execution.aten.replay import step_by_step
-from ..execution.executable import Binder, Executable
+from ..execution.executable import Executable
 from ..execution.intermediates import intermediate_bytes
 from ..settings.config import settings
+from ..values.sizes import Binder
 from .unit import VALUES, Body, Unit
 
 if TYPE_CHECKING:

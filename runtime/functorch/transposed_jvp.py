@@ -20,7 +20,7 @@ from ...ir.transforms.ops import DIFFERENTIABLE, inlined, zeros
 from ...ir.transforms.transpose import transpose
 from ...ir.types import TensorType
 from ...tracer.dtypes import from_torch
-from ..execution.pipeline import cheaper, graph_of
+from ..execution.pipeline import graph_of, optimize
 from .batching.ir_rules import Lowered
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def tangents_of(
     first = len(spec.residual_places_present)
     values = first + len(symbols) + len(spec.forward.tensor_outputs) + len(moving)
     sources = {s: (first + at, "value", 0) for at, s in enumerate(symbols)}
-    return Lowered(entry.trace, cheaper(graph), [None] * values, sources, name, backend, tells=False)
+    return Lowered(entry.trace, optimize(graph), [None] * values, sources, name, backend, tells=False)
 
 
 def _is_pure(graph: Graph) -> bool:

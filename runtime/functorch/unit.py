@@ -42,13 +42,14 @@ from ..capture.activity import independent, sources_of
 from ..capture.graph_mode import is_outer
 from ..capture.guards import Guard, argument_fact, global_state, is_float, is_tracked, size_guard
 from ..capture.redraw import Generators, anew, drawing_from, draws, generators, last_node, require_no_draw_after
-from ..execution.executable import BoundSizes, Executable
+from ..execution.executable import Executable
 from ..fallback.answer import Fault, is_fault
 from ..settings import logs
 from ..settings.config import KERNEL_BACKENDS
 from ..settings.counters import count
 from ..specialize.backward import OTHER_SIZES, run_backward
 from ..specialize.specialization import Specialization, gradient_kind, in_a_class, require_allowed
+from ..values.sizes import BoundSizes
 from ..values.tensors import zeros
 from .batching.aten_rules import give_memory_its_axis, in_lanes, room_for
 from .batching.ir_rules import BACKENDS, Layout, Lowered, is_written_out, lowered, over_lanes

@@ -25,7 +25,7 @@ BOUNDARY = 16
 _of_graphs: list[Tensor] = []
 
 
-class Counters:
+class ArrivalCounters:
     """The counters of the kernels of one group."""
 
     def __init__(self, device: torch.device, stream: Callable[[], int], capturing: Callable[[], bool]) -> None:
@@ -34,7 +34,7 @@ class Counters:
         self.spare: dict[Any, list[Tensor]] = {}
 
     @classmethod
-    def on(cls, device: torch.device) -> Counters:
+    def on(cls, device: torch.device) -> ArrivalCounters:
         """Those of kernels on a device."""
         if device.type != "cuda":
             return cls(device, lambda: 0, lambda: False)

@@ -1,4 +1,4 @@
-"""Which of at most three versions of a group's kernels is the fastest here: timed once per bucket of sizes, stored.
+"""The choice among at most three versions of a group's kernels: timed once per bucket of sizes, stored.
 
 Off unless asked for (`config.patch(tune=True)`, FUSEGRAD_TUNE=1, `tune_function`): a timing costs two more compilations
 per kernel. The candidates are the schedule's own choice and its nearest neighbours in loads in flight, block width,
@@ -17,6 +17,7 @@ import torch
 
 from ...codegen.schedule.neighbours import OWN
 from ...tracer.locks import INNER, lock_of
+from ..cache import entry_files
 from ..cache import store as cache
 from ..settings import logs
 
@@ -58,17 +59,17 @@ def fastest(
 
     The first candidate is the schedule's own: it wins ties.
     """
-    key = cache.key_of("tuned", *cache.versions().items(), device, name, text, bucket(numbers), *launches)
-    chosen, times = _stored(key), None
+    key = cache.key_of("tuned", *entry_files.versions().items(), device, name, text, bucket(numbers), *launches)
+    chosen, times = _stored_choice(key), None
     if chosen is None or chosen not in launches:
-        times = (clock or events)(list(launches.values()))
+        times = (clock or time_by_events)(list(launches.values()))
         chosen = list(launches)[min(range(len(times)), key=times.__getitem__)]
         cache.put(key, {"choice.json": json.dumps(chosen).encode()})
     _on_record(Trial(name, tuple(numbers), tuple(launches), tuple(times) if times else None, chosen))
     return chosen
 
 
-def _stored(key: str) -> str | None:
+def _stored_choice(key: str) -> str | None:
     """The answer on disk; None where there is none that can be read."""
     try:
         found = json.loads((cache.get(key) or {})["choice.json"])
@@ -77,15 +78,15 @@ def _stored(key: str) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def events(launches: Sequence[Launch]) -> list[float]:
+def time_by_events(launches: Sequence[Launch]) -> list[float]:
     """The least milliseconds of each by events of the current stream, taken in turns; infinite where one is refused."""
-    taken = {i: launch for i, launch in enumerate(launches) if i == 0 or _runs(launch)}
-    times = [[_once(launch) for launch in taken.values()] for _ in range(ROUNDS)][1:]  # the first round compiles
-    best = dict(zip(taken, map(min, zip(*times, strict=True)), strict=True))
+    accepted = {i: launch for i, launch in enumerate(launches) if i == 0 or _is_accepted(launch)}
+    times = [[_milliseconds(launch) for launch in accepted.values()] for _ in range(ROUNDS)]
+    best = dict(zip(accepted, map(min, zip(*times[1:], strict=True)), strict=True))  # the first round compiles
     return [best.get(i, float("inf")) for i in range(len(launches))]
 
 
-def _runs(launch: Launch) -> bool:
+def _is_accepted(launch: Launch) -> bool:
     """Whether Triton takes a neighbour at all: it may need more registers or shared memory than there are."""
     try:
         launch()
@@ -96,7 +97,7 @@ def _runs(launch: Launch) -> bool:
     return True
 
 
-def _once(launch: Launch) -> float:
+def _milliseconds(launch: Launch) -> float:
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     start.record()
     launch()
@@ -145,4 +146,4 @@ def log_trial(trial: Trial) -> None:
         logs.autotune.info("%s %s: %s; %s; chosen: %s", *told)
 
 
-__all__ = ["OWN", "Trial", "bucket", "events", "fastest", "is_asked_for", "recording"]
+__all__ = ["OWN", "Trial", "bucket", "fastest", "is_asked_for", "recording", "time_by_events"]

@@ -152,7 +152,7 @@ def _interpreting(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
 
     with _LOCK, np.errstate(all="ignore"):
         undo: list[tuple[Any, str, Any]] = []
-        outer, private.builder.memory = private.builder.memory, private.Memory(tensors)
+        outer, private.builder.memory = private.builder.memory, private.LaunchMemory(tensors)
         try:
             for owner, name, replacement in _exchanges():
                 undo.append((owner, name, vars(owner).get(name, _MISSING)))

@@ -1,4 +1,4 @@
-"""Why a group's kernels did not run, where another way is left: resources that a device lacks, memory, a compiler.
+"""Failures of a group's launch after which another way is left: resources that a device lacks, memory, a compiler.
 
 An error that may have written something (an illegal address) is none of these: it goes to the caller.
 """
@@ -20,37 +20,37 @@ LACKS_A_COMPILER = ("failed to find c compiler", "ptxas", "gcc", "ld.lld")
 
 
 @dataclass(frozen=True)
-class Refusal:
+class LaunchFailure:
     """`lacks`: "memory", which the next call may find, or "resources", which these kernels never will."""
 
     lacks: str
     reason: str
 
 
-def refusal(error: BaseException) -> Refusal | None:
-    """What an error of an allocation or of a launch says of it; None where nothing else may be tried.
+def launch_failure(error: BaseException) -> LaunchFailure | None:
+    """Classify an error of an allocation or of a launch; None where nothing else may be tried.
 
     The frames that the error came through are cleared then: they hold what the launch was given.
     """
-    found = _read(error)
+    found = _classify(error)
     if found is not None:
         traceback.clear_frames(error.__traceback__)
     return found
 
 
-def _read(error: BaseException) -> Refusal | None:
+def _classify(error: BaseException) -> LaunchFailure | None:
     said = str(error).strip()
     first, lower = (said.splitlines() or [""])[0], said.lower()
     reason = f"{type(error).__name__}: {first}" if first else type(error).__name__
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return Refusal("memory", reason)
+        return LaunchFailure("memory", reason)
     if type(error).__module__.startswith("triton."):  # before anything was launched: a compilation, shared memory
-        return Refusal("resources", reason)
+        return LaunchFailure("resources", reason)
     if isinstance(error, OSError):  # of the compiler's own files: a full disk, no file left to be opened
-        return Refusal("resources", reason)
+        return LaunchFailure("resources", reason)
     if not isinstance(error, RuntimeError):
         return None
     if any(words in lower for words in LACKS_MEMORY):
-        return Refusal("memory", reason)
+        return LaunchFailure("memory", reason)
     started = LACKS_RESOURCES if lower.startswith("triton error") else LACKS_A_COMPILER
-    return Refusal("resources", reason) if any(words in lower for words in started) else None
+    return LaunchFailure("resources", reason) if any(words in lower for words in started) else None

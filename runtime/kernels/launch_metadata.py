@@ -1,4 +1,4 @@
-"""What a launch moves and computes, told to Triton's own profiler: its hooks ask for it, and nothing else does.
+"""Bytes and operations of a launch, for Triton's own profiler: its hooks ask for it, and nothing else does.
 
     proton -n norms script.py; proton-viewer -m tbyte/s,tflop/s norms.hatchet
 
@@ -14,7 +14,7 @@ from typing import Any
 import sympy
 
 from ...codegen import Kernel, Pointer, Scalar
-from ...ir.types import Size
+from ..values.sizes import number
 
 Metadata = Callable[[Any, Any, Mapping[str, Any]], dict[str, Any]]
 KNOWN = 4096
@@ -23,7 +23,7 @@ KNOWN = 4096
 _known: OrderedDict[Any, tuple[Kernel, Mapping[sympy.Symbol, int]]] = OrderedDict()
 
 
-def remember(kernel: Kernel, integers: Sequence[int], grid: int, sizes: Mapping[sympy.Symbol, int]) -> None:
+def remember_launch(kernel: Kernel, integers: Sequence[int], grid: int, sizes: Mapping[sympy.Symbol, int]) -> None:
     """A launch with this grid and these integers is one at these sizes."""
     _known[kernel.source, (*integers, *kernel.constants.values()), grid] = (kernel, sizes)
     if len(_known) > KNOWN:
@@ -36,15 +36,15 @@ def metadata_of(kernel: Kernel) -> Metadata:
 
     def metadata(grid: Any, compiled: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
         found = _known.get((kernel.source, tuple(arguments[name] for name in names), grid[0]))
-        return {"name": kernel.name} if found is None else {"name": kernel.name, **counts(*found)}
+        return {"name": kernel.name} if found is None else {"name": kernel.name, **launch_cost(*found)}
 
     return metadata
 
 
-def counts(kernel: Kernel, sizes: Mapping[sympy.Symbol, int]) -> dict[str, int]:
+def launch_cost(kernel: Kernel, sizes: Mapping[sympy.Symbol, int]) -> dict[str, int]:
     """Bytes to and from memory, and operations: of all widths together, and by the width of the floats."""
-    moved = sum(_number(n, sizes) for n in (*kernel.reads.values(), *kernel.writes.values()))
-    done = _number(kernel.operations, sizes)
+    moved = sum(number(n, sizes) for n in (*kernel.reads.values(), *kernel.writes.values()))
+    done = number(kernel.operations, sizes)
     return {"bytes": moved, "flops": done, f"flops{width_of(kernel)}": done}
 
 
@@ -54,7 +54,3 @@ def width_of(kernel: Kernel) -> int:
     if "f64" in dtypes:
         return 64
     return 16 if "tl.dot(" in kernel.source and dtypes & {"f16", "bf16"} else 32
-
-
-def _number(size: Size, sizes: Mapping[sympy.Symbol, int]) -> int:
-    return size if isinstance(size, int) else int(size.xreplace(dict(sizes)))

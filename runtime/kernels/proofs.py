@@ -1,4 +1,4 @@
-"""What was proved of the accesses of generated kernels: in words, and before they may run.
+"""Proofs that the accesses of generated kernels are in bounds: in words, and before they may run.
 
 Kernels are proved once, for all sizes. What is left open is asked again at the sizes of a call, in numbers, and what is
 open then does not run: the call goes through torch. Programs that may meet at a place are for `make proofs` to find.
@@ -45,7 +45,7 @@ def _conditions(proof: Proof) -> dict[str, list[str]]:
     return found
 
 
-def record(group: Group, kernels: Kernels) -> None:
+def log_proofs(group: Group, kernels: Kernels) -> None:
     """The proofs of kernels that were generated just now, in the log; what is not proved is a warning there."""
     for proof in prove(group.graph, kernels):
         (logs.codegen.info if proof.proved else logs.codegen.warning)("%s", line_of(proof))
@@ -68,8 +68,8 @@ def are_proved(graph: Graph, kernels: Kernels, assumed: Sequence[sympy.Basic] = 
     return found
 
 
-def open_at(graph: Graph, kernels: Kernels, sizes: Mapping[sympy.Symbol, int]) -> str:
-    """What is not proved at these sizes, either; "" where everything is."""
+def unproved_at(graph: Graph, kernels: Kernels, sizes: Mapping[sympy.Symbol, int]) -> str:
+    """Say what is not proved at these sizes, either; "" where everything is."""
     for kernel in kernels.kernels:
         if faults := _faults(replace(kernel, pinned={**kernel.pinned, **sizes}), graph, kernels):
             return f"{kernel.name}: {faults[0]}"

@@ -17,6 +17,7 @@ from pathlib import Path
 import triton
 from triton.runtime import cache as triton_cache
 
+from ..cache import entry_files
 from ..cache import store as cache
 
 
@@ -31,10 +32,10 @@ def know_installation() -> None:
     if made_by is None:
         return
     try:
-        key = cache.key_of("triton", root, *cache.versions().items(), *_files_of(root))
+        key = cache.key_of("triton", root, *entry_files.versions().items(), *_files_of(root))
     except OSError:
         return
-    kept = cache.default().made(key, lambda: {"installation": made_by().encode()})
+    kept = cache.default().get_or_make(key, lambda: {"installation": made_by().encode()})
     name = kept["installation"].decode()
     triton_cache.triton_key = lambda: name
 

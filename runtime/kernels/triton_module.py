@@ -9,6 +9,7 @@ from typing import Any
 
 from ...ir.errors import UnsupportedBackendError
 from ...ir.types import FLOAT8
+from ..cache import entry_files
 from ..cache import store as cache
 
 TRITON_DTYPE = {
@@ -32,7 +33,7 @@ def _path(key: str, module_text: str) -> str:
     """A file with the text, for people; where the disk cannot be used, a name that only linecache knows."""
     name = f"fusegrad_kernels_{key[:16]}.py"
     store = cache.default()
-    store.made(key, lambda: {name: module_text.encode(errors="replace")})
+    store.get_or_make(key, lambda: {name: module_text.encode(errors="replace")})
     directory = store.directory(key)
     return str(directory / name) if directory and directory.is_dir() else name
 
@@ -41,7 +42,7 @@ def _path(key: str, module_text: str) -> str:
 def load(module_text: str) -> ModuleType:
     """Execute the text as a module of its own. Triton reads the source of its functions back through linecache."""
     require_triton("triton", "kernels")
-    key = cache.key_of("module", *cache.versions().items(), module_text)
+    key = cache.key_of("module", *entry_files.versions().items(), module_text)
     path = _path(key, module_text)
     module = ModuleType(f"fusegrad_kernels_{key[:16]}")
     module.__file__ = path

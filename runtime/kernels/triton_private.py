@@ -194,7 +194,7 @@ class Results(list[Any]):
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 
-class Memory:
+class LaunchMemory:
     """The address ranges that a launch may touch. Reads may run to the end of an aligned group of 16 bytes."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -231,7 +231,7 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
 class Builder(InterpreterBuilder):  # type: ignore[misc]
     """Triton's interpreter with a GPU's numerics: casts round to nearest even, bf16 computes in f32, max drops NaN."""
 
-    memory = Memory(())
+    memory = LaunchMemory(())
 
     def get_bf16(self, value: float) -> Any:
         return narrowed(np.array([value], np.float32), tl.bfloat16)

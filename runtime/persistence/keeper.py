@@ -26,10 +26,11 @@ from ...tracer.reads.fingerprint import (
     value_text,
 )
 from ...tracer.torch_private import function_modes
+from ..cache import entry_files
 from ..cache import store as cache
-from ..cache.locks import Claim, is_held_here
+from ..cache.locks import FileLock, is_held_here
 from ..capture.guards import global_state
-from ..execution import executable as plan
+from ..execution import targets
 from ..settings.config import KERNEL_BACKENDS, settings
 from ..settings.counters import count
 from ..specialize.specialization import BackwardEntry, Specialization, gradient_kind, in_a_class
@@ -86,7 +87,7 @@ class Nowhere:
     def let_go(self) -> None:
         """Other processes need not wait."""
 
-    def claim_backward(self, gradients: Sequence[Any]) -> Claim | None:
+    def claim_backward(self, gradients: Sequence[Any]) -> FileLock | None:
         """The right to capture backward for such gradients."""
         return None
 
@@ -107,7 +108,7 @@ def _key(compiler: Compiled, args: Sequence[Any], backend: str, device: torch.de
         f"{cls.__module__}.{cls.__qualname__} {[getattr(cls, flag, None) for flag in FLAGS]}",
         *fingerprint(list(methods(cls).values())),
         *torch_flags(),
-        repr((settings(), global_state(), compiler.dynamic, backend, plan.target_for(backend, device))),
+        repr((settings(), global_state(), compiler.dynamic, backend, targets.target_for(backend, device))),
         *(_argument(i, a) for i, a in enumerate(args)),
     ]
     return cache.key_of("capture", *parts)
@@ -119,7 +120,7 @@ def _require_plain(compiler: Compiled, backend: str) -> None:
     reasons = {
         OFF: not settings().store,
         NO_KERNELS: backend not in KERNEL_BACKENDS,
-        "kernels are tuned": plan.tuning(backend),
+        "kernels are tuned": targets.is_tuned(backend),
         "its backward is derived": compiler.derives_backward or hasattr(compiler.cls, "_fusegrad_sources"),
         "autocast is on, or inference mode": bool(state[0]) or bool(state[1]) or torch.is_inference_mode_enabled(),
         "a mode follows torch's functions": bool(function_modes()),
@@ -132,7 +133,7 @@ def _require_plain(compiler: Compiled, backend: str) -> None:
 
 def installation() -> str:
     """fusegrad, torch and the rest, as they are on disk."""
-    return repr((sorted(cache.versions().items()), torch_installation(), list(sources_of_ours())))
+    return repr((sorted(entry_files.versions().items()), torch_installation(), list(sources_of_ours())))
 
 
 IMPORTED = installation()
@@ -168,8 +169,8 @@ class Keeper(Nowhere):
     def __init__(self, compiler: Compiled, key: str, backend: str, device: torch.device) -> None:
         self.compiler, self.key, self.backend, self.device = compiler, key, backend, device
         self.why, self.is_found = None, False
-        self.claim: Claim | None = None  # held from where nothing is found until it is kept
-        self.reserved: Claim | None = None  # of the backward that is expected next
+        self.claim: FileLock | None = None  # held from where nothing is found until it is kept
+        self.reserved: FileLock | None = None  # of the backward that is expected next
         self.place: str | None = None  # the next free one, or that of the forward in use
         self.spec: Specialization | None = None
         self.kept: set[str] = set()  # layouts of gradients
@@ -205,7 +206,7 @@ class Keeper(Nowhere):
     def let_go(self) -> None:
         held, self.claim = self.claim, None
         if held is not None:
-            held.let_go()
+            held.release()
 
     def _stored(self, document: Any, args: Sequence[Any]) -> Stored | None:
         compiler = self.compiler
@@ -232,7 +233,7 @@ class Keeper(Nowhere):
         self.kept.add(kinds_text(kinds))
         return entry
 
-    def claim_backward(self, gradients: Sequence[Any]) -> Claim | None:
+    def claim_backward(self, gradients: Sequence[Any]) -> FileLock | None:
         held, self.reserved = self.reserved, None
         if self.place is None or not self.is_done:
             return None
@@ -240,7 +241,7 @@ class Keeper(Nowhere):
         if held is not None and held.name == place:
             return held
         if held is not None:
-            held.let_go()
+            held.release()
         return _claimed(place)
 
     def _reserve_backward(self, spec: Specialization) -> None:
@@ -305,7 +306,7 @@ def _kinds(gradients: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(gradient_kind(in_a_class(g)) for g in gradients)
 
 
-def _claimed(place: str, seconds: float = CAPTURE_SECONDS) -> Claim | None:
+def _claimed(place: str, seconds: float = CAPTURE_SECONDS) -> FileLock | None:
     """The right to capture what belongs there, if it can be had soon and is not this process's already."""
     return None if is_held_here(place) else cache.default().claim(place, seconds)
 

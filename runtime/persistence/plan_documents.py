@@ -14,7 +14,9 @@ from ...ir.errors import ParseError
 from ...ir.passes.fuse import Extern, Group, Step, View
 from ...ir.text.document import document, graph_from, symbols_document, symbols_from
 from ...ir.text.text import plain, show, size_from, size_text
-from ..execution.executable import GroupRunner, KernelPlan, Variant, last_uses
+from ..execution.group import GroupRunner
+from ..execution.kernel_plan import KernelPlan, last_uses, runner_of
+from ..execution.variants import Variant
 
 Symbols = Mapping[str, sympy.Symbol]
 
@@ -194,7 +196,7 @@ def _variant(made: Variant, symbols: Symbols) -> dict[str, Any]:
 
 
 def _variant_of(data: Any, runner: GroupRunner, symbols: Symbols) -> Variant:
-    made = runner.ready(kernels_of(data, symbols))
+    made = runner.variants.with_launchers(kernels_of(data, symbols))
     made.proved = True if data.get("proved") is True else None  # what was left open is asked again
     return made
 
@@ -225,6 +227,6 @@ def _step_of(data: Any, nodes: Sequence[Value]) -> Step:
 
 
 def _runner_of(data: Any, made: KernelPlan, step: Any, symbols: Symbols) -> GroupRunner:
-    runner = GroupRunner(step, data["name"], made.backend, made.target, made.device, made.report)
-    runner.variants = [_variant_of(v, runner, symbols) for v in data["variants"]]
+    runner = runner_of(step, data["name"], made.backend, made.target, made.device, made.report)
+    runner.variants.ordered = [_variant_of(v, runner, symbols) for v in data["variants"]]
     return runner

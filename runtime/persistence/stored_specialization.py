@@ -33,9 +33,11 @@ from ...tracer.torch_private import FakeTensorMode, plain_tensors
 from ...tracer.trace import CaptureError, Trace
 from ..capture.guards import Guard, ask_for_sizes_alone, global_state, guard_from
 from ..capture.shared_objects import Sharing
-from ..execution.executable import Binder, Executable, KernelPlan
+from ..execution.executable import Executable
+from ..execution.kernel_plan import KernelPlan
 from ..specialize.residuals import Chosen, choose
 from ..specialize.specialization import BackwardEntry, Report, Specialization, hint_of
+from ..values.sizes import Binder, traced_numbers
 from .literals import NoLiteral, constant_document, constant_from, settled
 from .plan_documents import NotKept, condition_of, conditions, plan, plan_of
 
@@ -107,12 +109,8 @@ def first_sizes(spec: Specialization) -> dict[sympy.Symbol, int]:
 def example_of(fake: Tensor, spec: Specialization) -> list[Any]:
     """Sizes and strides of the tensor that was captured."""
     hints = first_sizes(spec)
-    shape, strides = ([_hint(n, hints) for n in part] for part in (fake.shape, fake.stride()))
+    shape, strides = (list(traced_numbers(part, hints)) for part in (fake.shape, fake.stride()))
     return [shape, strides, str(fake.dtype).removeprefix("torch."), str(fake.device), fake.requires_grad]
-
-
-def _hint(number: Any, hints: dict[sympy.Symbol, int]) -> int:
-    return number if isinstance(number, int) else int(number.node.expr.xreplace(hints))
 
 
 def _places(places: Sequence[Place | None]) -> list[Any]:
@@ -344,7 +342,7 @@ class StoredExecutable(Executable):
         self.owner, self.graph, self.name, self.backend = owner, made.graph, made.name, made.backend
         self.switches = made.switches
         self.skip, self.report, self.binder, self.plans = skip, made.report, binder, {made.device: made}
-        self.without, self.otherwise, self.why_not = set(), self._replay, ""
+        self.devices_without_plan, self.fallback, self.why_not = set(), self._replay, ""
         self.run = self._planned
 
     def __getattr__(self, name: str) -> Any:

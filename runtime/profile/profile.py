@@ -14,13 +14,14 @@ from typing import Any
 import torch
 
 from ..api import compile
-from ..cache.store import versions
+from ..cache.entry_files import versions
 from ..capture.guards import is_float
 from ..dispatch.compiled_class import compile_class
 from ..dispatch.dispatcher import Dispatcher
 from ..dispatch.pytree import arguments
 from ..report import terminal as screen
-from ..report.explain import Explanation, compiler_of, explain
+from ..report.explain import compiler_of, explain
+from ..report.explanation import Explanation
 from ..specialize.compiled import Compiled
 from ..values.tensor_specs import is_spec, parse_spec
 from .devices import MULTIPROCESSORS, Device, device_named

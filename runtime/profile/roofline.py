@@ -13,7 +13,9 @@ from ...ir import Value
 from ...ir.passes.fuse import Extern, Group, Step
 from ...ir.prims import PRIMS
 from ...ir.types import Size, product
-from ..report.explain import DirectionReport, Explanation
+from ..report.directions import DirectionReport
+from ..report.explanation import Explanation
+from ..values.sizes import number
 from .devices import Device
 
 Sizes = dict[sympy.Symbol, int]
@@ -55,8 +57,8 @@ def _direction(name: str, report: DirectionReport, device: Device, sizes: Sizes)
 def _work(step: Step, made: Iterator[Kernels], sizes: Sizes) -> list[int]:
     """The operations of each launch of a step."""
     if isinstance(step, Group):
-        return [_number(kernel.operations, sizes) for kernel in next(made).kernels]
-    return [_number(_operations(step.value), sizes)] if isinstance(step, Extern) else []
+        return [number(kernel.operations, sizes) for kernel in next(made).kernels]
+    return [number(_operations(step.value), sizes)] if isinstance(step, Extern) else []
 
 
 def _operations(value: Value) -> Size:
@@ -69,7 +71,3 @@ def _operations(value: Value) -> Size:
     if family in ("reduce", "scan"):
         return value.args[0].aval.numel
     return value.aval.numel if family == "elementwise" and value.prim != "cast" else 0
-
-
-def _number(size: Size, sizes: Sizes) -> int:
-    return size if isinstance(size, int) else int(size.xreplace(sizes))

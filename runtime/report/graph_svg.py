@@ -65,7 +65,7 @@ PREFIX = {"input": "f:in", "output": "f:out", "hidden": "f:out"}
 
 @dataclass(frozen=True)
 class Box:
-    """What one drawn node shows."""
+    """The texts of one drawn node."""
 
     family: str
     label: str
@@ -103,20 +103,20 @@ def svg(drawn: Graph | Program, groups: Sequence[Collection[Value]] | None = Non
 
 
 def shaded(steps: Iterable[Step]) -> list[list[Value]]:
-    """What each fused group of `Fuse()(graph)` computes, as values of the whole graph: the `groups` of a picture."""
+    """The values of the graph that each fused group of `Fuse()(graph)` computes: the `groups` of a picture."""
     return [members(step) for step in steps if isinstance(step, Group)]
 
 
 def members(group: Group) -> list[Value]:
     """The values between the group's outputs and its inputs."""
-    found: dict[Value, None] = {}
+    inside: dict[Value, None] = {}
     todo = [*group.outputs]
     while todo:
         value = todo.pop()
-        if value not in group.inputs and value not in found:
-            found[value] = None
+        if value not in group.inputs and value not in inside:
+            inside[value] = None
             todo.extend(value.args)
-    return list(found)
+    return list(inside)
 
 
 def widths(picture: Picture) -> dict[Node, float]:
@@ -210,9 +210,9 @@ def box_of(value: Value) -> Box:
 
 def labelled(value: Value) -> str:
     """h = mul(·, 2); of a long name the middle goes, and the operation stays."""
-    done = f" = {operation(value)}"
+    text = f" = {operation(value)}"
     name = value.origin.name or f"%{value.id}"
-    return clipped(f"{shortened(name, max(LONGEST - len(done), SHORTEST))}{done}")
+    return clipped(f"{shortened(name, max(LONGEST - len(text), SHORTEST))}{text}")
 
 
 def output_box(value: Value, label: str) -> Box:
@@ -224,8 +224,8 @@ def operation(value: Value) -> str:
     name = str(value.params.get("op") or value.params.get("target") or value.prim)
     name = name.removeprefix("aten.").removesuffix(".default")
     operands = [number(a) if is_constant(a) else "·" for a in value.args]
-    shown = [f"{key}={compact(value.params[key])}" for key in SHOWN_PARAMS if key in value.params]
-    inner = (operands if set(operands) - {"·"} else []) + shown
+    parameters = [f"{key}={compact(value.params[key])}" for key in SHOWN_PARAMS if key in value.params]
+    inner = (operands if set(operands) - {"·"} else []) + parameters
     return f"{name}({', '.join(inner)})" if inner else name
 
 
@@ -354,7 +354,7 @@ Slab: TypeAlias = tuple[float, float, float]  # left, right, top
 
 
 def slab(picture: Picture, layer: Sequence[Node], members: set[Node], centre: dict[Node, Point]) -> Slab | None:
-    """What a group covers of one layer."""
+    """The part of one layer that a group covers."""
     inside = [node for node in layer if node in members]
     if not inside:
         return None
@@ -384,10 +384,8 @@ def edges(picture: Picture, layout: Layout, centre: dict[Node, Point]) -> Iterat
         yield f'<path d="{path}" fill="none" stroke="{stroke}" stroke-width="{width}" marker-end="url(#{tip})"/>'
 
 
-def ports(
-    picture: Picture, layout: Layout, centre: dict[Node, Point], source: bool
-) -> dict[tuple[Node, Node], float]:
-    """Where each edge leaves (or meets) its box: spread along the side, in the order of what lies beyond."""
+def ports(picture: Picture, layout: Layout, centre: dict[Node, Point], source: bool) -> dict[tuple[Node, Node], float]:
+    """The points at which edges leave (or meet) their boxes, along the side in the order of the other ends."""
     sides: dict[Node, list[tuple[float, tuple[Node, Node]]]] = {}
     for edge, route in layout.routes.items():
         beyond = route[1] if source else route[-2]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
+
+from .terminal import is_number
 
 INK, GREY, RULE, PAPER = "#111827", "#6b7280", "#e5e7eb", "#ffffff"
 SMALLEST = 2 / 3  # of its size, at which a drawing can still be read
@@ -44,23 +47,23 @@ def code(text: str) -> str:
     return f"<pre>{escape(text)}</pre>"
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+@dataclass(frozen=True)
+class TableStyle:
+    """The attributes of a table, of its cells, and of its cells with numbers."""
+
+    table: str = ""
+    cell: str = ""
+    number: str = " class=number"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], style: TableStyle = TableStyle()) -> str:
     """Columns of numbers to the right; columns that are empty everywhere are left out."""
-    kept = [i for i in range(len(head)) if any(row[i] for row in rows if i < len(row))]
+    columns = [i for i in range(len(head)) if any(row[i] for row in rows if i < len(row))]
     full = [[*row, *[""] * (len(head) - len(row))] for row in rows]
-    right = {i for i in kept if all(is_number(row[i]) for row in full if row[i])}
-    top = "".join(_cell("th", head[i], i in right) for i in kept)
-    body = "".join("<tr>" + "".join(_cell("td", row[i], i in right) for i in kept) + "</tr>\n" for row in full)
-    return f"<table>\n<tr>{top}</tr>\n{body}</table>"
-
-
-def _cell(tag: str, text: str, right: bool) -> str:
-    return f'<{tag}{" class=number" if right else ""}>{escape(text)}</{tag}>'
-
-
-def is_number(text: str) -> bool:
-    """1,234.5 is one."""
-    return text[:1].isdigit() and text.replace(",", "").replace(".", "").isdigit()
+    attributes = {i: style.number if all(is_number(r[i]) for r in full if r[i]) else style.cell for i in columns}
+    lines = [("th", head), *(("td", row) for row in full)]
+    cells = (("".join(f"<{tag}{a}>{escape(row[i])}</{tag}>" for i, a in attributes.items())) for tag, row in lines)
+    return f"<table{style.table}>\n" + "".join(f"<tr>{row}</tr>\n" for row in cells) + "</table>"
 
 
 STYLE = f"""

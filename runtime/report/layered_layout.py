@@ -27,7 +27,7 @@ STRAIGHT = 40.0  # how much more a dummy wants to stand under a dummy than a box
 
 @dataclass(frozen=True)
 class Layout:
-    """Where everything stands: nodes and dummies by layer, the centre of each, and the stations of each edge."""
+    """Positions: nodes and dummies by layer, the centre of each, and the stations of each edge."""
 
     layers: Layers
     x: dict[Node, float]
@@ -93,10 +93,10 @@ def initial(proper: nx.DiGraph) -> Layers:
     height = 1 + max((rank for _, rank in proper.nodes(data="rank")), default=0)
     layers: Layers = [[] for _ in range(height)]
     sinks = [node for node in proper if not proper.out_degree(node)]
-    seen: dict[Node, None] = {}
+    ordered: dict[Node, None] = {}
     for sink in sinks:
-        seen.update(dict.fromkeys(nx.dfs_preorder_nodes(proper.reverse(copy=False), sink)))
-    for node in seen:
+        ordered.update(dict.fromkeys(nx.dfs_preorder_nodes(proper.reverse(copy=False), sink)))
+    for node in ordered:
         layers[proper.nodes[node]["rank"]].append(node)
     return layers
 
@@ -105,12 +105,12 @@ def swept(proper: nx.DiGraph, layers: Layers, cluster: Mapping[Node, int], down:
     """Reorder layer by layer, each by the mean place of its neighbours in the layer before it."""
     neighbours: Callable[[Node], Iterable[Node]] = proper.predecessors if down else proper.successors
     place: dict[Node, float] = {}
-    done: Layers = []
+    finished: Layers = []
     for layer in layers if down else reversed(layers):
         wish = {node: mean([place[n] for n in neighbours(node)], default=i) for i, node in enumerate(layer)}
-        done.append(by_wish(layer, wish, cluster))
-        place |= {node: float(i) for i, node in enumerate(done[-1])}
-    return done if down else done[::-1]
+        finished.append(by_wish(layer, wish, cluster))
+        place |= {node: float(i) for i, node in enumerate(finished[-1])}
+    return finished if down else finished[::-1]
 
 
 def by_wish(layer: list[Node], wish: Mapping[Node, float], cluster: Mapping[Node, int]) -> list[Node]:
@@ -125,7 +125,7 @@ def mean(numbers: Sequence[float], default: float) -> float:
 
 
 def crossings(proper: nx.DiGraph, layers: Layers) -> int:
-    """How many pairs of edges between neighbouring layers cross."""
+    """Count the pairs of edges between neighbouring layers that cross."""
     place = {node: i for layer in layers for i, node in enumerate(layer)}
     total = 0
     for layer in layers:
@@ -147,10 +147,8 @@ def positions(proper: nx.DiGraph, layers: Layers, width: Mapping[Node, float]) -
     return x
 
 
-def pull(
-    proper: nx.DiGraph, node: Node, x: Mapping[Node, float], width: Mapping[Node, float]
-) -> tuple[float, float]:
-    """Where the neighbours of a node would have it, and how strongly."""
+def pull(proper: nx.DiGraph, node: Node, x: Mapping[Node, float], width: Mapping[Node, float]) -> tuple[float, float]:
+    """The position that a node's neighbours pull it to, and how strongly."""
     around = [*proper.predecessors(node), *proper.successors(node)]
     if not around:
         return x[node], 1.0

@@ -8,14 +8,16 @@ from typing import Any, Protocol
 
 from ...ir.codes import fix_of
 from ..specialize.records import Record, needs_a_fix
+from .html_page import TableStyle, table
 
 RULE = "border-bottom:1px solid color-mix(in srgb, currentColor 25%, transparent)"
-CELL = f"padding:2px 14px 2px 0;text-align:left;vertical-align:top;{RULE}"
+CELL = f"padding:2px 14px 2px 0;vertical-align:top;{RULE}"
 TABLE = "border-collapse:collapse;margin:4px 0 10px;font-size:13px;color:inherit;background:transparent"
+STYLE = TableStyle(f' style="{TABLE}"', f' style="{CELL};text-align:left"', f' style="{CELL};text-align:right"')
 
 
 class Explained(Protocol):
-    """What is shown of an explanation."""
+    """The facts of an explanation that its HTML shows."""
 
     name: str
     target: str
@@ -37,18 +39,8 @@ def as_html(found: Explained) -> str:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Columns that are empty everywhere are left out."""
-    full = [list(row) for row in rows]
-    shown = [i for i in range(len(head)) if any(row[i] for row in full)]
-    top = "".join(f'<th style="{CELL}">{escape(head[i])}</th>' for i in shown)
-    body = "".join("<tr>" + "".join(_cell(row[i]) for i in shown) + "</tr>" for row in full)
-    return f'<table style="{TABLE}"><tr>{top}</tr>{body}</table>'
-
-
-def _cell(value: object) -> str:
-    if isinstance(value, int):
-        return f'<td style="{CELL};text-align:right">{value:,}</td>'
-    return f'<td style="{CELL}">{escape(str(value or ""))}</td>'
+    """Whole numbers with commas."""
+    return table(head, [[f"{v:,}" if isinstance(v, int) else str(v or "") for v in row] for row in rows], STYLE)
 
 
 def _folded(title: str, text: str) -> str:
@@ -60,7 +52,7 @@ def _methods(found: Explained) -> str:
         (name, r.status, r.reason, r.where if r.reason else "", *((r.code, fix_of(r.reason)) if needs_a_fix(r) else ()))
         for name, r in found.methods.items()
     ]
-    return _table(("method", "", "why", "where", "code", "fix"), [[*row, *[""] * (6 - len(row))] for row in rows])
+    return _table(("method", "", "why", "where", "code", "fix"), rows)
 
 
 def _directions(found: Explained) -> Iterable[str]:

@@ -1,4 +1,4 @@
-"""What forward keeps for backward, and what backward computes again instead, in bytes."""
+"""Residuals in bytes: values that forward saves for backward, and those that backward computes again."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from ...ir import Value
 from ...ir.passes.recompute import CHOICE, Choice, hidden_values
 from ...ir.program import Place
 from ...tracer.dtypes import TO_TORCH
-from ..execution.executable import Sizes, number
 from ..specialize.residuals import Chosen, ChosenForDerived
 from ..specialize.specialization import Specialization
+from ..values.sizes import Sizes, number
 
 AS_WRITTEN, INSTEAD, BESIDES, AGAIN = "saved as written", "saved instead", "saved besides", "computed again"
 
@@ -21,7 +21,7 @@ SHORT = {dtype: name for name, dtype in TO_TORCH.items()}
 
 
 @dataclass(frozen=True)
-class Kept:
+class ResidualRow:
     """One value on its way to backward. how: "saved as written", "saved instead" of others, "computed again".
 
     "saved besides": for a derived backward, which would compute it again.
@@ -39,37 +39,36 @@ class Kept:
         return f"{self.name:<20} {self.type:<18} {self.bytes:>16,} bytes  {self.how}"
 
 
-def kept(spec: Specialization, chosen: Chosen | None, sizes: Sizes) -> list[Kept]:
+def residual_rows(spec: Specialization, chosen: Chosen | None, sizes: Sizes) -> list[ResidualRow]:
     """Each tensor once: what the user saved, then what a minimum cut chose otherwise."""
     hidden = set() if chosen is None else {id(p) for p in spec.residual_places if p and p.kind == "hidden"}
     own = [p for p in dict.fromkeys(spec.residual_places) if p is not None and id(p) not in hidden]
-    found = [_of_fake(spec, place, sizes) for place in own]
-    return [*found, *(_exchanged(chosen, sizes) if chosen is not None else ())]
+    rows = [_saved_row(spec, place, sizes) for place in own]
+    return [*rows, *(_chosen_rows(chosen, sizes) if chosen is not None else ())]
 
 
-def _of_fake(spec: Specialization, place: Place, sizes: Sizes) -> Kept:
+def _saved_row(spec: Specialization, place: Place, sizes: Sizes) -> ResidualRow:
     fake: Any = spec.forward.fake_at(place)
     shape = [n if isinstance(n, int) else number(n.node.expr, sizes) for n in fake.shape]
     count = fake.element_size()
     for n in shape:
         count *= n
-    return Kept(spec.name_at(place), f"{SHORT[fake.dtype]}[{','.join(map(str, shape))}]", count, AS_WRITTEN)
+    return ResidualRow(spec.name_at(place), f"{SHORT[fake.dtype]}[{','.join(map(str, shape))}]", count, AS_WRITTEN)
 
 
-def _exchanged(chosen: Chosen, sizes: Sizes) -> Iterator[Kept]:
+def _chosen_rows(chosen: Chosen, sizes: Sizes) -> Iterator[ResidualRow]:
     """The values in between that the user had saved, and those that are saved now."""
     if isinstance(chosen, ChosenForDerived):
-        yield from (_of_value(v, sizes, BESIDES) for v in chosen.found.saved)
+        yield from (_value_row(v, sizes, BESIDES) for v in chosen.found.saved)
         return
     choice: Choice = chosen.program.attributes[CHOICE]
     users = hidden_values(chosen.captured)
     for value in choice.saved:
-        yield _of_value(value, sizes, AS_WRITTEN if value in users else INSTEAD)
-    yield from (_of_value(v, sizes, AGAIN) for v in users if v not in choice.saved)
+        yield _value_row(value, sizes, AS_WRITTEN if value in users else INSTEAD)
+    yield from (_value_row(v, sizes, AGAIN) for v in users if v not in choice.saved)
 
 
-def _of_value(value: Value, sizes: Sizes, how: str) -> Kept:
+def _value_row(value: Value, sizes: Sizes, how: str) -> ResidualRow:
     shape = ",".join(str(number(n, sizes)) for n in value.shape)
-    return Kept(value.origin.name or value.prim, f"{value.dtype}[{shape}]", number(value.aval.nbytes, sizes), how)
-
-
+    name, type_ = value.origin.name or value.prim, f"{value.dtype}[{shape}]"
+    return ResidualRow(name, type_, number(value.aval.nbytes, sizes), how)

@@ -1,4 +1,4 @@
-"""What a command says: tables and lines, by rich in a terminal that has it, as plain text everywhere else.
+"""The output of commands: tables and lines, by rich in a terminal that has it, as plain text everywhere else.
 
 rich is optional: without it, in a pipe or on a dumb terminal, the same words come as plain text. It honours NO_COLOR.
 """
@@ -61,12 +61,13 @@ def aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]
 
 
 def is_number(text: str) -> bool:
+    """1,234.5 is one."""
     return text[:1].isdigit() and text.replace(",", "").replace(".", "").isdigit()
 
 
 # ------------------------------------------------------------------ a terminal
 def is_terminal(stream: Any) -> bool:
-    """Whether someone looks at it, on something that can move a cursor."""
+    """True for a terminal that can move a cursor."""
     return bool(getattr(stream, "isatty", lambda: False)()) and os.environ.get("TERM") != "dumb"
 
 
@@ -100,26 +101,26 @@ Advance = Callable[[str], None]
 
 
 @contextmanager
-def progress(total: int, what: str, wanted: bool | None = None) -> Iterator[Advance]:
+def progress(total: int, fact: str, wanted: bool | None = None) -> Iterator[Advance]:
     """`advance(step)` before each of `total` steps: a bar on stderr, where that is a terminal (or `wanted` says so)."""
     shown = is_terminal(sys.stderr) if wanted is None else wanted
     console = console_of(sys.stderr) if shown else None
     if console is None:
-        yield _counted(total, what) if shown else lambda step: None
+        yield _counted(total, fact) if shown else lambda step: None
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(what, total=total)
+        task = bar.add_task(fact, total=total)
         begun = iter(range(total))
 
         def advance(step: str) -> None:
-            bar.update(task, completed=next(begun, total), description=f"{what}: {step}")
+            bar.update(task, completed=next(begun, total), description=f"{fact}: {step}")
 
         yield advance
 
 
-def _counted(total: int, what: str) -> Advance:
+def _counted(total: int, fact: str) -> Advance:
     numbers = iter(range(1, total + 1))
-    return lambda step: print(f"{what} {next(numbers, total)}/{total}: {step}", file=sys.stderr, flush=True)
+    return lambda step: print(f"{fact} {next(numbers, total)}/{total}: {step}", file=sys.stderr, flush=True)

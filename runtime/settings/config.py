@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import functools
 import os
+import warnings
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
@@ -13,7 +14,6 @@ from typing import Any
 
 from ...ir import switches
 from ...ir.errors import FusegradError
-from . import malloc as memory
 from .logs import set_logs
 
 BACKENDS = ("auto", "triton", "interpret", "reference", "inductor")
@@ -129,17 +129,22 @@ def valid_numerics(name: Any) -> str:
     return name  # type: ignore[no-any-return]
 
 
-def recycle_memory(on: bool = True) -> memory.State:
-    """Keep freed large blocks of CPU memory for the next ones, for the whole process: FUSEGRAD_RECYCLE_MEMORY=1.
+KEEPS_MEMORY = "GLIBC_TUNABLES=glibc.malloc.mmap_threshold=1073741824:glibc.malloc.trim_threshold=1073741824"
+"""The variable that has glibc keep freed blocks up to a gigabyte within the process."""
 
-    What is kept counts as the process's memory; `fusegrad.runtime.settings.malloc.release()` gives back what is free
-    of it. Warns once, and changes nothing, where the C library is not glibc.
-    """
-    return memory.recycle(on)
+
+def recycle_memory(on: bool = True) -> None:
+    """Deprecated, does nothing: the allocator is the process's own. GLIBC_TUNABLES in its environment sets it."""
+    _warn_of_recycling("fusegrad.config.recycle_memory()", stacklevel=3)
+
+
+def _warn_of_recycling(option: str, stacklevel: int) -> None:
+    what = f"{option} does nothing any more, and will be removed: start the process with {KEEPS_MEMORY}"
+    warnings.warn(what, DeprecationWarning, stacklevel=stacklevel)
 
 
 def logs(wanted: str | None = None) -> None:
-    """What is told on stderr from now on, as in FUSEGRAD_LOGS: `config.logs("trace,fusion,+codegen")`; "" for nothing.
+    """Choose what is told on stderr from now on, as FUSEGRAD_LOGS does: `config.logs("trace,+codegen")`; "": nothing.
 
     The names: trace, fusion, codegen, guards, recompiles, autotune, cache, all; "help" lists what each tells. None is
     what the environment says. Raises LogsError for another name.
@@ -157,7 +162,7 @@ def _from_environment() -> Settings:
 
 
 def in_force() -> list[tuple[str, Any, Any]]:
-    """What decides on the settings at present, as conditions on two objects: how to ask, and the answer."""
+    """The sources of the settings at present, as conditions on two objects: how to ask, and the answer."""
     asked = [("{}() is {}", _patched.get, _patched.get())]
     variables, key = getattr(os.environ, "_data", None), getattr(os.environ, "encodekey", None)
     if isinstance(variables, dict) and key is not None:  # a look-up here takes a thirtieth of one in os.environ
@@ -181,4 +186,5 @@ _DISABLE = valid_switches(os.environ.get("FUSEGRAD_DISABLE", ""))
 switches.always(_DISABLE)
 _NUMERICS = os.environ.get("FUSEGRAD_NUMERICS") or None
 
-memory.recycle_where_asked()
+if os.environ.get("FUSEGRAD_RECYCLE_MEMORY", "0") not in ("", "0"):
+    _warn_of_recycling("FUSEGRAD_RECYCLE_MEMORY", stacklevel=2)

@@ -22,8 +22,8 @@ def is_internal(error: Exception) -> bool:
     return not isinstance(error, FusegradError) or error.speaks == "inside"
 
 
-def prepared(build: Callable[[], T], report: Callable[[str], None], instead: str = ONE_BY_ONE) -> T | None:
-    """What `build` makes; None, told and on record, where that is a mistake of ours, except under `config.debug`.
+def or_fall_back(build: Callable[[], T], report: Callable[[str], None], instead: str = ONE_BY_ONE) -> T | None:
+    """Return what `build` makes; None, told and on record, where that is a mistake of ours, but under `config.debug`.
 
     instead: what happens then.
     """

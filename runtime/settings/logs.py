@@ -87,7 +87,7 @@ def _instead(name: str) -> str:
 
 
 def help_text() -> str:
-    """What FUSEGRAD_LOGS=help prints."""
+    """The text that FUSEGRAD_LOGS=help prints."""
     wide = max(map(len, NAMES))
     lines = (f"  {name:<{wide}}  {told}" for name, told in {**NAMES, EVERY: "every one of them"}.items())
     return "\n".join([f'{VARIABLE}="name,+name,-name": what is told on stderr', *lines])
@@ -109,7 +109,7 @@ class _Stderr(logging.StreamHandler[Any]):
 
 
 def _print_to_stderr(wanted: bool) -> None:
-    """Our handler, while a log is turned on through us; who uses `logging` himself has handlers of his own."""
+    """Our handler, while a log is turned on through us; users of `logging` have handlers of their own."""
     global _handler
     root = logging.getLogger(ROOT)
     if _handler is not None:
@@ -144,7 +144,7 @@ def _line_of(node: torch.fx.Node) -> str:
     return f"{node.name:<16} {node.target!s:<32} {kind:<24} {where or ''}  {(line or '').strip()}".rstrip()
 
 
-def as_written(name: str, reason: str | None, where: str | None) -> None:
+def expand_names(name: str, reason: str | None, where: str | None) -> None:
     """A method runs as the user wrote it."""
     trace.info("%s runs as written: %s (%s) [%s]", name, reason, where, code_of(reason))
 

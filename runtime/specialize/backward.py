@@ -150,7 +150,7 @@ def run_backward(
         return _gradients(compiler, specialization, backend, residuals, sizes, gradients, chosen, ctx)
     finally:
         if claim is not None:
-            claim.let_go()
+            claim.release()
 
 
 def _gradients(

@@ -21,8 +21,8 @@ from ...ir.program import Place, Program
 from ...ir.switches import allowed, is_on
 from ...tracer.trace import CaptureError
 from ..execution.aten import reference
-from ..execution.pipeline import cheaper, graph_of
-from ..settings.internal_errors import prepared
+from ..execution.pipeline import graph_of, optimize
+from ..settings.internal_errors import or_fall_back
 
 Tensor = torch.Tensor
 
@@ -62,7 +62,7 @@ def choose(spec: Saves, sizes: dict[sympy.Symbol, int]) -> Chosen | None:
         return None
     try:
         report = partial(spec.report, "backward")
-        return prepared(partial(_chosen, spec, sizes, derived), report, "saved as written")
+        return or_fall_back(partial(_chosen, spec, sizes, derived), report, "saved as written")
     except (CaptureError, LoweringError):
         return None
 
@@ -110,7 +110,7 @@ class Chosen:
 
     def backward_graph(self, kinds: Sequence[Any], entry: Any, name: str) -> Graph:
         """backward for these gradients, beginning with what rebuilds the user's residuals."""
-        return cheaper(apply_choice(self.program, mask_of(kinds), graph_of(entry.trace, name)))
+        return optimize(apply_choice(self.program, mask_of(kinds), graph_of(entry.trace, name)))
 
     def originals(self, residuals: Sequence[Any], ctx: Any) -> list[Any]:
         """What the user saved: their own tensors with their history, the rebuilt ones without (as in eager)."""
@@ -151,7 +151,7 @@ class ChosenForDerived(Chosen):
 
     def backward_graph(self, kinds: Sequence[Any], entry: Any, name: str) -> Graph:
         """backward for these gradients, without what forward has done already."""
-        return cheaper(self.found.backward(graph_of(entry.trace, name)))
+        return optimize(self.found.backward(graph_of(entry.trace, name)))
 
     def _rebuilding(self) -> Graph | None:
         return None

@@ -7,7 +7,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import sympy
 import torch
@@ -35,13 +35,11 @@ from ...tracer.function import (
 )
 from ...tracer.methods import as_tuple, backward_method, method_place, parameter_names, uses_setup_context
 from ...tracer.opaque.opaque import Mismatch, Run, Tape, running
-from ...tracer.opaque.parts import span
 from ...tracer.reads.reads import Reads
 from ...tracer.torch_private import (
     FakeTensorMode,
     functions_as_written,
     memory_of,
-    neg_view,
     no_autocast,
     plain_tensors,
     transforms_active,
@@ -55,18 +53,22 @@ from ..capture.opaque_replay import VARIANTS as MOST_GRAPHS
 from ..capture.opaque_replay import not_in_place, offered, played, replayed
 from ..capture.redraw import draws
 from ..capture.shared_objects import Sharing
+from ..capture.views import view_like, with_aliases
 from ..execution.aten.replay import step_by_step
-from ..execution.executable import RECORDS, Binder, BoundSizes, Executable
+from ..execution.executable import Executable
+from ..execution.group import RECORDS
 from ..execution.intermediates import intermediate_bytes
-from ..execution.pipeline import cheaper
+from ..execution.pipeline import optimize
 from ..fallback.effects import drawing_again
 from ..settings import logs
 from ..settings.config import KERNEL_BACKENDS, settings
 from ..settings.counters import count
-from ..settings.internal_errors import prepared
+from ..settings.internal_errors import or_fall_back
+from ..values.sizes import Binder, BoundSizes
 from .residuals import Chosen, choose
 
 Tensor = torch.Tensor
+V = TypeVar("V")
 PART = "part of hidden"
 Sizes = BoundSizes
 _AS_IT_IS = nullcontext()
@@ -106,6 +108,21 @@ class BackwardEntry:
     def opaque(self) -> list[Any]:
         """Its opaque nodes, in the order of their calls."""
         return self.trace.opaque
+
+    def with_given(
+        self, results: Sequence[V], given: Sequence[V], backend: str, view: Callable[[Tensor, V], V]
+    ) -> list[V]:
+        """What autograd gets: results, gradients that are handed on as they came, and views of such.
+
+        Over values of any kind: tensors in a call, their names in a text. view: makes what a fake is, of a gradient.
+        """
+        full = list(results)
+        for result, gradient in self.passed.items():
+            full[result] = given[gradient]
+        if backend in KERNEL_BACKENDS:  # elsewhere the views are among the captured operations
+            for result, (gradient, fake) in self.viewed.items():
+                full[result] = view(fake, given[gradient])
+        return full
 
     def admits(self, sizes: Sizes) -> bool:
         """Whether what this trace assumed about sizes holds."""
@@ -285,7 +302,7 @@ class Specialization:
     def _add_chosen(self, key: str, backend: str, chosen: Chosen) -> None:
         if key not in self.executables:
             name, report = f"{self.name}_forward", partial(self.report, "forward")
-            graph = cheaper(chosen.program.forward)
+            graph = optimize(chosen.program.forward)
             self.executables[key] = Executable(self.forward.trace, name, backend, self.skip, report, graph)
 
     def _exactly_as_captured(self) -> Any:
@@ -317,24 +334,12 @@ class Specialization:
         self, outputs: list[Any], inputs: Sequence[Tensor], sizes: Sizes, hidden: Sequence[Tensor] = ()
     ) -> list[Tensor]:
         """Outputs that are an input, show the memory of one or of another output, or are one object twice."""
-        known = self.forward
-        pools = {
-            "view": (inputs, known.fakes),
-            "part of output": (outputs, known.fake_outputs),
-            "part of hidden": (hidden, known.fake_hidden),
-        }
-        for i, position in enumerate(self.forward.tensor_outputs):
-            described = self.forward.outputs[position]
-            kind, index = described.kind, described.index
-            if kind == "input":
-                outputs[i] = inputs[index]
-            elif kind == "same":
-                outputs[i] = outputs[index]
-            elif kind in pools:
-                bases, likes = pools[kind]
-                view = view_like(known.fake_outputs[i], bases[index], sizes, likes[index])
-                outputs[i] = view if described.value else view.detach()
-        return outputs
+
+        def view(fake: Tensor, base: Tensor, like: Tensor, tracked: bool) -> Tensor:
+            shown = view_like(fake, base, sizes, like)
+            return shown if tracked else shown.detach()
+
+        return with_aliases(self.forward, outputs, inputs, hidden, view)
 
     def returned(
         self, outputs: Sequence[Tensor], inputs: Sequence[Any] = (), hidden: Sequence[Any] = (), sizes: Any = None
@@ -794,12 +799,8 @@ class Specialization:
         with self._exactly_as_captured() if not entry.opaque else self._between(executable, tape, sizes) as now:
             with drawing_again(inputs) if entry.draws else _AS_IT_IS:
                 results = executable(inputs, lifted, sizes if now is None else now)
-        for result, gradient in entry.passed.items():
-            results[result] = given[gradient]
-        if executable.backend in KERNEL_BACKENDS:
-            for result, (gradient, view) in entry.viewed.items():
-                results[result] = view_like(view, in_a_class(given[gradient]), sizes)  # type: ignore[arg-type]
-        return tuple(results)
+        view = lambda fake, gradient: view_like(fake, in_a_class(gradient), sizes)  # type: ignore[arg-type]  # noqa: E731
+        return tuple(entry.with_given(results, given, executable.backend, view))
 
     @contextmanager
     def _between(self, executable: Executable, tape: Tape | None, sizes: Sizes) -> Iterator[Sizes]:
@@ -820,7 +821,7 @@ class Specialization:
     def _graph_from(self, chosen: Chosen, entry: BackwardEntry, kinds: tuple[Any, ...], name: str) -> Graph:
         """backward on the residuals that were chosen. Raises CaptureError where we fail at that."""
         build, report = partial(chosen.backward_graph, kinds, entry, name), partial(self.report, "backward")
-        graph = prepared(build, report, "backward runs as written")
+        graph = or_fall_back(build, report, "backward runs as written")
         if graph is None:
             raise CaptureError(reason="internal error: it is not made to start from what forward kept", where="unknown")
         return graph
@@ -1173,37 +1174,6 @@ def followed(value: Tensor) -> Tensor:
 
 def _refuse(value: Any) -> Any:
     raise CaptureError(reason=f"backward returns a {type(value).__name__} as a gradient", where="unknown")
-
-
-def view_like(fake: Tensor, base: Tensor, sizes: Sizes, of: Tensor | None = None) -> Tensor:
-    """What the fake is a view of (of the fake `of`), seen the same way: strides, offset, dtype, lazy conjugate."""
-    shape, strides, offset = view_of(fake, sizes)
-    base = base if fake.dtype == base.dtype else _reinterpreted(base, fake.dtype)
-    view = base.as_strided(shape, strides, base.storage_offset() + offset)
-    view = view.conj() if _differ(Tensor.is_conj, fake, of) else view
-    return neg_view(view) if _differ(Tensor.is_neg, fake, of) else view
-
-
-def is_as_strided(fake: Tensor, of: Tensor | None) -> bool:
-    """Whether `as_strided` of the base alone is the view."""
-    bits = _differ(Tensor.is_conj, fake, of) or _differ(Tensor.is_neg, fake, of)
-    return not bits and (of is None or fake.dtype == of.dtype)
-
-
-def _differ(bit: Callable[[Tensor], bool], fake: Tensor, of: Tensor | None) -> bool:
-    return bit(fake) != (of is not None and bit(of))
-
-
-def view_of(view: Tensor, sizes: Sizes) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    """Shape, strides and first element of a view within its base."""
-    shape, strides = rebind(tuple(view.shape), sizes), rebind(tuple(view.stride()), sizes)
-    return shape, strides, int(rebind(view.storage_offset(), sizes))
-
-
-def _reinterpreted(base: Tensor, dtype: torch.dtype) -> Tensor:
-    """The memory that a tensor spans as a vector of another dtype."""
-    every = span(tuple(base.shape), base.stride())
-    return base.as_strided((every,), (1,), base.storage_offset()).view(dtype)
 
 
 def hint_of(session: Session, symbol: sympy.Symbol) -> Any:

@@ -15,9 +15,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from .errors import SwapError
-from .fits import misfit, signature_misfit
+from ...ir.errors import FusegradError
+from .compatibility import misfit, signature_misfit
 from .swapped_class import class_of, rebound_methods
+
+
+class SwapError(FusegradError, ValueError):
+    """A swap that does not fit the model, or that cannot be taken back; the model is as it was."""
+
+    message = "fusegrad.swap({model}): {detail}\n  at:   {where}\n  fix:  {fix}"
 
 
 def swap(model: nn.Module, replacements: Mapping[Any, Any]) -> Swapped:
@@ -43,11 +49,11 @@ def swap(model: nn.Module, replacements: Mapping[Any, Any]) -> Swapped:
     replacement that cannot be called as the module is, that reads what the module does not have, or leaves parameters
     of it unread, and for a module whose forward something else has replaced on the instance.
     """
-    return Swapped(model, _planned(model, replacements))
+    return Swapped(model, _plan_swaps(model, replacements))
 
 
 class Swapped:
-    """What was swapped. A context manager that takes it back at its end."""
+    """The swapped modules. A context manager that takes it back at its end."""
 
     def __init__(self, model: nn.Module, planned: list[tuple[nn.Module, type[nn.Module]]]) -> None:
         self.model = model
@@ -68,20 +74,24 @@ class Swapped:
         for module, before, after in self._before:
             if type(module) is not after:
                 detail = f"a {before.__name__} cannot be taken back, its class was exchanged again since"
-                raise _refused(self.model, detail, "take that back first: the last swap is the first to be reverted.")
-        taken, self._before = self._before, []
-        self._exchange([(module, before) for module, before, _ in taken])
+                raise _swap_error(
+                    self.model, detail, "take that back first: the last swap is the first to be reverted."
+                )
+        swapped, self._before = self._before, []
+        self._exchange([(module, before) for module, before, _ in swapped])
 
     def _exchange(self, classes: list[tuple[nn.Module, type[nn.Module]]]) -> None:
-        done: list[tuple[nn.Module, type[nn.Module]]] = []
+        exchanged: list[tuple[nn.Module, type[nn.Module]]] = []
         try:
             for module, after in classes:
-                done.append((module, type(module)))
+                exchanged.append((module, type(module)))
                 module.__class__ = after
         except TypeError as error:
-            for module, before in done[:-1]:
+            for module, before in exchanged[:-1]:
                 module.__class__ = before
-            raise _refused(self.model, f"a {type(done[-1][0]).__name__}: {error}", "replace another module.") from error
+            raise _swap_error(
+                self.model, f"a {type(exchanged[-1][0]).__name__}: {error}", "replace another module."
+            ) from error
 
     def __enter__(self) -> Swapped:
         return self
@@ -96,34 +106,34 @@ class Swapped:
 
 def _replacement_name(module: nn.Module) -> str:
     original, replacement, exchanges = type(module)._fusegrad_swapped  # type: ignore[attr-defined]
-    told = [] if replacement is None else [replacement.__name__]
-    told += [f"{_name(old)} -> {_name(new)}" for old, new in exchanges]
-    return f"{original.__name__} by {', '.join(told)}"
+    parts = [] if replacement is None else [replacement.__name__]
+    parts += [f"{_name(old)} -> {_name(new)}" for old, new in exchanges]
+    return f"{original.__name__} by {', '.join(parts)}"
 
 
 # ------------------------------------------------------------------ what is to be done
-def _planned(model: nn.Module, replacements: Mapping[Any, Any]) -> list[tuple[nn.Module, type[nn.Module]]]:
+def _plan_swaps(model: nn.Module, replacements: Mapping[Any, Any]) -> list[tuple[nn.Module, type[nn.Module]]]:
     """Every module that is concerned, with its class to be; raises before anything is done."""
     if not isinstance(model, nn.Module) or not isinstance(replacements, Mapping) or not replacements:
         detail = "there is nothing to replace" if isinstance(model, nn.Module) else "it is no torch.nn.Module"
-        raise _refused(model, detail, "give a model and a dict of replacements.")
+        raise _swap_error(model, detail, "give a model and a dict of replacements.")
     names = _names_of(model)
     chosen: dict[nn.Module, tuple[Any, Any]] = {}
     exchanges: dict[Any, Any] = {}
     for key, replacement in replacements.items():
-        found = [module for module, called in names.items() if _matches(key, module, called)]
-        if found:
-            _choose(model, names, chosen, key, replacement, found)
+        matching = [module for module, called in names.items() if _matches(key, module, called)]
+        if matching:
+            _choose(model, names, chosen, key, replacement, matching)
         else:
             exchanges[key] = _exchange_for(model, key, replacement)
     return list(_classes(model, names, chosen, tuple(exchanges.items())))
 
 
 def _names_of(model: nn.Module) -> dict[nn.Module, list[str]]:
-    found: dict[nn.Module, list[str]] = {}
+    names: dict[nn.Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
-        found.setdefault(module, []).append(name)
-    return found
+        names.setdefault(module, []).append(name)
+    return names
 
 
 def _matches(key: Any, module: nn.Module, names: list[str]) -> bool:
@@ -137,14 +147,14 @@ def _fits_pattern(name: list[str], pattern: list[str]) -> bool:
     return len(name) == len(pattern) and all(map(fnmatchcase, name, pattern))
 
 
-def _choose(model: Any, names: Any, chosen: dict[Any, Any], key: Any, replacement: Any, found: list[Any]) -> None:
+def _choose(model: Any, names: Any, chosen: dict[Any, Any], key: Any, replacement: Any, matching: list[Any]) -> None:
     if not _is_replacement(replacement):
         detail = f"{_name(key)} is to be replaced by {_name(replacement)}, {_what_is_wrong_with(replacement)}"
-        raise _refused(model, detail, "give a class with a `forward`, or a function that serves as one.")
-    for module in found:
+        raise _swap_error(model, detail, "give a class with a `forward`, or a function that serves as one.")
+    for module in matching:
         if module in chosen:
             detail = f"`{names[module][0]}` is matched by {_name(chosen[module][0])} and by {_name(key)}"
-            raise _refused(model, detail, "let one key match it: name what you mean.")
+            raise _swap_error(model, detail, "let one key match it: name what you mean.")
         chosen[module] = key, replacement
 
 
@@ -160,14 +170,16 @@ def _what_is_wrong_with(replacement: Any) -> str:
 
 
 def _exchange_for(model: nn.Module, key: Any, replacement: Any) -> Any:
-    """What a global shall mean, where methods name it; raises where the key matches nothing at all."""
+    """The new meaning of a global that methods name; raises where the key matches nothing at all."""
     if isinstance(key, str) or not callable(key):
-        raise _refused(model, f"no module is called {key!r}", _near(key, [n for n, _ in model.named_modules()]))
+        raise _swap_error(model, f"no module is called {key!r}", _near(key, [n for n, _ in model.named_modules()]))
     if not any(any(rebound_methods(cls, ((key, replacement),))) for cls in _types(model)):
         detail = f"no module is exactly a {_name(key)}, and no method of one names it"
-        raise _refused(model, detail, _near(_name(key), [c.__name__ for c in _types(model)]))
-    if why := _global_misfit(key, replacement):
-        raise _refused(model, f"{_name(replacement)} cannot stand for {_name(key)}: {why}", "give it that signature.")
+        raise _swap_error(model, detail, _near(_name(key), [c.__name__ for c in _types(model)]))
+    if reason := _global_misfit(key, replacement):
+        raise _swap_error(
+            model, f"{_name(replacement)} cannot stand for {_name(key)}: {reason}", "give it that signature."
+        )
     return replacement
 
 
@@ -190,10 +202,10 @@ def _classes(model: Any, names: Any, chosen: dict[Any, Any], exchanges: Any) -> 
         key, replacement = chosen.get(module, (None, None))
         if replacement is None and not concerned[type(module)]:
             continue
-        if (why := misfit(module, replacement)) is not None:
+        if (reason := misfit(module, replacement)) is not None:
             place = f"`{called[0]}`, a {type(module).__name__}" if called[0] else f"the {type(module).__name__}"
             by = f" by {_name(replacement)}" if replacement is not None else ""
-            raise _refused(model, f"{place}, cannot be swapped{by}: {why}", _way_out(key))
+            raise _swap_error(model, f"{place}, cannot be swapped{by}: {reason}", _way_out(key))
         original: Any = type(module)
         yield module, class_of(original, replacement, concerned[type(module)])
 
@@ -203,7 +215,7 @@ def _way_out(key: Any) -> str:
 
 
 # ------------------------------------------------------------------ what is said
-def _refused(model: Any, detail: str, fix: str) -> SwapError:
+def _swap_error(model: Any, detail: str, fix: str) -> SwapError:
     return SwapError(model=type(model).__name__, detail=detail, fix=fix)
 
 
@@ -211,6 +223,6 @@ def _name(key: Any) -> str:
     return repr(key) if isinstance(key, str) else str(getattr(key, "__name__", None) or repr(key)[:60])
 
 
-def _near(name: Any, there: list[str]) -> str:
-    close = difflib.get_close_matches(str(name), [n for n in there if n != name], 3, 0.5)
+def _near(name: Any, candidates: list[str]) -> str:
+    close = difflib.get_close_matches(str(name), [n for n in candidates if n != name], 3, 0.5)
     return f"did you mean {' or '.join(close)}?" if close else "see model.named_modules() for what there is."

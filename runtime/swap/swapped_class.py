@@ -19,10 +19,10 @@ def class_of(original: Any, replacement: Any, exchanges: Exchanges) -> Any:
     """A subclass of the original; one for all modules that are swapped alike."""
     names = {"__module__": original.__module__, "__qualname__": original.__qualname__, "__doc__": original.__doc__}
     marks = {"_fusegrad_swapped": (original, replacement, exchanges), "__reduce_ex__": _reduced}
-    made = type(original)(original.__name__, _bases(original, replacement), {**names, **marks})
-    for name, method in rebound_methods(made, exchanges):
-        setattr(made, name, method)
-    return made
+    swapped = type(original)(original.__name__, _bases(original, replacement), {**names, **marks})
+    for name, method in rebound_methods(swapped, exchanges):
+        setattr(swapped, name, method)
+    return swapped
 
 
 def _bases(original: Any, replacement: Any) -> tuple[type, ...]:
@@ -52,9 +52,9 @@ def rebound_methods(cls: type, exchanges: Exchanges) -> Iterator[tuple[str, Func
     bases = [base for base in cls.__mro__ if not _is_torchs(base)] if exchanges else []
     for name in dict.fromkeys(name for base in bases for name in vars(base)):
         method = next(vars(base)[name] for base in cls.__mro__ if name in vars(base))
-        made = rebound(method, exchanges)
-        if made is not method:
-            yield name, made
+        replacement = rebound(method, exchanges)
+        if replacement is not method:
+            yield name, replacement
 
 
 def _is_torchs(cls: type) -> bool:
@@ -73,15 +73,15 @@ def rebound(function: Any, exchanges: Exchanges, seen: tuple[Any, ...] = ()) -> 
     if not names and filled == cells:
         return function
     scope = {**function.__globals__, **names} if names else function.__globals__
-    made = FunctionType(function.__code__, scope, function.__name__, function.__defaults__, filled or None)
-    made.__kwdefaults__ = function.__kwdefaults__
+    copy = FunctionType(function.__code__, scope, function.__name__, function.__defaults__, filled or None)
+    copy.__kwdefaults__ = function.__kwdefaults__
     inner = vars(function).get("__wrapped__", _NOTHING)
-    functools.update_wrapper(made, function)
+    functools.update_wrapper(copy, function)
     if inner is _NOTHING:
-        del made.__wrapped__  # type: ignore[attr-defined]
+        del copy.__wrapped__  # type: ignore[attr-defined]
     else:
-        made.__wrapped__ = rebound(inner, exchanges, (*seen, function))  # type: ignore[attr-defined]
-    return made
+        copy.__wrapped__ = rebound(inner, exchanges, (*seen, function))  # type: ignore[attr-defined]
+    return copy
 
 
 _NOTHING = object()
@@ -104,5 +104,5 @@ def _rebound_cell(cell: CellType, exchanges: Exchanges, seen: tuple[Any, ...]) -
         held = cell.cell_contents
     except ValueError:  # not filled yet
         return cell
-    made = rebound(held, exchanges, seen)
-    return cell if made is held else CellType(made)
+    replacement = rebound(held, exchanges, seen)
+    return cell if replacement is held else CellType(replacement)

@@ -64,7 +64,7 @@ def _is_of_roots(exponent: Any) -> bool:
 
 
 def _in_floats(expr: Any, sizes: Sizes) -> Fraction:
-    """What is no fraction of sizes: a logarithm, say."""
+    """Evaluate what is no fraction of sizes: a logarithm, say."""
     if unknown := {type(e).__name__ for e in sympy.preorder_traversal(expr) if not e.is_Atom} - RULES.keys():
         raise ValueError(f"a size has no use for {min(unknown)}")
     return computed(expr, sizes), 1

@@ -30,18 +30,18 @@ def parse_spec(spec: str) -> tuple[torch.dtype, tuple[int, ...]]:
     return TO_TORCH[dtype], tuple(int(s) for s in sizes)
 
 
-def stand_in(value: Any) -> Any:
+def fake_argument(value: Any) -> Any:
     """A tensor without memory for a specification, a meta or a real tensor; other arguments as they are."""
     if isinstance(value, str) and "[" in value and value.rstrip().endswith("]"):
         dtype, shape = parse_spec(value)
-        return memoryless(shape, None, dtype, torch.device("cpu"), dtype.is_floating_point)
+        return fake_tensor(shape, None, dtype, torch.device("cpu"), dtype.is_floating_point)
     if isinstance(value, Tensor):
         device = torch.device("cpu") if value.device.type == "meta" else value.device
-        return memoryless(tuple(value.shape), value.stride(), value.dtype, device, value.requires_grad)
+        return fake_tensor(tuple(value.shape), value.stride(), value.dtype, device, value.requires_grad)
     return value
 
 
-def memoryless(shape: Any, strides: Any, dtype: torch.dtype, device: torch.device, grad: bool) -> Tensor:
+def fake_tensor(shape: Any, strides: Any, dtype: torch.dtype, device: torch.device, grad: bool) -> Tensor:
     with FakeTensorMode():
         fake = (
             torch.empty(shape, dtype=dtype, device=device)
@@ -51,7 +51,7 @@ def memoryless(shape: Any, strides: Any, dtype: torch.dtype, device: torch.devic
     return fake.requires_grad_() if grad else fake
 
 
-def differentiable(args: Sequence[Any]) -> list[Any]:
+def with_gradients_asked(args: Sequence[Any]) -> list[Any]:
     """Where no argument asks for a gradient, every floating one is taken to: backward is to be explained too."""
     if any(isinstance(a, Tensor) and a.requires_grad for a in args):
         return list(args)

@@ -21,7 +21,7 @@ import pytest
 
 import fusegrad
 from fusegrad.runtime.export.bundle import archive
-from fusegrad.runtime.export.bundle.archive import MANIFEST, BundleError, BundleWarning, read_bundle, sealed, zipped
+from fusegrad.runtime.export.bundle.archive import MANIFEST, BundleError, BundleWarning, read_bundle, seal, zip_of
 
 SEED = 7
 Files = dict[str, bytes]
@@ -43,7 +43,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Files:
     files = {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}
     manifest = unsealed(files)
     binaries = {"targets/cuda_90/k.cubin": os.urandom(3000), "targets/cuda_90/k.ptx": b"// ptx\n" * 50}
-    return sealed(manifest, {**files, **binaries})
+    return seal(manifest, {**files, **binaries})
 
 
 def unsealed(files: Files) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def flipped(content: bytes, rng: random.Random) -> bytes:
 
 def damaged(good: Files, rng: random.Random) -> Iterator[Mutation]:
     """Flips, cuts and swaps, in a zip file and in a directory."""
-    whole = zipped(good)
+    whole = zip_of(good)
     for i in range(50):
         yield f"zip flip {i}", as_zip(flipped(whole, rng))
     for i in range(12):
@@ -112,7 +112,7 @@ def damaged(good: Files, rng: random.Random) -> Iterator[Mutation]:
         yield f"flip {name}", as_folder({**good, name: flipped(good[name], rng)})
     for name in names:
         yield f"cut {name}", as_folder({**good, name: good[name][: rng.randrange(len(good[name]))]})
-        yield f"without {name}", as_zip(zipped({k: v for k, v in good.items() if k != name}))
+        yield f"without {name}", as_zip(zip_of({k: v for k, v in good.items() if k != name}))
         other = names[(names.index(name) + 1) % len(names)]
         yield f"swap {name}", as_folder({**good, name: good[other], other: good[name]})
     for extra in ("sitecustomize.py", "x.so", "targets/cuda_90/new.cubin", "graphs/forward_9.json", "a b.txt", "ü.txt"):
@@ -184,11 +184,11 @@ def altered(good: Files, canary: Path) -> Iterator[Mutation]:
         for value in (values[i % len(values)], values[(5 * i + 3) % len(values)]):
             changed = copy.deepcopy(manifest)
             if put(changed, place, value):
-                yield f"manifest {place} {str(value)[:20]!r}", as_folder(sealed(changed, files))
+                yield f"manifest {place} {str(value)[:20]!r}", as_folder(seal(changed, files))
     for schema in (0, 2, "1", 10**30, None, True):
-        whole = {**json.loads(sealed(manifest, files)[MANIFEST]), "schema": schema}
+        whole = {**json.loads(seal(manifest, files)[MANIFEST]), "schema": schema}
         yield f"schema {schema}", as_folder({**files, MANIFEST: resealed(whole)})
-    text = sealed(manifest, files)[MANIFEST].decode()
+    text = seal(manifest, files)[MANIFEST].decode()
     rank = '"rank": 2'
     texts = {
         "NaN": text.replace(rank, '"rank": NaN'), "1e999": text.replace(rank, '"rank": 1e999'),
@@ -219,7 +219,7 @@ def altered_graphs(manifest: Any, files: Files, values: list[Any], code: str) ->
             changed = copy.deepcopy(data)
             if put(changed, place, value):
                 content = {**files, name: archive.canonical(changed)}
-                yield f"graph {place} {str(value)[:20]!r}", as_folder(sealed(manifest, content))
+                yield f"graph {place} {str(value)[:20]!r}", as_folder(seal(manifest, content))
     operators = (
         "aten.from_file.default", "aten._unsafe_index.Tensor", "aten.add_.Tensor", "prims.sin.default", "os.system",
         code, "aten.__class__.default", "aten.sin.__init__", "aten.resize_as.default",
@@ -231,7 +231,7 @@ def altered_graphs(manifest: Any, files: Files, values: list[Any], code: str) ->
         node = {"prim": "aten", "operands": [0], "types": data["nodes"][0]["types"], "origin": {},
                 "parameters": {"op": operator, "spec": [[{"operand": 0}], []]}}  # fmt: skip
         changed["nodes"].append(node)
-        yield f"operator {operator}", as_folder(sealed(manifest, {**files, name: archive.canonical(changed)}))
+        yield f"operator {operator}", as_folder(seal(manifest, {**files, name: archive.canonical(changed)}))
 
 
 def put(data: Any, place: tuple[Any, ...], value: Any) -> bool:
@@ -248,7 +248,7 @@ def test_two_hundred_mutated_bundles(good: Files, tmp_path: Path) -> None:
     canary = tmp_path / "canary"
     traps = {"module.py": f"open({str(canary)!r}, 'w')\n".encode()}
     content = {**good, **traps}
-    good = sealed(unsealed(content), content)
+    good = seal(unsealed(content), content)
     whole = as_folder(good)(make(tmp_path, "whole"))
     for _ in range(2):
         assert seen(whole) is not None  # and whatever a first load imports is imported
@@ -286,7 +286,7 @@ def make(root: Path, name: str) -> Path:
 def test_the_trap_would_have_been_seen(good: Files, tmp_path: Path) -> None:
     canary = tmp_path / "canary"
     content = {**good, "module.py": f"open({str(canary)!r}, 'w')\nclass Viewed: pass\n".encode()}
-    path = as_folder(sealed(unsealed(content), content))(tmp_path)
+    path = as_folder(seal(unsealed(content), content))(tmp_path)
     fusegrad.load(path)
     assert not canary.exists()
     with pytest.raises(BundleError, match="it defines no Function Viewed"):
@@ -296,6 +296,6 @@ def test_the_trap_would_have_been_seen(good: Files, tmp_path: Path) -> None:
 
 def test_damaged_binaries_alone_are_ignored(good: Files, tmp_path: Path) -> None:
     content = {k: v for k, v in good.items() if not k.endswith(".ptx")}
-    path = as_zip(zipped({**content, "targets/cuda_90/k.cubin": b"other"}))(tmp_path)
+    path = as_zip(zip_of({**content, "targets/cuda_90/k.cubin": b"other"}))(tmp_path)
     with pytest.warns(BundleWarning, match=r"damaged or missing: targets/cuda_90/k.cubin, targets/cuda_90/k.ptx"):
         fusegrad.load(path)

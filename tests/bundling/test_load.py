@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import fusegrad
-from fusegrad.runtime.export.bundle.player import BundleCallError
+from fusegrad.runtime.export.bundle.interpreter import BundleCallError
 from fusegrad.runtime.export.gather.gathered import ExportError
 
 Tensor = torch.Tensor

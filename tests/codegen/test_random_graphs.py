@@ -13,8 +13,9 @@ import torch
 from fusegrad.codegen import TARGETS, Target
 from fusegrad.ir import Graph, TensorType, building, emit
 from fusegrad.runtime.execution.aten import reference
-from fusegrad.runtime.execution.executable import BoundSizes, KernelPlan, number
-from fusegrad.runtime.execution.pipeline import cheaper
+from fusegrad.runtime.execution.kernel_plan import KernelPlan
+from fusegrad.runtime.execution.pipeline import optimize
+from fusegrad.runtime.values.sizes import BoundSizes, number
 from fusegrad.tracer.dtypes import TO_TORCH
 
 
@@ -48,7 +49,7 @@ def tensors(graph: Graph, sizes: BoundSizes, seed: int) -> list[torch.Tensor]:
 def test_kernels_compute_what_the_graph_says(seed):
     rng = random.Random(seed)
     graph = RANDOM.Grower(seed + 20_000).grow(rng.randint(4, 24))
-    graph = cheaper(graph) if rng.random() < 0.5 else graph
+    graph = optimize(graph) if rng.random() < 0.5 else graph
     plan = KernelPlan(graph, "kernel", "interpret", torch.device("cpu"))
     plan.target = rng.choice((TARGETS["interpret"], CHUNKED, TWO_LEVELS))
     for batch in rng.sample(BATCHES, 2):

@@ -10,8 +10,9 @@ from compose.functions import CASES
 from torch.func import vmap
 
 import fusegrad
-from fusegrad.runtime.execution import executable as plan
+from fusegrad.runtime.execution.group import GroupRunner
 from fusegrad.runtime.kernels import interpreter as interpret
+from fusegrad.runtime.values.sizes import number
 
 LANES, ROWS, COLUMNS = 4, 3, 8
 WORK = ("copy_", "fill_", "zero_", "add", "sum", "mul", "where", "cat")
@@ -40,19 +41,19 @@ class Traffic:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, partial: bool = True) -> None:
         self.kernels: list[tuple[str, int, int]] = []
         self.partial = partial  # whether partial sums count: how many a schedule makes is its own choice
-        launched = plan.GroupRunner.__call__
+        launched = GroupRunner.__call__
 
         def noted(runner: Any, inputs: Any, sizes: Any, key: Any) -> Any:
             results = launched(runner, inputs, sizes, key)
-            for k in runner.prepared[key].kernels.kernels:
+            for k in runner.bound[key].kernels.kernels:
                 read, written = (
-                    sum(plan.number(b, sizes) for name, b in side.items() if self.partial or "partial" not in name)
+                    sum(number(b, sizes) for name, b in side.items() if self.partial or "partial" not in name)
                     for side in (k.reads, k.writes)
                 )
                 self.kernels.append((k.name.replace("_batched", ""), read, written))
             return results
 
-        monkeypatch.setattr(plan.GroupRunner, "__call__", noted)
+        monkeypatch.setattr(GroupRunner, "__call__", noted)
         monkeypatch.setattr(interpret, "run", lambda *call: None)  # what a kernel computes is tested elsewhere
 
     def of(self, run: Any, *args: Any) -> tuple[list[tuple[str, int, int]], list[str]]:

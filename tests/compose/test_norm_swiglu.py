@@ -12,7 +12,8 @@ from torch.func import hessian, vjp, vmap
 
 import fusegrad
 from fusegrad.examples.demo.functions import SwiGLU
-from fusegrad.runtime.execution import executable as plan
+from fusegrad.runtime.execution.group import GroupRunner
+from fusegrad.runtime.values.sizes import number
 
 
 class RMSNorm(Function):
@@ -61,18 +62,18 @@ class Cost:
 
 def cost_of(monkeypatch, run) -> Cost:
     """Kernels launched by a call, and the bytes that they read and write by their own account."""
-    found, plain = Cost(), plan.GroupRunner.__call__
+    found, plain = Cost(), GroupRunner.__call__
 
     def watched(self, inputs, sizes, key):
         results = plain(self, inputs, sizes, key)
-        for kernel in self.prepared[key].kernels.kernels:
+        for kernel in self.bound[key].kernels.kernels:
             found.launches += 1
-            found.moved += sum(plan.number(b, sizes) for b in (*kernel.reads.values(), *kernel.writes.values()))
+            found.moved += sum(number(b, sizes) for b in (*kernel.reads.values(), *kernel.writes.values()))
             found.names.append(kernel.name)
         return results
 
     with monkeypatch.context() as patched:
-        patched.setattr(plan.GroupRunner, "__call__", watched)
+        patched.setattr(GroupRunner, "__call__", watched)
         run()
     return found
 

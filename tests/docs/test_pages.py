@@ -82,7 +82,8 @@ def test_links_and_anchors_of_the_site(name: str) -> None:
 def drawn_files() -> set[str]:
     """The files that docs/site/pictures.py writes."""
     kinds = (("pictures", "svg"), ("samples", "html"), ("samples", "py"))
-    return {"pictures/pipeline.svg", *(f"{home}/{n}.{kind}" for n in pictures.ARGUMENTS for home, kind in kinds)}
+    drawn = {f"{home}/{n}.{kind}" for n in pictures.ARGUMENTS for home, kind in kinds}
+    return {"pictures/pipeline.svg", "pictures/call.svg", *drawn}
 
 
 @pytest.mark.parametrize("path", [*WRITTEN.values(), ROOT / "examples" / "README.md"], ids=lambda path: path.name)

@@ -12,7 +12,7 @@ from fusegrad.ir.prims import Arg
 from fusegrad.ir.types import TensorType
 from fusegrad.runtime.execution.aten import reference
 from fusegrad.runtime.export.python.calls import call_text
-from fusegrad.runtime.export.python.expressions import Expressions
+from fusegrad.runtime.export.text.expressions import Expressions
 
 INDEX = ("i64", (2,))
 ROWS, COLUMNS = TensorType((3, 5), "f32"), TensorType((2, 3, 4), "f32")

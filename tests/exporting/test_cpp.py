@@ -16,9 +16,13 @@ from torch.utils import cpp_extension
 
 import fusegrad
 from fusegrad.benchmarks import functions as f
+from fusegrad.examples.gallery.catalogue import CATALOGUE
+from fusegrad.examples.gallery.cross_entropy import CrossEntropy
+from fusegrad.examples.gallery.rope import RoPE
 from fusegrad.runtime.export.gather.gathered import ExportError
 from fusegrad.runtime.values.tensor_specs import parse_spec
 
+ENTRIES = {entry.name: entry for entry in CATALOGUE}
 ALL = os.environ.get("FUSEGRAD_TESTS") == "all"
 
 
@@ -278,3 +282,16 @@ def test_what_cpp_cannot_hold(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="not on hip:gfx942"):
         fusegrad.export(*CASES["rms_norm"], path=tmp_path / "no.cpp", target="hip:gfx942")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_sizes_are_divided_in_cpp() -> None:
+    """torch prints its floor division as Python's `//`, where a comment would begin."""
+    text = fusegrad.export(RoPE, *ENTRIES["rope"].arguments(), format="cpp")
+    conditions = [line for line in text.splitlines() if "TORCH_CHECK_VALUE(n >=" in line]
+    assert conditions and all("/" in line and "//" not in line for line in conditions)
+
+
+def test_what_aten_has_no_function_for_runs_on_the_gpu_alone() -> None:
+    """A number that is a quotient of sizes, which another operation reads."""
+    text = fusegrad.export(CrossEntropy, *ENTRIES["cross_entropy"].arguments(), format="cpp")
+    assert "// backward has operations that ATen has no function for: it runs on the GPU alone" in text

@@ -23,7 +23,8 @@ from fusegrad.benchmarks import functions as f
 from fusegrad.runtime.export.graphs.page import CHARACTER, ROOM
 from fusegrad.runtime.profile.report import _dots, as_html
 from fusegrad.runtime.report.graph_svg import CHAR
-from fusegrad.runtime.report.html_page import is_number, table
+from fusegrad.runtime.report.html_page import table
+from fusegrad.runtime.report.terminal import is_number
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)

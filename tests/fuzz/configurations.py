@@ -35,11 +35,11 @@ from fuzz_trials import DERIVABLE, OURS, CheckArgumentError, confirmed, judged, 
 
 import fusegrad  # noqa: E402
 from fusegrad.ir.switches import SWITCHES  # noqa: E402
-from fusegrad.runtime.check.check import quietly  # noqa: E402
+from fusegrad.runtime.check.check import without_warnings  # noqa: E402
 from fusegrad.runtime.check.compare import Tolerance  # noqa: E402
-from fusegrad.runtime.check.subject import Case, Subject, examined  # noqa: E402
-from fusegrad.runtime.check.trial import tried  # noqa: E402
-from fusegrad.runtime.execution import executable as plan  # noqa: E402
+from fusegrad.runtime.check.run_case import run_case  # noqa: E402
+from fusegrad.runtime.check.subject import Case, Subject, examine  # noqa: E402
+from fusegrad.runtime.execution import targets  # noqa: E402
 from fusegrad.runtime.kernels import autotune as tune  # noqa: E402
 from fusegrad.runtime.settings import config  # noqa: E402
 
@@ -94,7 +94,7 @@ def in_force(chosen: Configuration, seed: int) -> Iterator[None]:
             stack.enter_context(mock.patch.dict(os.environ, {"FUSEGRAD_CACHE_DIR": folder}))
         if chosen.guess:
             rng = random.Random(seed)
-            stack.enter_context(mock.patch.object(plan, "tuning", lambda backend: True))
+            stack.enter_context(mock.patch.object(targets, "is_tuned", lambda backend: True))
             stack.enter_context(mock.patch.object(tune, "fastest", lambda *a, **k: _guessed(rng, a[-1])))
         stack.enter_context(config.patch(**settings))
         yield
@@ -156,13 +156,13 @@ class Result:
 def tested(seed: int, chosen: Configuration | None = None) -> Result:
     """A seed's program under its configuration, against eager."""
     chosen = chosen or configuration(seed)
-    with in_force(chosen, seed), quietly():
+    with in_force(chosen, seed), without_warnings():
         return _suites(seed, chosen) if seed % SUITE_ONE_IN == 1 else _programs(seed, chosen)
 
 
 def _subject(target: Any, arguments: Sequence[Any], chosen: Configuration, by: Tolerance) -> tuple[Subject, Any]:
     fast = fusegrad.compile(target, backend=chosen.backend, dynamic=chosen.dynamic)
-    return examined(fast, tuple(arguments), {}, chosen.backend, by, 0)
+    return examine(fast, tuple(arguments), {}, chosen.backend, by, 0)
 
 
 def _programs(seed: int, chosen: Configuration) -> Result:
@@ -189,7 +189,7 @@ def _often(found: Result, subject: Subject, case: Case, run: Any) -> Any:
     again = CALLS + found.chosen.store if case.mode == "backward" else 1
     for call in range(again):
         if call == CALLS:
-            subject.fast, subject.compiler = subject.fresh()
+            subject.fast, subject.compiler = subject.compile_again()
         result, difference = run()
         found.modes.append(case.mode)
         found.results.append(result)
@@ -216,7 +216,7 @@ def _suites(seed: int, chosen: Configuration) -> Result:
 
 
 def _row(subject: Subject, case: Case) -> tuple[str, Any]:
-    row, difference = tried(subject, case)
+    row, difference = run_case(subject, case)
     return row.result, difference
 
 

@@ -14,10 +14,10 @@ import torch
 
 from fusegrad.ir.errors import FusegradError
 from fusegrad.runtime.check.compare import Difference
-from fusegrad.runtime.check.layouts import all_copied
 from fusegrad.runtime.check.modes import batch, gradients, leaves, of_moving, primals, ramp, visible
 from fusegrad.runtime.check.reference_transforms import vmap as stack
 from fusegrad.runtime.check.subject import Case, Subject, flat_outputs
+from fusegrad.runtime.check.variations import copies_of
 from fusegrad.tracer.methods import as_tuple
 
 Tensor = torch.Tensor
@@ -144,9 +144,9 @@ def _kept(
 ) -> tuple[Exception | None, Difference | None]:
     """(the error that it raised, the first pair that differs)."""
     torch.manual_seed(subject.seed)
-    f = _seeded(flat_outputs(subject.f(apply)), subject.seed)
+    f = _seeded(flat_outputs(subject.on_tensors(apply)), subject.seed)
     try:
-        pairs = law.pairs(f, all_copied(case.xs), gs)
+        pairs = law.pairs(f, copies_of(case.xs), gs)
         return None, next((d for pair in pairs if (d := _apart(*pair, eps)) is not None), None)
     except Exception as error:
         return error, None

@@ -206,7 +206,7 @@ LAW = '''{program}
 import sys
 
 import fusegrad
-from fusegrad.runtime.check.subject import examined
+from fusegrad.runtime.check.subject import examine
 from fusegrad.runtime.check.compare import Tolerance
 
 
@@ -220,7 +220,7 @@ def strided(numbers, shape, strides, dtype, requires_grad=False):
 
 {tensors}
 fast = fusegrad.compile({name}, backend={backend!r})
-subject, _ = examined(fast, ({args},), {{}}, {backend!r}, Tolerance(), 0)
+subject, _ = examine(fast, ({args},), {{}}, {backend!r}, Tolerance(), 0)
 result, difference = broken(subject, Case({mode!r}, "", tuple(xs)), {eps!r})
 print("eager keeps {mode!r}; compiled:", result, difference)
 sys.exit(difference is not None)

@@ -21,10 +21,10 @@ from fuzz_programs import Written, load, source
 import fusegrad
 from fusegrad.runtime.check.cases import shapes
 from fusegrad.runtime.check.compare import Difference, Tolerance
-from fusegrad.runtime.check.layouts import LAYOUTS, all_laid_out, lengths, one_for_two, resized
 from fusegrad.runtime.check.modes import DERIVABLE, MODES
-from fusegrad.runtime.check.subject import Case, CheckArgumentError, Subject, Weights, examined, flat_outputs
-from fusegrad.runtime.check.trial import Row, _how_it_ran, tried
+from fusegrad.runtime.check.run_case import Row, _fallback_reasons, run_case
+from fusegrad.runtime.check.subject import Case, CheckArgumentError, Subject, Weights, examine, flat_outputs
+from fusegrad.runtime.check.variations import LAYOUTS, aliasable_pairs, lengths, with_layouts, with_sizes
 from fusegrad.tracer.methods import as_tuple
 
 Tensor = torch.Tensor
@@ -70,9 +70,9 @@ class Recipe:
     def case(self, xs: Sequence[Tensor]) -> Case:
         made = list(xs)
         if self.sizes:
-            made = resized(made, dict(self.sizes))
+            made = with_sizes(made, dict(self.sizes))
         if self.layouts:
-            made = all_laid_out(made, self.layouts) or made
+            made = with_layouts(made, self.layouts) or made
         if self.alone is not None:
             made = [x.detach().requires_grad_(i == self.alone) for i, x in enumerate(made)]
         if self.same is not None:
@@ -136,7 +136,7 @@ def tested(p: Written, backend: str, seed: int, count: int = 5) -> Found:
         found.cases += 1
         found.modes.append(recipe.mode)
         found.results.append(result)
-        runs[_how_it_ran(subject.compiler)] = None
+        runs[_fallback_reasons(subject.compiler)] = None
         if difference is not None and confirmed(p, subject, recipe, difference):
             found.faults.append(Fault(p, backend, recipe, case, difference))
             break
@@ -151,14 +151,14 @@ def _returns_one_twice(subject: Subject, xs: Sequence[Tensor]) -> bool:
 
 def _tensors_of(subject: Subject, xs: Sequence[Tensor]) -> list[Tensor]:
     """What eager returns."""
-    return [o for o in as_tuple(flat_outputs(subject.f(subject.eager))(*xs)) if isinstance(o, Tensor)]
+    return [o for o in as_tuple(flat_outputs(subject.on_tensors(subject.eager))(*xs)) if isinstance(o, Tensor)]
 
 
 def judged(p: Written, subject: Subject, case: Case) -> tuple[str, Difference | None]:
     """(what became of the case, how it differs)."""
     if case.mode in LAWS:
         return broken(subject, case, eps_of(p))
-    row, difference = tried(subject, case)
+    row, difference = run_case(subject, case)
     if difference is not None and difference.index is not None:
         row, difference = _loosely(p, subject, case)
     if difference is not None and case.weights.layout in GAPPED and "strides" in difference.what:
@@ -216,7 +216,7 @@ def _loosely(p: Written, subject: Subject, case: Case) -> tuple[Row, Difference 
     own = subject.tolerance
     subject.tolerance = replace(near(p), strict=own.strict)
     try:
-        return tried(subject, case)
+        return run_case(subject, case)
     finally:
         subject.tolerance = own
 
@@ -236,7 +236,7 @@ def subject_of(p: Written, backend: str, numbers: int) -> tuple[Subject, tuple[T
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         target = fusegrad.compile(load(p), backend=backend)
-        return examined(target, tuple(p.tensors(numbers)), {}, backend, tolerance(p, backend), 0)
+        return examine(target, tuple(p.tensors(numbers)), {}, backend, tolerance(p, backend), 0)
 
 
 def eps_of(p: Written) -> float:
@@ -305,7 +305,7 @@ def _which(p: Written, xs: Sequence[Tensor], rng: random.Random) -> Recipe:
     moving = [i for i, x in enumerate(xs) if x.requires_grad]
     options: list[dict[str, Any]] = [{"alone": i} for i in moving if len(moving) > 1]
     options += [{"only": i} for i in range(len(p.outputs)) if len(p.outputs) > 1]
-    options += [{"same": pair} for pair in one_for_two(xs)]
+    options += [{"same": pair} for pair in aliasable_pairs(xs)]
     return Recipe(**rng.choice(options)) if options else _gradient(p, xs, rng)
 
 

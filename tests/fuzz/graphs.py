@@ -29,9 +29,9 @@ from fuzz_trials import near, tensors  # noqa: E402
 
 import fusegrad  # noqa: E402
 from fusegrad.runtime.check.compare import Outcome, Tolerance, first_difference  # noqa: E402
-from fusegrad.runtime.check.layouts import resized  # noqa: E402
 from fusegrad.runtime.check.modes import gradients, leaves, named, plain  # noqa: E402
 from fusegrad.runtime.check.subject import _normal, _seed  # noqa: E402
+from fusegrad.runtime.check.variations import with_sizes  # noqa: E402
 from fusegrad.tracer.methods import as_tuple  # noqa: E402
 
 Tensor = torch.Tensor
@@ -241,7 +241,7 @@ def _of_floats(f: F, xs: Sequence[Tensor], transform: str) -> F:
 
 def _resized(xs: Sequence[Tensor]) -> list[Tensor]:
     lengths = sorted({n for x in xs for n in x.shape if n > 1})
-    return resized(list(xs), {n: n + 3 for n in lengths}) if lengths else list(xs)
+    return with_sizes(list(xs), {n: n + 3 for n in lengths}) if lengths else list(xs)
 
 
 def _weights(f: F, xs: Sequence[Tensor]) -> list[Any]:

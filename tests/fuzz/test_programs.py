@@ -24,7 +24,7 @@ from torch.autograd import Function
 
 import fusegrad
 from fusegrad.runtime.check.compare import Difference, Tolerance
-from fusegrad.runtime.check.subject import Subject, examined
+from fusegrad.runtime.check.subject import Subject, examine
 from fusegrad.runtime.report.explain import compiler_of
 
 SEEDS = range(0, 100_000, 5_000)
@@ -103,7 +103,7 @@ def mistaken(cls: Any) -> Any:
 @pytest.fixture
 def planted(monkeypatch: pytest.MonkeyPatch) -> None:
     """What computes a sigmoid is compiled wrongly."""
-    fresh = Subject.fresh
+    fresh = Subject.compile_again
 
     def faulty(self: Subject) -> Any:
         if "torch.sigmoid" not in "".join(linecache.getlines(f"<{self.name}>")):
@@ -111,7 +111,7 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> None:
         fast = fusegrad.compile(mistaken(self.user), **self.options)
         return fast.apply, compiler_of(fast)
 
-    monkeypatch.setattr(Subject, "fresh", faulty)
+    monkeypatch.setattr(Subject, "compile_again", faulty)
 
 
 def test_a_fault_is_found_made_small_and_written(
@@ -149,7 +149,7 @@ def test_laws_are_broken_by_what_breaks_them() -> None:
     """A backward that is not linear, and one row that knows of the others."""
     case = Recipe("law: backward is linear").case((torch.arange(4.0).requires_grad_(),))
     for wrong, broken_one in ((Affine, "law: backward is linear"), (FirstRow, "law: permuted rows")):
-        subject, _ = examined(fusegrad.compile(Kept), case.xs, {}, "reference", Tolerance(), 0)
+        subject, _ = examine(fusegrad.compile(Kept), case.xs, {}, "reference", Tolerance(), 0)
         assert [broken(subject, replace(case, mode=law), 1e-7)[1] for law in LAWS] == [None] * len(LAWS)
         subject.fast = wrong.apply
         assert broken(subject, replace(case, mode=broken_one), 1e-7)[1] is not None

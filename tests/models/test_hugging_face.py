@@ -16,7 +16,7 @@ import fusegrad
 transformers = pytest.importorskip("transformers", reason="pip install 'fusegrad[test]' has it")
 from fusegrad.examples.models.convergence import FAMILIES, TOLERANCE, difference, small, trained  # noqa: E402
 from fusegrad.examples.models.hugging_face import replacements  # noqa: E402
-from fusegrad.runtime.swap.errors import SwapError  # noqa: E402
+from fusegrad.runtime.swap.swap import SwapError  # noqa: E402
 
 NAMED = {
     "llama": {"RMSNormBackward", "SwiGLUBackward", "RoPEBackward", "CrossEntropyBackward"},

@@ -20,14 +20,15 @@ from fusegrad.benchmarks import functions as f
 from fusegrad.benchmarks.suite import CASES
 from fusegrad.codegen import TARGETS, Kernel, Pointer, Ref
 from fusegrad.ir.passes.fuse import Group
-from fusegrad.runtime.execution import executable as plan
+from fusegrad.runtime.execution import targets
 from fusegrad.runtime.kernels import launch
-from fusegrad.runtime.kernels.launch_metadata import counts
+from fusegrad.runtime.kernels.launch_metadata import launch_cost
 from fusegrad.runtime.profile.devices import DEVICES, MULTIPROCESSORS, UnknownDeviceError
 from fusegrad.runtime.profile.measure import peak_bytes, summary, times_of
 from fusegrad.runtime.profile.profile import Profile
 from fusegrad.runtime.profile.report import ProfileArgumentError
-from fusegrad.runtime.profile.roofline import _number, _operations
+from fusegrad.runtime.profile.roofline import _operations
+from fusegrad.runtime.values.sizes import number
 
 CPU = torch.device("cpu")
 
@@ -176,8 +177,8 @@ def test_kernels_count_what_the_graph_computes(case: Any) -> None:
     found = fusegrad.explain(case.function, *case.args)
     for report in found.directions.values():
         for step, made in zip((s for s in report.steps if isinstance(s, Group)), report.kernels, strict=True):
-            nodes = sum(_number(_operations(v), found.sizes) for v in step.graph.order())
-            kernels = sum(_number(k.operations, found.sizes) for k in made.kernels)
+            nodes = sum(number(_operations(v), found.sizes) for v in step.graph.order())
+            kernels = sum(number(k.operations, found.sizes) for k in made.kernels)
             assert 0.2 * nodes <= kernels <= 2.5 * nodes
 
 
@@ -200,7 +201,7 @@ def test_triton_s_profiler_is_told_bytes_and_operations(monkeypatch: pytest.Monk
         return run
 
     monkeypatch.setattr(launch, "launcher", lambda kernel, text, backend, device=None: on_device(kernel, text, device))
-    monkeypatch.setattr(plan, "target_for", lambda backend, device: TARGETS["cuda:90"])
+    monkeypatch.setattr(targets, "target_for", lambda backend, device: TARGETS["cuda:90"])
     fast: Any = fusegrad.compile(f.RMSNorm, backend="triton")
     with torch.no_grad():
         for rows in (64, 100, 64):
@@ -222,7 +223,7 @@ def test_triton_s_profiler_is_told_bytes_and_operations(monkeypatch: pytest.Monk
 )
 def test_operations_are_told_by_the_width_of_their_floats(source, dtype, width) -> None:
     kernel = Kernel("k", source, (Pointer("x_ptr", Ref("input", 0), dtype),), {}, 1, 4, operations=7)
-    assert counts(kernel, {}) == {"bytes": 0, "flops": 7, f"flops{width}": 7}
+    assert launch_cost(kernel, {}) == {"bytes": 0, "flops": 7, f"flops{width}": 7}
 
 
 def test_files(found: Profile, tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from fusegrad.ir import Graph, verify
 from fusegrad.ir.errors import LoweringError
 from fusegrad.ir.evaluate import evaluate
 from fusegrad.runtime.execution.aten import philox
-from fusegrad.runtime.execution.aten.reference import number, run
+from fusegrad.runtime.execution.aten.reference import run
+from fusegrad.runtime.values.sizes import number
 from fusegrad.tracer.lowering.aten import lower
 from fusegrad.tracer.lowering.rules import rounded
 

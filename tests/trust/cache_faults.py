@@ -36,6 +36,7 @@ import torch
 from kept_functions import CLASSES, results
 
 import fusegrad
+from fusegrad.runtime.cache import entry_files
 from fusegrad.runtime.cache import store as cache
 from fusegrad.runtime.kernels import autotune as tune
 from fusegrad.runtime.kernels import triton_module
@@ -126,7 +127,7 @@ def populated(root: Path, compilers: Compiled) -> list[Use]:
     return found
 
 
-def names_in(root: Path, file: str = cache.MANIFEST) -> set[str]:
+def names_in(root: Path, file: str = entry_files.MANIFEST) -> set[str]:
     return {path.parent.name for path in root.glob(f"v1/entries/*/*/{file}")}
 
 
@@ -234,7 +235,7 @@ class Vandal:
     def files_of_another_key(self, entry: Path) -> None:
         other = self.entry()
         for path in other.iterdir() if other != entry else ():
-            if path.name != cache.MANIFEST:
+            if path.name != entry_files.MANIFEST:
                 shutil.copy(path, entry)
 
     def rename_file(self, entry: Path) -> None:
@@ -309,7 +310,7 @@ class Vandal:
 
     # -------------------------------------------------------------- manifests
     def _manifest(self, entry: Path, change: Callable[[dict[str, Any]], object]) -> None:
-        path = entry / cache.MANIFEST
+        path = entry / entry_files.MANIFEST
         manifest = json.loads(path.read_text())
         change(manifest)
         path.write_text(json.dumps(manifest))
@@ -333,15 +334,15 @@ class Vandal:
         self._manifest(entry, lambda m: m.update({field: self.chance.choice((None, 3, [], "x", {}, {"a": {}}, [[]]))}))
 
     def sums_of_another(self, entry: Path) -> None:
-        other = json.loads((self.entry() / cache.MANIFEST).read_text())["files"]
+        other = json.loads((self.entry() / entry_files.MANIFEST).read_text())["files"]
         self._manifest(entry, lambda m: m.update(files=other))
 
     def no_manifest(self, entry: Path) -> None:
         texts = (b"", b"{}", b"[1]", b"null", b"\xff\xfe", b"{" * 50_000, b"[" * 200_000, b"9" * 6000, b'"\\ud800"')
-        (entry / cache.MANIFEST).write_bytes(self.chance.choice(texts))
+        (entry / entry_files.MANIFEST).write_bytes(self.chance.choice(texts))
 
     def huge(self, entry: Path) -> None:
-        path = self.chance.choice((entry / cache.MANIFEST, self.file(entry)))
+        path = self.chance.choice((entry / entry_files.MANIFEST, self.file(entry)))
         if self.chance.random() < 0.5:
             os.truncate(path, 1 << 40)  # takes no room
             self.is_huge = True
@@ -349,7 +350,7 @@ class Vandal:
             path.write_bytes(b" " * (3 << 20))
 
     def names_twice(self, entry: Path) -> None:
-        path = entry / cache.MANIFEST
+        path = entry / entry_files.MANIFEST
         text = path.read_text()
         doubled = self.chance.choice(('"format": 1,', f'"key": "{self.entry().name}",', '"files": {},'))
         path.write_text(text.replace("{", "{" + doubled, 1))
@@ -497,7 +498,7 @@ def judge(use: Use, vandal: Vandal, found: Found, label: str) -> None:
 def healed(use: Use, told: list[Any]) -> bool:
     """Whether the entries are whole again, where a warning does not say that they cannot be."""
     faults = [cache.default().fault(name) for name in use.entries]
-    return bool(told) or set(faults) <= {None, cache.OTHER_VERSION}
+    return bool(told) or set(faults) <= {None, entry_files.OTHER_VERSION}
 
 
 def run(

@@ -36,8 +36,9 @@ from fusegrad.codegen import TARGETS, Kernel, Kernels  # noqa: E402
 from fusegrad.codegen.proofs import Proof, prove_kernel  # noqa: E402
 from fusegrad.ir import Graph  # noqa: E402
 from fusegrad.ir.errors import Unfusible  # noqa: E402
-from fusegrad.runtime.execution.executable import BoundSizes, KernelPlan  # noqa: E402
-from fusegrad.runtime.execution.pipeline import cheaper  # noqa: E402
+from fusegrad.runtime.execution.kernel_plan import KernelPlan  # noqa: E402
+from fusegrad.runtime.execution.pipeline import optimize  # noqa: E402
+from fusegrad.runtime.values.sizes import BoundSizes  # noqa: E402
 
 SIZES = {"wide": {M: 4096, N: 4096, K: 8}, "odd": {M: 67, N: 50257, K: 4096}}
 ON = ("cuda:90", "interpret")
@@ -95,7 +96,7 @@ def of_random_graphs(count: int) -> Iterator[Subject]:
 
     for seed in range(count):
         rng = random.Random(seed)
-        graph = cheaper(RANDOM.Grower(seed + 20_000).grow(rng.randint(4, 24)))
+        graph = optimize(RANDOM.Grower(seed + 20_000).grow(rng.randint(4, 24)))
         plan = KernelPlan(graph, "kernel", "interpret", torch.device("cpu"))
         plan.target = (TARGETS["interpret"], CHUNKED, TWO_LEVELS, TARGETS["cuda:90"])[seed % 4]
         sizes = BoundSizes({RANDOM.M: (17, 33, 4096)[seed % 3]})

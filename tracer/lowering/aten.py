@@ -33,12 +33,12 @@ from ...ir.graph import Origin
 from ...ir.infer import same_shape
 from ...ir.prims import Arg
 from ..dtypes import from_torch
-from ..sizes import SYMBOLIC, Sizes
+from ..sizes import SYMBOLIC, Sizes, hint_of
 from ..torch_private import FakeTensor, FakeTensorMode, enable_python_dispatcher, no_autocast
 from . import rules_composite, rules_index, rules_layout, rules_pointwise, rules_reduce  # noqa: F401  they fill the tables
 from .masked import dense
 from .numbers import numbers_as_tensors
-from .rules import Call, cast, composites, expand, full, hint_of, iota, reshape, rules
+from .rules import Call, cast, composites, expand, full, iota, reshape, rules
 from .rules_composite import decompositions
 
 if TYPE_CHECKING:

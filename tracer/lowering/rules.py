@@ -22,6 +22,7 @@ from ...ir import Size, TensorType, Value, emit
 from ...ir.infer import equal, same_shape
 from ...ir.types import INTEGERS, LOW_FLOATS, product
 from ..dtypes import from_torch
+from ..sizes import hint_of
 
 Result: TypeAlias = "Value | tuple[Value | None, ...] | None"
 Rule: TypeAlias = Callable[..., Any]
@@ -58,10 +59,6 @@ class Call:
     def argument(self, index: int, default: Any = None) -> Any:
         """The positional argument as torch gave it."""
         return self.args[index] if len(self.args) > index else default
-
-
-def hint_of(size: Any) -> Any:
-    return size.node.hint if isinstance(size, torch.SymInt) else size
 
 
 def overloads(names: str, namespace: str = "aten") -> Iterator[OpOverload]:

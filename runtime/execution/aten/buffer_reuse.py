@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from .unboxed_ops import Operation, ways_to_write
+from .unboxed_ops import Operation, writing_overloads
 
 Tensor = torch.Tensor
 POINTWISE, RANDOM = torch.Tag.pointwise, torch.Tag.nondeterministic_seeded
@@ -31,7 +31,7 @@ APART = frozenset(
 
 
 @dataclass(frozen=True)
-class Taken:
+class ReusedBuffer:
     """Where the result of a node is written: the node whose memory it is, and how to call the operation for that.
 
     in_place: as a method of that memory, which is the first argument; else with `out=`. kept: a result of the graph
@@ -44,12 +44,12 @@ class Taken:
     kept: bool
 
 
-def taken(gm: GraphModule) -> dict[Node, Taken]:
+def reusable_buffers(gm: GraphModule) -> dict[Node, ReusedBuffer]:
     """The nodes that need no memory of their own."""
     lives = _Lives(gm)
     wanted = dict(_wanted(lives))
-    ways = ways_to_write([(node, memory) for node, memory in wanted.items()])
-    return {n: Taken(wanted[n], *way, lives.is_kept(n)) for n, way in ways.items()}
+    ways = writing_overloads([(node, memory) for node, memory in wanted.items()])
+    return {n: ReusedBuffer(wanted[n], *way, lives.is_kept(n)) for n, way in ways.items()}
 
 
 class _Lives:
@@ -70,7 +70,7 @@ class _Lives:
 
     def _add(self, node: Node) -> None:
         self.shared[node] = node
-        if node.op == "call_function" and not _is_apart(node):
+        if node.op == "call_function" and not _owns_memory(node):
             for argument in node.all_input_nodes:
                 self.shared[self.root(argument)] = self.root(node)
 
@@ -80,7 +80,7 @@ class _Lives:
         return node
 
     def is_kept(self, node: Node) -> bool:
-        """Whether somebody outside the graph may see this memory, before or after it ran."""
+        """Whether code outside the graph may see this memory, before or after it ran."""
         return self.root(node) in self.held
 
     def ends(self, node: Node) -> int:
@@ -98,7 +98,7 @@ def _wanted(lives: _Lives) -> Iterator[tuple[Node, Node]]:
     for at, node in enumerate(lives.nodes):
         if not _is_pointwise(node):
             continue
-        fitting = [m for m in free if lives.ends(m) <= at and _alike(m, node) and lives.only(m, node)]
+        fitting = [m for m in free if lives.ends(m) <= at and _same_layout(m, node) and lives.only(m, node)]
         fitting.sort(key=lambda m: (m not in node.args[:1], m not in node.all_input_nodes))
         if fitting:
             free.remove(fitting[0])
@@ -116,7 +116,7 @@ def _writes_or_views(node: Node) -> bool:
     return any(a.alias_info is not None for a in (*schema.arguments, *schema.returns))
 
 
-def _is_apart(node: Node) -> bool:
+def _owns_memory(node: Node) -> bool:
     """Whether the result of a node shares memory with none of its arguments."""
     if not _is_aten(node) or _writes_or_views(node):
         return False
@@ -131,18 +131,18 @@ def _may_hold_on(node: Node) -> bool:
 
 def _is_pointwise(node: Node) -> bool:
     """Whether a node makes one tensor, element by element, and no random numbers."""
-    if node.op != "call_function" or not _is_apart(node) or not isinstance(node.meta.get("val"), Tensor):
+    if node.op != "call_function" or not _owns_memory(node) or not isinstance(node.meta.get("val"), Tensor):
         return False
     tags = node.target.tags  # type: ignore[union-attr]
     return POINTWISE in tags and RANDOM not in tags
 
 
-def _alike(a: Node, b: Node) -> bool:
+def _same_layout(a: Node, b: Node) -> bool:
     return _layout(a.meta["val"]) == _layout(b.meta["val"])
 
 
 def _layout(fake: Tensor) -> tuple[Any, ...]:
-    """What must be equal; sizes by their expressions, so that nothing is assumed of them."""
+    """The facts that must be equal; sizes by their expressions, so that nothing is assumed of them."""
     return (fake.dtype, fake.device, _expressions(fake.shape), _expressions(fake.stride()))
 
 
@@ -150,7 +150,7 @@ def _expressions(sizes: Sequence[Any]) -> tuple[str, ...]:
     return tuple(str(n.node.expr) if isinstance(n, torch.SymInt) else str(n) for n in sizes)
 
 
-def deaths(dying: Mapping[Node, list[Node]], found: Mapping[Node, Taken]) -> dict[Node, list[Node]]:
+def last_uses_of_memory(dying: Mapping[Node, list[Node]], found: Mapping[Node, ReusedBuffer]) -> dict[Node, list[Node]]:
     """When each name is let go: memory that is to be taken stays until then."""
     until = {way.memory: node for node, way in found.items()}
     later = {at: [n for n in dead if n not in until] for at, dead in dying.items()}

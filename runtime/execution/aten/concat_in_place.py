@@ -7,7 +7,7 @@ import torch
 from ....ir import Value
 from ....ir.passes.place import Place
 from ....tracer.dtypes import to_torch
-from .reference import Sizes, number, numbers
+from ...values.sizes import Sizes, number, numbers
 
 Tensor = torch.Tensor
 

@@ -11,53 +11,14 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import sympy
 import torch
 import torch.utils._pytree as pytree
 
 from ....ir import Graph, Value
 from ....ir.prims import Arg
-from ....ir.text.text import plain
 from ....tracer.dtypes import to_torch
-from ...values.exact_sizes import exact
+from ...values.sizes import Sizes, evaluate
 from . import philox
-
-Sizes = Mapping[sympy.Symbol, Any]
-
-
-# ---------------------------------------------------------------------------------------------- sizes
-def number(expr: Any, sizes: Sizes) -> Any:
-    """An expression as a number: an int where it is whole, else a float."""
-    if not isinstance(expr, sympy.Basic):
-        return expr
-    if isinstance(expr, sympy.Symbol):
-        return sizes[expr]
-    values = [sizes[s] for s in _symbols(expr)]
-    if any(isinstance(v, torch.SymInt) for v in values):  # of a capture that is under way
-        return exact(plain(expr), sizes)
-    value = _compiled(expr)(*values)
-    return value if isinstance(value, (int, float)) else float(value)
-
-
-@functools.lru_cache(maxsize=4096)
-def _symbols(expr: sympy.Expr) -> tuple[sympy.Symbol, ...]:
-    return tuple(sorted(expr.free_symbols, key=str))
-
-
-@functools.lru_cache(maxsize=4096)
-def _compiled(expr: sympy.Expr) -> Callable[..., Any]:
-    """Exact arithmetic, memoised by the values of the symbols."""
-
-    @functools.lru_cache(maxsize=256)
-    def evaluate(*values: Any) -> Any:
-        result = expr.xreplace({s: sympy.sympify(v) for s, v in zip(_symbols(expr), values, strict=True)}).doit()
-        return int(result) if result.is_Integer else float(result)
-
-    return evaluate
-
-
-def numbers(exprs: Sequence[Any], sizes: Sizes) -> list[Any]:
-    return [number(e, sizes) for e in exprs]
 
 
 # ---------------------------------------------------------------------------------------------- one node
@@ -74,7 +35,9 @@ class Node:
     def __getitem__(self, name: str) -> Any:
         """The parameter; a tuple of sizes as a list of numbers."""
         param = self.params[name]
-        return numbers(param, self.sizes) if isinstance(param, tuple) else number(param, self.sizes)
+        if isinstance(param, tuple):
+            return [evaluate(p, self.sizes) for p in param]
+        return evaluate(param, self.sizes)
 
 
 def call_node(value: Value, operands: Sequence[Any], sizes: Sizes, device: torch.device | None = None) -> Any:
@@ -122,12 +85,12 @@ def _extreme(of: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         if all(x.shape[a] for a in node["axes"]):
             return of(x, node["axes"]) if node["axes"] else x
         left = [n for a, n in enumerate(x.shape) if a not in node["axes"]]
-        return x.new_full(left, _of_nothing(x.dtype, of is torch.amax))
+        return x.new_full(left, _identity_of(x.dtype, of is torch.amax))
 
     return run
 
 
-def _of_nothing(dtype: torch.dtype, largest: bool) -> float:
+def _identity_of(dtype: torch.dtype, largest: bool) -> float:
     """torch has no such number, but `any` and `all` do."""
     if dtype.is_floating_point:
         return -math.inf if largest else math.inf
@@ -200,7 +163,7 @@ def _argument(spec: Any, operands: Sequence[Any], node: Node) -> Any:
     if isinstance(spec, Arg):
         return operands[spec.index]
     if not isinstance(spec, tuple):
-        return number(spec, node.sizes)
+        return evaluate(spec, node.sizes)
     if len(spec) == 2 and spec[0] == "axes":
         return _in_order(operands[spec[1][0].index], spec[1][1])
     if len(spec) == 2 and isinstance(spec[0], str) and spec[0] in _WORDS:
@@ -277,7 +240,7 @@ table: dict[str, Callable[..., Any]] = {
 
 # ---------------------------------------------------------------------------------------------- a whole graph
 class Order:
-    """The nodes of a graph in order, each with the ids of the values that nobody reads after it."""
+    """The nodes of a graph in order, each with the ids of the values that no node reads after it."""
 
     def __init__(self, graph: Graph) -> None:
         self.steps: list[tuple[Value, tuple[int, ...], tuple[int, ...]]] = []
@@ -316,10 +279,10 @@ def run(
         for unread in dead:
             del known[unread]
     outputs = [None if o is None else known[o.id] for o in graph.outputs]
-    return _written(outputs, {inputs[i]: known[v.id] for i, v in graph.mutations.items()})
+    return _memory_written(outputs, {inputs[i]: known[v.id] for i, v in graph.mutations.items()})
 
 
-def _written(
+def _memory_written(
     outputs: list[torch.Tensor | None], writes: Mapping[torch.Tensor, torch.Tensor]
 ) -> list[torch.Tensor | None]:
     """Write the new values into the mutated inputs; an output or new value that shares their memory is copied first."""

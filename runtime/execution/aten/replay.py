@@ -10,16 +10,16 @@ from torch.fx.node import map_arg
 
 from ....ir.switches import takes
 from ....tracer.torch_private import operation
-from .buffer_reuse import Taken, deaths, taken
-from .unboxed_ops import bindings
+from .buffer_reuse import ReusedBuffer, last_uses_of_memory, reusable_buffers
+from .unboxed_ops import bind_operations
 
 
-def straight(gm: GraphModule, name: str = "", reusing: bool = False) -> Callable[..., Any]:
+def compile_fx(gm: GraphModule, name: str = "", reusing: bool = False) -> Callable[..., Any]:
     """`gm` without module calls and attribute look-ups: about half the host time of a call.
 
     reusing: results go into memory that is read no more, which is for plain tensors that autograd does not follow.
     """
-    writer = _Writer(gm, taken(gm) if reusing else {}, takes("binding", name))
+    writer = _Writer(gm, reusable_buffers(gm) if reusing else {}, takes("binding", name))
     for node in gm.graph.nodes:
         writer.write(node)
     return writer.function()
@@ -28,7 +28,7 @@ def straight(gm: GraphModule, name: str = "", reusing: bool = False) -> Callable
 def step_by_step(gm: GraphModule, *values: Any) -> Any:
     """The results of `gm`, which no text is written for: for a graph that runs once."""
     supply, known = iter(values), dict[Node, Any]()
-    dying = deaths(_last_uses(gm), {})
+    dying = last_uses_of_memory(_last_uses(gm), {})
     for node in gm.graph.nodes:
         if node.op == "output":
             return map_arg(node.args[0], known.__getitem__)
@@ -49,15 +49,15 @@ def _result(gm: GraphModule, node: Node, known: dict[Node, Any], supply: Iterato
 class _Writer:
     """Writes one line per node; operations, and constants without a literal, are globals of the function."""
 
-    def __init__(self, gm: GraphModule, taken: dict[Node, Taken], unboxed: bool) -> None:
+    def __init__(self, gm: GraphModule, taken: dict[Node, ReusedBuffer], unboxed: bool) -> None:
         self.gm, self.taken = gm, taken
         self.names: dict[Node, str] = {}
         self.bound: dict[str, Any] = {}
         self.parameters: list[str] = []
         self.lines: list[str] = []
-        self.dying = deaths(_last_uses(gm), taken)
+        self.dying = last_uses_of_memory(_last_uses(gm), taken)
         calls = [n for n in gm.graph.nodes if n.op == "call_function"]
-        self.calls = bindings(calls) if unboxed else {n: operation(n.target) for n in calls}
+        self.calls = bind_operations(calls) if unboxed else {n: operation(n.target) for n in calls}
 
     def write(self, node: Node) -> None:
         name = self.names[node] = f"v{len(self.names)}"

@@ -45,8 +45,8 @@ class _Stop(TorchDispatchMode):  # type: ignore[no-untyped-call]
         raise _Reached(_About(func, args, kwargs or {}))
 
 
-def bindings(nodes: Sequence[Node]) -> dict[Node, Operation]:
-    """What to call for each of these nodes."""
+def bind_operations(nodes: Sequence[Node]) -> dict[Node, Operation]:
+    """Choose the callable for each of these nodes."""
     with plain_tensors(), torch.no_grad(), no_autocast(), _Stop():  # type: ignore[no-untyped-call]
         return {node: _unboxed(node) or operation(node.target) for node in nodes}
 
@@ -74,12 +74,12 @@ def _unboxed(node: Node) -> Operation | None:
 
 MOST = 8192
 _known: dict[Any, Operation | None] = {}
-"""What was found for arguments of these kinds, which is the same in every turn of a loop."""
+"""The choices for arguments of these kinds, which is the same in every turn of a loop."""
 _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
 def _kinds(value: Any) -> Any:
-    """What the choice of an operation rests on: of tensors the dtype and whether they are numbers, else the value."""
+    """The facts that an operation is chosen by: of tensors the dtype and whether they are numbers, else the value."""
     if isinstance(value, Tensor):
         return value.dtype, value.dim() == 0, value.requires_grad
     if isinstance(value, list | tuple):
@@ -120,7 +120,7 @@ def _reached(call: Operation, args: Sequence[Any], kwargs: dict[str, Any]) -> _A
 
 
 # ------------------------------------------------------------------ into memory that is there
-def ways_to_write(pairs: Sequence[tuple[Node, Node]]) -> dict[Node, tuple[Operation, bool]]:
+def writing_overloads(pairs: Sequence[tuple[Node, Node]]) -> dict[Node, tuple[Operation, bool]]:
     """{node: (what to call, whether as a method of the memory)} for (node, the node whose memory it is to write to).
 
     Without those for which torch has no operation of its own: one that computes elsewhere and copies saves nothing.

@@ -48,12 +48,14 @@ class BundleWarning(UserWarning):
     """Part of a bundle is damaged that can be done without."""
 
 
-def refused(path: Any, file: str, fact: str, fix: str = "export the bundle again, or get it again.") -> BundleError:
+def bundle_error(
+    path: Any, file: str, fact: str, fix: str = "export the bundle again, or get it again."
+) -> BundleError:
     """The error that names a file of a bundle and what is wrong with it."""
-    return BundleError(path=str(path)[:200], file=_shown(file), fact=fact, fix=fix)
+    return BundleError(path=str(path)[:200], file=_escaped(file), fact=fact, fix=fix)
 
 
-def _shown(name: str) -> str:
+def _escaped(name: str) -> str:
     return ascii(name)[1:-1][:100] or "(no name)"
 
 
@@ -68,16 +70,16 @@ def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def parsed(content: bytes, path: Any, file: str) -> Any:
+def parse_json(content: bytes, path: Any, file: str) -> Any:
     """Data from JSON of bounded size, depth and numbers, without a name twice. Raises BundleError."""
     try:
         if len(content) > MOST_JSON:
             raise ValueError(f"it is longer than {MOST_JSON} bytes")
         text = content.decode("utf-8")
         _require_shallow(text)
-        return json.loads(text, object_pairs_hook=_once, **_NUMBERS)
+        return json.loads(text, object_pairs_hook=_unique_names, **_NUMBERS)
     except (ValueError, RecursionError) as error:
-        raise refused(path, file, f"it is no JSON of a bundle: {error}"[:300]) from error
+        raise bundle_error(path, file, f"it is no JSON of a bundle: {error}"[:300]) from error
 
 
 def _require_shallow(text: str) -> None:
@@ -88,11 +90,11 @@ def _require_shallow(text: str) -> None:
             raise ValueError(f"it is nested deeper than {DEEPEST}")
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    names = dict(pairs)
+    if len(names) < len(pairs):
         raise ValueError("a name occurs twice in one object")
-    return found
+    return names
 
 
 def _integer(text: str) -> int:
@@ -112,7 +114,7 @@ _NUMBERS: dict[str, Any] = {"parse_int": _integer, "parse_float": _finite, "pars
 
 
 # ------------------------------------------------------------------ seal
-def sealed(manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> dict[str, bytes]:
+def seal(manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> dict[str, bytes]:
     """All files of a bundle: these, and a manifest that lists them."""
     table = {name: {"sha256": sha256(content), "bytes": len(content)} for name, content in files.items()}
     whole = {"format": FORMAT, "schema": SCHEMA, **manifest, "files": table}
@@ -121,39 +123,45 @@ def sealed(manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> dict[str,
 
 def _manifest(content: bytes, path: Any) -> dict[str, Any]:
     """The manifest, if it is what was written."""
-    found = parsed(content, path, MANIFEST)
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise refused(path, MANIFEST, "it is no manifest of a bundle", "give what fusegrad.export(path='x.zip') wrote.")
-    if type(found.get("schema")) is not int or found["schema"] != SCHEMA:
-        fact = f"it has schema {str(found.get('schema'))[:20]}, and this version of fusegrad reads {SCHEMA}"
-        raise refused(path, MANIFEST, fact, "load it with the version that it was exported with, or export it again.")
-    rest = {k: v for k, v in found.items() if k != "seal"}
-    if found.get("seal") != sha256(canonical(rest)) or canonical(found) != content:
-        raise refused(path, MANIFEST, "it was altered: its seal does not fit")
-    return found
+    manifest = parse_json(content, path, MANIFEST)
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise bundle_error(
+            path, MANIFEST, "it is no manifest of a bundle", "give what fusegrad.export(path='x.zip') wrote."
+        )
+    if type(manifest.get("schema")) is not int or manifest["schema"] != SCHEMA:
+        fact = f"it has schema {str(manifest.get('schema'))[:20]}, and this version of fusegrad reads {SCHEMA}"
+        raise bundle_error(
+            path, MANIFEST, fact, "load it with the version that it was exported with, or export it again."
+        )
+    rest = {k: v for k, v in manifest.items() if k != "seal"}
+    if manifest.get("seal") != sha256(canonical(rest)) or canonical(manifest) != content:
+        raise bundle_error(path, MANIFEST, "it was altered: its seal does not fit")
+    return manifest
 
 
 # ------------------------------------------------------------------ read
 Damage = str
 Content = bytes | Damage
-"""What a file holds, or why that cannot be read."""
+"""The bytes of a file, or the reason why these cannot be read."""
 
 
 def read_bundle(path: Any) -> tuple[dict[str, Any], dict[str, bytes], list[str]]:
     """(manifest, files that are what the manifest says, binaries that are damaged or missing). Raises BundleError."""
+    # The manifest first: what it does not list is refused before anything else is looked at.
     place = Path(path)
     read = _from_directory if place.is_dir() else _from_zip
     contents = read(place)
     content = contents.pop(MANIFEST, None)
     if not isinstance(content, bytes):
-        raise refused(path, MANIFEST, content or "it is missing", "give what fusegrad.export(path='x.zip') wrote.")
+        raise bundle_error(path, MANIFEST, content or "it is missing", "give what fusegrad.export(path='x.zip') wrote.")
     manifest = _manifest(content, path)
     table = _table(manifest, path)
     for extra in sorted(set(contents) - set(table)):
-        raise refused(path, extra, "the manifest does not list it")
-    faults = {name: why for name, said in table.items() if (why := _fault(contents.get(name), said)) is not None}
+        raise bundle_error(path, extra, "the manifest does not list it")
+    # Damage to binaries alone is no reason to refuse: these can be made again.
+    faults = {name: reason for name, said in table.items() if (reason := _fault(contents.get(name), said)) is not None}
     for name in sorted(n for n in faults if not n.endswith(BINARIES)):
-        raise refused(path, name, faults[name])
+        raise bundle_error(path, name, faults[name])
     whole = {name: c for name, c in contents.items() if isinstance(c, bytes) and name not in faults}
     return manifest, whole, sorted(faults)
 
@@ -161,10 +169,10 @@ def read_bundle(path: Any) -> tuple[dict[str, Any], dict[str, bytes], list[str]]
 def _table(manifest: dict[str, Any], path: Any) -> dict[str, dict[str, Any]]:
     table = manifest.get("files")
     if not isinstance(table, dict) or not all(map(_is_a_name, table)) or MANIFEST in table:
-        raise refused(path, MANIFEST, "its list of files is none")
+        raise bundle_error(path, MANIFEST, "its list of files is none")
     for name, said in table.items():
         if not isinstance(said, dict) or set(said) != {"sha256", "bytes"}:
-            raise refused(path, name, "the manifest gives no sum and length of it")
+            raise bundle_error(path, name, "the manifest gives no sum and length of it")
     return table
 
 
@@ -183,13 +191,13 @@ def _is_a_name(name: str) -> bool:
 
 
 def _from_directory(root: Path) -> dict[str, Content]:
-    found: dict[str, Content] = {}
+    contents: dict[str, Content] = {}
     total = 0
     for name, length, open_file in _entries(root, root, ""):
         total += length
-        _require_bounded(root, name, length, total, len(found))
-        found[name] = open_file()
-    return found
+        _require_bounded(root, name, length, total, len(contents))
+        contents[name] = open_file()
+    return contents
 
 
 def _entries(root: Path, folder: Path, prefix: str) -> Iterator[tuple[str, int, Callable[[], bytes]]]:
@@ -197,14 +205,14 @@ def _entries(root: Path, folder: Path, prefix: str) -> Iterator[tuple[str, int, 
     for entry in sorted(os.scandir(folder), key=lambda e: e.name):
         name = f"{prefix}{entry.name}"
         if not _is_a_name(name):
-            raise refused(root, name, "that is no name of a file of a bundle")
+            raise bundle_error(root, name, "that is no name of a file of a bundle")
         facts = entry.stat(follow_symlinks=False)
         if stat.S_ISDIR(facts.st_mode):
             yield from _entries(root, Path(entry.path), f"{name}/")
         elif stat.S_ISREG(facts.st_mode):
             yield name, facts.st_size, lambda: _bytes_of(root, name, Path(entry.path))  # noqa: B023  # called at once
         else:
-            raise refused(root, name, "it is a link, or no file")
+            raise bundle_error(root, name, "it is a link, or no file")
 
 
 def _bytes_of(root: Path, name: str, path: Path) -> bytes:
@@ -213,46 +221,48 @@ def _bytes_of(root: Path, name: str, path: Path) -> bytes:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(descriptor, "rb") as file:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise refused(root, name, "it is no file")
+                raise bundle_error(root, name, "it is no file")
             return file.read(MOST_IN_A_FILE + 1)
     except OSError as error:
-        raise refused(root, name, f"it cannot be read: {error.strerror}") from error
+        raise bundle_error(root, name, f"it cannot be read: {error.strerror}") from error
 
 
 def _require_bounded(path: Any, name: str, length: int, total: int, count: int) -> None:
     if count >= MOST_FILES:
-        raise refused(path, name, f"there are more than {MOST_FILES} files")
+        raise bundle_error(path, name, f"there are more than {MOST_FILES} files")
     if length > MOST_IN_A_FILE or total > MOST_BYTES:
-        raise refused(path, name, f"it is too large ({length} bytes, {total} with those before it)")
+        raise bundle_error(path, name, f"it is too large ({length} bytes, {total} with those before it)")
 
 
 def _from_zip(path: Path) -> dict[str, Content]:
     try:
         if path.stat().st_size > MOST_BYTES:
-            raise refused(path, path.name, f"it is longer than {MOST_BYTES} bytes")
+            raise bundle_error(path, path.name, f"it is longer than {MOST_BYTES} bytes")
         with zipfile.ZipFile(io.BytesIO(_bytes_of(path, path.name, path))) as archive:
-            return _unzipped(path, archive)
+            return _read_entries(path, archive)
     except FileNotFoundError as error:
-        raise refused(path, path.name, "there is no such file", "give what fusegrad.export wrote.") from error
+        raise bundle_error(path, path.name, "there is no such file", "give what fusegrad.export wrote.") from error
     except BundleError:
         raise
     except _ZIP_FAULTS as error:
-        raise refused(path, path.name, f"it is no zip file that can be read: {error}"[:200]) from error
+        raise bundle_error(path, path.name, f"it is no zip file that can be read: {error}"[:200]) from error
 
 
-def _unzipped(path: Path, archive: zipfile.ZipFile) -> dict[str, Content]:
-    found: dict[str, Content] = {}
+def _read_entries(path: Path, archive: zipfile.ZipFile) -> dict[str, Content]:
+    contents: dict[str, Content] = {}
     total = 0
     for entry in archive.infolist():
         name, total = entry.orig_filename, total + entry.file_size
-        if (why := _unfit(entry)) is not None or (why := "it occurs twice" if name in found else None) is not None:
-            raise refused(path, name, why)
-        _require_bounded(path, name, entry.file_size, total, len(found))
-        found[name] = _inflated(archive, entry)
-    return found
+        if (reason := _entry_fault(entry)) is not None or (
+            reason := "it occurs twice" if name in contents else None
+        ) is not None:
+            raise bundle_error(path, name, reason)
+        _require_bounded(path, name, entry.file_size, total, len(contents))
+        contents[name] = _inflated(archive, entry)
+    return contents
 
 
-def _unfit(entry: zipfile.ZipInfo) -> str | None:
+def _entry_fault(entry: zipfile.ZipInfo) -> str | None:
     if entry.orig_filename != entry.filename or not _is_a_name(entry.filename):
         return "that is no name of a file of a bundle"
     if entry.flag_bits & 0x1:
@@ -274,7 +284,7 @@ def _inflated(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Content:
 
 
 # ------------------------------------------------------------------ write
-def zipped(files: Mapping[str, bytes]) -> bytes:
+def zip_of(files: Mapping[str, bytes]) -> bytes:
     """A zip file: the same for the same files, whenever it is made."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
@@ -308,23 +318,26 @@ def write_directory(path: Path, files: Mapping[str, bytes], mark: str = MANIFEST
     """A directory that holds these files and nothing else, put in place by a rename. One with `mark` in it, or an empty
     one, is replaced; any other raises BundleError."""
     if os.path.lexists(path) and not _may_be_replaced(path, mark):
-        raise refused(path, path.name, "it exists, and is nothing that an export wrote", "give a path that is free.")
-    made = Path(tempfile.mkdtemp(dir=path.absolute().parent, prefix=f".{path.name}."))
+        raise bundle_error(
+            path, path.name, "it exists, and is nothing that an export wrote", "give a path that is free."
+        )
+    # Whole in a neighbour, then put in place by renames: a reader sees the old directory or the new one.
+    staging = Path(tempfile.mkdtemp(dir=path.absolute().parent, prefix=f".{path.name}."))
     try:
         for name, content in files.items():
-            (made / "new" / name).parent.mkdir(parents=True, exist_ok=True)
-            (made / "new" / name).write_bytes(content)
-        _exchange(made / "new", path, made / "old")
+            (staging / "new" / name).parent.mkdir(parents=True, exist_ok=True)
+            (staging / "new" / name).write_bytes(content)
+        _exchange(staging / "new", path, staging / "old")
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(staging, ignore_errors=True)
 
 
-def _exchange(made: Path, path: Path, old: Path) -> None:
+def _exchange(new: Path, path: Path, old: Path) -> None:
     """`made` becomes `path`; what was there is at `old`, and goes back where that fails."""
     if path.exists():
         os.rename(path, old)
     try:
-        os.rename(made, path)
+        os.rename(new, path)
     except OSError:
         if old.exists():
             os.rename(old, path)

@@ -26,21 +26,23 @@ NOTE = (
 
 def target_files(target_class: Any, args: Sequence[Any], target: str) -> dict[str, bytes]:
     """The files below `targets/<name>`: kernels.py, launch.json, and the binaries. Raises ExportError."""
-    found = gathered(target_class, args, target)
+    exported = gathered(target_class, args, target)
     folder = f"targets/{target.replace(':', '_')}"
-    steps = list(_steps(found))
+    steps = list(_steps(exported))
     kernels = list({k.name: k for _, _, _, version in steps for k in version.kernels}.values())
     text = module_of(kernels)
-    made = compile_for(kernels, text, [target])
+    binaries = compile_for(kernels, text, [target])
     files = {f"{folder}/kernels.py": text.encode()}
     for kernel in kernels:
-        files |= _binaries(found, folder, kernel, made[kernel.name][target])
-    steps_data = [_step(found, *step, made={k.name: made[k.name][target] for k in step[3].kernels}) for step in steps]
+        files |= _binaries(exported, folder, kernel, binaries[kernel.name][target])
+    steps_data = [
+        _step(exported, *step, binaries={k.name: binaries[k.name][target] for k in step[3].kernels}) for step in steps
+    ]
     launch = {
         "target": target,
         "note": NOTE,
-        "residuals": [[p.kind, p.index] for p in found.residuals],
-        "between": [call for part in found.parts for call in _calls(part)],
+        "residuals": [[p.kind, p.index] for p in exported.residuals],
+        "between": [call for part in exported.parts for call in _calls(part)],
         "steps": steps_data,
     }
     return {**files, f"{folder}/launch.json": canonical(launch)}
@@ -57,19 +59,19 @@ def _calls(part: Part) -> Iterator[dict[str, Any]]:
 Step = tuple[str, int, Group, Kernels]
 
 
-def _steps(found: Gathered) -> Iterator[Step]:
+def _steps(exported: Gathered) -> Iterator[Step]:
     """(method, number, group, version of its kernels); of several versions the first whose conditions hold is meant."""
-    for part in found.parts:
+    for part in exported.parts:
         for at, versions in part.kernels.items():
             group = part.steps[at]
             assert isinstance(group, Group)
             yield from ((part.method, at, group, version) for version in versions)
 
 
-def _binaries(found: Gathered, folder: str, kernel: Kernel, binary: Binary) -> dict[str, bytes]:
+def _binaries(exported: Gathered, folder: str, kernel: Kernel, binary: Binary) -> dict[str, bytes]:
     if binary.error is not None:
-        reason = f"its kernel {kernel.name} does not compile for {found.target}: {binary.error.splitlines()[0]}"
-        raise apart(found.compiler, reason)
+        reason = f"its kernel {kernel.name} does not compile for {exported.target}: {binary.error.splitlines()[0]}"
+        raise apart(exported.compiler, reason)
     wanted = {kind: content for kind, content in binary.asm.items() if f".{kind}" in BINARIES}
     return {
         f"{folder}/{kernel.name}.{kind}": content if isinstance(content, bytes) else content.encode()
@@ -78,7 +80,7 @@ def _binaries(found: Gathered, folder: str, kernel: Kernel, binary: Binary) -> d
 
 
 def _step(
-    found: Gathered, method: str, at: int, group: Group, version: Kernels, made: dict[str, Binary]
+    exported: Gathered, method: str, at: int, group: Group, version: Kernels, binaries: dict[str, Binary]
 ) -> dict[str, Any]:
     outputs = zip(group.graph.outputs, group.graph.output_strides, strict=True)
     return {
@@ -89,7 +91,7 @@ def _step(
         "outputs": [_memory(outer, own, strides) for outer, (own, strides) in zip(group.outputs, outputs, strict=True)
                     if own is not None],
         "temporaries": [_buffer(b) for b in version.temporaries],
-        "kernels": [_kernel(found, k, made[k.name]) for k in version.kernels],
+        "kernels": [_kernel(exported, k, binaries[k.name]) for k in version.kernels],
     }  # fmt: skip
 
 
@@ -103,9 +105,9 @@ def _buffer(buffer: Buffer) -> dict[str, Any]:
     return {"name": buffer.name, "dtype": buffer.dtype, **layout, "zeroed": buffer.zeroed}
 
 
-def _kernel(found: Gathered, kernel: Kernel, binary: Binary) -> dict[str, Any]:
-    """What a host without Triton needs to launch it."""
-    warp = TARGETS[found.target].warp
+def _kernel(exported: Gathered, kernel: Kernel, binary: Binary) -> dict[str, Any]:
+    """The facts that a host without Triton needs to launch a kernel."""
+    warp = TARGETS[exported.target].warp
     return {
         "symbol": kernel.name,
         "grid": [size(kernel.grid), 1, 1],
@@ -134,7 +136,7 @@ def _argument(argument: Pointer | Scalar) -> dict[str, Any]:
 
 
 def _hidden(kernel: Kernel, binary: Binary) -> int:
-    """How many parameters the compiler added behind the arguments (scratch memory that these kernels do not use)."""
+    """The number of parameters that the compiler added behind the arguments: scratch memory, unused here."""
     ptx, amd = binary.asm.get("ptx"), binary.asm.get("amdgcn")
     if isinstance(ptx, str):
         head = ptx.split(".entry", 1)[1].split(")", 1)[0]

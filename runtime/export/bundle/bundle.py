@@ -9,10 +9,10 @@ from typing import Any
 from ...report.explain import compiler_of
 from ..gather.gathered import ExportError, apart, gathered
 from ..python.module import module_text
-from .archive import MANIFEST, BundleError, sealed, write_directory, write_file, zipped
+from .archive import MANIFEST, BundleError, seal, write_directory, write_file, zip_of
 from .binaries import target_files
 from .load import contents
-from .write import Written, written
+from .write import CapturedBundle, capture_bundle
 
 MODULE = "module.py"
 
@@ -21,19 +21,19 @@ def bundle_files(
     target_class: Any, args: Sequence[Any], target: str | None = None, targets: Sequence[str] = ()
 ) -> dict[str, bytes]:
     """Every file of a bundle by name. Raises ExportError, UnknownTargetError."""
-    function = written(target_class, args)
+    function = capture_bundle(target_class, args)
     _require_readable(target_class, function)
-    module, why = _module(target_class, args, target)
+    module, reason = _module(target_class, args, target)
     files = {**function.graphs, **module}
     for name in dict.fromkeys(targets):
         files |= target_files(target_class, args, name)
-    return sealed({**function.manifest, "module": why, "targets": list(targets)}, files)
+    return seal({**function.manifest, "module": reason, "targets": list(targets)}, files)
 
 
-def _require_readable(target_class: Any, made: Written) -> None:
-    """What was written can be read back: sizes are not too involved, nothing is too large."""
+def _require_readable(target_class: Any, captured: CapturedBundle) -> None:
+    """Require that the bundle can be read back: sizes are not too involved, nothing is too large."""
     try:
-        contents(made.manifest["function"], made.graphs, "the bundle")
+        contents(captured.manifest["function"], captured.graphs, "the bundle")
     except BundleError as error:
         reason = f"a bundle cannot hold it: {error.facts['file']}: {error.facts['fact']}"
         raise apart(compiler_of(target_class), reason) from error
@@ -53,7 +53,7 @@ def as_bundle(
     """Publish a zip file, where the path ends so, or a directory; whole or not at all. -> the manifest"""
     files = bundle_files(target_class, args, target, targets)
     if path.suffix == ".zip":
-        write_file(path, zipped(files))
+        write_file(path, zip_of(files))
     else:
         write_directory(path, files, MANIFEST)
     return files[MANIFEST].decode()

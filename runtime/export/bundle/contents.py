@@ -1,4 +1,4 @@
-"""What a bundle says, as plain values: one Function, its variants by which arguments need gradients, their graphs.
+"""The schema of a bundle, as plain values: one Function, its variants by which arguments need gradients, their graphs.
 
 Every class is written by `data()` and read back by a function that refuses whatever it does not know.
 """
@@ -57,7 +57,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class Output:
-    """What forward returns at one place: see tracer.function.Output. A view has shape, strides, offset, and whether
+    """One return value of forward: see tracer.function.Output. A view has shape, strides, offset, and whether
     autograd knows it as one."""
 
     kind: str
@@ -66,11 +66,11 @@ class Output:
     value: Any = None
 
     def data(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"kind": self.kind, "index": self.index}
+        document: dict[str, Any] = {"kind": self.kind, "index": self.index}
         if self.view is not None:
             shape, strides, offset, tracked = self.view
-            found["view"] = [sizes(shape), sizes(strides), size(offset), tracked]
-        return {**found, "value": constant_document(self.value)} if self.kind == "object" else found
+            document["view"] = [sizes(shape), sizes(strides), size(offset), tracked]
+        return {**document, "value": constant_document(self.value)} if self.kind == "object" else document
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class Variant:
 
     @property
     def residuals(self) -> list[Place | None]:
-        """What backward's graphs read first."""
+        """The places that backward's graphs read first."""
         return [*self.saved, *self.attributes]
 
 
@@ -165,7 +165,7 @@ class Function:
 
     @property
     def slots(self) -> list[int]:
-        """Where the tensors stand among the arguments."""
+        """The positions of tensors among the arguments."""
         return [i for i, a in enumerate(self.arguments) if a.dtype is not None]
 
 
@@ -179,20 +179,23 @@ def _places(places: Sequence[Place | None]) -> list[Any]:
 # ------------------------------------------------------------------ read
 def function_from(data: Any) -> Function:
     """The Function that `Function.data` wrote. Raises ParseError."""
-    found = fields(data, "function", "name", "doc", "style", "derive_jvp", "autocast", "flags", "arguments", "defaults",
-                   "variants")  # fmt: skip
-    arguments = tuple(_argument(a) for a in listed(found["arguments"], "arguments", MOST_ARGUMENTS))
-    name, doc = identifier(found["name"], "name"), found["doc"]
+    values = fields(
+        data, "function", "name", "doc", "style", "derive_jvp", "autocast", "flags", "arguments", "defaults", "variants"
+    )
+    arguments = tuple(_argument(a) for a in listed(values["arguments"], "arguments", MOST_ARGUMENTS))
+    name, doc = identifier(values["name"], "name"), values["doc"]
     if doc is not None and (not isinstance(doc, str) or len(doc) > 10_000):
         raise refuse("the docstring is none", "doc")
     return Function(
-        name=name, doc=doc, style=one_of(found["style"], STYLES, "style"),
-        derive_jvp=one_of(found["derive_jvp"], ("backward", "forward", False), "derive_jvp"),
-        autocast=_autocast(found["autocast"]),
-        flags=frozenset(one_of(f, FLAGS, "flags") for f in listed(found["flags"], "flags", len(FLAGS))),
+        name=name, doc=doc, style=one_of(values["style"], STYLES, "style"),
+        derive_jvp=one_of(values["derive_jvp"], ("backward", "forward", False), "derive_jvp"),
+        autocast=_autocast(values["autocast"]),
+        flags=frozenset(one_of(f, FLAGS, "flags") for f in listed(values["flags"], "flags", len(FLAGS))),
         arguments=arguments,
-        defaults=tuple(constant_from(d, {}, "defaults") for d in listed(found["defaults"], "defaults", len(arguments))),
-        variants=tuple(_variant(v, arguments) for v in listed(found["variants"], "variants", MOST_VARIANTS)),
+        defaults=tuple(
+            constant_from(d, {}, "defaults") for d in listed(values["defaults"], "defaults", len(arguments))
+        ),
+        variants=tuple(_variant(v, arguments) for v in listed(values["variants"], "variants", MOST_VARIANTS)),
     )  # fmt: skip
 
 
@@ -229,33 +232,33 @@ def _autocast(data: Any) -> tuple[str | None, str | None]:
 
 def _argument(data: Any) -> Argument:
     if isinstance(data, dict) and "constant" in data:
-        found = fields(data, "arguments", "name", "constant")
-        name = identifier(found["name"], "arguments")
-        return Argument(name, constant=constant_from(found["constant"], {}, "arguments"))
-    found = fields(data, "arguments", "name", "dtype", "rank")
-    dtype = one_of(found["dtype"], list(ITEMSIZE), "arguments")
-    return Argument(identifier(found["name"], "arguments"), dtype, index_from(found["rank"], 65, "arguments"))
+        values = fields(data, "arguments", "name", "constant")
+        name = identifier(values["name"], "arguments")
+        return Argument(name, constant=constant_from(values["constant"], {}, "arguments"))
+    values = fields(data, "arguments", "name", "dtype", "rank")
+    dtype = one_of(values["dtype"], list(ITEMSIZE), "arguments")
+    return Argument(identifier(values["name"], "arguments"), dtype, index_from(values["rank"], 65, "arguments"))
 
 
 def _variant(data: Any, arguments: Sequence[Argument]) -> Variant:
     at = "variants"
-    found = fields(data, at, "needs_input_grad", "forward", "tensors", "symbols", "ranges", "assumptions", "outputs",
+    values = fields(data, at, "needs_input_grad", "forward", "tensors", "symbols", "ranges", "assumptions", "outputs",
                    "returns_tuple", "materialize_grads", *_PLACES, "backward")  # fmt: skip
-    symbols = symbols_from(found["symbols"], at)
+    symbols = symbols_from(values["symbols"], at)
     tensors = sum(a.dtype is not None for a in arguments)
-    outputs = tuple(_output(o, symbols, tensors) for o in listed(found["outputs"], at, MOST_ARGUMENTS))
-    needs = tuple(_flag(n, at) for n in listed(found["needs_input_grad"], at, MOST_ARGUMENTS))
+    outputs = tuple(_output(o, symbols, tensors) for o in listed(values["outputs"], at, MOST_ARGUMENTS))
+    needs = tuple(_flag(n, at) for n in listed(values["needs_input_grad"], at, MOST_ARGUMENTS))
     if len(needs) != tensors:
         raise refuse("not every tensor is said to need a gradient or not", at)
-    places = {name: _places_from(found[name], name) for name in _PLACES}
+    places = {name: _places_from(values[name], name) for name in _PLACES}
     return Variant(
-        needs=needs, graph=text_from(found["forward"], at), symbols=symbols, ranges=_ranges(found["ranges"], symbols),
-        assumptions=tuple(relation_from(c, symbols, "assumptions") for c in listed(found["assumptions"], at, 2000)),
-        outputs=outputs, is_tuple=_flag(found["returns_tuple"], at), saved=places["saved"],
-        materialize_grads=_flag(found["materialize_grads"], at), **{n: _present(places[n], n) for n in _PLACES[1:]},
-        tensors=_tensors(found["tensors"], symbols, [a.rank for a in arguments if a.dtype is not None]),
+        needs=needs, graph=text_from(values["forward"], at), symbols=symbols, ranges=_ranges(values["ranges"], symbols),
+        assumptions=tuple(relation_from(c, symbols, "assumptions") for c in listed(values["assumptions"], at, 2000)),
+        outputs=outputs, is_tuple=_flag(values["returns_tuple"], at), saved=places["saved"],
+        materialize_grads=_flag(values["materialize_grads"], at), **{n: _present(places[n], n) for n in _PLACES[1:]},
+        tensors=_tensors(values["tensors"], symbols, [a.rank for a in arguments if a.dtype is not None]),
         entries=tuple(
-            _entry(e, len(outputs), len(arguments)) for e in listed(found["backward"], "backward", MOST_VARIANTS)
+            _entry(e, len(outputs), len(arguments)) for e in listed(values["backward"], "backward", MOST_VARIANTS)
         ),
     )  # fmt: skip
 
@@ -263,33 +266,33 @@ def _variant(data: Any, arguments: Sequence[Argument]) -> Variant:
 def _tensors(data: Any, symbols: Symbols, ranks: Sequence[int]) -> tuple[Layout, ...]:
     at = "tensors"
     pairs = (listed(pair, at, 2) for pair in listed(data, at, len(ranks)))
-    found = tuple((sizes_from(shape, symbols, at), sizes_from(strides, symbols, at)) for shape, strides in pairs)
-    if [(len(shape), len(strides)) for shape, strides in found] != [(rank, rank) for rank in ranks]:
+    layouts = tuple((sizes_from(shape, symbols, at), sizes_from(strides, symbols, at)) for shape, strides in pairs)
+    if [(len(shape), len(strides)) for shape, strides in layouts] != [(rank, rank) for rank in ranks]:
         raise refuse("not every tensor has a shape and strides of its rank", at)
-    return found
+    return layouts
 
 
 def _ranges(data: Any, symbols: Symbols) -> dict[str, tuple[int, int | None]]:
     at = "ranges"
     if not isinstance(data, dict) or set(data) != set(symbols):
         raise refuse("not every size has a range", at)
-    found = {name: listed(span, at, 2) for name, span in data.items()}
+    spans = {name: listed(span, at, 2) for name, span in data.items()}
     limit = 1 << 62
     return {n: (index_from(low, limit, at), None if high is None else index_from(high, limit, at))
-            for n, (low, high) in found.items()}  # fmt: skip
+            for n, (low, high) in spans.items()}  # fmt: skip
 
 
 def _output(data: Any, symbols: Symbols, tensors: int) -> Output:
     at = "outputs"
     kind = one_of(data.get("kind") if isinstance(data, dict) else None, KINDS, at)
     extra = {"object": ("value",), **dict.fromkeys(VIEWS, ("view",))}.get(kind, ())
-    found = fields(data, at, "kind", "index", *extra)
-    index = index_from(found["index"], tensors if kind in ("input", "view") else MOST_ARGUMENTS, at)
+    values = fields(data, at, "kind", "index", *extra)
+    index = index_from(values["index"], tensors if kind in ("input", "view") else MOST_ARGUMENTS, at)
     if kind == "object":
-        return Output(kind, index, value=constant_from(found["value"], symbols, at))
+        return Output(kind, index, value=constant_from(values["value"], symbols, at))
     if kind not in VIEWS:
         return Output(kind, index)
-    shape, strides, offset, tracked = listed(found["view"], at, 4)
+    shape, strides, offset, tracked = listed(values["view"], at, 4)
     shape, strides = sizes_from(shape, symbols, at), sizes_from(strides, symbols, at)
     if len(shape) != len(strides):
         raise refuse("a view has a stride for each size", at)
@@ -306,20 +309,20 @@ def _place(data: list[Any], at: str) -> Place:
 
 
 def _present(places: tuple[Place | None, ...], at: str) -> tuple[Place, ...]:
-    found = tuple(p for p in places if p is not None)
-    if len(found) != len(places):
+    present = tuple(p for p in places if p is not None)
+    if len(present) != len(places):
         raise refuse("a place is missing", at)
-    return found
+    return present
 
 
 def _entry(data: Any, outputs: int, arguments: int) -> Entry:
-    found = fields(data, "backward", "gradients", "graph", "passed")
-    gradients = tuple(_flag(g, "backward") for g in listed(found["gradients"], "backward", MOST_ARGUMENTS))
+    values = fields(data, "backward", "gradients", "graph", "passed")
+    gradients = tuple(_flag(g, "backward") for g in listed(values["gradients"], "backward", MOST_ARGUMENTS))
     if len(gradients) != outputs:
         raise refuse("not every output is said to have a gradient or not", "backward")
-    pairs = (listed(p, "backward", 2) for p in listed(found["passed"], "backward", MOST_ARGUMENTS))
+    pairs = (listed(p, "backward", 2) for p in listed(values["passed"], "backward", MOST_ARGUMENTS))
     passed = tuple((index_from(a, arguments, "backward"), index_from(o, outputs, "backward")) for a, o in pairs)
-    return Entry(gradients, text_from(found["graph"], "backward"), passed)
+    return Entry(gradients, text_from(values["graph"], "backward"), passed)
 
 
 # ------------------------------------------------------------------ whether the parts fit each other
@@ -335,11 +338,11 @@ def require_fitting(function: Function, graphs: Mapping[str, Graph]) -> None:
 
 def _require_forward(function: Function, variant: Variant, graph: Graph) -> None:
     tensors = [function.arguments[i] for i in function.slots]
-    given = [(v.dtype, v.ndim) for v in graph.inputs]
-    if given != [(a.dtype, a.rank) for a in tensors]:
+    inputs = [(v.dtype, v.ndim) for v in graph.inputs]
+    if inputs != [(a.dtype, a.rank) for a in tensors]:
         raise refuse("its inputs are not the tensors of the manifest", variant.graph)
-    told = {s for layout in variant.tensors for part in layout for s in part if isinstance(s, sympy.Symbol)}
-    if told != set(variant.symbols.values()):
+    symbols = {s for layout in variant.tensors for part in layout for s in part if isinstance(s, sympy.Symbol)}
+    if symbols != set(variant.symbols.values()):
         raise refuse("a size is not told by any argument", variant.graph)
     visible = variant.tensor_outputs
     hidden = len(graph.outputs) - len(visible)
@@ -363,8 +366,8 @@ def _require_backward(function: Function, variant: Variant, entry: Entry, graph:
     if len(graph.inputs) != expected or len(graph.outputs) != len(function.arguments):
         raise refuse("it does not take what forward keeps, or gives no gradient per argument", entry.graph)
     moving = {slot for slot, need in zip(function.slots, variant.needs, strict=True) if need}
-    given = [*(i for i, o in enumerate(graph.outputs) if o is not None), *(a for a, _ in entry.passed)]
-    if not moving.issuperset(given) or not all(entry.gradients[o] for _, o in entry.passed) or graph.mutations:
+    computed = [*(i for i, o in enumerate(graph.outputs) if o is not None), *(a for a, _ in entry.passed)]
+    if not moving.issuperset(computed) or not all(entry.gradients[o] for _, o in entry.passed) or graph.mutations:
         raise refuse("it gives a gradient that nobody asked for", entry.graph)
     if any(g and o.kind == "object" for g, o in zip(entry.gradients, variant.outputs, strict=True)):
         raise refuse("it takes the gradient of something that is no tensor", entry.graph)

@@ -13,10 +13,10 @@ from torch.autograd.function import once_differentiable
 from ....ir import Graph
 from ....ir.text.document import FAULTS, graph_from
 from ...dispatch.compiled_class import compile_class
-from .archive import MANIFEST, BundleError, BundleWarning, parsed, read_bundle, refused
+from .archive import MANIFEST, BundleError, BundleWarning, bundle_error, parse_json, read_bundle
 from .contents import Function, function_from, require_fitting
+from .interpreter import BundleInterpreter
 from .operators import why_not_portable
-from .player import Player
 
 SECTIONS = ("format", "schema", "key", "versions", "function", "module", "targets", "files", "seal")
 
@@ -37,7 +37,7 @@ def load(path: Any, trust: bool = False) -> type:
     if damaged:
         warnings.warn(f"bundle {path}: ignored, damaged or missing: {', '.join(damaged)}", BundleWarning, stacklevel=2)
     if set(manifest) != set(SECTIONS):
-        raise refused(path, MANIFEST, "it does not have the sections of a manifest")
+        raise bundle_error(path, MANIFEST, "it does not have the sections of a manifest")
     function, graphs = contents(manifest["function"], files, path)
     return _imported(manifest, files, function, path) if trust else function_class(function, graphs)
 
@@ -57,22 +57,24 @@ def contents(data: Any, files: Mapping[str, bytes], path: Any) -> tuple[Function
     except FAULTS as error:
         said = str(getattr(error, "facts", {}).get("detail", error))
         place = getattr(error, "facts", {}).get("line", "")
-        raise refused(path, file, f"{place}: {said}" if place else f"{type(error).__name__}: {said}"[:300]) from error
+        raise bundle_error(
+            path, file, f"{place}: {said}" if place else f"{type(error).__name__}: {said}"[:300]
+        ) from error
     return function, graphs
 
 
 def _graph(content: bytes, path: Any, file: str) -> Graph:
-    graph = graph_from(parsed(content, path, file))
+    graph = graph_from(parse_json(content, path, file))
     for value in graph:
-        if (why := why_not_portable(value)) is not None:
-            raise refused(path, file, f"{value!r}: {why}")
+        if (reason := why_not_portable(value)) is not None:
+            raise bundle_error(path, file, f"{value!r}: {reason}")
     return graph
 
 
 # ------------------------------------------------------------------ the class
 def function_class(function: Function, graphs: Mapping[str, Graph]) -> type:
     """A compiled class whose methods run the graphs."""
-    player = Player(function, graphs)
+    player = BundleInterpreter(function, graphs)
     make = _setup_style if function.style == "setup_context" else _ctx_style
     body: dict[str, Any] = {name: staticmethod(rule) for name, rule in make(player).items()}
     if "has_backward" in function.flags:
@@ -93,7 +95,7 @@ def _signature(function: Function, first: tuple[str, ...]) -> inspect.Signature:
 
 
 def _keep(ctx: Any, result: Any) -> None:
-    """What forward leaves on ctx."""
+    """The attributes that forward leaves on ctx."""
     variant = result.variant
     ctx.save_for_backward(*map(result.at, variant.saved))
     for number, place in enumerate(variant.attributes):
@@ -107,7 +109,7 @@ def _keep(ctx: Any, result: Any) -> None:
         ctx.set_materialize_grads(False)
 
 
-def _ctx_style(player: Player) -> dict[str, Callable[..., Any]]:
+def _ctx_style(player: BundleInterpreter) -> dict[str, Callable[..., Any]]:
     def forward(ctx: Any, *args: Any) -> Any:
         result = player.forward(args)
         _keep(ctx, result)
@@ -117,18 +119,18 @@ def _ctx_style(player: Player) -> dict[str, Callable[..., Any]]:
     return {"forward": forward}
 
 
-def _setup_style(player: Player) -> dict[str, Callable[..., Any]]:
+def _setup_style(player: BundleInterpreter) -> dict[str, Callable[..., Any]]:
     def forward(*args: Any) -> Any:
         return player.forward(args).returned()
 
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        _keep(ctx, player.seen(inputs, output))
+        _keep(ctx, player.match_outputs(inputs, output))
 
     forward.__signature__ = _signature(player.function, ())  # type: ignore[attr-defined]
     return {"forward": forward, "setup_context": setup_context}
 
 
-def _backward(player: Player) -> Callable[..., Any]:
+def _backward(player: BundleInterpreter) -> Callable[..., Any]:
     def backward(ctx: Any, *gradients: Any) -> Any:
         attributes = player.function.variants[ctx.variant].attributes
         residuals = [*ctx.saved_tensors, *(getattr(ctx, f"kept_{n}") for n in range(len(attributes)))]
@@ -137,10 +139,10 @@ def _backward(player: Player) -> Callable[..., Any]:
     return once_differentiable(backward) if "once_differentiable" in player.function.flags else backward
 
 
-def _missing(player: Player, name: str) -> Callable[..., Any]:
+def _missing(player: BundleInterpreter, name: str) -> Callable[..., Any]:
     def rule(*args: Any) -> Any:
         fix = f"export a class without a {name} of its own, or use the original."
-        raise player.refused(f"the {name} that its author wrote is not in it, and no other may stand in for it", fix)
+        raise player.call_error(f"the {name} that its author wrote is not in it, and no other may stand in for it", fix)
 
     return rule
 
@@ -152,8 +154,8 @@ def _imported(manifest: dict[str, Any], files: Mapping[str, bytes], function: Fu
 
     name = "module.py"
     if name not in files:
-        raise refused(path, name, f"it is not there: {manifest['module']}", "load it with trust=False.")
-    found = getattr(module_of(files[name].decode()), function.name, None)
-    if not (isinstance(found, type) and issubclass(found, torch.autograd.Function)):
-        raise refused(path, name, f"it defines no Function {function.name}")
-    return found
+        raise bundle_error(path, name, f"it is not there: {manifest['module']}", "load it with trust=False.")
+    loaded = getattr(module_of(files[name].decode()), function.name, None)
+    if not (isinstance(loaded, type) and issubclass(loaded, torch.autograd.Function)):
+        raise bundle_error(path, name, f"it defines no Function {function.name}")
+    return loaded

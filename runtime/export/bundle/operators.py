@@ -29,7 +29,7 @@ CHECKS = ("aten._assert_async.default", "aten._assert_async.msg")
 
 
 def why_not_portable(value: Value) -> str | None:
-    """Why a node cannot be part of a bundle; None where it can."""
+    """The reason why a node cannot be part of a bundle, or None."""
     if value.prim == "call":
         return "it calls another Function, which stays as it is written"
     if "op" not in value.params:
@@ -39,17 +39,17 @@ def why_not_portable(value: Value) -> str | None:
 
 
 def is_portable(name: Any) -> bool:
-    """Whether "aten.sort.default" names an operator that a bundle may call."""
+    """True where "aten.sort.default" names an operator that a bundle may call."""
     if name in CHECKS:
         return True
     if not isinstance(name, str) or re.fullmatch(r"aten\.[a-z_0-9A-Z]{1,80}\.[a-z_0-9A-Z]{1,60}", name) is None:
         return False
     _, packet, overload = name.split(".")
     allowed = packet in INNER or not (packet.startswith("_") or REFUSED.match(packet))
-    found = getattr(torch.ops.aten, packet, None) if allowed else None
-    if not isinstance(found, torch._ops.OpOverloadPacket) or overload not in found.overloads():  # type: ignore[no-untyped-call]
+    operator = getattr(torch.ops.aten, packet, None) if allowed else None
+    if not isinstance(operator, torch._ops.OpOverloadPacket) or overload not in operator.overloads():  # type: ignore[no-untyped-call]
         return False
-    schema = getattr(found, overload)._schema
-    given = any("Tensor" in str(a.type) for a in schema.arguments)
-    made = any("Tensor" in str(r.type) for r in schema.returns)
-    return not schema.is_mutable and given and made
+    schema = getattr(operator, overload)._schema
+    takes_tensors = any("Tensor" in str(a.type) for a in schema.arguments)
+    returns_tensors = any("Tensor" in str(r.type) for r in schema.returns)
+    return not schema.is_mutable and takes_tensors and returns_tensors

@@ -9,42 +9,31 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import takewhile
 from typing import Any
 
-import sympy
 import torch
 from torch.autograd.function import Function as TorchFunction
 
-from ....ir import Graph
 from ....ir.errors import LoweringError
-from ....ir.text.document import document
-from ....ir.text.relations import relations
-from ....ir.text.text import key
-from ....ir.types import contiguous_strides, simplest
 from ....tracer.dtypes import from_torch
 from ....tracer.methods import backward_method, is_once_differentiable, parameter_names, uses_setup_context
-from ....tracer.torch_private import expression_of
 from ....tracer.trace import CaptureError
-from ...cache.store import versions
-from ...execution.pipeline import graph_of
-from ...persistence.literals import NoLiteral, constant_document
+from ...cache.entry_files import versions
+from ...persistence.literals import NoLiteral
 from ...report.explain import compiler_of
 from ...specialize.compiled import Compiled
-from ...specialize.specialization import BackwardEntry, Specialization, is_as_strided
-from ...values.tensor_specs import differentiable, memoryless, stand_in
-from ..gather.gathered import apart, refused, require_closed
+from ...values.tensor_specs import fake_argument, with_gradients_asked
+from ..gather.gathered import apart, refused
 from .archive import canonical, sha256
-from .contents import FLAGS, Argument, Entry, Function, Layout, Output, Variant
-from .operators import why_not_portable
+from .contents import FLAGS, Argument, Function, Variant
+from .variant import GraphFiles, subsets, variant_of
 
 Tensor = torch.Tensor
-ALL_SUBSETS = 3
-"""Up to so many tensors that may need a gradient, every subset of them is captured; beyond, the likely ones."""
 
 
 @dataclass
-class Written:
+class CapturedBundle:
     """The files with graphs, each graph once, and the Function that speaks of them."""
 
     function: Function
@@ -52,14 +41,14 @@ class Written:
 
     @property
     def manifest(self) -> dict[str, Any]:
-        """What the manifest says of it."""
+        """The Function's part of the manifest."""
         content = canonical(self.function.data())
         sums = [f"{name} {sha256(graph)}\n".encode() for name, graph in sorted(self.graphs.items())]
-        known = {**versions(), "torch": torch.__version__}
-        return {"key": sha256(content + b"".join(sums)), "versions": known, "function": self.function.data()}
+        version_of = {**versions(), "torch": torch.__version__}
+        return {"key": sha256(content + b"".join(sums)), "versions": version_of, "function": self.function.data()}
 
 
-def written(target_class: Any, args: Sequence[Any]) -> Written:
+def capture_bundle(target_class: Any, args: Sequence[Any]) -> CapturedBundle:
     """Capture everything that a bundle holds. Raises ExportError."""
     compiler = compiler_of(target_class)
     if hasattr(target_class, "_fusegrad_flat"):
@@ -67,9 +56,10 @@ def written(target_class: Any, args: Sequence[Any]) -> Written:
     complete = compiler.complete(tuple(args))
     if len(complete) != (len(compiler.parameters()) if compiler.setup_style else len(args)):
         raise apart(compiler, "it takes tensors inside a container; make them arguments")
-    given = differentiable([stand_in(a) for a in complete])
+    stand_ins = with_gradients_asked([fake_argument(a) for a in complete])
     try:
-        return _Writer(compiler, given).write()
+        graphs = GraphFiles(compiler)
+        return CapturedBundle(_function(compiler, stand_ins, graphs), graphs.files)
     except CaptureError as error:
         raise refused(compiler, error) from error
     except LoweringError as error:
@@ -78,270 +68,72 @@ def written(target_class: Any, args: Sequence[Any]) -> Written:
         raise apart(compiler, f"it depends on {error}, which cannot be written down") from error
 
 
-def with_needs(args: Sequence[Any], needs: Sequence[bool]) -> list[Any]:
-    """Stand-ins like these of which other ones need a gradient."""
-    supply = iter(needs)
-    return [_asking(a, next(supply)) if isinstance(a, Tensor) else a for a in args]
+# ------------------------------------------------------------------ the Function
+def _function(compiler: Compiled, args: Sequence[Any], graphs: GraphFiles) -> Function:
+    """The Function of a manifest; its graphs go into the files."""
+    compiler.require_capturable()
+    cls = compiler.cls
+    method = backward_method(cls)
+    if cls.backward is not TorchFunction.backward and cls.vjp is not TorchFunction.vjp:  # type: ignore[attr-defined]
+        raise apart(compiler, "it has both backward and vjp, which autograd refuses")
+    arguments = tuple(_arguments(compiler, args))
+    for argument in arguments:
+        _require_literal(compiler, argument)
+    variants = tuple(variant_of(compiler, args, needs, graphs) for needs in _gradient_subsets(args))
+    style = "setup_context" if compiler.setup_style and not any(map(_saves_hidden, variants)) else "ctx"
+    return Function(
+        name=cls.__name__, doc=inspect.getdoc(cls) if cls.__doc__ else None, style=style,
+        derive_jvp=compiler.derive_jvp, autocast=autocast_now(), flags=_flags(compiler, method),
+        arguments=arguments, defaults=_defaults(compiler) if style == "setup_context" else (), variants=variants,
+    )  # fmt: skip
 
 
-def _asking(fake: Tensor, need: bool) -> Tensor:
-    return memoryless(tuple(fake.shape), fake.stride(), fake.dtype, fake.device, need)
+def _flags(compiler: Compiled, method: Any) -> frozenset[str]:
+    cls: Any = compiler.user_class
+    true = {
+        "once_differentiable": method is not None and is_once_differentiable(method),
+        "has_backward": method is not None,
+        "has_jvp": cls.jvp is not TorchFunction.jvp,
+        "has_vmap": cls.vmap is not TorchFunction.vmap,
+        "clear_saved_tensors_on_access": bool(getattr(cls, "clear_saved_tensors_on_access", False)),
+    }
+    return frozenset(flag for flag in FLAGS if true[flag])
 
 
-class _Writer:
-    """Goes through the variants."""
-
-    def __init__(self, compiler: Compiled, args: Sequence[Any]) -> None:
-        compiler.require_capturable()
-        self.compiler, self.cls, self.args = compiler, compiler.cls, args
-        self.files: dict[str, bytes] = {}
-        self.names: dict[bytes, str] = {}
-
-    def write(self) -> Written:
-        compiler = self.compiler
-        method = backward_method(self.cls)
-        if self.cls.backward is not TorchFunction.backward and self.cls.vjp is not TorchFunction.vjp:  # type: ignore[attr-defined]
-            raise apart(compiler, "it has both backward and vjp, which autograd refuses")
-        arguments = tuple(self.arguments())
-        for argument in arguments:
-            self._require_literal(argument)
-        variants = tuple(self.variant(needs) for needs in self.subsets())
-        style = "setup_context" if compiler.setup_style and not any(map(_keeps_more, variants)) else "ctx"
-        function = Function(
-            name=self.cls.__name__, doc=inspect.getdoc(self.cls) if self.cls.__doc__ else None, style=style,
-            derive_jvp=compiler.derive_jvp, autocast=autocast_now(), flags=self.flags(method),
-            arguments=arguments, defaults=self.defaults() if style == "setup_context" else (),
-            variants=variants,
-        )  # fmt: skip
-        return Written(function, self.files)
-
-    def flags(self, method: Any) -> frozenset[str]:
-        cls: Any = self.compiler.user_class
-        true = {
-            "once_differentiable": method is not None and is_once_differentiable(method),
-            "has_backward": method is not None,
-            "has_jvp": cls.jvp is not TorchFunction.jvp,
-            "has_vmap": cls.vmap is not TorchFunction.vmap,
-            "clear_saved_tensors_on_access": bool(getattr(cls, "clear_saved_tensors_on_access", False)),
-        }
-        return frozenset(flag for flag in FLAGS if true[flag])
-
-    def arguments(self) -> Iterator[Argument]:
-        skip = 0 if uses_setup_context(self.cls) else 1
-        names = parameter_names(self.cls.forward, len(self.args), skip, "argument")  # type: ignore[attr-defined]
-        for name, value in zip(names, self.args, strict=True):
-            if isinstance(value, Tensor):
-                yield Argument(name, from_torch(value.dtype), value.dim())
-            else:
-                yield Argument(name, constant=value)
-
-    def _require_literal(self, argument: Argument) -> None:
-        try:
-            argument.data()
-        except NoLiteral as error:
-            raise apart(self.compiler, f"its argument {argument.name} is {error}") from error
-
-    def defaults(self) -> tuple[Any, ...]:
-        """The defaults of the last parameters that can be written down."""
-        found: list[Any] = []
-        for parameter in reversed(self.compiler.parameters().values()):
-            if parameter.default is parameter.empty:
-                break
-            found.insert(0, parameter.default)
-        return tuple(found)
-
-    # ------------------------------------------------------------------ variants
-    def subsets(self) -> list[tuple[bool, ...]]:
-        """Which tensors may need a gradient together: all first. One that was given without never does."""
-        asking = [a.requires_grad for a in self.args if isinstance(a, Tensor)]
-        moving = [i for i, asks in enumerate(asking) if asks]
-        if len(moving) <= ALL_SUBSETS:
-            chosen = _subsets(moving)
+def _arguments(compiler: Compiled, args: Sequence[Any]) -> Iterator[Argument]:
+    skip = 0 if uses_setup_context(compiler.cls) else 1
+    names = parameter_names(compiler.cls.forward, len(args), skip, "argument")  # type: ignore[attr-defined]
+    for name, value in zip(names, args, strict=True):
+        if isinstance(value, Tensor):
+            yield Argument(name, from_torch(value.dtype), value.dim())
         else:
-            chosen = [set(moving), *({*moving} - {i} for i in moving), *({i} for i in moving), set()]
-        return [tuple(i in on for i in range(len(asking))) for on in chosen]
-
-    def variant(self, needs: tuple[bool, ...]) -> Variant:
-        args = with_needs(self.args, needs)
-        spec = Specialization(self.cls, args, self.compiler.reads_now(), self.compiler.dynamic)
-        require_closed(self.compiler, spec)
-        entries = dict(self._backwards(spec)) if any(needs) and backward_method(self.cls) is not None else {}
-        for _ in range(2):  # lowering one may teach another something about sizes
-            forward = self.forward_graph(spec)
-            backwards = {kinds: self.backward_graph(spec, entry) for kinds, entry in entries.items()}
-        if not self.files:  # the variant where all gradients are asked for
-            self._require_indifferent(spec, backwards)
-        tensors = tuple((_expressions(f.shape), _expressions(f.stride())) for f in spec.forward.fakes)
-        symbols = {s.name: s for s in _told(tensors)}
-        captured = spec.forward
-        return Variant(
-            needs=needs, graph=self.graph("forward", forward), tensors=tensors, symbols=symbols,
-            ranges=_ranges(spec, symbols.values()),
-            assumptions=tuple(self._assumed(spec, set(symbols.values()))),
-            outputs=tuple(self._outputs(spec)), is_tuple=captured.is_tuple,
-            saved=tuple(captured.saved), attributes=tuple(captured.tensor_attributes.values()),
-            dirty=tuple(captured.dirty), non_differentiable=tuple(captured.non_differentiable),
-            materialize_grads=captured.materialize_grads,
-            entries=tuple(
-                Entry(_present(kinds), self.graph("backward", graph), tuple(entries[kinds].passed.items()))
-                for kinds, graph in backwards.items()
-            ),
-        )  # fmt: skip
-
-    def forward_graph(self, spec: Specialization) -> Graph:
-        """forward; what is an argument, or looks at one, is no output of its own."""
-        graph = graph_of(spec.forward.trace, f"{spec.name}_forward")
-        graph.outputs = [None if i in spec.skip else o for i, o in enumerate(graph.outputs)]
-        return graph
-
-    def backward_graph(self, spec: Specialization, entry: BackwardEntry) -> Graph:
-        """backward; what is a gradient as it came is no output of its own."""
-        graph = graph_of(entry.trace, f"{spec.name}_backward")
-        graph.outputs = [None if i in entry.passed else o for i, o in enumerate(graph.outputs)]
-        return graph
-
-    def _backwards(self, spec: Specialization) -> Iterator[tuple[tuple[Any, ...], BackwardEntry]]:
-        """backward for the gradients that may come together. Those that it cannot be captured for are left out."""
-        predicted = spec.predicted_kinds()
-        for kinds in self._masks(spec, predicted):
-            try:
-                entry = spec.entry(kinds)
-            except CaptureError:
-                if kinds == predicted:
-                    raise
-                continue
-            require_closed(self.compiler, spec, entry)
-            yield kinds, entry
-
-    def _masks(self, spec: Specialization, predicted: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-        present = [i for i, k in enumerate(predicted) if k is not None]
-        if spec.forward.materialize_grads or len(present) < 2:
-            return [predicted]
-        if len(present) <= ALL_SUBSETS:
-            subsets = _subsets(present)
-        else:
-            subsets = [set(present), *({*present} - {i} for i in present), *({i} for i in present)]
-        return [tuple(k if i in on else None for i, k in enumerate(predicted)) for on in subsets if on]
-
-    def _require_indifferent(self, spec: Specialization, backwards: dict[tuple[Any, ...], Graph]) -> None:
-        """backward computes the same whatever the layout of its gradients; one that raises for a layout may do so."""
-        predicted = spec.predicted_kinds()
-        if predicted not in backwards:
-            return
-        for layout in ("expanded", "reversed"):
-            likes = zip(predicted, spec.gradient_likes(), strict=True)
-            kinds = tuple(k if k is None else _layout(layout, like) for k, like in likes)
-            try:
-                other = self.backward_graph(spec, spec.entry(kinds))
-            except (CaptureError, LoweringError):
-                continue
-            if key(_without_strides(other)) != key(_without_strides(backwards[predicted])):
-                where = spec.backward_place()
-                raise apart(self.compiler, "its backward depends on the layout of its gradients", where)
-
-    def _assumed(self, spec: Specialization, told: set[sympy.Symbol]) -> Iterator[Any]:
-        """What was assumed of the sizes that the arguments tell."""
-        for condition in spec.session.conditions(spec.symbols):
-            settled = condition if condition.free_symbols <= told else spec.session.env.replace(condition)
-            if not settled.free_symbols <= told:
-                raise apart(self.compiler, f"it assumes {condition}, which its arguments do not tell")
-            try:
-                yield from relations([settled])
-            except ValueError as error:
-                raise apart(self.compiler, f"it assumes {condition}: {error}") from error
-
-    def _outputs(self, spec: Specialization) -> Iterator[Output]:
-        forward = spec.forward
-        tensors = iter(forward.fake_outputs)
-        bases = {"view": forward.fakes, "part of output": forward.fake_outputs, "part of hidden": forward.fake_hidden}
-        for described in forward.outputs:
-            if described.kind == "object":
-                yield Output("object", value=self._literal(described.value))
-                continue
-            fake, view = next(tensors), None
-            if described.kind in bases:
-                if not is_as_strided(fake, bases[described.kind][described.index]):
-                    raise apart(self.compiler, "it returns a view with another dtype, or a lazily conjugated one")
-                view = _view(fake, bool(described.value))
-            yield Output(described.kind, described.index, view)
-
-    def _literal(self, value: Any) -> Any:
-        try:
-            constant_document(value)
-        except NoLiteral as error:
-            raise apart(self.compiler, f"it returns {error}, which cannot be written down") from error
-        return value
-
-    # ------------------------------------------------------------------ files
-    def graph(self, role: str, graph: Graph) -> str:
-        """The name of the file that holds a graph."""
-        for value in graph.order():
-            if (why := why_not_portable(value)) is not None:
-                raise apart(self.compiler, why, value.origin.where)
-        try:
-            content = canonical(document(graph))
-        except ValueError as error:
-            raise apart(self.compiler, f"its {role} has no form as JSON: {error}") from error
-        if content not in self.names:
-            count = sum(name.startswith(f"graphs/{role}") for name in self.files)
-            self.names[content] = f"graphs/{role}{f'_{count + 1}' if count else ''}.json"
-            self.files[self.names[content]] = content
-        return self.names[content]
+            yield Argument(name, constant=value)
 
 
-def _present(kinds: Sequence[Any]) -> tuple[bool, ...]:
-    return tuple(k is not None for k in kinds)
+def _require_literal(compiler: Compiled, argument: Argument) -> None:
+    try:
+        argument.data()
+    except NoLiteral as error:
+        raise apart(compiler, f"its argument {argument.name} is {error}") from error
 
 
-def _subsets(items: Sequence[int]) -> list[set[int]]:
-    """All of them, the whole first."""
-    return [{i for i, on in zip(items, bits, strict=True) if on} for bits in product((1, 0), repeat=len(items))]
+def _defaults(compiler: Compiled) -> tuple[Any, ...]:
+    """The defaults of the last parameters that can be written down."""
+    parameters = reversed(compiler.parameters().values())
+    last = takewhile(lambda p: p.default is not p.empty, parameters)
+    return tuple(p.default for p in last)[::-1]
 
 
-def _keeps_more(variant: Variant) -> bool:
-    """Whether something is saved that is neither an argument nor a result."""
+def _gradient_subsets(args: Sequence[Any]) -> list[tuple[bool, ...]]:
+    """Which tensors may need a gradient together: all first. One that was given without never does."""
+    asking = [a.requires_grad for a in args if isinstance(a, Tensor)]
+    chosen = [*subsets([i for i, asks in enumerate(asking) if asks]), set()]
+    return [tuple(i in on for i in range(len(asking))) for on in dict.fromkeys(map(frozenset, chosen))]
+
+
+def _saves_hidden(variant: Variant) -> bool:
+    """True where something is saved that is neither an argument nor a result."""
     return any(p is not None and p.kind == "hidden" for p in variant.residuals)
-
-
-def _told(tensors: Sequence[Layout]) -> list[sympy.Symbol]:
-    """The sizes that the arguments tell, in the order in which they do: by their shapes, then by their strides."""
-    told = [s for kind in (0, 1) for layout in tensors for s in layout[kind]]
-    return list(dict.fromkeys(s for s in told if isinstance(s, sympy.Symbol)))
-
-
-def _ranges(spec: Specialization, symbols: Any) -> dict[str, tuple[int, int | None]]:
-    found = {}
-    for symbol in symbols:
-        span = spec.session.env.var_to_range[symbol]
-        low, high = (int(e) if e.is_Integer else None for e in (sympy.sympify(span.lower), sympy.sympify(span.upper)))
-        found[symbol.name] = (max(low or 0, 0), high if high is not None and high < 1 << 61 else None)
-    return found
-
-
-def _layout(layout: str, like: Any) -> Any:
-    if layout == "expanded":
-        return layout
-    return tuple(reversed(range(like.dim()))) if like.dim() > 1 else "contiguous"
-
-
-def _without_strides(graph: Graph) -> Graph:
-    """The graph, where everything is row-major."""
-    plain = graph.copy()
-    for value in plain.inputs:
-        value.attrs["params"] = {**value.params, "strides": contiguous_strides(value.shape)}
-    return plain.returning(plain.outputs)
-
-
-def _view(fake: Tensor, tracked: bool) -> tuple[Any, ...]:
-    return _expressions(fake.shape), _expressions(fake.stride()), _expression(fake.storage_offset()), tracked
-
-
-def _expressions(numbers: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple(n if isinstance(n, int) else simplest(n.node.expr) for n in numbers)
-
-
-def _expression(size: Any) -> Any:
-    return size if isinstance(size, int) else simplest(expression_of(size))
 
 
 def autocast_now() -> tuple[str | None, str | None]:
@@ -352,4 +144,3 @@ def autocast_now() -> tuple[str | None, str | None]:
 
 def _word(dtype: torch.dtype | None) -> str | None:
     return None if dtype is None else str(dtype).removeprefix("torch.")
-

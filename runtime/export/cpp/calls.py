@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from string import ascii_lowercase
+from collections.abc import Sequence
 from typing import Any
 
 import sympy
 
 from ....ir import Value
-from ....ir.prims import BINARY, COMPARE, PREDICATES, UNARY, Arg
+from ....ir.prims import COMPARE, PREDICATES, Arg
 from ....ir.types import FLOATS
 from ...execution.aten.reference import find_op
-from ..python.calls import Call, in_front
+from ..python.calls import Call, TextRule, broadcast, einsum_letters, in_front, matrices, rule_of
 
 _ATEN = {"max": "maximum", "min": "minimum", "rem": "remainder", "shl": "bitwise_left_shift",
          "shr": "bitwise_right_shift", "conj": "conj_physical"}  # fmt: skip
@@ -33,7 +32,7 @@ def options(dtype: str, device: str) -> str:
 
 def call_text(call: Call) -> str | None:
     """The expression; None for what has none."""
-    rule = RULES.get(call.value.prim)
+    rule = rule_of(RULES, call.value.prim, _elementwise)
     try:
         return None if rule is None else rule(call)
     except KeyError:
@@ -46,10 +45,10 @@ def _elementwise(call: Call) -> str:
         return f"at::{'logical' if call.value.args[0].dtype == 'b1' else 'bitwise'}_{prim}({words})"
     if prim == "floordiv":
         return f'at::div({words}, "floor")'
-    made = f"at::{_ATEN.get(prim, prim)}({words})"
+    text = f"at::{_ATEN.get(prim, prim)}({words})"
     floats = call.value.dtype in FLOATS and {a.dtype for a in call.value.args} == {call.value.dtype}
     settled = floats or prim in COMPARE or prim in PREDICATES
-    return made if settled else f"{made}.to({kind(call.value.dtype)})"
+    return text if settled else f"{text}.to({kind(call.value.dtype)})"
 
 
 def _full(call: Call) -> str | None:
@@ -78,23 +77,15 @@ def literal(value: Any) -> str:
     return repr(float(value))
 
 
-def _broadcast(call: Call) -> str:
-    (x,), (source,) = call.operands, call.value.args
-    aligned: list[Any] = [1] * len(call.value.shape)
-    for axis, size in zip(call.value.params["axes"], source.shape, strict=True):
-        aligned[axis] = size
-    return f"{x}.reshape({call.expressions.tuple(aligned)}).expand({call.sizes('shape')})"
-
-
 def _slice(call: Call) -> str:
     params, text = call.value.params, call.expressions.text
-    found = call.operands[0]
+    sliced = call.operands[0]
     for axis, (start, stop, step, size) in enumerate(
         zip(params["start"], params["stop"], params["step"], call.value.args[0].shape, strict=True)
     ):
         if (start, stop, step) != (0, size, 1):
-            found += f".slice({axis}, {text(start)}, {text(stop)}, {text(step)})"
-    return found
+            sliced += f".slice({axis}, {text(start)}, {text(stop)}, {text(step)})"
+    return sliced
 
 
 def _pad(call: Call) -> str | None:
@@ -107,14 +98,9 @@ def _pad(call: Call) -> str | None:
 
 
 def _dot(call: Call) -> str:
-    axes = [tuple(call.value.params[k]) for k in ("x_axes", "y_axes", "out_axes")]
-    x, y = call.operands
-    if all(len(a) == 2 for a in axes) and axes[2][0] in axes[0] and axes[2][1] in axes[1]:
-        (row, column), inner = axes[2], next(a for a in axes[0] if a != axes[2][0])
-        left, right = (x if axes[0] == (row, inner) else f"{x}.t()"), (y if axes[1] == (inner, column) else f"{y}.t()")
-        return f"at::matmul({left}, {right})"
-    letters = ["".join(ascii_lowercase[i] for i in call.value.params[k]) for k in ("x_axes", "y_axes", "out_axes")]
-    return f'at::einsum("{letters[0]},{letters[1]}->{letters[2]}", {{{", ".join(call.operands)}}})'
+    if (pair := matrices(call, ".t()")) is not None:
+        return f"at::matmul({', '.join(pair)})"
+    return f'at::einsum("{einsum_letters(call)}", {{{", ".join(call.operands)}}})'
 
 
 def _reduction(call: Call) -> str:
@@ -162,13 +148,13 @@ def _scatter(call: Call) -> str:
 def _aten(call: Call) -> str | None:
     args, named = call.value.params["spec"]
     op = find_op(call.value.params["op"])
-    given = {a.name: spec for a, spec in zip(op._schema.arguments, args, strict=False)} | dict(named)
+    by_name = {a.name: spec for a, spec in zip(op._schema.arguments, args, strict=False)} | dict(named)
     words = []
     for argument in op._schema.arguments:
-        there = argument.name in given
-        if not there and not argument.has_default_value():
+        is_passed = argument.name in by_name
+        if not is_passed and not argument.has_default_value():
             return None
-        word = _argument(given[argument.name], call, str(argument.type)) if there else _default(argument)
+        word = _argument(by_name[argument.name], call, str(argument.type)) if is_passed else _default(argument)
         if word is None:
             return None
         words.append(word)
@@ -228,13 +214,12 @@ def _list(spec: Sequence[Any], call: Call, type_name: str) -> str | None:
     return f"std::vector<{inner}>{{{', '.join(map(str, words))}}}"
 
 
-RULES: dict[str, Callable[[Call], str | None]] = {
-    **dict.fromkeys((*UNARY, *BINARY, *COMPARE), _elementwise),
+RULES: dict[str, TextRule] = {
     "where": lambda call: f"at::where({', '.join(call.operands)})",
     "cast": lambda call: f"{call.operands[0]}.to({kind(call.value.dtype)})",
     "full": _full,
     "iota": lambda call: f"at::arange({call.number('size')}, {options(call.value.dtype, call.device)})",
-    "broadcast": _broadcast,
+    "broadcast": broadcast,
     "reshape": lambda call: f"{call.operands[0]}.reshape({call.sizes('shape')})",
     "permute": lambda call: f"{call.operands[0]}.permute({_braced(call.value.params['perm'])})",
     "flip": lambda call: f"{call.operands[0]}.flip({_braced(call.value.params['axes'])})",
@@ -251,9 +236,9 @@ RULES: dict[str, Callable[[Call], str | None]] = {
     "scatter": _scatter,
     "aten": _aten,
 }
-"""What is missing (random numbers from a seed, nested calls, effects) only fusegrad's own code computes."""
+"""Primitives that are missing (random numbers from a seed, nested calls, effects) only fusegrad's own code computes."""
 
 
 def is_several(value: Value) -> bool:
-    """Whether a node has several results."""
+    """True for a node with several results."""
     return len(value.avals) > 1

@@ -1,6 +1,6 @@
 """What an export writes down for vmap: the graphs of a Function over lanes, every tensor with these as its first axis.
 
-    one lane: x [M, N], w [N] -> y [M, N]        many: x [lanes, M, N], w [lanes, N] -> y [lanes, M, N]
+one lane: x [M, N], w [N] -> y [M, N]        many: x [lanes, M, N], w [lanes, N] -> y [lanes, M, N]
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ....ir import Graph, building
 from ....ir.errors import LoweringError
 from ....ir.transforms.batch import batch, lead
 from ....ir.transforms.extern import NoRuleError, no_rule
-from ...execution.pipeline import cheaper
+from ...execution.pipeline import optimize
 from ...functorch.batching.op_rules import OP_RULES
 from .gathered import Gathered, Part, Sizes, Source, apart, part_of
 
@@ -99,7 +99,7 @@ def _graph(lane: Graph) -> Graph:
     found = batch(lane, [True] * len(lane.inputs), LANES, OP_RULES)
     with building(found.graph):
         pairs = zip(found.graph.outputs, found.mapped, strict=True)
-        return cheaper(found.graph.returning([None if o is None else lead(LANES, o, m) for o, m in pairs]))
+        return optimize(found.graph.returning([None if o is None else lead(LANES, o, m) for o, m in pairs]))
 
 
 def _require_any_batch(found: Batched) -> None:

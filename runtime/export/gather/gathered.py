@@ -22,14 +22,15 @@ from ....tracer.opaque.opaque import opaque_of
 from ....tracer.trace import CaptureError
 from ...capture.guards import is_float
 from ...dispatch.pytree import arguments
-from ...execution.executable import are_for_multiples, counterpart_sizes, named_target
-from ...execution.pipeline import cheaper, generate, graph_of, kernels_of
+from ...execution.pipeline import generate, graph_of, kernels_of, optimize
+from ...execution.targets import named_target
+from ...execution.variants import are_for_multiples, counterpart_sizes
 from ...report.explain import DEFAULT_TARGET, UnknownTargetError, compiler_of
 from ...settings.config import numerics
 from ...specialize.compiled import Compiled
 from ...specialize.residuals import choose
 from ...specialize.specialization import BackwardEntry, Specialization
-from ...values.tensor_specs import differentiable, stand_in
+from ...values.tensor_specs import fake_argument, with_gradients_asked
 from .tangents import NoTangents, tangents_of
 from .unit_sizes import may_be_one
 
@@ -127,7 +128,7 @@ def gathered(
     if where not in TARGETS:
         raise UnknownTargetError(target=where, known=", ".join(TARGETS))
     complete = compiler.complete(given)
-    stand_ins = differentiable([stand_in(a) for a in complete])
+    stand_ins = with_gradients_asked([fake_argument(a) for a in complete])
     try:
         return _gathered(compiler, stand_ins, where, derivatives)
     except NoTangents as error:
@@ -141,7 +142,8 @@ def gathered(
 def captured(target_class: Any, args: Sequence[Any]) -> tuple[Compiled, Specialization, list[Any]]:
     """Forward, and backward if there is one, as captured. Raises ExportError where a file could not hold it."""
     compiler = compiler_of(target_class)
-    stand_ins = differentiable([stand_in(a) for a in compiler.complete(arguments(target_class, tuple(args)))])
+    complete = compiler.complete(arguments(target_class, tuple(args)))
+    stand_ins = with_gradients_asked([fake_argument(a) for a in complete])
     try:
         compiler.require_capturable()
         spec = Specialization(compiler.cls, stand_ins, compiler.reads_now(), compiler.dynamic)
@@ -165,7 +167,7 @@ def _gathered(compiler: Compiled, stand_ins: list[Any], target: str, derivatives
     sizes: Sizes = dict(spec.sizes(stand_ins))
     differentiates = has_backward(compiler, stand_ins)
     chosen = choose(spec, sizes) if differentiates else None
-    graph = cheaper(chosen.program.forward) if chosen else graph_of(spec.forward.trace, f"{spec.name}_forward")
+    graph = optimize(chosen.program.forward) if chosen else graph_of(spec.forward.trace, f"{spec.name}_forward")
     graph.outputs = [None if i in spec.skip else o for i, o in enumerate(graph.outputs)]
     places = chosen.places if chosen else spec.residual_places
     forward = part_of(compiler, graph, "forward", target, sizes, {}, ())

@@ -1,6 +1,6 @@
 """The jvp of an exported Function: the user's own, captured, or his backward transposed over what the file saves.
 
-    backward: (residuals, g) -> g * w        jvp: (residuals, x_dot) -> x_dot * w
+backward: (residuals, g) -> g * w        jvp: (residuals, x_dot) -> x_dot * w
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ....tracer.capture.context import BackwardContext
 from ....tracer.function import guarded_trace
 from ....tracer.methods import as_tuple
 from ...capture.guards import is_float
-from ...execution.pipeline import cheaper, graph_of
+from ...execution.pipeline import graph_of, optimize
 from ...functorch.transposed_jvp import type_of
 from ...specialize.compiled import Compiled
 from ...specialize.linearity import require_linear
@@ -99,7 +99,7 @@ def _transposed(spec: Specialization, backward: Graph, kept: int) -> Graph:
     if backward.mutations or any(PRIMS[v.prim].family in ("extern", "pick") for v in backward.order()):
         raise NoTangents("backward calls a library, whose transpose is not written down")
     try:
-        return cheaper(_pushing(spec, backward.copy(), kept))
+        return optimize(_pushing(spec, backward.copy(), kept))
     except NonLinearError as error:
         raise NoTangents(f"backward has no transpose: {error}") from error
 

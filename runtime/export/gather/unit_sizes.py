@@ -20,10 +20,11 @@ from ....ir.prims import PRIMS
 from ....ir.transforms.ops import reshape
 from ....ir.types import TensorType
 from ....tracer.trace import CaptureError
-from ...execution.pipeline import cheaper, graph_of
+from ...execution.pipeline import graph_of, optimize
 from ...specialize.compiled import Compiled
 from ...specialize.specialization import Specialization
-from ...values.tensor_specs import memoryless
+from ...values.sizes import traced_numbers
+from ...values.tensor_specs import fake_tensor
 
 Sizes = Mapping[sympy.Symbol, int]
 MOST = 2
@@ -64,13 +65,9 @@ def _resized(spec: Specialization, args: Sequence[Any], at_one: Mapping[Any, Any
     sizes = {**spec.sizes(args), **at_one}
     found = list(args)
     for i, fake in zip(spec.slots, spec.forward.fakes, strict=True):
-        shape, strides = (tuple(_number(n, sizes) for n in ns) for ns in (fake.shape, fake.stride()))
-        found[i] = memoryless(shape, strides, fake.dtype, fake.device, args[i].requires_grad)
+        shape, strides = (traced_numbers(ns, sizes) for ns in (fake.shape, fake.stride()))
+        found[i] = fake_tensor(shape, strides, fake.dtype, fake.device, args[i].requires_grad)
     return found
-
-
-def _number(size: Any, sizes: Mapping[Any, Any]) -> int:
-    return int(size if isinstance(size, int) else size.node.expr.xreplace(sizes))
 
 
 def _renaming(again: Specialization, spec: Specialization) -> dict[Any, Any]:
@@ -105,7 +102,7 @@ class Numbering:
 
     def of(self, graph: Graph, putting: Mapping[Any, Any]) -> tuple[Any, ...]:
         """The results of a graph with other sizes put in, after the passes, and its effects in order."""
-        settled = cheaper(_without_units(_with(graph, putting)))
+        settled = optimize(_without_units(_with(graph, putting)))
         found: dict[int, int] = {}
         for v in (*settled.inputs, *settled.order()):
             key = (v.prim, repr(sorted(v.params.items())), repr(v.avals), tuple(found[a.id] for a in v.args))

@@ -11,15 +11,16 @@ import networkx as nx
 
 from ....ir import Graph, Value
 from ....ir.passes.fuse import Group, Step
-from ...cache.store import versions
-from ...report.explain import DirectionReport, Explanation
+from ...cache.entry_files import versions
+from ...report.directions import DirectionReport
+from ...report.explanation import Explanation
 from ...report.graph_svg import members
 
 SCHEMA = 1
 HIDDEN = ("strides", "avals", "index", "name")
 
 
-def facts(found: Explanation) -> dict[str, Any]:
+def facts(explanation: Explanation) -> dict[str, Any]:
     """Both directions: nodes in an order that runs, each with its operands, type, step, and line of the user's source.
 
     residuals: where backward's first inputs come from. steps: what runs, in order; a node that several kernels compute
@@ -28,23 +29,25 @@ def facts(found: Explanation) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "fusegrad": versions()["fusegrad"],
-        "function": found.name,
-        "target": found.target,
-        "residuals": [{"kind": p.kind, "index": p.index} for p in found.residuals],
-        "saved_bytes": found.saved_bytes,
-        "directions": {name: _direction(report, found, name) for name, report in found.directions.items()},
-        "methods": {m: {"status": r.status, "reason": r.reason, "where": r.where} for m, r in found.methods.items()},
+        "function": explanation.name,
+        "target": explanation.target,
+        "residuals": [{"kind": p.kind, "index": p.index} for p in explanation.residuals],
+        "saved_bytes": explanation.saved_bytes,
+        "directions": {name: _direction(report, explanation, name) for name, report in explanation.directions.items()},
+        "methods": {
+            m: {"status": r.status, "reason": r.reason, "where": r.where} for m, r in explanation.methods.items()
+        },
     }
 
 
-def _direction(report: DirectionReport, found: Explanation, name: str) -> dict[str, Any]:
+def _direction(report: DirectionReport, explanation: Explanation, name: str) -> dict[str, Any]:
     graph, steps = report.graph, _members(report.graph, report.steps)
     names = _names(graph)
-    kept = _residual_ids(graph, found, name)
+    residuals = _residual_ids(graph, explanation, name)
     return {
         "inputs": [names[v.id] for v in graph.inputs],
         "outputs": [None if o is None else names[o.id] for o in graph.outputs],
-        "nodes": [_node(v, names, steps, kept) for v in _nodes(graph)],
+        "nodes": [_node(v, names, steps, residuals) for v in _nodes(graph)],
         "steps": [_step(report, at, names) for at in range(len(report.steps))],
         "minimal_bytes": report.minimal,
         "launches": [
@@ -54,15 +57,15 @@ def _direction(report: DirectionReport, found: Explanation, name: str) -> dict[s
     }
 
 
-def _residual_ids(graph: Graph, found: Explanation, name: str) -> set[int]:
+def _residual_ids(graph: Graph, explanation: Explanation, name: str) -> set[int]:
     """The values that go from forward to backward."""
     if name == "backward":
-        return {v.id for v in graph.inputs[: len(found.residuals)]}
+        return {v.id for v in graph.inputs[: len(explanation.residuals)]}
     outputs = graph.outputs
     places: dict[str, Sequence[Value | None]] = {
-        "input": graph.inputs, "output": outputs, "hidden": outputs[found.user_outputs :],
+        "input": graph.inputs, "output": outputs, "hidden": outputs[explanation.user_outputs :],
     }  # fmt: skip
-    values = [places[p.kind][p.index] for p in found.residuals if p.index < len(places[p.kind])]
+    values = [places[p.kind][p.index] for p in explanation.residuals if p.index < len(places[p.kind])]
     return {v.id for v in values if v is not None}
 
 
@@ -79,34 +82,34 @@ def _nodes(graph: Graph) -> list[Value]:
 def _names(graph: Graph) -> dict[int, str]:
     """The user's names, numbered where two values share one."""
     names: dict[int, str] = {}
-    taken: set[str] = set()
+    used: set[str] = set()
     for value in _nodes(graph):
         wish = value.params["name"] if value.prim == "input" else value.origin.name or f"v{value.id}"
-        name = wish if wish not in taken else f"{wish}_{value.id}"
-        taken.add(name)
+        name = wish if wish not in used else f"{wish}_{value.id}"
+        used.add(name)
         names[value.id] = name
     return names
 
 
-def _node(value: Value, names: dict[int, str], steps: list[set[int]], kept: set[int]) -> dict[str, Any]:
+def _node(value: Value, names: dict[int, str], steps: list[set[int]], residuals: set[int]) -> dict[str, Any]:
     origin = value.origin
     return {
         "name": names[value.id],
         "operation": value.params["op"] if value.prim == "aten" else value.prim,
         "operands": [names[a.id] for a in value.args],
         "type": ", ".join(map(str, value.avals)),
-        "parameters": {k: _plain(v) for k, v in value.params.items() if k not in HIDDEN and k != "op"},
+        "parameters": {k: _plain_data(v) for k, v in value.params.items() if k not in HIDDEN and k != "op"},
         "steps": [at for at, ids in enumerate(steps) if value.id in ids],
-        "residual": value.id in kept,
+        "residual": value.id in residuals,
         "where": origin.where,
         "line": origin.line,
     }
 
 
-def _plain(value: Any) -> Any:
+def _plain_data(value: Any) -> Any:
     if isinstance(value, bool | int | float | str | type(None)):
         return value
-    return [_plain(v) for v in value] if isinstance(value, tuple | list) else str(value)
+    return [_plain_data(v) for v in value] if isinstance(value, tuple | list) else str(value)
 
 
 def _step(report: DirectionReport, at: int, names: dict[int, str]) -> dict[str, Any]:
@@ -117,38 +120,38 @@ def _step(report: DirectionReport, at: int, names: dict[int, str]) -> dict[str, 
     kernels = [k.name for k in report.kernels[groups.index(at)].kernels]
     return {
         "kind": "kernels",
-        "name": _together(kernels),
+        "name": _common_prefix(kernels),
         "kernels": kernels,
         "reads": [names[v.id] for v in step.inputs],
         "writes": [names[v.id] for v in step.outputs],
     }
 
 
-def _together(names: list[str]) -> str:
+def _common_prefix(names: list[str]) -> str:
     """One name for the kernels of a step."""
     return names[0] if len(names) == 1 else f"{names[0].rsplit('_', 1)[0]} ({len(names)} kernels)"
 
 
 # ------------------------------------------------------------------ formats
-def as_json(found: Explanation) -> str:
+def as_json(explanation: Explanation) -> str:
     """JSON, indented."""
-    return json.dumps(facts(found), indent=1) + "\n"
+    return json.dumps(facts(explanation), indent=1) + "\n"
 
 
-def as_networkx(found: Explanation) -> nx.MultiDiGraph:
+def as_networkx(explanation: Explanation) -> nx.MultiDiGraph:
     """One graph: nodes "forward/x" and "backward/grad", edges from operand to result, residuals from one to the other.
 
     Attributes are strings, numbers and booleans, as GraphML wants them.
     """
-    known = facts(found)
-    graph = nx.MultiDiGraph(name=known["function"], target=known["target"], schema=SCHEMA)
-    for direction, part in known["directions"].items():
+    document = facts(explanation)
+    graph = nx.MultiDiGraph(name=document["function"], target=document["target"], schema=SCHEMA)
+    for direction, part in document["directions"].items():
         for node in part["nodes"]:
             label = f"{direction}/{node['name']}"
             graph.add_node(label, direction=direction, **{k: _flat(v) for k, v in node.items()})
             for place, operand in enumerate(node["operands"]):
                 graph.add_edge(f"{direction}/{operand}", label, kind="operand", place=place)
-    for source, target in _carried(known):
+    for source, target in _carried(document):
         graph.add_edge(f"forward/{source}", f"backward/{target}", kind="residual", place=0)
     return graph
 
@@ -159,31 +162,31 @@ def _flat(value: Any) -> Any:
     return "" if value is None else value
 
 
-def _carried(known: dict[str, Any]) -> list[tuple[str, str]]:
+def _carried(document: dict[str, Any]) -> list[tuple[str, str]]:
     """(the value in forward, the input of backward) of each residual."""
-    both = known["directions"]
+    both = document["directions"]
     if set(both) != {"forward", "backward"}:
         return []
     forward = both["forward"]
-    users = len(forward["outputs"]) - len({p["index"] for p in known["residuals"] if p["kind"] == "hidden"})
+    users = len(forward["outputs"]) - len({p["index"] for p in document["residuals"] if p["kind"] == "hidden"})
     outputs = forward["outputs"]
     at: dict[str, list[Any]] = {"input": forward["inputs"], "output": outputs, "hidden": outputs[users:]}
-    pairs = zip(known["residuals"], both["backward"]["inputs"], strict=False)
+    pairs = zip(document["residuals"], both["backward"]["inputs"], strict=False)
     return [(name, target) for p, target in pairs if (name := at[p["kind"]][p["index"]]) is not None]
 
 
-def as_graphml(found: Explanation) -> str:
+def as_graphml(explanation: Explanation) -> str:
     """GraphML, which networkx, yEd and Gephi read."""
     out = io.BytesIO()
-    nx.write_graphml(as_networkx(found), out)
+    nx.write_graphml(as_networkx(explanation), out)
     return out.getvalue().decode()
 
 
-def as_dot(found: Explanation) -> str:
+def as_dot(explanation: Explanation) -> str:
     """The text that Graphviz draws: a cluster per kernel, residuals dashed."""
-    known = facts(found)
-    lines = [f"digraph {_quoted(known['function'])} {{", '  node [shape=box, fontname="monospace", fontsize=10];']
-    for direction, part in known["directions"].items():
+    document = facts(explanation)
+    lines = [f"digraph {_quoted(document['function'])} {{", '  node [shape=box, fontname="monospace", fontsize=10];']
+    for direction, part in document["directions"].items():
         lines += [f"  subgraph {_quoted('cluster_' + direction)} {{", f"    label={_quoted(direction)};"]
         for at, step in enumerate(part["steps"]):
             inside = [n for n in part["nodes"] if n["steps"][:1] == [at]]
@@ -198,7 +201,9 @@ def as_dot(found: Explanation) -> str:
             f"  {_quoted(f'{direction}/{o}')} -> {_quoted(direction + '/' + n['name'])};"
             for n in part["nodes"] for o in n["operands"]
         ]  # fmt: skip
-    lines += [f"  {_quoted('forward/' + a)} -> {_quoted('backward/' + b)} [style=dashed];" for a, b in _carried(known)]
+    lines += [
+        f"  {_quoted('forward/' + a)} -> {_quoted('backward/' + b)} [style=dashed];" for a, b in _carried(document)
+    ]
     return "\n".join([*lines, "}"]) + "\n"
 
 

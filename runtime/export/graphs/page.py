@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from ...report.explain import Explanation
+from ...report.explanation import Explanation
 from ...report.graph_svg import shaded, shortened, svg
 from ...report.html_page import GREY, INK, WIDTH, code, contents, note, page, picture, section, table
 from .data import facts
@@ -39,26 +39,26 @@ class Lane:
     read: tuple[int, ...]
 
 
-def as_svg(found: Explanation) -> str:
+def as_svg(explanation: Explanation) -> str:
     """The graph as boxes and arrows, forward above backward, residuals between them."""
-    shades = [nodes for report in found.directions.values() for nodes in shaded(report.steps)]
-    return svg(found.program, shades, sizes(found))
+    shades = [nodes for report in explanation.directions.values() for nodes in shaded(report.steps)]
+    return svg(explanation.program, shades, sizes(explanation))
 
 
-def sizes(found: Explanation) -> str:
+def sizes(explanation: Explanation) -> str:
     """s0 = 8192, s1 = 4096: the sizes that the kernels take as arguments, as they were in this call."""
-    return ", ".join(f"{symbol} = {size}" for symbol, size in found.sizes.items())
+    return ", ".join(f"{symbol} = {size}" for symbol, size in explanation.sizes.items())
 
 
-def listing(found: Explanation) -> str:
+def kernel_listing(explanation: Explanation) -> str:
     """One SVG: forward's rows above backward's."""
-    pictures = [_Table(name, part) for name, part in facts(found)["directions"].items()]
+    pictures = [_Table(name, part) for name, part in facts(explanation)["directions"].items()]
     width = max((p.width for p in pictures), default=200)
     height, parts = 0.0, []
     for part in pictures:
         parts.append(f'<g transform="translate(0,{height:g})">{part.svg(width)}</g>')
         height += part.height
-    title = f"{escape(found.name)} on {escape(found.target)}"
+    title = f"{escape(explanation.name)} on {escape(explanation.target)}"
     return SVG.format(width=width, height=height, size=FONT, title=title, parts="".join(parts))
 
 
@@ -73,7 +73,7 @@ class _Table:
         self.left = MARGIN + LANE * (1 + max((lane.column for lane in self.lanes.values()), default=0)) + 12
         room = (ROOM - self.left - MARGIN - GAP * (len(COLUMNS) - 1)) / CHARACTER
         longest = [max([len(head), *(len(cells[i]) for cells in self.cells)]) for i, head in enumerate(COLUMNS)]
-        self.letters = fitted(longest, int(room))
+        self.letters = column_widths(longest, int(room))
         self.columns = self._columns()
         self.width = self.columns[-1] - GAP + MARGIN
         self.height = ROW * (len(self.nodes) + 2) + GAP
@@ -87,7 +87,7 @@ class _Table:
         return name, operation, node["type"], kernels, place
 
     def _columns(self) -> list[float]:
-        """Where each column begins, and where the last one ends."""
+        """The left edges of columns, and the right edge of the last."""
         return [self.left + sum(self.letters[:i]) * CHARACTER + GAP * i for i in range(len(COLUMNS) + 1)]
 
     def svg(self, width: float) -> str:
@@ -113,9 +113,9 @@ class _Table:
         for row, (node, cells) in enumerate(zip(self.nodes, self.cells, strict=True)):
             for column, (x, text) in enumerate(zip(self.columns, cells, strict=False)):
                 weight = "bold" if column == 0 and (node["residual"] or node["name"] in self.part["outputs"]) else ""
-                shown = _cut(text, self.letters[column], column in MIDDLE)
+                visible = _cut(text, self.letters[column], column in MIDDLE)
                 color = GREY if column >= 3 else INK
-                yield _text(x, self._y(row) + 4, shown, color, weight, whole=text)
+                yield _text(x, self._y(row) + 4, visible, color, weight, whole=text)
 
     def _lines(self) -> Iterator[str]:
         for number, (name, lane) in enumerate(self.lanes.items()):
@@ -137,21 +137,21 @@ def lanes(nodes: Sequence[dict[str, Any]]) -> dict[str, Lane]:
         for operand in dict.fromkeys(node["operands"]):
             read.setdefault(operand, []).append(i)
     busy: list[int] = []  # per column, the last row that it is used in
-    found: dict[str, Lane] = {}
+    by_name: dict[str, Lane] = {}
     for name in sorted(read, key=lambda n: (row_of[n], read[n][-1])):
-        made, rows = row_of[name], read[name]
-        column = next((c for c, until in enumerate(busy) if until < made), len(busy))
+        row, rows = row_of[name], read[name]
+        column = next((c for c, until in enumerate(busy) if until < row), len(busy))
         busy[column:] = [*([rows[-1]] if column == len(busy) else []), *busy[column:]]
         busy[column] = rows[-1]
-        found[name] = Lane(column, made, tuple(rows))
-    return found
+        by_name[name] = Lane(column, row, tuple(rows))
+    return by_name
 
 
 def _short(value: Any) -> str:
     return f"({', '.join(map(str, value))})" if isinstance(value, list) else str(value)
 
 
-def fitted(longest: Sequence[int], room: int) -> list[int]:
+def column_widths(longest: Sequence[int], room: int) -> list[int]:
     """Characters for each column: what its longest cell needs, while the widest ones give up what is not there."""
     letters = list(longest)
     while sum(letters) > room and max(letters) > LEAST:
@@ -172,40 +172,40 @@ def _file(where: str | None) -> str:
 def _text(x: float, y: float, text: str, color: str = INK, weight: str = "", whole: str = "") -> str:
     """A line of text; what was cut of it is its tooltip."""
     bold = f' font-weight="{weight}"' if weight else ""
-    told = f"<title>{escape(whole)}</title>" if whole not in ("", text) else ""
-    return f'<text x="{x:g}" y="{y:g}" fill="{color}"{bold} xml:space="preserve">{told}{escape(text)}</text>'
+    tooltip = f"<title>{escape(whole)}</title>" if whole not in ("", text) else ""
+    return f'<text x="{x:g}" y="{y:g}" fill="{color}"{bold} xml:space="preserve">{tooltip}{escape(text)}</text>'
 
 
 # ------------------------------------------------------------------ a page
 HEADINGS = ("Methods", "Graphs after the passes", "Listing", "What runs", "Kernels")
 
 
-def as_html(found: Explanation) -> str:
+def as_html(explanation: Explanation) -> str:
     """The picture, what runs, and the kernels' text, on one page without scripts or requests."""
-    drawings = [picture(drawn, _width(drawn)) for drawn in (as_svg(found), listing(found))]
-    bodies = (_methods(found), *drawings, _launches(found), _kernels(found))
-    told = note(f"Sizes that may vary, as they are here: {sizes(found)}.") if found.sizes else ""
+    drawings = [picture(drawn, _width(drawn)) for drawn in (as_svg(explanation), kernel_listing(explanation))]
+    bodies = (_methods(explanation), *drawings, _launches(explanation), _kernels(explanation))
+    size_note = note(f"Sizes that may vary, as they are here: {sizes(explanation)}.") if explanation.sizes else ""
     sections = [section(heading, body) for heading, body in zip(HEADINGS, bodies, strict=True)]
-    return page(f"{found.name} on {found.target}", contents(*HEADINGS), told, *sections)
+    return page(f"{explanation.name} on {explanation.target}", contents(*HEADINGS), size_note, *sections)
 
 
 def _width(drawn: str) -> float:
     return float(drawn.split(' width="', 1)[1].split('"', 1)[0])
 
 
-def _methods(found: Explanation) -> str:
-    rows = [[name, r.status, r.reason or "", _file(r.where)] for name, r in found.methods.items()]
+def _methods(explanation: Explanation) -> str:
+    rows = [[name, r.status, r.reason or "", _file(r.where)] for name, r in explanation.methods.items()]
     return table(["method", "status", "why", "where"], rows)
 
 
-def _launches(found: Explanation) -> str:
-    rows = [[k.direction, k.name, k.kind, f"{k.bytes_read:,}", f"{k.bytes_written:,}"] for k in found.kernels]
+def _launches(explanation: Explanation) -> str:
+    rows = [[k.direction, k.name, k.kind, f"{k.bytes_read:,}", f"{k.bytes_written:,}"] for k in explanation.kernels]
     launches = table(["direction", "launch", "kind", "bytes read", "bytes written"], rows)
-    return f"{launches}{note(f'Saved for backward: {found.saved_bytes:,} bytes.')}"
+    return f"{launches}{note(f'Saved for backward: {explanation.saved_bytes:,} bytes.')}"
 
 
-def _kernels(found: Explanation) -> str:
-    return code(found.module) if found.kernel_records else note("No kernels are generated.")
+def _kernels(explanation: Explanation) -> str:
+    return code(explanation.module) if explanation.kernel_records else note("No kernels are generated.")
 
 
 SVG = (

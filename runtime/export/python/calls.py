@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from string import ascii_lowercase
 from typing import Any
 
 import sympy
 
 from ....ir import Value
-from ....ir.prims import BINARY, COMPARE, UNARY, Arg
+from ....ir.prims import PRIMS, Arg
 from ....tracer.dtypes import TO_TORCH
 from ...execution.aten.reference import find_op
-from .expressions import Expressions
+from ..text.expressions import Expressions
 
 _TORCH = {"max": "torch.maximum", "min": "torch.minimum", "rem": "torch.remainder", "shl": "torch.bitwise_left_shift",
           "shr": "torch.bitwise_right_shift", "conj": "torch.conj_physical"}  # fmt: skip
@@ -34,14 +34,22 @@ class Call:
         return self.expressions.tuple(self.value.params[name])
 
     def number(self, name: str) -> str:
-        found = self.value.params[name]
-        return self.expressions.text(found) if isinstance(found, sympy.Basic) else _literal(found)
+        parameter = self.value.params[name]
+        return self.expressions.text(parameter) if isinstance(parameter, sympy.Basic) else _literal(parameter)
+
+
+TextRule = Callable[[Call], "str | None"]
 
 
 def call_text(value: Value, operands: Sequence[str], expressions: Expressions, device: str) -> str | None:
     """The expression; None for what only fusegrad can compute."""
-    rule = RULES.get(value.prim)
+    rule = rule_of(RULES, value.prim, _elementwise)
     return None if rule is None else rule(Call(value, operands, expressions, device))
+
+
+def rule_of(rules: Mapping[str, TextRule], prim: str, elementwise: TextRule) -> TextRule | None:
+    """A primitive's own rule, or that of its family where torch has the operation by the same name."""
+    return rules.get(prim, elementwise if PRIMS[prim].family == "elementwise" else None)
 
 
 def _elementwise(call: Call) -> str:
@@ -54,7 +62,8 @@ def _elementwise(call: Call) -> str:
     return f"{_TORCH.get(prim, f'torch.{prim}')}({', '.join(call.operands)}).to({call.dtype})"
 
 
-def _broadcast(call: Call) -> str:
+def broadcast(call: Call) -> str:
+    """In both languages: ones for the axes that are not the operand's, then expanded."""
     (x,), (source,) = call.operands, call.value.args
     aligned: list[Any] = [1] * len(call.value.shape)
     for axis, size in zip(call.value.params["axes"], source.shape, strict=True):
@@ -74,15 +83,28 @@ def _span(call: Call, start: Any, stop: Any, step: Any, size: Any) -> str:
     return f"{first}:{last}" if step == 1 else f"{first}:{last}:{text(step)}"
 
 
+def matrices(call: Call, transposed: str) -> tuple[str, str] | None:
+    """The operands of a dot as two matrices, each as it is or transposed; None where it is no product of matrices."""
+    (x, y), (xs, ys, out) = call.operands, _dot_axes(call)
+    if not (len(xs) == len(ys) == len(out) == 2 and out[0] in xs and out[1] in ys):
+        return None
+    return x if xs[0] == out[0] else f"{x}{transposed}", y if ys[1] == out[1] else f"{y}{transposed}"
+
+
+def einsum_letters(call: Call) -> str:
+    """ "ab,bc->ac" """
+    x, y, out = ("".join(ascii_lowercase[i] for i in axes) for axes in _dot_axes(call))
+    return f"{x},{y}->{out}"
+
+
+def _dot_axes(call: Call) -> list[tuple[int, ...]]:
+    return [tuple(call.value.params[k]) for k in ("x_axes", "y_axes", "out_axes")]
+
+
 def _dot(call: Call) -> str:
-    axes = [tuple(call.value.params[k]) for k in ("x_axes", "y_axes", "out_axes")]
-    x, y = call.operands
-    if all(len(a) == 2 for a in axes) and axes[2][0] in axes[0] and axes[2][1] in axes[1]:
-        (row, column), inner = axes[2], next(a for a in axes[0] if a != axes[2][0])
-        left = x if axes[0] == (row, inner) else f"{x}.T"
-        return f"{left} @ {y if axes[1] == (inner, column) else f'{y}.T'}"
-    letters = ["".join(ascii_lowercase[i] for i in a) for a in axes]
-    return f'torch.einsum("{letters[0]},{letters[1]}->{letters[2]}", {x}, {y})'
+    if (pair := matrices(call, ".T")) is not None:
+        return " @ ".join(pair)
+    return f'torch.einsum("{einsum_letters(call)}", {", ".join(call.operands)})'
 
 
 def _reduction(call: Call) -> str:
@@ -176,15 +198,14 @@ def _literal(value: Any) -> str:
     return repr(value)
 
 
-RULES: dict[str, Callable[[Call], str | None]] = {
-    **dict.fromkeys((*UNARY, *BINARY, *COMPARE), _elementwise),
+RULES: dict[str, TextRule] = {
     "where": lambda call: f"torch.where({', '.join(call.operands)})",
     "cast": lambda call: f"{call.operands[0]}.to({call.dtype})",
     "full": lambda call: (
         f"torch.full({call.sizes('shape')}, {call.number('value')}, dtype={call.dtype}, device={call.device})"
     ),
     "iota": lambda call: f"torch.arange({call.number('size')}, dtype={call.dtype}, device={call.device})",
-    "broadcast": _broadcast,
+    "broadcast": broadcast,
     "reshape": lambda call: f"{call.operands[0]}.reshape({call.sizes('shape')})",
     "permute": lambda call: f"{call.operands[0]}.permute({tuple(call.value.params['perm'])!r})",
     "flip": lambda call: f"{call.operands[0]}.flip({tuple(call.value.params['axes'])!r})",
@@ -202,4 +223,4 @@ RULES: dict[str, Callable[[Call], str | None]] = {
     "aten": _aten,
     "aten_effect": _aten,
 }
-"""What is missing (random numbers from a seed, padding between elements, nested calls) fusegrad's own code computes."""
+"""Primitives that are missing (random numbers, padding inside, nested calls) fusegrad's own code computes."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from .launchers import folded
+from ..text.scope import folded
 
 WIDTH = 120
 _REMARK = re.compile(r"^(?P<code>.*\S)  # (?P<remark>.+)$")
@@ -16,15 +16,15 @@ _OPERATORS = ("+ ", "- ", "* ", "/ ", "& ", "| ")
 
 def tidy(source: str) -> str:
     """The same program in lines of at most WIDTH, as far as one fold takes them."""
-    return "\n".join(line for given in source.split("\n") for line in _lines(_NOWHERE.sub("", given)))
+    return "\n".join(line for line_in in source.split("\n") for line in _lines(_NOWHERE.sub("", line_in)))
 
 
 def _lines(line: str) -> Iterator[str]:
     indent = line[: len(line) - len(line.lstrip())]
-    found = _REMARK.match(line) if len(line) > WIDTH else None
-    if found is not None:
-        yield from _remark(indent, found["remark"])
-        line = found["code"]
+    remark = _REMARK.match(line) if len(line) > WIDTH else None
+    if remark is not None:
+        yield from _remark(indent, remark["remark"])
+        line = remark["code"]
     yield from [line] if len(line) <= WIDTH else _folded(indent, line.strip())
 
 
@@ -60,7 +60,7 @@ def _opened(text: str) -> tuple[str, str, str] | None:
 
 
 def _depths(text: str) -> Iterator[int]:
-    """How many brackets are open after each letter."""
+    """The number of open brackets after each letter."""
     depth = 0
     for letter in text:
         depth += {"(": 1, "[": 1, ")": -1, "]": -1}.get(letter, 0)

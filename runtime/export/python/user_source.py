@@ -87,8 +87,8 @@ def _bound(name: str, value: Any) -> str:
     if isinstance(value, torch.dtype):
         return f"{name} = {value}"
     if _of_library(value) and hasattr(value, "__name__"):
-        given = "" if value.__name__ == name else f" as {name}"
-        return f"from {value.__module__} import {value.__name__}{given}"
+        alias = "" if value.__name__ == name else f" as {name}"
+        return f"from {value.__module__} import {value.__name__}{alias}"
     if isinstance(value, FunctionType) and value.__name__ == name and not value.__closure__:
         return _source(value).rstrip()
     raise SourceMissing(f"it reads {name}, which is a {type(value).__name__}")

@@ -16,6 +16,7 @@ import torch
 from torch.export import Dim, ExportedProgram
 
 from ....ir.errors import FusegradError
+from ....tracer.sizes import hint_of
 from ....tracer.torch_private import plain_tensors
 from ...specialize.specialization import Specialization
 from ..bundle.archive import write_file
@@ -39,7 +40,7 @@ def as_program(
     """Writes name.pt2, and name.backward.pt2 where there is a backward; says what each of them keeps."""
     compiler, spec, stand_ins = captured(target_class, args)
     where = spec.backward_place()
-    reason = _why_not(spec)
+    reason = _refusal(spec)
     if reason is not None:
         raise ExportError(function=spec.name, reason=reason, where=where, fix="use the class through fusegrad.")
     with_backward = has_backward(compiler, stand_ins)
@@ -47,8 +48,8 @@ def as_program(
         examples = [_example(f) for f in spec.forward.fakes]
         programs = {path: _program(spec, "forward", _Forward(spec), examples)}
         if with_backward:
-            given = [_example(f) for f in _moving_outputs(spec)]
-            programs[backward_path(path)] = _program(spec, "backward", _Backward(spec), [*examples, *given])
+            gradients = [_example(f) for f in _moving_outputs(spec)]
+            programs[backward_path(path)] = _program(spec, "backward", _Backward(spec), [*examples, *gradients])
     said = _statement(spec, path, with_backward)
     for place, program in programs.items():
         write_file(place, _content(program, {"function": spec.name, "source": where, "kept": said}))
@@ -60,11 +61,13 @@ def backward_path(path: Path) -> Path:
     return path.with_name(f"{path.stem}.backward{path.suffix}")
 
 
-def _why_not(spec: Specialization) -> str | None:
+def _refusal(spec: Specialization) -> str | None:
     if spec.writes_inputs:
         return "forward writes to an argument"
-    others = [o.value for o in spec.forward.outputs if o.kind == "object" and not isinstance(o.value, READABLE)]
-    return f"forward returns a {type(others[0]).__name__}, which a program of torch.export does not" if others else None
+    objects = [o.value for o in spec.forward.outputs if o.kind == "object" and not isinstance(o.value, READABLE)]
+    return (
+        f"forward returns a {type(objects[0]).__name__}, which a program of torch.export does not" if objects else None
+    )
 
 
 def _statement(spec: Specialization, path: Path, with_backward: bool) -> str:
@@ -72,8 +75,8 @@ def _statement(spec: Specialization, path: Path, with_backward: bool) -> str:
     lines.append("Kept: the operations of forward, as captured. torch.export keeps no custom backward in a program,")
     lines.append("and ATen's derivative would be another one: the results are detached, they require no gradient.")
     if with_backward:
-        given = ", ".join([*(spec.names[i] for i in spec.slots), "gradients of the outputs"])
-        lines.append(f"{backward_path(path).name}: {spec.name}.backward, ({given}) -> gradients.")
+        inputs = ", ".join([*(spec.names[i] for i in spec.slots), "gradients of the outputs"])
+        lines.append(f"{backward_path(path).name}: {spec.name}.backward, ({inputs}) -> gradients.")
     return "\n".join(lines)
 
 
@@ -96,12 +99,8 @@ def _program(spec: Specialization, method: str, module: torch.nn.Module, example
 
 def _example(fake: Tensor) -> Tensor:
     """A tensor of the sizes that were exported; its memory is not touched."""
-    shape, strides = ([int(n) for n in ns] for ns in (_hints(fake.shape), _hints(fake.stride())))
+    shape, strides = ([int(hint_of(n)) for n in ns] for ns in (fake.shape, fake.stride()))
     return torch.empty_strided(shape, strides, dtype=fake.dtype, device=fake.device)
-
-
-def _hints(sizes: Sequence[Any]) -> list[int]:
-    return [n if isinstance(n, int) else n.node.hint for n in sizes]
 
 
 def _moving_outputs(spec: Specialization) -> list[Tensor]:
@@ -150,6 +149,6 @@ class _Backward(torch.nn.Module):
         tensors, gradients = values[: len(spec.slots)], values[len(spec.slots) :]
         results = spec.forward.trace.graph_module(*tensors)
         n, sizes = len(spec.forward.fake_outputs), spec.binder.read(tensors)
-        kept = [spec.at(p, tensors, results[:n], results[n:]) for p in spec.residual_places_present]
-        found = self.entry.trace.graph_module(*kept, *(sizes[s] for s in spec.backward_symbols), *gradients)
-        return tuple(None if found[i] is None else detached(found[i]) for i in spec.slots)
+        residuals = [spec.at(p, tensors, results[:n], results[n:]) for p in spec.residual_places_present]
+        results_of = self.entry.trace.graph_module(*residuals, *(sizes[s] for s in spec.backward_symbols), *gradients)
+        return tuple(None if results_of[i] is None else detached(results_of[i]) for i in spec.slots)

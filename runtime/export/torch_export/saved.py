@@ -1,6 +1,6 @@
 """Programs of torch.export that call operators of ours: saved with what is needed to make these again, and loaded.
 
-An operator is not in such a file: it stands there by its name, which tells what it computes. Who loads the file imports
+An operator is not in such a file: it stands there by its name, which tells what it computes. Loading the file imports
 the module that decorates the class, captures it for the same arguments, and has to end with the same name.
 """
 
@@ -40,8 +40,8 @@ def save_program(program: torch.export.ExportedProgram, path: str | os.PathLike[
 
     The classes have to be where another process can import them. Raises SavedProgramError where one is not.
     """
-    found = [_document(name, str(path)) for name in sorted(set(_called(program.graph_module)))]
-    text = json.dumps({"format": FORMAT, "operators": found})
+    documents = [_document(name, str(path)) for name in sorted(set(_called_operators(program.graph_module)))]
+    text = json.dumps({"format": FORMAT, "operators": documents})
     torch.export.save(program, os.fspath(path), extra_files={FILE: text})
 
 
@@ -52,11 +52,11 @@ def load_program(path: str | os.PathLike[str]) -> torch.export.ExportedProgram:
     """
     for document in _operators(str(path)):
         if document["name"] not in known:
-            _make(document, str(path))
+            _register_operator(document, str(path))
     return torch.export.load(os.fspath(path))
 
 
-def _called(module: torch.fx.GraphModule) -> Iterator[str]:
+def _called_operators(module: torch.fx.GraphModule) -> Iterator[str]:
     for inner in module.modules():
         graph = getattr(inner, "graph", None)
         for node in graph.nodes if isinstance(graph, torch.fx.Graph) else ():
@@ -76,10 +76,10 @@ def _document(name: str, path: str) -> Doc:
         ]
         steps = constant_document(origin.steps)
     except NoLiteral as error:
-        raise _error(path, name, f"an argument is {error}", "pass numbers, texts, dtypes or None.") from None
+        raise _program_error(path, name, f"an argument is {error}", "pass numbers, texts, dtypes or None.") from None
     examples = [{"tensor": _layout(e)} if isinstance(e, Tensor) else e for e in origin.examples]
     return {
-        "name": name, "class": _place(root, path, name), "arguments": arguments, "backend": root.backend,
+        "name": name, "class": _qualified_place(root, path, name), "arguments": arguments, "backend": root.backend,
         "copies": root.copies, "steps": steps, "examples": examples,
     }  # fmt: skip
 
@@ -89,53 +89,57 @@ def _layout(tensor: Tensor) -> list[Any]:
     return [list(tensor.shape), list(tensor.stride()), dtype, str(tensor.device), tensor.requires_grad]
 
 
-def _place(root: Root, path: str, name: str) -> str:
+def _qualified_place(root: Root, path: str, name: str) -> str:
     """ "module:qualname", where another process finds the compiled class or function."""
     cls = root.compiler.user_class
     module, qualname = cls.__module__, getattr(cls, "_fusegrad_sources", (cls,))[0].__qualname__
     if module == "__main__" or "<locals>" in qualname or _compiler_at(module, qualname) is not root.compiler:
         fix = "decorate it in a module, under its own name, so that the loading process can import it from there."
-        raise _error(path, name, f"{module}.{qualname} cannot be imported by another process", fix)
+        raise _program_error(path, name, f"{module}.{qualname} cannot be imported by another process", fix)
     return f"{module}:{qualname}"
 
 
 def _compiler_at(module: str, qualname: str) -> Any:
     """The compiler of what is found there; None where there is nothing of ours."""
     try:
-        found: Any = importlib.import_module(module)
+        owner: Any = importlib.import_module(module)
         for part in qualname.split("."):
-            found = getattr(found, part)
+            owner = getattr(owner, part)
     except (ImportError, AttributeError):
         return None
-    return getattr(found, "_fusegrad", None)
+    return getattr(owner, "_fusegrad", None)
 
 
-def _error(path: str, operator: str, fact: str, fix: str) -> SavedProgramError:
+def _program_error(path: str, operator: str, fact: str, fix: str) -> SavedProgramError:
     return SavedProgramError(path=os.path.basename(path), operator=operator, fact=fact, fix=fix)
 
 
 # ------------------------------------------------------------------ read
 def _operators(path: str) -> list[Doc]:
-    """What `save_program` wrote; nothing for a program that calls no operator of ours."""
+    """The operators that `save_program` wrote; none for a program that calls no operator of ours."""
     with zipfile.ZipFile(path) as archive:
-        found = [name for name in archive.namelist() if name.split("/")[-1] == FILE]
-        table: Doc = json.loads(archive.read(found[0])) if found else {"format": FORMAT, "operators": []}
+        names = [name for name in archive.namelist() if name.split("/")[-1] == FILE]
+        table: Doc = json.loads(archive.read(names[0])) if names else {"format": FORMAT, "operators": []}
     if table.get("format") != FORMAT:
-        raise _error(path, "", f"format {table.get('format')!r} is not {FORMAT}", "save it with the same fusegrad.")
+        raise _program_error(
+            path, "", f"format {table.get('format')!r} is not {FORMAT}", "save it with the same fusegrad."
+        )
     return list(table["operators"])
 
 
-def _make(document: Doc, path: str) -> None:
+def _register_operator(document: Doc, path: str) -> None:
     name, place = document["name"], document["class"]
     compiler = _compiler_at(*place.split(":"))
     if compiler is None:
-        raise _error(path, name, f"{place} is no compiled Function", "import path and versions as when it was saved.")
+        raise _program_error(
+            path, name, f"{place} is no compiled Function", "import path and versions as when it was saved."
+        )
     try:
         arguments = [_value(a, name) for a in document["arguments"]]
         examples = [_value(e, name) for e in document["examples"]]
         steps = constant_from(document["steps"], {}, name)
     except (ParseError, TypeError, ValueError) as error:
-        raise _error(path, name, f"it cannot be read: {error}", "save the program again.") from error
+        raise _program_error(path, name, f"it cannot be read: {error}", "save the program again.") from error
     with aside():
         spec = compiler.specialization(arguments)
     if spec is not None:
@@ -144,15 +148,15 @@ def _make(document: Doc, path: str) -> None:
             unit_operator(unit_of(forward, steps), examples)
     if name not in known:
         fix = "load it with the sources, the globals and the torch that it was saved with, or export it again."
-        raise _error(path, name, f"{place} is no longer what it was when the program was saved", fix)
+        raise _program_error(path, name, f"{place} is no longer what it was when the program was saved", fix)
 
 
 def _value(data: Any, at: str) -> Any:
     if not isinstance(data, dict) or "tensor" not in data:
         return constant_from(data, {}, at)
     shape, strides, dtype, device, needs = data["tensor"]
-    made = torch.empty_strided(shape, strides, dtype=getattr(torch, dtype), device=device)
-    return made.zero_().requires_grad_(needs)
+    tensor = torch.empty_strided(shape, strides, dtype=getattr(torch, dtype), device=device)
+    return tensor.zero_().requires_grad_(needs)
 
 
 def unit_of(forward: Forward, steps: Sequence[Any]) -> Unit:

@@ -20,6 +20,7 @@ import torch.utils._pytree as pytree
 from torch._decomp import decomposition_table
 from torch.autograd.function import Function
 
+from ....tracer.sizes import hint_of
 from ....tracer.torch_private import is_batched_here, unwrapped
 
 Tensor = torch.Tensor
@@ -91,13 +92,9 @@ def per_lane(made: Tensor, *sources: Any) -> Tensor:
 
 def room_for(like: Tensor, sizes: Sequence[int], strides: Sequence[int], **options: Any) -> Tensor:
     """Memory to be written to, laid out as told: torch's own rule for it wants sizes that are no symbols."""
-    order = sorted(range(len(sizes)), key=lambda axis: (-_hint(strides[axis]), axis))
+    order = sorted(range(len(sizes)), key=lambda axis: (-hint_of(strides[axis]), axis))
     room = like.new_empty([sizes[axis] for axis in order], **options)
     return room.permute(sorted(range(len(order)), key=order.__getitem__)) if order != sorted(order) else room
-
-
-def _hint(size: Any) -> int:
-    return size if isinstance(size, int) else int(size.node.hint)
 
 
 # ------------------------------------------------------------------ operations on whole batches

@@ -23,9 +23,10 @@ from ....ir.transforms.ops import DIFFERENTIABLE, permute
 from ....ir.types import Size, contiguous_strides, distinct, product
 from ....tracer.capture.capture import settled
 from ....tracer.trace import Trace
-from ...execution.executable import Binder, BoundSizes, Executable, Run
-from ...execution.pipeline import cheaper, graph_of
+from ...execution.executable import Executable, Run, through_torch
+from ...execution.pipeline import graph_of, optimize
 from ...settings.config import KERNEL_BACKENDS
+from ...values.sizes import Binder, BoundSizes
 from .op_rules import OP_RULES
 
 Tensor = torch.Tensor
@@ -68,7 +69,7 @@ class Lowered:
     @once
     def _run(self) -> Run:
         executable = Executable(self.trace, self.name, self.backend, graph=self.graph)
-        return executable.run if self.backend in KERNEL_BACKENDS else executable.through_torch(self.graph)
+        return executable.run if self.backend in KERNEL_BACKENDS else through_torch(self.graph, executable.binder)
 
 
 def lowered(executable: Executable, name: str) -> Lowered | None:
@@ -136,7 +137,7 @@ def over_lanes(
     if graph is None:
         return None
     axes = list(layout.axes)
-    return Lowered(lane.trace, cheaper(graph), axes, sources, name, backend, lane.depth + 1, lane.tells)
+    return Lowered(lane.trace, optimize(graph), axes, sources, name, backend, lane.depth + 1, lane.tells)
 
 
 def _step(lane: Lowered, value: int) -> sympy.Symbol:

@@ -23,7 +23,7 @@ from ....tracer.dtypes import TO_TORCH
 from ....tracer.lowering.aten import lower
 from ....tracer.torch_private import expression_of
 from ...execution.aten import reference
-from ...values.tensor_specs import memoryless
+from ...values.tensor_specs import fake_tensor
 
 Tensor = torch.Tensor
 Sizes = dict[sympy.Symbol, Any]
@@ -155,7 +155,7 @@ def _numbers(types: Sequence[TensorType]) -> dict[sympy.Symbol, int]:
 
 def _stand_in(of: TensorType, numbers: dict[sympy.Symbol, int]) -> Tensor:
     shape = [n if isinstance(n, int) else int(n.xreplace(numbers)) for n in of.shape]
-    return memoryless(tuple(shape), None, TO_TORCH[of.dtype], torch.device("cpu"), False)
+    return fake_tensor(tuple(shape), None, TO_TORCH[of.dtype], torch.device("cpu"), False)
 
 
 def _meaning(fakes: Sequence[Tensor], types: Sequence[TensorType]) -> dict[sympy.Symbol, Any]:

@@ -30,6 +30,7 @@ from typing import Any
 from ....codegen.kernel import TARGETS, Kernel, Pointer
 from ....ir.errors import UnsupportedBackendError
 from ....tracer.locks import INNER, lock_of
+from ...cache import entry_files
 from ...cache import store as cache
 from ...settings.counters import count
 from ..triton_module import TRITON_DTYPE, require_triton
@@ -256,7 +257,7 @@ class Pool:
 
     @contextmanager
     def waited_for(self) -> Iterator[None]:
-        """Within the block a thread waits for results; where it is not to wait any more, nobody is left who would."""
+        """Within the block a thread waits for results; where it is not to wait any more, no thread is left to."""
         self.waiting.append(threading.current_thread())
         try:
             yield
@@ -365,7 +366,7 @@ def _recipe() -> str:
 
 def _binary(workers: Pool, job: Mapping[str, Any]) -> Binary:
     """From the cache, or made by one worker of one process, and cached."""
-    key = cache.key_of("binary", _recipe(), *cache.versions().items(), json.dumps(job, sort_keys=True))
+    key = cache.key_of("binary", _recipe(), *entry_files.versions().items(), json.dumps(job, sort_keys=True))
     store = cache.default()
     known = store.get(key)
     if known:

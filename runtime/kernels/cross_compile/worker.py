@@ -115,7 +115,7 @@ def main() -> None:
     os.dup2(2, 1)
     threading.Thread(target=_leave_with, args=(int(sys.argv[1]),), daemon=True).start()
     act: Callable[[dict[str, Any]], dict[str, Any]] = greet
-    with suppress(BrokenPipeError):  # nobody is left who would read it
+    with suppress(BrokenPipeError):  # no process is left that would read it
         for line in sys.stdin:
             replies.write(_safely(act, line) + "\n")
             act = answer

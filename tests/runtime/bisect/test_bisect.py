@@ -129,13 +129,13 @@ def plant_emitted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def plant_binding(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = replay.bindings
+    real = replay.bind_operations
 
     def wrong(nodes: Any) -> Any:
         return {n: torch.tanh if n.target is aten.sigmoid.default else way for n, way in real(nodes).items()}
 
-    monkeypatch.setattr(replay, "bindings", wrong)
-    monkeypatch.setattr("fusegrad.runtime.bisect.places.bindings", wrong)
+    monkeypatch.setattr(replay, "bind_operations", wrong)
+    monkeypatch.setattr("fusegrad.runtime.bisect.localize.bind_operations", wrong)
 
 
 GATE, RSTD = "gate = torch.sigmoid(x)", "rstd = torch.rsqrt("

@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from fusegrad.runtime.cache import entry_files, eviction, location
 from fusegrad.runtime.cache import private_folder as folder
 from fusegrad.runtime.cache import store as cache
 from fusegrad.runtime.cache.store import Cache, key_of
@@ -163,7 +164,7 @@ def test_entries_of_other_versions_are_ignored_and_stay(store: Cache, change: tu
     store.put(KEY, {"mine": b""})
     assert store.get(KEY) == {"mine": b""}, "in memory"
     assert {path.name: path.read_bytes() for path in entry(store).iterdir()} == found
-    assert store.fault(KEY) == cache.OTHER_VERSION
+    assert store.fault(KEY) == entry_files.OTHER_VERSION
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
@@ -241,12 +242,12 @@ def test_whichever_call_fails_it_costs_speed_only(error: int, tmp_path: Path) ->
             warnings.simplefilter("always")
             store = Cache(root)
             assert store.get(known) in (FILES, None)
-            assert store.made(KEY, lambda: FILES) == FILES
+            assert store.get_or_make(KEY, lambda: FILES) == FILES
             store.put(more, FILES)
             store.sweep()
             store.drop(key_of("nothing"))
         assert len(told) <= 1
-        assert store.get(more) == FILES == store.made(KEY, lambda: FILES)
+        assert store.get(more) == FILES == store.get_or_make(KEY, lambda: FILES)
         after = Cache(root)
         assert after.get(known) in ((FILES,) if error == errno.EMFILE else (FILES, None)), "destroyed for nothing"
         after.put(known, FILES)
@@ -312,14 +313,14 @@ def test_wherever_it_is_and_whatever_the_umask(place: str, umask: int, tmp_path:
 def test_too_long_a_path_costs_speed_only(tmp_path: Path) -> None:
     store = Cache(tmp_path / ("x" * 400))
     with pytest.warns(RuntimeWarning, match="File name too long"):
-        assert store.made(KEY, lambda: FILES) == FILES
+        assert store.get_or_make(KEY, lambda: FILES) == FILES
 
 
 def test_deleted_while_it_is_used(store: Cache, tmp_path: Path) -> None:
     store.put(KEY, FILES)
     shutil.rmtree(tmp_path / "cache")
     assert store.get(KEY) is None
-    assert store.made(KEY, lambda: FILES) == FILES and Cache(tmp_path / "cache").get(KEY) == FILES
+    assert store.get_or_make(KEY, lambda: FILES) == FILES and Cache(tmp_path / "cache").get(KEY) == FILES
 
 
 def test_folders_around_it_are_made_private(tmp_path: Path) -> None:
@@ -370,12 +371,12 @@ def test_folders_of_another_user_are_left_alone(store: Cache, tmp_path: Path) ->
     store.put(KEY, FILES)
     os.chown(tmp_path / "cache" / "v1", 12345, 12345)
     with pytest.warns(RuntimeWarning, match="in memory only"):
-        assert Cache(tmp_path / "cache").made(KEY, lambda: FILES) == FILES
+        assert Cache(tmp_path / "cache").get_or_make(KEY, lambda: FILES) == FILES
     assert entry(store).is_dir()
 
 
 def test_memory_keeps_the_newest() -> None:
-    memory = cache.Memory(limit=2)
+    memory = cache.MemoryEntries(limit=2)
     for name in ("a", "b", "c"):
         memory.put(name, {})
     assert (memory.get("a"), memory.get("c")) == (None, {})
@@ -387,7 +388,7 @@ def test_sweep_deletes_what_was_used_longest_ago(store: Cache) -> None:
         store.put(key, {"f": bytes(1000)})
         os.utime(store.directory(key) or "", (time.time() - age,) * 2)
     store.get(keys[1])  # now the newest
-    store.limit = 2 * 2 * cache.BLOCK
+    store.limit = 2 * 2 * entry_files.BLOCK
     store.sweep()
     assert [store.get(key) is not None for key in keys] == [False, True, True, False]
 
@@ -477,7 +478,7 @@ def test_a_child_forked_meanwhile_holds_no_claim(store: Cache) -> None:
     os.waitpid(child, 0)
     held = store.claim(KEY, 1.0)
     assert held is not None
-    held.let_go()
+    held.release()
 
 
 def test_a_claim_that_is_forgotten_is_free(store: Cache) -> None:
@@ -506,7 +507,7 @@ def test_times_in_the_future_count_as_long_ago(store: Cache) -> None:
     left = store.root / "tmp" / "left"
     left.mkdir()
     os.utime(left, (later, later))
-    store.sweep(2 * 2 * cache.BLOCK)
+    store.sweep(2 * 2 * entry_files.BLOCK)
     assert [store.get(key) is not None for key in keys] == [True, False, True] and not left.exists()
 
 
@@ -517,7 +518,7 @@ def test_one_sweep_an_hour_for_all_processes(store: Cache, monkeypatch: pytest.M
     for number, each in enumerate((store, other, store)):
         each.put(key_of(number), FILES)
     assert swept == [store]
-    os.utime((store.root or Path()) / cache.SWEPT, (0, 0))
+    os.utime((store.root or Path()) / eviction.SWEPT, (0, 0))
     other.put(KEY, FILES)
     assert swept == [store, other]
 
@@ -543,7 +544,7 @@ def test_made_is_made_once_by_many_threads(store: Cache) -> None:
         time.sleep(0.02)
         return FILES
 
-    threads = [threading.Thread(target=lambda: found.append(store.made(KEY, make))) for _ in range(16)]
+    threads = [threading.Thread(target=lambda: found.append(store.get_or_make(KEY, make))) for _ in range(16)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -576,7 +577,7 @@ def test_place(
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value.format(home=tmp_path))
-    assert str(cache.default_root()) == expected.format(home=tmp_path, here=tmp_path)
+    assert str(location.default_root()) == expected.format(home=tmp_path, here=tmp_path)
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -589,4 +590,4 @@ def test_without_home_it_is_the_user_s_of_the_system(known: bool, monkeypatch: p
     home = Path(pwd.getpwuid(os.getuid()).pw_dir)
     if not known:
         monkeypatch.setattr(pwd, "getpwuid", unknown)
-    assert cache.default_root() == (home / ".cache" / "fusegrad" if known and home.is_dir() else None)
+    assert location.default_root() == (home / ".cache" / "fusegrad" if known and home.is_dir() else None)

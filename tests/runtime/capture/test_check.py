@@ -67,7 +67,7 @@ def test_arguments_keep_their_layout(given) -> None:
 
 # ------------------------------------------------------------------ cut inputs
 def fakes_of(*tensors: torch.Tensor) -> tuple[Session, list[Any], dict[Any, int]]:
-    from fusegrad.runtime.execution.executable import Binder
+    from fusegrad.runtime.values.sizes import Binder
 
     session = Session()
     fakes = [session.fake(t) for t in tensors]

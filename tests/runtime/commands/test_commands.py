@@ -20,7 +20,7 @@ from fusegrad.runtime.commands import arguments, bench, doctor
 from fusegrad.runtime.commands import cache as stored
 from fusegrad.runtime.commands import crash_report as failure
 from fusegrad.runtime.commands import explain as explain_command
-from fusegrad.runtime.commands.arguments import TargetError, argument, found
+from fusegrad.runtime.commands.arguments import TargetError, load_target, parse_argument
 from fusegrad.runtime.report import terminal as screen
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -113,8 +113,8 @@ def test_doctor(capsys, monkeypatch) -> None:
     assert states["torch"] == states["reference"] == states["interpret"] == states["cross-compiling"] == "ok"
     assert parts["versions"][2]["state"] == "ok"
     assert parts["backends"][1]["state"] == ("ok" if torch.cuda.is_available() else "note")
-    assert {"memory recycling", "cache", "rich"} <= set(states)
-    monkeypatch.setattr(doctor, "_agrees", lambda backend, device: False)
+    assert {"cache", "rich", "settings"} <= set(states)
+    monkeypatch.setattr(doctor, "_agrees_with_eager", lambda backend, device: False)
     assert [f.found for f in doctor.backends() if f.what == "reference"] == ["differs from eager"]
 
 
@@ -124,7 +124,7 @@ def test_doctor(capsys, monkeypatch) -> None:
      ("triton", None, "missing")],
 )  # fmt: skip
 def test_versions(name, version, state) -> None:
-    found = doctor._of_version(name, version)
+    found = doctor._version_finding(name, version)
     assert found.state == state and (not found.fix) == (state in ("ok", "note"))
 
 
@@ -166,16 +166,16 @@ def test_tune_needs_a_gpu(capsys) -> None:
 )
 def test_suggestions_for_classes(target, meant) -> None:
     with pytest.raises(TargetError, match="(?s)" + meant):
-        found(target)
+        load_target(target)
 
 
 def test_a_module_that_raises(tmp_path) -> None:
     (tmp_path / "broken_module_of_mine.py").write_text("import torch\nx = 1 / 0\n")
     with pytest.raises(TargetError, match=r"ZeroDivisionError.*broken_module_of_mine\.py:2"):
-        found("broken_module_of_mine:F")
+        load_target("broken_module_of_mine:F")
     (tmp_path / "wanting_module_of_mine.py").write_text("import no_such_library_xyz\n")
     with pytest.raises(TargetError, match="No module named 'no_such_library_xyz'"):
-        found("wanting_module_of_mine:F")
+        load_target("wanting_module_of_mine:F")
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_mistakes_end_with_1(given, meant, capsys) -> None:
      ("(1, 2)", (1, 2)), ("-inf", float("-inf")), ("torch.float16", torch.float16), ("'3'", "3")],
 )  # fmt: skip
 def test_arguments(text, value) -> None:
-    assert argument(text) == value and type(argument(text)) is type(value)
+    assert parse_argument(text) == value and type(parse_argument(text)) is type(value)
 
 
 def test_a_negative_number_is_no_option(monkeypatch) -> None:

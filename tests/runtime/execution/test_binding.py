@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fusegrad.runtime.execution.aten.replay import straight
-from fusegrad.runtime.execution.aten.unboxed_ops import bindings
+from fusegrad.runtime.execution.aten.replay import compile_fx
+from fusegrad.runtime.execution.aten.unboxed_ops import bind_operations
 from fusegrad.tracer.capture.capture import Session
 from fusegrad.tracer.reads.reads import scan
 
@@ -32,7 +32,7 @@ def test_a_replay_is_bitwise_the_body(name) -> None:
     body = BODIES[name]
     session, found = traced(body)
     guards = len(session.env.guards)
-    replay = straight(found.graph_module)
+    replay = compile_fx(found.graph_module)
     assert len(session.env.guards) == guards, "a trial assumed something of the sizes"
     for rows in (3, 5):
         x, y = torch.randn(rows, 4), torch.randn(rows, 4)
@@ -42,7 +42,7 @@ def test_a_replay_is_bitwise_the_body(name) -> None:
 
 def test_methods_are_taken_where_they_are_the_operation() -> None:
     _, found = traced(lambda x, y: ((x * y).sum(0), x.clone().mul_(y), torch.zeros_like(x)))
-    chosen = bindings([n for n in found.graph_module.graph.nodes if n.op == "call_function"])
+    chosen = bind_operations([n for n in found.graph_module.graph.nodes if n.op == "call_function"])
     by_name = {n.target._schema.name: call for n, call in chosen.items()}
     assert by_name["aten::mul"] is torch.Tensor.mul and by_name["aten::sum"] is torch.Tensor.sum
     assert by_name["aten::mul_"] is not torch.Tensor.mul_  # what writes stays the operation itself
@@ -54,5 +54,5 @@ def test_nothing_runs_in_a_trial() -> None:
     nodes = [n for n in found.graph_module.graph.nodes if n.op == "call_function"]
     versions = [n.meta["val"]._version for n in nodes]
     with torch.autocast("cpu", torch.bfloat16):
-        assert bindings(nodes)[nodes[-1]] is torch.Tensor.mul
+        assert bind_operations(nodes)[nodes[-1]] is torch.Tensor.mul
     assert [n.meta["val"]._version for n in nodes] == versions

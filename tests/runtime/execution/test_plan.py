@@ -11,17 +11,11 @@ from torch.autograd import Function
 import fusegrad
 from fusegrad.ir import building, emit, show, verify
 from fusegrad.ir.errors import UnsupportedBackendError
-from fusegrad.runtime.execution.executable import (
-    Binder,
-    BoundSizes,
-    Executable,
-    has_outer_product,
-    number,
-    numbers,
-    own_memory,
-    target_for,
-)
+from fusegrad.runtime.execution.executable import Executable, has_outer_product
+from fusegrad.runtime.execution.layouts import own_memory
 from fusegrad.runtime.execution.pipeline import graph_of
+from fusegrad.runtime.execution.targets import target_for
+from fusegrad.runtime.values.sizes import Binder, BoundSizes, number, numbers
 from fusegrad.tracer.capture.capture import Session
 from fusegrad.tracer.reads.reads import scan
 from fusegrad.tracer.trace import Trace

@@ -12,7 +12,7 @@ from torch.autograd import Function
 
 import fusegrad
 from fusegrad.codegen import TARGETS
-from fusegrad.runtime.execution import executable as plan
+from fusegrad.runtime.execution import targets
 from fusegrad.runtime.kernels import autotune as tune
 from fusegrad.runtime.kernels import launch
 
@@ -71,8 +71,8 @@ def test_the_clock_may_prefer_the_library(
     seen: list[str] = []
     stub = lambda kernel, *rest: lambda arguments, grid: seen.append(kernel.name)  # noqa: E731
     monkeypatch.setattr(launch, "launcher", stub)
-    monkeypatch.setattr(plan, "target_for", lambda backend, device: TARGETS["cuda:90"])
-    monkeypatch.setattr(tune, "events", Clock(*times))
+    monkeypatch.setattr(targets, "target_for", lambda backend, device: TARGETS["cuda:90"])
+    monkeypatch.setattr(tune, "time_by_events", Clock(*times))
     given = [torch.ones(2, 32, 64), torch.ones(2, 32, 64), torch.ones(32, 32)]
     fast: Any = fusegrad.compile(Scores, backend="triton")
     with fusegrad.config.patch(tune=True, check=False), tune.recording() as trials:

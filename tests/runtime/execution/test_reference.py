@@ -12,20 +12,21 @@ import torch
 from fusegrad.ir import Graph, TensorType, building, emit
 from fusegrad.ir.prims import Arg
 from fusegrad.runtime.execution.aten import philox, reference
-from fusegrad.runtime.execution.aten.reference import call_node, number, order_of, run
+from fusegrad.runtime.execution.aten.reference import call_node, order_of, run
+from fusegrad.runtime.values.sizes import evaluate
 
 n, m = sympy.symbols("n m", integer=True, positive=True)
 
 
 def test_expressions_become_ints_where_they_are_whole() -> None:
     sizes = {n: 6, m: 4}
-    found = [number(e, sizes) for e in (n, n * m, n / 2, sympy.floor(m / 3), n / m, sympy.sqrt(m), 5, 0.5)]
+    found = [evaluate(e, sizes) for e in (n, n * m, n / 2, sympy.floor(m / 3), n / m, sympy.sqrt(m), 5, 0.5)]
     assert found == [6, 24, 3, 1, 1.5, 2, 5, 0.5]
     assert [type(f) for f in found] == [int, int, int, int, float, int, int, float]
 
 
 def test_one_size_many_values() -> None:
-    assert [number(n * (n + 1) / 2, {n: k}) for k in (1, 2, 3, 4)] == [1, 3, 6, 10]
+    assert [evaluate(n * (n + 1) / 2, {n: k}) for k in (1, 2, 3, 4)] == [1, 3, 6, 10]
 
 
 def chain(length: int) -> Graph:

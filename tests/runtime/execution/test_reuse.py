@@ -12,9 +12,9 @@ from torch.autograd import Function
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fusegrad
-from fusegrad.runtime.execution import executable as plan
-from fusegrad.runtime.execution.aten.buffer_reuse import taken
-from fusegrad.runtime.execution.aten.replay import straight
+from fusegrad.runtime.execution import executable as executables
+from fusegrad.runtime.execution.aten.buffer_reuse import reusable_buffers
+from fusegrad.runtime.execution.aten.replay import compile_fx
 from fusegrad.tracer.capture.capture import Session
 from fusegrad.tracer.reads.reads import scan
 from fusegrad.tracer.trace import Trace
@@ -38,7 +38,7 @@ def captured_trace(body: Callable[..., Any]) -> Trace:
     given = [session.fake(torch.randn(ROWS, COLUMNS)) for _ in range(2)]
     trace = session.trace(body, given, scan(body))
     known = len(session.env.guards)
-    taken(trace.graph_module)
+    reusable_buffers(trace.graph_module)
     assert len(session.env.guards) == known, "a trial assumed something of the sizes"
     return trace
 
@@ -51,9 +51,9 @@ def assert_same(gm: torch.fx.GraphModule, rows: int = 5) -> int:
     """Returns how many operations wrote into memory that there was."""
     given = [torch.randn(rows, COLUMNS) for _ in range(2)]
     before = [t.clone() for t in given]
-    theirs = straight(gm)(*given)
+    theirs = compile_fx(gm)(*given)
     with Writing() as writing:
-        mine = straight(gm, reusing=True)(*given)
+        mine = compile_fx(gm, reusing=True)(*given)
     assert all(map(torch.equal, given, before)), "an argument was written to"
     for a, b in zip(mine, theirs, strict=True):
         assert a.dtype == b.dtype and a.stride() == b.stride() and torch.equal(a.nan_to_num(7), b.nan_to_num(7))
@@ -135,14 +135,14 @@ class Gated(Function):
 @pytest.fixture
 def large(monkeypatch: Any) -> None:
     """Every tensor is large."""
-    monkeypatch.setattr(plan, "LARGE", 0)
+    monkeypatch.setattr(executables, "LARGE", 0)
 
 
 def test_small_tensors_are_left_to_the_allocator() -> None:
-    executable = plan.Executable(captured_trace(chain), "chain", "reference")
+    executable = executables.Executable(captured_trace(chain), "chain", "reference")
     small, big = torch.randn(ROWS, COLUMNS), torch.randn(1 << 14, COLUMNS)
     assert executable.replay_of([small, 3]) is executable.replay
-    assert executable.replay_of([small, big]) is executable.thrifty
+    assert executable.replay_of([small, big]) is executable.replay_reusing_memory
 
 
 @pytest.mark.usefixtures("large")

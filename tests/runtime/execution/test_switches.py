@@ -198,7 +198,7 @@ def test_results_have_memory_of_their_own() -> None:
     def written() -> bool:
         n = LARGE // 256
         (first, *_) = executables(compiled(Scaled, ((n, n),), "reference")[0])
-        return any(str(getattr(v, "__name__", "")).endswith("_") for v in _globals(first.thrifty))
+        return any(str(getattr(v, "__name__", "")).endswith("_") for v in _globals(first.replay_reusing_memory))
 
     assert written()
     with config.patch(disable="reuse"):

@@ -15,7 +15,7 @@ from torch.autograd import Function
 import fusegrad
 from fusegrad.runtime.autograd import backward, node
 from fusegrad.runtime.autograd.node import Specialization
-from fusegrad.runtime.execution import executable as plan
+from fusegrad.runtime.execution.executable import Executable
 from fusegrad.runtime.fallback import answer as fallback
 from fusegrad.runtime.fast_path import entry_codegen as written
 from fusegrad.runtime.functorch import call, unit
@@ -97,12 +97,12 @@ PLACES = {
     "the key": (function, "exact_key"),
     "the capture": (specialization, "capture_forward"),
     "the comparison": (specialization, "differs"),
-    "the choice of an executable": (plan.Executable, "_choose"),
+    "the choice of an executable": (Executable, "_choose"),
     "the node": (node, "make_node"),
-    "the launch": (plan.Executable, "__call__"),
+    "the launch": (Executable, "__call__"),
     "sizes": (Specialization, "sizes"),
     "backward": (backward, "run_backward"),
-    "the written entry": (written, "tensors_alike"),
+    "the written entry": (written, "guard_tensors"),
 }
 
 
@@ -221,7 +221,7 @@ def test_what_is_written_is_not_written_twice(monkeypatch: pytest.MonkeyPatch) -
 def test_what_is_not_yet_written_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     fast, x = fusegrad.compile(Doubled), torch.ones(3)
     fast.apply(torch.ones(3))
-    monkeypatch.setattr(plan.Executable, "__call__", failing)
+    monkeypatch.setattr(Executable, "__call__", failing)
     assert fast.apply(x) is x and x.tolist() == [2, 2, 2]
 
 
@@ -229,7 +229,7 @@ def test_what_is_not_yet_written_is_written(monkeypatch: pytest.MonkeyPatch) -> 
 def test_no_tensor_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     fast = fusegrad.compile(Gated)
     fast.apply(*pair())
-    monkeypatch.setattr(plan.Executable, "__call__", failing)
+    monkeypatch.setattr(Executable, "__call__", failing)
     args = pair()
     alive = [weakref.ref(a) for a in args]
     fast.apply(*args)

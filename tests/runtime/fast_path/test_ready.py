@@ -18,7 +18,7 @@ import fusegrad
 from fusegrad.codegen import TARGETS
 from fusegrad.ir.errors import UnsupportedBackendError
 from fusegrad.runtime.dispatch.dispatcher import Dispatcher
-from fusegrad.runtime.execution import executable as plan
+from fusegrad.runtime.execution import targets
 from fusegrad.runtime.fast_path import plan_codegen as inline
 from fusegrad.runtime.fast_path.inline_cache import FIRST, TABLE, never
 from fusegrad.runtime.kernels import launch
@@ -506,7 +506,7 @@ def test_every_call_launches_and_allocates_the_same(cls, monkeypatch) -> None:
     """So that it can be captured in a CUDA graph: nothing depends on the call before, counters stay where they are."""
     recorder = Recorder()
     monkeypatch.setattr(launch, "launcher", recorder.launcher)
-    monkeypatch.setattr(plan, "target_for", lambda backend, device: TARGETS["cuda:90"])
+    monkeypatch.setattr(targets, "target_for", lambda backend, device: TARGETS["cuda:90"])
     monkeypatch.setattr(inline, "allocator", recorder.allocator)
     fast: Any = fusegrad.compile(cls, backend="triton")
     rest = (1e-6,) if cls is RMSNorm else (leaf(64),)
@@ -533,7 +533,7 @@ def test_no_later_call_waits_copies_or_reads_a_number(cls, calls, monkeypatch) -
     """What a profiler sees of it are allocations: nothing that a CUDA graph could not hold."""
     recorder = Recorder()
     monkeypatch.setattr(launch, "launcher", recorder.launcher)
-    monkeypatch.setattr(plan, "target_for", lambda backend, device: TARGETS["cuda:90"])
+    monkeypatch.setattr(targets, "target_for", lambda backend, device: TARGETS["cuda:90"])
     fast: Any = fusegrad.compile(cls, backend="triton")
     x, w, rest = leaf(256, 64), leaf(64), (1e-6,) if cls is RMSNorm else (leaf(64),)
 

@@ -18,6 +18,7 @@ from fusegrad.ir.transforms.transpose import vjp
 from fusegrad.ir.types import TensorType
 from fusegrad.runtime.execution.aten import reference
 from fusegrad.runtime.functorch.batching.op_rules import OP_RULES
+from fusegrad.runtime.values.sizes import number
 
 M, N, B = (sympy.Symbol(n, integer=True, positive=True) for n in "mnb")
 X = TensorType((M, N), "f64")
@@ -52,7 +53,7 @@ def drawn(graph: Graph, sizes: dict[Any, int], seed: int = 0) -> list[torch.Tens
     generator = torch.Generator().manual_seed(seed)
     found = []
     for value in graph.inputs:
-        shape = [reference.number(n, sizes) for n in value.shape]
+        shape = [number(n, sizes) for n in value.shape]
         x = torch.randn(shape, dtype=torch.float64, generator=generator)
         found.append(x + 4 * torch.eye(4, dtype=x.dtype) if shape[-2:] == [4, 4] else x)
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fusegrad.runtime.kernels.arrival_counters import BOUNDARY, SPARE, Counters
+from fusegrad.runtime.kernels.arrival_counters import BOUNDARY, SPARE, ArrivalCounters
 
 
 class Gpu:
@@ -13,8 +13,8 @@ class Gpu:
 
     stream, capturing = 1, False
 
-    def counters(self) -> Counters:
-        return Counters(torch.device("cpu"), lambda: self.stream, lambda: self.capturing)
+    def counters(self) -> ArrivalCounters:
+        return ArrivalCounters(torch.device("cpu"), lambda: self.stream, lambda: self.capturing)
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def gpu() -> Gpu:
     return Gpu()
 
 
-def address(counters: Counters, user: str = "sum", count: int = 3) -> int:
+def address(counters: ArrivalCounters, user: str = "sum", count: int = 3) -> int:
     found = counters(user, (count,), torch.int32)
     assert found.shape == (count,) and not found.any() and found.data_ptr() % BOUNDARY == 0
     return found.data_ptr()

@@ -11,10 +11,9 @@ import torch
 from triton.runtime.errors import OutOfResources
 
 import fusegrad
-from fusegrad.runtime.execution import executable as plan
 from fusegrad.runtime.execution.aten import reference
 from fusegrad.runtime.kernels import launch
-from fusegrad.runtime.kernels.launch_errors import refusal
+from fusegrad.runtime.kernels.launch_errors import launch_failure
 
 Tensor = torch.Tensor
 SHAPE = 3, 9000
@@ -147,7 +146,7 @@ def test_what_a_failed_launch_had_taken_is_free_before_torch_asks_for_more(
         held.append([t for ref in device.given if (t := ref()) is not None and id(t) not in own])
         return run(graph, inputs, sizes)
 
-    monkeypatch.setattr(plan.reference, "run", watched)
+    monkeypatch.setattr(reference, "run", watched)
     device.refuses = lambda version: torch.OutOfMemoryError("CUDA out of memory.")
     called(fast)
     assert len(held) == 2 and not any(held)
@@ -179,5 +178,5 @@ def test_an_error_that_may_have_written_something_is_not_gone_round(device: Devi
     ],
 )
 def test_what_an_error_lacks(error: Exception, lacks: str | None) -> None:
-    found = refusal(error)
+    found = launch_failure(error)
     assert (found.lacks if found else None) == lacks

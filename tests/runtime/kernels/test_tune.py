@@ -14,7 +14,7 @@ import fusegrad
 from fusegrad.codegen import TARGETS
 from fusegrad.ir.errors import UnsupportedBackendError
 from fusegrad.runtime.cache import store as cache
-from fusegrad.runtime.execution import executable as plan
+from fusegrad.runtime.execution import targets
 from fusegrad.runtime.kernels import autotune as tune
 from fusegrad.runtime.kernels import launch
 from fusegrad.runtime.profile import tuning
@@ -81,7 +81,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return lambda arguments, grid: seen.append(kernel.num_warps)
 
     monkeypatch.setattr(launch, "launcher", launcher)
-    monkeypatch.setattr(plan, "target_for", lambda backend, device: TARGETS["cuda:90"])
+    monkeypatch.setattr(targets, "target_for", lambda backend, device: TARGETS["cuda:90"])
     return seen
 
 
@@ -93,7 +93,7 @@ def called(calls: int) -> None:
 
 def test_the_fastest_serves_from_the_first_call_on(launched: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(3.0, 1.0, 2.0)
-    monkeypatch.setattr(tune, "events", clock)
+    monkeypatch.setattr(tune, "time_by_events", clock)
     with fusegrad.config.patch(tune=True):
         called(6)
     trials, served = launched[:3], launched[3:]
@@ -102,14 +102,14 @@ def test_the_fastest_serves_from_the_first_call_on(launched: list[int], monkeypa
 
 def test_nothing_is_timed_unless_asked_for(launched: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(3.0, 1.0, 2.0)
-    monkeypatch.setattr(tune, "events", clock)
+    monkeypatch.setattr(tune, "time_by_events", clock)
     called(2)
     assert len(launched) == 2 and clock.asked == 0
 
 
 def test_a_function_is_tuned_in_both_directions(launched: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(3.0, 1.0, 2.0)
-    monkeypatch.setattr(tune, "events", clock)
+    monkeypatch.setattr(tune, "time_by_events", clock)
     monkeypatch.setattr(tuning, "_gpu", lambda: "a GPU")
     fast = fusegrad.compile(RMSNorm, backend="triton")
     found = tuning.tune_function(fast, "f32[64,4096]", "f32[4096]", 1e-6)

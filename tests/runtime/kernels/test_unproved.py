@@ -15,7 +15,8 @@ from fusegrad import codegen
 from fusegrad.codegen import Kernels
 from fusegrad.ir import Graph
 from fusegrad.ir.codes import code_of
-from fusegrad.runtime.execution.executable import GroupRunner
+from fusegrad.runtime.execution.bound_group import BoundGroup
+from fusegrad.runtime.execution.variants import Variants
 from fusegrad.runtime.kernels import proofs
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*goes through torch:fusegrad.FallbackWarning")
@@ -57,8 +58,13 @@ def emitted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Change]]:
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of groups whose kernels were launched."""
     found: list[str] = []
-    own = GroupRunner._launch
-    monkeypatch.setattr(GroupRunner, "_launch", lambda self, *given: (found.append(self.name), own(self, *given))[1])
+    own = BoundGroup.launch
+
+    def launch(self: BoundGroup, *given: Any) -> None:
+        found.append(self.kernels.kernels[0].name)
+        own(self, *given)
+
+    monkeypatch.setattr(BoundGroup, "launch", launch)
     return found
 
 
@@ -138,12 +144,12 @@ def test_a_mistake_of_the_prover_breaks_no_call(monkeypatch: pytest.MonkeyPatch,
 
 def test_what_the_capture_assumed_is_handed_to_the_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[sympy.Basic] = []
-    own = GroupRunner.__init__
+    own = Variants.__init__
 
-    def init(self: GroupRunner, *given: Any) -> None:
+    def init(self: Variants, *given: Any) -> None:
         own(self, *given)
         seen.extend(self.assumed)
 
-    monkeypatch.setattr(GroupRunner, "__init__", init)
+    monkeypatch.setattr(Variants, "__init__", init)
     fast().apply(torch.randn(6, 50))
     assert any(isinstance(c, sympy.Ge) and c.rhs == 2 for c in seen), seen

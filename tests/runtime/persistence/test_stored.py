@@ -20,7 +20,7 @@ pytest.importorskip("triton")
 
 import fusegrad
 from fusegrad.codegen import Kernel
-from fusegrad.runtime.cache import store as cache
+from fusegrad.runtime.cache import entry_files
 from fusegrad.runtime.persistence import keeper
 from fusegrad.runtime.persistence import plan_documents as plans
 from fusegrad.runtime.settings import config
@@ -405,8 +405,8 @@ def test_autocast_is_not_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize("version", ["fusegrad", "torch", "triton"])
 def test_another_version_is_captured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     called(written(tmp_path).Gate)
-    other = {**cache.versions(), version: "0.0"}
-    monkeypatch.setattr(cache, "versions", lambda: other)
+    other = {**entry_files.versions(), version: "0.0"}
+    monkeypatch.setattr(entry_files, "versions", lambda: other)
     monkeypatch.setattr(keeper, "IMPORTED", keeper.installation())
     assert called(written(tmp_path).Gate) == 0
 
@@ -472,7 +472,7 @@ def _rewritten(change: Callable[[Any], Any]) -> Callable[[Path], None]:
         content = json.dumps(change(json.loads(path.read_text()))).encode()
         path.write_bytes(content)
         manifest = json.loads((path.parent / "manifest.json").read_text())
-        manifest["files"]["capture.json"] = cache._sha256(content)
+        manifest["files"]["capture.json"] = entry_files._sha256(content)
         (path.parent / "manifest.json").write_text(json.dumps(manifest))
 
     return damage

@@ -9,9 +9,8 @@ import torch
 from torch.autograd import Function
 
 import fusegrad
-from fusegrad.ir.errors import FusegradError
-from fusegrad.runtime.execution import executable as plan
-from fusegrad.runtime.execution import pipeline
+from fusegrad.ir.errors import FusegradError, UnsupportedBackendError
+from fusegrad.runtime.execution import kernel_plan, pipeline
 from fusegrad.runtime.specialize import residuals
 
 Tensor = torch.Tensor
@@ -40,10 +39,10 @@ def broken(*_: Any, **__: Any) -> Any:
 
 
 PLACES: dict[str, tuple[Any, str]] = {
-    "a pass": (pipeline, "cheaper"),
-    "the generator": (plan, "generate"),
+    "a pass": (pipeline, "optimize"),
+    "the generator": (kernel_plan, "generate"),
     "the choice of residuals": (residuals, "_chosen"),
-    "a backward on other residuals": (residuals, "cheaper"),
+    "a backward on other residuals": (residuals, "optimize"),
     "a derived backward on them": (residuals.ChosenForDerived, "backward_graph"),
 }
 
@@ -71,7 +70,7 @@ def test_results_are_eagers_and_the_reason_is_told(
 
 @pytest.mark.filterwarnings("default::fusegrad.FallbackWarning")
 def test_it_is_told_once_and_is_on_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "generate", broken)
+    monkeypatch.setattr(kernel_plan, "generate", broken)
     fast = fusegrad.compile(Gated, backend="interpret")
     args = torch.randn(5, 7), torch.randn(7)
     with pytest.warns(fusegrad.FallbackWarning, match="Gated.forward: .*ValueError: tuple.index") as seen:
@@ -82,7 +81,7 @@ def test_it_is_told_once_and_is_on_record(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_debug_raises_the_mistake_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "generate", broken)
+    monkeypatch.setattr(kernel_plan, "generate", broken)
     fast = fusegrad.compile(Gated, backend="interpret")
     with fusegrad.config.patch(debug=True), pytest.raises(ValueError, match="not in tuple"):
         fast.apply(torch.randn(5, 7), torch.randn(7))
@@ -90,9 +89,9 @@ def test_debug_raises_the_mistake_itself(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_what_is_said_to_the_user_is_no_mistake_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: Any, **__: Any) -> Any:
-        raise plan.UnsupportedBackendError(backend="triton", what="it", reason="no", fix="none")
+        raise UnsupportedBackendError(backend="triton", what="it", reason="no", fix="none")
 
-    monkeypatch.setattr(plan, "generate", refused)
+    monkeypatch.setattr(kernel_plan, "generate", refused)
     with pytest.raises(FusegradError, match="no"):
         fusegrad.compile(Gated, backend="interpret").apply(torch.randn(5, 7), torch.randn(7))
 

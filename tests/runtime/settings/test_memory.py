@@ -1,64 +1,50 @@
-"""Large blocks that the process keeps: on, off, and where it cannot be had."""
+"""Large blocks that the process keeps: glibc's own thresholds do it, and the switch of ours that did says so."""
 
 from __future__ import annotations
 
+import platform
 import subprocess
 import sys
-import warnings
 from typing import Any
 
 import pytest
 
 from fusegrad import config
-from fusegrad.runtime.settings import malloc as memory
+from fusegrad.runtime.settings.config import KEEPS_MEMORY
 
+VARIABLE, _, THRESHOLDS = KEEPS_MEMORY.partition("=")
 COUNT = """
-import resource, torch, fusegrad
-from fusegrad.runtime.settings import malloc as memory
+import resource, torch
 torch.set_num_threads(1)
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(4):
         torch.ones(1 << 24)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-on = memory.state().recycles
-if on:
-    faults()
-kept = faults()
-memory.recycle(False)
-print(on, kept, faults(), memory.state().recycles)
+faults(), faults()
+print(faults())
 """
-possible = pytest.mark.skipif(not memory.state().possible, reason=memory.state().why)
 
 
-@possible
-def test_recycled_blocks_cause_no_page_faults_and_can_be_given_back(monkeypatch: Any) -> None:
-    monkeypatch.setenv(memory.VARIABLE, "1")
-    done = subprocess.run([sys.executable, "-c", COUNT], capture_output=True, text=True, check=True)
-    on, kept, after, still = done.stdout.split()
-    assert (on, still) == ("True", "False")
-    assert int(kept) * 4 < int(after), "page faults of four blocks of 64 MB"
+def output(text: str, *options: str) -> str:
+    run = subprocess.run([sys.executable, *options, "-c", text], capture_output=True, text=True, check=True)
+    return run.stdout + run.stderr
 
 
-def test_another_c_library_is_a_refusal_with_one_warning(monkeypatch: Any) -> None:
-    monkeypatch.setattr(memory, "_libc", lambda: object())
-    monkeypatch.setattr(memory, "_warned", False)
-    with pytest.warns(memory.RecyclingWarning, match="not glibc"):
-        found = config.recycle_memory()
-    assert not found.recycles and not found.possible and "glibc" in found.why
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert config.recycle_memory() == found == config.recycle_memory(False)
-        memory.release()
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
+def test_with_the_documented_thresholds_freed_blocks_cause_fewer_page_faults(monkeypatch: Any) -> None:
+    usual = int(output(COUNT))
+    monkeypatch.setenv(VARIABLE, THRESHOLDS)
+    assert int(output(COUNT)) * 2 < usual, "page faults of four blocks of 64 MB"
 
 
-@possible
-def test_another_allocator_in_the_process_is_a_refusal(monkeypatch: Any) -> None:
-    addresses = iter((1, 2))
-    monkeypatch.setattr(memory, "_address", lambda function: next(addresses))
-    assert "another allocator" in memory.state().why
+def test_the_old_switch_does_nothing_and_names_what_does() -> None:
+    for asked in ((), (True,), (False,)):
+        with pytest.warns(DeprecationWarning, match="GLIBC_TUNABLES=glibc.malloc.mmap_threshold"):
+            config.recycle_memory(*asked)
 
 
-@possible
-def test_state_tells_how_to_turn_it_on() -> None:
-    assert memory.VARIABLE in memory.state().why
+def test_the_old_variable_warns_when_fusegrad_is_imported(monkeypatch: Any) -> None:
+    monkeypatch.setenv("FUSEGRAD_RECYCLE_MEMORY", "1")
+    said = output("import fusegrad", "-W", "always::DeprecationWarning")
+    assert "FUSEGRAD_RECYCLE_MEMORY does nothing any more" in said and "GLIBC_TUNABLES" in said

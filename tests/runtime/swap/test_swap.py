@@ -16,8 +16,8 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 import fusegrad
-from fusegrad.runtime.swap.errors import SwapError
-from fusegrad.runtime.swap.fits import attributes_read, signature_misfit
+from fusegrad.runtime.swap.compatibility import attributes_read, signature_misfit
+from fusegrad.runtime.swap.swap import SwapError
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from swap_samples import FastGate, FastNorm, Gate, Net, Norm, doubled, fast_norm, tripled, wrapped_twice

@@ -1,4 +1,4 @@
-"""Whether a replacement can stand in for a module: how it is called, what it reads of it, what it leaves unread."""
+"""Checks that a replacement can stand in for a module: how it is called, what it reads of it, what it leaves unread."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .swapped_class import as_class
 
 
 def misfit(module: nn.Module, replacement: Any) -> str | None:
-    """Why the replacement does not fit this module; None where it does."""
+    """The reason why the replacement does not fit this module, or None."""
     if isinstance(module, torch.jit.ScriptModule):
         return "it is a ScriptModule, whose methods are compiled already"
     if "forward" in vars(module):
@@ -25,8 +25,8 @@ def misfit(module: nn.Module, replacement: Any) -> str | None:
         return None
     own = as_class(replacement)
     refuses = getattr(own, "refuses", None)
-    told = refuses(module) if refuses is not None else None
-    return told or _signature_misfit(module, own) or _state_misfit(module, own)
+    refusal = refuses(module) if refuses is not None else None
+    return refusal or _signature_misfit(module, own) or _state_misfit(module, own)
 
 
 # ------------------------------------------------------------------ how it is called
@@ -43,14 +43,14 @@ def _signature_misfit(module: nn.Module, own: type) -> str | None:
 
 
 def signature_misfit(old: Any, new: Any, is_method: bool = False) -> str | None:
-    """Why `new` cannot be called in every way in which `old` can; None where it can."""
+    """The reason why `new` cannot be called in every way in which `old` can, or None."""
     wanted, offered = inspect.signature(old), inspect.signature(new)
     parameters = (list(s.parameters.values())[is_method:] for s in (wanted, offered))  # without self
     reason = next(_call_misfits(*parameters), None)
-    return reason and f"{reason}; it is {_shown(new)}{offered}, in the place of {_shown(old)}{wanted}"
+    return reason and f"{reason}; it is {_qualified_name(new)}{offered}, in the place of {_qualified_name(old)}{wanted}"
 
 
-def _shown(function: Any) -> str:
+def _qualified_name(function: Any) -> str:
     return str(getattr(function, "__qualname__", function))
 
 
@@ -65,8 +65,8 @@ def _call_misfits(old: list[inspect.Parameter], new: list[inspect.Parameter]) ->
             yield f"it takes no `{p.name}`"
         if p.kind in (ANY_POSITIONAL, ANY_NAMED) and p.kind not in kinds:
             yield f"it takes no further arguments, as `{p}` does"
-    given = {p.name for p in old if p.default is NONE}
-    yield from (f"it needs `{name}`" for name, p in named.items() if p.default is NONE and name not in given)
+    required = {p.name for p in old if p.default is NONE}
+    yield from (f"it needs `{name}`" for name, p in named.items() if p.default is NONE and name not in required)
 
 
 # ------------------------------------------------------------------ what it reads of the module
@@ -88,22 +88,22 @@ def _with_parameters(module: nn.Module) -> Iterator[str]:
 
 
 def attributes_read(method: FunctionType, *classes: type) -> tuple[list[str], bool]:
-    """What a method reads of its first argument, through other methods of the classes too; whether that is all.
+    """The attributes that a method reads of its first argument, through other methods too; and whether that is all.
 
     It is not where the method passes that argument on, or closes over it: what is read there is not known.
     """
-    found: dict[str, None] = {}
-    is_all, todo, done = True, [method], []
+    names: dict[str, None] = {}
+    is_all, todo, visited = True, [method], []
     while todo:
-        done.append(todo.pop())
-        for name in _reads(done[-1]):
+        visited.append(todo.pop())
+        for name in _reads(visited[-1]):
             is_all = is_all and name is not None
             if name is not None:
-                found[name] = None
+                names[name] = None
                 called = next((vars(b)[name] for c in classes for b in c.__mro__ if name in vars(b)), None)
-                if isinstance(called, FunctionType) and called not in done:
+                if isinstance(called, FunctionType) and called not in visited:
                     todo.append(called)
-    return list(found), is_all
+    return list(names), is_all
 
 
 def _reads(method: FunctionType) -> Iterator[str | None]:

@@ -11,17 +11,17 @@ import torch
 from ...ir.errors import FusegradError
 from ..specialize.compiled import Compiled
 from .compare import Difference, Outcome, Tolerance, error_text, errors, first_difference
-from .layouts import all_cast
 from .modes import DERIVABLE, Transforms
 from .reference_transforms import Differences, Mathematics
 from .subject import Case, Subject
+from .variations import all_cast
 
 TOO_MANY = 250_000  # entries of a jacobian
 
 
 @dataclass
 class Row:
-    """What became of a case. Errors are distances from float64 in ulp of the largest number: (compiled, eager)."""
+    """The result of a case. Errors are distances from float64 in ulp of the largest number: (compiled, eager)."""
 
     backend: str
     mode: str
@@ -32,35 +32,36 @@ class Row:
     errors: tuple[float, float] | None = None
 
 
-def tried(subject: Subject, case: Case) -> tuple[Row, Difference | None]:
+def run_case(subject: Subject, case: Case) -> tuple[Row, Difference | None]:
     """Runs a case in both forms and compares."""
     gs = subject.gradients(case.xs, case.weights)
-    subject.refreshed()
+    subject.renew()
     row = Row("", case.mode, case.what, "ok")
-    if (why := _inapplicable(case, gs)) is not None:
-        return replace(row, result=why[0], detail=why[1]), None
+    if (reason := _inapplicable(case, gs)) is not None:
+        return replace(row, result=reason[0], detail=reason[1]), None
     ours = subject.run(subject.fast, case.mode, case.xs, gs)
     eager = subject.run(subject.eager, case.mode, case.xs, gs)
-    row.runs = _how_it_ran(subject.compiler)
+    # Where eager has no rule it cannot be the judge: single calls of it, put together, are.
+    row.runs = _fallback_reasons(subject.compiler)
     judge = _against_eager if eager.error is None else _without_eager
     return judge(subject, case, gs, ours, eager, row)
 
 
 def _inapplicable(case: Case, gs: Sequence[Any]) -> tuple[str, str] | None:
-    given = [g for g in gs if g is not None]
+    gradients = [g for g in gs if g is not None]
     if case.mode == "vmap in_dims mixed" and len(case.xs) < 2:
         return "not applicable", "one tensor"
     if case.mode not in ("forward", "vmap in_dims=0", "vmap in_dims=1", "vmap in_dims mixed", "vmap(vmap)") and gs:
-        if not given:
+        if not gradients:
             return "not applicable", "no output is differentiable"
     if case.mode in ("jacrev", "jacfwd", "hessian"):
         inputs = sum(x.numel() for x in case.xs if x.requires_grad)
-        entries = inputs * max(inputs, sum(g.numel() for g in given))
+        entries = inputs * max(inputs, sum(g.numel() for g in gradients))
         return ("not run", f"{entries:,} entries, and smaller sizes raise") if entries > TOO_MANY else None
     return None
 
 
-def _how_it_ran(compiler: Compiled) -> str:
+def _fallback_reasons(compiler: Compiled) -> str:
     opaque = {m: r for m, r in compiler.records.items() if r.status == "opaque"}
     return ", ".join(f"{m} as written: {r.reason}" for m, r in opaque.items()) or "compiled"
 
@@ -69,15 +70,17 @@ def _against_eager(
     subject: Subject, case: Case, gs: Sequence[Any], ours: Outcome, eager: Outcome, row: Row
 ) -> tuple[Row, Difference | None]:
     if ours.error is not None:
-        return _differs(row, Difference(case.mode, f"raises {error_text(ours)}, eager does not"))
-    wide = None if subject.random else _wide(subject, case, gs)
-    found = first_difference(ours, eager, wide, _tolerance(subject, case))
-    if found is None:
+        return _mismatch(row, Difference(case.mode, f"raises {error_text(ours)}, eager does not"))
+    wide = None if subject.random else _run_in_float64(subject, case, gs)
+    difference = first_difference(ours, eager, wide, _tolerance(subject, case))
+    if difference is None:
         return replace(row, errors=errors(ours, eager, wide)), None
-    right, wrong = (case.mode in DERIVABLE and _is_mathematics(subject, case, gs, o) for o in (ours, eager))
+    right, wrong = (case.mode in DERIVABLE and _matches_reference(subject, case, gs, o) for o in (ours, eager))
     if right and not wrong:
-        return replace(row, result="eager is wrong", detail=f"{found.name}: compiled is what single calls give"), None
-    return _differs(row, found)
+        return replace(
+            row, result="eager is wrong", detail=f"{difference.name}: compiled is what single calls give"
+        ), None
+    return _mismatch(row, difference)
 
 
 def _without_eager(
@@ -90,23 +93,29 @@ def _without_eager(
             result = "refused" if isinstance(ours.error, FusegradError) else "both raise"
             return replace(row, result=result, detail=error_text(ours)), None
         if not _same_kind(ours.error, eager.error):
-            return _differs(row, Difference(case.mode, f"raises {error_text(ours)}, eager {raised}"))
+            return _mismatch(row, Difference(case.mode, f"raises {error_text(ours)}, eager {raised}"))
         return replace(row, result="not applicable", detail=f"eager raises {raised}"), None
     if case.mode not in DERIVABLE:
-        return _differs(row, Difference(case.mode, f"returns, eager raises {raised}"))
-    found = _from_mathematics(subject, case, gs, ours, Mathematics)
-    if found is not None and case.mode == "hessian" and _from_mathematics(subject, case, gs, ours, Differences) is None:
-        found = None  # eager's double backward is only a part of it
-    if isinstance(found, str):
-        return replace(row, result="unverified", detail=f"eager raises {raised}, single calls {found}"), None
-    if found is not None:
-        return _differs(row, found)
+        return _mismatch(row, Difference(case.mode, f"returns, eager raises {raised}"))
+    difference = _reference_difference(subject, case, gs, ours, Mathematics)
+    if (
+        difference is not None
+        and case.mode == "hessian"
+        and _reference_difference(subject, case, gs, ours, Differences) is None
+    ):
+        difference = None  # eager's double backward is only a part of it
+    if isinstance(difference, str):
+        return replace(row, result="unverified", detail=f"eager raises {raised}, single calls {difference}"), None
+    if difference is not None:
+        return _mismatch(row, difference)
     own = subject.run(subject.eager, case.mode, case.xs, gs, Mathematics)
-    return replace(row, result="derived", errors=errors(ours, own, _wide(subject, case, gs, Mathematics))), None
+    return replace(
+        row, result="derived", errors=errors(ours, own, _run_in_float64(subject, case, gs, Mathematics))
+    ), None
 
 
-def _differs(row: Row, found: Difference) -> tuple[Row, Difference]:
-    return replace(row, result="DIFFERS", detail=str(found)), found
+def _mismatch(row: Row, difference: Difference) -> tuple[Row, Difference]:
+    return replace(row, result="DIFFERS", detail=str(difference)), difference
 
 
 def _same_kind(a: Any, b: Any) -> bool:
@@ -117,18 +126,18 @@ def _tolerance(subject: Subject, case: Case) -> Tolerance:
     return replace(subject.tolerance, strict=subject.tolerance.strict and case.mode not in DERIVABLE)
 
 
-def _wide(subject: Subject, case: Case, gs: Sequence[Any], toolkit: Any = Transforms) -> Outcome | None:
+def _run_in_float64(subject: Subject, case: Case, gs: Sequence[Any], toolkit: Any = Transforms) -> Outcome | None:
     """The case in float64, in eager."""
     xs, wide_gs = all_cast(case.xs, torch.float64), all_cast(gs, torch.float64)
-    found = subject.run(subject.eager, case.mode, xs, wide_gs, toolkit)
-    return found if found.error is None else None
+    outcome = subject.run(subject.eager, case.mode, xs, wide_gs, toolkit)
+    return outcome if outcome.error is None else None
 
 
-def _from_mathematics(
+def _reference_difference(
     subject: Subject, case: Case, gs: Sequence[Any], ours: Outcome, toolkit: Any
 ) -> Difference | str | None:
-    """How far a derived result is from single calls of eager; the error where these raise."""
-    wide = None if subject.random else _wide(subject, case, gs, toolkit)
+    """The difference of a derived result from single calls of eager; the error where these raise."""
+    wide = None if subject.random else _run_in_float64(subject, case, gs, toolkit)
     if toolkit is Differences:
         own = wide and Outcome({n: v.to(ours.values[n].dtype) for n, v in wide.values.items()})
     else:
@@ -146,5 +155,5 @@ def _near_differences(ours: Outcome) -> Tolerance:
     return Tolerance(max(1e-4, 8 * eps), max(1e-3, 16 * eps), strict=False)
 
 
-def _is_mathematics(subject: Subject, case: Case, gs: Sequence[Any], outcome: Outcome) -> bool:
-    return _from_mathematics(subject, case, gs, outcome, Mathematics) is None
+def _matches_reference(subject: Subject, case: Case, gs: Sequence[Any], outcome: Outcome) -> bool:
+    return _reference_difference(subject, case, gs, outcome, Mathematics) is None

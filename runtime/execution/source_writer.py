@@ -1,4 +1,4 @@
-"""Straight Python that is written at run time: lines, and the objects that they name.
+"""Builds the source of one Python function at run time: lines, and the objects that they name.
 
 A text is compiled once, however many functions are made of it: what differs between two calls of one Function (shapes,
 kernels, guards) stands in the text by name only. Debuggers and profilers read the text back through linecache.
@@ -15,12 +15,15 @@ from types import CodeType
 from typing import Any
 
 from ...tracer.torch_private import hide_from_dynamo
-from ..settings.generated_sources import STRAIGHT
 
 INDENT = "    "
+STRAIGHT = "<fusegrad straight"
+"""The beginning of the names of files that a traceback shows for such sources."""
+NODE = "return node"
+"""The beginning of the line that calls a generated Function."""
 
 
-class Straight:
+class SourceWriter:
     """The body of one function. Values are names; objects from outside become globals of the function."""
 
     def __init__(self) -> None:
@@ -31,24 +34,24 @@ class Straight:
         self._depth = 1
 
     def add(self, line: str) -> None:
-        """One more line."""
+        """Append a line."""
         self.lines.append(INDENT * self._depth + line)
 
     def name(self, hint: str) -> str:
-        """A name that nothing else has."""
+        """Return a name that nothing else has."""
         self._taken[hint] = number = self._taken.get(hint, 0) + 1
         return f"{hint}_{number}"
 
     def let(self, hint: str, expression: str) -> str:
-        """Names the value of an expression."""
+        """Assign an expression to a new name, and return it."""
         name = self.name(hint)
         self.add(f"{name} = {expression}")
         return name
 
     def assigned(self, first: int) -> list[str]:
-        """The names that the lines from `first` on let be something."""
-        found = (re.match(r"\s*(\w+) = ", line) for line in self.lines[first:])
-        return list(dict.fromkeys(match[1] for match in found if match))
+        """The names that the lines from `first` on assign to."""
+        matches = (re.match(r"\s*(\w+) = ", line) for line in self.lines[first:])
+        return list(dict.fromkeys(match[1] for match in matches if match))
 
     def constant(self, value: Any, hint: str = "constant") -> str:
         """The name of an object; one object has one name."""
@@ -59,9 +62,13 @@ class Straight:
             self.bound[name] = value  # which keeps it alive, so that its id stays its own
         return self._known[id(value)]
 
+    def bind(self, function: Callable[..., Any], *known: Any, hint: str) -> str:
+        """Return the name of a function whose first arguments are known."""
+        return self.constant(functools.partial(function, *known), hint)
+
     @contextmanager
     def block(self, head: str) -> Iterator[None]:
-        """The lines within stand below `head`."""
+        """Indent the lines within below `head`."""
         self.add(head)
         self._depth += 1
         try:
@@ -70,11 +77,11 @@ class Straight:
             self._depth -= 1
 
     def function(self, name: str, parameters: Sequence[str]) -> Callable[..., Any]:
-        """The function of these lines."""
+        """Compile the lines as the body of a function."""
         text = "\n".join([f"def {name}({', '.join(parameters)}):", *self.lines, ""])
-        made = dict(self.bound)
-        exec(_compiled(text), made)  # names of our own and fixed phrases: nothing of it is anyone's input
-        return made[name]  # type: ignore[no-any-return]
+        scope = dict(self.bound)
+        exec(_compiled(text), scope)  # names of our own and fixed phrases: no part of it is input
+        return scope[name]  # type: ignore[no-any-return]
 
 
 @functools.lru_cache(maxsize=1024)

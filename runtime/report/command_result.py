@@ -1,4 +1,4 @@
-"""What a command finds: facts for programs, blocks for people, and an exit code."""
+"""The result of a command: facts for programs, blocks for people, and an exit code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OK, USERS, MISMATCH, INTERNAL = range(4)
 
 
 @dataclass(frozen=True)
-class Answer:
+class CommandResult:
     """facts: what --json prints. blocks: what is printed otherwise."""
 
     facts: Any

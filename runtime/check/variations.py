@@ -13,18 +13,18 @@ import torch
 Tensor = torch.Tensor
 
 
-def copied(t: Tensor) -> Tensor:
+def copy_of(t: Tensor) -> Tensor:
     """The numbers and the strides of t in memory of its own; what is expanded stays expanded."""
     once = [s == 0 and n > 0 for s, n in zip(t.stride(), t.shape, strict=True)]
-    shown = t.detach()[tuple(slice(0, 1) if o else slice(None) for o in once)]
-    memory = torch.empty_strided(shown.shape, t.stride(), dtype=t.dtype, device=t.device)
-    memory = memory.copy_(shown).expand(t.shape) if shown.shape != t.shape else memory.copy_(shown)
+    numbers = t.detach()[tuple(slice(0, 1) if o else slice(None) for o in once)]
+    memory = torch.empty_strided(numbers.shape, t.stride(), dtype=t.dtype, device=t.device)
+    memory = memory.copy_(numbers).expand(t.shape) if numbers.shape != t.shape else memory.copy_(numbers)
     return memory.requires_grad_(t.requires_grad)
 
 
-def all_copied(xs: Sequence[Tensor]) -> list[Tensor]:
+def copies_of(xs: Sequence[Tensor]) -> list[Tensor]:
     """Copies; the same tensor twice stays the same."""
-    fresh = {id(x): copied(x) for x in xs}
+    fresh = {id(x): copy_of(x) for x in xs}
     return [fresh[id(x)] for x in xs]
 
 
@@ -76,29 +76,29 @@ LAYOUTS: dict[str, tuple[Callable[[Tensor], bool], Callable[[Tensor], Tensor]]] 
 }
 
 
-def laid_out(t: Tensor, layout: str) -> Tensor | None:
+def with_layout(t: Tensor, layout: str) -> Tensor | None:
     """The tensor in a layout; None where it has no such layout."""
     applies, make = LAYOUTS[layout]
     return make(t.detach()).requires_grad_(t.requires_grad) if applies(t) else None
 
 
-def all_laid_out(xs: Sequence[Any], layouts: Sequence[str]) -> list[Any] | None:
+def with_layouts(xs: Sequence[Any], layouts: Sequence[str]) -> list[Any] | None:
     """Each tensor in its layout where it can have it; None where none can."""
-    made = [laid_out(x, name) if isinstance(x, Tensor) else None for x, name in zip(xs, layouts, strict=True)]
-    if all(m is None for m in made):
+    variations = [with_layout(x, name) if isinstance(x, Tensor) else None for x, name in zip(xs, layouts, strict=True)]
+    if all(m is None for m in variations):
         return None
-    return [x if m is None else m for x, m in zip(xs, made, strict=True)]
+    return [x if m is None else m for x, m in zip(xs, variations, strict=True)]
 
 
 # ------------------------------------------------------------------ sizes and dtypes
-def resized(xs: Sequence[Tensor], sizes: Mapping[int, int]) -> list[Tensor]:
+def with_sizes(xs: Sequence[Tensor], sizes: Mapping[int, int]) -> list[Tensor]:
     """Every axis of a length in `sizes` gets the new length: axes of one length are taken to be one size."""
     smallest = min([n for n in sizes.values() if n > 0], default=None)
     shrinks = any(new < old for old, new in sizes.items())
-    return [_resized(x, sizes, smallest if shrinks else None) for x in xs]
+    return [_with_sizes(x, sizes, smallest if shrinks else None) for x in xs]
 
 
-def _resized(x: Tensor, sizes: Mapping[int, int], limit: int | None) -> Tensor:
+def _with_sizes(x: Tensor, sizes: Mapping[int, int], limit: int | None) -> Tensor:
     picked = x.detach()
     for axis, n in enumerate(x.shape):
         if (new := sizes.get(n, n)) != n:
@@ -128,13 +128,13 @@ def cast(x: Any, dtype: torch.dtype) -> Any:
     if not isinstance(x, Tensor) or not (x.is_floating_point() or x.is_complex()):
         return x
     to = (torch.complex128 if dtype is torch.float64 else torch.complex64) if x.is_complex() else dtype
-    return _kept_strides(x, to) if x.dtype is not to else x
+    return _cast_with_strides(x, to) if x.dtype is not to else x
 
 
-def _kept_strides(x: Tensor, to: torch.dtype) -> Tensor:
-    made = torch.empty_strided(x.shape, x.stride(), dtype=to, device=x.device) if 0 not in x.stride() else None
-    made = x.detach().to(to) if made is None else made.copy_(x.detach())
-    return made.requires_grad_(x.requires_grad)
+def _cast_with_strides(x: Tensor, to: torch.dtype) -> Tensor:
+    result = torch.empty_strided(x.shape, x.stride(), dtype=to, device=x.device) if 0 not in x.stride() else None
+    result = x.detach().to(to) if result is None else result.copy_(x.detach())
+    return result.requires_grad_(x.requires_grad)
 
 
 def all_cast(xs: Sequence[Any], dtype: torch.dtype) -> list[Any]:
@@ -143,7 +143,7 @@ def all_cast(xs: Sequence[Any], dtype: torch.dtype) -> list[Any]:
     return [fresh[id(x)] for x in xs]
 
 
-def one_for_two(xs: Sequence[Tensor]) -> list[tuple[int, int]]:
+def aliasable_pairs(xs: Sequence[Tensor]) -> list[tuple[int, int]]:
     """Pairs of arguments that one tensor could be both of."""
     pairs = [(i, j) for j in range(len(xs)) for i in range(j)]
     return [(i, j) for i, j in pairs if xs[i].shape == xs[j].shape and xs[i].dtype == xs[j].dtype]

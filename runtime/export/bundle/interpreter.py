@@ -40,15 +40,15 @@ EXPORT_AGAIN = "call it as it was exported, or export it for such arguments too.
 
 def run(graph: Graph, inputs: Sequence[Any], sizes: Sizes) -> tuple[list[Any], dict[int, Any]]:
     """(the outputs, the new values of the inputs that are written to)."""
-    known: dict[int, Any] = {v.id: t for v, t in zip(graph.inputs, inputs, strict=True)}
+    values: dict[int, Any] = {v.id: t for v, t in zip(graph.inputs, inputs, strict=True)}
     place = next((t.device for t in inputs), torch.device("cpu"))
     for value, args, dead in order_of(graph).steps:
         with speaking_of(_origin(value)):
-            known[value.id] = call_node(value, [known[a] for a in args], sizes, place)
+            values[value.id] = call_node(value, [values[a] for a in args], sizes, place)
         for unread in dead:
-            del known[unread]
-    outputs = [None if o is None else known[o.id] for o in graph.outputs]
-    return outputs, {i: known[v.id] for i, v in graph.mutations.items()}
+            del values[unread]
+    outputs = [None if o is None else values[o.id] for o in graph.outputs]
+    return outputs, {i: values[v.id] for i, v in graph.mutations.items()}
 
 
 def _origin(value: Value) -> tuple[str | None, str, str] | None:
@@ -74,14 +74,14 @@ class Result:
         return {"input": self.inputs, "output": self.outputs, "hidden": self.hidden}[place.kind][place.index]
 
     def returned(self) -> Any:
-        """What forward returns."""
+        """The user's return value of forward."""
         supply = iter(self.outputs)
         outputs = self.variant.outputs
         full = tuple(settled(o.value, self.sizes) if o.kind == "object" else next(supply) for o in outputs)
         return full if self.variant.is_tuple else full[0]
 
 
-class Player:
+class BundleInterpreter:
     """Runs the graphs of one Function."""
 
     def __init__(self, function: Function, graphs: Mapping[str, Graph]) -> None:
@@ -90,13 +90,14 @@ class Player:
         self.numbers = {v.needs: at for at, v in enumerate(function.variants)}
         self.symbols = [list(v.symbols.values()) for v in function.variants]
 
-    def refused(self, fact: str, fix: str = EXPORT_AGAIN) -> BundleCallError:
+    def call_error(self, fact: str, fix: str = EXPORT_AGAIN) -> BundleCallError:
         """The error for a call outside of what was exported."""
         return BundleCallError(function=self.function.name, fact=fact, fix=fix, where=users_line())
 
     # ------------------------------------------------------------------ forward
     def forward(self, args: Sequence[Any]) -> Result:
         """Raises BundleCallError where the arguments are not like those of the export."""
+        # Kinds before sizes: a size can only be read off a tensor of the exported rank.
         self._require_kinds(args)
         inputs = [args[i] for i in self.slots]
         number = self._number(inputs)
@@ -107,16 +108,18 @@ class Player:
             results, writes = run(graph, inputs, sizes)
         for index, value in writes.items():
             inputs[index].copy_(value)
+        # Hidden results keep their memory, unless an output is part of one: then its strides have to be eager's.
         visible = variant.tensor_outputs
         hidden = results[len(visible) :]
-        if any(o.kind == "part of hidden" for o in visible):  # seen through strides of its own
-            hidden = self._own(graph, results, sizes, set(), range(len(visible), len(results)))
-        taken = {memory_of(t) for t in inputs}
-        own = self._own(graph, results, sizes, taken, range(len(visible)))
-        outputs = _shown(visible, own, inputs, hidden, sizes)
+        if any(o.kind == "part of hidden" for o in visible):
+            hidden = self._own_memory(graph, results, sizes, set(), range(len(visible), len(results)))
+        # Outputs last: none may share memory with an argument or with another output.
+        memory = {memory_of(t) for t in inputs}
+        own = self._own_memory(graph, results, sizes, memory, range(len(visible)))
+        outputs = _visible_outputs(visible, own, inputs, hidden, sizes)
         return Result(variant, number, sizes, inputs, outputs, hidden)
 
-    def seen(self, args: Sequence[Any], output: Any) -> Result:
+    def match_outputs(self, args: Sequence[Any], output: Any) -> Result:
         """The run that gave this output, as setup_context sees it: it keeps arguments and results alone."""
         inputs = [args[i] for i in self.slots]
         number = self._number(inputs)
@@ -126,25 +129,27 @@ class Player:
         return Result(variant, number, sizes, inputs, outputs, [])
 
     def _require_kinds(self, args: Sequence[Any]) -> None:
-        known = self.function.arguments
-        if len(args) != len(known):
-            raise self.refused(f"it takes {len(known)} arguments ({', '.join(a.name for a in known)}), not {len(args)}")
-        for argument, value in zip(known, args, strict=True):
-            if (why := _unlike(argument, value)) is not None:
-                raise self.refused(f"{argument.name} {why}")
-        if (now := autocast_now()) != (then := self.function.autocast):
-            fact = f"it was exported under autocast to {then} (on CPU, on a GPU), and is called under {now}"
-            raise self.refused(fact, "call it under torch.autocast as at the export, or export it under this one.")
-        devices = {args[i].device for i in self.slots if known[i].rank}
+        arguments = self.function.arguments
+        if len(args) != len(arguments):
+            raise self.call_error(
+                f"it takes {len(arguments)} arguments ({', '.join(a.name for a in arguments)}), not {len(args)}"
+            )
+        for argument, value in zip(arguments, args, strict=True):
+            if (reason := _kind_difference(argument, value)) is not None:
+                raise self.call_error(f"{argument.name} {reason}")
+        if (autocast := autocast_now()) != (exported := self.function.autocast):
+            fact = f"it was exported under autocast to {exported} (on CPU, on a GPU), and is called under {autocast}"
+            raise self.call_error(fact, "call it under torch.autocast as at the export, or export it under this one.")
+        devices = {args[i].device for i in self.slots if arguments[i].rank}
         if len(devices) > 1:
-            raise self.refused(f"its arguments are on {' and '.join(sorted(map(str, devices)))}")
+            raise self.call_error(f"its arguments are on {' and '.join(sorted(map(str, devices)))}")
 
     def _number(self, inputs: Sequence[Tensor]) -> int:
         needs = tuple(t.requires_grad for t in inputs)
         if needs not in self.numbers:
             words = [self.function.arguments[i].name for i, need in zip(self.slots, needs, strict=True) if need]
             fact = f"it was not exported for gradients of just {', '.join(words) or 'nothing'}"
-            raise self.refused(fact, "export it with these arguments requiring a gradient, or detach the others.")
+            raise self.call_error(fact, "export it with these arguments requiring a gradient, or detach the others.")
         return self.numbers[needs]
 
     def _sizes(self, graph: Graph, variant: Variant, inputs: Sequence[Tensor]) -> dict[sympy.Symbol, Any]:
@@ -159,61 +164,65 @@ class Player:
             size = sizes[variant.symbols[name]]
             if size < low or (high is not None and size > high):
                 limits = f"at least {low}" + ("" if high is None else f" and at most {high}")
-                told = self._told(variant, variant.symbols[name])
-                raise self.refused(f"{told} is {size}; it was exported for {limits}")
+                source = self._size_source(variant, variant.symbols[name])
+                raise self.call_error(f"{source} is {size}; it was exported for {limits}")
         for condition in variant.assumptions:
             if not condition.holds(lambda s: exact(s, sizes)):
-                raise self.refused(f"it was exported for sizes with {condition}, and here {_values(sizes)}")
+                raise self.call_error(f"it was exported for sizes with {condition}, and here {_values(sizes)}")
         return sizes
 
-    def _told(self, variant: Variant, symbol: sympy.Symbol) -> str:
+    def _size_source(self, variant: Variant, symbol: sympy.Symbol) -> str:
         for slot, layout in zip(self.slots, variant.tensors, strict=True):
-            for word, found in zip(("shape[{}]", "stride({})"), layout, strict=True):
-                if symbol in found:
-                    return f"{self.function.arguments[slot].name}.{word.format(found.index(symbol))}"
+            for word, numbers in zip(("shape[{}]", "stride({})"), layout, strict=True):
+                if symbol in numbers:
+                    return f"{self.function.arguments[slot].name}.{word.format(numbers.index(symbol))}"
         return str(symbol)
 
     def _require_shape(self, name: str, shape: Sequence[Any], tensor: Tensor, sizes: Sizes) -> None:
         if not all(exact(a, sizes) == b for a, b in zip(shape, tensor.shape, strict=True)):
-            given, wanted = _row(tensor.shape), _row(shape)
-            raise self.refused(f"{name} has the shape {given}; it was exported for {wanted}, where {_values(sizes)}")
+            actual, wanted = _row(tensor.shape), _row(shape)
+            raise self.call_error(
+                f"{name} has the shape {actual}; it was exported for {wanted}, where {_values(sizes)}"
+            )
 
     def _require_layout(self, name: str, layout: Layout, tensor: Tensor, sizes: Sizes) -> None:
         strides = [exact(s, sizes) for s in layout[1]]
         if not _same_places(tensor.shape, strides, tensor.stride()):
             fact = f"{name} has the strides {_row(tensor.stride())}; it was exported for {_row(layout[1])}"
             fact = f"{fact}, its shape being {_row(layout[0])}"
-            raise self.refused(fact, f"give {name}.contiguous(), or export it with {name} in this layout.")
+            raise self.call_error(fact, f"give {name}.contiguous(), or export it with {name} in this layout.")
 
-    def _own(self, graph: Graph, results: Sequence[Any], sizes: Sizes, taken: set[int], which: range) -> list[Any]:
+    def _own_memory(
+        self, graph: Graph, results: Sequence[Any], sizes: Sizes, memory: set[int], which: range
+    ) -> list[Any]:
         """Results with eager's strides, each in memory of its own; None stays None."""
-        found: list[Any] = []
+        own: list[Any] = []
         for at in which:
             strides = [exact(s, sizes) for s in graph.output_strides[at] or ()]
-            found.append(results[at] if results[at] is None else laid_out(results[at], strides, taken))
-            if found[-1] is not None:
-                taken.add(memory_of(found[-1]))
-        return found
+            own.append(results[at] if results[at] is None else laid_out(results[at], strides, memory))
+            if own[-1] is not None:
+                memory.add(memory_of(own[-1]))
+        return own
 
     # ------------------------------------------------------------------ backward
     def backward(self, number: int, values: Sequence[Any], residuals: Sequence[Any], gradients: Sequence[Any]) -> Any:
         """One gradient per argument."""
         variant = self.function.variants[number]
-        if not any(variant.needs):  # nobody asks for a gradient: no graph was exported
+        if not any(variant.needs):  # no gradient is required: no graph was exported
             return tuple(None for _ in self.function.arguments)
         sizes = dict(zip(self.symbols[number], values, strict=True))
         present = [g is not None for g in gradients]
         entry = self._entry(variant, present)
-        given = [g for g, there in zip(gradients, entry.gradients, strict=True) if there]
+        given = [g for g, has_gradient in zip(gradients, entry.gradients, strict=True) if has_gradient]
         inputs = [r for r in residuals if r is not None] + given
-        graph, taken = self.graphs[entry.graph], {memory_of(t) for t in inputs}
+        graph, memory = self.graphs[entry.graph], {memory_of(t) for t in inputs}
         with no_autocast():
             results, _ = run(graph, inputs, sizes)
-        found = [r if r is None else laid_out(r, [exact(n, sizes) for n in s or ()], taken)
+        by_argument = [r if r is None else laid_out(r, [exact(n, sizes) for n in s or ()], memory)
                  for r, s in zip(results, graph.output_strides, strict=True)]  # fmt: skip
         for argument, output in entry.passed:
-            found[argument] = gradients[output]
-        return tuple(found)
+            by_argument[argument] = gradients[output]
+        return tuple(by_argument)
 
     def _entry(self, variant: Variant, present: Sequence[bool]) -> Entry:
         """The backward for these gradients. Zeros for an output that never moves are not asked for."""
@@ -223,26 +232,26 @@ class Player:
         free = [n is None or n in fixed for n in numbers]
         for entry in variant.entries:
             pairs = zip(entry.gradients, present, free, strict=True)
-            if all(taken == there or (there and loose) for taken, there, loose in pairs):
+            if all(expected == is_present or (is_present and loose) for expected, is_present, loose in pairs):
                 return entry
         words = ", ".join("one" if p else "none" for p in present)
-        raise self.refused(f"its backward was not exported for these gradients ({words})")
+        raise self.call_error(f"its backward was not exported for these gradients ({words})")
 
 
-def _unlike(argument: Argument, value: Any) -> str | None:
-    """Why a value is not an argument like the exported one."""
+def _kind_difference(argument: Argument, value: Any) -> str | None:
+    """The difference of a value from the exported argument, or None."""
     if argument.dtype is None:
         if not isinstance(value, Tensor) and same(argument.constant, value):
             return None
-        return f"was exported as the constant {argument.constant!r}, not as {_described(value)}"
+        return f"was exported as the constant {argument.constant!r}, not as {_type_text(value)}"
     if not isinstance(value, Tensor) or value.layout is not torch.strided:
-        return f"was exported as a tensor, not as {_described(value)}"
+        return f"was exported as a tensor, not as {_type_text(value)}"
     if value.dtype != to_torch(argument.dtype) or value.dim() != argument.rank:
         return f"is {value.dtype} with {value.dim()} axes; it was exported for {argument.dtype} with {argument.rank}"
     return "is a lazily conjugated or negated view" if value.is_conj() or value.is_neg() else None
 
 
-def _described(value: Any) -> str:
+def _type_text(value: Any) -> str:
     return f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)[:60]
 
 
@@ -262,7 +271,7 @@ def _row(numbers: Sequence[Any]) -> str:
 
 
 def _same_places(shape: Sequence[Any], strides: Sequence[Any], actual: Sequence[Any]) -> bool:
-    """Whether two layouts of one shape are the same places in memory."""
+    """True where two layouts of one shape are the same places in memory."""
     return any(n == 0 for n in shape) or all(a == b or n == 1 for n, a, b in zip(shape, strides, actual, strict=True))
 
 
@@ -270,19 +279,19 @@ def _values(sizes: Sizes) -> str:
     return ", ".join(f"{s} = {v}" for s, v in sizes.items()) or "there are none"
 
 
-def _shown(
+def _visible_outputs(
     described: Sequence[Output], own: list[Any], inputs: Sequence[Tensor], hidden: Sequence[Tensor], sizes: Sizes
 ) -> list[Tensor]:
-    """What forward returns of tensors: its own, arguments, what shows the memory of these, the same one twice."""
+    """Tensors that forward returns: its own, arguments, what shows the memory of these, the same one twice."""
     outputs = list(own)
     pools = {"input": inputs, "view": inputs, "same": outputs, "part of output": own, "part of hidden": hidden}
     for at, output in enumerate(described):
         if output.kind != "tensor":
-            outputs[at] = _seen(output, pools[output.kind][output.index], sizes)
+            outputs[at] = _view_of(output, pools[output.kind][output.index], sizes)
     return outputs
 
 
-def _seen(output: Output, base: Tensor, sizes: Sizes) -> Tensor:
+def _view_of(output: Output, base: Tensor, sizes: Sizes) -> Tensor:
     if output.view is None:
         return base
     shape, strides, offset, tracked = output.view
@@ -291,14 +300,14 @@ def _seen(output: Output, base: Tensor, sizes: Sizes) -> Tensor:
     return view if tracked else view.detach()
 
 
-def laid_out(tensor: Tensor, strides: Sequence[Any], taken: set[int]) -> Tensor:
-    """The tensor with these strides, in memory that nobody else has, and no view where nothing is differentiated."""
-    own = _own(tensor, strides, taken)
+def laid_out(tensor: Tensor, strides: Sequence[Any], memory: set[int]) -> Tensor:
+    """The tensor with these strides, in memory of its own, and no view where nothing is differentiated."""
+    own = _own(tensor, strides, memory)
     return own.detach() if own._is_view() and not torch.is_grad_enabled() else own
 
 
-def _own(tensor: Tensor, strides: Sequence[Any], taken: set[int]) -> Tensor:
-    if memory_of(tensor) not in taken and _same_places(tensor.shape, strides, tensor.stride()):
+def _own(tensor: Tensor, strides: Sequence[Any], memory: set[int]) -> Tensor:
+    if memory_of(tensor) not in memory and _same_places(tensor.shape, strides, tensor.stride()):
         return tensor
     still = [isinstance(s, int) and s == 0 for s in strides]
     single = tensor[tuple(slice(0, 1) if s else slice(None) for s in still)] if any(still) else tensor

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ..profile.tuning import tune_function
-from ..report.answer import Answer
+from ..report.command_result import CommandResult
 from .arguments import add_target, call_of
 
 SUMMARY = "time configurations of a Function's kernels on the GPU at hand, and keep the fastest"
@@ -15,8 +15,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_target(parser)
 
 
-def run(options: argparse.Namespace) -> Answer:
-    """What was tried, and what was chosen."""
+def run(options: argparse.Namespace) -> CommandResult:
+    """Tune, and report the candidates and the choice."""
     target, args = call_of(options)
-    found = tune_function(target, *args)
-    return Answer(found.to_dict(), [str(found)])
+    tuned = tune_function(target, *args)
+    return CommandResult(tuned.to_dict(), [str(tuned)])

@@ -1,0 +1,208 @@
+"""Runs a fused group at the sizes of a call: kernels where they are proved, the fastest of them, or torch instead."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import sympy
+import torch
+
+from ...codegen import Target
+from ...codegen.schedule.neighbours import candidates, leaner
+from ...ir.errors import Unfusible
+from ...ir.once import once
+from ...ir.passes.fuse import Group
+from ...ir.switches import in_force, under
+from ...tracer.capture.capture import capture_lock
+from ..kernels import autotune as tune
+from ..kernels.launch_errors import LaunchFailure, launch_failure
+from ..settings.internal_errors import or_fall_back
+from ..values.sizes import Sizes, numbers
+from . import targets
+from .aten import reference
+from .bound_group import BoundGroup
+from .layouts import own_memory
+from .pipeline import text_of
+from .variants import Variants
+
+Tensor = torch.Tensor
+RunGroup = Callable[[Sequence[Tensor], Sizes], list[Any]]
+LIBRARY = "the library's product"
+OPERATION_BY_OPERATION = "runs operation by operation"
+RECORDS = 512
+"""Distinct size tuples that a group remembers; older ones are evaluated again."""
+
+
+class GroupRunner:
+    """A fused group: its variants, and what is launched, by all sizes.
+
+    with_library: makes a plan of the group in which its product of matrices is a call, between kernels for the rest.
+    """
+
+    def __init__(
+        self, group: Group, name: str, backend: str, target: Target, device: torch.device,
+        report: Callable[[str], None], assumed: Sequence[sympy.Basic], with_library: Callable[[], RunGroup],
+    ) -> None:  # fmt: skip
+        self.group, self.name, self.backend, self.device = group, name, backend, device
+        self.variants = Variants(group, name, backend, target, device, assumed)
+        self.with_library = with_library
+        self.unproved: dict[tuple[int, ...], str] = {}  # sizes at which no kernel may run, and why
+        self.report, self.switches = report, in_force()
+        self.one_by_one = False  # where the generator refuses at sizes met later
+        self.bound: OrderedDict[tuple[int, ...], BoundGroup] = OrderedDict()
+
+    def __call__(self, inputs: Sequence[Tensor], sizes: Sizes, key: tuple[int, ...]) -> list[Tensor]:
+        if (watch := self.switches.watch) is not None:
+            watch.saw(self, inputs, sizes)
+        bound = self.bound.get(key) or self._bound_at(sizes, key)
+        if bound is None:
+            return self._through_torch(inputs, sizes)
+        try:
+            if not bound.settled:
+                bound = self.bound[key] = self._settle(bound, inputs, sizes)
+            return self.through_library(inputs, sizes) if bound.uses_library else bound(inputs)
+        except Exception as error:
+            refused = launch_failure(error)
+            if refused is None:
+                raise
+        # Out of the block above: the error is gone, and the memory that it held.
+        return self._run_otherwise(refused, bound, inputs, sizes, key)
+
+    def is_launched(self, key: tuple[int, ...]) -> bool:
+        """Whether at these sizes it is launches of kernels, and nothing else."""
+        return key in self.bound and not self.one_by_one and not self.bound[key].uses_library
+
+    # ------------------------------------------------------------------ what is launched at these sizes
+    def _bound_at(self, sizes: Sizes, key: tuple[int, ...]) -> BoundGroup | None:
+        """Launches at sizes that are new; None where no kernels may run."""
+        if self.one_by_one or key in self.unproved:
+            return None
+        with capture_lock:
+            return self.bound.get(key) or self._newly_bound(sizes, key)
+
+    def _newly_bound(self, sizes: Sizes, key: tuple[int, ...]) -> BoundGroup | None:
+        try:
+            with under(self.switches):
+                build = partial(self._bind, sizes, key)
+                bound = or_fall_back(build, self.report, f"{self.name} {OPERATION_BY_OPERATION}")
+        except Unfusible as error:
+            self._give_up(str(error))
+            return None
+        self.one_by_one = bound is None and key not in self.unproved
+        return bound
+
+    def _bind(self, sizes: Sizes, key: tuple[int, ...]) -> BoundGroup | None:
+        variant = self.variants.admitting(sizes)
+        if why := self.variants.unproved_at(variant, sizes):
+            self._do_without(key, why)
+            return None
+        self.bound[key] = bound = self.variants.bind(variant, sizes)
+        if len(self.bound) > RECORDS:
+            self.bound.popitem(last=False)
+        return bound
+
+    def _do_without(self, key: tuple[int, ...], why: str) -> None:
+        if why not in self.unproved.values():
+            self.report(f"{self.name} goes through torch at some sizes: not proved to stay in its tensors: {why}")
+        if len(self.unproved) >= RECORDS:
+            self.unproved.clear()
+        self.unproved[key] = why
+
+    def _settle(self, bound: BoundGroup, inputs: Sequence[Tensor], sizes: Sizes) -> BoundGroup:
+        """Return what these sizes keep: the schedule's own kernels, or where tuning is on the fastest version."""
+        tuned = targets.is_tuned(self.backend)
+        if tuned and self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return bound
+        bound.settled = True
+        if not tuned or not any(launch.grid for launch in bound.launches):
+            return bound
+        return fastest_version(self, bound, inputs, sizes)
+
+    @once
+    def through_library(self) -> RunGroup:
+        """The group with its product as a call, between kernels for the rest."""
+        return self.with_library()
+
+    # ------------------------------------------------------------------ what runs instead
+    def recover(self, error: Exception, inputs: Sequence[Tensor], sizes: Sizes, key: tuple[int, ...]) -> list[Tensor]:
+        """The group's results after an error of its kernels, another way; raises it again where there is none."""
+        refused = launch_failure(error)
+        if refused is None:
+            raise error
+        bound = self.bound.get(key)
+        if self.one_by_one or bound is None:
+            return self._through_torch(inputs, sizes)
+        return self._run_otherwise(refused, bound, inputs, sizes, key)
+
+    def _run_otherwise(
+        self, refused: LaunchFailure, bound: BoundGroup, inputs: Sequence[Tensor], sizes: Sizes, key: tuple[int, ...]
+    ) -> list[Tensor]:
+        """By kernels that need less, else operation by operation: for this call where memory lacked, else for good.
+
+        Running again is safe: a group writes to memory of its own alone, and counters are left at zero or untouched.
+        """
+        if refused.lacks == "memory":
+            self.report(f"{self.name} ran operation by operation: {refused.reason}")
+            return self._through_torch(inputs, sizes)
+        generated = partial(self.variants.generate_kernels, sizes)
+        for name, kernels in leaner(bound.kernels, self.variants.target, generated):
+            variant = self.variants.with_launchers(kernels)
+            if not variant.admits(sizes) or self.variants.unproved_at(variant, sizes):
+                continue
+            other = self.variants.bind(variant, sizes)
+            try:
+                results = other(inputs)
+            except Exception as error:
+                if launch_failure(error) is None:
+                    raise
+                continue
+            other.settled, self.bound[key] = True, other
+            self.variants.ordered.insert(0, variant)
+            self.report(f"{self.name} runs with {name}: {refused.reason}")
+            return results
+        self._give_up(refused.reason)
+        return self._through_torch(inputs, sizes)
+
+    def _give_up(self, why: str) -> None:
+        self.one_by_one = True
+        self.report(f"{self.name} {OPERATION_BY_OPERATION}: {why}")
+
+    def _through_torch(self, inputs: Sequence[Tensor], sizes: Sizes) -> list[Tensor]:
+        graph = self.group.graph
+        results = reference.run(graph, inputs, sizes)
+        pairs = zip(results, graph.output_strides, strict=True)
+        return [own_memory(r, numbers(s, sizes), set()) for r, s in pairs if r is not None and s is not None]
+
+
+def fastest_version(runner: GroupRunner, bound: BoundGroup, inputs: Sequence[Tensor], sizes: Sizes) -> BoundGroup:
+    """The fastest of the scheduled kernels and their neighbours; all read and write memory of their own."""
+    variants = runner.variants
+    rivals = {LIBRARY: replace(bound, uses_library=True)} if _multiplies(runner.group) else {}
+    # The scheduled kernels are bound already; a neighbour that is not proved at these sizes does not compete.
+    generate = partial(variants.generate_kernels, sizes)
+    found = candidates(bound.kernels, variants.target, generate, tune.MOST - len(rivals))
+    competing: dict[str, BoundGroup] = {}
+    for name, kernels in found.items():
+        if kernels is bound.kernels:
+            competing[name] = bound
+        elif not variants.unproved_at(variant := variants.with_launchers(kernels), sizes):
+            competing[name] = variants.bind(variant, sizes)
+    launches: dict[str, tune.Launch] = {n: partial(b.launch, b.memory(inputs)) for n, b in competing.items()}
+    launches |= {name: partial(runner.through_library, inputs, sizes) for name in rivals}
+    if len(launches) == 1:
+        return bound
+    device = runner.device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(variants.target)
+    known = [v for launch in bound.launches for v in (launch.grid, *launch.numbers)]
+    chosen = (competing | rivals)[tune.fastest(name, runner.name, text_of(bound.kernels), known, launches)]
+    chosen.settled = True
+    return chosen
+
+
+def _multiplies(group: Group) -> bool:
+    """Whether a product of matrices is in the group."""
+    return any(v.prim == "dot" for v in group.graph.order())

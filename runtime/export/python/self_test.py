@@ -1,0 +1,84 @@
+"""The test at the end of an exported module: its Function beside the class as it was written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ....ir.text.printable import printable
+from ....ir.types import COMPLEX
+from ....tracer.dtypes import TO_TORCH
+from ...values.sizes import number
+from ..gather.batched import Batched
+from ..gather.gathered import Gathered
+from ..text.expressions import Expressions
+from ..text.function import FunctionScopes
+from .boilerplate import LANES_TEST, OWN_JVP, SELF_TEST, TRANSPOSED_JVP
+from .launchers import dtype_text
+from .literals import constant_text
+from .user_source import SourceMissing, as_written
+
+Sizes = dict[Any, int]
+
+
+def self_test(scopes: FunctionScopes, batched: Batched | None) -> list[str]:
+    """The sections; a comment where the class has no source."""
+    exported = scopes.exported
+    try:
+        eager = as_written(exported.cls, f"{exported.name}AsWritten")
+    except SourceMissing as why:
+        return [f"# No self-test against the class as it was written: {printable(str(why))}."]
+    head = "# ---- The class as it was written; the test below compares with it."
+    return [f"{head}\n{eager}", _comparison(scopes, batched)]
+
+
+def _comparison(scopes: FunctionScopes, batched: Batched | None) -> str:
+    found, tensors = scopes.exported, scopes.tensors
+    lines = ["torch.manual_seed(0)", 'device = "cuda" if torch.cuda.is_available() else "cpu"']
+    exported, small = _test_sizes(scopes, batched)
+    for symbol, most in exported.items():
+        less = small[symbol]
+        otherwise = "" if most == less else f' if device == "cuda" else {less}'
+        lines.append(f"{scopes.symbols[symbol]} = {most}{otherwise}")
+    at = Expressions(scopes.symbols)
+    needs = [found.specialization.forward.needs_input_grad[i] for i in found.slots]
+    for name, value, needed in zip(tensors, found.forward.graph.inputs, needs, strict=False):
+        lines.append(f"{name} = {_example(value, at, needed)}")
+    pairs = zip(found.names, found.args, strict=True)
+    arguments = ", ".join(n if n in tensors else constant_text(a) for n, a in pairs)
+    return SELF_TEST.format(
+        name=found.name, inputs="\n".join(f"    {line}" for line in lines), arguments=arguments,
+        forward_mode=_derivative_tests(found, batched), names=", ".join(tensors), written=f"{found.name}AsWritten",
+        tensors=", ".join(tensors) + "," * (len(tensors) == 1),
+    ).strip("\n")  # fmt: skip
+
+
+def _derivative_tests(exported: Gathered, batched: Batched | None) -> str:
+    """The test of jvp: by the class as written where it has one, else by its transpose; and that of vmap."""
+    names = {"name": exported.name, "written": f"{exported.name}AsWritten"}
+    jvp = "" if exported.jvp is None else OWN_JVP if exported.compiler.writes("jvp") else TRANSPOSED_JVP
+    return jvp.format(**names) + ("" if batched is None else LANES_TEST.format(**names))
+
+
+def _test_sizes(scopes: FunctionScopes, batched: Batched | None) -> tuple[Sizes, Sizes]:
+    """Sizes for a GPU, as exported, and for the interpreter: small where any size will do, and odd."""
+    found, sources = scopes.exported, scopes.forward.sources
+    free = [s for s, n in scopes.symbols.items() if isinstance(n, str) and sources.get(s, "").count("shape")]
+    exported = {s: number(s, found.sizes) for s in free}
+    small = {s: min(n, 37) for s, n in exported.items()}
+    assumed = [g.xreplace({**found.pinned, **small}) for g in found.guards]
+    holds = all(bool(g) for g in assumed if not g.free_symbols)
+    return exported, small if holds and not (batched and batched.constants) else exported
+
+
+def _example(value: Any, at: Expressions, moving: bool) -> str:
+    """A call that makes an argument of the test; one that was exported as an expanded tensor is one."""
+    strides = value.params["strides"]
+    single = at.tuple([1 if s == 0 else n for n, s in zip(value.shape, strides, strict=True)])
+    expand = f".expand({at.tuple(value.shape)})" if 0 in strides else ""
+    dtype = dtype_text(value.dtype)
+    if value.dtype == "b1":
+        return f"(torch.rand({single}, device=device) < 0.5){expand}"
+    if not TO_TORCH[value.dtype].is_floating_point and value.dtype not in COMPLEX:
+        return f"torch.randint(0, 4, {single}, device=device, dtype={dtype}){expand}"
+    drawn = f"torch.randn({single}, device=device).to({dtype}){expand}"
+    return f"{drawn}.requires_grad_()" if moving else drawn

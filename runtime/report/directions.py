@@ -1,0 +1,154 @@
+"""One direction of a Function in figures: what is launched, the bytes that it moves, and the least possible."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import sympy
+import torch
+
+from ...codegen import Kernel, Kernels, Target
+from ...ir import Graph, Value
+from ...ir.errors import LoweringError
+from ...ir.passes.cost import minimal_bytes
+from ...ir.passes.fuse import Extern, Step
+from ...ir.prims import PRIMS
+from ...tracer.opaque.opaque import opaque_of
+from ...tracer.trace import Trace
+from ..execution.executable import fills_memory, has_outer_product
+from ..execution.fusion_report import FusionBreak, GroupReport, fusion_breaks_of, groups_of
+from ..execution.generated import Generated
+from ..execution.kernel_plan import is_opaque
+from ..execution.pipeline import generate, graph_of, text_of
+from ..values.sizes import number
+
+Tensor = torch.Tensor
+Sizes = dict[sympy.Symbol, int]
+
+
+@dataclass(frozen=True)
+class KernelReport:
+    """One launch: a generated kernel, or the call of a library op (`source` is then empty).
+
+    Bytes are of device memory; `bytes_cached` are read once more, out of L2, in the same launch.
+    """
+
+    name: str
+    direction: str
+    source: str
+    bytes_read: int
+    bytes_written: int
+    kind: str = "triton"
+    bytes_cached: int = 0
+
+
+@dataclass
+class DirectionReport:
+    """forward or backward: its graph, its launches, and the least that would have to move."""
+
+    graph: Graph
+    steps: list[Step]
+    launches: list[KernelReport]
+    minimal: int
+    kernels: list[Kernels] = field(default_factory=list)
+    segments: list[str] = field(default_factory=list)  # with opaque nodes: launches and eager calls, in their order
+    reasons: list[str] = field(default_factory=list)
+    groups: list[GroupReport] = field(default_factory=list)
+    cuts: list[FusionBreak] = field(default_factory=list)
+    products: list[str] = field(default_factory=list)  # which are in kernels, which by the library, and why
+
+
+def _sizes_assumed(expr: sympy.Expr, sizes: Sizes) -> Sizes:
+    """The sizes; one that depends on data (of x[mask], say) counts as the largest of the others."""
+    largest = max(sizes.values(), default=1)
+    return sizes if expr.free_symbols <= set(sizes) else {**dict.fromkeys(expr.free_symbols, largest), **sizes}
+
+
+def fake_bytes(fake: Tensor, sizes: Sizes) -> int:
+    total = fake.element_size()
+    for size in fake.shape:
+        total *= size if isinstance(size, int) else number(size.node.expr, _sizes_assumed(size.node.expr, sizes))
+    return total
+
+
+def kernels_report(graph: Graph, direction: str, sizes: Sizes, target: Target) -> DirectionReport:
+    generated = generate(graph, target, sizes, graph.name)
+    least = number(minimal_bytes(graph), sizes)
+    report = DirectionReport(graph, generated.steps, [], least, list(generated.kernels.values()), generated.reasons)
+    report.groups, report.cuts = groups_of(generated), fusion_breaks_of(graph, generated)
+    report.products = [str(d) for d in generated.products]
+    for at, step in enumerate(generated.steps):
+        if is_opaque(step):
+            continue
+        if at in generated.kernels:
+            report.launches += [_kernel_report(k, direction, sizes) for k in generated.kernels[at].kernels]
+        elif isinstance(step, Extern):
+            report.launches.append(_node_report(step.value, direction, sizes))
+    if any(map(is_opaque, generated.steps)):
+        report.segments = _segments(generated)
+    return report
+
+
+def _segments(generated: Generated) -> list[str]:
+    """The steps that run, in order: kernels by name, library calls, and the user's own nested calls."""
+    lines: list[str] = []
+    for at, step in enumerate(generated.steps):
+        if at in generated.kernels:
+            lines += [kernel.name for kernel in generated.kernels[at].kernels]
+        elif isinstance(step, Extern):
+            node, library = opaque_of(step.value), str(step.value.params.get("op", "call"))
+            lines.append(library if node is None else f"eager {node.name} ({node.where})")
+    return lines
+
+
+def _computed_values(graph: Graph) -> list[Value]:
+    return [v for v in graph.order() if PRIMS[v.prim].family not in ("layout", "source", "pick")]
+
+
+def _kernel_report(kernel: Kernel, direction: str, sizes: Sizes) -> KernelReport:
+    bytes_read = sum(number(b, sizes) for b in kernel.reads.values())
+    bytes_written = sum(number(b, sizes) for b in kernel.writes.values())
+    cached = sum(number(b, sizes) for b in kernel.cached.values())
+    text = text_of(Kernels((kernel,)))
+    return KernelReport(kernel.name, direction, text, bytes_read, bytes_written, bytes_cached=cached)
+
+
+def _node_report(value: Value, direction: str, sizes: Sizes) -> KernelReport:
+    name = str(value.params.get("op") or getattr(value.params.get("target"), "__name__", value.prim))
+    bytes_read = sum(number(t.nbytes, sizes) for a in value.args for t in a.avals)
+    bytes_written = sum(number(t.nbytes, sizes) for t in value.avals)
+    return KernelReport(name, direction, "", bytes_read, bytes_written, kind="library")
+
+
+def aten_report(trace: Trace, name: str, direction: str, sizes: Sizes) -> DirectionReport:
+    try:
+        graph = graph_of(trace, name)
+    except LoweringError:
+        graph = Graph(name)
+    launches = [r for n in trace.graph_module.graph.nodes if (r := _aten_launch(n, direction, sizes)) is not None]
+    contracted = has_outer_product(trace) and not graph.mutations and len(graph)
+    if contracted and fills_memory(trace, sizes):  # then the lowered graph runs, through torch
+        launches = [_node_report(v, direction, sizes) for v in _computed_values(graph)]
+    report = DirectionReport(graph, [], launches, number(minimal_bytes(graph), sizes))
+    if trace.opaque:
+        report.segments = [line for n in trace.graph_module.graph.nodes if (line := _aten_line(n)) is not None]
+    return report
+
+
+def _aten_line(node: torch.fx.Node) -> str | None:
+    """An operation, or a nested call of the user's own, as a line of the report."""
+    opaque = getattr(node.target, "opaque", None)
+    if opaque is not None:
+        return f"eager {opaque.name} ({opaque.where})"
+    return str(node.target) if isinstance(node.target, torch._ops.OpOverload) else None
+
+
+def _aten_launch(node: torch.fx.Node, direction: str, sizes: Sizes) -> KernelReport | None:
+    value, schema = node.meta.get("val"), getattr(node.target, "_schema", None)
+    if node.op != "call_function" or not isinstance(value, Tensor) or schema is None:
+        return None
+    if any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns):
+        return None
+    operands = [a.meta["val"] for a in node.all_input_nodes if isinstance(a.meta.get("val"), Tensor)]
+    read = sum(fake_bytes(o, sizes) for o in operands)
+    return KernelReport(str(node.target), direction, "", read, fake_bytes(value, sizes), "aten")

@@ -1,0 +1,190 @@
+"""The result of `fusegrad.explain`: facts for programs, and a report for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...codegen import Kernel
+from ...codegen.proofs import Proof
+from ...ir import Graph, Place, Program
+from ...ir.codes import code_of, fix_of
+from ...ir.errors import FusegradError
+from ..kernels.cross_compile.pool import Binary
+from ..kernels.proofs import line_of, proofs_of
+from ..settings.config import settings
+from ..specialize.records import OpaqueCall, Record, needs_a_fix
+from ..specialize.variants import Variant
+from .directions import DirectionReport, KernelReport, Sizes
+from .residuals import ResidualRow
+
+SCHEMA = 2
+
+
+class NothingCapturedError(FusegradError):
+    """A graph of a method was asked for that runs as the user wrote it."""
+
+    message = (
+        "{function}.{method} has no graph: {reason}\n  at:   {where}\n"
+        "  fix:  ask for a method that is compiled, or make this one traceable."
+    )
+
+
+@dataclass
+class Explanation:
+    """The result of `explain`. Prints as a report; `to_dict()` for programs."""
+
+    name: str
+    target: str
+    methods: dict[str, Record]
+    directions: dict[str, DirectionReport]
+    saved_bytes: int
+    residuals: tuple[Place, ...] = ()
+    user_outputs: int = 0
+    opaque: list[OpaqueCall] = field(default_factory=list)
+    sizes: Sizes = field(default_factory=dict)  # of the symbols, at the arguments that were given
+    kept: list[ResidualRow] = field(default_factory=list)
+    variants: list[Variant] = field(default_factory=list)
+    numerics: str = "eager"
+
+    @property
+    def kernels(self) -> list[KernelReport]:
+        """Every launch, forward first."""
+        return [launch for report in self.directions.values() for launch in report.launches]
+
+    @property
+    def kernel_records(self) -> list[Kernel]:
+        """The generated kernels as codegen made them."""
+        return [k for report in self.directions.values() for ks in report.kernels for k in ks.kernels]
+
+    @property
+    def proofs(self) -> list[Proof]:
+        """Of every generated kernel: whether its accesses are in range for all sizes; some 0.1 s for each."""
+        return [p for report in self.directions.values() for p in proofs_of(report.steps, report.kernels)]
+
+    @property
+    def module(self) -> str:
+        """The Triton module that holds every generated kernel."""
+        from ... import codegen
+
+        return codegen.module(self.kernel_records)
+
+    def graph(self, direction: str = "forward") -> Graph:
+        """The graph after the passes. Raises NothingCapturedError for a method that runs as written."""
+        if direction in self.directions:
+            return self.directions[direction].graph
+        record = self.methods[direction]
+        raise NothingCapturedError(
+            function=self.name, method=direction, reason=record.reason or record.status, where=record.where or "unknown"
+        )
+
+    @property
+    def program(self) -> Program:
+        """Both graphs after the passes, and where backward's residuals come from. Only where forward is compiled."""
+        backward = {(True,) * self.user_outputs: self.graph("backward")} if "backward" in self.directions else {}
+        return Program(self.name, self.graph(), self.residuals, self.user_outputs, dict(backward))
+
+    def binaries(self, *targets: str) -> dict[str, dict[str, Binary]]:
+        """The kernels compiled in worker processes, without a GPU: {kernel: {target: Binary}}.
+
+        targets: "cuda:80", "cuda:90", "cuda:100", "hip:gfx942"; by default the explanation's own. A Binary has `asm`
+        (ptx and cubin, or amdgcn and hsaco), registers, spills and shared memory (bytes), access widths, or an error.
+        """
+        from ..kernels.cross_compile.pool import compile_for
+
+        return compile_for(self.kernel_records, self.module, list(targets) or [self.target])
+
+    def metrics(self, target: str | None = None) -> dict[str, dict[str, Any]]:
+        """Registers, spills, shared memory and access widths per kernel, cross-compiled for `target`; needs no GPU."""
+        where = target or self.target
+        return {kernel: binary_figures(by_target[where]) for kernel, by_target in self.binaries(where).items()}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The facts as plain values that json can write; keys are added, never renamed, within a schema."""
+        return {
+            "schema": SCHEMA,
+            "name": self.name,
+            "target": self.target,
+            "numerics": self.numerics,
+            "methods": {name: _method_facts(record) for name, record in self.methods.items()},
+            "kernels": [vars(k) | {} for k in self.kernels],
+            "launches": {d: len(self._launches(d)) for d in ("forward", "backward")},
+            "bytes": self._bytes(),
+            "saved_bytes": self.saved_bytes,
+            "kept": [k.to_dict() for k in self.kept],
+            "groups": {d: [g.to_dict() for g in report.groups] for d, report in self.directions.items()},
+            "cuts": {d: [c.to_dict() for c in report.cuts] for d, report in self.directions.items()},
+            "opaque": [{**vars(o), "code": code_of(o.told), "fix": fix_of(o.told)} for o in self.opaque],
+            "products": {d: report.products for d, report in self.directions.items()},
+            "segments": {d: report.segments for d, report in self.directions.items()},
+            "variants": [v.to_dict() for v in self.variants],
+        }
+
+    def _launches(self, direction: str) -> list[KernelReport]:
+        return self.directions[direction].launches if direction in self.directions else []
+
+    def _bytes(self) -> dict[str, int]:
+        moved = {d: sum(k.bytes_read + k.bytes_written for k in self._launches(d)) for d in ("forward", "backward")}
+        least = {f"minimal_{d}": self.directions[d].minimal if d in self.directions else 0 for d in moved}
+        return {**moved, **least}
+
+    def __str__(self) -> str:
+        facts = self.to_dict()
+        rounding = "" if self.numerics == "eager" else f', numerics="{self.numerics}"'
+        lines = [f"{self.name} on {self.target}{rounding}"]
+        lines += [_method_line(name, record) for name, record in self.methods.items()]
+        for direction in self.directions:
+            moved, least = facts["bytes"][direction], facts["bytes"][f"minimal_{direction}"]
+            ratio = f", {moved / least:.2f} x the least possible" if least else ""
+            lines.append(f"  {direction}: {facts['launches'][direction]} launches, {moved:,} bytes{ratio}")
+            lines += [_kernel_line(k) for k in self._launches(direction)]
+            lines += [f"    {cut}" for cut in self.directions[direction].cuts]
+            lines += [f"    {line}" for line in self.directions[direction].products]
+            lines += [f"    {call}" for call in self.opaque if call.method == direction]
+        lines.append(f"  saved for backward: {self.saved_bytes:,} bytes")
+        lines += [f"    {value}" for value in self.kept]
+        lines += [f"  {line_of(proof)}" for proof in self.proofs] if settings().debug else []
+        return "\n".join([*lines, *_variant_lines(self.variants)])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        from .notebook import as_html
+
+        return as_html(self)
+
+
+def binary_figures(binary: Any) -> dict[str, Any]:
+    """A binary's figures without its machine code."""
+    names = ("registers", "spills", "shared", "accesses", "error")
+    return {n: getattr(binary, n, None) for n in names}
+
+
+def _method_line(name: str, record: Record) -> str:
+    reason = f": {record.reason}" if record.reason else ""
+    reason += f" ({record.where})" if record.reason and record.where else ""
+    line = f"  {name:<14} {record.status}{reason}"
+    return f"{line} [{record.code}]\n  {'':<14} fix: {fix_of(record.reason)}" if needs_a_fix(record) else line
+
+
+def _method_facts(record: Record) -> dict[str, str | None]:
+    fix = fix_of(record.reason) if needs_a_fix(record) else None
+    return {"status": record.status, "reason": record.reason, "where": record.where, "code": record.code, "fix": fix}
+
+
+def _variant_lines(variants: Sequence[Variant]) -> list[str]:
+    """The variants that the class was captured for so far."""
+    lines = [f"  captured for {len(variants)} variant{'s' * (len(variants) > 1)}:"] if variants else []
+    for number_, variant in enumerate(variants, 1):
+        facts = variant.difference or "; ".join(f"{name}: {fact}" for name, fact in variant.facts.items())
+        lines.append(f"    {number_}. {facts}")
+        lines += [f"       if {' and '.join(variant.conditions)}"] if variant.conditions else []
+        lines += [f"       {kernel}" for kernel in variant.kernels]
+        lines += [f"       {variant.disk}"] if variant.disk else []
+    return lines
+
+
+def _kernel_line(kernel: KernelReport) -> str:
+    again = f"  again from L2 {kernel.bytes_cached:,}" if kernel.bytes_cached else ""
+    return f"    {kernel.name:<32} {kernel.kind:<7} reads {kernel.bytes_read:,}  writes {kernel.bytes_written:,}{again}"
