@@ -15,6 +15,7 @@ from ..capture.ctx_attributes import REASON, is_assigned
 from ..capture.guards import is_tracked
 from ..fallback.answer import Fault, backward_failed, contained, is_fault, users_backward
 from ..functorch.unit import BackwardUnit
+from ..settings.config import taken_over
 from ..settings.counters import count
 from ..specialize.backward import opaque_calls, run_backward, unasked_of
 from ..specialize.records import Record, warn
@@ -37,6 +38,13 @@ def backward(
     gradients: Sequence[Any],
 ) -> Any:
     """backward of a generated Function: kernels, or the user's own body with the reason on record."""
+    with taken_over(ctx._fusegrad_patch):  # autograd runs this in a thread of the device's
+        return _backward(compiler, specialization, backend, chosen, ctx, gradients)
+
+
+def _backward(
+    compiler: Compiled, specialization: Specialization, backend: str, chosen: Chosen | None, ctx: Any, gradients: Any
+) -> Any:
     residuals = [*_unpacked(specialization, chosen, ctx), *ctx._fusegrad_tensors]
     try:
         return _differentiated(compiler, specialization, backend, chosen, ctx, residuals, gradients)

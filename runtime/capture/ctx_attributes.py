@@ -14,7 +14,7 @@ from ...tracer.containers import leaves
 from ...tracer.reads.pictures import freeze
 from ...tracer.torch_private import dict_of_context as on
 
-SLOTS = ("_fusegrad_tensors", "_fusegrad_sizes", "_fusegrad_shared", "_fusegrad_shown")
+SLOTS = ("_fusegrad_tensors", "_fusegrad_sizes", "_fusegrad_patch", "_fusegrad_shared", "_fusegrad_shown")
 REASON = "an attribute of its ctx was assigned or changed after forward"
 
 

@@ -1,8 +1,8 @@
 """Counters that a kernel finds at zero and leaves at zero: one set per stream, a set of its own for a captured launch.
 
 Launches on one stream follow each other and may share; a CUDA graph may be replayed beside them, on any stream. Zeros
-for it are made beforehand, so that no graph has to fill memory at each replay. What a captured launch counts in is never
-freed: the graph may outlive the class that it was captured from, and tells nobody when it is gone.
+for it are made beforehand, so that no graph has to fill memory at each replay. What a captured launch counts in is not
+freed any more: the graph may outlive the class that it was captured from.
 """
 
 from __future__ import annotations

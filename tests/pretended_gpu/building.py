@@ -63,7 +63,7 @@ def _build(folder: Path) -> None:
     driver = ["gcc", *shared, "-O1", f"-Wl,-soname,{DRIVER}", f"-I{cuda}", str(HERE / "driver.c")]
     _run([*driver, "-o", str(folder / DRIVER)])
     headers = [torch / "include", torch / "include/torch/csrc/api/include", sysconfig.get_paths()["include"]]
-    linked = [f"-L{torch / 'lib'}", "-ltorch", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{torch / 'lib'}", "-Wl,--no-as-needed"]
+    linked = [f"-L{torch / 'lib'}", "-ltorch", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{torch / 'lib'}"]
     tensors = ["g++", "-std=c++20", *shared, "-O0", *(f"-I{h}" for h in headers), str(HERE / "tensors.cpp"), *linked]
     _run([*tensors, "-o", str(folder / TENSORS)])
 

@@ -74,7 +74,7 @@ def worker() -> Iterator[Worker]:
 
 @pytest.fixture
 def play(worker: Worker, request: pytest.FixtureRequest) -> Play:
-    """`play(scene, ...)`: the scene must not raise, differ from eager, or have wrong parameters. -> launches by kernel"""
+    """`play(scene, ...)` -> launches by kernel. It may not raise, differ from eager, or have wrong parameters."""
 
     def played(scene: str, **arguments: Any) -> dict[str, Any]:
         answer = worker.play(scene, **arguments)
@@ -93,11 +93,14 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     scenes = [v for r in reports for k, v in r.user_properties if k == "pretended_gpu" and r.when == "call"]
     if not scenes:
         return
-    kernels: collections.Counter[str] = sum((collections.Counter(a["launches"]) for _, _, a in scenes), collections.Counter())
+    kernels: collections.Counter[str] = collections.Counter()
+    for _, _, answer in scenes:
+        kernels.update(answer["launches"])
     functions = {name for scene, given, _ in scenes for name in [given.get("name", "").partition("[")[0]] if name}
     wrong = sum(len(a["problems"]) for _, _, a in scenes)
     differ = sum(len(a["found"]) for _, _, a in scenes)
+    errors = sum(bool(a["error"]) for _, _, a in scenes)
     terminalreporter.write_line(
-        f"pretended GPU: {len(scenes)} scenes, {len(functions)} Functions, {kernels.total()} launches of {len(kernels)} "
-        f"kernels, {wrong} parameter errors, {differ} differences, {sum(bool(a['error']) for _, _, a in scenes)} errors"
+        f"pretended GPU: {len(scenes)} scenes, {len(functions)} Functions, {kernels.total()} launches of "
+        f"{len(kernels)} kernels, {wrong} parameter errors, {differ} differences, {errors} errors"
     )

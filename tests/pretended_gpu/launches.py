@@ -121,7 +121,8 @@ def _launched(config: Any, function: Any, parameters: Any) -> None:
 
 
 def _wrong(
-    config: Any, name: str, sizes: Sequence[int], words: Sequence[int], kernel: Kernel, arguments: Sequence[Any], grid: int
+    config: Any, name: str, sizes: Sequence[int], words: Sequence[int], kernel: Kernel, arguments: Sequence[Any],
+    grid: int,
 ) -> Iterator[str]:  # fmt: skip
     if name != kernel.name:
         yield f"launched in the place of {kernel.name}"
@@ -139,7 +140,7 @@ def _wrong(
             yield f"parameter {at}, of {size} bytes: {word:#x}, not {given if isinstance(given, int) else expected:#x}"
 
 
-def _interpret(kernel: Kernel, text: str, arguments: Sequence[Any], words: Sequence[tuple[int, int]], grid: int) -> None:
+def _interpret(kernel: Kernel, text: str, arguments: Any, words: Sequence[tuple[int, int]], grid: int) -> None:
     from fusegrad.runtime.kernels import triton_private as private
 
     interpreter._self_test()
@@ -168,7 +169,8 @@ def _watch_launches() -> None:
             before = getattr(_given, "now", None)
             _given.now = kernel, text, arguments, grid
             try:
-                run(arguments, grid)
+                with interpreter._LOCK:  # while a kernel is interpreted none can be compiled
+                    run(arguments, grid)
             finally:
                 _given.now = before
 

@@ -1,7 +1,7 @@
 """A GPU that is not there, for this process: import it before torch, and `cuda:0` and `cuda:1` are devices.
 
-What is pretended: the driver (`driver.c`), tensors (`tensors.cpp`), and below what `torch.cuda` answers. Everything else
-runs as on a GPU: torch's dispatcher and engine with a thread per device, Triton's compiler, binder and launcher.
+What is pretended: the driver (`driver.c`), tensors (`tensors.cpp`), and what `torch.cuda` answers. Everything else runs
+as on a GPU: torch's dispatcher and engine with a thread per device, Triton's compiler, binder and launcher.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from fusegrad.benchmarks.suite import CASES
 from fusegrad.examples.gallery.catalogue import CATALOGUE
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "suite"))
-import functions as catalogue  # noqa: E402
+import functions as catalogue
 
 SEED = 77
 Scene = Callable[..., Iterator[str]]

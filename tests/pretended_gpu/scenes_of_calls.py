@@ -1,11 +1,11 @@
-"""Calls as training code makes them: under checkpoint, in streams and threads, captured, on two devices, transformed."""
+"""Calls as training code makes them: under checkpoint, in streams and threads, captured, on two devices."""
 
 from __future__ import annotations
 
 import json
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from fusegrad.benchmarks import functions, gpu
 from fusegrad.runtime.settings.config import settings
 
 
-def apart(what: str, ours: Sequence[Any], theirs: Sequence[Any], rtol: float = 1e-5, atol: float = 1e-6) -> Iterator[str]:
+def apart(what: str, ours: Any, theirs: Any, rtol: float = 1e-5, atol: float = 1e-6) -> Iterator[str]:
     for at, (a, b) in enumerate(zip(ours, theirs, strict=True)):
         if a.device != b.device or not torch.allclose(a.detach().cpu(), b.detach().cpu(), rtol=rtol, atol=atol):
             yield f"{what} {at}: {a.device} {b.device}, off by {(a.cpu() - b.cpu()).abs().max().item():.3g}"
@@ -187,18 +187,6 @@ def _one_of_many(number: int, one_level: Any) -> Iterator[str]:
 
 
 # ------------------------------------------------------------------ settings
-class _Asks(torch.autograd.Function):
-    """Remembers the settings that its backward sees."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:
-        return g
-
-
 @scene
 def settings_in_backward() -> Iterator[str]:
     """What `config.patch` says around forward and backward holds in backward, which runs in another thread."""

@@ -15,7 +15,8 @@ def test_a_refused_launch(code: int, play: Any) -> None:
 
 
 @pytest.mark.parametrize("scene", [
-    "illegal_address", "too_many_threads", "out_of_memory", "captured_launch_outlives_its_class", "first_call_in_a_pool",
+    "illegal_address", "too_many_threads", "out_of_memory", "captured_launch_outlives_its_class",
+    "first_call_in_a_pool",
 ])  # fmt: skip
 def test_a_fault(scene: str, play: Any) -> None:
     play(scene)

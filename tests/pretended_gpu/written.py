@@ -16,12 +16,13 @@ def gated(scale: float = 1.0) -> type:
         @staticmethod
         def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
             s = torch.sigmoid(x * scale)
-            ctx.save_for_backward(x, s, w)
+            ctx.save_for_backward(x, w)
             return x * s * w
 
         @staticmethod
         def backward(ctx: Any, g: Tensor) -> Any:
-            x, s, w = ctx.saved_tensors
+            x, w = ctx.saved_tensors
+            s = torch.sigmoid(x * scale)
             return g * w * s * (1 + scale * x * (1 - s)), (g * x * s).sum(0)
 
     return Gated
@@ -67,7 +68,7 @@ class LargestFirst(Function):
         return torch.sigmoid(g) / ctx.largest + x * 0
 
 
-def pair(device: str = "cuda", dtype: torch.dtype = torch.float32, rows: int = 16, width: int = 32) -> tuple[Tensor, Tensor]:
+def pair(device: str = "cuda", dtype: Any = torch.float32, rows: int = 16, width: int = 32) -> tuple[Tensor, Tensor]:
     """A matrix and a row for it, as leaves."""
     numbers = torch.Generator().manual_seed(rows * width)
     x, w = (torch.randn(s, generator=numbers, dtype=torch.float64) for s in ((rows, width), (width,)))
