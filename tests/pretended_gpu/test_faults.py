@@ -1,4 +1,4 @@
-"""What a GPU refuses, and what outlives a class."""
+"""What a GPU refuses, what outlives a class, and what another thread has to know: no test on a CPU sees these."""
 
 from __future__ import annotations
 
@@ -16,7 +16,12 @@ def test_a_refused_launch(code: int, play: Any) -> None:
 
 @pytest.mark.parametrize("scene", [
     "illegal_address", "too_many_threads", "out_of_memory", "captured_launch_outlives_its_class",
-    "first_call_in_a_pool",
+    "first_call_in_a_pool", "settings_in_backward", "tuned_in_backward",
 ])  # fmt: skip
 def test_a_fault(scene: str, play: Any) -> None:
     play(scene)
+
+
+def test_threads(play: Any) -> None:
+    """Tracing needs no thread of the engine's: one that waits for a capture never keeps it from ending."""
+    assert play("threads", count=8)
