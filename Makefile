@@ -3,6 +3,7 @@
 # make compose        every Function under every composition of transforms; `make test` takes some of each
 # make tests FUSEGRAD_TESTS=all    every case of the long tables, of which `make test` takes a sample
 # make bench          launches, bytes, registers, host time, first calls: what needs no GPU; writes docs/benchmarks.md
+# make pretended-gpu  every Function and kind of call on a pretended GPU: Triton's driver and launcher are real
 # make bench-gpu      times every case on a GPU, nine minutes at a time
 # make threads        first calls, transforms and backwards in N=32 threads at once
 # make processes      forks, spawned workers, data loaders, killed compilers, ends in the middle
@@ -85,6 +86,10 @@ compose: $(STAMP)
 
 conformance: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/conformance/run.py
+
+.PHONY: pretended-gpu
+pretended-gpu: $(STAMP)
+	FUSEGRAD_TESTS=all OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --timeout=900 tests/pretended_gpu
 
 threads: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/trust/threads.py --threads $(or $(N),32) $(ARGS)

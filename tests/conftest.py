@@ -42,6 +42,8 @@ ONE_IN = {
     "runtime/execution/test_switches.py": 4,
     "runtime/commands/test_command_examples.py": 4,
     "runtime/specialize/test_transitions.py": 6,
+    "pretended_gpu/test_functions.py": 30,
+    "pretended_gpu/test_calls.py": 20,
     "suite/test_derived.py": 2,
     "suite/test_suite.py": 2,
     "suite/test_targets.py": 3,

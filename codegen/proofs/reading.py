@@ -161,9 +161,21 @@ class Reader:
 
     def _at_assign(self, node: ast.Assign) -> None:
         (target,) = node.targets
+        if isinstance(target, ast.Tuple):
+            self._take_apart(target, node.value)
+            return
         if not isinstance(target, ast.Name):
-            raise Unread("several targets", node.lineno)
+            raise Unread(ast.unparse(target), node.lineno)
         self._set(target.id, node.value)
+
+    def _take_apart(self, targets: ast.Tuple, node: ast.expr) -> None:
+        """a, b, _, _ = tl.philox_impl(...): what is read for it is looked at, nothing is known of the parts."""
+        self.value(node)
+        for target in targets.elts:
+            if not isinstance(target, ast.Name):
+                raise Unread(ast.unparse(targets), node.lineno)
+            self.env[target.id] = Other()
+            self.made_of.setdefault(target.id, set()).update(names_in(node))
 
     def _set(self, name: str, node: ast.expr) -> None:
         self.env[name] = found = self.value(node)

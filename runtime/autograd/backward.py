@@ -17,6 +17,7 @@ from ..capture.guards import is_tracked
 from ..fallback.answer import Fault, backward_failed, contained, is_fault, users_backward
 from ..fallback.records import Record, warn
 from ..functorch.unit import BackwardUnit
+from ..settings.config import taken_over
 from ..settings.counters import count
 from ..specialize.backward import guard_failure, opaque_calls, run_backward
 from ..specialize.compiled_backward import BackwardCall, is_apart
@@ -34,6 +35,13 @@ def backward(
     compiler: Compiled, spec: Specialization, backend: str, chosen: Chosen | None, ctx: Any, gradients: Sequence[Any]
 ) -> Any:
     """backward of a generated Function: kernels, or the user's own body with the reason on record."""
+    with taken_over(ctx._fusegrad_patch):  # autograd runs this in a thread of the device's
+        return _backward(compiler, spec, backend, chosen, ctx, gradients)
+
+
+def _backward(
+    compiler: Compiled, spec: Specialization, backend: str, chosen: Chosen | None, ctx: Any, gradients: Sequence[Any]
+) -> Any:
     residuals = [*_unpacked(spec, chosen, ctx), *ctx._fusegrad_tensors]
     call = BackwardCall(backend, residuals, ctx._fusegrad_sizes, gradients, chosen, ctx)
     try:

@@ -23,6 +23,7 @@ from ..capture.outputs import rebuild_output
 from ..capture.user_methods import ctx_attributes
 from ..execution.source_writer import SourceWriter, row
 from ..fallback.effects import careful
+from ..settings.config import handed_over
 from ..specialize.function_class import node_class, shown
 from ..specialize.residuals import Chosen
 from ..specialize.specialization import Specialization
@@ -91,6 +92,7 @@ def _forward(spec: Specialization, backend: str, chosen: Chosen | None, own_back
     write_context(text, spec, saved, own_backward, lambda p: names[p.kind](p.index), sizes, "given")
     if not own_backward:
         text.add(f"ctx._fusegrad_sizes = {sizes}")
+        text.add(f"ctx._fusegrad_patch = {text.constant(handed_over, 'handed_over')}()")
     text.add(f"return {rebuild}({data}, outputs, ({row(inputs)}), hidden, {sizes})")
     return text.function("forward", ("ctx", "*given"))
 

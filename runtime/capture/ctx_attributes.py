@@ -15,7 +15,7 @@ from ...tracer.torch_private import dict_of_context as on
 from .captured import CapturedFunction
 from .user_methods import ctx_attributes
 
-SLOTS = ("_fusegrad_tensors", "_fusegrad_sizes", "_fusegrad_shared", "_fusegrad_shown")
+SLOTS = ("_fusegrad_tensors", "_fusegrad_sizes", "_fusegrad_patch", "_fusegrad_shared", "_fusegrad_shown")
 REASON = "an attribute of its ctx was assigned or changed after forward"
 
 

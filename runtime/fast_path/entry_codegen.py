@@ -37,7 +37,7 @@ from ..capture.outputs import is_as_strided, rebuild_output, view_like, view_of,
 from ..execution.source_writer import SourceWriter, row
 from ..fallback.answer import Fault, backward_failed, is_fault, users_backward
 from ..fallback.effects import careful
-from ..settings.config import KERNEL_BACKENDS
+from ..settings.config import KERNEL_BACKENDS, handed_over
 from ..specialize.backward import run_backward
 from ..specialize.compiled_backward import BackwardCall
 from ..specialize.residuals import Chosen
@@ -247,6 +247,7 @@ class EntryCall:
         if self.own:
             return
         backward._fusegrad_sizes = self.sizes  # for all of them, in place of a slot of each
+        backward._fusegrad_patch = handed_over()  # a guard of the entry
         if not _is_delicate(self.compiler.cls):
             backward._fusegrad_learns = BackwardLearner(self._served(), backward)
 

@@ -1,23 +1,28 @@
 """Counters that a kernel finds at zero and leaves at zero: one set per stream, a set of its own for a captured launch.
 
 Launches on one stream follow each other and may share; a CUDA graph may be replayed beside them, on any stream. Zeros
-for it are made beforehand, so that no graph has to fill memory at each replay.
+for it are made beforehand, so that no graph has to fill memory at each replay. What a captured launch counts in is not
+freed any more: the graph may outlive the class that it was captured from.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from ...tracer.torch_private import current_stream
+from ...tracer.torch_private import current_device, current_stream
 
 Tensor = torch.Tensor
 SPARE = 15
 """Captured launches that find zeros made beforehand; a further one zeroes its own at each replay."""
 BOUNDARY = 16
 """Each set begins at a multiple of so many bytes: kernels are compiled for that."""
+
+
+_of_graphs: list[Tensor] = []
 
 
 class ArrivalCounters:
@@ -33,14 +38,17 @@ class ArrivalCounters:
         """Those of kernels on a device."""
         if device.type != "cuda":
             return cls(device, lambda: 0, lambda: False)
-        return cls(device, lambda: current_stream(device.index or 0), torch.cuda.is_current_stream_capturing)
+        return cls(device, lambda: current_stream(device.index or 0), lambda: _is_capturing(device))
 
     def __call__(self, user: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """For a launch of now. user: which kernel, and which of its counters."""
         what = (user, shape, dtype)
         if self.capturing():
             spare = self.spare.get(what)
-            return spare.pop() if spare else torch.zeros(shape, dtype=dtype, device=self.device)
+            if not spare:  # of the graph's own pool
+                return torch.zeros(shape, dtype=dtype, device=self.device)
+            _of_graphs.append(spare.pop())
+            return _of_graphs[-1]
         key = (*what, self.stream())
         if key not in self.by_stream:
             self.by_stream[key], *more = self._sets(shape, dtype)
@@ -50,5 +58,38 @@ class ArrivalCounters:
     def _sets(self, shape: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
         per_set = BOUNDARY // dtype.itemsize
         count = torch.Size(shape).numel()
-        room = torch.zeros((1 + SPARE, -(-count // per_set) * per_set), dtype=dtype, device=self.device)
+        room = _outside_of_pools(self.device, (1 + SPARE, -(-count // per_set) * per_set), dtype)
         return [row[:count].view(shape) for row in room]
+
+
+def _is_capturing(device: torch.device) -> bool:
+    """Whether launches on the device's stream are captured; the device need not be the current one."""
+    if device.index is None or device.index == current_device():
+        return torch.cuda.is_current_stream_capturing()
+    with torch.cuda.device(device):
+        return torch.cuda.is_current_stream_capturing()
+
+
+def _outside_of_pools(device: torch.device, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros that are kept, made on the current stream by a thread of its own.
+
+    CUDA-graph trees send what the calling thread allocates to a pool of theirs, and take all that is in it for theirs.
+    """
+    if device.type != "cuda":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    stream = torch.cuda.current_stream(device)
+    made: list[Tensor | Exception] = []
+
+    def make() -> None:
+        try:
+            with torch.cuda.stream(stream):
+                made.append(torch.zeros(shape, dtype=dtype, device=device))
+        except Exception as error:
+            made.append(error)
+
+    thread = threading.Thread(target=make, name="fusegrad counters")
+    thread.start()
+    thread.join()
+    if isinstance(made[0], Exception):
+        raise made[0]
+    return made[0]

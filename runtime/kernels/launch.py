@@ -35,19 +35,21 @@ def _on_device(kernel: Kernel, module_text: str, device: torch.device) -> Launch
 class _OnDevice:
     """Launches a kernel on one GPU: by Triton's own look-up the first time, past it for arguments of the same kind.
 
-    Of a kind are arguments for which Triton compiles the same: pointers at multiples of 16 bytes, integers of 32 bits.
+    Of a kind are arguments for which Triton compiles the same: pointers at multiples of 16 bytes, integers of 32 bits;
+    for AMD's GPUs also what lies within 2 GB.
     """
 
     def __init__(self, kernel: Kernel, function: Any, device: torch.device) -> None:
         self.function, self.device, self.constants = function, device, kernel.constants
         self.facts = {**kernel.constants, **kernel.options("hip" if torch.version.hip else "cuda")}
-        self.bound: dict[tuple[bool, ...], Callable[[int, int, Sequence[Argument]], None]] = {}
+        self.kind_of = _kind_on_amd if torch.version.hip else _is_usual
+        self.bound: dict[tuple[int, ...], Callable[[int, int, Sequence[Argument]], None]] = {}
         self.binds = True
 
     def __call__(self, arguments: Sequence[Argument], grid: int) -> None:
         if not grid:
             return
-        kind = tuple(map(_is_usual, arguments))
+        kind = tuple(map(self.kind_of, arguments))
         bound = self.bound.get(kind)
         if bound is None or not self._is_current() or _private().launches_are_watched():
             self._looked_up(arguments, grid, kind)
@@ -62,7 +64,7 @@ class _OnDevice:
     def _is_current(self) -> bool:
         return self.device.index is None or self.device.index == current_device()
 
-    def _looked_up(self, arguments: Sequence[Argument], grid: int, kind: tuple[bool, ...]) -> None:
+    def _looked_up(self, arguments: Sequence[Argument], grid: int, kind: tuple[int, ...]) -> None:
         with torch.cuda.device(self.device):
             compiled = self.function[(grid,)](*arguments, **self.facts)
         if compiled is None or not self.binds or self.device.index is None:
@@ -77,6 +79,13 @@ def _is_usual(argument: Argument) -> bool:
     if isinstance(argument, int):
         return -(2**31) <= argument < 2**31
     return argument.data_ptr() % 16 == 0
+
+
+def _kind_on_amd(argument: Argument) -> int:
+    """As above, and whether offsets of 32 bits reach all of a tensor's memory: Triton then uses buffer operations."""
+    if isinstance(argument, int):
+        return _is_usual(argument)
+    return _is_usual(argument) + 2 * (argument.untyped_storage().size() < 2**31)
 
 
 @functools.cache

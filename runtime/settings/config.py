@@ -59,6 +59,26 @@ def settings() -> Settings:
     return patched if patched is not None else _from_environment()
 
 
+def handed_over() -> tuple[Settings, switches.InForce] | None:
+    """What a patch has put in force here, for a thread that knows nothing of it: backward's; None without a patch."""
+    patched = _patched.get()
+    return None if patched is None else (patched, switches.in_force())
+
+
+@contextlib.contextmanager
+def taken_over(given: tuple[Settings, switches.InForce] | None) -> Iterator[None]:
+    """Within the block what was handed over is in force, unless a patch is already."""
+    if given is None or _patched.get() is not None:
+        yield
+        return
+    token = _patched.set(given[0])
+    try:
+        with switches.under(given[1]):
+            yield
+    finally:
+        _patched.reset(token)
+
+
 def backend_name(asked: str) -> str:
     """The backend to use where `compile` was asked for `asked`."""
     return settings().backend or asked

@@ -307,7 +307,9 @@ class Session:
         """
         soiled, trace = Soiled(reads), None
         try:
-            trace = self._traced(fn, fakes, reads, from_source, tape, soiled)
+            # Within this thread: the engine's thread of a device may be waiting for the lock that is held here.
+            with torch.autograd.set_multithreading_enabled(False):
+                trace = self._traced(fn, fakes, reads, from_source, tape, soiled)
         except Again as again:
             if not again.filled:
                 soiled.clean()

@@ -144,7 +144,7 @@ def compiled(target: Any, shapes: tuple[tuple[int, ...], ...], backend: str = "i
 def executables(fast: Any) -> list[Executable]:
     """What forward and backward run."""
     specs = [s for known in compiler_of(fast).known.values() for s in known]
-    entries = [e for s in specs for e in s.entries.values()]
+    entries = [e for s in specs for e in s.backward.entries.values()]
     return [x for made in (*specs, *entries) for x in made.executables.values()]
 
 

@@ -177,6 +177,16 @@ def test_a_kernel_is_looked_up_once_for_each_kind_of_arguments(bound: Any) -> No
     assert len(jit.calls) == 3 and len(jit.direct) == 3
 
 
+def test_on_amd_more_than_two_gigabytes_are_another_kind(bound: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton compiles for what lies within 2 GB: a kernel that was bound with little is not launched on more."""
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    run, jit = bound()
+    small, large = torch.zeros(4, dtype=torch.uint8), torch.empty(2**31 + 64, dtype=torch.uint8)  # never touched
+    for x in (small, small, large[:4], large[:4]):
+        run([x, small, 7], 1)
+    assert len(jit.calls) == 2 and len(jit.direct) == 2
+
+
 def test_another_device_and_a_profiler_go_through_triton(bound: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import triton
 

@@ -153,3 +153,23 @@ def test_what_the_capture_assumed_is_handed_to_the_proof(monkeypatch: pytest.Mon
     monkeypatch.setattr(Variants, "__init__", init)
     fast().apply(torch.randn(6, 50))
     assert any(isinstance(c, sympy.Ge) and c.rhs == 2 for c in seen), seen
+
+
+def test_kernels_that_draw_random_numbers_are_proved() -> None:
+    """Philox gives several words at once, `a, b, _, _ = ...`: a text that cannot be read is launched nowhere."""
+
+    class Drawn(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor, seed: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(seed)
+            return torch.where(fusegrad.random.uniform(x.shape, seed, 0, like=x) >= 0.5, x, 0)
+
+        @staticmethod
+        def backward(ctx: Any, g: torch.Tensor) -> Any:
+            (seed,) = ctx.saved_tensors
+            return g * fusegrad.random.normal(g.shape, seed, 0, like=g), None
+
+    fast = fusegrad.compile(Drawn, backend="interpret", fullgraph=True)
+    x = torch.randn(8, 32, requires_grad=True)
+    fast.apply(x, torch.tensor(7)).sum().backward()
+    assert {role: r.reason for role, r in fast._fusegrad.records.items() if r.reason} == {}
