@@ -36,23 +36,17 @@ def backward(
 ) -> Any:
     """backward of a generated Function: kernels, or the user's own body with the reason on record."""
     with taken_over(ctx._fusegrad_patch):  # autograd runs this in a thread of the device's
-        return _backward(compiler, spec, backend, chosen, ctx, gradients)
-
-
-def _backward(
-    compiler: Compiled, spec: Specialization, backend: str, chosen: Chosen | None, ctx: Any, gradients: Sequence[Any]
-) -> Any:
-    residuals = [*_unpacked(spec, chosen, ctx), *ctx._fusegrad_tensors]
-    call = BackwardCall(backend, residuals, ctx._fusegrad_sizes, gradients, chosen, ctx)
-    try:
-        return _differentiated(compiler, spec, call)
-    except Exception as error:
-        if not is_fault(error):
-            raise
-        fault = Fault.of(error)
-    results = as_written(compiler, spec, call)
-    backward_failed(compiler, spec, fault, gradients)
-    return results
+        residuals = [*_unpacked(spec, chosen, ctx), *ctx._fusegrad_tensors]
+        call = BackwardCall(backend, residuals, ctx._fusegrad_sizes, gradients, chosen, ctx)
+        try:
+            return _differentiated(compiler, spec, call)
+        except Exception as error:
+            if not is_fault(error):
+                raise
+            fault = Fault.of(error)
+        results = as_written(compiler, spec, call)
+        backward_failed(compiler, spec, fault, gradients)
+        return results
 
 
 def as_written(compiler: Compiled, spec: Specialization, call: BackwardCall) -> Any:
