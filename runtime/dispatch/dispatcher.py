@@ -10,27 +10,26 @@ import torch
 from ...ir.once import once
 from ...ir.switches import takes
 from ...tracer.capture.capture import OpaqueMet, capture_lock, is_capturing
-from ...tracer.containers import opened
 from ...tracer.opaque.opaque import Why, remember
-from ...tracer.opaque.watching import Watcher, watcher
-from ...tracer.torch_private import dual_level, is_fake, transforms_active
+from ...tracer.opaque.watching import watcher
+from ...tracer.torch_private import dual_level, transforms_active
 from ..autograd.graph_breaks import first_call
 from ..autograd.graph_breaks import run as run_split
 from ..autograd.node import node_of
 from ..autograd.opaque_forward import opaque_forward_of
-from ..capture.graph_mode import is_outer
 from ..capture.guards import is_closure, is_meta
 from ..capture.outputs import restore_passthrough_inputs
 from ..distributed import call as distributed
 from ..dynamo.call import called_within
 from ..fallback.answer import contained
 from ..fallback.effects import launching
-from ..fallback.records import Attempt, Later, NotCaptured
+from ..fallback.records import Attempt
 from ..fast_path.inline_cache import Ready, shapes_of
 from ..functorch.call import transformed
 from ..persistence import found as found_on_disk
 from ..specialize.compiled import Compiled
 from ..specialize.specialization import Specialization
+from .call import Call, Mode, Outcome
 
 
 class Dispatcher(Compiled):
@@ -47,42 +46,15 @@ class Dispatcher(Compiled):
         return found_on_disk(self, args)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if (watching := watcher()) is not None:
-            return self._watched(watching, args, kwargs)
-        if self._is_left_out():
-            return self.as_written(*args, **kwargs)
-        asked = args if not kwargs else None
-        if self.setup_style and (kwargs or len(args) != len(self.parameters())):
-            args, kwargs = self.bound(args, kwargs), {}
-        if kwargs or (is_capturing() and not _is_linearized(args)):
-            return self._followed(args, kwargs)
-        if (around := _around(args)) is not None:
-            return around(self, args)
-        given = opened(args)
-        specialization = self._found(given)
-        if isinstance(specialization, Attempt | str):
-            return self._instead(specialization, args)
-        if specialization is not None and specialization.captured.opaque:
-            return run_split(self, specialization, args)
-        if specialization is None or not self._serves(specialization, given):
-            return self.as_written(*args)
-        return self._called(specialization, given, args, asked)
-
-    def _followed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call that somebody else follows: an operator in his graph, or the class as it is written."""
-        if is_outer() and not kwargs:
-            return called_within(self, args)
-        self.seen_by_a_mode()
-        return self.users(*args, **kwargs)
-
-    def _is_left_out(self) -> bool:
-        """Whether forward runs as written wherever it is called, but in somebody else's graph, which refuses it."""
-        declared = self.methods.declared["forward"].value is False or "forward" in self.broken
-        return declared and not (is_capturing() and is_outer())
+        call = Call(self, args, kwargs)
+        return ROUTES[call.mode](self, call)
 
     @launching
-    def _called(self, specialization: Specialization, given: Any, args: tuple[Any, ...], asked: Any) -> Any:
-        """The call itself; where it came often it is written out, as it was asked for: next time no one looks it up."""
+    def run(self, specialization: Specialization, given: Any, args: tuple[Any, ...], asked: Any) -> Any:
+        """The call itself; where it came often it is written out, as it was given: next time it is not looked up.
+
+        given: the arguments with what is in containers; asked: as they were given, None where no entry is written.
+        """
         captured = specialization.captured
         key = self.node_key(specialization, self.backend_for(given))
         apply = node_of(self, specialization, key, given)
@@ -109,33 +81,6 @@ class Dispatcher(Compiled):
         with capture_lock:
             self.ready.add(kind, asked, write_entry(self, kind[0], key, asked, given))
 
-    def _watched(self, watching: Watcher, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call within a method that is captured, or recorded for that: it is the watcher's to decide."""
-        declared = self.methods.declared["forward"]
-        if declared.value is False:
-            remember(self.cls, Why(declared.how.removeprefix("it "), True))
-        elif self.setup_style and (kwargs or len(args) != len(self.parameters())):
-            args, kwargs = self.bound(args, kwargs), {}
-        return watching(self.cls, lambda *a, **k: self(a, k), args, kwargs)
-
-    def _found(self, given: Sequence[Any]) -> Specialization | Attempt | str | None:
-        """The specialisation for a call, or why there is none: without the error, which has frames of the call."""
-        try:
-            return self.specialization(given, patient=self.is_patient())
-        except Later as later:
-            return str(later)
-        except NotCaptured as error:
-            return error.attempt
-
-    def _instead(self, failed: Attempt | str, args: tuple[Any, ...]) -> Any:
-        """The call at which a capture failed, or waits."""
-        if isinstance(failed, str):
-            self.waits(failed)
-            return self.users(*args)
-        if isinstance(failed.error, OpaqueMet):
-            return first_call(self, failed.error, args)
-        return self.run_users(failed, args, self.as_written)
-
     def as_written(self, *args: Any, **kwargs: Any) -> Any:
         """forward as the user wrote it; backward is captured by itself, where it may be."""
         if is_capturing() or transforms_active() or dual_level() >= 0 or any(map(is_meta, args)):
@@ -146,7 +91,7 @@ class Dispatcher(Compiled):
 
     def on_parts(self, local: tuple[Any, ...], whole: Specialization | None) -> Any:
         """A call on the parts that this rank has, or by what was captured of it at the whole sizes."""
-        return self(local, {}) if whole is None else self._called(whole, local, local, None)
+        return self(local, {}) if whole is None else self.run(whole, local, local, None)
 
     @once
     def beside(self) -> Callable[..., Any]:
@@ -159,13 +104,66 @@ class Dispatcher(Compiled):
         return found or self.users
 
 
-def _around(args: tuple[Any, ...]) -> Callable[[Dispatcher, tuple[Any, ...]], Any] | None:
-    """What takes a call with DTensors, or within a transform; None for one on plain tensors."""
-    if distributed.has_dtensors(args):
-        return lambda dispatcher, given: distributed.call(dispatcher, given, dispatcher.on_parts)
-    return transformed if transforms_active() or dual_level() >= 0 else None
+# ------------------------------------------------------------------ the ways of a call
+def _intercepted(dispatcher: Dispatcher, call: Call) -> Any:
+    """A call within a method that is traced, or recorded for that: it is the watcher's to decide."""
+    watching = watcher()
+    assert watching is not None
+    declared = dispatcher.methods.declared["forward"]
+    if declared.value is False:
+        remember(dispatcher.cls, Why(declared.how.removeprefix("it "), True))
+    else:
+        call.bind()
+    return watching(dispatcher.cls, lambda *a, **k: dispatcher(a, k), call.args, call.kwargs)
 
 
-def _is_linearized(args: Sequence[Any]) -> bool:
-    """Whether a tracer follows the tangents of real tensors (torch.func.linearize): the rules are needed for it."""
-    return dual_level() >= 0 and not any(map(is_fake, args))
+def _eager(dispatcher: Dispatcher, call: Call) -> Any:
+    return dispatcher.as_written(*call.args, **call.kwargs)
+
+
+def _observed(dispatcher: Dispatcher, call: Call) -> Any:
+    dispatcher.seen_by_a_mode()
+    return dispatcher.users(*call.args, **call.kwargs)
+
+
+def _compiled(dispatcher: Dispatcher, call: Call) -> Any:
+    assert isinstance(call.known, Specialization)
+    return dispatcher.run(call.known, call.opened, call.args, call.as_given)
+
+
+def _waiting(dispatcher: Dispatcher, call: Call) -> Any:
+    assert isinstance(call.known, str)
+    dispatcher.waits(call.known)
+    return dispatcher.users(*call.args)
+
+
+def _refused(dispatcher: Dispatcher, call: Call) -> Any:
+    assert isinstance(call.known, Attempt)
+    return dispatcher.run_users(call.known, call.args, dispatcher.as_written)
+
+
+def _first_split(dispatcher: Dispatcher, call: Call) -> Any:
+    assert isinstance(call.known, Attempt) and isinstance(call.known.error, OpaqueMet)
+    return first_call(dispatcher, call.known.error, call.args)
+
+
+ROUTES: dict[Mode, Callable[[Dispatcher, Call], Any]] = {
+    Mode.INTERCEPTED: _intercepted,
+    Mode.EAGER: _eager,
+    Mode.FOREIGN_GRAPH: lambda dispatcher, call: called_within(dispatcher, call.args),
+    Mode.OBSERVED: _observed,
+    Mode.DISTRIBUTED: lambda dispatcher, call: distributed.call(dispatcher, call.args, dispatcher.on_parts),
+    Mode.TRANSFORMED: lambda dispatcher, call: transformed(dispatcher, call.args),
+    Mode.PLAIN: lambda dispatcher, call: PLAIN_ROUTES[call.outcome](dispatcher, call),
+}
+"""Every way that a call can take from here; docs/how_it_works.md says where each goes on."""
+
+PLAIN_ROUTES: dict[Outcome, Callable[[Dispatcher, Call], Any]] = {
+    Outcome.COMPILED: _compiled,
+    Outcome.SPLIT: lambda dispatcher, call: run_split(dispatcher, call.known, call.args),  # type: ignore[arg-type]
+    Outcome.FIRST_SPLIT: _first_split,
+    Outcome.REFUSED: _refused,
+    Outcome.WAITS: _waiting,
+    Outcome.EAGER: _eager,
+}
+"""The same for calls on plain tensors, by what the table of the class has for them."""

@@ -381,7 +381,7 @@ class Compiled:
         self.require_capturable()
         return specialize(self.cls, args, self.reads_now(), self.dynamic, of_whole=of_whole)
 
-    def _serves(self, specialization: Specialization, given: Sequence[Any]) -> bool:
+    def serves(self, specialization: Specialization, given: Sequence[Any]) -> bool:
         """Whether a specialisation is for arguments that share memory as these do, and is known to be right."""
         if specialization.captured.writes_inputs and share_memory(given):
             return False

@@ -87,7 +87,7 @@ def _on_rank(
     for slot, state in zip(rule.spec.captured.slots, way.inputs, strict=True):
         local[slot] = part(args[slot], state, count, rank).requires_grad_(args[slot].requires_grad)
     same = rule.holds_for({way.symbol: (count,)})
-    made = fast.apply(*local) if same else compiler._called(rule.spec, tuple(local), tuple(local), None)
+    made = fast.apply(*local) if same else compiler.run(rule.spec, tuple(local), tuple(local), None)
     gradients = [part(g, dual(s), count, rank) for g, s in zip(given, way.outputs, strict=True)]
     share = part_size(rule.sizes[way.symbol], count, rank) / rule.sizes[way.symbol]
     found = run(scaled(tensors(made), way.scales, share), gradients, local)

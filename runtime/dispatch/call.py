@@ -1,0 +1,108 @@
+"""One call of a compiled class: who is to run it, asked once, and what is made of its arguments, each once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any
+
+from ...ir.once import once
+from ...tracer.capture.capture import OpaqueMet, is_capturing
+from ...tracer.containers import opened
+from ...tracer.opaque.watching import watcher
+from ...tracer.torch_private import dual_level, is_fake, transforms_active
+from ..capture.graph_mode import is_outer
+from ..distributed.call import has_dtensors
+from ..fallback.records import Attempt, Later, NotCaptured
+from ..specialize.compiled import Compiled
+from ..specialize.specialization import Specialization
+
+
+class Mode(Enum):
+    """Who runs a call. The order is that of the questions: the first that holds decides."""
+
+    INTERCEPTED = "inside a method that is being traced"
+    EAGER = "of a class whose forward is declared not traceable, or failed too often"
+    FOREIGN_GRAPH = "in a graph of torch.compile, torch.export or make_fx"
+    OBSERVED = "under a mode that is to see the class's own operations, or with keywords that forward does not bind"
+    DISTRIBUTED = "with DTensors"
+    TRANSFORMED = "under torch.func, or with dual numbers"
+    PLAIN = "on plain tensors"
+
+
+class Outcome(Enum):
+    """What the table of the class has for a call on plain tensors."""
+
+    COMPILED = "a specialization: a generated Function, whose backward is a graph"
+    SPLIT = "a specialization with opaque nodes: compiled segments, eager lines between them"
+    FIRST_SPLIT = "the first call that met an opaque node: recorded in eager, then traced around it"
+    REFUSED = "a capture that failed: eager, and the reason goes on record"
+    WAITS = "a kind of call that waits for its capture: eager until it has come often enough"
+    EAGER = "a kind that is known to run in eager: with a backward that is traced by itself where it may be"
+
+
+class Call:
+    """The arguments of one call, by position where the class binds them, and the answers about it."""
+
+    def __init__(self, compiled: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.compiled, self.args, self.kwargs = compiled, args, kwargs
+        self.as_given = args if not kwargs else None
+        """What a written-out entry of the inline cache is found by; None where keywords were given."""
+        self.mode = self._mode()
+
+    def _mode(self) -> Mode:
+        if watcher() is not None:
+            return Mode.INTERCEPTED
+        if _is_left_out(self.compiled):
+            return Mode.EAGER
+        self.bind()
+        if self.kwargs or (is_capturing() and not _is_linearized(self.args)):
+            return Mode.FOREIGN_GRAPH if is_outer() and not self.kwargs else Mode.OBSERVED
+        if has_dtensors(self.args):
+            return Mode.DISTRIBUTED
+        return Mode.TRANSFORMED if transforms_active() or dual_level() >= 0 else Mode.PLAIN
+
+    def bind(self) -> None:
+        """The arguments by position, defaults filled in, where forward is called without a ctx."""
+        compiled = self.compiled
+        if compiled.setup_style and (self.kwargs or len(self.args) != len(compiled.parameters())):
+            self.args, self.kwargs = compiled.bound(self.args, self.kwargs), {}
+
+    @once
+    def opened(self) -> Any:
+        """The arguments, then the tensors inside the user's containers."""
+        return opened(self.args)
+
+    @once
+    def known(self) -> Specialization | Attempt | str | None:
+        """The specialization for the call, or why there is none: without the error, which holds frames of the call."""
+        try:
+            return self.compiled.specialization(self.opened, patient=self.compiled.is_patient())
+        except Later as later:
+            return str(later)
+        except NotCaptured as error:
+            return error.attempt
+
+    @once
+    def outcome(self) -> Outcome:
+        """What the table of the class has for it."""
+        known = self.known
+        if isinstance(known, str):
+            return Outcome.WAITS
+        if isinstance(known, Attempt):
+            return Outcome.FIRST_SPLIT if isinstance(known.error, OpaqueMet) else Outcome.REFUSED
+        if known is not None and known.captured.opaque:
+            return Outcome.SPLIT
+        serves = known is not None and self.compiled.serves(known, self.opened)
+        return Outcome.COMPILED if serves else Outcome.EAGER
+
+
+def _is_left_out(compiled: Compiled) -> bool:
+    """Whether forward runs in eager wherever it is called, but in another compiler's graph, which refuses it."""
+    declared = compiled.methods.declared["forward"].value is False or "forward" in compiled.broken
+    return declared and not (is_capturing() and is_outer())
+
+
+def _is_linearized(args: Sequence[Any]) -> bool:
+    """Whether a tracer follows the tangents of real tensors (torch.func.linearize): the rules are needed for it."""
+    return dual_level() >= 0 and not any(map(is_fake, args))
