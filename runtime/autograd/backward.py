@@ -14,14 +14,14 @@ from ...tracer.torch_private import has_tangent, is_batched, saved_tensors_of, t
 from ...tracer.trace import CaptureError
 from ..capture.ctx_attributes import REASON, is_assigned
 from ..capture.guards import is_tracked
-from ..fallback.answer import Fault, backward_failed, contained, is_fault, users_backward
+from ..fallback.answer import Fault, backward_failed, recorded_faults, is_fault, users_backward
 from ..fallback.records import Record, warn
 from ..functorch.unit import BackwardUnit
 from ..settings.config import taken_over
 from ..settings.counters import count
 from ..specialize.backward import guard_failure, opaque_calls, run_backward
 from ..specialize.compiled_backward import BackwardCall, is_apart
-from ..specialize.residuals import Chosen
+from ..specialize.residuals import ResidualPlan
 from ..specialize.specialization import Specialization
 from .opaque_forward import WRITES_GIVEN
 
@@ -32,7 +32,7 @@ ASSIGNED = "attributes of grad_fn"
 
 
 def backward(
-    compiler: Compiled, spec: Specialization, backend: str, chosen: Chosen | None, ctx: Any, gradients: Sequence[Any]
+    compiler: Compiled, spec: Specialization, backend: str, chosen: ResidualPlan | None, ctx: Any, gradients: Sequence[Any]
 ) -> Any:
     """backward of a generated Function: kernels, or the user's own body with the reason on record."""
     with taken_over(ctx._fusegrad_patch):  # autograd runs this in a thread of the device's
@@ -71,7 +71,7 @@ def _differentiated(compiler: Compiled, spec: Specialization, call: BackwardCall
         return _derivative(compiler, spec, call, in_a_batch or traced)
     results = run_backward(compiler, spec, call)
     if (learn := getattr(type(call.ctx), "_fusegrad_learns", None)) is not None:
-        with contained(compiler, "backward", call.gradients):
+        with recorded_faults(compiler, "backward", call.gradients):
             learn(call.residuals, call.gradients)
     return results
 
@@ -137,7 +137,7 @@ def _record_assigned(compiler: Compiled) -> None:
         warn(f"{compiler.cls.__name__}.backward runs as you wrote it, uncompiled: {REASON} [{record.code}]")
 
 
-def _unpacked(spec: Specialization, chosen: Chosen | None, ctx: Any) -> tuple[Any, ...]:
+def _unpacked(spec: Specialization, chosen: ResidualPlan | None, ctx: Any) -> tuple[Any, ...]:
     """What the node saved. Where that is nothing it is not asked: it would raise once it was freed."""
     if not (spec.captured.forward.saved if chosen is None else chosen.places):
         return ()

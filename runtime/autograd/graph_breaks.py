@@ -27,7 +27,7 @@ from ...tracer.opaque.opaque import (
 from ...tracer.trace import CaptureError
 from ..capture.opaque_replay import VARIANTS, offer
 from ..capture.outputs import restore_passthrough_inputs
-from ..fallback.answer import Fault, contained, is_fault, put_on_record
+from ..fallback.answer import Fault, recorded_faults, is_fault, put_on_record
 from ..fallback.effects import launching
 from ..fallback.records import OpaqueCall
 from ..specialize.backward import CHANGES, MANY, MANY_ANSWERS, _has_own_lines, _learn, _of_operators, note
@@ -137,7 +137,7 @@ def _finished(compiler: Compiled, args: Sequence[Any], tape: Tape, met: OpaqueMe
     before = compiler.reads_now().by_path()
     with recording(tape, skip=compiler.cls, operators=_of_operators(met)):
         result = compiler.users(*args)
-    with contained(compiler, "forward", args), capture_lock, torch.no_grad():
+    with recorded_faults(compiler, "forward", args), capture_lock, torch.no_grad():
         tape.require_whole()
         _learn(met)  # only now: what was wrong by itself has raised its own error
         if _has_own_lines(tape) and _changed(before, compiler.reads_now().by_path()):

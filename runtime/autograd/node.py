@@ -25,7 +25,7 @@ from ..execution.source_writer import SourceWriter, row
 from ..fallback.effects import careful
 from ..settings.config import handed_over
 from ..specialize.function_class import node_class, shown
-from ..specialize.residuals import Chosen
+from ..specialize.residuals import ResidualPlan
 from ..specialize.specialization import Specialization
 from .backward import backward as backward_of
 
@@ -37,7 +37,7 @@ def make_node(
     compiler: Compiled,
     spec: Specialization,
     backend: str,
-    chosen: Chosen | None,
+    chosen: ResidualPlan | None,
     own_backward: bool = False,
     forward: Callable[..., Any] | None = None,
 ) -> Any:
@@ -74,7 +74,7 @@ def _of_the_present(cls: type) -> Callable[..., Any]:
     return backward
 
 
-def _forward(spec: Specialization, backend: str, chosen: Chosen | None, own_backward: bool) -> Callable[..., Any]:
+def _forward(spec: Specialization, backend: str, chosen: ResidualPlan | None, own_backward: bool) -> Callable[..., Any]:
     """forward of the generated Function, for any sizes that the specialization admits."""
     captured = spec.captured
     text = SourceWriter()
@@ -133,7 +133,7 @@ def write_context(
 
 
 def _backward(
-    compiler: Compiled, spec: Specialization, backend: str, chosen: Chosen | None, method: Callable[..., Any] | None
+    compiler: Compiled, spec: Specialization, backend: str, chosen: ResidualPlan | None, method: Callable[..., Any] | None
 ) -> Callable[..., Any]:
     def backward(ctx: Any, *gradients: Any) -> Any:
         return backward_of(compiler, spec, backend, chosen, ctx, gradients)

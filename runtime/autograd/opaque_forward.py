@@ -36,8 +36,8 @@ from ...tracer.torch_private import (
     transforms_active,
 )
 from ...tracer.trace import CaptureError
-from ..capture.guards import global_state, is_plain, is_tracked, unasked
-from ..fallback.answer import Fault, contained, hand_over, is_fault, put_on_record
+from ..capture.guards import global_state, is_plain, is_tracked, backward_guard_failure
+from ..fallback.answer import Fault, recorded_faults, hand_over, is_fault, put_on_record
 from ..functorch.own_rules import UsersUnit
 from ..functorch.unit import VALUES, ran, without_idle
 from ..specialize.function_class import node_class
@@ -141,7 +141,7 @@ class OpaqueForward:
             left.require_constants()
             if (saved := _unpacked(ctx)) is None:
                 return self.method(ctx, *gradients)
-            if (why := unasked(self.reads, (*saved, *left.tensors.values()), gradients)) is not None:
+            if (why := backward_guard_failure(self.reads, (*saved, *left.tensors.values()), gradients)) is not None:
                 shape = None
                 raise CaptureError(reason=why, where=method_place(self.method))
             unit, given = self._unit(left, shape, saved, gradients), [*saved, *left.tensors.values(), *gradients]
@@ -170,7 +170,7 @@ class OpaqueForward:
             results = self._on_the_real_ctx(ctx, gradients, saved)
         finally:
             self.refusing.discard(shape)
-        with contained(self.compiler, "backward", gradients):
+        with recorded_faults(self.compiler, "backward", gradients):
             self.compiler.refuse("backward", as_effect(error))
             if shape is not None:  # None: of this call alone
                 self.refused[shape] = None

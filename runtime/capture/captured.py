@@ -122,7 +122,7 @@ class CapturedFunction:
         supply = iter(tensors)
         return [next(supply) if i in self.slots else a for i, a in enumerate(self.arguments)]
 
-    def takes(self, args: Sequence[Any]) -> bool:
+    def accepts(self, args: Sequence[Any]) -> bool:
         """Whether the arguments are of the kind that it was captured for, sizes apart."""
         slots = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
         if slots != self.slots or len(args) != len(self.arguments):

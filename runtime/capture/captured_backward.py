@@ -22,7 +22,7 @@ from ..execution.group import RECORDS
 from ..settings import logs
 from ..settings.config import KERNEL_BACKENDS
 from ..settings.counters import count
-from ..values.gradient_layouts import as_gradient_of, cast_as_gradient, in_a_class
+from ..values.gradient_layouts import as_gradient_of, cast_as_gradient, canonical_layout
 from ..values.sizes import Binder, BoundSizes
 from .activity import takes_gaps
 from .captured import CapturedFunction, number_of, require_allowed
@@ -90,7 +90,7 @@ class BackwardEntry:
         """Per tensor that is given, whether torch's operations may have it with gaps in memory."""
         return [takes_gaps(n) for n in self.trace.graph_module.graph.nodes if n.op == "placeholder"]
 
-    def with_given(
+    def with_passed_gradients(
         self, results: Sequence[V], given: Sequence[V], backend: str, view: Callable[[Tensor, V], V]
     ) -> list[V]:
         """What autograd gets: results, gradients that are handed on as they came, and views of such.
@@ -307,7 +307,7 @@ def layout_guard_failure(
     """Why backward, which may ask for layouts, meets others than it was captured with; None where it does not."""
     if not captured.reads.asks_layout:
         return None
-    if any(in_a_class(g) is not g for g in gradients):
+    if any(canonical_layout(g) is not g for g in gradients):
         return "it may ask how a gradient lies in memory, which has gaps"
     pairs = () if chosen else zip(residuals, captured.residual_places, strict=True)
     kept = [(r, f) for r, p in pairs if (f := captured.forward.fake_at(p)) is not None]

@@ -76,7 +76,7 @@ def carried(args: Sequence[Any], names: Collection[str]) -> str | None:
     return next((name for t in tensors for name in getattr(t, "__dict__", ()) if name in names or ANY in names), None)
 
 
-def unasked(reads: Reads, kept: Sequence[Any], gradients: Sequence[Any]) -> str | None:
+def backward_guard_failure(reads: Reads, kept: Sequence[Any], gradients: Sequence[Any]) -> str | None:
     """What backward may ask of the tensors of one call that its capture does not know; None where it asks nothing."""
     if reads.asks_identity:
         saved = {id(t): t for t in kept if isinstance(t, torch.Tensor)}

@@ -20,13 +20,13 @@ from ..autograd.opaque_forward import opaque_forward_of
 from ..capture.guards import is_closure, is_meta
 from ..capture.outputs import restore_passthrough_inputs
 from ..distributed import call as distributed
-from ..dynamo.call import called_within
-from ..fallback.answer import contained
+from ..dynamo.call import trace_call
+from ..fallback.answer import recorded_faults
 from ..fallback.effects import launching
 from ..fallback.records import Attempt
-from ..fast_path.inline_cache import Ready, shapes_of
-from ..functorch.call import transformed
-from ..persistence import found as found_on_disk
+from ..fast_path.inline_cache import InlineCache, shapes_of
+from ..functorch.call import call_under_transform
+from ..persistence import lookup as found_on_disk
 from ..specialize.compiled import Compiled
 from ..specialize.specialization import Specialization
 from .call import Call, Mode, Outcome
@@ -35,10 +35,10 @@ from .call import Call, Mode, Outcome
 class Dispatcher(Compiled):
     """A class, and the calls of it."""
 
-    ready: Ready
+    ready: InlineCache
 
     def __init__(self, *options: Any) -> None:
-        self.ready = Ready(self)
+        self.ready = InlineCache(self)
         super().__init__(*options)
 
     def found_on_disk(self, args: Sequence[Any]) -> tuple[Specialization | None, Any]:
@@ -62,14 +62,14 @@ class Dispatcher(Compiled):
         if captured.given or any(map(is_closure, args)):  # what is written out returns what `apply` does
             asked = None  # and a closure, made for one call, would be looked into at every other
         if asked is not None and self.ready.is_due(kind) and takes("ready", captured.name):
-            with contained(self, "forward", args):
+            with recorded_faults(self, "forward", args):
                 self._write_entry(kind, key, asked, given)
         keeper = specialization.keeper
         if keeper is None:
             return restore_passthrough_inputs(captured, apply(*args), args)
         try:
             result = apply(*args)
-            with contained(self, "forward", args):
+            with recorded_faults(self, "forward", args):
                 keeper.keep_forward(specialization)
         finally:
             keeper.let_go()
@@ -97,7 +97,7 @@ class Dispatcher(Compiled):
     def beside(self) -> Callable[..., Any]:
         """The class with its forward as it is and a backward that is captured, or just as it is."""
         found = None
-        with contained(self, "backward"):
+        with recorded_faults(self, "backward"):
             found = opaque_forward_of(self)
         if found is None and not hasattr(self.cls, "_fusegrad_sources"):
             self._put_on_record("backward")
@@ -150,10 +150,10 @@ def _first_split(dispatcher: Dispatcher, call: Call) -> Any:
 ROUTES: dict[Mode, Callable[[Dispatcher, Call], Any]] = {
     Mode.INTERCEPTED: _intercepted,
     Mode.EAGER: _eager,
-    Mode.FOREIGN_GRAPH: lambda dispatcher, call: called_within(dispatcher, call.args),
+    Mode.FOREIGN_GRAPH: lambda dispatcher, call: trace_call(dispatcher, call.args),
     Mode.OBSERVED: _observed,
     Mode.DISTRIBUTED: lambda dispatcher, call: distributed.call(dispatcher, call.args, dispatcher.on_parts),
-    Mode.TRANSFORMED: lambda dispatcher, call: transformed(dispatcher, call.args),
+    Mode.TRANSFORMED: lambda dispatcher, call: call_under_transform(dispatcher, call.args),
     Mode.PLAIN: lambda dispatcher, call: PLAIN_ROUTES[call.outcome](dispatcher, call),
 }
 """Every way that a call can take from here; docs/how_it_works.md says where each goes on."""

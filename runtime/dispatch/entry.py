@@ -12,12 +12,12 @@ from ...tracer.torch_private import DYNAMO_TAKES_ANY_CLOSURE, hide_from_dynamo
 from ..dynamo.graph_names import in_graph
 from ..fallback.answer import Fault, is_fault
 from ..fast_path.argument_forms import MISS
-from ..fast_path.inline_cache import Ready
+from ..fast_path.inline_cache import InlineCache
 from ..specialize.function_class import in_dynamo, outside
 
 
 def applied(  # noqa: C901  # in one piece: every call comes through here
-    compiled: list[type], name: str, ready: Ready, run: Callable[..., Any], otherwise: Callable[..., Any]
+    compiled: list[type], name: str, ready: InlineCache, run: Callable[..., Any], otherwise: Callable[..., Any]
 ) -> Callable[..., Any]:
     """`apply` of a compiled class: what is ready, or `run(own, args, kwargs)`; to Dynamo, the user's class or a break.
 

@@ -22,7 +22,7 @@ from ...tracer.methods import as_tuple, parameter_names
 from ...tracer.torch_private import dual_level, transforms_active, unwrapped
 from ...tracer.trace import CaptureError
 from ..capture.graph_mode import aside
-from .partition import Way
+from .partition import ShardingPlan
 from .placements import (
     ScaledGradient,
     entered,
@@ -35,7 +35,7 @@ from .placements import (
     placements_of,
     types,
 )
-from .sharding_rules import Rule, rule_for, stand_in
+from .sharding_rules import ShardingRule, rule_for, stand_in
 
 if TYPE_CHECKING:
     from ..specialize.compiled import Compiled
@@ -144,12 +144,12 @@ class _Call:
     """One call: where its arguments are, where they go, and what comes back. run: makes it on the parts."""
 
     def __init__(
-        self, compiler: Compiled, rule: Rule, args: tuple[Any, ...], mesh: Any, run: Run
+        self, compiler: Compiled, rule: ShardingRule, args: tuple[Any, ...], mesh: Any, run: Run
     ) -> None:
         self.compiler, self.rule, self.args, self.mesh, self.run = compiler, rule, args, mesh, run
         self.slots = rule.spec.captured.slots
         self.now = [placements_of(args[i], mesh.ndim) for i in self.slots]
-        self.ways: list[Way | None] = []
+        self.ways: list[ShardingPlan | None] = []
         for at in range(mesh.ndim):
             self.ways.append(self._cheapest(at))
         if not rule.runs_for(self._counts()):
@@ -203,7 +203,7 @@ class _Call:
         return local_shape((whole,), states, self.mesh)[0] / whole
 
     # -------------------------------------------------------------- which way
-    def _cheapest(self, at: int) -> Way | None:
+    def _cheapest(self, at: int) -> ShardingPlan | None:
         """What to divide along one mesh dim: the least to be moved; of what is divided now, as much as possible."""
         asked = [(n, p[at].dim) for n, p in enumerate(self.now) if is_split(p[at])]
         usable = [w for w in self.rule.ways.values() if any(w.inputs[n] == axis for n, axis in asked)]
@@ -214,7 +214,7 @@ class _Call:
         counts = [self.mesh.size(i) for i, w in enumerate(self.ways) if w is not None and w.symbol == symbol]
         return bool(self.rule.sizes[symbol] % math.prod([*counts, self.mesh.size(at)]) == 0)
 
-    def _cost(self, at: int, way: Way | None) -> float:
+    def _cost(self, at: int, way: ShardingPlan | None) -> float:
         states = [WHOLE] * len(self.slots) if way is None else way.inputs
         parts = [moved(p[at], s, self.mesh.size(at)) for p, s in zip(self.now, states, strict=True)]
         return sum(t.nbytes * part for t, part in zip(self.rule.tensors, parts, strict=True))
@@ -237,7 +237,7 @@ class _Call:
                     continue
                 self._moves(number, placement, way)
 
-    def _moves(self, at: int, placement: Any, way: Way | None) -> None:
+    def _moves(self, at: int, placement: Any, way: ShardingPlan | None) -> None:
         name, axis = self.rule.spec.captured.names[self.slots[at]], placement.dim
         why = self.rule.why_not(at, axis) or "its parts do not fit those of the other arguments, or are too small"
         instead = placement_of(WHOLE if way is None else way.inputs[at])

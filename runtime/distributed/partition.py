@@ -39,7 +39,7 @@ def dual(state: State) -> State:
 
 
 @dataclass(frozen=True)
-class Way:
+class ShardingPlan:
     """One dim divided: the states of the tensor arguments and of the tensor results. even: parts of one size alone.
 
     scales, gradients: by which power of its share a rank multiplies its part of a result, and of the gradient of a
@@ -54,14 +54,14 @@ class Way:
     gradients: tuple[Fraction, ...]
 
 
-class Parts:
+class ShardingPropagation:
     """What may be divided of a specialisation, which was captured at the whole sizes."""
 
     def __init__(self, spec: Specialization, asks_backward: bool) -> None:
         """asks_backward: the user wrote one, which will run; what is derived of forward is divided as forward is."""
         captured = spec.captured
         self.spec = spec
-        self.ways: dict[sympy.Symbol, Way] = {}
+        self.ways: dict[sympy.Symbol, ShardingPlan] = {}
         self.refused: dict[sympy.Symbol, str] = {}
         graphs = list(_backwards(spec)) if asks_backward else []
         # Forward at last: the session then knows what backward assumed.
@@ -119,7 +119,7 @@ def _backwards(spec: Specialization) -> Iterator[tuple[tuple[bool, ...], Any]]:
 
 def _way(
     spec: Specialization, forward: Graph, backwards: Sequence[tuple[tuple[bool, ...], Graph]], symbol: sympy.Symbol
-) -> Way:
+) -> ShardingPlan:
     """The states of arguments and results where the symbol is divided. Raises NotDivisible."""
     captured = spec.captured
     shown = [o.value for o in captured.forward.outputs if o.kind == "object"]
@@ -137,7 +137,7 @@ def _way(
         if number and through.degrees != gradients:
             raise NotDivisible(why="which results have a gradient decides how backward computes with its size")
         even, gradients = even or through.even, through.degrees
-    return Way(symbol, ends.inputs, tuple(ends.outputs), even, tuple(made.degrees[:tensors]), tuple(gradients))
+    return ShardingPlan(symbol, ends.inputs, tuple(ends.outputs), even, tuple(made.degrees[:tensors]), tuple(gradients))
 
 
 @dataclass(frozen=True)

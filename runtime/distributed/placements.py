@@ -14,7 +14,7 @@ import torch
 from torch.autograd.function import Function
 
 from ...ir.sharding.rules import WHOLE, State
-from .partition import Way, dual
+from .partition import ShardingPlan, dual
 
 Tensor = torch.Tensor
 
@@ -37,7 +37,7 @@ class Layout:
         return Layout(self.mesh, self.gradient, self.placements)
 
 
-def layout_of(mesh: Any, states: Sequence[State], ways: Sequence[Way | None]) -> Layout:
+def layout_of(mesh: Any, states: Sequence[State], ways: Sequence[ShardingPlan | None]) -> Layout:
     """Of what is in these states, one per mesh dim. Where nothing is divided, every rank does the same, twice over."""
     duals = [s if way is None else dual(s) for s, way in zip(states, ways, strict=True)]
     return Layout(mesh, tuple(map(placement_of, states)), tuple(map(placement_of, duals)))
@@ -113,15 +113,15 @@ def entered(value: Tensor, layout: Layout) -> Tensor:
     """This rank's part of a tensor, followed by autograd."""
     if not isinstance(value, types().DTensor):
         return value
-    return Enter.apply(value, layout)  # type: ignore[no-any-return,no-untyped-call]
+    return ToLocal.apply(value, layout)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def left(part: Tensor, layout: Layout, shape: Sequence[int]) -> Any:
     """The DTensor that has this part, followed by autograd."""
-    return Leave.apply(part, layout, torch.Size(shape), dense_strides(shape, part.stride()))  # type: ignore[no-untyped-call]
+    return FromLocal.apply(part, layout, torch.Size(shape), dense_strides(shape, part.stride()))  # type: ignore[no-untyped-call]
 
 
-class Enter(Function):
+class ToLocal(Function):
     """A DTensor -> this rank's part of it in a layout. `Leave` is its transpose: any order is differentiable."""
 
     @staticmethod
@@ -138,7 +138,7 @@ class Enter(Function):
     def backward(ctx: Any, gradient: Any) -> Any:
         if gradient is None:
             return None, None
-        return Leave.apply(gradient, ctx.layout.dual, ctx.shape, ctx.stride), None  # type: ignore[no-untyped-call]
+        return FromLocal.apply(gradient, ctx.layout.dual, ctx.shape, ctx.stride), None  # type: ignore[no-untyped-call]
 
 
 class ScaledGradient(Function):
@@ -155,7 +155,7 @@ class ScaledGradient(Function):
         return None if gradient is None else gradient * ctx.factor, None
 
 
-class Leave(Function):
+class FromLocal(Function):
     """This rank's part -> the DTensor of this shape. `Enter` is its transpose."""
 
     @staticmethod
@@ -170,7 +170,7 @@ class Leave(Function):
     def backward(ctx: Any, gradient: Any) -> Any:
         if gradient is None:
             return None, None, None, None
-        return Enter.apply(gradient, ctx.layout.dual), None, None, None  # type: ignore[no-untyped-call]
+        return ToLocal.apply(gradient, ctx.layout.dual), None, None, None  # type: ignore[no-untyped-call]
 
 
 def _part(value: Any, placements: Sequence[Any]) -> Tensor:

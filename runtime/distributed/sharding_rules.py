@@ -22,7 +22,7 @@ from ..specialize.randomness import require_none as require_no_draws
 from ..specialize.specialization import Specialization
 from ..values.sizes import number
 from ..values.tensor_specs import fake_tensor
-from .partition import Parts
+from .partition import ShardingPropagation
 from .placements import dense_strides, part_sizes
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ MOST_RULES = 256
 """Combinations of sizes, dtypes and constants that a class remembers its rule for."""
 
 
-class Rule(Parts):
+class ShardingRule(ShardingPropagation):
     """What may be divided at one combination of whole sizes, dtypes and constants."""
 
     def __init__(self, spec: Specialization, stand_ins: Sequence[Any], asks_backward: bool) -> None:
@@ -88,7 +88,7 @@ def _like(tensor: Tensor, shape: Sequence[int]) -> Tensor:
     return torch.empty_strided(tuple(shape), dense_strides(shape, tensor.stride()), dtype=tensor.dtype, device="meta")
 
 
-def rule_for(compiler: Compiled, args: Sequence[Any]) -> Rule | CaptureError:
+def rule_for(compiler: Compiled, args: Sequence[Any]) -> ShardingRule | CaptureError:
     """The rule for arguments like these; why there is none."""
     key = compiler._key(args)
     if (found := compiler.rules.get(key)) is not None:
@@ -100,7 +100,7 @@ def rule_for(compiler: Compiled, args: Sequence[Any]) -> Rule | CaptureError:
     return found
 
 
-def rule_of(compiler: Compiled, args: Sequence[Any]) -> Rule | CaptureError:
+def rule_of(compiler: Compiled, args: Sequence[Any]) -> ShardingRule | CaptureError:
     """The rule, made anew; why there is none."""
     try:
         return _captured(compiler, args)
@@ -111,7 +111,7 @@ def rule_of(compiler: Compiled, args: Sequence[Any]) -> Rule | CaptureError:
         return CaptureError(reason=reason, where=users_line())
 
 
-def _captured(compiler: Compiled, args: Sequence[Any]) -> Rule:
+def _captured(compiler: Compiled, args: Sequence[Any]) -> ShardingRule:
     """The rule, from a capture on tensors without memory of the whole sizes. Raises CaptureError, LoweringError."""
     if any(holds_tensors(a) for a in args):
         raise CaptureError(reason="it is given DTensors, and tensors in a container", where=users_line())
@@ -132,7 +132,7 @@ def _captured(compiler: Compiled, args: Sequence[Any]) -> Rule:
     }.items():
         if it_is:
             raise CaptureError(reason=f"it is given DTensors, and {refused}", where=spec.captured.forward_place())
-    return Rule(spec, stand_ins, asks)
+    return ShardingRule(spec, stand_ins, asks)
 
 
 def stand_in(value: Tensor) -> Tensor:

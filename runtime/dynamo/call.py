@@ -41,7 +41,7 @@ from ..capture.guards import is_tracked
 from ..capture.outputs import rebuild_output, restore_passthrough_inputs
 from ..distributed import call as distributed
 from ..fallback.answer import Fault, answered, is_fault, put_on_record
-from ..functorch.function import why_not_whole
+from ..functorch.function import why_not_transformable
 from ..settings.config import settings
 from ..values.sizes import BoundSizes
 from .forward_operator import Forward, UnknownSize, example
@@ -100,7 +100,7 @@ def in_dynamos_graph(
     raise _no_place(compiler, compiler.records[_maker()].reason or fault.names, users_line())
 
 
-def called_within(compiler: Compiled, args: tuple[Any, ...]) -> Any:
+def trace_call(compiler: Compiled, args: tuple[Any, ...]) -> Any:
     """A call in somebody else's graph. Raises OuterGraphError where it cannot be there."""
     asked_by_dynamo = is_asked_for()
     try:
@@ -265,4 +265,4 @@ def _why_not(compiler: Compiled, spec: Specialization, alone: bool) -> str | Non
         return None
     if written and compiler.derive_jvp == "forward":
         return "it writes to an argument that forward mode goes by"
-    return why_not_whole(compiler, spec)
+    return why_not_transformable(compiler, spec)

@@ -31,8 +31,8 @@ from ..capture.captured_backward import predicted_kinds
 from ..capture.graph_mode import aside
 from ..capture.guards import is_tracked
 from ..capture.outputs import alias_outputs
-from ..functorch.function import Whole, why_not_whole
-from ..functorch.unit import VALUES, BackwardUnit, BatchedUnit, Unit, make_operators_by
+from ..functorch.function import FunctorchFunction, why_not_transformable
+from ..functorch.unit import VALUES, BackwardUnit, BatchedUnit, TransformableGraph, make_operators_by
 from ..persistence.stored_specialization import operations
 from ..specialize.pipeline import require_equal
 from ..values.sizes import Binder, BoundSizes
@@ -138,7 +138,7 @@ class Origin:
         return self.root.agrees(other.root)
 
 
-class Forward(Whole):
+class Forward(FunctorchFunction):
     """The rules of a specialisation, with forward as an operator."""
 
     @classmethod
@@ -171,7 +171,7 @@ class Forward(Whole):
         """The Function of the operator; torch.func may meet one that was made without it: in what is loaded, say."""
         if self.alone and not (transforms_active() or forward_mode_is_active()):
             return self.function()
-        if (why := why_not_whole(self.compiler, self.spec)) is not None:
+        if (why := why_not_transformable(self.compiler, self.spec)) is not None:
             captured = self.spec.captured
             raise OuterTransformError(function=captured.name, reason=why, where=captured.forward_place())
         return Forward.of(self.compiler, self.spec, self.backend, (), alone=False).function()
@@ -183,7 +183,7 @@ class Forward(Whole):
             full[slot] = value
         return full
 
-    def unit(self, steps: Sequence[Any]) -> tuple[Unit, Sequence[Any]]:
+    def unit(self, steps: Sequence[Any]) -> tuple[TransformableGraph, Sequence[Any]]:
         """The unit that derivations begin with, by its name, and the steps that are left."""
         kind, rest = steps[0], steps[1:]
         if kind == "jvp":
@@ -192,17 +192,17 @@ class Forward(Whole):
             return self._promised_jvp(*rest[:2]), rest[2:]
         return {"forward": self.forward_unit, "setup": self.setup_unit, "backward": self.backward_for(())}[kind], rest
 
-    def tangent_unit(self, mask: tuple[bool, ...]) -> Unit:
+    def tangent_unit(self, mask: tuple[bool, ...]) -> TransformableGraph:
         unit = super().tangent_unit(mask)
         unit.lineage = (self.root, "jvp", mask)
         return unit
 
-    def backward_for(self, gradients: Sequence[Any]) -> Unit:
+    def backward_for(self, gradients: Sequence[Any]) -> TransformableGraph:
         unit = super().backward_for(gradients)
         unit.lineage = (self.root, "backward")
         return unit
 
-    def _promised_jvp(self, mask: tuple[bool, ...], kept: int) -> Unit:
+    def _promised_jvp(self, mask: tuple[bool, ...], kept: int) -> TransformableGraph:
         unit = super()._promised_jvp(mask, kept)
         unit.lineage = (self.root, "own jvp", mask, kept)
         return unit
@@ -320,7 +320,7 @@ def _meta(fake: Any) -> str:
 
 
 # ------------------------------------------------------------------ units
-def called(unit: Unit, args: Sequence[Any]) -> Sequence[Any]:
+def called(unit: TransformableGraph, args: Sequence[Any]) -> Sequence[Any]:
     """A unit in somebody else's graph, differentiable."""
     if records_above_autograd():
         return executed(unit, args)
@@ -331,7 +331,7 @@ def called(unit: Unit, args: Sequence[Any]) -> Sequence[Any]:
     return executed(unit, args)
 
 
-def executed(unit: Unit, args: Sequence[Any]) -> Sequence[Any]:
+def executed(unit: TransformableGraph, args: Sequence[Any]) -> Sequence[Any]:
     """A unit at the bottom: its operator, or its operations where they cannot be captured apart."""
     try:
         found = unit_operator(unit, args)
@@ -344,7 +344,7 @@ def executed(unit: Unit, args: Sequence[Any]) -> Sequence[Any]:
     return [next(supply) if there else None for there in mask]
 
 
-def unit_operator(unit: Unit, args: Sequence[Any]) -> tuple[Operator, tuple[bool, ...]]:
+def unit_operator(unit: TransformableGraph, args: Sequence[Any]) -> tuple[Operator, tuple[bool, ...]]:
     """The operator, and which results there are."""
     examples = [example(a) if isinstance(a, Tensor) else None if a is None else _hint(a) for a in args]
     with aside():
@@ -395,7 +395,7 @@ def _of_backward(unit: BackwardUnit, examples: Sequence[Any]) -> Any:
     return mask, likes, entry.trace, operations(entry.trace)
 
 
-def _of_graph(unit: Unit, examples: Sequence[Any]) -> Any:
+def _of_graph(unit: TransformableGraph, examples: Sequence[Any]) -> Any:
     if isinstance(unit, BatchedUnit):
         unit._prepare(examples)
     executable, _ = unit.captured(examples)

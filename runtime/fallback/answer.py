@@ -303,7 +303,7 @@ def backward_failed(compiler: Broken, spec: Any, fault: Fault, given: Sequence[A
 
 
 @contextmanager
-def contained(compiler: Broken, method: str, args: Sequence[Any] = ()) -> Iterator[None]:
+def recorded_faults(compiler: Broken, method: str, args: Sequence[Any] = ()) -> Iterator[None]:
     """Within the block nothing is done that a call's result depends on: a fault there is put on record, no more."""
     try:
         yield

@@ -32,7 +32,7 @@ from ...tracer.torch_private import (
     share_memory,
 )
 from ..autograd.node import make_node, write_context
-from ..capture.guards import unasked
+from ..capture.guards import backward_guard_failure
 from ..capture.outputs import is_as_strided, rebuild_output, view_like, view_of, with_aliases
 from ..execution.source_writer import SourceWriter, row
 from ..fallback.answer import Fault, backward_failed, is_fault, users_backward
@@ -40,9 +40,9 @@ from ..fallback.effects import careful
 from ..settings.config import KERNEL_BACKENDS, handed_over
 from ..specialize.backward import run_backward
 from ..specialize.compiled_backward import BackwardCall
-from ..specialize.residuals import Chosen
+from ..specialize.residuals import ResidualPlan
 from ..specialize.specialization import Specialization
-from ..values.gradient_layouts import gradient_kind, in_a_class
+from ..values.gradient_layouts import layout_class, canonical_layout
 from ..values.sizes import BoundSizes
 from .argument_forms import MISS, formed, inside
 from .guard_codegen import (
@@ -123,7 +123,7 @@ class ServedCall:
     spec: Specialization
     backend: str
     sizes: BoundSizes
-    chosen: Chosen | None
+    chosen: ResidualPlan | None
     saved: int
 
 
@@ -300,11 +300,11 @@ def _write_backward(
 ) -> Callable[..., Any] | None:
     """`apply` of a node for residuals and gradients like these; whatever does not fit is left to `otherwise`."""
     spec, sizes = call.spec, call.sizes
-    entry = next(iter(spec.backward.other_entries(tuple(map(gradient_kind, gradients)))), None)
+    entry = next(iter(spec.backward.other_entries(tuple(map(layout_class, gradients)))), None)
     if entry is None or entry.opaque or entry.unversioned or entry.draws or not entry.admits(sizes):
         return None
     executable = entry.executables.get(call.backend if call.chosen is None else f"{call.backend} chosen")
-    if executable is None or any(in_a_class(g) is not g for g in gradients):
+    if executable is None or any(canonical_layout(g) is not g for g in gradients):
         return None
     text = SourceWriter()
     given, kept = [f"g{i}" for i in range(len(gradients))], [f"r{i}" for i in range(len(residuals))]
@@ -344,7 +344,7 @@ def _write_backward(
 
 def _guard_backward_tensors(text: SourceWriter, reads: Reads, kept: Sequence[str], given: Sequence[str]) -> list[str]:
     """backward asks nothing of these tensors that its capture does not know."""
-    asked = f"{text.constant(unasked, 'unasked')}({text.constant(reads, 'reads')}"
+    asked = f"{text.constant(backward_guard_failure, 'unasked')}({text.constant(reads, 'reads')}"
     return [f"{asked}, ({row(kept)}), ({row(given)})) is None"]
 
 

@@ -41,7 +41,7 @@ def shapes_of(args: tuple[Any, ...]) -> Any:
     return tuple([a.shape if isinstance(a, torch.Tensor) else None for a in args])
 
 
-class Ready:
+class InlineCache:
     """The entries of one class."""
 
     def __init__(self, owner: Any) -> None:

@@ -14,7 +14,7 @@ from ..capture.outputs import rebuild_output, restore_passthrough_inputs
 from ..fallback.answer import UNDER_FUNC
 from ..fallback.records import NotCaptured
 from ..values.bitwise import made_up_data
-from .function import whole_of, why_not_whole
+from .function import functorch_function_of, why_not_transformable
 from .unit import example, readable
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def _as_written(compiler: Compiled, missing: Attempt, args: tuple[Any, ...]) -> 
         raise
 
 
-def transformed(compiler: Compiled, args: tuple[Any, ...]) -> Any:
+def call_under_transform(compiler: Compiled, args: tuple[Any, ...]) -> Any:
     """A call while a transform or a dual level is active: functorch drives, our graphs run at the bottom."""
     if UNDER_FUNC in compiler.broken or any(compiler.opaque(role) is not None for role in compiler.methods.roles()):
         return compiler.users(*args)  # over an opaque method no rule is derived
@@ -59,10 +59,10 @@ def transformed(compiler: Compiled, args: tuple[Any, ...]) -> Any:
         return _as_written(compiler, failed, args)
     if specialization is None or specialization.captured.opaque or not derivable:
         return compiler.users(*args)
-    if (why := why_not_whole(compiler, specialization)) is not None:
+    if (why := why_not_transformable(compiler, specialization)) is not None:
         compiler.leave_to_the_user("torch.func", why)
         return compiler.users(*args)
-    function = whole_of(compiler, specialization, compiler.backend_for(plain))
+    function = functorch_function_of(compiler, specialization, compiler.backend_for(plain))
     flat = [a if isinstance(a, Tensor) else None for a in given]  # the rest is a constant of the specialisation
     outputs = custom_function_call(function, *flat) if transforms_active() else function.apply(*flat)
     visible = len(specialization.captured.forward.tensor_outputs)

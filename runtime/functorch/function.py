@@ -41,12 +41,12 @@ from ..execution.aten import reference
 from ..fallback.answer import Fault, is_fault
 from ..settings.config import KERNEL_BACKENDS
 from ..specialize.linearity import (
-    AttachedGradients,
+    IgnoreDetach,
     NonLinearBackward,
-    Roundings,
+    CoarsestEps,
     not_transposed,
     require_linear,
-    waves,
+    probe_tensor,
 )
 from ..specialize.randomness import why_not_differentiated
 from ..specialize.traceability import switches_grad_mode
@@ -56,7 +56,7 @@ from .batching.ir_rules import Lowered
 from .jvp_unit import CallingUnit
 from .own_rules import NestedForwardMode, PromisedJvp
 from .transposed_jvp import tangents_of
-from .unit import VALUES, BackwardUnit, OutDim, Unit, batchable, lane, own_memory, present_under_vmap
+from .unit import VALUES, BackwardUnit, OutDim, TransformableGraph, batchable, lane, own_memory, present_under_vmap
 
 if TYPE_CHECKING:
     from ..capture.captured_backward import BackwardEntry
@@ -69,12 +69,12 @@ Lanes = tuple[tuple[int, ...], tuple[int, ...]]
 """How many lanes there are along each batch axis, and how far apart they are in memory."""
 
 
-def whole_of(compiler: Compiled, specialization: Specialization, backend: str) -> Any:
+def functorch_function_of(compiler: Compiled, specialization: Specialization, backend: str) -> Any:
     """The one such Function of a specialisation on a backend."""
     copies = _has_no_place_for_tangents(specialization) and forward_mode_is_active() and not compiler.writes("jvp")
     key = (backend, "whole", copies)
     if key not in specialization.nodes:
-        specialization.nodes.setdefault(key, Whole(compiler, specialization, backend, copies).function())
+        specialization.nodes.setdefault(key, FunctorchFunction(compiler, specialization, backend, copies).function())
     return specialization.nodes[key]
 
 
@@ -85,7 +85,7 @@ def _has_no_place_for_tangents(spec: Specialization) -> bool:
     return bool(captured.skip) or any(isinstance(step, int) and step == 0 for o in made for step in o.stride())
 
 
-def why_not_whole(compiler: Compiled, spec: Specialization) -> str | None:
+def why_not_transformable(compiler: Compiled, spec: Specialization) -> str | None:
     """Why torch.func gets the user's own class; None where it gets the compiled one."""
     forward = spec.captured.forward
     if spec.captured.writes_inputs and (forward.hidden_count or backward_method(compiler.cls) is None):
@@ -109,7 +109,7 @@ def _backward_writes_through_data(spec: Specialization) -> bool:
     return entry is not None and writes_through_data(entry.trace.graph_module)
 
 
-class Rules:
+class FunctionRules:
     """forward, backward and jvp of a Function as units, over the arguments of its specialisation.
 
     forward_unit: tensor arguments -> (user's tensors, hidden tensors, what forward made of arguments that it writes)
@@ -117,8 +117,8 @@ class Rules:
     tangent_unit(mask): (residuals, sizes, outputs, the tangents that are there) -> tangents of the user's tensors
     """
 
-    forward_unit: Unit
-    pushed_unit: Unit  # the same, of which forward mode is derived
+    forward_unit: TransformableGraph
+    pushed_unit: TransformableGraph  # the same, of which forward mode is derived
     copies: bool  # whether no result may be a view
 
     def __init__(self, compiler: Compiled, spec: Specialization) -> None:
@@ -131,10 +131,10 @@ class Rules:
         self.batches: dict[Any, Batched] = {}
         self._function: Any = None
 
-    def backward_for(self, gradients: Sequence[Any]) -> Unit:
+    def backward_for(self, gradients: Sequence[Any]) -> TransformableGraph:
         raise NotImplementedError
 
-    def tangent_unit(self, mask: tuple[bool, ...]) -> Unit:
+    def tangent_unit(self, mask: tuple[bool, ...]) -> TransformableGraph:
         raise NotImplementedError
 
     def run_forward(self, args: Sequence[Any]) -> tuple[Any, ...]:
@@ -397,13 +397,13 @@ class WrittenByEveryLane(FusegradError, RuntimeError):
     )
 
 
-class TangentUnit(Unit):
+class TangentUnit(TransformableGraph):
     """The tangents that a backward gives by transposition: for kernels of its captured graph, in the IR; elsewhere, and
     where that is not of primitives alone, through autograd.
     The first results are compared with backward itself.
     """
 
-    def __init__(self, whole: Whole, mask: tuple[bool, ...]) -> None:
+    def __init__(self, whole: FunctorchFunction, mask: tuple[bool, ...]) -> None:
         self.whole, self.mask = whole, mask
         self.transposed: dict[int, Lowered | None] = {}  # by the entry
         captured = whole.spec.captured
@@ -460,7 +460,7 @@ class TangentUnit(Unit):
         return found
 
 
-class Whole(Rules):
+class FunctorchFunction(FunctionRules):
     """The rules of a specialisation itself. The user's own jvp and vmap are used where he wrote them."""
 
     def __init__(self, compiler: Compiled, spec: Specialization, backend: str, copies: bool) -> None:
@@ -469,17 +469,17 @@ class Whole(Rules):
         self.backend, self.copies = backend, copies
         self.written, self.pure = captured.written, _pure(spec)
         name, reads = captured.name, captured.reads
-        self.forward_unit = self.pushed_unit = Unit(f"{name}_forward", self._forward_body, backend, reads)
+        self.forward_unit = self.pushed_unit = TransformableGraph(f"{name}_forward", self._forward_body, backend, reads)
         if captured.forward.trace.inlines:  # their own rules are gone from the graph, so that the method runs again
             self.pushed_unit = CallingUnit(f"{captured.name}_forward", self._forward_again, backend, captured.reads)
-        self.setup_unit = Unit(f"{captured.name}_setup_context", self._setup_body, backend, captured.reads)
+        self.setup_unit = TransformableGraph(f"{captured.name}_setup_context", self._setup_body, backend, captured.reads)
         for unit in (self.forward_unit, self.pushed_unit, self.setup_unit):
             unit.refused, unit.failed = compiler.derivative_refused, compiler.derivative_failed
         self.tangent_units: dict[tuple[bool, ...], TangentUnit] = {}
-        self.promised: dict[tuple[bool, ...], Unit] = {}
+        self.promised: dict[tuple[bool, ...], TransformableGraph] = {}
         self.judged: set[Any] = set()
 
-    def backward_for(self, gradients: Sequence[Any]) -> Unit:
+    def backward_for(self, gradients: Sequence[Any]) -> TransformableGraph:
         return BackwardUnit.of(self.compiler, self.spec, self.backend)
 
     def as_written(self, residuals: Sequence[Any], sizes: Sequence[Any], full: Sequence[Any]) -> Sequence[Any]:
@@ -525,7 +525,7 @@ class Whole(Rules):
         output = rebuild_output(captured, outputs, inputs, (), captured.binder(inputs))
         return hidden_of_user(captured, captured.with_tensors(inputs), output)
 
-    def tangent_unit(self, mask: tuple[bool, ...]) -> Unit:
+    def tangent_unit(self, mask: tuple[bool, ...]) -> TransformableGraph:
         self._judge(mask)
         if mask not in self.tangent_units:
             self.tangent_units.setdefault(mask, TangentUnit(self, mask))
@@ -551,9 +551,9 @@ class Whole(Rules):
         A Function that backward calls may have another derivative than its own, and transposing goes by that.
         """
         residuals, sizes, outputs, tangents = self.tangent_parts(args)
-        probes = [waves(o) if i not in self._fixed else torch.zeros_like(o) for i, o in enumerate(outputs)]
+        probes = [probe_tensor(o) if i not in self._fixed else torch.zeros_like(o) for i, o in enumerate(outputs)]
         with torch.no_grad():
-            with Roundings() as seen:
+            with CoarsestEps() as seen:
                 made = self._pulled(residuals, sizes, probes)
             pulled = [g for g, moves in zip(made, mask, strict=True) if moves]
             why = not_transposed(list(pushed), probes, list(tangents), pulled, seen.coarsest)
@@ -586,7 +586,7 @@ class Whole(Rules):
         numbers = [sizes[s] for s in self.symbols]
         return tuple(self._promised_jvp(mask, len(kept))(*kept, *numbers, *[t for t in tangents if t is not None]))
 
-    def _promised_jvp(self, mask: tuple[bool, ...], kept: int) -> Unit:
+    def _promised_jvp(self, mask: tuple[bool, ...], kept: int) -> TransformableGraph:
         if mask not in self.promised:
             middle = kept + len(self.symbols)
 
@@ -655,10 +655,10 @@ class Whole(Rules):
         return self.setup_unit.batch((*dims, *out_dims), info.randomness)(*tensors, *outputs)
 
 
-class Batched(Rules):
+class Batched(FunctionRules):
     """Rules over one more batch axis: every unit of the parent, batched."""
 
-    def __init__(self, parent: Rules, in_dims: Dims, randomness: str) -> None:
+    def __init__(self, parent: FunctionRules, in_dims: Dims, randomness: str) -> None:
         super().__init__(parent.compiler, parent.spec)
         self.parent, self.in_dims, self.randomness = parent, in_dims, randomness
         self.copies = parent.copies
@@ -747,13 +747,13 @@ class Batched(Rules):
         lanes = [lane(t, d) for t, d in zip(inputs, self.dims, strict=True)]
         return self.parent.sizes_of(lanes)
 
-    def backward_for(self, gradients: Sequence[Any]) -> Unit:
+    def backward_for(self, gradients: Sequence[Any]) -> TransformableGraph:
         given = [None if g is None else 0 for g in gradients]
         dims = (*self.residual_dims, *[None] * len(self.symbols), *given)
         back: list[OutDim] = ["sum" if d is None else d for d in self.in_dims[: self.spec.captured.count]]
         return self.parent.backward_for(gradients).batch(dims, self.randomness, back)
 
-    def tangent_unit(self, mask: tuple[bool, ...]) -> Unit:
+    def tangent_unit(self, mask: tuple[bool, ...]) -> TransformableGraph:
         moving = [d for d, there in zip(self.in_dims, mask, strict=False) if there]
         dims = (*self.residual_dims, *[None] * len(self.symbols), *[0] * self.visible, *moving)
         return self.parent.tangent_unit(mask).batch(dims, self.randomness)
@@ -785,7 +785,7 @@ def transposed_backward(
     captured = spec.captured
     with torch.enable_grad():
         probes = [torch.zeros_like(o).requires_grad_(is_float(o)) for o in outputs]
-        with AttachedGradients(probes):
+        with IgnoreDetach(probes):
             given = gradients_per_output(captured, probes)
             gradients = run_user_backward(captured, residuals, sizes, given, attached=True)
         gradients = tuple(reduced_to_argument(captured, i, g, sizes) for i, g in enumerate(gradients))

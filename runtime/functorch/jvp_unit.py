@@ -29,19 +29,19 @@ from ..settings.config import KERNEL_BACKENDS
 from ..values.sizes import BoundSizes
 from .batching.ir_rules import Lowered
 from .jvp import jvp_of
-from .unit import VALUES, Unit, derivations
+from .unit import VALUES, TransformableGraph, derivations
 
 Tensor = torch.Tensor
 
 
-class CallingUnit(Unit):
+class CallingUnit(TransformableGraph):
     """A method that calls other Functions: its forward mode goes by theirs, which no transposed vjp knows of."""
 
 
-class PushedUnit(Unit):
+class PushedUnit(TransformableGraph):
     """(inputs, tangents) -> tangents of the outputs."""
 
-    def __init__(self, parent: Unit, inputs: int) -> None:
+    def __init__(self, parent: TransformableGraph, inputs: int) -> None:
         self.parent, self.count = parent, inputs
         self.transposed: dict[tuple[int, tuple[bool, ...]], Lowered | None] = {}  # by the graph of the vjp, what moves
         calls = isinstance(parent, CallingUnit)

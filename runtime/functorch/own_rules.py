@@ -17,7 +17,7 @@ from ..execution.intermediates import intermediate_bytes
 from ..settings.config import settings
 from ..values.bitwise import cut, differs
 from ..values.sizes import Binder
-from .unit import VALUES, Body, Unit
+from .unit import VALUES, Body, TransformableGraph
 
 if TYPE_CHECKING:
     from ..specialize.compiled import Compiled
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 
 
-class UsersUnit(Unit):
+class UsersUnit(TransformableGraph):
     """A unit that stands for a method of the user's: its first capture is compared with his own body."""
 
     def check(self, session: Session, trace: Trace, args: Sequence[Any], lifted: Sequence[Tensor]) -> None:

@@ -53,7 +53,7 @@ from ..settings.counters import count
 from ..specialize.backward import OTHER_SIZES, run_backward
 from ..specialize.compiled_backward import BackwardCall, is_for_other_sizes
 from ..specialize.specialization import Specialization
-from ..values.gradient_layouts import gradient_kind, in_a_class
+from ..values.gradient_layouts import layout_class, canonical_layout
 from ..values.sizes import BoundSizes
 from ..values.tensors import zeros
 from .batching.aten_rules import give_memory_its_axis, in_lanes, room_for
@@ -112,11 +112,11 @@ def _strides(value: Tensor) -> tuple[int, ...]:
 Needed = tuple[bool, ...] | None
 
 
-derivations: dict[str, Callable[..., Unit]] = {}
+derivations: dict[str, Callable[..., TransformableGraph]] = {}
 """Units by how they are derived of another one, beside those of this file: theirs put themselves here."""
 
 
-class Unit:
+class TransformableGraph:
     """A Python function of tensors, ints and Nones, captured per key, run as kernels, differentiable to any order."""
 
     def __init__(self, name: str, body: Body, backend: str, reads: Reads) -> None:
@@ -127,9 +127,9 @@ class Unit:
         self.refused: Callable[[CaptureError], None] | None = None  # is told of a graph that cannot be captured
         self.failed: Callable[[Fault, Sequence[Any]], None] | None = None  # is told of a mistake of ours
         self.lineage: tuple[Any, ...] = (name,)  # how it was derived, in words that every process has
-        self.origin: Unit | None = None  # what it was derived from
+        self.origin: TransformableGraph | None = None  # what it was derived from
         self._functions: dict[bool, Any] = {}
-        self._derived: dict[Any, Unit] = {}
+        self._derived: dict[Any, TransformableGraph] = {}
 
     def __call__(self, *args: Any) -> Sequence[Any]:
         if is_capturing():
@@ -281,12 +281,12 @@ class Unit:
             self._functions.setdefault(pushes, _function_of(self, pushes))
         return self._functions[pushes]
 
-    def vjp(self, inputs: int, needed: Needed = None) -> Unit:
+    def vjp(self, inputs: int, needed: Needed = None) -> TransformableGraph:
         """(inputs, cotangents of the outputs) -> cotangents of the inputs that need one (None: of all)."""
         key = ("vjp", inputs, needed)
         return self._told(
             key,
-            lambda: Unit(
+            lambda: TransformableGraph(
                 f"{self.name}_vjp",
                 lambda *a: vjp_of(self.body, a[:inputs], a[inputs:], needed, _is_followed(), self.draws),
                 self.backend,
@@ -294,22 +294,22 @@ class Unit:
             ),
         )
 
-    def jvp(self, inputs: int) -> Unit:
+    def jvp(self, inputs: int) -> TransformableGraph:
         """(inputs, tangents) -> tangents of the outputs."""
         return self._told(("jvp", inputs), lambda: derivations["jvp"](self, inputs))
 
-    def _told(self, key: Any, make: Callable[[], Unit]) -> Unit:
+    def _told(self, key: Any, make: Callable[[], TransformableGraph]) -> TransformableGraph:
         """The derived unit of this key, one for all threads, which tells whom this one tells."""
         unit = self._derived.get(key) or self._derived.setdefault(key, make())
         unit.refused, unit.failed, unit.lineage = self.refused, self.failed, (*self.lineage, key)
         unit.origin = self
         return unit
 
-    def pulling(self, inputs: int, given: tuple[bool, ...], needed: Needed = None) -> Unit:
+    def pulling(self, inputs: int, given: tuple[bool, ...], needed: Needed = None) -> TransformableGraph:
         """The unit behind `pullback`, where these cotangents are given."""
         return self.vjp(inputs, needed)
 
-    def pushing(self, inputs: int, moving: tuple[bool, ...]) -> Unit:
+    def pushing(self, inputs: int, moving: tuple[bool, ...]) -> TransformableGraph:
         """The unit behind `pushforward`, where these inputs move."""
         return self.jvp(inputs)
 
@@ -338,7 +338,7 @@ class Unit:
         return unit
 
 
-class BatchedUnit(Unit):
+class BatchedUnit(TransformableGraph):
     """A unit under vmap: its parent's captured graph with a batch axis, so that no Python of a derivative is batched.
 
     For kernels by the rules of the IR. On the reference backend, and where the IR has no rule, torch's are captured, so
@@ -348,7 +348,7 @@ class BatchedUnit(Unit):
     """
 
     def __init__(
-        self, parent: Unit, in_dims: tuple[int | None, ...], randomness: str, out_dims: tuple[OutDim, ...] | None
+        self, parent: TransformableGraph, in_dims: tuple[int | None, ...], randomness: str, out_dims: tuple[OutDim, ...] | None
     ) -> None:
         super().__init__(f"{parent.name}_batched", self._vmapped, parent.backend, parent.reads)
         self.parent, self.in_dims, self.randomness, self.out_dims = parent, in_dims, randomness, out_dims
@@ -497,17 +497,17 @@ class BatchedUnit(Unit):
         self._here.lane = self.parent.flat(lanes)
         return self._here.lane  # type: ignore[no-any-return]
 
-    def pulling(self, inputs: int, given: tuple[bool, ...], needed: Needed = None) -> Unit:
+    def pulling(self, inputs: int, given: tuple[bool, ...], needed: Needed = None) -> TransformableGraph:
         outs = self.out_dims or (0,) * len(given)
         dims = [d if there and d != "sum" else None for there, d in zip(given, outs, strict=True)]
         back: list[OutDim] = ["sum" if d is None else d for d in self.in_dims]
         return self.parent.pulling(inputs, given, needed).batch((*self.in_dims, *dims), self.randomness, back)
 
-    def pushing(self, inputs: int, moving: tuple[bool, ...]) -> Unit:
+    def pushing(self, inputs: int, moving: tuple[bool, ...]) -> TransformableGraph:
         dims = [d if there else None for there, d in zip(moving, self.in_dims, strict=True)]
         return self.parent.pushing(inputs, moving).batch((*self.in_dims, *dims), self.randomness, self.out_dims)
 
-    def vjp(self, inputs: int, needed: Needed = None) -> Unit:
+    def vjp(self, inputs: int, needed: Needed = None) -> TransformableGraph:
         raise InternalError("the vjp of a batched unit depends on which cotangents there are; use pulling")
 
     jvp = vjp
@@ -701,10 +701,10 @@ def tracked_alias(value: Any) -> Any:
 class Operators(Protocol):
     """What makes operators of units, for graphs that somebody else makes."""
 
-    def called(self, unit: Unit, args: Sequence[Any]) -> Sequence[Any]:
+    def called(self, unit: TransformableGraph, args: Sequence[Any]) -> Sequence[Any]:
         """The unit as one operator of that graph."""
 
-    def executed(self, unit: Unit, args: Sequence[Any]) -> Sequence[Any]:
+    def executed(self, unit: TransformableGraph, args: Sequence[Any]) -> Sequence[Any]:
         """The same, of its results alone."""
 
 
@@ -794,7 +794,7 @@ def as_made(results: Sequence[Any], args: Sequence[Any]) -> Sequence[Any]:
     return tuple(r.detach() if id(r) in alone else r for r in results)
 
 
-def _function_of(unit: Unit, pushes: bool) -> Any:
+def _function_of(unit: TransformableGraph, pushes: bool) -> Any:
     """pushes: its results are to have tangents."""
     noted = unit.noted  # other units run between forward and the setup_context of a level further out
     kept = own_memory if pushes else _as_it_is
@@ -852,7 +852,7 @@ def _function_of(unit: Unit, pushes: bool) -> Any:
     return type(unit.name, (Function,), {name: staticmethod(rule) for name, rule in rules.items()})
 
 
-class BackwardUnit(Unit):
+class BackwardUnit(TransformableGraph):
     """The user's backward as a unit of (residuals, symbol values, gradients); its first order runs the kernels."""
 
     def __init__(self, compiler: Compiled, specialization: Specialization, backend: str) -> None:
@@ -876,7 +876,7 @@ class BackwardUnit(Unit):
         args = [*residuals, *(sizes[s] for s in self.symbols), *gradients]
         if is_capturing() or transforms_active():
             return tuple(self(*args))
-        kinds = tuple(gradient_kind(in_a_class(g)) for g in gradients)
+        kinds = tuple(layout_class(canonical_layout(g)) for g in gradients)
         if is_for_other_sizes(self.specialization.backward, kinds, sizes):
             self.compiler.report_once("backward", OTHER_SIZES)
             return tuple(self.as_written(args))
@@ -888,7 +888,7 @@ class BackwardUnit(Unit):
     def _passed(self, sizes: BoundSizes, gradients: Sequence[Any]) -> dict[int, int]:
         """The results that are a gradient as it came, and its number."""
         try:
-            found = self.specialization.backward.entry_at(tuple(gradient_kind(in_a_class(g)) for g in gradients), sizes)
+            found = self.specialization.backward.entry_at(tuple(layout_class(canonical_layout(g)) for g in gradients), sizes)
         except CaptureError:
             return {}
         return {} if found is None else found[1].passed
@@ -937,7 +937,7 @@ class BackwardUnit(Unit):
         self, args: Sequence[Any], sizes: BoundSizes, gradients: Sequence[Any]
     ) -> tuple[Trace, list[int]] | None:
         """The graph of a backward that runs, and which arguments are its inputs; None where no graph is known."""
-        kinds = tuple(gradient_kind(in_a_class(g)) for g in gradients)
+        kinds = tuple(layout_class(canonical_layout(g)) for g in gradients)
         try:
             found = self.specialization.backward.entry_at(kinds, sizes)
         except CaptureError:

@@ -4,6 +4,6 @@ A stored specialisation serves plain calls out of tables; whatever else is asked
 layout, a second derivative) is captured again then, at the sizes of the stored capture, and has to agree with it.
 """
 
-from .keeper import found
+from .keeper import lookup
 
-__all__ = ["found"]
+__all__ = ["lookup"]

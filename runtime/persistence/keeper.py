@@ -35,7 +35,7 @@ from ..execution import targets
 from ..settings.config import KERNEL_BACKENDS, settings
 from ..settings.counters import count
 from ..specialize.specialization import Specialization
-from ..values.gradient_layouts import gradient_kind, in_a_class
+from ..values.gradient_layouts import layout_class, canonical_layout
 from .plan_documents import NotKept
 from .stored_specialization import Stored, backward_document, forward_document, kinds_text
 
@@ -57,20 +57,20 @@ OFF = "captures are not kept (config.store)"
 NO_KERNELS = "only captures for kernels are kept"
 
 
-def found(compiler: Compiled, args: Sequence[Any]) -> tuple[Specialization | None, Nowhere]:
+def lookup(compiler: Compiled, args: Sequence[Any]) -> tuple[Specialization | None, NullStore]:
     """The stored specialisation for these arguments, and where to keep what is captured."""
     try:
         backend, device = compiler.backend_for(args), _device(args)
-        keeper = Keeper(compiler, _key(compiler, args, backend, device), backend, device)
+        keeper = CaptureStore(compiler, _key(compiler, args, backend, device), backend, device)
     except (NotKeyed, OSError) as error:
-        return None, Nowhere(str(error))
+        return None, NullStore(str(error))
     stored = keeper.forward(args)
     if stored is not None:
         count("from_disk")
     return stored, keeper
 
 
-class Nowhere:
+class NullStore:
     """What is captured is not kept."""
 
     def __init__(self, why: str) -> None:
@@ -165,7 +165,7 @@ def _layout(tensor: Tensor) -> str:
 
 
 # ------------------------------------------------------------------ the entries
-class Keeper(Nowhere):
+class CaptureStore(NullStore):
     """Reads and writes the entries of one key. Whatever goes wrong with them, the capture is made again."""
 
     def __init__(self, compiler: Compiled, key: str, backend: str, device: torch.device) -> None:
@@ -307,7 +307,7 @@ class Keeper(Nowhere):
 
 
 def _kinds(gradients: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple(gradient_kind(in_a_class(g)) for g in gradients)
+    return tuple(layout_class(canonical_layout(g)) for g in gradients)
 
 
 def _claimed(place: str, seconds: float = CAPTURE_SECONDS) -> FileLock | None:

@@ -33,7 +33,7 @@ from ..capture.captured_backward import BackwardEntry, BackwardTrace, capture_ba
 from ..capture.guards import ask_for_sizes_alone, global_state, guard_from
 from ..execution.executable import Executable
 from ..execution.kernel_plan import KernelPlan
-from ..specialize.residuals import Chosen
+from ..specialize.residuals import ResidualPlan
 from ..specialize.specialization import Specialization, chosen_residuals
 from ..values.sizes import Binder, BoundSizes, traced_numbers
 from .literals import NoLiteral, constant_document, constant_from, settled
@@ -143,12 +143,12 @@ def _conditions(guard: Any) -> list[str]:
     return list(guard.conditions)
 
 
-def _key(backend: str, chosen: Chosen | None) -> str:
+def _key(backend: str, chosen: ResidualPlan | None) -> str:
     return backend if chosen is None else f"{backend} chosen"
 
 
-def _choice(chosen: Chosen) -> Doc:
-    if type(chosen) is not Chosen:
+def _choice(chosen: ResidualPlan) -> Doc:
+    if type(chosen) is not ResidualPlan:
         raise NotKept("its backward is derived")
     return {
         "places": _places(chosen.places),
@@ -216,13 +216,13 @@ class Stored:
         spec.executables[_key(self.backend, spec.known_choice())] = executable
         captured.draws = _may_draw(plan)
 
-    def _chosen(self, found: Doc) -> Chosen:
+    def _chosen(self, found: Doc) -> ResidualPlan:
         rebuild = graph_from(found["rebuild"])
-        return Chosen(_places_of(found["residuals"]), _places_of(found["places"]), self._choose_again, rebuild)
+        return ResidualPlan(_places_of(found["residuals"]), _places_of(found["places"]), self._choose_again, rebuild)
 
     def _choose_again(self) -> tuple[Program, Program]:
         stored, again = self.spec.known_choice(), chosen_residuals(self.spec, BoundSizes(first_sizes(self.captured)))
-        same = type(again) is Chosen and stored is not None and again.places == stored.places
+        same = type(again) is ResidualPlan and stored is not None and again.places == stored.places
         if again is None or stored is None or not same or show(again.rebuilding()) != show(stored.rebuilding()):
             raise self._differs("a second capture saves something else than the first")
         return again.programs

@@ -24,14 +24,14 @@ from ..execution.executable import Executable
 from ..execution.pipeline import graph_of
 from ..execution.targets import named_target
 from ..fallback.records import OpaqueCall, Record
-from ..functorch.unit import Unit
+from ..functorch.unit import TransformableGraph
 from ..settings.config import numerics
 from ..specialize.compiled import Compiled
 from ..specialize.compiled_backward import known_kinds, opaque_hints
 from ..specialize.derived_backward import require_transposable, why_no_backward
 from ..specialize.linearity import NonLinearJvp
 from ..specialize.pipeline import require_equal
-from ..specialize.residuals import Chosen
+from ..specialize.residuals import ResidualPlan
 from ..specialize.specialization import Specialization, chosen_residuals, forward_graph
 from ..specialize.variants import variants_of
 from ..values.sizes import number
@@ -130,13 +130,13 @@ def _explain_class(compiler: Compiled, where: str) -> Explanation:
     return explanation
 
 
-def _backward_of_opaque_forward(compiler: Compiled) -> Unit | None:
+def _backward_of_opaque_forward(compiler: Compiled) -> TransformableGraph | None:
     """The backward of a class whose forward runs as written, once it was captured."""
     units = getattr(vars(compiler).get("beside"), "units", {}).values()
     return next((unit for unit in reversed(units) if unit.graphs), None)
 
 
-def _describe_backward_unit(explanation: Explanation, unit: Unit, executable: Executable, session: Session) -> None:
+def _describe_backward_unit(explanation: Explanation, unit: TransformableGraph, executable: Executable, session: Session) -> None:
     """Its kernels, at the sizes that it was captured with: an opaque forward does not tell others."""
     trace = executable.trace
     sizes = {s: hint_of(session, s) for s in executable.binder.sources}
@@ -184,7 +184,7 @@ def _known_split(
 ) -> Specialization | None:
     """A method with opaque nodes, as its calls so far left it: explaining runs no opaque body."""
     tensors = [a for a in stand_ins if isinstance(a, Tensor)]
-    known = [s for found in compiler.known.values() for s in found if s.captured.opaque and s.captured.takes(stand_ins)]
+    known = [s for found in compiler.known.values() for s in found if s.captured.opaque and s.captured.accepts(stand_ins)]
     fitting = next((s for s in known if s.captured.guard(tensors)), None)
     if fitting is None:
         reason = f"{met.facts['reason']}: its segments are known after a call"
@@ -250,7 +250,7 @@ def _on_gpu(explanation: Explanation, spec: Specialization, sizes: Sizes, has_ba
             report.reasons.append(f"no kernels, the captured ATen operations run one by one: {error}")
 
 
-def _backward_graph(spec: Specialization, chosen: Chosen | None) -> Graph:
+def _backward_graph(spec: Specialization, chosen: ResidualPlan | None) -> Graph:
     kinds, name = known_kinds(spec.backward), f"{spec.captured.name}_backward"
     entry = spec.backward.entry(kinds)
     return graph_of(entry.trace, name) if chosen is None else chosen.backward_graph(kinds, entry, name)

@@ -10,7 +10,7 @@ from ...ir import Value
 from ...ir.passes.recompute import CHOICE, Choice, hidden_values
 from ...ir.program import Place
 from ...tracer.dtypes import TO_TORCH
-from ..specialize.residuals import Chosen, ChosenForDerived
+from ..specialize.residuals import ResidualPlan, DerivedResidualPlan
 from ..specialize.specialization import Specialization
 from ..values.sizes import Sizes, number
 
@@ -39,7 +39,7 @@ class ResidualRow:
         return f"{self.name:<20} {self.type:<18} {self.bytes:>16,} bytes  {self.how}"
 
 
-def residual_rows(spec: Specialization, chosen: Chosen | None, sizes: Sizes) -> list[ResidualRow]:
+def residual_rows(spec: Specialization, chosen: ResidualPlan | None, sizes: Sizes) -> list[ResidualRow]:
     """Each tensor once: what the user saved, then what a minimum cut chose otherwise."""
     hidden = set() if chosen is None else {id(p) for p in spec.captured.residual_places if p and p.kind == "hidden"}
     own = [p for p in dict.fromkeys(spec.captured.residual_places) if p is not None and id(p) not in hidden]
@@ -57,9 +57,9 @@ def _saved_row(spec: Specialization, place: Place, sizes: Sizes) -> ResidualRow:
     return ResidualRow(spec.captured.name_at(place), kind, count, AS_WRITTEN)
 
 
-def _chosen_rows(chosen: Chosen, sizes: Sizes) -> Iterator[ResidualRow]:
+def _chosen_rows(chosen: ResidualPlan, sizes: Sizes) -> Iterator[ResidualRow]:
     """The values in between that the user had saved, and those that are saved now."""
-    if isinstance(chosen, ChosenForDerived):
+    if isinstance(chosen, DerivedResidualPlan):
         yield from (_value_row(v, sizes, BESIDES) for v in chosen.found.saved)
         return
     choice: Choice = chosen.program.attributes[CHOICE]

@@ -16,10 +16,10 @@ from ...tracer.trace import CaptureError
 from ..capture.captured import CapturedFunction
 from ..capture.captured_backward import admits_sizes, layout_guard_failure
 from ..capture.ctx_attributes import left_on
-from ..capture.guards import unasked
+from ..capture.guards import backward_guard_failure
 from ..capture.opaque_replay import VARIANTS
 from ..capture.user_methods import run_user_backward
-from ..fallback.answer import contained, users_backward
+from ..fallback.answer import recorded_faults, users_backward
 from ..fallback.records import FallbackWarning, OpaqueCall, Record
 from ..settings import logs
 from ..settings.counters import count
@@ -86,7 +86,7 @@ def split_backward(
     with recording(tape, operators=_of_operators(met)):
         left = {} if call.ctx is None else left_on(call.ctx, captured)
         results = run_user_backward(captured, call.residuals, call.sizes, call.gradients, left=left)
-    with contained(compiler, "backward", call.gradients):
+    with recorded_faults(compiler, "backward", call.gradients):
         tape.require_whole()
         _learn(met)
         if _has_own_lines(tape) and captured.outside() != before:
@@ -149,12 +149,12 @@ def _gradients(compiler: Compiled, spec: Specialization, call: BackwardCall) -> 
             spec.adopt(compiler.cls, compiler.reads_now())
             return _gradients(compiler, spec, call)
         results = _users_gradients(compiler, spec, call)
-        with contained(compiler, "backward", call.gradients):
+        with recorded_faults(compiler, "backward", call.gradients):
             compiler.refuse("backward", error)
         return results
     compiler.records.setdefault("backward", Record("derived" if compiler.derives_backward else "compiled"))
     if spec.keeper is not None:
-        with contained(compiler, "backward", call.gradients):
+        with recorded_faults(compiler, "backward", call.gradients):
             spec.keeper.keep_backward(spec, call.gradients)
     return results
 
@@ -168,6 +168,6 @@ def _users_gradients(compiler: Compiled, spec: Specialization, call: BackwardCal
 
 def guard_failure(captured: CapturedFunction, call: BackwardCall) -> str | None:
     """Why a captured backward may not serve tensors like these, of which it may ask what no capture knows; or None."""
-    return unasked(captured.reads, call.residuals, call.gradients) or layout_guard_failure(
+    return backward_guard_failure(captured.reads, call.residuals, call.gradients) or layout_guard_failure(
         captured, call.residuals, call.sizes, call.gradients, call.chosen is not None
     )

@@ -51,7 +51,7 @@ from ..fallback.answer import (
     UNDER_FUNC,
     Fault,
     FaultError,
-    contained,
+    recorded_faults,
     hand_over,
     put_on_record,
     stack_level,
@@ -64,7 +64,7 @@ from .budget import VAIN, Budget, alike
 from .derived_backward import require_transposable, why_no_backward, with_derived_backward
 from .function_class import fits_a_graph, with_opaque_backward
 from .pipeline import require_equal, specialize
-from .residuals import Chosen
+from .residuals import ResidualPlan
 from .specialization import Specialization
 from .traceability import Traceability
 from .variants import log_captured_again, log_variant
@@ -210,7 +210,7 @@ class Compiled:
                 self.refused.pop(failed.facts, None)
                 self.exact.clear()
             raise
-        with contained(self, "forward", args):
+        with recorded_faults(self, "forward", args):
             self.refuse("forward", failed.error)
             self.refused[failed.facts] = failed.error.bare()
             self.exact[failed.key] = None
@@ -693,7 +693,7 @@ class Compiled:
         own = self.methods.is_opaque("backward") or specialization.backward.failed
         return backend, hooks_are_active(), own
 
-    def chosen(self, specialization: Specialization, key: tuple[str, bool, bool], sizes: Any) -> Chosen | None:
+    def chosen(self, specialization: Specialization, key: tuple[str, bool, bool], sizes: Any) -> ResidualPlan | None:
         """The cheaper residuals of a node, None where it keeps the user's own."""
         backend, observed, own = key
         free = backward_method(self.cls) is not None and not observed and not own

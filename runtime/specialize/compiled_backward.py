@@ -30,9 +30,9 @@ from ..execution.executable import Executable
 from ..fallback.effects import drawing_again
 from ..settings.config import KERNEL_BACKENDS
 from ..settings.internal_errors import or_fall_back
-from ..values.gradient_layouts import gradient_kind, in_a_class
+from ..values.gradient_layouts import layout_class, canonical_layout
 from ..values.sizes import BoundSizes
-from .residuals import Chosen
+from .residuals import ResidualPlan
 
 Tensor = torch.Tensor
 Sizes = BoundSizes
@@ -49,7 +49,7 @@ class BackwardCall:
     sizes: Sizes
     """Those of forward's call."""
     gradients: Sequence[Any]
-    chosen: Chosen | None = None
+    chosen: ResidualPlan | None = None
     ctx: Any = None
     """The node's, for what the user's backward leaves there."""
 
@@ -61,12 +61,12 @@ class BackwardCall:
     @once
     def canonical(self) -> list[Tensor | None]:
         """The gradients in layouts that graphs are captured for."""
-        return [in_a_class(g) for g in self.gradients]
+        return [canonical_layout(g) for g in self.gradients]
 
     @once
     def kinds(self) -> tuple[Any, ...]:
         """The layouts of the gradients, None for absent ones: what a captured backward is found by."""
-        return tuple(gradient_kind(g) for g in self.canonical)
+        return tuple(layout_class(g) for g in self.canonical)
 
     @once
     def key(self) -> str:
@@ -273,7 +273,7 @@ def run_entry(
     by_torch = executable.backend == "reference"
     for i in range(len(inputs) - sum(g is not None for g in given), len(inputs)):
         if not (by_torch and entry.takes_gaps[i]):
-            inputs[i] = in_a_class(inputs[i])
+            inputs[i] = canonical_layout(inputs[i])
     for i in entry.unversioned:
         inputs[i] = inputs[i].data
     lifted = [r.get() for r in entry.lifted if r is not None]
@@ -281,9 +281,9 @@ def run_entry(
     with again as now, captured.exactly_as_captured(), drawing_again(inputs) if entry.draws else _AS_IT_IS:
         results = executable(inputs, lifted, now)
     def view(fake: Tensor, gradient: Any) -> Tensor:
-        return view_like(fake, in_a_class(gradient), sizes)  # type: ignore[arg-type]
+        return view_like(fake, canonical_layout(gradient), sizes)  # type: ignore[arg-type]
 
-    return tuple(entry.with_given(results, given, executable.backend, view))
+    return tuple(entry.with_passed_gradients(results, given, executable.backend, view))
 
 
 def executable_for(backward: Backward, entry: BackwardEntry, call: BackwardCall) -> Executable:
@@ -295,7 +295,7 @@ def executable_for(backward: Backward, entry: BackwardEntry, call: BackwardCall)
     return Executable(entry.trace, name, backend, frozenset({*entry.passed, *viewed}), report, graph)
 
 
-def _from_chosen(captured: CapturedFunction, chosen: Chosen, entry: BackwardEntry, kinds: Sequence[Any]) -> Graph:
+def _from_chosen(captured: CapturedFunction, chosen: ResidualPlan, entry: BackwardEntry, kinds: Sequence[Any]) -> Graph:
     """backward on the residuals that were chosen. Raises CaptureError where we fail at that."""
     build = partial(chosen.backward_graph, kinds, entry, f"{captured.name}_backward")
     graph = or_fall_back(build, partial(captured.report, "backward"), "backward runs as written")

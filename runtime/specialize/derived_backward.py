@@ -25,7 +25,7 @@ from ..capture.guards import is_float, is_plain, is_tracked
 from ..settings.config import settings
 from ..values.tensors import zeros
 from .function_class import node_class
-from .linearity import AttachedGradients, NonLinearJvp, Roundings, not_transposed, require_linear_jvp, waves
+from .linearity import IgnoreDetach, NonLinearJvp, CoarsestEps, not_transposed, require_linear_jvp, probe_tensor
 from .traceability import Traceability
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def transposed_jvp(cls: Any, ctx: Any, gradients: Sequence[Any]) -> tuple[Any, .
     with torch.enable_grad():
         probes = [None if s is None else zeros(s).requires_grad_() for s in ctx._fusegrad_likes]
         wanted = [p for p in probes if p is not None]
-        with AttachedGradients(wanted):
+        with IgnoreDetach(wanted):
             tangents = _pushed(cls, ctx, probes)
         pairs = [(t, g) for t, g in zip(tangents, gradients, strict=False) if g is not None and is_tracked(t)]
         found: Sequence[Any] = [None] * len(wanted)
@@ -152,10 +152,10 @@ def _require_transpose(
 ) -> None:
     """A Function that jvp calls may have another derivative than its own, and transposing goes by that."""
     with torch.no_grad():
-        tangents = [waves(p) for p in probes]
+        tangents = [probe_tensor(p) for p in probes]
         supply = iter(tangents)
         given = [None if s is None else next(supply) for s in ctx._fusegrad_likes]
-        with Roundings() as seen:
+        with CoarsestEps() as seen:
             made = _pushed(cls, ctx, given)
         pushed = [t for t, g in zip(made, gradients, strict=False) if g is not None]
         why = not_transposed(pushed, [g for g in gradients if g is not None], tangents, list(found), seen.coarsest)

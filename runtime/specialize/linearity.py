@@ -297,7 +297,7 @@ def _as_real(t: Tensor) -> Tensor:
     return found.double().cpu()
 
 
-class Roundings(TorchFunctionMode):
+class CoarsestEps(TorchFunctionMode):
     """Notes the eps of the coarsest float type that is computed in within the block."""
 
     coarsest = 0.0
@@ -309,7 +309,7 @@ class Roundings(TorchFunctionMode):
         return result
 
 
-def waves(like: Tensor) -> Tensor:
+def probe_tensor(like: Tensor) -> Tensor:
     """Numbers of both signs, drawn from no random state; zeros for what is no float."""
     if not like.is_floating_point():
         return torch.zeros_like(like)
@@ -332,7 +332,7 @@ def depends_on(tensor: Tensor, probes: Sequence[Tensor]) -> bool:
     return False
 
 
-class AttachedGradients(TorchFunctionMode):
+class IgnoreDetach(TorchFunctionMode):
     """Within the block `detach` and `no_grad` do not cut the way of a gradient: they stop double differentiation, and
     change nothing about which linear map backward is."""
 

@@ -37,7 +37,7 @@ def may_be_exchanged(captured: CapturedFunction) -> bool:
     return not forward.returns_hidden and not captured.shows_more and is_on(_pass_of(captured))
 
 
-def choose(captured: CapturedFunction, backward: BackwardEntry, sizes: Mapping[sympy.Symbol, int]) -> Chosen | None:
+def choose(captured: CapturedFunction, backward: BackwardEntry, sizes: Mapping[sympy.Symbol, int]) -> ResidualPlan | None:
     """Cheaper residuals than the user's, None where those are best (or have to stay).
 
     backward: the commonest one, captured.
@@ -55,15 +55,15 @@ def _pass_of(captured: CapturedFunction) -> str:
 
 def _chosen(
     captured: CapturedFunction, backward: BackwardEntry, sizes: Mapping[sympy.Symbol, int]
-) -> Chosen | None:
+) -> ResidualPlan | None:
     program = _program(captured, backward)
     if not allowed(_pass_of(captured), captured.name):
         return None
     if captured.is_plain:
         found = overlap(program, mask_of(predicted_kinds(captured)), sizes)
-        return None if found is None else ChosenForDerived(found)
+        return None if found is None else DerivedResidualPlan(found)
     new = Recompute(sizes)(program)
-    return None if new is program or program.forward.mutations else Chosen.of(program, new)
+    return None if new is program or program.forward.mutations else ResidualPlan.of(program, new)
 
 
 def _program(captured: CapturedFunction, backward: BackwardEntry) -> Program:
@@ -82,7 +82,7 @@ def mask_of(kinds: Sequence[Any]) -> tuple[bool, ...]:
     return tuple(k is not None for k in kinds)
 
 
-class Chosen:
+class ResidualPlan:
     """Cheaper residuals in the place of the user's, and the way back."""
 
     def __init__(
@@ -100,7 +100,7 @@ class Chosen:
         self._programs, self._rebuild = programs, rebuild
 
     @classmethod
-    def of(cls, captured: Program, program: Program) -> Chosen:
+    def of(cls, captured: Program, program: Program) -> ResidualPlan:
         """The residuals of `program` in the place of those of `captured`."""
         rebuild = apply_choice(program, (), _identity(captured))  # now: where backward fails it is the way back
         return cls(captured.residuals, program.residuals, (captured, program), rebuild)
@@ -158,7 +158,7 @@ def _identity(captured: Program) -> Graph:
     return graph.returning(graph.inputs)
 
 
-class ChosenForDerived(Chosen):
+class DerivedResidualPlan(ResidualPlan):
     """What forward hands over besides the arguments, to a backward that is derived of it."""
 
     def __init__(self, found: Overlap) -> None:

@@ -22,7 +22,7 @@ from ..settings.config import KERNEL_BACKENDS
 from ..settings.internal_errors import or_fall_back
 from ..values.sizes import BoundSizes
 from .compiled_backward import Backward
-from .residuals import Chosen, choose, may_be_exchanged
+from .residuals import ResidualPlan, choose, may_be_exchanged
 
 Tensor = torch.Tensor
 Sizes = BoundSizes
@@ -38,7 +38,7 @@ class Specialization:
         self.of_whole = of_whole
         self.executables: dict[str, Executable] = {}
         self.nodes: dict[Any, Any] = {}  # the generated Functions and units over this specialisation
-        self._chosen: Chosen | None = None
+        self._chosen: ResidualPlan | None = None
         self._decided = False
         self.proved: set[Any] = set()  # of what backward is derived from
         self.keeper: Any = None  # where it is kept on disk
@@ -63,7 +63,7 @@ class Specialization:
         report = partial(self.captured.report, "forward")
         return Executable(trace, f"{self.captured.name}_forward", backend, skip, report, **options)
 
-    def chosen(self, backend: str, sizes: Sizes) -> Chosen | None:
+    def chosen(self, backend: str, sizes: Sizes) -> ResidualPlan | None:
         """Cheaper residuals than the user's, on a kernel backend; decided once, at the first sizes."""
         if backend not in KERNEL_BACKENDS:
             return None
@@ -77,15 +77,15 @@ class Specialization:
             self.decide(chosen_residuals(self, sizes))
             self.captured.guard = self.captured.current_guard()  # what backward assumed is in both graphs
 
-    def decide(self, chosen: Chosen | None) -> None:
+    def decide(self, chosen: ResidualPlan | None) -> None:
         """Keep these residuals, or the user's own."""
         self._chosen, self._decided = chosen, True
 
-    def known_choice(self) -> Chosen | None:
+    def known_choice(self) -> ResidualPlan | None:
         """What was decided on residuals so far."""
         return self._chosen
 
-    def chosen_executable(self, backend: str, chosen: Chosen) -> Executable:
+    def chosen_executable(self, backend: str, chosen: ResidualPlan) -> Executable:
         """forward on `backend`, with the chosen values as its hidden outputs."""
         key = f"{backend} chosen"
         if key not in self.executables:
@@ -93,13 +93,13 @@ class Specialization:
                 self._add_chosen(key, backend, chosen)
         return self.executables[key]
 
-    def _add_chosen(self, key: str, backend: str, chosen: Chosen) -> None:
+    def _add_chosen(self, key: str, backend: str, chosen: ResidualPlan) -> None:
         if key not in self.executables:
             captured, graph = self.captured, optimize(chosen.program.forward)
             self.executables[key] = self._executable_of(captured.forward.trace, backend, captured.skip, graph=graph)
 
     def run_forward(
-        self, args: Sequence[Any], backend: str, chosen: Chosen | None = None, sizes: Sizes | None = None
+        self, args: Sequence[Any], backend: str, chosen: ResidualPlan | None = None, sizes: Sizes | None = None
     ) -> tuple[list[Tensor], list[Tensor]]:
         """(the user's tensor outputs, the hidden ones) on real tensors."""
         captured = self.captured
@@ -129,7 +129,7 @@ class Specialization:
                 unit.reads = captured.reads
 
 
-def chosen_residuals(spec: Specialization, sizes: Mapping[Any, int]) -> Chosen | None:
+def chosen_residuals(spec: Specialization, sizes: Mapping[Any, int]) -> ResidualPlan | None:
     """Cheaper residuals for the commonest backward, which is captured for that; None where the user's own are kept."""
     captured = spec.captured
     if not may_be_exchanged(captured):
@@ -142,7 +142,7 @@ def chosen_residuals(spec: Specialization, sizes: Mapping[Any, int]) -> Chosen |
     return None if backward is None else choose(captured, backward, sizes)
 
 
-def forward_graph(spec: Specialization, chosen: Chosen | None) -> Graph:
+def forward_graph(spec: Specialization, chosen: ResidualPlan | None) -> Graph:
     """forward lowered, with the residuals that were chosen, or the user's own."""
     if chosen is not None:
         return optimize(chosen.program.forward)

@@ -12,7 +12,7 @@ from ...tracer.function import rebind
 Tensor = torch.Tensor
 
 
-def gradient_kind(gradient: Tensor | None) -> Any:
+def layout_class(gradient: Tensor | None) -> Any:
     """The layout class of a gradient: "contiguous", "expanded" (every stride 0), or its axes, outermost first.
 
     (1, 0)  dense, transposed      (0, ~1)  expanded along axis 1, dense otherwise: what `.sum(1)` hands back
@@ -24,7 +24,7 @@ def gradient_kind(gradient: Tensor | None) -> Any:
     return "expanded" if not any(gradient.stride()) else _axes_by_stride(gradient)
 
 
-def in_a_class(gradient: Tensor | None) -> Tensor | None:
+def canonical_layout(gradient: Tensor | None) -> Tensor | None:
     """The gradient itself where its layout has a class, else a copy without the gaps (sliced and stepped gradients)."""
     if gradient is None or gradient.is_contiguous() or not any(gradient.stride()):
         return gradient

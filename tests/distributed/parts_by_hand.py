@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from fusegrad.ir.sharding.rules import PARTIAL, State
-from fusegrad.runtime.distributed.partition import Way, dual
+from fusegrad.runtime.distributed.partition import ShardingPlan, dual
 from fusegrad.runtime.distributed.placements import part_size
-from fusegrad.runtime.distributed.sharding_rules import Rule
+from fusegrad.runtime.distributed.sharding_rules import ShardingRule
 
 Tensor = torch.Tensor
 SEED = 7
@@ -69,7 +69,7 @@ def merged(parts: Sequence[Tensor], state: State) -> Tensor:
     return parts[0]
 
 
-def divided(fast: Any, rule: Rule, way: Way, args: Sequence[Any], given: Sequence[Tensor], count: int) -> Results:
+def divided(fast: Any, rule: ShardingRule, way: ShardingPlan, args: Sequence[Any], given: Sequence[Tensor], count: int) -> Results:
     """The same results from `count` ranks."""
     per_rank = [_on_rank(fast, rule, way, args, given, count, r) for r in range(count)]
     outputs = [merged([r.outputs[i] for r in per_rank], s) for i, s in enumerate(way.outputs)]
@@ -81,7 +81,7 @@ def divided(fast: Any, rule: Rule, way: Way, args: Sequence[Any], given: Sequenc
 
 
 def _on_rank(
-    fast: Any, rule: Rule, way: Way, args: Sequence[Any], given: Sequence[Tensor], count: int, rank: int
+    fast: Any, rule: ShardingRule, way: ShardingPlan, args: Sequence[Any], given: Sequence[Tensor], count: int, rank: int
 ) -> Results:
     local, compiler = list(args), fast._fusegrad
     for slot, state in zip(rule.spec.captured.slots, way.inputs, strict=True):
@@ -99,7 +99,7 @@ def scaled(parts: Sequence[Any], degrees: Sequence[Any], share: float) -> list[A
     return [p if p is None or not d else p * share ** float(d) for p, d in zip(parts, degrees, strict=True)]
 
 
-def ways(rule: Rule, counts: Sequence[int]) -> Iterator[tuple[Way, int]]:
+def ways(rule: ShardingRule, counts: Sequence[int]) -> Iterator[tuple[ShardingPlan, int]]:
     """Every way of dividing that the rule admits, among so many ranks."""
     for symbol, way in rule.ways.items():
         for count in counts:

@@ -29,8 +29,8 @@ from fuzz_trials import near  # noqa: E402
 
 import fusegrad  # noqa: E402
 from fusegrad.runtime.check.subject import _seed  # noqa: E402
-from fusegrad.runtime.distributed.partition import Way  # noqa: E402
-from fusegrad.runtime.distributed.sharding_rules import Rule, rule_of  # noqa: E402
+from fusegrad.runtime.distributed.partition import ShardingPlan  # noqa: E402
+from fusegrad.runtime.distributed.sharding_rules import ShardingRule, rule_of  # noqa: E402
 from fusegrad.tracer.trace import CaptureError  # noqa: E402
 
 RANKS = (2, 3, 4)
@@ -83,7 +83,7 @@ def _judge(p: Written, found: Result) -> None:
             return
 
 
-def _apart(p: Written, fast: Any, eager: Any, rule: Rule, way: Way, count: int, draw: int) -> Sequence[str]:
+def _apart(p: Written, fast: Any, eager: Any, rule: ShardingRule, way: ShardingPlan, count: int, draw: int) -> Sequence[str]:
     """How the parts differ from the whole; nothing where eager raises."""
     args = p.tensors(draw)
     try:

@@ -19,7 +19,7 @@ from ....ir.errors import FusegradError, ParseError
 from ...capture.graph_mode import aside
 from ...dynamo.forward_operator import Forward, Origin, Root, unit_operator
 from ...dynamo.operators import NAMESPACE, known
-from ...functorch.unit import Unit
+from ...functorch.unit import TransformableGraph
 from ...persistence.literals import NoLiteral, constant_document, constant_from
 from ...persistence.stored_specialization import example_of as described
 
@@ -159,11 +159,11 @@ def _value(data: Any, at: str) -> Any:
     return tensor.zero_().requires_grad_(needs)
 
 
-def unit_of(forward: Forward, steps: Sequence[Any]) -> Unit:
+def unit_of(forward: Forward, steps: Sequence[Any]) -> TransformableGraph:
     """The unit that these steps derive."""
     unit, rest = forward.unit(steps)
     for kind, *facts in rest:
-        derive: dict[str, Callable[..., Unit]] = {"vjp": unit.vjp, "jvp": unit.jvp, "batch": unit.batch}
+        derive: dict[str, Callable[..., TransformableGraph]] = {"vjp": unit.vjp, "jvp": unit.jvp, "batch": unit.batch}
         unit = derive[kind](*facts)
     return unit
 

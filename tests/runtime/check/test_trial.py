@@ -345,8 +345,8 @@ MUTANTS: dict[str, tuple[Any, str, Callable[..., Any], Any, str]] = {
     "an error": (Specialization, "run_forward", fails_at_17, Scaled, "raises ValueError: seventeen, eager does not"),
     "stale": (Specialization, "run_forward", stale, Scaled, "second call"),
     "vmap in_dims=1": (runtime_unit.BatchedUnit, "execute", second_axis, Scaled, "vmap in_dims=1"),
-    "tangents": (runtime_whole.Rules, "jvp", doubled_tangents, Scaled, "jvp"),
-    "double backward": (runtime_unit.Unit, "pullback", doubled_tangents, Scaled, "double backward"),
+    "tangents": (runtime_whole.FunctionRules, "jvp", doubled_tangents, Scaled, "jvp"),
+    "double backward": (runtime_unit.TransformableGraph, "pullback", doubled_tangents, Scaled, "double backward"),
 }
 MODES_OF = {
     "stale": ["backward", "second call"],

@@ -247,11 +247,11 @@ FUNC: dict[str, Callable[[Callable[..., Tensor], Tensor, Tensor], Any]] = {
     "hessian": lambda f, x, w: torch.func.jacrev(torch.func.grad(lambda *a: f(*a).sum()))(x, w),
 }
 RULES = {
-    "units": (unit.Unit, "captured"),
+    "units": (unit.TransformableGraph, "captured"),
     "batches": (unit.BatchedUnit, "execute"),
-    "rules": (whole.Whole, "run_forward"),
+    "rules": (whole.FunctorchFunction, "run_forward"),
     "backward": (unit.BackwardUnit, "execute"),
-    "tangents": (whole.Whole, "tangent_unit"),
+    "tangents": (whole.FunctorchFunction, "tangent_unit"),
 }
 
 

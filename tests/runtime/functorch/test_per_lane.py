@@ -10,7 +10,7 @@ from torch.autograd import Function
 from torch.func import grad, vmap
 
 import fusegrad
-from fusegrad.runtime.functorch.unit import Unit, batchable, present_under_vmap
+from fusegrad.runtime.functorch.unit import TransformableGraph, batchable, present_under_vmap
 from fusegrad.tracer.capture.capture import Session, settled
 from fusegrad.tracer.reads.reads import scan
 
@@ -162,7 +162,7 @@ def test_a_loop_over_the_lanes_is_captured_for_a_few_sizes_and_on_record() -> No
 
 def test_a_graph_that_cannot_be_captured_is_told_by_its_derivatives_too() -> None:
     told = []
-    unit = Unit("leaves_torch", lambda x: (torch.from_numpy(x.numpy() * 2),), "reference", scan())
+    unit = TransformableGraph("leaves_torch", lambda x: (torch.from_numpy(x.numpy() * 2),), "reference", scan())
     unit.refused = told.append
     assert unit.batch((0,), "error").refused == unit.vjp(1).refused == unit.refused
     torch.testing.assert_close(unit.execute([floats(3)])[0], 2 * floats(3))

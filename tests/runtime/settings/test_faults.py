@@ -43,7 +43,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "the generator": (kernel_plan, "generate"),
     "the choice of residuals": (residuals, "_chosen"),
     "a backward on other residuals": (residuals, "optimize"),
-    "a derived backward on them": (residuals.ChosenForDerived, "backward_graph"),
+    "a derived backward on them": (residuals.DerivedResidualPlan, "backward_graph"),
 }
 
 
