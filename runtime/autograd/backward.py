@@ -14,7 +14,7 @@ from ...tracer.torch_private import has_tangent, is_batched, saved_tensors_of, t
 from ...tracer.trace import CaptureError
 from ..capture.ctx_attributes import REASON, is_assigned
 from ..capture.guards import is_tracked
-from ..fallback.answer import Fault, backward_failed, recorded_faults, is_fault, users_backward
+from ..fallback.answer import Fault, backward_failed, is_fault, recorded_faults, users_backward
 from ..fallback.records import Record, warn
 from ..functorch.unit import BackwardUnit
 from ..settings.config import taken_over
@@ -32,7 +32,12 @@ ASSIGNED = "attributes of grad_fn"
 
 
 def backward(
-    compiler: Compiled, spec: Specialization, backend: str, chosen: ResidualPlan | None, ctx: Any, gradients: Sequence[Any]
+    compiler: Compiled,
+    spec: Specialization,
+    backend: str,
+    chosen: ResidualPlan | None,
+    ctx: Any,
+    gradients: Sequence[Any],
 ) -> Any:
     """backward of a generated Function: kernels, or the user's own body with the reason on record."""
     with taken_over(ctx._fusegrad_patch):  # autograd runs this in a thread of the device's

@@ -27,7 +27,7 @@ from ...tracer.opaque.opaque import (
 from ...tracer.trace import CaptureError
 from ..capture.opaque_replay import VARIANTS, offer
 from ..capture.outputs import restore_passthrough_inputs
-from ..fallback.answer import Fault, recorded_faults, is_fault, put_on_record
+from ..fallback.answer import Fault, is_fault, put_on_record, recorded_faults
 from ..fallback.effects import launching
 from ..fallback.records import OpaqueCall
 from ..specialize.backward import CHANGES, MANY, MANY_ANSWERS, _has_own_lines, _learn, _of_operators, note

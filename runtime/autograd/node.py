@@ -133,7 +133,11 @@ def write_context(
 
 
 def _backward(
-    compiler: Compiled, spec: Specialization, backend: str, chosen: ResidualPlan | None, method: Callable[..., Any] | None
+    compiler: Compiled,
+    spec: Specialization,
+    backend: str,
+    chosen: ResidualPlan | None,
+    method: Callable[..., Any] | None,
 ) -> Callable[..., Any]:
     def backward(ctx: Any, *gradients: Any) -> Any:
         return backward_of(compiler, spec, backend, chosen, ctx, gradients)

@@ -36,8 +36,8 @@ from ...tracer.torch_private import (
     transforms_active,
 )
 from ...tracer.trace import CaptureError
-from ..capture.guards import global_state, is_plain, is_tracked, backward_guard_failure
-from ..fallback.answer import Fault, recorded_faults, hand_over, is_fault, put_on_record
+from ..capture.guards import backward_guard_failure, global_state, is_plain, is_tracked
+from ..fallback.answer import Fault, hand_over, is_fault, put_on_record, recorded_faults
 from ..functorch.own_rules import UsersUnit
 from ..functorch.unit import VALUES, ran, without_idle
 from ..specialize.function_class import node_class

@@ -22,7 +22,7 @@ from ..execution.group import RECORDS
 from ..settings import logs
 from ..settings.config import KERNEL_BACKENDS
 from ..settings.counters import count
-from ..values.gradient_layouts import as_gradient_of, cast_as_gradient, canonical_layout
+from ..values.gradient_layouts import as_gradient_of, canonical_layout, cast_as_gradient
 from ..values.sizes import Binder, BoundSizes
 from .activity import takes_gaps
 from .captured import CapturedFunction, number_of, require_allowed

@@ -61,7 +61,7 @@ class Dispatcher(Compiled):
         kind = (specialization, key, shapes_of(given), torch.is_grad_enabled())
         if captured.given or any(map(is_closure, args)):  # what is written out returns what `apply` does
             asked = None  # and a closure, made for one call, would be looked into at every other
-        if asked is not None and self.ready.is_due(kind) and takes("ready", captured.name):
+        if asked is not None and self.ready.should_compile(kind) and takes("ready", captured.name):
             with recorded_faults(self, "forward", args):
                 self._write_entry(kind, key, asked, given)
         keeper = specialization.keeper
@@ -72,7 +72,7 @@ class Dispatcher(Compiled):
             with recorded_faults(self, "forward", args):
                 keeper.keep_forward(specialization)
         finally:
-            keeper.let_go()
+            keeper.release()
         return restore_passthrough_inputs(captured, result, args)
 
     def _write_entry(self, kind: Any, key: Any, asked: Any, given: Any) -> None:
@@ -87,14 +87,14 @@ class Dispatcher(Compiled):
             return self.users(*args, **kwargs)
         if "forward" in self.broken:
             return self.users(*args, **kwargs)
-        return self.beside(*args, **kwargs)
+        return self.eager_forward(*args, **kwargs)
 
     def on_parts(self, local: tuple[Any, ...], whole: Specialization | None) -> Any:
         """A call on the parts that this rank has, or by what was captured of it at the whole sizes."""
         return self(local, {}) if whole is None else self.run(whole, local, local, None)
 
     @once
-    def beside(self) -> Callable[..., Any]:
+    def eager_forward(self) -> Callable[..., Any]:
         """The class with its forward as it is and a backward that is captured, or just as it is."""
         found = None
         with recorded_faults(self, "backward"):

@@ -122,7 +122,7 @@ def left(part: Tensor, layout: Layout, shape: Sequence[int]) -> Any:
 
 
 class ToLocal(Function):
-    """A DTensor -> this rank's part of it in a layout. `Leave` is its transpose: any order is differentiable."""
+    """A DTensor -> this rank's part of it in a layout. `FromLocal` is its transpose: any order is differentiable."""
 
     @staticmethod
     def forward(ctx: Any, value: Any, layout: Layout) -> Tensor:
@@ -156,7 +156,7 @@ class ScaledGradient(Function):
 
 
 class FromLocal(Function):
-    """This rank's part -> the DTensor of this shape. `Enter` is its transpose."""
+    """This rank's part -> the DTensor of this shape. `ToLocal` is its transpose."""
 
     @staticmethod
     def forward(ctx: Any, part: Tensor, layout: Layout, shape: torch.Size, stride: tuple[int, ...]) -> Any:

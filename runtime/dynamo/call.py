@@ -222,7 +222,7 @@ def _specialization(compiler: Compiled, given: Sequence[Any]) -> Specialization:
             if spec is None:
                 raise Refused(*_recorded(compiler, "forward"))
             if spec.keeper is not None:
-                spec.keeper.let_go()
+                spec.keeper.release()
             with no_autocast():  # backward comes outside of it
                 if not spec.captured.opaque and not compiler.backward_is_captured(spec):
                     raise Refused(*_recorded(compiler, "backward"))

@@ -42,7 +42,7 @@ from ..specialize.backward import run_backward
 from ..specialize.compiled_backward import BackwardCall
 from ..specialize.residuals import ResidualPlan
 from ..specialize.specialization import Specialization
-from ..values.gradient_layouts import layout_class, canonical_layout
+from ..values.gradient_layouts import canonical_layout, layout_class
 from ..values.sizes import BoundSizes
 from .argument_forms import MISS, formed, inside
 from .guard_codegen import (
@@ -371,7 +371,7 @@ def _write_gradients(
         lifted = [(text.let("lifted", read_expression(text, r)), r.get()) for r in present]
         results = write_run(text, executable, inputs, lifted, call.sizes)
     view = lambda fake, gradient: write_view(text, gradient, fake, call.sizes)  # noqa: E731
-    text.add(f"return ({row(entry.with_given(results, given, executable.backend, view))})")
+    text.add(f"return ({row(entry.with_passed_gradients(results, given, executable.backend, view))})")
 
 
 def write_view(text: SourceWriter, name: str, view: Tensor, sizes: Any, of: Tensor | None = None) -> str:

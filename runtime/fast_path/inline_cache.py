@@ -65,7 +65,7 @@ class InlineCache:
             if (form := positional(signature, count, names, method)) is not None:
                 self.forms[key] = form
 
-    def other(self, args: tuple[Any, ...]) -> Any:
+    def lookup(self, args: tuple[Any, ...]) -> Any:
         """The result of the entry that fits, where it is not the last one used; else MISS."""
         try:
             known = self.entries.get(shapes_of(args), ())
@@ -77,7 +77,7 @@ class InlineCache:
                 return result
         return MISS
 
-    def is_due(self, key: Any) -> bool:
+    def should_compile(self, key: Any) -> bool:
         """Counts a call that no entry fitted; whether one is to be written now."""
         with _lock:
             count = self.seen.pop(key, 0) + 1

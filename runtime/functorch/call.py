@@ -49,7 +49,7 @@ def call_under_transform(compiler: Compiled, args: tuple[Any, ...]) -> Any:
             with nullcontext() if known else made_up_data():
                 specialization = compiler.specialization(plain)
             if specialization is not None and specialization.keeper is not None:
-                specialization.keeper.let_go()  # nothing is kept of a call under a transform
+                specialization.keeper.release()  # nothing is kept of a call under a transform
             derivable = specialization is not None and compiler.backward_is_captured(specialization)
         except NotCaptured as error:
             failed = error.attempt

@@ -41,12 +41,12 @@ from ..execution.aten import reference
 from ..fallback.answer import Fault, is_fault
 from ..settings.config import KERNEL_BACKENDS
 from ..specialize.linearity import (
+    CoarsestEps,
     IgnoreDetach,
     NonLinearBackward,
-    CoarsestEps,
     not_transposed,
-    require_linear,
     probe_tensor,
+    require_linear,
 )
 from ..specialize.randomness import why_not_differentiated
 from ..specialize.traceability import switches_grad_mode
@@ -472,7 +472,7 @@ class FunctorchFunction(FunctionRules):
         self.forward_unit = self.pushed_unit = TransformableGraph(f"{name}_forward", self._forward_body, backend, reads)
         if captured.forward.trace.inlines:  # their own rules are gone from the graph, so that the method runs again
             self.pushed_unit = CallingUnit(f"{captured.name}_forward", self._forward_again, backend, captured.reads)
-        self.setup_unit = TransformableGraph(f"{captured.name}_setup_context", self._setup_body, backend, captured.reads)
+        self.setup_unit = TransformableGraph(f"{name}_setup_context", self._setup_body, backend, reads)
         for unit in (self.forward_unit, self.pushed_unit, self.setup_unit):
             unit.refused, unit.failed = compiler.derivative_refused, compiler.derivative_failed
         self.tangent_units: dict[tuple[bool, ...], TangentUnit] = {}

@@ -53,7 +53,7 @@ from ..settings.counters import count
 from ..specialize.backward import OTHER_SIZES, run_backward
 from ..specialize.compiled_backward import BackwardCall, is_for_other_sizes
 from ..specialize.specialization import Specialization
-from ..values.gradient_layouts import layout_class, canonical_layout
+from ..values.gradient_layouts import canonical_layout, layout_class
 from ..values.sizes import BoundSizes
 from ..values.tensors import zeros
 from .batching.aten_rules import give_memory_its_axis, in_lanes, room_for
@@ -348,7 +348,11 @@ class BatchedUnit(TransformableGraph):
     """
 
     def __init__(
-        self, parent: TransformableGraph, in_dims: tuple[int | None, ...], randomness: str, out_dims: tuple[OutDim, ...] | None
+        self,
+        parent: TransformableGraph,
+        in_dims: tuple[int | None, ...],
+        randomness: str,
+        out_dims: tuple[OutDim, ...] | None,
     ) -> None:
         super().__init__(f"{parent.name}_batched", self._vmapped, parent.backend, parent.reads)
         self.parent, self.in_dims, self.randomness, self.out_dims = parent, in_dims, randomness, out_dims
@@ -888,7 +892,8 @@ class BackwardUnit(TransformableGraph):
     def _passed(self, sizes: BoundSizes, gradients: Sequence[Any]) -> dict[int, int]:
         """The results that are a gradient as it came, and its number."""
         try:
-            found = self.specialization.backward.entry_at(tuple(layout_class(canonical_layout(g)) for g in gradients), sizes)
+            kinds = tuple(layout_class(canonical_layout(g)) for g in gradients)
+            found = self.specialization.backward.entry_at(kinds, sizes)
         except CaptureError:
             return {}
         return {} if found is None else found[1].passed

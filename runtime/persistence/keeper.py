@@ -35,7 +35,7 @@ from ..execution import targets
 from ..settings.config import KERNEL_BACKENDS, settings
 from ..settings.counters import count
 from ..specialize.specialization import Specialization
-from ..values.gradient_layouts import layout_class, canonical_layout
+from ..values.gradient_layouts import canonical_layout, layout_class
 from .plan_documents import NotKept
 from .stored_specialization import Stored, backward_document, forward_document, kinds_text
 
@@ -86,7 +86,7 @@ class NullStore:
             return "from disk"
         return "kept on disk" if self.why is None else f"captured in every process: {self.why}"
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Other processes need not wait."""
 
     def claim_backward(self, gradients: Sequence[Any]) -> FileLock | None:
@@ -181,7 +181,7 @@ class CaptureStore(NullStore):
     def forward(self, args: Sequence[Any]) -> Specialization | None:
         """The stored forward whose guard these arguments fulfil."""
         for number in range(GUARDS):
-            self.let_go()
+            self.release()
             self.place = cache.key_of(self.key, number)
             document = _read(self.place) or self._read_when_claimed(self.place)
             if document is None:
@@ -202,10 +202,10 @@ class CaptureStore(NullStore):
         self.claim = _claimed(place)
         document = _read(place)
         if document is not None:
-            self.let_go()
+            self.release()
         return document
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         held, self.claim = self.claim, None
         if held is not None:
             held.release()
@@ -258,14 +258,14 @@ class CaptureStore(NullStore):
         """Writes forward after its first run."""
         if self.is_done or self.place is None or spec.captured.outside() != spec.captured.first_outside:
             self.reserved = None  # forward came again, and no backward between
-            self.let_go()
+            self.release()
             return
         self.is_done = True
         try:
             self._keep_forward(spec)
             self._reserve_backward(spec)
         finally:
-            self.let_go()
+            self.release()
 
     def _keep_forward(self, spec: Specialization) -> None:
         assert self.place is not None

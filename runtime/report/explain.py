@@ -136,7 +136,9 @@ def _backward_of_opaque_forward(compiler: Compiled) -> TransformableGraph | None
     return next((unit for unit in reversed(units) if unit.graphs), None)
 
 
-def _describe_backward_unit(explanation: Explanation, unit: TransformableGraph, executable: Executable, session: Session) -> None:
+def _describe_backward_unit(
+    explanation: Explanation, unit: TransformableGraph, executable: Executable, session: Session
+) -> None:
     """Its kernels, at the sizes that it was captured with: an opaque forward does not tell others."""
     trace = executable.trace
     sizes = {s: hint_of(session, s) for s in executable.binder.sources}
@@ -184,7 +186,8 @@ def _known_split(
 ) -> Specialization | None:
     """A method with opaque nodes, as its calls so far left it: explaining runs no opaque body."""
     tensors = [a for a in stand_ins if isinstance(a, Tensor)]
-    known = [s for found in compiler.known.values() for s in found if s.captured.opaque and s.captured.accepts(stand_ins)]
+    split = [s for found in compiler.known.values() for s in found if s.captured.opaque]
+    known = [s for s in split if s.captured.accepts(stand_ins)]
     fitting = next((s for s in known if s.captured.guard(tensors)), None)
     if fitting is None:
         reason = f"{met.facts['reason']}: its segments are known after a call"

@@ -10,7 +10,7 @@ from ...ir import Value
 from ...ir.passes.recompute import CHOICE, Choice, hidden_values
 from ...ir.program import Place
 from ...tracer.dtypes import TO_TORCH
-from ..specialize.residuals import ResidualPlan, DerivedResidualPlan
+from ..specialize.residuals import DerivedResidualPlan, ResidualPlan
 from ..specialize.specialization import Specialization
 from ..values.sizes import Sizes, number
 

@@ -51,9 +51,9 @@ from ..fallback.answer import (
     UNDER_FUNC,
     Fault,
     FaultError,
-    recorded_faults,
     hand_over,
     put_on_record,
+    recorded_faults,
     stack_level,
 )
 from ..fallback.records import Attempt, FallbackWarning, Later, NotCaptured, OpaqueCall, Record, warn
@@ -158,7 +158,7 @@ class Compiled:
             return
         self.cls = self.methods.cls
         self.written = self._written()
-        for name in ("shown", "beside"):
+        for name in ("shown", "eager_forward"):
             vars(self).pop(name, None)
 
     def take_out(self, role: str, error: CaptureError) -> bool:
@@ -525,10 +525,10 @@ class Compiled:
                 self._capture_predicted_backward(specialization)
         except BaseException:
             if keeper is not None:
-                keeper.let_go()
+                keeper.release()
             raise
         if keeper is not None and (specialization.captured.opaque or specialization.captured.writes_inputs):
-            keeper.let_go()  # it will not be kept
+            keeper.release()  # it will not be kept
         return specialization
 
     def found_on_disk(self, args: Sequence[Any]) -> tuple[Specialization | None, Any]:

@@ -30,7 +30,7 @@ from ..execution.executable import Executable
 from ..fallback.effects import drawing_again
 from ..settings.config import KERNEL_BACKENDS
 from ..settings.internal_errors import or_fall_back
-from ..values.gradient_layouts import layout_class, canonical_layout
+from ..values.gradient_layouts import canonical_layout, layout_class
 from ..values.sizes import BoundSizes
 from .residuals import ResidualPlan
 

@@ -25,7 +25,7 @@ from ..capture.guards import is_float, is_plain, is_tracked
 from ..settings.config import settings
 from ..values.tensors import zeros
 from .function_class import node_class
-from .linearity import IgnoreDetach, NonLinearJvp, CoarsestEps, not_transposed, require_linear_jvp, probe_tensor
+from .linearity import CoarsestEps, IgnoreDetach, NonLinearJvp, not_transposed, probe_tensor, require_linear_jvp
 from .traceability import Traceability
 
 if TYPE_CHECKING:

@@ -37,7 +37,9 @@ def may_be_exchanged(captured: CapturedFunction) -> bool:
     return not forward.returns_hidden and not captured.shows_more and is_on(_pass_of(captured))
 
 
-def choose(captured: CapturedFunction, backward: BackwardEntry, sizes: Mapping[sympy.Symbol, int]) -> ResidualPlan | None:
+def choose(
+    captured: CapturedFunction, backward: BackwardEntry, sizes: Mapping[sympy.Symbol, int]
+) -> ResidualPlan | None:
     """Cheaper residuals than the user's, None where those are best (or have to stay).
 
     backward: the commonest one, captured.

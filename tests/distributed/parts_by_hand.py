@@ -69,7 +69,9 @@ def merged(parts: Sequence[Tensor], state: State) -> Tensor:
     return parts[0]
 
 
-def divided(fast: Any, rule: ShardingRule, way: ShardingPlan, args: Sequence[Any], given: Sequence[Tensor], count: int) -> Results:
+def divided(
+    fast: Any, rule: ShardingRule, way: ShardingPlan, args: Sequence[Any], given: Sequence[Tensor], count: int
+) -> Results:
     """The same results from `count` ranks."""
     per_rank = [_on_rank(fast, rule, way, args, given, count, r) for r in range(count)]
     outputs = [merged([r.outputs[i] for r in per_rank], s) for i, s in enumerate(way.outputs)]
@@ -81,7 +83,13 @@ def divided(fast: Any, rule: ShardingRule, way: ShardingPlan, args: Sequence[Any
 
 
 def _on_rank(
-    fast: Any, rule: ShardingRule, way: ShardingPlan, args: Sequence[Any], given: Sequence[Tensor], count: int, rank: int
+    fast: Any,
+    rule: ShardingRule,
+    way: ShardingPlan,
+    args: Sequence[Any],
+    given: Sequence[Tensor],
+    count: int,
+    rank: int,
 ) -> Results:
     local, compiler = list(args), fast._fusegrad
     for slot, state in zip(rule.spec.captured.slots, way.inputs, strict=True):

@@ -83,7 +83,9 @@ def _judge(p: Written, found: Result) -> None:
             return
 
 
-def _apart(p: Written, fast: Any, eager: Any, rule: ShardingRule, way: ShardingPlan, count: int, draw: int) -> Sequence[str]:
+def _apart(
+    p: Written, fast: Any, eager: Any, rule: ShardingRule, way: ShardingPlan, count: int, draw: int
+) -> Sequence[str]:
     """How the parts differ from the whole; nothing where eager raises."""
     args = p.tensors(draw)
     try:
