@@ -19,20 +19,20 @@ import torch
 from ..ir.errors import FusegradError
 from ..ir.program import Place
 from .arithmetic import computed
-from .capture.capture import Session, as_asking, is_a_view, is_capturing, reason_of
+from .capture.capture import Session, as_data_read, is_a_view, is_capturing, reason_of
 from .capture.context import ForwardContext, attributes_of, backward_context
+from .capture.fake_leaks import holds_fakes
 from .capture.grad_mode import of_a_backward
-from .capture.held import holds_fakes
 from .capture.history import ASKS, History, text_of
 from .containers import Hole, anew, closed, exchanged, filled, holds_tensors, holes, leaves, with_those
 from .frames import where_raised
 from .methods import as_tuple, backward_method, is_once_differentiable, takes_boxed_gradients, uses_setup_context
 from .opaque.opaque import Tape
-from .opaque.parts import wholes
+from .opaque.output_aliasing import whole_tensors
 from .opaque.shared import Shared, shared_with
-from .reads.pictures import SCALARS, has_hidden_state, state_of
 from .reads.reads import Reads
 from .reads.soiled import Again, Soiled
+from .reads.value_keys import SCALARS, has_hidden_state, state_of
 from .torch_private import FakeTensor, expression_of, memory_of, sizes_as_keys
 from .trace import CaptureError, Trace
 
@@ -197,7 +197,7 @@ def capture_forward(
     trace = guarded_trace(session, whole, fakes, reads, tape=tape)
     made = (*recorded["fake_outputs"], *recorded["fake_hidden"])
     if any(has_unbacked(n) for t in made for n in (*t.shape, *t.stride()) if not isinstance(n, int)):
-        raise as_asking(CaptureError(reason="it reads the data of a tensor (a size)", where="unknown"), tape)
+        raise as_data_read(CaptureError(reason="it reads the data of a tensor (a size)", where="unknown"), tape)
     recorded.pop("returned")
     on_fakes = {name: recorded.pop(name) for name in ("fake_outputs", "fake_hidden", "constants")}
     traced = ForwardTrace(session, trace, list(fakes), **on_fakes)
@@ -263,11 +263,11 @@ def guarded_trace(
     try:
         return _traced(session, fn, fakes, reads, from_source, tape)
     except CaptureError as error:
-        if as_asking(error.through(error), tape) is error:
+        if as_data_read(error.through(error), tape) is error:
             raise  # an error that is its own cause is a cycle
-        raise as_asking(error, tape) from error
+        raise as_data_read(error, tape) from error
     except (Exception, RecursionError) as error:
-        raise as_asking(_captures(error), tape) from error  # no name here: a frame that holds its error is a cycle
+        raise as_data_read(_captures(error), tape) from error  # no name here: a frame that holds its error is a cycle
 
 
 def _traced(
@@ -400,7 +400,7 @@ def _find_parts(
 ) -> None:
     """Outputs that show the memory of another one, or of a value in between, which becomes hidden."""
     own = {n: returned[n] for n, position in enumerate(positions) if described[position].kind == "tensor"}
-    for number, whole in wholes(own).items():
+    for number, whole in whole_tensors(own).items():
         if isinstance(whole, Tensor) and not any(whole is h for h in hidden):
             hidden.append(whole)
         at = next(i for i, h in enumerate(hidden) if h is whole) if isinstance(whole, Tensor) else whole
@@ -520,7 +520,7 @@ def _refuse_made_here(attributes: Mapping[str, Any], given: Sequence[Any], reads
     """What forward makes at each call and puts on ctx, with a state that no key can hold: a generator, an iterator."""
     for name, leaf in ((name, leaf) for name, value in attributes.items() for leaf in leaves(value)):
         is_from_outside = any(leaf is known for known in given)
-        if not is_from_outside and has_hidden_state(leaf) and not reads.yields(leaf):
+        if not is_from_outside and has_hidden_state(leaf) and not reads.has_object(leaf):
             raise CaptureError(reason=f"`ctx.{name}` holds a {type(leaf).__name__}", where="unknown")
 
 

@@ -40,7 +40,8 @@ from ...ir.codes import code_of
 from ..declared import declarations
 from ..frames import TORCH, is_user_file, user_frame, where_raised
 from ..locks import CAPTURE, lock_of
-from ..opaque.compiled import (
+from ..opaque.call_interception import plain, watched_by
+from ..opaque.extension_calls import (
     CompiledCallError,
     behind,
     callees_as_nodes,
@@ -50,7 +51,6 @@ from ..opaque.compiled import (
     stray_node,
     without_zeros,
 )
-from ..opaque.nested import plain, watched_by
 from ..opaque.opaque import (
     TRACED,
     OpaqueNode,
@@ -68,10 +68,10 @@ from ..opaque.segments import Segment
 from ..opaque.watching import watcher
 from ..reads.beyond import Crossing
 from ..reads.packages import is_cached
-from ..reads.pictures import SCALARS, Handle, is_a_value
 from ..reads.reached import Reached, go_on, watched
 from ..reads.reads import Reads
 from ..reads.soiled import Again, Soiled
+from ..reads.value_keys import SCALARS, Handle, is_a_value
 from ..torch_private import (
     DETACHES,
     FakeTensorMode,
@@ -95,13 +95,13 @@ from . import recorder
 from .collectives import COMMUNICATES, communicates
 from .data import QUESTIONS, Asked, is_symbolic
 from .debugging import without_anomaly_mode, without_logs_of_failures, without_structured_logs
+from .fake_leaks import holds_fakes
 from .grad_mode import UNRECORDED, keeps_graph, why_not_in_its_mode
-from .held import holds_fakes
 from .history import history
 from .leaves import GET_GRAD, OwnLeaves
-from .marks import Unmarked
 from .memory import RESIZES, storages_watched
 from .metadata import Fakes
+from .tensor_mutations import Unmarked
 
 capture_lock = lock_of(CAPTURE)
 """One capture at a time in a process: make_fx patches module state while it runs."""
@@ -215,16 +215,16 @@ class Session:
         values.update({s: n for s, n in equal.items() if n.is_Integer})
         self.moved = True
 
-    def settled(self, sizes: Sequence[Any]) -> list[Any]:
+    def with_current_sizes(self, sizes: Sequence[Any]) -> list[Any]:
         """`settled` sizes that speak of the sizes of the call at hand."""
-        found = settled(sizes)
+        found = with_known_sizes(sizes)
         if not self.moved:
             return found
         values = self._hints()
         exprs = [n if isinstance(n, int) else n.node.expr for n in found]
         return [e if isinstance(e, int) else self.env.create_symintnode(e, hint=int(e.xreplace(values))) for e in exprs]
 
-    def came_with(self, fake: torch.Tensor) -> None:
+    def date_symbols_of(self, fake: torch.Tensor) -> None:
         """The symbols of a fake that an opaque node returned are younger than all others."""
         exprs = [n.node.expr for n in (*fake.shape, *fake.stride()) if not isinstance(n, int)]
         for symbol in sorted({s for e in exprs for s in e.free_symbols} - set(self.env.age), key=str):
@@ -239,7 +239,7 @@ class Session:
 
     def fake_like(self, like: torch.Tensor, expanded: bool = False) -> torch.Tensor:
         """A fake gradient of a fake output: its shape, row-major, or every stride 0."""
-        shape = self.settled(like.shape)
+        shape = self.with_current_sizes(like.shape)
         with self.mode, torch.no_grad():
             if expanded:
                 fake = torch.empty((), dtype=like.dtype, device=like.device).expand(shape)
@@ -252,9 +252,8 @@ class Session:
         if fake.layout is not torch.strided:  # how many values it has, no fake of it says
             raise CaptureError(reason="it is given a tensor subclass, or one that is not strided", where="unknown")
         with self.mode, torch.no_grad():
-            again = torch.empty_strided(
-                self.settled(fake.shape), self.settled(fake.stride()), dtype=fake.dtype, device=fake.device
-            )
+            shape, strides = self.with_current_sizes(fake.shape), self.with_current_sizes(fake.stride())
+            again = torch.empty_strided(shape, strides, dtype=fake.dtype, device=fake.device)
         return _guarded_memory(again, fake.requires_grad)
 
     def fake_permuted(self, like: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
@@ -262,14 +261,14 @@ class Session:
 
         ~axis: the stride along it is 0.
         """
-        shape = self.settled(like.shape)
+        shape = self.with_current_sizes(like.shape)
         strides: list[Any] = [0] * like.dim()
         step: Any = 1
         for axis in (a for a in reversed(order) if a >= 0):
             strides[axis] = step
             step = step * shape[axis]
         with self.mode, torch.no_grad():
-            fake = torch.empty_strided(shape, settled(strides), dtype=like.dtype, device=like.device)
+            fake = torch.empty_strided(shape, with_known_sizes(strides), dtype=like.dtype, device=like.device)
         return _guarded_memory(fake, False)
 
     @contextmanager
@@ -353,7 +352,7 @@ class Session:
             try:
                 torch.set_autocast_cache_enabled(False)
                 traced = make_fx(seen, tracing_mode="real", _allow_non_fake_inputs=True)
-                gm = _reaching_none(reads, crossing, lambda: traced(*fakes))
+                gm = _run_refusing_effects(reads, crossing, lambda: traced(*fakes))
             finally:
                 torch.set_autocast_cache_enabled(cache)
                 self.mode.memories.clear()  # tensors without data, but whoever counts tensors in memory would meet them
@@ -380,10 +379,11 @@ class Session:
         return Trace(gm, list(fakes), lifted, opaque=calls.nodes, inlines=calls.inlines)
 
 
-def _reaching_none(reads: Reads | None, crossing: Crossing | None, run: Callable[[], Any]) -> Any:
+def _run_refusing_effects(reads: Reads | None, crossing: Crossing | None, run: Callable[[], Any]) -> Any:
     """What `run` returns; raises CaptureError where the method does what a graph would lose."""
     try:
-        with watched(reads.suspects() if reads is not None else (), crossing.enter if crossing is not None else None):
+        effects = reads.uncertain_effects() if reads is not None else ()
+        with watched(effects, crossing.enter if crossing is not None else None):
             return run()
     except Reached as reached:
         raise CaptureError(reason=reached.effect.reason, where=reached.effect.where) from None
@@ -393,7 +393,7 @@ def _symbols_in(size: Any) -> set[sympy.Symbol]:
     return set() if isinstance(size, int) else set(size.node.expr.free_symbols)
 
 
-def settled(sizes: Sequence[Any]) -> list[Any]:
+def with_known_sizes(sizes: Sequence[Any]) -> list[Any]:
     """Sizes as ints where the session has learnt their value, else as the symbols that they are."""
     return [s if isinstance(s, int) or not s.node.expr.is_number else int(s.node.expr) for s in sizes]
 
@@ -450,12 +450,12 @@ class _Provenance(TorchFunctionMode):
         kwargs = {k: v for k, v in (kwargs or {}).items() if k != "generator" or v is not None}  # sizes are ints there
         _refuse_real_write(func, args, kwargs)
         if (why := self.leaves.why_not(func, args, kwargs) or why_not_in_its_mode(func, args)) is not None:
-            raise CaptureError(reason=why, where=_here())
+            raise CaptureError(reason=why, where=_user_line())
         _refuse_generator((*args, *kwargs.values()))
         last = newest(graph)
         args = tuple(map(_as_traced, args)) if getattr(func, "__name__", "") in _TELLS else args
         answer = _answer_about_history(func, args)
-        result: Any = self._called(func, args, kwargs) if answer is None else answer
+        result: Any = self._run_operation(func, args, kwargs) if answer is None else answer
         if func is torch.autograd.grad and not keeps_graph(*args, **kwargs):
             result = _without_history(result, graph, _weights(*args, **kwargs))
         if func == GET_GRAD and isinstance(result, torch.Tensor):
@@ -464,7 +464,7 @@ class _Provenance(TorchFunctionMode):
             result = _no_view(result, newest(graph))
         if nodes := list(behind(last, graph)):
             _traced.operations = operations_traced() + len(nodes)
-            origin = _speaking.get() or _origin_of(user_frame())
+            origin = _origin_override.get() or _origin_of(user_frame())
             for node in nodes:
                 node.meta.setdefault("fusegrad_origin", origin)
             if func in _DETACH or func == _DATA:
@@ -473,7 +473,7 @@ class _Provenance(TorchFunctionMode):
                 nodes[-1].meta[UNVERSIONED] = True
         return result
 
-    def _called(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _run_operation(self, func: Any, args: Any, kwargs: Any) -> Any:
         name, watching, known = operator_name(func), watcher(), history()
         result = func(*args, **kwargs) if name is None or watching is None else watching(name, func, args, kwargs)
         if known is not None:
@@ -543,7 +543,7 @@ def _refuse_real_write(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -
 
 
 def _refuse_resize() -> None:
-    raise CaptureError(reason=RESIZES, where=_here())
+    raise CaptureError(reason=RESIZES, where=_user_line())
 
 
 _DRAWS = "it draws from a torch.Generator, whose state no graph has"
@@ -561,7 +561,7 @@ _HISTORY = torch.Tensor.requires_grad.__get__  # type: ignore[attr-defined]
 def _answer_about_history(func: Any, args: Sequence[Any]) -> bool | None:
     """What the user is told where he asks whether autograd follows a tensor, and that is one thing per call."""
     known = history() if func == _HISTORY else None
-    return known.ask(args[0], CUT, _here()) if known is not None and _is_asked_by_the_user() else None
+    return known.ask(args[0], CUT, _user_line()) if known is not None and _is_asked_by_the_user() else None
 
 
 def _is_asked_by_the_user() -> bool:
@@ -578,17 +578,17 @@ def _is_in_place(name: str) -> bool:
     )  # fmt: skip
 
 
-_speaking: ContextVar[tuple[str | None, str, str] | None] = ContextVar("fusegrad_speaking", default=None)
+_origin_override: ContextVar[tuple[str | None, str, str] | None] = ContextVar("fusegrad_speaking", default=None)
 
 
 @contextmanager
-def speaking_of(origin: tuple[str | None, str, str] | None) -> Iterator[None]:
+def origin_overridden(origin: tuple[str | None, str, str] | None) -> Iterator[None]:
     """Within the block, operations come from this (name, place, line): a graph of before is run again."""
-    token = _speaking.set(origin)
+    token = _origin_override.set(origin)
     try:
         yield
     finally:
-        _speaking.reset(token)
+        _origin_override.reset(token)
 
 
 _QUESTIONS = ("__invert__", "__int__", "__index__", "__iter__", "__init__")
@@ -624,7 +624,7 @@ class DataMet(OpaqueMet):
         self.what, self.why, self.where = "data", Why(reason, True), where
 
 
-def as_asking(error: CaptureError, tape: Tape | None) -> CaptureError:
+def as_data_read(error: CaptureError, tape: Tape | None) -> CaptureError:
     """The error itself, or that the method asks what is in a tensor, where no answers are on the tape yet."""
     known = isinstance(error, OpaqueMet) or (tape is not None and tape.data)
     asking = not known and code_of(error.facts["reason"]) in ("FG010", "FG011")
@@ -649,13 +649,13 @@ class Calls:
 
     def __call__(self, what: Any, apply: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
-            return self._decided(what, apply, args, kwargs)
+            return self._route(what, apply, args, kwargs)
         except CaptureError as error:
             if not self.depth and self.error is None:
                 self.error = error.bare()
             raise
 
-    def _decided(self, what: Any, apply: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _route(self, what: Any, apply: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         mode, why = get_proxy_mode(), why_opaque(what)
         recorded = torch.is_grad_enabled() and not (self.follows and why is not None)
         if self.depth or recorded or transforms_active() or mode is None or _is_of_a_transform(what):
@@ -669,7 +669,7 @@ class Calls:
                     return self._operator(apply, args, kwargs, mode)
                 return self._call_node(what, args, mode)
             except Exception as error:
-                why = self._why(what, error)
+                why = self._why_no_fake_run(what, error)
         return self._opaque_node(what, apply, args, kwargs, taped, why)
 
     def read(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -678,21 +678,21 @@ class Calls:
             return func(*args, **kwargs)
         taped, why = self.tape.take(str(func)), Why("says what is in a tensor", True)
         if taped is None or sum(node.of_data for node in self.nodes) >= QUESTIONS:
-            raise CaptureError(reason=f"it reads the data of a tensor too often (`{func}`)", where=_here())
+            raise CaptureError(reason=f"it reads the data of a tensor too often (`{func}`)", where=_user_line())
         return self._opaque_node(str(func), func, args, kwargs, taped, why)
 
     def unseen(self, what: Any) -> None:
         """Only where autograd records the nested backward by itself is there nothing to decide."""
         if not torch.is_grad_enabled() or why_opaque(what) is not None:
             reason = f"it calls `{name_of(what)}.apply` by a name that was bound before, which this torch does not show"
-            raise CaptureError(reason=reason, where=_here())
+            raise CaptureError(reason=reason, where=_user_line())
 
     def _inlined(self, what: Any, apply: Any, args: Any, kwargs: Any, why: Why | None) -> Any:
         """The body itself is traced, or runs on fakes within another body."""
         if why is not None and self.depth:
-            raise OpaqueMet(what, why, _here())
+            raise OpaqueMet(what, why, _user_line())
         if why is not None:
-            raise _not_apart(what, why)
+            raise _nested_opaque_error(what, why)
         self.inlined += 1
         self.inlines = True
         try:
@@ -731,7 +731,7 @@ class Calls:
         proxy.node.meta["fusegrad_origin"] = _origin_of(user_frame())
         return track_tensor_tree(result, proxy, constant=None, tracer=mode.tracer)
 
-    def _why(self, what: Any, error: Exception) -> Why:
+    def _why_no_fake_run(self, what: Any, error: Exception) -> Why:
         """Why the body cannot run on fakes; raises the error where that is no reason to call it as it is."""
         if isinstance(error, Reached):
             go_on()
@@ -748,7 +748,7 @@ class Calls:
         return Why(f"cannot be captured: {reason_of(error)} ({place})")
 
     def _opaque_node(self, what: Any, apply: Any, args: Any, kwargs: Any, taped: Taped | None, why: Why) -> Any:
-        where = _here()
+        where = _user_line()
         odd = None
         if isinstance(what, Segment):
             odd = self.leaves.tracked(tensors_in(args)) or _no_constant(args, self.generators)
@@ -757,7 +757,7 @@ class Calls:
             reason = f"{reason_of_caller(what, why)}, given a {odd}"
             raise CaptureError(reason=reason, where=where).of(what)
         if self.inlined:
-            raise _not_apart(what, why)
+            raise _nested_opaque_error(what, why)
         if taped is None:
             raise OpaqueMet(what, why, where)
         if taped.fault is not None:
@@ -803,7 +803,7 @@ class Calls:
                 if self.follows and leaf.is_floating_point():
                     leaf.requires_grad_(any(t.requires_grad for t in given))
                 self.session.returned.append(leaf)
-                self.session.came_with(leaf)
+                self.session.date_symbols_of(leaf)
             elif of_data and is_symbolic(leaf):
                 leaf = self.session.number(leaf)
             made.append(leaf)
@@ -836,9 +836,9 @@ def _is_of_a_transform(what: Any) -> bool:
     return getattr(what, "__module__", "").startswith("torch._functorch.")
 
 
-def _not_apart(what: Any, why: Why) -> CaptureError:
+def _nested_opaque_error(what: Any, why: Why) -> CaptureError:
     reason = f"it calls `{name_of(what)}` within something that is traced whole, which {why.reason}"
-    return CaptureError(reason=reason, where=_here()).of(what)
+    return CaptureError(reason=reason, where=_user_line()).of(what)
 
 
 _NO_FAKE = ("UnsupportedOperatorException", "no fake impl", "'Meta' backend", "fake impl")
@@ -868,18 +868,18 @@ def reason_of(error: BaseException) -> str:
         return str(error)
     text = f"{type(error).__name__}: {error}"
     known = next((reason for mark, reason in _REASONS if mark in text), None)
-    if known is not None and known.startswith(_DEPENDS) and _passed(error, _DISTRIBUTIONS):
+    if known is not None and known.startswith(_DEPENDS) and _came_through(error, _DISTRIBUTIONS):
         return "a distribution of torch looks at its parameters"
     first = _PLACE_IN_TORCH.sub("", str(error).strip()).partition("\n")[0].strip()
     return known or (f"{type(error).__name__}: {first}" if first else type(error).__name__)
 
 
-def _passed(error: BaseException, folder: str) -> bool:
+def _came_through(error: BaseException, folder: str) -> bool:
     """Whether an error came through a file of this folder."""
     return any(f.filename.startswith(folder) for f in traceback.extract_tb(error.__traceback__))
 
 
-def _here() -> str:
+def _user_line() -> str:
     frame = user_frame()
     return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else "unknown"
 

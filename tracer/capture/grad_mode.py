@@ -17,7 +17,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.overrides import TorchFunctionMode
 
-from ..opaque.compiled import behind, newest
+from ..opaque.extension_calls import behind, newest
 from ..torch_private import grad_switch
 
 UNRECORDED = "fusegrad_unrecorded"

@@ -36,7 +36,7 @@ from ..dtypes import from_torch
 from ..sizes import SYMBOLIC, Sizes, hint_of
 from ..torch_private import FakeTensor, FakeTensorMode, enable_python_dispatcher, no_autocast
 from . import rules_composite, rules_index, rules_layout, rules_pointwise, rules_reduce  # noqa: F401  they fill the tables
-from .masked import dense
+from .boolean_masks import dense
 from .numbers import numbers_as_tensors
 from .rules import Call, cast, composites, expand, full, iota, reshape, rules
 from .rules_composite import decompositions
@@ -109,7 +109,7 @@ def _fake_mode(gm: fx.GraphModule, given: Sequence[Any]) -> FakeTensorMode:
     raise LoweringError("the graph has no tensors")
 
 
-def known_about(trace: Trace) -> tuple[Any, ...]:
+def lowering_key(trace: Trace) -> tuple[Any, ...]:
     """What a graph depends on besides the trace: symbols that have become others, the layouts of its results."""
     env = next((f.fake_mode.shape_env for f in trace.fakes if isinstance(f, FakeTensor)), None)
     results = trace.graph_module.graph.output_node().all_input_nodes
@@ -247,7 +247,8 @@ class Lowering(TorchDispatchMode):  # type: ignore[no-untyped-call]
         operands, tensors = list[Value](), _tensors(result)
         if any(t.layout is not torch.strided for t in (*_tensors(arguments), *tensors)):
             raise LoweringError(f"`{target}` works on a tensor that is not strided")
-        layout = _in_its_order if _reads_memory(prim, target) else _laid_out if prim == "aten_effect" else None
+        axis_order = _with_axis_order if prim == "aten_effect" else None
+        layout = _with_dense_order if _reads_memory(prim, target) else axis_order
         spec = self._spec(arguments if layout is None else pytree.tree_map(layout, arguments), operands)
         avals = tuple(map(self.aval, tensors))
         self.device = _one_device(tensors, self.device)
@@ -266,9 +267,9 @@ class Lowering(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return tuple((k, self._spec(v, operands)) for k, v in item.items())
         if isinstance(item, (list, tuple)):
             return tuple(self._spec(i, operands) for i in item)
-        return self.sizes(item) if isinstance(item, SYMBOLIC) else self._word(item)
+        return self.sizes(item) if isinstance(item, SYMBOLIC) else self._torch_word(item)
 
-    def _word(self, item: Any) -> Any:
+    def _torch_word(self, item: Any) -> Any:
         if isinstance(item, torch.device):
             return self._same_device(item)
         if isinstance(item, torch.dtype):
@@ -302,13 +303,13 @@ def _reads_memory(prim: str, target: Any) -> bool:
     return not str(target).startswith(("aten.", "prims.", "prim."))
 
 
-def _in_its_order(item: Any) -> Any:
+def _with_dense_order(item: Any) -> Any:
     """A tensor dense in memory, with the order of axes that it has here."""
-    laid = _laid_out(item)
+    laid = _with_axis_order(item)
     return LaidOut(item, tuple(range(item.dim()))) if laid is item and isinstance(item, torch.Tensor) else laid
 
 
-def _laid_out(item: Any) -> Any:
+def _with_axis_order(item: Any) -> Any:
     """Where it is a tensor that is not row-major, with the order of its axes; expanded ones stay where they are."""
     if not isinstance(item, torch.Tensor):
         return item
@@ -369,7 +370,7 @@ def constant(numbers: Sequence[Any], aval: TensorType) -> Value:
 
 def _as_in_memory(x: torch.Tensor) -> torch.Tensor:
     """A view whose rows lie in memory as rows."""
-    laid = _laid_out(x)
+    laid = _with_axis_order(x)
     return x.permute(laid.axes) if isinstance(laid, LaidOut) else x
 
 

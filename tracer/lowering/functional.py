@@ -13,7 +13,7 @@ import torch.fx as fx
 import torch.utils._pytree as pytree
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode, track_tensor_tree
 
-from ..capture.capture import Session, speaking_of
+from ..capture.capture import Session, origin_overridden
 from ..opaque.opaque import TRACED
 from ..trace import Trace
 from .aten import unwrapped
@@ -49,7 +49,7 @@ class _Replay(fx.Interpreter):
 
     def run_node(self, node: fx.Node) -> Any:
         self.recorded = node.meta.get("val")
-        with speaking_of(node.meta.get("fusegrad_origin")):
+        with origin_overridden(node.meta.get("fusegrad_origin")):
             return super().run_node(node)
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:

@@ -25,8 +25,8 @@ from ..capture.collectives import COMMUNICATES, Received
 from ..capture.data import is_symbolic
 from ..capture.memory import copied, overlap, same, storage_bytes
 from ..declared import declarations
-from ..reads.pictures import SCALARS, freeze
 from ..reads.reads import scan
+from ..reads.value_keys import SCALARS, freeze
 from .segments import Segment
 
 Tensor = torch.Tensor

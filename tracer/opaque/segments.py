@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..reads.pictures import is_library
+from ..reads.value_keys import is_library
 
 MOST = 500
 """Functions that are looked through for a line or for names."""

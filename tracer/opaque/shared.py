@@ -13,7 +13,7 @@ import torch
 
 from ..containers import Hole, exchanged, leaves
 from ..reads.attributes import is_a, is_tensor
-from ..reads.pictures import DEPTH, SCALARS, freeze, is_plain_object, items_of
+from ..reads.value_keys import DEPTH, SCALARS, freeze, is_plain_object, items_of
 
 _CHANGING = (list, dict, set, bytearray)
 _NOT_CHANGED = (*SCALARS, torch.Tensor, Hole, type)

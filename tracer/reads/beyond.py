@@ -10,7 +10,7 @@ import types
 from typing import Any
 
 from .attributes import is_a
-from .reads import Effect, Met, Reads, draws_of, scan_met
+from .reads import Effect, Met, Reads, draws_of, scan_met_functions
 from .soiled import Again, Soiled
 
 
@@ -28,7 +28,7 @@ class Crossing:
             return draws_of(code, frame.f_globals)
         first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
         met = Met(code, frame.f_globals, first if is_a(first, type) else None)
-        found = scan_met((met,), {code}, self.reads.skipped)
+        found = scan_met_functions((met,), {code}, self.reads.skipped)
         if not beyond.knows(code):
             self.met.append(met)
             found.entries = {path: read for path, read in found.entries.items() if path not in self.before}

@@ -37,7 +37,8 @@ from .attributes import ABSENT, attribute, bound_to, has_instance_dict, instance
 from .bytecode import ATTRIBUTE, instructions_of, line_of, operand_before, straight, telling_of
 from .changes import is_question, is_shown
 from .packages import homes_of, is_cached, is_foreign, is_of_unknown
-from .pictures import (
+from .torch_state import DRAWN, answer_of, effect_of, impure, moves
+from .value_keys import (
     DEPTH,
     LIBRARIES,
     SCALARS,
@@ -56,7 +57,6 @@ from .pictures import (
     tensor_fact,
     too_much,
 )
-from .torch_state import DRAWN, answer_of, effect_of, impure, moves
 
 IMPURE_BUILTINS = {
     "__import__",
@@ -163,15 +163,15 @@ class Reads:
     entries: dict[str, Read] = field(default_factory=dict)
     effects: list[Effect] = field(default_factory=list)
     of_arguments: dict[Any, Effect] = field(default_factory=dict)  # the effects of functions that came as arguments
-    mark: int = 0  # two scans of one class with the same mark found the same paths
-    alive: list[Any] = field(default_factory=list)  # what is compared by identity must not be collected
+    version: int = 0  # two scans of one class with the same mark found the same paths
+    keepalive: list[Any] = field(default_factory=list)  # what is compared by identity must not be collected
     callees: dict[str, Callee] = field(default_factory=dict)
-    asked: set[str] = field(default_factory=set)  # attributes that no tensor has, unless someone put one there
-    asks_identity: bool = False  # whether two things are one
-    asks_layout: bool = False  # how a tensor lies in memory
+    custom_attributes: set[str] = field(default_factory=set)  # that a tensor has only if the user put one there
+    compares_identity: bool = False  # whether two things are one
+    queries_layout: bool = False  # how a tensor lies in memory
     calls_unknown: bool = False  # code of other packages, which no scan looks into
     is_whole: bool = True  # false where a scan ended before all was looked at
-    looked_at: int = 0  # functions
+    functions_scanned: int = 0  # functions
     library: dict[int, tuple[Any, set[str]]] = field(default_factory=dict)  # names of modules and classes of libraries
     generators: tuple[Callable[[], Any], ...] = ()  # that are arguments: a call with others has another key
     scanned: set[types.CodeType] = field(default_factory=set)
@@ -180,7 +180,7 @@ class Reads:
     widened: int = 0  # batches of `beyond` that are among these reads
     origin: Reads | None = None  # what these are a copy of, for one call's arguments
 
-    def name(self, owner: Any, name: str) -> None:
+    def add_library_name(self, owner: Any, name: str) -> None:
         """A name of a library's is used."""
         self.library.setdefault(id(owner), (owner, set()))[1].add(name)
 
@@ -188,23 +188,23 @@ class Reads:
         """The effects of every call."""
         return [effect for effect in self.effects if effect.certain]
 
-    def suspects(self) -> list[Effect]:
+    def uncertain_effects(self) -> list[Effect]:
         """The effects that some calls may have."""
         return [effect for effect in (*self.effects, *self.of_arguments.values()) if not effect.certain]
 
-    def suspect(self, effects: Sequence[Effect]) -> None:
+    def add_argument_effects(self, effects: Sequence[Effect]) -> None:
         """Effects of functions that are given as arguments."""
         self.of_arguments |= {(effect.code, effect.offset): effect for effect in effects}
 
-    def take(self, other: Reads) -> None:
+    def merge(self, other: Reads) -> None:
         """All that another scan found."""
         self.effects += other.effects
         self.entries = {**self.entries, **other.entries}  # exchanged as a whole: other threads may be reading them
-        self.alive += other.alive
+        self.keepalive += other.keepalive
         self.callees |= other.callees
-        self.asked |= other.asked
-        self.asks_identity |= other.asks_identity
-        self.asks_layout |= other.asks_layout
+        self.custom_attributes |= other.custom_attributes
+        self.compares_identity |= other.compares_identity
+        self.queries_layout |= other.queries_layout
         self.calls_unknown |= other.calls_unknown
         self.scanned |= other.scanned
         self.skipped += other.skipped
@@ -217,7 +217,7 @@ class Reads:
             found = self.beyond.reads(number, self.skipped)
             found.entries = {path: read for path, read in found.entries.items() if path not in self.entries}
             found.effects = self.beyond.watched(found.effects)
-            self.take(found)
+            self.merge(found)
         self.widened = len(self.beyond.batches)
 
     def facts(self) -> tuple[Any, ...]:
@@ -229,7 +229,7 @@ class Reads:
         effects = tuple((effect.reason, effect.where) for effect in self.effects)
         return (*((path, read.kind) for path, read in self.entries.items()), *effects)
 
-    def present(self) -> Iterator[tuple[str, Any]]:
+    def present_values(self) -> Iterator[tuple[str, Any]]:
         """What is read, by its path, as it is now, but for tensors."""
         for path, read in self.entries.items():
             if read.kind not in ("tensor", "names"):
@@ -246,9 +246,9 @@ class Reads:
         paths = (path for path, old in before.items() if path in now and old != now[path])
         return next((p.split(" in ")[0].split("@")[0] for p in paths), None)
 
-    def yields(self, value: Any) -> bool:
+    def has_object(self, value: Any) -> bool:
         """Whether one of the reads is this very object."""
-        return any(_same(read, value) for read in self.entries.values())
+        return any(_yields_object(read, value) for read in self.entries.values())
 
     def with_arguments(self, args: Sequence[Any]) -> Reads:
         """And the tensors in objects and modules among the arguments, or whose methods are: by reference, as long as
@@ -256,18 +256,18 @@ class Reads:
         found, values = {}, [leaf for a in args for leaf in leaves(a)]
         for number, value in enumerate(values):
             value = value.__self__ if isinstance(value, types.MethodType) else value
-            get = _lives(value) if is_plain_object(value) else None
+            get = _weak_getter(value) if is_plain_object(value) else None
             for name, inner in _tensors_inside(value, get, DEPTH) if get is not None else ():
                 path = f"argument {number}{name}"
                 found[path] = Read(path, "tensor", inner)
-        generators = tuple(_lives(v) for v in values if isinstance(v, torch.Generator))
+        generators = tuple(_weak_getter(v) for v in values if isinstance(v, torch.Generator))
         if not (found or generators):
             return self
         return dataclasses.replace(self, entries={**self.entries, **found}, generators=generators, origin=self)
 
     def tensor_path(self, tensor: torch.Tensor) -> Read | None:
         """The read that yields this very tensor."""
-        return next((r for r in self.entries.values() if r.kind == "tensor" and _same(r, tensor)), None)
+        return next((r for r in self.entries.values() if r.kind == "tensor" and _yields_object(r, tensor)), None)
 
 
 @dataclass
@@ -285,18 +285,18 @@ class Beyond:
         shown = self.failures < FAILURES
         return [e for e in effects if not is_question(e.reason) and not (shown and is_shown(e.reason))]
 
-    def met(self) -> Iterator[Met]:
+    def met_functions(self) -> Iterator[Met]:
         """All of them."""
         return (met for batch in self.batches for met in batch)
 
     def knows(self, code: types.CodeType) -> bool:
         """Whether an earlier capture came to this."""
-        return any(met.code is code for met in self.met())
+        return any(met.code is code for met in self.met_functions())
 
     def reads(self, number: int, skipped: Sequence[tuple[types.FunctionType, _Root | None]]) -> Reads:
         """What the functions of a batch read, and those of earlier batches that they call."""
         known = {met.code for batch in self.batches[: number + 1] for met in batch}
-        return scan_met(self.batches[number], known, skipped)
+        return scan_met_functions(self.batches[number], known, skipped)
 
 
 FAILURES = 3
@@ -311,7 +311,7 @@ class Met(NamedTuple):
     cls: type | None = None
 
 
-def scan_met(
+def scan_met_functions(
     met: Sequence[Met], known: Collection[types.CodeType], skipped: Sequence[tuple[types.FunctionType, _Root | None]]
 ) -> Reads:
     """What functions of other packages read; of such, those of `known` are looked into where they are called.
@@ -324,26 +324,27 @@ def scan_met(
         if function.__code__ in known:
             plan.add(_Task(search, function, False, of))
     for code, env, cls in met:
-        me = None if cls is None else _Root(f"{cls.__qualname__}@{id(cls)}", partial(_itself, cls), _leave, ("is", cls))
+        get, path = partial(_itself, cls), f"{cls.__qualname__}@{id(cls)}" if cls is not None else ""
+        me = None if cls is None else _Root(path, get, _cannot_rebind, ("is", cls))
         try:
             _scan_code(_Names(code, env, {}, me), search, False)
         except Exception as error:
             reads.effects.append(_unfollowed(error, code))
     plan.run()
     _add_names(reads)
-    _add_carried(reads)
-    reads.alive += met
+    _add_custom_attributes(reads)
+    reads.keepalive += met
     return reads
 
 
-def _lives(value: Any) -> Callable[[], Any]:
+def _weak_getter(value: Any) -> Callable[[], Any]:
     try:
         return weakref.ref(value)
     except TypeError:
         return lambda: value
 
 
-def _same(read: Read, value: Any) -> bool:
+def _yields_object(read: Read, value: Any) -> bool:
     try:
         return read.get() is value
     except Exception:
@@ -468,9 +469,9 @@ def scan(*functions: Callable[..., Any], beyond: Beyond | None = None) -> Reads:
     for function in functions:
         top.add_source(function)
     plan.run()
-    reads.is_whole, reads.looked_at = plan.is_whole, len(plan.seen)
+    reads.is_whole, reads.functions_scanned = plan.is_whole, len(plan.seen)
     _add_names(reads)
-    _add_carried(reads)
+    _add_custom_attributes(reads)
     reads.widen()
     return reads
 
@@ -527,7 +528,7 @@ class _Plan:
                 reads.effects.append(_unfollowed(error, code))
         for parent, child, fits in reversed(self.children):
             if parent is not child and fits(child):
-                parent.take(child)
+                parent.merge(child)
 
 
 def _unfollowed(error: Exception, code: types.CodeType) -> Effect:
@@ -557,7 +558,7 @@ class _Search:
         me = None
         if is_a(value, types.MethodType):
             fetch = get or partial(_itself, value)
-            me = _Root(f"{path or value.__func__.__qualname__}.__self__", lambda: fetch().__self__, _leave)
+            me = _Root(f"{path or value.__func__.__qualname__}.__self__", lambda: fetch().__self__, _cannot_rebind)
             me = self.plan.owners.setdefault(id(value.__self__), (value.__self__, me))[1]
             value = value.__func__
         if is_cached(value):
@@ -565,7 +566,7 @@ class _Search:
         if is_a(value, types.FunctionType):
             self.plan.add(_Task(self, value, is_method, me))
 
-    def nested(self, cls: type, homes: frozenset[str], fits: Callable[[Reads], bool]) -> _Search | None:
+    def nested_class(self, cls: type, homes: frozenset[str], fits: Callable[[Reads], bool]) -> _Search | None:
         """A search for a nested class, whose reads join these in the end, if they fit; None where it is known."""
         known = self.plan.classes.get(cls)
         reads = known or self.plan.classes.setdefault(cls, Reads(library=self.reads.library))
@@ -577,7 +578,7 @@ def _itself(value: Any) -> Any:
     return value
 
 
-def _leave(value: Any) -> None:
+def _cannot_rebind(value: Any) -> None:
     """What cannot be put anywhere."""
 
 
@@ -590,14 +591,15 @@ def _add_names(reads: Reads) -> None:
         reads.entries[path] = Read(path, "names", partial(get, owner), (owner, *known))
 
 
-def _add_carried(reads: Reads) -> None:
+def _add_custom_attributes(reads: Reads) -> None:
     """What someone put on the tensors that are read, of what is asked for."""
-    for read in [r for r in reads.entries.values() if r.kind == "tensor"] if reads.asked else ():
+    for read in [r for r in reads.entries.values() if r.kind == "tensor"] if reads.custom_attributes else ():
         path = f"what is put on {read.path}"
-        reads.entries[path] = Read(path, "value", partial(_carried, read.get, frozenset(reads.asked)))
+        get = partial(_custom_attribute_values, read.get, frozenset(reads.custom_attributes))
+        reads.entries[path] = Read(path, "value", get)
 
 
-def _carried(get: Callable[[], Any], asked: frozenset[str]) -> dict[str, Any]:
+def _custom_attribute_values(get: Callable[[], Any], asked: frozenset[str]) -> dict[str, Any]:
     tensor = get()
     own = instance_dict(tensor) if is_tensor(tensor) else {}
     return {name: value for name, value in own.items() if name in asked or ANY in asked}
@@ -666,7 +668,7 @@ def _scan_function(task: _Task) -> None:
     """What a function reads; what one of a library was made around (`once_differentiable`, `custom_fwd`)."""
     function, search = task.function, task.search
     code, reads = function.__code__, search.reads
-    reads.alive.append(function)
+    reads.keepalive.append(function)
     cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=False))
     if is_library(function) or (is_foreign(function, search.homes) and code not in search.plan.met):
         reads.skipped.append((function, task.me))
@@ -701,7 +703,7 @@ def _scan_torchs(function: Any, reads: Reads) -> None:
         owner = env.get(load.argval) if load.opname == "LOAD_GLOBAL" else None
         name = attribute_.argval if attribute_.opname in ATTRIBUTE else None
         if isinstance(owner, types.ModuleType) and isinstance(getattr(owner, name or "", None), _OPERATORS):
-            reads.name(owner, str(name))
+            reads.add_library_name(owner, str(name))
         elif load.opname == "LOAD_FAST" and name is not None:
             _name_method(name, reads)
 
@@ -713,7 +715,7 @@ def _name_method(name: str, reads: Reads) -> None:
     """A method of that name is called of something: if it is a tensor, of torch's own."""
     found = getattr(torch.Tensor, name, None)
     if callable(found) and not isinstance(found, type):
-        reads.name(torch.Tensor, name)
+        reads.add_library_name(torch.Tensor, name)
 
 
 def _read_itself(function: types.FunctionType, reads: Reads) -> None:
@@ -764,13 +766,13 @@ def _scan_code(names: _Names, search: _Search, is_method: bool) -> None:
             continue
         first = 0 if instruction.opname.startswith(_CHANGING) else max(0, at - _LOOK_BACK)
         ran = instructions[first : at + 1]
-        reads.asks_layout |= isinstance(instruction.argval, str) and instruction.argval in LAYOUT
+        reads.queries_layout |= isinstance(instruction.argval, str) and instruction.argval in LAYOUT
         by_name |= instruction.argval in ("getattr", "hasattr")
         place = _Place(code, line, instruction.offset, at < certain)
-        if (found := _effect(ran, names.env) or _outside_write(ran, names) or names.see(ran)) is not None:
+        if (found := _effect(ran, names.env) or _outside_write(ran, names) or names.note_instruction(ran)) is not None:
             reads.effects.append(place.effect(*(found if isinstance(found, tuple) else (found,))))
         root = names.root(instruction)
-        if instruction.argval == "super" and (me := names.me()) is not None:
+        if instruction.argval == "super" and (me := names.self_root()) is not None:
             _Found(me.path, me.get, me.put, me.steps, me.value()).record(search, place)
         if root is not None:
             followed = at + _follow(root, instructions[at + 1 :], search, place)
@@ -788,18 +790,18 @@ def _note_question(ran: Sequence[dis.Instruction], reads: Reads, by_name: bool) 
     """What is asked of something that is known at the call alone: of a tensor, for what someone may have put on it."""
     last, before = ran[-1], ran[-2]
     if last.opname in ("IS_OP", "CONTAINS_OP") and before.opname != "LOAD_CONST":
-        reads.asks_identity = True
+        reads.compares_identity = True
     if last.opname in ATTRIBUTE:
         _name_method(last.argval, reads)
         if last.argval == "__dict__":
-            reads.asked.add(ANY)
+            reads.custom_attributes.add(ANY)
         elif last.argval not in _USUAL and not (before.opname.startswith("LOAD_FAST") and before.argval == "ctx"):
-            reads.asked.add(last.argval)
+            reads.custom_attributes.add(last.argval)
     elif last.opname == "LOAD_GLOBAL" and last.argval in ("vars", "dir"):
-        reads.asked.add(ANY)
+        reads.custom_attributes.add(ANY)
     elif last.opname == "LOAD_CONST" and isinstance(last.argval, str) and last.argval not in _USUAL:
         if last.argval.isidentifier() and by_name:
-            reads.asked.add(last.argval)
+            reads.custom_attributes.add(last.argval)
 
 
 ANY = "*"
@@ -830,7 +832,7 @@ class _Names:
         inner.bound = {name: root for name, root in self.bound.items() if name in code.co_freevars}
         return inner
 
-    def see(self, ran: Sequence[dis.Instruction]) -> str | None:
+    def note_instruction(self, ran: Sequence[dis.Instruction]) -> str | None:
         """Follows an import; a reason where it cannot."""
         last = ran[-1]
         if last.opname == "IMPORT_NAME":
@@ -854,15 +856,16 @@ class _Names:
         except Exception:
             return f"it imports `{name}`"
         held = path if takes_names else path.split(".")[0]
-        self.now = _Root(f"import {held}", lambda: sys.modules[held], _leave, ("of", sys.modules, held))
+        self.now = _Root(f"import {held}", lambda: sys.modules[held], _cannot_rebind, ("of", sys.modules, held))
         self.of = self.now if takes_names else None
         return None
 
     @staticmethod
     def _part(owner: _Root, name: str) -> _Root:
-        return _Root(f"{owner.path}.{name}", _attribute(owner.get, name), _leave, _further(owner.steps, name))
+        steps = _extend_steps(owner.steps, name)
+        return _Root(f"{owner.path}.{name}", _attribute(owner.get, name), _cannot_rebind, steps)
 
-    def me(self) -> _Root | None:
+    def self_root(self) -> _Root | None:
         """What `super()` stands for, beginning with another class."""
         return self.bound.get(self.code.co_varnames[0]) if self.code.co_argcount else None
 
@@ -874,7 +877,7 @@ class _Names:
         return _root(instruction, self.env, self.cells)
 
 
-def _further(steps: tuple[Any, ...], name: str) -> tuple[Any, ...]:
+def _extend_steps(steps: tuple[Any, ...], name: str) -> tuple[Any, ...]:
     """The way to an attribute of what is found by `steps`; () where that has no way."""
     return (*steps, name) if steps else ()
 
@@ -1029,7 +1032,7 @@ class _Found(NamedTuple):
         if is_tensor(self.value) or (value := attribute(self.value, name)) is ABSENT:
             return None
         put = _replacing(self.value, name)
-        steps = _further(self.steps, name)
+        steps = _extend_steps(self.steps, name)
         return _Found(f"{self.path}.{name}", _attribute(self.get, name), put, steps, value, self.value)
 
     def record(self, search: _Search, place: _Place) -> None:
@@ -1088,7 +1091,7 @@ def _follow_library(value: Any, rest: Sequence[dis.Instruction], search: _Search
             return done
     if (why := impure(value) or impure(owner) or effect_of(owner, name, value)) is not None:
         reads.effects.append(place.effect(why))
-    reads.name(owner, name)
+    reads.add_library_name(owner, name)
     path, get = f"{getattr(owner, '__name__', '?')}.{name}", _attribute(lambda: owner, name)
     if (answer := answer_of(owner, name, value)) is not None:
         reads.entries[f"{path}()"] = Read(f"{path}()", "value", answer)
@@ -1139,7 +1142,7 @@ def _record(
             held = partial(_held_by_object, get)
             _record(f"what {path} holds", held, held(), search, place=place)
     elif (why := too_much(value)) is not None:
-        reason = f"it reads `{_shown(path)}`, which {why}"
+        reason = f"it reads `{_readable_path(path)}`, which {why}"
         reads.effects.append(Effect(reason, "unknown") if place is None else place.effect(reason))
     else:
         _record_value(path, get, value, search, steps)
@@ -1214,7 +1217,7 @@ def _is_unseen_container(value: Any) -> bool:
     return is_one and not (is_a(value, type) or is_tensor(value) or is_compared(value) or is_a(value, torch.nn.Module))
 
 
-def _shown(path: str) -> str:
+def _readable_path(path: str) -> str:
     return path.split(" in ")[0].split("@")[0].removeprefix("global ").removeprefix("closure ")
 
 
@@ -1231,12 +1234,12 @@ def draws_of(code: types.CodeType, env: dict[str, Any]) -> list[Effect]:
     for at, instruction in enumerate(instructions):
         line = line_of(instruction) or line
         root = names.root(instruction)
-        if root is not None and (why := _drawn(root, instructions[at + 1 : at + 4])) is not None:
+        if root is not None and (why := _draw_reason(root, instructions[at + 1 : at + 4])) is not None:
             found.append(_Place(code, line, instruction.offset).effect(why))
     return found
 
 
-def _drawn(root: _Root, rest: Sequence[dis.Instruction]) -> str | None:
+def _draw_reason(root: _Root, rest: Sequence[dis.Instruction]) -> str | None:
     """Why the object at the end of a chain of names may not be part of a graph, wherever it is met."""
     value = root.value()
     if root.steps[:1] == ("builtin",):
@@ -1270,7 +1273,7 @@ def _record_function_class(
         declared = declarations(cls, None).values()
         return not found.certain() and not any(d.value is False for d in declared)
 
-    if (inner := search.nested(cls, homes_of(written.values()), fits)) is None:
+    if (inner := search.nested_class(cls, homes_of(written.values()), fits)) is None:
         return
     for name, method in written.items():
         where, fetch = f"{name} of {cls.__qualname__}@{id(cls)}", _attribute(lambda: cls, name)

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..capture.held import holds_fakes
+from ..capture.fake_leaks import holds_fakes
 from .attributes import ABSENT, has_instance_dict, instance_dict, is_a
-from .pictures import SCALARS, Memory, is_fixed, is_library
 from .reads import Reads
+from .value_keys import SCALARS, Memory, is_fixed, is_library
 
 MOST = 2_000
 """Things that are looked at, each with at most so many items."""
@@ -145,12 +145,12 @@ class Soiled:
         self.seen: set[int] = set()
         if reads is not None:
             self.add(reads)
-            for met in reads.beyond.met():
+            for met in reads.beyond.met_functions():
                 self.add_globals(met.code, met.env)
 
     def add(self, reads: Reads) -> None:
         """What can be reached by these reads, too."""
-        for path, value in reads.present():
+        for path, value in reads.present_values():
             for held in _held(value, DEPTH, self.seen):
                 if len(self.before) < MOST and id(held) not in self.before:
                     self._keep(path, held)

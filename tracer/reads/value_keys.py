@@ -484,7 +484,7 @@ def _read_in(cls: type, functions: list[types.FunctionType]) -> Any:
         _endless.add(cls)
         return _beyond()
     under_way["facts"] += len(reads.entries)
-    under_way["code"] += reads.looked_at
+    under_way["code"] += reads.functions_scanned
     if under_way["code"] > CODE:
         return _beyond()
     return ("more", _Unequal()) if _is_too_much() else reads.facts()
@@ -571,7 +571,7 @@ def suspects(values: Any) -> list[Any]:
             continue
         seen.add(id(value))
         if is_a(value, types.FunctionType) and not _is_known(value):
-            found += _reads(value).suspects()
+            found += _reads(value).uncertain_effects()
         elif is_plain_object(value):
             methods = (f for f in functions_of_class(type(value)) if not _is_known(f))
             found += [effect._replace(certain=False) for f in methods for effect in _reads(f).effects if effect.code]

@@ -71,7 +71,7 @@ class _Template:
         __class__  # type: ignore[name-defined]  # noqa: B018  the free variable that Function.apply's own code has
         import sys as _sys  # the code runs among the globals of torch's own module
 
-        return _sys.modules["fusegrad.tracer.opaque.nested"].nested_call(cls, args, kwargs)
+        return _sys.modules["fusegrad.tracer.opaque.call_interception"].nested_call(cls, args, kwargs)
 
 
 @contextlib.contextmanager
