@@ -147,7 +147,7 @@ def _youngest(symbol: sympy.Symbol) -> int:
 
 
 def assumed_of(fakes: Sequence[Any], known: Collection[sympy.Symbol]) -> tuple[sympy.Basic, ...]:
-    """What the traces with these fakes assumed so far about the sizes that are `known`."""
+    """The assumptions of the traces with these fakes so far about the sizes that are `known`."""
     numbers = [n for f in fakes for n in ((*f.shape, *f.stride()) if isinstance(f, torch.Tensor) else (f,))]
     env = next((n.node.shape_env for n in numbers if isinstance(n, torch.SymInt)), None)
     if env is None:
@@ -204,11 +204,11 @@ class Session:
         return made
 
     def keep_equal(self) -> None:
-        """What is known by now of sizes that are equal is true of every later call."""
+        """Declares the equalities of sizes known by now as true of every later call."""
         self.env.equal = {s: self.env.replace(s) for s in self.env.replacements}
 
     def move_to(self, sizes: Mapping[sympy.Symbol, int]) -> None:
-        """What follows is traced at these sizes: an opaque node's results have the sizes of the call at hand."""
+        """Traces from now on at these sizes: an opaque node's results have the sizes of the call at hand."""
         values = self._hints()
         values.update({s: sympy.Integer(n) for s, n in sizes.items() if s in values})
         equal = {s: e.xreplace(values) for s, e in self.env.equal.items() if s in values and not e.is_number}
@@ -231,7 +231,8 @@ class Session:
             self.env.age[symbol] = len(self.returned)
 
     def conditions(self, known: Collection[sympy.Symbol], since: int = 0) -> tuple[sympy.Basic, ...]:
-        """What the traces assumed about sizes, from guard number `since` on, over the symbols that are `known`."""
+        """The assumptions of the traces about sizes, from guard number `since` on, over the symbols that are
+        `known`."""
         found = (
             g.expr if g.expr.free_symbols <= set(known) else self.env.replaced(g.expr) for g in self.env.guards[since:]
         )
@@ -304,19 +305,23 @@ class Session:
         from_source: every operation has to come from a line of Python; not so where a captured graph is batched.
         tape: the nested calls of a run of `fn` on real tensors; without one, an opaque call raises OpaqueMet.
         """
-        soiled, trace = Soiled(reads), None
+        soiled = Soiled(reads)
         try:
             # Within this thread: the engine's thread of a device may be waiting for the lock that is held here.
             with torch.autograd.set_multithreading_enabled(False):
-                trace = self._traced(fn, fakes, reads, from_source, tape, soiled)
+                recording = _Recording(self, fakes, reads, tape, soiled)
+                trace = recording.trace_of(recording.graph_of(fn), from_source)
         except Again as again:
+            # The caches of the user's that were filled stay so: the trace begins again, and finds them full.
             if not again.filled:
                 soiled.clean()
             raise
         except BaseException:
             soiled.clean()
             raise
+        # All is put back as it was before the method ran; what had to be put back, no graph would do at each call.
         if (changed := soiled.clean()) is not None and reads is not None:
+            # It came to functions that were not known when all was copied: once more, with these known, too.
             if soiled.is_partial:
                 raise Again(soiled, filled=False)
             reads.beyond.failures += 1
@@ -324,63 +329,95 @@ class Session:
             raise CaptureError(reason=f"it changes what it reaches by the {changed}", where="unknown")
         return trace
 
-    def _traced(
-        self, fn: Callable[..., Any], fakes: Sequence[Any], reads: Reads | None, from_source: bool,
-        tape: Tape | None, soiled: Soiled,
-    ) -> Trace:  # fmt: skip
-        cache, before = torch.is_autocast_cache_enabled(), reads.by_path() if reads is not None else {}
-        crossing = Crossing(reads, soiled, before) if reads is not None and reads.calls_unknown else None
-        callees = list(reads.callees.values()) if reads is not None else []
-        leaves, unmarked = OwnLeaves(fakes), Unmarked(fakes)
-        calls = Calls(self, tape, leaves, [] if reads is None else [g() for g in reads.generators])
 
-        def seen(*given: Any) -> Any:
-            recorder.begin()
-            with Asked(calls.read) if tape is not None and tape.data else nullcontext():
-                returned = fn(*given)
-            recorder.end()
-            if (why := unmarked.why_not(returned)) is not None:
-                raise CaptureError(reason=why, where="unknown")
-            return returned
+class _Recording:
+    """One run of a method under the tracer: what is watched while it runs, and the checks of the graph that it left."""
 
+    def __init__(
+        self, session: Session, fakes: Sequence[Any], reads: Reads | None, tape: Tape | None, soiled: Soiled
+    ) -> None:
+        self.session, self.fakes, self.reads, self.soiled = session, fakes, reads, soiled
+        self.answers_data = tape is not None and bool(tape.data)
+        # The present values, before the method runs: `_refuse_changed_reads` compares what it leaves with them.
+        self.before = reads.by_path() if reads is not None else {}
+        self.crossing = Crossing(reads, soiled, self.before) if reads is not None and reads.calls_unknown else None
+        self.leaves, self.unmarked = OwnLeaves(fakes), Unmarked(fakes)
+        generators = [] if reads is None else [get() for get in reads.generators]
+        self.calls = Calls(session, tape, self.leaves, generators)
+
+    def graph_of(self, fn: Callable[..., Any]) -> torch.fx.GraphModule:
+        """The graph as make_fx recorded it."""
+        cache = torch.is_autocast_cache_enabled()
+        callees = list(self.reads.callees.values()) if self.reads is not None else []
         with (
-            capture_lock, self.mode, torch.no_grad(), symbolic_python(), watched_by(calls), _Provenance(leaves),
+            # Fakes are made by one thread at a time; the session's own mode makes them.
+            capture_lock, self.session.mode, torch.no_grad(), symbolic_python(),
+            # Every operation and call is seen: nested classes, the lines of operations, compiled code of extensions.
+            watched_by(self.calls), _Provenance(self.leaves),
             callees_as_nodes(callees, lambda: _origin_of(user_frame())), without_hooks(),
             through_compiled_functions(), variables_as_detached(), storages_watched(_refuse_resize),
+            # What torch says of a run on fakes is not for the user, and takes time.
             without_anomaly_mode(), without_logs_of_failures(), without_structured_logs(), without_text(),
         ):  # fmt: skip
             try:
+                # The cache holds casts of real weights, and would hold those of fakes after the trace.
                 torch.set_autocast_cache_enabled(False)
-                traced = make_fx(seen, tracing_mode="real", _allow_non_fake_inputs=True)
-                gm = _run_refusing_effects(reads, crossing, lambda: traced(*fakes))
+                traced = make_fx(self._body(fn), tracing_mode="real", _allow_non_fake_inputs=True)
+                gm = _run_refusing_effects(self.reads, self.crossing, lambda: traced(*self.fakes))
             finally:
                 torch.set_autocast_cache_enabled(cache)
-                self.mode.memories.clear()  # tensors without data, but whoever counts tensors in memory would meet them
-        if calls.error is not None:
-            raise calls.error.bare()
+                self.session.mode.memories.clear()  # they hold no data, but a count of all tensors would find them
+        if self.calls.error is not None:  # the method may have caught it
+            raise self.calls.error.bare()
+        return gm  # type: ignore[no-any-return]
+
+    def _body(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        def body(*given: Any) -> Any:
+            recorder.begin()
+            with Asked(self.calls.read) if self.answers_data else nullcontext():
+                returned = fn(*given)
+            recorder.end()
+            # Here, and not after the trace: make_fx keeps the nodes of what is returned, not the tensors.
+            if (why := self.unmarked.why_not(returned)) is not None:
+                raise CaptureError(reason=why, where="unknown")
+            return returned
+
+        return body
+
+    def trace_of(self, gm: torch.fx.GraphModule, from_source: bool) -> Trace:
+        """The graph made regular and checked. The order of the checks decides which reason the user reads."""
+        # Spellings that depend on the version of torch, or on forward mode, go first: checks know one of each.
         detach_as_ever(gm.graph)
         without_zeros(gm.graph)
         two_by_two(gm.graph)
+        # What no graph may hold, with the user's line where there is one.
         _refuse_data_dependence(gm)
         if from_source:
             _refuse_unseen_calls(gm)
         _refuse_objects(gm)
-        if crossing is not None:
-            crossing.leave()
-        lifted = _lift_captured(gm, reads)
+        # Functions of other packages that ran are reads from here on; only then can a tensor of theirs be found.
+        if self.crossing is not None:
+            self.crossing.leave()
+        lifted = _lift_captured(gm, self.reads)
+        # Writes are looked for last: which tensors come from outside is known since they were lifted.
         _refuse_outside_writes(gm, len(lifted))
         _refuse_late_writes(gm)
-        if reads is not None and (changed := reads.changed(before)) is not None:
-            if soiled.is_partial:
-                raise Again(soiled, filled=False)
-            reads.beyond.failures += 1
-            raise CaptureError(reason=f"it changes the {changed}, which it also reads", where="unknown")
-        _settle_opaque(gm, calls.nodes)
-        return Trace(gm, list(fakes), lifted, opaque=calls.nodes, inlines=calls.inlines)
+        self._refuse_changed_reads()
+        _settle_opaque(gm, self.calls.nodes)
+        return Trace(gm, list(self.fakes), lifted, opaque=self.calls.nodes, inlines=self.calls.inlines)
+
+    def _refuse_changed_reads(self) -> None:
+        """A method that changes what it also reads would find it changed at the next call, and the graph would not."""
+        if self.reads is None or (changed := self.reads.changed(self.before)) is None:
+            return
+        if self.soiled.is_partial:
+            raise Again(self.soiled, filled=False)
+        self.reads.beyond.failures += 1
+        raise CaptureError(reason=f"it changes the {changed}, which it also reads", where="unknown")
 
 
 def _run_refusing_effects(reads: Reads | None, crossing: Crossing | None, run: Callable[[], Any]) -> Any:
-    """What `run` returns; raises CaptureError where the method does what a graph would lose."""
+    """Returns the result of `run`; raises CaptureError where the method does what a graph would lose."""
     try:
         effects = reads.uncertain_effects() if reads is not None else ()
         with watched(effects, crossing.enter if crossing is not None else None):
@@ -399,7 +436,7 @@ def with_known_sizes(sizes: Sequence[Any]) -> list[Any]:
 
 
 def is_capturing() -> bool:
-    """Whether Python code runs under a tracer (ours or another), so that no capture may begin."""
+    """True if Python code runs under a tracer (ours or another), so that no capture may begin."""
     return bool(dispatch_modes()) or bool(jit_tracing())
 
 
@@ -424,14 +461,16 @@ UNVERSIONED = "fusegrad_unversioned"
 _DATA = torch.Tensor.data.__get__  # type: ignore[attr-defined]
 _DETACH = (torch.detach, torch.Tensor.detach)
 _FRESH = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.Tensor.__rmatmul__)
-"""What returns memory of its own in eager, and a view of something in between where Python takes it apart."""
+"""Functions that return memory of their own in eager, and a view of something in between where Python takes it
+apart."""
 
 
 _traced = threading.local()
 
 
 def operations_traced() -> int:
-    """What all captures of this thread together have recorded so far, those that failed as well: what they cost."""
+    """The number of operations that all captures of this thread have recorded so far, failed ones as well: their
+    cost."""
     return getattr(_traced, "operations", 0)
 
 
@@ -503,7 +542,7 @@ def _no_view(result: torch.Tensor, node: torch.fx.Node) -> torch.Tensor:
 
 
 def is_a_view(fake: torch.Tensor) -> bool:
-    """Whether what shows another's memory is a view to autograd, as the result of detach() is not.
+    """True if a tensor in another's memory is a view to autograd, as the result of detach() is not.
 
     Fakes made in inference mode are views of nothing; what they stand for may be.
     """
@@ -517,7 +556,8 @@ def is_a_view(fake: torch.Tensor) -> bool:
 
 
 def _without_history(gradients: Sequence[Any], graph: torch.fx.Graph, weights: Sequence[Any]) -> tuple[Any, ...]:
-    """What `autograd.grad` returns in eager unless it is asked to create a graph; a weight itself stays what it is.
+    """The gradients as `autograd.grad` returns them in eager unless it is asked to create a graph; a weight itself
+    stays what it is.
 
     So does a dual number, which has no history: its tangent goes on, and would not through a detach.
     """
@@ -559,13 +599,13 @@ _HISTORY = torch.Tensor.requires_grad.__get__  # type: ignore[attr-defined]
 
 
 def _answer_about_history(func: Any, args: Sequence[Any]) -> bool | None:
-    """What the user is told where he asks whether autograd follows a tensor, and that is one thing per call."""
+    """The answer to the user's question whether autograd follows a tensor, which is one per call."""
     known = history() if func == _HISTORY else None
     return known.ask(args[0], CUT, _user_line()) if known is not None and _is_asked_by_the_user() else None
 
 
 def _is_asked_by_the_user() -> bool:
-    """Whether what Python's modes were shown comes from the user's code, not from ours."""
+    """True if the operation at hand comes from the user's code, not from ours."""
     frame: types.FrameType | None = sys._getframe(3)  # behind `__torch_function__`
     while frame is not None and frame.f_code.co_filename.startswith(TORCH):
         frame = frame.f_back
@@ -732,7 +772,7 @@ class Calls:
         return track_tensor_tree(result, proxy, constant=None, tracer=mode.tracer)
 
     def _why_no_fake_run(self, what: Any, error: Exception) -> Why:
-        """Why the body cannot run on fakes; raises the error where that is no reason to call it as it is."""
+        """The reason why the body cannot run on fakes; raises the error where that is no reason to call it as it is."""
         if isinstance(error, Reached):
             go_on()
             return Why(f"is opaque: {error.effect.reason} ({error.effect.where})")
@@ -832,7 +872,7 @@ def _no_constant(args: Any, generators: Sequence[Any]) -> str | None:
 
 
 def _is_of_a_transform(what: Any) -> bool:
-    """Whether a class is one that torch.func makes of another, for one call."""
+    """True if a class is one that torch.func makes of another, for one call."""
     return getattr(what, "__module__", "").startswith("torch._functorch.")
 
 
@@ -875,7 +915,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def _came_through(error: BaseException, folder: str) -> bool:
-    """Whether an error came through a file of this folder."""
+    """True if an error came through a file of this folder."""
     return any(f.filename.startswith(folder) for f in traceback.extract_tb(error.__traceback__))
 
 
@@ -916,7 +956,7 @@ def _asking_as_captured(args: tuple[Any, ...], needs: tuple[int, ...]) -> Sequen
 
 # ------------------------------------------------------------------ after the trace
 def _refuse_objects(gm: torch.fx.GraphModule) -> None:
-    """What is neither a tensor nor a graph nor a value may change: a graph that holds it would hold it for good."""
+    """Refuses objects with a state (generators, objects of scripts): a graph would hold the present one for good."""
     for node in gm.graph.nodes:
         held = [getattr(gm, node.target, None)] if node.op == "get_attr" else [*node.args, *node.kwargs.values()]
         if any(isinstance(value, torch.Generator | torch.ScriptObject) for value in held):
@@ -1014,14 +1054,14 @@ def _refuse_late_writes(gm: torch.fx.GraphModule) -> None:
 
 
 def _is_unrecorded_view(node: torch.fx.Node) -> bool:
-    """Whether a view was made while the grad mode was off; not so one in which memory is made, as by `empty_like`."""
+    """True if a view was made while the grad mode was off; not so one in which memory is made, as by `empty_like`."""
     shows = any(a.op == "placeholder" or a.all_input_nodes for a in node.all_input_nodes)
     detached = node.meta.get(CUT) or node.target in DETACHES
     return shows and not detached and bool(node.meta.get(UNRECORDED))
 
 
 def _settle_opaque(gm: torch.fx.GraphModule, opaque: Sequence[OpaqueNode]) -> None:
-    """What the rest of the graph means for its opaque nodes: none may share memory with what is written to."""
+    """Checks opaque nodes against the rest of the graph: none may share memory with what is written to."""
     if not opaque:
         return
     writes = any(getattr(getattr(n.target, "_schema", None), "is_mutable", False) for n in gm.graph.nodes)
@@ -1046,7 +1086,7 @@ def unversioned_placeholders(gm: torch.fx.GraphModule, count: int) -> list[int]:
 
 
 def writes_through_data(gm: torch.fx.GraphModule) -> bool:
-    """Whether the graph writes to a `.data`, of whatever tensor: what became of it autograd never hears."""
+    """True if the graph writes to a `.data`, of whatever tensor: autograd does not see such a write."""
     taken = [n for n in gm.graph.nodes if n.meta.get(UNVERSIONED)]
     return _first_write(gm, taken) is not None
 

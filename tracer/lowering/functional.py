@@ -20,7 +20,7 @@ from .aten import unwrapped
 
 
 def writes(gm: fx.GraphModule) -> bool:
-    """Whether the graph writes to memory that it was given, or made."""
+    """True if the graph writes to memory that it was given, or made."""
     return any(getattr(getattr(n.target, "_schema", None), "is_mutable", False) for n in gm.graph.nodes)
 
 

@@ -39,7 +39,7 @@ def _whole_of_group(group: list[int], own: Mapping[int, Tensor]) -> dict[int, in
 
 
 def has_all(tensor: Tensor) -> bool:
-    """Whether every byte of the tensor's memory is an element of it, for all sizes."""
+    """True if every byte of the tensor's memory is an element of it, for all sizes."""
     bytes_shown = sympy.Integer(tensor.element_size())
     for n in tensor.shape:
         bytes_shown *= _expression(n)

@@ -22,7 +22,7 @@ class Crossing:
         self.met: list[Met] = []
 
     def enter(self, frame: types.FrameType) -> list[Effect]:
-        """What it may do that a graph would lose; what it reads is kept as it is before it runs."""
+        """The effects of the code that a graph would lose; its reads are copied before it runs."""
         code, beyond = frame.f_code, self.reads.beyond
         if code in self.reads.scanned:
             return draws_of(code, frame.f_globals)
@@ -38,7 +38,7 @@ class Crossing:
         return [*beyond.watched(found.effects), *draws_of(code, frame.f_globals)]
 
     def leave(self) -> None:
-        """What the functions read that it came to is compared from now on."""
+        """From now on the reads of the functions are compared to which the capture came."""
         self.soiled.is_partial = bool(self.met)
         if self.met:
             self.reads.beyond.batches.append(tuple(self.met))

@@ -1,4 +1,5 @@
-"""What a method reads besides its arguments, found in its byte code: globals, closure cells, attribute chains, helpers.
+"""The reads of a method besides its arguments, found in its byte code: globals, closure cells, attribute chains,
+helpers.
 
 Scalars are compared by value on every call, tensors become inputs by reference, everything else is compared by identity
 (and, for plain containers and objects, by content). Writes and calls that a captured graph would lose are `effects`.
@@ -74,7 +75,7 @@ IMPURE_BUILTINS = {
     "breakpoint",
 }
 NOT_IN_A_GRAPH = {"storage_offset", "_version", "_base", "is_leaf", "grad_fn", "retains_grad"}
-"""What a tensor tells about its memory and its history: another answer for tensors that one graph serves."""
+"""Attributes of a tensor that tell of its memory and its history: another answer for tensors that one graph serves."""
 
 LAYOUT = {
     "is_contiguous", "stride", "as_strided", "dim_order", "is_non_overlapping_and_dense", "storage", "untyped_storage",
@@ -115,7 +116,7 @@ class Read:
     steps: tuple[Any, ...] = ()
 
     def fact(self) -> Any:
-        """What goes into the key of a specialisation."""
+        """The part of a specialization's key that stands for this read."""
         try:
             present = self.get()
         except Exception as error:
@@ -132,7 +133,7 @@ def _function_fact(function: Any) -> Any:
 
 
 def _named(value: Any) -> Any:
-    """What stands under a name of a library: nearly always what stood there at all times."""
+    """The fact of a value under a name of a library: nearly always the same value at all times."""
     return value if type(value) in LASTING else freeze(value)
 
 
@@ -230,14 +231,14 @@ class Reads:
         return (*((path, read.kind) for path, read in self.entries.items()), *effects)
 
     def present_values(self) -> Iterator[tuple[str, Any]]:
-        """What is read, by its path, as it is now, but for tensors."""
+        """The present values of the reads, by path, but for tensors."""
         for path, read in self.entries.items():
             if read.kind not in ("tensor", "names"):
                 with suppress(Exception):
                     yield path, read.get()
 
     def by_path(self) -> dict[str, Any]:
-        """What `facts` says of each read."""
+        """The fact of each read, by its path."""
         return dict(zip(self.entries, self.facts(), strict=True))
 
     def changed(self, before: Mapping[str, Any]) -> str | None:
@@ -247,7 +248,7 @@ class Reads:
         return next((p.split(" in ")[0].split("@")[0] for p in paths), None)
 
     def has_object(self, value: Any) -> bool:
-        """Whether one of the reads is this very object."""
+        """True if one of the reads is this very object."""
         return any(_yields_object(read, value) for read in self.entries.values())
 
     def with_arguments(self, args: Sequence[Any]) -> Reads:
@@ -290,11 +291,11 @@ class Beyond:
         return (met for batch in self.batches for met in batch)
 
     def knows(self, code: types.CodeType) -> bool:
-        """Whether an earlier capture came to this."""
+        """True if an earlier capture came to this."""
         return any(met.code is code for met in self.met_functions())
 
     def reads(self, number: int, skipped: Sequence[tuple[types.FunctionType, _Root | None]]) -> Reads:
-        """What the functions of a batch read, and those of earlier batches that they call."""
+        """The reads of the functions of a batch, and of those of earlier batches that they call."""
         known = {met.code for batch in self.batches[: number + 1] for met in batch}
         return scan_met_functions(self.batches[number], known, skipped)
 
@@ -314,7 +315,7 @@ class Met(NamedTuple):
 def scan_met_functions(
     met: Sequence[Met], known: Collection[types.CodeType], skipped: Sequence[tuple[types.FunctionType, _Root | None]]
 ) -> Reads:
-    """What functions of other packages read; of such, those of `known` are looked into where they are called.
+    """The reads of functions of other packages; of such, those of `known` are looked into where they are called.
 
     skipped: functions that a scan came to and did not look into; one that runs has defaults, and what it closes over.
     """
@@ -353,7 +354,7 @@ def _yields_object(read: Read, value: Any) -> bool:
 
 # ------------------------------------------------------------------ scans
 def reads_of(function: types.FunctionType) -> Reads:
-    """What a function that is given as an argument reads itself.
+    """The reads of a function that is given as an argument.
 
     A closure is scanned anew, so that nothing keeps what it holds: a tensor of one call, say.
     """
@@ -393,7 +394,7 @@ def each_method_once() -> Iterator[None]:
 
 
 def certain_effects(*functions: Callable[..., Any]) -> list[Effect]:
-    """What these functions do at every call that a graph would lose."""
+    """The effects of these functions at every call, which a graph would lose."""
     known = getattr(_known, "certain", None)
     if known is None:
         return scan(*functions).certain()
@@ -423,7 +424,7 @@ def _make_room(scans: weakref.WeakKeyDictionary[Any, Any]) -> None:
 
 
 def reads_of_class(cls: type, functions: Sequence[types.FunctionType]) -> Reads | None:
-    """What the functions in a class's own body read, found by one scan of all; None where that reaches too many.
+    """The reads of the functions in a class's own body, found by one scan of all; None where that reaches too many.
 
     The scan is kept while the class lives. Where methods close over something it would keep what they hold, and is made
     anew; but for `super()` in a class that its module holds, which lives as long as that does.
@@ -447,7 +448,7 @@ def _is_held(cls: type) -> bool:
 
 
 def _holds_its_class_alone(function: types.FunctionType, cls: type) -> bool:
-    """Whether the closure of a method is no more than the cell of `super()`."""
+    """True if the closure of a method is no more than the cell of `super()`."""
     return function.__code__.co_freevars == ("__class__",) and _cell(function) is cls
 
 
@@ -491,7 +492,7 @@ class _Task:
 
 
 class _Plan:
-    """What is still to be looked at: a list, since code may call code to any depth.
+    """The tasks still to be scanned: a list, since code may call code to any depth.
 
     met: code of other packages that is looked into as the user's own is; None where a scan begins with the user's.
     """
@@ -579,7 +580,7 @@ def _itself(value: Any) -> Any:
 
 
 def _cannot_rebind(value: Any) -> None:
-    """What cannot be put anywhere."""
+    """Puts nothing back: the value has no place of its own."""
 
 
 def _add_names(reads: Reads) -> None:
@@ -592,7 +593,7 @@ def _add_names(reads: Reads) -> None:
 
 
 def _add_custom_attributes(reads: Reads) -> None:
-    """What someone put on the tensors that are read, of what is asked for."""
+    """Adds the custom attributes of the tensors that are read, of those that the code asks for."""
     for read in [r for r in reads.entries.values() if r.kind == "tensor"] if reads.custom_attributes else ():
         path = f"what is put on {read.path}"
         get = partial(_custom_attribute_values, read.get, frozenset(reads.custom_attributes))
@@ -606,7 +607,7 @@ def _custom_attribute_values(get: Callable[[], Any], asked: frozenset[str]) -> d
 
 
 def backward_effects(method: Callable[..., Any]) -> list[Effect]:
-    """What a backward does to ctx that its next run would see, and what it asks that differs between runs."""
+    """The effects of a backward on ctx that its next run would see, and its questions that differ between runs."""
     code = getattr(inspect.unwrap(method), "__code__", None)
     if code is None or not code.co_argcount:
         return []
@@ -621,7 +622,8 @@ def backward_effects(method: Callable[..., Any]) -> list[Effect]:
 
 
 def _kept_on(code: types.CodeType, ran: Sequence[dis.Instruction]) -> str | None:
-    """Why the last of `ran` is seen by the next run: `ctx.k = ...`, `ctx.table[i] = ...`, `ctx.seen.append(...)`."""
+    """The reason why the last of `ran` is seen by the next run: `ctx.k = ...`, `ctx.table[i] = ...`,
+    `ctx.seen.append(...)`."""
     last, ctx = ran[-1], code.co_varnames[0]
     if last.argval == "is_grad_enabled":
         return "it asks for the grad mode"
@@ -641,7 +643,7 @@ def _kept_on(code: types.CodeType, ran: Sequence[dis.Instruction]) -> str | None
 
 
 def _owner(code: types.CodeType, before: Sequence[dis.Instruction]) -> tuple[dis.Instruction | None, list[Any]]:
-    """What loads the name that an object is a part of, and the steps from the object back: `a` of `a.b[i]`, [0, b]."""
+    """The load of the name that an object is a part of, and the steps from the object back: `a` of `a.b[i]`, [0, b]."""
     steps: list[Any] = []
     while before and (before[-1].opname in ATTRIBUTE or before[-1].opname == "BINARY_SUBSCR"):
         last = before[-1]
@@ -656,7 +658,7 @@ def _loads(instruction: dis.Instruction, name: str) -> bool:
 
 
 def _is_augmented(ctx: str, store: dis.Instruction, ran: Sequence[dis.Instruction]) -> bool:
-    """Whether a store ends `ctx.k += ...`: the object was loaded and copied before its attribute was read."""
+    """True if a store ends `ctx.k += ...`: the object was loaded and copied before its attribute was read."""
     triples = zip(ran, ran[1:], ran[2:], strict=False)
     return store.opname == "STORE_ATTR" and any(
         _loads(a, ctx) and b.opname.startswith(("COPY", "DUP")) and c.opname in ATTRIBUTE and c.argval == store.argval
@@ -665,7 +667,7 @@ def _is_augmented(ctx: str, store: dis.Instruction, ran: Sequence[dis.Instructio
 
 
 def _scan_function(task: _Task) -> None:
-    """What a function reads; what one of a library was made around (`once_differentiable`, `custom_fwd`)."""
+    """Scans a function; of one of a library, the function that it wraps (`once_differentiable`, `custom_fwd`)."""
     function, search = task.function, task.search
     code, reads = function.__code__, search.reads
     reads.keepalive.append(function)
@@ -746,7 +748,7 @@ class _Place(NamedTuple):
         return Effect(reason, where, self.code, self.offset, self.always and subject is None, subject)
 
     def is_of_super(self) -> bool:
-        """Whether what is loaded there is one of the two that `super` is called with."""
+        """True if the loaded value is one of the two that `super` is called with."""
         before = [i for i in instructions_of(self.code) if i.offset < self.offset]
         return any(i.opname == "LOAD_GLOBAL" and i.argval == "super" for i in before[-2:])
 
@@ -787,7 +789,8 @@ _CHANGING = ("STORE_", "DELETE_")
 
 
 def _note_question(ran: Sequence[dis.Instruction], reads: Reads, by_name: bool) -> None:
-    """What is asked of something that is known at the call alone: of a tensor, for what someone may have put on it."""
+    """Notes a question about something that is known at the call alone: of a tensor, for an attribute that the user
+    may have put on it."""
     last, before = ran[-1], ran[-2]
     if last.opname in ("IS_OP", "CONTAINS_OP") and before.opname != "LOAD_CONST":
         reads.compares_identity = True
@@ -811,7 +814,7 @@ _USUAL = {n for kind in (torch.Tensor, list, dict, str, tuple, set, int, float, 
 
 
 class _Names:
-    """What the names in a code stand for: globals, cells, `self` of a bound method, and what the code imports.
+    """The values of the names in a code: globals, cells, `self` of a bound method, and what the code imports.
 
     `import m`, `from m import n`, `import a.b as c`
     """
@@ -866,7 +869,7 @@ class _Names:
         return _Root(f"{owner.path}.{name}", _attribute(owner.get, name), _cannot_rebind, steps)
 
     def self_root(self) -> _Root | None:
-        """What `super()` stands for, beginning with another class."""
+        """The object that `super()` yields, beginning with another class."""
         return self.bound.get(self.code.co_varnames[0]) if self.code.co_argcount else None
 
     def root(self, instruction: dis.Instruction) -> _Root | None:
@@ -883,13 +886,14 @@ def _extend_steps(steps: tuple[Any, ...], name: str) -> tuple[Any, ...]:
 
 
 def _rebinds(code: types.CodeType, name: str) -> bool:
-    """Whether a code, or one within it, gives a name another value."""
+    """True if a code, or one within it, gives a name another value."""
     own = any(i.argval == name and i.opname.startswith(_CHANGING) for i in instructions_of(code))
     return own or any(_rebinds(c, name) for c in code.co_consts if isinstance(c, types.CodeType))
 
 
 def _effect(ran: Sequence[dis.Instruction], env: dict[str, Any]) -> str | tuple[str, str | None] | None:
-    """Why the last of `ran` does something that a captured graph would lose; of which local name, if it is a tensor."""
+    """The reason why the last of `ran` does something that a captured graph would lose; of which local name, if it is
+    a tensor."""
     instruction, name = ran[-1], ran[-1].argval
     about = ran[-2].argval if len(ran) > 1 and ran[-2].opname.startswith("LOAD_FAST") else None
     if instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
@@ -908,7 +912,7 @@ def _effect(ran: Sequence[dis.Instruction], env: dict[str, Any]) -> str | tuple[
 
 
 def _is_part_of_local(ran: Sequence[dis.Instruction]) -> bool:
-    """Whether the last of `ran` is an attribute of an attribute of a local name: `ctx.rng.manual_seed`."""
+    """True if the last of `ran` is an attribute of an attribute of a local name: `ctx.rng.manual_seed`."""
     before = ran[:-1]
     while before and before[-1].opname in ATTRIBUTE:
         before = before[:-1]
@@ -916,7 +920,8 @@ def _is_part_of_local(ran: Sequence[dis.Instruction]) -> bool:
 
 
 def _outside_write(ran: Sequence[dis.Instruction], names: _Names) -> str | None:
-    """Why the last of `ran` changes something outside the function: `nonlocal k`, `table[i] = ...`, `cfg.k = ...`."""
+    """The reason why the last of `ran` changes something outside the function: `nonlocal k`, `table[i] = ...`, `cfg.k
+    = ...`."""
     last = ran[-1]
     if last.opname in ("STORE_DEREF", "DELETE_DEREF"):
         is_nonlocal = last.argval in names.cells and last.argval in names.code.co_freevars
@@ -933,13 +938,14 @@ _STORES = {"STORE_ATTR", "DELETE_ATTR", "STORE_SUBSCR", "DELETE_SUBSCR"}
 
 
 def _is_of_tensors(value: Any, parts: bool) -> bool:
-    """Whether a store into it, or into its parts, is one into a tensor: an operation of torch's."""
+    """True if a store into it, or into its parts, is one into a tensor: an operation of torch's."""
     held = value.values() if type(value) is dict else value if type(value) in (list, tuple) else ()
     return is_tensor(value) or (parts and any(map(is_tensor, held)))
 
 
 def _before_store(ran: Sequence[dis.Instruction], code: types.CodeType) -> Sequence[dis.Instruction]:
-    """What computed the object that the last of `ran` stores to; `x.n += 1` loads it once, for reading as well."""
+    """The instructions that computed the object to which the last of `ran` stores; `x.n += 1` loads it once, for
+    reading as well."""
     last, before = ran[-1], ran[:-1]
     if before and before[-1].opname == "SWAP":
         before = _before_augmented(last, before)
@@ -992,7 +998,7 @@ def _root(instruction: dis.Instruction, env: dict[str, Any], cells: dict[str, An
 def _follow(root: _Root, rest: Sequence[dis.Instruction], search: _Search, place: _Place) -> int:
     """Follow `a.b.c` as long as attributes are loaded, then record what stands at the end; how many were loaded."""
     reads, value = search.reads, root.value()
-    if value is ABSENT:  # somebody may put it there
+    if value is ABSENT:  # a later call may put it there
         reads.entries.setdefault(root.path, Read(root.path, "identity", root.get, root.steps))
         return 0
     at, done = _Found(root.path, root.get, root.put, root.steps, value), 0
@@ -1028,7 +1034,7 @@ class _Found(NamedTuple):
         return _is_library_module(self.value) or (of_class and not _is_function_class(self.value))
 
     def then(self, name: str) -> _Found | None:
-        """What stands under a name of it; None where that would have to be computed."""
+        """The value under a name of it; None where that would have to be computed."""
         if is_tensor(self.value) or (value := attribute(self.value, name)) is ABSENT:
             return None
         put = _replacing(self.value, name)
@@ -1150,7 +1156,8 @@ def _record(
 
 
 def _record_behind(path: str, get: Callable[[], Any], value: Any, search: _Search) -> None:
-    """What a call of it, or a question about it, reaches: a weak reference, a function by types, an abstract class."""
+    """Records the objects that a call of the value, or a question about it, reaches: a weak reference, a function by
+    types, an abstract class."""
     if is_a(value, weakref.ref):
         _record(f"{path}()", lambda: get()(), value(), search)
     elif is_a(value, types.FunctionType) and is_library(value) and "registry" in instance_dict(value):
@@ -1169,7 +1176,8 @@ def _has_state(owner: Any) -> bool:
 
 
 def _is_library_object(value: Any) -> bool:
-    """Whether it is an object of a library's class in Python, which has attributes to compare and is no function."""
+    """True if a value is an object of a library's class in Python, which has attributes to compare and is no
+    function."""
     odd = is_a(value, type | types.ModuleType | types.FunctionType) or is_tensor(value) or callable(value)
     return not odd and is_library(type(value)) and has_instance_dict(type(value))
 
@@ -1189,7 +1197,8 @@ def _is_installed_module(value: Any, homes: frozenset[str]) -> bool:
 def _record_value(
     path: str, get: Callable[[], Any], value: Any, search: _Search, steps: tuple[Any, ...]
 ) -> None:
-    """What is compared by content: the tensors within become inputs, the methods of its class are read."""
+    """Records a value that is compared by content: the tensors within become inputs, the methods of its class are
+    read."""
     reads = search.reads
     reads.entries[path] = Read(path, "value", get, steps)
     for name, inner in _tensors_inside(value, get, DEPTH):
@@ -1201,7 +1210,7 @@ def _record_value(
 
 
 def is_compared(value: Any) -> bool:
-    """Whether a value from outside is compared by content at every call."""
+    """True if a value from outside is compared by content at every call."""
     kinds = (*SCALARS, list, tuple, dict, set, frozenset, collections.deque, functools.partial, *_MEMORY)
     is_users = is_a(value, type) and not is_library(value)
     return is_a(value, kinds) or isinstance(value, Memory) or is_plain_object(value) or is_users
@@ -1211,7 +1220,8 @@ _MEMORY = (bytearray, array.array, types.MappingProxyType)
 
 
 def _is_unseen_container(value: Any) -> bool:
-    """Whether it holds what may be exchanged, and nothing shows that: a ChainMap, a WeakKeyDictionary, a memoryview."""
+    """True if a value holds what may be exchanged, and nothing shows that: a ChainMap, a WeakKeyDictionary, a
+    memoryview."""
     kind = type(value)
     is_one = hasattr(kind, "__setitem__") or hasattr(kind, "discard")
     return is_one and not (is_a(value, type) or is_tensor(value) or is_compared(value) or is_a(value, torch.nn.Module))
@@ -1222,13 +1232,13 @@ def _readable_path(path: str) -> str:
 
 
 def _scan_class(cls: type, search: _Search) -> None:
-    """What the methods of a user's class read, and what those may do that are called."""
+    """Records the reads of the methods of a user's class, and the effects of those that are called."""
     for function in functions_of_class(cls) if not is_foreign(cls, search.homes) else ():
         search.add(function)
 
 
 def draws_of(code: types.CodeType, env: dict[str, Any]) -> list[Effect]:
-    """What a function of another package does that no graph can hold: it draws numbers, looks at a clock, prints."""
+    """Effects of a function of another package that no graph can hold: it draws numbers, looks at a clock, prints."""
     names, found, line = _Names(code, env, {}), list[Effect](), code.co_firstlineno
     instructions = instructions_of(code)
     for at, instruction in enumerate(instructions):
@@ -1240,7 +1250,7 @@ def draws_of(code: types.CodeType, env: dict[str, Any]) -> list[Effect]:
 
 
 def _draw_reason(root: _Root, rest: Sequence[dis.Instruction]) -> str | None:
-    """Why the object at the end of a chain of names may not be part of a graph, wherever it is met."""
+    """The reason why the object at the end of a chain of names may not be part of a graph, wherever it is met."""
     value = root.value()
     if root.steps[:1] == ("builtin",):
         name = root.steps[2]
@@ -1284,7 +1294,8 @@ def _record_function_class(
 def _record_data_of_class(
     path: str, get: Callable[[], Any], value: Any, search: _Search, place: _Place | None
 ) -> None:
-    """What a Function class holds, where it is handed on itself: to `getattr`, to a function that looks at it."""
+    """Records the attributes of a Function class, where it is handed on itself: to `getattr`, to a function that
+    looks at it."""
     held = partial(_data_of_class, get)
     if not (data := held()):
         return
@@ -1333,7 +1344,7 @@ def _item(get: Callable[[], Any], key: Any) -> Callable[[], Any]:
 
 
 def is_compiled(value: Any) -> bool:
-    """Whether the value is a function of an extension module that is neither torch's nor Python's own."""
+    """True if the value is a function of an extension module that is neither torch's nor Python's own."""
     module = module_of(value)
     if type(value) is torch.jit.ScriptFunction:
         return True
