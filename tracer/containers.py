@@ -77,9 +77,9 @@ def exchanged(value: Any, leaf: Leaf, depth: int = DEPTH) -> Any:
 
 def leaves(value: Any) -> list[Any]:
     """The leaves in the order in which `exchanged` visits them."""
-    found: list[Any] = []
-    exchanged(value, found.append)
-    return found
+    collected: list[Any] = []
+    exchanged(value, collected.append)
+    return collected
 
 
 def anew(value: Any) -> Any:
@@ -87,11 +87,11 @@ def anew(value: Any) -> Any:
     return exchanged(value, lambda leaf: leaf)
 
 
-def with_those(values: Sequence[Any], places: Sequence[int], others: Iterable[Any]) -> list[Any]:
+def with_those(values: Sequence[Any], places: Sequence[int], replacements: Iterable[Any]) -> list[Any]:
     """The values, with others at some places."""
     full = list(values)
-    for i, other in zip(places, others, strict=True):
-        full[i] = other
+    for i, replacement in zip(places, replacements, strict=True):
+        full[i] = replacement
     return full
 
 

@@ -315,7 +315,7 @@ PASSES = 4
 
 def _put_back(filled: Sequence[Soiled]) -> str | None:
     """The content of caches before they were filled; the path to one of them."""
-    paths = [soiled.clean() for soiled in reversed(filled)]
+    paths = [soiled.put_back() for soiled in reversed(filled)]
     return next((path for path in paths if path is not None), None)
 
 

@@ -29,10 +29,10 @@ Tensor = torch.Tensor
 
 def _private(path: str) -> Any:
     """torch's object at a dotted path, None where this version has none."""
-    found: Any = torch
+    member: Any = torch
     for name in path.split("."):
-        found = getattr(found, name, None)
-    return found
+        member = getattr(member, name, None)
+    return member
 
 
 _ENGINE = getattr(torch.autograd.Variable, "_execution_engine", None)

@@ -194,14 +194,14 @@ class Session:
         if type(value) is int:
             symbol = self.env.create_symbol(value, source, DimDynamic.DYNAMIC, None, True, True)
             self.env.var_to_range[symbol] = ValueRanges(sympy.Integer(1), int_oo)
-            made: Any = self.env.create_symintnode(symbol, hint=value, source=source)
+            symbolic: Any = self.env.create_symintnode(symbol, hint=value, source=source)
         else:
             symbol = self.env.create_unspecified_symbol(value, source, DimDynamic.DYNAMIC)
-            made = self.env.create_symfloatnode(symbol, hint=value, source=source)
-        self.named.append((f"d{len(self.named)}", made))
-        self.returned.append(made)
-        self.env.age[made.node.expr] = len(self.returned)
-        return made
+            symbolic = self.env.create_symfloatnode(symbol, hint=value, source=source)
+        self.named.append((f"d{len(self.named)}", symbolic))
+        self.returned.append(symbolic)
+        self.env.age[symbolic.node.expr] = len(self.returned)
+        return symbolic
 
     def keep_equal(self) -> None:
         """Declares the equalities of sizes known by now as true of every later call."""
@@ -217,11 +217,11 @@ class Session:
 
     def with_current_sizes(self, sizes: Sequence[Any]) -> list[Any]:
         """`settled` sizes that speak of the sizes of the call at hand."""
-        found = with_known_sizes(sizes)
+        known_sizes = with_known_sizes(sizes)
         if not self.moved:
-            return found
+            return known_sizes
         values = self._hints()
-        exprs = [n if isinstance(n, int) else n.node.expr for n in found]
+        exprs = [n if isinstance(n, int) else n.node.expr for n in known_sizes]
         return [e if isinstance(e, int) else self.env.create_symintnode(e, hint=int(e.xreplace(values))) for e in exprs]
 
     def date_symbols_of(self, fake: torch.Tensor) -> None:
@@ -233,10 +233,10 @@ class Session:
     def conditions(self, known: Collection[sympy.Symbol], since: int = 0) -> tuple[sympy.Basic, ...]:
         """The assumptions of the traces about sizes, from guard number `since` on, over the symbols that are
         `known`."""
-        found = (
+        assumed = (
             g.expr if g.expr.free_symbols <= set(known) else self.env.replaced(g.expr) for g in self.env.guards[since:]
         )
-        return tuple(dict.fromkeys(c for c in found if c is not sympy.true and c.free_symbols <= set(known)))
+        return tuple(dict.fromkeys(c for c in assumed if c is not sympy.true and c.free_symbols <= set(known)))
 
     def fake_like(self, like: torch.Tensor, expanded: bool = False) -> torch.Tensor:
         """A fake gradient of a fake output: its shape, row-major, or every stride 0."""
@@ -281,8 +281,8 @@ class Session:
         except BaseException:  # nothing came of it: no result has them
             self.env.pending_fresh_unbacked_symbols[:] = before
             raise
-        shown = {s for t in tensors_in(results()) for n in (*t.shape, *t.stride()) for s in _symbols_in(n)}
-        fresh = [s for s in self.env.pending_fresh_unbacked_symbols if s in before or s in shown]
+        in_results = {s for t in tensors_in(results()) for n in (*t.shape, *t.stride()) for s in _symbols_in(n)}
+        fresh = [s for s in self.env.pending_fresh_unbacked_symbols if s in before or s in in_results]
         self.env.pending_fresh_unbacked_symbols[:] = fresh
 
     def integer(self, value: int) -> Any:
@@ -314,13 +314,13 @@ class Session:
         except Again as again:
             # The caches of the user's that were filled stay so: the trace begins again, and finds them full.
             if not again.filled:
-                soiled.clean()
+                soiled.put_back()
             raise
         except BaseException:
-            soiled.clean()
+            soiled.put_back()
             raise
         # All is put back as it was before the method ran; what had to be put back, no graph would do at each call.
-        if (changed := soiled.clean()) is not None and reads is not None:
+        if (changed := soiled.put_back()) is not None and reads is not None:
             # It came to functions that were not known when all was copied: once more, with these known, too.
             if soiled.is_partial:
                 raise Again(soiled, filled=False)
@@ -516,7 +516,7 @@ class _Provenance(TorchFunctionMode):
         name, watching, known = operator_name(func), watcher(), history()
         result = func(*args, **kwargs) if name is None or watching is None else watching(name, func, args, kwargs)
         if known is not None:
-            known.made(result)
+            known.note_result(result)
         return result
 
 
@@ -699,10 +699,10 @@ class Calls:
         mode, why = get_proxy_mode(), why_opaque(what)
         recorded = torch.is_grad_enabled() and not (self.follows and why is not None)
         if self.depth or recorded or transforms_active() or mode is None or _is_of_a_transform(what):
-            return self._inlined(what, apply, args, kwargs, why)
+            return self._trace_inline(what, apply, args, kwargs, why)
         taped = self.tape.take(what) if self.tape is not None else None
         if why is None and kwargs and not isinstance(what, str):
-            return self._inlined(what, apply, args, kwargs, None)
+            return self._trace_inline(what, apply, args, kwargs, None)
         if why is None:
             try:
                 if isinstance(what, str):
@@ -727,7 +727,7 @@ class Calls:
             reason = f"it calls `{name_of(what)}.apply` by a name that was bound before, which this torch does not show"
             raise CaptureError(reason=reason, where=_user_line())
 
-    def _inlined(self, what: Any, apply: Any, args: Any, kwargs: Any, why: Why | None) -> Any:
+    def _trace_inline(self, what: Any, apply: Any, args: Any, kwargs: Any, why: Why | None) -> Any:
         """The body itself is traced, or runs on fakes within another body."""
         if why is not None and self.depth:
             raise OpaqueMet(what, why, _user_line())
@@ -791,7 +791,7 @@ class Calls:
         where = _user_line()
         odd = None
         if isinstance(what, Segment):
-            odd = self.leaves.tracked(tensors_in(args)) or _no_constant(args, self.generators)
+            odd = self.leaves.tracked_type(tensors_in(args)) or _no_constant(args, self.generators)
         if odd is not None:
             what.apart |= {name for name, value in args[0].items() if _no_constant(value, self.generators)}
             reason = f"{reason_of_caller(what, why)}, given a {odd}"
@@ -807,47 +807,47 @@ class Calls:
             reason = f"{reason_of_caller(what, why)} and {taped.fault}"
             raise CaptureError(reason=reason, where=where).of(what)
         node = OpaqueNode(what, apply, args, kwargs, taped, why, where)
-        given = tensors_in((args, kwargs))
+        tensors = tensors_in((args, kwargs))
         with disable_proxy_modes_tracing():
-            node.leaves = self._stand_ins(taped, given, node.of_data)
-            contents = tuple(torch.empty_like(given[i]) for i in node.written)
-        node.learned(self.session, taped.leaves)
+            node.leaves = self._stand_ins(taped, tensors, node.of_data)
+            contents = tuple(torch.empty_like(tensors[i]) for i in node.written)
+        node.bind_results(self.session, taped.leaves)
         self.nodes.append(node)
         taped.opaque = True
         traced = tuple(leaf for leaf in node.leaves if isinstance(leaf, TRACED))
         self._node(node.target(), node.given, re.sub(r"\W+", "_", node.name), (*traced, *contents), get_proxy_mode())
-        self._write_back(node, given, contents, taped)
+        self._write_back(node, tensors, contents, taped)
         return pytree.tree_unflatten(node.leaves, taped.tree)
 
     @staticmethod
     def _write_back(
-        node: OpaqueNode, given: Sequence[torch.Tensor], contents: Sequence[torch.Tensor], taped: Taped
+        node: OpaqueNode, tensors: Sequence[torch.Tensor], contents: Sequence[torch.Tensor], taped: Taped
     ) -> None:
         """The graph writes what the body wrote; unseen by autograd what the body wrote so."""
         mode = get_proxy_mode()
         with torch.no_grad():
             for i, content in zip(node.written, contents, strict=True):
-                given[i].copy_(content)
+                tensors[i].copy_(content)
                 if mode is not None and i in taped.unversioned:
                     newest(mode.tracer.graph).meta[UNVERSIONED] = True
 
-    def _stand_ins(self, taped: Taped, given: Sequence[torch.Tensor], of_data: bool) -> list[Any]:
+    def _stand_ins(self, taped: Taped, tensors: Sequence[torch.Tensor], of_data: bool) -> list[Any]:
         """Fakes of the results, their sizes fresh symbols; a result that shows an argument is a view of its fake."""
-        made: list[Any] = []
+        stand_ins: list[Any] = []
         for place, (leaf, alias) in enumerate(zip(taped.leaves, taped.aliases, strict=True)):
             if alias is not None:
-                leaf = shown(alias[0], given[alias[1]])
+                leaf = shown(alias[0], tensors[alias[1]])
             elif isinstance(leaf, torch.Tensor):
                 fake = self.session.fake(leaf)
                 leaf = fake.view_as(fake) if place in taped.views else fake
                 if self.follows and leaf.is_floating_point():
-                    leaf.requires_grad_(any(t.requires_grad for t in given))
+                    leaf.requires_grad_(any(t.requires_grad for t in tensors))
                 self.session.returned.append(leaf)
                 self.session.date_symbols_of(leaf)
             elif of_data and is_symbolic(leaf):
                 leaf = self.session.number(leaf)
-            made.append(leaf)
-        return made
+            stand_ins.append(leaf)
+        return stand_ins
 
 
 def _with_its_copies(cls: type, args: Any, kwargs: Any) -> Any:
@@ -867,8 +867,8 @@ def _no_constant(args: Any, generators: Sequence[Any]) -> str | None:
     """The type of what a node cannot be given: each call has one of its own. generators: those that each call has."""
     lasting = (*TRACED, *SCALARS, type, types.ModuleType, types.BuiltinFunctionType, torch.nn.Module, enum.Enum, Handle)
     odd = (v for v in pytree.tree_leaves(args) if not (isinstance(v, lasting) or any(v is g for g in generators)))
-    found = (v for v in odd if not (isinstance(v, types.FunctionType) or is_a_value(v)) or holds_fakes(v))
-    return next((type(v).__qualname__ for v in found), None)
+    refused = (v for v in odd if not (isinstance(v, types.FunctionType) or is_a_value(v)) or holds_fakes(v))
+    return next((type(v).__qualname__ for v in refused), None)
 
 
 def _is_of_a_transform(what: Any) -> bool:
@@ -907,11 +907,11 @@ def reason_of(error: BaseException) -> str:
     if isinstance(error, CompiledCallError):
         return str(error)
     text = f"{type(error).__name__}: {error}"
-    known = next((reason for mark, reason in _REASONS if mark in text), None)
-    if known is not None and known.startswith(_DEPENDS) and _came_through(error, _DISTRIBUTIONS):
+    known_reason = next((reason for mark, reason in _REASONS if mark in text), None)
+    if known_reason is not None and known_reason.startswith(_DEPENDS) and _came_through(error, _DISTRIBUTIONS):
         return "a distribution of torch looks at its parameters"
     first = _PLACE_IN_TORCH.sub("", str(error).strip()).partition("\n")[0].strip()
-    return known or (f"{type(error).__name__}: {first}" if first else type(error).__name__)
+    return known_reason or (f"{type(error).__name__}: {first}" if first else type(error).__name__)
 
 
 def _came_through(error: BaseException, folder: str) -> bool:
@@ -935,7 +935,7 @@ def call_of(cls: type, needs: tuple[int, ...] = ()) -> Callable[..., Any]:
     if (cls, needs) not in _calls:
 
         def call(*args: Any) -> Any:
-            return cls.apply(*_asking_as_captured(args, needs))  # type: ignore[attr-defined]
+            return cls.apply(*_requiring_grad_as_captured(args, needs))  # type: ignore[attr-defined]
 
         call.__name__ = call.__qualname__ = f"call_{cls.__name__}"
         call.fusegrad_call, call.fusegrad_needs = cls, needs  # type: ignore[attr-defined]
@@ -943,7 +943,7 @@ def call_of(cls: type, needs: tuple[int, ...] = ()) -> Callable[..., Any]:
     return _calls[cls, needs]
 
 
-def _asking_as_captured(args: tuple[Any, ...], needs: tuple[int, ...]) -> Sequence[Any]:
+def _requiring_grad_as_captured(args: tuple[Any, ...], needs: tuple[int, ...]) -> Sequence[Any]:
     """The arguments, requiring grad where they did: not so at the bottom of torch.func, which passes plain tensors.
 
     Where a graph is recorded or a transform is active they say themselves what is differentiated.
@@ -958,14 +958,14 @@ def _asking_as_captured(args: tuple[Any, ...], needs: tuple[int, ...]) -> Sequen
 def _refuse_objects(gm: torch.fx.GraphModule) -> None:
     """Refuses objects with a state (generators, objects of scripts): a graph would hold the present one for good."""
     for node in gm.graph.nodes:
-        held = [getattr(gm, node.target, None)] if node.op == "get_attr" else [*node.args, *node.kwargs.values()]
-        if any(isinstance(value, torch.Generator | torch.ScriptObject) for value in held):
+        operands = [getattr(gm, node.target, None)] if node.op == "get_attr" else [*node.args, *node.kwargs.values()]
+        if any(isinstance(value, torch.Generator | torch.ScriptObject) for value in operands):
             origin = node.meta.get("fusegrad_origin") or next((u.meta.get("fusegrad_origin") for u in node.users), None)
-            raise CaptureError(reason=_why_no_object(node, held), where=origin[1] if origin else "unknown")
+            raise CaptureError(reason=_why_no_object(node, operands), where=origin[1] if origin else "unknown")
 
 
-def _why_no_object(node: torch.fx.Node, held: Sequence[Any]) -> str:
-    if any(isinstance(value, torch.Generator) for value in held):
+def _why_no_object(node: torch.fx.Node, operands: Sequence[Any]) -> str:
+    if any(isinstance(value, torch.Generator) for value in operands):
         return _DRAWS
     if any(communicates(n.target) for n in (node, *node.users)):
         return f"it {COMMUNICATES}"
@@ -1031,8 +1031,8 @@ def _refuse_unseen_calls(gm: torch.fx.GraphModule) -> None:
 def _refuse_outside_writes(gm: torch.fx.GraphModule, lifted: int) -> None:
     """A write to a tensor that is no argument has to happen once a call, in the user's own body."""
     placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
-    kept = [n for n in gm.graph.nodes if is_cached(getattr(n.target, "fusegrad_call", None))]
-    write = _first_write(gm, [*placeholders[len(placeholders) - lifted :], *kept])
+    cached = [n for n in gm.graph.nodes if is_cached(getattr(n.target, "fusegrad_call", None))]
+    write = _first_write(gm, [*placeholders[len(placeholders) - lifted :], *cached])
     if write is not None:
         origin = write.meta.get("fusegrad_origin")
         raise CaptureError(reason="it writes to a tensor that is no argument", where=origin[1] if origin else "unknown")
@@ -1081,14 +1081,14 @@ def written_placeholders(gm: torch.fx.GraphModule, count: int) -> list[int]:
 def unversioned_placeholders(gm: torch.fx.GraphModule, count: int) -> list[int]:
     """Those of the first `count` inputs to whose memory the graph writes by way of `.data` alone."""
     placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"][:count]
-    seen = [i for i, node in enumerate(placeholders) if _first_write(gm, [node], unseen=False) is not None]
-    return [i for i in written_placeholders(gm, count) if i not in seen]
+    versioned = [i for i, node in enumerate(placeholders) if _first_write(gm, [node], unseen=False) is not None]
+    return [i for i in written_placeholders(gm, count) if i not in versioned]
 
 
 def writes_through_data(gm: torch.fx.GraphModule) -> bool:
     """True if the graph writes to a `.data`, of whatever tensor: autograd does not see such a write."""
-    taken = [n for n in gm.graph.nodes if n.meta.get(UNVERSIONED)]
-    return _first_write(gm, taken) is not None
+    data_nodes = [n for n in gm.graph.nodes if n.meta.get(UNVERSIONED)]
+    return _first_write(gm, data_nodes) is not None
 
 
 def _first_write(
@@ -1112,7 +1112,7 @@ def _first_write(
 
 
 def _writes(schema: Any, node: torch.fx.Node, operand: torch.fx.Node) -> bool:
-    given = [*zip(schema.arguments, node.args, strict=False)]
-    given += [(a, node.kwargs[a.name]) for a in schema.arguments if a.name in node.kwargs]
-    written = [v for a, v in given if a.alias_info is not None and a.alias_info.is_write]
+    operands = [*zip(schema.arguments, node.args, strict=False)]
+    operands += [(a, node.kwargs[a.name]) for a in schema.arguments if a.name in node.kwargs]
+    written = [v for a, v in operands if a.alias_info is not None and a.alias_info.is_write]
     return any(operand in (v if isinstance(v, list | tuple) else (v,)) for v in written)

@@ -20,14 +20,14 @@ _LIMIT = 10_000
 
 def holds_fakes(value: Any) -> bool:
     """True if a fake tensor or a symbol can be reached from the object, classes, modules and globals apart."""
-    waiting, seen = [value], set[int]()
-    while waiting and len(seen) < _LIMIT:
-        found = waiting.pop()
-        if isinstance(found, _SYMBOLS) or is_fake(found):
+    waiting, visited = [value], set[int]()
+    while waiting and len(visited) < _LIMIT:
+        current = waiting.pop()
+        if isinstance(current, _SYMBOLS) or is_fake(current):
             return True
-        if id(found) not in seen and not isinstance(found, _NOT_ITS_OWN):
-            seen.add(id(found))
-            waiting += _parts(found)
+        if id(current) not in visited and not isinstance(current, _NOT_ITS_OWN):
+            visited.add(id(current))
+            waiting += _parts(current)
     return False
 
 

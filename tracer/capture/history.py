@@ -50,7 +50,7 @@ class History:
         self.about |= inputs
         return self.answer
 
-    def made(self, tensor: Any) -> None:
+    def note_result(self, tensor: Any) -> None:
         """Notes what is a leaf of its own, made with a flag."""
         tracer: Any = getattr(get_proxy_mode(), "tracer", None)
         if tracer is None or not isinstance(tensor, Tensor) or not (tensor.requires_grad and tensor.is_leaf):
@@ -68,13 +68,13 @@ class History:
 
 
 def _behind(node: torch.fx.Node, ends: Callable[[torch.fx.Node], Any]) -> set[torch.fx.Node]:
-    waiting, seen = [node], set[torch.fx.Node]()
+    waiting, visited = [node], set[torch.fx.Node]()
     while waiting:
-        found = waiting.pop()
-        if found not in seen and not ends(found):
-            seen.add(found)
-            waiting += [n for n in found.all_input_nodes if isinstance(n.meta.get("val"), Tensor)]
-    return seen
+        current = waiting.pop()
+        if current not in visited and not ends(current):
+            visited.add(current)
+            waiting += [n for n in current.all_input_nodes if isinstance(n.meta.get("val"), Tensor)]
+    return visited
 
 
 def _never(node: torch.fx.Node) -> bool:

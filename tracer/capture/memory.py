@@ -29,11 +29,11 @@ def storage_bytes(tensor: Tensor) -> int | None:
 
 def is_held(tensor: Tensor) -> bool:
     """True if the storage is as large as the tensor says."""
-    held = storage_bytes(tensor)
-    if held is None or tensor.numel() == 0:
+    storage_size = storage_bytes(tensor)
+    if storage_size is None or tensor.numel() == 0:
         return True
     last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return (tensor.storage_offset() + last + 1) * tensor.element_size() <= held
+    return (tensor.storage_offset() + last + 1) * tensor.element_size() <= storage_size
 
 
 def copied(tensor: Tensor) -> Tensor:
@@ -78,10 +78,10 @@ _CHANGES = ("resize_", "fill_", "copy_", "byteswap")
 
 
 @contextlib.contextmanager
-def storages_watched(met: Callable[[], None]) -> Iterator[None]:
+def storages_watched(on_resize: Callable[[], None]) -> Iterator[None]:
     """Within the block `met` is called before a trace changes a storage, of which no dispatch hears."""
     for name in _CHANGES:  # inherited from a class in C: as attributes of its own they are in front
-        setattr(torch.UntypedStorage, name, _heard(getattr(torch.UntypedStorage, name), met))
+        setattr(torch.UntypedStorage, name, _calling_first(getattr(torch.UntypedStorage, name), on_resize))
     try:
         yield
     finally:
@@ -89,10 +89,10 @@ def storages_watched(met: Callable[[], None]) -> Iterator[None]:
             delattr(torch.UntypedStorage, name)
 
 
-def _heard(own: Callable[..., Any], met: Callable[[], None]) -> Callable[..., Any]:
+def _calling_first(own: Callable[..., Any], on_resize: Callable[[], None]) -> Callable[..., Any]:
     def method(storage: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
         if get_proxy_mode() is not None:  # this thread is the one that traces
-            met()
+            on_resize()
         return own(storage, *args, **kwargs)
 
     return method

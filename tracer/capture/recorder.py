@@ -47,12 +47,12 @@ class Recorder(ProxyMode):  # type: ignore[misc]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is ASKS_DEVICE:
             return super().__torch_dispatch__(func, types, args, kwargs)
-        given = self._given(func, args, kwargs or {})
+        given = self._traced_arguments(func, args, kwargs or {})
         if given is not None:
-            return self._recorded(func, args, kwargs or {}, given)
+            return self._record_node(func, args, kwargs or {}, given)
         return super().__torch_dispatch__(func, types, args, kwargs)
 
-    def _given(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _traced_arguments(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The arguments as nodes; None where torch's own recorder takes the operation."""
         try:
             if is_short(func) and not self._may_be_constant(func, (*args, *kwargs.values())):
@@ -67,7 +67,7 @@ class Recorder(ProxyMode):  # type: ignore[misc]
         """A size that was learnt since is a number: the symbol that it was is all that has a node."""
         return super().__sym_dispatch__(func, types, tuple(map(_learnt, args)), kwargs)
 
-    def _recorded(self, func: Any, args: Any, kwargs: Any, given: Any) -> Any:
+    def _record_node(self, func: Any, args: Any, kwargs: Any, given: Any) -> Any:
         graph = self.tracer.graph
         node = graph.create_node("call_function", func, *given, name=_name(func))
         result = func(*args, **kwargs)

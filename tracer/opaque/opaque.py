@@ -385,7 +385,7 @@ class OpaqueNode:
         call.brings = self.hints.keys()  # type: ignore[attr-defined]
         return call
 
-    def learned(self, session: Any, leaves: Sequence[Any]) -> None:
+    def bind_results(self, session: Any, leaves: Sequence[Any]) -> None:
         """The node's fakes are made: which symbols are its own, and their values at the capture."""
         real = tensors_in(leaves)
         self.env = session.env

@@ -463,7 +463,7 @@ def _call(function: str, *args: ast.expr) -> ast.Call:
 _NEVER = (ast.Yield, ast.YieldFrom, ast.Await, ast.AsyncFor, ast.AsyncWith, ast.AsyncFunctionDef, ast.Delete)
 
 
-def _stored(nodes: Sequence[ast.AST]) -> set[str]:
+def _stored_names(nodes: Sequence[ast.AST]) -> set[str]:
     """The names that statements bind."""
     found: set[str] = set()
     for node in nodes:
@@ -504,7 +504,7 @@ class _Cutter:
             raise UnfitError("it yields, waits or deletes")
         of_ctx, exits = _OfCtx(self.ctx), _Exits()
         rewritten = [exits.visit(of_ctx.visit(copy.deepcopy(s))) for s in statements]
-        stored = _stored(nodes) & self.locals
+        stored = _stored_names(nodes) & self.locals
         read = {n.id for n in nodes if isinstance(n, ast.Name)} & self.locals
         kept = {n for n in stored if self._is_read_elsewhere(n, {id(n) for n in nodes}, statements)}
         segment = self._segment(statements)
@@ -516,7 +516,7 @@ class _Cutter:
         if of_ctx.given & of_ctx.bound:
             raise UnfitError("it changes what is on ctx")
         self._define(segment, rewritten)
-        body[first:behind] = self._instead(segment, statements, of_ctx, exits.found)
+        body[first:behind] = self._call_of_segment(segment, statements, of_ctx, exits.found)
 
     def _is_read_elsewhere(self, name: str, own: set[int], statements: Body) -> bool:
         if any(name in taken.inputs for taken in self.segments.values()):  # its own reads are gone from the tree
@@ -544,11 +544,11 @@ class _Cutter:
         unbound = [_unbinding(name) for name in segment.inputs if not name.startswith(ON_CTX)]
         body = [*map(copy.deepcopy, self.declared), *unbound, *statements, end]
         spec = ast.arguments(posonlyargs=[], args=arguments, kwonlyargs=[], kw_defaults=[], defaults=[])
-        made = ast.FunctionDef(self.tree.name, spec, body, [])
-        made.type_params = []  # type: ignore[attr-defined]
-        self.bodies[segment.__name__] = ast.copy_location(made, statements[0])
+        definition = ast.FunctionDef(self.tree.name, spec, body, [])
+        definition.type_params = []  # type: ignore[attr-defined]
+        self.bodies[segment.__name__] = ast.copy_location(definition, statements[0])
 
-    def _instead(self, segment: Segment, statements: Body, of_ctx: _OfCtx, exits: set[str]) -> Body:
+    def _call_of_segment(self, segment: Segment, statements: Body, of_ctx: _OfCtx, exits: set[str]) -> Body:
         """The statement that replaces the segment in the method."""
         number = segment.lines[0]
         name = f"__fusegrad_left_{number}"
@@ -738,18 +738,18 @@ def _value(node: ast.AST, function: types.FunctionType) -> Any:
     return function.__globals__.get(node.id)
 
 
-def _reaches(found: Any, filename: str, line: int, seen: set[int]) -> bool:
+def _reaches(function: Any, filename: str, line: int, visited: set[int]) -> bool:
     """True if a function, or a method of a class, has the line or calls what reaches it."""
-    if id(found) in seen or len(seen) > MOST:
+    if id(function) in visited or len(visited) > MOST:
         return False
-    seen.add(id(found))
-    if isinstance(found, type):
-        members = [getattr(m, "__func__", m) for m in vars(found).values()]
-        return any(_reaches(m, filename, line, seen) for m in members if isinstance(m, types.FunctionType))
-    code = found.__code__
+    visited.add(id(function))
+    if isinstance(function, type):
+        members = [getattr(m, "__func__", m) for m in vars(function).values()]
+        return any(_reaches(m, filename, line, visited) for m in members if isinstance(m, types.FunctionType))
+    code = function.__code__
     if holds(code, filename, line):
         return True
-    return any(_reaches(f, filename, line, seen) for f in _called(found))
+    return any(_reaches(f, filename, line, visited) for f in _called(function))
 
 
 def _called(function: types.FunctionType) -> list[Any]:
@@ -764,14 +764,14 @@ def _called(function: types.FunctionType) -> list[Any]:
 
 def names_reached(function: Any) -> set[str]:
     """The names that a function uses, and those that the functions use which it calls, libraries apart."""
-    waiting, seen, names = [function], set[int](), set[str]()
-    while waiting and len(seen) < MOST:
-        found = waiting.pop()
-        if id(found) in seen or not isinstance(found, types.FunctionType) or (seen and is_library(found)):
+    waiting, visited, names = [function], set[int](), set[str]()
+    while waiting and len(visited) < MOST:
+        current = waiting.pop()
+        if id(current) in visited or not isinstance(current, types.FunctionType) or (visited and is_library(current)):
             continue
-        seen.add(id(found))
-        names |= {*_all_names(found.__code__), *found.__code__.co_freevars}
-        waiting += _called(found)
+        visited.add(id(current))
+        names |= {*_all_names(current.__code__), *current.__code__.co_freevars}
+        waiting += _called(current)
     return names
 
 

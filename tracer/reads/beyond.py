@@ -43,5 +43,5 @@ class Crossing:
         if self.met:
             self.reads.beyond.batches.append(tuple(self.met))
             self.reads.widen()
-        if self.soiled.is_filled():
+        if self.soiled.only_filled():
             raise Again(self.soiled, filled=True)

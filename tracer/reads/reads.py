@@ -215,10 +215,10 @@ class Reads:
         if self.origin is not None:
             self.origin.widen()
         for number in range(self.widened, len(self.beyond.batches)):
-            found = self.beyond.reads(number, self.skipped)
-            found.entries = {path: read for path, read in found.entries.items() if path not in self.entries}
-            found.effects = self.beyond.watched(found.effects)
-            self.merge(found)
+            batch = self.beyond.reads(number, self.skipped)
+            batch.entries = {path: read for path, read in batch.entries.items() if path not in self.entries}
+            batch.effects = self.beyond.watched(batch.effects)
+            self.merge(batch)
         self.widened = len(self.beyond.batches)
 
     def facts(self) -> tuple[Any, ...]:
@@ -243,8 +243,8 @@ class Reads:
 
     def changed(self, before: Mapping[str, Any]) -> str | None:
         """The name of what is no longer as it was when `by_path` said `before`."""
-        now = self.by_path()
-        paths = (path for path, old in before.items() if path in now and old != now[path])
+        facts_now = self.by_path()
+        paths = (path for path, old in before.items() if path in facts_now and old != facts_now[path])
         return next((p.split(" in ")[0].split("@")[0] for p in paths), None)
 
     def has_object(self, value: Any) -> bool:
@@ -254,17 +254,17 @@ class Reads:
     def with_arguments(self, args: Sequence[Any]) -> Reads:
         """And the tensors in objects and modules among the arguments, or whose methods are: by reference, as long as
         these live."""
-        found, values = {}, [leaf for a in args for leaf in leaves(a)]
+        tensors, values = {}, [leaf for a in args for leaf in leaves(a)]
         for number, value in enumerate(values):
             value = value.__self__ if isinstance(value, types.MethodType) else value
             get = _weak_getter(value) if is_plain_object(value) else None
             for name, inner in _tensors_inside(value, get, DEPTH) if get is not None else ():
                 path = f"argument {number}{name}"
-                found[path] = Read(path, "tensor", inner)
+                tensors[path] = Read(path, "tensor", inner)
         generators = tuple(_weak_getter(v) for v in values if isinstance(v, torch.Generator))
-        if not (found or generators):
+        if not (tensors or generators):
             return self
-        return dataclasses.replace(self, entries={**self.entries, **found}, generators=generators, origin=self)
+        return dataclasses.replace(self, entries={**self.entries, **tensors}, generators=generators, origin=self)
 
     def tensor_path(self, tensor: torch.Tensor) -> Read | None:
         """The read that yields this very tensor."""
@@ -330,8 +330,8 @@ def scan_met_functions(
         try:
             _scan_code(_Names(code, env, {}, me), search, False)
         except Exception as error:
-            reads.effects.append(_unfollowed(error, code))
-    plan.run()
+            reads.effects.append(_unfollowed_effect(error, code))
+    plan.scan_all()
     _add_names(reads)
     _add_custom_attributes(reads)
     reads.keepalive += met
@@ -360,12 +360,12 @@ def reads_of(function: types.FunctionType) -> Reads:
     """
     if not function.__closure__:
         return _scanned_once(function)
-    known = getattr(_known, "closures", None)
-    if known is None:
+    cached = getattr(_known, "closures", None)
+    if cached is None:
         return scan(function)
-    if (id(function), function.__code__) not in known:
-        known[id(function), function.__code__] = (function, scan(function))
-    return known[id(function), function.__code__][1]  # type: ignore[no-any-return]
+    if (id(function), function.__code__) not in cached:
+        cached[id(function), function.__code__] = (function, scan(function))
+    return cached[id(function), function.__code__][1]  # type: ignore[no-any-return]
 
 
 _known = threading.local()
@@ -395,13 +395,13 @@ def each_method_once() -> Iterator[None]:
 
 def certain_effects(*functions: Callable[..., Any]) -> list[Effect]:
     """The effects of these functions at every call, which a graph would lose."""
-    known = getattr(_known, "certain", None)
-    if known is None:
+    cached = getattr(_known, "certain", None)
+    if cached is None:
         return scan(*functions).certain()
     key = tuple(map(id, functions))
-    if key not in known:
-        known[key] = (functions, scan(*functions).certain())
-    return known[key][1]  # type: ignore[no-any-return]
+    if key not in cached:
+        cached[key] = (functions, scan(*functions).certain())
+    return cached[key][1]  # type: ignore[no-any-return]
 
 
 _scanned: weakref.WeakKeyDictionary[types.FunctionType, tuple[types.CodeType, Reads]] = weakref.WeakKeyDictionary()
@@ -410,12 +410,12 @@ SCANNED = 4096
 
 
 def _scanned_once(function: types.FunctionType) -> Reads:
-    code, found = _scanned.get(function, (None, None))
-    if found is None or code is not function.__code__:
-        found = scan(function)
+    code, cached = _scanned.get(function, (None, None))
+    if cached is None or code is not function.__code__:
+        cached = scan(function)
         _make_room(_scanned)
-        _scanned[function] = function.__code__, found
-    return found
+        _scanned[function] = function.__code__, cached
+    return cached
 
 
 def _make_room(scans: weakref.WeakKeyDictionary[Any, Any]) -> None:
@@ -469,7 +469,7 @@ def scan(*functions: Callable[..., Any], beyond: Beyond | None = None) -> Reads:
     top = _Search(reads, plan, homes_of(functions))
     for function in functions:
         top.add_source(function)
-    plan.run()
+    plan.scan_all()
     reads.is_whole, reads.functions_scanned = plan.is_whole, len(plan.seen)
     _add_names(reads)
     _add_custom_attributes(reads)
@@ -513,7 +513,7 @@ class _Plan:
             self.seen.add(key)
             self.waiting.append(task)
 
-    def run(self) -> None:
+    def scan_all(self) -> None:
         """Look at all of it; then the reads of nested classes are added to those of who calls them."""
         while self.waiting:
             task = self.waiting.popleft()
@@ -526,13 +526,13 @@ class _Plan:
             try:
                 _scan_function(task)
             except Exception as error:  # whatever the objects around a method do when they are looked at
-                reads.effects.append(_unfollowed(error, code))
+                reads.effects.append(_unfollowed_effect(error, code))
         for parent, child, fits in reversed(self.children):
             if parent is not child and fits(child):
                 parent.merge(child)
 
 
-def _unfollowed(error: Exception, code: types.CodeType) -> Effect:
+def _unfollowed_effect(error: Exception, code: types.CodeType) -> Effect:
     where = f"{code.co_filename}:{code.co_firstlineno}"
     return Effect(f"what it reads cannot be followed: {type(error).__name__}", where)
 
@@ -569,10 +569,10 @@ class _Search:
 
     def nested_class(self, cls: type, homes: frozenset[str], fits: Callable[[Reads], bool]) -> _Search | None:
         """A search for a nested class, whose reads join these in the end, if they fit; None where it is known."""
-        known = self.plan.classes.get(cls)
-        reads = known or self.plan.classes.setdefault(cls, Reads(library=self.reads.library))
+        earlier = self.plan.classes.get(cls)
+        reads = earlier or self.plan.classes.setdefault(cls, Reads(library=self.reads.library))
         self.plan.children.append((self.reads, reads, fits))
-        return None if known is not None else _Search(reads, self.plan, self.homes | homes)
+        return None if earlier is not None else _Search(reads, self.plan, self.homes | homes)
 
 
 def _itself(value: Any) -> Any:
@@ -611,14 +611,14 @@ def backward_effects(method: Callable[..., Any]) -> list[Effect]:
     code = getattr(inspect.unwrap(method), "__code__", None)
     if code is None or not code.co_argcount:
         return []
-    found, line = [], code.co_firstlineno
+    effects, line = [], code.co_firstlineno
     instructions = instructions_of(code)
     for at, instruction in enumerate(instructions):
         line = line_of(instruction) or line
         if (why := _kept_on(code, instructions[: at + 1])) is not None:
             always = at < straight(instructions)
-            found.append(Effect(why, f"{code.co_filename}:{line}", code, instruction.offset, always))
-    return found
+            effects.append(Effect(why, f"{code.co_filename}:{line}", code, instruction.offset, always))
+    return effects
 
 
 def _kept_on(code: types.CodeType, ran: Sequence[dis.Instruction]) -> str | None:
@@ -995,7 +995,7 @@ def _root(instruction: dis.Instruction, env: dict[str, Any], cells: dict[str, An
     return None
 
 
-def _follow(root: _Root, rest: Sequence[dis.Instruction], search: _Search, place: _Place) -> int:
+def _follow(root: _Root, instructions: Sequence[dis.Instruction], search: _Search, place: _Place) -> int:
     """Follow `a.b.c` as long as attributes are loaded, then record what stands at the end; how many were loaded."""
     reads, value = search.reads, root.value()
     if value is ABSENT:  # a later call may put it there
@@ -1005,12 +1005,12 @@ def _follow(root: _Root, rest: Sequence[dis.Instruction], search: _Search, place
     if root.steps[:1] == ("builtin",):
         reads.entries.setdefault(root.path, Read(root.path, "builtin", root.get, root.steps))
         return 0
-    for instruction in rest:
+    for instruction in instructions:
         if instruction.opname not in ATTRIBUTE:
             break
         if at.is_of_a_library():
             reads.entries.setdefault(root.path, Read(root.path, "identity", root.get, root.steps))
-            return done + _follow_library(at.value, rest[done:], search, place)
+            return done + _follow_library(at.value, instructions[done:], search, place)
         further = at.then(instruction.argval)
         if further is None:
             break
@@ -1085,10 +1085,10 @@ def _replacing(owner: Any, name: str) -> Callable[[Any], None]:
     return lambda value: setattr(place, name, raw if value is raw.__func__ else staticmethod(value))
 
 
-def _follow_library(value: Any, rest: Sequence[dis.Instruction], search: _Search, place: _Place) -> int:
+def _follow_library(value: Any, instructions: Sequence[dis.Instruction], search: _Search, place: _Place) -> int:
     """A name within a library: what stands there, and what it tells of the process."""
     owner, name, done, reads = value, "", 0, search.reads
-    for done, instruction in enumerate(rest):
+    for done, instruction in enumerate(instructions):
         if instruction.opname not in ATTRIBUTE or not is_a(value, types.ModuleType | type):
             break
         owner, name = value, instruction.argval
@@ -1249,13 +1249,13 @@ def draws_of(code: types.CodeType, env: dict[str, Any]) -> list[Effect]:
     return found
 
 
-def _draw_reason(root: _Root, rest: Sequence[dis.Instruction]) -> str | None:
+def _draw_reason(root: _Root, instructions: Sequence[dis.Instruction]) -> str | None:
     """The reason why the object at the end of a chain of names may not be part of a graph, wherever it is met."""
     value = root.value()
     if root.steps[:1] == ("builtin",):
         name = root.steps[2]
         return f"it calls `{name}`" if name in ("print", "input", "open") else None
-    for instruction in (None, *rest):
+    for instruction in (None, *instructions):
         if instruction is not None:
             if instruction.opname not in ATTRIBUTE or (value := attribute(value, instruction.argval)) is ABSENT:
                 return None
@@ -1277,15 +1277,15 @@ def _record_function_class(
     cls = value if is_a(value, type) else value.__self__
     cls = getattr(cls, "_fusegrad_user_class", None) or cls
     own = {name: getattr(cls, name, None) for name in FUNCTION_METHODS}
-    written = {name: method for name, method in own.items() if method is not getattr(torch.autograd.Function, name)}
+    own_methods = {name: method for name, method in own.items() if method is not getattr(torch.autograd.Function, name)}
 
     def fits(found: Reads) -> bool:  # else it runs as written, and reads for itself
         declared = declarations(cls, None).values()
         return not found.certain() and not any(d.value is False for d in declared)
 
-    if (inner := search.nested_class(cls, homes_of(written.values()), fits)) is None:
+    if (inner := search.nested_class(cls, homes_of(own_methods.values()), fits)) is None:
         return
-    for name, method in written.items():
+    for name, method in own_methods.items():
         where, fetch = f"{name} of {cls.__qualname__}@{id(cls)}", _attribute(lambda: cls, name)
         inner.reads.entries[where] = Read(where, "identity", fetch, ("is", cls, name))
         inner.add(method, is_method=True)

@@ -529,18 +529,18 @@ def unfit(value: Any, depth: int = DEPTH) -> str | None:
 
     That of torch.Generators no graph has: what draws from them, or asks for it, runs as written.
     """
-    waiting, seen = [(value, depth)], set[int]()
+    waiting, visited = [(value, depth)], set[int]()
     while waiting:
-        found, left = waiting.pop(0)
-        ours = type(found).__module__.split(".")[0] == "fusegrad"
-        if ours or is_a(found, (*_SEEN, torch.Generator)) or id(found) in seen:
+        current, depth_left = waiting.pop(0)
+        ours = type(current).__module__.split(".")[0] == "fusegrad"
+        if ours or is_a(current, (*_SEEN, torch.Generator)) or id(current) in visited:
             continue
-        seen.add(id(found))
-        if len(seen) > MOST:
+        visited.add(id(current))
+        if len(visited) > MOST:
             return f"an argument holds more than {MOST} values"
-        if (why := _unfit(found, inner := _inner(found), left)) is not None:
+        if (why := _unfit(current, inner := _inner(current), depth_left)) is not None:
             return why
-        waiting += [(part, left - 1) for part in inner or ()]
+        waiting += [(part, depth_left - 1) for part in inner or ()]
     return None
 
 
@@ -551,11 +551,11 @@ def has_hidden_state(value: Any) -> bool:
     return not is_a(value, torch.nn.Module) and not _is_array(value) and unfit(value) is not None
 
 
-def _unfit(value: Any, inner: list[Any] | None, left: int) -> str | None:
+def _unfit(value: Any, inner: list[Any] | None, depth_left: int) -> str | None:
     if is_a(value, types.FunctionType):
         certain = [] if _is_known(value) else _reads(value).certain()
         return certain[0].reason if certain else None
-    if inner is None or left == 0:
+    if inner is None or depth_left == 0:
         return None if inner is None and is_a_value(value) else f"an argument holds a {type(value).__qualname__}"
     return None
 
@@ -566,19 +566,20 @@ def _reads(function: types.FunctionType) -> Any:
 
 def suspects(values: Any) -> list[Any]:
     """The effects that functions among these values may have, and the methods of objects."""
-    waiting, seen, found = list(values), set[int](), list[Any]()
-    while waiting and len(seen) < MOST:
+    waiting, visited, collected = list(values), set[int](), list[Any]()
+    while waiting and len(visited) < MOST:
         value = waiting.pop()
-        if id(value) in seen or is_a(value, _SEEN):
+        if id(value) in visited or is_a(value, _SEEN):
             continue
-        seen.add(id(value))
+        visited.add(id(value))
         if is_a(value, types.FunctionType) and not _is_known(value):
-            found += _reads(value).uncertain_effects()
+            collected += _reads(value).uncertain_effects()
         elif is_plain_object(value):
             methods = (f for f in functions_of_class(type(value)) if not _is_known(f))
-            found += [effect._replace(certain=False) for f in methods for effect in _reads(f).effects if effect.code]
+            effects = (effect for f in methods for effect in _reads(f).effects)
+            collected += [effect._replace(certain=False) for effect in effects if effect.code]
         waiting += _inner(value) or ()
-    return found
+    return collected
 
 
 def _inner(value: Any) -> list[Any] | None:
@@ -601,16 +602,16 @@ def too_much(value: Any) -> str | None:
     """The reason why a value from outside cannot be compared at every call; None where it can."""
     waiting, count = [(value, 0, frozenset[int]())], 0
     while waiting:
-        found, depth, above = waiting.pop()
+        current, depth, above = waiting.pop()
         count += 1
-        if is_a(found, (*SCALARS, torch.Tensor, type, types.FunctionType)) or id(found) in above:
+        if is_a(current, (*SCALARS, torch.Tensor, type, types.FunctionType)) or id(current) in above:
             continue
-        parts = _inner(found)
-        if (why := _unseen(found, parts, depth)) is not None:
+        parts = _inner(current)
+        if (why := _unseen(current, parts, depth)) is not None:
             return why
         if count + len(parts or ()) > MOST:
             return f"holds more than {MOST} values"
-        waiting += [(part, depth + 1, above | {id(found)}) for part in parts or ()]
+        waiting += [(part, depth + 1, above | {id(current)}) for part in parts or ()]
     return None
 
 
