@@ -1,7 +1,7 @@
 """A group of fusible primitives to Triton text: named axes, levels, phases. Needs neither torch nor a GPU."""
 
 from ..ir.errors import Unfusible
-from .cuts import generate, module
+from .kernel_partition import generate, module
 from .kernel import TARGETS, Buffer, Kernel, Kernels, Pointer, Ref, Scalar, Target
 
 __all__ = [

@@ -20,7 +20,7 @@ from ..kernel import Kernel, Pointer, Scalar
 from ..schedule.axes import Axis, Sink, Term, below
 from ..schedule.sizes import blocks, same, tidy
 from ..schedule.sizes import number as evaluated
-from ..schedule.work import operations_of
+from ..schedule.op_counts import operations_of
 from .loops import (
     Accumulate,
     Expr,
@@ -39,7 +39,7 @@ from .loops import (
 )
 from .mathematics import TL, held
 from .names import identifier
-from .nests import Loop
+from .loop_nests import Loop
 from .prelude import HELPERS
 from .strips import Strips
 from .values import Coord, default_name, name_of

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from ...ir.types import product
 from ..schedule.axes import Term
 from ..schedule.sizes import blocks, tidy
-from .finish import Finishing
+from .final_reduction import Finishing
 from .loops import Accumulate, Expr, For, If, Let, Statement, Store, binary, call, literal, name, total
 
 

@@ -12,7 +12,7 @@ import sympy
 import torch
 
 from ...codegen import Target
-from ...codegen.schedule.neighbours import candidates, leaner
+from ...codegen.schedule.tuning_candidates import candidates, leaner
 from ...ir.errors import Unfusible
 from ...ir.once import once
 from ...ir.passes.fuse import Group

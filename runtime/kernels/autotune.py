@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ...codegen.schedule.neighbours import OWN
+from ...codegen.schedule.tuning_candidates import OWN
 from ...tracer.locks import INNER, lock_of
 from ..cache import entry_files
 from ..cache import store as cache

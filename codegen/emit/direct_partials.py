@@ -17,7 +17,7 @@ from ..schedule.sizes import number as evaluated
 from .loops import Accumulate, Expr, For, Scope, Statement, Store, binary, call, literal, name, total
 from .mathematics import lowest, number
 from .names import identifier
-from .nests import Nests
+from .loop_nests import Nests
 from .values import name_of
 
 WIDE = 1024

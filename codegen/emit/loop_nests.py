@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from ..schedule.axes import Axis, Index, Term
 from .loops import Expr, For, Let, Scope, Statement, binary, call, literal, name, unary
-from .pairs import Pairs
+from .strided_pairs import Pairs
 from .values import FINISH, Coord, Groups
 
 

@@ -12,7 +12,7 @@ from ...ir.types import LOW_FLOATS, Size, product
 from ..kernel import Buffer, Ref
 from ..schedule.axes import Axis, Sink, Term, below
 from ..schedule.sizes import blocks, tidy
-from .direct import DirectSums
+from .direct_partials import DirectSums
 from .loops import (
     Accumulate,
     Expr,
