@@ -14,10 +14,10 @@ from ..schedule.axes import Axis, Index, Program, Term, below
 from ..schedule.schedule import Schedule
 from ..schedule.sizes import Hints, power_of_two, tidy
 from ..schedule.sizes import number as evaluated
+from .loop_nests import Nests
 from .loops import Accumulate, Expr, For, Scope, Statement, Store, binary, call, literal, name, total
 from .mathematics import lowest, number
 from .names import identifier
-from .loop_nests import Nests
 from .values import name_of
 
 WIDE = 1024
@@ -84,7 +84,7 @@ class DirectSums(Nests):
         pointer = self.names.fresh(f"{self._final_name(term)}_partial_ptr")
         ref, dtype = Ref("scratch", len(self.scratch)), self._accumulator_dtype(term)
         items = product([self.plan.programs or 1, self.plan.strips, self.share])
-        self.below(items, 1 << 30)
+        self.require_below(items, 1 << 30)
         slots = tidy(items * width)
         self.scratch.append(Buffer(pointer.removesuffix("_ptr"), dtype, (slots,), (1,)))
         self.pointers[ref], self.pointer_dtype[ref] = pointer, dtype
@@ -93,7 +93,7 @@ class DirectSums(Nests):
 
     def _item_slot(self, item: Expr) -> Expr:
         """The slot of an item of this strip."""
-        first = binary("*", name("strip"), self._programs()) if self._strips() else literal(0)
+        first = binary("*", name("strip"), self._programs()) if self._has_strips() else literal(0)
         return self._plus(self._slots(first), item)
 
     def _slots(self, programs: Expr) -> Expr:

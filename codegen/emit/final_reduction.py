@@ -61,7 +61,7 @@ class Level:
     start: Expr
 
     def completed(self, everything: bool) -> bool:
-        """Whether a sum is complete here, over everything or over the walk."""
+        """True where a sum is complete here, over everything or over the walk."""
         return self.completes == "all" or (self.completes == "walk" and not everything)
 
 
@@ -78,20 +78,20 @@ class Finishing(DirectSums):
         scope.body.append(Accumulate(label, operator, combined, self._comment(term)))
         self.top.memo[("acc", term)] = name(label)
 
-    def _finish(self) -> None:
+    def _emit_final_reduction(self) -> None:
         """Fold the lanes; store partial sums; the last to arrive, level by level, adds them and stores the results."""
         plan = self.plan
         partials = [self._partial(r) for r in plan.final if r not in plan.direct]
         within = set(plan.row) - set(plan.grid)
         everything = [r for r in plan.final if set(r.param) - within != set(plan.walk)]
-        if plan.programs == 1 and not everything and not plan.direct and not self.told:
+        if plan.programs == 1 and not everything and not plan.direct and not self.row_words:
             scope = Scope(FINISH, self.top)
-            self._complete(scope, {p.term: name(p.folded) for p in partials}, set(plan.final))
+            self._emit_complete_sums(scope, {p.term: name(p.folded) for p in partials}, set(plan.final))
             self.top.body.extend(scope.body)
             return
         for p in partials:
             self._store_partial(p)
-        self._straight()
+        self._undo_slide()
         body, parent, left = self.top.body, self.top, list(partials)
         for level in self._levels(bool(everything)):
             scope = Scope(FINISH, parent)
@@ -100,16 +100,16 @@ class Finishing(DirectSums):
             left = [p for p in left if p.term not in done]
             for p in left:
                 scope.body.append(self._slot_store(p, level.first, totals[p.term]))
-            self._complete(scope, {t: v for t, v in totals.items() if t in done}, done)
+            self._emit_complete_sums(scope, {t: v for t, v in totals.items() if t in done}, done)
             self._finish_direct(level, everything, scope)
             body.extend(level.setup)
             body.append(If(call("last_to_arrive", level.counter, level.count), scope.body))
             body, parent = scope.body, scope
             scope.closed = True
-        for pointer in self.told:
-            body.append(self._forgotten(pointer))
+        for pointer in self.row_words:
+            body.append(self._clear_words(pointer))
 
-    def _forgotten(self, pointer: Expr) -> Statement:
+    def _clear_words(self, pointer: Expr) -> Statement:
         """Zeros for the next launch."""
         (axis,) = self.plan.row
         place = binary("+", binary("+", pointer, name("first")), self.lane(axis))
@@ -123,15 +123,15 @@ class Finishing(DirectSums):
             return
         whole, outside, kept = self.plan, dict(self.coords), self.plan.direct[self.directs[0].term]
         self.plan = self._side_by_side(kept)
-        nest = self._nest(kept, scope, FINISH, 0)
+        nest = self._open_nest(kept, scope, FINISH, 0)
         inner, (over, slot) = nest[-1].scope, self._slots_of(level)
         totals = {d.term: self._direct_total(d, over, slot, inner) for d in self.directs}
         done = {t for t in totals if level.completed(t in everything)}
         self.directs = [d for d in self.directs if d.term not in done]
         for d in self.directs:
             inner.body.append(self._direct_store(d, self._slots(level.first), totals[d.term]))
-        self._complete(inner, {t: v for t, v in totals.items() if t in done}, done)
-        scope.body.append(self._close(nest))
+        self._emit_complete_sums(inner, {t: v for t, v in totals.items() if t in done}, done)
+        scope.body.append(self._close_nest(nest))
         self.plan, self.coords = whole, outside
 
     def _slots_of(self, level: Level) -> tuple[Expr, Expr]:
@@ -179,9 +179,9 @@ class Finishing(DirectSums):
 
     def _slot_store(self, p: Partial, slot: Expr, value: Expr) -> Store:
         mask = self._slot_mask(p)
-        return Store(self._slot(p, slot), value, mask, mask.names if mask else frozenset())
+        return Store(self._slot_address(p, slot), value, mask, mask.names if mask else frozenset())
 
-    def _slot(self, p: Partial, slot: Expr) -> Expr:
+    def _slot_address(self, p: Partial, slot: Expr) -> Expr:
         """The address of a program's partial sum."""
         pointer = name(p.pointer)
         if not p.kept:
@@ -205,7 +205,7 @@ class Finishing(DirectSums):
     def _levels(self, everything: bool) -> list[Level]:
         """A tree of arrivals: FAN programs, the programs of a strip, the strips."""
         programs = self._programs()
-        strips = self._strips()
+        strips = self._has_strips()
         base = binary("*", name("strip"), programs) if strips else literal(0)
         part = name("part") if strips else name("pid")
         counter = self._counter()
@@ -228,7 +228,7 @@ class Finishing(DirectSums):
         else:
             levels.append(Level([], self._plus(counter, number_), programs, base, None, "walk", literal(0)))
             last = self._plus(counter, self._strip_count()) if strips else counter
-        if (everything or self.told) and strips:
+        if (everything or self.row_words) and strips:
             levels.append(Level([], last, self._strip_count(), literal(0), programs, "all", literal(0)))
         elif everything:
             levels[-1].completes = "all"
@@ -237,10 +237,10 @@ class Finishing(DirectSums):
     def _counter(self) -> Expr:
         groups = blocks(self.plan.programs or 1, FAN) + 1 if self.target.units > 16 else 1
         counters = product([self.plan.strips, groups])
-        self.below(counters, 1 << 31)
-        return self._zeroed("arrived", tidy(counters + 1))
+        self.require_below(counters, 1 << 31)
+        return self._zeroed_words("arrived", tidy(counters + 1))
 
-    def _zeroed(self, label: str, count: Size) -> Expr:
+    def _zeroed_words(self, label: str, count: Size) -> Expr:
         """Words that are zero before and after every launch."""
         ref = Ref("scratch", len(self.scratch))
         self.scratch.append(Buffer(label, "i32", (count,), (1,), zeroed=True))
@@ -255,18 +255,19 @@ class Finishing(DirectSums):
         scope.body.append(self._accumulator(p.term, label, p.kept))
         step = name("k") if level.step is None else binary("*", name("k"), level.step)
         keywords = self._slot_keywords(p)
-        loaded = call("tl.load", self._slot(p, self._plus(level.first, step)), **keywords, cache_modifier='".cg"')
+        address = self._slot_address(p, self._plus(level.first, step))
+        loaded = call("tl.load", address, **keywords, cache_modifier='".cg"')
         operator, combined = self._combine(p.term.op, p.term.dtype, label, loaded)
         over = call("range", level.count)
         scope.body.append(For("k", over, [Accumulate(label, operator, combined)]))
         return name(label)
 
-    def _complete(self, scope: Scope, totals: Mapping[Term, Expr], done: set[Term]) -> None:
+    def _emit_complete_sums(self, scope: Scope, totals: Mapping[Term, Expr], done: set[Term]) -> None:
         """Give the finished sums their values and store what depends on nothing else."""
         self.levels.clear()
         for term, value in totals.items():
             value = self._as_result(term, value)
-            if term.dtype in LOW_FLOATS and self._rounds(term):
+            if term.dtype in LOW_FLOATS and self._needs_rounding(term):
                 value = call("rounded", value, literal(TL[term.dtype]))
             scope.memo[term] = self._let(scope, self._final_name(term), value)
         for sink in self.program.sinks:

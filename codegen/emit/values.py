@@ -117,7 +117,7 @@ class Values:
         self.span: list[Expr] = []  # where this program's share of the items starts and stops, and how many there are
         self.lane_labels: list[str] = []
         self.aligned: set[str] = set()  # pointers that have to be multiples of 16
-        self.told: list[Expr] = []  # words by which strips tell each other what they reduced along a row
+        self.row_words: list[Expr] = []  # words by which strips tell each other what they reduced along a row
         self.finishing = False
         self._name_pointers()
         self._name_axes()
@@ -202,7 +202,7 @@ class Values:
         self.constants[label] = self.plan.tile[axis]
         return name(label)
 
-    def countable(self, size: Size) -> None:
+    def require_countable(self, size: Size) -> None:
         """Lengths that are counted in blocks: 32 bits hold a block more, or they are 64 bits wide as they are."""
         now = evaluated(size, self.hints)
         if LONGEST <= now <= MOST:
@@ -211,7 +211,7 @@ class Values:
             short = now < LONGEST
             self.guards[sympy.Lt(size, LONGEST) if short else sympy.Gt(size, MOST)] = None
 
-    def below(self, number: Size, end: int) -> None:
+    def require_below(self, number: Size, end: int) -> None:
         """32 bits count so many; where there are more, no kernel does."""
         if (now := evaluated(number, self.hints)) >= end:
             raise Unfusible(self.program.sinks[0].node, f"32 bits count too few of its parts: {now}")
@@ -221,7 +221,7 @@ class Values:
     def count(self, axis: Axis) -> Expr:
         """How many blocks an axis has."""
         if axis in self.plan.tile:
-            self.countable(axis.size)
+            self.require_countable(axis.size)
         n = self.size(axis.size)
         if (beyond := self.plan.reach(axis)) != axis.size:
             n = binary("+", n, literal(tidy(beyond - axis.size)))
@@ -256,7 +256,7 @@ class Values:
             mask = name(label)
         self.coords[axis] = Coord(None, lane, mask, 0)
 
-    def _alone(self, axis: Axis) -> bool:
+    def _is_one_block(self, axis: Axis) -> bool:
         """The axis is one block whatever the sizes: no coordinate."""
         alone = axis in self.plan.tile and isinstance(axis.size, int) and axis.size <= self.plan.tile[axis]
         alone = alone and not (self.plan.slide is not None and axis is self.plan.slide.axis)
@@ -264,8 +264,8 @@ class Values:
             self._resident(axis)
         return alone
 
-    def _strips(self) -> bool:
-        return any(not self._alone(a) for a in self.plan.grid)
+    def _has_strips(self) -> bool:
+        return any(not self._is_one_block(a) for a in self.plan.grid)
 
     def _lanes_of(self, term: Term) -> list[Axis]:
         return self.lanes(term.args[0].axes)
@@ -306,13 +306,13 @@ class Values:
             return known
         home = scope.home(self.level(term))
         if term in self.plan.packed:
-            return loaded(self._tile(term, home), term.dtype)
+            return loaded(self._packed_tile(term, home), term.dtype)
         text = self._computed(term, home)
-        if term.dtype in NARROW and self._rounds(term):
+        if term.dtype in NARROW and self._needs_rounding(term):
             text = rounded(text, term.dtype)
         return self._named(term, text, home, scope)
 
-    def _tile(self, term: Term, home: Scope) -> Expr:
+    def _packed_tile(self, term: Term, home: Scope) -> Expr:
         """A row as it is in memory."""
         if (known := home.find(("tile", term))) is None:
             label = self.names.fresh(name_of(term), default_name(term))
@@ -320,7 +320,7 @@ class Values:
             home.body.append(Let(label, self._read(term, home)))
         return known
 
-    def _rounds(self, term: Term) -> bool:
+    def _needs_rounding(self, term: Term) -> bool:
         if term.op == "cast":
             return not (term.args[0].dtype == "b1" or term.args[0].dtype == term.dtype)
         return not self.target.fast and term.op not in EXACT
@@ -358,7 +358,7 @@ class Values:
         except ValueError as error:
             raise Unfusible(term.node or self.program.sinks[0].node, str(error)) from error
 
-    def _typed(self, term: Term, text: Expr) -> Expr:
+    def _as_tensor(self, term: Term, text: Expr) -> Expr:
         """A constant that stands without a tensor beside it."""
         return (
             text
@@ -370,7 +370,7 @@ class Values:
         if term.op == "load":
             return self._load(term, scope)
         if term.op == "index":
-            return self._index(term.param, scope)
+            return self._index_value(term.param, scope)
         if term.op in REDUCTIONS:
             return self._fold(term, self._neutral(term, self.value(term.args[0], scope), scope), term.args[0].axes)
         if term.op in SCANS:
@@ -386,19 +386,19 @@ class Values:
         varying = term.args[1:] if term.op == "where" else term.args
         if all(a.op == "const" for a in varying):
             first = 1 if term.op == "where" else 0
-            args[first] = self._typed(term.args[first], args[first])
+            args[first] = self._as_tensor(term.args[first], args[first])
         if term.op == "where" and term.args[0].op == "const":
-            args[0] = self._typed(term.args[0], args[0])
+            args[0] = self._as_tensor(term.args[0], args[0])
         if term.op == "cast":
             return cast(args[0], term.args[0].dtype, term.dtype)
         return self.rules[term.op](term.args[0].dtype, *args)
 
     def _random(self, term: Term, args: list[Expr]) -> Expr:
-        drawn = call(term.param, self._typed(term.args[0], args[0]), self._typed(term.args[1], args[1]))
+        drawn = call(term.param, self._as_tensor(term.args[0], args[0]), self._as_tensor(term.args[1], args[1]))
         return method(drawn, "to(tl.float64)") if term.dtype == "f64" else drawn
 
     def _spread(self, term: Term, scope: Scope) -> Expr:
-        value = self._typed(term.args[0], self.value(term.args[0], scope))
+        value = self._as_tensor(term.args[0], self.value(term.args[0], scope))
         return self._broadcast(value, term.axes)
 
     def _broadcast(self, value: Expr, axes: Iterable[Axis]) -> Expr:
@@ -566,7 +566,7 @@ class Values:
         walked = set(self.plan.walk) & {a for a, _ in term.param.place.terms}
         return "evict_first" if walked and scope.level == 1 else ""
 
-    def _index(self, place: Index, scope: Scope) -> Expr:
+    def _index_value(self, place: Index, scope: Scope) -> Expr:
         """The integer itself, 64 bits wide."""
         parts = []
         for axis, coefficient in place.terms:
@@ -588,7 +588,7 @@ class Values:
         """What lanes outside along `axis` hold, where that is known."""
         if term.op == "const" and isinstance(term.param, (int, float)):
             return float(term.param)
-        if axis not in term.axes or term.dtype not in FLOATING or self._lent(axis):
+        if axis not in term.axes or term.dtype not in FLOATING or self._is_lent(axis):
             return None
         if term.op == "load":
             neighbours = self._groups(term.param.place, not term.args) is not None
@@ -604,7 +604,7 @@ class Values:
             return None
         return 0.0 if term.op in ("add", "sub", "mul", "abs", "max", "min", "sqrt") else None
 
-    def _lent(self, axis: Axis) -> bool:
+    def _is_lent(self, axis: Axis) -> bool:
         """Some lanes inside are a neighbour's to sum."""
         return (groups := self.coords[axis].groups) is not None and groups.summed is not None
 
@@ -618,7 +618,7 @@ class Values:
         if mask is None:
             return value
         dtype = "i32" if arg.dtype == "b1" else arg.dtype
-        return call("tl.where", mask, self._typed(arg, value), literal(number(neutral, dtype)))
+        return call("tl.where", mask, self._as_tensor(arg, value), literal(number(neutral, dtype)))
 
     def _widened(self, arg: Term, value: Expr) -> Expr:
         """Booleans reduce as integers."""
@@ -685,13 +685,13 @@ class Values:
         dim = list(self.plan.tile).index(axis)
         reverse = {"reverse": literal("True")} if term.op == "cumsum_reverse" else {}
         arg = self._let(scope, "step", arg)
-        running = self._narrow(term, call("tl.cumsum", arg, literal(dim), **reverse))
+        running = self._to_own_width(term, call("tl.cumsum", arg, literal(dim), **reverse))
         if not self.plan.chunked:
             return running
         keep = {"keep_dims": literal("True")} if len(self.plan.tile) > 1 else {}
-        return self._carried(term, running, self._narrow(term, call("tl.sum", arg, literal(dim), **keep)), scope)
+        return self._carried(term, running, self._to_own_width(term, call("tl.sum", arg, literal(dim), **keep)), scope)
 
-    def _narrow(self, term: Term, value: Expr) -> Expr:
+    def _to_own_width(self, term: Term, value: Expr) -> Expr:
         return method(value, f"to({TL[term.dtype]})") if term.dtype in ("i8", "i16", "u8", "u16") else value
 
     def _let(self, scope: Scope, wish: str, value: Expr) -> Expr:
@@ -729,7 +729,7 @@ class Values:
         """One sink, in the scope at hand or the outermost one where it is complete."""
         level = max([self.level(t) for t in sink.terms] + [self._coord_level(a) for a in sink.axes], default=0)
         scope = scope.home(level)
-        value = self._stored(sink, scope)
+        value = self._value_to_store(sink, scope)
         values = [(self.value(v, scope), c, v) for v, c in sink.place.values]
         groups = self._groups(sink.place, sink.mode == "store")
         pointer = self._pointer(sink.ref, sink.place, values, scope, groups)
@@ -760,14 +760,15 @@ class Values:
         edges = Store(pointer, value, rest, inside.names)
         scope.body.append(If(groups.edge, [edges]) if groups.edge is not None else edges)
 
-    def _stored(self, sink: Sink, scope: Scope) -> Expr:
+    def _value_to_store(self, sink: Sink, scope: Scope) -> Expr:
         """The value in the dtype of the memory; the store itself rounds what is computed for it alone."""
         term, low = sink.value, sink.dtype in NARROW
         alone = self.uses.get(term, 0) <= 1 and scope.find(term) is None and scope.home(self.level(term)) is scope
-        if low and term.dtype == sink.dtype and alone and term.op not in ("load", "const") and self._rounds(term):
+        computed = term.op not in ("load", "const")
+        if low and term.dtype == sink.dtype and alone and computed and self._needs_rounding(term):
             value = self._computed(term, scope)
         else:
-            value = self._typed(term, self.value(term, scope)) if term.op == "const" else self.value(term, scope)
+            value = self._as_tensor(term, self.value(term, scope)) if term.op == "const" else self.value(term, scope)
         if low:
             return narrowed(value, sink.dtype)
         return cast(value, term.dtype, sink.dtype)
