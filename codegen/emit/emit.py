@@ -21,6 +21,7 @@ from ..schedule.axes import Axis, Sink, Term, below
 from ..schedule.op_counts import operations_of
 from ..schedule.sizes import blocks, same, tidy
 from ..schedule.sizes import number as evaluated
+from .folds import add, combine
 from .loop_nests import Loop
 from .loops import (
     Accumulate,
@@ -111,7 +112,7 @@ class Emitter(Strips):
         """for item in this program's share: the body; then the finish."""
         plan, top = self.plan, self.top
         assert plan.items is not None and plan.programs is not None
-        programs = self.fixed("PROGRAMS", plan.programs)
+        programs = self.sizes.fixed("PROGRAMS", plan.programs)
         top.body.append(Let("pid", Expr("tl.program_id(0)", names=frozenset(["tl"]))))
         part = name("pid")
         if self._has_strips():
@@ -141,7 +142,7 @@ class Emitter(Strips):
         """Kernels with sizes of zero are kernels of their own."""
         for size in sizes:
             if not isinstance(size, int):
-                self.guards[sympy.Gt(size, 0, evaluate=False)] = None
+                self.sizes.guards[sympy.Gt(size, 0, evaluate=False)] = None
 
     def _share_loop(self, part: Expr) -> tuple[str, Expr]:
         """The loop variable and range of a program's share of the items."""
@@ -149,11 +150,10 @@ class Emitter(Strips):
         assert plan.items is not None and plan.programs is not None
         share = self._items_per_program(plan.items, plan.programs)
         self._never_zero(a.size for a in (*plan.walk, *plan.grid, *plan.row))
-        each = self.fixed("ITEMS", share)
-        whole = (
-            self.fixed("TOTAL", plan.items) if not same(plan.items, plan.walk[0].size) else self.size(plan.walk[0].size)
-        )
-        self.require_below(plan.items, 1 << 30)
+        each = self.sizes.fixed("ITEMS", share)
+        walked = plan.walk[0].size
+        whole = self.sizes.text(walked) if same(plan.items, walked) else self.sizes.fixed("TOTAL", plan.items)
+        self.sizes.require_below(plan.items, 1 << 30)
         self.share, self.total = share, whole
         stages = {"num_stages": literal(plan.stages)} if plan.stages > 1 and not plan.chunked else {}
         span = self._share_span(part, each, whole)
@@ -177,7 +177,7 @@ class Emitter(Strips):
             place, more = binary("//", part, step), binary("%", part, step)
             each = binary("*", each, step)
         start, stop = binary("*", place, each), binary("*", binary("+", place, literal(1)), each)
-        return [self._plus(start, more), call("tl.minimum", stop, whole)]
+        return [add(start, more), call("tl.minimum", stop, whole)]
 
     def _stride(self) -> list[Expr]:
         """From one item of a program to its next."""
@@ -354,7 +354,7 @@ class Emitter(Strips):
         label = self.names.fresh(f"{identifier(name_of(term)) or term.op}_lanes")
         self.body.body.append(self._accumulator(term, label, self._lanes_of(term)))
         self.lane_labels.append(label)
-        operator, combined = self._combine(term.op, term.dtype, label, value)
+        operator, combined = combine(term.op, term.dtype, label, value)
         chunk.body.append(Accumulate(label, operator, combined, self._comment(term)))
         return label
 
@@ -373,8 +373,8 @@ class Emitter(Strips):
         used = read_names(body)
         body = self._aligned(used) + body
         pointers = [Pointer(p, ref, self.pointer_dtype[ref]) for ref, p in self.pointers.items()]
-        scalars = [Scalar(label, value) for value, label in self.scalars.items() if label in used]
-        constants = {k: v for k, v in self.constants.items() if k in used}
+        scalars = [Scalar(label, value) for value, label in self.sizes.scalars.items() if label in used]
+        constants = {k: v for k, v in self.sizes.constants.items() if k in used}
         known = {p.name for p in pointers} | {s.name for s in scalars} | set(constants) | set(HELPERS)
         check(body, known | {"tl", "libdevice", "range", "float"}, self.kernel)
         head = [*(p.name for p in pointers), *(s.name for s in scalars), *(f"{c}: tl.constexpr" for c in constants)]
@@ -384,15 +384,15 @@ class Emitter(Strips):
         reads, writes, cached = self._traffic()
         return Kernel(
             self.kernel, source, (*pointers, *scalars), dict(constants), grid, plan.warps, plan.stages,
-            tuple(self.scratch), {}, tuple(self.guards), reads, writes, cached,
+            tuple(self.scratch), {}, tuple(self.sizes.guards), reads, writes, cached,
             tuple(p.name for p in pointers if p.name in self.aligned), operations_of(self.program), self.target.fast,
         )  # fmt: skip
 
     def _aligned(self, used: set[str]) -> list[Statement]:
         """N = N // 16 * 16: lengths and strides that are multiples now have to stay so, or another kernel serves."""
         found: list[Statement] = []
-        for size, label in self.scalars.items() if is_on("multiples") else ():
-            if label in used and label in self.steps and evaluated(size, self.hints) % 16 == 0:
+        for size, label in self.sizes.scalars.items() if is_on("multiples") else ():
+            if label in used and label in self.sizes.wide and evaluated(size, self.hints) % 16 == 0:
                 found.append(
                     Accumulate(
                         label,
@@ -401,7 +401,7 @@ class Emitter(Strips):
                         "a multiple of 16: accesses are wide",
                     )
                 )
-                self.guards[sympy.Eq(sympy.Mod(size, 16), 0)] = None
+                self.sizes.guards[sympy.Eq(sympy.Mod(size, 16), 0)] = None
         return found
 
     def _traffic(self) -> tuple[dict[str, Size], dict[str, Size], dict[str, Size]]:

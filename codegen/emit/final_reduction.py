@@ -13,6 +13,7 @@ from ..kernel import Buffer, Ref
 from ..schedule.axes import Axis, Sink, Term, below
 from ..schedule.sizes import blocks, tidy
 from .direct_partials import DirectSums
+from .folds import accumulator_dtype, add, as_result, combine, sum_of
 from .loops import (
     Accumulate,
     Expr,
@@ -74,7 +75,7 @@ class Finishing(DirectSums):
         value = self._neutral(term, self.value(term.args[0], scope), scope)
         label = self.names.fresh(f"{self._final_name(term)}_acc")
         self.top.body.append(self._accumulator(term, label, self._lanes_of(term)))
-        operator, combined = self._combine(term.op, term.dtype, label, value)
+        operator, combined = combine(term.op, term.dtype, label, value)
         scope.body.append(Accumulate(label, operator, combined, self._comment(term)))
         self.top.memo[("acc", term)] = name(label)
 
@@ -137,8 +138,8 @@ class Finishing(DirectSums):
     def _slots_of(self, level: Level) -> tuple[Expr, Expr]:
         """What k runs over, and the slot that it stands for."""
         if level.step is not None:
-            return call("range", level.count), self._slots(self._plus(level.first, binary("*", name("k"), level.step)))
-        end = call("tl.minimum", self._slots(self._plus(level.start, level.count)), self.total)
+            return call("range", level.count), self._slots(add(level.first, binary("*", name("k"), level.step)))
+        end = call("tl.minimum", self._slots(add(level.start, level.count)), self.total)
         start = [] if level.start.text == "0" else [self._slots(level.start)]
         return call("range", *start, end), self._item_slot(name("k"))
 
@@ -157,8 +158,8 @@ class Finishing(DirectSums):
         p.pointer = self.names.fresh(f"{self._final_name(p.term)}_partial_ptr")
         slots = tidy(product([self.plan.programs or 1, self.plan.strips]) * width)
         ref = Ref("scratch", len(self.scratch))
-        self.scratch.append(Buffer(p.pointer.removesuffix("_ptr"), self._accumulator_dtype(p.term), (slots,), (1,)))
-        self.pointers[ref], self.pointer_dtype[ref] = p.pointer, self._accumulator_dtype(p.term)
+        self.scratch.append(Buffer(p.pointer.removesuffix("_ptr"), accumulator_dtype(p.term), (slots,), (1,)))
+        self.pointers[ref], self.pointer_dtype[ref] = p.pointer, accumulator_dtype(p.term)
         self.top.body.append(self._slot_store(p, name("pid"), name(p.folded)))
 
     def _slot_width(self, axis: Axis) -> int:
@@ -174,7 +175,7 @@ class Finishing(DirectSums):
     def _slot_keywords(self, p: Partial) -> dict[str, Expr | str]:
         if (mask := self._slot_mask(p)) is None:
             return {}
-        neutral = number(lowest(p.term.op, p.term.dtype), self._accumulator_dtype(p.term))
+        neutral = number(lowest(p.term.op, p.term.dtype), accumulator_dtype(p.term))
         return {"mask": mask, "other": literal(neutral)}
 
     def _slot_store(self, p: Partial, slot: Expr, value: Expr) -> Store:
@@ -193,7 +194,7 @@ class Finishing(DirectSums):
             stride *= self._slot_width(a)
         base = binary("*", call("tl.cast", slot, literal("tl.int64")), literal(stride))
         parts = [pointer] + ([] if slot.text == "0" else [base])
-        result = self._sum([*parts, *lanes])
+        result = sum_of([*parts, *lanes])
         assert result is not None
         return result
 
@@ -212,22 +213,22 @@ class Finishing(DirectSums):
         number_ = name("strip") if strips else literal(0)
         levels: list[Level] = []
         if self.target.units > 16:
-            groups = self.fixed("GROUPS", blocks(self.plan.programs or 1, FAN))
-            fan = self.fixed("FAN", FAN)
+            groups = self.sizes.fixed("GROUPS", blocks(self.plan.programs or 1, FAN))
+            fan = self.sizes.fixed("FAN", FAN)
             first = binary("*", name("group"), fan)
             members = call("tl.minimum", fan, binary("-", programs, first))
             setup: list[Statement] = [Let("group", binary("//", part, fan)), Let("members", members)]
-            own = self._plus(binary("*", number_, groups), name("group")) if strips else name("group")
+            own = add(binary("*", number_, groups), name("group")) if strips else name("group")
             levels.append(
-                Level(setup, self._plus(counter, own), name("members"), self._plus(base, first), None, "none", first)
+                Level(setup, add(counter, own), name("members"), add(base, first), None, "none", first)
             )
             count = self._strip_count() if strips else literal(1)
-            done = self._plus(self._plus(counter, binary("*", count, groups) if strips else groups), number_)
+            done = add(add(counter, binary("*", count, groups) if strips else groups), number_)
             levels.append(Level([], done, groups, base, fan, "walk", literal(0)))
-            last = self._plus(counter, binary("*", count, binary("+", groups, literal(1))))
+            last = add(counter, binary("*", count, binary("+", groups, literal(1))))
         else:
-            levels.append(Level([], self._plus(counter, number_), programs, base, None, "walk", literal(0)))
-            last = self._plus(counter, self._strip_count()) if strips else counter
+            levels.append(Level([], add(counter, number_), programs, base, None, "walk", literal(0)))
+            last = add(counter, self._strip_count()) if strips else counter
         if (everything or self.row_words) and strips:
             levels.append(Level([], last, self._strip_count(), literal(0), programs, "all", literal(0)))
         elif everything:
@@ -237,7 +238,7 @@ class Finishing(DirectSums):
     def _counter(self) -> Expr:
         groups = blocks(self.plan.programs or 1, FAN) + 1 if self.target.units > 16 else 1
         counters = product([self.plan.strips, groups])
-        self.require_below(counters, 1 << 31)
+        self.sizes.require_below(counters, 1 << 31)
         return self._zeroed_words("arrived", tidy(counters + 1))
 
     def _zeroed_words(self, label: str, count: Size) -> Expr:
@@ -248,16 +249,16 @@ class Finishing(DirectSums):
         return name(self.pointers[ref])
 
     def _strip_count(self) -> Expr:
-        return self.fixed("STRIPS", self.plan.strips)
+        return self.sizes.fixed("STRIPS", self.plan.strips)
 
     def _add_partials(self, p: Partial, level: Level, scope: Scope) -> Expr:
         label = self.names.fresh(f"{self._final_name(p.term)}_total")
         scope.body.append(self._accumulator(p.term, label, p.kept))
         step = name("k") if level.step is None else binary("*", name("k"), level.step)
         keywords = self._slot_keywords(p)
-        address = self._slot_address(p, self._plus(level.first, step))
+        address = self._slot_address(p, add(level.first, step))
         loaded = call("tl.load", address, **keywords, cache_modifier='".cg"')
-        operator, combined = self._combine(p.term.op, p.term.dtype, label, loaded)
+        operator, combined = combine(p.term.op, p.term.dtype, label, loaded)
         over = call("range", level.count)
         scope.body.append(For("k", over, [Accumulate(label, operator, combined)]))
         return name(label)
@@ -266,7 +267,7 @@ class Finishing(DirectSums):
         """Give the finished sums their values and store what depends on nothing else."""
         self.levels.clear()
         for term, value in totals.items():
-            value = self._as_result(term, value)
+            value = as_result(term, value)
             if term.dtype in LOW_FLOATS and self._needs_rounding(term):
                 value = call("rounded", value, literal(TL[term.dtype]))
             scope.memo[term] = self._let(scope, self._final_name(term), value)

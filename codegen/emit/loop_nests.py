@@ -33,7 +33,7 @@ class Nests(Pairs):
         mask = None
         if not (isinstance(axis.size, int) and axis.size % self.plan.tile[axis] == 0):
             label = self.names.fresh("inside" if len(self.plan.tile) == 1 else f"inside_{axis.name}")
-            size = self._step(axis.size, "size") if axis is self.plan.order[-1] else self.size(axis.size)
+            size = self.sizes.stride(axis.size, "size") if axis is self.plan.order[-1] else self.sizes.text(axis.size)
             scope.body.append(Let(label, binary("<", lane, binary("-", size, name(first)))))
             mask = name(label)
         self.coords[axis] = Coord(name(first), lane, mask, level)
@@ -55,9 +55,9 @@ class Nests(Pairs):
 
     def _loop_along(self, axis: Axis, scope: Scope, stages: int) -> Loop:
         """A loop over the chunks, or the elements, of an axis."""
-        step, n = (self.block(axis) if axis in self.plan.tile else literal(1)), self.size(axis.size)
+        step, n = (self.block(axis) if axis in self.plan.tile else literal(1)), self.sizes.text(axis.size)
         if axis in self.plan.tile:
-            self.require_countable(axis.size)
+            self.sizes.require_countable(axis.size)
         turn = self.names.fresh(f"{axis.name}_at")
         pipelined = {"num_stages": literal(stages)} if stages > 1 else {}
         start: Expr = name(turn)
@@ -99,7 +99,7 @@ class Nests(Pairs):
         assert self.plan.slide is not None
         lane, group, shift = self.lane(axis), literal(self.plan.slide.group), self._shift()
         first = self._let(scope, f"first_{axis.name}", unary("-", call("tl.cast", shift, literal("tl.int64"))))
-        end = self._let(scope, "end", binary("+", self.size(axis.size), shift))
+        end = self._let(scope, "end", binary("+", self.sizes.text(axis.size), shift))
         start = binary("*", binary("//", lane, group), group)
         inside = binary("&", binary(">=", lane, shift), binary("<", lane, end))
         whole = binary("&", binary(">=", start, shift), binary("<=", binary("+", start, group), end))
@@ -109,7 +109,8 @@ class Nests(Pairs):
     def _slid_strip(self, axis: Axis, first: Expr, scope: Scope) -> None:
         """A strip that begins at the boundary: the neighbours' lanes at its ends are read, one end's is written."""
         assert self.plan.slide is not None
-        lane, group, n, shift = self.lane(axis), literal(self.plan.slide.group), self.size(axis.size), self._shift()
+        lane, group, n = self.lane(axis), literal(self.plan.slide.group), self.sizes.text(axis.size)
+        shift = self._shift()
         start, own = binary("*", binary("//", lane, group), group), self.own(axis)
         narrow = call("tl.minimum", binary("-", n, first), self.block(axis))
         left = self._let(scope, "left", call("tl.cast", narrow, literal("tl.int32")))
@@ -138,7 +139,7 @@ class Nests(Pairs):
             self._resident(axis)
             return
         first = self._let(self.top, f"first_{axis.name}", self._strip_begin(axis))
-        end = call("tl.minimum", binary("-", self.size(axis.size), first), self.own(axis))
+        end = call("tl.minimum", binary("-", self.sizes.text(axis.size), first), self.own(axis))
         self.coords[axis] = Coord(
             first, self.lane(axis), self._let(self.top, "inside", binary("<", self.lane(axis), end)), 0
         )
@@ -150,7 +151,7 @@ class Nests(Pairs):
     def _slid_chunk(self, axis: Axis, first: Expr, scope: Scope) -> None:
         """A chunk that begins at a boundary, some lanes before its row; masks by element and by group of 16 bytes."""
         assert self.plan.slide is not None
-        lane, group, n = self.lane(axis), literal(self.plan.slide.group), self.size(axis.size)
+        lane, group, n = self.lane(axis), literal(self.plan.slide.group), self.sizes.text(axis.size)
         start = binary("*", binary("//", lane, group), group)
         narrow = call("tl.minimum", binary("-", n, first), self.block(axis))
         left = self._let(scope, "left", call("tl.cast", narrow, literal("tl.int32")))

@@ -193,9 +193,9 @@ class Products(Emitter):
             self.letter[axis], axis.name = known.get(axis, (letter, letter.lower()))
             self.names.fresh(self.letter[axis]), axis.name == "k" or self.names.fresh(axis.name)  # k is reserved
             if isinstance(axis.size, int):
-                self.constants[self.letter[axis]] = axis.size
+                self.sizes.constants[self.letter[axis]] = axis.size
             else:
-                self.scalars.setdefault(tidy(axis.size), self.letter[axis])
+                self.sizes.scalars.setdefault(tidy(axis.size), self.letter[axis])
 
     def _tile_is(self, first: Axis, second: Axis) -> None:
         """What is emitted from here on varies along these two."""
@@ -203,7 +203,7 @@ class Products(Emitter):
 
     def block(self, axis: Axis) -> Expr:
         label = f"BLOCK_{self.letter[axis]}"
-        self.constants[label] = self.sides[axis]
+        self.sizes.constants[label] = self.sides[axis]
         return name(label)
 
     def lane(self, axis: Axis) -> Expr:
@@ -245,7 +245,7 @@ class Products(Emitter):
         """GROUP rows of tiles column by column, then the next rows: what they share is read again from L2."""
         top, rows, cols = self.top, self.count(self.roles.row), self.count(self.roles.col)
         group = name("GROUP")
-        self.constants["GROUP"] = GROUP
+        self.sizes.constants["GROUP"] = GROUP
         size = self._let(top, "in_group", binary("*", group, cols))
         above = self._let(top, "above", binary("*", binary("//", place, size), group))
         height = self._let(top, "height", call("tl.minimum", binary("-", rows, above), group))
@@ -278,9 +278,9 @@ class Products(Emitter):
         size, depth = self.roles.k.size, self.sides[self.roles.k]
         if number(size, self.hints) % depth == 0 and (isinstance(size, int) or is_on("multiples")):
             if not isinstance(size, int):
-                self.guards[sympy.Eq(sympy.Mod(size, depth), 0)] = None
+                self.sizes.guards[sympy.Eq(sympy.Mod(size, depth), 0)] = None
             return None
-        left = self.size(size) if first is None else binary("-", self.size(size), first)
+        left = self.sizes.text(size) if first is None else binary("-", self.sizes.text(size), first)
         return self._let(scope, "inside_k", binary("<", lane, left))
 
     def _prologue(self, term: Term, scope: Scope) -> Expr:
@@ -299,9 +299,9 @@ class Products(Emitter):
             self.top.body += [*turn.body, Let(self.acc, call("tl.dot", left, right, **more), comment)]
             return
         turn.body.append(Accumulate(self.acc, "=", call("tl.dot", left, right, name(self.acc), **more), comment))
-        self.require_countable(self.roles.k.size)
+        self.sizes.require_countable(self.roles.k.size)
         stages = {"num_stages": literal(self.plan.stages)} if self.plan.stages > 1 else {}
-        over = call("tl.range", literal(0), self.size(self.roles.k.size), self.block(self.roles.k), **stages)
+        over = call("tl.range", literal(0), self.sizes.text(self.roles.k.size), self.block(self.roles.k), **stages)
         zeros = call("tl.zeros", self.shape(self.plan.tile), literal("tl.float32"))
         self.top.body += [Let(self.acc, zeros), For("k_at", over, turn.body)]
 
@@ -309,7 +309,7 @@ class Products(Emitter):
         """Of float32 operands; what torch's setting allows is looked up at each launch."""
         if self.roles.dtype != "f32":
             return {}
-        self.constants[PRECISION] = EXACTLY
+        self.sizes.constants[PRECISION] = EXACTLY
         return {"input_precision": name(PRECISION)}
 
     def _traffic(self) -> tuple[dict[str, Size], dict[str, Size], dict[str, Size]]:

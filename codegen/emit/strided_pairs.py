@@ -72,7 +72,7 @@ class Pairs(Values):
             return None
         home = scope.home(coord.level)
         if (known := home.find(("inside pairs", coord.mask.text))) is None:
-            size = self._step(axis.size, "size")
+            size = self.sizes.stride(axis.size, "size")
             left = size if coord.base is None else binary("-", size, coord.base)
             mask = binary("<", self._pair_lanes(axis), binary("*", left, literal(2)))
             known = self._let(home, "inside_pairs", mask)
