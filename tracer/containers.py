@@ -48,7 +48,7 @@ _REBUILD: dict[type, Callable[[Any, Leaf], Any]] = {
 
 
 def _rebuilder(value: Any) -> Callable[[Any, Leaf], Any] | None:
-    """How a container of this type is made again from other leaves; None for what is a leaf itself."""
+    """The function that makes a container of this type again from other leaves; None for a leaf itself."""
     known = _REBUILD.get(type(value))
     if known is not None:
         return known
@@ -96,7 +96,7 @@ def with_those(values: Sequence[Any], places: Sequence[int], others: Iterable[An
 
 
 def holds_tensors(value: Any) -> bool:
-    """Whether a container (not a tensor itself) has a tensor among its leaves."""
+    """True if a container (not a tensor itself) has a tensor among its leaves."""
     return not isinstance(value, Tensor) and any(isinstance(leaf, Tensor) for leaf in leaves(value))
 
 

@@ -2,7 +2,7 @@
 
     x = x.detach(); x.requires_grad = True; f(x).backward(g); return x.grad
 
-What is done to a tensor of somebody else's (an argument, a saved tensor, a parameter) is seen after the call: that has
+What is done to a tensor from outside (an argument, a saved tensor, a parameter) is seen after the call: that has
 to happen at every call, and no graph does it.
 """
 
@@ -28,7 +28,7 @@ class OwnLeaves:
         self.given = {id(t): t for t in given if isinstance(t, Tensor)}
 
     def why_not(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> str | None:
-        """Why what is asked of torch can be no part of a graph; None where it can."""
+        """The reason why what is asked of torch can be no part of a graph; None where it can."""
         if func == GET_GRAD and not self._is_own(args[0]):
             return "it reads `.grad` of a tensor"
         if func == SET_FLAG and not is_fake(args[0]):

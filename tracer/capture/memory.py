@@ -1,4 +1,4 @@
-"""What the memory of real tensors holds: copies, comparisons, addresses.
+"""The memory of real tensors: copies, comparisons, addresses.
 
 A tensor can be larger than its storage, once that was resized (`untyped_storage().resize_(0)` frees what is needed no
 more, until backward makes it again): what is not there is neither copied nor compared, for reading it ends the process.
@@ -15,7 +15,8 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 Tensor = torch.Tensor
 RESIZES = "it resizes the storage of a tensor, or writes to it directly"
-"""Why a method is no graph, nor taken apart into some: what a graph keeps for backward may be freed by the method."""
+"""The reason why a method is no graph, nor taken apart into some: what a graph keeps for backward may be freed by the
+method."""
 
 
 def storage_bytes(tensor: Tensor) -> int | None:
@@ -27,7 +28,7 @@ def storage_bytes(tensor: Tensor) -> int | None:
 
 
 def is_held(tensor: Tensor) -> bool:
-    """Whether the storage is as large as the tensor says."""
+    """True if the storage is as large as the tensor says."""
     held = storage_bytes(tensor)
     if held is None or tensor.numel() == 0:
         return True
@@ -67,7 +68,7 @@ def span(tensor: Tensor) -> tuple[int, int]:
 
 
 def overlap(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors' memory has an address in common."""
+    """True if two tensors' memory has an address in common."""
     (a0, a1), (b0, b1) = span(a), span(b)
     return a.device == b.device and max(a0, b0) < min(a1, b1)
 

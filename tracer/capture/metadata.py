@@ -80,7 +80,8 @@ class Fakes(FakeTensorMode):  # type: ignore[no-untyped-call]
 
 @lru_cache(maxsize=2048)
 def is_exemplary(func: Any) -> bool:
-    """Whether it makes one tensor, as large as what it is given, or writes number by number, and draws nothing."""
+    """True if an operation makes one tensor, as large as what it is given, or writes number by number, and draws
+    nothing."""
     tags, returns = func.tags, func._schema.returns
     if func.namespace != "aten" or torch.Tag.nondeterministic_seeded in tags or torch.Tag.inplace_view in tags:
         return False
@@ -118,7 +119,7 @@ def _is_simple(mode: Fakes, t: Tensor, device: torch.device) -> bool:
 
 
 def _meet(tensors: Sequence[Tensor]) -> bool:
-    """Whether what is written to may be read elsewhere."""
+    """True if the memory that is written to may be read elsewhere."""
     return any(t is not tensors[0] and memory_of(t) == memory_of(tensors[0]) for t in tensors)
 
 
@@ -195,7 +196,7 @@ def _sliced(
 
 
 def _is_longer_than_one(n: Any) -> bool:
-    """Whether a length is known to be two at least."""
+    """True if a length is known to be two at least."""
     return n > 1 if type(n) is int else bool(n.node.shape_env.bound_sympy(n.node.expr).lower >= 2)
 
 
@@ -207,7 +208,7 @@ AXES: dict[Any, Axes] = {aten.permute.default: _permuted, aten.expand.default: _
 
 # ------------------------------------------------------------------ patterns
 def _slot(value: Any, lengths: dict[Any, tuple[int, Any]], device: torch.device) -> Any:
-    """What tells an argument apart from others; None where it has no pattern."""
+    """The pattern that tells an argument apart from others; None where it has no pattern."""
     if isinstance(value, Tensor):
         return _pattern(value, lengths)
     if isinstance(value, torch.device):
@@ -218,7 +219,8 @@ def _slot(value: Any, lengths: dict[Any, tuple[int, Any]], device: torch.device)
 
 
 def _pattern(t: Tensor, lengths: dict[Any, tuple[int, Any]]) -> Pattern | None:
-    """How a tensor lies in memory; None where it covers itself in part, or has gaps of a length that is not known."""
+    """The layout of a tensor in memory; None where it covers itself in part, or has gaps of a length that is not
+    known."""
     shape = t.shape
     sizes, strides = [_length(n) for n in shape], [_length(n) for n in t.stride()]
     order = _order(sizes, strides)
@@ -289,7 +291,7 @@ WRITTEN = _Written()
 
 @lru_cache(maxsize=8192)
 def _answer(func: Any, slots: Any, named: Any, default: torch.dtype) -> Pattern | _Written | None:
-    """What becomes of such arguments; None where torch raises, or sizes come from elsewhere."""
+    """The result of an operation for such arguments; None where torch raises, or sizes come from elsewhere."""
     try:
         found = {_tried(func, slots, named, primes) for primes in APART}
     except Exception:

@@ -6,7 +6,7 @@
     return torch.from_numpy(z) + y        ...
 
 A method is rewritten only where its source compiles to the very code that it has. Names, lines, globals and closures
-stay those of the user; where nobody captures or records, the rewritten method does what the method does.
+stay those of the user; outside of captures and recordings, the rewritten method does what the method does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..reads.pictures import is_library
+from ..reads.value_keys import is_library
 
 MOST = 500
 """Functions that are looked through for a line or for names."""
@@ -46,7 +46,8 @@ ABSENT = Absent()
 
 @dataclass
 class Left:
-    """What a segment leaves: the names that it bound, and how it was left: "return", "break", "continue", or None."""
+    """The result of a segment: the names that it bound, and the way it was left: "return", "break", "continue", or
+    None."""
 
     names: dict[str, Any]
     exit: str | None = None
@@ -56,7 +57,7 @@ class Left:
         return name in self.names
 
     def by(self, exit: str) -> bool:
-        """Whether it was left this way."""
+        """True if it was left this way."""
         return self.exit == exit
 
     def __getitem__(self, name: str) -> Any:
@@ -200,7 +201,7 @@ def _nested(code: types.CodeType, name: str) -> types.CodeType:
 
 
 def _is_same(a: types.CodeType, b: types.CodeType) -> bool:
-    """Whether two codes do the same. How the method of an imported module is looked up depends on the file around."""
+    """True if two codes do the same. How the method of an imported module is looked up depends on the file around."""
     return (a.co_varnames, a.co_freevars) == (b.co_varnames, b.co_freevars) and _steps(a) == _steps(b)
 
 
@@ -208,7 +209,7 @@ _SILENT = {"CACHE", "PRECALL", "PUSH_NULL", "NOP", "EXTENDED_ARG", "RESUME", "MA
 
 
 def _steps(code: types.CodeType) -> list[Any]:
-    """What a code does, instruction by instruction; the codes within it likewise."""
+    """The instructions of a code, one by one; the codes within it likewise."""
     found: list[Any] = []
     for step in dis.get_instructions(code):
         if step.opname in _SILENT:
@@ -343,7 +344,7 @@ def _foreign_target(target: ast.expr, value: ast.expr, known: set[str]) -> set[s
 
 
 def _is_foreign(value: ast.AST, known: set[str]) -> bool:
-    """Whether an expression is likely to be an array or a list: what was taken out of torch and did not come back."""
+    """True if an expression is likely to be an array or a list: what was taken out of torch and did not come back."""
     if isinstance(value, ast.Name):
         return value.id in known
     if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
@@ -397,7 +398,7 @@ class _OfCtx(ast.NodeTransformer):
         return node
 
     def _arms(self, node: ast.AST) -> ast.AST:
-        """What is bound in one arm of a statement is not known to be in another one, nor behind it."""
+        """Follows the arms of a statement: a name bound in one is not known to be in another, nor behind them."""
         before = set(self.surely)
         for name, value in ast.iter_fields(node):
             if name in _ARMS:
@@ -548,7 +549,7 @@ class _Cutter:
         self.bodies[segment.__name__] = ast.copy_location(made, statements[0])
 
     def _instead(self, segment: Segment, statements: Body, of_ctx: _OfCtx, exits: set[str]) -> Body:
-        """What stands in the method for the statements."""
+        """The statement that replaces the segment in the method."""
         number = segment.lines[0]
         name = f"__fusegrad_left_{number}"
         call = _call(f"__fusegrad_segment_{number}", _call(LOCALS))
@@ -577,7 +578,7 @@ def _of(ctx: str | None, attribute: str) -> ast.Call:
 
 
 def _unbinding(name: str) -> ast.stmt:
-    """A name that the method had not bound is not bound in the segment: whoever reads it meets Python's own error."""
+    """A name that the method had not bound is not bound in the segment: reading it raises Python's own error."""
     absent = ast.Compare(ast.Name(name, ast.Load()), [ast.Is()], [ast.Name(ABSENCE, ast.Load())])
     return _if(absent, ast.Delete([ast.Name(name, ast.Del())]))
 
@@ -678,7 +679,7 @@ def lines_of(method: Any, place: str) -> list[int]:
 
 
 def holds(code: types.CodeType, filename: str, line: int) -> bool:
-    """Whether a line is of a function."""
+    """True if a line is of a function."""
     if code.co_filename != filename:
         return False
     own = [n for _, _, n in code.co_lines() if n is not None]
@@ -738,7 +739,7 @@ def _value(node: ast.AST, function: types.FunctionType) -> Any:
 
 
 def _reaches(found: Any, filename: str, line: int, seen: set[int]) -> bool:
-    """Whether a function, or a method of a class, has the line or calls what reaches it."""
+    """True if a function, or a method of a class, has the line or calls what reaches it."""
     if id(found) in seen or len(seen) > MOST:
         return False
     seen.add(id(found))
@@ -775,7 +776,7 @@ def names_reached(function: Any) -> set[str]:
 
 
 def stores_items(code: types.CodeType) -> bool:
-    """Whether code assigns to parts of something: `a[i] = ..`."""
+    """True if code assigns to parts of something: `a[i] = ..`."""
     inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
     return any(i.opname == "STORE_SUBSCR" for i in dis.get_instructions(code)) or any(map(stores_items, inner))
 

@@ -1,4 +1,4 @@
-"""What a method changes around it while it is captured is as it was before, and no graph serves it.
+"""Undoes the changes that a method makes around it while it is captured; no graph serves such a method.
 
 Changes that the byte code shows end a capture before they happen. This is for the others: `table_of(device)[key] = w`,
 a default argument that is a list, an object that counts its own calls. The method then runs as written, once.
@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..capture.held import holds_fakes
+from ..capture.fake_leaks import holds_fakes
 from .attributes import ABSENT, has_instance_dict, instance_dict, is_a
-from .pictures import SCALARS, Memory, is_fixed, is_library
 from .reads import Reads
+from .value_keys import SCALARS, Memory, is_fixed, is_library
 
 MOST = 2_000
 """Things that are looked at, each with at most so many items."""
@@ -30,7 +30,7 @@ _NOT_LOOKED_INTO = (types.ModuleType, torch.Tensor)
 
 
 class _Kind(NamedTuple):
-    """How the content of something is read, and how it is put back."""
+    """Reads the content of a container of one type, and puts it back."""
 
     read: Callable[[Any], list[Any]]
     put: Callable[[Any, list[Any]], None]
@@ -136,7 +136,7 @@ _OF_GLOBAL = _Kind(lambda held: [held.env.get(held.name, ABSENT)], _put_global)
 
 
 class Soiled:
-    """What a method can reach by what it reads, as it is now."""
+    """A copy of everything that a method can reach by its reads, as it is now."""
 
     def __init__(self, reads: Reads | None) -> None:
         self.before: dict[int, tuple[str, Any, _Kind, list[Any]]] = {}
@@ -145,18 +145,18 @@ class Soiled:
         self.seen: set[int] = set()
         if reads is not None:
             self.add(reads)
-            for met in reads.beyond.met():
+            for met in reads.beyond.met_functions():
                 self.add_globals(met.code, met.env)
 
     def add(self, reads: Reads) -> None:
-        """What can be reached by these reads, too."""
-        for path, value in reads.present():
+        """Copies everything that can be reached by these reads, too."""
+        for path, value in reads.present_values():
             for held in _held(value, DEPTH, self.seen):
                 if len(self.before) < MOST and id(held) not in self.before:
                     self._keep(path, held)
 
     def add_globals(self, code: types.CodeType, env: dict[str, Any]) -> None:
-        """What a function gives new values to, by `global`."""
+        """Copies the globals to which a function gives new values, by `global`."""
         for name in _assigned(code):
             held = _Global(env, name)
             self.before[id(held)] = (f"global {name}", held, _OF_GLOBAL, _OF_GLOBAL.read(held))
@@ -188,7 +188,7 @@ class Soiled:
 
 
     def is_filled(self) -> bool:
-        """Whether all that changed is that tables grew and names got a value, by what a run in eager adds, too."""
+        """True if tables grew and names got a value, and nothing else changed, by what a run in eager adds, too."""
         changed = False
         for _, held, kind, before in self.before.values():
             now = kind.read(held)
@@ -264,7 +264,7 @@ def _is_librarys_callable(value: Any) -> bool:
 
 
 def _of_function(function: types.FunctionType) -> list[Any]:
-    """What it holds: defaults, and what it was made around."""
+    """The values in a function: defaults, and the objects that it wraps."""
     if is_library(function):
         return []
     cells = list(function.__closure__ or ())

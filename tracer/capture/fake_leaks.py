@@ -1,4 +1,4 @@
-"""What an object that outlives a capture must not hold: the fake tensors and symbolic sizes of that capture.
+"""Leaks of a capture into objects that outlive it: the fake tensors and symbolic sizes of that capture.
 
 An operator kept on ctx, a closure over an argument, a partial: anything that a method can reach from it would be stale.
 """
@@ -19,7 +19,7 @@ _LIMIT = 10_000
 
 
 def holds_fakes(value: Any) -> bool:
-    """Whether a fake tensor or a symbol can be reached from the object, classes, modules and globals apart."""
+    """True if a fake tensor or a symbol can be reached from the object, classes, modules and globals apart."""
     waiting, seen = [value], set[int]()
     while waiting and len(seen) < _LIMIT:
         found = waiting.pop()
