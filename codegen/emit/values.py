@@ -50,9 +50,8 @@ from .mathematics import (
     rounded,
     rules,
 )
-from .names import LABELS, Names, identifier
+from .names import LABELS, Names, SizeArguments, identifier
 from .prelude import HELPERS
-from .size_arguments import SizeArguments
 
 FINISH = 100
 """The level of what the last program computes; 0 is the kernel, 1 the walk, 2 and up a pass over chunks."""
