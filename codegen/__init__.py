@@ -1,8 +1,8 @@
 """A group of fusible primitives to Triton text: named axes, levels, phases. Needs neither torch nor a GPU."""
 
 from ..ir.errors import Unfusible
-from .cuts import generate, module
 from .kernel import TARGETS, Buffer, Kernel, Kernels, Pointer, Ref, Scalar, Target
+from .kernel_partition import generate, module
 
 __all__ = [
     "TARGETS",

@@ -48,7 +48,7 @@ _REBUILD: dict[type, Callable[[Any, Leaf], Any]] = {
 
 
 def _rebuilder(value: Any) -> Callable[[Any, Leaf], Any] | None:
-    """How a container of this type is made again from other leaves; None for what is a leaf itself."""
+    """The function that makes a container of this type again from other leaves; None for a leaf itself."""
     known = _REBUILD.get(type(value))
     if known is not None:
         return known
@@ -77,9 +77,9 @@ def exchanged(value: Any, leaf: Leaf, depth: int = DEPTH) -> Any:
 
 def leaves(value: Any) -> list[Any]:
     """The leaves in the order in which `exchanged` visits them."""
-    found: list[Any] = []
-    exchanged(value, found.append)
-    return found
+    collected: list[Any] = []
+    exchanged(value, collected.append)
+    return collected
 
 
 def anew(value: Any) -> Any:
@@ -87,16 +87,16 @@ def anew(value: Any) -> Any:
     return exchanged(value, lambda leaf: leaf)
 
 
-def with_those(values: Sequence[Any], places: Sequence[int], others: Iterable[Any]) -> list[Any]:
+def with_those(values: Sequence[Any], places: Sequence[int], replacements: Iterable[Any]) -> list[Any]:
     """The values, with others at some places."""
     full = list(values)
-    for i, other in zip(places, others, strict=True):
-        full[i] = other
+    for i, replacement in zip(places, replacements, strict=True):
+        full[i] = replacement
     return full
 
 
 def holds_tensors(value: Any) -> bool:
-    """Whether a container (not a tensor itself) has a tensor among its leaves."""
+    """True if a container (not a tensor itself) has a tensor among its leaves."""
     return not isinstance(value, Tensor) and any(isinstance(leaf, Tensor) for leaf in leaves(value))
 
 

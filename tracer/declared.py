@@ -1,4 +1,4 @@
-"""What the author of a class says may be captured: `is_traceable` of the class, `traceable` of single methods.
+"""Declarations of a class's author about capture: `is_traceable` of the class, `traceable` of single methods.
 
 `compile(traceable=...)` goes before the class's `traceable` (merged along the MRO), which goes before `is_traceable`.
 """
@@ -25,14 +25,14 @@ class DeclarationError(FusegradError, TypeError):
 
 @dataclass(frozen=True)
 class Declared:
-    """What was declared of one role; `how` quotes it."""
+    """The declaration for one role; `how` quotes it."""
 
     value: bool | None = None
     how: str = ""
 
 
 def declarations(cls: type, option: Option | None) -> dict[str, Declared]:
-    """What holds for each role: the option of `compile`, else the class's `traceable`, else its `is_traceable`."""
+    """The declaration of each role: the option of `compile`, else the class's `traceable`, else its `is_traceable`."""
     found = {role: Declared() for role in ROLES}
     if (whole := _whole(cls)) is not None:
         found = dict.fromkeys(ROLES, Declared(whole, f"it declares is_traceable = {whole}"))

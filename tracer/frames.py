@@ -28,7 +28,7 @@ def user_frame() -> types.FrameType | None:
 
 
 def is_user_file(filename: str) -> bool:
-    """Whether a file is neither torch's, nor of this package (its rooms, generated text), nor a frozen module."""
+    """True if a file is neither torch's, nor of this package (its rooms, generated text), nor a frozen module."""
     return not filename.startswith((TORCH, *_FOLDERS, "<frozen", "<fusegrad"))
 
 

@@ -19,20 +19,20 @@ import torch
 from ..ir.errors import FusegradError
 from ..ir.program import Place
 from .arithmetic import computed
-from .capture.capture import Session, as_asking, is_a_view, is_capturing, reason_of
+from .capture.capture import Session, as_data_read, is_a_view, is_capturing, reason_of
 from .capture.context import ForwardContext, attributes_of, backward_context
+from .capture.fake_leaks import holds_fakes
 from .capture.grad_mode import of_a_backward
-from .capture.held import holds_fakes
 from .capture.history import ASKS, History, text_of
 from .containers import Hole, anew, closed, exchanged, filled, holds_tensors, holes, leaves, with_those
 from .frames import where_raised
 from .methods import as_tuple, backward_method, is_once_differentiable, takes_boxed_gradients, uses_setup_context
 from .opaque.opaque import Tape
-from .opaque.parts import wholes
+from .opaque.output_aliasing import whole_tensors
 from .opaque.shared import Shared, shared_with
-from .reads.pictures import SCALARS, has_hidden_state, state_of
 from .reads.reads import Reads
 from .reads.soiled import Again, Soiled
+from .reads.value_keys import SCALARS, has_hidden_state, state_of
 from .torch_private import FakeTensor, expression_of, memory_of, sizes_as_keys
 from .trace import CaptureError, Trace
 
@@ -50,7 +50,8 @@ class Output:
     a part of another output or of a hidden tensor: it shows the same memory.
 
     Tensors inside a plain object are holes with their Place: autograd does not track them. The value of a tensor is
-    whether it is a view to autograd, be it of what nobody else sees: then autograd refuses to write to it.
+    whether it is a view to autograd, be it of a tensor that nothing else refers to: then autograd refuses to write to
+    it.
     """
 
     kind: str  # "tensor", "input", "view", "same", "part of output", "part of hidden", "object"
@@ -102,7 +103,7 @@ class ForwardCapture:
 
     @property
     def is_traced(self) -> bool:
-        """Whether this process has the trace already."""
+        """True if this process has the trace already."""
         return isinstance(self.source, ForwardTrace)
 
     @property
@@ -127,17 +128,17 @@ class ForwardCapture:
 
     @property
     def fake_hidden(self) -> list[Tensor]:
-        """What is kept and neither argument nor output."""
+        """The residuals that are neither argument nor output."""
         return self.traced.fake_hidden
 
     @property
     def constants(self) -> dict[str, Any]:
-        """What is on ctx and no tensor; may hold symbols of the session."""
+        """The attributes of ctx that are no tensors; they may hold symbols of the session."""
         return self.traced.constants
 
     @property
     def returns_hidden(self) -> bool:
-        """Whether the user gets to see a hidden tensor, inside a container, or a part of one."""
+        """True if the user gets to see a hidden tensor, inside a container, or a part of one."""
         shown = (hole.key.kind for o in self.outputs if o.kind == "object" for hole in holes(o.value))
         return "hidden" in shown or any(o.kind == "part of hidden" for o in self.outputs)
 
@@ -150,7 +151,7 @@ class ForwardCapture:
 
 
 def users_own(method: Callable[..., Any], *args: Any) -> Any:
-    """What a method of the user's returns. An error that comes through here on real tensors is his."""
+    """Calls a method of the user's. An error that comes through here on real tensors is the user's own."""
     return method(*args)
 
 
@@ -197,7 +198,7 @@ def capture_forward(
     trace = guarded_trace(session, whole, fakes, reads, tape=tape)
     made = (*recorded["fake_outputs"], *recorded["fake_hidden"])
     if any(has_unbacked(n) for t in made for n in (*t.shape, *t.stride()) if not isinstance(n, int)):
-        raise as_asking(CaptureError(reason="it reads the data of a tensor (a size)", where="unknown"), tape)
+        raise as_data_read(CaptureError(reason="it reads the data of a tensor (a size)", where="unknown"), tape)
     recorded.pop("returned")
     on_fakes = {name: recorded.pop(name) for name in ("fake_outputs", "fake_hidden", "constants")}
     traced = ForwardTrace(session, trace, list(fakes), **on_fakes)
@@ -217,7 +218,7 @@ def _refuse_saved_as_returned(found: dict[str, Any]) -> None:
 
 
 def user_count(args: Sequence[Any]) -> int:
-    """How many arguments the user gave: tensors from inside his containers stand behind them."""
+    """The number of arguments that the user gave: tensors from inside containers stand behind them."""
     return len(args) - sum(len(holes(a)) for a in args if not isinstance(a, Tensor))
 
 
@@ -263,11 +264,11 @@ def guarded_trace(
     try:
         return _traced(session, fn, fakes, reads, from_source, tape)
     except CaptureError as error:
-        if as_asking(error.through(error), tape) is error:
+        if as_data_read(error.through(error), tape) is error:
             raise  # an error that is its own cause is a cycle
-        raise as_asking(error, tape) from error
+        raise as_data_read(error, tape) from error
     except (Exception, RecursionError) as error:
-        raise as_asking(_captures(error), tape) from error  # no name here: a frame that holds its error is a cycle
+        raise as_data_read(_captures(error), tape) from error  # no name here: a frame that holds its error is a cycle
 
 
 def _traced(
@@ -313,8 +314,8 @@ PASSES = 4
 
 
 def _put_back(filled: Sequence[Soiled]) -> str | None:
-    """What caches held before they were filled; the path to one of them."""
-    paths = [soiled.clean() for soiled in reversed(filled)]
+    """The content of caches before they were filled; the path to one of them."""
+    paths = [soiled.put_back() for soiled in reversed(filled)]
     return next((path for path in paths if path is not None), None)
 
 
@@ -331,7 +332,7 @@ def _captures(error: BaseException) -> CaptureError:
 
 
 def _objects(leaf: Any) -> list[Any]:
-    """What may be changed of an argument that is no container: itself, and the modules within a module."""
+    """The parts of an argument that may change, where it is no container: itself, and the modules within a module."""
     if isinstance(leaf, torch.nn.Module):
         return list(leaf.modules())
     return [] if isinstance(leaf, Tensor | type) else [leaf]
@@ -400,7 +401,7 @@ def _find_parts(
 ) -> None:
     """Outputs that show the memory of another one, or of a value in between, which becomes hidden."""
     own = {n: returned[n] for n, position in enumerate(positions) if described[position].kind == "tensor"}
-    for number, whole in wholes(own).items():
+    for number, whole in whole_tensors(own).items():
         if isinstance(whole, Tensor) and not any(whole is h for h in hidden):
             hidden.append(whole)
         at = next(i for i, h in enumerate(hidden) if h is whole) if isinstance(whole, Tensor) else whole
@@ -517,10 +518,11 @@ def _refuse_leaf(name: str, leaf: Any) -> None:
 
 
 def _refuse_made_here(attributes: Mapping[str, Any], given: Sequence[Any], reads: Reads) -> None:
-    """What forward makes at each call and puts on ctx, with a state that no key can hold: a generator, an iterator."""
+    """The object that forward makes at each call and puts on ctx, with a state that no key can hold: a generator, an
+    iterator."""
     for name, leaf in ((name, leaf) for name, value in attributes.items() for leaf in leaves(value)):
         is_from_outside = any(leaf is known for known in given)
-        if not is_from_outside and has_hidden_state(leaf) and not reads.yields(leaf):
+        if not is_from_outside and has_hidden_state(leaf) and not reads.has_object(leaf):
             raise CaptureError(reason=f"`ctx.{name}` holds a {type(leaf).__name__}", where="unknown")
 
 
@@ -529,7 +531,7 @@ def _is_size(value: Any) -> bool:
 
 
 def has_unbacked(symbol: Any) -> bool:
-    """Whether the size is known only once data is seen (the result of nonzero, say)."""
+    """True if the size is known only once data is seen (the result of nonzero, say)."""
     return any(s.name.startswith(("u", "zuf")) for s in symbol.node.expr.free_symbols)
 
 
@@ -589,7 +591,7 @@ def run_backward(
 
     attributes: afterwards what the body left on ctx.
     attached: without the `once_differentiable` around it, which would cut the gradients off.
-    may_change: somebody keeps what it leaves on ctx; else a capture is refused where that differs.
+    may_change: the caller keeps what it leaves on ctx; else a capture is refused where that differs.
     """
     method = backward_method(cls)
     assert method is not None

@@ -13,7 +13,7 @@ from .torch_private import boxes_gradients
 
 
 def uses_setup_context(cls: type) -> bool:
-    """Whether `cls` is written as forward + setup_context, not as forward(ctx, ...)."""
+    """True if `cls` is written as forward + setup_context, not as forward(ctx, ...)."""
     return cls.setup_context is not Function.setup_context  # type: ignore[attr-defined]
 
 
@@ -32,7 +32,7 @@ def methods(cls: type) -> dict[str, Callable[..., Any]]:
 
 
 def is_once_differentiable(method: Callable[..., Any]) -> bool:
-    """Whether torch's `once_differentiable` wraps the method."""
+    """True if torch's `once_differentiable` wraps the method."""
     return getattr(method, "__wrapped__", None) is not None and method.__code__ is _ONCE.__code__
 
 
@@ -44,7 +44,8 @@ _ONCE = once_differentiable(_probe)
 
 
 def parameter_names(method: Callable[..., Any], count: int, skip: int, stem: str) -> list[str]:
-    """The user's names for `count` arguments of a method after the first `skip`; `stem_i` beyond his parameters."""
+    """The user's names for `count` arguments of a method after the first `skip`; `stem_i` beyond the method's
+    parameters."""
     known = _positional(method)[skip:]
     return [known[i] if i < len(known) else f"{stem}_{i}" for i in range(count)]
 
@@ -65,16 +66,16 @@ def method_place(method: Any) -> str:
 
 
 def as_tuple(result: Any) -> tuple[Any, ...]:
-    """What a method returned: one value, or a tuple of them."""
+    """The returned values of a method as a tuple: it may return one alone."""
     return result if isinstance(result, tuple) else (result,)
 
 
 def takes_boxed_gradients(cls: type) -> bool:
-    """Whether backward is given its gradients in one list, which it may empty."""
+    """True if backward is given its gradients in one list, which it may empty."""
     return boxes_gradients and bool(getattr(cls, "boxed_grads_call", False))
 
 
 def signed(method: Callable[..., Any]) -> tuple[Any, ...]:
-    """What a method's signature is read off, each of which may be exchanged."""
+    """The objects that a method's signature is read off, each of which may be exchanged."""
     inner = inspect.unwrap(method)
     return (method, *(getattr(inner, name, None) for name in ("__code__", "__defaults__", "__kwdefaults__")))

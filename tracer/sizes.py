@@ -59,7 +59,7 @@ def _ageless(expr: Any) -> int:
 
 
 def solved(equations: Sequence[sympy.Eq], age_of: Callable[[Any], int] = _ageless) -> dict[sympy.Basic, sympy.Basic]:
-    """What the equations say about divisions and symbols, each in terms of what is left, and is not younger.
+    """The divisions and symbols that the equations determine, each in terms of what is left, and is not younger.
 
     s1 // 2 == s0, s1 - s1 // 2 == s0   ->   s1 // 2: s0, s1: 2 * s0
     """

@@ -29,17 +29,17 @@ Tensor = torch.Tensor
 
 def _private(path: str) -> Any:
     """torch's object at a dotted path, None where this version has none."""
-    found: Any = torch
+    member: Any = torch
     for name in path.split("."):
-        found = getattr(found, name, None)
-    return found
+        member = getattr(member, name, None)
+    return member
 
 
 _ENGINE = getattr(torch.autograd.Variable, "_execution_engine", None)
 
 
 def is_engine(value: Any) -> bool:
-    """Whether a thing is autograd's engine, which keeps what it is told (`queue_callback`) for the running backward."""
+    """True if a thing is autograd's engine, which keeps callbacks (`queue_callback`) for the running backward."""
     return _ENGINE is not None and value is _ENGINE
 
 
@@ -52,14 +52,14 @@ def _transforms_active_by_interpreter() -> bool:
 
 _functorch = _private("_C._are_functorch_transforms_active")
 transforms_active: Callable[[], bool] = _functorch or _transforms_active_by_interpreter
-"""Whether a torch.func transform is active."""
+"""True if a torch.func transform is active."""
 
 begin_transform: Callable[[], Any] = _private("_C._functorch._grad_increment_nesting")
 end_transform: Callable[[], Any] = _private("_C._functorch._grad_decrement_nesting")
 """Begin and end a level of torch.func.grad, within which nothing is computed."""
 
 dispatch_modes: Callable[[], int] = _private("_C._len_torch_dispatch_stack") or (lambda: 0)
-"""How many TorchDispatchModes are active (tracers, fake tensors)."""
+"""The number of active TorchDispatchModes (tracers, fake tensors)."""
 
 no_modes: Callable[[], Any] = _private("utils._python_dispatch._disable_current_modes") or contextlib.nullcontext
 """Within the block no TorchDispatchMode sees anything."""
@@ -75,17 +75,18 @@ def observing_mode() -> str | None:
 
 
 function_modes: Callable[[], int] = _private("_C._len_torch_function_stack") or (lambda: 1)
-"""How many TorchFunctionModes are active; 1 where torch does not say."""
+"""The number of active TorchFunctionModes; 1 where torch does not say."""
 
 grad_switch: Any = _private("_C._set_grad_enabled")
-"""What `torch.no_grad()` calls, as a TorchFunctionMode sees it."""
+"""The function that `torch.no_grad()` calls, as a TorchFunctionMode sees it."""
 
 neg_view: Callable[[Any], Any] = _private("_neg_view") or torch.neg
 """A view that shows the negative: the imaginary part of a lazy conjugate is one."""
 
 _DETACH_IS_ALIAS = numbers(torch.__version__) >= (2, 14)
 DETACHES: tuple[Any, ...] = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
-"""How traces record a detach, of the user's and of autograd's own: up to torch 2.13, and from 2.14 on."""
+"""The operations by which traces record a detach, of the user's and of autograd's own: up to torch 2.13, and from
+2.14 on."""
 
 
 def two_by_two(graph: torch.fx.Graph) -> None:
@@ -117,7 +118,7 @@ def apply_now(cls: type) -> Callable[..., Any]:
 
 
 jit_tracing: Callable[[], Any] = _private("_C._get_tracing_state") or torch.jit.is_tracing  # type: ignore[attr-defined]
-"""Whether torch.jit.trace runs."""
+"""True if torch.jit.trace runs."""
 
 
 def dual_level() -> int:
@@ -127,7 +128,7 @@ def dual_level() -> int:
 
 @contextlib.contextmanager
 def sharing_dual_level() -> Iterator[None]:
-    """Within the block torch.func.jvp shares a level of forward mode that somebody has open: torch knows one at a time.
+    """Within the block torch.func.jvp shares a level of forward mode that is open already: torch knows one at a time.
 
     That is how a jvp within a jvp works; what torch counts is how many there are.
     """
@@ -179,14 +180,14 @@ def plain_tensors() -> Iterator[None]:
 
 
 pushes_tangents: Callable[[], bool] = _private("_C._is_fwd_grad_enabled") or torch.is_grad_enabled
-"""Whether operations push tangents: not so within the forward of a Function."""
+"""True if operations push tangents: not so within the forward of a Function."""
 
 
 _tangents_seen: Callable[[bool], Any] = getattr(forward_ad, "_set_fwd_grad_enabled", None) or contextlib.nullcontext
 
 
 def has_tangent(value: Any) -> bool:
-    """Whether a tensor of no transform is a dual number; seen within the forward of a Function, too."""
+    """True if a tensor of no transform is a dual number; seen within the forward of a Function, too."""
     if dual_level() < 0 or transforms_active() or not isinstance(value, Tensor):
         return False
     with _tangents_seen(True):
@@ -195,7 +196,7 @@ def has_tangent(value: Any) -> bool:
 
 
 def is_dual(value: Tensor) -> bool:
-    """Whether a tensor has a tangent, at the innermost level of forward mode."""
+    """True if a tensor has a tangent, at the innermost level of forward mode."""
     if not forward_mode_is_active():
         return False
     pair: Any = forward_ad.unpack_dual(value)  # type: ignore[no-untyped-call]
@@ -203,12 +204,12 @@ def is_dual(value: Tensor) -> bool:
 
 
 def forward_mode_is_active() -> bool:
-    """Whether tangents are pushed forward, by torch.func.jvp or by dual numbers."""
+    """True if tangents are pushed forward, by torch.func.jvp or by dual numbers."""
     return dual_level() >= 0 or forward_levels() > 0
 
 
 def derivatives_active() -> bool:
-    """Whether one of the active transforms differentiates."""
+    """True if one of the active transforms differentiates."""
     return bool(levels_active())
 
 
@@ -220,13 +221,13 @@ def levels_active() -> list[str]:
 
 
 def forward_levels() -> int:
-    """How many of the active transforms push tangents forward."""
+    """The number of active transforms that push tangents forward."""
     return levels_active().count("Jvp")
 
 
 _levels: Any = _private("_C._functorch")
 can_work_below: bool = all(hasattr(_levels, name) for name in ("_unwrap_for_grad", "_wrap_for_grad"))
-"""Whether `below_forward_mode` works with this torch."""
+"""True if `below_forward_mode` works with this torch."""
 
 
 def below_forward_mode(function: Callable[..., Any], *values: Any) -> Any:
@@ -247,7 +248,7 @@ def below_forward_mode(function: Callable[..., Any], *values: Any) -> Any:
 
 
 def hooks_are_active() -> bool:
-    """Whether saved tensors are packed by hooks: then autograd must see exactly what the user saved."""
+    """True if saved tensors are packed by hooks: then autograd must see exactly what the user saved."""
     top = _private("_C._autograd._top_saved_tensors_default_hooks")
     return True if top is None else top(False) is not None
 
@@ -276,7 +277,7 @@ def unwrapped(tensor: Tensor) -> Tensor:
 
 
 def first_of_every_batch(tensor: Tensor) -> Tensor | None:
-    """What is in a tensor behind all functorch wrappers, the first lane of each vmap: of the tensor's own shape.
+    """The plain tensor behind all functorch wrappers, the first lane of each vmap: of the tensor's own shape.
 
     None where a vmap has no lane.
     """
@@ -293,7 +294,7 @@ def first_of_every_batch(tensor: Tensor) -> Tensor | None:
 
 
 def is_differentiated(tensor: Tensor) -> bool:
-    """Whether autograd follows a tensor, or one of the active transforms differentiates it."""
+    """True if autograd follows a tensor, or one of the active transforms differentiates it."""
     from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
 
     kinds = {i.level(): i.key().name for i in retrieve_all_functorch_interpreters()}
@@ -312,7 +313,7 @@ _BATCHED = _parse("Batched") if _parse is not None else None
 
 
 def is_fake(value: Any) -> bool:
-    """Whether a tensor has no data, behind all functorch wrappers; so has a subclass that is made of such."""
+    """True if a tensor has no data, behind all functorch wrappers; so has a subclass that is made of such."""
     if not isinstance(value, Tensor):
         return False
     inner = unwrapped(value)
@@ -323,7 +324,7 @@ def is_fake(value: Any) -> bool:
 
 
 def is_taken_apart(value: Tensor) -> bool:
-    """Whether AOTAutograd traces what a tensor subclass is made of, which no other tracer does."""
+    """True if AOTAutograd traces what a tensor subclass is made of, which no other tracer does."""
     from torch._subclasses.functional_tensor import FunctionalTensor
 
     names, _ = value.__tensor_flatten__()  # type: ignore[attr-defined]
@@ -331,12 +332,13 @@ def is_taken_apart(value: Tensor) -> bool:
 
 
 def is_made_of_others(value: Any) -> bool:
-    """Whether it is a tensor subclass that torch.compile takes apart: a DTensor, or somebody's quantised tensor."""
+    """True if the value is a tensor subclass that torch.compile takes apart: a DTensor, or a quantised tensor of a
+    library."""
     return type(value) is not Tensor and is_traceable_wrapper_subclass(value)
 
 
 def is_traced_elsewhere() -> bool:
-    """Whether operations are recorded in a graph (proxies), or made free of writes for one (functionalisation)."""
+    """True if operations are recorded in a graph (proxies), or made free of writes for one (functionalisation)."""
     from torch._subclasses.functional_tensor import FunctionalTensorMode
     from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
@@ -345,7 +347,7 @@ def is_traced_elsewhere() -> bool:
 
 
 def records_above_autograd() -> bool:
-    """Whether torch.export records, above autograd and torch.func: there an operator is called as it is."""
+    """True if torch.export records, above autograd and torch.func: there an operator is called as it is."""
     length = _private("_ops._len_torch_dispatch_stack_pre_dispatch")
     return length is not None and length() > 0
 
@@ -400,7 +402,7 @@ def no_tracing_functions() -> Iterator[None]:
 
 
 def below_autograd(overload: Any, keyset: Any, args: Sequence[Any]) -> Any:
-    """What an operator's autograd kernel calls: the kernels beneath it."""
+    """Calls the kernels beneath an operator's autograd kernel."""
     with torch._C._AutoDispatchBelowAutograd():
         return overload.redispatch(keyset & torch._C._after_autograd_keyset, *args)
 
@@ -425,7 +427,7 @@ def above_autograd() -> Iterator[None]:
 
 
 def is_batched(tensor: Any) -> bool:
-    """Whether `autograd.grad(..., is_grads_batched=True)` made the tensor: one that torch.func does not know."""
+    """True if `autograd.grad(..., is_grads_batched=True)` made the tensor: one that torch.func does not know."""
     if not isinstance(tensor, Tensor) or _dispatch_keys is None or _BATCHED is None:
         return False
     return bool(_dispatch_keys(tensor).has(_BATCHED))
@@ -436,7 +438,7 @@ _current_level: Callable[[], int | None] = _private("_C._functorch.maybe_current
 
 
 def is_batched_here(value: Any) -> bool:
-    """Whether the innermost transform is a vmap that maps this tensor."""
+    """True if the innermost transform is a vmap that maps this tensor."""
     if not isinstance(value, Tensor) or not torch._C._functorch.is_batchedtensor(value):
         return False
     return _level_of is None or _level_of(value) == _current_level()
@@ -448,7 +450,7 @@ def memory_of(tensor: Tensor) -> int:
 
 
 def share_memory(args: Sequence[Any]) -> bool:
-    """Whether two tensors look at the same memory."""
+    """True if two tensors look at the same memory."""
     storages = [memory_of(unwrapped(a)) for a in args if isinstance(a, Tensor)]
     return len(set(storages)) < len(storages)
 
@@ -513,16 +515,16 @@ def tensor_check(tensors: Sequence[Tensor]) -> Callable[..., bool] | None:
 deterministic: Callable[[], bool] = (
     _private("_C._get_deterministic_algorithms") or torch.are_deterministic_algorithms_enabled
 )
-"""Whether `torch.use_deterministic_algorithms` is on."""
+"""True if `torch.use_deterministic_algorithms` is on."""
 
 WITHOUT_TANGENTS = ("{}._current_level < 0", forward_ad)
 """No level of dual numbers is open, as a condition; `{}` is the object."""
 UNSEEN = (WITHOUT_TANGENTS, ("not {}()", function_modes))
-"""What is active around a call and no `tensor_check` sees, as conditions that nothing is; `{}` is the object."""
+"""The states around a call that no `tensor_check` sees, as conditions that none is active; `{}` is the object."""
 
 
 def is_cache(name: str) -> bool:
-    """Whether an attribute of a fake tensor is where torch's bindings keep its symbolic sizes and strides."""
+    """True if an attribute of a fake tensor is where torch's bindings keep its symbolic sizes and strides."""
     return name.startswith(("_sizes_capsule", "_strides_capsule", "_sym_sizes_capsule", "_sym_strides_capsule"))
 
 
@@ -534,7 +536,7 @@ def direct_apply(node: type) -> Callable[..., Any]:
 
 
 boxes_gradients = hasattr(Function, "boxed_grads_call")
-"""Whether `boxed_grads_call` means anything: not in torch 2.11, which hands every backward its gradients one by one."""
+"""True if `boxed_grads_call` means anything: not in torch 2.11, which hands every backward its gradients one by one."""
 
 
 def no_autocast() -> Any:
@@ -640,7 +642,7 @@ def functions_as_written() -> Any:
 _within_kernel = _private("_subclasses.fake_tensor.in_kernel_invocation_manager")
 _without_python = _private("_dispatch.python.no_python_dispatcher")
 views_take_symbols = _within_kernel is not None and _without_python is not None
-"""Whether a kernel in C++ can be called on fake tensors."""
+"""True if a kernel in C++ can be called on fake tensors."""
 
 
 @contextlib.contextmanager
@@ -670,7 +672,7 @@ _proxies = _private("fx.experimental.proxy_tensor")
 _slot = getattr(_proxies, "_ProxyTensor", None)
 _of_symbol = getattr(_proxies, "fetch_sym_proxy", None)
 extract_val: Callable[[Any], Any] = getattr(_proxies, "extract_val", lambda value: value.detach())
-"""What make_fx keeps of a tensor in the meta of its node."""
+"""The facts that make_fx keeps of a tensor in the meta of its node."""
 _complete = _slot is not None and _of_symbol is not None
 ProxyMode: Any = getattr(_proxies, "ProxyTorchDispatchMode", object) if _complete else object
 """The dispatch mode by which make_fx records; `object` where this torch has another."""
@@ -688,7 +690,7 @@ def remember_tensor(tracer: Any, tensor: Tensor, proxy: Any) -> None:
 
 
 def has_proxy(tracer: Any, symbol: Any) -> bool:
-    """Whether make_fx's tracer has a proxy for this very SymInt."""
+    """True if make_fx's tracer has a proxy for this very SymInt."""
     return symbol in getattr(tracer, "symnode_tracker", ())
 
 
@@ -703,7 +705,7 @@ functions_of_torch: tuple[Any, ...] = (torch, _private("_C._nn"))
 
 
 def has_kernel(operator: str, key: str) -> bool:
-    """Whether a kernel is registered for `operator` ("namespace::name.overload") at a dispatch key or alias."""
+    """True if a kernel is registered for `operator` ("namespace::name.overload") at a dispatch key or alias."""
     asked = _private("_C._dispatch_has_kernel_for_dispatch_key")
     return True if asked is None else bool(asked(operator, key))
 
@@ -720,7 +722,7 @@ saved_tensors_can_be_told_apart = _saved is not None
 
 
 def saved_tensors_of(node: Any) -> tuple[Any, ...]:
-    """What a node saved, whatever its class shows as `saved_tensors`."""
+    """The tensors that a node saved, whatever its class shows as `saved_tensors`."""
     real = _saved is not None and isinstance(node, torch._C._FunctionBase)  # compiled autograd has a stand-in
     return _saved.__get__(node) if real else node.saved_tensors  # type: ignore[no-any-return]
 
@@ -828,7 +830,7 @@ def torch_namespaces() -> list[tuple[str, dict[str, Any]]]:
 
 
 def is_operator(function: Any) -> bool:
-    """Whether a compiled function is one of torch's operators: `torch.exp`, `torch.nn.functional.gelu`."""
+    """True if a compiled function is one of torch's operators: `torch.exp`, `torch.nn.functional.gelu`."""
     owner = function.__self__
     module = owner.__name__ if isinstance(owner, types.ModuleType) else ""
     return owner is _private("_C._VariableFunctions") or owner is _OPERATORS or module.startswith("torch._C._")
@@ -838,7 +840,7 @@ _OPERATORS = getattr(torch.sigmoid, "__self__", None)
 
 
 def is_binding(function: Any) -> bool:
-    """Whether a compiled function is one of torch's bindings, which may tell of anything."""
+    """True if a compiled function is one of torch's bindings, which may tell of anything."""
     return function.__self__ is torch._C
 
 

@@ -18,9 +18,11 @@ from ...ir.switches import is_on
 from ...ir.types import ITEMSIZE, LOW_FLOATS, Size, product
 from ..kernel import Kernel, Pointer, Scalar
 from ..schedule.axes import Axis, Sink, Term, below
+from ..schedule.op_counts import operations_of
 from ..schedule.sizes import blocks, same, tidy
 from ..schedule.sizes import number as evaluated
-from ..schedule.work import operations_of
+from .folds import add, combine
+from .loop_nests import Loop
 from .loops import (
     Accumulate,
     Expr,
@@ -39,7 +41,6 @@ from .loops import (
 )
 from .mathematics import TL, held
 from .names import identifier
-from .nests import Loop
 from .prelude import HELPERS
 from .strips import Strips
 from .values import Coord, default_name, name_of
@@ -54,9 +55,9 @@ class Emitter(Strips):
     """One kernel."""
 
     # ------------------------------------------------------------------ coordinates
-    def _coordinates(self, axes: Sequence[Axis], flat: Expr, scope: Scope, level: int) -> None:
+    def _split_flat_index(self, axes: Sequence[Axis], flat: Expr, scope: Scope, level: int) -> None:
         """Take a flat number apart, the last axis fastest."""
-        axes, slid = [a for a in axes if not self._alone(a)] if level == 0 else list(axes), None
+        axes, slid = [a for a in axes if not self._is_one_block(a)] if level == 0 else list(axes), None
         for position, axis in reversed(list(enumerate(axes))):
             place = flat
             if position:
@@ -67,7 +68,7 @@ class Emitter(Strips):
             if self.plan.slide is not None and axis is self.plan.slide.axis:
                 slid = place
             else:
-                (self._blocked if axis in self.plan.tile else self._scalar)(axis, place, scope, level)
+                (self._block_coord if axis in self.plan.tile else self._scalar_coord)(axis, place, scope, level)
         if slid is not None:
             self._slid_block(axes[-1], slid, scope)
 
@@ -85,7 +86,7 @@ class Emitter(Strips):
             self._slid_rows(self.top)
             self._phases()
             return self.top.body
-        self._walked()
+        self._emit_walk()
         return self.top.body
 
     def _slid_whole(self, axis: Axis) -> bool:
@@ -98,78 +99,77 @@ class Emitter(Strips):
             self._slid_row(axis, scope)
 
     def _grid(self, axes: Sequence[Axis], flat: str) -> None:
-        axes = [a for a in axes if not self._alone(a)]
+        axes = [a for a in axes if not self._is_one_block(a)]
         if not axes:
             return
         number_ = Expr(flat, names=frozenset(["tl"]))
         if len(axes) > 1:
             self.top.body.append(Let("pid", number_))
             number_ = name("pid")
-        self._coordinates(axes, number_, self.top, 0)
+        self._split_flat_index(axes, number_, self.top, 0)
 
-    def _walked(self) -> None:
+    def _emit_walk(self) -> None:
         """for item in this program's share: the body; then the finish."""
         plan, top = self.plan, self.top
         assert plan.items is not None and plan.programs is not None
-        programs = self.fixed("PROGRAMS", plan.programs)
+        programs = self.sizes.fixed("PROGRAMS", plan.programs)
         top.body.append(Let("pid", Expr("tl.program_id(0)", names=frozenset(["tl"]))))
         part = name("pid")
-        if self._strips():
+        if self._has_strips():
             top.body.append(Let("strip", binary("//", name("pid"), programs)))
             top.body.append(Let("part", binary("%", name("pid"), programs)))
             part = name("part")
         begun = plan.step > 1
         if begun:
-            item, over = self._share(part)
+            item, over = self._share_loop(part)
             self._begin_alike()
-        self._coordinates(plan.grid, name("strip") if self._strips() else part, top, 0)
+        self._split_flat_index(plan.grid, name("strip") if self._has_strips() else part, top, 0)
         if begun:
             self._slid_rows(top)
         self.body = Scope(1, top)
         if not begun:
-            item, over = self._share(part)
-        self._coordinates(plan.walk, self._turn(item), self.body, 1)
+            item, over = self._share_loop(part)
+        self._split_flat_index(plan.walk, self._rotated_item(item), self.body, 1)
         if not begun:
             self._slid_rows(self.body)
         self._phases()
         top.body.append(For(item, over, self.body.body))
         if plan.final:
             top.closed = True
-            self._finish()
+            self._emit_final_reduction()
 
     def _never_zero(self, sizes: Iterable[Size]) -> None:
         """Kernels with sizes of zero are kernels of their own."""
         for size in sizes:
             if not isinstance(size, int):
-                self.guards[sympy.Gt(size, 0, evaluate=False)] = None
+                self.sizes.guards[sympy.Gt(size, 0, evaluate=False)] = None
 
-    def _share(self, part: Expr) -> tuple[str, Expr]:
+    def _share_loop(self, part: Expr) -> tuple[str, Expr]:
         """The loop variable and range of a program's share of the items."""
         plan = self.plan
         assert plan.items is not None and plan.programs is not None
-        share = self._share_of(plan.items, plan.programs)
+        share = self._items_per_program(plan.items, plan.programs)
         self._never_zero(a.size for a in (*plan.walk, *plan.grid, *plan.row))
-        each = self.fixed("ITEMS", share)
-        whole = (
-            self.fixed("TOTAL", plan.items) if not same(plan.items, plan.walk[0].size) else self.size(plan.walk[0].size)
-        )
-        self.below(plan.items, 1 << 30)
+        each = self.sizes.fixed("ITEMS", share)
+        walked = plan.walk[0].size
+        whole = self.sizes.text(walked) if same(plan.items, walked) else self.sizes.fixed("TOTAL", plan.items)
+        self.sizes.require_below(plan.items, 1 << 30)
         self.share, self.total = share, whole
         stages = {"num_stages": literal(plan.stages)} if plan.stages > 1 and not plan.chunked else {}
-        span = self._span(part, each, whole)
-        if plan.step > 1 or (plan.shared and self._strips()):
+        span = self._share_span(part, each, whole)
+        if plan.step > 1 or (plan.shared and self._has_strips()):
             span = [self._let(self.top, n, e) for n, e in zip(("start", "stop"), span, strict=True)]
         self.span = [*span, whole]
         return "item", call("tl.range", *span, *self._stride(), **stages)
 
-    def _share_of(self, items: Size, programs: Size) -> Size:
+    def _items_per_program(self, items: Size, programs: Size) -> Size:
         """The most items that a program walks."""
         step = self.plan.step
         if isinstance(items, int) and isinstance(programs, int):
             return -(-blocks(items, step) // (programs // step))
         return sympy.ceiling(sympy.sympify(blocks(items, step)) / tidy(sympy.sympify(programs) / step))
 
-    def _span(self, part: Expr, each: Expr, whole: Expr) -> list[Expr]:
+    def _share_span(self, part: Expr, each: Expr, whole: Expr) -> list[Expr]:
         """Where a share begins and ends; programs beside each other walk every so many-th item of the same stretch."""
         place, more = part, literal(0)
         if self.plan.step > 1:
@@ -177,7 +177,7 @@ class Emitter(Strips):
             place, more = binary("//", part, step), binary("%", part, step)
             each = binary("*", each, step)
         start, stop = binary("*", place, each), binary("*", binary("+", place, literal(1)), each)
-        return [self._plus(start, more), call("tl.minimum", stop, whole)]
+        return [add(start, more), call("tl.minimum", stop, whole)]
 
     def _stride(self) -> list[Expr]:
         """From one item of a program to its next."""
@@ -193,7 +193,7 @@ class Emitter(Strips):
         plan, row = self.plan, set(self.plan.row)
         sinks = [s for s in self.program.sinks if not any(t in plan.after for t in below(s.terms))]
         if plan.shared:
-            self._along_strip(sinks)
+            self._strip_phases(sinks)
             return
         if plan.packed:
             self._packed_phases(sinks)
@@ -211,7 +211,7 @@ class Emitter(Strips):
                 if phase_of[id(s)] == phase and not (plan.chunked and set(s.axes) & row):
                     self.store(s, self.body)
 
-    def _along_strip(self, sinks: Sequence[Sink]) -> None:
+    def _strip_phases(self, sinks: Sequence[Sink]) -> None:
         """What is reduced along the whole row, once for all strips; then this program's strip of the rest."""
         self.evict = "evict_last"
         inner = [t for t in self.program.terms if t in self.plan.inner]
@@ -219,8 +219,8 @@ class Emitter(Strips):
             before, self.body.body = self.body.body, []
             self._pass(frozenset(self.plan.row), inner)
             emitted, self.body.body = self.body.body, before
-            if self._strips():
-                self._once_for_all(inner, emitted)
+            if self._has_strips():
+                self._reduce_once_for_strips(inner, emitted)
             else:
                 self.body.body.extend(emitted)
         for r in self.plan.final:
@@ -238,17 +238,17 @@ class Emitter(Strips):
             work.setdefault(max((phase[t] for t in s.terms), default=0), []).append(s)
         for after, number_ in enumerate(sorted(work)):
             if after:
-                self._forget()
+                self._forget_row_values()
             for item in work[number_]:
-                self._do(item)
+                self._emit_item(item)
 
-    def _do(self, item: Term | Sink) -> None:
+    def _emit_item(self, item: Term | Sink) -> None:
         if isinstance(item, Sink):
             self.store(item, self.body)
         else:
             self.value(item, self.body)
 
-    def _forget(self) -> None:
+    def _forget_row_values(self) -> None:
         """Nothing along the row is held but the rows as they were read, and that for the compiler, too."""
         row, memo = set(self.plan.row), self.body.memo
         for known in [t for t in memo if isinstance(t, Term) and t.axes & row]:
@@ -285,7 +285,7 @@ class Emitter(Strips):
         kept = [a for a in direct if a in axes]
         self.levels.clear()
         outermost_first = sorted((a for a in self.plan.order if a in axes), key=lambda a: a not in kept)
-        nest = self._nest(outermost_first, self.body, self.body.level + 1, 1)
+        nest = self._open_nest(outermost_first, self.body, self.body.level + 1, 1)
         chunk, after, ends = nest[-1].scope if nest else self.body, [], []
         totals = {top: total for total, top in self.plan.online.items()}
         for item in work:
@@ -299,20 +299,20 @@ class Emitter(Strips):
                 self._online_lanes(item, totals[item], chunk)
             else:
                 after.append((item, self._lane_accumulator(item, chunk)))
-        self.body.body.extend(self._ended(nest, ends, len(kept)))
-        self._leave(axes, outside)
+        self.body.body.extend(self._close_with_ends(nest, ends, len(kept)))
+        self._restore_coords(axes, outside)
         for term, label in after:
-            self._folded(term, label)
+            self._fold_lanes(term, label)
         for top, total in totals.items():
             if top in work:
                 self._online_folded(top, total)
 
-    def _ended(self, nest: Sequence[Loop], ends: Sequence[Statement], depth: int) -> list[Statement]:
+    def _close_with_ends(self, nest: Sequence[Loop], ends: Sequence[Statement], depth: int) -> list[Statement]:
         """The nest, and behind it what does not belong into its first loops."""
-        loops: list[Statement] = [self._close(nest, ends, depth)] if nest else []
+        loops: list[Statement] = [self._close_nest(nest, ends, depth)] if nest else []
         return loops if depth else [*loops, *ends]
 
-    def _leave(self, axes: Iterable[Axis], outside: Mapping[Axis, Coord]) -> None:
+    def _restore_coords(self, axes: Iterable[Axis], outside: Mapping[Axis, Coord]) -> None:
         """After the loops over chunks, their axes are where they were before."""
         for axis in axes:
             del self.coords[axis]
@@ -354,14 +354,14 @@ class Emitter(Strips):
         label = self.names.fresh(f"{identifier(name_of(term)) or term.op}_lanes")
         self.body.body.append(self._accumulator(term, label, self._lanes_of(term)))
         self.lane_labels.append(label)
-        operator, combined = self._combine(term.op, term.dtype, label, value)
+        operator, combined = combine(term.op, term.dtype, label, value)
         chunk.body.append(Accumulate(label, operator, combined, self._comment(term)))
         return label
 
-    def _folded(self, term: Term, label: str) -> None:
+    def _fold_lanes(self, term: Term, label: str) -> None:
         """The value of a reduction, from its lanes."""
         value = self._fold(term, name(label), term.args[0].axes)
-        if term.dtype in LOW_FLOATS and self._rounds(term):
+        if term.dtype in LOW_FLOATS and self._needs_rounding(term):
             value = call("rounded", value, literal(TL[term.dtype]))
         chosen = self.names.fresh(name_of(term), default_name(term))
         self.body.body.append(Let(chosen, value))
@@ -373,8 +373,8 @@ class Emitter(Strips):
         used = read_names(body)
         body = self._aligned(used) + body
         pointers = [Pointer(p, ref, self.pointer_dtype[ref]) for ref, p in self.pointers.items()]
-        scalars = [Scalar(label, value) for value, label in self.scalars.items() if label in used]
-        constants = {k: v for k, v in self.constants.items() if k in used}
+        scalars = [Scalar(label, value) for value, label in self.sizes.scalars.items() if label in used]
+        constants = {k: v for k, v in self.sizes.constants.items() if k in used}
         known = {p.name for p in pointers} | {s.name for s in scalars} | set(constants) | set(HELPERS)
         check(body, known | {"tl", "libdevice", "range", "float"}, self.kernel)
         head = [*(p.name for p in pointers), *(s.name for s in scalars), *(f"{c}: tl.constexpr" for c in constants)]
@@ -384,15 +384,15 @@ class Emitter(Strips):
         reads, writes, cached = self._traffic()
         return Kernel(
             self.kernel, source, (*pointers, *scalars), dict(constants), grid, plan.warps, plan.stages,
-            tuple(self.scratch), {}, tuple(self.guards), reads, writes, cached,
+            tuple(self.scratch), {}, tuple(self.sizes.guards), reads, writes, cached,
             tuple(p.name for p in pointers if p.name in self.aligned), operations_of(self.program), self.target.fast,
         )  # fmt: skip
 
     def _aligned(self, used: set[str]) -> list[Statement]:
         """N = N // 16 * 16: lengths and strides that are multiples now have to stay so, or another kernel serves."""
         found: list[Statement] = []
-        for size, label in self.scalars.items() if is_on("multiples") else ():
-            if label in used and label in self.steps and evaluated(size, self.hints) % 16 == 0:
+        for size, label in self.sizes.scalars.items() if is_on("multiples") else ():
+            if label in used and label in self.sizes.wide and evaluated(size, self.hints) % 16 == 0:
                 found.append(
                     Accumulate(
                         label,
@@ -401,7 +401,7 @@ class Emitter(Strips):
                         "a multiple of 16: accesses are wide",
                     )
                 )
-                self.guards[sympy.Eq(sympy.Mod(size, 16), 0)] = None
+                self.sizes.guards[sympy.Eq(sympy.Mod(size, 16), 0)] = None
         return found
 
     def _traffic(self) -> tuple[dict[str, Size], dict[str, Size], dict[str, Size]]:
@@ -413,13 +413,13 @@ class Emitter(Strips):
         for t in self.program.terms:
             if t.op == "load" and (key := (t.param, t.args)) not in seen:
                 seen.add(key)
-                moved = tidy(_points(t) * ITEMSIZE[t.dtype])
-                self._add(reads, self.pointers[t.param.ref], moved)
+                moved = tidy(_places_read(t) * ITEMSIZE[t.dtype])
+                self._add_traffic(reads, self.pointers[t.param.ref], moved)
                 again = self.passes.get(t, 0) - (not self.plan.shared)
                 if again > 0 and set(self.plan.walk) & t.axes:
-                    self._add(cached, self.pointers[t.param.ref], tidy(again * moved))
+                    self._add_traffic(cached, self.pointers[t.param.ref], tidy(again * moved))
         for s in self.program.sinks:
-            self._add(writes, self.pointers[s.ref], tidy(product(a.size for a in s.axes) * ITEMSIZE[s.dtype]))
+            self._add_traffic(writes, self.pointers[s.ref], tidy(product(a.size for a in s.axes) * ITEMSIZE[s.dtype]))
         for b in self.scratch:
             if not b.zeroed:
                 moved = tidy(product(b.shape) * ITEMSIZE[b.dtype])
@@ -427,22 +427,22 @@ class Emitter(Strips):
                 (cached if stays else reads)[f"{b.name}_ptr"] = writes[f"{b.name}_ptr"] = moved
         return reads, writes, cached
 
-    def _add(self, into: dict[str, Size], label: str, moved: Size) -> None:
+    def _add_traffic(self, into: dict[str, Size], label: str, moved: Size) -> None:
         into[label] = tidy(into.get(label, 0) + moved)
 
 
-def _points(load: Term) -> Size:
+def _places_read(load: Term) -> Size:
     """How many places a load reads: along an axis that its guards bound, those between the bounds."""
     low: dict[Axis, Size] = {}
     high: dict[Axis, Size] = {}
     for guard in load.args[len(load.param.indirect) :]:
-        if guard.op in ("ge", "lt", "le") and (bound := _bound(guard)) is not None:
+        if guard.op in ("ge", "lt", "le") and (bound := _bound_of_guard(guard)) is not None:
             axis, number = bound
             (low if guard.op == "ge" else high)[axis] = number + int(guard.op == "le")
     return tidy(product(high.get(a, a.size) - low.get(a, 0) for a in load.axes))
 
 
-def _bound(guard: Term) -> tuple[Axis, Size] | None:
+def _bound_of_guard(guard: Term) -> tuple[Axis, Size] | None:
     """axis + offset < number  ->  (axis, number - offset)"""
     place, number = guard.args
     if place.op != "index" or number.op != "const" or len(place.param.terms) != 1:

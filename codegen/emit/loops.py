@@ -185,16 +185,16 @@ def _reads(statement: Let | Accumulate | Store) -> frozenset[str]:
 def check(body: Sequence[Statement], known: Iterable[str], kernel: str) -> None:
     """Every name defined once and before its use, every store masked where its lanes may lie outside."""
     defined = set(known)
-    for fault in _faults(body, defined):
+    for fault in _text_faults(body, defined):
         raise InvalidGraphError(fault, node=f"kernel {kernel}")
 
 
-def _faults(body: Sequence[Statement], defined: set[str]) -> Iterator[str]:
+def _text_faults(body: Sequence[Statement], defined: set[str]) -> Iterator[str]:
     for statement in body:
-        yield from (f"{n} is read before it is defined" for n in sorted(_head(statement) - defined))
+        yield from (f"{n} is read before it is defined" for n in sorted(_names_read(statement) - defined))
         if isinstance(statement, (For, If)):
             inner = set(defined) | ({statement.variable} if isinstance(statement, For) else set())
-            yield from _faults(statement.body, inner)
+            yield from _text_faults(statement.body, inner)
         elif isinstance(statement, Let):
             if statement.name in defined:
                 yield f"{statement.name} is defined twice"
@@ -204,7 +204,7 @@ def _faults(body: Sequence[Statement], defined: set[str]) -> Iterator[str]:
             yield from (f"a store lacks the mask {n}" for n in sorted(statement.lanes - written))
 
 
-def _head(statement: Statement) -> frozenset[str]:
+def _names_read(statement: Statement) -> frozenset[str]:
     if isinstance(statement, For):
         return statement.over.names
     return statement.condition.names if isinstance(statement, If) else _reads(statement)
@@ -238,7 +238,7 @@ def read_names(body: Iterable[Statement]) -> set[str]:
     """Every name that a body reads."""
     found: set[str] = set()
     for statement in body:
-        found |= _head(statement)
+        found |= _names_read(statement)
         if isinstance(statement, (For, If)):
             found |= read_names(statement.body)
     return found

@@ -59,13 +59,13 @@ def number(value: Any, dtype: str) -> str:
             return f"(tl.full([], 0.0, {TL[held(dtype)]}) * -1.0)"
         return repr(value) if math.isfinite(value) else f'float("{value}")'
     if dtype in FLOAT8:
-        return "0.0" if value == 0 else _refused(value, dtype)
+        return "0.0" if value == 0 else _refuse_constant(value, dtype)
     bits = BITS[dtype]
     wrapped = int(value) % (1 << bits)
     return str(wrapped if dtype in UNSIGNED or wrapped < 1 << (bits - 1) else wrapped - (1 << bits))
 
 
-def _refused(value: Any, dtype: str) -> str:
+def _refuse_constant(value: Any, dtype: str) -> str:
     raise FusegradError(f"internal: the constant {value!r} of dtype {dtype} is not emitted")
 
 

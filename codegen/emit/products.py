@@ -20,7 +20,7 @@ from ...ir.errors import Unfusible
 from ...ir.switches import is_on
 from ...ir.types import ITEMSIZE, LOW_FLOATS, Size, product
 from ..kernel import Kernels, Ref, Target
-from ..schedule.axes import REDUCTIONS, SCANS, Axis, Builder, Cut, Goal, Memory, Program, Term, below
+from ..schedule.axes import REDUCTIONS, SCANS, Axis, Builder, Goal, Materialize, Memory, Program, Term, below
 from ..schedule.schedule import Schedule
 from ..schedule.sizes import Hints, blocks, number, power_of_two, tidy
 from ..schedule.unify import unify
@@ -135,7 +135,7 @@ def tile_of(roles: Roles, target: Target, hints: Hints) -> Tile:
     least = [o if may_grow else LEAST for o, may_grow in zip(OPEN, open_, strict=True)]
     sizes = [number(a.size, hints) for a in axes]
     batch = math.prod(max(1, number(a.size, hints)) for a in roles.rest)
-    fitted = [_fitted(t, sizes, least) for t in TILES[ITEMSIZE[roles.dtype]]]
+    fitted = [_fit_tile(t, sizes, least) for t in TILES[ITEMSIZE[roles.dtype]]]
     fitted = [t for t in fitted if t.rows >= least[0] and t.cols >= least[1]]
     busy = (i for i, t in enumerate(fitted) if -(-sizes[0] // t.rows) * -(-sizes[1] // t.cols) * batch >= target.units)
     at = next(busy, len(fitted) - 1) - target.leaning.lanes
@@ -143,7 +143,7 @@ def tile_of(roles: Roles, target: Target, hints: Hints) -> Tile:
     return found._replace(warps=max(1, int(found.warps * 2.0**target.leaning.warps)))
 
 
-def _fitted(tile: Tile, sizes: Sequence[int], least: Sequence[int]) -> Tile:
+def _fit_tile(tile: Tile, sizes: Sequence[int], least: Sequence[int]) -> Tile:
     pairs = zip(tile[:3], sizes, least, strict=True)
     rows, cols, depth = (min(side, max(low, power_of_two(n))) for side, n, low in pairs)
     while sizes[2] % depth and depth > least[2] and not sizes[2] % LEAST:  # whole turns need no masks
@@ -178,7 +178,7 @@ class Products(Emitter):
         turn = Scope(0 if self.one_turn else 1, self.top)
         left, right = self._operands(turn)
         self._tile_is(self.roles.row, self.roles.col)
-        self._multiplied(left, right, turn)
+        self._emit_dot(left, right, turn)
         for sink in self.program.sinks:
             self.store(sink, self.top)
         return self.top.body
@@ -193,9 +193,9 @@ class Products(Emitter):
             self.letter[axis], axis.name = known.get(axis, (letter, letter.lower()))
             self.names.fresh(self.letter[axis]), axis.name == "k" or self.names.fresh(axis.name)  # k is reserved
             if isinstance(axis.size, int):
-                self.constants[self.letter[axis]] = axis.size
+                self.sizes.constants[self.letter[axis]] = axis.size
             else:
-                self.scalars.setdefault(tidy(axis.size), self.letter[axis])
+                self.sizes.scalars.setdefault(tidy(axis.size), self.letter[axis])
 
     def _tile_is(self, first: Axis, second: Axis) -> None:
         """What is emitted from here on varies along these two."""
@@ -203,7 +203,7 @@ class Products(Emitter):
 
     def block(self, axis: Axis) -> Expr:
         label = f"BLOCK_{self.letter[axis]}"
-        self.constants[label] = self.sides[axis]
+        self.sizes.constants[label] = self.sides[axis]
         return name(label)
 
     def lane(self, axis: Axis) -> Expr:
@@ -221,31 +221,31 @@ class Products(Emitter):
     def _tile_coordinates(self) -> None:
         """The program's number as batch, row and column of tiles."""
         row, col = self.roles.row, self.roles.col
-        several = [a for a in (row, col) if not self._alone(a)]
+        several = [a for a in (row, col) if not self._is_one_block(a)]
         self.top.body.append(Let("pid", Expr("tl.program_id(0)", names=frozenset(["tl"]))))
         place = name("pid")
         if self.roles.rest:
-            place = self._batch(place, total("*", [self.count(a) for a in several]))
-        places = self._grouped(place) if len(several) == 2 else (place,) * len(several)
+            place = self._batch_coords(place, total("*", [self.count(a) for a in several]))
+        places = self._grouped_place(place) if len(several) == 2 else (place,) * len(several)
         for axis, at in zip(several, places, strict=True):
-            self._blocked(axis, at, self.top, 0)
+            self._block_coord(axis, at, self.top, 0)
 
-    def _batch(self, place: Expr, tiles: Expr | None) -> Expr:
+    def _batch_coords(self, place: Expr, tiles: Expr | None) -> Expr:
         """The coordinates of the batch; the tile within it."""
         flat, tile = place, place
         if tiles is not None:
             tiles = self._let(self.top, "tiles", tiles)
             tile, flat = self._let(self.top, "tile", binary("%", place, tiles)), binary("//", place, tiles)
         for position, axis in reversed(list(enumerate(self.roles.rest))):
-            self._scalar(axis, binary("%", flat, self.count(axis)) if position else flat, self.top, 0)
+            self._scalar_coord(axis, binary("%", flat, self.count(axis)) if position else flat, self.top, 0)
             flat = binary("//", flat, self.count(axis))
         return tile
 
-    def _grouped(self, place: Expr) -> tuple[Expr, Expr]:
+    def _grouped_place(self, place: Expr) -> tuple[Expr, Expr]:
         """GROUP rows of tiles column by column, then the next rows: what they share is read again from L2."""
         top, rows, cols = self.top, self.count(self.roles.row), self.count(self.roles.col)
         group = name("GROUP")
-        self.constants["GROUP"] = GROUP
+        self.sizes.constants["GROUP"] = GROUP
         size = self._let(top, "in_group", binary("*", group, cols))
         above = self._let(top, "above", binary("*", binary("//", place, size), group))
         height = self._let(top, "height", call("tl.minimum", binary("-", rows, above), group))
@@ -268,22 +268,22 @@ class Products(Emitter):
         self._tile_is(*dims)
         scope = Scope(turn.level, self.top, turn.body)
         lane = self.lane(k)
-        self.coords[k] = Coord(first, lane, self._inside(lane, first, scope), turn.level)
+        self.coords[k] = Coord(first, lane, self._inside_k(lane, first, scope), turn.level)
         term = source_of(term) if self.roles.dtype in LOW_FLOATS else term
-        value = self._read(term, scope) if term.op == "load" else self._worked(term, scope)
+        value = self._read(term, scope) if term.op == "load" else self._prologue(term, scope)
         return self._let(scope, name_of(term) or ("x" if term.op == "load" else "operand"), value)
 
-    def _inside(self, lane: Expr, first: Expr | None, scope: Scope) -> Expr | None:
+    def _inside_k(self, lane: Expr, first: Expr | None, scope: Scope) -> Expr | None:
         """The mask along the sum; none where whole turns cover it, or where guards see to that."""
         size, depth = self.roles.k.size, self.sides[self.roles.k]
         if number(size, self.hints) % depth == 0 and (isinstance(size, int) or is_on("multiples")):
             if not isinstance(size, int):
-                self.guards[sympy.Eq(sympy.Mod(size, depth), 0)] = None
+                self.sizes.guards[sympy.Eq(sympy.Mod(size, depth), 0)] = None
             return None
-        left = self.size(size) if first is None else binary("-", self.size(size), first)
+        left = self.sizes.text(size) if first is None else binary("-", self.sizes.text(size), first)
         return self._let(scope, "inside_k", binary("<", lane, left))
 
-    def _worked(self, term: Term, scope: Scope) -> Expr:
+    def _prologue(self, term: Term, scope: Scope) -> Expr:
         """A prologue; lanes beyond the end add nothing, whatever it makes of the zeros that were read there."""
         k = self.roles.k
         value = self._computed(term, scope)
@@ -292,16 +292,16 @@ class Products(Emitter):
             value = call("tl.where", mask, value, literal("0.0"))
         return narrowed(value, self.roles.dtype) if self.roles.dtype in LOW_FLOATS else value
 
-    def _multiplied(self, left: Expr, right: Expr, turn: Scope) -> None:
+    def _emit_dot(self, left: Expr, right: Expr, turn: Scope) -> None:
         """acc = tl.dot(left, right, acc), in a loop unless one turn is all."""
         more, comment = self._precision(), self._comment(self.roles.total)
         if self.one_turn:
             self.top.body += [*turn.body, Let(self.acc, call("tl.dot", left, right, **more), comment)]
             return
         turn.body.append(Accumulate(self.acc, "=", call("tl.dot", left, right, name(self.acc), **more), comment))
-        self.countable(self.roles.k.size)
+        self.sizes.require_countable(self.roles.k.size)
         stages = {"num_stages": literal(self.plan.stages)} if self.plan.stages > 1 else {}
-        over = call("tl.range", literal(0), self.size(self.roles.k.size), self.block(self.roles.k), **stages)
+        over = call("tl.range", literal(0), self.sizes.text(self.roles.k.size), self.block(self.roles.k), **stages)
         zeros = call("tl.zeros", self.shape(self.plan.tile), literal("tl.float32"))
         self.top.body += [Let(self.acc, zeros), For("k_at", over, turn.body)]
 
@@ -309,7 +309,7 @@ class Products(Emitter):
         """Of float32 operands; what torch's setting allows is looked up at each launch."""
         if self.roles.dtype != "f32":
             return {}
-        self.constants[PRECISION] = EXACTLY
+        self.sizes.constants[PRECISION] = EXACTLY
         return {"input_precision": name(PRECISION)}
 
     def _traffic(self) -> tuple[dict[str, Size], dict[str, Size], dict[str, Size]]:
@@ -319,7 +319,7 @@ class Products(Emitter):
             for load in (t for t in below([operand]) if t.op == "load" and self.roles.k in t.axes):
                 once = tidy(product(a.size for a in load.axes) * ITEMSIZE[load.dtype])
                 if (again := tidy(once * (blocks(other.size, self.sides[other]) - 1))) != 0:
-                    self._add(cached, self.pointers[load.param.ref], again)
+                    self._add_traffic(cached, self.pointers[load.param.ref], again)
         return reads, writes, cached
 
     # ------------------------------------------------------------------ the result
@@ -345,7 +345,7 @@ def kernels_of(graph: Graph, target: Target, hints: Hints, label: str) -> Kernel
     ]
     try:
         program = Program(unify(builder, builder.sinks(goals)))
-    except Cut:
+    except Materialize:
         _refuse(node, "a tile of it does not hold what is made of it")
     emitter = Products(program, roles_of(program, node, hints), target, hints, label)
     return Kernels((emitter.kernel_of(),))

@@ -15,8 +15,8 @@ from ...ir.types import FLOAT8, Size
 from ..kernel import Buffer, Ref, Target
 from ..schedule.axes import REDUCTIONS, SCANS, Axis, Index, Program, Sink, Term
 from ..schedule.schedule import Schedule
-from ..schedule.sizes import Hints, nonnegative, tidy
-from ..schedule.sizes import number as evaluated
+from ..schedule.sizes import Hints, tidy
+from .folds import accumulator_dtype, as_result, fold_function, sum_of, to_own_width, widen_booleans
 from .loops import (
     Accumulate,
     Expr,
@@ -50,16 +50,11 @@ from .mathematics import (
     rounded,
     rules,
 )
-from .names import LABELS, Names, identifier
+from .names import LABELS, Names, SizeArguments, identifier
 from .prelude import HELPERS
 
 FINISH = 100
 """The level of what the last program computes; 0 is the kernel, 1 the walk, 2 and up a pass over chunks."""
-SPAN = 1 << 29
-"""Elements between the first and last lane of a tile, below which 32 bits count them in bytes, too."""
-MOST = (1 << 31) - 1
-LONGEST = MOST - (1 << 17)
-"""Lengths from here to MOST have no kernel: with a block more they leave 32 bits, in which they are passed."""
 LONG = 72
 """A single use is written inline up to this many columns."""
 
@@ -96,13 +91,10 @@ class Values:
         self.program, self.plan, self.target, self.hints, self.kernel = program, schedule, target, hints, kernel
         self.rules = fast_rules if target.fast else packed_rules if schedule.packed else rules
         self.names = Names([*HELPERS, *LABELS, kernel, "pid", "part", "strip", "group", "members", "k", "item"])
+        self.sizes = SizeArguments(program, hints, self.names)
         self.pointers: dict[Ref, str] = {}
         self.pointer_dtype: dict[Ref, str] = {}
-        self.scalars: dict[Size, str] = {}
-        self.constants: dict[str, int | str] = {}
         self.scratch: list[Buffer] = []
-        self.guards: dict[sympy.Basic, None] = {}
-        self.steps: set[str] = set()  # scalars whose divisibility makes accesses wide
         self.coords: dict[Axis, Coord] = {}
         self.letter: dict[Axis, str] = {}
         self.levels: dict[Term, int] = {}
@@ -117,7 +109,7 @@ class Values:
         self.span: list[Expr] = []  # where this program's share of the items starts and stops, and how many there are
         self.lane_labels: list[str] = []
         self.aligned: set[str] = set()  # pointers that have to be multiples of 16
-        self.told: list[Expr] = []  # words by which strips tell each other what they reduced along a row
+        self.row_words: list[Expr] = []  # words by which strips tell each other what they reduced along a row
         self.finishing = False
         self._name_pointers()
         self._name_axes()
@@ -174,55 +166,21 @@ class Values:
             axis.name = pair[1]
             self.letter[axis] = pair[0]
             if isinstance(axis.size, int):
-                self.constants[pair[0]] = axis.size
+                self.sizes.constants[pair[0]] = axis.size
             else:
-                self.scalars.setdefault(tidy(axis.size), pair[0])
+                self.sizes.scalars.setdefault(tidy(axis.size), pair[0])
 
     # ------------------------------------------------------------------ sizes
-    def size(self, size: Size, wish: str = "size") -> Expr:
-        """A size as text: a number, the name of an axis's size, or a scalar argument."""
-        size = tidy(size)
-        if isinstance(size, int):
-            known = next((n for n, v in self.constants.items() if v == size and v > 16 and len(n) == 1), None)
-            return name(known) if known else literal(size)
-        if size not in self.scalars:
-            self.scalars[size] = self.names.fresh(wish)
-        return name(self.scalars[size])
-
-    def fixed(self, label: str, size: Size) -> Expr:
-        """A size under its own name: a constant where it is a number, else a scalar argument."""
-        if isinstance(size, int):
-            self.constants[label] = size
-            return name(label)
-        self.scalars.setdefault(size, label)
-        return name(self.scalars[size])
-
     def block(self, axis: Axis) -> Expr:
         label = f"BLOCK_{self.letter[axis]}"
-        self.constants[label] = self.plan.tile[axis]
+        self.sizes.constants[label] = self.plan.tile[axis]
         return name(label)
-
-    def countable(self, size: Size) -> None:
-        """Lengths that are counted in blocks: 32 bits hold a block more, or they are 64 bits wide as they are."""
-        now = evaluated(size, self.hints)
-        if LONGEST <= now <= MOST:
-            raise Unfusible(self.program.sinks[0].node, f"a length of {now} is the end of what 32 bits count")
-        if not isinstance(size, int):
-            short = now < LONGEST
-            self.guards[sympy.Lt(size, LONGEST) if short else sympy.Gt(size, MOST)] = None
-
-    def below(self, number: Size, end: int) -> None:
-        """32 bits count so many; where there are more, no kernel does."""
-        if (now := evaluated(number, self.hints)) >= end:
-            raise Unfusible(self.program.sinks[0].node, f"32 bits count too few of its parts: {now}")
-        if not isinstance(number, int):
-            self.guards[sympy.Lt(number, end)] = None
 
     def count(self, axis: Axis) -> Expr:
         """How many blocks an axis has."""
         if axis in self.plan.tile:
-            self.countable(axis.size)
-        n = self.size(axis.size)
+            self.sizes.require_countable(axis.size)
+        n = self.sizes.text(axis.size)
         if (beyond := self.plan.reach(axis)) != axis.size:
             n = binary("+", n, literal(tidy(beyond - axis.size)))
         return call("tl.cdiv", n, self.own(axis)) if axis in self.plan.tile else n
@@ -231,7 +189,7 @@ class Values:
         """How far blocks are apart."""
         if self.plan.own(axis) == self.plan.tile[axis]:
             return self.block(axis)
-        return self.fixed(f"OWN_{self.letter[axis]}", self.plan.own(axis))
+        return self.sizes.fixed(f"OWN_{self.letter[axis]}", self.plan.own(axis))
 
     # ------------------------------------------------------------------ lanes
     def lane(self, axis: Axis) -> Expr:
@@ -252,11 +210,11 @@ class Values:
         lane, mask = self.lane(axis), None
         if axis.size != self.plan.tile[axis]:
             label = self.names.fresh("inside" if len(self.plan.tile) == 1 else f"inside_{axis.name}")
-            self.top.body.append(Let(label, binary("<", lane, self.size(axis.size))))
+            self.top.body.append(Let(label, binary("<", lane, self.sizes.text(axis.size))))
             mask = name(label)
         self.coords[axis] = Coord(None, lane, mask, 0)
 
-    def _alone(self, axis: Axis) -> bool:
+    def _is_one_block(self, axis: Axis) -> bool:
         """The axis is one block whatever the sizes: no coordinate."""
         alone = axis in self.plan.tile and isinstance(axis.size, int) and axis.size <= self.plan.tile[axis]
         alone = alone and not (self.plan.slide is not None and axis is self.plan.slide.axis)
@@ -264,8 +222,8 @@ class Values:
             self._resident(axis)
         return alone
 
-    def _strips(self) -> bool:
-        return any(not self._alone(a) for a in self.plan.grid)
+    def _has_strips(self) -> bool:
+        return any(not self._is_one_block(a) for a in self.plan.grid)
 
     def _lanes_of(self, term: Term) -> list[Axis]:
         return self.lanes(term.args[0].axes)
@@ -306,13 +264,13 @@ class Values:
             return known
         home = scope.home(self.level(term))
         if term in self.plan.packed:
-            return loaded(self._tile(term, home), term.dtype)
+            return loaded(self._packed_tile(term, home), term.dtype)
         text = self._computed(term, home)
-        if term.dtype in NARROW and self._rounds(term):
+        if term.dtype in NARROW and self._needs_rounding(term):
             text = rounded(text, term.dtype)
         return self._named(term, text, home, scope)
 
-    def _tile(self, term: Term, home: Scope) -> Expr:
+    def _packed_tile(self, term: Term, home: Scope) -> Expr:
         """A row as it is in memory."""
         if (known := home.find(("tile", term))) is None:
             label = self.names.fresh(name_of(term), default_name(term))
@@ -320,7 +278,7 @@ class Values:
             home.body.append(Let(label, self._read(term, home)))
         return known
 
-    def _rounds(self, term: Term) -> bool:
+    def _needs_rounding(self, term: Term) -> bool:
         if term.op == "cast":
             return not (term.args[0].dtype == "b1" or term.args[0].dtype == term.dtype)
         return not self.target.fast and term.op not in EXACT
@@ -345,7 +303,7 @@ class Values:
         if isinstance(value, sympy.Basic) and not value.is_number:
             value = tidy(value)
             integral = isinstance(value, int) or (value.is_integer and is_counted(value))
-            text = self.size(value) if integral else self._of_sizes(value, term)
+            text = self.sizes.text(value) if integral else self._of_sizes(value, term)
             text = call("tl.cast", text, literal(TL[held(term.dtype)]))
             return rounded(text, term.dtype) if term.dtype in NARROW else text
         if isinstance(value, sympy.Basic):
@@ -354,11 +312,11 @@ class Values:
 
     def _of_sizes(self, value: sympy.Expr, term: Term) -> Expr:
         try:
-            return of_sizes(value, lambda s: self.size(s, str(s)))
+            return of_sizes(value, lambda s: self.sizes.text(s, str(s)))
         except ValueError as error:
             raise Unfusible(term.node or self.program.sinks[0].node, str(error)) from error
 
-    def _typed(self, term: Term, text: Expr) -> Expr:
+    def _as_tensor(self, term: Term, text: Expr) -> Expr:
         """A constant that stands without a tensor beside it."""
         return (
             text
@@ -370,7 +328,7 @@ class Values:
         if term.op == "load":
             return self._load(term, scope)
         if term.op == "index":
-            return self._index(term.param, scope)
+            return self._index_value(term.param, scope)
         if term.op in REDUCTIONS:
             return self._fold(term, self._neutral(term, self.value(term.args[0], scope), scope), term.args[0].axes)
         if term.op in SCANS:
@@ -386,19 +344,19 @@ class Values:
         varying = term.args[1:] if term.op == "where" else term.args
         if all(a.op == "const" for a in varying):
             first = 1 if term.op == "where" else 0
-            args[first] = self._typed(term.args[first], args[first])
+            args[first] = self._as_tensor(term.args[first], args[first])
         if term.op == "where" and term.args[0].op == "const":
-            args[0] = self._typed(term.args[0], args[0])
+            args[0] = self._as_tensor(term.args[0], args[0])
         if term.op == "cast":
             return cast(args[0], term.args[0].dtype, term.dtype)
         return self.rules[term.op](term.args[0].dtype, *args)
 
     def _random(self, term: Term, args: list[Expr]) -> Expr:
-        drawn = call(term.param, self._typed(term.args[0], args[0]), self._typed(term.args[1], args[1]))
+        drawn = call(term.param, self._as_tensor(term.args[0], args[0]), self._as_tensor(term.args[1], args[1]))
         return method(drawn, "to(tl.float64)") if term.dtype == "f64" else drawn
 
     def _spread(self, term: Term, scope: Scope) -> Expr:
-        value = self._typed(term.args[0], self.value(term.args[0], scope))
+        value = self._as_tensor(term.args[0], self.value(term.args[0], scope))
         return self._broadcast(value, term.axes)
 
     def _broadcast(self, value: Expr, axes: Iterable[Axis]) -> Expr:
@@ -431,45 +389,22 @@ class Values:
             if coord.lane is not None:
                 lanes.append(self._lane_times(axis, coord.lane, coefficient, buffer))
         if place.offset != 0:
-            scalar.append(self._step(place.offset, f"{buffer}_offset"))
+            scalar.append(self.sizes.stride(place.offset, f"{buffer}_offset"))
         for value, coefficient, term in values:
             (lanes if self.lanes(term.axes) else scalar).append(self._times(value, coefficient, buffer))
-        return self._sum(scalar), self._sum(lanes)
-
-    def _sum(self, parts: Sequence[Expr]) -> Expr | None:
-        result: Expr | None = None
-        for part in parts:
-            negative = part.text.startswith("-") and result is not None
-            flipped = Expr(part.text[1:], part.strength, part.names) if negative and " " not in part.text else part
-            result = part if result is None else binary("-" if flipped is not part else "+", result, flipped)
-        return result
+        return sum_of(scalar), sum_of(lanes)
 
     def _times(self, value: Expr, coefficient: Size, buffer: str) -> Expr:
         if coefficient == 1:
             return value
         if coefficient == -1:
             return unary("-", value)
-        return binary("*", value, self._step(coefficient, f"{buffer}_stride"))
-
-    def _step(self, size: Size, wish: str) -> Expr:
-        """A size whose divisibility decides how wide accesses are."""
-        text = self.size(size, wish)
-        self.steps |= text.names
-        return text
+        return binary("*", value, self.sizes.stride(coefficient, f"{buffer}_stride"))
 
     def _lane_times(self, axis: Axis, lane: Expr, coefficient: Size, buffer: str) -> Expr:
         """Lanes stay 32 bits wide where the tile provably spans less."""
-        narrow = self._narrow_span(tidy(coefficient * self.plan.tile[axis]))
+        narrow = self.sizes.is_narrow(tidy(coefficient * self.plan.tile[axis]))
         return self._times(lane if narrow else call("tl.cast", lane, literal("tl.int64")), coefficient, buffer)
-
-    def _narrow_span(self, span: Size) -> bool:
-        """Lanes are so close to each other as long as their stride is; another kernel serves longer ones."""
-        if isinstance(span, int):
-            return abs(span) < SPAN
-        if not nonnegative(span) or evaluated(span, self.hints) >= SPAN:
-            return False
-        self.guards[sympy.Lt(span, SPAN)] = None
-        return True
 
     def _pointer(
         self,
@@ -488,13 +423,13 @@ class Values:
             parts.append(self._shared_offset(scalar, place, values, scope))
         if lanes is not None:
             parts.append(lanes if values else self._shared_lanes(lanes, scope))
-        result = self._sum(parts)
+        result = sum_of(parts)
         assert result is not None
         return result
 
     def _shared_lanes(self, lanes: Expr, scope: Scope) -> Expr:
         """Lanes of two dimensions, one of them a run-time stride apart, under a name of their own."""
-        if not lanes.names & set(self.scalars.values()) or " + " not in lanes.text:
+        if not lanes.names & set(self.sizes.scalars.values()) or " + " not in lanes.text:
             return lanes
         known = scope.find(("lanes", lanes.text))
         if known is None:
@@ -566,7 +501,7 @@ class Values:
         walked = set(self.plan.walk) & {a for a, _ in term.param.place.terms}
         return "evict_first" if walked and scope.level == 1 else ""
 
-    def _index(self, place: Index, scope: Scope) -> Expr:
+    def _index_value(self, place: Index, scope: Scope) -> Expr:
         """The integer itself, 64 bits wide."""
         parts = []
         for axis, coefficient in place.terms:
@@ -578,8 +513,8 @@ class Values:
                 lane = coord.lane if narrow else call("tl.cast", coord.lane, literal("tl.int64"))
                 parts.append(self._times(lane, coefficient, "index"))
         if place.offset != 0:
-            parts.append(self.size(place.offset, "offset"))
-        result = self._sum(parts)
+            parts.append(self.sizes.text(place.offset, "offset"))
+        result = sum_of(parts)
         assert result is not None
         return result
 
@@ -588,7 +523,7 @@ class Values:
         """What lanes outside along `axis` hold, where that is known."""
         if term.op == "const" and isinstance(term.param, (int, float)):
             return float(term.param)
-        if axis not in term.axes or term.dtype not in FLOATING or self._lent(axis):
+        if axis not in term.axes or term.dtype not in FLOATING or self._is_lent(axis):
             return None
         if term.op == "load":
             neighbours = self._groups(term.param.place, not term.args) is not None
@@ -604,7 +539,7 @@ class Values:
             return None
         return 0.0 if term.op in ("add", "sub", "mul", "abs", "max", "min", "sqrt") else None
 
-    def _lent(self, axis: Axis) -> bool:
+    def _is_lent(self, axis: Axis) -> bool:
         """Some lanes inside are a neighbour's to sum."""
         return (groups := self.coords[axis].groups) is not None and groups.summed is not None
 
@@ -614,57 +549,25 @@ class Values:
         neutral = lowest(term.op, arg.dtype)
         bad = [a for a in term.param if a in arg.axes and self.coords[a].mask and self.pad(arg, a) != neutral]
         mask = total("&", self._masks(bad, summed=True))
-        value = self._widened(arg, value)
+        value = widen_booleans(arg, value)
         if mask is None:
             return value
         dtype = "i32" if arg.dtype == "b1" else arg.dtype
-        return call("tl.where", mask, self._typed(arg, value), literal(number(neutral, dtype)))
-
-    def _widened(self, arg: Term, value: Expr) -> Expr:
-        """Booleans reduce as integers."""
-        return method(value, "to(tl.int32)") if arg.dtype == "b1" else value
+        return call("tl.where", mask, self._as_tensor(arg, value), literal(number(neutral, dtype)))
 
     def _fold(self, term: Term, value: Expr, axes: frozenset[Axis]) -> Expr:
         """The reduction over the tile axes that the value has."""
         dims = [d for d, a in enumerate(self.plan.tile) if a in term.param and a in axes]
         kept = self.lanes(axes - set(term.param))
-        function = self._folding(term)
+        function = fold_function(term)
         if dims and not kept:
             value = call(function, value, literal(0 if len(self.plan.tile) == 1 else "None"))
         for d in reversed(dims) if kept else ():
             value = call(function, value, literal(d), keep_dims="True")
-        return self._as_result(term, value)
-
-    def _folding(self, term: Term) -> str:
-        floating = term.dtype in FLOATING
-        return {
-            "sum": "tl.sum",
-            "prod": "row_prod",
-            "amax": "row_max" if floating else "tl.max",
-            "amin": "row_min" if floating else "tl.min",
-        }[term.op]
-
-    def _as_result(self, term: Term, value: Expr) -> Expr:
-        """Back from the width that the fold used to the dtype of the result."""
-        if term.dtype == "b1":
-            return binary("!=", value, literal(0))
-        narrow = term.dtype in ("i8", "i16", "u8", "u16")
-        return method(value, f"to({TL[term.dtype]})") if narrow else value
-
-    def _combine(self, kind: str, dtype: str, name_: str, value: Expr) -> tuple[str, Expr]:
-        """How an accumulator takes a value in: (+=, value) or (=, combined)."""
-        if kind in ("sum", "prod"):
-            return ("+=" if kind == "sum" else "*=", value)
-        floating = {"amax": "larger", "amin": "smaller"}
-        function = floating[kind] if dtype in FLOATING else {"amax": "tl.maximum", "amin": "tl.minimum"}[kind]
-        return "=", call(function, name(name_), value)
-
-    def _accumulator_dtype(self, term: Term) -> str:
-        dtype = held(term.dtype)
-        return {"b1": "i32", "i8": "i32", "i16": "i32", "u8": "i32", "u16": "i32"}.get(dtype, dtype)
+        return as_result(term, value)
 
     def _accumulator(self, term: Term, label: str, axes: Iterable[Axis]) -> Let:
-        dtype = self._accumulator_dtype(term)
+        dtype = accumulator_dtype(term)
         neutral = lowest(term.op, term.dtype)
         shape, zero = self.shape(axes), neutral == 0 and dtype != "b1"
         if term.dtype == "b1":
@@ -685,14 +588,11 @@ class Values:
         dim = list(self.plan.tile).index(axis)
         reverse = {"reverse": literal("True")} if term.op == "cumsum_reverse" else {}
         arg = self._let(scope, "step", arg)
-        running = self._narrow(term, call("tl.cumsum", arg, literal(dim), **reverse))
+        running = to_own_width(term, call("tl.cumsum", arg, literal(dim), **reverse))
         if not self.plan.chunked:
             return running
         keep = {"keep_dims": literal("True")} if len(self.plan.tile) > 1 else {}
-        return self._carried(term, running, self._narrow(term, call("tl.sum", arg, literal(dim), **keep)), scope)
-
-    def _narrow(self, term: Term, value: Expr) -> Expr:
-        return method(value, f"to({TL[term.dtype]})") if term.dtype in ("i8", "i16", "u8", "u16") else value
+        return self._carried(term, running, to_own_width(term, call("tl.sum", arg, literal(dim), **keep)), scope)
 
     def _let(self, scope: Scope, wish: str, value: Expr) -> Expr:
         if value.text.isidentifier():
@@ -729,7 +629,7 @@ class Values:
         """One sink, in the scope at hand or the outermost one where it is complete."""
         level = max([self.level(t) for t in sink.terms] + [self._coord_level(a) for a in sink.axes], default=0)
         scope = scope.home(level)
-        value = self._stored(sink, scope)
+        value = self._value_to_store(sink, scope)
         values = [(self.value(v, scope), c, v) for v, c in sink.place.values]
         groups = self._groups(sink.place, sink.mode == "store")
         pointer = self._pointer(sink.ref, sink.place, values, scope, groups)
@@ -760,14 +660,15 @@ class Values:
         edges = Store(pointer, value, rest, inside.names)
         scope.body.append(If(groups.edge, [edges]) if groups.edge is not None else edges)
 
-    def _stored(self, sink: Sink, scope: Scope) -> Expr:
+    def _value_to_store(self, sink: Sink, scope: Scope) -> Expr:
         """The value in the dtype of the memory; the store itself rounds what is computed for it alone."""
         term, low = sink.value, sink.dtype in NARROW
         alone = self.uses.get(term, 0) <= 1 and scope.find(term) is None and scope.home(self.level(term)) is scope
-        if low and term.dtype == sink.dtype and alone and term.op not in ("load", "const") and self._rounds(term):
+        computed = term.op not in ("load", "const")
+        if low and term.dtype == sink.dtype and alone and computed and self._needs_rounding(term):
             value = self._computed(term, scope)
         else:
-            value = self._typed(term, self.value(term, scope)) if term.op == "const" else self.value(term, scope)
+            value = self._as_tensor(term, self.value(term, scope)) if term.op == "const" else self.value(term, scope)
         if low:
             return narrowed(value, sink.dtype)
         return cast(value, term.dtype, sink.dtype)

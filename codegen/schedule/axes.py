@@ -25,7 +25,7 @@ REDUCTIONS = ("sum", "prod", "amax", "amin")
 SCANS = ("cumsum", "cumsum_reverse")
 
 
-class Cut(Exception):
+class Materialize(Exception):
     """These values have to be materialised before the kernel that wants them, or `otherwise` these, where they are."""
 
     def __init__(self, nodes: Iterable[Value], otherwise: Iterable[Value] = ()) -> None:
@@ -357,7 +357,7 @@ class Builder:
         questions.add((place, guards))
         often = len(kinds) > MAX_PLACES or len(questions) > MAX_QUESTIONS
         if often and PRIMS[node.prim].family == "elementwise":
-            raise Cut([node])
+            raise Materialize([node])
 
     def covers(self, place: Index, size: Size) -> bool:
         """The place runs over 0 .. size-1 exactly once: a mixed-radix number in axes of their own."""
@@ -374,11 +374,11 @@ class Builder:
         return same(reach, size)
 
     def plain(self, node: Value, index: Sequence[Index]) -> None:
-        """Cut `node` unless it is asked for at every place exactly once."""
+        """Have `node` materialized unless it is asked for at every place exactly once."""
         axes = [a for i in index for a in self.settled(i).axes]
         whole = all(self.covers(i, n) for i, n in zip(index, node.shape, strict=True))
         if not whole or len(axes) != len(set(axes)):
-            raise Cut([node])
+            raise Materialize([node])
 
     # ------------------------------------------------------------------ sinks
     def sinks(self, goals: Sequence[Goal]) -> list[Sink]:
@@ -390,7 +390,7 @@ class Builder:
             except _Restart:
                 continue
             return self._rebuilt(found, self.refined)
-        raise Cut([g.node for g in goals])
+        raise Materialize([g.node for g in goals])
 
     def _sinks_of(self, number: int, goal: Goal) -> list[Sink]:
         self.goal = number
@@ -728,7 +728,7 @@ def _cumsum(b: Builder, node: Value, index: Place, guards: Guards) -> Term:
     b.plain(node, index)
     along = b.settled(index[node.params["axis"]])
     if len(along.terms) != 1:
-        raise Cut([x] if x.prim != "input" and x.id not in b.memory else [node])
+        raise Materialize([x] if x.prim != "input" and x.id not in b.memory else [node])
     ((axis, _),) = along.terms
     arg = b.whole(x, index)
     if axis not in arg.axes:
@@ -756,7 +756,7 @@ def _random(b: Builder, node: Value, index: Place, guards: Guards) -> Term:
 
 
 def _scattered(b: Builder, node: Value, index: Place, guards: Guards) -> Term:
-    raise Cut([node])
+    raise Materialize([node])
 
 
 Rule = Callable[[Builder, Value, Place, Guards], Term]

@@ -21,7 +21,7 @@ from ...ir.switches import is_on
 from ...ir.types import ITEMSIZE, LOW_FLOATS, Size, product
 from ..kernel import Ref, Target
 from .alignment import Slide, slide_of
-from .axes import REDUCTIONS, SCANS, Axis, Cut, Program, Sink, Term, below
+from .axes import REDUCTIONS, SCANS, Axis, Materialize, Program, Sink, Term, below
 from .sizes import Hints, blocks, number, power_of_two, tidy
 
 SHARED_ROW = 8192
@@ -279,7 +279,7 @@ class Scheduler:
         ]
         bad = [f for f in final if any(f in self.under[t] or (f is t and t not in self.reductions) for t in waiting)]
         if bad:
-            raise Cut(_nodes(bad))
+            raise Materialize(_nodes(bad))
 
     def _walk(self, final: list[Term], outer: list[Axis], row: set[Axis]) -> set[Axis]:
         """The outer axes that all final reductions sum over (or that a few sum over entirely)."""
@@ -299,7 +299,7 @@ class Scheduler:
         mine = [s for s in self.program.sinks if set(below(s.terms)) & set(reductions)]
         if len(mine) < len(self.program.sinks):
             raise Separate(mine)
-        raise Cut(_nodes(reductions))
+        raise Materialize(_nodes(reductions))
 
     def _check_serial(self, inner: list[Term], row: tuple[Axis, ...], outer: list[Axis]) -> None:
         """A few long rows would leave most of the device idle: reduce them in a kernel of their own."""
@@ -309,19 +309,19 @@ class Scheduler:
         if length > self.budget.held // 2 and items < self.budget.units // 4 and used and not self.scans:
             first = [r for r in used if not any(q in self.under[r] for q in inner)]
             if first:
-                raise Cut(_nodes(first))
+                raise Materialize(_nodes(first))
 
     def _in_chunks(self, row: tuple[Axis, ...], inner: list[Term], final: list[Term]) -> bool:
         """True for a row that is read in chunks; what cannot be done in chunks is cut."""
         kept = [r for r in (*inner, *self.scans) if r.axes & set(row) and r not in self.scans]
         if kept:
             lower = [i for i in (*self.scans, *inner) if any(i in self.under[r] for r in kept)]
-            raise Cut(_nodes([s for s in lower if s in self.scans] or kept), _nodes(lower))
+            raise Materialize(_nodes([s for s in lower if s in self.scans] or kept), _nodes(lower))
         if self.scans and (len(row) > 1 or len({s.op for s in self.scans}) > 1):
             other = [
                 r for s in self.scans for r in self.under[s] if r.op in REDUCTIONS and set(r.param) != set(s.param)
             ]
-            raise Cut(_nodes(other or self.scans))
+            raise Materialize(_nodes(other or self.scans))
         wide = [r for r in final if r.axes & set(row)]
         if self._partials_pay(wide, row):
             self.direct = {r: tuple(a for a in row if a in r.axes) for r in wide}
@@ -329,7 +329,7 @@ class Scheduler:
         for r in wide:
             below_r = [i for i in (*inner, *self.scans) if i in self.under[r]]
             if below_r:
-                raise Cut(_nodes(below_r))
+                raise Materialize(_nodes(below_r))
         if wide:
             self._apart(wide)
         return True
@@ -443,7 +443,7 @@ class Scheduler:
             ]
             lost = [t for t in _between(sink, set(final)) if chunked and t.op in REDUCTIONS]
             if partial or lost:
-                raise Cut(_nodes(partial or lost))
+                raise Materialize(_nodes(partial or lost))
 
     def _again(self, r: Term) -> set[Axis]:
         """Axes whose strips may each find a small sum for themselves: what they read for it is little, and in L2."""

@@ -16,7 +16,7 @@ from ...ir.errors import FusegradError
 from ...tracer.capture.capture import DataMet, OpaqueMet, capture_lock
 from ...tracer.containers import opened
 from ...tracer.methods import method_place
-from ...tracer.opaque.nested import recording
+from ...tracer.opaque.call_interception import recording
 from ...tracer.opaque.opaque import (
     Mismatch,
     Tape,

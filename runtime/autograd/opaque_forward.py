@@ -24,8 +24,8 @@ from ...tracer.containers import anew
 from ...tracer.methods import as_tuple, backward_method, is_once_differentiable, method_place
 from ...tracer.opaque.segments import Segment
 from ...tracer.opaque.shared import picture, tensors_of
-from ...tracer.reads.pictures import DEPTH, SCALARS, Handle, freeze, is_library
 from ...tracer.reads.reads import Reads, scan
+from ...tracer.reads.value_keys import DEPTH, SCALARS, Handle, freeze, is_library
 from ...tracer.torch_private import (
     apply_now,
     dual_level,
@@ -83,7 +83,7 @@ class OpaqueForward:
     def _scanned(self) -> Reads:
         """What backward reads besides its arguments, at present."""
         reads = scan(*self.compiler.methods.sources("backward"))
-        reads.mark = self.marks.setdefault(reads.signature(), len(self.marks))
+        reads.version = self.marks.setdefault(reads.signature(), len(self.marks))
         return reads
 
     def _node(self) -> type:
@@ -209,7 +209,7 @@ class OpaqueForward:
             return self.units[key]
 
     def _key(self, shape: Any, saved: int, backend: str) -> Any:
-        return (shape, saved, backend, global_state(), self.reads.mark, self.reads.facts())
+        return (shape, saved, backend, global_state(), self.reads.version, self.reads.facts())
 
     def require_room(self) -> None:
         """Raises CaptureError where backward was captured often enough."""

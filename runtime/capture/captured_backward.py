@@ -272,7 +272,7 @@ def reduced_as_by_autograd(captured: CapturedFunction, gradients: Sequence[Any])
             finished.append(None)
         elif isinstance(gradient, Tensor) and argument in captured.slots:
             like = captured.forward.fakes[captured.slots.index(argument)]
-            finished.append(as_gradient_of(like.dtype, captured.session.settled(like.shape), gradient))
+            finished.append(as_gradient_of(like.dtype, captured.session.with_current_sizes(like.shape), gradient))
         else:
             finished.append(gradient if gradient is None or isinstance(gradient, Tensor) else _refuse(gradient))
     return tuple(finished)
@@ -305,7 +305,7 @@ def layout_guard_failure(
     captured: CapturedFunction, residuals: Sequence[Any], sizes: Sizes, gradients: Sequence[Any], chosen: bool
 ) -> str | None:
     """Why backward, which may ask for layouts, meets others than it was captured with; None where it does not."""
-    if not captured.reads.asks_layout:
+    if not captured.reads.queries_layout:
         return None
     if any(canonical_layout(g) is not g for g in gradients):
         return "it may ask how a gradient lies in memory, which has gaps"

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ...tracer.containers import leaves
-from ...tracer.reads.pictures import freeze
+from ...tracer.reads.value_keys import freeze
 from ...tracer.torch_private import dict_of_context as on
 from .captured import CapturedFunction
 from .user_methods import ctx_attributes

@@ -19,8 +19,8 @@ from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 from ...ir.switches import in_force
 from ...tracer.capture.capture import Session
 from ...tracer.containers import DEPTH
-from ...tracer.reads.pictures import freeze, unfit
 from ...tracer.reads.reads import ANY, Reads
+from ...tracer.reads.value_keys import freeze, unfit
 from ...tracer.torch_private import function_modes
 
 Guard = Callable[[Sequence[Any]], bool]
@@ -78,11 +78,11 @@ def carried(args: Sequence[Any], names: Collection[str]) -> str | None:
 
 def backward_guard_failure(reads: Reads, kept: Sequence[Any], gradients: Sequence[Any]) -> str | None:
     """What backward may ask of the tensors of one call that its capture does not know; None where it asks nothing."""
-    if reads.asks_identity:
+    if reads.compares_identity:
         saved = {id(t): t for t in kept if isinstance(t, torch.Tensor)}
         if is_given_twice((*saved.values(), *gradients)):
             return "it may ask whether two tensors are one, which they are"
-    name = carried((*kept, *gradients), reads.asked)
+    name = carried((*kept, *gradients), reads.custom_attributes)
     return None if name is None else f"it is given a tensor that carries `{name}`"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ...tracer.opaque.nested import recording
+from ...tracer.opaque.call_interception import recording
 from ...tracer.opaque.opaque import OpaqueNode, Run, Tape, running
 from ...tracer.trace import CaptureError
 from ..execution.executable import Executable

@@ -11,7 +11,7 @@ from ...ir.program import Place
 from ...tracer.containers import Hole, exchanged
 from ...tracer.function import ForwardCapture, rebind
 from ...tracer.methods import as_tuple
-from ...tracer.opaque.parts import span
+from ...tracer.opaque.output_aliasing import span
 from ...tracer.torch_private import neg_view
 from ...tracer.trace import Trace
 from .captured import CapturedFunction

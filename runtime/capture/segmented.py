@@ -81,7 +81,7 @@ class Segmented:
             function = innermost(getattr(self.original, name))
             path = f"code of {self.original.__qualname__}.{name}@{id(function)}"
             reads.entries[path] = Read(path, "function", lambda function=function: function, ("is", function))  # type: ignore[misc]
-            reads.alive.append(function)
+            reads.keepalive.append(function)
 
     def clash(self, reads: Reads) -> bool:
         """Give up segments that may change what the methods read besides them; whether there were any."""

@@ -12,7 +12,7 @@ import sympy
 import torch
 
 from ...codegen import Target
-from ...codegen.schedule.neighbours import candidates, leaner
+from ...codegen.schedule.tuning_candidates import candidates, smaller_candidates
 from ...ir.errors import Unfusible
 from ...ir.once import once
 from ...ir.passes.fuse import Group
@@ -149,7 +149,7 @@ class GroupRunner:
             self.report(f"{self.name} ran operation by operation: {refused.reason}")
             return self._through_torch(inputs, sizes)
         generated = partial(self.variants.generate_kernels, sizes)
-        for name, kernels in leaner(bound.kernels, self.variants.target, generated):
+        for name, kernels in smaller_candidates(bound.kernels, self.variants.target, generated):
             variant = self.variants.with_launchers(kernels)
             if not variant.admits(sizes) or self.variants.unproved_at(variant, sizes):
                 continue

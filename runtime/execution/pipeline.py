@@ -23,7 +23,7 @@ from ...ir.passes.simplify import Simplify
 from ...ir.prims import PRIMS
 from ...ir.switches import allowed, shown, takes
 from ...ir.types import COMPLEX
-from ...tracer.lowering.aten import known_about, lower
+from ...tracer.lowering.aten import lower, lowering_key
 from ...tracer.reads.fingerprint import replaced_in_torch
 from ...tracer.reads.reached import CallReached, without_calls
 from ...tracer.trace import Trace
@@ -43,10 +43,10 @@ PASSES: dict[str, Callable[[Graph], Graph]] = {
 
 def graph_of(trace: Trace, name: str) -> Graph:
     """A copy of the trace's graph, which is made once; again where more has become known about sizes or layouts."""
-    if (name, known_about(trace)) not in trace.lowered:
+    if (name, lowering_key(trace)) not in trace.lowered:
         graph = _graph_of(trace, name)
-        trace.lowered = {(name, known_about(trace)): graph}
-    return trace.lowered[name, known_about(trace)].copy()  # type: ignore[no-any-return]
+        trace.lowered = {(name, lowering_key(trace)): graph}
+    return trace.lowered[name, lowering_key(trace)].copy()  # type: ignore[no-any-return]
 
 
 def _graph_of(trace: Trace, name: str) -> Graph:

@@ -163,7 +163,7 @@ class EntryCall:
         captured = self.spec.captured
         yield from guard_reads(text, captured.reads)
         yield from guard_methods(text, self.compiler.user_class)
-        yield from guard_custom_attributes(text, [names[i] for i in captured.slots], captured.reads.asked)
+        yield from guard_custom_attributes(text, [names[i] for i in captured.slots], captured.reads.custom_attributes)
         if self.observed or self.chosen is not None:
             yield f"{'' if self.observed else 'not '}{text.constant(hooks_are_active, 'hooks')}()"
         if not self.own:
@@ -322,7 +322,7 @@ def _write_backward(
     outside += guard_lasting_state(text)
     if spec.captured.sharing is not None:
         outside.append(f"{text.constant(spec.captured.sharing.changed, 'changed')}(ctx._fusegrad_shared) is None")
-    if spec.captured.reads.asked or spec.captured.reads.asks_identity:
+    if spec.captured.reads.custom_attributes or spec.captured.reads.compares_identity:
         kept_alike += _guard_backward_tensors(text, spec.captured.reads, kept, given)
     users = f"return {text.constant(otherwise, 'otherwise')}(ctx, {row(given)})"
     with _write_guarded(text, [off, untouched, plain, *alike, *absent, still, *outside], users):

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from ...tracer.opaque import nested
+from ...tracer.opaque import call_interception
 from ...tracer.reads.attributes import is_a
-from ...tracer.reads.pictures import DEPTH, SCALARS, freeze
 from ...tracer.reads.reads import Read, Reads
+from ...tracer.reads.value_keys import DEPTH, SCALARS, freeze
 from ...tracer.torch_private import UNSEEN, deterministic, tensor_check
 from ..capture.guards import carried, global_state, lasting_state
 from ..execution.source_writer import SourceWriter, row
@@ -180,7 +180,7 @@ _UNCHANGED: dict[str, Callable[[SourceWriter, Read, Any], Iterable[str]]] = {
 def guard_state(text: SourceWriter) -> Iterable[str]:
     """torch's state and the settings are what they are at present; no capture watches nested calls."""
     yield from (condition.format(text.constant(subject, "torch")) for condition, subject in UNSEEN)
-    yield f"not {text.constant(nested, 'nested')}.watchers"
+    yield f"not {text.constant(call_interception, 'nested')}.watchers"
     for condition, ask, answer in in_force():
         yield condition.format(text.constant(ask, "setting"), text.constant(answer, "value"))
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):

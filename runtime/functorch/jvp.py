@@ -15,7 +15,7 @@ from torch.autograd.forward_ad import unpack_dual
 
 from ...tracer.capture.grad_mode import Switches
 from ...tracer.containers import with_those
-from ...tracer.opaque.compiled import Recorded
+from ...tracer.opaque.extension_calls import Recorded
 from ...tracer.torch_private import own_leaves_allowed, sharing_dual_level
 from ..capture.guards import is_float, is_tracked
 from .unit import tracked_alias

@@ -2,7 +2,7 @@
 
 Off unless asked for (`config.patch(tune=True)`, FUSEGRAD_TUNE=1, `tune_function`): a timing costs two more compilations
 per kernel. The candidates are the schedule's own choice and its nearest neighbours in loads in flight, block width,
-rows per program and warps (`codegen.neighbours`). A stored answer that names none of them is ignored.
+rows per program and warps (`codegen.schedule.tuning_candidates`). A stored answer that names none of them is ignored.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ...codegen.schedule.neighbours import OWN
+from ...codegen.schedule.tuning_candidates import OWN
 from ...tracer.locks import INNER, lock_of
 from ..cache import entry_files
 from ..cache import store as cache

@@ -9,7 +9,7 @@ import torch
 
 from ...tracer.capture.capture import DataMet, OpaqueMet, capture_lock
 from ...tracer.function import exact_gradients
-from ...tracer.opaque.nested import recording
+from ...tracer.opaque.call_interception import recording
 from ...tracer.opaque.opaque import Mismatch, Tape, remember
 from ...tracer.opaque.segments import Segment
 from ...tracer.trace import CaptureError

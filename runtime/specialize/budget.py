@@ -18,7 +18,7 @@ from typing import Any
 
 from ...ir.switches import is_on
 from ...tracer.capture.capture import OpaqueMet, operations_traced
-from ...tracer.reads.pictures import Same
+from ...tracer.reads.value_keys import Same
 
 AT_ONCE = 16
 """Numbers and objects for which a class is captured at their first call, all else alike."""

@@ -25,8 +25,8 @@ from ...tracer.locks import CLASS, lock_of
 from ...tracer.methods import backward_method, method_place, signed, uses_setup_context
 from ...tracer.opaque.opaque import Tape
 from ...tracer.reads.packages import home_of
-from ...tracer.reads.pictures import HOMES, one_allowance, suspects
 from ...tracer.reads.reads import Reads, each_closure_once
+from ...tracer.reads.value_keys import HOMES, one_allowance, suspects
 from ...tracer.torch_private import (
     apply_now,
     hooks_are_active,
@@ -302,13 +302,13 @@ class Compiled:
     def _key(self, args: Sequence[Any]) -> Any:
         reads = self.reads_now()
         with one_allowance():
-            return (exact_key(args), global_state(), reads.mark, reads.facts(), self._beyond(args))
+            return (exact_key(args), global_state(), reads.version, reads.facts(), self._beyond(args))
 
     def facts(self, args: Sequence[Any]) -> Any:
         """What has to be equal for a specialisation to be used again, sizes and strides apart."""
         reads = self.reads_now()
         with one_allowance() as is_spent:
-            facts = (*map(argument_fact, args), *global_state(), reads.mark, *reads.facts(), self._beyond(args))
+            facts = (*map(argument_fact, args), *global_state(), reads.version, *reads.facts(), self._beyond(args))
             self.unbounded = self.unbounded or is_spent()
         return facts
 
@@ -318,9 +318,9 @@ class Compiled:
 
     def _unseen(self, args: Sequence[Any]) -> str | None:
         reads = self.reads_now()
-        if reads.asks_identity and is_given_twice(args):
+        if reads.compares_identity and is_given_twice(args):
             return "it may ask whether two arguments are one tensor, which they are"
-        name = carried(args, reads.asked)
+        name = carried(args, reads.custom_attributes)
         return None if name is None else f"an argument is a tensor that carries `{name}`"
 
     def reads_now(self) -> Reads:
@@ -332,11 +332,11 @@ class Compiled:
         return self.reads
 
     def _scan(self) -> None:
-        """What is read may have become something else (a number a tensor, a helper another): its `mark` tells."""
+        """What is read may have become something else (a number a tensor, a helper another): its `version` tells."""
         reads = self.methods.scan()
         self._follow_segments()
-        reads.mark = self.marks.setdefault(reads.signature(), len(self.marks))
-        if self.reads is None or reads.mark != self.reads.mark:
+        reads.version = self.marks.setdefault(reads.signature(), len(self.marks))
+        if self.reads is None or reads.version != self.reads.version:
             self.reads = reads
             self.ready.forget()
 
@@ -540,7 +540,7 @@ class Compiled:
         reads = self.reads_now()
         if reads.facts() != reads.facts():
             raise CaptureError(reason="what it reads is more than can be compared at every call", where="unknown")
-        reads.suspect(suspects(args))
+        reads.add_argument_effects(suspects(args))
 
     def _captured_now(self, args: Sequence[Any], tape: Tape | None) -> Specialization:
         """forward traced, compared with the user's own, and prepared."""

@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...tracer.capture.memory import copied, is_held
-from ..values.sizes import traced_numbers
+from .sizes import traced_numbers
 
 Tensor = torch.Tensor
 Call = Callable[[Sequence[Any]], Sequence[Any]]

@@ -11,9 +11,9 @@ import sympy
 from harness import INTERPRET, MANY, Input, M, N, T, agree, graph_of, op
 
 from fusegrad.codegen import TARGETS, Unfusible, generate
-from fusegrad.codegen.cuts import DEPTH
 from fusegrad.codegen.emit.emit import WORKSPACE
 from fusegrad.codegen.kernel import Kernel
+from fusegrad.codegen.kernel_partition import DEPTH
 
 SIZES = {M: 500, N: 8}
 

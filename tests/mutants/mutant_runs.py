@@ -30,7 +30,7 @@ import outcome  # noqa: E402
 
 MEANING = ("codegen", "ir/passes", "ir/transforms")
 """Where a slip can make a wrong result."""
-PLANS = ("schedule", "pairs", "rooflines", "work", "place", "neighbours", "nests", "strips")
+PLANS = ("schedule", "strided_pairs", "rooflines", "op_counts", "place", "tuning_candidates", "loop_nests", "strips")
 """Modules that choose among right kernels: a slip there costs speed first of all. Counted apart."""
 RANDOM = "tests/codegen/test_random_graphs.py"
 DERIVED = ("tests/runtime/functorch/test_derive_jvp.py", "tests/runtime/specialize/test_derived_backward.py")

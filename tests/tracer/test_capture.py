@@ -10,9 +10,9 @@ import torch
 from torch.autograd.function import Function
 
 from fusegrad.tracer.capture import capture
-from fusegrad.tracer.capture.capture import Session, is_capturing, settled
+from fusegrad.tracer.capture.capture import Session, is_capturing, with_known_sizes
 from fusegrad.tracer.frames import where_raised
-from fusegrad.tracer.opaque import nested
+from fusegrad.tracer.opaque import call_interception
 from fusegrad.tracer.reads.reads import scan
 from fusegrad.tracer.trace import CaptureError
 
@@ -106,7 +106,7 @@ def test_a_nested_function_is_one_node(cls, bound) -> None:
         y = f(x * 2) if bound else cls.apply(x * 2)
         return (y + 1,)
 
-    if bound and cls is Inner and not nested.IN_PYTHON:
+    if bound and cls is Inner and not call_interception.IN_PYTHON:
         with pytest.raises(capture.CaptureError, match="a name that was bound before"):
             trace(body, torch.randn(3))
         return
@@ -362,7 +362,7 @@ def test_settled_gives_ints_where_a_size_is_known() -> None:
 
     session.trace(body, [fake], scan(body))
     again = session.fake_again(fake)
-    assert again.shape[0] == 6 and type(settled(again.shape)[0]) is int
+    assert again.shape[0] == 6 and type(with_known_sizes(again.shape)[0]) is int
     assert not isinstance(again.shape[1], int)
 
 

@@ -10,8 +10,8 @@ import types
 import pytest
 import torch
 
-from fusegrad.tracer.reads.pictures import freeze, is_library, tensor_fact
 from fusegrad.tracer.reads.reads import Reads, scan
+from fusegrad.tracer.reads.value_keys import freeze, is_library, tensor_fact
 
 SCALE = 2.0
 TABLE = {"a": [1, torch.ones(2)], "b": 3}

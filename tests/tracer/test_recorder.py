@@ -70,8 +70,8 @@ def test_the_graph_is_torchs_own(body: Any, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_shorter_way_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[Any] = []
-    record = recorder.Recorder._recorded
-    monkeypatch.setattr(recorder.Recorder, "_recorded", lambda self, *a: taken.append(a[0]) or record(self, *a))
+    record = recorder.Recorder._record_node
+    monkeypatch.setattr(recorder.Recorder, "_record_node", lambda self, *a: taken.append(a[0]) or record(self, *a))
     recorded(in_place)
     assert {torch.ops.aten.mul.Tensor, torch.ops.aten.sum.dim_IntList, torch.ops.aten.add_.Tensor} <= set(taken)
     assert torch.ops.aten.unsqueeze_.default not in taken

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from fusegrad.runtime.capture.guards import unseen_state
-from fusegrad.tracer.reads import pictures
 from fusegrad.tracer.reads import reads as scans
+from fusegrad.tracer.reads import value_keys
 from fusegrad.tracer.reads.attributes import ABSENT, attribute
-from fusegrad.tracer.reads.pictures import freeze, unfit
 from fusegrad.tracer.reads.reads import scan
+from fusegrad.tracer.reads.value_keys import freeze, unfit
 
 
 class Raises:
@@ -298,7 +298,7 @@ def test_a_device_that_nobody_used_is_not_asked_which_one_is_current() -> None:
 
 
 def test_a_picture_of_code_that_reads_a_whole_package_ends(monkeypatch) -> None:
-    monkeypatch.setattr(pictures, "FACTS", 50)
+    monkeypatch.setattr(value_keys, "FACTS", 50)
     module = chain(60)
     own = types.SimpleNamespace(step=module.step0)
     assert freeze(own) == freeze(own) and unseen_state([own]) is None

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from fusegrad.tracer.reads import pictures, reads
-from fusegrad.tracer.reads.pictures import freeze
+from fusegrad.tracer.reads import reads, value_keys
+from fusegrad.tracer.reads.value_keys import freeze
 
 LEVEL = 1
 
@@ -97,7 +97,7 @@ def test_changed_defaults_of_a_method_are_seen(scans: list[int], monkeypatch: py
 
 
 def test_code_beyond_what_can_be_compared_ends_the_scans(scans: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pictures, "CODE", 100)
+    monkeypatch.setattr(value_keys, "CODE", 100)
     value = Below()
     value.inner = Beside()  # type: ignore[attr-defined]
     assert freeze(value) != freeze(value)
@@ -142,10 +142,10 @@ def test_a_class_that_leads_to_too_much_is_found_out_once(scans: list[int], monk
             return held + helper()
 
     for _ in range(3):
-        with pictures.one_allowance() as is_spent:
+        with value_keys.one_allowance() as is_spent:
             assert freeze(Endless()) != freeze(Endless())
             assert is_spent()
-    pictures._endless.discard(Large)
+    value_keys._endless.discard(Large)
     assert scans == [301]
 
 
@@ -155,7 +155,7 @@ def test_classes_with_slots_are_not_kept() -> None:
 
     value, gone = Slotted(), weakref.ref(Slotted)
     value.inside = 1
-    assert pictures.state_of(value) == {"inside": 1}
+    assert value_keys.state_of(value) == {"inside": 1}
     del Slotted, value
     gc.collect()
     assert gone() is None

@@ -40,7 +40,8 @@ from ...ir.codes import code_of
 from ..declared import declarations
 from ..frames import TORCH, is_user_file, user_frame, where_raised
 from ..locks import CAPTURE, lock_of
-from ..opaque.compiled import (
+from ..opaque.call_interception import plain, watched_by
+from ..opaque.extension_calls import (
     CompiledCallError,
     behind,
     callees_as_nodes,
@@ -50,7 +51,6 @@ from ..opaque.compiled import (
     stray_node,
     without_zeros,
 )
-from ..opaque.nested import plain, watched_by
 from ..opaque.opaque import (
     TRACED,
     OpaqueNode,
@@ -68,10 +68,10 @@ from ..opaque.segments import Segment
 from ..opaque.watching import watcher
 from ..reads.beyond import Crossing
 from ..reads.packages import is_cached
-from ..reads.pictures import SCALARS, Handle, is_a_value
 from ..reads.reached import Reached, go_on, watched
 from ..reads.reads import Reads
 from ..reads.soiled import Again, Soiled
+from ..reads.value_keys import SCALARS, Handle, is_a_value
 from ..torch_private import (
     DETACHES,
     FakeTensorMode,
@@ -95,13 +95,13 @@ from . import recorder
 from .collectives import COMMUNICATES, communicates
 from .data import QUESTIONS, Asked, is_symbolic
 from .debugging import without_anomaly_mode, without_logs_of_failures, without_structured_logs
+from .fake_leaks import holds_fakes
 from .grad_mode import UNRECORDED, keeps_graph, why_not_in_its_mode
-from .held import holds_fakes
 from .history import history
 from .leaves import GET_GRAD, OwnLeaves
-from .marks import Unmarked
 from .memory import RESIZES, storages_watched
 from .metadata import Fakes
+from .tensor_mutations import Unmarked
 
 capture_lock = lock_of(CAPTURE)
 """One capture at a time in a process: make_fx patches module state while it runs."""
@@ -147,7 +147,7 @@ def _youngest(symbol: sympy.Symbol) -> int:
 
 
 def assumed_of(fakes: Sequence[Any], known: Collection[sympy.Symbol]) -> tuple[sympy.Basic, ...]:
-    """What the traces with these fakes assumed so far about the sizes that are `known`."""
+    """The assumptions of the traces with these fakes so far about the sizes that are `known`."""
     numbers = [n for f in fakes for n in ((*f.shape, *f.stride()) if isinstance(f, torch.Tensor) else (f,))]
     env = next((n.node.shape_env for n in numbers if isinstance(n, torch.SymInt)), None)
     if env is None:
@@ -194,52 +194,53 @@ class Session:
         if type(value) is int:
             symbol = self.env.create_symbol(value, source, DimDynamic.DYNAMIC, None, True, True)
             self.env.var_to_range[symbol] = ValueRanges(sympy.Integer(1), int_oo)
-            made: Any = self.env.create_symintnode(symbol, hint=value, source=source)
+            symbolic: Any = self.env.create_symintnode(symbol, hint=value, source=source)
         else:
             symbol = self.env.create_unspecified_symbol(value, source, DimDynamic.DYNAMIC)
-            made = self.env.create_symfloatnode(symbol, hint=value, source=source)
-        self.named.append((f"d{len(self.named)}", made))
-        self.returned.append(made)
-        self.env.age[made.node.expr] = len(self.returned)
-        return made
+            symbolic = self.env.create_symfloatnode(symbol, hint=value, source=source)
+        self.named.append((f"d{len(self.named)}", symbolic))
+        self.returned.append(symbolic)
+        self.env.age[symbolic.node.expr] = len(self.returned)
+        return symbolic
 
     def keep_equal(self) -> None:
-        """What is known by now of sizes that are equal is true of every later call."""
+        """Declares the equalities of sizes known by now as true of every later call."""
         self.env.equal = {s: self.env.replace(s) for s in self.env.replacements}
 
     def move_to(self, sizes: Mapping[sympy.Symbol, int]) -> None:
-        """What follows is traced at these sizes: an opaque node's results have the sizes of the call at hand."""
+        """Traces from now on at these sizes: an opaque node's results have the sizes of the call at hand."""
         values = self._hints()
         values.update({s: sympy.Integer(n) for s, n in sizes.items() if s in values})
         equal = {s: e.xreplace(values) for s, e in self.env.equal.items() if s in values and not e.is_number}
         values.update({s: n for s, n in equal.items() if n.is_Integer})
         self.moved = True
 
-    def settled(self, sizes: Sequence[Any]) -> list[Any]:
+    def with_current_sizes(self, sizes: Sequence[Any]) -> list[Any]:
         """`settled` sizes that speak of the sizes of the call at hand."""
-        found = settled(sizes)
+        known_sizes = with_known_sizes(sizes)
         if not self.moved:
-            return found
+            return known_sizes
         values = self._hints()
-        exprs = [n if isinstance(n, int) else n.node.expr for n in found]
+        exprs = [n if isinstance(n, int) else n.node.expr for n in known_sizes]
         return [e if isinstance(e, int) else self.env.create_symintnode(e, hint=int(e.xreplace(values))) for e in exprs]
 
-    def came_with(self, fake: torch.Tensor) -> None:
+    def date_symbols_of(self, fake: torch.Tensor) -> None:
         """The symbols of a fake that an opaque node returned are younger than all others."""
         exprs = [n.node.expr for n in (*fake.shape, *fake.stride()) if not isinstance(n, int)]
         for symbol in sorted({s for e in exprs for s in e.free_symbols} - set(self.env.age), key=str):
             self.env.age[symbol] = len(self.returned)
 
     def conditions(self, known: Collection[sympy.Symbol], since: int = 0) -> tuple[sympy.Basic, ...]:
-        """What the traces assumed about sizes, from guard number `since` on, over the symbols that are `known`."""
-        found = (
+        """The assumptions of the traces about sizes, from guard number `since` on, over the symbols that are
+        `known`."""
+        assumed = (
             g.expr if g.expr.free_symbols <= set(known) else self.env.replaced(g.expr) for g in self.env.guards[since:]
         )
-        return tuple(dict.fromkeys(c for c in found if c is not sympy.true and c.free_symbols <= set(known)))
+        return tuple(dict.fromkeys(c for c in assumed if c is not sympy.true and c.free_symbols <= set(known)))
 
     def fake_like(self, like: torch.Tensor, expanded: bool = False) -> torch.Tensor:
         """A fake gradient of a fake output: its shape, row-major, or every stride 0."""
-        shape = self.settled(like.shape)
+        shape = self.with_current_sizes(like.shape)
         with self.mode, torch.no_grad():
             if expanded:
                 fake = torch.empty((), dtype=like.dtype, device=like.device).expand(shape)
@@ -252,9 +253,8 @@ class Session:
         if fake.layout is not torch.strided:  # how many values it has, no fake of it says
             raise CaptureError(reason="it is given a tensor subclass, or one that is not strided", where="unknown")
         with self.mode, torch.no_grad():
-            again = torch.empty_strided(
-                self.settled(fake.shape), self.settled(fake.stride()), dtype=fake.dtype, device=fake.device
-            )
+            shape, strides = self.with_current_sizes(fake.shape), self.with_current_sizes(fake.stride())
+            again = torch.empty_strided(shape, strides, dtype=fake.dtype, device=fake.device)
         return _guarded_memory(again, fake.requires_grad)
 
     def fake_permuted(self, like: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
@@ -262,14 +262,14 @@ class Session:
 
         ~axis: the stride along it is 0.
         """
-        shape = self.settled(like.shape)
+        shape = self.with_current_sizes(like.shape)
         strides: list[Any] = [0] * like.dim()
         step: Any = 1
         for axis in (a for a in reversed(order) if a >= 0):
             strides[axis] = step
             step = step * shape[axis]
         with self.mode, torch.no_grad():
-            fake = torch.empty_strided(shape, settled(strides), dtype=like.dtype, device=like.device)
+            fake = torch.empty_strided(shape, with_known_sizes(strides), dtype=like.dtype, device=like.device)
         return _guarded_memory(fake, False)
 
     @contextmanager
@@ -281,8 +281,8 @@ class Session:
         except BaseException:  # nothing came of it: no result has them
             self.env.pending_fresh_unbacked_symbols[:] = before
             raise
-        shown = {s for t in tensors_in(results()) for n in (*t.shape, *t.stride()) for s in _symbols_in(n)}
-        fresh = [s for s in self.env.pending_fresh_unbacked_symbols if s in before or s in shown]
+        in_results = {s for t in tensors_in(results()) for n in (*t.shape, *t.stride()) for s in _symbols_in(n)}
+        fresh = [s for s in self.env.pending_fresh_unbacked_symbols if s in before or s in in_results]
         self.env.pending_fresh_unbacked_symbols[:] = fresh
 
     def integer(self, value: int) -> Any:
@@ -305,19 +305,23 @@ class Session:
         from_source: every operation has to come from a line of Python; not so where a captured graph is batched.
         tape: the nested calls of a run of `fn` on real tensors; without one, an opaque call raises OpaqueMet.
         """
-        soiled, trace = Soiled(reads), None
+        soiled = Soiled(reads)
         try:
             # Within this thread: the engine's thread of a device may be waiting for the lock that is held here.
             with torch.autograd.set_multithreading_enabled(False):
-                trace = self._traced(fn, fakes, reads, from_source, tape, soiled)
+                recording = _Recording(self, fakes, reads, tape, soiled)
+                trace = recording.trace_of(recording.graph_of(fn), from_source)
         except Again as again:
+            # The caches of the user's that were filled stay so: the trace begins again, and finds them full.
             if not again.filled:
-                soiled.clean()
+                soiled.put_back()
             raise
         except BaseException:
-            soiled.clean()
+            soiled.put_back()
             raise
-        if (changed := soiled.clean()) is not None and reads is not None:
+        # All is put back as it was before the method ran; what had to be put back, no graph would do at each call.
+        if (changed := soiled.put_back()) is not None and reads is not None:
+            # It came to functions that were not known when all was copied: once more, with these known, too.
             if soiled.is_partial:
                 raise Again(soiled, filled=False)
             reads.beyond.failures += 1
@@ -325,65 +329,98 @@ class Session:
             raise CaptureError(reason=f"it changes what it reaches by the {changed}", where="unknown")
         return trace
 
-    def _traced(
-        self, fn: Callable[..., Any], fakes: Sequence[Any], reads: Reads | None, from_source: bool,
-        tape: Tape | None, soiled: Soiled,
-    ) -> Trace:  # fmt: skip
-        cache, before = torch.is_autocast_cache_enabled(), reads.by_path() if reads is not None else {}
-        crossing = Crossing(reads, soiled, before) if reads is not None and reads.calls_unknown else None
-        callees = list(reads.callees.values()) if reads is not None else []
-        leaves, unmarked = OwnLeaves(fakes), Unmarked(fakes)
-        calls = Calls(self, tape, leaves, [] if reads is None else [g() for g in reads.generators])
 
-        def seen(*given: Any) -> Any:
-            recorder.begin()
-            with Asked(calls.read) if tape is not None and tape.data else nullcontext():
-                returned = fn(*given)
-            recorder.end()
-            if (why := unmarked.why_not(returned)) is not None:
-                raise CaptureError(reason=why, where="unknown")
-            return returned
+class _Recording:
+    """One run of a method under the tracer: what is watched while it runs, and the checks of the graph that it left."""
 
+    def __init__(
+        self, session: Session, fakes: Sequence[Any], reads: Reads | None, tape: Tape | None, soiled: Soiled
+    ) -> None:
+        self.session, self.fakes, self.reads, self.soiled = session, fakes, reads, soiled
+        self.answers_data = tape is not None and bool(tape.data)
+        # The present values, before the method runs: `_refuse_changed_reads` compares what it leaves with them.
+        self.before = reads.by_path() if reads is not None else {}
+        self.crossing = Crossing(reads, soiled, self.before) if reads is not None and reads.calls_unknown else None
+        self.leaves, self.unmarked = OwnLeaves(fakes), Unmarked(fakes)
+        generators = [] if reads is None else [get() for get in reads.generators]
+        self.calls = Calls(session, tape, self.leaves, generators)
+
+    def graph_of(self, fn: Callable[..., Any]) -> torch.fx.GraphModule:
+        """The graph as make_fx recorded it."""
+        cache = torch.is_autocast_cache_enabled()
+        callees = list(self.reads.callees.values()) if self.reads is not None else []
         with (
-            capture_lock, self.mode, torch.no_grad(), symbolic_python(), watched_by(calls), _Provenance(leaves),
+            # Fakes are made by one thread at a time; the session's own mode makes them.
+            capture_lock, self.session.mode, torch.no_grad(), symbolic_python(),
+            # Every operation and call is seen: nested classes, the lines of operations, compiled code of extensions.
+            watched_by(self.calls), _Provenance(self.leaves),
             callees_as_nodes(callees, lambda: _origin_of(user_frame())), without_hooks(),
             through_compiled_functions(), variables_as_detached(), storages_watched(_refuse_resize),
+            # What torch says of a run on fakes is not for the user, and takes time.
             without_anomaly_mode(), without_logs_of_failures(), without_structured_logs(), without_text(),
         ):  # fmt: skip
             try:
+                # The cache holds casts of real weights, and would hold those of fakes after the trace.
                 torch.set_autocast_cache_enabled(False)
-                traced = make_fx(seen, tracing_mode="real", _allow_non_fake_inputs=True)
-                gm = _reaching_none(reads, crossing, lambda: traced(*fakes))
+                traced = make_fx(self._body(fn), tracing_mode="real", _allow_non_fake_inputs=True)
+                gm = _run_refusing_effects(self.reads, self.crossing, lambda: traced(*self.fakes))
             finally:
                 torch.set_autocast_cache_enabled(cache)
-                self.mode.memories.clear()  # tensors without data, but whoever counts tensors in memory would meet them
-        if calls.error is not None:
-            raise calls.error.bare()
+                self.session.mode.memories.clear()  # they hold no data, but a count of all tensors would find them
+        if self.calls.error is not None:  # the method may have caught it
+            raise self.calls.error.bare()
+        return gm  # type: ignore[no-any-return]
+
+    def _body(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        def body(*given: Any) -> Any:
+            recorder.begin()
+            with Asked(self.calls.read) if self.answers_data else nullcontext():
+                returned = fn(*given)
+            recorder.end()
+            # Here, and not after the trace: make_fx keeps the nodes of what is returned, not the tensors.
+            if (why := self.unmarked.why_not(returned)) is not None:
+                raise CaptureError(reason=why, where="unknown")
+            return returned
+
+        return body
+
+    def trace_of(self, gm: torch.fx.GraphModule, from_source: bool) -> Trace:
+        """The graph made regular and checked. The order of the checks decides which reason the user reads."""
+        # Spellings that depend on the version of torch, or on forward mode, go first: checks know one of each.
         detach_as_ever(gm.graph)
         without_zeros(gm.graph)
         two_by_two(gm.graph)
+        # What no graph may hold, with the user's line where there is one.
         _refuse_data_dependence(gm)
         if from_source:
             _refuse_unseen_calls(gm)
         _refuse_objects(gm)
-        if crossing is not None:
-            crossing.leave()
-        lifted = _lift_captured(gm, reads)
+        # Functions of other packages that ran are reads from here on; only then can a tensor of theirs be found.
+        if self.crossing is not None:
+            self.crossing.leave()
+        lifted = _lift_captured(gm, self.reads)
+        # Writes are looked for last: which tensors come from outside is known since they were lifted.
         _refuse_outside_writes(gm, len(lifted))
         _refuse_late_writes(gm)
-        if reads is not None and (changed := reads.changed(before)) is not None:
-            if soiled.is_partial:
-                raise Again(soiled, filled=False)
-            reads.beyond.failures += 1
-            raise CaptureError(reason=f"it changes the {changed}, which it also reads", where="unknown")
-        _settle_opaque(gm, calls.nodes)
-        return Trace(gm, list(fakes), lifted, opaque=calls.nodes, inlines=calls.inlines)
+        self._refuse_changed_reads()
+        _settle_opaque(gm, self.calls.nodes)
+        return Trace(gm, list(self.fakes), lifted, opaque=self.calls.nodes, inlines=self.calls.inlines)
+
+    def _refuse_changed_reads(self) -> None:
+        """A method that changes what it also reads would find it changed at the next call, and the graph would not."""
+        if self.reads is None or (changed := self.reads.changed(self.before)) is None:
+            return
+        if self.soiled.is_partial:
+            raise Again(self.soiled, filled=False)
+        self.reads.beyond.failures += 1
+        raise CaptureError(reason=f"it changes the {changed}, which it also reads", where="unknown")
 
 
-def _reaching_none(reads: Reads | None, crossing: Crossing | None, run: Callable[[], Any]) -> Any:
-    """What `run` returns; raises CaptureError where the method does what a graph would lose."""
+def _run_refusing_effects(reads: Reads | None, crossing: Crossing | None, run: Callable[[], Any]) -> Any:
+    """Returns the result of `run`; raises CaptureError where the method does what a graph would lose."""
     try:
-        with watched(reads.suspects() if reads is not None else (), crossing.enter if crossing is not None else None):
+        effects = reads.uncertain_effects() if reads is not None else ()
+        with watched(effects, crossing.enter if crossing is not None else None):
             return run()
     except Reached as reached:
         raise CaptureError(reason=reached.effect.reason, where=reached.effect.where) from None
@@ -393,13 +430,13 @@ def _symbols_in(size: Any) -> set[sympy.Symbol]:
     return set() if isinstance(size, int) else set(size.node.expr.free_symbols)
 
 
-def settled(sizes: Sequence[Any]) -> list[Any]:
+def with_known_sizes(sizes: Sequence[Any]) -> list[Any]:
     """Sizes as ints where the session has learnt their value, else as the symbols that they are."""
     return [s if isinstance(s, int) or not s.node.expr.is_number else int(s.node.expr) for s in sizes]
 
 
 def is_capturing() -> bool:
-    """Whether Python code runs under a tracer (ours or another), so that no capture may begin."""
+    """True if Python code runs under a tracer (ours or another), so that no capture may begin."""
     return bool(dispatch_modes()) or bool(jit_tracing())
 
 
@@ -424,14 +461,16 @@ UNVERSIONED = "fusegrad_unversioned"
 _DATA = torch.Tensor.data.__get__  # type: ignore[attr-defined]
 _DETACH = (torch.detach, torch.Tensor.detach)
 _FRESH = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.Tensor.__rmatmul__)
-"""What returns memory of its own in eager, and a view of something in between where Python takes it apart."""
+"""Functions that return memory of their own in eager, and a view of something in between where Python takes it
+apart."""
 
 
 _traced = threading.local()
 
 
 def operations_traced() -> int:
-    """What all captures of this thread together have recorded so far, those that failed as well: what they cost."""
+    """The number of operations that all captures of this thread have recorded so far, failed ones as well: their
+    cost."""
     return getattr(_traced, "operations", 0)
 
 
@@ -450,12 +489,12 @@ class _Provenance(TorchFunctionMode):
         kwargs = {k: v for k, v in (kwargs or {}).items() if k != "generator" or v is not None}  # sizes are ints there
         _refuse_real_write(func, args, kwargs)
         if (why := self.leaves.why_not(func, args, kwargs) or why_not_in_its_mode(func, args)) is not None:
-            raise CaptureError(reason=why, where=_here())
+            raise CaptureError(reason=why, where=_user_line())
         _refuse_generator((*args, *kwargs.values()))
         last = newest(graph)
         args = tuple(map(_as_traced, args)) if getattr(func, "__name__", "") in _TELLS else args
         answer = _answer_about_history(func, args)
-        result: Any = self._called(func, args, kwargs) if answer is None else answer
+        result: Any = self._run_operation(func, args, kwargs) if answer is None else answer
         if func is torch.autograd.grad and not keeps_graph(*args, **kwargs):
             result = _without_history(result, graph, _weights(*args, **kwargs))
         if func == GET_GRAD and isinstance(result, torch.Tensor):
@@ -464,7 +503,7 @@ class _Provenance(TorchFunctionMode):
             result = _no_view(result, newest(graph))
         if nodes := list(behind(last, graph)):
             _traced.operations = operations_traced() + len(nodes)
-            origin = _speaking.get() or _origin_of(user_frame())
+            origin = _origin_override.get() or _origin_of(user_frame())
             for node in nodes:
                 node.meta.setdefault("fusegrad_origin", origin)
             if func in _DETACH or func == _DATA:
@@ -473,11 +512,11 @@ class _Provenance(TorchFunctionMode):
                 nodes[-1].meta[UNVERSIONED] = True
         return result
 
-    def _called(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _run_operation(self, func: Any, args: Any, kwargs: Any) -> Any:
         name, watching, known = operator_name(func), watcher(), history()
         result = func(*args, **kwargs) if name is None or watching is None else watching(name, func, args, kwargs)
         if known is not None:
-            known.made(result)
+            known.note_result(result)
         return result
 
 
@@ -503,7 +542,7 @@ def _no_view(result: torch.Tensor, node: torch.fx.Node) -> torch.Tensor:
 
 
 def is_a_view(fake: torch.Tensor) -> bool:
-    """Whether what shows another's memory is a view to autograd, as the result of detach() is not.
+    """True if a tensor in another's memory is a view to autograd, as the result of detach() is not.
 
     Fakes made in inference mode are views of nothing; what they stand for may be.
     """
@@ -517,7 +556,8 @@ def is_a_view(fake: torch.Tensor) -> bool:
 
 
 def _without_history(gradients: Sequence[Any], graph: torch.fx.Graph, weights: Sequence[Any]) -> tuple[Any, ...]:
-    """What `autograd.grad` returns in eager unless it is asked to create a graph; a weight itself stays what it is.
+    """The gradients as `autograd.grad` returns them in eager unless it is asked to create a graph; a weight itself
+    stays what it is.
 
     So does a dual number, which has no history: its tangent goes on, and would not through a detach.
     """
@@ -543,7 +583,7 @@ def _refuse_real_write(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -
 
 
 def _refuse_resize() -> None:
-    raise CaptureError(reason=RESIZES, where=_here())
+    raise CaptureError(reason=RESIZES, where=_user_line())
 
 
 _DRAWS = "it draws from a torch.Generator, whose state no graph has"
@@ -559,13 +599,13 @@ _HISTORY = torch.Tensor.requires_grad.__get__  # type: ignore[attr-defined]
 
 
 def _answer_about_history(func: Any, args: Sequence[Any]) -> bool | None:
-    """What the user is told where he asks whether autograd follows a tensor, and that is one thing per call."""
+    """The answer to the user's question whether autograd follows a tensor, which is one per call."""
     known = history() if func == _HISTORY else None
-    return known.ask(args[0], CUT, _here()) if known is not None and _is_asked_by_the_user() else None
+    return known.ask(args[0], CUT, _user_line()) if known is not None and _is_asked_by_the_user() else None
 
 
 def _is_asked_by_the_user() -> bool:
-    """Whether what Python's modes were shown comes from the user's code, not from ours."""
+    """True if the operation at hand comes from the user's code, not from ours."""
     frame: types.FrameType | None = sys._getframe(3)  # behind `__torch_function__`
     while frame is not None and frame.f_code.co_filename.startswith(TORCH):
         frame = frame.f_back
@@ -578,17 +618,17 @@ def _is_in_place(name: str) -> bool:
     )  # fmt: skip
 
 
-_speaking: ContextVar[tuple[str | None, str, str] | None] = ContextVar("fusegrad_speaking", default=None)
+_origin_override: ContextVar[tuple[str | None, str, str] | None] = ContextVar("fusegrad_speaking", default=None)
 
 
 @contextmanager
-def speaking_of(origin: tuple[str | None, str, str] | None) -> Iterator[None]:
+def origin_overridden(origin: tuple[str | None, str, str] | None) -> Iterator[None]:
     """Within the block, operations come from this (name, place, line): a graph of before is run again."""
-    token = _speaking.set(origin)
+    token = _origin_override.set(origin)
     try:
         yield
     finally:
-        _speaking.reset(token)
+        _origin_override.reset(token)
 
 
 _QUESTIONS = ("__invert__", "__int__", "__index__", "__iter__", "__init__")
@@ -624,7 +664,7 @@ class DataMet(OpaqueMet):
         self.what, self.why, self.where = "data", Why(reason, True), where
 
 
-def as_asking(error: CaptureError, tape: Tape | None) -> CaptureError:
+def as_data_read(error: CaptureError, tape: Tape | None) -> CaptureError:
     """The error itself, or that the method asks what is in a tensor, where no answers are on the tape yet."""
     known = isinstance(error, OpaqueMet) or (tape is not None and tape.data)
     asking = not known and code_of(error.facts["reason"]) in ("FG010", "FG011")
@@ -649,27 +689,27 @@ class Calls:
 
     def __call__(self, what: Any, apply: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
-            return self._decided(what, apply, args, kwargs)
+            return self._route(what, apply, args, kwargs)
         except CaptureError as error:
             if not self.depth and self.error is None:
                 self.error = error.bare()
             raise
 
-    def _decided(self, what: Any, apply: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _route(self, what: Any, apply: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         mode, why = get_proxy_mode(), why_opaque(what)
         recorded = torch.is_grad_enabled() and not (self.follows and why is not None)
         if self.depth or recorded or transforms_active() or mode is None or _is_of_a_transform(what):
-            return self._inlined(what, apply, args, kwargs, why)
+            return self._trace_inline(what, apply, args, kwargs, why)
         taped = self.tape.take(what) if self.tape is not None else None
         if why is None and kwargs and not isinstance(what, str):
-            return self._inlined(what, apply, args, kwargs, None)
+            return self._trace_inline(what, apply, args, kwargs, None)
         if why is None:
             try:
                 if isinstance(what, str):
                     return self._operator(apply, args, kwargs, mode)
                 return self._call_node(what, args, mode)
             except Exception as error:
-                why = self._why(what, error)
+                why = self._why_no_fake_run(what, error)
         return self._opaque_node(what, apply, args, kwargs, taped, why)
 
     def read(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -678,21 +718,21 @@ class Calls:
             return func(*args, **kwargs)
         taped, why = self.tape.take(str(func)), Why("says what is in a tensor", True)
         if taped is None or sum(node.of_data for node in self.nodes) >= QUESTIONS:
-            raise CaptureError(reason=f"it reads the data of a tensor too often (`{func}`)", where=_here())
+            raise CaptureError(reason=f"it reads the data of a tensor too often (`{func}`)", where=_user_line())
         return self._opaque_node(str(func), func, args, kwargs, taped, why)
 
     def unseen(self, what: Any) -> None:
         """Only where autograd records the nested backward by itself is there nothing to decide."""
         if not torch.is_grad_enabled() or why_opaque(what) is not None:
             reason = f"it calls `{name_of(what)}.apply` by a name that was bound before, which this torch does not show"
-            raise CaptureError(reason=reason, where=_here())
+            raise CaptureError(reason=reason, where=_user_line())
 
-    def _inlined(self, what: Any, apply: Any, args: Any, kwargs: Any, why: Why | None) -> Any:
+    def _trace_inline(self, what: Any, apply: Any, args: Any, kwargs: Any, why: Why | None) -> Any:
         """The body itself is traced, or runs on fakes within another body."""
         if why is not None and self.depth:
-            raise OpaqueMet(what, why, _here())
+            raise OpaqueMet(what, why, _user_line())
         if why is not None:
-            raise _not_apart(what, why)
+            raise _nested_opaque_error(what, why)
         self.inlined += 1
         self.inlines = True
         try:
@@ -731,8 +771,8 @@ class Calls:
         proxy.node.meta["fusegrad_origin"] = _origin_of(user_frame())
         return track_tensor_tree(result, proxy, constant=None, tracer=mode.tracer)
 
-    def _why(self, what: Any, error: Exception) -> Why:
-        """Why the body cannot run on fakes; raises the error where that is no reason to call it as it is."""
+    def _why_no_fake_run(self, what: Any, error: Exception) -> Why:
+        """The reason why the body cannot run on fakes; raises the error where that is no reason to call it as it is."""
         if isinstance(error, Reached):
             go_on()
             return Why(f"is opaque: {error.effect.reason} ({error.effect.where})")
@@ -748,16 +788,16 @@ class Calls:
         return Why(f"cannot be captured: {reason_of(error)} ({place})")
 
     def _opaque_node(self, what: Any, apply: Any, args: Any, kwargs: Any, taped: Taped | None, why: Why) -> Any:
-        where = _here()
+        where = _user_line()
         odd = None
         if isinstance(what, Segment):
-            odd = self.leaves.tracked(tensors_in(args)) or _no_constant(args, self.generators)
+            odd = self.leaves.tracked_type(tensors_in(args)) or _no_constant(args, self.generators)
         if odd is not None:
             what.apart |= {name for name, value in args[0].items() if _no_constant(value, self.generators)}
             reason = f"{reason_of_caller(what, why)}, given a {odd}"
             raise CaptureError(reason=reason, where=where).of(what)
         if self.inlined:
-            raise _not_apart(what, why)
+            raise _nested_opaque_error(what, why)
         if taped is None:
             raise OpaqueMet(what, why, where)
         if taped.fault is not None:
@@ -767,47 +807,47 @@ class Calls:
             reason = f"{reason_of_caller(what, why)} and {taped.fault}"
             raise CaptureError(reason=reason, where=where).of(what)
         node = OpaqueNode(what, apply, args, kwargs, taped, why, where)
-        given = tensors_in((args, kwargs))
+        tensors = tensors_in((args, kwargs))
         with disable_proxy_modes_tracing():
-            node.leaves = self._stand_ins(taped, given, node.of_data)
-            contents = tuple(torch.empty_like(given[i]) for i in node.written)
-        node.learned(self.session, taped.leaves)
+            node.leaves = self._stand_ins(taped, tensors, node.of_data)
+            contents = tuple(torch.empty_like(tensors[i]) for i in node.written)
+        node.bind_results(self.session, taped.leaves)
         self.nodes.append(node)
         taped.opaque = True
         traced = tuple(leaf for leaf in node.leaves if isinstance(leaf, TRACED))
         self._node(node.target(), node.given, re.sub(r"\W+", "_", node.name), (*traced, *contents), get_proxy_mode())
-        self._write_back(node, given, contents, taped)
+        self._write_back(node, tensors, contents, taped)
         return pytree.tree_unflatten(node.leaves, taped.tree)
 
     @staticmethod
     def _write_back(
-        node: OpaqueNode, given: Sequence[torch.Tensor], contents: Sequence[torch.Tensor], taped: Taped
+        node: OpaqueNode, tensors: Sequence[torch.Tensor], contents: Sequence[torch.Tensor], taped: Taped
     ) -> None:
         """The graph writes what the body wrote; unseen by autograd what the body wrote so."""
         mode = get_proxy_mode()
         with torch.no_grad():
             for i, content in zip(node.written, contents, strict=True):
-                given[i].copy_(content)
+                tensors[i].copy_(content)
                 if mode is not None and i in taped.unversioned:
                     newest(mode.tracer.graph).meta[UNVERSIONED] = True
 
-    def _stand_ins(self, taped: Taped, given: Sequence[torch.Tensor], of_data: bool) -> list[Any]:
+    def _stand_ins(self, taped: Taped, tensors: Sequence[torch.Tensor], of_data: bool) -> list[Any]:
         """Fakes of the results, their sizes fresh symbols; a result that shows an argument is a view of its fake."""
-        made: list[Any] = []
+        stand_ins: list[Any] = []
         for place, (leaf, alias) in enumerate(zip(taped.leaves, taped.aliases, strict=True)):
             if alias is not None:
-                leaf = shown(alias[0], given[alias[1]])
+                leaf = shown(alias[0], tensors[alias[1]])
             elif isinstance(leaf, torch.Tensor):
                 fake = self.session.fake(leaf)
                 leaf = fake.view_as(fake) if place in taped.views else fake
                 if self.follows and leaf.is_floating_point():
-                    leaf.requires_grad_(any(t.requires_grad for t in given))
+                    leaf.requires_grad_(any(t.requires_grad for t in tensors))
                 self.session.returned.append(leaf)
-                self.session.came_with(leaf)
+                self.session.date_symbols_of(leaf)
             elif of_data and is_symbolic(leaf):
                 leaf = self.session.number(leaf)
-            made.append(leaf)
-        return made
+            stand_ins.append(leaf)
+        return stand_ins
 
 
 def _with_its_copies(cls: type, args: Any, kwargs: Any) -> Any:
@@ -827,18 +867,18 @@ def _no_constant(args: Any, generators: Sequence[Any]) -> str | None:
     """The type of what a node cannot be given: each call has one of its own. generators: those that each call has."""
     lasting = (*TRACED, *SCALARS, type, types.ModuleType, types.BuiltinFunctionType, torch.nn.Module, enum.Enum, Handle)
     odd = (v for v in pytree.tree_leaves(args) if not (isinstance(v, lasting) or any(v is g for g in generators)))
-    found = (v for v in odd if not (isinstance(v, types.FunctionType) or is_a_value(v)) or holds_fakes(v))
-    return next((type(v).__qualname__ for v in found), None)
+    refused = (v for v in odd if not (isinstance(v, types.FunctionType) or is_a_value(v)) or holds_fakes(v))
+    return next((type(v).__qualname__ for v in refused), None)
 
 
 def _is_of_a_transform(what: Any) -> bool:
-    """Whether a class is one that torch.func makes of another, for one call."""
+    """True if a class is one that torch.func makes of another, for one call."""
     return getattr(what, "__module__", "").startswith("torch._functorch.")
 
 
-def _not_apart(what: Any, why: Why) -> CaptureError:
+def _nested_opaque_error(what: Any, why: Why) -> CaptureError:
     reason = f"it calls `{name_of(what)}` within something that is traced whole, which {why.reason}"
-    return CaptureError(reason=reason, where=_here()).of(what)
+    return CaptureError(reason=reason, where=_user_line()).of(what)
 
 
 _NO_FAKE = ("UnsupportedOperatorException", "no fake impl", "'Meta' backend", "fake impl")
@@ -867,19 +907,19 @@ def reason_of(error: BaseException) -> str:
     if isinstance(error, CompiledCallError):
         return str(error)
     text = f"{type(error).__name__}: {error}"
-    known = next((reason for mark, reason in _REASONS if mark in text), None)
-    if known is not None and known.startswith(_DEPENDS) and _passed(error, _DISTRIBUTIONS):
+    known_reason = next((reason for mark, reason in _REASONS if mark in text), None)
+    if known_reason is not None and known_reason.startswith(_DEPENDS) and _came_through(error, _DISTRIBUTIONS):
         return "a distribution of torch looks at its parameters"
     first = _PLACE_IN_TORCH.sub("", str(error).strip()).partition("\n")[0].strip()
-    return known or (f"{type(error).__name__}: {first}" if first else type(error).__name__)
+    return known_reason or (f"{type(error).__name__}: {first}" if first else type(error).__name__)
 
 
-def _passed(error: BaseException, folder: str) -> bool:
-    """Whether an error came through a file of this folder."""
+def _came_through(error: BaseException, folder: str) -> bool:
+    """True if an error came through a file of this folder."""
     return any(f.filename.startswith(folder) for f in traceback.extract_tb(error.__traceback__))
 
 
-def _here() -> str:
+def _user_line() -> str:
     frame = user_frame()
     return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else "unknown"
 
@@ -895,7 +935,7 @@ def call_of(cls: type, needs: tuple[int, ...] = ()) -> Callable[..., Any]:
     if (cls, needs) not in _calls:
 
         def call(*args: Any) -> Any:
-            return cls.apply(*_asking_as_captured(args, needs))  # type: ignore[attr-defined]
+            return cls.apply(*_requiring_grad_as_captured(args, needs))  # type: ignore[attr-defined]
 
         call.__name__ = call.__qualname__ = f"call_{cls.__name__}"
         call.fusegrad_call, call.fusegrad_needs = cls, needs  # type: ignore[attr-defined]
@@ -903,7 +943,7 @@ def call_of(cls: type, needs: tuple[int, ...] = ()) -> Callable[..., Any]:
     return _calls[cls, needs]
 
 
-def _asking_as_captured(args: tuple[Any, ...], needs: tuple[int, ...]) -> Sequence[Any]:
+def _requiring_grad_as_captured(args: tuple[Any, ...], needs: tuple[int, ...]) -> Sequence[Any]:
     """The arguments, requiring grad where they did: not so at the bottom of torch.func, which passes plain tensors.
 
     Where a graph is recorded or a transform is active they say themselves what is differentiated.
@@ -916,16 +956,16 @@ def _asking_as_captured(args: tuple[Any, ...], needs: tuple[int, ...]) -> Sequen
 
 # ------------------------------------------------------------------ after the trace
 def _refuse_objects(gm: torch.fx.GraphModule) -> None:
-    """What is neither a tensor nor a graph nor a value may change: a graph that holds it would hold it for good."""
+    """Refuses objects with a state (generators, objects of scripts): a graph would hold the present one for good."""
     for node in gm.graph.nodes:
-        held = [getattr(gm, node.target, None)] if node.op == "get_attr" else [*node.args, *node.kwargs.values()]
-        if any(isinstance(value, torch.Generator | torch.ScriptObject) for value in held):
+        operands = [getattr(gm, node.target, None)] if node.op == "get_attr" else [*node.args, *node.kwargs.values()]
+        if any(isinstance(value, torch.Generator | torch.ScriptObject) for value in operands):
             origin = node.meta.get("fusegrad_origin") or next((u.meta.get("fusegrad_origin") for u in node.users), None)
-            raise CaptureError(reason=_why_no_object(node, held), where=origin[1] if origin else "unknown")
+            raise CaptureError(reason=_why_no_object(node, operands), where=origin[1] if origin else "unknown")
 
 
-def _why_no_object(node: torch.fx.Node, held: Sequence[Any]) -> str:
-    if any(isinstance(value, torch.Generator) for value in held):
+def _why_no_object(node: torch.fx.Node, operands: Sequence[Any]) -> str:
+    if any(isinstance(value, torch.Generator) for value in operands):
         return _DRAWS
     if any(communicates(n.target) for n in (node, *node.users)):
         return f"it {COMMUNICATES}"
@@ -991,8 +1031,8 @@ def _refuse_unseen_calls(gm: torch.fx.GraphModule) -> None:
 def _refuse_outside_writes(gm: torch.fx.GraphModule, lifted: int) -> None:
     """A write to a tensor that is no argument has to happen once a call, in the user's own body."""
     placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
-    kept = [n for n in gm.graph.nodes if is_cached(getattr(n.target, "fusegrad_call", None))]
-    write = _first_write(gm, [*placeholders[len(placeholders) - lifted :], *kept])
+    cached = [n for n in gm.graph.nodes if is_cached(getattr(n.target, "fusegrad_call", None))]
+    write = _first_write(gm, [*placeholders[len(placeholders) - lifted :], *cached])
     if write is not None:
         origin = write.meta.get("fusegrad_origin")
         raise CaptureError(reason="it writes to a tensor that is no argument", where=origin[1] if origin else "unknown")
@@ -1014,14 +1054,14 @@ def _refuse_late_writes(gm: torch.fx.GraphModule) -> None:
 
 
 def _is_unrecorded_view(node: torch.fx.Node) -> bool:
-    """Whether a view was made while the grad mode was off; not so one in which memory is made, as by `empty_like`."""
+    """True if a view was made while the grad mode was off; not so one in which memory is made, as by `empty_like`."""
     shows = any(a.op == "placeholder" or a.all_input_nodes for a in node.all_input_nodes)
     detached = node.meta.get(CUT) or node.target in DETACHES
     return shows and not detached and bool(node.meta.get(UNRECORDED))
 
 
 def _settle_opaque(gm: torch.fx.GraphModule, opaque: Sequence[OpaqueNode]) -> None:
-    """What the rest of the graph means for its opaque nodes: none may share memory with what is written to."""
+    """Checks opaque nodes against the rest of the graph: none may share memory with what is written to."""
     if not opaque:
         return
     writes = any(getattr(getattr(n.target, "_schema", None), "is_mutable", False) for n in gm.graph.nodes)
@@ -1041,14 +1081,14 @@ def written_placeholders(gm: torch.fx.GraphModule, count: int) -> list[int]:
 def unversioned_placeholders(gm: torch.fx.GraphModule, count: int) -> list[int]:
     """Those of the first `count` inputs to whose memory the graph writes by way of `.data` alone."""
     placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"][:count]
-    seen = [i for i, node in enumerate(placeholders) if _first_write(gm, [node], unseen=False) is not None]
-    return [i for i in written_placeholders(gm, count) if i not in seen]
+    versioned = [i for i, node in enumerate(placeholders) if _first_write(gm, [node], unseen=False) is not None]
+    return [i for i in written_placeholders(gm, count) if i not in versioned]
 
 
 def writes_through_data(gm: torch.fx.GraphModule) -> bool:
-    """Whether the graph writes to a `.data`, of whatever tensor: what became of it autograd never hears."""
-    taken = [n for n in gm.graph.nodes if n.meta.get(UNVERSIONED)]
-    return _first_write(gm, taken) is not None
+    """True if the graph writes to a `.data`, of whatever tensor: autograd does not see such a write."""
+    data_nodes = [n for n in gm.graph.nodes if n.meta.get(UNVERSIONED)]
+    return _first_write(gm, data_nodes) is not None
 
 
 def _first_write(
@@ -1072,7 +1112,7 @@ def _first_write(
 
 
 def _writes(schema: Any, node: torch.fx.Node, operand: torch.fx.Node) -> bool:
-    given = [*zip(schema.arguments, node.args, strict=False)]
-    given += [(a, node.kwargs[a.name]) for a in schema.arguments if a.name in node.kwargs]
-    written = [v for a, v in given if a.alias_info is not None and a.alias_info.is_write]
+    operands = [*zip(schema.arguments, node.args, strict=False)]
+    operands += [(a, node.kwargs[a.name]) for a in schema.arguments if a.name in node.kwargs]
+    written = [v for a, v in operands if a.alias_info is not None and a.alias_info.is_write]
     return any(operand in (v if isinstance(v, list | tuple) else (v,)) for v in written)

@@ -13,7 +13,7 @@ _READ_ONLY = ("send", "barrier", "monitored_barrier_", "check_for_nan")
 
 
 def communicates(operation: Any) -> bool:
-    """Whether an operation is one of torch.distributed's, on a process group."""
+    """True if an operation is one of torch.distributed's, on a process group."""
     return isinstance(operation, torch._ops.OpOverload) and operation.namespace == "c10d"
 
 

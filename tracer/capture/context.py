@@ -17,7 +17,8 @@ _TORCHS = (
 
 
 class ForwardContext:
-    """What forward and setup_context see. Calls end up in the fields that the real ctx has, last call wins."""
+    """The ctx of forward and setup_context during a capture. Calls end up in the fields that the real ctx has, last
+    call wins."""
 
     def __init__(self, needs_input_grad: tuple[bool, ...]) -> None:
         slots = {
@@ -64,12 +65,13 @@ class ForwardContext:
 
 
 def attributes_of(ctx: ForwardContext) -> dict[str, Any]:
-    """What the user put on ctx himself."""
+    """The attributes that the user put on ctx."""
     return ctx.__dict__["_fusegrad_attributes"]  # type: ignore[no-any-return]
 
 
 class BackwardContext:
-    """What backward and jvp see: the residuals, the attributes that forward left, `needs_input_grad`."""
+    """The ctx of backward and jvp during a capture: the residuals, the attributes that forward left,
+    `needs_input_grad`."""
 
     def __init__(
         self, saved_tensors: Sequence[Any], attributes: Mapping[str, Any], needs_input_grad: tuple[bool, ...]

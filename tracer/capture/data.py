@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 QUESTIONS = 24
-"""How often one graph may ask."""
+"""The number of questions that one graph may ask."""
 _MASKS = (torch.bool, torch.uint8)
 _UNTAGGED = ("aten::equal",)
 Answer = Callable[[Any, Sequence[Any], dict[str, Any]], Any]
@@ -28,7 +28,7 @@ def _is_of_data(func: Any) -> bool:
 
 
 def asks(func: Any, args: Sequence[Any]) -> bool:
-    """Whether an operation says what is in a tensor. Indexing does by a mask alone."""
+    """True if an operation says what is in a tensor. Indexing does by a mask alone."""
     if not _is_of_data(func):
         return False
     return func is not torch.ops.aten.index.Tensor or any(i is not None and i.dtype in _MASKS for i in args[1])
@@ -48,7 +48,7 @@ class Asked(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def is_symbolic(number: Any) -> bool:
-    """Whether a number that was read may be a symbol: no flag, finite, and positive where it may be a size."""
+    """True if a number that was read may be a symbol: no flag, finite, and positive where it may be a size."""
     if type(number) is int:
         return number > 0
     return type(number) is float and math.isfinite(number)

@@ -53,7 +53,7 @@ _RECORDS = logging.getLogger("torch.__trace")
 
 @contextmanager
 def without_structured_logs() -> Iterator[None]:
-    """Within the block torch makes no record, with a stack, of every guard for whoever listens to all loggers.
+    """Within the block torch makes no record, with a stack, of every guard, for handlers of all loggers.
 
     pytest does. What torch itself writes where TORCH_TRACE asks for it stays.
     """

@@ -17,7 +17,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.overrides import TorchFunctionMode
 
-from ..opaque.compiled import behind, newest
+from ..opaque.extension_calls import behind, newest
 from ..torch_private import grad_switch
 
 UNRECORDED = "fusegrad_unrecorded"
@@ -25,12 +25,12 @@ UNRECORDED = "fusegrad_unrecorded"
 
 
 def has_unrecorded(trace: torch.fx.GraphModule) -> bool:
-    """Whether some operation of a graph has tangents and no history."""
+    """True if some operation of a graph has tangents and no history."""
     return any(node.meta.get(UNRECORDED) for node in trace.graph.nodes)
 
 
 _KEEPS_AT_ONCE = torch.set_grad_enabled
-"""What notes the mode of before when it is made; the other managers do when they are entered."""
+"""The manager that notes the former mode when it is made; the other managers do when they are entered."""
 
 
 class GradMode:
@@ -95,7 +95,7 @@ class Switches(TorchFunctionMode):
 def keeps_graph(
     outputs: Any, inputs: Any, grad_outputs: Any = None, retain_graph: Any = None, create_graph: bool = False, **_: Any
 ) -> bool:
-    """Whether `torch.autograd.grad` with these arguments returns gradients that can be differentiated."""
+    """True if `torch.autograd.grad` with these arguments returns gradients that can be differentiated."""
     return create_graph
 
 
@@ -108,7 +108,8 @@ def followed() -> GradMode | None:
 
 
 def why_not_in_its_mode(func: Any, args: Sequence[Any]) -> str | None:
-    """Why a call of torch keeps the backward that is captured from being followed; None where nothing does."""
+    """The reason why a call of torch keeps the backward that is captured from being followed; None where nothing
+    does."""
     mode = followed()
     if mode is None:
         return None

@@ -23,7 +23,7 @@ ASKS = "it asks whether autograd follows a gradient"
 
 
 class History:
-    """What is known of it within one backward.
+    """The facts about autograd's history within one backward.
 
     tensors: those of which it is known. answer: what is said of all others that depend on a gradient.
     place: where that was asked first. about: the inputs that it was asked of. own: the constants made with a history.
@@ -50,7 +50,7 @@ class History:
         self.about |= inputs
         return self.answer
 
-    def made(self, tensor: Any) -> None:
+    def note_result(self, tensor: Any) -> None:
         """Notes what is a leaf of its own, made with a flag."""
         tracer: Any = getattr(get_proxy_mode(), "tracer", None)
         if tracer is None or not isinstance(tensor, Tensor) or not (tensor.requires_grad and tensor.is_leaf):
@@ -60,7 +60,7 @@ class History:
             self.own.add(slot.node)
 
     def shows(self, gm: torch.fx.GraphModule) -> bool:
-        """Whether some result has a history for the sake of such a constant alone."""
+        """True if some result has a history for the sake of such a constant alone."""
         (output,) = gm.graph.find_nodes(op="output")
         own = {node.name for node in self.own}
         joined = (r for r in output.all_input_nodes if own & {n.name for n in _behind(r, _never)})
@@ -68,13 +68,13 @@ class History:
 
 
 def _behind(node: torch.fx.Node, ends: Callable[[torch.fx.Node], Any]) -> set[torch.fx.Node]:
-    waiting, seen = [node], set[torch.fx.Node]()
+    waiting, visited = [node], set[torch.fx.Node]()
     while waiting:
-        found = waiting.pop()
-        if found not in seen and not ends(found):
-            seen.add(found)
-            waiting += [n for n in found.all_input_nodes if isinstance(n.meta.get("val"), Tensor)]
-    return seen
+        current = waiting.pop()
+        if current not in visited and not ends(current):
+            visited.add(current)
+            waiting += [n for n in current.all_input_nodes if isinstance(n.meta.get("val"), Tensor)]
+    return visited
 
 
 def _never(node: torch.fx.Node) -> bool:
@@ -82,12 +82,12 @@ def _never(node: torch.fx.Node) -> bool:
 
 
 def _is_made(node: torch.fx.Node) -> bool:
-    """Whether a value depends on no input by a way that a history could take."""
+    """True if a value depends on no input by a way that a history could take."""
     return not _inputs_of(node, _cuts)
 
 
 def _cuts(node: torch.fx.Node) -> bool:
-    """Whether no history goes through an operation: its result is no float, or is made with the shape alone."""
+    """True if no history goes through an operation: its result is no float, or is made with the shape alone."""
     value, name = node.meta.get("val"), str(node.target)
     is_float = isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
     return not is_float or "_like" in name or "new_" in name
@@ -102,7 +102,7 @@ _known: ContextVar[History | None] = ContextVar("fusegrad_known_history", defaul
 
 
 def history() -> History | None:
-    """What is known within the backward that is captured now."""
+    """The history within the backward that is captured now."""
     return _known.get()
 
 
@@ -118,7 +118,7 @@ def known_history(tensors: Sequence[Any], answer: bool = False) -> Iterator[Hist
 
 
 def text_of(gm: torch.fx.GraphModule) -> list[Any]:
-    """What a graph does, to be compared with another."""
+    """The operations of a graph, to be compared with those of another."""
     names = {node: f"%{i}" for i, node in enumerate(gm.graph.nodes)}
     found = []
     for node in gm.graph.nodes:

@@ -2,7 +2,7 @@
 
     x = x.detach(); x.requires_grad = True; f(x).backward(g); return x.grad
 
-What is done to a tensor of somebody else's (an argument, a saved tensor, a parameter) is seen after the call: that has
+What is done to a tensor from outside (an argument, a saved tensor, a parameter) is seen after the call: that has
 to happen at every call, and no graph does it.
 """
 
@@ -28,14 +28,14 @@ class OwnLeaves:
         self.given = {id(t): t for t in given if isinstance(t, Tensor)}
 
     def why_not(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> str | None:
-        """Why what is asked of torch can be no part of a graph; None where it can."""
+        """The reason why what is asked of torch can be no part of a graph; None where it can."""
         if func == GET_GRAD and not self._is_own(args[0]):
             return "it reads `.grad` of a tensor"
         if func == SET_FLAG and not is_fake(args[0]):
             return "it assigns `.requires_grad` of a tensor"
         return self._why_no_backward(*args, **kwargs) if func is Tensor.backward else None
 
-    def tracked(self, tensors: Sequence[Tensor]) -> str | None:
+    def tracked_type(self, tensors: Sequence[Tensor]) -> str | None:
         """That autograd follows one of these tensors within the method; None where it does not."""
         own = any(t.requires_grad and self._is_own(t) for t in tensors)
         return "tensor with a history of its own" if own else None
@@ -56,14 +56,14 @@ class OwnLeaves:
 
 def leaves_of(output: Tensor) -> list[Any]:
     """The tensors in whose `.grad` the gradients of `output` end."""
-    waiting, seen, found = [output.grad_fn], set[Any](), list[Any]()
+    waiting, visited, collected = [output.grad_fn], set[Any](), list[Any]()
     if output.grad_fn is None and output.requires_grad:
         return [output]
     while waiting:
         node = waiting.pop()
-        if node is None or node in seen:
+        if node is None or node in visited:
             continue
-        seen.add(node)
-        found += [node.variable] if hasattr(node, "variable") else []
+        visited.add(node)
+        collected += [node.variable] if hasattr(node, "variable") else []
         waiting += [following for following, _ in node.next_functions]
-    return found
+    return collected

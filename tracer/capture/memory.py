@@ -1,4 +1,4 @@
-"""What the memory of real tensors holds: copies, comparisons, addresses.
+"""The memory of real tensors: copies, comparisons, addresses.
 
 A tensor can be larger than its storage, once that was resized (`untyped_storage().resize_(0)` frees what is needed no
 more, until backward makes it again): what is not there is neither copied nor compared, for reading it ends the process.
@@ -15,7 +15,8 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 Tensor = torch.Tensor
 RESIZES = "it resizes the storage of a tensor, or writes to it directly"
-"""Why a method is no graph, nor taken apart into some: what a graph keeps for backward may be freed by the method."""
+"""The reason why a method is no graph, nor taken apart into some: what a graph keeps for backward may be freed by the
+method."""
 
 
 def storage_bytes(tensor: Tensor) -> int | None:
@@ -27,12 +28,12 @@ def storage_bytes(tensor: Tensor) -> int | None:
 
 
 def is_held(tensor: Tensor) -> bool:
-    """Whether the storage is as large as the tensor says."""
-    held = storage_bytes(tensor)
-    if held is None or tensor.numel() == 0:
+    """True if the storage is as large as the tensor says."""
+    storage_size = storage_bytes(tensor)
+    if storage_size is None or tensor.numel() == 0:
         return True
     last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return (tensor.storage_offset() + last + 1) * tensor.element_size() <= held
+    return (tensor.storage_offset() + last + 1) * tensor.element_size() <= storage_size
 
 
 def copied(tensor: Tensor) -> Tensor:
@@ -67,7 +68,7 @@ def span(tensor: Tensor) -> tuple[int, int]:
 
 
 def overlap(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors' memory has an address in common."""
+    """True if two tensors' memory has an address in common."""
     (a0, a1), (b0, b1) = span(a), span(b)
     return a.device == b.device and max(a0, b0) < min(a1, b1)
 
@@ -77,10 +78,10 @@ _CHANGES = ("resize_", "fill_", "copy_", "byteswap")
 
 
 @contextlib.contextmanager
-def storages_watched(met: Callable[[], None]) -> Iterator[None]:
+def storages_watched(on_resize: Callable[[], None]) -> Iterator[None]:
     """Within the block `met` is called before a trace changes a storage, of which no dispatch hears."""
     for name in _CHANGES:  # inherited from a class in C: as attributes of its own they are in front
-        setattr(torch.UntypedStorage, name, _heard(getattr(torch.UntypedStorage, name), met))
+        setattr(torch.UntypedStorage, name, _calling_first(getattr(torch.UntypedStorage, name), on_resize))
     try:
         yield
     finally:
@@ -88,10 +89,10 @@ def storages_watched(met: Callable[[], None]) -> Iterator[None]:
             delattr(torch.UntypedStorage, name)
 
 
-def _heard(own: Callable[..., Any], met: Callable[[], None]) -> Callable[..., Any]:
+def _calling_first(own: Callable[..., Any], on_resize: Callable[[], None]) -> Callable[..., Any]:
     def method(storage: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
         if get_proxy_mode() is not None:  # this thread is the one that traces
-            met()
+            on_resize()
         return own(storage, *args, **kwargs)
 
     return method

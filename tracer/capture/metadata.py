@@ -80,7 +80,8 @@ class Fakes(FakeTensorMode):  # type: ignore[no-untyped-call]
 
 @lru_cache(maxsize=2048)
 def is_exemplary(func: Any) -> bool:
-    """Whether it makes one tensor, as large as what it is given, or writes number by number, and draws nothing."""
+    """True if an operation makes one tensor, as large as what it is given, or writes number by number, and draws
+    nothing."""
     tags, returns = func.tags, func._schema.returns
     if func.namespace != "aten" or torch.Tag.nondeterministic_seeded in tags or torch.Tag.inplace_view in tags:
         return False
@@ -107,7 +108,7 @@ def by_example(mode: Fakes, func: Any, args: Sequence[Any], kwargs: Mapping[str,
     answer = _answer(func, slots, named, torch.get_default_dtype())
     if answer is None or isinstance(answer, _Written):
         return None if answer is None else tensors[0]
-    return _made(mode, answer, [(expr, n) for expr, (_, n) in lengths.items()], device)
+    return _fake_in_memory(mode, answer, [(expr, n) for expr, (_, n) in lengths.items()], device)
 
 
 def _is_simple(mode: Fakes, t: Tensor, device: torch.device) -> bool:
@@ -118,11 +119,11 @@ def _is_simple(mode: Fakes, t: Tensor, device: torch.device) -> bool:
 
 
 def _meet(tensors: Sequence[Tensor]) -> bool:
-    """Whether what is written to may be read elsewhere."""
+    """True if the memory that is written to may be read elsewhere."""
     return any(t is not tensors[0] and memory_of(t) == memory_of(tensors[0]) for t in tensors)
 
 
-def _made(mode: Fakes, answer: Pattern, lengths: Sequence[tuple[Any, Any]], device: torch.device) -> Tensor:
+def _fake_in_memory(mode: Fakes, answer: Pattern, lengths: Sequence[tuple[Any, Any]], device: torch.device) -> Tensor:
     key = (answer, *(lengths[-1 - n][0] for n in answer[1] if n < 0))
     known = mode.memories.get(key) if memory_like is not None else None
     if known is None:
@@ -155,7 +156,7 @@ def _is_simple_view(mode: Fakes, args: Sequence[Any]) -> bool:
     )  # fmt: skip
 
 
-def _permuted(t: Tensor, order: Sequence[int]) -> tuple[Any, ...] | None:
+def _permute_layout(t: Tensor, order: Sequence[int]) -> tuple[Any, ...] | None:
     """Sizes and strides of `t.permute(order)`; None where it raises."""
     axes = [a + t.dim() if a < 0 else a for a in order]
     if sorted(axes) != list(range(t.dim())):
@@ -163,7 +164,7 @@ def _permuted(t: Tensor, order: Sequence[int]) -> tuple[Any, ...] | None:
     return [t.shape[a] for a in axes], [t.stride()[a] for a in axes], t.storage_offset()
 
 
-def _expanded(t: Tensor, target: Sequence[Any], implicit: bool = False) -> tuple[Any, ...] | None:
+def _expand_layout(t: Tensor, target: Sequence[Any], implicit: bool = False) -> tuple[Any, ...] | None:
     """Sizes and strides of `t.expand(target)`; None where it raises, or a length may be one."""
     new = len(target) - t.dim()
     if new < 0 or not all(map(_is_longer_than_one, target[:new])):
@@ -178,7 +179,7 @@ def _expanded(t: Tensor, target: Sequence[Any], implicit: bool = False) -> tuple
     return sizes, strides, t.storage_offset()
 
 
-def _sliced(
+def _slice_layout(
     t: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> tuple[Any, ...] | None:
     """Sizes and strides of `t[start:end:step]` along an axis whose length is a number; None where it is not."""
@@ -195,19 +196,23 @@ def _sliced(
 
 
 def _is_longer_than_one(n: Any) -> bool:
-    """Whether a length is known to be two at least."""
+    """True if a length is known to be two at least."""
     return n > 1 if type(n) is int else bool(n.node.shape_env.bound_sympy(n.node.expr).lower >= 2)
 
 
 aten = torch.ops.aten
 Axes = Callable[..., tuple[Any, ...] | None]
-AXES: dict[Any, Axes] = {aten.permute.default: _permuted, aten.expand.default: _expanded, aten.slice.Tensor: _sliced}
+AXES: dict[Any, Axes] = {
+    aten.permute.default: _permute_layout,
+    aten.expand.default: _expand_layout,
+    aten.slice.Tensor: _slice_layout,
+}
 """Views that take axes of their argument: sizes, strides and offset."""
 
 
 # ------------------------------------------------------------------ patterns
 def _slot(value: Any, lengths: dict[Any, tuple[int, Any]], device: torch.device) -> Any:
-    """What tells an argument apart from others; None where it has no pattern."""
+    """The pattern that tells an argument apart from others; None where it has no pattern."""
     if isinstance(value, Tensor):
         return _pattern(value, lengths)
     if isinstance(value, torch.device):
@@ -218,7 +223,8 @@ def _slot(value: Any, lengths: dict[Any, tuple[int, Any]], device: torch.device)
 
 
 def _pattern(t: Tensor, lengths: dict[Any, tuple[int, Any]]) -> Pattern | None:
-    """How a tensor lies in memory; None where it covers itself in part, or has gaps of a length that is not known."""
+    """The layout of a tensor in memory; None where it covers itself in part, or has gaps of a length that is not
+    known."""
     shape = t.shape
     sizes, strides = [_length(n) for n in shape], [_length(n) for n in t.stride()]
     order = _order(sizes, strides)
@@ -289,15 +295,15 @@ WRITTEN = _Written()
 
 @lru_cache(maxsize=8192)
 def _answer(func: Any, slots: Any, named: Any, default: torch.dtype) -> Pattern | _Written | None:
-    """What becomes of such arguments; None where torch raises, or sizes come from elsewhere."""
+    """The result of an operation for such arguments; None where torch raises, or sizes come from elsewhere."""
     try:
-        found = {_tried(func, slots, named, primes) for primes in APART}
+        found = {_result_at_primes(func, slots, named, primes) for primes in APART}
     except Exception:
         return None
     return found.pop() if len(found) == 1 else None
 
 
-def _tried(func: Any, slots: Any, named: Any, primes: Sequence[int]) -> Pattern | _Written | None:
+def _result_at_primes(func: Any, slots: Any, named: Any, primes: Sequence[int]) -> Pattern | _Written | None:
     args, kwargs = [_example(s, primes) for s in slots], {k: _example(s, primes) for k, s in named}
     given = [(a.shape, a.stride(), a.dtype) for a in args if isinstance(a, Tensor)]
     found = func(*args, **kwargs)

@@ -47,12 +47,12 @@ class Recorder(ProxyMode):  # type: ignore[misc]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is ASKS_DEVICE:
             return super().__torch_dispatch__(func, types, args, kwargs)
-        given = self._given(func, args, kwargs or {})
+        given = self._traced_arguments(func, args, kwargs or {})
         if given is not None:
-            return self._recorded(func, args, kwargs or {}, given)
+            return self._record_node(func, args, kwargs or {}, given)
         return super().__torch_dispatch__(func, types, args, kwargs)
 
-    def _given(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _traced_arguments(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The arguments as nodes; None where torch's own recorder takes the operation."""
         try:
             if is_short(func) and not self._may_be_constant(func, (*args, *kwargs.values())):
@@ -67,7 +67,7 @@ class Recorder(ProxyMode):  # type: ignore[misc]
         """A size that was learnt since is a number: the symbol that it was is all that has a node."""
         return super().__sym_dispatch__(func, types, tuple(map(_learnt, args)), kwargs)
 
-    def _recorded(self, func: Any, args: Any, kwargs: Any, given: Any) -> Any:
+    def _record_node(self, func: Any, args: Any, kwargs: Any, given: Any) -> Any:
         graph = self.tracer.graph
         node = graph.create_node("call_function", func, *given, name=_name(func))
         result = func(*args, **kwargs)
@@ -99,16 +99,16 @@ class Recorder(ProxyMode):  # type: ignore[misc]
         return proxy.node  # type: ignore[no-any-return]
 
     def _may_be_constant(self, func: Any, given: Sequence[Any]) -> bool:
-        """Whether torch's recorder follows the values: it knows all of them, or one of them is written to."""
+        """True if torch's recorder follows the values: it knows all of them, or one of them is written to."""
         known = [known_of(self.tracer, a)[1] is not None for a in tensors_in(given)]
         return any(known) and (func._schema.is_mutable or all(known))
 
     def _are_found(self, sizes: Sequence[Any], strides: Sequence[Any]) -> bool:
-        """Whether each is a number, a symbol, or a stride that another tensor has: what is new needs torch's proxy."""
+        """True if each is a number, a symbol, or a stride that another tensor has: what is new needs torch's proxy."""
         return all(map(_is_atom, sizes)) and all(_is_atom(n) or has_proxy(self.tracer, n) for n in strides)
 
     def _keep_metadata(self, given: Sequence[Any]) -> None:
-        """What other operations do to a tensor's sizes must not show in the node that made it."""
+        """A copy for the node: what other operations do to a tensor's sizes must not show in the node that made it."""
         for tensor in given:
             if type(tensor) is FakeTensor and (proxy := known_of(self.tracer, tensor)[0]) is not None:
                 if proxy.node.meta.get("val") is tensor:
@@ -123,7 +123,7 @@ def _learnt(size: Any) -> Any:
 
 
 def _is_atom(size: Any) -> bool:
-    """Whether a size is a number or a symbol, and not computed of them."""
+    """True if a size is a number or a symbol, and not computed of them."""
     return isinstance(size, int) or size.node.expr.is_Atom
 
 
@@ -134,7 +134,7 @@ def tensors_in(given: Sequence[Any]) -> list[Tensor]:
 
 @lru_cache(maxsize=2048)
 def is_short(func: Any) -> bool:
-    """Whether an operation of torch's own makes one tensor, as all its arguments say."""
+    """True if an operation of torch's own makes one tensor, as all its arguments say."""
     if not isinstance(func, torch._ops.OpOverload) or func.namespace != "aten" or any(t in func.tags for t in _TAGS):
         return False
     returns = [str(r.type) for r in func._schema.returns]

@@ -36,7 +36,7 @@ from ..dtypes import from_torch
 from ..sizes import SYMBOLIC, Sizes, hint_of
 from ..torch_private import FakeTensor, FakeTensorMode, enable_python_dispatcher, no_autocast
 from . import rules_composite, rules_index, rules_layout, rules_pointwise, rules_reduce  # noqa: F401  they fill the tables
-from .masked import dense
+from .boolean_masks import dense
 from .numbers import numbers_as_tensors
 from .rules import Call, cast, composites, expand, full, iota, reshape, rules
 from .rules_composite import decompositions
@@ -95,7 +95,7 @@ def _output_strides(gm: fx.GraphModule, values: Sequence[Value | None], sizes: S
 
 
 def _fake_of(given: Any, placeholder: fx.Node) -> Any:
-    """What stands for an input: the caller's fake, or, where it gave none, the one that the capture recorded."""
+    """The fake of an input: the caller's, or, where it gave none, the one that the capture recorded."""
     if given is None or (isinstance(given, torch.Tensor) and not isinstance(given, FakeTensor)):
         return placeholder.meta.get("val", given)
     return given
@@ -109,8 +109,9 @@ def _fake_mode(gm: fx.GraphModule, given: Sequence[Any]) -> FakeTensorMode:
     raise LoweringError("the graph has no tensors")
 
 
-def known_about(trace: Trace) -> tuple[Any, ...]:
-    """What a graph depends on besides the trace: symbols that have become others, the layouts of its results."""
+def lowering_key(trace: Trace) -> tuple[Any, ...]:
+    """The state that a graph depends on besides the trace: symbols that have become others, the layouts of its
+    results."""
     env = next((f.fake_mode.shape_env for f in trace.fakes if isinstance(f, FakeTensor)), None)
     results = trace.graph_module.graph.output_node().all_input_nodes
     return len(env.replacements) if env is not None else 0, tuple(id(n.meta.get("val")) for n in results)
@@ -153,16 +154,8 @@ class Lowering(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def value(self, tensor: torch.Tensor) -> Value:
         """The value of a tensor that an op made, else of a constant."""
         if id(tensor) not in self._values:
-            self.bind(tensor, self._constant(tensor))
+            self.bind(tensor, _constant_value(tensor, self.aval(tensor)))
         return self._values[id(tensor)]
-
-    def _constant(self, tensor: torch.Tensor) -> Value:
-        real = tensor.constant if isinstance(tensor, FakeTensor) else tensor
-        if real is None:
-            raise LoweringError(f"a tensor {tuple(tensor.shape)} comes from outside the graph")
-        with no_dispatch():
-            numbers = real.detach().reshape(-1).tolist()
-        return constant(numbers, self.aval(tensor))
 
     def _arguments(self, item: Any) -> Any:
         """The arguments of a call as rules take them: values and expressions."""
@@ -244,31 +237,41 @@ class Lowering(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._emit_extern("call", "target", target, arguments, result)
 
     def _emit_extern(self, prim: str, key: str, target: Any, arguments: Any, result: Any) -> None:
-        operands, tensors = list[Value](), _tensors(result)
+        tensors, arguments_spec = _tensors(result), _ArgumentSpec(self)
         if any(t.layout is not torch.strided for t in (*_tensors(arguments), *tensors)):
             raise LoweringError(f"`{target}` works on a tensor that is not strided")
-        layout = _in_its_order if _reads_memory(prim, target) else _laid_out if prim == "aten_effect" else None
-        spec = self._spec(arguments if layout is None else pytree.tree_map(layout, arguments), operands)
+        axis_order = _with_axis_order if prim == "aten_effect" else None
+        layout = _with_dense_order if _reads_memory(prim, target) else axis_order
+        spec = arguments_spec.of(arguments if layout is None else pytree.tree_map(layout, arguments))
         avals = tuple(map(self.aval, tensors))
         self.device = _one_device(tensors, self.device)
-        node = emit(prim, *operands, spec=spec, avals=avals, **{key: target})
+        node = emit(prim, *arguments_spec.operands, spec=spec, avals=avals, **{key: target})
         for index, tensor in enumerate(tensors):
             self.bind(tensor, emit("pick", node, index=index) if len(tensors) > 1 else node)
 
-    def _spec(self, item: Any, operands: list[Value]) -> Any:
-        if isinstance(item, LaidOut):
-            return ("axes", (self._spec(item.tensor, operands), item.axes))
-        if isinstance(item, torch.Tensor):
-            self.device = _one_device([item] if item.dim() else [], self.device)
-            operands.append(self.value(item))
-            return Arg(len(operands) - 1)
-        if isinstance(item, dict):
-            return tuple((k, self._spec(v, operands)) for k, v in item.items())
-        if isinstance(item, (list, tuple)):
-            return tuple(self._spec(i, operands) for i in item)
-        return self.sizes(item) if isinstance(item, SYMBOLIC) else self._word(item)
 
-    def _word(self, item: Any) -> Any:
+class _ArgumentSpec:
+    """Writes the arguments of one node as its `spec`; the tensors among them become its `operands`, in order."""
+
+    def __init__(self, lowering: Lowering) -> None:
+        self.lowering = lowering
+        self.operands: list[Value] = []
+
+    def of(self, item: Any) -> Any:
+        lowering = self.lowering
+        if isinstance(item, LaidOut):
+            return ("axes", (self.of(item.tensor), item.axes))
+        if isinstance(item, torch.Tensor):
+            lowering.device = _one_device([item] if item.dim() else [], lowering.device)
+            self.operands.append(lowering.value(item))
+            return Arg(len(self.operands) - 1)
+        if isinstance(item, dict):
+            return tuple((k, self.of(v)) for k, v in item.items())
+        if isinstance(item, (list, tuple)):
+            return tuple(map(self.of, item))
+        return lowering.sizes(item) if isinstance(item, SYMBOLIC) else self._torch_word(item)
+
+    def _torch_word(self, item: Any) -> Any:
         if isinstance(item, torch.device):
             return self._same_device(item)
         if isinstance(item, torch.dtype):
@@ -280,7 +283,7 @@ class Lowering(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return item
 
     def _same_device(self, device: torch.device) -> tuple[str, str]:
-        known = self.device or device
+        known = self.lowering.device or device
         if device.type != known.type or device.index not in (None, known.index):
             raise LoweringError(f"it works on {known} and on {device}")
         return ("device", "")
@@ -296,19 +299,19 @@ class LaidOut:
 
 
 def _reads_memory(prim: str, target: Any) -> bool:
-    """Whether other code than torch's own operations is called: values have no strides, what it is given has to."""
+    """True if other code than torch's own operations is called: values have no strides, what it is given has to."""
     if prim == "call":
         return not hasattr(target, "opaque")  # which lays out its arguments itself
     return not str(target).startswith(("aten.", "prims.", "prim."))
 
 
-def _in_its_order(item: Any) -> Any:
+def _with_dense_order(item: Any) -> Any:
     """A tensor dense in memory, with the order of axes that it has here."""
-    laid = _laid_out(item)
+    laid = _with_axis_order(item)
     return LaidOut(item, tuple(range(item.dim()))) if laid is item and isinstance(item, torch.Tensor) else laid
 
 
-def _laid_out(item: Any) -> Any:
+def _with_axis_order(item: Any) -> Any:
     """Where it is a tensor that is not row-major, with the order of its axes; expanded ones stay where they are."""
     if not isinstance(item, torch.Tensor):
         return item
@@ -356,6 +359,16 @@ def _refuse(func: OpOverload, args: Any) -> None:
         raise LoweringError(f"`{func}` writes in place")
 
 
+def _constant_value(tensor: torch.Tensor, aval: TensorType) -> Value:
+    """The value of a tensor that no op of the graph made: its numbers are known, or it comes from outside."""
+    real = tensor.constant if isinstance(tensor, FakeTensor) else tensor
+    if real is None:
+        raise LoweringError(f"a tensor {tuple(tensor.shape)} comes from outside the graph")
+    with no_dispatch():
+        numbers = real.detach().reshape(-1).tolist()
+    return constant(numbers, aval)
+
+
 def constant(numbers: Sequence[Any], aval: TensorType) -> Value:
     """A tensor made during the capture: one number everywhere, a count, or its elements side by side."""
     if len(set(map(repr, numbers))) <= 1:
@@ -369,7 +382,7 @@ def constant(numbers: Sequence[Any], aval: TensorType) -> Value:
 
 def _as_in_memory(x: torch.Tensor) -> torch.Tensor:
     """A view whose rows lie in memory as rows."""
-    laid = _laid_out(x)
+    laid = _with_axis_order(x)
     return x.permute(laid.axes) if isinstance(laid, LaidOut) else x
 
 
@@ -434,7 +447,7 @@ class _Replay(fx.Interpreter):
         return fresh
 
     def _is_read(self, op: OpOverload, index: int) -> bool:
-        """Whether result `index` of the captured op has a reader. Ops inside a formula: yes."""
+        """True if result `index` of the captured op has a reader. Ops inside a formula: yes."""
         if self.node is None or self.node.target is not op:
             return True
         picks = [u for u in self.node.users if u.target is operator.getitem]
@@ -442,14 +455,14 @@ class _Replay(fx.Interpreter):
 
 
 def _is_number(recorded: Any) -> bool:
-    """Whether a node computes a size or another number, or a list of them."""
+    """True if a node computes a size or another number, or a list of them."""
     if isinstance(recorded, (list, tuple)):
         return bool(recorded) and all(map(_is_number, recorded))
     return isinstance(recorded, (*SYMBOLIC, int, float, bool))
 
 
 def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
-    """What a functional tensor stands for at present."""
+    """The tensor that a functional tensor stands for at present."""
     if not torch._is_functional_tensor(tensor):
         return tensor
     torch._sync(tensor)  # type: ignore[attr-defined,no-untyped-call]

@@ -13,14 +13,14 @@ import torch.fx as fx
 import torch.utils._pytree as pytree
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode, track_tensor_tree
 
-from ..capture.capture import Session, speaking_of
+from ..capture.capture import Session, origin_overridden
 from ..opaque.opaque import TRACED
 from ..trace import Trace
 from .aten import unwrapped
 
 
 def writes(gm: fx.GraphModule) -> bool:
-    """Whether the graph writes to memory that it was given, or made."""
+    """True if the graph writes to memory that it was given, or made."""
     return any(getattr(getattr(n.target, "_schema", None), "is_mutable", False) for n in gm.graph.nodes)
 
 
@@ -49,7 +49,7 @@ class _Replay(fx.Interpreter):
 
     def run_node(self, node: fx.Node) -> Any:
         self.recorded = node.meta.get("val")
-        with speaking_of(node.meta.get("fusegrad_origin")):
+        with origin_overridden(node.meta.get("fusegrad_origin")):
             return super().run_node(node)
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:

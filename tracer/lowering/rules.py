@@ -1,4 +1,4 @@
-"""What every ATen rule is made of: the table, the call it is given, and the few ways to emit.
+"""The tools of every ATen rule: the table, the call it is given, and the few ways to emit.
 
 A rule takes the call and its arguments, tensors as values of the graph and sizes as expressions, and returns a value,
 a tuple of values, or None where it does not apply. `composite` formulas are written in torch and lowered op by op.
@@ -35,7 +35,7 @@ composites: dict[OpOverload, Callable[..., Any]] = {}
 class Call:
     """One ATen call: the op, its arguments as torch gave them (fakes, SymInts), and the types of its results.
 
-    `reads(i)`: whether somebody may read result i.
+    `reads(i)`: whether result i may have a reader.
     """
 
     op: OpOverload
@@ -53,7 +53,7 @@ class Call:
         return self.op._schema.name.split("::")[1]
 
     def agree(self, a: Any, b: Any) -> bool:
-        """Whether two sizes, as torch gave them, are equal now; if so they are from now on, by a guard."""
+        """True if two sizes, as torch gave them, are equal now; if so they are from now on, by a guard."""
         return bool(hint_of(a) == hint_of(b) and a == b)
 
     def argument(self, index: int, default: Any = None) -> Any:
@@ -114,7 +114,7 @@ def cast(x: Value, dtype: str) -> Value:
 
 
 SATURATES = bool(torch.tensor(500.0).to(torch.float8_e4m3fn).float() == 448.0)
-"""Whether this torch makes what is too large for float8_e4m3fn the largest value, as the primitive does, or NaN."""
+"""True if this torch makes what is too large for float8_e4m3fn the largest value, as the primitive does, or NaN."""
 
 
 def _nan_beyond(x: Value) -> Value:
@@ -214,7 +214,7 @@ def axes_of(dims: Any, ndim: int) -> tuple[int, ...]:
 
 # ---------------------------------------------------------------------------------------------- dtypes
 def compute_dtype(dtype: str) -> str:
-    """What eager computes in: float32 for the low floats."""
+    """The dtype in which eager computes: float32 for the low floats."""
     return "f32" if dtype in LOW_FLOATS else dtype
 
 
@@ -240,7 +240,7 @@ def rounded(number: float, dtype: str) -> float:
 
 
 def is_exact(number: Any, dtype: str) -> bool:
-    """Whether a Python number survives being stored in that dtype; False for an expression."""
+    """True if a Python number survives being stored in that dtype; False for an expression."""
     return isinstance(number, (int, float)) and (dtype not in LOW_FLOATS or rounded(number, dtype) == number)
 
 

@@ -318,7 +318,7 @@ _EXTRA = """
     isposinf isneginf
 """
 _NOT_DECOMPOSED = "split split_with_sizes unbind stack repeat tril triu select_scatter special_log_ndtr"
-"""What torch decomposes into more than is wanted, or less accurately than it computes itself."""
+"""Ops that torch decomposes into more than is wanted, or less accurately than it computes itself."""
 
 
 @functools.cache

@@ -29,7 +29,7 @@ def _gather(call: Call, x: Value, dim: int, index: Value, **_: Any) -> Result:
 
 
 def _one_per_line(call: Call, axis: int) -> bool:
-    """Whether the index has the sizes of x on the other axes."""
+    """True if the index has the sizes of x on the other axes."""
     pairs = zip(call.args[0].shape, call.args[2].shape, strict=True)
     return all(a == axis or call.agree(*pair) for a, pair in enumerate(pairs))
 
@@ -155,7 +155,7 @@ def _line_axis(call: Call, axes: Sequence[int], given: Sequence[Value]) -> int |
 
 
 def _walks(index: Value, axis: int) -> bool:
-    """Whether every element of an index is its own position along `axis`."""
+    """True if every element of an index is its own position along `axis`."""
     if index.prim == "iota":
         return axis == 0
     if index.prim not in ("broadcast", "reshape"):

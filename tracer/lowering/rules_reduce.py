@@ -39,7 +39,7 @@ def _mean(call: Call, x: Value, dim: Any = None, keepdim: bool = False, **_: Any
 
 @rule("any.default any.dim any.dims all.default all.dim all.dims")
 def _any(call: Call, x: Value, dim: Any = None, keepdim: bool = False) -> Result:
-    """Whether the largest (smallest) of 0 and 1 is over 0; of nothing, it is the least (greatest) integer.
+    """True if the largest (smallest) of 0 and 1 is over 0; of nothing, it is the least (greatest) integer.
 
     An empty list of dims reduces all; no dims at all does too.
     """

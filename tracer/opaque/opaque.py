@@ -25,8 +25,8 @@ from ..capture.collectives import COMMUNICATES, Received
 from ..capture.data import is_symbolic
 from ..capture.memory import copied, overlap, same, storage_bytes
 from ..declared import declarations
-from ..reads.pictures import SCALARS, freeze
 from ..reads.reads import scan
+from ..reads.value_keys import SCALARS, freeze
 from .segments import Segment
 
 Tensor = torch.Tensor
@@ -36,7 +36,7 @@ REMEMBERED = 512
 
 
 class Why(NamedTuple):
-    """Why calls of a class or an operator are not captured. declared: the author says so."""
+    """The reason why calls of a class or an operator are not captured. declared: the author says so."""
 
     reason: str
     declared: bool = False
@@ -47,7 +47,8 @@ _classes: weakref.WeakKeyDictionary[type, Why | None] = weakref.WeakKeyDictionar
 
 
 def why_opaque(what: Any) -> Why | None:
-    """Why a Function class, or an operator by its name, stays opaque; None where nothing speaks against a capture."""
+    """The reason why a Function class, or an operator by its name, stays opaque; None where nothing speaks against a
+    capture."""
     if isinstance(what, str):
         return _operators.get(what)
     if isinstance(what, Segment):
@@ -72,7 +73,7 @@ def remember(what: Any, why: Why) -> None:
 
 
 def opaque_operators() -> bool:
-    """Whether an operator turned out to be opaque, so that a recording has to look at operators."""
+    """True if an operator turned out to be opaque, so that a recording has to look at operators."""
     return bool(_operators)
 
 
@@ -105,7 +106,8 @@ class Taped:
     aliases: per result None, or ("is" | "view" | "detached", number of the tensor argument whose memory it shows).
     written: arguments that the body changed, with their new content; filled: those of them that it did not read.
     unversioned: those written to that autograd takes for what they were (numpy writes).
-    fault: why no graph may hold the call. views: results that autograd takes for views, be it of what nobody else sees.
+    fault: why no graph may hold the call. views: results that autograd takes for views, be it of a tensor that
+    nothing else refers to.
     """
 
     what: Any
@@ -220,7 +222,7 @@ def _gradient(tensor: Tensor) -> Tensor | None:
 
 @contextlib.contextmanager
 def _receiving(what: Any) -> Iterator[Received]:
-    """What collectives write to, within a call of what is known to communicate."""
+    """The tensors that collectives write to, within a call of what is known to communicate."""
     why, received = why_opaque(what), Received()
     with received if why is not None and COMMUNICATES in why.reason else contextlib.nullcontext():
         yield received
@@ -231,7 +233,7 @@ def _shares(a: Tensor, b: Tensor) -> bool:
 
 
 def _are_apart(changed: Sequence[int], given: Sequence[Tensor], leaves: Sequence[Any]) -> bool:
-    """Whether a graph can take the new content of what was written to as one more result."""
+    """True if a graph can take the new content of what was written to as one more result."""
     if not all(_is_plain(given[i]) and not given[i].requires_grad for i in changed):
         return False
     others = [[t for j, t in enumerate(given) if j != i] + tensors_in(leaves) for i in changed]
@@ -249,7 +251,7 @@ def asked_for_real(what: str, func: Any, args: Any, kwargs: Any) -> tuple[Any, T
 
 
 def version(value: Any) -> int:
-    """How often a tensor was written to; 0 for what does not count."""
+    """The version of a tensor: the number of writes to it; 0 where it does not count."""
     return 0 if not isinstance(value, Tensor) or value.is_inference() else value._version
 
 
@@ -258,7 +260,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def is_given_on(value: Any) -> bool:
-    """Whether a graph can hand a result to what follows: plain tensors and scalars, in containers."""
+    """True if a graph can hand a result to what follows: plain tensors and scalars, in containers."""
     return all(_is_plain(v) if isinstance(v, Tensor) else isinstance(v, SCALARS) for v in pytree.tree_leaves(value))
 
 
@@ -281,7 +283,7 @@ def _geometry(t: Tensor) -> tuple[Any, ...]:
 def _fault(
     leaves: Sequence[Any], aliases: Sequence[Any], given: Sequence[Tensor], changed: Sequence[int]
 ) -> str | None:
-    """Why a graph cannot hold the call."""
+    """The reason why a graph cannot hold the call."""
     if changed:
         return "writes to an argument"
     for leaf in leaves:
@@ -298,7 +300,7 @@ def _fault(
 
 
 def _history(leaves: Sequence[Any], aliases: Sequence[Any]) -> str | None:
-    """Why a graph would lose what autograd recorded within statements of a method."""
+    """The reason why a graph would lose what autograd recorded within statements of a method."""
     own = (leaf for leaf, alias in zip(leaves, aliases, strict=True) if alias is None and isinstance(leaf, Tensor))
     return "returns a tensor that requires grad" if any(leaf.requires_grad for leaf in own) else None
 
@@ -383,7 +385,7 @@ class OpaqueNode:
         call.brings = self.hints.keys()  # type: ignore[attr-defined]
         return call
 
-    def learned(self, session: Any, leaves: Sequence[Any]) -> None:
+    def bind_results(self, session: Any, leaves: Sequence[Any]) -> None:
         """The node's fakes are made: which symbols are its own, and their values at the capture."""
         real = tensors_in(leaves)
         self.env = session.env
@@ -450,7 +452,7 @@ class OpaqueNode:
 
     # ------------------------------------------------------------------ what was captured still holds
     def fits(self, taped: Taped | None, sizes: Any) -> bool:
-        """Whether the results are as they were captured; then the symbols in their shapes have values."""
+        """True if the results are as they were captured; then the symbols in their shapes have values."""
         if taped is None or taped.fault is not None:
             return False
         if (taped.tree, taped.aliases, sorted(taped.written)) != (self.tree, self.aliases, self.written):
@@ -496,7 +498,7 @@ NUMBERS = (torch.SymInt, torch.SymFloat)
 
 
 def leaf_fact(leaf: Any, of_data: bool = False) -> Any:
-    """What must be equal of a result, whatever its sizes. of_data: or its number."""
+    """The facts of a result that must be equal, whatever its sizes. of_data: or its number."""
     if of_data and is_symbolic(leaf):
         return "number", type(leaf)
     return (leaf.dtype, leaf.device, leaf.dim()) if isinstance(leaf, Tensor) else freeze(leaf)

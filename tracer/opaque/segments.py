@@ -6,7 +6,7 @@
     return torch.from_numpy(z) + y        ...
 
 A method is rewritten only where its source compiles to the very code that it has. Names, lines, globals and closures
-stay those of the user; where nobody captures or records, the rewritten method does what the method does.
+stay those of the user; outside of captures and recordings, the rewritten method does what the method does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..reads.pictures import is_library
+from ..reads.value_keys import is_library
 
 MOST = 500
 """Functions that are looked through for a line or for names."""
@@ -46,7 +46,8 @@ ABSENT = Absent()
 
 @dataclass
 class Left:
-    """What a segment leaves: the names that it bound, and how it was left: "return", "break", "continue", or None."""
+    """The result of a segment: the names that it bound, and the way it was left: "return", "break", "continue", or
+    None."""
 
     names: dict[str, Any]
     exit: str | None = None
@@ -56,7 +57,7 @@ class Left:
         return name in self.names
 
     def by(self, exit: str) -> bool:
-        """Whether it was left this way."""
+        """True if it was left this way."""
         return self.exit == exit
 
     def __getitem__(self, name: str) -> Any:
@@ -200,7 +201,7 @@ def _nested(code: types.CodeType, name: str) -> types.CodeType:
 
 
 def _is_same(a: types.CodeType, b: types.CodeType) -> bool:
-    """Whether two codes do the same. How the method of an imported module is looked up depends on the file around."""
+    """True if two codes do the same. How the method of an imported module is looked up depends on the file around."""
     return (a.co_varnames, a.co_freevars) == (b.co_varnames, b.co_freevars) and _steps(a) == _steps(b)
 
 
@@ -208,7 +209,7 @@ _SILENT = {"CACHE", "PRECALL", "PUSH_NULL", "NOP", "EXTENDED_ARG", "RESUME", "MA
 
 
 def _steps(code: types.CodeType) -> list[Any]:
-    """What a code does, instruction by instruction; the codes within it likewise."""
+    """The instructions of a code, one by one; the codes within it likewise."""
     found: list[Any] = []
     for step in dis.get_instructions(code):
         if step.opname in _SILENT:
@@ -343,7 +344,7 @@ def _foreign_target(target: ast.expr, value: ast.expr, known: set[str]) -> set[s
 
 
 def _is_foreign(value: ast.AST, known: set[str]) -> bool:
-    """Whether an expression is likely to be an array or a list: what was taken out of torch and did not come back."""
+    """True if an expression is likely to be an array or a list: what was taken out of torch and did not come back."""
     if isinstance(value, ast.Name):
         return value.id in known
     if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
@@ -397,7 +398,7 @@ class _OfCtx(ast.NodeTransformer):
         return node
 
     def _arms(self, node: ast.AST) -> ast.AST:
-        """What is bound in one arm of a statement is not known to be in another one, nor behind it."""
+        """Follows the arms of a statement: a name bound in one is not known to be in another, nor behind them."""
         before = set(self.surely)
         for name, value in ast.iter_fields(node):
             if name in _ARMS:
@@ -462,7 +463,7 @@ def _call(function: str, *args: ast.expr) -> ast.Call:
 _NEVER = (ast.Yield, ast.YieldFrom, ast.Await, ast.AsyncFor, ast.AsyncWith, ast.AsyncFunctionDef, ast.Delete)
 
 
-def _stored(nodes: Sequence[ast.AST]) -> set[str]:
+def _stored_names(nodes: Sequence[ast.AST]) -> set[str]:
     """The names that statements bind."""
     found: set[str] = set()
     for node in nodes:
@@ -503,7 +504,7 @@ class _Cutter:
             raise UnfitError("it yields, waits or deletes")
         of_ctx, exits = _OfCtx(self.ctx), _Exits()
         rewritten = [exits.visit(of_ctx.visit(copy.deepcopy(s))) for s in statements]
-        stored = _stored(nodes) & self.locals
+        stored = _stored_names(nodes) & self.locals
         read = {n.id for n in nodes if isinstance(n, ast.Name)} & self.locals
         kept = {n for n in stored if self._is_read_elsewhere(n, {id(n) for n in nodes}, statements)}
         segment = self._segment(statements)
@@ -515,7 +516,7 @@ class _Cutter:
         if of_ctx.given & of_ctx.bound:
             raise UnfitError("it changes what is on ctx")
         self._define(segment, rewritten)
-        body[first:behind] = self._instead(segment, statements, of_ctx, exits.found)
+        body[first:behind] = self._call_of_segment(segment, statements, of_ctx, exits.found)
 
     def _is_read_elsewhere(self, name: str, own: set[int], statements: Body) -> bool:
         if any(name in taken.inputs for taken in self.segments.values()):  # its own reads are gone from the tree
@@ -543,12 +544,12 @@ class _Cutter:
         unbound = [_unbinding(name) for name in segment.inputs if not name.startswith(ON_CTX)]
         body = [*map(copy.deepcopy, self.declared), *unbound, *statements, end]
         spec = ast.arguments(posonlyargs=[], args=arguments, kwonlyargs=[], kw_defaults=[], defaults=[])
-        made = ast.FunctionDef(self.tree.name, spec, body, [])
-        made.type_params = []  # type: ignore[attr-defined]
-        self.bodies[segment.__name__] = ast.copy_location(made, statements[0])
+        definition = ast.FunctionDef(self.tree.name, spec, body, [])
+        definition.type_params = []  # type: ignore[attr-defined]
+        self.bodies[segment.__name__] = ast.copy_location(definition, statements[0])
 
-    def _instead(self, segment: Segment, statements: Body, of_ctx: _OfCtx, exits: set[str]) -> Body:
-        """What stands in the method for the statements."""
+    def _call_of_segment(self, segment: Segment, statements: Body, of_ctx: _OfCtx, exits: set[str]) -> Body:
+        """The statement that replaces the segment in the method."""
         number = segment.lines[0]
         name = f"__fusegrad_left_{number}"
         call = _call(f"__fusegrad_segment_{number}", _call(LOCALS))
@@ -577,7 +578,7 @@ def _of(ctx: str | None, attribute: str) -> ast.Call:
 
 
 def _unbinding(name: str) -> ast.stmt:
-    """A name that the method had not bound is not bound in the segment: whoever reads it meets Python's own error."""
+    """A name that the method had not bound is not bound in the segment: reading it raises Python's own error."""
     absent = ast.Compare(ast.Name(name, ast.Load()), [ast.Is()], [ast.Name(ABSENCE, ast.Load())])
     return _if(absent, ast.Delete([ast.Name(name, ast.Del())]))
 
@@ -678,7 +679,7 @@ def lines_of(method: Any, place: str) -> list[int]:
 
 
 def holds(code: types.CodeType, filename: str, line: int) -> bool:
-    """Whether a line is of a function."""
+    """True if a line is of a function."""
     if code.co_filename != filename:
         return False
     own = [n for _, _, n in code.co_lines() if n is not None]
@@ -737,18 +738,18 @@ def _value(node: ast.AST, function: types.FunctionType) -> Any:
     return function.__globals__.get(node.id)
 
 
-def _reaches(found: Any, filename: str, line: int, seen: set[int]) -> bool:
-    """Whether a function, or a method of a class, has the line or calls what reaches it."""
-    if id(found) in seen or len(seen) > MOST:
+def _reaches(function: Any, filename: str, line: int, visited: set[int]) -> bool:
+    """True if a function, or a method of a class, has the line or calls what reaches it."""
+    if id(function) in visited or len(visited) > MOST:
         return False
-    seen.add(id(found))
-    if isinstance(found, type):
-        members = [getattr(m, "__func__", m) for m in vars(found).values()]
-        return any(_reaches(m, filename, line, seen) for m in members if isinstance(m, types.FunctionType))
-    code = found.__code__
+    visited.add(id(function))
+    if isinstance(function, type):
+        members = [getattr(m, "__func__", m) for m in vars(function).values()]
+        return any(_reaches(m, filename, line, visited) for m in members if isinstance(m, types.FunctionType))
+    code = function.__code__
     if holds(code, filename, line):
         return True
-    return any(_reaches(f, filename, line, seen) for f in _called(found))
+    return any(_reaches(f, filename, line, visited) for f in _called(function))
 
 
 def _called(function: types.FunctionType) -> list[Any]:
@@ -763,19 +764,19 @@ def _called(function: types.FunctionType) -> list[Any]:
 
 def names_reached(function: Any) -> set[str]:
     """The names that a function uses, and those that the functions use which it calls, libraries apart."""
-    waiting, seen, names = [function], set[int](), set[str]()
-    while waiting and len(seen) < MOST:
-        found = waiting.pop()
-        if id(found) in seen or not isinstance(found, types.FunctionType) or (seen and is_library(found)):
+    waiting, visited, names = [function], set[int](), set[str]()
+    while waiting and len(visited) < MOST:
+        current = waiting.pop()
+        if id(current) in visited or not isinstance(current, types.FunctionType) or (visited and is_library(current)):
             continue
-        seen.add(id(found))
-        names |= {*_all_names(found.__code__), *found.__code__.co_freevars}
-        waiting += _called(found)
+        visited.add(id(current))
+        names |= {*_all_names(current.__code__), *current.__code__.co_freevars}
+        waiting += _called(current)
     return names
 
 
 def stores_items(code: types.CodeType) -> bool:
-    """Whether code assigns to parts of something: `a[i] = ..`."""
+    """True if code assigns to parts of something: `a[i] = ..`."""
     inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
     return any(i.opname == "STORE_SUBSCR" for i in dis.get_instructions(code)) or any(map(stores_items, inner))
 

@@ -13,7 +13,7 @@ import torch
 
 from ..containers import Hole, exchanged, leaves
 from ..reads.attributes import is_a, is_tensor
-from ..reads.pictures import DEPTH, SCALARS, freeze, is_plain_object, items_of
+from ..reads.value_keys import DEPTH, SCALARS, freeze, is_plain_object, items_of
 
 _CHANGING = (list, dict, set, bytearray)
 _NOT_CHANGED = (*SCALARS, torch.Tensor, Hole, type)
@@ -44,7 +44,7 @@ def shared_with(attributes: Mapping[str, Any], args: Sequence[Any]) -> tuple[Sha
 
 
 def may_change(value: Any) -> bool:
-    """Whether something has a state that a caller may change."""
+    """True if something has a state that a caller may change."""
     return not is_a(value, _NOT_CHANGED) and (is_a(value, _CHANGING) or is_plain_object(value))
 
 
@@ -65,5 +65,5 @@ def tensors_of(value: Any) -> tuple[Any, ...]:
 
 
 def picture(value: Any) -> Any:
-    """What a captured backward takes such an object to be, which tensors are in it apart."""
+    """The object as a captured backward sees it, which tensors are in it apart."""
     return freeze(exchanged(value, lambda leaf: Hole(None) if is_a(leaf, torch.Tensor | Hole) else leaf))

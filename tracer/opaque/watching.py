@@ -13,7 +13,7 @@ class Watcher(Protocol):
     def __call__(self, what: Any, apply: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
 
     def unseen(self, what: Any) -> None:
-        """A call runs already that nobody could be asked about; may raise, in the place of the call."""
+        """A call runs already about which no watcher was asked; may raise, in the place of the call."""
 
 
 watching_now = threading.local()

@@ -1,1 +1,1 @@
-"""What a method reads and changes besides its arguments, and how that is compared."""
+"""The reads and changes of a method besides its arguments, and their comparison at each call."""

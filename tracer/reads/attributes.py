@@ -16,7 +16,7 @@ import torch
 
 
 class _Absent:
-    """What stands for an attribute that is not there, or that only a call would tell."""
+    """Stands for an attribute that is not there, or that only a call would tell."""
 
     def __repr__(self) -> str:
         return "absent"
@@ -42,7 +42,7 @@ def attribute(owner: Any, name: str) -> Any:
 
 
 def _of_module(module: Any, name: str) -> Any:
-    """What is in a module's namespace; of torch's own modules also what they compute."""
+    """The values in a module's namespace; of torch's own modules also what they compute."""
     found = object.__getattribute__(module, "__dict__")
     if name in found:
         return found[name]
@@ -80,7 +80,7 @@ def _of_object(owner: Any, name: str) -> Any:
 
 
 def member(cls: type, name: str) -> Any:
-    """What stands under a name in a class or one that it inherits from, unbound; or ABSENT."""
+    """The value under a name in a class or one that it inherits from, unbound; or ABSENT."""
     for owner in type.mro(cls) if cls is type else cls.__mro__:
         found = type.__dict__["__dict__"].__get__(owner)
         if name in found:
@@ -100,7 +100,7 @@ def instance_dict(owner: Any) -> dict[str, Any]:
 
 
 def has_instance_dict(cls: type) -> bool:
-    """Whether instances of the class have attributes of their own."""
+    """True if instances of the class have attributes of their own."""
     return cls is threading.local or bool(getattr(cls, "__dictoffset__", 0))
 
 
@@ -117,12 +117,12 @@ def module_of(value: Any) -> str:
 
 
 def is_torchs(module: Any) -> bool:
-    """Whether a module's name is one of torch's."""
+    """True if a module's name is one of torch's."""
     return type(module) is str and (module == "torch" or module.startswith("torch."))
 
 
 def _runs_on_access(cls: type) -> bool:
-    """Whether a user's code decides about every attribute of its instances."""
+    """True if a user's code decides about every attribute of its instances."""
     return type(member(cls, "__getattribute__")) is types.FunctionType
 
 
@@ -132,7 +132,7 @@ def _is_torchs_method(cls: type, name: str) -> bool:
 
 
 def _is_trusted(cls: type, raw: Any) -> bool:
-    """Whether a property computes what torch or Python's own enum says, or something in C."""
+    """True if a property computes what torch or Python's own enum says, or something in C."""
     if issubclass(cls, enum.Enum):
         return type(raw) is not property or is_torchs(cls.__module__)
     getter = getattr(raw, "fget", None) if isinstance(raw, property) else None
@@ -142,7 +142,7 @@ def _is_trusted(cls: type, raw: Any) -> bool:
 
 
 def _is_of_c(kind: type) -> bool:
-    """Whether a descriptor's class is written in C, and calls no function of a user's."""
+    """True if a descriptor's class is written in C, and calls no function of a user's."""
     return not issubclass(kind, _RUNS) and not isinstance(member(kind, "__get__"), types.FunctionType | _Absent)
 
 
@@ -152,5 +152,5 @@ def is_a(value: Any, kinds: Any) -> bool:
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether a value is a tensor, whatever its `__class__` says."""
+    """True if a value is a tensor, whatever its `__class__` says."""
     return issubclass(type(value), torch.Tensor)

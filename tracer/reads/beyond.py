@@ -10,7 +10,7 @@ import types
 from typing import Any
 
 from .attributes import is_a
-from .reads import Effect, Met, Reads, draws_of, scan_met
+from .reads import Effect, Met, Reads, draws_of, scan_met_functions
 from .soiled import Again, Soiled
 
 
@@ -22,13 +22,13 @@ class Crossing:
         self.met: list[Met] = []
 
     def enter(self, frame: types.FrameType) -> list[Effect]:
-        """What it may do that a graph would lose; what it reads is kept as it is before it runs."""
+        """The effects of the code that a graph would lose; its reads are copied before it runs."""
         code, beyond = frame.f_code, self.reads.beyond
         if code in self.reads.scanned:
             return draws_of(code, frame.f_globals)
         first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
         met = Met(code, frame.f_globals, first if is_a(first, type) else None)
-        found = scan_met((met,), {code}, self.reads.skipped)
+        found = scan_met_functions((met,), {code}, self.reads.skipped)
         if not beyond.knows(code):
             self.met.append(met)
             found.entries = {path: read for path, read in found.entries.items() if path not in self.before}
@@ -38,10 +38,10 @@ class Crossing:
         return [*beyond.watched(found.effects), *draws_of(code, frame.f_globals)]
 
     def leave(self) -> None:
-        """What the functions read that it came to is compared from now on."""
+        """From now on the reads of the functions are compared to which the capture came."""
         self.soiled.is_partial = bool(self.met)
         if self.met:
             self.reads.beyond.batches.append(tuple(self.met))
             self.reads.widen()
-        if self.soiled.is_filled():
+        if self.soiled.only_filled():
             raise Again(self.soiled, filled=True)

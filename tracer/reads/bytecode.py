@@ -56,6 +56,6 @@ def line_of(instruction: dis.Instruction) -> int | None:
 
 
 def straight(instructions: Sequence[dis.Instruction]) -> int:
-    """How many of the first instructions run at every call, if the function is called at all."""
+    """The number of first instructions that run at every call, if the function is called at all."""
     jumps = (n for n, i in enumerate(instructions) if i.opcode in _JUMPS and i.opname not in _NOT_LEFT)
     return next(jumps, len(instructions))

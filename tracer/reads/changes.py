@@ -9,12 +9,12 @@ _SHOWN = re.compile(r"it (assigns the global|changes)|it calls `(\w+` of an? .* 
 
 
 def is_change(reason: str) -> bool:
-    """Whether something is assigned, changed or registered."""
+    """True if something is assigned, changed or registered."""
     return _CHANGE.match(reason) is not None
 
 
 def is_shown(reason: str) -> bool:
-    """Whether that is seen afterwards: in what an object holds, or in what a global is."""
+    """True if the change is seen afterwards: in what an object holds, or in what a global is."""
     return _SHOWN.match(reason) is not None
 
 
@@ -22,5 +22,5 @@ _ASKED = re.compile(r"it calls `(id|hash|repr|globals|locals|eval|exec|breakpoin
 
 
 def is_question(reason: str) -> bool:
-    """Whether Python is asked about itself: packages do that for tables and messages, of dtypes and of their own."""
+    """True if Python is asked about itself: packages do that for tables and messages, of dtypes and of their own."""
     return _ASKED.match(reason) is not None

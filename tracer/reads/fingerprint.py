@@ -1,4 +1,5 @@
-"""What the code of methods depends on besides their arguments, as a text that means the same in every process.
+"""Everything that the code of methods depends on besides their arguments, as a text that means the same in every
+process.
 
 Everything reached has to be on a list of what can be told with certainty: code, defaults, closures and globals of the
 user's own functions, constants, torch's pure operators. Anything else raises NotKeyed, and nothing is kept on disk.
@@ -171,7 +172,7 @@ class _Walk:
 
     # ------------------------------------------------------------------ values
     def value(self, path: str, value: Any) -> None:
-        """What stands at the end of a path, or within it."""
+        """The value at the end of a path, or within it."""
         if isinstance(value, types.FunctionType):
             _require_pure(path, value)
             self.function(path, value)
@@ -231,7 +232,7 @@ def _is_stdlib(filename: str) -> bool:
 
 
 def _has_parts(value: Any) -> bool:
-    """Whether an attribute of it is to be followed: of constants and functions it is told with them."""
+    """True if an attribute of the value is to be followed: of constants and functions it is told with them."""
     return not isinstance(value, (*SCALARS, *_ROWS, dict, slice, torch.Tensor, types.FunctionType))
 
 
@@ -273,7 +274,7 @@ def _type_text(path: str, value: type) -> str:
 
 # ------------------------------------------------------------------ torch itself
 def require_torch_itself() -> None:
-    """Raises NotKeyed where someone put functions of his own into torch."""
+    """Raises NotKeyed where the user put functions of their own into torch."""
     for where, names in torch_namespaces():
         for name, value in names.items():
             if _is_foreign(value):
@@ -281,7 +282,7 @@ def require_torch_itself() -> None:
 
 
 def _is_foreign(value: Any) -> bool:
-    """Whether it is a function that neither torch nor another library has written."""
+    """True if the value is a function that neither torch nor another library has written."""
     return isinstance(value, types.FunctionType) and not _is_library(value.__code__.co_filename)
 
 

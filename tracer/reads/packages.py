@@ -48,7 +48,7 @@ def homes_of(functions: Iterable[Any]) -> frozenset[str]:
 
 
 def is_foreign(value: Any, homes: frozenset[str]) -> bool:
-    """Whether something is of an installed package that is none of these."""
+    """True if something is of an installed package that is none of these."""
     if is_a(value, types.MethodType):
         value = value.__func__
     if home_of(value) in homes:
@@ -61,14 +61,14 @@ def is_foreign(value: Any, homes: frozenset[str]) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def is_installed_file(filename: str) -> bool:
-    """Whether a source file belongs to Python itself or to an installed package."""
+    """True if a source file belongs to Python itself or to an installed package."""
     packaged = any(part in filename for part in _INSTALLED)
     return packaged or filename.startswith("<frozen ") or os.path.realpath(filename).startswith(_STANDARD)
 
 
 @functools.lru_cache(maxsize=4096)
 def is_unknown(filename: str) -> bool:
-    """Whether a source file is of an installed package of which nothing is known; torch calls some that are."""
+    """True if a source file is of an installed package of which nothing is known; torch calls some that are."""
     part = next((part for part in _INSTALLED if part in filename), None)
     return part is not None and filename.split(part)[-1].split(os.sep)[0].removesuffix(".py") not in _KNOWN
 
@@ -78,12 +78,12 @@ _KNOWN = {"torch", "numpy", "sympy", "mpmath", "networkx", "triton", "fusegrad",
 
 
 def is_cached(value: Any) -> bool:
-    """Whether Python keeps what a function returns (`functools.cache`)."""
+    """True if Python keeps what a function returns (`functools.cache`)."""
     return is_a(value, functools._lru_cache_wrapper)
 
 
 def is_of_unknown(value: Any) -> bool:
-    """Whether calling something may run Python code of such a package."""
+    """True if calling something may run Python code of such a package."""
     function: Any = value.__func__ if is_a(value, types.MethodType) else value
     function = instance_dict(function).get("__wrapped__") if is_cached(function) else function
     if is_a(function, types.FunctionType):
@@ -94,7 +94,7 @@ def is_of_unknown(value: Any) -> bool:
 
 
 def is_installed(package: str) -> bool:
-    """Whether an outermost package is Python's own or installed."""
+    """True if an outermost package is Python's own or installed."""
     if package in sys.stdlib_module_names and package != "__main__":
         return True
     namespace = instance_dict(sys.modules.get(package))

@@ -133,7 +133,7 @@ _IMPORTS = "<frozen importlib"
 
 
 def _is_between(frame: types.FrameType | None) -> bool:
-    """Whether the garbage collector or a finalizer runs, which may be anywhere, or an import, which is done once."""
+    """True if the garbage collector or a finalizer runs, which may be anywhere, or an import, which is done once."""
     collecting = {id(code) for call in gc.callbacks if (code := _code_of(call)) is not None}
     while frame is not None:
         code = frame.f_code
@@ -144,7 +144,7 @@ def _is_between(frame: types.FrameType | None) -> bool:
 
 
 def _is_one(effect: Effect, frame: types.FrameType) -> bool:
-    """Whether what the effect is about is what it has to be."""
+    """True if the subject of the effect is what it has to be."""
     about = frame.f_locals.get(effect.subject) if effect.subject is not None else None
     return effect.subject is None or is_tensor(about) or is_a(about, torch.Generator)
 

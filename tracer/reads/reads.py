@@ -1,4 +1,5 @@
-"""What a method reads besides its arguments, found in its byte code: globals, closure cells, attribute chains, helpers.
+"""The reads of a method besides its arguments, found in its byte code: globals, closure cells, attribute chains,
+helpers.
 
 Scalars are compared by value on every call, tensors become inputs by reference, everything else is compared by identity
 (and, for plain containers and objects, by content). Writes and calls that a captured graph would lose are `effects`.
@@ -37,7 +38,8 @@ from .attributes import ABSENT, attribute, bound_to, has_instance_dict, instance
 from .bytecode import ATTRIBUTE, instructions_of, line_of, operand_before, straight, telling_of
 from .changes import is_question, is_shown
 from .packages import homes_of, is_cached, is_foreign, is_of_unknown
-from .pictures import (
+from .torch_state import DRAWN, answer_of, effect_of, impure, moves
+from .value_keys import (
     DEPTH,
     LIBRARIES,
     SCALARS,
@@ -56,7 +58,6 @@ from .pictures import (
     tensor_fact,
     too_much,
 )
-from .torch_state import DRAWN, answer_of, effect_of, impure, moves
 
 IMPURE_BUILTINS = {
     "__import__",
@@ -74,7 +75,7 @@ IMPURE_BUILTINS = {
     "breakpoint",
 }
 NOT_IN_A_GRAPH = {"storage_offset", "_version", "_base", "is_leaf", "grad_fn", "retains_grad"}
-"""What a tensor tells about its memory and its history: another answer for tensors that one graph serves."""
+"""Attributes of a tensor that tell of its memory and its history: another answer for tensors that one graph serves."""
 
 LAYOUT = {
     "is_contiguous", "stride", "as_strided", "dim_order", "is_non_overlapping_and_dense", "storage", "untyped_storage",
@@ -115,7 +116,7 @@ class Read:
     steps: tuple[Any, ...] = ()
 
     def fact(self) -> Any:
-        """What goes into the key of a specialisation."""
+        """The part of a specialization's key that stands for this read."""
         try:
             present = self.get()
         except Exception as error:
@@ -132,7 +133,7 @@ def _function_fact(function: Any) -> Any:
 
 
 def _named(value: Any) -> Any:
-    """What stands under a name of a library: nearly always what stood there at all times."""
+    """The fact of a value under a name of a library: nearly always the same value at all times."""
     return value if type(value) in LASTING else freeze(value)
 
 
@@ -163,15 +164,15 @@ class Reads:
     entries: dict[str, Read] = field(default_factory=dict)
     effects: list[Effect] = field(default_factory=list)
     of_arguments: dict[Any, Effect] = field(default_factory=dict)  # the effects of functions that came as arguments
-    mark: int = 0  # two scans of one class with the same mark found the same paths
-    alive: list[Any] = field(default_factory=list)  # what is compared by identity must not be collected
+    version: int = 0  # two scans of one class with the same mark found the same paths
+    keepalive: list[Any] = field(default_factory=list)  # what is compared by identity must not be collected
     callees: dict[str, Callee] = field(default_factory=dict)
-    asked: set[str] = field(default_factory=set)  # attributes that no tensor has, unless someone put one there
-    asks_identity: bool = False  # whether two things are one
-    asks_layout: bool = False  # how a tensor lies in memory
+    custom_attributes: set[str] = field(default_factory=set)  # that a tensor has only if the user put one there
+    compares_identity: bool = False  # whether two things are one
+    queries_layout: bool = False  # how a tensor lies in memory
     calls_unknown: bool = False  # code of other packages, which no scan looks into
     is_whole: bool = True  # false where a scan ended before all was looked at
-    looked_at: int = 0  # functions
+    functions_scanned: int = 0  # functions
     library: dict[int, tuple[Any, set[str]]] = field(default_factory=dict)  # names of modules and classes of libraries
     generators: tuple[Callable[[], Any], ...] = ()  # that are arguments: a call with others has another key
     scanned: set[types.CodeType] = field(default_factory=set)
@@ -180,7 +181,7 @@ class Reads:
     widened: int = 0  # batches of `beyond` that are among these reads
     origin: Reads | None = None  # what these are a copy of, for one call's arguments
 
-    def name(self, owner: Any, name: str) -> None:
+    def add_library_name(self, owner: Any, name: str) -> None:
         """A name of a library's is used."""
         self.library.setdefault(id(owner), (owner, set()))[1].add(name)
 
@@ -188,23 +189,23 @@ class Reads:
         """The effects of every call."""
         return [effect for effect in self.effects if effect.certain]
 
-    def suspects(self) -> list[Effect]:
+    def uncertain_effects(self) -> list[Effect]:
         """The effects that some calls may have."""
         return [effect for effect in (*self.effects, *self.of_arguments.values()) if not effect.certain]
 
-    def suspect(self, effects: Sequence[Effect]) -> None:
+    def add_argument_effects(self, effects: Sequence[Effect]) -> None:
         """Effects of functions that are given as arguments."""
         self.of_arguments |= {(effect.code, effect.offset): effect for effect in effects}
 
-    def take(self, other: Reads) -> None:
+    def merge(self, other: Reads) -> None:
         """All that another scan found."""
         self.effects += other.effects
         self.entries = {**self.entries, **other.entries}  # exchanged as a whole: other threads may be reading them
-        self.alive += other.alive
+        self.keepalive += other.keepalive
         self.callees |= other.callees
-        self.asked |= other.asked
-        self.asks_identity |= other.asks_identity
-        self.asks_layout |= other.asks_layout
+        self.custom_attributes |= other.custom_attributes
+        self.compares_identity |= other.compares_identity
+        self.queries_layout |= other.queries_layout
         self.calls_unknown |= other.calls_unknown
         self.scanned |= other.scanned
         self.skipped += other.skipped
@@ -214,10 +215,10 @@ class Reads:
         if self.origin is not None:
             self.origin.widen()
         for number in range(self.widened, len(self.beyond.batches)):
-            found = self.beyond.reads(number, self.skipped)
-            found.entries = {path: read for path, read in found.entries.items() if path not in self.entries}
-            found.effects = self.beyond.watched(found.effects)
-            self.take(found)
+            batch = self.beyond.reads(number, self.skipped)
+            batch.entries = {path: read for path, read in batch.entries.items() if path not in self.entries}
+            batch.effects = self.beyond.watched(batch.effects)
+            self.merge(batch)
         self.widened = len(self.beyond.batches)
 
     def facts(self) -> tuple[Any, ...]:
@@ -229,45 +230,45 @@ class Reads:
         effects = tuple((effect.reason, effect.where) for effect in self.effects)
         return (*((path, read.kind) for path, read in self.entries.items()), *effects)
 
-    def present(self) -> Iterator[tuple[str, Any]]:
-        """What is read, by its path, as it is now, but for tensors."""
+    def present_values(self) -> Iterator[tuple[str, Any]]:
+        """The present values of the reads, by path, but for tensors."""
         for path, read in self.entries.items():
             if read.kind not in ("tensor", "names"):
                 with suppress(Exception):
                     yield path, read.get()
 
     def by_path(self) -> dict[str, Any]:
-        """What `facts` says of each read."""
+        """The fact of each read, by its path."""
         return dict(zip(self.entries, self.facts(), strict=True))
 
     def changed(self, before: Mapping[str, Any]) -> str | None:
         """The name of what is no longer as it was when `by_path` said `before`."""
-        now = self.by_path()
-        paths = (path for path, old in before.items() if path in now and old != now[path])
+        facts_now = self.by_path()
+        paths = (path for path, old in before.items() if path in facts_now and old != facts_now[path])
         return next((p.split(" in ")[0].split("@")[0] for p in paths), None)
 
-    def yields(self, value: Any) -> bool:
-        """Whether one of the reads is this very object."""
-        return any(_same(read, value) for read in self.entries.values())
+    def has_object(self, value: Any) -> bool:
+        """True if one of the reads is this very object."""
+        return any(_yields_object(read, value) for read in self.entries.values())
 
     def with_arguments(self, args: Sequence[Any]) -> Reads:
         """And the tensors in objects and modules among the arguments, or whose methods are: by reference, as long as
         these live."""
-        found, values = {}, [leaf for a in args for leaf in leaves(a)]
+        tensors, values = {}, [leaf for a in args for leaf in leaves(a)]
         for number, value in enumerate(values):
             value = value.__self__ if isinstance(value, types.MethodType) else value
-            get = _lives(value) if is_plain_object(value) else None
+            get = _weak_getter(value) if is_plain_object(value) else None
             for name, inner in _tensors_inside(value, get, DEPTH) if get is not None else ():
                 path = f"argument {number}{name}"
-                found[path] = Read(path, "tensor", inner)
-        generators = tuple(_lives(v) for v in values if isinstance(v, torch.Generator))
-        if not (found or generators):
+                tensors[path] = Read(path, "tensor", inner)
+        generators = tuple(_weak_getter(v) for v in values if isinstance(v, torch.Generator))
+        if not (tensors or generators):
             return self
-        return dataclasses.replace(self, entries={**self.entries, **found}, generators=generators, origin=self)
+        return dataclasses.replace(self, entries={**self.entries, **tensors}, generators=generators, origin=self)
 
     def tensor_path(self, tensor: torch.Tensor) -> Read | None:
         """The read that yields this very tensor."""
-        return next((r for r in self.entries.values() if r.kind == "tensor" and _same(r, tensor)), None)
+        return next((r for r in self.entries.values() if r.kind == "tensor" and _yields_object(r, tensor)), None)
 
 
 @dataclass
@@ -285,18 +286,18 @@ class Beyond:
         shown = self.failures < FAILURES
         return [e for e in effects if not is_question(e.reason) and not (shown and is_shown(e.reason))]
 
-    def met(self) -> Iterator[Met]:
+    def met_functions(self) -> Iterator[Met]:
         """All of them."""
         return (met for batch in self.batches for met in batch)
 
     def knows(self, code: types.CodeType) -> bool:
-        """Whether an earlier capture came to this."""
-        return any(met.code is code for met in self.met())
+        """True if an earlier capture came to this."""
+        return any(met.code is code for met in self.met_functions())
 
     def reads(self, number: int, skipped: Sequence[tuple[types.FunctionType, _Root | None]]) -> Reads:
-        """What the functions of a batch read, and those of earlier batches that they call."""
+        """The reads of the functions of a batch, and of those of earlier batches that they call."""
         known = {met.code for batch in self.batches[: number + 1] for met in batch}
-        return scan_met(self.batches[number], known, skipped)
+        return scan_met_functions(self.batches[number], known, skipped)
 
 
 FAILURES = 3
@@ -311,10 +312,10 @@ class Met(NamedTuple):
     cls: type | None = None
 
 
-def scan_met(
+def scan_met_functions(
     met: Sequence[Met], known: Collection[types.CodeType], skipped: Sequence[tuple[types.FunctionType, _Root | None]]
 ) -> Reads:
-    """What functions of other packages read; of such, those of `known` are looked into where they are called.
+    """The reads of functions of other packages; of such, those of `known` are looked into where they are called.
 
     skipped: functions that a scan came to and did not look into; one that runs has defaults, and what it closes over.
     """
@@ -324,26 +325,27 @@ def scan_met(
         if function.__code__ in known:
             plan.add(_Task(search, function, False, of))
     for code, env, cls in met:
-        me = None if cls is None else _Root(f"{cls.__qualname__}@{id(cls)}", partial(_itself, cls), _leave, ("is", cls))
+        get, path = partial(_itself, cls), f"{cls.__qualname__}@{id(cls)}" if cls is not None else ""
+        me = None if cls is None else _Root(path, get, _cannot_rebind, ("is", cls))
         try:
             _scan_code(_Names(code, env, {}, me), search, False)
         except Exception as error:
-            reads.effects.append(_unfollowed(error, code))
-    plan.run()
+            reads.effects.append(_unfollowed_effect(error, code))
+    plan.scan_all()
     _add_names(reads)
-    _add_carried(reads)
-    reads.alive += met
+    _add_custom_attributes(reads)
+    reads.keepalive += met
     return reads
 
 
-def _lives(value: Any) -> Callable[[], Any]:
+def _weak_getter(value: Any) -> Callable[[], Any]:
     try:
         return weakref.ref(value)
     except TypeError:
         return lambda: value
 
 
-def _same(read: Read, value: Any) -> bool:
+def _yields_object(read: Read, value: Any) -> bool:
     try:
         return read.get() is value
     except Exception:
@@ -352,18 +354,18 @@ def _same(read: Read, value: Any) -> bool:
 
 # ------------------------------------------------------------------ scans
 def reads_of(function: types.FunctionType) -> Reads:
-    """What a function that is given as an argument reads itself.
+    """The reads of a function that is given as an argument.
 
     A closure is scanned anew, so that nothing keeps what it holds: a tensor of one call, say.
     """
     if not function.__closure__:
         return _scanned_once(function)
-    known = getattr(_known, "closures", None)
-    if known is None:
+    cached = getattr(_known, "closures", None)
+    if cached is None:
         return scan(function)
-    if (id(function), function.__code__) not in known:
-        known[id(function), function.__code__] = (function, scan(function))
-    return known[id(function), function.__code__][1]  # type: ignore[no-any-return]
+    if (id(function), function.__code__) not in cached:
+        cached[id(function), function.__code__] = (function, scan(function))
+    return cached[id(function), function.__code__][1]  # type: ignore[no-any-return]
 
 
 _known = threading.local()
@@ -392,14 +394,14 @@ def each_method_once() -> Iterator[None]:
 
 
 def certain_effects(*functions: Callable[..., Any]) -> list[Effect]:
-    """What these functions do at every call that a graph would lose."""
-    known = getattr(_known, "certain", None)
-    if known is None:
+    """The effects of these functions at every call, which a graph would lose."""
+    cached = getattr(_known, "certain", None)
+    if cached is None:
         return scan(*functions).certain()
     key = tuple(map(id, functions))
-    if key not in known:
-        known[key] = (functions, scan(*functions).certain())
-    return known[key][1]  # type: ignore[no-any-return]
+    if key not in cached:
+        cached[key] = (functions, scan(*functions).certain())
+    return cached[key][1]  # type: ignore[no-any-return]
 
 
 _scanned: weakref.WeakKeyDictionary[types.FunctionType, tuple[types.CodeType, Reads]] = weakref.WeakKeyDictionary()
@@ -408,12 +410,12 @@ SCANNED = 4096
 
 
 def _scanned_once(function: types.FunctionType) -> Reads:
-    code, found = _scanned.get(function, (None, None))
-    if found is None or code is not function.__code__:
-        found = scan(function)
+    code, cached = _scanned.get(function, (None, None))
+    if cached is None or code is not function.__code__:
+        cached = scan(function)
         _make_room(_scanned)
-        _scanned[function] = function.__code__, found
-    return found
+        _scanned[function] = function.__code__, cached
+    return cached
 
 
 def _make_room(scans: weakref.WeakKeyDictionary[Any, Any]) -> None:
@@ -422,7 +424,7 @@ def _make_room(scans: weakref.WeakKeyDictionary[Any, Any]) -> None:
 
 
 def reads_of_class(cls: type, functions: Sequence[types.FunctionType]) -> Reads | None:
-    """What the functions in a class's own body read, found by one scan of all; None where that reaches too many.
+    """The reads of the functions in a class's own body, found by one scan of all; None where that reaches too many.
 
     The scan is kept while the class lives. Where methods close over something it would keep what they hold, and is made
     anew; but for `super()` in a class that its module holds, which lives as long as that does.
@@ -446,7 +448,7 @@ def _is_held(cls: type) -> bool:
 
 
 def _holds_its_class_alone(function: types.FunctionType, cls: type) -> bool:
-    """Whether the closure of a method is no more than the cell of `super()`."""
+    """True if the closure of a method is no more than the cell of `super()`."""
     return function.__code__.co_freevars == ("__class__",) and _cell(function) is cls
 
 
@@ -467,10 +469,10 @@ def scan(*functions: Callable[..., Any], beyond: Beyond | None = None) -> Reads:
     top = _Search(reads, plan, homes_of(functions))
     for function in functions:
         top.add_source(function)
-    plan.run()
-    reads.is_whole, reads.looked_at = plan.is_whole, len(plan.seen)
+    plan.scan_all()
+    reads.is_whole, reads.functions_scanned = plan.is_whole, len(plan.seen)
     _add_names(reads)
-    _add_carried(reads)
+    _add_custom_attributes(reads)
     reads.widen()
     return reads
 
@@ -490,7 +492,7 @@ class _Task:
 
 
 class _Plan:
-    """What is still to be looked at: a list, since code may call code to any depth.
+    """The tasks still to be scanned: a list, since code may call code to any depth.
 
     met: code of other packages that is looked into as the user's own is; None where a scan begins with the user's.
     """
@@ -511,7 +513,7 @@ class _Plan:
             self.seen.add(key)
             self.waiting.append(task)
 
-    def run(self) -> None:
+    def scan_all(self) -> None:
         """Look at all of it; then the reads of nested classes are added to those of who calls them."""
         while self.waiting:
             task = self.waiting.popleft()
@@ -524,13 +526,13 @@ class _Plan:
             try:
                 _scan_function(task)
             except Exception as error:  # whatever the objects around a method do when they are looked at
-                reads.effects.append(_unfollowed(error, code))
+                reads.effects.append(_unfollowed_effect(error, code))
         for parent, child, fits in reversed(self.children):
             if parent is not child and fits(child):
-                parent.take(child)
+                parent.merge(child)
 
 
-def _unfollowed(error: Exception, code: types.CodeType) -> Effect:
+def _unfollowed_effect(error: Exception, code: types.CodeType) -> Effect:
     where = f"{code.co_filename}:{code.co_firstlineno}"
     return Effect(f"what it reads cannot be followed: {type(error).__name__}", where)
 
@@ -557,7 +559,7 @@ class _Search:
         me = None
         if is_a(value, types.MethodType):
             fetch = get or partial(_itself, value)
-            me = _Root(f"{path or value.__func__.__qualname__}.__self__", lambda: fetch().__self__, _leave)
+            me = _Root(f"{path or value.__func__.__qualname__}.__self__", lambda: fetch().__self__, _cannot_rebind)
             me = self.plan.owners.setdefault(id(value.__self__), (value.__self__, me))[1]
             value = value.__func__
         if is_cached(value):
@@ -565,20 +567,20 @@ class _Search:
         if is_a(value, types.FunctionType):
             self.plan.add(_Task(self, value, is_method, me))
 
-    def nested(self, cls: type, homes: frozenset[str], fits: Callable[[Reads], bool]) -> _Search | None:
+    def nested_class(self, cls: type, homes: frozenset[str], fits: Callable[[Reads], bool]) -> _Search | None:
         """A search for a nested class, whose reads join these in the end, if they fit; None where it is known."""
-        known = self.plan.classes.get(cls)
-        reads = known or self.plan.classes.setdefault(cls, Reads(library=self.reads.library))
+        earlier = self.plan.classes.get(cls)
+        reads = earlier or self.plan.classes.setdefault(cls, Reads(library=self.reads.library))
         self.plan.children.append((self.reads, reads, fits))
-        return None if known is not None else _Search(reads, self.plan, self.homes | homes)
+        return None if earlier is not None else _Search(reads, self.plan, self.homes | homes)
 
 
 def _itself(value: Any) -> Any:
     return value
 
 
-def _leave(value: Any) -> None:
-    """What cannot be put anywhere."""
+def _cannot_rebind(value: Any) -> None:
+    """Puts nothing back: the value has no place of its own."""
 
 
 def _add_names(reads: Reads) -> None:
@@ -590,36 +592,38 @@ def _add_names(reads: Reads) -> None:
         reads.entries[path] = Read(path, "names", partial(get, owner), (owner, *known))
 
 
-def _add_carried(reads: Reads) -> None:
-    """What someone put on the tensors that are read, of what is asked for."""
-    for read in [r for r in reads.entries.values() if r.kind == "tensor"] if reads.asked else ():
+def _add_custom_attributes(reads: Reads) -> None:
+    """Adds the custom attributes of the tensors that are read, of those that the code asks for."""
+    for read in [r for r in reads.entries.values() if r.kind == "tensor"] if reads.custom_attributes else ():
         path = f"what is put on {read.path}"
-        reads.entries[path] = Read(path, "value", partial(_carried, read.get, frozenset(reads.asked)))
+        get = partial(_custom_attribute_values, read.get, frozenset(reads.custom_attributes))
+        reads.entries[path] = Read(path, "value", get)
 
 
-def _carried(get: Callable[[], Any], asked: frozenset[str]) -> dict[str, Any]:
+def _custom_attribute_values(get: Callable[[], Any], asked: frozenset[str]) -> dict[str, Any]:
     tensor = get()
     own = instance_dict(tensor) if is_tensor(tensor) else {}
     return {name: value for name, value in own.items() if name in asked or ANY in asked}
 
 
 def backward_effects(method: Callable[..., Any]) -> list[Effect]:
-    """What a backward does to ctx that its next run would see, and what it asks that differs between runs."""
+    """The effects of a backward on ctx that its next run would see, and its questions that differ between runs."""
     code = getattr(inspect.unwrap(method), "__code__", None)
     if code is None or not code.co_argcount:
         return []
-    found, line = [], code.co_firstlineno
+    effects, line = [], code.co_firstlineno
     instructions = instructions_of(code)
     for at, instruction in enumerate(instructions):
         line = line_of(instruction) or line
         if (why := _kept_on(code, instructions[: at + 1])) is not None:
             always = at < straight(instructions)
-            found.append(Effect(why, f"{code.co_filename}:{line}", code, instruction.offset, always))
-    return found
+            effects.append(Effect(why, f"{code.co_filename}:{line}", code, instruction.offset, always))
+    return effects
 
 
 def _kept_on(code: types.CodeType, ran: Sequence[dis.Instruction]) -> str | None:
-    """Why the last of `ran` is seen by the next run: `ctx.k = ...`, `ctx.table[i] = ...`, `ctx.seen.append(...)`."""
+    """The reason why the last of `ran` is seen by the next run: `ctx.k = ...`, `ctx.table[i] = ...`,
+    `ctx.seen.append(...)`."""
     last, ctx = ran[-1], code.co_varnames[0]
     if last.argval == "is_grad_enabled":
         return "it asks for the grad mode"
@@ -639,7 +643,7 @@ def _kept_on(code: types.CodeType, ran: Sequence[dis.Instruction]) -> str | None
 
 
 def _owner(code: types.CodeType, before: Sequence[dis.Instruction]) -> tuple[dis.Instruction | None, list[Any]]:
-    """What loads the name that an object is a part of, and the steps from the object back: `a` of `a.b[i]`, [0, b]."""
+    """The load of the name that an object is a part of, and the steps from the object back: `a` of `a.b[i]`, [0, b]."""
     steps: list[Any] = []
     while before and (before[-1].opname in ATTRIBUTE or before[-1].opname == "BINARY_SUBSCR"):
         last = before[-1]
@@ -654,7 +658,7 @@ def _loads(instruction: dis.Instruction, name: str) -> bool:
 
 
 def _is_augmented(ctx: str, store: dis.Instruction, ran: Sequence[dis.Instruction]) -> bool:
-    """Whether a store ends `ctx.k += ...`: the object was loaded and copied before its attribute was read."""
+    """True if a store ends `ctx.k += ...`: the object was loaded and copied before its attribute was read."""
     triples = zip(ran, ran[1:], ran[2:], strict=False)
     return store.opname == "STORE_ATTR" and any(
         _loads(a, ctx) and b.opname.startswith(("COPY", "DUP")) and c.opname in ATTRIBUTE and c.argval == store.argval
@@ -663,10 +667,10 @@ def _is_augmented(ctx: str, store: dis.Instruction, ran: Sequence[dis.Instructio
 
 
 def _scan_function(task: _Task) -> None:
-    """What a function reads; what one of a library was made around (`once_differentiable`, `custom_fwd`)."""
+    """Scans a function; of one of a library, the function that it wraps (`once_differentiable`, `custom_fwd`)."""
     function, search = task.function, task.search
     code, reads = function.__code__, search.reads
-    reads.alive.append(function)
+    reads.keepalive.append(function)
     cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=False))
     if is_library(function) or (is_foreign(function, search.homes) and code not in search.plan.met):
         reads.skipped.append((function, task.me))
@@ -701,7 +705,7 @@ def _scan_torchs(function: Any, reads: Reads) -> None:
         owner = env.get(load.argval) if load.opname == "LOAD_GLOBAL" else None
         name = attribute_.argval if attribute_.opname in ATTRIBUTE else None
         if isinstance(owner, types.ModuleType) and isinstance(getattr(owner, name or "", None), _OPERATORS):
-            reads.name(owner, str(name))
+            reads.add_library_name(owner, str(name))
         elif load.opname == "LOAD_FAST" and name is not None:
             _name_method(name, reads)
 
@@ -713,7 +717,7 @@ def _name_method(name: str, reads: Reads) -> None:
     """A method of that name is called of something: if it is a tensor, of torch's own."""
     found = getattr(torch.Tensor, name, None)
     if callable(found) and not isinstance(found, type):
-        reads.name(torch.Tensor, name)
+        reads.add_library_name(torch.Tensor, name)
 
 
 def _read_itself(function: types.FunctionType, reads: Reads) -> None:
@@ -744,7 +748,7 @@ class _Place(NamedTuple):
         return Effect(reason, where, self.code, self.offset, self.always and subject is None, subject)
 
     def is_of_super(self) -> bool:
-        """Whether what is loaded there is one of the two that `super` is called with."""
+        """True if the loaded value is one of the two that `super` is called with."""
         before = [i for i in instructions_of(self.code) if i.offset < self.offset]
         return any(i.opname == "LOAD_GLOBAL" and i.argval == "super" for i in before[-2:])
 
@@ -764,13 +768,13 @@ def _scan_code(names: _Names, search: _Search, is_method: bool) -> None:
             continue
         first = 0 if instruction.opname.startswith(_CHANGING) else max(0, at - _LOOK_BACK)
         ran = instructions[first : at + 1]
-        reads.asks_layout |= isinstance(instruction.argval, str) and instruction.argval in LAYOUT
+        reads.queries_layout |= isinstance(instruction.argval, str) and instruction.argval in LAYOUT
         by_name |= instruction.argval in ("getattr", "hasattr")
         place = _Place(code, line, instruction.offset, at < certain)
-        if (found := _effect(ran, names.env) or _outside_write(ran, names) or names.see(ran)) is not None:
+        if (found := _effect(ran, names.env) or _outside_write(ran, names) or names.note_instruction(ran)) is not None:
             reads.effects.append(place.effect(*(found if isinstance(found, tuple) else (found,))))
         root = names.root(instruction)
-        if instruction.argval == "super" and (me := names.me()) is not None:
+        if instruction.argval == "super" and (me := names.self_root()) is not None:
             _Found(me.path, me.get, me.put, me.steps, me.value()).record(search, place)
         if root is not None:
             followed = at + _follow(root, instructions[at + 1 :], search, place)
@@ -785,21 +789,22 @@ _CHANGING = ("STORE_", "DELETE_")
 
 
 def _note_question(ran: Sequence[dis.Instruction], reads: Reads, by_name: bool) -> None:
-    """What is asked of something that is known at the call alone: of a tensor, for what someone may have put on it."""
+    """Notes a question about something that is known at the call alone: of a tensor, for an attribute that the user
+    may have put on it."""
     last, before = ran[-1], ran[-2]
     if last.opname in ("IS_OP", "CONTAINS_OP") and before.opname != "LOAD_CONST":
-        reads.asks_identity = True
+        reads.compares_identity = True
     if last.opname in ATTRIBUTE:
         _name_method(last.argval, reads)
         if last.argval == "__dict__":
-            reads.asked.add(ANY)
+            reads.custom_attributes.add(ANY)
         elif last.argval not in _USUAL and not (before.opname.startswith("LOAD_FAST") and before.argval == "ctx"):
-            reads.asked.add(last.argval)
+            reads.custom_attributes.add(last.argval)
     elif last.opname == "LOAD_GLOBAL" and last.argval in ("vars", "dir"):
-        reads.asked.add(ANY)
+        reads.custom_attributes.add(ANY)
     elif last.opname == "LOAD_CONST" and isinstance(last.argval, str) and last.argval not in _USUAL:
         if last.argval.isidentifier() and by_name:
-            reads.asked.add(last.argval)
+            reads.custom_attributes.add(last.argval)
 
 
 ANY = "*"
@@ -809,7 +814,7 @@ _USUAL = {n for kind in (torch.Tensor, list, dict, str, tuple, set, int, float, 
 
 
 class _Names:
-    """What the names in a code stand for: globals, cells, `self` of a bound method, and what the code imports.
+    """The values of the names in a code: globals, cells, `self` of a bound method, and what the code imports.
 
     `import m`, `from m import n`, `import a.b as c`
     """
@@ -830,7 +835,7 @@ class _Names:
         inner.bound = {name: root for name, root in self.bound.items() if name in code.co_freevars}
         return inner
 
-    def see(self, ran: Sequence[dis.Instruction]) -> str | None:
+    def note_instruction(self, ran: Sequence[dis.Instruction]) -> str | None:
         """Follows an import; a reason where it cannot."""
         last = ran[-1]
         if last.opname == "IMPORT_NAME":
@@ -854,16 +859,17 @@ class _Names:
         except Exception:
             return f"it imports `{name}`"
         held = path if takes_names else path.split(".")[0]
-        self.now = _Root(f"import {held}", lambda: sys.modules[held], _leave, ("of", sys.modules, held))
+        self.now = _Root(f"import {held}", lambda: sys.modules[held], _cannot_rebind, ("of", sys.modules, held))
         self.of = self.now if takes_names else None
         return None
 
     @staticmethod
     def _part(owner: _Root, name: str) -> _Root:
-        return _Root(f"{owner.path}.{name}", _attribute(owner.get, name), _leave, _further(owner.steps, name))
+        steps = _extend_steps(owner.steps, name)
+        return _Root(f"{owner.path}.{name}", _attribute(owner.get, name), _cannot_rebind, steps)
 
-    def me(self) -> _Root | None:
-        """What `super()` stands for, beginning with another class."""
+    def self_root(self) -> _Root | None:
+        """The object that `super()` yields, beginning with another class."""
         return self.bound.get(self.code.co_varnames[0]) if self.code.co_argcount else None
 
     def root(self, instruction: dis.Instruction) -> _Root | None:
@@ -874,19 +880,20 @@ class _Names:
         return _root(instruction, self.env, self.cells)
 
 
-def _further(steps: tuple[Any, ...], name: str) -> tuple[Any, ...]:
+def _extend_steps(steps: tuple[Any, ...], name: str) -> tuple[Any, ...]:
     """The way to an attribute of what is found by `steps`; () where that has no way."""
     return (*steps, name) if steps else ()
 
 
 def _rebinds(code: types.CodeType, name: str) -> bool:
-    """Whether a code, or one within it, gives a name another value."""
+    """True if a code, or one within it, gives a name another value."""
     own = any(i.argval == name and i.opname.startswith(_CHANGING) for i in instructions_of(code))
     return own or any(_rebinds(c, name) for c in code.co_consts if isinstance(c, types.CodeType))
 
 
 def _effect(ran: Sequence[dis.Instruction], env: dict[str, Any]) -> str | tuple[str, str | None] | None:
-    """Why the last of `ran` does something that a captured graph would lose; of which local name, if it is a tensor."""
+    """The reason why the last of `ran` does something that a captured graph would lose; of which local name, if it is
+    a tensor."""
     instruction, name = ran[-1], ran[-1].argval
     about = ran[-2].argval if len(ran) > 1 and ran[-2].opname.startswith("LOAD_FAST") else None
     if instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
@@ -905,7 +912,7 @@ def _effect(ran: Sequence[dis.Instruction], env: dict[str, Any]) -> str | tuple[
 
 
 def _is_part_of_local(ran: Sequence[dis.Instruction]) -> bool:
-    """Whether the last of `ran` is an attribute of an attribute of a local name: `ctx.rng.manual_seed`."""
+    """True if the last of `ran` is an attribute of an attribute of a local name: `ctx.rng.manual_seed`."""
     before = ran[:-1]
     while before and before[-1].opname in ATTRIBUTE:
         before = before[:-1]
@@ -913,7 +920,8 @@ def _is_part_of_local(ran: Sequence[dis.Instruction]) -> bool:
 
 
 def _outside_write(ran: Sequence[dis.Instruction], names: _Names) -> str | None:
-    """Why the last of `ran` changes something outside the function: `nonlocal k`, `table[i] = ...`, `cfg.k = ...`."""
+    """The reason why the last of `ran` changes something outside the function: `nonlocal k`, `table[i] = ...`, `cfg.k
+    = ...`."""
     last = ran[-1]
     if last.opname in ("STORE_DEREF", "DELETE_DEREF"):
         is_nonlocal = last.argval in names.cells and last.argval in names.code.co_freevars
@@ -930,13 +938,14 @@ _STORES = {"STORE_ATTR", "DELETE_ATTR", "STORE_SUBSCR", "DELETE_SUBSCR"}
 
 
 def _is_of_tensors(value: Any, parts: bool) -> bool:
-    """Whether a store into it, or into its parts, is one into a tensor: an operation of torch's."""
+    """True if a store into it, or into its parts, is one into a tensor: an operation of torch's."""
     held = value.values() if type(value) is dict else value if type(value) in (list, tuple) else ()
     return is_tensor(value) or (parts and any(map(is_tensor, held)))
 
 
 def _before_store(ran: Sequence[dis.Instruction], code: types.CodeType) -> Sequence[dis.Instruction]:
-    """What computed the object that the last of `ran` stores to; `x.n += 1` loads it once, for reading as well."""
+    """The instructions that computed the object to which the last of `ran` stores; `x.n += 1` loads it once, for
+    reading as well."""
     last, before = ran[-1], ran[:-1]
     if before and before[-1].opname == "SWAP":
         before = _before_augmented(last, before)
@@ -986,22 +995,22 @@ def _root(instruction: dis.Instruction, env: dict[str, Any], cells: dict[str, An
     return None
 
 
-def _follow(root: _Root, rest: Sequence[dis.Instruction], search: _Search, place: _Place) -> int:
+def _follow(root: _Root, instructions: Sequence[dis.Instruction], search: _Search, place: _Place) -> int:
     """Follow `a.b.c` as long as attributes are loaded, then record what stands at the end; how many were loaded."""
     reads, value = search.reads, root.value()
-    if value is ABSENT:  # somebody may put it there
+    if value is ABSENT:  # a later call may put it there
         reads.entries.setdefault(root.path, Read(root.path, "identity", root.get, root.steps))
         return 0
     at, done = _Found(root.path, root.get, root.put, root.steps, value), 0
     if root.steps[:1] == ("builtin",):
         reads.entries.setdefault(root.path, Read(root.path, "builtin", root.get, root.steps))
         return 0
-    for instruction in rest:
+    for instruction in instructions:
         if instruction.opname not in ATTRIBUTE:
             break
         if at.is_of_a_library():
             reads.entries.setdefault(root.path, Read(root.path, "identity", root.get, root.steps))
-            return done + _follow_library(at.value, rest[done:], search, place)
+            return done + _follow_library(at.value, instructions[done:], search, place)
         further = at.then(instruction.argval)
         if further is None:
             break
@@ -1025,11 +1034,11 @@ class _Found(NamedTuple):
         return _is_library_module(self.value) or (of_class and not _is_function_class(self.value))
 
     def then(self, name: str) -> _Found | None:
-        """What stands under a name of it; None where that would have to be computed."""
+        """The value under a name of it; None where that would have to be computed."""
         if is_tensor(self.value) or (value := attribute(self.value, name)) is ABSENT:
             return None
         put = _replacing(self.value, name)
-        steps = _further(self.steps, name)
+        steps = _extend_steps(self.steps, name)
         return _Found(f"{self.path}.{name}", _attribute(self.get, name), put, steps, value, self.value)
 
     def record(self, search: _Search, place: _Place) -> None:
@@ -1076,10 +1085,10 @@ def _replacing(owner: Any, name: str) -> Callable[[Any], None]:
     return lambda value: setattr(place, name, raw if value is raw.__func__ else staticmethod(value))
 
 
-def _follow_library(value: Any, rest: Sequence[dis.Instruction], search: _Search, place: _Place) -> int:
+def _follow_library(value: Any, instructions: Sequence[dis.Instruction], search: _Search, place: _Place) -> int:
     """A name within a library: what stands there, and what it tells of the process."""
     owner, name, done, reads = value, "", 0, search.reads
-    for done, instruction in enumerate(rest):
+    for done, instruction in enumerate(instructions):
         if instruction.opname not in ATTRIBUTE or not is_a(value, types.ModuleType | type):
             break
         owner, name = value, instruction.argval
@@ -1088,7 +1097,7 @@ def _follow_library(value: Any, rest: Sequence[dis.Instruction], search: _Search
             return done
     if (why := impure(value) or impure(owner) or effect_of(owner, name, value)) is not None:
         reads.effects.append(place.effect(why))
-    reads.name(owner, name)
+    reads.add_library_name(owner, name)
     path, get = f"{getattr(owner, '__name__', '?')}.{name}", _attribute(lambda: owner, name)
     if (answer := answer_of(owner, name, value)) is not None:
         reads.entries[f"{path}()"] = Read(f"{path}()", "value", answer)
@@ -1139,7 +1148,7 @@ def _record(
             held = partial(_held_by_object, get)
             _record(f"what {path} holds", held, held(), search, place=place)
     elif (why := too_much(value)) is not None:
-        reason = f"it reads `{_shown(path)}`, which {why}"
+        reason = f"it reads `{_readable_path(path)}`, which {why}"
         reads.effects.append(Effect(reason, "unknown") if place is None else place.effect(reason))
     else:
         _record_value(path, get, value, search, steps)
@@ -1147,7 +1156,8 @@ def _record(
 
 
 def _record_behind(path: str, get: Callable[[], Any], value: Any, search: _Search) -> None:
-    """What a call of it, or a question about it, reaches: a weak reference, a function by types, an abstract class."""
+    """Records the objects that a call of the value, or a question about it, reaches: a weak reference, a function by
+    types, an abstract class."""
     if is_a(value, weakref.ref):
         _record(f"{path}()", lambda: get()(), value(), search)
     elif is_a(value, types.FunctionType) and is_library(value) and "registry" in instance_dict(value):
@@ -1166,7 +1176,8 @@ def _has_state(owner: Any) -> bool:
 
 
 def _is_library_object(value: Any) -> bool:
-    """Whether it is an object of a library's class in Python, which has attributes to compare and is no function."""
+    """True if a value is an object of a library's class in Python, which has attributes to compare and is no
+    function."""
     odd = is_a(value, type | types.ModuleType | types.FunctionType) or is_tensor(value) or callable(value)
     return not odd and is_library(type(value)) and has_instance_dict(type(value))
 
@@ -1186,7 +1197,8 @@ def _is_installed_module(value: Any, homes: frozenset[str]) -> bool:
 def _record_value(
     path: str, get: Callable[[], Any], value: Any, search: _Search, steps: tuple[Any, ...]
 ) -> None:
-    """What is compared by content: the tensors within become inputs, the methods of its class are read."""
+    """Records a value that is compared by content: the tensors within become inputs, the methods of its class are
+    read."""
     reads = search.reads
     reads.entries[path] = Read(path, "value", get, steps)
     for name, inner in _tensors_inside(value, get, DEPTH):
@@ -1198,7 +1210,7 @@ def _record_value(
 
 
 def is_compared(value: Any) -> bool:
-    """Whether a value from outside is compared by content at every call."""
+    """True if a value from outside is compared by content at every call."""
     kinds = (*SCALARS, list, tuple, dict, set, frozenset, collections.deque, functools.partial, *_MEMORY)
     is_users = is_a(value, type) and not is_library(value)
     return is_a(value, kinds) or isinstance(value, Memory) or is_plain_object(value) or is_users
@@ -1208,41 +1220,42 @@ _MEMORY = (bytearray, array.array, types.MappingProxyType)
 
 
 def _is_unseen_container(value: Any) -> bool:
-    """Whether it holds what may be exchanged, and nothing shows that: a ChainMap, a WeakKeyDictionary, a memoryview."""
+    """True if a value holds what may be exchanged, and nothing shows that: a ChainMap, a WeakKeyDictionary, a
+    memoryview."""
     kind = type(value)
     is_one = hasattr(kind, "__setitem__") or hasattr(kind, "discard")
     return is_one and not (is_a(value, type) or is_tensor(value) or is_compared(value) or is_a(value, torch.nn.Module))
 
 
-def _shown(path: str) -> str:
+def _readable_path(path: str) -> str:
     return path.split(" in ")[0].split("@")[0].removeprefix("global ").removeprefix("closure ")
 
 
 def _scan_class(cls: type, search: _Search) -> None:
-    """What the methods of a user's class read, and what those may do that are called."""
+    """Records the reads of the methods of a user's class, and the effects of those that are called."""
     for function in functions_of_class(cls) if not is_foreign(cls, search.homes) else ():
         search.add(function)
 
 
 def draws_of(code: types.CodeType, env: dict[str, Any]) -> list[Effect]:
-    """What a function of another package does that no graph can hold: it draws numbers, looks at a clock, prints."""
+    """Effects of a function of another package that no graph can hold: it draws numbers, looks at a clock, prints."""
     names, found, line = _Names(code, env, {}), list[Effect](), code.co_firstlineno
     instructions = instructions_of(code)
     for at, instruction in enumerate(instructions):
         line = line_of(instruction) or line
         root = names.root(instruction)
-        if root is not None and (why := _drawn(root, instructions[at + 1 : at + 4])) is not None:
+        if root is not None and (why := _draw_reason(root, instructions[at + 1 : at + 4])) is not None:
             found.append(_Place(code, line, instruction.offset).effect(why))
     return found
 
 
-def _drawn(root: _Root, rest: Sequence[dis.Instruction]) -> str | None:
-    """Why the object at the end of a chain of names may not be part of a graph, wherever it is met."""
+def _draw_reason(root: _Root, instructions: Sequence[dis.Instruction]) -> str | None:
+    """The reason why the object at the end of a chain of names may not be part of a graph, wherever it is met."""
     value = root.value()
     if root.steps[:1] == ("builtin",):
         name = root.steps[2]
         return f"it calls `{name}`" if name in ("print", "input", "open") else None
-    for instruction in (None, *rest):
+    for instruction in (None, *instructions):
         if instruction is not None:
             if instruction.opname not in ATTRIBUTE or (value := attribute(value, instruction.argval)) is ABSENT:
                 return None
@@ -1264,15 +1277,15 @@ def _record_function_class(
     cls = value if is_a(value, type) else value.__self__
     cls = getattr(cls, "_fusegrad_user_class", None) or cls
     own = {name: getattr(cls, name, None) for name in FUNCTION_METHODS}
-    written = {name: method for name, method in own.items() if method is not getattr(torch.autograd.Function, name)}
+    own_methods = {name: method for name, method in own.items() if method is not getattr(torch.autograd.Function, name)}
 
     def fits(found: Reads) -> bool:  # else it runs as written, and reads for itself
         declared = declarations(cls, None).values()
         return not found.certain() and not any(d.value is False for d in declared)
 
-    if (inner := search.nested(cls, homes_of(written.values()), fits)) is None:
+    if (inner := search.nested_class(cls, homes_of(own_methods.values()), fits)) is None:
         return
-    for name, method in written.items():
+    for name, method in own_methods.items():
         where, fetch = f"{name} of {cls.__qualname__}@{id(cls)}", _attribute(lambda: cls, name)
         inner.reads.entries[where] = Read(where, "identity", fetch, ("is", cls, name))
         inner.add(method, is_method=True)
@@ -1281,7 +1294,8 @@ def _record_function_class(
 def _record_data_of_class(
     path: str, get: Callable[[], Any], value: Any, search: _Search, place: _Place | None
 ) -> None:
-    """What a Function class holds, where it is handed on itself: to `getattr`, to a function that looks at it."""
+    """Records the attributes of a Function class, where it is handed on itself: to `getattr`, to a function that
+    looks at it."""
     held = partial(_data_of_class, get)
     if not (data := held()):
         return
@@ -1330,7 +1344,7 @@ def _item(get: Callable[[], Any], key: Any) -> Callable[[], Any]:
 
 
 def is_compiled(value: Any) -> bool:
-    """Whether the value is a function of an extension module that is neither torch's nor Python's own."""
+    """True if the value is a function of an extension module that is neither torch's nor Python's own."""
     module = module_of(value)
     if type(value) is torch.jit.ScriptFunction:
         return True

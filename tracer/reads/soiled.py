@@ -1,4 +1,4 @@
-"""What a method changes around it while it is captured is as it was before, and no graph serves it.
+"""Undoes the changes that a method makes around it while it is captured; no graph serves such a method.
 
 Changes that the byte code shows end a capture before they happen. This is for the others: `table_of(device)[key] = w`,
 a default argument that is a list, an object that counts its own calls. The method then runs as written, once.
@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..capture.held import holds_fakes
+from ..capture.fake_leaks import holds_fakes
 from .attributes import ABSENT, has_instance_dict, instance_dict, is_a
-from .pictures import SCALARS, Memory, is_fixed, is_library
 from .reads import Reads
+from .value_keys import SCALARS, Memory, is_fixed, is_library
 
 MOST = 2_000
 """Things that are looked at, each with at most so many items."""
@@ -30,73 +30,73 @@ _NOT_LOOKED_INTO = (types.ModuleType, torch.Tensor)
 
 
 class _Kind(NamedTuple):
-    """How the content of something is read, and how it is put back."""
+    """Reads the content of a container of one type, and puts it back."""
 
     read: Callable[[Any], list[Any]]
     put: Callable[[Any, list[Any]], None]
 
 
-def _put_dict(held: Any, content: list[Any]) -> None:
-    dict.clear(held)
-    dict.update(held, zip(content[::2], content[1::2], strict=True))
-    if is_a(held, collections.OrderedDict):
+def _put_dict(container: Any, content: list[Any]) -> None:
+    dict.clear(container)
+    dict.update(container, zip(content[::2], content[1::2], strict=True))
+    if is_a(container, collections.OrderedDict):
         for key in content[::2]:
-            held.move_to_end(key)
+            container.move_to_end(key)
 
 
-def _put_list(held: Any, content: list[Any]) -> None:
-    list.__setitem__(held, slice(None), content)
+def _put_list(container: Any, content: list[Any]) -> None:
+    list.__setitem__(container, slice(None), content)
 
 
-def _put_set(held: Any, content: list[Any]) -> None:
-    set.clear(held)
-    set.update(held, content)
+def _put_set(container: Any, content: list[Any]) -> None:
+    set.clear(container)
+    set.update(container, content)
 
 
-def _put_deque(held: Any, content: list[Any]) -> None:
-    collections.deque.clear(held)
-    collections.deque.extend(held, content)
+def _put_deque(container: Any, content: list[Any]) -> None:
+    collections.deque.clear(container)
+    collections.deque.extend(container, content)
 
 
-def _put_bytes(held: Any, content: list[Any]) -> None:
-    held[:] = content[0]
+def _put_bytes(container: Any, content: list[Any]) -> None:
+    container[:] = content[0]
 
 
-def _put_array(held: Any, content: list[Any]) -> None:
-    del held[:]
-    held.frombytes(content[0])
+def _put_array(container: Any, content: list[Any]) -> None:
+    del container[:]
+    container.frombytes(content[0])
 
 
-def _put_memory(held: Any, content: list[Any]) -> None:
-    held[...] = type(held)(held.shape, held.dtype, content[0])
+def _put_memory(container: Any, content: list[Any]) -> None:
+    container[...] = type(container)(container.shape, container.dtype, content[0])
 
 
-def _put_cell(held: Any, content: list[Any]) -> None:
-    held.cell_contents = content[0]
+def _put_cell(container: Any, content: list[Any]) -> None:
+    container.cell_contents = content[0]
 
 
-def _of_class(held: Any) -> list[Any]:
+def _of_class(cls: Any) -> list[Any]:
     """Its own attributes; not what is noted there of its compiled twin, which a capture may make."""
-    own = [(name, value) for name, value in list(vars(held).items()) if not name.startswith("_fusegrad")]
+    own = [(name, value) for name, value in list(vars(cls).items()) if not name.startswith("_fusegrad")]
     return [part for item in own for part in item]
 
 
-def _put_class(held: Any, content: list[Any]) -> None:
-    before, now = _by_name(content), _by_name(_of_class(held))
+def _put_class(cls: Any, content: list[Any]) -> None:
+    before, now = _by_name(content), _by_name(_of_class(cls))
     for name in now.keys() - before.keys():
-        type.__delattr__(held, name)
+        type.__delattr__(cls, name)
     for name, value in before.items():
         if name not in now or now[name] is not value:
-            type.__setattr__(held, name, value)
+            type.__setattr__(cls, name, value)
 
 
 def _by_name(content: list[Any]) -> dict[Any, Any]:
     return dict(zip(content[::2], content[1::2], strict=True))
 
 
-def _pairs(held: Any) -> list[Any]:
+def _pairs(container: Any) -> list[Any]:
     """Keys and values in their order."""
-    return [part for item in list(dict.items(held)) for part in item]
+    return [part for item in list(dict.items(container)) for part in item]
 
 
 _KINDS: tuple[tuple[Any, _Kind], ...] = (
@@ -125,18 +125,18 @@ def _assigned(code: types.CodeType) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def _put_global(held: _Global, content: list[Any]) -> None:
+def _put_global(variable: _Global, content: list[Any]) -> None:
     if content[0] is ABSENT:
-        held.env.pop(held.name, None)
+        variable.env.pop(variable.name, None)
     else:
-        held.env[held.name] = content[0]
+        variable.env[variable.name] = content[0]
 
 
 _OF_GLOBAL = _Kind(lambda held: [held.env.get(held.name, ABSENT)], _put_global)
 
 
 class Soiled:
-    """What a method can reach by what it reads, as it is now."""
+    """A copy of everything that a method can reach by its reads, as it is now."""
 
     def __init__(self, reads: Reads | None) -> None:
         self.before: dict[int, tuple[str, Any, _Kind, list[Any]]] = {}
@@ -145,41 +145,41 @@ class Soiled:
         self.seen: set[int] = set()
         if reads is not None:
             self.add(reads)
-            for met in reads.beyond.met():
+            for met in reads.beyond.met_functions():
                 self.add_globals(met.code, met.env)
 
     def add(self, reads: Reads) -> None:
-        """What can be reached by these reads, too."""
-        for path, value in reads.present():
-            for held in _held(value, DEPTH, self.seen):
-                if len(self.before) < MOST and id(held) not in self.before:
-                    self._keep(path, held)
+        """Copies everything that can be reached by these reads, too."""
+        for path, value in reads.present_values():
+            for container in _containers_in(value, DEPTH, self.seen):
+                if len(self.before) < MOST and id(container) not in self.before:
+                    self._keep(path, container)
 
     def add_globals(self, code: types.CodeType, env: dict[str, Any]) -> None:
-        """What a function gives new values to, by `global`."""
+        """Copies the globals to which a function gives new values, by `global`."""
         for name in _assigned(code):
-            held = _Global(env, name)
-            self.before[id(held)] = (f"global {name}", held, _OF_GLOBAL, _OF_GLOBAL.read(held))
+            variable = _Global(env, name)
+            self.before[id(variable)] = (f"global {name}", variable, _OF_GLOBAL, _OF_GLOBAL.read(variable))
 
-    def _keep(self, path: str, held: Any) -> None:
-        if is_a(held, functools._lru_cache_wrapper):
-            self.caches.append((path, held, held.cache_info().misses))
+    def _keep(self, path: str, container: Any) -> None:
+        if is_a(container, functools._lru_cache_wrapper):
+            self.caches.append((path, container, container.cache_info().misses))
             return
-        kind = next(kind for what, kind in _KINDS if is_a(held, what))
+        kind = next(kind for what, kind in _KINDS if is_a(container, what))
         try:
-            content = kind.read(held)
+            content = kind.read(container)
         except ValueError:  # an empty cell
             return
         if len(content) <= 2 * MOST:
-            self.before[id(held)] = (path, held, kind, content)
+            self.before[id(container)] = (path, container, kind, content)
 
-    def clean(self) -> str | None:
+    def put_back(self) -> str | None:
         """Puts everything back; the path to the first thing that had changed."""
         changed = None
-        for path, held, kind, before in self.before.values():
-            now = kind.read(held)
+        for path, container, kind, before in self.before.values():
+            now = kind.read(container)
             if len(now) != len(before) or not all(map(_same, now, before)):
-                kind.put(held, before)
+                kind.put(container, before)
                 changed = changed or path
         for path, cache, misses in self.caches:
             if cache.cache_info().misses != misses and _forgets_fakes(cache):
@@ -187,14 +187,14 @@ class Soiled:
         return changed
 
 
-    def is_filled(self) -> bool:
-        """Whether all that changed is that tables grew and names got a value, by what a run in eager adds, too."""
+    def only_filled(self) -> bool:
+        """True if tables grew and names got a value, and nothing else changed, by what a run in eager adds, too."""
         changed = False
-        for _, held, kind, before in self.before.values():
-            now = kind.read(held)
+        for _, container, kind, before in self.before.values():
+            now = kind.read(container)
             if len(now) == len(before) and all(map(_same, now, before)):
                 continue
-            if not _is_filling(held, before, now):
+            if not _is_filling(container, before, now):
                 return False
             changed = True
         return changed
@@ -211,10 +211,10 @@ class Again(Exception):
         self.soiled, self.filled = soiled, filled
 
 
-def _is_filling(held: Any, before: Sequence[Any], now: Sequence[Any]) -> bool:
-    if type(held) is _Global:
+def _is_filling(container: Any, before: Sequence[Any], now: Sequence[Any]) -> bool:
+    if type(container) is _Global:
         return before[0] in (None, ABSENT) and not holds_fakes(now)
-    return is_a(held, dict) and all(map(_same, now, before)) and not holds_fakes(now[len(before) :])
+    return is_a(container, dict) and all(map(_same, now, before)) and not holds_fakes(now[len(before) :])
 
 
 def _forgets_fakes(cache: Any) -> bool:
@@ -239,7 +239,7 @@ def _same(a: Any, b: Any) -> bool:
     return a is b or (type(a) is type(b) and is_a(a, SCALARS) and a == b)
 
 
-def _held(value: Any, depth: int, seen: set[int]) -> Iterator[Any]:
+def _containers_in(value: Any, depth: int, seen: set[int]) -> Iterator[Any]:
     """The things with a content within a value, itself first."""
     if id(value) in seen or len(seen) > MOST or is_a(value, _NOT_LOOKED_INTO):
         return
@@ -247,7 +247,7 @@ def _held(value: Any, depth: int, seen: set[int]) -> Iterator[Any]:
     if is_a(value, _WITH_CONTENT) and _can_be_kept(value):
         yield value
     for part in _parts(value)[:MOST] if depth else ():
-        yield from _held(part, depth - 1, seen)
+        yield from _containers_in(part, depth - 1, seen)
 
 
 def _parts(value: Any) -> list[Any]:
@@ -264,7 +264,7 @@ def _is_librarys_callable(value: Any) -> bool:
 
 
 def _of_function(function: types.FunctionType) -> list[Any]:
-    """What it holds: defaults, and what it was made around."""
+    """The values in a function: defaults, and the objects that it wraps."""
     if is_library(function):
         return []
     cells = list(function.__closure__ or ())

@@ -1,4 +1,4 @@
-"""What functions of libraries tell of the process, and what they do to it: functions by their names.
+"""Functions of libraries, by their names, that tell of the process or change it.
 
 A function that is in neither table asks for nothing but its arguments.
 """
@@ -42,7 +42,7 @@ DRAWN = ("time", "random", "datetime", "uuid", "secrets", "_random", "numpy.rand
 
 
 def answer_of(owner: Any, name: str, value: Any) -> Callable[[], Any] | None:
-    """What asks a function of torch's for what it tells of the process; None where it tells nothing.
+    """The function that asks one of torch's for what it tells of the process; None where it tells nothing.
 
     A device that was never used is not woken up for an answer.
     """
@@ -60,7 +60,7 @@ def answer_of(owner: Any, name: str, value: Any) -> Callable[[], Any] | None:
 
 
 def effect_of(owner: Any, name: str, value: Any) -> str | None:
-    """Why a name that was found in a library, or what stands under it, cannot be part of a graph."""
+    """The reason why a name that was found in a library, or what stands under it, cannot be part of a graph."""
     module = _torch_module(owner)
     if not module:
         return None
@@ -75,7 +75,8 @@ def _torch_module(owner: Any) -> str:
 
 
 def impure(value: Any) -> str | None:
-    """What makes a thing unfit for capture: a clock, a generator of random numbers, the system, autograd's engine."""
+    """The reason that makes a thing unfit for capture: a clock, a generator of random numbers, the system, autograd's
+    engine."""
     owner = bound_to(value)
     if is_engine(value) or is_engine(owner):
         return "it uses the engine of autograd"
@@ -89,7 +90,8 @@ def impure(value: Any) -> str | None:
 
 
 def moves(value: Any) -> str | None:
-    """Why an object from outside is another at each use, and nothing shows it: an iterator, a file, a thread's own.
+    """The reason why an object from outside is another at each use, and nothing shows it: an iterator, a file, a
+    thread's own.
 
     Iterators that are written in Python show what they hold.
     """

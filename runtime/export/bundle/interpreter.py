@@ -16,7 +16,7 @@ import torch
 from ....ir import Graph, Value
 from ....ir.errors import FusegradError, users_line
 from ....ir.program import Place
-from ....tracer.capture.capture import speaking_of
+from ....tracer.capture.capture import origin_overridden
 from ....tracer.dtypes import to_torch
 from ....tracer.torch_private import memory_of, no_autocast
 from ...execution.aten.reference import call_node, order_of
@@ -43,7 +43,7 @@ def run(graph: Graph, inputs: Sequence[Any], sizes: Sizes) -> tuple[list[Any], d
     values: dict[int, Any] = {v.id: t for v, t in zip(graph.inputs, inputs, strict=True)}
     place = next((t.device for t in inputs), torch.device("cpu"))
     for value, args, dead in order_of(graph).steps:
-        with speaking_of(_origin(value)):
+        with origin_overridden(_origin(value)):
             values[value.id] = call_node(value, [values[a] for a in args], sizes, place)
         for unread in dead:
             del values[unread]

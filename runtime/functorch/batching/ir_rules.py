@@ -21,7 +21,7 @@ from ....ir.transforms.batch import batch, lead
 from ....ir.transforms.extern import NO_RULES, Batched, NoRuleError
 from ....ir.transforms.ops import DIFFERENTIABLE, permute
 from ....ir.types import Size, contiguous_strides, distinct, product
-from ....tracer.capture.capture import settled
+from ....tracer.capture.capture import with_known_sizes
 from ....tracer.trace import Trace
 from ...execution.executable import Executable, Run, through_torch
 from ...execution.pipeline import graph_of, optimize
@@ -203,4 +203,4 @@ def is_written_out(trace: Trace, values: Sequence[Any], dims: Sequence[int | Non
 
 
 def _is_constant(size: Any) -> bool:
-    return isinstance(settled([size])[0], int)
+    return isinstance(with_known_sizes([size])[0], int)

@@ -11,7 +11,7 @@ from torch.func import grad, vmap
 
 import fusegrad
 from fusegrad.runtime.functorch.unit import TransformableGraph, batchable, present_under_vmap
-from fusegrad.tracer.capture.capture import Session, settled
+from fusegrad.tracer.capture.capture import Session, with_known_sizes
 from fusegrad.tracer.reads.reads import scan
 
 aten = torch.ops.aten
@@ -87,7 +87,7 @@ def test_one_graph_for_every_batch(name, dims) -> None:
     if name in ("scatter_add_", "solve", "searchsorted"):
         values = [a if d is None else a.expand(LANES, *a.shape) for a, d in pairs]
     found, fakes = trace(lambda *xs: present_under_vmap(lane, dims, xs, "error"), values)
-    assert all(not isinstance(settled(f.shape)[0], int) for f, d in zip(fakes, dims, strict=True) if d == 0)
+    assert all(not isinstance(with_known_sizes(f.shape)[0], int) for f, d in zip(fakes, dims, strict=True) if d == 0)
     pairs = list(zip(values, dims, strict=True))
     lanes = [pytree.tree_leaves(function(*(v if d is None else v[i] for v, d in pairs))) for i in range(LANES)]
     for mine, theirs in zip(found.graph_module(*values), zip(*lanes, strict=True), strict=True):

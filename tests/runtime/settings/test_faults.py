@@ -99,7 +99,7 @@ def test_what_is_said_to_the_user_is_no_mistake_of_ours(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("place", ["copied", "same", "tensors_in", "_fault"])
 def test_a_nested_call_runs_once_where_its_record_fails(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The method is under way, and what it calls may have happened: the call is finished, and nothing is captured."""
-    from fusegrad.tracer.opaque import nested, opaque
+    from fusegrad.tracer.opaque import call_interception, opaque
 
     calls: list[float] = []
 
@@ -127,7 +127,7 @@ def test_a_nested_call_runs_once_where_its_record_fails(place: str, monkeypatch:
 
     fast, x = fusegrad.compile(Around, backend="reference"), torch.ones(3, requires_grad=True)
     with monkeypatch.context() as patch, pytest.warns(fusegrad.FallbackWarning, match="FG071"):
-        for module in (nested, opaque):
+        for module in (call_interception, opaque):
             if hasattr(module, place):
                 patch.setattr(module, place, fails)
         assert torch.equal(fast.apply(x), Around.apply(x))

@@ -13,7 +13,7 @@ from function_samples import BACKENDS, Linear, RMSNorm, Softmax, assert_same, le
 from torch.autograd import Function
 
 import fusegrad
-from fusegrad.tracer.reads import pictures, reads
+from fusegrad.tracer.reads import reads, value_keys
 
 both = pytest.mark.parametrize("backend", BACKENDS)
 SCALE: Any = 2.0
@@ -480,7 +480,7 @@ def test_what_functions_read_is_bounded_for_all_values_of_a_call_together(monkey
             return (g * 6, *[None] * 7)
 
     for facts, unbounded in ((10_000, False), (50, True)):
-        monkeypatch.setattr(pictures, "FACTS", facts)
+        monkeypatch.setattr(value_keys, "FACTS", facts)
         fast = fusegrad.compile(TakesReaders, backend="reference")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", fusegrad.FallbackWarning)

@@ -46,7 +46,7 @@ class KeptDrawsError(CompiledCallError):
 
 # ------------------------------------------------------------------ operators
 def has_own_autograd(func: Any) -> bool:
-    """Whether `func` is an operator, not torch's own, whose C++ may record a backward of its own."""
+    """True if `func` is an operator, not torch's own, whose C++ may record a backward of its own."""
     if not isinstance(func, OpOverload | OpOverloadPacket):
         return False
     name = func._qualified_op_name if isinstance(func, OpOverloadPacket) else func._schema.name
@@ -105,7 +105,8 @@ def callees_as_nodes(callees: Sequence[Callee], origin: Origin) -> Iterator[None
 
 
 def recorder_of(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """What stands for `function` during a capture: it records in the capturing thread, and calls in any other."""
+    """The function in the place of `function` during a capture: it records in the capturing thread, and calls in any
+    other."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         origin = _recording_origin()
@@ -133,7 +134,7 @@ def _as_node(call: Callable[..., Any], function: Callable[..., Any], name: str, 
 
 
 def _kept(body: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
-    """What Python would keep, for fakes; refused where it is drawn, which happens once for many calls."""
+    """Calls a cached function for fakes; refused where it is drawn, which happens once for many calls."""
     with _Drawing() as seen:  # type: ignore[no-untyped-call]
         result = body(*args, **kwargs)
     if seen.draws:
@@ -142,7 +143,7 @@ def _kept(body: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
 
 
 class _Drawing(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Whether an operation of the block draws random numbers."""
+    """True if an operation of the block draws random numbers."""
 
     draws = False
 
@@ -156,7 +157,8 @@ def _is_capturing() -> bool:
 
 
 def _is_seen_through(function: Callable[..., Any], args: Any, kwargs: Any) -> bool:
-    """Whether what a function does is recorded, not its call: operators of a script are torch's, and in a derivative
+    """True if the operations of a function are recorded, not its call: operators of a script are torch's, and in a
+    derivative
     its own backward is recorded with it. What is cached without a tensor has none: the cache's own tensor is met."""
     if isinstance(function, torch.jit.ScriptFunction):
         return True
@@ -169,7 +171,7 @@ def _has_tensors(given: Any) -> bool:
 
 
 def _recording_origin() -> Origin | None:
-    """What tells the present line of the source; None where this thread records nothing."""
+    """The function that tells the present line of the source; None where this thread records nothing."""
     return getattr(_recording, "origin", None) if get_proxy_mode() is not None else None
 
 
@@ -197,7 +199,7 @@ def behind(last: torch.fx.Node, graph: torch.fx.Graph) -> Iterator[torch.fx.Node
 
 
 class Recorded:
-    """What a capture records from now on."""
+    """The nodes that a capture records from now on."""
 
     def __init__(self, graph: torch.fx.Graph) -> None:
         self.graph, self.last = graph, newest(graph)
@@ -219,7 +221,8 @@ class Recorded:
 
 
 def without_zeros(graph: torch.fx.Graph) -> None:
-    """What forward mode leaves idle: products with zeros that have no memory, on the meta device; talk of storage."""
+    """Removes the operations that forward mode leaves idle: products with zeros that have no memory, on the meta
+    device; talk of storage."""
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten._to_copy.default):
         if _is_on_meta(node.args[0]) and not _is_on_meta(node):  # such zeros, with memory
             node.target = torch.ops.aten.zeros_like.default
@@ -254,7 +257,7 @@ def _is_pure(node: torch.fx.Node) -> bool:
 
 
 def _without_effects(function: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
-    """What the function returns for fakes; refused where no node could stand for the call."""
+    """The function's result for fakes; refused where no node could stand for the call."""
     given = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
     versions, memory = [t._version for t in given], {memory_of(t) for t in given}
     result = function(*args, **kwargs)
@@ -298,12 +301,12 @@ def stray_node(gm: torch.fx.GraphModule) -> torch.fx.Node | None:
 
 
 def _is_idle(node: torch.fx.Node) -> bool:
-    """Whether no result depends on it."""
+    """True if no result depends on it."""
     return _is_pure(node) and all(map(_is_idle, node.users))
 
 
 def _is_made_from_nothing(node: torch.fx.Node) -> bool:
-    """Whether an operation reads no tensor, but for the numbers that it copies to a new one."""
+    """True if an operation reads no tensor, but for the numbers that it copies to a new one."""
     if node.target is torch.ops.aten.lift_fresh_copy.default:
         return True
     return not any(isinstance(n.meta.get("val"), Tensor) or n.op == "get_attr" for n in node.all_input_nodes)

@@ -1,6 +1,6 @@
-"""Nested calls are seen here: while someone in this thread watches, `Function.apply` tells him before it runs.
+"""Interception of nested calls: while this thread has a watcher, `Function.apply` asks it before it runs.
 
-What `Function.apply` does is exchanged while anybody watches, and put back with the last of them: its code, or from
+`Function.apply` is exchanged while there is a watcher, and put back with the last of them: its code, or from
 torch 2.14 on, where it is written in C, the attribute. What the user bound to a name before, `f = Inner.apply`, runs in
 C all the same, and is led back here by two functions that it calls in Python. For a class without setup_context it does
 not call them: the watcher hears of it when torch asks the class for its node, and cannot decide any more.
@@ -27,13 +27,13 @@ from .watching import Watcher, watcher, watching_now
 
 _lock = lock_of(INNER)
 watchers = 0
-"""How many watch, in all threads."""
+"""The number of watchers, in all threads."""
 
 
 _module: Any = torch.autograd.function
 _own: Any = vars(Function)["apply"]
 IN_PYTHON = isinstance(_own, classmethod)
-"""Whether `Function.apply` has code that can be exchanged."""
+"""True if `Function.apply` has code that can be exchanged."""
 
 
 def _plain_in_python(original: Any) -> Callable[..., Any]:
@@ -51,7 +51,7 @@ def _plain_in_c(cls: type, *args: Any, **kwargs: Any) -> Any:
 
 
 plain: Callable[..., Any] = _plain_in_python(_own.__func__) if IN_PYTHON else _plain_in_c
-"""What `Function.apply` is when nobody watches."""
+"""`Function.apply` without a watcher."""
 
 
 def nested_call(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -64,14 +64,14 @@ def nested_call(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
 
 
 class _Template:
-    """Holds the code that `Function.apply` runs while somebody watches; it has the same free variable."""
+    """Holds the code that `Function.apply` runs while there is a watcher; it has the same free variable."""
 
     @classmethod
     def apply(cls, *args, **kwargs):  # type: ignore[no-untyped-def]
         __class__  # type: ignore[name-defined]  # noqa: B018  the free variable that Function.apply's own code has
         import sys as _sys  # the code runs among the globals of torch's own module
 
-        return _sys.modules["fusegrad.tracer.opaque.nested"].nested_call(cls, args, kwargs)
+        return _sys.modules["fusegrad.tracer.opaque.call_interception"].nested_call(cls, args, kwargs)
 
 
 @contextlib.contextmanager
@@ -145,13 +145,13 @@ def _nobody() -> None:
 
 
 def _is_news(cls: Any) -> bool:
-    """Whether a call of this class runs that the watcher of this thread was not asked about."""
+    """True if a call of this class runs that the watcher of this thread was not asked about."""
     called = isinstance(cls, type) and issubclass(cls, Function)
     return called and watcher() is not None and getattr(watching_now, "expected", None) is not cls
 
 
 def _heard(cls: type, name: str) -> Any:
-    """What a class is asked for while somebody watches: the last thing is its node."""
+    """The attributes that torch asks a class for while there is a watcher: the last thing is its node."""
     if name == "forward":
         watching_now.asked = weakref.ref(cls)
     elif name == "_backward_cls":
@@ -183,7 +183,7 @@ _exchange, _put_back = (_Code.exchange, _Code.put_back) if IN_PYTHON else (_InC.
 
 # ------------------------------------------------------------------ running a method for real
 class _Body:
-    """What is to run once: whether it has, and what it returned; or whether an earlier run is played back."""
+    """A call that runs once: whether it ran, and its result; or whether an earlier run is played back."""
 
     def __init__(self, apply: Callable[..., Any]) -> None:
         self.apply, self.result = apply, None
@@ -212,7 +212,7 @@ class Recorder:
         return self._once(_Body(apply), lambda body: self._called(what, body, args, kwargs), args, kwargs)
 
     def _once(self, body: _Body, record: Callable[[_Body], Any], args: Any, kwargs: Any) -> Any:
-        """What the body returns, which runs once whatever goes wrong around it; then the tape tells of that."""
+        """The result of the body, which runs once whatever goes wrong around it; then the tape tells of that."""
         try:
             return record(body)
         except Exception as error:

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from ..schedule.axes import Axis, Index, Term
 from .loops import Expr, For, Let, Scope, Statement, binary, call, literal, name, unary
-from .pairs import Pairs
+from .strided_pairs import Pairs
 from .values import FINISH, Coord, Groups
 
 
@@ -24,7 +24,7 @@ class Loop:
 class Nests(Pairs):
     """Where a program is along each axis."""
 
-    def _blocked(self, axis: Axis, place: Expr, scope: Scope, level: int, first: str | None = None) -> None:
+    def _block_coord(self, axis: Axis, place: Expr, scope: Scope, level: int, first: str | None = None) -> None:
         """Lanes from `first` on, where `place` is a block number (or, for a loop over elements, the first element)."""
         lane = self.lane(axis)
         if first is None:
@@ -33,19 +33,19 @@ class Nests(Pairs):
         mask = None
         if not (isinstance(axis.size, int) and axis.size % self.plan.tile[axis] == 0):
             label = self.names.fresh("inside" if len(self.plan.tile) == 1 else f"inside_{axis.name}")
-            size = self._step(axis.size, "size") if axis is self.plan.order[-1] else self.size(axis.size)
+            size = self.sizes.stride(axis.size, "size") if axis is self.plan.order[-1] else self.sizes.text(axis.size)
             scope.body.append(Let(label, binary("<", lane, binary("-", size, name(first)))))
             mask = name(label)
         self.coords[axis] = Coord(name(first), lane, mask, level)
 
-    def _scalar(self, axis: Axis, place: Expr, scope: Scope, level: int) -> None:
+    def _scalar_coord(self, axis: Axis, place: Expr, scope: Scope, level: int) -> None:
         wide = call("tl.cast", place, literal("tl.int64"))
         label = axis.name if not scope.find(("scalar", axis)) else self.names.fresh(axis.name)
         scope.body.append(Let(label, wide))
         scope.memo[("scalar", axis)] = name(label)
         self.coords[axis] = Coord(name(label), None, None, level)
 
-    def _nest(self, axes: Sequence[Axis], around: Scope, level: int, deeper: int) -> list[Loop]:
+    def _open_nest(self, axes: Sequence[Axis], around: Scope, level: int, deeper: int) -> list[Loop]:
         """A nest of loops along axes, outermost first; the first has this level, the others are `deeper` each."""
         nest: list[Loop] = []
         for axis in axes:
@@ -55,9 +55,9 @@ class Nests(Pairs):
 
     def _loop_along(self, axis: Axis, scope: Scope, stages: int) -> Loop:
         """A loop over the chunks, or the elements, of an axis."""
-        step, n = (self.block(axis) if axis in self.plan.tile else literal(1)), self.size(axis.size)
+        step, n = (self.block(axis) if axis in self.plan.tile else literal(1)), self.sizes.text(axis.size)
         if axis in self.plan.tile:
-            self.countable(axis.size)
+            self.sizes.require_countable(axis.size)
         turn = self.names.fresh(f"{axis.name}_at")
         pipelined = {"num_stages": literal(stages)} if stages > 1 else {}
         start: Expr = name(turn)
@@ -70,9 +70,9 @@ class Nests(Pairs):
             first, end = binary("-", first, shift), binary("+", n, shift)
         scope.body.append(Let(label, first))
         if slides:
-            self._slid(axis, name(label), scope)
+            self._slid_chunk(axis, name(label), scope)
         elif axis in self.plan.tile:
-            self._blocked(axis, name(label), scope, scope.level, label)
+            self._block_coord(axis, name(label), scope, scope.level, label)
         else:
             self.coords[axis] = Coord(name(label), None, None, scope.level)
         return Loop(turn, call("tl.range", literal(0), end, step, **pipelined), scope)
@@ -92,14 +92,14 @@ class Nests(Pairs):
         """A block of a row that begins at the boundary below it; where the row is has to be known."""
         first = binary("*", call("tl.cast", place, literal("tl.int64")), self.own(axis))
         begin = self._let(scope, f"first_{axis.name}", binary("-", first, self._shift()))
-        (self._slid_strip if self.plan.step > 1 else self._slid)(axis, begin, scope)
+        (self._slid_strip if self.plan.step > 1 else self._slid_chunk)(axis, begin, scope)
 
     def _slid_row(self, axis: Axis, scope: Scope) -> None:
         """A row held whole, some lanes after the boundary."""
         assert self.plan.slide is not None
         lane, group, shift = self.lane(axis), literal(self.plan.slide.group), self._shift()
         first = self._let(scope, f"first_{axis.name}", unary("-", call("tl.cast", shift, literal("tl.int64"))))
-        end = self._let(scope, "end", binary("+", self.size(axis.size), shift))
+        end = self._let(scope, "end", binary("+", self.sizes.text(axis.size), shift))
         start = binary("*", binary("//", lane, group), group)
         inside = binary("&", binary(">=", lane, shift), binary("<", lane, end))
         whole = binary("&", binary(">=", start, shift), binary("<=", binary("+", start, group), end))
@@ -109,7 +109,8 @@ class Nests(Pairs):
     def _slid_strip(self, axis: Axis, first: Expr, scope: Scope) -> None:
         """A strip that begins at the boundary: the neighbours' lanes at its ends are read, one end's is written."""
         assert self.plan.slide is not None
-        lane, group, n, shift = self.lane(axis), literal(self.plan.slide.group), self.size(axis.size), self._shift()
+        lane, group, n = self.lane(axis), literal(self.plan.slide.group), self.sizes.text(axis.size)
+        shift = self._shift()
         start, own = binary("*", binary("//", lane, group), group), self.own(axis)
         narrow = call("tl.minimum", binary("-", n, first), self.block(axis))
         left = self._let(scope, "left", call("tl.cast", narrow, literal("tl.int32")))
@@ -127,7 +128,7 @@ class Nests(Pairs):
         inside, near, mine, summed = (self._let(scope, wish, mask) for wish, mask in masks.items())
         self.coords[axis] = Coord(first, lane, inside, scope.level, Groups(near, whole, edge, mine, summed))
 
-    def _straight(self) -> None:
+    def _undo_slide(self) -> None:
         """After the walk, lanes are columns again: what the lanes before held is forgotten."""
         if self.plan.step == 1 or self.plan.slide is None:
             return
@@ -138,7 +139,7 @@ class Nests(Pairs):
             self._resident(axis)
             return
         first = self._let(self.top, f"first_{axis.name}", self._strip_begin(axis))
-        end = call("tl.minimum", binary("-", self.size(axis.size), first), self.own(axis))
+        end = call("tl.minimum", binary("-", self.sizes.text(axis.size), first), self.own(axis))
         self.coords[axis] = Coord(
             first, self.lane(axis), self._let(self.top, "inside", binary("<", self.lane(axis), end)), 0
         )
@@ -147,10 +148,10 @@ class Nests(Pairs):
         """The first column of a strip."""
         return binary("+", self.coords[axis].base or literal(0), self._shift())
 
-    def _slid(self, axis: Axis, first: Expr, scope: Scope) -> None:
+    def _slid_chunk(self, axis: Axis, first: Expr, scope: Scope) -> None:
         """A chunk that begins at a boundary, some lanes before its row; masks by element and by group of 16 bytes."""
         assert self.plan.slide is not None
-        lane, group, n = self.lane(axis), literal(self.plan.slide.group), self.size(axis.size)
+        lane, group, n = self.lane(axis), literal(self.plan.slide.group), self.sizes.text(axis.size)
         start = binary("*", binary("//", lane, group), group)
         narrow = call("tl.minimum", binary("-", n, first), self.block(axis))
         left = self._let(scope, "left", call("tl.cast", narrow, literal("tl.int32")))
@@ -162,7 +163,7 @@ class Nests(Pairs):
         masks = [self._let(scope, wish, mask) for wish, mask in (("inside", inside), ("near", near))]
         self.coords[axis] = Coord(first, lane, masks[0], scope.level, Groups(masks[1], whole, edge))
 
-    def _close(self, nest: Sequence[Loop], ends: Sequence[Statement] = (), depth: int = 0) -> For:
+    def _close_nest(self, nest: Sequence[Loop], ends: Sequence[Statement] = (), depth: int = 0) -> For:
         """The nest as one statement; `ends` come last in the body of its first `depth` loops."""
         for place, (loop, inner) in reversed(list(enumerate(pairwise(nest), start=1))):
             loop.scope.body.append(For(inner.variable, inner.over, inner.scope.body))

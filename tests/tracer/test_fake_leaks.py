@@ -12,7 +12,7 @@ from torch.autograd import Function
 
 import fusegrad
 from fusegrad.tracer import containers
-from fusegrad.tracer.capture.held import holds_fakes
+from fusegrad.tracer.capture.fake_leaks import holds_fakes
 from fusegrad.tracer.torch_private import FakeTensorMode
 
 

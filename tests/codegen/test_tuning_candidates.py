@@ -7,7 +7,7 @@ from bodies import BODIES
 from harness import M, N, graph_of
 
 from fusegrad.codegen import TARGETS, Kernels, generate
-from fusegrad.codegen.schedule.neighbours import OWN, candidates
+from fusegrad.codegen.schedule.tuning_candidates import OWN, candidates
 
 
 def versions(body: str, target: str = "cuda:90", **sizes: int) -> dict[str, Kernels]:

@@ -37,7 +37,8 @@ DEPTH = 8
 MOST = 2000
 """Values within one value from outside: comparing more would take longer than what is called."""
 FACTS = 10_000
-"""What functions within all values that are compared may read together; what refers to all of a large package reads
+"""The number of functions within all values that are compared that may be read together; what refers to all of a
+large package reads
 more."""
 CODE = 1000
 """Functions that the classes within one value may lead to together, one counted for each class that leads to it."""
@@ -88,7 +89,7 @@ def identity(value: Any) -> tuple[Any, ...]:
 
 
 def tensor_fact(t: torch.Tensor) -> tuple[Any, ...]:
-    """What is compared of a tensor that is not an argument: everything but its data."""
+    """The facts that are compared of a tensor that is not an argument: everything but its data."""
     strided = t.layout is torch.strided
     return (
         "tensor",
@@ -163,7 +164,8 @@ def _picture(value: Any, depth: int) -> Any:
 
 
 def _who(value: Any) -> tuple[Any, ...]:
-    """What an object counts by beside its content: a record of fields, which holes make anew, by that alone."""
+    """The state by which an object is compared beside its content: a record of fields, which holes make anew, by that
+    alone."""
     is_record = dataclasses.is_dataclass(value) or type(value) is types.SimpleNamespace
     return (type(value),) if is_record else (type(value), Same(value))
 
@@ -189,7 +191,7 @@ def _of_subclass(base: type, plain: Callable[[Any], Any]) -> Callable[[Any, int]
 
 
 def items_of(value: Any) -> list[Any]:
-    """What a sequence or a set holds, whatever its class says when it is iterated over."""
+    """The items of a sequence or a set, whatever its class says when it is iterated over."""
     kind = next(k for k in (list, tuple, set, frozenset, collections.deque) if is_a(value, k))
     return list(kind.__iter__(value))
 
@@ -231,13 +233,13 @@ def _method(value: types.MethodType, depth: int) -> Any:
 
 
 def _is_known(value: Any) -> bool:
-    """Whether a function or a class counts by identity: what is installed is not looked into, but for packages of
+    """True if a function or a class counts by identity: what is installed is not looked into, but for packages of
     classes that are compiled."""
     return is_library(value) or is_standard(value) or is_foreign(value, frozenset(HOMES))
 
 
 class Scans(NamedTuple):
-    """What functions read: reads.py finds it, and stands on this file."""
+    """The reads of functions: reads.py finds it, and stands on this file."""
 
     of: Callable[[types.FunctionType], Any]
     of_class: Callable[[type, Any], Any]
@@ -326,7 +328,7 @@ _under_way = threading.local()
 
 @contextmanager
 def _visited(number: Any, once: bool = False) -> Iterator[bool]:
-    """Whether this thread is not looking at it already: what refers to itself has a picture, too.
+    """True if this thread is not looking at it already: what refers to itself has a picture, too.
 
     once: and has not looked at it within the outermost picture. Code refers to code by many ways, and each of them
     would be walked; the order of a walk is always the same, so is what stands for the second visit.
@@ -368,21 +370,21 @@ def one_allowance() -> Iterator[Callable[[], bool]]:
 
 
 def _is_too_much() -> bool:
-    """Whether the outermost picture holds more than can be compared at every call."""
+    """True if the outermost picture holds more than can be compared at every call."""
     own = _under_way.__dict__
     return bool(own["count"] > MOST or own["facts"] > FACTS or own["code"] > CODE)
 
 
 # ------------------------------------------------------------------ objects and classes
 def is_library(value: Any) -> bool:
-    """Whether something is of a module that code may use without being looked into."""
+    """True if something is of a module that code may use without being looked into."""
     own = is_a(value, types.FunctionType)  # whose `__module__` functools.wraps takes from another
     module = value.__globals__.get("__name__") if own else module_of(value)
     return type(module) is str and module.split(".")[0] in LIBRARIES
 
 
 def is_standard(value: Any) -> bool:
-    """Whether a class or a function is of Python's own library, whose code no one exchanges."""
+    """True if a class or a function is of Python's own library, whose code no one exchanges."""
     return module_of(value).split(".")[0] in sys.stdlib_module_names
 
 
@@ -391,7 +393,7 @@ def is_fixed(cls: type) -> bool:
 
 
 def is_a_value(value: Any) -> bool:
-    """Whether an object without visible state compares by value, and so never changes (a Decimal, a range)."""
+    """True if an object without visible state compares by value, and so never changes (a Decimal, a range)."""
     hashed: Any = type(value).__hash__
     is_code = is_a(value, type | types.ModuleType | types.BuiltinFunctionType | types.MethodType)
     is_users = isinstance(hashed, types.FunctionType) and not is_library(type(value)) and not is_standard(type(value))
@@ -427,7 +429,7 @@ def _mangled(cls: type, name: str) -> str:
 
 
 def is_plain_object(value: Any) -> bool:
-    """Whether an object's state can be seen: attributes, methods in Python, or a module of layers."""
+    """True if an object's state can be seen: attributes, methods in Python, or a module of layers."""
     kind = type(value)
     if issubclass(kind, torch.nn.Module):
         return True
@@ -442,7 +444,7 @@ _ASKED = {"__call__", "__getattr__", "__getattribute__", "__getitem__", "__iter_
 
 
 def class_content(cls: type, depth: int) -> tuple[Any, ...]:
-    """What is found on a class, by its instances too: data by content, methods with their reads."""
+    """The values found on a class, by its instances too: data by content, methods with their reads."""
     with _visited(~id(cls), once=True) as first:  # not the class as a value
         if not first or depth <= 0:
             return ()
@@ -464,7 +466,7 @@ def _beyond() -> Any:
 
 
 def _body(cls: type, depth: int) -> tuple[Any, ...]:
-    """What stands in one class itself: subclasses share it, so it is walked once within the outermost picture."""
+    """The values in one class itself: subclasses share it, so it is walked once within the outermost picture."""
     if _is_known(cls):
         return tuple([(n, ("id", Same(v))) for n, v in _members(cls)])
     with _visited((id(cls), "body"), once=True) as first:
@@ -476,7 +478,7 @@ def _body(cls: type, depth: int) -> tuple[Any, ...]:
 
 
 def _read_in(cls: type, functions: list[types.FunctionType]) -> Any:
-    """What the functions of one class read: a scan for each of them would find the same helpers again and again."""
+    """The reads of the functions of one class: a scan for each of them would find the same helpers again and again."""
     under_way = _under_way.__dict__
     if _is_too_much():
         return _beyond() if under_way["code"] > CODE else ("more", _Unequal())
@@ -484,7 +486,7 @@ def _read_in(cls: type, functions: list[types.FunctionType]) -> Any:
         _endless.add(cls)
         return _beyond()
     under_way["facts"] += len(reads.entries)
-    under_way["code"] += reads.looked_at
+    under_way["code"] += reads.functions_scanned
     if under_way["code"] > CODE:
         return _beyond()
     return ("more", _Unequal()) if _is_too_much() else reads.facts()
@@ -523,37 +525,37 @@ _SEEN = (*SCALARS, torch.Tensor, Hole, type, types.BuiltinFunctionType, types.El
 
 
 def unfit(value: Any, depth: int = DEPTH) -> str | None:
-    """Why a value's state cannot be seen, so that a capture could serve a call that it does not fit.
+    """The reason why a value's state cannot be seen, so that a capture could serve a call that it does not fit.
 
     That of torch.Generators no graph has: what draws from them, or asks for it, runs as written.
     """
-    waiting, seen = [(value, depth)], set[int]()
+    waiting, visited = [(value, depth)], set[int]()
     while waiting:
-        found, left = waiting.pop(0)
-        ours = type(found).__module__.split(".")[0] == "fusegrad"
-        if ours or is_a(found, (*_SEEN, torch.Generator)) or id(found) in seen:
+        current, depth_left = waiting.pop(0)
+        ours = type(current).__module__.split(".")[0] == "fusegrad"
+        if ours or is_a(current, (*_SEEN, torch.Generator)) or id(current) in visited:
             continue
-        seen.add(id(found))
-        if len(seen) > MOST:
+        visited.add(id(current))
+        if len(visited) > MOST:
             return f"an argument holds more than {MOST} values"
-        if (why := _unfit(found, inner := _inner(found), left)) is not None:
+        if (why := _unfit(current, inner := _inner(current), depth_left)) is not None:
             return why
-        waiting += [(part, left - 1) for part in inner or ()]
+        waiting += [(part, depth_left - 1) for part in inner or ()]
     return None
 
 
 def has_hidden_state(value: Any) -> bool:
-    """Whether an object changes in a way that its content does not show: a generator, an iterator, a lock."""
+    """True if an object changes in a way that its content does not show: a generator, an iterator, a lock."""
     if is_a(value, torch.Generator):
         return True
     return not is_a(value, torch.nn.Module) and not _is_array(value) and unfit(value) is not None
 
 
-def _unfit(value: Any, inner: list[Any] | None, left: int) -> str | None:
+def _unfit(value: Any, inner: list[Any] | None, depth_left: int) -> str | None:
     if is_a(value, types.FunctionType):
         certain = [] if _is_known(value) else _reads(value).certain()
         return certain[0].reason if certain else None
-    if inner is None or left == 0:
+    if inner is None or depth_left == 0:
         return None if inner is None and is_a_value(value) else f"an argument holds a {type(value).__qualname__}"
     return None
 
@@ -564,19 +566,20 @@ def _reads(function: types.FunctionType) -> Any:
 
 def suspects(values: Any) -> list[Any]:
     """The effects that functions among these values may have, and the methods of objects."""
-    waiting, seen, found = list(values), set[int](), list[Any]()
-    while waiting and len(seen) < MOST:
+    waiting, visited, collected = list(values), set[int](), list[Any]()
+    while waiting and len(visited) < MOST:
         value = waiting.pop()
-        if id(value) in seen or is_a(value, _SEEN):
+        if id(value) in visited or is_a(value, _SEEN):
             continue
-        seen.add(id(value))
+        visited.add(id(value))
         if is_a(value, types.FunctionType) and not _is_known(value):
-            found += _reads(value).suspects()
+            collected += _reads(value).uncertain_effects()
         elif is_plain_object(value):
             methods = (f for f in functions_of_class(type(value)) if not _is_known(f))
-            found += [effect._replace(certain=False) for f in methods for effect in _reads(f).effects if effect.code]
+            effects = (effect for f in methods for effect in _reads(f).effects)
+            collected += [effect._replace(certain=False) for effect in effects if effect.code]
         waiting += _inner(value) or ()
-    return found
+    return collected
 
 
 def _inner(value: Any) -> list[Any] | None:
@@ -596,19 +599,19 @@ def _inner(value: Any) -> list[Any] | None:
 
 
 def too_much(value: Any) -> str | None:
-    """Why a value from outside cannot be compared at every call; None where it can."""
+    """The reason why a value from outside cannot be compared at every call; None where it can."""
     waiting, count = [(value, 0, frozenset[int]())], 0
     while waiting:
-        found, depth, above = waiting.pop()
+        current, depth, above = waiting.pop()
         count += 1
-        if is_a(found, (*SCALARS, torch.Tensor, type, types.FunctionType)) or id(found) in above:
+        if is_a(current, (*SCALARS, torch.Tensor, type, types.FunctionType)) or id(current) in above:
             continue
-        parts = _inner(found)
-        if (why := _unseen(found, parts, depth)) is not None:
+        parts = _inner(current)
+        if (why := _unseen(current, parts, depth)) is not None:
             return why
         if count + len(parts or ()) > MOST:
             return f"holds more than {MOST} values"
-        waiting += [(part, depth + 1, above | {id(found)}) for part in parts or ()]
+        waiting += [(part, depth + 1, above | {id(current)}) for part in parts or ()]
     return None
 
 

@@ -1,4 +1,5 @@
-"""What a method puts on tensors beside values: attributes, hooks, another `requires_grad`. A graph would lose it."""
+"""Changes that a method makes to tensors beside their values: attributes, hooks, another `requires_grad`. A graph
+would lose it."""
 
 from __future__ import annotations
 
@@ -18,13 +19,13 @@ Marks = tuple[dict[str, Any], int, bool]
 
 
 class Unmarked:
-    """What is on the tensors that a method is given, before it runs."""
+    """The attributes of the tensors that a method is given, before it runs."""
 
     def __init__(self, given: Sequence[Any]) -> None:
         self.before = [(t, _marks_of(t)) for t in given if isinstance(t, Tensor)]
 
     def why_not(self, returned: Any) -> str | None:
-        """What the method put on a tensor that it was given or returns; None where it did not."""
+        """The change that the method made to a tensor that it was given or returns; None where it made none."""
         seen = {id(t) for t, _ in self.before}
         fresh = [t for t in pytree.tree_leaves(returned) if isinstance(t, Tensor) and id(t) not in seen]
         all_of_them = [*self.before, *((t, ({}, 0, t.requires_grad)) for t in fresh)]
@@ -50,6 +51,7 @@ def _difference(old: Marks, new: Marks) -> str | None:
 
 @functools.cache
 def _own_attributes() -> frozenset[str]:
-    """What every fake tensor has. Not asked for at import: a torch with CUDA and no GPU forks badly after fakes."""
+    """The attributes that every fake tensor has. Not asked for at import: a torch with CUDA and no GPU forks badly
+    after fakes."""
     with plain_tensors(), FakeTensorMode():
         return frozenset((*vars(torch.empty(1)), *dir(FakeTensor)))

@@ -31,9 +31,9 @@ class Pairs(Values):
         super().__init__(program, schedule, target, hints, kernel)
         vector = schedule.order[-1] if schedule.order and is_on("pairs") else None
         plain = [t for t in program.terms if t.op == "load" and not t.args]
-        self.paired_loads = _beside(plain, vector, lambda t: t.param.place, lambda t: t.param.ref)
+        self.paired_loads = _find_pairs(plain, vector, lambda t: t.param.place, lambda t: t.param.ref)
         own = [s for s in program.sinks if s.mode == "store" and not s.place.values]
-        self.paired_sinks = _beside(own, vector, lambda s: s.place, lambda s: (s.ref, s.axes, self._when(s)))
+        self.paired_sinks = _find_pairs(own, vector, lambda s: s.place, lambda s: (s.ref, s.axes, self._store_phase(s)))
         self.waiting: set[Sink] = set()
         for pair in self.paired_loads.values():
             self._fill_alike(*pair)
@@ -44,7 +44,7 @@ class Pairs(Values):
             for load in pair:
                 self.padding.pop(load, None)
 
-    def _when(self, sink: Sink) -> tuple[int, bool]:
+    def _store_phase(self, sink: Sink) -> tuple[int, bool]:
         """Sinks are stored at one place: the later one's, while a row is held whole, else that of their phase."""
         phases, after = (self.plan.phase[t] for t in sink.terms), any(t in self.plan.after for t in sink.terms)
         return max(phases, default=0) if self.plan.chunked else 0, after
@@ -55,7 +55,7 @@ class Pairs(Values):
         return tiled and scope.level < FINISH and not self.finishing and self.coords[axis].groups is None
 
     # ------------------------------------------------------------------ lanes of twice the width
-    def _pairs(self, axis: Axis) -> Expr:
+    def _pair_lanes(self, axis: Axis) -> Expr:
         """pairs = tl.arange(0, BLOCK_N * 2)"""
         if (known := self.top.memo.get(("pairs", axis))) is None:
             shape = "".join("None, " for _ in list(self.plan.tile)[1:]) + ":"
@@ -72,9 +72,9 @@ class Pairs(Values):
             return None
         home = scope.home(coord.level)
         if (known := home.find(("inside pairs", coord.mask.text))) is None:
-            size = self._step(axis.size, "size")
+            size = self.sizes.stride(axis.size, "size")
             left = size if coord.base is None else binary("-", size, coord.base)
-            mask = binary("<", self._pairs(axis), binary("*", left, literal(2)))
+            mask = binary("<", self._pair_lanes(axis), binary("*", left, literal(2)))
             known = self._let(home, "inside_pairs", mask)
             home.memo["inside pairs", coord.mask.text] = known
         return known
@@ -88,7 +88,7 @@ class Pairs(Values):
         """Where the first of every two is, and the second beside it."""
         one = self.coords[axis]
         begin = None if one.base is None else binary("*", one.base, literal(2))
-        self.coords[axis] = replace(one, base=begin, lane=self._pairs(axis))
+        self.coords[axis] = replace(one, base=begin, lane=self._pair_lanes(axis))
         terms = tuple((a, 1 if a is axis else c) for a, c in place.terms)
         pointer = self._pointer(ref, Index(terms, place.offset), (), scope)
         self.coords[axis] = one
@@ -131,7 +131,10 @@ class Pairs(Values):
             [self.level(t) for s in (first, second) for t in s.terms] + [self._coord_level(a) for a in first.axes]
         )
         scope, named = scope.home(level), ((first, "even"), (second, "odd"))
-        both = [self._short(wish, self._full(s, self._stored(s, scope)), scope) for s, wish in named]
+        both = [
+            self._let_if_long(wish, self._broadcast_to_sink(s, self._value_to_store(s, scope)), scope)
+            for s, wish in named
+        ]
         pointer = self._pair_pointer(first.ref, first.place, axis, scope)
         masks = self._pair_masks(first.axes, axis, scope)
         lanes = frozenset().union(*(m.names for m in masks))
@@ -139,15 +142,15 @@ class Pairs(Values):
         value = call("tl.interleave", *both)
         scope.body.append(Store(pointer, value, total("&", masks), lanes, False, comment))
 
-    def _short(self, wish: str, value: Expr, scope: Scope) -> Expr:
+    def _let_if_long(self, wish: str, value: Expr, scope: Scope) -> Expr:
         return value if len(value.text) <= SHORT else self._let(scope, wish, value)
 
-    def _full(self, sink: Sink, value: Expr) -> Expr:
+    def _broadcast_to_sink(self, sink: Sink, value: Expr) -> Expr:
         """The value in all lanes of the sink."""
         return value if self.lanes(sink.value.axes) == self.lanes(sink.axes) else self._broadcast(value, sink.axes)
 
 
-def _beside(
+def _find_pairs(
     accesses: Sequence[T], vector: Axis | None, place: Callable[[T], Index], alike: Callable[[T], object]
 ) -> dict[T, tuple[T, T]]:
     """{access: (first, second)} for accesses that take every other element, one beside the other."""

@@ -15,7 +15,7 @@ from ..trace import CaptureError
 Tensor = torch.Tensor
 
 
-def wholes(own: Mapping[int, Tensor]) -> dict[int, int | Tensor]:
+def whole_tensors(own: Mapping[int, Tensor]) -> dict[int, int | Tensor]:
     """For each result that is a part: the number of the result that has all of its memory, or that value itself.
 
     own: results by number. Raises CaptureError where nothing at hand has all of it.
@@ -23,10 +23,10 @@ def wholes(own: Mapping[int, Tensor]) -> dict[int, int | Tensor]:
     groups: dict[int, list[int]] = {}
     for number, tensor in own.items():
         groups.setdefault(memory_of(tensor), []).append(number)
-    return {n: w for group in groups.values() if len(group) > 1 for n, w in _of_group(group, own).items()}
+    return {n: w for group in groups.values() if len(group) > 1 for n, w in _whole_of_group(group, own).items()}
 
 
-def _of_group(group: list[int], own: Mapping[int, Tensor]) -> dict[int, int | Tensor]:
+def _whole_of_group(group: list[int], own: Mapping[int, Tensor]) -> dict[int, int | Tensor]:
     showing_all = sorted((n for n in group if has_all(own[n])), key=lambda n: own[n]._is_view())  # a base comes first
     if showing_all:
         whole = showing_all[0]
@@ -39,7 +39,7 @@ def _of_group(group: list[int], own: Mapping[int, Tensor]) -> dict[int, int | Te
 
 
 def has_all(tensor: Tensor) -> bool:
-    """Whether every byte of the tensor's memory is an element of it, for all sizes."""
+    """True if every byte of the tensor's memory is an element of it, for all sizes."""
     bytes_shown = sympy.Integer(tensor.element_size())
     for n in tensor.shape:
         bytes_shown *= _expression(n)

@@ -1,4 +1,4 @@
-"""What an object that outlives a capture must not hold: the fake tensors and symbolic sizes of that capture.
+"""Leaks of a capture into objects that outlive it: the fake tensors and symbolic sizes of that capture.
 
 An operator kept on ctx, a closure over an argument, a partial: anything that a method can reach from it would be stale.
 """
@@ -19,15 +19,15 @@ _LIMIT = 10_000
 
 
 def holds_fakes(value: Any) -> bool:
-    """Whether a fake tensor or a symbol can be reached from the object, classes, modules and globals apart."""
-    waiting, seen = [value], set[int]()
-    while waiting and len(seen) < _LIMIT:
-        found = waiting.pop()
-        if isinstance(found, _SYMBOLS) or is_fake(found):
+    """True if a fake tensor or a symbol can be reached from the object, classes, modules and globals apart."""
+    waiting, visited = [value], set[int]()
+    while waiting and len(visited) < _LIMIT:
+        current = waiting.pop()
+        if isinstance(current, _SYMBOLS) or is_fake(current):
             return True
-        if id(found) not in seen and not isinstance(found, _NOT_ITS_OWN):
-            seen.add(id(found))
-            waiting += _parts(found)
+        if id(current) not in visited and not isinstance(current, _NOT_ITS_OWN):
+            visited.add(id(current))
+            waiting += _parts(current)
     return False
 
 

@@ -2,8 +2,8 @@
 
 Each stage is built (axes), unified, scheduled and emitted, and on the way a step may ask for another division:
 
-    Cut(values)      materialise them: they become stores of an earlier stage, and loads here
-    Separate(sinks)  give them a kernel of their own
+    Materialize(values)  they become stores of an earlier stage, and loads here
+    Separate(sinks)      give them a kernel of their own
 
 The symbols of a resident row are pinned: the stage is built again with their values.
 """
@@ -28,7 +28,7 @@ from .emit.emit import Emitter
 from .emit.mathematics import rules as elementwise_rules
 from .emit.names import identifier
 from .kernel import Buffer, Kernel, Kernels, Ref, Target
-from .schedule.axes import Axis, Builder, Cut, Goal, Memory, Program, Sink, below
+from .schedule.axes import Axis, Builder, Goal, Materialize, Memory, Program, Sink, below
 from .schedule.quotients import Quotients
 from .schedule.schedule import Scheduler, Separate
 from .schedule.sizes import Hints, number, symbols
@@ -89,13 +89,13 @@ def _expanded(graph: Graph) -> Graph:
         for value in graph.order():
             with provenance(value.origin):
                 args = [new[a.id] for a in value.args]
-                spelled = _spelled(value, args[0]) if value.prim in ("argmax", "argmin") else None
+                spelled = _expand_primitive(value, args[0]) if value.prim in ("argmax", "argmin") else None
                 new[value.id] = spelled or out.emit(value.prim, args, value.params)
     outputs = [None if o is None else new[o.id] for o in graph.outputs]
     return out.returning(outputs, graph.output_strides)
 
 
-def _spelled(value: Value, x: Value) -> Value:
+def _expand_primitive(value: Value, x: Value) -> Value:
     axis = value.params["axis"]
     axes = tuple(d for d in range(x.ndim) if d != axis)
     top = emit("amax" if value.prim == "argmax" else "amin", x, axes=(axis,))
@@ -111,18 +111,18 @@ def _substituted(graph: Graph, pins: Mapping[sympy.Symbol, Size]) -> Graph:
     """The same graph, node for node, with symbols replaced by numbers, or by other sizes."""
     out = Graph(graph.name)
     for node, attrs in graph.nx.nodes(data=True):
-        params = {k: _with(v, pins) for k, v in attrs["params"].items()}
-        avals = tuple(TensorType(_with(a.shape, pins), a.dtype) for a in attrs["avals"])
+        params = {k: _substitute_param(v, pins) for k, v in attrs["params"].items()}
+        avals = tuple(TensorType(_substitute_param(a.shape, pins), a.dtype) for a in attrs["avals"])
         out.nx.add_node(node, **{**attrs, "params": params, "avals": avals})
     out.nx.add_edges_from(graph.nx.edges(keys=True))
     out.inputs = [Value(out, v.id) for v in graph.inputs]
     outputs = [None if o is None else Value(out, o.id) for o in graph.outputs]
-    return out.returning(outputs, [_with(s, pins) for s in graph.output_strides])
+    return out.returning(outputs, [_substitute_param(s, pins) for s in graph.output_strides])
 
 
-def _with(param: Any, pins: Mapping[sympy.Symbol, Size]) -> Any:
+def _substitute_param(param: Any, pins: Mapping[sympy.Symbol, Size]) -> Any:
     if isinstance(param, tuple):
-        return tuple(_with(p, pins) for p in param)
+        return tuple(_substitute_param(p, pins) for p in param)
     if not isinstance(param, sympy.Basic) or not param.free_symbols & pins.keys():
         return param
     replaced = param.subs(dict(pins))
@@ -162,11 +162,11 @@ class _Group:
         for _ in range(4 * len(self.order) + 8):
             try:
                 return self._attempt()
-            except Cut as wanted:
-                self._take(wanted)
+            except Materialize as wanted:
+                self._materialize(wanted)
         raise Unfusible(self.order[-1], "no division into kernels was found")
 
-    def _take(self, wanted: Cut) -> None:
+    def _materialize(self, wanted: Materialize) -> None:
         for nodes in (wanted.nodes, wanted.otherwise):
             new = [n.id for n in nodes if n.id not in self.cut and n.prim != "input"]
             if new:
@@ -183,7 +183,7 @@ class _Group:
         memory: dict[int, Memory] = {}
         temporaries: list[Buffer] = []
         for position, (value, strides) in enumerate(zip(self.graph.outputs, self.graph.output_strides, strict=True)):
-            if value is not None and value.id in self.cut and self._keeps(value) and strides is not None:
+            if value is not None and value.id in self.cut and self._holds_accumulation(value) and strides is not None:
                 memory.setdefault(value.id, Memory(Ref("output", position), strides, value.dtype))
         for v in self.order:
             if v.id in self.cut and v.id not in memory:
@@ -192,13 +192,13 @@ class _Group:
                 temporaries.append(buffer)
         return memory, temporaries
 
-    def _keeps(self, value: Value) -> bool:
+    def _holds_accumulation(self, value: Value) -> bool:
         """The output's own dtype can hold what is accumulated into it."""
         return not (value.prim == "scatter" and value.params["mode"] == "add") or value.dtype in ATOMIC
 
     def _temporary(self, value: Value, number: int) -> Buffer:
         dtype = value.dtype
-        if not self._keeps(value):
+        if not self._holds_accumulation(value):
             dtype = "f32" if dtype in LOW_FLOATS else "i32"
         label = identifier(value.origin.name) or value.prim
         return Buffer(f"{label}_{number}", dtype, value.shape, contiguous_strides(value.shape))
@@ -228,7 +228,7 @@ class _Group:
         return [part for part in wanted if part]
 
     def _is_empty(self, value: Value) -> bool:
-        return any(_with(n, self.empty) == 0 for n in value.shape)
+        return any(_substitute_param(n, self.empty) == 0 for n in value.shape)
 
     def _attempt(self) -> Kernels:
         memory, temporaries = self._memory()
@@ -270,7 +270,7 @@ class _Group:
         builder = Builder(graph, {k: _pinned(m, pins) for k, m in memory.items()})
         own = [Goal(Value(graph, g.node.id), _pinned(g.memory, pins), g.scatter) for g in goals]
         sinks = unify(builder, builder.sinks(own))
-        groups = _together(sinks)
+        groups = _by_nested_axes(sinks)
         if len(groups) > 1:
             return [[g for g in goals if any(g.memory.ref == s.ref for s in group)] for group in groups]
         program = Program(sinks)
@@ -289,12 +289,12 @@ class _Group:
 
 
 def _pinned(memory: Memory, pins: Mapping[sympy.Symbol, int]) -> Memory:
-    return Memory(memory.ref, _with(memory.strides, pins), memory.dtype) if pins else memory
+    return Memory(memory.ref, _substitute_param(memory.strides, pins), memory.dtype) if pins else memory
 
 
-def _together(sinks: Sequence[Sink]) -> list[list[Sink]]:
+def _by_nested_axes(sinks: Sequence[Sink]) -> list[list[Sink]]:
     """Sinks whose axes nest: one kernel walks the largest set."""
-    walked = [(s, _cone(s)) for s in sinks]
+    walked = [(s, _axes_below(s)) for s in sinks]
     groups: list[tuple[list[Sink], frozenset[Axis]]] = []
     for sink, axes in sorted(walked, key=lambda w: -len(w[1])):
         for place, (members, own) in enumerate(groups):
@@ -307,5 +307,5 @@ def _together(sinks: Sequence[Sink]) -> list[list[Sink]]:
     return [members for members, _ in groups]
 
 
-def _cone(sink: Sink) -> frozenset[Axis]:
+def _axes_below(sink: Sink) -> frozenset[Axis]:
     return frozenset(sink.axes).union(*(t.axes for t in below(sink.terms)))

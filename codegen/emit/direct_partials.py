@@ -14,10 +14,11 @@ from ..schedule.axes import Axis, Index, Program, Term, below
 from ..schedule.schedule import Schedule
 from ..schedule.sizes import Hints, power_of_two, tidy
 from ..schedule.sizes import number as evaluated
+from .folds import accumulator_dtype, add, combine, fold_function, sum_of
+from .loop_nests import Nests
 from .loops import Accumulate, Expr, For, Scope, Statement, Store, binary, call, literal, name, total
 from .mathematics import lowest, number
 from .names import identifier
-from .nests import Nests
 from .values import name_of
 
 WIDE = 1024
@@ -50,18 +51,15 @@ class DirectSums(Nests):
     def _fold_accumulator(self, term: Term, value: Expr) -> Expr:
         """An accumulator, or the value itself, without the lanes that are summed over."""
         dims = [d for d, a in enumerate(self.plan.tile) if a in term.param and a in term.args[0].axes]
-        function = self._folding(term)
+        function = fold_function(term)
         if dims and not self.lanes(term.axes):
             return call(function, value, literal(0 if len(self.plan.tile) == 1 else "None"))
         for d in reversed(dims):
             value = call(function, value, literal(d), keep_dims="True")
         return value
 
-    def _plus(self, a: Expr, b: Expr) -> Expr:
-        return a if b.text == "0" else b if a.text == "0" else binary("+", a, b)
-
     def _programs(self) -> Expr:
-        return self.fixed("PROGRAMS", self.plan.programs or 1)
+        return self.sizes.fixed("PROGRAMS", self.plan.programs or 1)
 
     # ------------------------------------------------------------------ in the pass
     def _accumulate_direct(self, term: Term, around: Scope, chunk: Scope) -> list[Statement]:
@@ -70,7 +68,7 @@ class DirectSums(Nests):
         if around is not chunk:
             label = self.names.fresh(f"{self._final_name(term)}_acc")
             around.body.append(self._accumulator(term, label, self._lanes_of(term)))
-            operator, combined = self._combine(term.op, term.dtype, label, value)
+            operator, combined = combine(term.op, term.dtype, label, value)
             chunk.body.append(Accumulate(label, operator, combined, self._comment(term)))
             value = name(label)
         own = self._direct_of(term)
@@ -82,9 +80,9 @@ class DirectSums(Nests):
         for axis in reversed(self.plan.direct[term]):
             place, width = place + Index.over(axis) * width, tidy(width * axis.size)
         pointer = self.names.fresh(f"{self._final_name(term)}_partial_ptr")
-        ref, dtype = Ref("scratch", len(self.scratch)), self._accumulator_dtype(term)
+        ref, dtype = Ref("scratch", len(self.scratch)), accumulator_dtype(term)
         items = product([self.plan.programs or 1, self.plan.strips, self.share])
-        self.below(items, 1 << 30)
+        self.sizes.require_below(items, 1 << 30)
         slots = tidy(items * width)
         self.scratch.append(Buffer(pointer.removesuffix("_ptr"), dtype, (slots,), (1,)))
         self.pointers[ref], self.pointer_dtype[ref] = pointer, dtype
@@ -93,18 +91,18 @@ class DirectSums(Nests):
 
     def _item_slot(self, item: Expr) -> Expr:
         """The slot of an item of this strip."""
-        first = binary("*", name("strip"), self._programs()) if self._strips() else literal(0)
-        return self._plus(self._slots(first), item)
+        first = binary("*", name("strip"), self._programs()) if self._has_strips() else literal(0)
+        return add(self._slots(first), item)
 
     def _slots(self, programs: Expr) -> Expr:
         """As many slots as so many programs have."""
-        return programs if programs.text == "0" else binary("*", programs, self.fixed("ITEMS", self.share))
+        return programs if programs.text == "0" else binary("*", programs, self.sizes.fixed("ITEMS", self.share))
 
     def _direct_address(self, own: Direct, slot: Expr) -> Expr:
         scalar, lanes = self.offset(own.place, (), self.top, own.pointer.removesuffix("_ptr"))
         wide = self._times(call("tl.cast", slot, literal("tl.int64")), own.width, "kept")
         parts = [name(own.pointer), wide if slot.text != "0" else None, scalar, lanes]
-        address = self._sum([p for p in parts if p is not None])
+        address = sum_of([p for p in parts if p is not None])
         assert address is not None
         return address
 
@@ -125,9 +123,9 @@ class DirectSums(Nests):
         scope.body.append(self._accumulator(own.term, label, self.lanes(own.term.axes)))
         keywords: dict[str, Expr | str] = {}
         if (mask := total("&", self._masks(own.place.walked))) is not None:
-            neutral = number(lowest(own.term.op, own.term.dtype), self._accumulator_dtype(own.term))
+            neutral = number(lowest(own.term.op, own.term.dtype), accumulator_dtype(own.term))
             keywords = {"mask": mask, "other": literal(neutral)}
         loaded = call("tl.load", self._direct_address(own, slot), **keywords, cache_modifier='".cg"')
-        operator, combined = self._combine(own.term.op, own.term.dtype, label, loaded)
+        operator, combined = combine(own.term.op, own.term.dtype, label, loaded)
         scope.body.append(For("k", over, [Accumulate(label, operator, combined)]))
         return name(label)

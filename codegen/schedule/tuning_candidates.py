@@ -29,12 +29,14 @@ LEANER = {
 """Versions that need less shared memory and fewer registers, for a device that refused the scheduled one."""
 
 
-def leaner(own: Kernels, target: Target, emitted: Callable[[Target], Kernels]) -> Iterator[tuple[str, Kernels]]:
+def smaller_candidates(
+    own: Kernels, target: Target, emitted: Callable[[Target], Kernels]
+) -> Iterator[tuple[str, Kernels]]:
     """Versions that differ from the refused one and from each other, each emitted when it is asked for."""
-    seen = {_form(own)}
+    seen = {_signature(own)}
     for name, leaning in LEANER.items():
         made = emitted(replace(target, leaning=leaning))
-        if (form := _form(made)) not in seen:
+        if (form := _signature(made)) not in seen:
             seen.add(form)
             yield name, made
 
@@ -42,22 +44,22 @@ def leaner(own: Kernels, target: Target, emitted: Callable[[Target], Kernels]) -
 def candidates(own: Kernels, target: Target, emitted: Callable[[Target], Kernels], most: int) -> dict[str, Kernels]:
     """The kernels as scheduled, then neighbours that differ from them and from each other: `most` in all."""
     found = {OWN: own}
-    seen = {_form(own)}
+    seen = {_signature(own)}
     for name, leaning in LEANINGS.items():
         if len(found) == most:
             break
         made = emitted(replace(target, leaning=leaning))
-        if (form := _form(made)) not in seen:
+        if (form := _signature(made)) not in seen:
             seen.add(form)
             found[name] = made
     return found
 
 
-def _form(kernels: Kernels) -> tuple[object, ...]:
+def _signature(kernels: Kernels) -> tuple[object, ...]:
     """All that can make two versions differ."""
-    return tuple(map(_form_of, kernels.kernels))
+    return tuple(map(_kernel_signature, kernels.kernels))
 
 
-def _form_of(kernel: Kernel) -> tuple[object, ...]:
+def _kernel_signature(kernel: Kernel) -> tuple[object, ...]:
     stages = kernel.num_stages if " in tl.range(" in kernel.source else None  # without a loop they mean nothing
     return kernel.source, tuple(kernel.constants.items()), kernel.grid, kernel.num_warps, stages

@@ -12,7 +12,8 @@ from ...ir.types import LOW_FLOATS, Size, product
 from ..kernel import Buffer, Ref
 from ..schedule.axes import Axis, Sink, Term, below
 from ..schedule.sizes import blocks, tidy
-from .direct import DirectSums
+from .direct_partials import DirectSums
+from .folds import accumulator_dtype, add, as_result, combine, sum_of
 from .loops import (
     Accumulate,
     Expr,
@@ -61,7 +62,7 @@ class Level:
     start: Expr
 
     def completed(self, everything: bool) -> bool:
-        """Whether a sum is complete here, over everything or over the walk."""
+        """True where a sum is complete here, over everything or over the walk."""
         return self.completes == "all" or (self.completes == "walk" and not everything)
 
 
@@ -74,24 +75,24 @@ class Finishing(DirectSums):
         value = self._neutral(term, self.value(term.args[0], scope), scope)
         label = self.names.fresh(f"{self._final_name(term)}_acc")
         self.top.body.append(self._accumulator(term, label, self._lanes_of(term)))
-        operator, combined = self._combine(term.op, term.dtype, label, value)
+        operator, combined = combine(term.op, term.dtype, label, value)
         scope.body.append(Accumulate(label, operator, combined, self._comment(term)))
         self.top.memo[("acc", term)] = name(label)
 
-    def _finish(self) -> None:
+    def _emit_final_reduction(self) -> None:
         """Fold the lanes; store partial sums; the last to arrive, level by level, adds them and stores the results."""
         plan = self.plan
         partials = [self._partial(r) for r in plan.final if r not in plan.direct]
         within = set(plan.row) - set(plan.grid)
         everything = [r for r in plan.final if set(r.param) - within != set(plan.walk)]
-        if plan.programs == 1 and not everything and not plan.direct and not self.told:
+        if plan.programs == 1 and not everything and not plan.direct and not self.row_words:
             scope = Scope(FINISH, self.top)
-            self._complete(scope, {p.term: name(p.folded) for p in partials}, set(plan.final))
+            self._emit_complete_sums(scope, {p.term: name(p.folded) for p in partials}, set(plan.final))
             self.top.body.extend(scope.body)
             return
         for p in partials:
             self._store_partial(p)
-        self._straight()
+        self._undo_slide()
         body, parent, left = self.top.body, self.top, list(partials)
         for level in self._levels(bool(everything)):
             scope = Scope(FINISH, parent)
@@ -100,16 +101,16 @@ class Finishing(DirectSums):
             left = [p for p in left if p.term not in done]
             for p in left:
                 scope.body.append(self._slot_store(p, level.first, totals[p.term]))
-            self._complete(scope, {t: v for t, v in totals.items() if t in done}, done)
+            self._emit_complete_sums(scope, {t: v for t, v in totals.items() if t in done}, done)
             self._finish_direct(level, everything, scope)
             body.extend(level.setup)
             body.append(If(call("last_to_arrive", level.counter, level.count), scope.body))
             body, parent = scope.body, scope
             scope.closed = True
-        for pointer in self.told:
-            body.append(self._forgotten(pointer))
+        for pointer in self.row_words:
+            body.append(self._clear_words(pointer))
 
-    def _forgotten(self, pointer: Expr) -> Statement:
+    def _clear_words(self, pointer: Expr) -> Statement:
         """Zeros for the next launch."""
         (axis,) = self.plan.row
         place = binary("+", binary("+", pointer, name("first")), self.lane(axis))
@@ -123,22 +124,22 @@ class Finishing(DirectSums):
             return
         whole, outside, kept = self.plan, dict(self.coords), self.plan.direct[self.directs[0].term]
         self.plan = self._side_by_side(kept)
-        nest = self._nest(kept, scope, FINISH, 0)
+        nest = self._open_nest(kept, scope, FINISH, 0)
         inner, (over, slot) = nest[-1].scope, self._slots_of(level)
         totals = {d.term: self._direct_total(d, over, slot, inner) for d in self.directs}
         done = {t for t in totals if level.completed(t in everything)}
         self.directs = [d for d in self.directs if d.term not in done]
         for d in self.directs:
             inner.body.append(self._direct_store(d, self._slots(level.first), totals[d.term]))
-        self._complete(inner, {t: v for t, v in totals.items() if t in done}, done)
-        scope.body.append(self._close(nest))
+        self._emit_complete_sums(inner, {t: v for t, v in totals.items() if t in done}, done)
+        scope.body.append(self._close_nest(nest))
         self.plan, self.coords = whole, outside
 
     def _slots_of(self, level: Level) -> tuple[Expr, Expr]:
         """What k runs over, and the slot that it stands for."""
         if level.step is not None:
-            return call("range", level.count), self._slots(self._plus(level.first, binary("*", name("k"), level.step)))
-        end = call("tl.minimum", self._slots(self._plus(level.start, level.count)), self.total)
+            return call("range", level.count), self._slots(add(level.first, binary("*", name("k"), level.step)))
+        end = call("tl.minimum", self._slots(add(level.start, level.count)), self.total)
         start = [] if level.start.text == "0" else [self._slots(level.start)]
         return call("range", *start, end), self._item_slot(name("k"))
 
@@ -157,8 +158,8 @@ class Finishing(DirectSums):
         p.pointer = self.names.fresh(f"{self._final_name(p.term)}_partial_ptr")
         slots = tidy(product([self.plan.programs or 1, self.plan.strips]) * width)
         ref = Ref("scratch", len(self.scratch))
-        self.scratch.append(Buffer(p.pointer.removesuffix("_ptr"), self._accumulator_dtype(p.term), (slots,), (1,)))
-        self.pointers[ref], self.pointer_dtype[ref] = p.pointer, self._accumulator_dtype(p.term)
+        self.scratch.append(Buffer(p.pointer.removesuffix("_ptr"), accumulator_dtype(p.term), (slots,), (1,)))
+        self.pointers[ref], self.pointer_dtype[ref] = p.pointer, accumulator_dtype(p.term)
         self.top.body.append(self._slot_store(p, name("pid"), name(p.folded)))
 
     def _slot_width(self, axis: Axis) -> int:
@@ -174,14 +175,14 @@ class Finishing(DirectSums):
     def _slot_keywords(self, p: Partial) -> dict[str, Expr | str]:
         if (mask := self._slot_mask(p)) is None:
             return {}
-        neutral = number(lowest(p.term.op, p.term.dtype), self._accumulator_dtype(p.term))
+        neutral = number(lowest(p.term.op, p.term.dtype), accumulator_dtype(p.term))
         return {"mask": mask, "other": literal(neutral)}
 
     def _slot_store(self, p: Partial, slot: Expr, value: Expr) -> Store:
         mask = self._slot_mask(p)
-        return Store(self._slot(p, slot), value, mask, mask.names if mask else frozenset())
+        return Store(self._slot_address(p, slot), value, mask, mask.names if mask else frozenset())
 
-    def _slot(self, p: Partial, slot: Expr) -> Expr:
+    def _slot_address(self, p: Partial, slot: Expr) -> Expr:
         """The address of a program's partial sum."""
         pointer = name(p.pointer)
         if not p.kept:
@@ -193,7 +194,7 @@ class Finishing(DirectSums):
             stride *= self._slot_width(a)
         base = binary("*", call("tl.cast", slot, literal("tl.int64")), literal(stride))
         parts = [pointer] + ([] if slot.text == "0" else [base])
-        result = self._sum([*parts, *lanes])
+        result = sum_of([*parts, *lanes])
         assert result is not None
         return result
 
@@ -205,30 +206,30 @@ class Finishing(DirectSums):
     def _levels(self, everything: bool) -> list[Level]:
         """A tree of arrivals: FAN programs, the programs of a strip, the strips."""
         programs = self._programs()
-        strips = self._strips()
+        strips = self._has_strips()
         base = binary("*", name("strip"), programs) if strips else literal(0)
         part = name("part") if strips else name("pid")
         counter = self._counter()
         number_ = name("strip") if strips else literal(0)
         levels: list[Level] = []
         if self.target.units > 16:
-            groups = self.fixed("GROUPS", blocks(self.plan.programs or 1, FAN))
-            fan = self.fixed("FAN", FAN)
+            groups = self.sizes.fixed("GROUPS", blocks(self.plan.programs or 1, FAN))
+            fan = self.sizes.fixed("FAN", FAN)
             first = binary("*", name("group"), fan)
             members = call("tl.minimum", fan, binary("-", programs, first))
             setup: list[Statement] = [Let("group", binary("//", part, fan)), Let("members", members)]
-            own = self._plus(binary("*", number_, groups), name("group")) if strips else name("group")
+            own = add(binary("*", number_, groups), name("group")) if strips else name("group")
             levels.append(
-                Level(setup, self._plus(counter, own), name("members"), self._plus(base, first), None, "none", first)
+                Level(setup, add(counter, own), name("members"), add(base, first), None, "none", first)
             )
             count = self._strip_count() if strips else literal(1)
-            done = self._plus(self._plus(counter, binary("*", count, groups) if strips else groups), number_)
+            done = add(add(counter, binary("*", count, groups) if strips else groups), number_)
             levels.append(Level([], done, groups, base, fan, "walk", literal(0)))
-            last = self._plus(counter, binary("*", count, binary("+", groups, literal(1))))
+            last = add(counter, binary("*", count, binary("+", groups, literal(1))))
         else:
-            levels.append(Level([], self._plus(counter, number_), programs, base, None, "walk", literal(0)))
-            last = self._plus(counter, self._strip_count()) if strips else counter
-        if (everything or self.told) and strips:
+            levels.append(Level([], add(counter, number_), programs, base, None, "walk", literal(0)))
+            last = add(counter, self._strip_count()) if strips else counter
+        if (everything or self.row_words) and strips:
             levels.append(Level([], last, self._strip_count(), literal(0), programs, "all", literal(0)))
         elif everything:
             levels[-1].completes = "all"
@@ -237,10 +238,10 @@ class Finishing(DirectSums):
     def _counter(self) -> Expr:
         groups = blocks(self.plan.programs or 1, FAN) + 1 if self.target.units > 16 else 1
         counters = product([self.plan.strips, groups])
-        self.below(counters, 1 << 31)
-        return self._zeroed("arrived", tidy(counters + 1))
+        self.sizes.require_below(counters, 1 << 31)
+        return self._zeroed_words("arrived", tidy(counters + 1))
 
-    def _zeroed(self, label: str, count: Size) -> Expr:
+    def _zeroed_words(self, label: str, count: Size) -> Expr:
         """Words that are zero before and after every launch."""
         ref = Ref("scratch", len(self.scratch))
         self.scratch.append(Buffer(label, "i32", (count,), (1,), zeroed=True))
@@ -248,25 +249,26 @@ class Finishing(DirectSums):
         return name(self.pointers[ref])
 
     def _strip_count(self) -> Expr:
-        return self.fixed("STRIPS", self.plan.strips)
+        return self.sizes.fixed("STRIPS", self.plan.strips)
 
     def _add_partials(self, p: Partial, level: Level, scope: Scope) -> Expr:
         label = self.names.fresh(f"{self._final_name(p.term)}_total")
         scope.body.append(self._accumulator(p.term, label, p.kept))
         step = name("k") if level.step is None else binary("*", name("k"), level.step)
         keywords = self._slot_keywords(p)
-        loaded = call("tl.load", self._slot(p, self._plus(level.first, step)), **keywords, cache_modifier='".cg"')
-        operator, combined = self._combine(p.term.op, p.term.dtype, label, loaded)
+        address = self._slot_address(p, add(level.first, step))
+        loaded = call("tl.load", address, **keywords, cache_modifier='".cg"')
+        operator, combined = combine(p.term.op, p.term.dtype, label, loaded)
         over = call("range", level.count)
         scope.body.append(For("k", over, [Accumulate(label, operator, combined)]))
         return name(label)
 
-    def _complete(self, scope: Scope, totals: Mapping[Term, Expr], done: set[Term]) -> None:
+    def _emit_complete_sums(self, scope: Scope, totals: Mapping[Term, Expr], done: set[Term]) -> None:
         """Give the finished sums their values and store what depends on nothing else."""
         self.levels.clear()
         for term, value in totals.items():
-            value = self._as_result(term, value)
-            if term.dtype in LOW_FLOATS and self._rounds(term):
+            value = as_result(term, value)
+            if term.dtype in LOW_FLOATS and self._needs_rounding(term):
                 value = call("rounded", value, literal(TL[term.dtype]))
             scope.memo[term] = self._let(scope, self._final_name(term), value)
         for sink in self.program.sinks:
