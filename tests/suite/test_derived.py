@@ -39,7 +39,7 @@ def forward_of(case: Case) -> tuple[Graph, Any, list[torch.Tensor]]:
     torch.manual_seed(0)
     args = [a.double() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in case.make(4)]
     leaves = [a.requires_grad_(a.is_floating_point()) for a in args if isinstance(a, torch.Tensor)]
-    trace = fusegrad.compile(case.cls, dynamic=False)._fusegrad.specialization(args).forward.trace
+    trace = fusegrad.compile(case.cls, dynamic=False)._fusegrad.specialization(args).captured.forward.trace
     return lower(trace.graph_module, [*trace.fakes, *trace.lifted]), trace.graph_module, [*leaves, *trace.lifted]
 
 
