@@ -199,10 +199,10 @@ def why_another(compiler: Captures, facts: Sequence[Any], args: Sequence[Any]) -
     if same:
         return f"sizes: not {failing(same[-1], tensors) or 'as before'}"
     known = [(key, s) for key, specializations in compiler.known.items() for s in specializations]
-    names = known[-1][1].names if known else []
+    names = known[-1][1].captured.names if known else []
     if not known or len(names) != len(args):
         return None if not known else f"{len(args)} arguments, not {len(names)}"
-    told = [Variant(named_facts(compiler, key, s.names), (), ()) for key, s in known]
+    told = [Variant(named_facts(compiler, key, s.captured.names), (), ()) for key, s in known]
     now = Variant(named_facts(compiler, facts, names), (), ())
     near = nearest(now.facts, [v.facts for v in told])
     assert near is not None

@@ -89,7 +89,7 @@ def test_no_way_to_add_uses_them_and_integers_may() -> None:
 
 
 def test_the_search_finds_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repeats.pipeline, "without_order", lambda graph: {})
+    monkeypatch.setattr(repeats.pipeline, "unordered_scatters", lambda graph: {})
     assert len(all_float_atomics(Scattered, SPECS)) == 3
     assert all_float_atomics(Picked, ("f32[64,8]", "i64[100]"))
 
