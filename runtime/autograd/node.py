@@ -84,6 +84,8 @@ def _forward(spec: Specialization, backend: str, chosen: ResidualPlan | None, ow
         args = text.let("args", f"{text.constant(opened, 'opened')}(given)")
     data, rebuild = text.constant(captured, "captured"), text.constant(rebuild_output, "rebuild")
     sizes = text.let("sizes", f"{data}.sizes({args})")
+    if not own_backward:  # before forward may write to an argument: a fault of ours is answered by eager until then
+        text.add(f"ctx._fusegrad_patch = {text.constant(handed_over, 'handed_over')}()")
     text.add(f"outputs, hidden = {at}.run_forward({args}, {backend!r}, {plan}, {sizes})")
     inputs = [f"{args}[{i}]" for i in captured.slots]
     names: dict[str, Callable[[int], str]]
@@ -92,7 +94,6 @@ def _forward(spec: Specialization, backend: str, chosen: ResidualPlan | None, ow
     write_context(text, spec, saved, own_backward, lambda p: names[p.kind](p.index), sizes, "given")
     if not own_backward:
         text.add(f"ctx._fusegrad_sizes = {sizes}")
-        text.add(f"ctx._fusegrad_patch = {text.constant(handed_over, 'handed_over')}()")
     text.add(f"return {rebuild}({data}, outputs, ({row(inputs)}), hidden, {sizes})")
     return text.function("forward", ("ctx", "*given"))
 

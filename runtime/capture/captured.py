@@ -54,7 +54,7 @@ class CapturedFunction:
         opaque: Sequence[Any] = (),
     ) -> None:
         self.cls, self.name, self.dynamic = cls, cls.__name__, dynamic
-        self.reads = reads.with_arguments(args)
+        self.reads = reads
         self.report = report or (lambda method, why: None)
         self.switches = in_force()  # whatever is captured or generated later, is so under them
         self.slots = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
@@ -182,9 +182,13 @@ def capture_function(
 
     tape: what its opaque calls returned; report: is told where a captured method runs slower than it might.
     """
-    forward = trace_forward(cls, args, reads.with_arguments(args), Session(dynamic), tape)
+    reads = reads.with_arguments(args)
+    forward = trace_forward(cls, args, reads, Session(dynamic), tape)
     traced, trace = forward.traced, forward.trace
     captured = CapturedFunction(cls, args, reads, dynamic, report, forward, Binder(traced.fakes), trace.opaque)
+    visible = len(traced.fake_outputs)
+    trace.names = [captured.names[i] for i in captured.slots]
+    trace.output_names = ["out"] if visible == 1 else [f"out_{i}" for i in range(visible)]
     captured.written = written_placeholders(trace.graph_module, len(captured.slots))
     captured.unversioned = unversioned_placeholders(trace.graph_module, len(captured.slots)) if captured.written else []
     if captured.opaque and captured.writes_inputs:
@@ -202,18 +206,14 @@ def capture_function(
 def trace_forward(
     cls: type, args: Sequence[Any], reads: Reads, session: Session, tape: Tape | None
 ) -> ForwardCapture:
-    """forward and setup_context on fakes like the arguments, the graph's inputs and outputs named."""
-    count_of_user, slots = user_count(args), [i for i, a in enumerate(args) if isinstance(a, Tensor)]
-    needs = tuple(isinstance(a, Tensor) and a.requires_grad and i < count_of_user for i, a in enumerate(args))
-    fakes = [session.fake(args[i]) for i in slots]
+    """forward and setup_context on fakes like the arguments."""
+    given = user_count(args)
+    needs = tuple(isinstance(a, Tensor) and a.requires_grad and i < given for i, a in enumerate(args))
+    fakes = [session.fake(a) for a in args if isinstance(a, Tensor)]
     require_allowed(f"{cls.__name__}.forward")
     count("captures")
     with logs.capturing(f"{cls.__name__}.forward", lambda: forward.trace, method_place(cls.forward)):  # type: ignore[attr-defined]
         forward = capture_forward(cls, args, fakes, session, reads, needs, tape)
-    names = argument_names(cls, len(args))
-    forward.trace.names = [names[i] for i in slots]
-    visible = len(forward.fake_outputs)
-    forward.trace.output_names = ["out"] if visible == 1 else [f"out_{i}" for i in range(visible)]
     return forward
 
 

@@ -145,12 +145,12 @@ def capture_backward(captured: CapturedFunction, kinds: tuple[Any, ...], tape: T
     count("captures")
     residuals, symbols = fresh_residuals(captured)
     fakes = [fake_gradient(captured, i, k) for i, k in enumerate(kinds)]
-    live = [i for i, v in enumerate([*residuals, *symbols, *fakes]) if v is not None]
-    total, answer = len(residuals) + len(symbols) + len(fakes), False
+    everything, answer = [*residuals, *symbols, *fakes], False
+    live = [i for i, v in enumerate(everything) if v is not None]
     histories: list[History] = []
 
     def body(*present: Any) -> tuple[Any, ...]:
-        full: list[Any] = [None] * total
+        full: list[Any] = [None] * len(everything)
         for i, value in zip(live, present, strict=True):
             full[i] = value
         r, s = len(residuals), len(residuals) + len(symbols)
@@ -160,7 +160,6 @@ def capture_backward(captured: CapturedFunction, kinds: tuple[Any, ...], tape: T
             histories.append(known)
             return reduced_as_by_autograd(captured, run_user_backward(captured, full[:r], sizes, full[s:]))
 
-    everything = [*residuals, *symbols, *fakes]
     gradients = ", ".join("absent" if k is None else str(k) for k in kinds)
     what = f"{captured.name}.backward for gradients {gradients}"
     with logs.capturing(what, lambda: trace, captured.backward_place()):

@@ -101,6 +101,19 @@ def rebuild_output(
     return full if captured.forward.is_tuple else full[0]
 
 
+def from_flat_outputs(
+    captured: CapturedFunction, outputs: Sequence[Tensor], inputs: Sequence[Any], sizes: Any, args: Sequence[Any]
+) -> Any:
+    """What the user gets where a function returned the visible tensors, then the hidden ones, all tracked alike.
+
+    inputs: the tensors among `args`, the arguments by position.
+    """
+    visible = len(captured.forward.tensor_outputs)
+    hidden = [h.detach() for h in outputs[visible:]] if captured.forward.returns_hidden else ()
+    result = rebuild_output(captured, outputs[:visible], inputs, hidden, sizes)
+    return restore_passthrough_inputs(captured, result, args)
+
+
 def restore_passthrough_inputs(captured: CapturedFunction, result: Any, args: Sequence[Any]) -> Any:
     """What a plain function returns: its arguments as they are, which a Function makes views of."""
     if not captured.given:

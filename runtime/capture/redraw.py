@@ -13,6 +13,7 @@ from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from ...tracer.trace import CaptureError, Trace
+from ..values.tensors import records_launches
 
 Generators = Sequence[tuple[torch.device, torch.Tensor]]
 """The states of torch's generators, by device."""
@@ -91,9 +92,7 @@ def _set(states: Generators) -> None:
 
 def _has_states(device: torch.device) -> bool:
     """Whether a device's generator can be asked: not while a CUDA graph records, nor where there is none."""
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        return False
-    return hasattr(_module(device), "get_rng_state")
+    return not records_launches(device) and hasattr(_module(device), "get_rng_state")
 
 
 def _module(device: torch.device) -> Any:

@@ -48,10 +48,12 @@ class Call:
         self.compiled, self.args, self.kwargs = compiled, args, kwargs
         self.as_given = args if not kwargs else None
         """What a written-out entry of the inline cache is found by; None where keywords were given."""
+        self.watching = watcher()
+        """What follows the calls within the method that is being traced around this one."""
         self.mode = self._mode()
 
     def _mode(self) -> Mode:
-        if watcher() is not None:
+        if self.watching is not None:
             return Mode.INTERCEPTED
         if _is_left_out(self.compiled):
             return Mode.EAGER

@@ -11,7 +11,6 @@ from ...ir.once import once
 from ...ir.switches import takes
 from ...tracer.capture.capture import OpaqueMet, capture_lock, is_capturing
 from ...tracer.opaque.opaque import Why, remember
-from ...tracer.opaque.watching import watcher
 from ...tracer.torch_private import dual_level, transforms_active
 from ..autograd.graph_breaks import first_call
 from ..autograd.graph_breaks import run as run_split
@@ -71,8 +70,9 @@ class Dispatcher(Compiled):
             result = apply(*args)
             with recorded_faults(self, "forward", args):
                 keeper.keep_forward(specialization)
-        finally:
-            keeper.release()
+        finally:  # what was computed does not depend on it
+            with recorded_faults(self, "forward", args):
+                keeper.release()
         return restore_passthrough_inputs(captured, result, args)
 
     def _write_entry(self, kind: Any, key: Any, asked: Any, given: Any) -> None:
@@ -107,14 +107,13 @@ class Dispatcher(Compiled):
 # ------------------------------------------------------------------ the ways of a call
 def _intercepted(dispatcher: Dispatcher, call: Call) -> Any:
     """A call within a method that is traced, or recorded for that: it is the watcher's to decide."""
-    watching = watcher()
-    assert watching is not None
+    assert call.watching is not None
     declared = dispatcher.methods.declared["forward"]
     if declared.value is False:
         remember(dispatcher.cls, Why(declared.how.removeprefix("it "), True))
     else:
         call.bind()
-    return watching(dispatcher.cls, lambda *a, **k: dispatcher(a, k), call.args, call.kwargs)
+    return call.watching(dispatcher.cls, lambda *a, **k: dispatcher(a, k), call.args, call.kwargs)
 
 
 def _eager(dispatcher: Dispatcher, call: Call) -> Any:

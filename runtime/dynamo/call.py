@@ -38,7 +38,7 @@ from ...tracer.torch_private import (
 from ...tracer.trace import CaptureError
 from ..capture.graph_mode import aside, asked_for, is_asked_for, is_for_a_graph
 from ..capture.guards import is_tracked
-from ..capture.outputs import rebuild_output, restore_passthrough_inputs
+from ..capture.outputs import from_flat_outputs
 from ..distributed import call as distributed
 from ..fallback.answer import Fault, answered, is_fault, put_on_record
 from ..functorch.function import why_not_transformable
@@ -188,11 +188,8 @@ def traced(compiler: Compiled, args: tuple[Any, ...], spec: Specialization | Non
         tensors[argument].copy_(outputs[output])
     same = {output: last[argument] for output, argument in written}
     outputs = tuple(outputs[same.get(i, i)] for i in range(len(outputs)))
-    visible = len(spec.captured.forward.tensor_outputs)
-    hidden = [h.detach() for h in outputs[visible:]] if spec.captured.forward.returns_hidden else ()
     sizes = BoundSizes(spec.captured.binder.read(tensors))
-    result = rebuild_output(spec.captured, outputs[:visible], tensors, hidden, sizes)
-    return restore_passthrough_inputs(spec.captured, result, args)
+    return from_flat_outputs(spec.captured, outputs, tensors, sizes, args)
 
 
 def _require_parts_are_seen(args: Sequence[Any]) -> None:

@@ -22,6 +22,7 @@ from ..kernels import autotune as tune
 from ..kernels.launch_errors import LaunchFailure, launch_failure
 from ..settings.internal_errors import or_fall_back
 from ..values.sizes import Sizes, numbers
+from ..values.tensors import records_launches
 from . import targets
 from .aten import reference
 from .bound_group import BoundGroup
@@ -115,7 +116,7 @@ class GroupRunner:
     def _settle(self, bound: BoundGroup, inputs: Sequence[Tensor], sizes: Sizes) -> BoundGroup:
         """Return what these sizes keep: the schedule's own kernels, or where tuning is on the fastest version."""
         tuned = targets.is_tuned(self.backend)
-        if tuned and self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        if tuned and records_launches(self.device):
             return bound
         bound.settled = True
         if not tuned or not any(launch.grid for launch in bound.launches):

@@ -40,7 +40,7 @@ from ..fallback.effects import careful
 from ..settings.config import KERNEL_BACKENDS, handed_over
 from ..specialize.backward import run_backward
 from ..specialize.compiled_backward import BackwardCall
-from ..specialize.residuals import ResidualPlan
+from ..specialize.residuals import ResidualPlan, executable_key
 from ..specialize.specialization import Specialization
 from ..values.gradient_layouts import canonical_layout, layout_class
 from ..values.sizes import BoundSizes
@@ -303,7 +303,7 @@ def _write_backward(
     entry = next(iter(spec.backward.other_entries(tuple(map(layout_class, gradients)))), None)
     if entry is None or entry.opaque or entry.unversioned or entry.draws or not entry.admits(sizes):
         return None
-    executable = entry.executables.get(call.backend if call.chosen is None else f"{call.backend} chosen")
+    executable = entry.executables.get(executable_key(call.backend, call.chosen))
     if executable is None or any(canonical_layout(g) is not g for g in gradients):
         return None
     text = SourceWriter()

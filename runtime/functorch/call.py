@@ -10,7 +10,7 @@ import torch
 from ...tracer.capture.capture import DataMet, OpaqueMet
 from ...tracer.containers import opened
 from ...tracer.torch_private import custom_function_call, plain_tensors, transforms_active
-from ..capture.outputs import rebuild_output, restore_passthrough_inputs
+from ..capture.outputs import from_flat_outputs
 from ..fallback.answer import UNDER_FUNC
 from ..fallback.records import NotCaptured
 from ..values.bitwise import made_up_data
@@ -65,8 +65,5 @@ def call_under_transform(compiler: Compiled, args: tuple[Any, ...]) -> Any:
     function = functorch_function_of(compiler, specialization, compiler.backend_for(plain))
     flat = [a if isinstance(a, Tensor) else None for a in given]  # the rest is a constant of the specialisation
     outputs = custom_function_call(function, *flat) if transforms_active() else function.apply(*flat)
-    visible = len(specialization.captured.forward.tensor_outputs)
-    hidden = [h.detach() for h in outputs[visible:]] if specialization.captured.forward.returns_hidden else ()
-    inputs, sizes = specialization.captured.tensors_of(given), specialization.captured.sizes(plain)
-    result = rebuild_output(specialization.captured, outputs[:visible], inputs, hidden, sizes)
-    return restore_passthrough_inputs(specialization.captured, result, args)
+    captured = specialization.captured
+    return from_flat_outputs(captured, outputs, captured.tensors_of(given), captured.sizes(plain), args)

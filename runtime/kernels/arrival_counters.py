@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from ...tracer.torch_private import current_device, current_stream
+from ...tracer.torch_private import current_stream
+from ..values.tensors import records_launches
 
 Tensor = torch.Tensor
 SPARE = 15
@@ -38,7 +39,7 @@ class ArrivalCounters:
         """Those of kernels on a device."""
         if device.type != "cuda":
             return cls(device, lambda: 0, lambda: False)
-        return cls(device, lambda: current_stream(device.index or 0), lambda: _is_capturing(device))
+        return cls(device, lambda: current_stream(device.index or 0), lambda: records_launches(device))
 
     def __call__(self, user: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """For a launch of now. user: which kernel, and which of its counters."""
@@ -60,14 +61,6 @@ class ArrivalCounters:
         count = torch.Size(shape).numel()
         room = _outside_of_pools(self.device, (1 + SPARE, -(-count // per_set) * per_set), dtype)
         return [row[:count].view(shape) for row in room]
-
-
-def _is_capturing(device: torch.device) -> bool:
-    """Whether launches on the device's stream are captured; the device need not be the current one."""
-    if device.index is None or device.index == current_device():
-        return torch.cuda.is_current_stream_capturing()
-    with torch.cuda.device(device):
-        return torch.cuda.is_current_stream_capturing()
 
 
 def _outside_of_pools(device: torch.device, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

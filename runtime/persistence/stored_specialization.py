@@ -33,7 +33,7 @@ from ..capture.captured_backward import BackwardEntry, BackwardTrace, capture_ba
 from ..capture.guards import ask_for_sizes_alone, global_state, guard_from
 from ..execution.executable import Executable
 from ..execution.kernel_plan import KernelPlan
-from ..specialize.residuals import ResidualPlan
+from ..specialize.residuals import ResidualPlan, executable_key
 from ..specialize.specialization import Specialization, chosen_residuals
 from ..values.sizes import Binder, BoundSizes, traced_numbers
 from .literals import NoLiteral, constant_document, constant_from, settled
@@ -128,7 +128,8 @@ def kinds_text(kinds: tuple[Any, ...]) -> str:
 def forward_document(spec: Specialization, backend: str, device: torch.device) -> Doc:
     """forward on one backend. Raises NotKept."""
     chosen = spec.known_choice()
-    executable, conditions = spec.executables[_key(backend, chosen)], _conditions(spec.captured.current_guard())
+    executable = spec.executables[executable_key(backend, chosen)]
+    conditions = _conditions(spec.captured.current_guard())
     if not ask_for_sizes_alone(conditions):
         raise NotKept("its guard asks for more than sizes")
     return {
@@ -143,10 +144,6 @@ def _conditions(guard: Any) -> list[str]:
     return list(guard.conditions)
 
 
-def _key(backend: str, chosen: ResidualPlan | None) -> str:
-    return backend if chosen is None else f"{backend} chosen"
-
-
 def _choice(chosen: ResidualPlan) -> Doc:
     if type(chosen) is not ResidualPlan:
         raise NotKept("its backward is derived")
@@ -159,7 +156,7 @@ def _choice(chosen: ResidualPlan) -> Doc:
 
 def backward_document(spec: Specialization, entry: BackwardEntry, backend: str, device: torch.device) -> Doc:
     """backward for one layout of gradients. Raises NotKept."""
-    executable = entry.executables[_key(backend, spec.known_choice())]
+    executable = entry.executables[executable_key(backend, spec.known_choice())]
     if entry.lifted or entry.opaque or entry.others or entry.viewed:
         raise NotKept("backward reads tensors from outside, calls what is opaque, or returns a view of a gradient")
     if entry.written:
@@ -213,7 +210,7 @@ class Stored:
         plan = plan_of(found["plan"], name, self.backend, device, report)
         spec.decide(None if found["chosen"] is None else self._chosen(found["chosen"]))
         executable = Executable.planned(plan, lambda: captured.forward.trace, captured.skip, captured.binder)
-        spec.executables[_key(self.backend, spec.known_choice())] = executable
+        spec.executables[executable_key(self.backend, spec.known_choice())] = executable
         captured.draws = _may_draw(plan)
 
     def _chosen(self, found: Doc) -> ResidualPlan:
@@ -251,12 +248,11 @@ class Stored:
     def _examples(self) -> list[Any]:
         """The arguments that the stored capture was made for."""
         with FakeTensorMode():
-            tensors = iter([
+            tensors = [
                 torch.empty_strided(shape, strides, dtype=getattr(torch, dtype), device=device).requires_grad_(needs)
                 for shape, strides, dtype, device, needs in self.table["example"]
-            ])  # fmt: skip
-            captured = self.captured
-            return [next(tensors) if i in captured.slots else a for i, a in enumerate(captured.arguments)]
+            ]
+        return self.captured.with_tensors(tensors)
 
     def is_current(self) -> bool:
         """Whether what the capture read is still what it was at the call."""
@@ -273,7 +269,7 @@ class Stored:
         entry = BackwardEntry(trace, guards, passed=passed, compared=True, stored_guards=guards)
         binder = _binder(found["sources"], self.symbols)
         executable = Executable.planned(plan, lambda: entry.trace, frozenset(passed), binder)
-        entry.executables[_key(self.backend, self.spec.known_choice())] = executable
+        entry.executables[executable_key(self.backend, self.spec.known_choice())] = executable
         entry.draws = _may_draw(plan)
         return entry
 

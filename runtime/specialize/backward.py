@@ -68,8 +68,7 @@ def note(compiler: Compiled, call: OpaqueCall, declared: bool) -> None:
 def split_backward(
     compiler: Compiled, spec: Specialization, call: BackwardCall, why: OpaqueMet | Mismatch
 ) -> tuple[Any, ...]:
-    """backward of the user's own residuals: by another of its graphs, or by the user's Python, which is then captured.
-    """
+    """backward of the user's own residuals: by another of its graphs, or by the user's Python, captured after that."""
     captured, met = spec.captured, why if isinstance(why, OpaqueMet) else None
     tape = Tape(data=isinstance(why, DataMet)) if isinstance(why, OpaqueMet) else why.tape.again()
     # Another capture of it may know what its opaque nodes return this time; what already ran is on the tape.
@@ -133,7 +132,8 @@ def run_backward(compiler: Compiled, spec: Specialization, call: BackwardCall) -
         return _gradients(compiler, spec, call)
     finally:
         if claim is not None:
-            claim.release()
+            with recorded_faults(compiler, "backward", call.gradients):
+                claim.release()
 
 
 def _gradients(compiler: Compiled, spec: Specialization, call: BackwardCall) -> tuple[Any, ...]:

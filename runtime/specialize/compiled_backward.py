@@ -32,7 +32,7 @@ from ..settings.config import KERNEL_BACKENDS
 from ..settings.internal_errors import or_fall_back
 from ..values.gradient_layouts import canonical_layout, layout_class
 from ..values.sizes import BoundSizes
-from .residuals import ResidualPlan
+from .residuals import ResidualPlan, executable_key
 
 Tensor = torch.Tensor
 Sizes = BoundSizes
@@ -71,7 +71,7 @@ class BackwardCall:
     @once
     def key(self) -> str:
         """What tells the executables of one captured backward apart."""
-        return self.backend if self.chosen is None else f"{self.backend} chosen"
+        return executable_key(self.backend, self.chosen)
 
     def on_originals(self) -> BackwardCall:
         """The same call on the user's own residuals."""
@@ -210,9 +210,7 @@ class Backward:
             if all(_same_shape(a, f, sizes) for a, f in zip(args, own.forward.fakes, strict=True)):
                 return sibling, args
         args = [_stand_in(f, sizes) for f in own.forward.fakes]
-        supply = iter(args)
-        full = [next(supply) if i in own.slots else a for i, a in enumerate(own.arguments)]
-        sibling = Backward(capture_function(own.cls, full, own.reads, own.dynamic, own.report))
+        sibling = Backward(capture_function(own.cls, own.with_tensors(args), own.reads, own.dynamic, own.report))
         if sibling.captured.residual_places != own.residual_places:
             raise CaptureError(reason="what it saves depends on the sizes", where="unknown")
         self.siblings.append((sibling, args))
@@ -280,6 +278,7 @@ def run_entry(
     again = running_with_tape(executable, tape, sizes) if entry.opaque else nullcontext(sizes)
     with again as now, captured.exactly_as_captured(), drawing_again(inputs) if entry.draws else _AS_IT_IS:
         results = executable(inputs, lifted, now)
+
     def view(fake: Tensor, gradient: Any) -> Tensor:
         return view_like(fake, canonical_layout(gradient), sizes)  # type: ignore[arg-type]
 

@@ -80,6 +80,11 @@ def _program(captured: CapturedFunction, backward: BackwardEntry) -> Program:
     return program
 
 
+def executable_key(backend: str, chosen: ResidualPlan | None) -> str:
+    """What tells the executables of one graph apart: the backend, and whose residuals it makes or takes."""
+    return backend if chosen is None else f"{backend} chosen"
+
+
 def mask_of(kinds: Sequence[Any]) -> tuple[bool, ...]:
     return tuple(k is not None for k in kinds)
 

@@ -22,7 +22,7 @@ from ..settings.config import KERNEL_BACKENDS
 from ..settings.internal_errors import or_fall_back
 from ..values.sizes import BoundSizes
 from .compiled_backward import Backward
-from .residuals import ResidualPlan, choose, may_be_exchanged
+from .residuals import ResidualPlan, choose, executable_key, may_be_exchanged
 
 Tensor = torch.Tensor
 Sizes = BoundSizes
@@ -87,7 +87,7 @@ class Specialization:
 
     def chosen_executable(self, backend: str, chosen: ResidualPlan) -> Executable:
         """forward on `backend`, with the chosen values as its hidden outputs."""
-        key = f"{backend} chosen"
+        key = executable_key(backend, chosen)
         if key not in self.executables:
             with capture_lock:
                 self._add_chosen(key, backend, chosen)
