@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 TOPS = ("ir", "tracer", "codegen", "runtime")
 ORDER = (
-    "settings", "values", "cache", "kernels", "execution", "capture", "fallback", "specialize", "distributed",
+    "settings", "values", "cache", "kernels", "execution", "capture", "fallback", "specialize", "compiled", "distributed",
     "persistence", "functorch", "autograd", "dynamo", "fast_path", "dispatch", "report", "swap", "profile", "export",
     "check", "bisect", "integrations", "commands",
 )  # fmt: skip
