@@ -16,7 +16,7 @@ from ...ir.switches import allowed, in_force
 from ...tracer.capture.capture import Session, unversioned_placeholders, written_placeholders
 from ...tracer.containers import anew
 from ...tracer.function import ForwardCapture, capture_forward, rebind, symbols_in, user_count
-from ...tracer.methods import backward_method, method_place, parameter_names, uses_setup_context
+from ...tracer.methods import backward_method, method_place, parameter_names, plain_function, uses_setup_context
 from ...tracer.opaque.opaque import Tape
 from ...tracer.reads.reads import Reads
 from ...tracer.torch_private import no_autocast
@@ -74,7 +74,7 @@ class CapturedFunction:
         self.written: list[int] = []
         self.unversioned: list[int] = []
         # How its results become the user's.
-        self.is_plain = hasattr(cls, "_fusegrad_sources")
+        self.is_plain = plain_function(cls) is not None
         self.given: tuple[tuple[int, int], ...] = ()
         self.skip = frozenset(i for i, k in enumerate(output_kinds(forward)) if k != "tensor")
         self.inner_views = inner_views(forward)

@@ -162,7 +162,7 @@ class EntryCall:
         """Guard what is read outside, the methods; and whether hooks pack saved tensors, where it matters."""
         captured = self.spec.captured
         yield from guard_reads(text, captured.reads)
-        yield from guard_methods(text, self.compiler.user_class)
+        yield from guard_methods(text, self.compiler.user.original)
         yield from guard_custom_attributes(text, [names[i] for i in captured.slots], captured.reads.custom_attributes)
         if self.observed or self.chosen is not None:
             yield f"{'' if self.observed else 'not '}{text.constant(hooks_are_active, 'hooks')}()"
@@ -248,7 +248,7 @@ class EntryCall:
             return
         backward._fusegrad_sizes = self.sizes  # for all of them, in place of a slot of each
         backward._fusegrad_patch = handed_over()  # a guard of the entry
-        if not _is_delicate(self.compiler.cls):
+        if not _is_delicate(self.compiler.user.cls):
             backward._fusegrad_learns = BackwardLearner(self._served(), backward)
 
     def _served(self) -> ServedCall:

@@ -7,6 +7,7 @@ through forward, so that second order is right and not silently partial. Under v
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,7 +40,7 @@ from ..capture.outputs import is_as_strided, rebuild_output, tensor_at, view_of
 from ..capture.user_methods import ctx_attributes, hidden_of_user, run_user_backward, run_user_forward
 from ..compiled.traceability import switches_grad_mode
 from ..execution.aten import reference
-from ..fallback.answer import Fault, is_fault
+from ..fallback.answer import UNDER_FUNC, Fault, is_fault, put_on_record
 from ..settings.config import KERNEL_BACKENDS
 from ..specialize.linearity import (
     CoarsestEps,
@@ -71,7 +72,8 @@ Lanes = tuple[tuple[int, ...], tuple[int, ...]]
 
 def functorch_function_of(compiler: Compiled, specialization: Specialization, backend: str) -> Any:
     """The one such Function of a specialisation on a backend."""
-    copies = _has_no_place_for_tangents(specialization) and forward_mode_is_active() and not compiler.writes("jvp")
+    pushed = forward_mode_is_active() and not compiler.user.overrides("jvp")
+    copies = pushed and _has_no_place_for_tangents(specialization)
     key = (backend, "whole", copies)
     if key not in specialization.nodes:
         specialization.nodes.setdefault(key, FunctorchFunction(compiler, specialization, backend, copies).function())
@@ -88,18 +90,19 @@ def _has_no_place_for_tangents(spec: Specialization) -> bool:
 def why_not_transformable(compiler: Compiled, spec: Specialization) -> str | None:
     """Why torch.func gets the user's own class; None where it gets the compiled one."""
     forward = spec.captured.forward
-    if spec.captured.writes_inputs and (forward.hidden_count or backward_method(compiler.cls) is None):
+    if spec.captured.writes_inputs and (forward.hidden_count or backward_method(compiler.user.cls) is None):
         return "it writes to an argument and keeps a value from in between, which torch.func differentiates"
-    pushed = compiler.derive_jvp == "forward" and forward_mode_is_active() and not compiler.writes("jvp")
-    if (why := why_not_differentiated(spec, pushed or backward_method(compiler.cls) is None)) is not None:
+    derived = compiler.options.derive_jvp == "forward" and not compiler.user.overrides("jvp")
+    pushed = derived and forward_mode_is_active()
+    if (why := why_not_differentiated(spec, pushed or backward_method(compiler.user.cls) is None)) is not None:
         return why
     if len(levels_active()) > 1 and _backward_writes_through_data(spec):
         return "its backward writes through `.data`, of which torch.func hears at one of its levels alone"
-    if forward_mode_is_active() and switches_grad_mode(compiler.cls):
+    if forward_mode_is_active() and switches_grad_mode(compiler.user.cls):
         return "it turns the grad mode off or on, which forward mode does not heed"
-    if forward.returns_hidden and compiler.writes("vmap"):
+    if forward.returns_hidden and compiler.user.overrides("vmap"):
         return "it returns a container with tensors, of which its own vmap tells nothing"
-    if not forward.tensor_outputs and compiler.writes("vmap"):
+    if not forward.tensor_outputs and compiler.user.overrides("vmap"):
         return "it returns no tensor, and what its own vmap returns is all that there is"
     return None
 
@@ -156,8 +159,8 @@ class FunctionRules:
     def _made(self) -> Any:
         names = ("forward", "setup_context", "backward", "jvp", "vmap")
         body: dict[str, Any] = {name: staticmethod(getattr(self, name)) for name in names}
-        if self.compiler.writes("vmap"):
-            body["generate_vmap_rule"] = self.compiler.cls.generate_vmap_rule  # type: ignore[attr-defined]  # torch raises
+        if self.compiler.user.overrides("vmap"):
+            body["generate_vmap_rule"] = self.compiler.user.cls.generate_vmap_rule  # type: ignore[attr-defined]  # torch raises
         return type(self.spec.captured.name, (Function,), body)
 
     # ------------------------------------------------------------------ forward
@@ -192,7 +195,7 @@ class FunctionRules:
     def jvp_places(self) -> list[Place | None]:
         """What jvp reads: what the user's own asks for, else what his backward does."""
         captured = self.spec.captured
-        if not self.compiler.writes("jvp"):
+        if not self.compiler.user.overrides("jvp"):
             return captured.residual_places
         return [*captured.forward.saved_for_forward, *captured.forward.tensor_attributes.values()]
 
@@ -206,7 +209,7 @@ class FunctionRules:
                 raise
             fault = Fault.of(error)
         results = self._backward(ctx, kept, gradients, True)
-        self.compiler.derivative_failed(fault, gradients)
+        put_on_record(self.compiler, UNDER_FUNC, fault, gradients)
         return results
 
     def _backward(
@@ -217,7 +220,7 @@ class FunctionRules:
         residuals, inputs = kept[:n], kept[n:]
         if not as_written:
             self.compiler.require_backward(self.spec)
-        if backward_method(self.compiler.cls) is None:
+        if backward_method(self.compiler.user.cls) is None:
             return self._derived_backward(inputs, gradients)
         given, hidden = gradients[: self.visible], gradients[self.visible :]
         result: list[Any] = [None] * len(captured.arguments)
@@ -246,7 +249,7 @@ class FunctionRules:
 
     def _derived_backward(self, inputs: Sequence[Any], gradients: Sequence[Any]) -> tuple[Any, ...]:
         """The derivative of forward itself, where the user wrote forward alone."""
-        if self.compiler.cls.jvp is not Function.jvp:  # type: ignore[attr-defined]
+        if self.compiler.user.cls.jvp is not Function.jvp:  # type: ignore[attr-defined]
             Function.backward(None, *gradients)  # his jvp may say otherwise: torch's own error
         result: list[Any] = [None] * len(self.spec.captured.arguments)
         self._add(result, self.forward_unit.pullback(inputs, gradients))
@@ -270,11 +273,11 @@ class FunctionRules:
         tangents = tangents[: self.spec.captured.count]
         moving = [tangents[i] for i in self.spec.captured.slots[: self.tracked]]
         moving += [None] * (len(inputs) - self.tracked)
-        if self.compiler.writes("jvp"):
+        if self.compiler.user.overrides("jvp"):
             visible = self.of_tensors(self._users_tangents(kept, ctx.sizes, tangents))
-        elif self.compiler.derive_jvp is False:
+        elif self.compiler.options.derive_jvp is False:
             return tuple(Function.jvp(ctx, *tangents))  # torch's own error
-        elif self.compiler.derive_jvp == "forward" or self._has_no_backward_of_its_own:
+        elif self.compiler.options.derive_jvp == "forward" or self._has_no_backward_of_its_own:
             return self._pushed(inputs, moving)
         else:
             visible = self._written(self._transposed(ctx, kept, tangents), moving)
@@ -283,7 +286,7 @@ class FunctionRules:
     @property
     def _has_no_backward_of_its_own(self) -> bool:
         """Nor has a plain function: its forward mode is torch's, by the jvp of each Function that it calls."""
-        return self.spec.captured.is_plain or backward_method(self.compiler.cls) is None
+        return self.spec.captured.is_plain or backward_method(self.compiler.user.cls) is None
 
     def _pushed(self, inputs: Sequence[Any], moving: Sequence[Any]) -> tuple[Any, ...]:
         """The derivative of forward itself; what does not move, by the user's mark, has no tangent."""
@@ -408,7 +411,8 @@ class TangentUnit(TransformableGraph):
         self.transposed: dict[int, Lowered | None] = {}  # by the entry
         captured = whole.spec.captured
         super().__init__(f"{captured.name}_jvp", whole.tangent_body(mask), whole.backend, captured.reads)
-        self.refused, self.failed = whole.compiler.derivative_refused, whole.compiler.derivative_failed
+        self.refused = whole.compiler.ledger.refuse_derivative
+        self.failed = partial(put_on_record, whole.compiler, UNDER_FUNC)
 
     def execute(self, args: Sequence[Any]) -> Sequence[Any]:
         if not is_capturing() and self._entry_for(args) is not None:
@@ -474,7 +478,8 @@ class FunctorchFunction(FunctionRules):
             self.pushed_unit = CallingUnit(f"{captured.name}_forward", self._forward_again, backend, captured.reads)
         self.setup_unit = TransformableGraph(f"{name}_setup_context", self._setup_body, backend, reads)
         for unit in (self.forward_unit, self.pushed_unit, self.setup_unit):
-            unit.refused, unit.failed = compiler.derivative_refused, compiler.derivative_failed
+            unit.refused = compiler.ledger.refuse_derivative
+            unit.failed = partial(put_on_record, compiler, UNDER_FUNC)
         self.tangent_units: dict[tuple[bool, ...], TangentUnit] = {}
         self.promised: dict[tuple[bool, ...], TransformableGraph] = {}
         self.judged: set[Any] = set()
@@ -580,7 +585,7 @@ class FunctorchFunction(FunctionRules):
     def own_jvp(
         self, kept: Sequence[Any], sizes: Any, tangents: Sequence[Any], captured: bool
     ) -> tuple[Any, ...]:
-        if not (captured or self.compiler.must_capture("jvp")) or self.spec.captured.writes_inputs:
+        if not (captured or self.compiler.ledger.must_capture("jvp")) or self.spec.captured.writes_inputs:
             return self._users_jvp(kept, sizes, tangents)
         mask = tuple(t is not None for t in tangents)
         numbers = [sizes[s] for s in self.symbols]
@@ -606,7 +611,7 @@ class FunctorchFunction(FunctionRules):
         n = len(forward.saved_for_forward)
         needs = forward.needs_input_grad[: captured.count]
         own = BackwardContext(kept[:n], ctx_attributes(captured, kept[n:], sizes), needs)
-        return as_tuple(self.compiler.cls.jvp(own, *tangents))  # type: ignore[attr-defined]
+        return as_tuple(self.compiler.user.cls.jvp(own, *tangents))  # type: ignore[attr-defined]
 
     def _materialized(self, argument: int, tangent: Any, sizes: Any) -> Any:
         captured = self.spec.captured
@@ -618,11 +623,11 @@ class FunctorchFunction(FunctionRules):
 
     def vmap(self, info: Any, in_dims: Any, *args: Any) -> Any:
         captured = self.spec.captured
-        if not self.compiler.writes("vmap"):
+        if not self.compiler.user.overrides("vmap"):
             return super().vmap(info, in_dims, *args)
         given = closed(captured.with_tensors(captured.tensors_of(args)), captured.count)
         dims = self._closed_dims(in_dims)
-        result = self.compiler.cls.vmap(info, dims, *given)  # type: ignore[attr-defined]
+        result = self.compiler.user.cls.vmap(info, dims, *given)  # type: ignore[attr-defined]
         if not isinstance(result, tuple) or len(result) != 2:
             return result  # torch says what is wrong
         several = isinstance(result[0], tuple)
@@ -650,7 +655,7 @@ class FunctorchFunction(FunctionRules):
         """What setup_context keeps besides, of the outputs that the user's vmap made; old-style forwards run again."""
         tensors = self.spec.captured.tensors_of(args)
         dims = tuple(in_dims[i] for i in self.spec.captured.slots)
-        if not self.compiler.setup_style:
+        if not self.compiler.user.setup_style:
             return self.forward_unit.batch(dims, info.randomness)(*tensors)[self.visible : self.made]
         return self.setup_unit.batch((*dims, *out_dims), info.randomness)(*tensors, *outputs)
 

@@ -61,19 +61,19 @@ class PromisedJvp(UsersUnit):
 
     def __init__(self, compiler: Compiled, body: Body, backend: str) -> None:
         self.compiler = compiler
-        super().__init__(f"{compiler.cls.__name__}_jvp", body, backend, compiler.reads_now())
+        super().__init__(f"{compiler.user.cls.__name__}_jvp", body, backend, compiler.keys.reads_now())
 
     def captured(self, args: Sequence[Any]) -> tuple[Executable, list[Tensor]]:
         """The graph for arguments like these. Raises NotTraceableError or NestedForwardMode where there can be none."""
         try:
             found = super().captured(args)
         except CaptureError as error:
-            if not self.compiler.must_capture("jvp"):
-                facts = {"why": error.facts["reason"], "where": self.compiler.record_of("jvp", error).where}
-                raise NestedForwardMode(function=self.compiler.cls.__name__, **facts) from error
-            self.compiler.refuse("jvp", error)
+            if not self.compiler.ledger.must_capture("jvp"):
+                facts = {"why": error.facts["reason"], "where": self.compiler.ledger.record_of("jvp", error).where}
+                raise NestedForwardMode(function=self.compiler.user.cls.__name__, **facts) from error
+            self.compiler.ledger.refuse("jvp", error)
             raise
-        self.compiler.is_compiled("jvp")
+        self.compiler.ledger.note_compiled("jvp")
         return found
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
@@ -47,7 +48,7 @@ from ..capture.redraw import Generators, anew, drawing_from, draws, generators, 
 from ..capture.user_methods import run_user_backward
 from ..compiled.backward import OTHER_SIZES, run_backward
 from ..execution.executable import Executable
-from ..fallback.answer import Fault, is_fault
+from ..fallback.answer import UNDER_FUNC, Fault, is_fault, put_on_record
 from ..settings import logs
 from ..settings.config import KERNEL_BACKENDS
 from ..settings.counters import count
@@ -865,7 +866,7 @@ class BackwardUnit(TransformableGraph):
         self.symbols = sorted(captured.symbols, key=str)
         self.split = len(captured.residual_places)
         super().__init__(f"{captured.name}_backward", self._python, backend, captured.reads)
-        self.refused, self.failed = compiler.derivative_refused, compiler.derivative_failed
+        self.refused, self.failed = compiler.ledger.refuse_derivative, partial(put_on_record, compiler, UNDER_FUNC)
 
     @classmethod
     def of(cls, compiler: Compiled, specialization: Specialization, backend: str) -> BackwardUnit:
@@ -882,7 +883,7 @@ class BackwardUnit(TransformableGraph):
             return tuple(self(*args))
         kinds = tuple(layout_class(canonical_layout(g)) for g in gradients)
         if is_for_other_sizes(self.specialization.backward, kinds, sizes):
-            self.compiler.report_once("backward", OTHER_SIZES)
+            self.compiler.ledger.report_once("backward", OTHER_SIZES)
             return tuple(self.as_written(args))
         results = list(self(*without_idle(self._captured_for(args, sizes, gradients), args)))
         for result, gradient in self._passed(sizes, gradients).items():
@@ -923,7 +924,7 @@ class BackwardUnit(TransformableGraph):
         return ran(self._captured_for(args, sizes, gradients), results)
 
     def is_debugged(self) -> bool:
-        return self.compiler.is_debugged()
+        return self.compiler.ledger.is_in_anomaly_mode()
 
     def pullback(self, args: Sequence[Any], cotangents: Sequence[Any], needed: Needed = None) -> Sequence[Any]:
         if needed is not None and not transforms_active() and not is_capturing():

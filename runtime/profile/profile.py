@@ -145,11 +145,11 @@ def profile(
     compiler = compiler_of(fast)
     _require_known(compiler, baselines)
     real = [_real(a) for a in arguments(fast, args)]
-    real = list(_following(compiler.complete(real)))
+    real = list(_following(compiler.user.complete(real)))
     place = next((a.device for a in real if isinstance(a, Tensor)), torch.device("cpu"))
     found = explain(fast, *args, target=modelled_on.target)
     result = Profile(
-        name=compiler.cls.__name__, backend=compiler.backend_for(real), machine=_machine(place),
+        name=compiler.user.cls.__name__, backend=compiler.options.backend_for(real), machine=_machine(place),
         arguments=", ".join(map(_described, real)), measured=[], saved={}, operations={},
         modelled=modelled(found, modelled_on, found.sizes), device=modelled_on,
         binaries=_binaries(found, modelled_on.target) if metrics and found.kernel_records else {},
@@ -175,22 +175,21 @@ def _binaries(found: Explanation, target: str) -> dict[str, dict[str, Any]]:
 def differentiated(target_class: Any, args: Sequence[Any]) -> str:
     """Call a Function, compiled afresh, forward and backward, once without grad mode; its name."""
     known = compiler_of(_compiled(target_class))
-    options = (known.backend, known.fullgraph, known.dynamic, known.methods.option)
-    fast: Any = compile_class(known.user_class, *options, numerics=known.numerics)
+    fast: Any = compile_class(known.user.original, known.options)
     compiler = compiler_of(fast)
     real = [_real(a) for a in arguments(target_class, tuple(args))]
-    real = list(_following(compiler.complete(real)))
+    real = list(_following(compiler.user.complete(real)))
     _without_grad(fast.apply, real)()
     if outputs := _differentiable(fast.apply(*real)):
         _backward(outputs, real)()
-    return compiler.cls.__name__
+    return compiler.user.cls.__name__
 
 
 def _require_known(compiler: Compiled, baselines: Sequence[str]) -> None:
     unknown = [b for b in baselines if b not in BASELINES]
     if unknown:
         raise ProfileArgumentError(
-            function=compiler.cls.__name__, detail=f"there is no baseline {unknown[0]!r}",
+            function=compiler.user.cls.__name__, detail=f"there is no baseline {unknown[0]!r}",
             fix=f"some of {', '.join(BASELINES)}.",
         )  # fmt: skip
 
@@ -233,9 +232,9 @@ def _compiled(target_class: Any) -> Any:
 def _candidates(compiler: Dispatcher, fast: Any, baselines: Sequence[str]) -> Iterator[tuple[str, Apply]]:
     yield OURS, _call_of(compiler, fast)
     if "eager" in baselines:
-        yield "eager", compiler.users
+        yield "eager", compiler.user.run
     if "torch.compile" in baselines:
-        yield "torch.compile", torch.compile(lambda *args: compiler.users(*args), dynamic=False)
+        yield "torch.compile", torch.compile(lambda *args: compiler.user.run(*args), dynamic=False)
 
 
 def _call_of(compiler: Dispatcher, fast: Any) -> Apply:

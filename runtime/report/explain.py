@@ -13,7 +13,7 @@ from ...codegen import TARGETS
 from ...ir import Graph
 from ...ir.errors import FusegradError, LoweringError
 from ...tracer.capture.capture import OpaqueMet, Session
-from ...tracer.methods import backward_method, method_place, uses_setup_context
+from ...tracer.methods import backward_method, method_place
 from ...tracer.trace import CaptureError
 from ..api import compile as compiled
 from ..capture.captured import hint_of, present_residuals
@@ -78,14 +78,15 @@ def explain(target_class: Any, /, *args: Any, target: str | None = None) -> Expl
         raise UnknownTargetError(target=where, known=", ".join(TARGETS))
     if (unfit := _binding_error(compiler, args)) is not None:
         if args:
-            place = method_place(compiler.cls.forward)  # type: ignore[attr-defined]
-            raise ExplainedArgumentsError(function=compiler.cls.__name__, detail=unfit, where=place)
+            place = method_place(compiler.user.cls.forward)  # type: ignore[attr-defined]
+            raise ExplainedArgumentsError(function=compiler.user.cls.__name__, detail=unfit, where=place)
         return _explain_class(compiler, where)
     # The methods by their records first; capturing forward, then backward, says more of some.
-    stand_ins = with_gradients_asked([fake_argument(a) for a in compiler.complete(args)])
+    stand_ins = with_gradients_asked([fake_argument(a) for a in compiler.user.complete(args)])
     methods = method_records(compiler)
     specialization = _forward(compiler, stand_ins, args, methods)
-    explanation = Explanation(compiler.cls.__name__, where, methods, {}, 0, numerics=numerics(compiler.numerics))
+    name, rounding = compiler.user.cls.__name__, numerics(compiler.options.numerics)
+    explanation = Explanation(name, where, methods, {}, 0, numerics=rounding)
     if specialization is not None:
         hints, given = opaque_hints(specialization.backward), specialization.captured.sizes(stand_ins)
         explanation.sizes = sizes = {**hints, **given}
@@ -95,7 +96,7 @@ def explain(target_class: Any, /, *args: Any, target: str | None = None) -> Expl
         explanation.opaque = opaque_calls(specialization, has_backward)
     elif (unit := _backward_of_opaque_forward(compiler)) is not None and methods["backward"].status == "compiled":
         _describe_backward_unit(explanation, unit, *unit.graphs[-1][2::2])
-    explanation.opaque = explanation.opaque or list(compiler.opaque_calls)
+    explanation.opaque = explanation.opaque or list(compiler.ledger.opaque_calls)
     if explanation.opaque:
         derived = [name for name, record in methods.items() if record.status == "derived"]
         methods |= {name: Record("absent", NO_RULE, explanation.opaque[0].where) for name in derived}
@@ -108,9 +109,9 @@ def explain(target_class: Any, /, *args: Any, target: str | None = None) -> Expl
 
 def _binding_error(compiler: Compiled, args: Sequence[Any]) -> str | None:
     """The reason why forward cannot be called with these arguments, or None."""
-    sources = getattr(compiler.cls, "_fusegrad_sources", None)
-    method: Any = compiler.cls.forward if sources is None else sources[0]  # type: ignore[attr-defined]
-    ctx = () if sources is not None or uses_setup_context(compiler.cls) else (None,)
+    function = compiler.user.plain_function
+    method: Any = function or compiler.user.method("forward")
+    ctx = () if function is not None or compiler.user.setup_style else (None,)
     try:
         signature = inspect.signature(method)
     except (TypeError, ValueError):  # of compiled code
@@ -125,8 +126,9 @@ def _binding_error(compiler: Compiled, args: Sequence[Any]) -> str | None:
 def _explain_class(compiler: Compiled, where: str) -> Explanation:
     """Explain a class by its calls so far, without arguments."""
     methods = {name: record_of_calls(compiler, name, record) for name, record in method_records(compiler).items()}
-    explanation = Explanation(compiler.cls.__name__, where, methods, {}, 0, numerics=numerics(compiler.numerics))
-    explanation.opaque, explanation.variants = list(compiler.opaque_calls), variants_of(compiler)
+    name, rounding = compiler.user.cls.__name__, numerics(compiler.options.numerics)
+    explanation = Explanation(name, where, methods, {}, 0, numerics=rounding)
+    explanation.opaque, explanation.variants = list(compiler.ledger.opaque_calls), variants_of(compiler)
     return explanation
 
 
@@ -167,15 +169,15 @@ def _forward(
     if methods["forward"].status == "opaque":
         return None
     try:
-        specialization = compiler.capture_only(stand_ins)
+        specialization = compiler.captures.only(stand_ins)
         if all(is_plain(a) and a.device.type != "meta" for a in real if isinstance(a, Tensor)) and not any(
             map(is_spec, real)
         ):
-            require_equal(specialization, compiler.complete(real))
+            require_equal(specialization, compiler.user.complete(real))
     except OpaqueMet as met:
         return _known_split(compiler, stand_ins, met, methods)
     except CaptureError as error:
-        methods["forward"] = compiler.record_of("forward", error)
+        methods["forward"] = compiler.ledger.record_of("forward", error)
         without_rules_over_opaque(compiler, methods)
         return None
     return specialization
@@ -186,7 +188,7 @@ def _known_split(
 ) -> Specialization | None:
     """A method with opaque nodes, as its calls so far left it: explaining runs no opaque body."""
     tensors = [a for a in stand_ins if isinstance(a, Tensor)]
-    split = [s for found in compiler.known.values() for s in found if s.captured.opaque]
+    split = [s for s in compiler.table if s.captured.opaque]
     known = [s for s in split if s.captured.accepts(stand_ins)]
     fitting = next((s for s in known if s.captured.guard(tensors)), None)
     if fitting is None:
@@ -205,24 +207,24 @@ def opaque_calls(specialization: Specialization, has_backward: bool) -> list[Opa
 
 
 def _backward_is_captured(compiler: Compiled, specialization: Specialization, methods: dict[str, Record]) -> bool:
-    if methods["backward"].status not in ("compiled", "derived") or backward_method(compiler.cls) is None:
+    if methods["backward"].status not in ("compiled", "derived") or backward_method(compiler.user.cls) is None:
         return False
     try:
-        if compiler.derives_backward:
-            require_transposable(compiler, specialization)
+        if compiler.user.derives_backward:
+            require_transposable(compiler.user.original, compiler.keys.opaque, specialization)
         specialization.backward.entry(known_kinds(specialization.backward))
     except NonLinearJvp as error:
         methods["backward"] = Record("absent", f"jvp is not linear: {error.facts['why']}", error.facts["where"])
         return False
     except CaptureError as error:
-        if compiler.derives_backward:
-            methods["backward"] = Record("absent", *why_no_backward(compiler.user_class, error))
+        if compiler.user.derives_backward:
+            methods["backward"] = Record("absent", *why_no_backward(compiler.user.original, error))
             return False
         if isinstance(error, OpaqueMet):
             reason = f"{error.facts['reason']}: its segments are known after a call"
             methods["backward"] = Record("compiled", reason, error.where)
             return False
-        methods["backward"] = compiler.record_of("backward", error)
+        methods["backward"] = compiler.ledger.record_of("backward", error)
         without_rules_over_opaque(compiler, methods)
         return False
     return True

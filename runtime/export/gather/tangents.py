@@ -56,9 +56,9 @@ def tangents_of(
     """
     if any(o.kind not in ("tensor", "object") for o in spec.captured.forward.outputs):
         raise NoTangents("an output is an argument, or a view of one, and its tangent would have to be one too")
-    if compiler.writes("jvp"):
+    if compiler.user.overrides("jvp"):
         return _own(spec)
-    if backward is None or compiler.derive_jvp != "backward":
+    if backward is None or compiler.options.derive_jvp != "backward":
         raise NoTangents("forward mode is no transpose of a backward here; write a `jvp` staticmethod")
     require_linear(spec, moving(spec))
     return _transposed(spec, backward, len(kept)), kept

@@ -35,7 +35,7 @@ def args_of(cls: type) -> tuple[torch.Tensor, ...]:
 
 
 def chosen(fast: type) -> list[Place] | None:
-    (specialization,) = [s for found in fast._fusegrad.known.values() for s in found]
+    (specialization,) = [s for s in fast._fusegrad.table]
     return None if specialization._chosen is None else [p for p in specialization._chosen.places if p is not None]
 
 
