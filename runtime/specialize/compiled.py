@@ -16,7 +16,7 @@ from torch.autograd.function import Function
 
 from ...ir.codes import code_of
 from ...ir.errors import KeywordOnlyError, NotTraceableError, users_line
-from ...ir.once import once
+from ...ir.lazy_attribute import lazy_attribute
 from ...tracer.capture.capture import DataMet, OpaqueMet, capture_lock, is_capturing
 from ...tracer.containers import opened
 from ...tracer.declared import Option
@@ -263,7 +263,7 @@ class Compiled:
         cls = self.shown if is_capturing() else self.written
         return hand_over(apply_now(cls), *args, **kwargs)
 
-    @once
+    @lazy_attribute
     def shown(self) -> type:
         """The class as a capture around it sees it: opaque as a whole where one of its methods is declared so."""
         if not self.methods.declared_opaque():
