@@ -15,7 +15,7 @@ import sympy
 from ...ir import Graph
 from ...ir.types import Size, simplify_size
 from ..kernel import Buffer, Kernel, Kernels, Pointer, Scalar
-from .sizes import Hints
+from ..program.sizes import Hints
 
 
 @dataclass(frozen=True)

@@ -21,16 +21,16 @@ from ...tracer.torch_private import direct_apply, saved_tensors_can_be_told_apar
 from ..capture.ctx_attributes import showing
 from ..capture.outputs import rebuild_output
 from ..capture.user_methods import ctx_attributes
+from ..compiled.function_class import node_class, shown
 from ..execution.source_writer import SourceWriter, row
 from ..fallback.effects import careful
 from ..settings.config import handed_over
-from ..specialize.function_class import node_class, shown
 from ..specialize.residuals import ResidualPlan
 from ..specialize.specialization import Specialization
 from .backward import backward as backward_of
 
 if TYPE_CHECKING:
-    from ..specialize.compiled import Compiled
+    from ..compiled.compiled import Compiled
 
 
 def make_node(

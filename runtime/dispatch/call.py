@@ -12,9 +12,9 @@ from ...tracer.containers import opened
 from ...tracer.opaque.watching import watcher
 from ...tracer.torch_private import dual_level, is_fake, transforms_active
 from ..capture.graph_mode import is_outer
+from ..compiled.compiled import Compiled
 from ..distributed.call import has_dtensors
 from ..fallback.records import Attempt, Later, NotCaptured
-from ..specialize.compiled import Compiled
 from ..specialize.specialization import Specialization
 
 

@@ -18,6 +18,7 @@ from ..autograd.node import node_of
 from ..autograd.opaque_forward import opaque_forward_of
 from ..capture.guards import is_closure, is_meta
 from ..capture.outputs import restore_passthrough_inputs
+from ..compiled.compiled import Compiled
 from ..distributed import call as distributed
 from ..dynamo.call import trace_call
 from ..fallback.answer import recorded_faults
@@ -26,7 +27,6 @@ from ..fallback.records import Attempt
 from ..fast_path.inline_cache import InlineCache, shapes_of
 from ..functorch.call import call_under_transform
 from ..persistence import lookup as found_on_disk
-from ..specialize.compiled import Compiled
 from ..specialize.specialization import Specialization
 from .call import Call, Mode, Outcome
 

@@ -26,7 +26,7 @@ from .partition import ShardingPropagation
 from .placements import dense_strides, part_sizes
 
 if TYPE_CHECKING:
-    from ..specialize.compiled import Compiled
+    from ..compiled.compiled import Compiled
 
 Tensor = torch.Tensor
 Counts = Mapping[sympy.Symbol, tuple[int, ...]]

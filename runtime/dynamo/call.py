@@ -47,7 +47,7 @@ from ..values.sizes import BoundSizes
 from .forward_operator import Forward, UnknownSize, example
 
 if TYPE_CHECKING:
-    from ..specialize.compiled import Compiled
+    from ..compiled.compiled import Compiled
     from ..specialize.specialization import Specialization
 
 Tensor = torch.Tensor

@@ -39,7 +39,7 @@ from ..values.sizes import Binder, BoundSizes
 from .operators import Operator, named, registered
 
 if TYPE_CHECKING:
-    from ..specialize.compiled import Compiled
+    from ..compiled.compiled import Compiled
     from ..specialize.specialization import Specialization
 
 Tensor = torch.Tensor

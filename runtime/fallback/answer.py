@@ -51,7 +51,7 @@ STICKY = ("CUDA error", "HIP error", "Triton Error")
 
 
 class Broken(Protocol):
-    """What is asked here of a class that is compiled: `specialize/compiled.py` has it."""
+    """What is asked here of a class that is compiled: `compiled/compiled.py` has it."""
 
     cls: Any
     written: Any

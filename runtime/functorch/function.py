@@ -37,6 +37,7 @@ from ..capture.captured_backward import gradients_per_output, predicted_kinds, r
 from ..capture.guards import is_float
 from ..capture.outputs import is_as_strided, rebuild_output, tensor_at, view_of
 from ..capture.user_methods import ctx_attributes, hidden_of_user, run_user_backward, run_user_forward
+from ..compiled.traceability import switches_grad_mode
 from ..execution.aten import reference
 from ..fallback.answer import Fault, is_fault
 from ..settings.config import KERNEL_BACKENDS
@@ -49,7 +50,6 @@ from ..specialize.linearity import (
     require_linear,
 )
 from ..specialize.randomness import why_not_differentiated
-from ..specialize.traceability import switches_grad_mode
 from ..values.sizes import BoundSizes
 from ..values.tensors import zeros
 from .batching.ir_rules import Lowered
@@ -60,7 +60,7 @@ from .unit import VALUES, BackwardUnit, OutDim, TransformableGraph, batchable, l
 
 if TYPE_CHECKING:
     from ..capture.captured_backward import BackwardEntry
-    from ..specialize.compiled import Compiled
+    from ..compiled.compiled import Compiled
     from ..specialize.specialization import Specialization
 
 Tensor = torch.Tensor

@@ -11,11 +11,11 @@ from ...codegen.proofs import Proof
 from ...ir import Graph, Program, ValueRef
 from ...ir.codes import code_of, fix_of
 from ...ir.errors import FusegradError
+from ..compiled.variants import Variant
 from ..fallback.records import OpaqueCall, Record, needs_a_fix
 from ..kernels.cross_compile.pool import Binary
 from ..kernels.proofs import line_of, proofs_of
 from ..settings.config import settings
-from ..specialize.variants import Variant
 from .directions import DirectionReport, KernelReport, Sizes
 from .residuals import ResidualRow
 

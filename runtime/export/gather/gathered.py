@@ -22,13 +22,13 @@ from ....tracer.opaque.opaque import opaque_of
 from ....tracer.trace import CaptureError
 from ...capture.captured_backward import BackwardEntry, predicted_kinds
 from ...capture.guards import is_float
+from ...compiled.compiled import Compiled
 from ...dispatch.pytree import arguments
 from ...execution.pipeline import generate, graph_of, kernels_of
 from ...execution.targets import named_target
 from ...execution.variants import are_for_multiples, counterpart_sizes
 from ...report.explain import DEFAULT_TARGET, UnknownTargetError, compiler_of
 from ...settings.config import numerics
-from ...specialize.compiled import Compiled
 from ...specialize.specialization import Specialization, chosen_residuals, forward_graph
 from ...values.tensor_specs import fake_argument, with_gradients_asked
 from .tangents import NoTangents, tangents_of

@@ -20,9 +20,9 @@ from ....tracer.methods import as_tuple
 from ...capture.captured_backward import predicted_kinds
 from ...capture.guards import is_float
 from ...capture.user_methods import ctx_attributes
+from ...compiled.compiled import Compiled
 from ...execution.pipeline import graph_of, optimize
 from ...functorch.transposed_jvp import type_of
-from ...specialize.compiled import Compiled
 from ...specialize.linearity import require_linear
 from ...specialize.specialization import Specialization
 

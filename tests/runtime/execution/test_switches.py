@@ -14,9 +14,9 @@ from torch.autograd import Function
 import fusegrad
 from fusegrad.ir import show, switches
 from fusegrad.ir.switches import CALLS, GRAPHS, SWITCHES
+from fusegrad.runtime.compiled import budget
 from fusegrad.runtime.execution.executable import LARGE, Executable
 from fusegrad.runtime.settings import config
-from fusegrad.runtime.specialize import budget
 
 Tensor = torch.Tensor
 

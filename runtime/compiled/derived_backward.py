@@ -23,13 +23,20 @@ from ...tracer.trace import CaptureError
 from ..capture.captured_backward import predicted_kinds
 from ..capture.guards import is_float, is_plain, is_tracked
 from ..settings.config import settings
+from ..specialize.linearity import (
+    CoarsestEps,
+    IgnoreDetach,
+    NonLinearJvp,
+    not_transposed,
+    probe_tensor,
+    require_linear_jvp,
+)
 from ..values.tensors import zeros
 from .function_class import node_class
-from .linearity import CoarsestEps, IgnoreDetach, NonLinearJvp, not_transposed, probe_tensor, require_linear_jvp
 from .traceability import Traceability
 
 if TYPE_CHECKING:
-    from .specialization import Specialization
+    from ..specialize.specialization import Specialization
 
 Tensor = torch.Tensor
 

@@ -60,12 +60,12 @@ from ..fallback.records import Attempt, FallbackWarning, Later, NotCaptured, Opa
 from ..settings import logs
 from ..settings.config import backend_name, with_numerics
 from ..settings.counters import count
+from ..specialize.pipeline import require_equal, specialize
+from ..specialize.residuals import ResidualPlan
+from ..specialize.specialization import Specialization
 from .budget import VAIN, Budget, alike
 from .derived_backward import require_transposable, why_no_backward, with_derived_backward
 from .function_class import fits_a_graph, with_opaque_backward
-from .pipeline import require_equal, specialize
-from .residuals import ResidualPlan
-from .specialization import Specialization
 from .traceability import Traceability
 from .variants import log_captured_again, log_variant
 
