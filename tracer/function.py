@@ -17,7 +17,7 @@ import sympy
 import torch
 
 from ..ir.errors import FusegradError
-from ..ir.program import Place
+from ..ir.program import ValueRef
 from .arithmetic import computed
 from .capture.capture import Session, as_data_read, is_a_view, is_capturing, reason_of
 from .capture.context import ForwardContext, attributes_of, backward_context
@@ -84,14 +84,14 @@ class ForwardCapture:
     is_tuple: bool
     tensor_outputs: list[int]  # positions among the user's outputs
     hidden_count: int
-    saved: list[Place | None]
-    saved_for_forward: list[Place | None]
-    dirty: list[Place]
-    non_differentiable: list[Place]
+    saved: list[ValueRef | None]
+    saved_for_forward: list[ValueRef | None]
+    dirty: list[ValueRef]
+    non_differentiable: list[ValueRef]
     materialize_grads: bool
     materialize_non_diff_grads: bool
     needs_input_grad: tuple[bool, ...]
-    tensor_attributes: dict[str, Place] = field(default_factory=dict)
+    tensor_attributes: dict[str, ValueRef] = field(default_factory=dict)
     shared: tuple[Shared, ...] = ()
 
     @property
@@ -142,7 +142,7 @@ class ForwardCapture:
         kinds = (hole.key.kind for o in self.outputs if o.kind == "object" for hole in holes(o.value))
         return "hidden" in kinds or any(o.kind == "part of hidden" for o in self.outputs)
 
-    def fake_at(self, place: Place | None) -> Tensor | None:
+    def fake_at(self, place: ValueRef | None) -> Tensor | None:
         """The fake of what is at `place`."""
         if place is None:
             return None
@@ -347,13 +347,13 @@ def _classify(
     """Where everything is that forward returned, saved and marked, by the identity of its objects."""
     is_tuple = isinstance(output, tuple)
     outputs = output if is_tuple else (output,)
-    places: dict[int, Place] = {}
+    places: dict[int, ValueRef] = {}
     for index, tensor in enumerate(tensors):
-        places.setdefault(id(tensor), Place("input", index))
+        places.setdefault(id(tensor), ValueRef("input", index))
     described, returned, positions = _describe_outputs(outputs, tensors, places, ctx)
     hidden: list[Tensor] = []
     _find_parts(described, positions, returned, hidden)
-    places |= {id(t): Place("hidden", i) for i, t in enumerate(hidden) if id(t) not in places}
+    places |= {id(t): ValueRef("hidden", i) for i, t in enumerate(hidden) if id(t) not in places}
     described = [_plain(o, tensors, places, hidden) if o.kind == "object" else o for o in described]
     saved = [_place(t, places, hidden) for t in ctx.to_save]
     saved_for_forward = [_place(t, places, hidden) for t in ctx.saved_for_forward]
@@ -377,7 +377,7 @@ def _classify(
 
 
 def _describe_outputs(
-    outputs: Sequence[Any], tensors: Sequence[Tensor], places: dict[int, Place], ctx: ForwardContext
+    outputs: Sequence[Any], tensors: Sequence[Tensor], places: dict[int, ValueRef], ctx: ForwardContext
 ) -> tuple[list[Output], list[Tensor], list[int]]:
     described: list[Output] = []
     returned: list[Tensor] = []
@@ -393,7 +393,7 @@ def _describe_outputs(
             described.append(Output("input", place.index))
         else:
             described.append(_own_or_view(value, tensors))
-            places[id(value)] = Place("output", len(returned))
+            places[id(value)] = ValueRef("output", len(returned))
         positions.append(position)
         returned.append(value)
     return described, returned, positions
@@ -419,7 +419,7 @@ def _own_or_view(value: Tensor, tensors: Sequence[Tensor]) -> Output:
     return Output("tensor", value=is_a_view(value))
 
 
-def _plain(output: Output, inputs: Sequence[Tensor], places: dict[int, Place], hidden: list[Tensor]) -> Output:
+def _plain(output: Output, inputs: Sequence[Tensor], places: dict[int, ValueRef], hidden: list[Tensor]) -> Output:
     """A Python value that goes back to the user as it is; sizes and tensors in it are those of each call."""
 
     def leaf(value: Any) -> Any:
@@ -437,8 +437,8 @@ def _plain(output: Output, inputs: Sequence[Tensor], places: dict[int, Place], h
 
 
 def _place_returned(
-    tensor: Tensor, inputs: Sequence[Tensor], places: dict[int, Place], hidden: list[Tensor]
-) -> Place | None:
+    tensor: Tensor, inputs: Sequence[Tensor], places: dict[int, ValueRef], hidden: list[Tensor]
+) -> ValueRef | None:
     """Where a tensor comes from that is returned inside a container. It has memory of its own, or is an argument."""
     is_placed = id(tensor) in places
     if not is_placed and any(memory_of(tensor) == memory_of(t) for t in (*inputs, *hidden)):
@@ -446,18 +446,18 @@ def _place_returned(
     return _place(tensor, places, hidden)
 
 
-def _place(tensor: Tensor | None, places: dict[int, Place], hidden: list[Tensor]) -> Place | None:
+def _place(tensor: Tensor | None, places: dict[int, ValueRef], hidden: list[Tensor]) -> ValueRef | None:
     if tensor is None:
         return None
     if id(tensor) not in places:
         if isinstance(tensor, FakeTensor) and tensor.requires_grad and tensor.grad_fn is not None:
             raise CaptureError(reason="it keeps a tensor with a history of its own, made in grad mode", where="unknown")
-        places[id(tensor)] = Place("hidden", len(hidden))
+        places[id(tensor)] = ValueRef("hidden", len(hidden))
         hidden.append(tensor)
     return places[id(tensor)]
 
 
-def _marked(tensors: Sequence[Any], places: dict[int, Place], call: str) -> list[Place]:
+def _marked(tensors: Sequence[Any], places: dict[int, ValueRef], call: str) -> list[ValueRef]:
     unknown = [t for t in tensors if id(t) not in places]
     if unknown:
         raise CaptureError(reason=f"{call} is given something that is neither an input nor an output", where="unknown")
@@ -465,13 +465,13 @@ def _marked(tensors: Sequence[Any], places: dict[int, Place], call: str) -> list
 
 
 def _split_attributes(
-    attributes: dict[str, Any], places: dict[int, Place], hidden: list[Tensor], argument_ids: Collection[int] = ()
-) -> tuple[dict[str, Place], dict[str, Any]]:
+    attributes: dict[str, Any], places: dict[int, ValueRef], hidden: list[Tensor], argument_ids: Collection[int] = ()
+) -> tuple[dict[str, ValueRef], dict[str, Any]]:
     """ctx attributes by nature: tensors have a place, everything else is constant at this key.
 
     argument_ids: the objects that are arguments, by their addresses: with tensors in them they are constants, too.
     """
-    tensors: dict[str, Place] = {}
+    tensors: dict[str, ValueRef] = {}
     constants: dict[str, Any] = {}
 
     def placed(key: str, tensor: Tensor) -> str:

@@ -11,7 +11,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._sympy import functions as torch_sympy
 
 from ..ir.errors import LoweringError
-from ..ir.text.text import plain
+from ..ir.text.text import plain_sympy
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _DIVISIONS = (torch_sympy.FloorDiv, torch_sympy.CleanDiv)
@@ -37,7 +37,7 @@ class Sizes:
         facts = _divisible(env)
         key = (expr, len(facts), len(env.guards))
         if key not in self._known:
-            self._known[key] = _number(plain(_replaced(_exact(expr, facts), self._solved(env))))
+            self._known[key] = _number(plain_sympy(_replaced(_exact(expr, facts), self._solved(env))))
         return self._known[key]
 
     def _solved(self, env: Any) -> dict[sympy.Basic, sympy.Basic]:

@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd.function import Function
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from ..ir.versions import numbers
+from ..ir.versions import version_numbers
 
 Tensor = torch.Tensor
 
@@ -83,7 +83,7 @@ grad_switch: Any = _private("_C._set_grad_enabled")
 neg_view: Callable[[Any], Any] = _private("_neg_view") or torch.neg
 """A view that shows the negative: the imaginary part of a lazy conjugate is one."""
 
-_DETACH_IS_ALIAS = numbers(torch.__version__) >= (2, 14)
+_DETACH_IS_ALIAS = version_numbers(torch.__version__) >= (2, 14)
 DETACHES: tuple[Any, ...] = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 """The operations by which traces record a detach, of the user's and of autograd's own: up to torch 2.13, and from
 2.14 on."""
@@ -352,7 +352,7 @@ def records_above_autograd() -> bool:
     return length is not None and length() > 0
 
 
-DYNAMO_TAKES_ANY_CLOSURE = numbers(torch.__version__) >= (2, 12)
+DYNAMO_TAKES_ANY_CLOSURE = version_numbers(torch.__version__) >= (2, 12)
 """Before, Dynamo looks into every variable of a closure that it meets as a value (`f = Class.apply`): torch 2.11."""
 
 

@@ -51,7 +51,7 @@ STICKY = ("CUDA error", "HIP error", "Triton Error")
 
 
 class Broken(Protocol):
-    """The part of a compiled class that a fallback needs: `specialize/compiled.py` has it."""
+    """The part of a compiled class that a fallback needs: `compiled/compiled.py` has it."""
 
     cls: Any
     written: Any

@@ -19,7 +19,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 
 from ...ir import Size, TensorType, Value, emit
-from ...ir.infer import equal, same_shape
+from ...ir.infer import same_shape, sizes_equal
 from ...ir.types import INTEGERS, LOW_FLOATS, product
 from ..dtypes import from_torch
 from ..sizes import hint_of
@@ -171,7 +171,7 @@ def compare(prim: str, x: Value, y: Any) -> Value:
 
 def cut(x: Value, axis: int, start: Size, stop: Size, step: int = 1) -> Value:
     """x[..., start:stop:step, ...]"""
-    if step == 1 and equal(start, 0) and equal(stop, x.shape[axis]):
+    if step == 1 and sizes_equal(start, 0) and sizes_equal(stop, x.shape[axis]):
         return x
     return emit(
         "slice",

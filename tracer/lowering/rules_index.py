@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ...ir import Size, TensorType, Value, emit
-from ...ir.infer import drop, equal
+from ...ir.infer import drop_axes, sizes_equal
 from .rules import Call, Result, broadcast, cast, compare, fit, full, permute, positions, reshape, rule, where
 from .rules_reduce import at_one_index
 
@@ -24,7 +24,7 @@ def _gather(call: Call, x: Value, dim: int, index: Value, **_: Any) -> Result:
         return reshape(x, call.out.shape)
     axis, index = dim % x.ndim, cast(index, "i64")
     if index.shape[axis] == 1 and _one_per_line(call, axis):
-        return reshape(at_one_index(x, reshape(index, drop(index.shape, (axis,))), axis), call.out.shape)
+        return reshape(at_one_index(x, reshape(index, drop_axes(index.shape, (axis,))), axis), call.out.shape)
     return emit("gather", x, *grid(index, axis), axes=tuple(range(x.ndim)))
 
 
@@ -44,7 +44,7 @@ def _scatter(call: Call, x: Value, dim: int, index: Value, source: Any) -> Resul
         source = emit("slice", source, start=(0,) * x.ndim, stop=index.shape, step=(1,) * x.ndim)
     source = fit(source, TensorType(index.shape, x.dtype))
     if index.shape[axis] == 1 and _one_per_line(call, axis):
-        line = drop(index.shape, (axis,))
+        line = drop_axes(index.shape, (axis,))
         return put_at_one_index(x, reshape(index, line), reshape(source, line), axis, mode)
     return emit("scatter", x, source, *grid(index, axis), axes=tuple(range(x.ndim)), mode=mode)
 
@@ -93,7 +93,7 @@ def common_shape(shapes: Sequence[Sequence[Size]]) -> tuple[Size, ...]:
     """The shape that the index tensors broadcast to."""
     ndim = max(map(len, shapes))
     padded = [(*(1,) * (ndim - len(s)), *s) for s in shapes]
-    return tuple(next((d for d in sizes if not equal(d, 1)), 1) for sizes in zip(*padded, strict=True))
+    return tuple(next((d for d in sizes if not sizes_equal(d, 1)), 1) for sizes in zip(*padded, strict=True))
 
 
 def indexed(x: Value, index: Sequence[Value | None]) -> tuple[list[int], list[Value]] | None:
@@ -132,7 +132,7 @@ def _index_put(call: Call, x: Value, index: Sequence[Value | None], source: Valu
     if indexing is None:
         return None
     axes, indices = indexing
-    other_sizes, at, front = drop(x.shape, axes), first_place(axes), indices[0].ndim
+    other_sizes, at, front = drop_axes(x.shape, axes), first_place(axes), indices[0].ndim
     _source_fits(call, axes, at)
     source = fit(source, TensorType((*other_sizes[:at], *indices[0].shape, *other_sizes[at:]), x.dtype))
     source = permute(source, [*range(at, at + front), *range(at), *range(at + front, source.ndim)])
@@ -162,16 +162,19 @@ def _walks(index: Value, axis: int) -> bool:
         return False
     (inner,) = index.args
     if index.prim == "reshape":
-        return inner.prim == "iota" and equal(index.shape[axis], inner.shape[0])
+        return inner.prim == "iota" and sizes_equal(index.shape[axis], inner.shape[0])
     axes = index.params["axes"]
-    return axis in axes and equal(inner.shape[axes.index(axis)], index.shape[axis]) and _walks(inner, axes.index(axis))
+    if axis not in axes:
+        return False
+    inside = axes.index(axis)
+    return sizes_equal(inner.shape[inside], index.shape[axis]) and _walks(inner, inside)
 
 
 def _source_fits(call: Call, axes: Sequence[int], at: int) -> None:
     """Guards that the source has the sizes of its place, which torch does not: those of the indices, then the rest."""
     x, index, source = call.args[:3]
     shape = torch.broadcast_shapes(*[i.shape for i in index if i is not None])  # type: ignore[no-untyped-call]
-    other_sizes = drop(x.shape, axes)
+    other_sizes = drop_axes(x.shape, axes)
     place = (*other_sizes[:at], *shape, *other_sizes[at:])
     for a, b in zip(reversed(place), reversed(source.shape), strict=False):
         call.agree(a, b)
