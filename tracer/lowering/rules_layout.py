@@ -271,8 +271,9 @@ def _as_strided(call: Call, x: Value, size: Sequence[Size], stride: Sequence[Siz
 def _is_whole_memory(call: Call, x: Value) -> bool:
     fake = call.args[0]
     layout = tuple(call.sizes(s) for s in fake.stride())
-    storage_bytes = call.sizes(fake.untyped_storage().nbytes())
-    return layout == contiguous_strides(x.shape) and fake.storage_offset() == 0 and sizes_equal(storage_bytes, x.aval.nbytes)
+    if layout != contiguous_strides(x.shape) or fake.storage_offset() != 0:
+        return False
+    return sizes_equal(call.sizes(fake.untyped_storage().nbytes()), x.aval.nbytes)
 
 
 @rule("unfold")
