@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.autograd.function import Function, once_differentiable
 
-from ...ir.program import Place
+from ...ir.program import ValueRef
 from ...tracer.capture.capture import capture_lock
 from ...tracer.containers import opened
 from ...tracer.function import ForwardCapture
@@ -99,15 +99,15 @@ def _forward(spec: Specialization, backend: str, chosen: ResidualPlan | None, ow
 
 
 def write_context(
-    text: SourceWriter, spec: Specialization, saved: Sequence[Place | None], own_backward: bool,
-    name_of: Callable[[Place], str], sizes: str, args: str,
+    text: SourceWriter, spec: Specialization, saved: Sequence[ValueRef | None], own_backward: bool,
+    name_of: Callable[[ValueRef], str], sizes: str, args: str,
 ) -> None:  # fmt: skip
     """What forward leaves on ctx: saved tensors, attributes of the user's, and what the calls on ctx asked for.
 
     name_of: an input, an output or a hidden tensor. sizes, args: the names of these, args as they were given.
     """
 
-    def picked(places: Iterable[Place | None]) -> str:
+    def picked(places: Iterable[ValueRef | None]) -> str:
         return row(["None" if p is None else name_of(p) for p in places])
 
     captured, sharing = spec.captured.forward, spec.captured.sharing

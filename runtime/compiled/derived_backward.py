@@ -14,7 +14,7 @@ import torch
 from torch.autograd.function import Function
 
 from ...ir.errors import FusegradError
-from ...ir.once import once
+from ...ir.lazy_attribute import lazy_attribute
 from ...tracer.capture.capture import capture_lock, is_capturing
 from ...tracer.declared import call_place
 from ...tracer.methods import as_tuple, backward_method, method_place, uses_setup_context
@@ -132,7 +132,7 @@ class _ReadOnce:
     def __init__(self, ctx: Any) -> None:
         self._ctx = ctx
 
-    @once
+    @lazy_attribute
     def saved_tensors(self) -> Any:
         return self._ctx.saved_tensors
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from torch.autograd.function import Function
 
 from ...ir.errors import KeywordOnlyError
-from ...ir.once import once
+from ...ir.lazy_attribute import lazy_attribute
 from ...tracer.capture.capture import is_capturing
 from ...tracer.containers import opened
 from ...tracer.methods import backward_method, plain_function, signed, uses_setup_context
@@ -71,7 +71,7 @@ class UserClass:
         self.uncompiled = self._uncompiled()
         vars(self).pop("within_capture", None)
 
-    @once
+    @lazy_attribute
     def within_capture(self) -> type:
         """The class as a capture around it sees it: opaque as a whole where one of its methods is declared so."""
         if not self.methods.declared_opaque():

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Any
 
-from ...ir.once import once
+from ...ir.lazy_attribute import lazy_attribute
 from ...tracer.capture.capture import OpaqueMet, is_capturing
 from ...tracer.containers import opened
 from ...tracer.opaque.watching import watcher
@@ -70,12 +70,12 @@ class Call:
         if compiled.user.setup_style and (self.kwargs or len(self.args) != len(compiled.user.signature().parameters)):
             self.args, self.kwargs = compiled.user.bind(self.args, self.kwargs), {}
 
-    @once
+    @lazy_attribute
     def opened(self) -> Any:
         """The arguments, then the tensors inside the user's containers."""
         return opened(self.args)
 
-    @once
+    @lazy_attribute
     def known(self) -> Specialization | Attempt | str | None:
         """The specialization for the call, or why there is none: without the error, which holds frames of the call."""
         try:
@@ -85,7 +85,7 @@ class Call:
         except NotCaptured as error:
             return error.attempt
 
-    @once
+    @lazy_attribute
     def outcome(self) -> Outcome:
         """What the table of the class has for it."""
         known = self.known

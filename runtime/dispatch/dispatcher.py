@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ...ir.switches import takes
+from ...ir.switches import should_run
 from ...tracer.capture.capture import OpaqueMet, capture_lock, is_capturing
 from ...tracer.opaque.opaque import Why, remember
 from ...tracer.torch_private import dual_level, transforms_active
@@ -62,7 +62,7 @@ class Dispatcher(Compiled):
         kind = (specialization, key, shapes_of(given), torch.is_grad_enabled())
         if captured.given or any(map(is_closure, args)):  # what is written out returns what `apply` does
             asked = None  # and a closure, made for one call, would be looked into at every other
-        if asked is not None and self.inline_cache.should_compile(kind) and takes("ready", captured.name):
+        if asked is not None and self.inline_cache.should_compile(kind) and should_run("ready", captured.name):
             with recorded_faults(self, "forward", args):
                 self._write_entry(kind, key, asked, given)
         keeper = specialization.keeper

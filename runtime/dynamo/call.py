@@ -16,7 +16,7 @@ import torch.utils._pytree as pytree
 
 from ...ir.codes import code_of
 from ...ir.errors import FusegradError, users_line
-from ...ir.switches import in_force
+from ...ir.switches import switch_state
 from ...tracer.capture.capture import OpaqueMet
 from ...tracer.containers import opened
 from ...tracer.function import methods_now
@@ -147,7 +147,7 @@ def _guard(compiler: Compiled) -> None:
 
 def _state(compiler: Compiled) -> Any:
     reads = compiler.keys.reads_now()
-    return reads.facts(), methods_now(compiler.user.original), settings(), in_force(), torch.get_default_dtype()
+    return reads.facts(), methods_now(compiler.user.original), settings(), switch_state(), torch.get_default_dtype()
 
 
 def traced(compiler: Compiled, args: tuple[Any, ...], spec: Specialization | None = None) -> Any:

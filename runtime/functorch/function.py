@@ -15,7 +15,7 @@ import torch.utils._pytree as pytree
 from torch.autograd.function import Function
 
 from ...ir.errors import FusegradError
-from ...ir.program import Place
+from ...ir.program import ValueRef
 from ...tracer.capture.capture import capture_lock, is_capturing, writes_through_data
 from ...tracer.capture.context import BackwardContext
 from ...tracer.containers import Hole, closed
@@ -172,7 +172,7 @@ class FunctionRules:
         tensors = captured.tensors_of(inputs)
         outputs, hidden = output[: self.visible], output[self.visible :]
 
-        def at(place: Place | None) -> Any:
+        def at(place: ValueRef | None) -> Any:
             return tensor_at(place, tensors, outputs, hidden)
 
         ctx.set_materialize_grads(False)
@@ -192,7 +192,7 @@ class FunctionRules:
         return ()
 
     @property
-    def jvp_places(self) -> list[Place | None]:
+    def jvp_places(self) -> list[ValueRef | None]:
         """What jvp reads: what the user's own asks for, else what his backward does."""
         captured = self.spec.captured
         if not self.compiler.user.overrides("jvp"):
@@ -672,7 +672,7 @@ class Batched(FunctionRules):
         self.pushed_unit = parent.pushed_unit.batch(self.dims, randomness)
         self.residual_dims: Dims = tuple(self._dim_of(p) for p in self.spec.captured.residual_places)
 
-    def _dim_of(self, place: Place | None) -> int | None:
+    def _dim_of(self, place: ValueRef | None) -> int | None:
         if place is None:
             return None
         return self.dims[place.index] if place.kind == "input" else 0

@@ -14,7 +14,7 @@ from ....ir.errors import LoweringError
 from ....ir.text.document import document
 from ....ir.text.relations import relations
 from ....ir.text.text import key
-from ....ir.types import contiguous_strides, simplest
+from ....ir.types import contiguous_strides, simplify_size
 from ....tracer.methods import backward_method
 from ....tracer.torch_private import expression_of
 from ....tracer.trace import CaptureError
@@ -234,9 +234,9 @@ def _literal(compiler: Compiled, value: Any) -> Any:
 
 
 def _expressions(numbers: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple(n if isinstance(n, int) else simplest(n.node.expr) for n in numbers)
+    return tuple(n if isinstance(n, int) else simplify_size(n.node.expr) for n in numbers)
 
 
 def _offset(fake: Tensor) -> Any:
     offset = fake.storage_offset()
-    return offset if isinstance(offset, int) else simplest(expression_of(offset))
+    return offset if isinstance(offset, int) else simplify_size(expression_of(offset))
