@@ -21,7 +21,7 @@ from ..capture.guards import is_closure, is_meta
 from ..fallback.answer import recorded_faults
 from ..fallback.ledger import Ledger
 from ..fallback.records import Attempt, Later, Record
-from ..specialize.pipeline import require_equal
+from ..specialize.pipeline import prepare, require_equal
 from ..specialize.residuals import ResidualPlan
 from ..specialize.specialization import Specialization
 from .budget import Budget
@@ -215,11 +215,11 @@ class Compiled:
         own = self.user.methods.is_opaque("backward") or specialization.backward.failed
         return backend, hooks_are_active(), own
 
-    def chosen(self, specialization: Specialization, key: tuple[str, bool, bool], sizes: Any) -> ResidualPlan | None:
-        """The cheaper residuals of a node, None where it keeps the user's own."""
-        backend, observed, own = key
-        free = backward_method(self.user.cls) is not None and not observed and not own
-        return specialization.chosen(backend, sizes) if free else None
+    def prepare(self, specialization: Specialization, key: tuple[str, bool, bool], sizes: Any) -> ResidualPlan | None:
+        """The rest of the pipeline, at the sizes of a node's first call; the residuals, None for the user's own."""
+        backend, is_observed, is_own_backward = key
+        keeps_own = backward_method(self.user.cls) is None or is_observed or is_own_backward
+        return prepare(specialization, backend, sizes, keeps_own)
 
 
 __all__ = ["Compiled", "class_lock"]

@@ -135,11 +135,9 @@ class EntryCall:
         self.compiler, self.spec, self.key, self.given = compiler, spec, key, given
         self.backend, self.observed, self.own = key
         self.sizes = captured.sizes(given)
-        self.chosen = compiler.chosen(spec, key, self.sizes)
-        if self.chosen is None:
-            self.executable, self.saved = spec.executable(self.backend), captured.forward.saved
-        else:
-            self.executable, self.saved = spec.chosen_executable(self.backend, self.chosen), self.chosen.places
+        self.chosen = compiler.prepare(spec, key, self.sizes)
+        self.executable = spec.executable(self.backend, self.chosen)
+        self.saved = captured.forward.saved if self.chosen is None else self.chosen.places
         self.needs_node = torch.is_grad_enabled() and any(captured.forward.needs_input_grad)
 
     def with_contents(self, names: Sequence[str]) -> list[str] | None:

@@ -31,9 +31,9 @@ from ..functorch.unit import TransformableGraph
 from ..settings.config import numerics
 from ..specialize.compiled_backward import known_kinds, opaque_hints
 from ..specialize.linearity import NonLinearJvp
-from ..specialize.pipeline import require_equal
+from ..specialize.pipeline import choose_residuals, require_equal
 from ..specialize.residuals import ResidualPlan
-from ..specialize.specialization import Specialization, chosen_residuals, forward_graph
+from ..specialize.specialization import Specialization, forward_graph
 from ..values.sizes import number
 from ..values.tensor_specs import fake_argument, is_spec, with_gradients_asked
 from .directions import Sizes, aten_report, fake_bytes, kernels_report
@@ -234,7 +234,7 @@ def _on_gpu(explanation: Explanation, spec: Specialization, sizes: Sizes, has_ba
     """Kernels and library calls, with the residuals that a GPU backend would choose."""
     captured = spec.captured
     target = named_target(explanation.target, explanation.numerics)
-    chosen = chosen_residuals(spec, sizes) if has_backward else None
+    chosen = choose_residuals(spec, sizes) if has_backward else None
     explanation.kept = residual_rows(spec, chosen, sizes) if has_backward else []
     explanation.user_outputs = len(captured.forward.fake_outputs)
     try:

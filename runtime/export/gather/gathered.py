@@ -29,7 +29,8 @@ from ...execution.targets import named_target
 from ...execution.variants import are_for_multiples, counterpart_sizes
 from ...report.explain import DEFAULT_TARGET, UnknownTargetError, compiler_of
 from ...settings.config import numerics
-from ...specialize.specialization import Specialization, chosen_residuals, forward_graph
+from ...specialize.pipeline import choose_residuals
+from ...specialize.specialization import Specialization, forward_graph
 from ...values.tensor_specs import fake_argument, with_gradients_asked
 from .tangents import NoTangents, tangents_of
 from .unit_sizes import may_be_one
@@ -164,7 +165,7 @@ def _gathered(compiler: Compiled, stand_ins: list[Any], target: str, derivatives
     require_closed(compiler, spec)
     sizes: Sizes = dict(spec.captured.sizes(stand_ins))
     differentiates = has_backward(compiler, stand_ins)
-    chosen = chosen_residuals(spec, sizes) if differentiates else None
+    chosen = choose_residuals(spec, sizes) if differentiates else None
     graph = forward_graph(spec, chosen)
     graph.outputs = [None if i in spec.captured.skip else o for i, o in enumerate(graph.outputs)]
     places = chosen.places if chosen else spec.captured.residual_places

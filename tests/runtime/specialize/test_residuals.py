@@ -36,7 +36,8 @@ def args_of(cls: type) -> tuple[torch.Tensor, ...]:
 
 def chosen(fast: type) -> list[ValueRef] | None:
     (specialization,) = [s for s in fast._fusegrad.table]
-    return None if specialization._chosen is None else [p for p in specialization._chosen.places if p is not None]
+    plan = specialization.residual_plan
+    return None if plan is None else [p for p in plan.places if p is not None]
 
 
 def saved_bytes(y: torch.Tensor) -> int:
