@@ -101,15 +101,6 @@ class CapturedFunction:
         guard = size_guard(self.session, self.forward.fakes)
         return guard_from(list(dict.fromkeys((*self.assumed, *cast(Any, guard).conditions)))) if self.assumed else guard
 
-    def name_at(self, place: ValueRef) -> str:
-        """The user's name for what is at a place."""
-        if place.kind == "input":
-            return self.names[self.slots[place.index]]
-        position = place.index + (len(self.forward.fake_outputs) if place.kind == "hidden" else 0)
-        node = list(self.forward.trace.graph_module.graph.nodes)[-1].args[0][position]
-        origin = getattr(node, "meta", {}).get("fusegrad_origin")
-        return origin[0] if origin and origin[0] else f"{place.kind}_{place.index}"
-
     def sizes(self, args: Sequence[Any]) -> BoundSizes:
         """The session's symbols at this call."""
         return self.binder(self.tensors_of(args))
@@ -121,16 +112,6 @@ class CapturedFunction:
         """The arguments of this specialisation with other tensors."""
         supply = iter(tensors)
         return [next(supply) if i in self.slots else a for i, a in enumerate(self.arguments)]
-
-    def accepts(self, args: Sequence[Any]) -> bool:
-        """Whether the arguments are of the kind that it was captured for, sizes apart."""
-        slots = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
-        if slots != self.slots or len(args) != len(self.arguments):
-            return False
-        pairs = zip((args[i] for i in slots), self.forward.fakes, strict=True)
-        constants = [a for i, a in enumerate(args) if i not in slots]
-        own = [a for i, a in enumerate(self.arguments) if i not in slots]
-        return constants == own and all(a.dtype == f.dtype and a.dim() == f.dim() for a, f in pairs)
 
     def forward_place(self) -> str:
         """`file:line` of the user's forward."""
@@ -225,6 +206,16 @@ def passthrough_inputs(captured: CapturedFunction) -> tuple[tuple[int, int], ...
     if any(t.requires_grad for t in captured.forward.trace.lifted):
         raise CaptureError(reason="a tensor from outside requires grad", where=captured.forward_place())
     return tuple((i, captured.slots[o.index]) for i, o in enumerate(captured.forward.outputs) if o.kind == "input")
+
+
+def name_at(captured: CapturedFunction, place: ValueRef) -> str:
+    """The user's name for what is at a place."""
+    if place.kind == "input":
+        return captured.names[captured.slots[place.index]]
+    position = place.index + (len(captured.forward.fake_outputs) if place.kind == "hidden" else 0)
+    node = list(captured.forward.trace.graph_module.graph.nodes)[-1].args[0][position]
+    origin = getattr(node, "meta", {}).get("fusegrad_origin")
+    return origin[0] if origin and origin[0] else f"{place.kind}_{place.index}"
 
 
 def present_residuals(captured: CapturedFunction) -> list[ValueRef]:

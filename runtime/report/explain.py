@@ -16,7 +16,7 @@ from ...tracer.capture.capture import OpaqueMet, Session
 from ...tracer.methods import backward_method, method_place
 from ...tracer.trace import CaptureError
 from ..api import compile as compiled
-from ..capture.captured import hint_of, present_residuals
+from ..capture.captured import CapturedFunction, hint_of, present_residuals
 from ..capture.guards import is_plain
 from ..compiled.compiled import Compiled
 from ..compiled.derived_backward import require_transposable, why_no_backward
@@ -189,7 +189,7 @@ def _known_split(
     """A method with opaque nodes, as its calls so far left it: explaining runs no opaque body."""
     tensors = [a for a in stand_ins if isinstance(a, Tensor)]
     split = [s for s in compiler.table if s.captured.opaque]
-    known = [s for s in split if s.captured.accepts(stand_ins)]
+    known = [s for s in split if _accepts(s.captured, stand_ins)]
     fitting = next((s for s in known if s.captured.guard(tensors)), None)
     if fitting is None:
         reason = f"{met.facts['reason']}: its segments are known after a call"
@@ -228,6 +228,17 @@ def _backward_is_captured(compiler: Compiled, specialization: Specialization, me
         without_rules_over_opaque(compiler, methods)
         return False
     return True
+
+
+def _accepts(captured: CapturedFunction, args: Sequence[Any]) -> bool:
+    """Whether arguments are of the kind that a function was captured for, sizes apart."""
+    slots = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
+    if slots != captured.slots or len(args) != len(captured.arguments):
+        return False
+    pairs = zip((args[i] for i in slots), captured.forward.fakes, strict=True)
+    constants = [a for i, a in enumerate(args) if i not in slots]
+    own = [a for i, a in enumerate(captured.arguments) if i not in slots]
+    return constants == own and all(a.dtype == f.dtype and a.dim() == f.dim() for a, f in pairs)
 
 
 def _on_gpu(explanation: Explanation, spec: Specialization, sizes: Sizes, has_backward: bool) -> None:
