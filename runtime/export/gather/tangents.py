@@ -17,6 +17,7 @@ from ....ir.transforms.transpose import transpose
 from ....tracer.capture.context import BackwardContext
 from ....tracer.function import guarded_trace
 from ....tracer.methods import as_tuple
+from ...capture.captured import name_at
 from ...capture.captured_backward import predicted_kinds
 from ...capture.guards import is_float
 from ...capture.user_methods import ctx_attributes
@@ -76,7 +77,7 @@ def _own(spec: Specialization) -> tuple[Graph, Sequence[ValueRef]]:
     trace = guarded_trace(captured.session, _body(spec, places, arguments), [*kept, *likes], captured.reads)
     if trace.lifted or trace.opaque:
         raise NoTangents("jvp reads or calls what is outside")
-    trace.names = [*map(captured.name_at, present), *(f"{captured.names[i]}_dot" for i in arguments)]
+    trace.names = [*(name_at(captured, place) for place in present), *(f"{captured.names[i]}_dot" for i in arguments)]
     graph = graph_of(trace, f"{captured.name}_jvp")
     moves = [m for m, o in zip(output_moves(spec), forward.outputs, strict=True) if o.kind != "object"]
     graph.outputs = [o for o, m in zip(graph.outputs, moves, strict=True) if m]
