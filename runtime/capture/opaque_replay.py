@@ -35,9 +35,9 @@ def replay_opaque_nodes(call: Call, tape: Tape | None, sizes: Any) -> Call:
         return call
 
     def run(args: Sequence[Any]) -> list[Any]:
-        operands: list[Tensor] = []
-        with running(Run(Tape([t for t in tape.made if t.opaque]), sizes, given=operands)):
-            return [*call(args), *operands]
+        compared_inputs: list[Tensor] = []
+        with running(Run(Tape([t for t in tape.made if t.opaque]), sizes, compared_inputs=compared_inputs)):
+            return [*call(args), *compared_inputs]
 
     return run
 
@@ -51,9 +51,9 @@ def replay_opaque_calls(call: Call, tape: Tape | None) -> Call:
         return call
 
     def run(args: Sequence[Any]) -> list[Any]:
-        operands: list[Tensor] = []
-        with recording(Tape([t for t in tape.calls() if t.opaque], data=tape.data), given=operands):
-            return [*call(args), *operands]
+        compared_inputs: list[Tensor] = []
+        with recording(Tape([t for t in tape.calls() if t.opaque], data=tape.data), compared_inputs=compared_inputs):
+            return [*call(args), *compared_inputs]
 
     return run
 
