@@ -28,11 +28,11 @@ from .emit.emit import Emitter
 from .emit.mathematics import rules as elementwise_rules
 from .emit.names import identifier
 from .kernel import Buffer, Kernel, Kernels, Ref, Target
-from .schedule.axes import Axis, Builder, Goal, Materialize, Memory, Program, Sink, below
+from .program.axes import Axis, Builder, Goal, Materialize, Memory, Program, Sink, below
+from .program.sizes import Hints, number, symbols
+from .program.unify import unify, with_nested_sums
 from .schedule.quotients import Quotients
 from .schedule.schedule import Scheduler, Separate
-from .schedule.sizes import Hints, number, symbols
-from .schedule.unify import unify, with_nested_sums
 
 FUSIBLE = frozenset(
     {"input", "elementwise", "source", "layout", "reduce", "scan", "gather", "scatter", "random", "contract"}

@@ -20,10 +20,10 @@ from ...ir.errors import Unfusible
 from ...ir.switches import is_on
 from ...ir.types import ITEMSIZE, LOW_FLOATS, Size, product
 from ..kernel import Kernels, Ref, Target
-from ..schedule.axes import REDUCTIONS, SCANS, Axis, Builder, Goal, Materialize, Memory, Program, Term, below
+from ..program.axes import REDUCTIONS, SCANS, Axis, Builder, Goal, Materialize, Memory, Program, Term, below
+from ..program.sizes import Hints, blocks, number, power_of_two, tidy
+from ..program.unify import unify
 from ..schedule.schedule import Schedule
-from ..schedule.sizes import Hints, blocks, number, power_of_two, tidy
-from ..schedule.unify import unify
 from .emit import Emitter
 from .loops import Accumulate, Expr, For, Let, Scope, Statement, binary, call, literal, name, total
 from .mathematics import narrowed

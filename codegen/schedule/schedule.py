@@ -20,9 +20,9 @@ from ...ir import Value
 from ...ir.switches import is_on
 from ...ir.types import ITEMSIZE, LOW_FLOATS, Size, product
 from ..kernel import Ref, Target
+from ..program.axes import REDUCTIONS, SCANS, Axis, Materialize, Program, Sink, Term, below
+from ..program.sizes import Hints, blocks, number, power_of_two, tidy
 from .alignment import Slide, slide_of
-from .axes import REDUCTIONS, SCANS, Axis, Materialize, Program, Sink, Term, below
-from .sizes import Hints, blocks, number, power_of_two, tidy
 
 SHARED_ROW = 8192
 """Columns of a strip of rows that several programs walk together: two accumulators of it fit in registers."""

@@ -14,19 +14,19 @@ from ...tracer.torch_private import has_tangent, is_batched, saved_tensors_of, t
 from ...tracer.trace import CaptureError
 from ..capture.ctx_attributes import REASON, is_assigned
 from ..capture.guards import is_tracked
+from ..compiled.backward import guard_failure, opaque_calls, run_backward
 from ..fallback.answer import Fault, backward_failed, is_fault, recorded_faults, users_backward
 from ..fallback.records import Record, warn
 from ..functorch.unit import BackwardUnit
 from ..settings.config import taken_over
 from ..settings.counters import count
-from ..specialize.backward import guard_failure, opaque_calls, run_backward
 from ..specialize.compiled_backward import BackwardCall, is_apart
 from ..specialize.residuals import ResidualPlan
 from ..specialize.specialization import Specialization
 from .opaque_forward import WRITES_GIVEN
 
 if TYPE_CHECKING:
-    from ..specialize.compiled import Compiled
+    from ..compiled.compiled import Compiled
 
 ASSIGNED = "attributes of grad_fn"
 

@@ -27,14 +27,14 @@ from ...tracer.opaque.opaque import (
 from ...tracer.trace import CaptureError
 from ..capture.opaque_replay import VARIANTS, offer
 from ..capture.outputs import restore_passthrough_inputs
+from ..compiled.backward import CHANGES, MANY, MANY_ANSWERS, _has_own_lines, _learn, _of_operators, note
 from ..fallback.answer import Fault, is_fault, put_on_record, recorded_faults
 from ..fallback.effects import launching
 from ..fallback.records import OpaqueCall
-from ..specialize.backward import CHANGES, MANY, MANY_ANSWERS, _has_own_lines, _learn, _of_operators, note
 from .node import node_of
 
 if TYPE_CHECKING:
-    from ..specialize.compiled import Compiled
+    from ..compiled.compiled import Compiled
     from ..specialize.specialization import Specialization
 
 Tensor = torch.Tensor

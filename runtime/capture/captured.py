@@ -10,9 +10,9 @@ from typing import Any, cast
 import sympy
 import torch
 
-from ...ir.once import once
-from ...ir.program import Place
-from ...ir.switches import allowed, in_force
+from ...ir.lazy_attribute import lazy_attribute
+from ...ir.program import ValueRef
+from ...ir.switches import switch_state, watch_allows
 from ...tracer.capture.capture import Session, unversioned_placeholders, written_placeholders
 from ...tracer.containers import anew
 from ...tracer.function import ForwardCapture, capture_forward, rebind, symbols_in, user_count
@@ -56,7 +56,7 @@ class CapturedFunction:
         self.cls, self.name, self.dynamic = cls, cls.__name__, dynamic
         self.reads = reads
         self.report = report or (lambda method, why: None)
-        self.switches = in_force()  # whatever is captured or generated later, is so under them
+        self.switches = switch_state()  # whatever is captured or generated later, is so under them
         self.slots = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
         self.arguments = tuple(None if isinstance(a, Tensor) else anew(a) for a in args)
         self.count = user_count(args)  # tensors from inside the user's containers stand behind the arguments
@@ -101,7 +101,7 @@ class CapturedFunction:
         guard = size_guard(self.session, self.forward.fakes)
         return guard_from(list(dict.fromkeys((*self.assumed, *cast(Any, guard).conditions)))) if self.assumed else guard
 
-    def name_at(self, place: Place) -> str:
+    def name_at(self, place: ValueRef) -> str:
         """The user's name for what is at a place."""
         if place.kind == "input":
             return self.names[self.slots[place.index]]
@@ -145,13 +145,13 @@ class CapturedFunction:
         """Whether forward writes to an argument's memory: then it matters whether arguments share memory."""
         return bool(self.forward.dirty) or bool(self.written)
 
-    @once
+    @lazy_attribute
     def draws(self) -> bool:
         """Whether forward may draw random numbers."""
         return draws(self.forward.trace)
 
     @property
-    def residual_places(self) -> list[Place | None]:
+    def residual_places(self) -> list[ValueRef | None]:
         """What is kept for backward: the saved tensors, then tensors that were put on ctx as attributes."""
         return [*self.forward.saved, *self.forward.tensor_attributes.values()]
 
@@ -227,7 +227,7 @@ def passthrough_inputs(captured: CapturedFunction) -> tuple[tuple[int, int], ...
     return tuple((i, captured.slots[o.index]) for i, o in enumerate(captured.forward.outputs) if o.kind == "input")
 
 
-def present_residuals(captured: CapturedFunction) -> list[Place]:
+def present_residuals(captured: CapturedFunction) -> list[ValueRef]:
     """The places that hold a tensor."""
     return [p for p in captured.residual_places if p is not None]
 
@@ -265,7 +265,7 @@ def argument_names(cls: type, count: int) -> list[str]:
 
 def require_allowed(what: str) -> None:
     """Raises CaptureError where whoever watches does not let this be captured."""
-    if not allowed("capture", what):
+    if not watch_allows("capture", what):
         raise CaptureError(reason="it is not captured while a fault is looked for", where="unknown")
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import sympy
 import torch
 
-from ...ir.once import once
+from ...ir.lazy_attribute import lazy_attribute
 from ...tracer.capture.capture import unversioned_placeholders, written_placeholders
 from ...tracer.capture.context import BackwardContext
 from ...tracer.capture.history import History, known_history
@@ -80,12 +80,12 @@ class BackwardEntry:
         """The number of the session's first guard that is backward's."""
         return self.traced.since
 
-    @once
+    @lazy_attribute
     def draws(self) -> bool:
         """Whether it may draw random numbers."""
         return draws(self.trace)
 
-    @once
+    @lazy_attribute
     def takes_gaps(self) -> list[bool]:
         """Per tensor that is given, whether torch's operations may have it with gaps in memory."""
         return [takes_gaps(n) for n in self.trace.graph_module.graph.nodes if n.op == "placeholder"]

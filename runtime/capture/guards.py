@@ -16,7 +16,7 @@ import torch
 from torch._dynamo.source import LocalSource
 from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 
-from ...ir.switches import in_force
+from ...ir.switches import switch_state
 from ...tracer.capture.capture import Session
 from ...tracer.containers import DEPTH
 from ...tracer.reads.reads import ANY, Reads
@@ -101,7 +101,7 @@ def global_state() -> tuple[Any, ...]:
         *lasting_state(),
         torch.is_inference_mode_enabled(),
         function_modes() and str(torch.get_default_device()),
-        in_force(),
+        switch_state(),
     )
 
 

@@ -36,7 +36,7 @@ def replayed(call: Call, tape: Tape | None, sizes: Any) -> Call:
 
     def run(args: Sequence[Any]) -> list[Any]:
         given: list[Tensor] = []
-        with running(Run(Tape([t for t in tape.made if t.opaque]), sizes, given=given)):
+        with running(Run(Tape([t for t in tape.made if t.opaque]), sizes, compared_inputs=given)):
             return [*call(args), *given]
 
     return run
@@ -52,7 +52,7 @@ def played(call: Call, tape: Tape | None) -> Call:
 
     def run(args: Sequence[Any]) -> list[Any]:
         given: list[Tensor] = []
-        with recording(Tape([t for t in tape.calls() if t.opaque], data=tape.data), given=given):
+        with recording(Tape([t for t in tape.calls() if t.opaque], data=tape.data), compared_inputs=given):
             return [*call(args), *given]
 
     return run

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from ...ir.program import Place
+from ...ir.program import ValueRef
 from ...tracer.containers import Hole, exchanged
 from ...tracer.function import ForwardCapture, rebind
 from ...tracer.methods import as_tuple
@@ -125,7 +125,7 @@ def restore_passthrough_inputs(captured: CapturedFunction, result: Any, args: Se
 
 
 def tensor_at(
-    place: Place | None, inputs: Sequence[Any], outputs: Sequence[Any], hidden: Sequence[Any]
+    place: ValueRef | None, inputs: Sequence[Any], outputs: Sequence[Any], hidden: Sequence[Any]
 ) -> Any:
     """The real tensor at a place."""
     if place is None:

@@ -8,7 +8,7 @@ from typing import Any
 import sympy
 import torch
 
-from ...ir.program import Place
+from ...ir.program import ValueRef
 from ...tracer.capture.context import ForwardContext, attributes_of
 from ...tracer.containers import closed, leaves
 from ...tracer.function import call_forward, put_together, run_backward, tensors_of_attributes
@@ -64,7 +64,7 @@ def with_eager_requires_grad(captured: CapturedFunction, residuals: Sequence[Any
     return [followed(r) if requires_grad_at(captured, p) else r for r, p in pairs]
 
 
-def requires_grad_at(captured: CapturedFunction, place: Place | None) -> bool:
+def requires_grad_at(captured: CapturedFunction, place: ValueRef | None) -> bool:
     """Whether autograd follows what is at a place, in a call that it follows."""
     forward = captured.forward
     if place is None:

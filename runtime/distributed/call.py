@@ -38,7 +38,7 @@ from .placements import (
 from .sharding_rules import ShardingRule, rule_for, stand_in
 
 if TYPE_CHECKING:
-    from ..specialize.compiled import Compiled
+    from ..compiled.compiled import Compiled
     from ..specialize.specialization import Specialization
 
 Tensor = torch.Tensor

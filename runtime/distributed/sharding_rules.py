@@ -10,7 +10,7 @@ import sympy
 import torch
 
 from ...ir.errors import LoweringError, users_line
-from ...ir.once import once
+from ...ir.lazy_attribute import lazy_attribute
 from ...tracer.capture.capture import capture_lock
 from ...tracer.containers import holds_tensors, holes
 from ...tracer.function import rebind
@@ -26,7 +26,7 @@ from .partition import ShardingPropagation
 from .placements import dense_strides, part_sizes
 
 if TYPE_CHECKING:
-    from ..specialize.compiled import Compiled
+    from ..compiled.compiled import Compiled
 
 Tensor = torch.Tensor
 Counts = Mapping[sympy.Symbol, tuple[int, ...]]
@@ -67,7 +67,7 @@ class ShardingRule(ShardingPropagation):
         pairs = zip(self.tensors, self.dims, strict=True)
         return self.guard([_like(t, [number(n, sizes) for n in shape]) for t, shape in pairs])
 
-    @once
+    @lazy_attribute
     def keeps_rank(self) -> bool:
         """Whether no operation, as it was captured, is another one where a size happens to be 1."""
         entries = [e for e in self.spec.backward.entries.values() if isinstance(e, BackwardEntry)]

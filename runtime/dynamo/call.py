@@ -16,7 +16,7 @@ import torch.utils._pytree as pytree
 
 from ...ir.codes import code_of
 from ...ir.errors import FusegradError, users_line
-from ...ir.switches import in_force
+from ...ir.switches import switch_state
 from ...tracer.capture.capture import OpaqueMet
 from ...tracer.containers import opened
 from ...tracer.function import methods_now
@@ -47,7 +47,7 @@ from ..values.sizes import BoundSizes
 from .forward_operator import Forward, UnknownSize, example
 
 if TYPE_CHECKING:
-    from ..specialize.compiled import Compiled
+    from ..compiled.compiled import Compiled
     from ..specialize.specialization import Specialization
 
 Tensor = torch.Tensor
@@ -147,7 +147,7 @@ def _guard(compiler: Compiled) -> None:
 
 def _state(compiler: Compiled) -> Any:
     reads = compiler.reads_now()
-    return reads.facts(), methods_now(compiler.user_class), settings(), in_force(), torch.get_default_dtype()
+    return reads.facts(), methods_now(compiler.user_class), settings(), switch_state(), torch.get_default_dtype()
 
 
 def traced(compiler: Compiled, args: tuple[Any, ...], spec: Specialization | None = None) -> Any:

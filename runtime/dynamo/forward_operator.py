@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...ir.errors import FusegradError, NotTraceableError
-from ...ir.once import once
+from ...ir.lazy_attribute import lazy_attribute
 from ...tracer.function import rebind
 from ...tracer.methods import backward_method, methods
 from ...tracer.reads.fingerprint import code_sum
@@ -39,7 +39,7 @@ from ..values.sizes import Binder, BoundSizes
 from .operators import Operator, named, registered
 
 if TYPE_CHECKING:
-    from ..specialize.compiled import Compiled
+    from ..compiled.compiled import Compiled
     from ..specialize.specialization import Specialization
 
 Tensor = torch.Tensor
@@ -95,7 +95,7 @@ class Root:
     def __repr__(self) -> str:
         return self.digest
 
-    @once
+    @lazy_attribute
     def digest(self) -> str:
         """Of what was captured, and of the code that more may be captured from."""
         spec, compiler = self.spec, self.compiler

@@ -34,11 +34,11 @@ from ...tracer.torch_private import (
 from ..autograd.node import make_node, write_context
 from ..capture.guards import backward_guard_failure
 from ..capture.outputs import is_as_strided, rebuild_output, view_like, view_of, with_aliases
+from ..compiled.backward import run_backward
 from ..execution.source_writer import SourceWriter, row
 from ..fallback.answer import Fault, backward_failed, is_fault, users_backward
 from ..fallback.effects import careful
 from ..settings.config import KERNEL_BACKENDS, handed_over
-from ..specialize.backward import run_backward
 from ..specialize.compiled_backward import BackwardCall
 from ..specialize.residuals import ResidualPlan, executable_key
 from ..specialize.specialization import Specialization
@@ -61,7 +61,7 @@ from .inline_cache import Entry
 from .plan_codegen import write_run
 
 if TYPE_CHECKING:
-    from ..specialize.compiled import Compiled
+    from ..compiled.compiled import Compiled
 
 Tensor = torch.Tensor
 LAYOUTS = 4

@@ -14,7 +14,7 @@ import torch.utils._pytree as pytree
 from torch.autograd.function import Function
 
 from ...ir.errors import FusegradError
-from ...ir.program import Place
+from ...ir.program import ValueRef
 from ...tracer.capture.capture import capture_lock, is_capturing, writes_through_data
 from ...tracer.capture.context import BackwardContext
 from ...tracer.containers import Hole, closed
@@ -37,6 +37,7 @@ from ..capture.captured_backward import gradients_per_output, predicted_kinds, r
 from ..capture.guards import is_float
 from ..capture.outputs import is_as_strided, rebuild_output, tensor_at, view_of
 from ..capture.user_methods import ctx_attributes, hidden_of_user, run_user_backward, run_user_forward
+from ..compiled.traceability import switches_grad_mode
 from ..execution.aten import reference
 from ..fallback.answer import Fault, is_fault
 from ..settings.config import KERNEL_BACKENDS
@@ -49,7 +50,6 @@ from ..specialize.linearity import (
     require_linear,
 )
 from ..specialize.randomness import why_not_differentiated
-from ..specialize.traceability import switches_grad_mode
 from ..values.sizes import BoundSizes
 from ..values.tensors import zeros
 from .batching.ir_rules import Lowered
@@ -60,7 +60,7 @@ from .unit import VALUES, BackwardUnit, OutDim, TransformableGraph, batchable, l
 
 if TYPE_CHECKING:
     from ..capture.captured_backward import BackwardEntry
-    from ..specialize.compiled import Compiled
+    from ..compiled.compiled import Compiled
     from ..specialize.specialization import Specialization
 
 Tensor = torch.Tensor
@@ -169,7 +169,7 @@ class FunctionRules:
         tensors = captured.tensors_of(inputs)
         outputs, hidden = output[: self.visible], output[self.visible :]
 
-        def at(place: Place | None) -> Any:
+        def at(place: ValueRef | None) -> Any:
             return tensor_at(place, tensors, outputs, hidden)
 
         ctx.set_materialize_grads(False)
@@ -189,7 +189,7 @@ class FunctionRules:
         return ()
 
     @property
-    def jvp_places(self) -> list[Place | None]:
+    def jvp_places(self) -> list[ValueRef | None]:
         """What jvp reads: what the user's own asks for, else what his backward does."""
         captured = self.spec.captured
         if not self.compiler.writes("jvp"):
@@ -667,7 +667,7 @@ class Batched(FunctionRules):
         self.pushed_unit = parent.pushed_unit.batch(self.dims, randomness)
         self.residual_dims: Dims = tuple(self._dim_of(p) for p in self.spec.captured.residual_places)
 
-    def _dim_of(self, place: Place | None) -> int | None:
+    def _dim_of(self, place: ValueRef | None) -> int | None:
         if place is None:
             return None
         return self.dims[place.index] if place.kind == "input" else 0

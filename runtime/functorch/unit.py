@@ -45,12 +45,12 @@ from ..capture.graph_mode import is_outer
 from ..capture.guards import Guard, argument_fact, global_state, is_float, is_tracked, size_guard
 from ..capture.redraw import Generators, anew, drawing_from, draws, generators, last_node, require_no_draw_after
 from ..capture.user_methods import run_user_backward
+from ..compiled.backward import OTHER_SIZES, run_backward
 from ..execution.executable import Executable
 from ..fallback.answer import Fault, is_fault
 from ..settings import logs
 from ..settings.config import KERNEL_BACKENDS
 from ..settings.counters import count
-from ..specialize.backward import OTHER_SIZES, run_backward
 from ..specialize.compiled_backward import BackwardCall, is_for_other_sizes
 from ..specialize.specialization import Specialization
 from ..values.gradient_layouts import canonical_layout, layout_class
@@ -61,7 +61,7 @@ from .batching.ir_rules import BACKENDS, Layout, Lowered, is_written_out, lowere
 from .partial_second_order import warn_once
 
 if TYPE_CHECKING:
-    from ..specialize.compiled import Compiled
+    from ..compiled.compiled import Compiled
 
 Tensor = torch.Tensor
 VALUES = (Tensor, int, torch.SymInt)

@@ -18,8 +18,8 @@ import torch
 
 from ...ir.errors import ParseError
 from ...ir.prims import PRIMS
-from ...ir.program import Place, Program
-from ...ir.switches import under
+from ...ir.program import Program, ValueRef
+from ...ir.switches import use_switch_state
 from ...ir.text.document import document, graph_from, symbols_document, symbols_from
 from ...ir.text.text import show
 from ...tracer.capture.capture import capture_lock
@@ -112,12 +112,12 @@ def example_of(fake: Tensor, captured: CapturedFunction) -> list[Any]:
     return [shape, strides, str(fake.dtype).removeprefix("torch."), str(fake.device), fake.requires_grad]
 
 
-def _places(places: Sequence[Place | None]) -> list[Any]:
+def _places(places: Sequence[ValueRef | None]) -> list[Any]:
     return [None if p is None else list(p) for p in places]
 
 
 def _places_of(data: Sequence[Any]) -> list[Any]:
-    return [None if p is None else Place(*p) for p in data]
+    return [None if p is None else ValueRef(*p) for p in data]
 
 
 def kinds_text(kinds: tuple[Any, ...]) -> str:
@@ -231,7 +231,7 @@ class Stored:
     def capture_again(self) -> ForwardTrace:
         """The session and the trace, which no document holds. Raises CaptureError where they are not what they were."""
         captured = self.captured
-        with capture_lock, under(captured.switches), plain_tensors(), torch.no_grad():
+        with capture_lock, use_switch_state(captured.switches), plain_tensors(), torch.no_grad():
             if captured.forward.is_traced:  # another thread was first
                 return captured.forward.traced
             if not self.is_current():
@@ -301,6 +301,6 @@ def _forward_of(known: Doc, trace: Callable[[], ForwardTrace]) -> ForwardCapture
         materialize_grads=known["materialize_grads"],
         materialize_non_diff_grads=known["materialize_non_diff_grads"],
         needs_input_grad=tuple(known["needs_input_grad"]),
-        tensor_attributes={name: Place(kind, index) for name, kind, index in known["tensor_attributes"]},
+        tensor_attributes={name: ValueRef(kind, index) for name, kind, index in known["tensor_attributes"]},
         shared=tuple(Shared(name, argument, tuple(keys)) for name, argument, keys in known["shared"]),
     )

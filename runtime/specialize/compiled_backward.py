@@ -12,8 +12,8 @@ import sympy
 import torch
 
 from ...ir import Graph
-from ...ir.once import once
-from ...ir.switches import under
+from ...ir.lazy_attribute import lazy_attribute
+from ...ir.switches import use_switch_state
 from ...tracer.capture.capture import OpaqueMet, capture_lock
 from ...tracer.function import rebind
 from ...tracer.methods import backward_method
@@ -53,22 +53,22 @@ class BackwardCall:
     ctx: Any = None
     """The node's, for what the user's backward leaves there."""
 
-    @once
+    @lazy_attribute
     def originals(self) -> Sequence[Any]:
         """The user's own residuals, computed again where cheaper ones were kept."""
         return self.residuals if self.chosen is None else self.chosen.rebuilt(self.residuals, self.sizes)
 
-    @once
+    @lazy_attribute
     def canonical(self) -> list[Tensor | None]:
         """The gradients in layouts that graphs are captured for."""
         return [canonical_layout(g) for g in self.gradients]
 
-    @once
+    @lazy_attribute
     def kinds(self) -> tuple[Any, ...]:
         """The layouts of the gradients, None for absent ones: what a captured backward is found by."""
         return tuple(layout_class(g) for g in self.canonical)
 
-    @once
+    @lazy_attribute
     def key(self) -> str:
         """What tells the executables of one captured backward apart."""
         return executable_key(self.backend, self.chosen)
@@ -97,7 +97,7 @@ class Backward:
         """The captured backward for these gradients; raises CaptureError (the same each time) where it cannot be."""
         key = self.key_now(kinds)
         if key not in self.entries:
-            with capture_lock, under(self.captured.switches):
+            with capture_lock, use_switch_state(self.captured.switches):
                 key = self._add_entry(key, kinds)
         entry = self.entries[key]
         if isinstance(entry, CaptureError):
@@ -146,7 +146,7 @@ class Backward:
         """A captured backward on the call's residuals and backend, compared with the user's own and lowered once."""
         if call.key not in entry.executables:
             _ = call.originals  # by kernels, not within the lock
-            with capture_lock, under(self.captured.switches):
+            with capture_lock, use_switch_state(self.captured.switches):
                 if call.key not in entry.executables:  # no other thread was first
                     if compares:
                         self.compare(call, entry)

@@ -9,7 +9,7 @@ import torch
 from torch.autograd import Function
 
 import fusegrad
-from fusegrad.codegen.schedule.axes import Builder
+from fusegrad.codegen.program.axes import Builder
 
 Tensor = torch.Tensor
 

@@ -22,10 +22,10 @@ import fusegrad
 from fusegrad.codegen import Kernel
 from fusegrad.runtime.cache import entry_files
 from fusegrad.runtime.capture.captured_backward import BackwardEntry
+from fusegrad.runtime.compiled.variants import variants_of
 from fusegrad.runtime.persistence import keeper
 from fusegrad.runtime.persistence import plan_documents as plans
 from fusegrad.runtime.settings import config
-from fusegrad.runtime.specialize.variants import variants_of
 from fusegrad.tracer.function import ForwardCapture
 
 CLASS = '''

@@ -23,12 +23,12 @@ from ..fallback.answer import recorded_faults, users_backward
 from ..fallback.records import FallbackWarning, OpaqueCall, Record
 from ..settings import logs
 from ..settings.counters import count
-from .compiled_backward import BackwardCall, run, run_entry
+from ..specialize.compiled_backward import BackwardCall, run, run_entry
 
 if TYPE_CHECKING:
     from ..capture.captured_backward import BackwardEntry
+    from ..specialize.specialization import Specialization
     from .compiled import Compiled
-    from .specialization import Specialization
 
 
 MANY = f"what its opaque nodes return keeps changing: beyond {VARIANTS} graphs it runs as you wrote it"

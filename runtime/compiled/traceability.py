@@ -75,7 +75,7 @@ class Traceability:
         """What the methods of these roles read, but for those that have effects."""
         self.effects = {role: next(iter(certain_effects(*self.sources(role))), self._caught(role)) for role in tried}
         sources = (f for role in tried if self.effects[role] is None for f in self.sources(role))
-        return scan(*sources, beyond=self.beyond)
+        return scan(*sources, foreign=self.beyond)
 
     def _caught(self, role: str) -> Effect | None:
         places = (self.segmented.catches(name) for name in self.sources_by_name(role))

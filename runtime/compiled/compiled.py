@@ -16,7 +16,7 @@ from torch.autograd.function import Function
 
 from ...ir.codes import code_of
 from ...ir.errors import KeywordOnlyError, NotTraceableError, users_line
-from ...ir.once import once
+from ...ir.lazy_attribute import lazy_attribute
 from ...tracer.capture.capture import DataMet, OpaqueMet, capture_lock, is_capturing
 from ...tracer.containers import opened
 from ...tracer.declared import Option
@@ -60,12 +60,12 @@ from ..fallback.records import Attempt, FallbackWarning, Later, NotCaptured, Opa
 from ..settings import logs
 from ..settings.config import backend_name, with_numerics
 from ..settings.counters import count
+from ..specialize.pipeline import require_equal, specialize
+from ..specialize.residuals import ResidualPlan
+from ..specialize.specialization import Specialization
 from .budget import VAIN, Budget, alike
 from .derived_backward import require_transposable, why_no_backward, with_derived_backward
 from .function_class import fits_a_graph, with_opaque_backward
-from .pipeline import require_equal, specialize
-from .residuals import ResidualPlan
-from .specialization import Specialization
 from .traceability import Traceability
 from .variants import log_captured_again, log_variant
 
@@ -263,7 +263,7 @@ class Compiled:
         cls = self.shown if is_capturing() else self.written
         return hand_over(apply_now(cls), *args, **kwargs)
 
-    @once
+    @lazy_attribute
     def shown(self) -> type:
         """The class as a capture around it sees it: opaque as a whole where one of its methods is declared so."""
         if not self.methods.declared_opaque():
