@@ -65,12 +65,12 @@ def overloads(names: str, namespace: str = "aten") -> Iterator[OpOverload]:
     """The overloads that `names` mean ("mul", "max.dim") in this version of torch; names it lacks mean none."""
     for name in names.split():
         packet, _, overload = name.partition(".")
-        found = getattr(getattr(torch.ops, namespace), packet, None)
-        if not isinstance(found, OpOverloadPacket):
+        operator = getattr(getattr(torch.ops, namespace), packet, None)
+        if not isinstance(operator, OpOverloadPacket):
             continue
-        for each in [overload] if overload else found.overloads():  # type: ignore[no-untyped-call]
-            if each in found.overloads():  # type: ignore[no-untyped-call]
-                yield getattr(found, each)
+        for each in [overload] if overload else operator.overloads():  # type: ignore[no-untyped-call]
+            if each in operator.overloads():  # type: ignore[no-untyped-call]
+                yield getattr(operator, each)
 
 
 def rule(names: str, namespace: str = "aten") -> Callable[[Rule], Rule]:
@@ -120,8 +120,8 @@ SATURATES = bool(torch.tensor(500.0).to(torch.float8_e4m3fn).float() == 448.0)
 def _nan_beyond(x: Value) -> Value:
     """x, with NaN where rounding to float8_e4m3fn leaves its range."""
     wide = cast(x, "f32")
-    beyond = emit("gt", emit("abs", wide), full(464.0, wide.aval))
-    return emit("where", beyond, full(math.nan, wide.aval), wide)
+    is_too_large = emit("gt", emit("abs", wide), full(464.0, wide.aval))
+    return emit("where", is_too_large, full(math.nan, wide.aval), wide)
 
 
 def broadcast(x: Value, shape: Sequence[Size], axes: Iterable[int]) -> Value:

@@ -124,9 +124,9 @@ def _phase(x: Value, axis: int, size: Size, step: int, first: int) -> Value:
 @rule("view.dtype")
 def _view_dtype(call: Call, x: Value, dtype: Any) -> Result:
     """Integers of one width, read with and without sign: what a conversion between them does."""
-    found = call.out.dtype
-    integers = {found, x.dtype} <= set(INTEGERS) and ITEMSIZE[found] == ITEMSIZE[x.dtype]
-    return cast(x, found) if integers else None
+    target = call.out.dtype
+    integers = {target, x.dtype} <= set(INTEGERS) and ITEMSIZE[target] == ITEMSIZE[x.dtype]
+    return cast(x, target) if integers else None
 
 
 @rule("slice_scatter")
@@ -149,9 +149,9 @@ def _overwritten(x: Value, source: Value, axis: int, first: Size, last: Size, st
     """x with x[first:last:step] = source, as a choice between the padded source and x."""
     if same_shape(source.shape, x.shape):
         return source
-    rest = simplify_size(x.shape[axis] - last)
-    inside = place(full(True, source.aval.with_dtype("b1")), axis, first, rest, step)
-    return emit("where", inside, place(source, axis, first, rest, step), x)
+    behind = simplify_size(x.shape[axis] - last)
+    inside = place(full(True, source.aval.with_dtype("b1")), axis, first, behind, step)
+    return emit("where", inside, place(source, axis, first, behind, step), x)
 
 
 @rule("select.int select_copy.int")
@@ -212,8 +212,8 @@ def _pad(call: Call, x: Value, pad: Sequence[Any], value: Any = 0) -> Result:
         return None
     for axis, (lo, hi) in amounts.items():
         x = cut(x, axis, max(-lo, 0), simplify_size(x.shape[axis] - max(-hi, 0)))
-    around = [(max(lo, 0), max(hi, 0)) for lo, hi in (amounts.get(a, (0, 0)) for a in range(x.ndim))]
-    lows, highs = (tuple(pair[side] for pair in around) for side in (0, 1))
+    margins = [(max(lo, 0), max(hi, 0)) for lo, hi in (amounts.get(a, (0, 0)) for a in range(x.ndim))]
+    lows, highs = (tuple(pair[side] for pair in margins) for side in (0, 1))
     if not any(lows + highs):
         return x
     padded = emit("pad", x, lo=lows, hi=highs, inner=(0,) * x.ndim)
@@ -261,18 +261,19 @@ def _as_strided(call: Call, x: Value, size: Sequence[Size], stride: Sequence[Siz
         )
     if not offset and tuple(stride) == contiguous_strides(size) and sizes_equal(x.aval.numel, call.out.numel):
         return reshape(x, size)
-    where = full(offset or 0, call.out.with_dtype("i64"))
+    index = full(offset or 0, call.out.with_dtype("i64"))
     for axis, step in enumerate(stride):
         steps = emit("mul", iota(size[axis]), full(step, iota(size[axis]).aval))
-        where = emit("add", where, broadcast(steps, call.out.shape, (axis,)))
-    return emit("gather", reshape(x, (x.aval.numel,)), where, axes=(0,))
+        index = emit("add", index, broadcast(steps, call.out.shape, (axis,)))
+    return emit("gather", reshape(x, (x.aval.numel,)), index, axes=(0,))
 
 
 def _is_whole_memory(call: Call, x: Value) -> bool:
     fake = call.args[0]
     layout = tuple(call.sizes(s) for s in fake.stride())
-    held = call.sizes(fake.untyped_storage().nbytes())
-    return layout == contiguous_strides(x.shape) and fake.storage_offset() == 0 and sizes_equal(held, x.aval.nbytes)
+    if layout != contiguous_strides(x.shape) or fake.storage_offset() != 0:
+        return False
+    return sizes_equal(call.sizes(fake.untyped_storage().nbytes()), x.aval.nbytes)
 
 
 @rule("unfold")
@@ -285,8 +286,8 @@ def _unfold(call: Call, x: Value, dim: int, size: int, step: int) -> Result:
     starts = emit("mul", iota(windows[0]), full(step, iota(windows[0]).aval))
     index = emit("add", broadcast(starts, windows, (0,)), broadcast(iota(size), windows, (1,)))
     picked = emit("gather", x, index, axes=(axis,))
-    rest = range(2, picked.ndim)
-    return permute(picked, (*rest[:axis], 0, *rest[axis:], 1))
+    other_axes = range(2, picked.ndim)
+    return permute(picked, (*other_axes[:axis], 0, *other_axes[axis:], 1))
 
 
 @rule("tril triu")
