@@ -13,7 +13,7 @@ from ...tracer.methods import backward_method
 from ...tracer.opaque.opaque import Tape
 from ...tracer.trace import CaptureError
 from ..capture.captured_backward import predicted_kinds
-from ..capture.guards import is_plain, unseen_state
+from ..capture.guards import is_plain, unkeyed_state
 from ..fallback.ledger import Ledger
 from ..fallback.records import Attempt, NotCaptured
 from ..specialize.pipeline import specialize
@@ -138,7 +138,7 @@ class Captures:
             raise CaptureError(reason=reason, where=users_line())
         if not all(is_plain(a) for a in args if isinstance(a, torch.Tensor)):
             raise CaptureError(reason="an argument is a tensor subclass or not strided", where=users_line())
-        for why in (unseen_state(args), self.keys.why_unkeyed(args)):
+        for why in (unkeyed_state(args), self.keys.why_unkeyed(args)):
             if why is not None:
                 raise CaptureError(reason=why, where=users_line())
 

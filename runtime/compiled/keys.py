@@ -10,7 +10,7 @@ from ...tracer.function import methods_now
 from ...tracer.reads.reads import Reads
 from ...tracer.reads.value_keys import one_allowance, suspects
 from ...tracer.trace import CaptureError
-from ..capture.guards import argument_fact, carried, exact_key, global_state, is_given_twice
+from ..capture.guards import argument_fact, carried_attribute, exact_key, global_state, has_duplicate
 from .user_class import CallCache, UserClass
 
 
@@ -46,9 +46,9 @@ class Keys:
     def why_unkeyed(self, args: Sequence[Any]) -> str | None:
         """What the methods may ask of the arguments that no graph knows; None where there is no such thing."""
         reads = self.reads_now()
-        if reads.compares_identity and is_given_twice(args):
+        if reads.compares_identity and has_duplicate(args):
             return "it may ask whether two arguments are one tensor, which they are"
-        name = carried(args, reads.custom_attributes)
+        name = carried_attribute(args, reads.custom_attributes)
         return None if name is None else f"an argument is a tensor that carries `{name}`"
 
     # ------------------------------------------------------------------ what the methods read
