@@ -12,7 +12,7 @@ import torch
 from ...codegen import TARGETS
 from ...ir import Graph
 from ...ir.errors import FusegradError, LoweringError
-from ...tracer.capture.capture import OpaqueMet, Session
+from ...tracer.capture.capture import OpaqueMet
 from ...tracer.methods import backward_method, method_place, uses_setup_context
 from ...tracer.trace import CaptureError
 from ..api import compile as compiled
@@ -20,10 +20,10 @@ from ..capture.captured import hint_of, present_residuals
 from ..capture.guards import is_plain
 from ..dispatch.dispatcher import Dispatcher
 from ..dispatch.pytree import arguments
-from ..execution.executable import Executable
 from ..execution.pipeline import graph_of
 from ..execution.targets import named_target
 from ..fallback.records import OpaqueCall, Record
+from ..functorch.graphs import CachedGraph
 from ..functorch.unit import TransformableGraph
 from ..settings.config import numerics
 from ..specialize.compiled import Compiled
@@ -94,7 +94,7 @@ def explain(target_class: Any, /, *args: Any, target: str | None = None) -> Expl
         describe(explanation, specialization, sizes, has_backward)
         explanation.opaque = opaque_calls(specialization, has_backward)
     elif (unit := _backward_of_opaque_forward(compiler)) is not None and methods["backward"].status == "compiled":
-        _describe_backward_unit(explanation, unit, *unit.graphs[-1][2::2])
+        _describe_backward_unit(explanation, unit, unit.graphs.entries[-1])
     explanation.opaque = explanation.opaque or list(compiler.opaque_calls)
     if explanation.opaque:
         derived = [name for name, record in methods.items() if record.status == "derived"]
@@ -137,11 +137,11 @@ def _backward_of_opaque_forward(compiler: Compiled) -> TransformableGraph | None
 
 
 def _describe_backward_unit(
-    explanation: Explanation, unit: TransformableGraph, executable: Executable, session: Session
+    explanation: Explanation, unit: TransformableGraph, entry: CachedGraph
 ) -> None:
     """Its kernels, at the sizes that it was captured with: an opaque forward does not tell others."""
-    trace = executable.trace
-    sizes = {s: hint_of(session, s) for s in executable.binder.sources}
+    trace = entry.executable.trace
+    sizes = {s: hint_of(entry.session, s) for s in entry.executable.binder.sources}
     explanation.methods["backward"] = Record("compiled", "figures are for the sizes of its first call")
     try:
         graph = None if explanation.target == "cpu" else graph_of(trace, unit.name)
