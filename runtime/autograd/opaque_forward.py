@@ -37,15 +37,15 @@ from ...tracer.torch_private import (
 )
 from ...tracer.trace import CaptureError, Trace
 from ..capture.guards import backward_guard_failure, global_state, is_plain, is_tracked
+from ..compiled.function_class import node_class
 from ..fallback.answer import Fault, hand_over, is_fault, put_on_record, recorded_faults
 from ..functorch.graphs import present
 from ..functorch.results import ran, without_idle
 from ..functorch.rules.user_jvp import ComparedGraphs
 from ..functorch.unit import TransformableGraph
-from ..specialize.function_class import node_class
 
 if TYPE_CHECKING:
-    from ..specialize.compiled import Compiled
+    from ..compiled.compiled import Compiled
 
 Tensor = torch.Tensor
 BACKWARDS = 64

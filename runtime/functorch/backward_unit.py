@@ -11,10 +11,10 @@ from ...tracer.capture.capture import is_capturing
 from ...tracer.torch_private import transforms_active
 from ...tracer.trace import CaptureError
 from ..capture.activity import sources_of
-from ..capture.captured_backward import reduced_to_argument
+from ..capture.captured_backward import reduce_to_argument
 from ..capture.redraw import draws
 from ..capture.user_methods import run_user_backward
-from ..specialize.backward import OTHER_SIZES, run_backward
+from ..compiled.backward import OTHER_SIZES, run_backward
 from ..specialize.compiled_backward import BackwardCall, is_for_other_sizes
 from ..specialize.specialization import Specialization
 from ..values.gradient_layouts import canonical_layout, layout_class
@@ -25,7 +25,7 @@ from .unit import TransformableGraph, run_within_capture
 from .vjp import Needed, is_followed, vjp_of
 
 if TYPE_CHECKING:
-    from ..specialize.compiled import Compiled
+    from ..compiled.compiled import Compiled
 
 Tensor = torch.Tensor
 
@@ -66,7 +66,7 @@ class BackwardUnit(TransformableGraph):
     def _passed_on(self, sizes: BoundSizes, gradients: Sequence[Any]) -> dict[int, int]:
         """The results that are a gradient as it came, and its number."""
         entry = self._entry(sizes, gradients)
-        return {} if entry is None else entry[1].passed
+        return {} if entry is None else entry[1].passed_gradients
 
     def _entry(self, sizes: BoundSizes, gradients: Sequence[Any]) -> Any:
         """The captured backward that serves these gradients, and whose it is; None where none is known."""
@@ -85,13 +85,13 @@ class BackwardUnit(TransformableGraph):
     def _unwritten(self, args: Sequence[Any]) -> Sequence[Any]:
         """The arguments, copies of those that backward writes to: a derivative needs them as they are, too."""
         entries = [e for e in self.specialization.backward.entries.values() if not isinstance(e, CaptureError)]
-        written = {i for entry in entries for i in entry.written}
+        written = {i for entry in entries for i in entry.written_inputs}
         return [a.clone() if i in written and isinstance(a, Tensor) else a for i, a in enumerate(args)]
 
     def _python(self, *args: Any) -> Sequence[Any]:
         residuals, sizes, gradients = self.parts(self._unwritten(args))
         results = run_user_backward(self.specialization.captured, residuals, sizes, gradients)
-        return [reduced_to_argument(self.specialization.captured, i, g, sizes) for i, g in enumerate(results)]
+        return [reduce_to_argument(self.specialization.captured, i, g, sizes) for i, g in enumerate(results)]
 
     def execute(self, args: Sequence[Any]) -> Sequence[Any]:
         if is_capturing():

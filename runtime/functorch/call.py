@@ -19,8 +19,8 @@ from .rules.functorch_function import functorch_function_of
 from .rules.transformable import why_not_transformable
 
 if TYPE_CHECKING:
+    from ..compiled.compiled import Compiled
     from ..fallback.records import Attempt
-    from ..specialize.compiled import Compiled
 
 Tensor = torch.Tensor
 

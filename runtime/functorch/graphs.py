@@ -13,7 +13,7 @@ from ...tracer.containers import with_those
 from ...tracer.function import guarded_trace
 from ...tracer.reads.reads import Read, Reads
 from ...tracer.trace import Trace
-from ..capture.captured import require_allowed
+from ..capture.captured import require_capture_allowed
 from ..capture.guards import Guard, argument_fact, global_state, size_guard
 from ..capture.redraw import draws
 from ..execution.executable import Executable
@@ -83,7 +83,7 @@ class GraphCache:
 
     def trace(self, args: Sequence[Any]) -> tuple[Session, Trace]:
         """The body at arguments like these. Raises CaptureError."""
-        require_allowed(self.name)
+        require_capture_allowed(self.name)
         count("captures")
         session, live = Session(), present(args)
         fakes = [session.fake(a) if isinstance(a := args[i], Tensor) else session.integer(a) for i in live]

@@ -13,7 +13,7 @@ from torch.autograd.forward_ad import make_dual, unpack_dual
 from ...tracer.capture.capture import is_capturing
 from ...tracer.torch_private import has_tangent, is_batched, memory_of, transforms_active, unwrapped
 from ...tracer.trace import Trace
-from ..capture.activity import independent, sources_of
+from ..capture.activity import independent_results, sources_of
 from ..capture.guards import is_float, is_tracked
 
 Tensor = torch.Tensor
@@ -41,7 +41,7 @@ def constant_results(
     if executed is None:
         return []
     trace, live = executed
-    return independent(trace, [n for n, i in enumerate(live) if needs[i] and is_float(args[i])], tangents)
+    return independent_results(trace, [n for n, i in enumerate(live) if needs[i] and is_float(args[i])], tangents)
 
 
 def needing_derivatives(needs: Sequence[bool], args: Sequence[Any]) -> list[bool]:

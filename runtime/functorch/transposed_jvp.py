@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...ir import Graph, Value, building
 from ...ir.prims import PRIMS
-from ...ir.transforms.ops import DIFFERENTIABLE, inlined, zeros
+from ...ir.transforms.ops import DIFFERENTIABLE, inline, zeros
 from ...ir.transforms.transpose import transpose
 from ...ir.types import TensorType
 from ...tracer.dtypes import from_torch
@@ -62,7 +62,7 @@ def transpose_to_jvp(
     # The transposed graph takes what its linear inputs left over, and then one tangent per gradient that there is.
     with building(out):
         integers = [zeros(v.aval) for v in likes if v.dtype not in DIFFERENTIABLE]
-        pushed = iter(inlined(transposed, [*kept, *integers, *outside, *(moving[i] for i in gradients)]))
+        pushed = iter(inline(transposed, [*kept, *integers, *outside, *(moving[i] for i in gradients)]))
         return out.returning([_or_zeros(next(pushed), v) if v.dtype in DIFFERENTIABLE else None for v in likes])
 
 

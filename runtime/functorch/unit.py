@@ -23,9 +23,9 @@ from ...tracer.torch_private import (
     transforms_active,
 )
 from ...tracer.trace import CaptureError
-from ..capture.graph_mode import is_outer
+from ..capture.graph_mode import is_for_outer_graph
 from ..capture.guards import is_float, is_tracked
-from ..capture.redraw import Generators, drawing_from, generators
+from ..capture.redraw import Generators, generator_states, redraw
 from ..execution.executable import Executable
 from ..fallback.answer import Fault, is_fault
 from ..settings.counters import count
@@ -232,7 +232,7 @@ def make_operators_by(operators: Operators) -> None:
 
 def _operators_for(args: Sequence[Any]) -> Operators | None:
     """The maker of operators, where another tracer makes the graph; None where we do."""
-    return _operators[0] if is_outer(args) else None
+    return _operators[0] if is_for_outer_graph(args) else None
 
 
 # ------------------------------------------------------------------ the Function of a unit
@@ -277,20 +277,20 @@ def _make_function(unit: TransformableGraph, pushes: bool) -> Any:
     def backward(ctx: Any, *gradients: Any) -> Any:
         args = arguments(ctx)
         try:
-            with drawing_from(ctx.generators):
+            with redraw(ctx.generators):
                 return tuple(unit.pullback(args, gradients, ctx.needs_input_grad))
         except Exception as error:
             if unit.failed is None or not is_fault(error):
                 raise
             fault = Fault.of(error)
-        with drawing_from(ctx.generators):
+        with redraw(ctx.generators):
             results = vjp_of(lambda *a: unit.as_written(a), args, gradients, ctx.needs_input_grad, is_followed())
         unit.failed(fault, args)
         return tuple(results)
 
     def jvp(ctx: Any, *tangents: Any) -> Any:
         args = arguments(ctx)
-        with drawing_from(ctx.generators):
+        with redraw(ctx.generators):
             pushed = enumerate(zip(unit.pushforward(args, tangents), ctx.likes, strict=True))
         full = ((i, zeros(s) if t is None and s is not None else t) for i, (t, s) in pushed)
         return tuple(None if i in ctx.constant else t for i, t in full)
@@ -309,4 +309,4 @@ def _unchanged(result: Any) -> Any:
 
 def _generators(unit: TransformableGraph, args: Sequence[Any]) -> Generators | None:
     """The states of torch's generators before a run that draws; None for one that does not."""
-    return generators(args) if unit.draws and not is_capturing() else None
+    return generator_states(args) if unit.draws and not is_capturing() else None

@@ -12,7 +12,7 @@ from ...tracer.capture.debugging import without_anomaly_mode
 from ...tracer.containers import with_those
 from ...tracer.torch_private import transforms_active
 from ..capture.guards import is_float, is_tracked
-from ..capture.redraw import anew, last_node, require_no_draw_after
+from ..capture.redraw import end_redraw, last_node, require_no_draw_after
 
 Tensor = torch.Tensor
 Body = Callable[..., Sequence[Any]]
@@ -41,7 +41,7 @@ def vjp_of(
         with without_anomaly_mode():  # torch keeps for good what it tells as the parent of a node that makes a NaN
             outputs = body(*leaves)
         if not is_capturing():
-            anew()
+            end_redraw()
         last = last_node() if repeats and is_capturing() else None
 
         # autograd takes neither outputs without a history nor an empty list.

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ....ir import Graph, Value
-from ....ir.program import Place
+from ....ir.program import ValueRef
 from ....ir.transforms.linearity import NonLinearError
 from ....tracer.capture.context import BackwardContext
 from ....tracer.function import guarded_trace
@@ -17,9 +17,9 @@ from ....tracer.methods import as_tuple
 from ...capture.captured_backward import predicted_kinds
 from ...capture.guards import is_float
 from ...capture.user_methods import ctx_attributes
+from ...compiled.compiled import Compiled
 from ...execution.pipeline import graph_of, optimize
 from ...functorch.transposed_jvp import has_transpose, tangent_of, transpose_to_jvp
-from ...specialize.compiled import Compiled
 from ...specialize.linearity import require_linear
 from ...specialize.specialization import Specialization
 
@@ -45,8 +45,8 @@ def output_moves(spec: Specialization) -> list[bool]:
 
 
 def tangents_of(
-    compiler: Compiled, spec: Specialization, backward: Graph | None, kept: Sequence[Place]
-) -> tuple[Graph, Sequence[Place]]:
+    compiler: Compiled, spec: Specialization, backward: Graph | None, kept: Sequence[ValueRef]
+) -> tuple[Graph, Sequence[ValueRef]]:
     """(what jvp reads, tangents of the arguments) -> tangents of the outputs; and where it finds what it reads.
 
     backward: the graph that the file runs, over `kept`. Raises NoTangents, NonLinearBackward, CaptureError.
@@ -62,7 +62,7 @@ def tangents_of(
 
 
 # ------------------------------------------------------------------ the user's own
-def _own(spec: Specialization) -> tuple[Graph, Sequence[Place]]:
+def _own(spec: Specialization) -> tuple[Graph, Sequence[ValueRef]]:
     captured = spec.captured
     forward = captured.forward
     places = [*forward.saved_for_forward, *forward.tensor_attributes.values()]
@@ -81,7 +81,7 @@ def _own(spec: Specialization) -> tuple[Graph, Sequence[Place]]:
     return graph, present
 
 
-def _body(spec: Specialization, places: Sequence[Place | None], arguments: Sequence[int]) -> Any:
+def _body(spec: Specialization, places: Sequence[ValueRef | None], arguments: Sequence[int]) -> Any:
     captured = spec.captured
     present = sum(p is not None for p in places)
     n = len(captured.forward.saved_for_forward)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ....ir.errors import FusegradError
-from ....ir.program import Place
+from ....ir.program import ValueRef
 from ....tracer.capture.capture import is_capturing
 from ....tracer.function import rebind
 from ....tracer.torch_private import forward_mode_is_active, memory_of
@@ -34,7 +34,7 @@ class BatchedRules(FunctionRules):
         self.pushed_unit = parent.pushed_unit.batch(self.dims, randomness)
         self.residual_dims: Dims = tuple(self._dim_of(p) for p in self.spec.captured.residual_places)
 
-    def _dim_of(self, place: Place | None) -> int | None:
+    def _dim_of(self, place: ValueRef | None) -> int | None:
         if place is None:
             return None
         return self.dims[place.index] if place.kind == "input" else 0
@@ -45,7 +45,7 @@ class BatchedRules(FunctionRules):
         tensors = captured.tensors_of(args)
         results = list(self.forward_unit(*tensors))
         # What forward makes of arguments that it writes to stands behind the results.
-        for i, value in zip(captured.written, results[total:], strict=True):
+        for i, value in zip(captured.written_inputs, results[total:], strict=True):
             if self.dims[i] is None:
                 raise WrittenByEveryLane(function=captured.name, argument=captured.names[captured.slots[i]])
             tensors[i].copy_(value.movedim(0, self.dims[i] or 0))

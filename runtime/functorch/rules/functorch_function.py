@@ -10,7 +10,7 @@ import torch
 from ....tracer.capture.capture import capture_lock, is_capturing
 from ....tracer.lowering.functional import without_writes, writes
 from ....tracer.torch_private import forward_mode_is_active, no_tracing_functions, plain_tensors, share_memory
-from ...capture.captured_backward import reduced_to_argument
+from ...capture.captured_backward import reduce_to_argument
 from ...capture.outputs import rebuild_output
 from ...capture.user_methods import hidden_of_user, run_user_backward, run_user_forward
 from ...specialize.linearity import require_linear
@@ -27,7 +27,7 @@ from .user_jvp import CapturedUserJvp, run_user_jvp
 from .user_vmap import call_user_vmap
 
 if TYPE_CHECKING:
-    from ...specialize.compiled import Compiled
+    from ...compiled.compiled import Compiled
     from ...specialize.specialization import Specialization
 
 Tensor = torch.Tensor
@@ -57,7 +57,7 @@ class FunctorchFunction(FunctionRules):
         captured = spec.captured
         super().__init__(compiler, spec)
         self.backend, self.copies = backend, copies
-        self.written, self.pure = captured.written, _pure(spec)
+        self.written, self.pure = captured.written_inputs, _pure(spec)
         name, reads = captured.name, captured.reads
         self.forward_unit = self.pushed_unit = TransformableGraph(f"{name}_forward", self._forward_body, backend, reads)
         if captured.forward.trace.inlines:  # their own rules are gone from the graph, so that the method runs again
@@ -117,7 +117,7 @@ class FunctorchFunction(FunctionRules):
     ) -> Sequence[Any]:
         bound = BoundSizes(zip(self.symbols, sizes, strict=True))
         results = run_user_backward(self.spec.captured, residuals, bound, gradients)
-        return [reduced_to_argument(self.spec.captured, i, g, bound) for i, g in enumerate(results)]
+        return [reduce_to_argument(self.spec.captured, i, g, bound) for i, g in enumerate(results)]
 
     def tangent_unit(self, mask: tuple[bool, ...]) -> TransformableGraph:
         self._require_linear(mask)
@@ -178,4 +178,4 @@ def _pure(spec: Specialization) -> torch.fx.GraphModule:
     if not writes(trace.graph_module):
         return trace.graph_module
     with capture_lock, no_tracing_functions(), plain_tensors(), torch.no_grad():
-        return without_writes(captured.forward.session, trace, captured.written)
+        return without_writes(captured.forward.session, trace, captured.written_inputs)

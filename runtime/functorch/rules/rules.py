@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ....ir.program import Place
+from ....ir.program import ValueRef
 from ...capture.guards import is_float
 from ...capture.outputs import tensor_at
 from ..unit import TransformableGraph
 from .user_outputs import UserOutputs
 
 if TYPE_CHECKING:
-    from ...specialize.compiled import Compiled
+    from ...compiled.compiled import Compiled
     from ...specialize.specialization import Specialization
 
 Tensor = torch.Tensor
@@ -86,7 +86,7 @@ class FunctionRules:
         tensors = captured.tensors_of(inputs)
         outputs, hidden = self.outputs.split(output)
 
-        def at(place: Place | None) -> Any:
+        def at(place: ValueRef | None) -> Any:
             return tensor_at(place, tensors, outputs, hidden)
 
         ctx.set_materialize_grads(False)
@@ -102,7 +102,7 @@ class FunctionRules:
         ctx.sizes = self.sizes_of(tensors)
 
     @property
-    def jvp_places(self) -> list[Place | None]:
+    def jvp_places(self) -> list[ValueRef | None]:
         """Where the values are that jvp reads: those that the user's own asks for, else those of backward."""
         captured = self.spec.captured
         if not self.compiler.writes("jvp"):

@@ -8,11 +8,11 @@ from ....tracer.capture.capture import writes_through_data
 from ....tracer.methods import backward_method
 from ....tracer.torch_private import forward_mode_is_active, levels_active
 from ....tracer.trace import CaptureError
+from ...compiled.traceability import switches_grad_mode
 from ...specialize.randomness import why_not_differentiated
-from ...specialize.traceability import switches_grad_mode
 
 if TYPE_CHECKING:
-    from ...specialize.compiled import Compiled
+    from ...compiled.compiled import Compiled
     from ...specialize.specialization import Specialization
 
 

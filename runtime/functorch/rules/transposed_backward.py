@@ -19,7 +19,7 @@ from ....tracer.capture.capture import Session, capture_lock, is_capturing
 from ....tracer.torch_private import plain_tensors
 from ....tracer.trace import Trace
 from ...capture.captured import present_residuals
-from ...capture.captured_backward import gradients_per_output, predicted_kinds, reduced_to_argument
+from ...capture.captured_backward import gradients_per_output, predicted_kinds, reduce_to_argument
 from ...capture.guards import is_float
 from ...capture.user_methods import run_user_backward
 from ...execution.aten import reference
@@ -35,7 +35,7 @@ from .user_outputs import UserOutputs
 
 if TYPE_CHECKING:
     from ...capture.captured_backward import BackwardEntry
-    from ...specialize.compiled import Compiled
+    from ...compiled.compiled import Compiled
     from ...specialize.specialization import Specialization
 
 Tensor = torch.Tensor
@@ -118,7 +118,7 @@ class TransposedBackward(TransformableGraph):
             backward = graph_of(entry.trace, f"{captured.name}_backward")
         except LoweringError:
             return None
-        entry.learn(captured.session.conditions(captured.symbols, entry.since))
+        entry.assume(captured.session.conditions(captured.symbols, entry.since))
         if not has_transpose(backward) or not all(captured.forward.needs_input_grad[i] for i in moving):
             return None
         first, outputs = len(present_residuals(captured)), len(captured.forward.tensor_outputs)
@@ -164,7 +164,7 @@ class _ExaminedGraphs(GraphCache):
 def _gradients(spec: Specialization, residuals: Sequence[Any], sizes: BoundSizes, probes: Sequence[Any]) -> list[Any]:
     """The user's backward, one gradient per argument."""
     results = run_user_backward(spec.captured, residuals, sizes, gradients_per_output(spec.captured, probes))
-    return [reduced_to_argument(spec.captured, i, g, sizes) for i, g in enumerate(results)]
+    return [reduce_to_argument(spec.captured, i, g, sizes) for i, g in enumerate(results)]
 
 
 def _transposed_by_autograd(
@@ -178,7 +178,7 @@ def _transposed_by_autograd(
         with IgnoreDetach(probes):
             given = gradients_per_output(captured, probes)
             gradients = run_user_backward(captured, residuals, sizes, given, attached=True)
-        gradients = tuple(reduced_to_argument(captured, i, g, sizes) for i, g in enumerate(gradients))
+        gradients = tuple(reduce_to_argument(captured, i, g, sizes) for i, g in enumerate(gradients))
 
         # The gradient of backward, with tangents in the place of cotangents.
         pairs = [

@@ -26,7 +26,7 @@ from ..graphs import Body, GraphCache, present
 from ..unit import TransformableGraph
 
 if TYPE_CHECKING:
-    from ...specialize.compiled import Compiled
+    from ...compiled.compiled import Compiled
     from ...specialize.specialization import Specialization
 
 Tensor = torch.Tensor
