@@ -12,8 +12,8 @@ from ...codegen import Buffer, Kernel, Kernels, Pointer, Ref, Scalar
 from ...ir import Graph, Value
 from ...ir.errors import ParseError
 from ...ir.passes.fuse import Extern, Group, Step, View
-from ...ir.text.document import document, graph_from, symbols_document, symbols_from
-from ...ir.text.text import plain, show, size_from, size_text
+from ...ir.text.document import document, graph_from, size, sizes, symbols_document, symbols_from
+from ...ir.text.text import plain, show, size_from
 from ..execution.group import GroupRunner
 from ..execution.kernel_plan import KernelPlan, last_uses, runner_of
 from ..execution.variants import Variant
@@ -25,18 +25,9 @@ class NotKept(Exception):
     """Something has no form on disk that is certain to come back as it was (internal: it is captured each time)."""
 
 
-def size(value: Any) -> int | str:
-    """An int, or the text of an expression."""
-    return value if isinstance(value, int) else size_text(value)
-
-
 def size_of(text: Any, symbols: Symbols) -> Any:
     """The size that `size` wrote."""
     return size_from(text, symbols, settled=True) if isinstance(text, str) else int(text)
-
-
-def sizes(values: Sequence[Any]) -> list[int | str]:
-    return [size(v) for v in values]
 
 
 def sizes_of(texts: Sequence[Any], symbols: Symbols) -> tuple[Any, ...]:
