@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 
 from ...ir.types import Size, product
 from ..kernel import Buffer, Ref, Target
-from ..schedule.axes import Axis, Index, Program, Term, below
+from ..program.axes import Axis, Index, Program, Term, below
+from ..program.sizes import Hints, power_of_two, tidy
+from ..program.sizes import number as evaluated
 from ..schedule.schedule import Schedule
-from ..schedule.sizes import Hints, power_of_two, tidy
-from ..schedule.sizes import number as evaluated
 from .folds import accumulator_dtype, add, combine, fold_function, sum_of
 from .loop_nests import Nests
 from .loops import Accumulate, Expr, For, Scope, Statement, Store, binary, call, literal, name, total

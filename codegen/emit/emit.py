@@ -17,10 +17,10 @@ import sympy
 from ...ir.switches import is_on
 from ...ir.types import ITEMSIZE, LOW_FLOATS, Size, product
 from ..kernel import Kernel, Pointer, Scalar
-from ..schedule.axes import Axis, Sink, Term, below
-from ..schedule.op_counts import operations_of
-from ..schedule.sizes import blocks, same, tidy
-from ..schedule.sizes import number as evaluated
+from ..program.axes import Axis, Sink, Term, below
+from ..program.op_counts import operations_of
+from ..program.sizes import blocks, same, tidy
+from ..program.sizes import number as evaluated
 from .folds import add, combine
 from .loop_nests import Loop
 from .loops import (

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from ...ir.types import LOW_FLOATS, Size, product
 from ..kernel import Buffer, Ref
-from ..schedule.axes import Axis, Sink, Term, below
-from ..schedule.sizes import blocks, tidy
+from ..program.axes import Axis, Sink, Term, below
+from ..program.sizes import blocks, tidy
 from .direct_partials import DirectSums
 from .folds import accumulator_dtype, add, as_result, combine, sum_of
 from .loops import (

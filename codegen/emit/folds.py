@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..schedule.axes import Term
+from ..program.axes import Term
 from .loops import Expr, binary, call, literal, method, name
 from .mathematics import FLOATING, TL, held
 

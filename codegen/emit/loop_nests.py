@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ..schedule.axes import Axis, Index, Term
+from ..program.axes import Axis, Index, Term
 from .loops import Expr, For, Let, Scope, Statement, binary, call, literal, name, unary
 from .strided_pairs import Pairs
 from .values import FINISH, Coord, Groups

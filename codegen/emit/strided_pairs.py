@@ -12,9 +12,9 @@ from typing import TypeVar
 
 from ...ir.switches import is_on
 from ..kernel import Ref, Target
-from ..schedule.axes import Axis, Index, Program, Sink, Term
+from ..program.axes import Axis, Index, Program, Sink, Term
+from ..program.sizes import Hints, tidy
 from ..schedule.schedule import Schedule
-from ..schedule.sizes import Hints, tidy
 from .loops import Expr, Let, Scope, Store, binary, call, literal, name, total
 from .mathematics import loaded
 from .values import FINISH, Values

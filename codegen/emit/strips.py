@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...ir.types import product
-from ..schedule.axes import Term
-from ..schedule.sizes import blocks, tidy
+from ..program.axes import Term
+from ..program.sizes import blocks, tidy
 from .final_reduction import Finishing
 from .loops import Accumulate, Expr, For, If, Let, Statement, Store, binary, call, literal, name, total
 

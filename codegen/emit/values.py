@@ -13,9 +13,9 @@ import sympy
 from ...ir.errors import Unfusible
 from ...ir.types import FLOAT8, Size
 from ..kernel import Buffer, Ref, Target
-from ..schedule.axes import REDUCTIONS, SCANS, Axis, Index, Program, Sink, Term
+from ..program.axes import REDUCTIONS, SCANS, Axis, Index, Program, Sink, Term
+from ..program.sizes import Hints, tidy
 from ..schedule.schedule import Schedule
-from ..schedule.sizes import Hints, tidy
 from .folds import accumulator_dtype, as_result, fold_function, sum_of, to_own_width, widen_booleans
 from .loops import (
     Accumulate,
