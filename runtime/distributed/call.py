@@ -21,7 +21,7 @@ from ...ir.sharding.rules import WHOLE
 from ...tracer.methods import as_tuple, parameter_names
 from ...tracer.torch_private import dual_level, transforms_active, unwrapped
 from ...tracer.trace import CaptureError
-from ..capture.graph_mode import aside
+from ..capture.graph_mode import outside_graph
 from .partition import ShardingPlan
 from .placements import (
     ScaledGradient,
@@ -73,12 +73,10 @@ class PlacementError(FusegradError, RuntimeError):
 
 def has_dtensors(args: Sequence[Any]) -> bool:
     """Whether some argument is a DTensor, or wraps one within a torch.func transform."""
-    known = types()
-    return known is not None and any(isinstance(a, Tensor) and _is_dtensor(a, known.DTensor) for a in args)
-
-
-def _is_dtensor(value: Tensor, kind: type) -> bool:
-    return isinstance(value, kind) or (type(value) is Tensor and isinstance(unwrapped(value), kind))
+    if (known := types()) is None:
+        return False
+    tensors = [a for a in args if isinstance(a, Tensor)]
+    return any(isinstance(unwrapped(t) if type(t) is Tensor else t, known.DTensor) for t in tensors)
 
 
 # ------------------------------------------------------------------ the call
@@ -115,7 +113,7 @@ def call_in_graph(compiler: Compiled, args: tuple[Any, ...], run: Run) -> Any:
     mesh = _mesh(compiler, args)
     if mesh.get_coordinate() is None:
         raise CaptureError(reason="it is given DTensors of which this rank has no part", where=users_line())
-    with aside():
+    with outside_graph():
         rule = rule_for(compiler, [stand_in(a) if isinstance(a, Tensor) else a for a in args])
     if isinstance(rule, CaptureError):
         raise rule

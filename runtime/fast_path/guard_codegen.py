@@ -19,7 +19,7 @@ from ...tracer.reads.attributes import is_a
 from ...tracer.reads.reads import Read, Reads
 from ...tracer.reads.value_keys import DEPTH, SCALARS, freeze
 from ...tracer.torch_private import UNSEEN, deterministic, tensor_check
-from ..capture.guards import carried, global_state, lasting_state
+from ..capture.guards import carried_attribute, global_state, lasting_state
 from ..execution.source_writer import SourceWriter, row
 from ..settings.config import in_force
 
@@ -133,10 +133,6 @@ def same_object(text: SourceWriter, expression: str, value: Any, name: str) -> s
     return f"{expression} {'==' if is_made else 'is'} {text.constant(value, name)}"
 
 
-def _guard_read_value(text: SourceWriter, read: Read, present: Any) -> Iterable[str]:
-    return [guard_value(text, read_expression(text, read), present)]
-
-
 def _same_object(text: SourceWriter, read: Read, present: Any) -> Iterable[str]:
     if read.fact()[0] == "id":
         return [f"{read_expression(text, read)} is {text.constant(present, 'value')}"]
@@ -169,7 +165,7 @@ def _same_builtin(text: SourceWriter, read: Read, present: Any) -> Iterable[str]
 
 
 _UNCHANGED: dict[str, Callable[[SourceWriter, Read, Any], Iterable[str]]] = {
-    "value": _guard_read_value,
+    "value": lambda text, read, present: [guard_value(text, read_expression(text, read), present)],
     "identity": _same_object,
     "function": _same_code,
     "names": _same_names,
@@ -202,7 +198,8 @@ def guard_lasting_state(text: SourceWriter) -> Iterable[str]:
 def guard_custom_attributes(text: SourceWriter, names: Sequence[str], asked: Collection[str]) -> Iterable[str]:
     """Nobody put attributes on these tensors that the methods ask for."""
     if asked and names:
-        yield f"{text.constant(carried, 'carried')}(({row(names)}), {text.constant(frozenset(asked), 'asked')}) is None"
+        carried = text.constant(carried_attribute, "carried")
+        yield f"{carried}(({row(names)}), {text.constant(frozenset(asked), 'asked')}) is None"
 
 
 def guard_methods(text: SourceWriter, cls: type, methods: Sequence[str] = METHODS) -> Iterable[str]:
