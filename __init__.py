@@ -32,7 +32,7 @@ try:
     from .runtime.settings.counters import stats
     from .runtime.swap.swap import swap
 except (ImportError, AttributeError) as _error:  # torch or triton lacks a name
-    raise _versions.unknown(_error) from None
+    raise _versions.explain_import_error(_error) from None
 
 __all__ = [
     "BundleError",

@@ -33,13 +33,13 @@ def evaluate(
 
     extern(value, operands, sizes): the result of an aten or call node, a list where there are several.
     """
-    known: dict[int, Any] = {
+    results: dict[int, Any] = {
         v.id: np.asarray(a).astype(DTYPES[v.dtype]) for v, a in zip(graph.inputs, inputs, strict=True)
     }
     with np.errstate(all="ignore"):
         for value in graph.order():
-            known[value.id] = _node(value, [known[a.id] for a in value.args], sizes, extern)
-    return [None if o is None else np.array(known[o.id]) for o in graph.outputs]
+            results[value.id] = _node(value, [results[a.id] for a in value.args], sizes, extern)
+    return [None if o is None else np.array(results[o.id]) for o in graph.outputs]
 
 
 def _node(value: Value, operands: list[Any], sizes: Mapping[sympy.Symbol, int], extern: Extern | None) -> Any:
@@ -93,16 +93,16 @@ def _cumsum(node: _Node, x: Array) -> Array:
     return np.flip(np.cumsum(np.flip(x, axis), axis), axis) if node["reverse"] else np.cumsum(x, axis)
 
 
-def _in_front(axes: Sequence[int], ndim: int) -> list[int]:
+def _perm_to_front(axes: Sequence[int], ndim: int) -> list[int]:
     return [*axes, *(a for a in range(ndim) if a not in axes)]
 
 
 def _gather(node: _Node, x: Array, *index: Array) -> Array:
-    return x.transpose(_in_front(node["axes"], x.ndim))[index]
+    return x.transpose(_perm_to_front(node["axes"], x.ndim))[index]
 
 
 def _scatter(node: _Node, base: Array, source: Array, *index: Array) -> Array:
-    perm = _in_front(node["axes"], base.ndim)
+    perm = _perm_to_front(node["axes"], base.ndim)
     out = base.transpose(perm).copy()
     if node["mode"] == "add":
         np.add.at(out, index, source)
@@ -116,7 +116,7 @@ def _cast(node: _Node, x: Array) -> Array:
     return x.astype(node.dtype)
 
 
-def _divided(x: Array, y: Array) -> Array:
+def _divide(x: Array, y: Array) -> Array:
     return np.divide(x, y).astype(x.dtype)
 
 
@@ -160,10 +160,10 @@ def _uniform(word: Array) -> Array:
 def _random(node: _Node, seed: Array, offset: Array) -> Array:
     shape = node["shape"]
     words = philox(int(seed), int(offset) + np.arange(math.prod(shape)))
-    first = _uniform(words[0])
+    numbers = _uniform(words[0])
     if node["kind"] == "normal":
-        first = np.sqrt(-2 * np.log(np.maximum(np.float32(1e-7), first))) * np.cos(2 * np.pi * _uniform(words[1]))
-    return first.reshape(shape)
+        numbers = np.sqrt(-2 * np.log(np.maximum(np.float32(1e-7), numbers))) * np.cos(2 * np.pi * _uniform(words[1]))
+    return numbers.reshape(shape)
 
 
 # ---------------------------------------------------------------------------------------------- the table
@@ -178,7 +178,7 @@ UNARY: dict[str, Callable[..., Any]] = {
     "signbit": np.signbit,
 }  # fmt: skip
 BINARY: dict[str, Callable[..., Any]] = {
-    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": _divided, "pow": np.power, "max": np.maximum,
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": _divide, "pow": np.power, "max": np.maximum,
     "min": np.minimum, "rem": np.remainder, "fmod": np.fmod, "floordiv": np.floor_divide, "atan2": np.arctan2,
     "hypot": np.hypot,
     "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
@@ -186,12 +186,12 @@ BINARY: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-def _plain(f: Callable[..., Any]) -> Callable[..., Any]:
+def _elementwise(f: Callable[..., Any]) -> Callable[..., Any]:
     return lambda node, *xs: f(*xs)
 
 
 table: dict[str, Callable[..., Any]] = {
-    **{name: _plain(f) for name, f in (UNARY | BINARY).items()},
+    **{name: _elementwise(f) for name, f in (UNARY | BINARY).items()},
     "shl": _shift(np.left_shift),
     "shr": _shift(np.right_shift),
     "where": lambda node, c, x, y: np.where(c, x, y),

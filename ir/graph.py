@@ -133,7 +133,7 @@ class Graph:
         """The node `prim(*args, **params)`: the one already there, or a new one with its type inferred."""
         if any(a.graph is not self for a in args):
             raise InvalidGraphError("an operand belongs to another graph", node=prim)
-        key = (prim, tuple(a.id for a in args), tuple((k, _exactly(v)) for k, v in sorted(params.items())))
+        key = (prim, tuple(a.id for a in args), tuple((k, _exact_key(v)) for k, v in sorted(params.items())))
         pure = self._shares and not PRIMS[prim].effect
         if pure and key in self._interned:
             return Value(self, self._interned[key])
@@ -157,14 +157,14 @@ class Graph:
 
     def copy(self) -> Graph:
         """The same graph apart: what is done to either is not done to the other."""
-        again = Graph(self.name)
+        copied = Graph(self.name)
         for node, attrs in self.attributes.items():
-            again.nx.add_node(node, **attrs)
-            again.nx.add_edges_from((arg, node, position, {}) for position, arg in enumerate(attrs["args"]))
-        again._interned, again._next = dict(self._interned), self._next
-        again.inputs = [Value(again, v.id) for v in self.inputs]
-        again.mutations = {i: Value(again, v.id) for i, v in self.mutations.items()}
-        return again.returning([None if o is None else Value(again, o.id) for o in self.outputs], self.output_strides)
+            copied.nx.add_node(node, **attrs)
+            copied.nx.add_edges_from((arg, node, position, {}) for position, arg in enumerate(attrs["args"]))
+        copied._interned, copied._next = dict(self._interned), self._next
+        copied.inputs = [Value(copied, v.id) for v in self.inputs]
+        copied.mutations = {i: Value(copied, v.id) for i, v in self.mutations.items()}
+        return copied.returning([None if o is None else Value(copied, o.id) for o in self.outputs], self.output_strides)
 
     def _add(
         self, prim: str, args: tuple[int, ...], params: dict[str, Any], avals: tuple[TensorType, ...], origin: Origin
@@ -189,7 +189,7 @@ class Graph:
         """The values that the graph must compute: outputs, then values written back."""
         return [o for o in self.outputs if o is not None] + list(self.mutations.values())
 
-    def leaves_with(self, value: Value) -> tuple[Size, ...] | None:
+    def strides_of_output(self, value: Value) -> tuple[Size, ...] | None:
         """The strides with which a value leaves the graph; None where it is no output."""
         return next((s for o, s in zip(self.outputs, self.output_strides, strict=True) if o == value), None)
 
@@ -210,7 +210,7 @@ class Graph:
         return [v for v in self if v.id in live and v.prim != "input"]
 
 
-def _exactly(param: Any) -> Any:
+def _exact_key(param: Any) -> Any:
     """A parameter as a key that tells 1, 1.0 and True apart, and 0.0 from -0.0; NaN equals itself."""
     return (type(param).__name__, repr(param)) if isinstance(param, (bool, int, float, complex)) else param
 

@@ -10,20 +10,20 @@ import sympy
 
 from .errors import TypeRuleError
 from .prims import BINARY, COMPARE, PREDICATES, PRIMS, UNARY
-from .types import Size, TensorType, product, simplest
+from .types import Size, TensorType, product, simplify_size
 
 Types = Sequence[TensorType]
 
 
 def infer(prim: str, operands: Sequence[tuple[TensorType, ...]], params: dict[str, Any]) -> tuple[TensorType, ...]:
     """The result types of `prim`; raises TypeRuleError where the rule refuses."""
-    known = PRIMS.get(prim)
-    if known is None:
+    primitive = PRIMS.get(prim)
+    if primitive is None:
         raise TypeRuleError("no such primitive", prim=prim)
-    if known.arity is not None and len(operands) != known.arity:
-        raise TypeRuleError(f"takes {known.arity} operands, got {len(operands)}", prim=prim)
-    if set(params) != set(known.params):
-        raise TypeRuleError(f"takes parameters {known.params}, got {tuple(params)}", prim=prim)
+    if primitive.arity is not None and len(operands) != primitive.arity:
+        raise TypeRuleError(f"takes {primitive.arity} operands, got {len(operands)}", prim=prim)
+    if set(params) != set(primitive.params):
+        raise TypeRuleError(f"takes parameters {primitive.params}, got {tuple(params)}", prim=prim)
     if prim == "pick":
         return (operands[0][params["index"]],)
     if any(len(o) != 1 for o in operands):
@@ -37,14 +37,14 @@ def require(condition: bool, prim: str, detail: str) -> None:
         raise TypeRuleError(detail, prim=prim)
 
 
-def equal(a: Size, b: Size) -> bool:
+def sizes_equal(a: Size, b: Size) -> bool:
     """Provably the same size."""
     return a == b or (not (isinstance(a, int) and isinstance(b, int)) and _vanishes(a, b))
 
 
 def same_shape(a: Sequence[Size], b: Sequence[Size]) -> bool:
     """Whether two shapes are provably equal."""
-    return len(a) == len(b) and all(map(equal, a, b))
+    return len(a) == len(b) and all(map(sizes_equal, a, b))
 
 
 @lru_cache(maxsize=4096)
@@ -55,42 +55,43 @@ def _vanishes(a: Size, b: Size) -> bool:
     return bool(sympy.simplify(difference) == 0)
 
 
-def drop(shape: Sequence[Size], axes: Sequence[int]) -> tuple[Size, ...]:
+def drop_axes(shape: Sequence[Size], axes: Sequence[int]) -> tuple[Size, ...]:
     return tuple(d for i, d in enumerate(shape) if i not in axes)
 
 
 def ceil_div(n: Size, d: Size) -> Size:
-    return simplest(sympy.ceiling(sympy.sympify(n) / d)) if d != 1 else n
+    return simplify_size(sympy.ceiling(sympy.sympify(n) / d)) if d != 1 else n
 
 
-def _alike(*xs: TensorType) -> TensorType:
+def _common_type(*xs: TensorType) -> TensorType:
     first = xs[0]
     for x in xs[1:]:
-        same = x.dtype == first.dtype and len(x.shape) == len(first.shape)
-        if not same or not all(map(equal, x.shape, first.shape)):
+        same_rank = x.dtype == first.dtype and len(x.shape) == len(first.shape)
+        if not same_rank or not all(map(sizes_equal, x.shape, first.shape)):
             raise TypeRuleError(f"operands differ: {first} and {x}", prim="elementwise")
     return first
 
 
 def _where(c: TensorType, x: TensorType, y: TensorType) -> TensorType:
-    _alike(c.with_dtype("f32"), x.with_dtype("f32"))
-    return _alike(x, y)
+    _common_type(c.with_dtype("f32"), x.with_dtype("f32"))
+    return _common_type(x, y)
 
 
 def _broadcast(x: TensorType, shape: tuple[Size, ...], axes: tuple[int, ...]) -> TensorType:
     require(len(axes) == x.ndim and list(axes) == sorted(set(axes)), "broadcast", f"axes {axes} do not place {x}")
-    fits = all(equal(d, shape[a]) or equal(d, 1) for d, a in zip(x.shape, axes, strict=True))
+    fits = all(sizes_equal(d, shape[a]) or sizes_equal(d, 1) for d, a in zip(x.shape, axes, strict=True))
     require(fits, "broadcast", f"{x} to {shape}")
     return x.with_shape(shape)
 
 
 def _reshape(x: TensorType, shape: tuple[Size, ...]) -> TensorType:
-    require(equal(x.numel, product(shape)), "reshape", f"{x} has not as many elements as {shape}")
+    require(sizes_equal(x.numel, product(shape)), "reshape", f"{x} has not as many elements as {shape}")
     return x.with_shape(shape)
 
 
 def _slice(x: TensorType, start: tuple[Size, ...], stop: tuple[Size, ...], step: tuple[int, ...]) -> TensorType:
-    return x.with_shape(ceil_div(simplest(sympy.sympify(b) - a), s) for a, b, s in zip(start, stop, step, strict=True))
+    bounds = zip(start, stop, step, strict=True)
+    return x.with_shape(ceil_div(simplify_size(sympy.sympify(b) - a), s) for a, b, s in bounds)
 
 
 def _pad(x: TensorType, lo: tuple[Size, ...], hi: tuple[Size, ...], inner: tuple[int, ...]) -> TensorType:
@@ -100,7 +101,7 @@ def _pad(x: TensorType, lo: tuple[Size, ...], hi: tuple[Size, ...], inner: tuple
 def _cat(*xs: TensorType, axis: int) -> TensorType:
     shape = xs[0].shape
     total = sum((x.shape[axis] for x in xs[1:]), start=sympy.sympify(shape[axis]))
-    return xs[0].with_shape((*shape[:axis], simplest(total), *shape[axis + 1 :]))
+    return xs[0].with_shape((*shape[:axis], simplify_size(total), *shape[axis + 1 :]))
 
 
 def _dot(
@@ -113,30 +114,30 @@ def _dot(
 
 def _gather(x: TensorType, *index: TensorType, axes: tuple[int, ...]) -> TensorType:
     require(len(index) == len(axes) > 0, "gather", f"{len(index)} index tensors for axes {axes}")
-    _alike(*index)
-    return x.with_shape((*index[0].shape, *drop(x.shape, axes)))
+    _common_type(*index)
+    return x.with_shape((*index[0].shape, *drop_axes(x.shape, axes)))
 
 
 def _scatter(base: TensorType, src: TensorType, *index: TensorType, axes: tuple[int, ...], mode: str) -> TensorType:
     require(mode in ("add", "set"), "scatter", f"mode {mode!r}")
-    _alike(_gather(base, *index, axes=axes), src)
+    _common_type(_gather(base, *index, axes=axes), src)
     return base
 
 
-def _reduced(x: TensorType, axes: tuple[int, ...]) -> TensorType:
+def _reduce(x: TensorType, axes: tuple[int, ...]) -> TensorType:
     require(list(axes) == sorted(set(axes)) and all(0 <= a < x.ndim for a in axes), "reduce", f"axes {axes} of {x}")
-    return x.with_shape(drop(x.shape, axes))
+    return x.with_shape(drop_axes(x.shape, axes))
 
 
-def _index_of(x: TensorType, axis: int) -> TensorType:
-    return TensorType(drop(x.shape, (axis,)), "i64")
+def _arg_reduce(x: TensorType, axis: int) -> TensorType:
+    return TensorType(drop_axes(x.shape, (axis,)), "i64")
 
 
 type_rules: dict[str, Callable[..., TensorType | tuple[TensorType, ...]]] = {
     **{name: (lambda x: x) for name in UNARY},
     **{name: (lambda x: x.with_dtype("b1")) for name in PREDICATES},
-    **{name: _alike for name in BINARY},
-    **{name: (lambda x, y: _alike(x, y).with_dtype("b1")) for name in COMPARE},
+    **{name: _common_type for name in BINARY},
+    **{name: (lambda x, y: _common_type(x, y).with_dtype("b1")) for name in COMPARE},
     "where": _where,
     "cast": lambda x, dtype: x.with_dtype(dtype),
     "full": lambda value, shape, dtype: TensorType(shape, dtype),
@@ -148,9 +149,9 @@ type_rules: dict[str, Callable[..., TensorType | tuple[TensorType, ...]]] = {
     "pad": _pad,
     "flip": lambda x, axes: x,
     "cat": _cat,
-    **{name: _reduced for name in ("sum", "prod", "amax", "amin")},
-    "argmax": _index_of,
-    "argmin": _index_of,
+    **{name: _reduce for name in ("sum", "prod", "amax", "amin")},
+    "argmax": _arg_reduce,
+    "argmin": _arg_reduce,
     "cumsum": lambda x, axis, reverse: x,
     "dot": _dot,
     "gather": _gather,

@@ -1,4 +1,4 @@
-"""A captured Function: forward and backward graphs, and the map that says where backward's residuals come from."""
+"""A captured Function: forward and backward graphs, and the values of forward that are backward's residuals."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, Literal, NamedTuple
 from .graph import Graph
 
 
-class Place(NamedTuple):
-    """Where forward has a tensor that backward reads: input i, user output i, or hidden output i of the graph."""
+class ValueRef(NamedTuple):
+    """A tensor of forward that backward reads: input i, user output i, or hidden output i of the graph."""
 
     kind: Literal["input", "output", "hidden"]
-    index: int  # type: ignore[assignment]  # shadows tuple.index, which nobody needs here
+    index: int  # type: ignore[assignment]  # shadows tuple.index, which no caller needs
 
 
 @dataclass
@@ -26,7 +26,7 @@ class Program:
 
     name: str
     forward: Graph
-    residuals: tuple[Place | None, ...]
+    residuals: tuple[ValueRef | None, ...]
     user_outputs: int
     backward: dict[tuple[bool, ...], Graph] = field(default_factory=dict)
     attributes: dict[str, Any] = field(default_factory=dict)

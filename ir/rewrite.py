@@ -22,7 +22,7 @@ import sympy
 
 from .errors import InvalidGraphError
 from .graph import Graph, Value, building, emit, provenance
-from .switches import allowed
+from .switches import watch_allows
 from .types import Size
 
 Rule: TypeAlias = Callable[[Value], "Value | None"]
@@ -56,8 +56,10 @@ class Number:
     number: float
 
     def match(self, value: Value, bound: dict[Wildcard, Value]) -> bool:
-        found = number_of(value)
-        return found is not None and found == self.number and math.copysign(1, found) == math.copysign(1, self.number)
+        number = number_of(value)
+        if number is None or number != self.number:
+            return False
+        return math.copysign(1, number) == math.copysign(1, self.number)
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ def _rule(pattern: Op, build: Callable[..., Value | None]) -> Rule:
     return rule
 
 
-def joined(*tables: Rules) -> Rules:
+def join_rules(*tables: Rules) -> Rules:
     """All the rules; those of an earlier table are tried first."""
     prims = {prim for table in tables for prim in table}
     return {prim: tuple(rule for table in tables for rule in table.get(prim, ())) for prim in sorted(prims)}
@@ -126,7 +128,7 @@ def make(prim: str, *args: Value, **params: Any) -> Value:
     value = emit(prim, *args, **params)
     for rule in _rules.get().get(prim, ()):
         better = rule(value)
-        if better is not None and allowed("rule", value.graph.name, Applied(rule, value, better)):
+        if better is not None and watch_allows("rule", value.graph.name, Applied(rule, value, better)):
             return better
     return value
 
@@ -159,8 +161,8 @@ def copy_into(nodes: Iterable[Value], env: dict[int, Value], replacing: Replacem
             continue
         with provenance(value.origin):
             build = replacing.get(value.id)
-            again = build(env) if build else make(value.prim, *(env[a.id] for a in value.args), **value.params)
-        env[value.id] = again
+            copied = build(env) if build else make(value.prim, *(env[a.id] for a in value.args), **value.params)
+        env[value.id] = copied
 
 
 # ---------------------------------------------------------------------------------------------------- extraction
@@ -178,47 +180,47 @@ def extract(
     strides for its id, under the name that the user gave it. `strides` are those of the outputs.
     """
     out = Graph(name)
-    known = {v.id: v.params.get("strides") for v in inputs} | dict(layouts or {})
-    env = {v.id: out.input(v.aval, n, known[v.id]) for v, n in zip(inputs, unique_names(inputs), strict=True)}
+    input_strides = {v.id: v.params.get("strides") for v in inputs} | dict(layouts or {})
+    env = {v.id: out.input(v.aval, n, input_strides[v.id]) for v, n in zip(inputs, unique_names(inputs), strict=True)}
     with building(out):
-        copy_into(between([o for o in outputs if o is not None], env), env)
+        copy_into(nodes_between([o for o in outputs if o is not None], env), env)
     return out.returning([None if o is None else env[o.id] for o in outputs], strides)
 
 
-def between(outputs: Iterable[Value], known: Iterable[int]) -> list[Value]:
+def nodes_between(outputs: Iterable[Value], known_ids: Iterable[int]) -> list[Value]:
     """The nodes that compute `outputs` from the values with the ids `known`, operands first."""
-    seen = set(known)
-    found: dict[int, Value] = {}
+    seen = set(known_ids)
+    nodes: dict[int, Value] = {}
     todo = [o for o in outputs if o.id not in seen]
     while todo:
         value = todo.pop()
-        if value.id in found:
+        if value.id in nodes:
             continue
         if value.prim == "input":
             raise InvalidGraphError(f"input {value.params['name']!r} is needed and not given", node=repr(value))
-        found[value.id] = value
+        nodes[value.id] = value
         todo.extend(a for a in value.args if a.id not in seen)
-    return [found[i] for i in sorted(found)]
+    return [nodes[i] for i in sorted(nodes)]
 
 
 def unique_names(values: Iterable[Value]) -> list[str]:
     """A name for each value, an identifier: the user's where there is one, made unique by a number."""
-    taken: set[str] = set()
-    return [_free_name(name_of(v), taken) for v in values]
+    used: set[str] = set()
+    return [_free_name(name_of(v), used) for v in values]
 
 
 def name_of(value: Value) -> str:
     """The user's name for a value, else its primitive and number."""
-    known = value.params["name"] if value.prim == "input" else value.origin.name
-    name = re.sub(r"\W", "_", known or f"{value.prim}_{value.id}")
+    user_name = value.params["name"] if value.prim == "input" else value.origin.name
+    name = re.sub(r"\W", "_", user_name or f"{value.prim}_{value.id}")
     return f"_{name}" if name[:1].isdigit() else name
 
 
-def _free_name(name: str, taken: set[str]) -> str:
+def _free_name(name: str, used: set[str]) -> str:
     number = 1
     free = name
-    while free in taken:
+    while free in used:
         number += 1
         free = f"{name}_{number}"
-    taken.add(free)
+    used.add(free)
     return free

@@ -1,9 +1,9 @@
-"""Steps that make a program cheaper and no step of its meaning: each by a name, and each can be left out.
+"""Switches: the steps that make a program cheaper without changing its results, each by a name, each can be off.
 
-    with without(("fuse", "algebra")): ...
+    with switched_off(("fuse", "algebra")): ...
 
-What is generated later than it was asked for (backward, another size) is generated under what was in force then: see
-`in_force` and `under`. A `Watch` sees every step before it is taken, and may leave it out: so is a wrong one found.
+Code generated after its capture (backward, another size) is generated under the switches of the capture: see
+`switch_state` and `use_switch_state`. A `Watch` may refuse any step: bisection finds a wrong one so.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ GRAPHS: dict[str, str] = {
     "products": "matrix products with elementwise neighbours are one kernel where memory is the limit",
     "place": "products write their parts of a concatenation in place",
 }
-"""Passes over graphs, and how these are divided (ir/passes): what each name stands for."""
+"""Passes over graphs, and their division into kernels (ir/passes): the meaning of each name."""
 
 KERNELS: dict[str, str] = {
     "merge": "neighbouring axes that every access walks alike are one",
@@ -45,7 +45,7 @@ KERNELS: dict[str, str] = {
     "multiples": "kernels of their own for sizes that are multiples of 16",
     "stages": "several loads of a loop are in flight",
 }
-"""How the kernels of a group are written (codegen)."""
+"""Decisions in the kernels of a group (codegen)."""
 
 CALLS: dict[str, str] = {
     "binding": "operations are called past torch's boxing",
@@ -53,21 +53,21 @@ CALLS: dict[str, str] = {
     "ready": "a call that came often is written out as straight Python",
     "patience": "a class of many graphs, or whose captures fail, is tried for further kinds of calls that come often",
 }
-"""How what was compiled is called (runtime)."""
+"""Decisions in calls of compiled code (runtime)."""
 
 SWITCHES: dict[str, str] = GRAPHS | KERNELS | CALLS
 
 
 class Watch(Protocol):
-    """Is asked before a step is taken, and shown what runs, with what it is given."""
+    """An observer: allows or refuses each step before it is taken, and sees each execution with its arguments."""
 
     def allows(self, step: str, subject: str, detail: Any = None) -> bool: ...
 
-    def saw(self, what: Any, given: Sequence[Any], sizes: Any = None) -> None: ...
+    def observe(self, executed: Any, inputs: Sequence[Any], sizes: Any = None) -> None: ...
 
 
-class InForce(NamedTuple):
-    """What is left out, and who watches."""
+class SwitchState(NamedTuple):
+    """The steps that are off, and the watch."""
 
     off: frozenset[str] = frozenset()
     watch: Watch | None = None
@@ -76,64 +76,64 @@ class InForce(NamedTuple):
         return bool(self.off) or self.watch is not None
 
     def __repr__(self) -> str:
-        """The same in every process: it is part of keys on disk."""
+        """Text that is the same in every process: it is part of keys on disk."""
         return ", ".join(sorted(self.off)) or "nothing"
 
 
-_always = InForce()
-_in_force: ContextVar[InForce | None] = ContextVar("fusegrad_switches", default=None)
+_default = SwitchState()
+_state: ContextVar[SwitchState | None] = ContextVar("fusegrad_switches", default=None)
 
 
-def always(off: Iterable[str]) -> None:
-    """What the process leaves out wherever nothing else is said."""
-    global _always
-    _always = InForce(frozenset(off))
+def set_default_off(off: Iterable[str]) -> None:
+    """Switch these steps off for the process, wherever no block says otherwise."""
+    global _default
+    _default = SwitchState(frozenset(off))
 
 
-def in_force() -> InForce:
-    """What holds here and now."""
-    found = _in_force.get()
-    return _always if found is None else found
+def switch_state() -> SwitchState:
+    """The switches in force in this thread or task."""
+    state = _state.get()
+    return _default if state is None else state
 
 
 def is_on(name: str) -> bool:
-    """Whether the step may be taken."""
+    """True if the step may be taken."""
     assert name in SWITCHES, name
-    return name not in in_force().off
+    return name not in switch_state().off
 
 
-def takes(name: str, subject: str) -> bool:
-    """Whether the step is taken on this graph: it is on, and whoever watches lets it pass."""
-    return (name not in SWITCHES or is_on(name)) and allowed(name, subject)
+def should_run(name: str, subject: str) -> bool:
+    """True if the step is taken on this graph: it is on, and the watch allows it."""
+    return (name not in SWITCHES or is_on(name)) and watch_allows(name, subject)
 
 
-def allowed(step: str, subject: str, detail: Any = None) -> bool:
-    """Whether whoever watches lets a step pass, which need not be a switch (a capture, the kernels of a group)."""
-    watch = in_force().watch
+def watch_allows(step: str, subject: str, detail: Any = None) -> bool:
+    """True unless a watch refuses the step, which need not be a switch (a capture, the kernels of a group)."""
+    watch = switch_state().watch
     return watch is None or watch.allows(step, subject, detail)
 
 
-def shown(what: Any, *given: Any) -> None:
-    """Shows what was made to whoever watches."""
-    if (watch := in_force().watch) is not None:
-        watch.saw(what, given)
+def show_to_watch(result: Any, *inputs: Any) -> None:
+    """Show a result, and the inputs of the step that made it, to the watch."""
+    if (watch := switch_state().watch) is not None:
+        watch.observe(result, inputs)
 
 
 @contextlib.contextmanager
-def under(chosen: InForce) -> Iterator[None]:
-    """Within the block, what was in force then."""
-    token = _in_force.set(chosen)
+def use_switch_state(state: SwitchState) -> Iterator[None]:
+    """Within the block, the switches that `switch_state` returned before."""
+    token = _state.set(state)
     try:
         yield
     finally:
-        _in_force.reset(token)
+        _state.reset(token)
 
 
-def without(names: Iterable[str]) -> contextlib.AbstractContextManager[None]:
-    """Within the block exactly these are left out."""
-    return under(in_force()._replace(off=frozenset(names)))
+def switched_off(names: Iterable[str]) -> contextlib.AbstractContextManager[None]:
+    """Within the block, exactly these steps are off."""
+    return use_switch_state(switch_state()._replace(off=frozenset(names)))
 
 
-def watched(watch: Watch) -> contextlib.AbstractContextManager[None]:
-    """Within the block, `watch` is asked before every step."""
-    return under(in_force()._replace(watch=watch))
+def use_watch(watch: Watch) -> contextlib.AbstractContextManager[None]:
+    """Within the block, `watch` allows or refuses every step."""
+    return use_switch_state(switch_state()._replace(watch=watch))

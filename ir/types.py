@@ -26,17 +26,17 @@ ITEMSIZE = {
 DTYPES = tuple(ITEMSIZE)
 
 
-def simplest(size: Size) -> Size:
+def simplify_size(size: Size) -> Size:
     """The size as a plain int where it is a number, else as a sympy expression."""
     return int(size) if isinstance(size, sympy.Integer) else size
 
 
 def product(sizes: Iterable[Size]) -> Size:
     """prod(sizes), 1 for none."""
-    return simplest(math.prod(sizes, start=sympy.Integer(1)))
+    return simplify_size(math.prod(sizes, start=sympy.Integer(1)))
 
 
-def distinct(shape: Iterable[Size], strides: Iterable[Size]) -> Size:
+def elements_in_memory(shape: Iterable[Size], strides: Iterable[Size]) -> Size:
     """The elements in memory: an axis of stride 0 has one."""
     return product(n for n, step in zip(shape, strides, strict=True) if step != 0)
 
@@ -51,7 +51,7 @@ class TensorType:
     def __post_init__(self) -> None:
         if self.dtype not in ITEMSIZE:
             raise ValueError(f"unknown dtype {self.dtype!r}")
-        object.__setattr__(self, "shape", tuple(simplest(d) for d in self.shape))
+        object.__setattr__(self, "shape", tuple(simplify_size(d) for d in self.shape))
 
     @property
     def ndim(self) -> int:
@@ -63,7 +63,7 @@ class TensorType:
 
     @property
     def nbytes(self) -> Size:
-        return simplest(self.numel * ITEMSIZE[self.dtype])
+        return simplify_size(self.numel * ITEMSIZE[self.dtype])
 
     @property
     def is_float(self) -> bool:
@@ -85,5 +85,5 @@ def contiguous_strides(shape: Iterable[Size]) -> tuple[Size, ...]:
     step: Size = 1
     for size in reversed(tuple(shape)):
         strides.append(step)
-        step = simplest(step * size) if size != 0 else step
+        step = simplify_size(step * size) if size != 0 else step
     return tuple(reversed(strides))

@@ -20,7 +20,7 @@ def verify(graph: Graph) -> Graph:
     return graph
 
 
-def _known(graph: Graph, value: Value) -> str | None:
+def _prim_exists(graph: Graph, value: Value) -> str | None:
     return None if value.prim in PRIMS else "no such primitive"
 
 
@@ -29,11 +29,11 @@ def _operands_first(graph: Graph, value: Value) -> str | None:
 
 
 def _edges(graph: Graph, value: Value) -> str | None:
-    found = sorted((key, source) for source, _, key in graph.nx.in_edges(value.id, keys=True))
-    return None if found == list(enumerate(a.id for a in value.args)) else "edges and operands disagree"
+    edges = sorted((key, source) for source, _, key in graph.nx.in_edges(value.id, keys=True))
+    return None if edges == list(enumerate(a.id for a in value.args)) else "edges and operands disagree"
 
 
-def _typed(graph: Graph, value: Value) -> str | None:
+def _type_holds(graph: Graph, value: Value) -> str | None:
     if value.prim == "input":
         return None
     try:
@@ -51,7 +51,9 @@ def _hashable(graph: Graph, value: Value) -> str | None:
     return None
 
 
-node_checks: tuple[Callable[[Graph, Value], str | None], ...] = (_known, _operands_first, _edges, _hashable, _typed)
+node_checks: tuple[Callable[[Graph, Value], str | None], ...] = (
+    _prim_exists, _operands_first, _edges, _hashable, _type_holds,
+)  # fmt: skip
 
 
 def _check_edges(graph: Graph) -> None:

@@ -24,12 +24,12 @@ class VersionError(FusegradError, ImportError):
     )
 
 
-def numbers(version: str) -> tuple[int, ...]:
+def version_numbers(version: str) -> tuple[int, ...]:
     """ "2.13.0+cpu" -> (2, 13, 0)"""
     return tuple(int(n) for n in re.findall(r"\d+", version.partition("+")[0])[:3])
 
 
-def installed(name: str) -> str | None:
+def installed_version(name: str) -> str | None:
     """The version of a package; None where it is not there, or does not say."""
     try:
         return importlib.metadata.version(name)
@@ -37,26 +37,26 @@ def installed(name: str) -> str | None:
         return None
 
 
-def refused(name: str, why: str) -> VersionError:
+def version_error(name: str, why: str) -> VersionError:
     tried = " and ".join(f"torch {torch} with triton {triton}" for torch, triton in TRIED)
-    where = f"{name} {installed(name)} of this environment"
-    return VersionError(name=name, found=installed(name), why=why, tried=tried, least=LEAST[name], where=where)
+    where = f"{name} {installed_version(name)} of this environment"
+    return VersionError(name=name, found=installed_version(name), why=why, tried=tried, least=LEAST[name], where=where)
 
 
-def require() -> None:
+def require_versions() -> None:
     """Raises VersionError where a package is older than what fusegrad needs."""
     for name, least in LEAST.items():
-        found = installed(name)
-        if found is not None and numbers(found)[:2] < numbers(least):
-            raise refused(name, f"it is older than {least}")
+        found = installed_version(name)
+        if found is not None and version_numbers(found)[:2] < version_numbers(least):
+            raise version_error(name, f"it is older than {least}")
 
 
-def unknown(error: Exception) -> Exception:
+def explain_import_error(error: Exception) -> Exception:
     """An import that failed, told as what it is where this torch was never tried; the error itself elsewhere."""
-    found = installed("torch") or ""
+    found = installed_version("torch") or ""
     if found.partition("+")[0] in dict(TRIED):
         return error
-    return refused("torch", f"this version was never tried, and the import failed: {error}")
+    return version_error("torch", f"this version was never tried, and the import failed: {error}")
 
 
-require()
+require_versions()

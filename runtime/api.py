@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
 from ..tracer.declared import Option
+from .compiled.derived_backward import valid_derive_jvp
 from .dispatch.compiled_class import CompileTargetError, compile_class
 from .dispatch.plain_function import compile_function
 from .dispatch.pytree import compile_tree
 from .settings.config import valid_backend, valid_numerics
-from .specialize.derived_backward import valid_derive_jvp
 
 C = TypeVar("C", bound=Callable[..., Any])
 """A class or a function: what is compiled keeps its static type."""

@@ -13,9 +13,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 TOPS = ("ir", "tracer", "codegen", "runtime")
 ORDER = (
-    "settings", "values", "cache", "kernels", "execution", "capture", "fallback", "specialize", "distributed",
-    "persistence", "functorch", "autograd", "dynamo", "fast_path", "dispatch", "report", "swap", "profile", "export",
-    "check", "bisect", "integrations", "commands",
+    "settings", "values", "cache", "kernels", "execution", "capture", "fallback", "specialize", "compiled",
+    "distributed", "persistence", "functorch", "autograd", "dynamo", "fast_path", "dispatch", "report",
+    "swap", "profile", "export", "check", "bisect", "integrations", "commands",
 )  # fmt: skip
 """The rooms of runtime/, the ground first: an import, lazy and TYPE_CHECKING ones included, never goes up."""
 MOST_FILES = 13

@@ -49,9 +49,9 @@ _REBUILD: dict[type, Callable[[Any, Leaf], Any]] = {
 
 def _rebuilder(value: Any) -> Callable[[Any, Leaf], Any] | None:
     """The function that makes a container of this type again from other leaves; None for a leaf itself."""
-    known = _REBUILD.get(type(value))
-    if known is not None:
-        return known
+    rebuild = _REBUILD.get(type(value))
+    if rebuild is not None:
+        return rebuild
     if isinstance(value, tuple) and hasattr(value, "_fields") and not isinstance(value, torch.Size):
         return lambda v, each: type(v)(*map(each, v))
     if dataclasses.is_dataclass(value) and not isinstance(value, type | Hole):

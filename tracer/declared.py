@@ -33,19 +33,19 @@ class Declared:
 
 def declarations(cls: type, option: Option | None) -> dict[str, Declared]:
     """The declaration of each role: the option of `compile`, else the class's `traceable`, else its `is_traceable`."""
-    found = {role: Declared() for role in ROLES}
-    if (whole := _whole(cls)) is not None:
-        found = dict.fromkeys(ROLES, Declared(whole, f"it declares is_traceable = {whole}"))
+    by_role = {role: Declared() for role in ROLES}
+    if (for_all := _whole(cls)) is not None:
+        by_role = dict.fromkeys(ROLES, Declared(for_all, f"it declares is_traceable = {for_all}"))
     for owner in reversed(cls.__mro__):
         if "traceable" in vars(owner):
             table = _table(cls, "traceable", vars(owner)["traceable"], _class_place(owner))
-            found |= {role: Declared(v, f"it declares traceable[{role!r}] = {v}") for role, v in table.items()}
+            by_role |= {role: Declared(v, f"it declares traceable[{role!r}] = {v}") for role, v in table.items()}
     if isinstance(option, bool):
         return dict.fromkeys(ROLES, Declared(option, f"it is compiled with traceable={option}"))
     if option is not None:
         table = _table(cls, "compile(traceable=...)", option, call_place())
-        found |= {role: Declared(v, f"it is compiled with traceable={{{role!r}: {v}}}") for role, v in table.items()}
-    return found
+        by_role |= {role: Declared(v, f"it is compiled with traceable={{{role!r}: {v}}}") for role, v in table.items()}
+    return by_role
 
 
 def _whole(cls: type) -> bool | None:
@@ -64,19 +64,19 @@ def _whole(cls: type) -> bool | None:
     return declared
 
 
-def _table(cls: type, name: str, table: Any, where: str) -> dict[str, bool]:
+def _table(cls: type, name: str, table: Any, location: str) -> dict[str, bool]:
     """A `traceable` dict by role; `vjp` is another name of `backward`."""
     fix = "write a dict of bools with some of the keys 'forward', 'backward' (or 'vjp'), 'jvp'"
     if not isinstance(table, Mapping):
-        what = f"{name} is a {type(table).__name__}, not a dict"
+        complaint = f"{name} is a {type(table).__name__}, not a dict"
         fix = f"{fix}; for every method at once declare is_traceable"
-        raise DeclarationError(function=cls.__name__, what=what, where=where, fix=fix)
-    found: dict[str, bool] = {}
+        raise DeclarationError(function=cls.__name__, what=complaint, where=location, fix=fix)
+    by_role: dict[str, bool] = {}
     for key, value in table.items():
-        if (fault := _fault(name, key, value, found)) is not None:
-            raise DeclarationError(function=cls.__name__, what=fault, where=where, fix=fix)
-        found[_role(key)] = value
-    return found
+        if (fault := _fault(name, key, value, by_role)) is not None:
+            raise DeclarationError(function=cls.__name__, what=fault, where=location, fix=fix)
+        by_role[_role(key)] = value
+    return by_role
 
 
 def _role(key: Any) -> Any:
@@ -84,13 +84,13 @@ def _role(key: Any) -> Any:
     return "backward" if key == "vjp" else key
 
 
-def _fault(name: str, key: Any, value: Any, found: Mapping[str, bool]) -> str | None:
+def _fault(name: str, key: Any, value: Any, by_role: Mapping[str, bool]) -> str | None:
     role = _role(key)
     if not isinstance(role, str) or role not in ROLES:
         return f"{name} has the unknown key {key!r}"
     if type(value) is not bool:
         return f"{name}[{key!r}] must be exactly a bool, not {type(value).__name__}"
-    if found.get(role, value) is not value:
+    if by_role.get(role, value) is not value:
         return f"{name} says two things of {role!r} and of its other name"
     return None
 

@@ -17,7 +17,7 @@ import sympy
 import torch
 
 from ..ir.errors import FusegradError
-from ..ir.program import Place
+from ..ir.program import ValueRef
 from .arithmetic import computed
 from .capture.capture import Session, as_data_read, is_a_view, is_capturing, reason_of
 from .capture.context import ForwardContext, attributes_of, backward_context
@@ -41,7 +41,7 @@ SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool, torch.Size)
 
 
 methods_now = operator.attrgetter("forward", "setup_context", "backward", "vjp", "jvp", "vmap")
-"""The methods of a class as they are at this moment: someone may have put others in their place."""
+"""The methods of a class as they are at this moment: user code may have put others in their place."""
 
 
 @dataclass(frozen=True)
@@ -84,14 +84,14 @@ class ForwardCapture:
     is_tuple: bool
     tensor_outputs: list[int]  # positions among the user's outputs
     hidden_count: int
-    saved: list[Place | None]
-    saved_for_forward: list[Place | None]
-    dirty: list[Place]
-    non_differentiable: list[Place]
+    saved: list[ValueRef | None]
+    saved_for_forward: list[ValueRef | None]
+    dirty: list[ValueRef]
+    non_differentiable: list[ValueRef]
     materialize_grads: bool
     materialize_non_diff_grads: bool
     needs_input_grad: tuple[bool, ...]
-    tensor_attributes: dict[str, Place] = field(default_factory=dict)
+    tensor_attributes: dict[str, ValueRef] = field(default_factory=dict)
     shared: tuple[Shared, ...] = ()
 
     @property
@@ -139,10 +139,10 @@ class ForwardCapture:
     @property
     def returns_hidden(self) -> bool:
         """True if the user gets to see a hidden tensor, inside a container, or a part of one."""
-        shown = (hole.key.kind for o in self.outputs if o.kind == "object" for hole in holes(o.value))
-        return "hidden" in shown or any(o.kind == "part of hidden" for o in self.outputs)
+        kinds = (hole.key.kind for o in self.outputs if o.kind == "object" for hole in holes(o.value))
+        return "hidden" in kinds or any(o.kind == "part of hidden" for o in self.outputs)
 
-    def fake_at(self, place: Place | None) -> Tensor | None:
+    def fake_at(self, place: ValueRef | None) -> Tensor | None:
         """The fake of what is at `place`."""
         if place is None:
             return None
@@ -181,23 +181,23 @@ def capture_forward(
     def whole(*tensors: Tensor) -> tuple[Any, ...]:
         full = with_those(args, slots, tensors)
         ctx = ForwardContext(needs[:count])
-        given = closed(full, count)
-        before = [leaves(a) for a in given]
-        objects = [o for found in before for leaf in found for o in _objects(leaf)]
+        user_args = closed(full, count)
+        before = [leaves(a) for a in user_args]
+        objects = [o for group in before for leaf in group for o in _objects(leaf)]
         states = [(value, state_of(value)) for value in objects]
-        output = call_forward(cls, ctx, given)
-        _refuse_changed(before, given)
+        output = call_forward(cls, ctx, user_args)
+        _refuse_changed(before, user_args)
         _refuse_changed_objects(states)
-        _refuse_made_here(attributes_of(ctx), [leaf for found in before for leaf in found], reads)
+        _refuse_made_here(attributes_of(ctx), [leaf for group in before for leaf in group], reads)
         recorded.update(_classify(ctx, output, tensors, {id(o) for o in objects}))
-        recorded["shared"] = shared_with(attributes_of(ctx), given)
+        recorded["shared"] = shared_with(attributes_of(ctx), user_args)
         if uses_setup_context(cls) and not hasattr(cls, "_fusegrad_keeps_arguments"):
             _refuse_saved_as_returned(recorded)
         return (*recorded["returned"], *recorded["fake_hidden"])
 
     trace = guarded_trace(session, whole, fakes, reads, tape=tape)
-    made = (*recorded["fake_outputs"], *recorded["fake_hidden"])
-    if any(has_unbacked(n) for t in made for n in (*t.shape, *t.stride()) if not isinstance(n, int)):
+    results = (*recorded["fake_outputs"], *recorded["fake_hidden"])
+    if any(has_unbacked(n) for t in results for n in (*t.shape, *t.stride()) if not isinstance(n, int)):
         raise as_data_read(CaptureError(reason="it reads the data of a tensor (a size)", where="unknown"), tape)
     recorded.pop("returned")
     on_fakes = {name: recorded.pop(name) for name in ("fake_outputs", "fake_hidden", "constants")}
@@ -206,14 +206,15 @@ def capture_forward(
     return ForwardCapture(source=traced, hidden_count=hidden_count, needs_input_grad=needs, **recorded)
 
 
-def _refuse_saved_as_returned(found: dict[str, Any]) -> None:
+def _refuse_saved_as_returned(recorded: dict[str, Any]) -> None:
     """torch has a rule of its own for these, by who requires grad: most of such calls raise, and so do ours.
 
     Not of classes that we make, of plain functions and for containers: those have no eager counterpart that raises.
     """
-    saved = {place.index for place in (*found["saved"], *found["saved_for_forward"]) if place and place.kind == "input"}
-    dirty = {place.index for place in found["dirty"] if place.kind == "input"}
-    if any(o.kind == "input" and o.index in saved - dirty for o in found["outputs"]):
+    places = (*recorded["saved"], *recorded["saved_for_forward"])
+    saved = {place.index for place in places if place and place.kind == "input"}
+    dirty = {place.index for place in recorded["dirty"] if place.kind == "input"}
+    if any(o.kind == "input" and o.index in saved - dirty for o in recorded["outputs"]):
         raise CaptureError(reason="it saves an argument that it returns as it is", where="unknown")
 
 
@@ -222,11 +223,12 @@ def user_count(args: Sequence[Any]) -> int:
     return len(args) - sum(len(holes(a)) for a in args if not isinstance(a, Tensor))
 
 
-def _refuse_changed(before: Sequence[Sequence[Any]], given: Sequence[Any]) -> None:
+def _refuse_changed(before: Sequence[Sequence[Any]], arguments: Sequence[Any]) -> None:
     """A container that forward changes has to be changed at every call."""
-    for old, argument in zip(before, given, strict=True):
-        now = leaves(argument)
-        if len(old) != len(now) or any(a is not b for a, b in zip(old, now, strict=True)):
+    for leaves_before, argument in zip(before, arguments, strict=True):
+        leaves_after = leaves(argument)
+        pairs = zip(leaves_before, leaves_after, strict=False)
+        if len(leaves_before) != len(leaves_after) or any(a is not b for a, b in pairs):
             raise CaptureError(reason=f"it changes a {type(argument).__name__} that is an argument", where="unknown")
 
 
@@ -237,8 +239,8 @@ def _refuse_changed_objects(states: Sequence[tuple[Any, dict[str, Any]]]) -> Non
     """The same for objects, which cannot be copied: they become what they were."""
     changed = None
     for value, before in states:
-        now = state_of(value)
-        for name in (n for n in {**now, **before} if now.get(n, _ABSENT) is not before.get(n, _ABSENT)):
+        after = state_of(value)
+        for name in (n for n in {**after, **before} if after.get(n, _ABSENT) is not before.get(n, _ABSENT)):
             changed = value
             if name in before:
                 object.__setattr__(value, name, before[name])
@@ -305,8 +307,8 @@ def _traced_again(
         raise
     if reads is not None:
         reads.beyond.failures += 1
-    what = _put_back(filled) or "functions of other packages"
-    raise CaptureError(reason=f"it changes what it reaches by the {what}", where="unknown")
+    changed = _put_back(filled) or "functions of other packages"
+    raise CaptureError(reason=f"it changes what it reaches by the {changed}", where="unknown")
 
 
 PASSES = 4
@@ -319,12 +321,13 @@ def _put_back(filled: Sequence[Soiled]) -> str | None:
     return next((path for path in paths if path is not None), None)
 
 
-def require_no_difference(asked: History, trace: Trace, again: History, other: Trace) -> None:
+def require_no_difference(first_history: History, trace: Trace, second_history: History, second_trace: Trace) -> None:
     """Raises CaptureError where two answers to the question whether autograd follows a tensor make two graphs."""
-    pairs = zip(trace.lifted, other.lifted, strict=False)
-    differ = len(trace.lifted) != len(other.lifted) or any(a is not b for a, b in pairs)
-    if differ or text_of(trace.graph_module) != text_of(other.graph_module) or again.shows(other.graph_module):
-        raise CaptureError(reason=ASKS, where=asked.place)
+    pairs = zip(trace.lifted, second_trace.lifted, strict=False)
+    differ = len(trace.lifted) != len(second_trace.lifted) or any(a is not b for a, b in pairs)
+    second_graph = second_trace.graph_module
+    if differ or text_of(trace.graph_module) != text_of(second_graph) or second_history.shows(second_graph):
+        raise CaptureError(reason=ASKS, where=first_history.place)
 
 
 def _captures(error: BaseException) -> CaptureError:
@@ -339,22 +342,22 @@ def _objects(leaf: Any) -> list[Any]:
 
 
 def _classify(
-    ctx: ForwardContext, output: Any, tensors: Sequence[Tensor], given: Collection[int] = ()
+    ctx: ForwardContext, output: Any, tensors: Sequence[Tensor], argument_ids: Collection[int] = ()
 ) -> dict[str, Any]:
     """Where everything is that forward returned, saved and marked, by the identity of its objects."""
     is_tuple = isinstance(output, tuple)
     outputs = output if is_tuple else (output,)
-    places: dict[int, Place] = {}
+    places: dict[int, ValueRef] = {}
     for index, tensor in enumerate(tensors):
-        places.setdefault(id(tensor), Place("input", index))
+        places.setdefault(id(tensor), ValueRef("input", index))
     described, returned, positions = _describe_outputs(outputs, tensors, places, ctx)
     hidden: list[Tensor] = []
     _find_parts(described, positions, returned, hidden)
-    places |= {id(t): Place("hidden", i) for i, t in enumerate(hidden) if id(t) not in places}
+    places |= {id(t): ValueRef("hidden", i) for i, t in enumerate(hidden) if id(t) not in places}
     described = [_plain(o, tensors, places, hidden) if o.kind == "object" else o for o in described]
     saved = [_place(t, places, hidden) for t in ctx.to_save]
     saved_for_forward = [_place(t, places, hidden) for t in ctx.saved_for_forward]
-    tensor_attributes, constants = _split_attributes(attributes_of(ctx), places, hidden, given)
+    tensor_attributes, constants = _split_attributes(attributes_of(ctx), places, hidden, argument_ids)
     return {
         "outputs": described,
         "is_tuple": is_tuple,
@@ -374,7 +377,7 @@ def _classify(
 
 
 def _describe_outputs(
-    outputs: Sequence[Any], tensors: Sequence[Tensor], places: dict[int, Place], ctx: ForwardContext
+    outputs: Sequence[Any], tensors: Sequence[Tensor], places: dict[int, ValueRef], ctx: ForwardContext
 ) -> tuple[list[Output], list[Tensor], list[int]]:
     described: list[Output] = []
     returned: list[Tensor] = []
@@ -383,14 +386,14 @@ def _describe_outputs(
         if not isinstance(value, Tensor):
             described.append(Output("object", value=value))  # settled once the outputs are known
             continue
-        known = places.get(id(value))
-        if known is not None and known.kind == "output":
-            described.append(Output("same", known.index))
-        elif known is not None:
-            described.append(Output("input", known.index))
+        place = places.get(id(value))
+        if place is not None and place.kind == "output":
+            described.append(Output("same", place.index))
+        elif place is not None:
+            described.append(Output("input", place.index))
         else:
             described.append(_own_or_view(value, tensors))
-            places[id(value)] = Place("output", len(returned))
+            places[id(value)] = ValueRef("output", len(returned))
         positions.append(position)
         returned.append(value)
     return described, returned, positions
@@ -401,11 +404,11 @@ def _find_parts(
 ) -> None:
     """Outputs that show the memory of another one, or of a value in between, which becomes hidden."""
     own = {n: returned[n] for n, position in enumerate(positions) if described[position].kind == "tensor"}
-    for number, whole in whole_tensors(own).items():
-        if isinstance(whole, Tensor) and not any(whole is h for h in hidden):
-            hidden.append(whole)
-        at = next(i for i, h in enumerate(hidden) if h is whole) if isinstance(whole, Tensor) else whole
-        kind = f"part of {'hidden' if isinstance(whole, Tensor) else 'output'}"
+    for number, base in whole_tensors(own).items():
+        if isinstance(base, Tensor) and not any(base is h for h in hidden):
+            hidden.append(base)
+        at = next(i for i, h in enumerate(hidden) if h is base) if isinstance(base, Tensor) else base
+        kind = f"part of {'hidden' if isinstance(base, Tensor) else 'output'}"
         described[positions[number]] = Output(kind, at, own[number]._is_view())
 
 
@@ -416,7 +419,7 @@ def _own_or_view(value: Tensor, tensors: Sequence[Tensor]) -> Output:
     return Output("tensor", value=is_a_view(value))
 
 
-def _plain(output: Output, inputs: Sequence[Tensor], places: dict[int, Place], hidden: list[Tensor]) -> Output:
+def _plain(output: Output, inputs: Sequence[Tensor], places: dict[int, ValueRef], hidden: list[Tensor]) -> Output:
     """A Python value that goes back to the user as it is; sizes and tensors in it are those of each call."""
 
     def leaf(value: Any) -> Any:
@@ -434,27 +437,27 @@ def _plain(output: Output, inputs: Sequence[Tensor], places: dict[int, Place], h
 
 
 def _place_returned(
-    tensor: Tensor, inputs: Sequence[Tensor], places: dict[int, Place], hidden: list[Tensor]
-) -> Place | None:
+    tensor: Tensor, inputs: Sequence[Tensor], places: dict[int, ValueRef], hidden: list[Tensor]
+) -> ValueRef | None:
     """Where a tensor comes from that is returned inside a container. It has memory of its own, or is an argument."""
-    known = id(tensor) in places
-    if not known and any(memory_of(tensor) == memory_of(t) for t in (*inputs, *hidden)):
+    is_placed = id(tensor) in places
+    if not is_placed and any(memory_of(tensor) == memory_of(t) for t in (*inputs, *hidden)):
         raise CaptureError(reason="it returns a container with a view", where="unknown")
     return _place(tensor, places, hidden)
 
 
-def _place(tensor: Tensor | None, places: dict[int, Place], hidden: list[Tensor]) -> Place | None:
+def _place(tensor: Tensor | None, places: dict[int, ValueRef], hidden: list[Tensor]) -> ValueRef | None:
     if tensor is None:
         return None
     if id(tensor) not in places:
         if isinstance(tensor, FakeTensor) and tensor.requires_grad and tensor.grad_fn is not None:
             raise CaptureError(reason="it keeps a tensor with a history of its own, made in grad mode", where="unknown")
-        places[id(tensor)] = Place("hidden", len(hidden))
+        places[id(tensor)] = ValueRef("hidden", len(hidden))
         hidden.append(tensor)
     return places[id(tensor)]
 
 
-def _marked(tensors: Sequence[Any], places: dict[int, Place], call: str) -> list[Place]:
+def _marked(tensors: Sequence[Any], places: dict[int, ValueRef], call: str) -> list[ValueRef]:
     unknown = [t for t in tensors if id(t) not in places]
     if unknown:
         raise CaptureError(reason=f"{call} is given something that is neither an input nor an output", where="unknown")
@@ -462,13 +465,13 @@ def _marked(tensors: Sequence[Any], places: dict[int, Place], call: str) -> list
 
 
 def _split_attributes(
-    attributes: dict[str, Any], places: dict[int, Place], hidden: list[Tensor], given: Collection[int] = ()
-) -> tuple[dict[str, Place], dict[str, Any]]:
+    attributes: dict[str, Any], places: dict[int, ValueRef], hidden: list[Tensor], argument_ids: Collection[int] = ()
+) -> tuple[dict[str, ValueRef], dict[str, Any]]:
     """ctx attributes by nature: tensors have a place, everything else is constant at this key.
 
-    given: the objects that are arguments, by their addresses: with tensors in them they are constants, too.
+    argument_ids: the objects that are arguments, by their addresses: with tensors in them they are constants, too.
     """
-    tensors: dict[str, Place] = {}
+    tensors: dict[str, ValueRef] = {}
     constants: dict[str, Any] = {}
 
     def placed(key: str, tensor: Tensor) -> str:
@@ -485,15 +488,15 @@ def _split_attributes(
         else:
             constants[name] = anew(value)
         for leaf in leaves(value):
-            if id(leaf) not in given or holds_fakes(state_of(leaf)):
+            if id(leaf) not in argument_ids or holds_fakes(state_of(leaf)):
                 _refuse_leaf(name, leaf)
     return tensors, constants
 
 
-def _numbered(name: str, placed: Callable[[str, Tensor], str]) -> Callable[[Any], Any]:
+def _numbered(name: str, place_tensor: Callable[[str, Tensor], str]) -> Callable[[Any], Any]:
     """Every tensor of `ctx.name` becomes the hole `name[i]`."""
     numbers = itertools.count()
-    return lambda leaf: Hole(placed(f"{name}[{next(numbers)}]", leaf)) if isinstance(leaf, Tensor) else leaf
+    return lambda leaf: Hole(place_tensor(f"{name}[{next(numbers)}]", leaf)) if isinstance(leaf, Tensor) else leaf
 
 
 def tensors_of_attributes(attributes: Mapping[str, Any]) -> list[Tensor]:
@@ -503,9 +506,9 @@ def tensors_of_attributes(attributes: Mapping[str, Any]) -> list[Tensor]:
 
 def put_together(constants: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, Any]:
     """ctx attributes again: tensors, containers with their holes filled, constants."""
-    held = {hole.key for value in constants.values() for hole in holes(value)}
-    whole = {k: filled(v, tensors) for k, v in constants.items()}
-    return whole | {k: t for k, t in tensors.items() if k not in held}
+    hole_keys = {hole.key for value in constants.values() for hole in holes(value)}
+    complete = {k: filled(v, tensors) for k, v in constants.items()}
+    return complete | {k: t for k, t in tensors.items() if k not in hole_keys}
 
 
 def _refuse_leaf(name: str, leaf: Any) -> None:
@@ -517,11 +520,11 @@ def _refuse_leaf(name: str, leaf: Any) -> None:
         raise CaptureError(reason=f"`ctx.{name}` is a {type(leaf).__name__} that holds tensors", where="unknown")
 
 
-def _refuse_made_here(attributes: Mapping[str, Any], given: Sequence[Any], reads: Reads) -> None:
+def _refuse_made_here(attributes: Mapping[str, Any], argument_leaves: Sequence[Any], reads: Reads) -> None:
     """The object that forward makes at each call and puts on ctx, with a state that no key can hold: a generator, an
     iterator."""
     for name, leaf in ((name, leaf) for name, value in attributes.items() for leaf in leaves(value)):
-        is_from_outside = any(leaf is known for known in given)
+        is_from_outside = any(leaf is argument for argument in argument_leaves)
         if not is_from_outside and has_hidden_state(leaf) and not reads.has_object(leaf):
             raise CaptureError(reason=f"`ctx.{name}` holds a {type(leaf).__name__}", where="unknown")
 
@@ -537,17 +540,17 @@ def has_unbacked(symbol: Any) -> bool:
 
 def symbols_in(values: Iterable[Any]) -> set[sympy.Symbol]:
     """The session symbols inside Python values (sizes kept on ctx)."""
-    found = [n for value in values for leaf in leaves(value) for n in (leaf if _is_size(leaf) else (leaf,))]
-    exprs = [n.node.expr for n in found if isinstance(n, torch.SymInt | torch.SymFloat | torch.SymBool)]
+    numbers = [n for value in values for leaf in leaves(value) for n in (leaf if _is_size(leaf) else (leaf,))]
+    exprs = [n.node.expr for n in numbers if isinstance(n, torch.SymInt | torch.SymFloat | torch.SymBool)]
     return {s for e in exprs for s in e.free_symbols}
 
 
-def as_written(symbol: Any, known: Collection[sympy.Symbol]) -> Any:
+def as_written(symbol: Any, known_symbols: Collection[sympy.Symbol]) -> Any:
     """The expression over the symbols as forward had it: what a later trace learnt of them holds for its sizes only."""
-    written = expression_of(symbol)
-    for said in (written, written.xreplace(getattr(symbol.node.shape_env, "equal", {}))):
-        if said.free_symbols <= set(known):
-            return said
+    original = expression_of(symbol)
+    for expr in (original, original.xreplace(getattr(symbol.node.shape_env, "equal", {}))):
+        if expr.free_symbols <= set(known_symbols):
+            return expr
     return symbol.node.expr
 
 
@@ -600,8 +603,8 @@ def run_backward(
     ctx = backward_context(cls.__name__)(saved, attributes, forward.needs_input_grad[:count])
     before = _held_by(ctx) if is_capturing() and not may_change else None
     with nullcontext() if is_once_differentiable(method) else of_a_backward():  # of which nothing is recorded
-        given = (list(gradients),) if takes_boxed_gradients(cls) else gradients
-        result = users_own(method, ctx, *given)
+        arguments = (list(gradients),) if takes_boxed_gradients(cls) else gradients
+        result = users_own(method, ctx, *arguments)
     if before is not None and before != _held_by(ctx):
         raise CaptureError(reason="it changes what is on ctx, which its next run reads", where="unknown")
     attributes.clear()

@@ -23,9 +23,9 @@ _here = threading.local()  # `taken`: by the fork of this thread
 
 def lock_of(rank: int) -> Any:
     """A lock that its holder may take again."""
-    made = threading.RLock()
-    _known.append((rank, made))
-    return made
+    lock = threading.RLock()
+    _known.append((rank, lock))
+    return lock
 
 
 def _acquired() -> Iterator[Any]:

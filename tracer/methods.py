@@ -46,8 +46,8 @@ _ONCE = once_differentiable(_probe)
 def parameter_names(method: Callable[..., Any], count: int, skip: int, stem: str) -> list[str]:
     """The user's names for `count` arguments of a method after the first `skip`; `stem_i` beyond the method's
     parameters."""
-    known = _positional(method)[skip:]
-    return [known[i] if i < len(known) else f"{stem}_{i}" for i in range(count)]
+    names = _positional(method)[skip:]
+    return [names[i] if i < len(names) else f"{stem}_{i}" for i in range(count)]
 
 
 def _positional(method: Callable[..., Any]) -> Sequence[str]:

@@ -11,7 +11,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._sympy import functions as torch_sympy
 
 from ..ir.errors import LoweringError
-from ..ir.text.text import plain
+from ..ir.text.text import plain_sympy
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _DIVISIONS = (torch_sympy.FloorDiv, torch_sympy.CleanDiv)
@@ -37,7 +37,7 @@ class Sizes:
         facts = _divisible(env)
         key = (expr, len(facts), len(env.guards))
         if key not in self._known:
-            self._known[key] = _number(plain(_replaced(_exact(expr, facts), self._solved(env))))
+            self._known[key] = _number(plain_sympy(_replaced(_exact(expr, facts), self._solved(env))))
         return self._known[key]
 
     def _solved(self, env: Any) -> dict[sympy.Basic, sympy.Basic]:
@@ -63,12 +63,12 @@ def solved(equations: Sequence[sympy.Eq], age_of: Callable[[Any], int] = _ageles
 
     s1 // 2 == s0, s1 - s1 // 2 == s0   ->   s1 // 2: s0, s1: 2 * s0
     """
-    known: dict[sympy.Basic, sympy.Basic] = {}
+    solutions: dict[sympy.Basic, sympy.Basic] = {}
     for equation in equations:
-        unknown = _solution(sympy.expand(_replaced(equation.lhs - equation.rhs, known)), age_of)
+        unknown = _solution(sympy.expand(_replaced(equation.lhs - equation.rhs, solutions)), age_of)
         if unknown is not None:
-            known = {k: v.xreplace(dict([unknown])) for k, v in known.items()} | dict([unknown])
-    return known
+            solutions = {k: v.xreplace(dict([unknown])) for k, v in solutions.items()} | dict([unknown])
+    return solutions
 
 
 def _solution(zero: sympy.Expr, age_of: Callable[[Any], int]) -> tuple[sympy.Basic, sympy.Basic] | None:
@@ -77,15 +77,15 @@ def _solution(zero: sympy.Expr, age_of: Callable[[Any], int]) -> tuple[sympy.Bas
     divisions = [t for t in terms if isinstance(t, _DIVISIONS)]
     symbols = [t for t in terms if t.is_Symbol and abs(terms[t]) == 1]
     for unknown in sorted(divisions, key=str) + sorted(symbols, key=str):
-        rest = zero - terms[unknown] * unknown
-        if not rest.has(unknown) and rest != 0 and age_of(rest) <= age_of(unknown):
-            return unknown, sympy.expand(-rest / terms[unknown])
+        remainder = zero - terms[unknown] * unknown
+        if not remainder.has(unknown) and remainder != 0 and age_of(remainder) <= age_of(unknown):
+            return unknown, sympy.expand(-remainder / terms[unknown])
     return None
 
 
-def _replaced(expr: Any, known: Mapping[sympy.Basic, sympy.Basic]) -> Any:
-    for _ in known:
-        expr = expr.xreplace(dict(known))
+def _replaced(expr: Any, substitutions: Mapping[sympy.Basic, sympy.Basic]) -> Any:
+    for _ in substitutions:
+        expr = expr.xreplace(dict(substitutions))
     return expr
 
 

@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd.function import Function
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from ..ir.versions import numbers
+from ..ir.versions import version_numbers
 
 Tensor = torch.Tensor
 
@@ -83,7 +83,7 @@ grad_switch: Any = _private("_C._set_grad_enabled")
 neg_view: Callable[[Any], Any] = _private("_neg_view") or torch.neg
 """A view that shows the negative: the imaginary part of a lazy conjugate is one."""
 
-_DETACH_IS_ALIAS = numbers(torch.__version__) >= (2, 14)
+_DETACH_IS_ALIAS = version_numbers(torch.__version__) >= (2, 14)
 DETACHES: tuple[Any, ...] = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 """The operations by which traces record a detach, of the user's and of autograd's own: up to torch 2.13, and from
 2.14 on."""
@@ -93,11 +93,11 @@ def two_by_two(graph: torch.fx.Graph) -> None:
     """Products and sums of two: make_fx writes one of all its terms for a size that it did not see made."""
     for node in [n for n in graph.nodes if n.target in (operator.mul, operator.add)]:
         while len(node.args) > 2:
-            first, second, *others = node.args
+            first, second, *more_operands = node.args
             with graph.inserting_before(node):
                 inner = graph.call_function(node.target, (first, second))
             inner.meta["val"] = node.target(*(a.meta["val"] if isinstance(a, torch.fx.Node) else a for a in inner.args))
-            node.args = (inner, *others)
+            node.args = (inner, *more_operands)
 
 
 def detach_as_ever(graph: torch.fx.Graph) -> None:
@@ -352,7 +352,7 @@ def records_above_autograd() -> bool:
     return length is not None and length() > 0
 
 
-DYNAMO_TAKES_ANY_CLOSURE = numbers(torch.__version__) >= (2, 12)
+DYNAMO_TAKES_ANY_CLOSURE = version_numbers(torch.__version__) >= (2, 12)
 """Before, Dynamo looks into every variable of a closure that it meets as a value (`f = Class.apply`): torch 2.11."""
 
 
@@ -361,23 +361,23 @@ def guard_in_dynamo(facts: Callable[[], Any], name: str) -> bool:
 
     torch 2.13: a guard on the root, with a place for the user's stack as its last argument; others may be without.
     """
-    now = facts()
-    told = [f"fusegrad: what {name} reads"]
+    current = facts()
+    messages = [f"fusegrad: what {name} reads"]
 
     def condition(builder: Any, guard: Any) -> None:
         root = builder.guard_manager.root
         try:
-            root.add_lambda_guard(lambda _: facts() == now, told, None)
+            root.add_lambda_guard(lambda _: facts() == current, messages, None)
         except TypeError:
-            root.add_lambda_guard(lambda _: facts() == now, told)
+            root.add_lambda_guard(lambda _: facts() == current, messages)
 
     try:
         from torch._dynamo.source import GlobalStateSource
         from torch._guards import Guard, TracingContext
 
         guards = TracingContext.try_get().guards_context.dynamo_guards  # type: ignore[union-attr]
-        if not any(getattr(g.create_fn, "facts", None) == (name, now) for g in guards):
-            condition.facts = name, now  # type: ignore[attr-defined]
+        if not any(getattr(g.create_fn, "facts", None) == (name, current) for g in guards):
+            condition.facts = name, current  # type: ignore[attr-defined]
             guards.add(Guard(GlobalStateSource(), condition))
     except (ImportError, AttributeError, TypeError):
         return False
@@ -388,16 +388,16 @@ def guard_in_dynamo(facts: Callable[[], Any], name: str) -> bool:
 def no_tracing_functions() -> Iterator[None]:
     """Within the block no tracer of torch.fx sees calls of torch's functions: torch.export records grad modes so."""
     pop, push = _private("_C._pop_torch_function_stack"), _private("_C._push_on_torch_function_stack")
-    known = [pop() for _ in range(function_modes())] if pop is not None and push is not None else []
-    kept = [mode for mode in known if not type(mode).__module__.startswith("torch.fx.")]
-    for mode in reversed(kept):
+    popped = [pop() for _ in range(function_modes())] if pop is not None and push is not None else []
+    other_modes = [mode for mode in popped if not type(mode).__module__.startswith("torch.fx.")]
+    for mode in reversed(other_modes):
         push(mode)
     try:
         yield
     finally:
-        for _ in kept:
+        for _ in other_modes:
             pop()
-        for mode in reversed(known):
+        for mode in reversed(popped):
             push(mode)
 
 
@@ -556,18 +556,18 @@ def symbolic_python() -> Iterator[None]:
     infinities NaN, and lays its result out in another way.
     """
     tables = [(op, op.py_kernels, op._dispatch_cache) for op in _SHRINKS if hasattr(op, "py_kernels")]
-    taken = [(kernels, kernels.pop(torch._C.DispatchKey.Autograd, None)) for _, kernels, _ in tables]
-    for _, _, known in tables:
-        known.clear()
+    removed = [(kernels, kernels.pop(torch._C.DispatchKey.Autograd, None)) for _, kernels, _ in tables]
+    for _, _, cache in tables:
+        cache.clear()
     try:
         with enable_python_dispatcher():
             yield
     finally:
-        for kernels, kernel in taken:
+        for kernels, kernel in removed:
             if kernel is not None:
                 kernels[torch._C.DispatchKey.Autograd] = kernel
-        for _, _, known in tables:
-            known.clear()
+        for _, _, cache in tables:
+            cache.clear()
 
 
 _hash_of_size = torch.SymInt.__hash__
@@ -616,8 +616,8 @@ def _variable(cls: Any, *args: Any, **kwargs: Any) -> Any:
     data = names.pop("data", None)
     if len(args) > 2 or names.keys() - {"requires_grad"} or not is_fake(data):
         return type.__call__(cls, *args, **kwargs)
-    found = data.detach()
-    return found.requires_grad_() if names.get("requires_grad") else found
+    detached = data.detach()
+    return detached.requires_grad_() if names.get("requires_grad") else detached
 
 
 @contextlib.contextmanager
@@ -696,8 +696,8 @@ def has_proxy(tracer: Any, symbol: Any) -> bool:
 
 def symbol_node(tracer: Any, symbol: Any) -> Any:
     """The node that computes a SymInt, or the number that it is."""
-    found = _of_symbol(tracer)(symbol)  # type: ignore[misc]
-    return found.node if isinstance(found, torch.fx.Proxy) else found
+    proxy = _of_symbol(tracer)(symbol)  # type: ignore[misc]
+    return proxy.node if isinstance(proxy, torch.fx.Proxy) else proxy
 
 
 functions_of_torch: tuple[Any, ...] = (torch, _private("_C._nn"))
@@ -706,8 +706,8 @@ functions_of_torch: tuple[Any, ...] = (torch, _private("_C._nn"))
 
 def has_kernel(operator: str, key: str) -> bool:
     """True if a kernel is registered for `operator` ("namespace::name.overload") at a dispatch key or alias."""
-    asked = _private("_C._dispatch_has_kernel_for_dispatch_key")
-    return True if asked is None else bool(asked(operator, key))
+    query = _private("_C._dispatch_has_kernel_for_dispatch_key")
+    return True if query is None else bool(query(operator, key))
 
 
 def resolve_overload(packet: Any, args: Any, kwargs: Any) -> Any:
@@ -822,7 +822,7 @@ __all__ = [
 
 
 def torch_namespaces() -> list[tuple[str, dict[str, Any]]]:
-    """Where a method finds torch's functions, by name: if any is not torch's own, someone put it there."""
+    """Where a method finds torch's functions, by name: if any is not torch's own, user code put it there."""
     own = ("", "Tensor", "functional", "nn.functional", "special", "linalg", "fft")
     names = (*own, "_C.TensorBase", "_C._nn", "_C._special", "_C._linalg", "_C._fft")
     places = [(f"torch.{name}".rstrip("."), _private(name) if name else torch) for name in names]
@@ -851,5 +851,5 @@ def bindings_file() -> str | None:
 
 def python_implementations() -> list[str]:
     """ATen operations for which a library in Python brought an implementation; those that vmap brings late apart."""
-    known = map(str, getattr(torch.library, "_impls", ()))
-    return [name for name in known if name.startswith("aten/") and not name.endswith("/FuncTorchBatched")]
+    registered = map(str, getattr(torch.library, "_impls", ()))
+    return [name for name in registered if name.startswith("aten/") and not name.endswith("/FuncTorchBatched")]

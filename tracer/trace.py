@@ -27,13 +27,13 @@ class CaptureError(FusegradError):
 
     def through(self, error: BaseException) -> Self:
         """Itself, with the lines of an error's traceback."""
-        ran = ((f.f_code, line) for f, line in traceback.walk_tb(error.__traceback__))
-        self.passed = [(c.co_filename, c.co_name, line) for c, line in ran if is_user_file(c.co_filename)]
+        steps = ((f.f_code, line) for f, line in traceback.walk_tb(error.__traceback__))
+        self.passed = [(c.co_filename, c.co_name, line) for c, line in steps if is_user_file(c.co_filename)]
         return self
 
-    def of(self, what: Any) -> Self:
+    def of(self, callee: Any) -> Self:
         """Itself, because of this call."""
-        self.what = what
+        self.what = callee
         return self
 
     def bare(self) -> Self:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from ...ir.types import LOW_FLOATS
 from ..kernel import Target
-from ..schedule.axes import Program, Sink, Term, below
+from ..program.axes import Program, Sink, Term, below
+from ..program.sizes import Hints
 from ..schedule.schedule import Schedule
-from ..schedule.sizes import Hints
 from .loops import Expr, Let, Scope, call, literal, name
 from .mathematics import EXACT, TL, held
 from .names import LABELS, Names, SizeArguments, identifier

@@ -17,10 +17,10 @@ import sympy
 from ...ir.switches import is_on
 from ...ir.types import product
 from ..kernel import Kernel, Scalar, Target
-from ..schedule.axes import Axis, Program
-from ..schedule.op_counts import operations_of
+from ..program.axes import Axis, Program
+from ..program.op_counts import operations_of
+from ..program.sizes import Hints, number, tidy
 from ..schedule.schedule import Schedule
-from ..schedule.sizes import Hints, number, tidy
 from .access.addresses import Addresses
 from .access.aligned_rows import AlignedRows
 from .access.buffers import Buffers

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ..schedule.axes import Axis
+from ..program.axes import Axis
 from .access.aligned_rows import AlignedRows
 from .access.coordinates import Coord, Coordinates
 from .access.tile_axes import TileAxes

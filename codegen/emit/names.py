@@ -14,9 +14,9 @@ import sympy
 
 from ...ir.errors import Unfusible
 from ...ir.types import Size
-from ..schedule.axes import Program
-from ..schedule.sizes import Hints, nonnegative, tidy
-from ..schedule.sizes import number as evaluated
+from ..program.axes import Program
+from ..program.sizes import Hints, nonnegative, tidy
+from ..program.sizes import number as evaluated
 from .loops import Expr, literal, name
 
 LABELS = {

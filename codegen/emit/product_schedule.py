@@ -14,9 +14,9 @@ from ...ir import Value
 from ...ir.errors import Unfusible
 from ...ir.types import ITEMSIZE, LOW_FLOATS
 from ..kernel import Target
-from ..schedule.axes import REDUCTIONS, SCANS, Axis, Program, Term
+from ..program.axes import REDUCTIONS, SCANS, Axis, Program, Term
+from ..program.sizes import Hints, number, power_of_two
 from ..schedule.schedule import Schedule
-from ..schedule.sizes import Hints, number, power_of_two
 
 LEAST = 16
 """The shortest side that a tensor core takes."""

@@ -17,10 +17,12 @@ from ...ir import Graph
 from ...ir.switches import is_on
 from ...ir.types import ITEMSIZE, LOW_FLOATS, product
 from ..kernel import Kernel, Kernels, Ref, Target
-from ..schedule.axes import Axis, Builder, Goal, Materialize, Memory, Program, Term, below
+from ..program.axes import Axis, Goal, Materialize, Memory, Program, Term, below
+from ..program.sinks import build_sinks
+from ..program.sizes import Hints, blocks, number, tidy
+from ..program.terms import TermTable
+from ..program.unify import unify
 from ..schedule.schedule import Schedule
-from ..schedule.sizes import Hints, blocks, number, tidy
-from ..schedule.unify import unify
 from .access.coordinates import Coord
 from .access.traffic import Traffic, add_bytes
 from .context import name_of
@@ -191,7 +193,7 @@ def kernel_of_product(program: Program, roles: Roles, target: Target, hints: Hin
 def kernels_of(graph: Graph, target: Target, hints: Hints, label: str) -> Kernels:
     """The kernel of a graph with one product, all around it elementwise; raises Unfusible where a tile cannot be it."""
     node = next(v for v in graph.order() if v.prim == "dot")
-    builder = Builder(graph, {})
+    terms = TermTable()
     outputs = zip(graph.outputs, graph.output_strides, strict=True)
     goals = [
         Goal(value, Memory(Ref("output", i), strides, value.dtype))
@@ -199,7 +201,7 @@ def kernels_of(graph: Graph, target: Target, hints: Hints, label: str) -> Kernel
         if value is not None and strides is not None
     ]
     try:
-        program = Program(unify(builder, builder.sinks(goals)))
+        program = Program(unify(terms, build_sinks(terms, {}, goals)))
     except Materialize:
         refuse(node, "a tile of it does not hold what is made of it")
     return Kernels((kernel_of_product(program, roles_of(program, node, hints), target, hints, label),))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..schedule.axes import Axis, Sink, Term, below
+from ..program.axes import Axis, Sink, Term, below
 from .access.coordinates import Coordinates
 from .access.levels import Levels
 from .access.loads import Loads

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..schedule.axes import Sink
+from ..program.axes import Sink
 from .access.addresses import Addresses
 from .access.coordinates import Coordinates, Groups
 from .access.levels import Levels

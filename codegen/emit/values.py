@@ -11,8 +11,8 @@ import sympy
 
 from ...ir.errors import Unfusible
 from ...ir.types import Size
-from ..schedule.axes import REDUCTIONS, SCANS, Program, Sink, Term
-from ..schedule.sizes import tidy
+from ..program.axes import REDUCTIONS, SCANS, Program, Sink, Term
+from ..program.sizes import tidy
 from .access.addresses import Addresses, Indices
 from .access.buffers import Buffers
 from .access.levels import Levels

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import sympy
 
 from ...ir.types import Size
-from ..schedule.axes import Axis
-from ..schedule.sizes import blocks, same, tidy
+from ..program.axes import Axis
+from ..program.sizes import blocks, same, tidy
 from .access.coordinates import Coord, Coordinates
 from .context import Context
 from .loops import Expr, Let, add, binary, call, literal, name

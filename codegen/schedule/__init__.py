@@ -1,1 +1,1 @@
-"""Which axis is walked by whom: named axes, sizes, roles, phases. Nothing is text yet."""
+"""The decisions about speed: roles of axes, residency of rows, tile sizes, reduction plan. Nothing is text yet."""

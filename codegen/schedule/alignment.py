@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ...ir.types import ITEMSIZE, Size
-from .axes import Axis, Index, Program
-from .sizes import Hints, number
+from ..program.axes import Axis, Index, Program
+from ..program.sizes import Hints, number
 
 Begin: TypeAlias = "tuple[tuple[tuple[Axis, Size], ...], Size]"
 GROUP = 16

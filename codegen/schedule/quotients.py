@@ -13,9 +13,9 @@ from typing import Any
 import sympy
 
 from ...ir import Graph
-from ...ir.types import Size, simplest
+from ...ir.types import Size, simplify_size
 from ..kernel import Buffer, Kernel, Kernels, Pointer, Scalar
-from .sizes import Hints
+from ..program.sizes import Hints
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class _Back:
     into: Mapping[sympy.Symbol, sympy.Expr]
 
     def size(self, size: Any) -> Any:
-        return simplest(size.xreplace(dict(self.into))) if isinstance(size, sympy.Basic) else size
+        return simplify_size(size.xreplace(dict(self.into))) if isinstance(size, sympy.Basic) else size
 
     def buffer(self, buffer: Buffer) -> Buffer:
         return replace(buffer, shape=tuple(map(self.size, buffer.shape)), strides=tuple(map(self.size, buffer.strides)))

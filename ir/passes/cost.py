@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import sympy
 
 from ..graph import Graph, Value
-from ..types import ITEMSIZE, Size, distinct, simplest
+from ..types import ITEMSIZE, Size, elements_in_memory, simplify_size
 
 Hints = Mapping[sympy.Symbol, int]
 TYPICAL = 4096
@@ -33,8 +33,10 @@ def minimal_bytes(graph: Graph) -> Size:
 
 
 def _bytes_written(value: Value, graph: Graph) -> Size:
-    strides = graph.leaves_with(value)
-    return value.aval.nbytes if strides is None else simplest(distinct(value.shape, strides) * ITEMSIZE[value.dtype])
+    strides = graph.strides_of_output(value)
+    if strides is None:
+        return value.aval.nbytes
+    return simplify_size(elements_in_memory(value.shape, strides) * ITEMSIZE[value.dtype])
 
 
 def bytes_read(value: Value) -> Size:
@@ -43,7 +45,7 @@ def bytes_read(value: Value) -> Size:
     users = [u for u in value.users if u.id in live]
     whole = value in value.graph.results or not all(_takes_part(u, value) for u in users)
     elements = _elements(value) if whole else _total(u.aval.numel for u in users)
-    return simplest(elements * ITEMSIZE[value.dtype])
+    return simplify_size(elements * ITEMSIZE[value.dtype])
 
 
 def _takes_part(user: Value, value: Value) -> bool:
@@ -51,8 +53,8 @@ def _takes_part(user: Value, value: Value) -> bool:
 
 
 def _elements(value: Value) -> Size:
-    return distinct(value.shape, value.params.get("strides", (1,) * value.ndim))
+    return elements_in_memory(value.shape, value.params.get("strides", (1,) * value.ndim))
 
 
 def _total(sizes: Iterable[Size]) -> Size:
-    return simplest(sum(sizes, start=sympy.Integer(0)))
+    return simplify_size(sum(sizes, start=sympy.Integer(0)))

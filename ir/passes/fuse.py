@@ -15,13 +15,13 @@ from typing import Any, TypeAlias
 import networkx as nx
 
 from ..graph import Graph, Value
-from ..infer import equal, same_shape
-from ..once import once
+from ..infer import same_shape, sizes_equal
+from ..lazy_attribute import lazy_attribute
 from ..prims import PRIMS
 from ..rewrite import extract
 from ..switches import is_on
 from ..text.text import symbols_of
-from ..types import COMPLEX, FLOAT8, Size, contiguous_strides, distinct, product
+from ..types import COMPLEX, FLOAT8, Size, contiguous_strides, elements_in_memory, product
 from .cost import Hints, estimate
 from .layout import only_ones
 
@@ -145,7 +145,7 @@ class Cut:
     def core(self, value: Value) -> bool:
         return not self.given(value) and not self.free(value)
 
-    @once
+    @lazy_attribute
     def externs(self) -> list[Value]:
         return [v for v in self.nodes.values() if self.extern(v)]
 
@@ -176,10 +176,10 @@ class Cut:
 
     def _only_repeats(self, value: Value, base: Value) -> bool:
         """A result that leaves the graph as an expanded view of what it looks at: no element is written twice."""
-        strides = self.graph.leaves_with(value)
+        strides = self.graph.strides_of_output(value)
         if strides is None or all(s != 0 for s in strides):
             return False
-        return equal(distinct(value.shape, strides), product(base.shape))
+        return sizes_equal(elements_in_memory(value.shape, strides), product(base.shape))
 
     def inputs(self, outputs: Iterable[Value], cluster: int) -> list[Value]:
         """What a cluster reads to compute `outputs`: a value of another cluster is stored, or computed again."""
@@ -256,7 +256,7 @@ class Cut:
 
     def _strides(self, value: Value) -> tuple[Size, ...] | None:
         """The layout of what is stored where it leaves the graph."""
-        return self.graph.leaves_with(value) if value.id in self.stored else None
+        return self.graph.strides_of_output(value) if value.id in self.stored else None
 
 
 # ------------------------------------------------------------------------------------------------------ clusters
@@ -351,7 +351,7 @@ class Clusters:
             return False
         one, other = self._space(a), self._space(b)
         everything = source.aval.numel
-        return same_shape(one, other) or (equal(product(one), everything) and equal(product(other), everything))
+        return same_shape(one, other) or all(sizes_equal(product(space), everything) for space in (one, other))
 
     def _space(self, cluster: int) -> tuple[Size, ...]:
         """The largest shape that a cluster computes with, axes of size 1 apart."""

@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 import sympy
 
 from ..graph import Value
-from ..infer import drop, equal, same_shape
+from ..infer import drop_axes, same_shape, sizes_equal
 from ..prims import PRIMS
 from ..rewrite import Rules, make, number_of
-from ..types import LOW_FLOATS, Size, product, simplest
+from ..types import LOW_FLOATS, Size, product, simplify_size
 
 Axes = tuple[int, ...]
 Shape = Sequence[Size]
@@ -42,7 +42,7 @@ def segments(old: Shape, new: Shape) -> list[tuple[list[int], list[int]]]:
     left, right = list(range(len(old))), list(range(len(new)))
     while left and right:
         run: tuple[list[int], list[int]] = ([left.pop(0)], [right.pop(0)])
-        while not equal(*(sizes := (product(old[i] for i in run[0]), product(new[i] for i in run[1])))):
+        while not sizes_equal(*(sizes := (product(old[i] for i in run[0]), product(new[i] for i in run[1])))):
             side = 0 if _divides(*sizes) else 1
             if not (left, right)[side]:
                 side = 1 - side
@@ -145,13 +145,13 @@ def slice_(value: Value) -> Value | None:
     """slice of a slice, of a broadcast, of a constant; the slice that takes everything -> x"""
     (x,) = value.args
     start, stop, step = (value.params[k] for k in ("start", "stop", "step"))
-    if all(a == 0 and equal(b, n) and s == 1 for a, b, s, n in zip(start, stop, step, x.shape, strict=True)):
+    if all(a == 0 and sizes_equal(b, n) and s == 1 for a, b, s, n in zip(start, stop, step, x.shape, strict=True)):
         return x
     if x.prim == "full":
         return make("full", **(x.params | {"shape": value.shape}))
     if x.prim == "slice" and all(s == 1 for s in x.params["step"]):
         base = x.params["start"]
-        moved = (tuple(simplest(a + b) for a, b in zip(base, at, strict=True)) for at in (start, stop))
+        moved = (tuple(simplify_size(a + b) for a, b in zip(base, at, strict=True)) for at in (start, stop))
         return make("slice", x.args[0], **dict(zip(("start", "stop"), moved, strict=True)), step=step)
     if x.prim == "broadcast":
         return _sliced_broadcast(x, value)
@@ -302,7 +302,7 @@ def _of_reshape(value: Value, x: Value, axes: Axes) -> Value | None:
             return None
         gone += old if True in inside else []
     small = make(value.prim, source, axes=tuple(sorted(gone)))
-    return make("reshape", small, shape=drop(x.shape, axes))
+    return make("reshape", small, shape=drop_axes(x.shape, axes))
 
 
 def _of_broadcast(value: Value, x: Value, axes: Axes) -> Value | None:

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from ..graph import Graph, Value, building, emit, provenance
 from ..prims import PRIMS
-from ..program import Place, Program
-from ..rewrite import between, copy_into, unique_names
+from ..program import Program, ValueRef
+from ..rewrite import copy_into, nodes_between, unique_names
 from .cost import Hints
 from .recompute import AGAIN, cheapest, present, showing, value_at, with_hidden
 
@@ -50,7 +50,7 @@ class Overlap:
         everything = self._handing_over(list(used), showing)  # the cut names values of the joint graph itself
         everything.backward[()] = self._received(backward, list(used))
         saved = cheapest(everything, hints)
-        more = [v for v in between(saved, [i.id for i in self.joint.inputs]) if v.id not in self.own]
+        more = [v for v in nodes_between(saved, [i.id for i in self.joint.inputs]) if v.id not in self.own]
         self.saved = saved if all(PRIMS[v.prim].family in AGAIN for v in more) else []
         return bool(self.saved)
 
@@ -64,7 +64,7 @@ class Overlap:
 
     def _handing_over(self, values: Sequence[Value], how: Callable[..., Graph] = with_hidden) -> Program:
         program = replace(self.program, forward=self.joint, backward={})
-        places = (*self.program.residuals, *(Place("hidden", i) for i in range(len(values))))
+        places = (*self.program.residuals, *(ValueRef("hidden", i) for i in range(len(values))))
         return replace(program, forward=how(program, values), residuals=places)
 
     def _received(self, backward: Graph, values: Sequence[Value]) -> Graph:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ..graph import Graph, Value
 from ..infer import same_shape
-from ..types import Size, contiguous_strides, product, simplest
+from ..types import Size, contiguous_strides, product, simplify_size
 from .fuse import Extern, Group, Step, View
 
 
@@ -69,5 +69,5 @@ def _places(whole: Value) -> Places:
     start: Size = 0
     for part in whole.args:
         starts[part.id] = Place(whole, start)
-        start = simplest(start + product(part.shape))
+        start = simplify_size(start + product(part.shape))
     return starts

@@ -17,8 +17,8 @@ import networkx as nx
 
 from ..graph import Graph, Value, building
 from ..prims import PRIMS
-from ..program import Place, Program
-from ..rewrite import between, copy_into, rebuild, unique_names
+from ..program import Program, ValueRef
+from ..rewrite import copy_into, nodes_between, rebuild, unique_names
 from ..types import contiguous_strides
 from .cost import Hints, estimate
 
@@ -63,7 +63,7 @@ def apply_choice(program: Program, mask: Mask, backward: Graph) -> Graph:
 
 
 # ---------------------------------------------------------------------------------------------------- the places
-def present(program: Program) -> list[Place]:
+def present(program: Program) -> list[ValueRef]:
     """The residuals that are tensors: backward graphs have an input for each."""
     return [p for p in program.residuals if p is not None]
 
@@ -74,17 +74,17 @@ def hidden_values(program: Program) -> list[Value]:
     return list(dict.fromkeys(v for v in values if v is not None))
 
 
-def value_at(program: Program, place: Place) -> Value | None:
+def value_at(program: Program, place: ValueRef) -> Value | None:
     """The value of the forward graph at a place."""
     if place.kind == "input":
         return program.forward.inputs[place.index]
     return program.forward.outputs[place.index + (program.user_outputs if place.kind == "hidden" else 0)]
 
 
-def _places(program: Program, hidden: int) -> tuple[Place | None, ...]:
+def _places(program: Program, hidden: int) -> tuple[ValueRef | None, ...]:
     """The user's own residuals in his order, then the hidden ones."""
     kept = [p for p in program.residuals if p is None or p.kind != "hidden"]
-    return (*kept, *(Place("hidden", i) for i in range(hidden)))
+    return (*kept, *(ValueRef("hidden", i) for i in range(hidden)))
 
 
 def with_hidden(program: Program, saved: Sequence[Value]) -> Graph:
@@ -171,7 +171,7 @@ def _rebased(program: Program, choice: Choice, backward: Graph) -> Graph:
     env, known = _receive(out, old, choice, backward)
     hidden = [(v, value_at(old, p)) for v, p in zip(backward.inputs, places, strict=False) if p.kind == "hidden"]
     with building(out):
-        copy_into(between([value for _, value in hidden if value is not None], known), known)
+        copy_into(nodes_between([value for _, value in hidden if value is not None], known), known)
         env |= {v.id: known[value.id] for v, value in hidden if value is not None}
         copy_into(backward.order(), env)
     out.mutations = {i: env[v.id] for i, v in backward.mutations.items()}

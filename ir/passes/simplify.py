@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..graph import Graph, Value
-from ..rewrite import Number, Op, Rule, Rules, X, Y, Z, joined, make, number_of, rebuild, rules
-from ..switches import in_force
+from ..rewrite import Number, Op, Rule, Rules, X, Y, Z, join_rules, make, number_of, rebuild, rules
+from ..switches import switch_state
 from ..types import FLOAT8, FLOATS, INTEGERS, UNSIGNED
 from .constants import constants
 from .layout import layout
@@ -27,7 +27,7 @@ class Simplify:
 
     def __call__(self, graph: Graph) -> Graph:
         for _ in range(self.rounds):
-            size, graph = len(graph.order()), rebuild(graph, rules_without(in_force().off))
+            size, graph = len(graph.order()), rebuild(graph, rules_without(switch_state().off))
             if len(graph.order()) == size:
                 break
         return graph
@@ -217,4 +217,4 @@ def family_of(rule: Rule, prim: str) -> str | None:
 @functools.lru_cache(maxsize=64)
 def rules_without(off: frozenset[str]) -> Rules:
     """The rules that are left."""
-    return joined(*(table for name, table in FAMILIES.items() if name not in off))
+    return join_rules(*(table for name, table in FAMILIES.items() if name not in off))

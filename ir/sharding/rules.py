@@ -21,7 +21,7 @@ import sympy
 from ..graph import Graph, Value
 from ..prims import PRIMS
 from ..rewrite import number_of
-from ..types import FLOATS, INTEGERS, Size, product, simplest
+from ..types import FLOATS, INTEGERS, Size, product, simplify_size
 from .scaling import NotDivisible, degrees, mentions, refusal
 
 WHOLE, PARTIAL, POSITION, ZERO = "whole", "partial", "position", "zero"
@@ -54,22 +54,22 @@ def dims(graph: Graph) -> list[sympy.Symbol]:
 
 def divide(
     graph: Graph, symbol: sympy.Symbol,
-    given: Mapping[int, State] | None = None, scaled: Mapping[int, Fraction] | None = None,
+    partial: Mapping[int, State] | None = None, scaled: Mapping[int, Fraction] | None = None,
 ) -> Divided:  # fmt: skip
     """The states of the graph's outputs where `symbol` is divided. Raises NotDivisible, naming the node.
 
-    given: states of inputs by number, for those that are not told by their shape (PARTIAL ones). scaled: degrees of
+    partial: states of inputs by number, for those that are not told by their shape (PARTIAL ones). scaled: degrees of
     inputs by number, where they are not 0.
     """
     if graph.mutations:
         raise NotDivisible(why="it writes to an argument")
     states: dict[int, State] = {}
     for number, value in enumerate(graph.inputs):
-        state = (given or {}).get(number, WHOLE)
-        states[value.id] = _consistent(value, state, symbol)
+        state = (partial or {}).get(number, WHOLE)
+        states[value.id] = _checked_state(value, state, symbol)
     for node in graph.order():
         operands = [states[a.id] for a in node.args]
-        states[node.id] = _consistent(node, _ruled(node, operands, symbol), symbol)
+        states[node.id] = _checked_state(node, _node_state(node, operands, symbol), symbol)
     outputs = tuple(None if o is None else _result(o, states[o.id]) for o in graph.outputs)
     ends = [*graph.inputs, *(o for o in graph.outputs if o is not None)]
     even = any(unit(v, symbol) != 1 for v in ends if isinstance(states[v.id], int))
@@ -85,33 +85,33 @@ def _result(value: Value, state: State) -> State:
 
 def axis_of(value: Value, symbol: sympy.Symbol) -> int | None:
     """The axis whose size is a multiple of the symbol; None where it is in no size. Raises NotDivisible."""
-    found = [axis for axis, size in enumerate(value.shape) if mentions(size, symbol)]
-    if len(found) > 1:
+    axes = [axis for axis, size in enumerate(value.shape) if mentions(size, symbol)]
+    if len(axes) > 1:
         raise refusal(value, "pairs its elements with each other")
-    if found and _per_element(value.shape[found[0]], symbol) is None:
-        raise refusal(value, f"makes a dim of size {value.shape[found[0]]} of it")
-    return found[0] if found else None
+    if axes and _per_element(value.shape[axes[0]], symbol) is None:
+        raise refusal(value, f"makes a dim of size {value.shape[axes[0]]} of it")
+    return axes[0] if axes else None
 
 
 def unit(value: Value, symbol: sympy.Symbol) -> Size:
     """How many elements of a value's divided axis there are for each element of the dim."""
     axis = axis_of(value, symbol)
-    found = None if axis is None else _per_element(value.shape[axis], symbol)
-    assert found is not None
-    return found
+    count = None if axis is None else _per_element(value.shape[axis], symbol)
+    assert count is not None
+    return count
 
 
 def _per_element(size: Size, symbol: sympy.Symbol) -> Size | None:
     """The coefficient of the symbol in a size; None where it is no multiple of it."""
-    found = sympy.sympify(size).as_coefficient(symbol)
-    return None if found is None else simplest(found)
+    coefficient = sympy.sympify(size).as_coefficient(symbol)
+    return None if coefficient is None else simplify_size(coefficient)
 
 
-def _same(a: Size, b: Size) -> bool:
+def _is_same_size(a: Size, b: Size) -> bool:
     return a == b or sympy.expand(sympy.sympify(a) - b) == 0
 
 
-def _consistent(value: Value, state: State, symbol: sympy.Symbol) -> State:
+def _checked_state(value: Value, state: State, symbol: sympy.Symbol) -> State:
     """The state, which has to be what the shape says: parts of a divided value alone are smaller."""
     if len(value.avals) != 1:
         return state
@@ -133,7 +133,7 @@ DIVIDED = 0
 """What a rule returns for a divided result: `_consistent` puts the axis that the shape tells in its place."""
 
 
-def _ruled(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> State:
+def _node_state(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> State:
     rule = sharding_rules.get(node.prim)
     if rule is None:
         raise refusal(node, "has no rule for parts")
@@ -142,7 +142,7 @@ def _ruled(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> State:
     return rule(node, states, symbol)
 
 
-def _shaped(node: Value, symbol: sympy.Symbol) -> State:
+def _state_by_shape(node: Value, symbol: sympy.Symbol) -> State:
     return WHOLE if axis_of(node, symbol) is None else DIVIDED
 
 
@@ -151,12 +151,12 @@ def _is_zero(value: Value) -> bool:
 
 
 def _elementwise(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> State:
-    if PARTIAL in states and not linear_rules.get(node.prim, _never)(node, states):
+    if PARTIAL in states and not linear_rules.get(node.prim, _is_never_linear)(node, states):
         raise refusal(node, "is not linear in a sum over it, of which each rank has a part")
-    return PARTIAL if PARTIAL in states else _shaped(node, symbol)
+    return PARTIAL if PARTIAL in states else _state_by_shape(node, symbol)
 
 
-def _never(node: Value, states: Sequence[State]) -> bool:
+def _is_never_linear(node: Value, states: Sequence[State]) -> bool:
     return False
 
 
@@ -191,14 +191,16 @@ def _iota(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> State:
 
 
 def _layout(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> State:
-    return states[0] if states[0] in (PARTIAL, POSITION) else _shaped(node, symbol)
+    return states[0] if states[0] in (PARTIAL, POSITION) else _state_by_shape(node, symbol)
 
 
 def _reshape(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> State:
     """Elements keep their rank where as many of them are in front of the divided axis as before."""
     (x,) = node.args
     before, after = axis_of(x, symbol), axis_of(node, symbol)
-    if before is not None and after is not None and not _same(product(x.shape[:before]), product(node.shape[:after])):
+    if before is None or after is None:
+        return _layout(node, states, symbol)
+    if not _is_same_size(product(x.shape[:before]), product(node.shape[:after])):
         raise refusal(node, "mixes it with a dim in front of it")
     return _layout(node, states, symbol)
 
@@ -215,8 +217,8 @@ def _slice(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> State:
     (x,) = node.args
     axis, p = axis_of(x, symbol), node.params
     for i, (start, stop, step) in enumerate(zip(p["start"], p["stop"], p["step"], strict=True)):
-        whole = start == 0 and step == 1 and _same(stop, x.shape[i])
-        if (i == axis and not whole) or (i != axis and mentions((start, stop), symbol)):
+        is_whole = start == 0 and step == 1 and _is_same_size(stop, x.shape[i])
+        if (i == axis and not is_whole) or (i != axis and mentions((start, stop), symbol)):
             raise refusal(node, "takes a part of it")
     return _layout(node, states, symbol)
 
@@ -240,13 +242,13 @@ def _cat(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> State:
         raise refusal(node, "adds to it")
     if PARTIAL in states and not _all_partial(node, states):
         raise refusal(node, "puts a sum over it beside what is none")
-    return PARTIAL if PARTIAL in states else _shaped(node, symbol)
+    return PARTIAL if PARTIAL in states else _state_by_shape(node, symbol)
 
 
 def _sum(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> State:
     if states[0] == PARTIAL or axis_of(node.args[0], symbol) in node.params["axes"]:
         return PARTIAL
-    return _shaped(node, symbol)
+    return _state_by_shape(node, symbol)
 
 
 def _reduce(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> State:
@@ -254,7 +256,7 @@ def _reduce(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> State
     axes = node.params.get("axes", (node.params.get("axis"),))
     if states[0] == PARTIAL or axis_of(node.args[0], symbol) in axes:
         raise refusal(node, f"reduces it by {node.prim}")
-    return _shaped(node, symbol)
+    return _state_by_shape(node, symbol)
 
 
 def _scan(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> State:
@@ -271,15 +273,15 @@ def _dot(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> State:
     labels = {labels[axis] for labels, axis in axes if axis is not None}
     if len(labels) > 1:
         raise refusal(node, "pairs its elements with each other")
-    return PARTIAL if labels - set(node.params["out_axes"]) else _shaped(node, symbol)
+    return PARTIAL if labels - set(node.params["out_axes"]) else _state_by_shape(node, symbol)
 
 
 def _gather(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> State:
     """Each rank reads the rows that it has where they are asked for by their position."""
     _require_own_rows(node, node.args[0], node.args[1:], states[1:], symbol)
-    if states[0] == PARTIAL and _shaped(node, symbol) != WHOLE:
+    if states[0] == PARTIAL and _state_by_shape(node, symbol) != WHOLE:
         raise refusal(node, "reads rows of a sum over it")
-    return PARTIAL if states[0] == PARTIAL else _shaped(node, symbol)
+    return PARTIAL if states[0] == PARTIAL else _state_by_shape(node, symbol)
 
 
 def _scatter(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> State:
@@ -316,15 +318,15 @@ def _require_own_rows(
 
 def _extern(node: Value, states: Sequence[State], symbol: sympy.Symbol) -> State:
     """What is called as it is: on whole values, what every rank does alike."""
-    whole = all(s == WHOLE for s in states)
-    if not whole or mentions(tuple(n for t in node.avals for n in t.shape), symbol) or _asks(node, symbol):
+    all_whole = all(s == WHOLE for s in states)
+    if not all_whole or mentions(tuple(n for t in node.avals for n in t.shape), symbol) or _spec_mentions(node, symbol):
         raise refusal(node, "has no rule for parts")
     if node.prim == "aten_effect" and node.avals:
         raise refusal(node, "draws random numbers")
     return WHOLE
 
 
-def _asks(node: Value, symbol: sympy.Symbol) -> bool:
+def _spec_mentions(node: Value, symbol: sympy.Symbol) -> bool:
     return mentions(node.params["spec"], symbol)
 
 
@@ -338,7 +340,7 @@ sharding_rules: dict[str, Rule] = {
     **{p.name: _elementwise for p in PRIMS.values() if p.family == "elementwise"},
     **dict.fromkeys(("prod", "amax", "amin", "argmax", "argmin"), _reduce),
     **dict.fromkeys(("aten", "aten_effect", "call"), _extern),
-    "full": lambda node, states, symbol: _shaped(node, symbol),
+    "full": lambda node, states, symbol: _state_by_shape(node, symbol),
     "iota": _iota,
     "broadcast": _broadcast,
     "reshape": _reshape,

@@ -19,8 +19,8 @@ import sympy
 from ..errors import FusegradError
 from ..graph import Graph, Value
 from ..rewrite import number_of
-from ..text.text import plain
-from ..transforms.extern import op_name, place_of
+from ..text.text import plain_sympy
+from ..transforms.extern import op_name, source_place
 from ..types import COMPLEX, FLOATS
 
 Degree: TypeAlias = "Fraction | None"
@@ -38,7 +38,7 @@ class NotDivisible(FusegradError):
 
 def refusal(node: Value, why: str) -> NotDivisible:
     """The error, with the user's operation and its line."""
-    at = place_of(node)
+    at = source_place(node)
     return NotDivisible(why=f"`{op_name(node)}` {why}" + ("" if at == "unknown" else f" ({at})"))
 
 
@@ -49,19 +49,21 @@ def mentions(param: Any, symbol: sympy.Symbol) -> bool:
     return isinstance(param, sympy.Basic) and symbol in param.free_symbols
 
 
-def degrees(graph: Graph, symbol: sympy.Symbol, given: Mapping[int, Fraction] | None = None) -> tuple[Fraction, ...]:
+def degrees(
+    graph: Graph, symbol: sympy.Symbol, input_degrees: Mapping[int, Fraction] | None = None
+) -> tuple[Fraction, ...]:
     """The degree of each output that there is. Raises NotDivisible, naming the node.
 
-    given: degrees of inputs by number, where they are not 0.
+    input_degrees: of inputs by number, where they are not 0.
     """
-    found: dict[int, Degree] = {v.id: (given or {}).get(i, NONE) for i, v in enumerate(graph.inputs)}
+    by_value: dict[int, Degree] = {v.id: (input_degrees or {}).get(i, NONE) for i, v in enumerate(graph.inputs)}
     for node in graph.order():
-        operands = [found[a.id] for a in node.args]
-        found[node.id] = _degree(node, operands, symbol)
-    return tuple(_shown(o, found[o.id]) for o in graph.outputs if o is not None)
+        operands = [by_value[a.id] for a in node.args]
+        by_value[node.id] = _degree(node, operands, symbol)
+    return tuple(_checked_degree(o, by_value[o.id]) for o in graph.outputs if o is not None)
 
 
-def _shown(value: Value, degree: Degree) -> Fraction:
+def _checked_degree(value: Value, degree: Degree) -> Fraction:
     if degree and value.dtype not in (*FLOATS, *COMPLEX):
         raise refusal(value, SIZED)
     return degree or NONE
@@ -69,26 +71,26 @@ def _shown(value: Value, degree: Degree) -> Fraction:
 
 def _degree(node: Value, operands: Sequence[Degree], symbol: sympy.Symbol) -> Degree:
     if node.prim == "full":
-        return _of_number(node, symbol)
+        return _degree_of_full(node, symbol)
     if any(operands):
         rule = degree_rules.get(node.prim)
         if rule is None:
             raise refusal(node, SIZED)
         return rule(node, operands)
-    return NONE if any(d is not None for d in operands) or not operands else _of_nothing(node)
+    return NONE if any(d is not None for d in operands) or not operands else _degree_of_zeros(node)
 
 
-def _of_nothing(node: Value) -> Degree:
+def _degree_of_zeros(node: Value) -> Degree:
     """Of what is computed of zeros and infinities alone: whatever stays so."""
     return None if node.prim in KEEPS_ZEROS else NONE
 
 
-def _of_number(node: Value, symbol: sympy.Symbol) -> Degree:
+def _degree_of_full(node: Value, symbol: sympy.Symbol) -> Degree:
     value = node.params["value"]
     if not mentions(value, symbol):
         number = number_of(node)
         return None if number is not None and (number == 0 or math.isinf(number)) else NONE
-    factor, power = plain(value).as_coeff_exponent(symbol)
+    factor, power = plain_sympy(value).as_coeff_exponent(symbol)
     if mentions(factor, symbol) or not power.is_Number or (node.dtype not in FLOATS and not value.is_integer):
         raise refusal(node, SIZED)
     return -Fraction(str(power))
@@ -99,20 +101,20 @@ Rule: TypeAlias = "Callable[[Value, Sequence[Degree]], Degree]"
 """(the node, the degrees of its operands, one of which at least is not 0) -> the degree of its result."""
 
 
-def _first(node: Value, degrees: Sequence[Degree]) -> Degree:
+def _keep_first(node: Value, degrees: Sequence[Degree]) -> Degree:
     return degrees[0]
 
 
-def _alike(node: Value, degrees: Sequence[Degree]) -> Degree:
+def _common_degree(node: Value, degrees: Sequence[Degree]) -> Degree:
     """What is added, compared or put beside each other is to be scaled alike."""
-    known = {d for d in degrees if d is not None}
-    if len(known) > 1:
+    present = {d for d in degrees if d is not None}
+    if len(present) > 1:
         raise refusal(node, "puts what is computed with its size beside what is not")
-    return next(iter(known), None)
+    return next(iter(present), None)
 
 
-def _compared(node: Value, degrees: Sequence[Degree]) -> Degree:
-    _alike(node, degrees)
+def _comparison(node: Value, degrees: Sequence[Degree]) -> Degree:
+    _common_degree(node, degrees)
     return NONE
 
 
@@ -136,25 +138,25 @@ def _times(factor: Fraction) -> Rule:
     return lambda node, degrees: None if degrees[0] is None else factor * degrees[0]
 
 
-def _chosen(node: Value, degrees: Sequence[Degree]) -> Degree:
-    return _alike(node, degrees[1:])
+def _where(node: Value, degrees: Sequence[Degree]) -> Degree:
+    return _common_degree(node, degrees[1:])
 
 
-def _of_floats(node: Value, degrees: Sequence[Degree]) -> Degree:
+def _cast(node: Value, degrees: Sequence[Degree]) -> Degree:
     """A conversion to integers rounds."""
     if node.dtype not in (*FLOATS, *COMPLEX):
         raise refusal(node, SIZED)
     return degrees[0]
 
 
-def _read(node: Value, degrees: Sequence[Degree]) -> Degree:
+def _gather(node: Value, degrees: Sequence[Degree]) -> Degree:
     _require_none(node, degrees[1:])
     return degrees[0]
 
 
-def _put(node: Value, degrees: Sequence[Degree]) -> Degree:
+def _scatter(node: Value, degrees: Sequence[Degree]) -> Degree:
     _require_none(node, degrees[2:])
-    return _alike(node, degrees[:2])
+    return _common_degree(node, degrees[:2])
 
 
 def _require_none(node: Value, degrees: Sequence[Degree]) -> None:
@@ -168,9 +170,9 @@ ALIKE = "add sub max min hypot cat".split()
 LOSES = "eq ne lt le gt ge atan2".split()
 KEEPS_ZEROS = (*KEEPS, "mul", "cast")
 degree_rules: dict[str, Rule] = {
-    **dict.fromkeys(KEEPS, _first),
-    **dict.fromkeys(ALIKE, _alike),
-    **dict.fromkeys(LOSES, _compared),
+    **dict.fromkeys(KEEPS, _keep_first),
+    **dict.fromkeys(ALIKE, _common_degree),
+    **dict.fromkeys(LOSES, _comparison),
     **dict.fromkeys(("sign", "isnan", "isinf", "signbit", "argmax", "argmin"), lambda node, degrees: NONE),
     **dict.fromkeys(("mul", "dot"), _product),
     "div": _quotient,
@@ -178,8 +180,8 @@ degree_rules: dict[str, Rule] = {
     "sqrt": _times(Fraction(1, 2)),
     "rsqrt": _times(Fraction(-1, 2)),
     "pow": _power,
-    "where": _chosen,
-    "cast": _of_floats,
-    "gather": _read,
-    "scatter": _put,
+    "where": _where,
+    "cast": _cast,
+    "gather": _gather,
+    "scatter": _scatter,
 }

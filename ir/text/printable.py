@@ -8,18 +8,18 @@ def printable(text: str) -> str:
 
     A file's name may hold line ends, quotes, halves of surrogate pairs and marks that turn the direction of text.
     """
-    return text if text.isprintable() else "".join(c if c.isprintable() else _escaped(c) for c in text)
+    return text if text.isprintable() else "".join(c if c.isprintable() else _escape(c) for c in text)
 
 
-def _escaped(letter: str) -> str:
+def _escape(letter: str) -> str:
     return letter.encode("unicode_escape").decode("ascii")
 
 
 def in_docstring(text: str) -> str:
     '''Lines for between two \"\"\": none of them ends the string or begins an escape.'''
     lines = (printable(line).replace("\\", "\\\\").replace('"""', '\\"\\"\\"') for line in text.split("\n"))
-    whole = "\n".join(lines)
-    return whole[:-1] + '\\"' if whole.endswith('"') else whole
+    text_block = "\n".join(lines)
+    return text_block[:-1] + '\\"' if text_block.endswith('"') else text_block
 
 
 def in_line_comment(text: str) -> str:

@@ -9,8 +9,8 @@ from typing import Any
 
 import sympy
 
-from ..types import Size, simplest
-from .document import Symbols, listed, refuse, size, size_of
+from ..types import Size, simplify_size
+from .document import Symbols, document_error, list_from, size_document, size_from_document
 
 WORDS = {"Equality": "==", "Unequality": "!=", "StrictLessThan": "<", "LessThan": "<=", "StrictGreaterThan": ">",
          "GreaterThan": ">="}  # fmt: skip
@@ -45,8 +45,8 @@ class Joined:
 
     def holds(self, value: Callable[[Size], Any]) -> bool:
         """Whether it does, for sizes of these values."""
-        found = (p.holds(value) for p in self.parts)
-        return not any(found) if self.word == "not" else all(found) if self.word == "all" else any(found)
+        results = (p.holds(value) for p in self.parts)
+        return not any(results) if self.word == "not" else all(results) if self.word == "all" else any(results)
 
     def __str__(self) -> str:
         words = {"all": " and ", "any": " or ", "not": " or "}[self.word].join(map(str, self.parts))
@@ -62,7 +62,7 @@ def relation(condition: Any) -> Condition | None:
     if condition is sympy.true:
         return None
     if kind in WORDS:
-        return Relation(WORDS[kind], simplest(condition.lhs), simplest(condition.rhs))
+        return Relation(WORDS[kind], simplify_size(condition.lhs), simplify_size(condition.rhs))
     if kind in JOINED or kind == "Not":
         parts = [relation(a) for a in condition.args]
         return Joined(JOINED.get(kind, "not"), tuple(p for p in parts if p is not None))
@@ -72,20 +72,20 @@ def relation(condition: Any) -> Condition | None:
 def relation_document(condition: Condition) -> dict[str, Any]:
     """The condition as dicts, lists, texts and numbers."""
     if isinstance(condition, Relation):
-        return {"left": size(condition.left), "is": condition.word, "right": size(condition.right)}
+        return {"left": size_document(condition.left), "is": condition.word, "right": size_document(condition.right)}
     return {condition.word: [relation_document(p) for p in condition.parts]}
 
 
 def relation_from(data: Any, symbols: Symbols, at: object, depth: int = 4) -> Condition:
     """The condition that `relation_document` wrote. Raises ParseError."""
     if isinstance(data, dict) and set(data) == {"left", "is", "right"} and data["is"] in list(COMPARE):
-        left, right = (size_of(data[side], symbols, at, signed=True) for side in ("left", "right"))
+        left, right = (size_from_document(data[side], symbols, at, signed=True) for side in ("left", "right"))
         return Relation(data["is"], left, right)
     if isinstance(data, dict) and len(data) == 1 and depth:
         ((word, parts),) = data.items()
         if word in ("all", "any", "not"):
-            return Joined(word, tuple(relation_from(p, symbols, at, depth - 1) for p in listed(parts, at, 100)))
-    raise refuse("that is no condition on sizes", at)
+            return Joined(word, tuple(relation_from(p, symbols, at, depth - 1) for p in list_from(parts, at, 100)))
+    raise document_error("that is no condition on sizes", at)
 
 
 def relations(conditions: Sequence[Any]) -> list[Condition]:

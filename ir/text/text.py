@@ -25,9 +25,9 @@ from sympy.printing.str import StrPrinter
 
 from ..errors import FusegradError, ParseError
 from ..graph import Graph, Origin, Value
-from ..infer import equal
+from ..infer import sizes_equal
 from ..prims import Arg
-from ..types import ITEMSIZE, Size, TensorType, contiguous_strides, simplest
+from ..types import ITEMSIZE, Size, TensorType, contiguous_strides, simplify_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +96,12 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-def plain(expr: Any) -> Any:
+def plain_sympy(expr: Any) -> Any:
     """The expression in sympy's own functions.
 
     FloorDiv(s0, 2)  ->  floor(s0/2)
     """
-    args = tuple(plain(a) for a in expr.args)
+    args = tuple(plain_sympy(a) for a in expr.args)
     foreign = not type(expr).__module__.startswith("sympy.")
     if foreign and type(expr).__name__ in PLAIN:
         return PLAIN[type(expr).__name__](*args)
@@ -125,11 +125,11 @@ def key(graph: Graph) -> str:
 
 
 def _header(graph: Graph, nodes: Iterable[Value]) -> Iterator[str]:
-    found = {s for v in nodes for part in (v.avals, *v.params.values()) for s in symbols_of(part)}
-    found |= {s for strides in graph.output_strides for s in symbols_of(strides)}
+    symbols = {s for v in nodes for part in (v.avals, *v.params.values()) for s in symbols_of(part)}
+    symbols |= {s for strides in graph.output_strides for s in symbols_of(strides)}
     yield f"graph {json.dumps(graph.name)}"
-    if found:
-        yield f"symbols {', '.join(f'{s.name}: {kind_of(s)}' for s in sorted(found, key=lambda s: s.name))}"
+    if symbols:
+        yield f"symbols {', '.join(f'{s.name}: {kind_of(s)}' for s in sorted(symbols, key=lambda s: s.name))}"
 
 
 def symbols_of(param: Any) -> set[sympy.Symbol]:
@@ -143,22 +143,22 @@ def symbols_of(param: Any) -> set[sympy.Symbol]:
 
 def kind_of(symbol: sympy.Symbol) -> str:
     """What is known about a symbol, by its word in KINDS."""
-    known = symbol.assumptions0
-    return next(kind for kind, facts in KINDS.items() if all(known.get(f) is v for f, v in facts.items()))
+    assumptions = symbol.assumptions0
+    return next(kind for kind, facts in KINDS.items() if all(assumptions.get(f) is v for f, v in facts.items()))
 
 
 def _comment(origin: Origin) -> str:
-    said = " ".join((origin.where or "", origin.line or origin.name or "")).split()
-    return f"    # {' '.join(said)}" if said else ""
+    words = " ".join((origin.where or "", origin.line or origin.name or "")).split()
+    return f"    # {' '.join(words)}" if words else ""
 
 
 def _node_text(value: Value, number: dict[int, int]) -> str:
-    params = {k: v for k, v in value.params.items() if _is_written(value, k, v)}
+    params = {k: v for k, v in value.params.items() if _is_shown(value, k, v)}
     inside = [f"%{number[a.id]}" for a in value.args] + [f"{k}={_text(v)}" for k, v in sorted(params.items())]
     return f"%{number[value.id]} = {value.prim}({', '.join(inside)}) : {_types_text(value.avals)}"
 
 
-def _is_written(value: Value, name: str, param: Any) -> bool:
+def _is_shown(value: Value, name: str, param: Any) -> bool:
     if name == "avals":
         return False  # the type of the node says it
     if value.prim == "input":
@@ -208,7 +208,7 @@ class _Printer(StrPrinter):  # type: ignore[misc]
 @lru_cache(maxsize=4096)
 def size_text(expr: sympy.Basic) -> str:
     """The text of an expression, in sympy's own functions."""
-    return str(_Printer().doprint(plain(expr)))
+    return str(_Printer().doprint(plain_sympy(expr)))
 
 
 # --------------------------------------------------------------------------------------------------------- parse
@@ -231,9 +231,9 @@ def size_from(text: str, symbols: Mapping[str, sympy.Symbol], settled: bool = Fa
     settled: its functions are known to be as simple as they get, so that nothing tries, for tens of milliseconds.
     """
     reader = _Reader(text, symbols, settled)
-    found = reader.value()
+    expr = reader.value()
     reader.finish()
-    return found
+    return expr
 
 
 _TOKEN = re.compile(
@@ -265,15 +265,15 @@ class _Reader:
         return self.tokens[self.at - 1][1]
 
     def accept(self, text: str) -> bool:
-        found = self.kind in ("punct", "name") and self.text == text
-        self.at += found
-        return found
+        matches = self.kind in ("punct", "name") and self.text == text
+        self.at += matches
+        return matches
 
     def expect(self, text: str) -> None:
         if not self.accept(text):
             raise ValueError(f"expected {text!r}, found {self.text!r}")
 
-    def listed(self, close: str, item: Callable[[], Any]) -> Iterator[Any]:
+    def items(self, close: str, item: Callable[[], Any]) -> Iterator[Any]:
         """Items between commas up to `close`; a trailing comma is allowed."""
         while not self.accept(close):
             yield item()
@@ -286,7 +286,7 @@ class _Reader:
         terms = [self.product()]
         while self.text in ("+", "-") and self.kind == "punct":
             terms.append(self.product())
-        return terms[0] if len(terms) == 1 else simplest(sympy.Add(*map(_number, terms)))
+        return terms[0] if len(terms) == 1 else simplify_size(sympy.Add(*map(_number, terms)))
 
     def product(self) -> Any:
         """product := ['-' | '+'] power (('*' | '/') power)*"""
@@ -298,7 +298,7 @@ class _Reader:
             factors.append(sympy.Pow(_number(self.power()), -1) if divide else self.power())
         if len(factors) == 1 and not isinstance(factors[0], sympy.Basic):
             return -_number(factors[0]) if negative else factors[0]
-        return simplest(sympy.Mul(*([-1] if negative else []), *map(_number, factors)))
+        return simplify_size(sympy.Mul(*([-1] if negative else []), *map(_number, factors)))
 
     def power(self) -> Any:
         base = self.atom()
@@ -324,15 +324,15 @@ class _Reader:
         if self.accept(")"):
             return first
         self.expect(",")
-        return (first, *self.listed(")", self.value))
+        return (first, *self.items(")", self.value))
 
-    def named(self, token: str) -> Any:
+    def name(self, token: str) -> Any:
         if token in WORDS:
             return WORDS[token]
         if token in ITEMSIZE and self.accept("["):
-            return TensorType(tuple(self.listed("]", self.value)), token)
+            return TensorType(tuple(self.items("]", self.value)), token)
         if self.accept("("):
-            return _applied(token, list(self.listed(")", self.value)), self.settled)
+            return _apply(token, list(self.items(")", self.value)), self.settled)
         return self.symbols[token]
 
     def finish(self) -> None:
@@ -345,23 +345,23 @@ atoms: dict[str, Callable[[_Reader, str], Any]] = {
     "string": lambda reader, token: json.loads(token),
     "operand": lambda reader, token: Arg(int(token[1:])),
     "opaque": lambda reader, token: Opaque(token[1:-1]),
-    "name": lambda reader, token: reader.named(token),
+    "name": lambda reader, token: reader.name(token),
 }
 
 
 def _tokens(line: str) -> Iterator[tuple[str, str]]:
     at, end = 0, len(line.rstrip())
     while at < end:
-        found = _TOKEN.match(line, at)
-        if found is None:
+        match = _TOKEN.match(line, at)
+        if match is None:
             raise ValueError(f"cannot read {line[at:].strip()!r}")
-        at = found.end()
-        if found.lastgroup != "comment":
-            yield str(found.lastgroup), found[str(found.lastgroup)]
+        at = match.end()
+        if match.lastgroup != "comment":
+            yield str(match.lastgroup), match[str(match.lastgroup)]
     yield "end", "end of line"
 
 
-def _applied(function: str, args: list[Any], settled: bool = False) -> Any:
+def _apply(function: str, args: list[Any], settled: bool = False) -> Any:
     if function == "complex":
         return complex(*args)
     if settled and function in ("floor", "ceiling", "Max", "Min"):
@@ -395,7 +395,7 @@ class _GraphReader:
             statements[reader.next()](self, reader)
         reader.finish()
 
-    def named(self, reader: _Reader) -> None:
+    def graph_name(self, reader: _Reader) -> None:
         self.graph.name = json.loads(reader.next())
 
     def declare(self, reader: _Reader) -> None:
@@ -416,13 +416,13 @@ class _GraphReader:
         reader.expect(":")
         declared = reader.value()
         avals = declared if isinstance(declared, tuple) else (declared,)
-        self.values[name] = self.emitted(prim, args, params, avals)
+        self.values[name] = self.emit(prim, args, params, avals)
 
     def operands(self, reader: _Reader) -> tuple[list[Value], dict[str, Any]]:
         args: list[Value] = []
         params: dict[str, Any] = {}
         reader.expect("(")
-        for name, item in reader.listed(")", lambda: self.operand(reader)):
+        for name, item in reader.items(")", lambda: self.operand(reader)):
             if name is None:
                 args.append(item)
             else:
@@ -436,7 +436,7 @@ class _GraphReader:
         reader.expect("=")
         return name, reader.value()
 
-    def emitted(self, prim: str, args: list[Value], params: dict[str, Any], avals: tuple[TensorType, ...]) -> Value:
+    def emit(self, prim: str, args: list[Value], params: dict[str, Any], avals: tuple[TensorType, ...]) -> Value:
         if prim == "input":
             return self.graph.input(avals[0], **params)
         if prim in ("aten", "aten_effect", "call"):
@@ -447,7 +447,7 @@ class _GraphReader:
         value.attrs["avals"] = avals
         return value
 
-    def returned(self, reader: _Reader) -> None:
+    def outputs(self, reader: _Reader) -> None:
         outputs: list[Value | None] = []
         strides: list[tuple[Size, ...] | None] = []
         while reader.kind != "end":
@@ -464,22 +464,22 @@ class _GraphReader:
             return None
         if not reader.accept("strides"):
             return contiguous_strides(output.shape)
-        written: tuple[Size, ...] | None = reader.value()
-        return written
+        strides: tuple[Size, ...] | None = reader.value()
+        return strides
 
-    def mutated(self, reader: _Reader) -> None:
+    def mutation(self, reader: _Reader) -> None:
         index = int(reader.next())
         reader.expect("=")
         self.graph.mutations[index] = self.values[reader.next()]
 
 
 statements: dict[str, Callable[[_GraphReader, _Reader], None]] = {
-    "graph": _GraphReader.named,
+    "graph": _GraphReader.graph_name,
     "symbols": _GraphReader.declare,
-    "return": _GraphReader.returned,
-    "mutate": _GraphReader.mutated,
+    "return": _GraphReader.outputs,
+    "mutate": _GraphReader.mutation,
 }
 
 
 def _same(a: TensorType, b: TensorType) -> bool:
-    return a.dtype == b.dtype and len(a.shape) == len(b.shape) and all(map(equal, a.shape, b.shape))
+    return a.dtype == b.dtype and len(a.shape) == len(b.shape) and all(map(sizes_equal, a.shape, b.shape))

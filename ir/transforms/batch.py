@@ -12,8 +12,8 @@ from ..graph import Graph, Value, building, emit, provenance
 from ..prims import BINARY, COMPARE, UNARY
 from ..rewrite import name_of
 from ..types import Size
-from .extern import NO_RULES, Batched, ExternRules, applied, no_rule
-from .ops import EXTERN, broadcast, cast, permute, up
+from .extern import NO_RULES, Batched, ExternRules, inline_rule, no_rule_error
+from .ops import EXTERN, broadcast, cast, permute, shift_axes
 
 Randomness: TypeAlias = Literal["error", "same", "different"]
 Mapped = tuple[bool, ...]
@@ -43,9 +43,9 @@ def batch(
         for node in graph.order():
             args, lanes = [env[a.id] for a in node.args], tuple(flags[a.id] for a in node.args)
             with provenance(node.origin):
-                env[node.id], flags[node.id] = _batched(node, args, lanes, size, rules, randomness)
+                env[node.id], flags[node.id] = _batch_node(node, args, lanes, size, rules, randomness)
         for i, v in graph.mutations.items():
-            out.mutations[i] = _written(graph.inputs[i], v, mapped[i], env, flags, size)
+            out.mutations[i] = _batch_mutation(graph.inputs[i], v, mapped[i], env, flags, size)
     mapped_out = tuple(o is not None and flags[o.id] for o in graph.outputs)
     strides = [
         (o.aval.numel, *s) if m and o is not None and s is not None else s
@@ -59,7 +59,7 @@ def _lane_input(out: Graph, value: Value, size: Size, step: Size | None) -> Valu
     return out.input(value.aval.with_shape((size, *value.shape)), value.params["name"], strides)
 
 
-def _batched(
+def _batch_node(
     node: Value, args: list[Any], mapped: tuple[Any, ...], size: Size, rules: ExternRules, randomness: Randomness
 ) -> tuple[Any, Any]:
     """A node over the batch, and whether it has the axis; lists of both for a node with several results."""
@@ -67,31 +67,31 @@ def _batched(
         return args[0][node.params["index"]], mapped[0][node.params["index"]]
     if (in_every_lane := extern_batch_rules.get(node.params.get("op", ""))) is not None and any(mapped):
         return in_every_lane(node, *args), False
-    if node.prim in EXTERN and (any(mapped) or _draws(node, randomness)):
+    if node.prim in EXTERN and (any(mapped) or _differs_per_lane(node, randomness)):
         rule = rules.batch(node, mapped, size, randomness)
-        found = applied(rule.graph, node, args)
-        return (found[0], rule.mapped[0]) if len(found) == 1 else (found, list(rule.mapped))
+        results = inline_rule(rule.graph, node, args)
+        return (results[0], rule.mapped[0]) if len(results) == 1 else (results, list(rule.mapped))
     if any(mapped):
         return batch_rules[node.prim](size, mapped, node, *args, **node.params), True
     return emit(node.prim, *args, **node.params), False
 
 
-def _draws(node: Value, randomness: Randomness) -> bool:
+def _differs_per_lane(node: Value, randomness: Randomness) -> bool:
     """Whether a node that reads nothing mapped is another in every lane all the same."""
     if node.prim != "aten_effect" or not node.avals or randomness == "same":
         return False
     if randomness == "error":
-        raise no_rule("vmap", node, "draws random numbers, and randomness is 'error'")
+        raise no_rule_error("vmap", node, "draws random numbers, and randomness is 'error'")
     return True
 
 
-def _written(
+def _batch_mutation(
     target: Value, value: Value, mapped: bool, env: dict[int, Any], flags: dict[int, Any], size: Size
 ) -> Value:
     """What is written into an input: it has room for a batch only where it has the axis itself."""
     if flags[value.id] and not mapped:
-        raise no_rule("vmap", value, f"is written into `{name_of(target)}`, which is not mapped")
-    return lead(size, env[value.id], flags[value.id]) if mapped else env[value.id]
+        raise no_rule_error("vmap", value, f"is written into `{name_of(target)}`, which is not mapped")
+    return with_batch_axis(size, env[value.id], flags[value.id]) if mapped else env[value.id]
 
 
 # ---------------------------------------------------------------------------------------------- the table
@@ -103,23 +103,26 @@ def defbatch(prims: str, rule: Callable[..., Value]) -> None:
     batch_rules.update(dict.fromkeys(prims.split(), rule))
 
 
-def lead(size: Size, x: Value, mapped: bool) -> Value:
+def with_batch_axis(size: Size, x: Value, mapped: bool) -> Value:
     """The value with a batch axis, if need be the same in every lane."""
-    return x if mapped else broadcast(x, (size, *x.shape), up(range(x.ndim)))
+    return x if mapped else broadcast(x, (size, *x.shape), shift_axes(range(x.ndim)))
 
 
-def alike(size: Size, mapped: Mapped, node: Value, *xs: Value, **params: Any) -> Value:
-    return emit(node.prim, *(lead(size, x, m) for x, m in zip(xs, mapped, strict=True)), **params)
+def batch_elementwise(size: Size, mapped: Mapped, node: Value, *xs: Value, **params: Any) -> Value:
+    return emit(node.prim, *(with_batch_axis(size, x, m) for x, m in zip(xs, mapped, strict=True)), **params)
 
 
-defbatch(" ".join((*UNARY, *BINARY, *COMPARE, "where", "cast")), alike)
-defbatch("sum prod amax amin flip", lambda n, m, node, x, axes: emit(node.prim, x, axes=up(axes)))
+defbatch(" ".join((*UNARY, *BINARY, *COMPARE, "where", "cast")), batch_elementwise)
+defbatch("sum prod amax amin flip", lambda n, m, node, x, axes: emit(node.prim, x, axes=shift_axes(axes)))
 defbatch("argmax argmin", lambda n, m, node, x, axis: emit(node.prim, x, axis=axis + 1))
 defbatch("cumsum", lambda n, m, node, x, axis, reverse: emit("cumsum", x, axis=axis + 1, reverse=reverse))
-defbatch("cat", lambda n, m, node, *xs, axis: alike(n, m, node, *xs, axis=axis + 1))
-defbatch("broadcast", lambda n, m, node, x, shape, axes: emit("broadcast", x, shape=(n, *shape), axes=(0, *up(axes))))
+defbatch("cat", lambda n, m, node, *xs, axis: batch_elementwise(n, m, node, *xs, axis=axis + 1))
+defbatch(
+    "broadcast",
+    lambda n, m, node, x, shape, axes: emit("broadcast", x, shape=(n, *shape), axes=(0, *shift_axes(axes))),
+)
 defbatch("reshape", lambda n, m, node, x, shape: emit("reshape", x, shape=(n, *shape)))
-defbatch("permute", lambda n, m, node, x, perm: emit("permute", x, perm=(0, *up(perm))))
+defbatch("permute", lambda n, m, node, x, perm: emit("permute", x, perm=(0, *shift_axes(perm))))
 defbatch(
     "slice",
     lambda n, m, node, x, start, stop, step: emit(
@@ -144,47 +147,47 @@ def _dot(
 def _gather(size: Size, mapped: Mapped, node: Value, x: Value, *index: Value, axes: tuple[int, ...]) -> Value:
     """Where the indices are mapped, the batch is one of their axes, and each lane reads its own part of x."""
     if not any(mapped[1:]):
-        return to_front(emit("gather", x, *index, axes=up(axes)), index[0].ndim)
-    every = [lead(size, i, m) for i, m in zip(index, mapped[1:], strict=True)]
+        return move_to_front(emit("gather", x, *index, axes=shift_axes(axes)), index[0].ndim)
+    every = [with_batch_axis(size, i, m) for i, m in zip(index, mapped[1:], strict=True)]
     if not mapped[0]:
         return emit("gather", x, *every, axes=axes)
-    return emit("gather", x, lane_of(every[0]), *every, axes=(0, *up(axes)))
+    return emit("gather", x, lane_numbers(every[0]), *every, axes=(0, *shift_axes(axes)))
 
 
 def _scatter(
     size: Size, mapped: Mapped, node: Value, base: Value, src: Value, *index: Value, axes: tuple[int, ...], mode: str
 ) -> Value:
-    base, src = lead(size, base, mapped[0]), lead(size, src, mapped[1])
+    base, src = with_batch_axis(size, base, mapped[0]), with_batch_axis(size, src, mapped[1])
     if not any(mapped[2:]):
         k = index[0].ndim
         behind = permute(src, (*range(1, k + 1), 0, *range(k + 1, src.ndim)))
-        return emit("scatter", base, behind, *index, axes=up(axes), mode=mode)
-    every = [lead(size, i, m) for i, m in zip(index, mapped[2:], strict=True)]
-    return emit("scatter", base, src, lane_of(every[0]), *every, axes=(0, *up(axes)), mode=mode)
+        return emit("scatter", base, behind, *index, axes=shift_axes(axes), mode=mode)
+    every = [with_batch_axis(size, i, m) for i, m in zip(index, mapped[2:], strict=True)]
+    return emit("scatter", base, src, lane_numbers(every[0]), *every, axes=(0, *shift_axes(axes)), mode=mode)
 
 
-def to_front(x: Value, axis: int) -> Value:
+def move_to_front(x: Value, axis: int) -> Value:
     return permute(x, (axis, *(a for a in range(x.ndim) if a != axis)))
 
 
-def lane_of(index: Value) -> Value:
+def lane_numbers(index: Value) -> Value:
     """For every element of a mapped index the number of its lane."""
     return broadcast(emit("iota", size=index.shape[0], dtype="i64"), index.shape, (0,))
 
 
 def _random(size: Size, mapped: Mapped, node: Value, *args: Value, **params: Any) -> Value:
-    raise no_rule("vmap", node, "draws from a seed or an offset that differs between the lanes")
+    raise no_rule_error("vmap", node, "draws from a seed or an offset that differs between the lanes")
 
 
-def _asserted(node: Value, condition: Value) -> Value:
+def _batch_assertion(node: Value, condition: Value) -> Value:
     """What has to hold in every lane: the least of 0 and 1."""
     least = emit("amin", cast(condition, "i32"), axes=(0,))
     return emit(node.prim, cast(least, "b1"), **node.params)
 
 
 extern_batch_rules: dict[str, Callable[..., Value]] = {
-    "aten._assert_async.default": _asserted,
-    "aten._assert_async.msg": _asserted,
+    "aten._assert_async.default": _batch_assertion,
+    "aten._assert_async.msg": _batch_assertion,
 }
 """Calls without a result, of which torch has no rule. (the node, operands with the axis) -> one call for all lanes."""
 

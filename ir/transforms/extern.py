@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 from ..errors import FusegradError, InvalidGraphError
 from ..graph import Graph, Value
 from ..types import Size
-from .ops import inlined, same_type
+from .ops import inline, same_type
 
 
 class Batched(NamedTuple):
@@ -57,13 +57,13 @@ class NoRules:
     """The supplier that knows nothing: graphs of primitives need no more."""
 
     def batch(self, node: Value, mapped: tuple[bool, ...], size: Size, randomness: str) -> Batched:
-        raise no_rule("vmap", node, NOBODY)
+        raise no_rule_error("vmap", node, NO_SUPPLIER)
 
     def jvp(self, node: Value, wrt: tuple[int, ...]) -> Graph:
-        raise no_rule("jvp", node, NOBODY)
+        raise no_rule_error("jvp", node, NO_SUPPLIER)
 
     def vjp(self, node: Value, wrt: tuple[int, ...], given: tuple[int, ...]) -> Graph:
-        raise no_rule("vjp", node, NOBODY)
+        raise no_rule_error("vjp", node, NO_SUPPLIER)
 
     def is_linear(self, node: Value, wrt: tuple[int, ...]) -> bool | None:
         return None
@@ -72,29 +72,29 @@ class NoRules:
         return False
 
 
-NOBODY = "is not a primitive, and nobody supplies its rules"
+NO_SUPPLIER = "is not a primitive, and nobody supplies its rules"
 NO_RULES: ExternRules = NoRules()
 
 
 def op_name(node: Value) -> str:
     """What the user called: "clamp" for a node that came of aten.clamp.default."""
-    called = node.origin.op or str(node.params.get("op", node.params.get("target", node.prim)))
-    parts = called.split(".")
-    return parts[1] if len(parts) == 3 else called
+    op = node.origin.op or str(node.params.get("op", node.params.get("target", node.prim)))
+    parts = op.split(".")
+    return parts[1] if len(parts) == 3 else op
 
 
-def place_of(node: Value) -> str:
-    where, line = node.origin.where, node.origin.line
-    return "unknown" if where is None else where if line is None else f"{where}: {line}"
+def source_place(node: Value) -> str:
+    place, line = node.origin.where, node.origin.line
+    return "unknown" if place is None else place if line is None else f"{place}: {line}"
 
 
-def no_rule(transform: str, node: Value, why: str) -> NoRuleError:
-    return NoRuleError(transform=transform, op=op_name(node), why=why, where=place_of(node))
+def no_rule_error(transform: str, node: Value, why: str) -> NoRuleError:
+    return NoRuleError(transform=transform, op=op_name(node), why=why, where=source_place(node))
 
 
-def applied(rule: Graph, node: Value, args: Sequence[Value]) -> list[Value | None]:
+def inline_rule(rule: Graph, node: Value, args: Sequence[Value]) -> list[Value | None]:
     """The rule that was supplied for `node`, inlined."""
     wrong = [f"{a.aval} for {v.aval}" for v, a in zip(rule.inputs, args, strict=True) if not same_type(v.aval, a.aval)]
     if wrong:
         raise InvalidGraphError(f"the rule of `{op_name(node)}` is given {', '.join(wrong)}", node=repr(node))
-    return inlined(rule, args)
+    return inline(rule, args)

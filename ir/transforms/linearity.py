@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 from ..errors import FusegradError
 from ..graph import Graph, Value
 from ..rewrite import number_of
-from .extern import NO_RULES, ExternRules, op_name, place_of
+from .extern import NO_RULES, ExternRules, op_name, source_place
 from .ops import DIFFERENTIABLE, EXTERN
 
 Kind: TypeAlias = Literal["non-linear", "affine", "unknown"]
@@ -30,10 +30,10 @@ linear: dict[str, tuple[int, ...] | Literal["all"]] = {
 bilinear = ("mul", "dot")
 
 
-def positions(prim: str, operands: int) -> tuple[int, ...]:
+def linear_positions(prim: str, operands: int) -> tuple[int, ...]:
     """The operands, of so many, in which a primitive is linear together."""
-    found = linear.get(prim, ())
-    return tuple(range(operands)) if found == "all" else found
+    operands_of_prim = linear.get(prim, ())
+    return tuple(range(operands)) if operands_of_prim == "all" else operands_of_prim
 
 
 @dataclass(frozen=True)
@@ -70,37 +70,37 @@ def why_not_linear(
 ) -> Refusal | None:
     """Why the outputs (all, unless some are named, and what is written) are not linear in these inputs together."""
     results = graph.results if outputs is None else [o for i in outputs if (o := graph.outputs[i]) is not None]
-    return _first_refusal(results, *_classified(graph, inputs, rules))
+    return _first_refusal(results, *_classify(graph, inputs, rules))
 
 
 def linear_part(graph: Graph, inputs: Sequence[int], rules: ExternRules = NO_RULES) -> set[int]:
     """Ids of the values that are linear in these inputs, as every result is proved to be. Raises NonLinearError."""
-    found, zero = _classified(graph, inputs, rules)
-    refusal = _first_refusal(graph.results, found, zero)
+    reasons, zero = _classify(graph, inputs, rules)
+    refusal = _first_refusal(graph.results, reasons, zero)
     if refusal is not None:
         names = ", ".join(f"`{graph.inputs[i].params['name']}`" for i in inputs)
         raise NonLinearError(graph=graph.name, inputs=names, refusal=refusal, where=refusal.where)
-    return {value for value, reason in found.items() if reason is None}
+    return {value for value, reason in reasons.items() if reason is None}
 
 
-def _classified(
+def _classify(
     graph: Graph, inputs: Sequence[int], rules: ExternRules
 ) -> tuple[dict[int, Refusal | None], set[int]]:
     """Values that depend on the inputs (None: linear, else the first reason why not), and those that are zero."""
-    found: dict[int, Refusal | None] = {graph.inputs[i].id: None for i in inputs}
+    reasons: dict[int, Refusal | None] = {graph.inputs[i].id: None for i in inputs}
     zero: set[int] = set()
     for node in graph.order():
-        hits = tuple(i for i, a in enumerate(node.args) if a.id in found)
+        hits = tuple(i for i, a in enumerate(node.args) if a.id in reasons)
         if hits:
-            before = (found[node.args[i].id] for i in hits)
-            found[node.id] = next((r for r in before if r is not None), None) or _refusal(node, hits, zero, rules)
+            before = (reasons[node.args[i].id] for i in hits)
+            reasons[node.id] = next((r for r in before if r is not None), None) or _refusal(node, hits, zero, rules)
         elif _is_zero(node, zero, rules):
             zero.add(node.id)
-    return found, zero
+    return reasons, zero
 
 
-def _first_refusal(results: Sequence[Value], found: dict[int, Refusal | None], zero: set[int]) -> Refusal | None:
-    reasons = (found[r.id] if r.id in found else _constant(r, zero) for r in results)
+def _first_refusal(results: Sequence[Value], by_value: dict[int, Refusal | None], zero: set[int]) -> Refusal | None:
+    reasons = (by_value[r.id] if r.id in by_value else _constant(r, zero) for r in results)
     return next((reason for reason in reasons if reason is not None), None)
 
 
@@ -109,16 +109,16 @@ def _refusal(node: Value, hits: tuple[int, ...], zero: set[int], rules: ExternRu
     if node.prim == "pick":
         return None
     if node.prim in EXTERN:
-        known = rules.is_linear(node, hits)
-        return None if known else _refused(node, *(UNKNOWN if known is None else NON_LINEAR))
+        linear_there = rules.is_linear(node, hits)
+        return None if linear_there else _refusal_at(node, *(UNKNOWN if linear_there is None else NON_LINEAR))
     if node.prim in bilinear:
-        return _refused(node, "non-linear", "multiplies it by itself") if len(hits) > 1 else None
-    together = positions(node.prim, len(node.args))
+        return _refusal_at(node, "non-linear", "multiplies it by itself") if len(hits) > 1 else None
+    together = linear_positions(node.prim, len(node.args))
     if node.dtype not in DIFFERENTIABLE or not set(hits) <= set(together):
-        return _refused(node, *NON_LINEAR)
+        return _refusal_at(node, *NON_LINEAR)
     if all(i in hits or node.args[i].id in zero for i in together):
         return None
-    return _refused(node, "affine", "adds a term that does not depend on it (affine)")
+    return _refusal_at(node, "affine", "adds a term that does not depend on it (affine)")
 
 
 NON_LINEAR: tuple[Kind, str] = ("non-linear", "is not linear in it")
@@ -129,7 +129,7 @@ def _constant(result: Value, zero: set[int]) -> Refusal | None:
     """A result that does not depend on the inputs at all has to be zero."""
     if result.id in zero or result.dtype not in DIFFERENTIABLE:
         return None
-    return _refused(result, "affine", "gives a result that does not depend on it (affine)")
+    return _refusal_at(result, "affine", "gives a result that does not depend on it (affine)")
 
 
 def _is_zero(node: Value, zero: set[int], rules: ExternRules) -> bool:
@@ -141,8 +141,8 @@ def _is_zero(node: Value, zero: set[int], rules: ExternRules) -> bool:
         return number_of(node) == 0
     if node.prim in bilinear:
         return any(a.id in zero for a in node.args)
-    return node.prim in linear and all(node.args[i].id in zero for i in positions(node.prim, len(node.args)))
+    return node.prim in linear and all(node.args[i].id in zero for i in linear_positions(node.prim, len(node.args)))
 
 
-def _refused(node: Value, kind: Kind, why: str) -> Refusal:
-    return Refusal(kind, op_name(node), place_of(node), why)
+def _refusal_at(node: Value, kind: Kind, why: str) -> Refusal:
+    return Refusal(kind, op_name(node), source_place(node), why)

@@ -13,35 +13,35 @@ from typing import Any
 from ..errors import InvalidGraphError
 from ..graph import Graph, Value, building, emit, provenance
 from ..prims import COMPARE, PREDICATES, Arg
-from ..rewrite import between, name_of
+from ..rewrite import name_of, nodes_between
 from ..types import COMPLEX, LOW_FLOATS, Size, product
-from .extern import NO_RULES, ExternRules, applied, no_rule
-from .linearity import linear, positions
+from .extern import NO_RULES, ExternRules, inline_rule, no_rule_error
+from .linearity import linear, linear_positions
 from .ops import (
     DIFFERENTIABLE,
     EXTERN,
     Result,
     cast,
     div,
+    drop_unused_effects,
     eq,
     full,
     ge,
     gt,
     lt,
     mul,
-    named,
     on_behalf_of,
     permute,
     plus,
     power,
     reshape,
-    restored,
+    restore_axes,
     results_of,
+    set_derived_name,
     sub,
-    summed,
-    total,
+    sum_over,
+    sum_terms,
     where,
-    without_spare_effects,
     zeros,
 )
 
@@ -54,11 +54,11 @@ def linearize(
     Tangents alone come from a graph without effects: it draws no random numbers again, and writes into no input.
     """
     if with_primal:
-        return pushed(graph, wrt, rules, with_primal=True)
-    return drawing_nothing("jvp", without_spare_effects(pushed(graph, wrt, rules)))
+        return push_forward(graph, wrt, rules, with_primal=True)
+    return require_no_draws("jvp", drop_unused_effects(push_forward(graph, wrt, rules)))
 
 
-def pushed(graph: Graph, wrt: Sequence[int], rules: ExternRules, *, with_primal: bool = False) -> Graph:
+def push_forward(graph: Graph, wrt: Sequence[int], rules: ExternRules, *, with_primal: bool = False) -> Graph:
     """`linearize`, effects of the primal included.
 
     Where it writes into an input, the tangent is written into the input's tangent: the input must be among `wrt`.
@@ -77,9 +77,9 @@ def pushed(graph: Graph, wrt: Sequence[int], rules: ExternRules, *, with_primal:
             dots = [dot.get(a.id) for a in node.args]
             if any(d is not None for d in dots):
                 with on_behalf_of(node):
-                    dot[node.id] = tangent(node, dots, ans, args, rules)
-                named(dot[node.id] if isinstance(dot[node.id], Value) else None, node.origin.name, "_dot")
-        _written(graph, wrt, out, env, dot)
+                    dot[node.id] = tangent_of(node, dots, ans, args, rules)
+                set_derived_name(dot[node.id] if isinstance(dot[node.id], Value) else None, node.origin.name, "_dot")
+        _write_tangents(graph, wrt, out, env, dot)
     primal = [None if o is None else env[o.id] for o in graph.outputs]
     tangents = [None if o is None else dot.get(o.id) for o in graph.outputs]
     if with_primal:
@@ -87,7 +87,7 @@ def pushed(graph: Graph, wrt: Sequence[int], rules: ExternRules, *, with_primal:
     return out.returning(tangents)
 
 
-def tangent(node: Value, dots: list[Any], ans: Value, args: list[Value], rules: ExternRules) -> Result:
+def tangent_of(node: Value, dots: list[Any], ans: Value, args: list[Value], rules: ExternRules) -> Result:
     """The tangent of a node, or of each of its results; None where it is zero."""
     if node.prim == "pick":
         return dots[0][node.params["index"]]  # type: ignore[no-any-return]
@@ -95,38 +95,38 @@ def tangent(node: Value, dots: list[Any], ans: Value, args: list[Value], rules: 
         if not node.avals:
             return None
         wrt = tuple(i for i, d in enumerate(dots) if d is not None)
-        given = [*args, *results_of(ans), *(d for d in dots if d is not None)]
-        found = applied(rules.jvp(node, wrt), node, given)
-        return found[0] if len(found) == 1 else found
+        operands = [*args, *results_of(ans), *(d for d in dots if d is not None)]
+        tangents = inline_rule(rules.jvp(node, wrt), node, operands)
+        return tangents[0] if len(tangents) == 1 else tangents
     if node.prim in constant or ans.dtype not in DIFFERENTIABLE:
         return None
     if node.prim in REAL_ONLY and args[0].dtype in COMPLEX:
-        raise no_rule("jvp", node, "of complex numbers has no rule")
+        raise no_rule_error("jvp", node, "of complex numbers has no rule")
     return jvp_rules[node.prim](dots, ans, *args, **node.params)
 
 
-def _written(graph: Graph, wrt: Sequence[int], out: Graph, env: dict[int, Value], dot: dict[int, Any]) -> None:
+def _write_tangents(graph: Graph, wrt: Sequence[int], out: Graph, env: dict[int, Value], dot: dict[int, Any]) -> None:
     """What is written back into an input, and its tangent into the tangent of the input."""
     place = {i: len(graph.inputs) + k for k, i in enumerate(wrt)}
     for i, value in graph.mutations.items():
         out.mutations[i] = env[value.id]
         if i in place:
-            moved = dot.get(value.id)
-            out.mutations[place[i]] = zeros(value.aval) if moved is None else moved
+            tangent = dot.get(value.id)
+            out.mutations[place[i]] = zeros(value.aval) if tangent is None else tangent
         elif dot.get(value.id) is not None:
-            raise no_rule("jvp", value, f"is written into `{name_of(graph.inputs[i])}`, which has no tangent")
+            raise no_rule_error("jvp", value, f"is written into `{name_of(graph.inputs[i])}`, which has no tangent")
 
 
 def _row_major(graph: Graph, values: Sequence[Value | None]) -> Sequence[tuple[Size, ...] | None]:
     return Graph.returning(Graph(), values).output_strides
 
 
-def drawing_nothing(transform: str, graph: Graph) -> Graph:
+def require_no_draws(transform: str, graph: Graph) -> Graph:
     """The graph; raises where it needs random numbers, which are gone when the primal has run."""
     results = [o for o in graph.results if o.prim != "input"]
-    for node in between(results, [v.id for v in graph.inputs]):
+    for node in nodes_between(results, [v.id for v in graph.inputs]):
         if node.prim == "aten_effect":
-            raise no_rule(transform, node, "draws random numbers, and its derivative alone would draw others")
+            raise no_rule_error(transform, node, "draws random numbers, and its derivative alone would draw others")
     return graph
 
 
@@ -139,7 +139,7 @@ def defjvp(prims: str, *rules: Callable[..., Value | None]) -> None:
 
     def rule(dots: Sequence[Value | None], ans: Value, *args: Value, **params: Any) -> Value | None:
         pairs = zip(dots, rules, strict=True)
-        return total(r(t, ans, *args, **params) for t, r in pairs if t is not None)
+        return sum_terms(r(t, ans, *args, **params) for t, r in pairs if t is not None)
 
     jvp_rules.update(dict.fromkeys(prims.split(), rule))
 
@@ -148,16 +148,16 @@ def deflinear(prim: str) -> None:
     """The jvp of a linear primitive is the primitive itself, on tangents."""
 
     def rule(dots: Sequence[Value | None], ans: Value, *args: Value, **params: Any) -> Value | None:
-        moving = positions(prim, len(args))
+        moving = linear_positions(prim, len(args))
         if all(dots[i] is None for i in moving):
             return None
         pairs = enumerate(zip(dots, args, strict=True))
-        return emit(prim, *(_moved(d, a) if i in moving else a for i, (d, a) in pairs), **params)
+        return emit(prim, *(_tangent_or_zeros(d, a) if i in moving else a for i, (d, a) in pairs), **params)
 
     jvp_rules[prim] = rule
 
 
-def _moved(tangent: Value | None, like: Value) -> Value:
+def _tangent_or_zeros(tangent: Value | None, like: Value) -> Value:
     return zeros(like.aval) if tangent is None else tangent
 
 
@@ -194,25 +194,25 @@ defjvp("acosh", lambda t, y, x: mul(t, emit("rsqrt", sub(mul(x, x), 1))))
 defjvp("atanh", lambda t, y, x: div(t, sub(1, mul(x, x))))
 defjvp("sigmoid", lambda t, y, x: mul(t, mul(y, sub(1, y))))
 defjvp("erf", lambda t, y, x: mul(t, mul(emit("exp", emit("neg", mul(x, x))), 2 / math.sqrt(math.pi))))
-defjvp("lgamma", lambda t, y, x: mul(t, library("aten.digamma.default", x)))
+defjvp("lgamma", lambda t, y, x: mul(t, torch_function("aten.digamma.default", x)))
 defjvp("abs", lambda t, y, x: mul(t, emit("sign", x)))
 defjvp(
     "pow",
     lambda t, a, x, y: zero_where(eq(y, 0), t, mul(y, power(x, sub(y, 1)))),
     lambda t, a, x, y: zero_where(emit("and", eq(x, 0), ge(y, 0)), t, mul(a, emit("log", x))),
 )
-defjvp("max", lambda t, a, x, y: won(t, x, y, lt), lambda t, a, x, y: won(t, y, x, lt))
-defjvp("min", lambda t, a, x, y: won(t, x, y, gt), lambda t, a, x, y: won(t, y, x, gt))
+defjvp("max", lambda t, a, x, y: extremum_of_two(t, x, y, lt), lambda t, a, x, y: extremum_of_two(t, y, x, lt))
+defjvp("min", lambda t, a, x, y: extremum_of_two(t, x, y, gt), lambda t, a, x, y: extremum_of_two(t, y, x, gt))
 defjvp("rem", lambda t, a, x, y: t, lambda t, a, x, y: emit("neg", mul(t, emit("floordiv", x, y))))
 defjvp("fmod", lambda t, a, x, y: t, lambda t, a, x, y: emit("neg", mul(t, emit("trunc", div(x, y)))))
 defjvp(
     "atan2",
-    lambda t, a, x, y: mul(t, by_square(y, x, y)),
-    lambda t, a, x, y: emit("neg", mul(t, by_square(x, x, y))),
+    lambda t, a, x, y: mul(t, over_square_sum(y, x, y)),
+    lambda t, a, x, y: emit("neg", mul(t, over_square_sum(x, x, y))),
 )
 defjvp("hypot", lambda t, a, x, y: mul(t, div(x, a)), lambda t, a, x, y: mul(t, div(y, a)))
-defjvp("amax amin", lambda t, a, x, axes: shared(t, a, x, axes))
-defjvp("prod", lambda t, a, x, axes: summed(mul(t, others(x, axes)), axes))
+defjvp("amax amin", lambda t, a, x, axes: mean_over_extrema(t, a, x, axes))
+defjvp("prod", lambda t, a, x, axes: sum_over(mul(t, product_of_others(x, axes)), axes))
 defjvp("dot", lambda t, a, x, y, **p: emit("dot", t, y, **p), lambda t, a, x, y, **p: emit("dot", x, t, **p))
 
 constant: dict[str, str] = {
@@ -233,45 +233,45 @@ def zero_where(condition: Value, t: Value, slope: Value) -> Value:
     return where(condition, 0, mul(t, where(condition, 0, slope)))
 
 
-def won(t: Value, x: Value, y: Value, loses: Callable[[Value, Value], Value]) -> Value:
+def extremum_of_two(t: Value, x: Value, y: Value, loses: Callable[[Value, Value], Value]) -> Value:
     """The tangent of x where it is the larger (smaller) of two, half of it where they are equal."""
     return where(eq(x, y), mul(t, 0.5), where(loses(x, y), 0, t))
 
 
-def by_square(z: Value, x: Value, y: Value) -> Value:
+def over_square_sum(z: Value, x: Value, y: Value) -> Value:
     """z * (1 / (x*x + y*y)), and 0 at the origin, as torch has it."""
     square = plus(mul(x, x), mul(y, y))
     return mul(z, where(emit("eq", square, zeros(square.aval)), 0, emit("reciprocal", square)))
 
 
-def shared(t: Value, a: Value, x: Value, axes: tuple[int, ...]) -> Value:
+def mean_over_extrema(t: Value, a: Value, x: Value, axes: tuple[int, ...]) -> Value:
     """The mean of the tangents of those that are the extremum."""
-    hit = eq(x, restored(a, x.shape, axes))
-    count = summed(cast(hit, "f32" if x.dtype in LOW_FLOATS else x.dtype), axes)
-    return div(summed(where(hit, t, 0), axes), cast(count, x.dtype))
+    hit = eq(x, restore_axes(a, x.shape, axes))
+    count = sum_over(cast(hit, "f32" if x.dtype in LOW_FLOATS else x.dtype), axes)
+    return div(sum_over(where(hit, t, 0), axes), cast(count, x.dtype))
 
 
-def others(x: Value, axes: tuple[int, ...]) -> Value:
+def product_of_others(x: Value, axes: tuple[int, ...]) -> Value:
     """For each element the product of the others along `axes`, right where some are zero: before it times after it."""
-    kept = [a for a in range(x.ndim) if a not in axes]
-    order = [*kept, *axes]
-    flat = reshape(permute(x, order), [*(x.shape[a] for a in kept), product(x.shape[a] for a in axes)])
-    behind = emit("flip", product_before(emit("flip", flat, axes=(len(kept),))), axes=(len(kept),))
-    spread = reshape(mul(product_before(flat), behind), [x.shape[a] for a in order])
+    outer = [a for a in range(x.ndim) if a not in axes]
+    order = [*outer, *axes]
+    flat = reshape(permute(x, order), [*(x.shape[a] for a in outer), product(x.shape[a] for a in axes)])
+    behind = emit("flip", exclusive_cumprod(emit("flip", flat, axes=(len(outer),))), axes=(len(outer),))
+    spread = reshape(mul(exclusive_cumprod(flat), behind), [x.shape[a] for a in order])
     return permute(spread, sorted(range(x.ndim), key=order.__getitem__))
 
 
-def product_before(x: Value) -> Value:
+def exclusive_cumprod(x: Value) -> Value:
     """[a, b, c]  ->  [1, a, a*b], along the last axis"""
     lines, n = x.shape[:-1], x.shape[-1]
     if n == 0:
         return x
-    running = library("aten.cumprod.default", x, x.ndim - 1)
+    running = torch_function("aten.cumprod.default", x, x.ndim - 1)
     first = full(1, x.aval.with_shape((*lines, 1)))
     zero, one = (0,) * x.ndim, (1,) * x.ndim
     return emit("cat", first, emit("slice", running, start=zero, stop=(*lines, n - 1), step=one), axis=x.ndim - 1)
 
 
-def library(op: str, x: Value, *rest: Any) -> Value:
+def torch_function(op: str, x: Value, *rest: Any) -> Value:
     """A derivative that is no primitive: one of torch's functions of x."""
     return emit("aten", x, op=op, spec=((Arg(0), *rest), ()), avals=(x.aval,))

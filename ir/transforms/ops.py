@@ -28,14 +28,14 @@ DIFFERENTIABLE = (*FLOATS, *COMPLEX, *FLOAT8)
 
 def full(value: Number, aval: TensorType) -> Value:
     """A constant of that type, the number spelled as its dtype says."""
-    return emit("full", value=_typed(value, aval.dtype), shape=aval.shape, dtype=aval.dtype)
+    return emit("full", value=_number_of_dtype(value, aval.dtype), shape=aval.shape, dtype=aval.dtype)
 
 
 def zeros(aval: TensorType) -> Value:
     return full(0, aval)
 
 
-def _typed(value: Number, dtype: str) -> Any:
+def _number_of_dtype(value: Number, dtype: str) -> Any:
     if isinstance(value, sympy.Basic):
         return value
     return bool(value) if dtype == "b1" else int(value) if dtype in INTEGERS else float(value)
@@ -48,12 +48,12 @@ def _pair(x: Operand, y: Operand) -> tuple[Value, Value]:
     return full(x, y.aval), y
 
 
-def _of_two(prim: str) -> Callable[[Operand, Operand], Value]:
+def _binary(prim: str) -> Callable[[Operand, Operand], Value]:
     return lambda x, y: emit(prim, *_pair(x, y))
 
 
-mul, div, sub, plus, power = map(_of_two, ("mul", "div", "sub", "add", "pow"))
-eq, lt, gt, ge = map(_of_two, ("eq", "lt", "gt", "ge"))
+mul, div, sub, plus, power = map(_binary, ("mul", "div", "sub", "add", "pow"))
+eq, lt, gt, ge = map(_binary, ("eq", "lt", "gt", "ge"))
 
 
 def where(condition: Value, x: Operand, y: Operand) -> Value:
@@ -67,7 +67,7 @@ def add(x: Value | None, y: Value | None) -> Value | None:
     return emit("add", x, y)
 
 
-def total(terms: Iterable[Value | None]) -> Value | None:
+def sum_terms(terms: Iterable[Value | None]) -> Value | None:
     result = None
     for term in terms:
         result = add(result, term)
@@ -82,7 +82,7 @@ def cast(x: Value, dtype: str) -> Value:
     return x if x.dtype == dtype else emit("cast", x, dtype=dtype)
 
 
-def summed(x: Value, axes: Iterable[int]) -> Value:
+def sum_over(x: Value, axes: Iterable[int]) -> Value:
     axes = tuple(axes)
     return emit("sum", x, axes=axes) if axes else x
 
@@ -102,18 +102,18 @@ def broadcast(x: Value, shape: Sequence[Size], axes: Iterable[int]) -> Value:
     return x if len(axes) == len(shape) and x.shape == shape else emit("broadcast", x, shape=shape, axes=axes)
 
 
-def restored(x: Value, shape: Sequence[Size], axes: Sequence[int]) -> Value:
+def restore_axes(x: Value, shape: Sequence[Size], axes: Sequence[int]) -> Value:
     """The result of a reduction along `axes`, spread over them again."""
     return broadcast(x, shape, (a for a in range(len(shape)) if a not in axes))
 
 
-def up(axes: Iterable[int]) -> tuple[int, ...]:
+def shift_axes(axes: Iterable[int]) -> tuple[int, ...]:
     """Axes behind one that is put in front."""
     return tuple(a + 1 for a in axes)
 
 
 # ------------------------------------------------------------------------------------------------- whole graphs
-def inlined(graph: Graph, args: Sequence[Value]) -> list[Value | None]:
+def inline(graph: Graph, args: Sequence[Value]) -> list[Value | None]:
     """The outputs of a graph computed on `args`, in the graph being built."""
     env = dict(zip((v.id for v in graph.inputs), args, strict=True))
     for value in graph.order():
@@ -121,14 +121,14 @@ def inlined(graph: Graph, args: Sequence[Value]) -> list[Value | None]:
     return [None if o is None else env[o.id] for o in graph.outputs]
 
 
-def without_spare_effects(graph: Graph) -> Graph:
+def drop_unused_effects(graph: Graph) -> Graph:
     """The graph without the effects that its results do not need: they are those of another graph."""
     if not any(PRIMS[v.prim].effect for v in graph):
         return graph
-    kept = extract([*graph.outputs, *graph.mutations.values()], graph.inputs, name=graph.name)
+    needed = extract([*graph.outputs, *graph.mutations.values()], graph.inputs, name=graph.name)
     split = len(graph.outputs)
-    kept.mutations = {i: v for i, v in zip(graph.mutations, kept.outputs[split:], strict=True) if v is not None}
-    return kept.returning(kept.outputs[:split], graph.output_strides)
+    needed.mutations = {i: v for i, v in zip(graph.mutations, needed.outputs[split:], strict=True) if v is not None}
+    return needed.returning(needed.outputs[:split], graph.output_strides)
 
 
 def results_of(node: Value) -> list[Value]:
@@ -138,7 +138,7 @@ def results_of(node: Value) -> list[Value]:
     return [emit("pick", node, index=i) for i in range(len(node.avals))]
 
 
-def named(value: Value | None, name: str | None, suffix: str) -> None:
+def set_derived_name(value: Value | None, name: str | None, suffix: str) -> None:
     """The user's name for y as that of what belongs to y: y_dot, y_bar."""
     if value is not None and name is not None and value.prim != "input" and value.origin.name is None:
         value.attrs["origin"] = replace(value.origin, name=f"{name}{suffix}")

@@ -13,12 +13,12 @@ import sympy
 
 from ..errors import InvalidGraphError
 from ..graph import Graph, Value, building, emit, provenance
-from ..infer import equal
-from ..rewrite import between, name_of
-from ..types import Size, simplest
-from .extern import NO_RULES, Batched, ExternRules, applied
+from ..infer import sizes_equal
+from ..rewrite import name_of, nodes_between
+from ..types import Size, simplify_size
+from .extern import NO_RULES, Batched, ExternRules, inline_rule
 from .linearity import linear_part
-from .linearize import drawing_nothing, pushed
+from .linearize import push_forward, require_no_draws
 from .ops import (
     DIFFERENTIABLE,
     EXTERN,
@@ -27,17 +27,17 @@ from .ops import (
     cast,
     conj,
     div,
-    inlined,
+    drop_unused_effects,
+    inline,
     mul,
-    named,
     on_behalf_of,
     permute,
     reshape,
-    restored,
+    restore_axes,
     results_of,
-    summed,
+    set_derived_name,
+    sum_over,
     where,
-    without_spare_effects,
     zeros,
 )
 
@@ -47,10 +47,10 @@ def transpose(graph: Graph, linear_in: Sequence[int], rules: ExternRules = NO_RU
 
     Raises NonLinearError where the graph is not linear in these inputs together.
     """
-    out = _with_inputs(f"{graph.name}_transposed", [v for i, v in enumerate(graph.inputs) if i not in linear_in])
+    out = _graph_with_inputs(f"{graph.name}_transposed", [v for i, v in enumerate(graph.inputs) if i not in linear_in])
     results = [o for o in graph.outputs if o is not None]
-    given = [(o, out.input(o.aval, f"{name_of(o)}_bar")) for o in results]
-    return _pulled(graph, linear_in, out, given, rules)
+    cotangents = [(o, out.input(o.aval, f"{name_of(o)}_bar")) for o in results]
+    return _pull_back(graph, linear_in, out, cotangents, rules)
 
 
 def vjp(graph: Graph, wrt: Sequence[int], given: Sequence[int] | None = None, rules: ExternRules = NO_RULES) -> Graph:
@@ -61,46 +61,46 @@ def vjp(graph: Graph, wrt: Sequence[int], given: Sequence[int] | None = None, ru
     if given is None:
         given = [i for i, o in enumerate(graph.outputs) if o is not None and o.dtype in DIFFERENTIABLE]
     deferred = Deferred(rules)
-    forward = pushed(graph, wrt, deferred)
-    out = _with_inputs(f"{graph.name}_vjp", graph.inputs)
+    forward = push_forward(graph, wrt, deferred)
+    out = _graph_with_inputs(f"{graph.name}_vjp", graph.inputs)
     bars = [out.input(o.aval, f"{name_of(o)}_bar") for i in given if (o := graph.outputs[i]) is not None]
     pairs = [(forward.outputs[i], bar) for i, bar in zip(given, bars, strict=True)]
     live = [(dot, bar) for dot, bar in pairs if dot is not None]
     forward.returning([dot for dot, _ in live])
-    pulled = _pulled(forward, range(len(graph.inputs), len(forward.inputs)), out, live, deferred)
-    return drawing_nothing("vjp", pulled)
+    pulled = _pull_back(forward, range(len(graph.inputs), len(forward.inputs)), out, live, deferred)
+    return require_no_draws("vjp", pulled)
 
 
-def _with_inputs(name: str, inputs: Sequence[Value]) -> Graph:
+def _graph_with_inputs(name: str, inputs: Sequence[Value]) -> Graph:
     out = Graph(name)
     for v in inputs:
         out.input(v.aval, v.params["name"], v.params["strides"])
     return out
 
 
-def _pulled(
-    graph: Graph, linear_in: Sequence[int], out: Graph, given: Sequence[tuple[Value, Value]], rules: ExternRules
+def _pull_back(
+    graph: Graph, linear_in: Sequence[int], out: Graph, cotangents: Sequence[tuple[Value, Value]], rules: ExternRules
 ) -> Graph:
     """`out`, whose first inputs are those of the graph that are not linear, returning cotangents of the others."""
     if graph.mutations:
         raise InvalidGraphError("a graph that writes into its inputs has no transpose", node=graph.name)
     on_the_way = linear_part(graph, linear_in, rules)
     nodes = [v for v in graph.order() if v.id in on_the_way]
-    others = [v for i, v in enumerate(graph.inputs) if i not in linear_in]
-    env = dict(zip((v.id for v in others), out.inputs, strict=False))
+    rest_inputs = [v for i, v in enumerate(graph.inputs) if i not in linear_in]
+    env = dict(zip((v.id for v in rest_inputs), out.inputs, strict=False))
     bars = Cotangents()
     with building(out):
-        for node in between({a for v in nodes for a in v.args if a.id not in on_the_way}, env):
+        for node in nodes_between({a for v in nodes for a in v.args if a.id not in on_the_way}, env):
             with provenance(node.origin):
                 env[node.id] = emit(node.prim, *(env[a.id] for a in node.args), **node.params)
-        for value, bar in given:
+        for value, bar in cotangents:
             if value.id in on_the_way:
                 bars.add(value, bar)
         for node in reversed(nodes):
             if (bar := bars.pop(node)) is not None:
                 with on_behalf_of(node):
                     _pull(node, bar, [env.get(a.id, a) for a in node.args], on_the_way, bars, rules)
-    return without_spare_effects(out.returning([bars.pop(graph.inputs[i]) for i in linear_in]))
+    return drop_unused_effects(out.returning([bars.pop(graph.inputs[i]) for i in linear_in]))
 
 
 class Cotangents:
@@ -129,22 +129,22 @@ def _pull(
         bars.add_to(node.args[0], node.params["index"], bar)
         return
     if node.prim in EXTERN:
-        found = _extern(node, bar, args, hits, rules)
+        contributions = _extern(node, bar, args, hits, rules)
     else:
         rule = transpose_rules[node.prim]
-        found = [rule(i, bar, *args, **node.params) for i in hits]
-    for i, contribution in zip(hits, found, strict=True):
+        contributions = [rule(i, bar, *args, **node.params) for i in hits]
+    for i, contribution in zip(hits, contributions, strict=True):
         bars.add(node.args[i], contribution)
-        named(contribution, node.args[i].origin.name, "_bar")
+        set_derived_name(contribution, node.args[i].origin.name, "_bar")
 
 
 def _extern(node: Value, bar: Any, args: list[Value], hits: list[int], rules: ExternRules) -> list[Value | None]:
     """The rule of a linear node reads neither its linear operands nor its results: zeros stand for them."""
     each = bar if isinstance(bar, list) else [bar]
-    given = tuple(i for i, b in enumerate(each) if b is not None)
+    present = tuple(i for i, b in enumerate(each) if b is not None)
     operands = [zeros(a.aval) if i in hits else a for i, a in enumerate(args)]
-    rule = rules.vjp(node, tuple(hits), given)
-    return applied(rule, node, [*operands, *map(zeros, node.avals), *(each[i] for i in given)])
+    rule = rules.vjp(node, tuple(hits), present)
+    return inline_rule(rule, node, [*operands, *map(zeros, node.avals), *(each[i] for i in present)])
 
 
 # ---------------------------------------------------------------------------------- nodes that are not primitives
@@ -167,13 +167,13 @@ class Deferred:
 
     def jvp(self, node: Value, wrt: tuple[int, ...]) -> Graph:
         rule = Graph(f"{node.prim}_jvp")
-        kept = [*(a.avals[0] for a in node.args), *node.avals]
-        args = [rule.input(t, f"x{i}") for i, t in enumerate([*kept, *(kept[i] for i in wrt)])]
+        types = [*(a.avals[0] for a in node.args), *node.avals]
+        args = [rule.input(t, f"x{i}") for i, t in enumerate([*types, *(types[i] for i in wrt)])]
         avals = tuple(t for t in node.avals if t.dtype in DIFFERENTIABLE)
         with building(rule):
             pushed = emit("aten", *args, op=Pushforward(node, wrt), spec=(), avals=avals)
-            found = iter(results_of(pushed))
-            return rule.returning([next(found) if t.dtype in DIFFERENTIABLE else None for t in node.avals])
+            tangents = iter(results_of(pushed))
+            return rule.returning([next(tangents) if t.dtype in DIFFERENTIABLE else None for t in node.avals])
 
     def is_linear(self, node: Value, wrt: tuple[int, ...]) -> bool | None:
         if isinstance(node.params.get("op"), Pushforward):
@@ -196,7 +196,7 @@ class Deferred:
         _ = [rule.input(t, f"y{i}") for i, t in enumerate(node.avals)]
         bars = [rule.input(node.avals[i], f"y{i}_bar") for i in given]
         with building(rule):
-            return rule.returning(inlined(pulled, [*args[:first], *bars]))
+            return rule.returning(inline(pulled, [*args[:first], *bars]))
 
 
 # ---------------------------------------------------------------------------------------------- the table
@@ -207,9 +207,9 @@ def deftranspose(prims: str, *rules: Callable[..., Value] | None) -> None:
     """One rule per operand, the last for the rest: (cotangent, operands, parameters) -> cotangent of the operand."""
 
     def rule(position: int, bar: Value, *args: Value, **params: Any) -> Value:
-        chosen = rules[min(position, len(rules) - 1)]
-        assert chosen is not None  # the proof of linearity has seen to it
-        return chosen(bar, *args, **params)
+        operand_rule = rules[min(position, len(rules) - 1)]
+        assert operand_rule is not None  # the proof of linearity has seen to it
+        return operand_rule(bar, *args, **params)
 
     transpose_rules.update(dict.fromkeys(prims.split(), rule))
 
@@ -222,75 +222,75 @@ deftranspose("sub", lambda c, x, y: c, lambda c, x, y: emit("neg", c))
 deftranspose("mul", lambda c, x, y: mul(c, conj(y)), lambda c, x, y: mul(c, conj(x)))
 deftranspose("div", lambda c, x, y: div(c, conj(y)))
 deftranspose("where", None, lambda c, m, x, y: where(m, c, 0), lambda c, m, x, y: where(m, 0, c))
-deftranspose("broadcast", lambda c, x, shape, axes: unbroadcast(c, x, axes))
+deftranspose("broadcast", lambda c, x, shape, axes: transpose_broadcast(c, x, axes))
 deftranspose("reshape", lambda c, x, shape: reshape(c, x.shape))
 deftranspose("permute", lambda c, x, perm: permute(c, sorted(range(len(perm)), key=perm.__getitem__)))
-deftranspose("slice", lambda c, x, start, stop, step: put_back(c, x, start, step))
-deftranspose("pad", lambda c, x, lo, hi, inner: taken_out(c, x, lo, inner))
+deftranspose("slice", lambda c, x, start, stop, step: transpose_slice(c, x, start, step))
+deftranspose("pad", lambda c, x, lo, hi, inner: transpose_pad(c, x, lo, inner))
 deftranspose("flip", lambda c, x, axes: emit("flip", c, axes=axes))
-deftranspose("sum", lambda c, x, axes: restored(c, x.shape, axes))
+deftranspose("sum", lambda c, x, axes: restore_axes(c, x.shape, axes))
 deftranspose("cumsum", lambda c, x, axis, reverse: emit("cumsum", c, axis=axis, reverse=not reverse))
 deftranspose("gather", lambda c, x, *index, axes: emit("scatter", zeros(x.aval), c, *index, axes=axes, mode="add"))
 deftranspose(
     "scatter",
-    lambda c, base, src, *index, axes, mode: c if mode == "add" else overwritten(c, src, index, axes),
+    lambda c, base, src, *index, axes, mode: c if mode == "add" else transpose_set(c, src, index, axes),
     lambda c, base, src, *index, axes, mode: emit("gather", c, *index, axes=axes),
 )
 deftranspose(
     "dot",
-    lambda c, x, y, x_axes, y_axes, out_axes: undotted(c, y, x, out_axes, y_axes, x_axes),
-    lambda c, x, y, x_axes, y_axes, out_axes: undotted(c, x, y, out_axes, x_axes, y_axes),
+    lambda c, x, y, x_axes, y_axes, out_axes: transpose_dot(c, y, x, out_axes, y_axes, x_axes),
+    lambda c, x, y, x_axes, y_axes, out_axes: transpose_dot(c, x, y, out_axes, x_axes, y_axes),
 )
 
 
-def _cat(position: int, bar: Value, *pieces: Value, axis: int) -> Value:
+def _transpose_cat(position: int, bar: Value, *pieces: Value, axis: int) -> Value:
     """The part of the cotangent where the piece is."""
     start = sum((p.shape[axis] for p in pieces[:position]), start=sympy.Integer(0))
-    ends = [(simplest(start), simplest(start + pieces[position].shape[axis])) if a == axis else (0, n)
+    ends = [(simplify_size(start), simplify_size(start + pieces[position].shape[axis])) if a == axis else (0, n)
             for a, n in enumerate(bar.shape)]  # fmt: skip
     return emit("slice", bar, start=tuple(e[0] for e in ends), stop=tuple(e[1] for e in ends), step=(1,) * bar.ndim)
 
 
-transpose_rules["cat"] = _cat
+transpose_rules["cat"] = _transpose_cat
 
 
 # ---------------------------------------------------------------------------------------------- longer rules
-def unbroadcast(c: Value, x: Value, axes: tuple[int, ...]) -> Value:
+def transpose_broadcast(c: Value, x: Value, axes: tuple[int, ...]) -> Value:
     """The sum over the axes that are new, and over those that were stretched."""
-    stretched = {a for a, n in zip(axes, x.shape, strict=True) if equal(n, 1) and not equal(c.shape[a], 1)}
-    return reshape(summed(c, (a for a in range(c.ndim) if a not in axes or a in stretched)), x.shape)
+    stretched = {a for a, n in zip(axes, x.shape, strict=True) if sizes_equal(n, 1) and not sizes_equal(c.shape[a], 1)}
+    return reshape(sum_over(c, (a for a in range(c.ndim) if a not in axes or a in stretched)), x.shape)
 
 
-def put_back(c: Value, x: Value, start: tuple[Size, ...], step: tuple[int, ...]) -> Value:
+def transpose_slice(c: Value, x: Value, start: tuple[Size, ...], step: tuple[int, ...]) -> Value:
     """A slice in its place, zeros around and between."""
     if 0 in c.shape:
         return zeros(x.aval)
-    hi = (_rest(*sizes) for sizes in zip(x.shape, start, c.shape, step, strict=True))
+    hi = (_elements_behind(*sizes) for sizes in zip(x.shape, start, c.shape, step, strict=True))
     return emit("pad", c, lo=start, hi=tuple(hi), inner=tuple(s - 1 for s in step))
 
 
-def _rest(whole: Size, start: Size, taken: Size, step: int) -> Size:
+def _elements_behind(size: Size, start: Size, length: Size, step: int) -> Size:
     """How many elements there are behind the last one taken."""
-    return simplest(sympy.expand(sympy.sympify(whole) - start - taken - (taken - 1) * (step - 1)))
+    return simplify_size(sympy.expand(sympy.sympify(size) - start - length - (length - 1) * (step - 1)))
 
 
-def taken_out(c: Value, x: Value, lo: tuple[Size, ...], inner: tuple[int, ...]) -> Value:
+def transpose_pad(c: Value, x: Value, lo: tuple[Size, ...], inner: tuple[int, ...]) -> Value:
     """What was padded, without the padding."""
     if 0 in x.shape:
         return zeros(x.aval)
-    stop = tuple(simplest(sympy.expand(a + n + (n - 1) * i)) for a, n, i in zip(lo, x.shape, inner, strict=True))
+    stop = tuple(simplify_size(sympy.expand(a + n + (n - 1) * i)) for a, n, i in zip(lo, x.shape, inner, strict=True))
     return emit("slice", c, start=lo, stop=stop, step=tuple(i + 1 for i in inner))
 
 
-def overwritten(c: Value, src: Value, index: tuple[Value, ...], axes: tuple[int, ...]) -> Value:
+def transpose_set(c: Value, src: Value, index: tuple[Value, ...], axes: tuple[int, ...]) -> Value:
     """Nothing comes from where `src` was put."""
     return emit("scatter", c, zeros(src.aval), *index, axes=axes, mode="set")
 
 
-def undotted(
+def transpose_dot(
     c: Value, y: Value, x: Value, c_axes: tuple[int, ...], y_axes: tuple[int, ...], x_axes: tuple[int, ...]
 ) -> Value:
     """The cotangent of x in dot(x, y): c times y. An axis that x alone had, and that was summed, is spread again."""
-    known = tuple(a for a in x_axes if a in c_axes or a in y_axes)
-    product = emit("dot", c, conj(y), x_axes=c_axes, y_axes=y_axes, out_axes=known)
-    return broadcast(product, x.shape, (i for i, a in enumerate(x_axes) if a in known))
+    labels = tuple(a for a in x_axes if a in c_axes or a in y_axes)
+    product = emit("dot", c, conj(y), x_axes=c_axes, y_axes=y_axes, out_axes=labels)
+    return broadcast(product, x.shape, (i for i, a in enumerate(x_axes) if a in labels))

@@ -12,25 +12,25 @@ from typing import TYPE_CHECKING, Any
 
 from torch.autograd.function import Function, once_differentiable
 
-from ...ir.program import Place
+from ...ir.program import ValueRef
 from ...tracer.capture.capture import capture_lock
 from ...tracer.containers import opened
 from ...tracer.function import ForwardCapture
 from ...tracer.methods import backward_method, is_once_differentiable, takes_boxed_gradients
 from ...tracer.torch_private import direct_apply, saved_tensors_can_be_told_apart, saved_tensors_of
-from ..capture.ctx_attributes import showing
+from ..capture.ctx_attributes import node_namespace
 from ..capture.outputs import rebuild_output
 from ..capture.user_methods import ctx_attributes
+from ..compiled.function_class import node_class, shown
 from ..execution.source_writer import SourceWriter, row
 from ..fallback.effects import careful
 from ..settings.config import handed_over
-from ..specialize.function_class import node_class, shown
 from ..specialize.residuals import ResidualPlan
 from ..specialize.specialization import Specialization
 from .backward import backward as backward_of
 
 if TYPE_CHECKING:
-    from ..specialize.compiled import Compiled
+    from ..compiled.compiled import Compiled
 
 
 def make_node(
@@ -53,7 +53,7 @@ def make_node(
     if own_backward and method is not None:
         return node_class(cls, (Function,), _body(cls, forward, shown(_of_the_present(cls))))
     body = _body(cls, forward, _backward(compiler, spec, backend, chosen, method))
-    node = node_class(cls, (Function,), body, showing(captured))
+    node = node_class(cls, (Function,), body, node_namespace(captured))
     if not captured.forward.tensor_attributes:
         node._backward_cls._fusegrad_tensors = ()  # for all of them, in place of a slot of each
     if chosen is not None and saved_tensors_can_be_told_apart:
@@ -99,15 +99,15 @@ def _forward(spec: Specialization, backend: str, chosen: ResidualPlan | None, ow
 
 
 def write_context(
-    text: SourceWriter, spec: Specialization, saved: Sequence[Place | None], own_backward: bool,
-    name_of: Callable[[Place], str], sizes: str, args: str,
+    text: SourceWriter, spec: Specialization, saved: Sequence[ValueRef | None], own_backward: bool,
+    name_of: Callable[[ValueRef], str], sizes: str, args: str,
 ) -> None:  # fmt: skip
     """What forward leaves on ctx: saved tensors, attributes of the user's, and what the calls on ctx asked for.
 
     name_of: an input, an output or a hidden tensor. sizes, args: the names of these, args as they were given.
     """
 
-    def picked(places: Iterable[Place | None]) -> str:
+    def picked(places: Iterable[ValueRef | None]) -> str:
         return row(["None" if p is None else name_of(p) for p in places])
 
     captured, sharing = spec.captured.forward, spec.captured.sharing
@@ -121,8 +121,8 @@ def write_context(
     elif captured.tensor_attributes:
         text.add(f"ctx._fusegrad_tensors = {tensors}")
     if sharing is not None:
-        shared = f"{text.constant(sharing.of, 'shared')}({args})"
-        named = f"vars(ctx).update({text.constant(sharing.named, 'named')}({shared}))"
+        shared = f"{text.constant(sharing.objects_of, 'shared')}({args})"
+        named = f"vars(ctx).update({text.constant(sharing.attributes, 'named')}({shared}))"
         text.add(named if own_backward else f"ctx._fusegrad_shared = {shared}")
     for mark, places in _marks_of(captured):
         if places:

@@ -37,13 +37,13 @@ from ...tracer.torch_private import (
 )
 from ...tracer.trace import CaptureError
 from ..capture.guards import backward_guard_failure, global_state, is_plain, is_tracked
+from ..compiled.function_class import node_class
 from ..fallback.answer import Fault, hand_over, is_fault, put_on_record, recorded_faults
 from ..functorch.own_rules import UsersUnit
 from ..functorch.unit import VALUES, ran, without_idle
-from ..specialize.function_class import node_class
 
 if TYPE_CHECKING:
-    from ..specialize.compiled import Compiled
+    from ..compiled.compiled import Compiled
 
 Tensor = torch.Tensor
 BACKWARDS = 64

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ...ir.switches import KERNELS, SWITCHES, watched
+from ...ir.switches import KERNELS, SWITCHES, use_watch
 from ..check.cases import Plan
 from ..check.check import valid_names, without_warnings
 from ..check.compare import Difference, Tolerance
@@ -138,7 +138,7 @@ class Search:
         """The case, compiled afresh with the first steps alone."""
         steps = Steps(most, self.always)
         self.runs += 1
-        with watched(steps):
+        with use_watch(steps):
             self.subject.fast, self.subject.compiler = self.subject.compile_again()
             for _ in range(self.calls):
                 if (difference := run_case(self.subject, case)[1]) is not None:

@@ -66,6 +66,6 @@ class Steps:
         self.passed.append(Step(step, subject, detail))
         return True
 
-    def saw(self, what: Any, given: Sequence[Any], sizes: Any = None) -> None:
-        """Copies: what runs may write to its arguments."""
-        self.executions.append(Execution(what, [_copy(g) for g in given], sizes))
+    def observe(self, executed: Any, inputs: Sequence[Any], sizes: Any = None) -> None:
+        """Notes an execution with copies of its arguments, which it may write to."""
+        self.executions.append(Execution(executed, [_copy(x) for x in inputs], sizes))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ...ir.errors import FusegradError
-from ..specialize.compiled import Compiled
+from ..compiled.compiled import Compiled
 from .compare import Difference, Outcome, Tolerance, error_text, errors, first_difference
 from .modes import DERIVABLE, Transforms
 from .reference_transforms import Differences, Mathematics

@@ -15,9 +15,9 @@ from ...tracer.methods import as_tuple, uses_setup_context
 from ...tracer.torch_private import is_made_of_others
 from ..api import compile as compiled
 from ..capture.guards import is_float
+from ..compiled.compiled import Compiled
 from ..dispatch.pytree import bound, call_flat
 from ..report.explain import compiler_of
-from ..specialize.compiled import Compiled
 from ..values.tensor_specs import is_spec, parse_spec
 from .compare import Outcome, Tolerance, error_text, first_difference
 from .modes import MODES, Transforms

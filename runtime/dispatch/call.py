@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Any
 
-from ...ir.once import once
+from ...ir.lazy_attribute import lazy_attribute
 from ...tracer.capture.capture import OpaqueMet, is_capturing
 from ...tracer.containers import opened
 from ...tracer.opaque.watching import watcher
 from ...tracer.torch_private import dual_level, is_fake, transforms_active
-from ..capture.graph_mode import is_outer
+from ..capture.graph_mode import is_for_outer_graph
+from ..compiled.compiled import Compiled
 from ..distributed.call import has_dtensors
 from ..fallback.records import Attempt, Later, NotCaptured
-from ..specialize.compiled import Compiled
 from ..specialize.specialization import Specialization
 
 
@@ -59,7 +59,7 @@ class Call:
             return Mode.EAGER
         self.bind()
         if self.kwargs or (is_capturing() and not _is_linearized(self.args)):
-            return Mode.FOREIGN_GRAPH if is_outer() and not self.kwargs else Mode.OBSERVED
+            return Mode.FOREIGN_GRAPH if is_for_outer_graph() and not self.kwargs else Mode.OBSERVED
         if has_dtensors(self.args):
             return Mode.DISTRIBUTED
         return Mode.TRANSFORMED if transforms_active() or dual_level() >= 0 else Mode.PLAIN
@@ -70,12 +70,12 @@ class Call:
         if compiled.setup_style and (self.kwargs or len(self.args) != len(compiled.parameters())):
             self.args, self.kwargs = compiled.bound(self.args, self.kwargs), {}
 
-    @once
+    @lazy_attribute
     def opened(self) -> Any:
         """The arguments, then the tensors inside the user's containers."""
         return opened(self.args)
 
-    @once
+    @lazy_attribute
     def known(self) -> Specialization | Attempt | str | None:
         """The specialization for the call, or why there is none: without the error, which holds frames of the call."""
         try:
@@ -85,7 +85,7 @@ class Call:
         except NotCaptured as error:
             return error.attempt
 
-    @once
+    @lazy_attribute
     def outcome(self) -> Outcome:
         """What the table of the class has for it."""
         known = self.known
@@ -102,7 +102,7 @@ class Call:
 def _is_left_out(compiled: Compiled) -> bool:
     """Whether forward runs in eager wherever it is called, but in another compiler's graph, which refuses it."""
     declared = compiled.methods.declared["forward"].value is False or "forward" in compiled.broken
-    return declared and not (is_capturing() and is_outer())
+    return declared and not (is_capturing() and is_for_outer_graph())
 
 
 def _is_linearized(args: Sequence[Any]) -> bool:

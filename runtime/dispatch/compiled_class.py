@@ -11,10 +11,10 @@ from torch.autograd.function import Function
 from ...ir.errors import FusegradError
 from ...tracer.declared import Option
 from ...tracer.torch_private import apply_now
+from ..compiled.compiled import class_lock
 from ..dynamo.call import in_dynamos_graph
 from ..dynamo.graph_names import name_in_graphs
 from ..fallback.answer import Fault, answered
-from ..specialize.compiled import class_lock
 from . import pickling as pickled
 from .dispatcher import Dispatcher
 from .entry import applied, shown_apart

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from ...ir.once import once
-from ...ir.switches import takes
+from ...ir.lazy_attribute import lazy_attribute
+from ...ir.switches import should_run
 from ...tracer.capture.capture import OpaqueMet, capture_lock, is_capturing
 from ...tracer.opaque.opaque import Why, remember
 from ...tracer.torch_private import dual_level, transforms_active
@@ -18,6 +18,7 @@ from ..autograd.node import node_of
 from ..autograd.opaque_forward import opaque_forward_of
 from ..capture.guards import is_closure, is_meta
 from ..capture.outputs import restore_passthrough_inputs
+from ..compiled.compiled import Compiled
 from ..distributed import call as distributed
 from ..dynamo.call import trace_call
 from ..fallback.answer import recorded_faults
@@ -26,7 +27,6 @@ from ..fallback.records import Attempt
 from ..fast_path.inline_cache import InlineCache, shapes_of
 from ..functorch.call import call_under_transform
 from ..persistence import lookup as found_on_disk
-from ..specialize.compiled import Compiled
 from ..specialize.specialization import Specialization
 from .call import Call, Mode, Outcome
 
@@ -58,9 +58,9 @@ class Dispatcher(Compiled):
         key = self.node_key(specialization, self.backend_for(given))
         apply = node_of(self, specialization, key, given)
         kind = (specialization, key, shapes_of(given), torch.is_grad_enabled())
-        if captured.given or any(map(is_closure, args)):  # what is written out returns what `apply` does
+        if captured.passthrough or any(map(is_closure, args)):  # what is written out returns what `apply` does
             asked = None  # and a closure, made for one call, would be looked into at every other
-        if asked is not None and self.ready.should_compile(kind) and takes("ready", captured.name):
+        if asked is not None and self.ready.should_compile(kind) and should_run("ready", captured.name):
             with recorded_faults(self, "forward", args):
                 self._write_entry(kind, key, asked, given)
         keeper = specialization.keeper
@@ -93,7 +93,7 @@ class Dispatcher(Compiled):
         """A call on the parts that this rank has, or by what was captured of it at the whole sizes."""
         return self(local, {}) if whole is None else self.run(whole, local, local, None)
 
-    @once
+    @lazy_attribute
     def eager_forward(self) -> Callable[..., Any]:
         """The class with its forward as it is and a backward that is captured, or just as it is."""
         found = None

@@ -9,11 +9,11 @@ from types import BuiltinFunctionType
 from typing import Any
 
 from ...tracer.torch_private import DYNAMO_TAKES_ANY_CLOSURE, hide_from_dynamo
+from ..compiled.function_class import in_dynamo, outside
 from ..dynamo.graph_names import in_graph
 from ..fallback.answer import Fault, is_fault
 from ..fast_path.argument_forms import MISS
 from ..fast_path.inline_cache import InlineCache
-from ..specialize.function_class import in_dynamo, outside
 
 
 def applied(  # noqa: C901  # in one piece: every call comes through here
@@ -83,7 +83,7 @@ def function_shown(fn: Callable[..., Any], name: str, run: Callable[..., Any]) -
 
 _ROOT = Path(__file__).parents[2]
 _FOLLOWED = (
-    "runtime/dispatch/entry.py", "runtime/specialize/function_class.py", "runtime/dynamo/pytree_forms.py",
+    "runtime/dispatch/entry.py", "runtime/compiled/function_class.py", "runtime/dynamo/pytree_forms.py",
     "runtime/execution/aten/random.py", "runtime/execution/aten/philox.py",
     "tracer/torch_private.py",
 )  # fmt: skip

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import sympy
 
 from ...ir import Graph
-from ...ir.program import Place
+from ...ir.program import ValueRef
 from ...ir.sharding.rules import PARTIAL, WHOLE, ZERO, State, dims, divide
 from ...ir.sharding.scaling import NONE, NotDivisible
-from ...ir.transforms.extern import op_name, place_of
+from ...ir.transforms.extern import op_name, source_place
 from ...tracer.function import symbols_in
 from ...tracer.trace import CaptureError
 from ..capture.captured import present_residuals
@@ -92,10 +92,10 @@ def _require_same_everywhere(graph: Graph) -> None:
     for node in graph.order():
         if node.prim == "aten_effect" and node.avals:
             reason = f"it is given DTensors, and draws random numbers (`{op_name(node)}`)"
-            raise CaptureError(reason=reason, where=place_of(node))
+            raise CaptureError(reason=reason, where=source_place(node))
         if node.prim == "call":
             reason = "it is given DTensors, and calls another Function, which is divided apart"
-            raise CaptureError(reason=reason, where=place_of(node))
+            raise CaptureError(reason=reason, where=source_place(node))
 
 
 def _backwards(spec: Specialization) -> Iterator[tuple[tuple[bool, ...], Any]]:
@@ -150,7 +150,7 @@ class Ends:
     hidden: Sequence[State]
     degrees: Sequence[Fraction]
 
-    def degree_at(self, place: Place) -> Fraction:
+    def degree_at(self, place: ValueRef) -> Fraction:
         """Of what is saved."""
         if place.kind == "input":
             return NONE

@@ -10,14 +10,14 @@ import sympy
 import torch
 
 from ...ir.errors import LoweringError, users_line
-from ...ir.once import once
+from ...ir.lazy_attribute import lazy_attribute
 from ...tracer.capture.capture import capture_lock
 from ...tracer.containers import holds_tensors, holes
 from ...tracer.function import rebind
 from ...tracer.methods import backward_method
 from ...tracer.trace import CaptureError
 from ..capture.captured_backward import BackwardEntry
-from ..capture.guards import unseen_state
+from ..capture.guards import unkeyed_state
 from ..specialize.randomness import require_none as require_no_draws
 from ..specialize.specialization import Specialization
 from ..values.sizes import number
@@ -26,7 +26,7 @@ from .partition import ShardingPropagation
 from .placements import dense_strides, part_sizes
 
 if TYPE_CHECKING:
-    from ..specialize.compiled import Compiled
+    from ..compiled.compiled import Compiled
 
 Tensor = torch.Tensor
 Counts = Mapping[sympy.Symbol, tuple[int, ...]]
@@ -67,7 +67,7 @@ class ShardingRule(ShardingPropagation):
         pairs = zip(self.tensors, self.dims, strict=True)
         return self.guard([_like(t, [number(n, sizes) for n in shape]) for t, shape in pairs])
 
-    @once
+    @lazy_attribute
     def keeps_rank(self) -> bool:
         """Whether no operation, as it was captured, is another one where a size happens to be 1."""
         entries = [e for e in self.spec.backward.entries.values() if isinstance(e, BackwardEntry)]
@@ -115,7 +115,7 @@ def _captured(compiler: Compiled, args: Sequence[Any]) -> ShardingRule:
     """The rule, from a capture on tensors without memory of the whole sizes. Raises CaptureError, LoweringError."""
     if any(holds_tensors(a) for a in args):
         raise CaptureError(reason="it is given DTensors, and tensors in a container", where=users_line())
-    if (why := unseen_state(args) or compiler._unseen(args)) is not None:
+    if (why := unkeyed_state(args) or compiler._unseen(args)) is not None:
         raise CaptureError(reason=why, where=users_line())
     stand_ins = [stand_in(a) if isinstance(a, Tensor) else a for a in args]
     spec = compiler.capture_only(stand_ins, of_whole=True)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ..capture.graph_mode import is_for_a_graph
-from ..specialize.function_class import in_dynamo, outside
+from ..compiled.function_class import in_dynamo, outside
 from .call import OuterGraphError
 from .graph_names import in_graph
 

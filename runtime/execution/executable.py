@@ -10,8 +10,8 @@ import torch
 
 from ...ir import Graph
 from ...ir.errors import LoweringError
-from ...ir.once import once
-from ...ir.switches import allowed, in_force, takes, under
+from ...ir.lazy_attribute import lazy_attribute
+from ...ir.switches import should_run, switch_state, use_switch_state, watch_allows
 from ...tracer.capture.capture import assumed_of, capture_lock
 from ...tracer.sizes import hint_of
 from ...tracer.torch_private import dispatch_modes, function_modes, is_batched, transforms_active
@@ -55,7 +55,7 @@ class Executable:
     ) -> None:
         """plan, binder: made already, by another process; then `trace` makes the trace where it is asked for."""
         self._trace, self.name, self.backend, self.skip, self.why_not = trace, name, backend, skip, why_not
-        self.graph, self.switches = graph, in_force()
+        self.graph, self.switches = graph, switch_state()
         self.report = report or (lambda why: None)
         self.binder = Binder(self.trace.fakes) if binder is None else binder
         self.plans: dict[torch.device, KernelPlan] = {}
@@ -81,20 +81,20 @@ class Executable:
 
     def __call__(self, inputs: Sequence[Any], lifted: Sequence[Tensor], sizes: Sizes | None = None) -> list[Any]:
         if (watch := self.switches.watch) is not None:
-            watch.saw(self, [*inputs, *lifted], sizes)
+            watch.observe(self, [*inputs, *lifted], sizes)
         return self.run(inputs, lifted, sizes)
 
-    @once
+    @lazy_attribute
     def replay(self) -> Callable[..., Any]:
         """The captured operations, on whatever stands in for tensors."""
-        with under(self.switches):
+        with use_switch_state(self.switches):
             return compile_fx(self.trace.graph_module, self.name)
 
-    @once
+    @lazy_attribute
     def replay_reusing_memory(self) -> Callable[..., Any]:
         """The same on plain tensors that autograd does not follow, with no more memory than is needed at a time."""
-        with under(self.switches):
-            return compile_fx(self.trace.graph_module, self.name, takes("reuse", self.name))
+        with use_switch_state(self.switches):
+            return compile_fx(self.trace.graph_module, self.name, should_run("reuse", self.name))
 
     def replay_of(self, values: Sequence[Any]) -> Callable[..., Any]:
         """The quicker one of the two on plain tensors like these."""
@@ -144,7 +144,7 @@ class Executable:
         self.fallback = self._replay if self.graph is None else through_torch(graph, self.binder)
         self.graph = graph
         graph.outputs = [None if i in self.skip else o for i, o in enumerate(graph.outputs)]
-        return self._planned if allowed("divide", self.name) else through_torch(graph, self.binder)
+        return self._planned if watch_allows("divide", self.name) else through_torch(graph, self.binder)
 
     def _planned(self, inputs: Sequence[Any], lifted: Sequence[Tensor], sizes: Sizes | None) -> list[Any]:
         """The program's kernels, by the plan of the device at hand."""
@@ -165,7 +165,7 @@ class Executable:
 
     def _plan(self, device: torch.device, sizes: Sizes) -> KernelPlan:
         assert self.graph is not None
-        with under(self.switches):
+        with use_switch_state(self.switches):
             assumed = assumed_of(self.trace.fakes, self.binder.sources)
             plan = KernelPlan(self.graph, self.name, self.backend, device, self.report, assumed=assumed)
             plan.cut(sizes)

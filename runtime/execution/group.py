@@ -14,9 +14,9 @@ import torch
 from ...codegen import Target
 from ...codegen.schedule.tuning_candidates import candidates, smaller_candidates
 from ...ir.errors import Unfusible
-from ...ir.once import once
+from ...ir.lazy_attribute import lazy_attribute
 from ...ir.passes.fuse import Group
-from ...ir.switches import in_force, under
+from ...ir.switches import switch_state, use_switch_state
 from ...tracer.capture.capture import capture_lock
 from ..kernels import autotune as tune
 from ..kernels.launch_errors import LaunchFailure, launch_failure
@@ -52,13 +52,13 @@ class GroupRunner:
         self.variants = Variants(group, name, backend, target, device, assumed)
         self.with_library = with_library
         self.unproved: dict[tuple[int, ...], str] = {}  # sizes at which no kernel may run, and why
-        self.report, self.switches = report, in_force()
+        self.report, self.switches = report, switch_state()
         self.one_by_one = False  # where the generator refuses at sizes met later
         self.bound: OrderedDict[tuple[int, ...], BoundGroup] = OrderedDict()
 
     def __call__(self, inputs: Sequence[Tensor], sizes: Sizes, key: tuple[int, ...]) -> list[Tensor]:
         if (watch := self.switches.watch) is not None:
-            watch.saw(self, inputs, sizes)
+            watch.observe(self, inputs, sizes)
         bound = self.bound.get(key) or self._bound_at(sizes, key)
         if bound is None:
             return self._through_torch(inputs, sizes)
@@ -87,7 +87,7 @@ class GroupRunner:
 
     def _newly_bound(self, sizes: Sizes, key: tuple[int, ...]) -> BoundGroup | None:
         try:
-            with under(self.switches):
+            with use_switch_state(self.switches):
                 build = partial(self._bind, sizes, key)
                 bound = or_fall_back(build, self.report, f"{self.name} {OPERATION_BY_OPERATION}")
         except Unfusible as error:
@@ -123,7 +123,7 @@ class GroupRunner:
             return bound
         return fastest_version(self, bound, inputs, sizes)
 
-    @once
+    @lazy_attribute
     def through_library(self) -> RunGroup:
         """The group with its product as a call, between kernels for the rest."""
         return self.with_library()

@@ -18,7 +18,7 @@ from ...ir import Graph, Value
 from ...ir.errors import InternalError
 from ...ir.passes.fuse import Extern, Group, Step, View
 from ...ir.passes.place import Place, Places
-from ...ir.switches import in_force, under
+from ...ir.switches import switch_state, use_switch_state
 from ...tracer.capture.capture import capture_lock
 from ...tracer.opaque.opaque import opaque_of
 from ..values.sizes import Sizes, numbers, sizes_key
@@ -83,7 +83,7 @@ class KernelPlan:
         self.graph, self.name, self.backend, self.device, self.report = graph, name, backend, device, report
         self.assumed = tuple(assumed)
         self.products: ProductsBy = products or ("clock" if targets.is_tuned(backend) else "model")
-        self.switches = in_force()
+        self.switches = switch_state()
         self.target = targets.target_for(backend, device)
         pairs = zip(graph.outputs, graph.output_strides, strict=True)
         self.wanted = [(v, s) for v, s in pairs if v is not None and s is not None]
@@ -99,7 +99,7 @@ class KernelPlan:
 
     def cut(self, sizes: Sizes) -> list[Step]:
         """The steps, with the kernels of each group generated for these sizes."""
-        with capture_lock, under(self.switches):
+        with capture_lock, use_switch_state(self.switches):
             if self.steps is not None:  # another thread was first
                 return self.steps
             sizes = {**self._hints(), **sizes}

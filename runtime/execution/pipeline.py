@@ -21,7 +21,7 @@ from ...ir.passes.place import Places, placed
 from ...ir.passes.products import Decision, Products
 from ...ir.passes.simplify import Simplify
 from ...ir.prims import PRIMS
-from ...ir.switches import allowed, shown, takes
+from ...ir.switches import should_run, show_to_watch, watch_allows
 from ...ir.types import COMPLEX
 from ...tracer.lowering.aten import lower, lowering_key
 from ...tracer.reads.fingerprint import replaced_in_torch
@@ -51,7 +51,7 @@ def graph_of(trace: Trace, name: str) -> Graph:
 
 def _graph_of(trace: Trace, name: str) -> Graph:
     """trace -> lower -> simplify -> contract -> simplify. Raises LoweringError."""
-    if not allowed("lower", name):
+    if not watch_allows("lower", name):
         raise LoweringError("it is left as it was captured")
     names = [*trace.names, *(f"captured_{i}" for i in range(len(trace.lifted)))] if trace.names else None
     try:
@@ -59,7 +59,7 @@ def _graph_of(trace: Trace, name: str) -> Graph:
             graph = lower(trace.graph_module, [*trace.fakes, *trace.lifted], name=name, input_names=names)
     except CallReached as called:
         raise LoweringError(f"{called.name} was replaced, and what operations are made of calls it") from None
-    shown("lower", trace.graph_module, graph)
+    show_to_watch("lower", trace.graph_module, graph)
     graph = optimize(graph)
     _name_outputs(graph, trace.output_names)
     return graph
@@ -75,9 +75,9 @@ def _name_outputs(graph: Graph, names: Sequence[str]) -> None:
 def optimize(graph: Graph) -> Graph:
     """The same program after the passes; verified after each under `config.debug`."""
     for step, run in PASSES.items():
-        if takes(step, graph.name):
+        if should_run(step, graph.name):
             before, graph = graph, run(graph)
-            shown(step, before, graph)
+            show_to_watch(step, before, graph)
         if settings().debug:
             verify(graph)
     return graph
@@ -98,8 +98,8 @@ def generate(
     refused = unordered_scatters(graph)
     called: dict[int, Decision] = {}
     reasons: list[str] = []
-    products = products if takes("products", graph.name) else "library"
-    writes_in_place = takes("place", graph.name)
+    products = products if should_run("products", graph.name) else "library"
+    writes_in_place = should_run("place", graph.name)
     while True:
         steps, places = Fuse(frozenset(refused))(graph), Places()
         if writes_in_place:
@@ -110,7 +110,7 @@ def generate(
             steps, decisions = fused(graph, steps)
         names = group_names(name, steps)
         try:
-            groups = [at for at in _groups_in(steps) if allowed(MAKING, names[at])]
+            groups = [at for at in _groups_in(steps) if watch_allows(MAKING, names[at])]
             kernels = {at: _kernels_at(steps, at, target, hints, names[at]) for at in groups}
         except _Refusal as found:
             why = str(found.error)

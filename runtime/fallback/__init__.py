@@ -1,1 +1,1 @@
-"""What answers where a call cannot be served: the user's own method, once, with the reason on record."""
+"""Fallback: a call that cannot be served is answered by the user's own method, once, with the reason on record."""

@@ -1,7 +1,7 @@
-"""A fault of fusegrad in a call: the user's own method answers it, once; then it is told, on record, with a file.
+"""A fault of fusegrad in a call: the user's own method answers the call, once; the fault goes on record, with a file.
 
-Whatever escapes and was neither meant for the user nor raised by what they wrote is such a fault. It is kept as texts:
-no frame of it, and no tensor, outlives the call.
+An error that escapes and was neither meant for the user nor raised by the user's code is such a fault. It is kept as
+texts: no frame of it, and no tensor, outlives the call.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ...tracer.torch_private import apply_now, custom_function_call, dual_level,
 from ...tracer.trace import CaptureError
 from ..cache import entry_files, location
 from ..cache import store as cache
-from ..capture.ctx_attributes import left_on
+from ..capture.ctx_attributes import attributes_on
 from ..execution.source_writer import NODE, STRAIGHT
 from ..settings.config import settings
 from .effects import AFTER_EFFECTS, launching
@@ -51,7 +51,7 @@ STICKY = ("CUDA error", "HIP error", "Triton Error")
 
 
 class Broken(Protocol):
-    """What is asked here of a class that is compiled: `specialize/compiled.py` has it."""
+    """The part of a compiled class that a fallback needs: `compiled/compiled.py` has it."""
 
     cls: Any
     written: Any
@@ -68,16 +68,16 @@ class Broken(Protocol):
         """The arguments with defaults, opened."""
 
     def _key(self, args: Sequence[Any]) -> Any:
-        """What such a call is found by."""
+        """The key that such a call is found by."""
 
     def facts(self, args: Sequence[Any]) -> Any:
-        """What such a call is captured for."""
+        """The facts that such a call is captured for."""
 
     def failed(self, method: str, reason: str, status: str) -> None:
         """A fault on record."""
 
     def options(self) -> tuple[Any, ...]:
-        """What `compile` was told."""
+        """The options of `compile`."""
 
 
 class FaultError(FusegradError):
@@ -91,7 +91,7 @@ class FaultError(FusegradError):
 
 @dataclass(frozen=True)
 class Fault:
-    """What is kept of an error. names: its class and the first line of its message. lacks_memory: no mistake, then."""
+    """The texts of an error. names: its class and the first line of its message. lacks_memory: no mistake, then."""
 
     names: str
     trace: str
@@ -100,9 +100,9 @@ class Fault:
     @classmethod
     def of(cls, error: BaseException) -> Fault:
         """The texts of an error, whose frames let go of what they hold."""
-        told = cls(_names(error), _traceback_of(error), _lacks_memory(error))
+        fault = cls(_names(error), _traceback_of(error), _lacks_memory(error))
         _clear(error)
-        return told
+        return fault
 
 
 def _names(error: BaseException) -> str:
@@ -122,21 +122,21 @@ def _lacks_memory(error: BaseException) -> bool:
 
 def _clear(error: BaseException | None) -> None:
     """An error's frames, and those of the errors that led to it, hold no tensors any more."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
+    visited: set[int] = set()
+    while error is not None and id(error) not in visited:
+        visited.add(id(error))
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
 
 
 # ------------------------------------------------------------------ whose error it is
 def hand_over(method: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """What answers in our place: the user's own class or method. An error that comes through here is theirs."""
+    """Calls the user's own class or method in our place. An error that comes through here is the user's."""
     return method(*args, **kwargs)
 
 
 def is_fault(error: Exception) -> bool:
-    """Whether the user's own method is to answer for an error."""
+    """True if an error is a fault of ours, so that the user's own method is to answer the call."""
     if _is_meant(error) or _is_of_the_device(error) or getattr(error, AFTER_EFFECTS, False):
         return False
     if _is_looked_at() or _is_of_a_missing_method(error) or _is_of_randomness(error):
@@ -146,19 +146,19 @@ def is_fault(error: Exception) -> bool:
 
 
 def _is_of_a_missing_method(error: BaseException) -> bool:
-    """Whether torch says in its own words that the class lacks a method, as it does of a rule that is not derived."""
+    """True if torch says in its own words that the class lacks a method, as it does of a rule that is not derived."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return bool(frames) and frames[-1].f_code in DEFAULTS
 
 
 def _is_a_missing_rule(error: BaseException) -> bool:
-    """Whether torch refuses a transform of a class, or lacks a method of it for one."""
+    """True if torch refuses a transform of a class, or the class lacks a method for one."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return bool(frames) and frames[-1].f_globals.get("__name__") in REFUSE
 
 
 def _is_of_randomness(error: Exception) -> bool:
-    """Whether torch's vmap says that its `randomness` does not allow a draw, as it would of the method itself."""
+    """True if torch's vmap says that its `randomness` does not allow a draw, as it would of the method itself."""
     return type(error) is RuntimeError and str(error).startswith(_OF_RANDOMNESS)
 
 
@@ -173,7 +173,7 @@ Step = tuple[types.FrameType, int]
 
 
 def _is_looked_at() -> bool:
-    """Whether a capture of ours is around it, which is where it ends; or whoever looks for errors wants to see it."""
+    """True if a capture of ours is around it, where the error ends; or the `debug` setting lets errors through."""
     with suppress(Exception):
         return watcher() is not None or settings().debug
     return False
@@ -185,7 +185,7 @@ def _is_of_autograd(frame: types.FrameType) -> bool:
 
 
 def _is_handed_over(frames: Sequence[types.FrameType]) -> bool:
-    """Whether the user's own code raised it: what answers in our place, or a call of a method that runs as written."""
+    """True if the user's own code raised it: what answers in our place, or a call of a method that runs as written."""
     codes = [frame.f_code for frame in frames]
     if hand_over.__code__ in codes or users_own.__code__ in codes:
         return True
@@ -198,7 +198,7 @@ def _room_of(frame: types.FrameType) -> str:
 
 
 def _is_of_a_hook(step: Step, inner: Step) -> bool:
-    """Whether a call of a node went to what is not ours: a hook for saved tensors, a recomputation that ends there."""
+    """True if a call of a node went to what is not ours: a hook for saved tensors, a recomputation that ends there."""
     return _calls_a_node(*step) and not _is_ours(inner[0])
 
 
@@ -214,7 +214,7 @@ def _is_ours(frame: types.FrameType) -> bool:
 
 
 def _is_meant(error: Exception) -> bool:
-    """Whether it says what it says to the user: refusals, torch's words, warnings of ours that they made errors."""
+    """True if an error speaks to the user: refusals, torch's words, warnings of ours that a filter made errors."""
     if isinstance(error, FusegradError):
         return error.speaks != "inside"
     return isinstance(error, Warning) and type(error).__module__.partition(".")[0] == PACKAGE
@@ -272,32 +272,32 @@ def whatever_happens() -> Iterator[None]:
 def _avoid(compiler: Broken, args: tuple[Any, ...], fault: Fault) -> None:
     """Calls with arguments like these run as written from now on."""
     compiler.ready.forget()
-    given = compiler.complete(args)
+    complete_args = compiler.complete(args)
     with capture_lock:
         error = CaptureError(reason=reason_of(fault, None), where="unknown")
-        compiler.exact[compiler._key(given)], compiler.refused[compiler.facts(given)] = None, error
+        compiler.exact[compiler._key(complete_args)], compiler.refused[compiler.facts(complete_args)] = None, error
 
 
 def users_backward(
-    compiler: Broken, spec: Any, chosen: Any, ctx: Any, residuals: Sequence[Any], given: Any
+    compiler: Broken, spec: Any, residual_choice: Any, ctx: Any, residuals: Sequence[Any], gradients: Any
 ) -> Any:
     """A backward in which we failed, as the user wrote it, on what forward kept for it."""
     captured = spec.captured
-    kept = residuals if chosen is None else chosen.originals(residuals, ctx)
+    saved_values = residuals if residual_choice is None else residual_choice.originals(residuals, ctx)
     forward, cls, saved = captured.forward, compiler.cls, len(captured.forward.saved)
-    left = left_on(ctx, captured)
-    own = backward_context(cls.__name__)(kept[:saved], left, forward.needs_input_grad[: captured.count])
+    attributes = attributes_on(ctx, captured)
+    own = backward_context(cls.__name__)(saved_values[:saved], attributes, forward.needs_input_grad[: captured.count])
     method = cls.vjp if cls.backward is Function.backward else cls.backward
-    result = hand_over(method, own, *([list(given)] if takes_boxed_gradients(cls) else given))
-    now = own.left()
-    left.clear()
-    left.update(now)
+    result = hand_over(method, own, *([list(gradients)] if takes_boxed_gradients(cls) else gradients))
+    attributes_after = own.left()
+    attributes.clear()
+    attributes.update(attributes_after)
     return result
 
 
-def backward_failed(compiler: Broken, spec: Any, fault: Fault, given: Sequence[Any]) -> None:
+def backward_failed(compiler: Broken, spec: Any, fault: Fault, gradients: Sequence[Any]) -> None:
     """A fault in backward on record: from now on this specialisation's is the user's own."""
-    put_on_record(compiler, "backward", fault, given)
+    put_on_record(compiler, "backward", fault, gradients)
     if not fault.lacks_memory:
         spec.backward.failed = spec.backward.faulty = True
 
@@ -328,11 +328,11 @@ def _put_on_record(compiler: Broken, method: str, fault: Fault, args: Sequence[A
     if fault.lacks_memory:
         compiler.failed(method, f"memory did not suffice: {fault.names}", status)
         return
-    told = compiler.faults.setdefault(method, [])
-    told.append(fault.names)
-    if method == UNDER_FUNC or len(told) >= LIMIT:
+    earlier = compiler.faults.setdefault(method, [])
+    earlier.append(fault.names)
+    if method == UNDER_FUNC or len(earlier) >= LIMIT:
         compiler.broken.add(method)
-    if told.count(fault.names) == 1:
+    if earlier.count(fault.names) == 1:
         compiler.failed(method, reason_of(fault, report(compiler, method, fault, args)), status)
 
 
@@ -379,7 +379,7 @@ def described(value: Any) -> str:
 
 
 def stack_level() -> int:
-    """How many calls up, from the function that asks, one is that is neither ours nor torch's; for a warning."""
+    """The number of calls from the function that asks up to one that is neither ours nor torch's; for a warning."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and _room_of(frame) in (PACKAGE, "torch"):
         frame, level = frame.f_back, level + 1

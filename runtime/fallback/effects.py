@@ -1,4 +1,4 @@
-"""What a call leaves behind where it fails: what it wrote to its arguments, and the random numbers that it drew.
+"""Effects of a call that fails half way: writes to its arguments, and random numbers that it drew.
 
 The user's own method answers such a call, and has to find what it would have found: numbers are given back; what is
 written is not, so that the error says so and nothing runs again.
@@ -56,7 +56,7 @@ def careful(apply: Callable[..., Any], captured: CapturedFunction) -> Callable[.
 
 
 class Before:
-    """What a call may change: the versions of its arguments, the states of torch's generators."""
+    """The state that a call may change, before it: the versions of its arguments, the states of torch's generators."""
 
     def __init__(self, args: Sequence[Any], draws: bool) -> None:
         self.args, self.versions = args, [version(a) for a in args]
@@ -71,7 +71,7 @@ class Before:
 
 
 def generator_states(args: Sequence[Any]) -> list[Callable[[], Any]]:
-    """How to put back each generator that a call on these tensors may draw from."""
+    """Functions that put back each generator that a call on these tensors may draw from."""
     cpu = torch.get_rng_state()
     devices = {a.device.index or 0 for a in args if isinstance(a, Tensor) and a.device.type == "cuda"}
     generators = [torch.cuda.default_generators[d] for d in sorted(devices)]

@@ -1,4 +1,4 @@
-"""What became of a class's methods: records, warnings, and why there is no graph for a call."""
+"""Records of a class's methods: compiled or not and why; warnings; the exceptions of a capture that failed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class OpaqueCall:
 
     @property
     def is_segment(self) -> bool:
-        """Whether the node is lines of the method itself."""
+        """True if the node is lines of the method itself."""
         return self.node.startswith("line") and self.where.rpartition(":")[2] in self.node.split("_")
 
     def __str__(self) -> str:
@@ -49,7 +49,7 @@ class OpaqueCall:
 
 @dataclass(frozen=True)
 class Record:
-    """What became of a method: compiled, opaque (why, where), derived, or absent."""
+    """The state of a method: compiled, opaque (why, where), derived, or absent."""
 
     status: str
     reason: str | None = None
@@ -83,7 +83,7 @@ class NotCaptured(Exception):
 
 
 class Later(Exception):
-    """A call is not worth a capture yet, and why: the user's own class is to run, whole."""
+    """A call is not worth a capture yet, and why: the user's own class runs, all of it."""
 
 
 def warn(message: str, level: int = 2) -> None:
@@ -92,5 +92,5 @@ def warn(message: str, level: int = 2) -> None:
 
 
 def needs_a_fix(record: Record) -> bool:
-    """Whether a method is not what its author may have hoped for."""
+    """True if a method is not compiled as its author may have hoped for."""
     return record.reason is not None and record.status != "derived"

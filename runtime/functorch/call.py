@@ -18,8 +18,8 @@ from .function import functorch_function_of, why_not_transformable
 from .unit import example, readable
 
 if TYPE_CHECKING:
+    from ..compiled.compiled import Compiled
     from ..fallback.records import Attempt
-    from ..specialize.compiled import Compiled
 
 Tensor = torch.Tensor
 

@@ -14,7 +14,7 @@ import torch.utils._pytree as pytree
 from torch.autograd.function import Function
 
 from ...ir.errors import FusegradError
-from ...ir.program import Place
+from ...ir.program import ValueRef
 from ...tracer.capture.capture import capture_lock, is_capturing, writes_through_data
 from ...tracer.capture.context import BackwardContext
 from ...tracer.containers import Hole, closed
@@ -33,10 +33,11 @@ from ...tracer.torch_private import (
     share_memory,
 )
 from ...tracer.trace import CaptureError
-from ..capture.captured_backward import gradients_per_output, predicted_kinds, reduced_to_argument
+from ..capture.captured_backward import gradients_per_output, predicted_kinds, reduce_to_argument
 from ..capture.guards import is_float
 from ..capture.outputs import is_as_strided, rebuild_output, tensor_at, view_of
 from ..capture.user_methods import ctx_attributes, hidden_of_user, run_user_backward, run_user_forward
+from ..compiled.traceability import switches_grad_mode
 from ..execution.aten import reference
 from ..fallback.answer import Fault, is_fault
 from ..settings.config import KERNEL_BACKENDS
@@ -49,7 +50,6 @@ from ..specialize.linearity import (
     require_linear,
 )
 from ..specialize.randomness import why_not_differentiated
-from ..specialize.traceability import switches_grad_mode
 from ..values.sizes import BoundSizes
 from ..values.tensors import zeros
 from .batching.ir_rules import Lowered
@@ -60,7 +60,7 @@ from .unit import VALUES, BackwardUnit, OutDim, TransformableGraph, batchable, l
 
 if TYPE_CHECKING:
     from ..capture.captured_backward import BackwardEntry
-    from ..specialize.compiled import Compiled
+    from ..compiled.compiled import Compiled
     from ..specialize.specialization import Specialization
 
 Tensor = torch.Tensor
@@ -169,7 +169,7 @@ class FunctionRules:
         tensors = captured.tensors_of(inputs)
         outputs, hidden = output[: self.visible], output[self.visible :]
 
-        def at(place: Place | None) -> Any:
+        def at(place: ValueRef | None) -> Any:
             return tensor_at(place, tensors, outputs, hidden)
 
         ctx.set_materialize_grads(False)
@@ -189,7 +189,7 @@ class FunctionRules:
         return ()
 
     @property
-    def jvp_places(self) -> list[Place | None]:
+    def jvp_places(self) -> list[ValueRef | None]:
         """What jvp reads: what the user's own asks for, else what his backward does."""
         captured = self.spec.captured
         if not self.compiler.writes("jvp"):
@@ -467,7 +467,7 @@ class FunctorchFunction(FunctionRules):
         captured = spec.captured
         super().__init__(compiler, spec)
         self.backend, self.copies = backend, copies
-        self.written, self.pure = captured.written, _pure(spec)
+        self.written, self.pure = captured.written_inputs, _pure(spec)
         name, reads = captured.name, captured.reads
         self.forward_unit = self.pushed_unit = TransformableGraph(f"{name}_forward", self._forward_body, backend, reads)
         if captured.forward.trace.inlines:  # their own rules are gone from the graph, so that the method runs again
@@ -485,7 +485,7 @@ class FunctorchFunction(FunctionRules):
     def as_written(self, residuals: Sequence[Any], sizes: Sequence[Any], full: Sequence[Any]) -> Sequence[Any]:
         named = BoundSizes(zip(self.symbols, sizes, strict=True))
         results = run_user_backward(self.spec.captured, residuals, named, full)
-        return [reduced_to_argument(self.spec.captured, i, g, named) for i, g in enumerate(results)]
+        return [reduce_to_argument(self.spec.captured, i, g, named) for i, g in enumerate(results)]
 
     def run_forward(self, args: Sequence[Any]) -> tuple[Any, ...]:
         captured = self.spec.captured
@@ -565,7 +565,7 @@ class FunctorchFunction(FunctionRules):
         captured = self.spec.captured
         at = BoundSizes(sizes)
         made = run_user_backward(captured, residuals, at, gradients_per_output(captured, gradients))
-        return [reduced_to_argument(captured, i, g, at) for i, g in enumerate(made)]
+        return [reduce_to_argument(captured, i, g, at) for i, g in enumerate(made)]
 
     def tangent_body(self, mask: tuple[bool, ...]) -> Any:
         def body(*args: Any) -> Sequence[Any]:
@@ -667,7 +667,7 @@ class Batched(FunctionRules):
         self.pushed_unit = parent.pushed_unit.batch(self.dims, randomness)
         self.residual_dims: Dims = tuple(self._dim_of(p) for p in self.spec.captured.residual_places)
 
-    def _dim_of(self, place: Place | None) -> int | None:
+    def _dim_of(self, place: ValueRef | None) -> int | None:
         if place is None:
             return None
         return self.dims[place.index] if place.kind == "input" else 0
@@ -676,7 +676,7 @@ class Batched(FunctionRules):
         captured = self.spec.captured
         tensors = captured.tensors_of(args)
         results = list(self.forward_unit(*tensors))
-        for i, made in zip(captured.written, results[self.made :], strict=True):
+        for i, made in zip(captured.written_inputs, results[self.made :], strict=True):
             if self.dims[i] is None:
                 raise WrittenByEveryLane(function=captured.name, argument=captured.names[captured.slots[i]])
             tensors[i].copy_(made.movedim(0, self.dims[i] or 0))
@@ -775,7 +775,7 @@ def _pure(spec: Specialization) -> torch.fx.GraphModule:
     if not writes(trace.graph_module):
         return trace.graph_module
     with capture_lock, no_tracing_functions(), plain_tensors(), torch.no_grad():
-        return without_writes(captured.forward.session, trace, captured.written)
+        return without_writes(captured.forward.session, trace, captured.written_inputs)
 
 
 def transposed_backward(
@@ -788,7 +788,7 @@ def transposed_backward(
         with IgnoreDetach(probes):
             given = gradients_per_output(captured, probes)
             gradients = run_user_backward(captured, residuals, sizes, given, attached=True)
-        gradients = tuple(reduced_to_argument(captured, i, g, sizes) for i, g in enumerate(gradients))
+        gradients = tuple(reduce_to_argument(captured, i, g, sizes) for i, g in enumerate(gradients))
         pairs = [
             (g, t)
             for g, t in zip(gradients, tangents, strict=True)

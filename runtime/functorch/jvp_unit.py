@@ -14,7 +14,7 @@ from ...ir import Graph, Value, building
 from ...ir.prims import PRIMS
 from ...ir.text.text import symbols_of
 from ...ir.transforms.linearity import NonLinearError
-from ...ir.transforms.ops import inlined, zeros
+from ...ir.transforms.ops import inline, zeros
 from ...ir.transforms.transpose import transpose
 from ...ir.types import TensorType
 from ...tracer.capture.capture import is_capturing
@@ -138,7 +138,7 @@ def _pushing(pulled: Graph, first: int, cotangents: Sequence[Any], moved: Sequen
     lifted = [_again(out, v) for v in graph.inputs[first + len(likes) :]]
     given = [t for t, r in zip(tangents, results, strict=True) if r is not None]
     with building(out):
-        found = inlined(transposed, [*kept, *lifted, *given])
+        found = inline(transposed, [*kept, *lifted, *given])
         pushed = iter([v.aval if p is None else p for v, p in zip(likes, found, strict=True)])
         return out.returning([None if c is None else _or_zeros(next(pushed)) for c in cotangents])
 

@@ -20,7 +20,7 @@ from ..values.sizes import Binder
 from .unit import VALUES, Body, TransformableGraph
 
 if TYPE_CHECKING:
-    from ..specialize.compiled import Compiled
+    from ..compiled.compiled import Compiled
 
 Tensor = torch.Tensor
 

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...ir.program import Place
+from ...ir.program import ValueRef
 from ..capture.activity import sources_of
 from ..capture.guards import is_float
 from ..settings.config import warns
@@ -38,7 +38,7 @@ def warn_once(spec: Specialization, args: Sequence[Any], needed: Sequence[bool],
             return
 
 
-def _moves(spec: Specialization, place: Place) -> bool:
+def _moves(spec: Specialization, place: ValueRef) -> bool:
     """Whether a value in between depends on an argument that requires grad."""
     captured = spec.captured
     if place.kind != "hidden":
@@ -47,7 +47,7 @@ def _moves(spec: Specialization, place: Place) -> bool:
     return any(captured.forward.needs_input_grad[captured.slots[i]] for i in sources if i < len(captured.slots))
 
 
-def _message(spec: Specialization, place: Place) -> str:
+def _message(spec: Specialization, place: ValueRef) -> str:
     captured = spec.captured
     return (
         f"{captured.name}: a double backward takes `{captured.name_at(place)}`, which forward saved and which is "

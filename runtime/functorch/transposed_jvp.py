@@ -16,7 +16,7 @@ from ...ir import Graph, Value, building
 from ...ir.errors import LoweringError
 from ...ir.prims import PRIMS
 from ...ir.transforms.linearity import NonLinearError
-from ...ir.transforms.ops import DIFFERENTIABLE, inlined, zeros
+from ...ir.transforms.ops import DIFFERENTIABLE, inline, zeros
 from ...ir.transforms.transpose import transpose
 from ...ir.types import TensorType
 from ...tracer.dtypes import from_torch
@@ -44,7 +44,7 @@ def tangents_of(
         backward = graph_of(entry.trace, f"{captured.name}_backward")
     except LoweringError:
         return None
-    entry.learn(captured.session.conditions(captured.symbols, entry.since))
+    entry.assume(captured.session.conditions(captured.symbols, entry.since))
     if not _is_pure(backward) or not all(captured.forward.needs_input_grad[i] for i in moving):
         return None
     try:
@@ -77,7 +77,7 @@ def _pushing(spec: Specialization, backward: Graph, moving: Sequence[int]) -> Gr
     lifted = [_again(out, v) for v in backward.inputs[first + len(likes) :]]
     rest = [o for v, o in zip(likes, outputs, strict=True) if v.dtype not in DIFFERENTIABLE]
     with building(out):
-        pushed = iter(inlined(transposed, [*residuals, *rest, *lifted, *(tangents[i] for i in given)]))
+        pushed = iter(inline(transposed, [*residuals, *rest, *lifted, *(tangents[i] for i in given)]))
         return out.returning([_or_zeros(next(pushed), v) if v.dtype in DIFFERENTIABLE else None for v in likes])
 
 

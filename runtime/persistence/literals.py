@@ -9,7 +9,7 @@ from typing import Any
 import sympy
 import torch
 
-from ...ir.text.document import Symbols, listed, refuse, size_of, text_from
+from ...ir.text.document import Symbols, document_error, list_from, size_from_document, text_from
 from ...ir.text.text import size_text
 from ...tracer.torch_private import expression_of
 from ..values.exact_sizes import exact
@@ -52,10 +52,10 @@ def constant_from(data: Any, symbols: Symbols, at: str, depth: int = DEEPEST) ->
     if data is None or isinstance(data, bool | int | float):
         return data
     if not isinstance(data, dict) or len(data) != 1 or not depth:
-        raise refuse("a constant is of no known form", at)
+        raise document_error("a constant is of no known form", at)
     ((kind, inner),) = data.items()
     if kind not in _KINDS:
-        raise refuse("a constant is of no known form", at)
+        raise document_error("a constant is of no known form", at)
     return _KINDS[kind](inner, at, lambda item: constant_from(item, symbols, at, depth - 1), symbols)
 
 
@@ -63,29 +63,29 @@ Each = Callable[[Any], Any]
 
 
 def _dict(inner: Any, at: str, each: Each, symbols: Symbols) -> dict[Any, Any]:
-    pairs = [listed(p, at, 2) for p in listed(inner, at)]
+    pairs = [list_from(p, at, 2) for p in list_from(inner, at)]
     return {each(k): each(v) for k, v in pairs}
 
 
 def _float(inner: Any, at: str, each: Each, symbols: Symbols) -> float:
     if inner not in ("inf", "-inf", "nan"):
-        raise refuse("a constant is of no known form", at)
+        raise document_error("a constant is of no known form", at)
     return float(inner)
 
 
 def _dtype(inner: Any, at: str, each: Each, symbols: Symbols) -> torch.dtype:
     found = getattr(torch, text_from(inner, at, 30), None)
     if not isinstance(found, torch.dtype):
-        raise refuse("there is no such dtype", at)
+        raise document_error("there is no such dtype", at)
     return found
 
 
 _KINDS: dict[str, Callable[[Any, str, Each, Symbols], Any]] = {
-    "size": lambda inner, at, each, symbols: size_of(inner, symbols, at),
+    "size": lambda inner, at, each, symbols: size_from_document(inner, symbols, at),
     "float": _float,
-    "tuple": lambda inner, at, each, symbols: tuple(each(v) for v in listed(inner, at)),
-    "list": lambda inner, at, each, symbols: [each(v) for v in listed(inner, at)],
-    "shape": lambda inner, at, each, symbols: Shape(tuple(each(v) for v in listed(inner, at))),
+    "tuple": lambda inner, at, each, symbols: tuple(each(v) for v in list_from(inner, at)),
+    "list": lambda inner, at, each, symbols: [each(v) for v in list_from(inner, at)],
+    "shape": lambda inner, at, each, symbols: Shape(tuple(each(v) for v in list_from(inner, at))),
     "dict": _dict,
     "dtype": _dtype,
     "device": lambda inner, at, each, symbols: torch.device(text_from(inner, at, 30)),

@@ -13,7 +13,7 @@ from ...ir import Graph, Value
 from ...ir.errors import ParseError
 from ...ir.passes.fuse import Extern, Group, Step, View
 from ...ir.text.document import document, graph_from, symbols_document, symbols_from
-from ...ir.text.text import plain, show, size_from, size_text
+from ...ir.text.text import plain_sympy, show, size_from, size_text
 from ..execution.group import GroupRunner
 from ..execution.kernel_plan import KernelPlan, last_uses, runner_of
 from ..execution.variants import Variant
@@ -74,7 +74,7 @@ def _plain(expr: Any) -> Any:
     """The condition in sympy's own functions."""
     if type(expr).__name__ in _RELATIONS:
         return type(expr)(*map(_plain, expr.args), evaluate=False)
-    return plain(expr) if isinstance(expr, sympy.Expr) else expr
+    return plain_sympy(expr) if isinstance(expr, sympy.Expr) else expr
 
 
 def conditions(exprs: Sequence[Any], symbols: Symbols) -> list[Any]:

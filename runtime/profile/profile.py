@@ -16,13 +16,13 @@ import torch
 from ..api import compile
 from ..cache.entry_files import versions
 from ..capture.guards import is_float
+from ..compiled.compiled import Compiled
 from ..dispatch.compiled_class import compile_class
 from ..dispatch.dispatcher import Dispatcher
 from ..dispatch.pytree import arguments
 from ..report import terminal as screen
 from ..report.explain import compiler_of, explain
 from ..report.explanation import Explanation
-from ..specialize.compiled import Compiled
 from ..values.tensor_specs import is_spec, parse_spec
 from .devices import MULTIPROCESSORS, Device, device_named
 from .measure import Times, copy_bandwidth, operations, peak_bytes, saved_bytes, times_of

@@ -18,6 +18,9 @@ from ...tracer.trace import CaptureError
 from ..api import compile as compiled
 from ..capture.captured import hint_of, present_residuals
 from ..capture.guards import is_plain
+from ..compiled.compiled import Compiled
+from ..compiled.derived_backward import require_transposable, why_no_backward
+from ..compiled.variants import variants_of
 from ..dispatch.dispatcher import Dispatcher
 from ..dispatch.pytree import arguments
 from ..execution.executable import Executable
@@ -26,14 +29,11 @@ from ..execution.targets import named_target
 from ..fallback.records import OpaqueCall, Record
 from ..functorch.unit import TransformableGraph
 from ..settings.config import numerics
-from ..specialize.compiled import Compiled
 from ..specialize.compiled_backward import known_kinds, opaque_hints
-from ..specialize.derived_backward import require_transposable, why_no_backward
 from ..specialize.linearity import NonLinearJvp
 from ..specialize.pipeline import require_equal
 from ..specialize.residuals import ResidualPlan
 from ..specialize.specialization import Specialization, chosen_residuals, forward_graph
-from ..specialize.variants import variants_of
 from ..values.sizes import number
 from ..values.tensor_specs import fake_argument, is_spec, with_gradients_asked
 from .directions import Sizes, aten_report, fake_bytes, kernels_report

@@ -8,14 +8,14 @@ from typing import Any
 
 from ...codegen import Kernel
 from ...codegen.proofs import Proof
-from ...ir import Graph, Place, Program
+from ...ir import Graph, Program, ValueRef
 from ...ir.codes import code_of, fix_of
 from ...ir.errors import FusegradError
+from ..compiled.variants import Variant
 from ..fallback.records import OpaqueCall, Record, needs_a_fix
 from ..kernels.cross_compile.pool import Binary
 from ..kernels.proofs import line_of, proofs_of
 from ..settings.config import settings
-from ..specialize.variants import Variant
 from .directions import DirectionReport, KernelReport, Sizes
 from .residuals import ResidualRow
 
@@ -40,7 +40,7 @@ class Explanation:
     methods: dict[str, Record]
     directions: dict[str, DirectionReport]
     saved_bytes: int
-    residuals: tuple[Place, ...] = ()
+    residuals: tuple[ValueRef, ...] = ()
     user_outputs: int = 0
     opaque: list[OpaqueCall] = field(default_factory=list)
     sizes: Sizes = field(default_factory=dict)  # of the symbols, at the arguments that were given

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import networkx as nx
 
-from ...ir import Graph, Place, Program, Value
+from ...ir import Graph, Program, Value, ValueRef
 from ...ir.passes.fuse import Group, Step
 from ...ir.prims import PRIMS
 from .layered_layout import Layout, Node, arrange, ranks
@@ -136,7 +136,7 @@ def add_program(picture: Picture, program: Program, home: dict[Value, int]) -> N
             add_residual(picture, residual_source(place, program.user_outputs), f"b:in{index}")
 
 
-def residual_source(place: Place, user_outputs: int) -> Node:
+def residual_source(place: ValueRef, user_outputs: int) -> Node:
     return f"{PREFIX[place.kind]}{place.index + (user_outputs if place.kind == 'hidden' else 0)}"
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch.autograd.function import Function
 
 from ...tracer.methods import backward_method, uses_setup_context
+from ..compiled.compiled import Compiled
+from ..compiled.derived_backward import DERIVE_JVP
 from ..fallback.records import Record
-from ..specialize.compiled import Compiled
-from ..specialize.derived_backward import DERIVE_JVP
 
 SPLIT = "forward is split for torch.func: what it saves in between is one more output there"
 TRANSPOSED = "the transpose of the derivative of forward, under torch.func; plain autograd raises, as in eager"

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...ir import Value
 from ...ir.passes.recompute import CHOICE, Choice, hidden_values
-from ...ir.program import Place
+from ...ir.program import ValueRef
 from ...tracer.dtypes import TO_TORCH
 from ..specialize.residuals import DerivedResidualPlan, ResidualPlan
 from ..specialize.specialization import Specialization
@@ -47,7 +47,7 @@ def residual_rows(spec: Specialization, chosen: ResidualPlan | None, sizes: Size
     return [*rows, *(_chosen_rows(chosen, sizes) if chosen is not None else ())]
 
 
-def _saved_row(spec: Specialization, place: Place, sizes: Sizes) -> ResidualRow:
+def _saved_row(spec: Specialization, place: ValueRef, sizes: Sizes) -> ResidualRow:
     fake: Any = spec.captured.forward.fake_at(place)
     shape = [n if isinstance(n, int) else number(n.node.expr, sizes) for n in fake.shape]
     count = fake.element_size()

@@ -59,21 +59,21 @@ def settings() -> Settings:
     return patched if patched is not None else _from_environment()
 
 
-def handed_over() -> tuple[Settings, switches.InForce] | None:
+def handed_over() -> tuple[Settings, switches.SwitchState] | None:
     """What a patch has put in force here, for a thread that knows nothing of it: backward's; None without a patch."""
     patched = _patched.get()
-    return None if patched is None else (patched, switches.in_force())
+    return None if patched is None else (patched, switches.switch_state())
 
 
 @contextlib.contextmanager
-def taken_over(given: tuple[Settings, switches.InForce] | None) -> Iterator[None]:
+def taken_over(given: tuple[Settings, switches.SwitchState] | None) -> Iterator[None]:
     """Within the block what was handed over is in force, unless a patch is already."""
     if given is None or _patched.get() is not None:
         yield
         return
     token = _patched.set(given[0])
     try:
-        with switches.under(given[1]):
+        with switches.use_switch_state(given[1]):
             yield
     finally:
         _patched.reset(token)
@@ -114,7 +114,7 @@ def patch(**changes: Any) -> Iterator[Settings]:
     token = _patched.set(replace(settings(), **changes))
     dropped = False
     try:
-        with switches.without(settings().disable):
+        with switches.switched_off(settings().disable):
             try:
                 yield settings()
             except GeneratorExit:  # entered by hand, never left: nothing changes when its memory is collected
@@ -203,7 +203,7 @@ _DEBUG = os.environ.get("FUSEGRAD_DEBUG", "0") not in ("", "0")
 _TUNE = os.environ.get("FUSEGRAD_TUNE", "0") not in ("", "0")
 _STORE = os.environ.get("FUSEGRAD_STORE", "1") not in ("", "0")
 _DISABLE = valid_switches(os.environ.get("FUSEGRAD_DISABLE", ""))
-switches.always(_DISABLE)
+switches.set_default_off(_DISABLE)
 _NUMERICS = os.environ.get("FUSEGRAD_NUMERICS") or None
 
 if os.environ.get("FUSEGRAD_RECYCLE_MEMORY", "0") not in ("", "0"):

@@ -1,4 +1,4 @@
-"""One class, one kind of call: the pipeline, the table of specializations, residuals, backward.
+"""One kind of call: the pipeline, the specialization that it makes, residuals, its captured backward.
 
 Begin with `pipeline.specialize`: the whole compiler, one step after the other.
 """

@@ -12,8 +12,8 @@ import sympy
 import torch
 
 from ...ir import Graph
-from ...ir.once import once
-from ...ir.switches import under
+from ...ir.lazy_attribute import lazy_attribute
+from ...ir.switches import use_switch_state
 from ...tracer.capture.capture import OpaqueMet, capture_lock
 from ...tracer.function import rebind
 from ...tracer.methods import backward_method
@@ -53,22 +53,22 @@ class BackwardCall:
     ctx: Any = None
     """The node's, for what the user's backward leaves there."""
 
-    @once
+    @lazy_attribute
     def originals(self) -> Sequence[Any]:
         """The user's own residuals, computed again where cheaper ones were kept."""
         return self.residuals if self.chosen is None else self.chosen.rebuilt(self.residuals, self.sizes)
 
-    @once
+    @lazy_attribute
     def canonical(self) -> list[Tensor | None]:
         """The gradients in layouts that graphs are captured for."""
         return [canonical_layout(g) for g in self.gradients]
 
-    @once
+    @lazy_attribute
     def kinds(self) -> tuple[Any, ...]:
         """The layouts of the gradients, None for absent ones: what a captured backward is found by."""
         return tuple(layout_class(g) for g in self.canonical)
 
-    @once
+    @lazy_attribute
     def key(self) -> str:
         """What tells the executables of one captured backward apart."""
         return executable_key(self.backend, self.chosen)
@@ -97,13 +97,13 @@ class Backward:
         """The captured backward for these gradients; raises CaptureError (the same each time) where it cannot be."""
         key = self.key_now(kinds)
         if key not in self.entries:
-            with capture_lock, under(self.captured.switches):
+            with capture_lock, use_switch_state(self.captured.switches):
                 key = self._add_entry(key, kinds)
         entry = self.entries[key]
         if isinstance(entry, CaptureError):
             raise entry.bare()
         if self.of_whole:
-            entry.everywhere = entry.compared = True
+            entry.serves_all_sizes = entry.is_checked = True
         return entry
 
     @property
@@ -114,7 +114,7 @@ class Backward:
     def key_now(self, kinds: tuple[Any, ...]) -> Any:
         """What backward depends on: the gradients, and what is read from outside, which may change after forward."""
         cls = self.captured.cls
-        return kinds, *self.captured.outside(), backward_method(cls), cls.jvp  # type: ignore[attr-defined]
+        return kinds, *self.captured.outside_state(), backward_method(cls), cls.jvp  # type: ignore[attr-defined]
 
     def add_split_entry(self, call: BackwardCall, tape: Tape) -> BackwardEntry | None:
         """Capture backward with opaque nodes, whose results are on the tape, and compare it at once."""
@@ -131,7 +131,7 @@ class Backward:
             self.entries[key] = error.bare()
             self.failed = self.failed or not isinstance(error, OpaqueMet)
             raise
-        entry.others, entry.compared = others, True
+        entry.alternatives, entry.is_checked = others, True
         self.entries[self.key_now(kinds)] = entry  # the capture may have found more that backward reads
         if entry.guards:  # no other capture of it is made beside this one: calls of other sizes begin anew
             self.captured.guard = self.captured.current_guard()
@@ -140,18 +140,18 @@ class Backward:
     def other_entries(self, kinds: tuple[Any, ...]) -> list[BackwardEntry]:
         """What backward was captured as for these gradients, newest first."""
         known = self.entries.get(self.key_now(kinds))
-        return [known, *known.others] if isinstance(known, BackwardEntry) else []
+        return [known, *known.alternatives] if isinstance(known, BackwardEntry) else []
 
     def executable(self, call: BackwardCall, entry: BackwardEntry, compares: bool = True) -> Executable:
         """A captured backward on the call's residuals and backend, compared with the user's own and lowered once."""
         if call.key not in entry.executables:
             _ = call.originals  # by kernels, not within the lock
-            with capture_lock, under(self.captured.switches):
+            with capture_lock, use_switch_state(self.captured.switches):
                 if call.key not in entry.executables:  # no other thread was first
                     if compares:
                         self.compare(call, entry)
                     executable = executable_for(self, entry, call)
-                    entry.learn(self.captured.session.conditions(self.captured.symbols, entry.since))
+                    entry.assume(self.captured.session.conditions(self.captured.symbols, entry.since))
                     entry.executables[call.key] = executable
         return entry.executables[call.key]
 
@@ -197,7 +197,7 @@ class Backward:
             return self, entry
         if entry.opaque:
             return None
-        added = next((other for other in entry.others if other.admits(sizes) and not other.opaque), None)
+        added = next((other for other in entry.alternatives if other.admits(sizes) and not other.opaque), None)
         if added is not None:
             return self, added
         sibling, args = self.sibling_at(sizes)
@@ -272,11 +272,11 @@ def run_entry(
     for i in range(len(inputs) - sum(g is not None for g in given), len(inputs)):
         if not (by_torch and entry.takes_gaps[i]):
             inputs[i] = canonical_layout(inputs[i])
-    for i in entry.unversioned:
+    for i in entry.unversioned_inputs:
         inputs[i] = inputs[i].data
     lifted = [r.get() for r in entry.lifted if r is not None]
     again = running_with_tape(executable, tape, sizes) if entry.opaque else nullcontext(sizes)
-    with again as now, captured.exactly_as_captured(), drawing_again(inputs) if entry.draws else _AS_IT_IS:
+    with again as now, captured.without_added_casts(), drawing_again(inputs) if entry.draws else _AS_IT_IS:
         results = executable(inputs, lifted, now)
 
     def view(fake: Tensor, gradient: Any) -> Tensor:
@@ -290,8 +290,8 @@ def executable_for(backward: Backward, entry: BackwardEntry, call: BackwardCall)
     captured, backend = backward.captured, call.backend
     name, report = f"{captured.name}_backward", partial(captured.report, "backward")
     graph = None if call.chosen is None else _from_chosen(captured, call.chosen, entry, call.kinds)
-    viewed = entry.viewed if backend in KERNEL_BACKENDS else {}
-    return Executable(entry.trace, name, backend, frozenset({*entry.passed, *viewed}), report, graph)
+    viewed = entry.viewed_gradients if backend in KERNEL_BACKENDS else {}
+    return Executable(entry.trace, name, backend, frozenset({*entry.passed_gradients, *viewed}), report, graph)
 
 
 def _from_chosen(captured: CapturedFunction, chosen: ResidualPlan, entry: BackwardEntry, kinds: Sequence[Any]) -> Graph:

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from ...ir import Graph, Value
 from ...ir.errors import FusegradError, LoweringError
 from ...ir.prims import Arg
-from ...ir.transforms.extern import NoRules, op_name, place_of
+from ...ir.transforms.extern import NoRules, op_name, source_place
 from ...ir.transforms.linearity import Refusal, why_not_linear
 from ...ir.transforms.ops import DIFFERENTIABLE
 from ...tracer.capture.capture import capture_lock
@@ -168,7 +168,7 @@ class Library(NoRules):
 
     def is_linear(self, node: Value, wrt: tuple[int, ...]) -> bool | None:
         if node.avals and not _is_known(node, wrt):
-            self.doubtful.append(Refusal("unknown", op_name(node), place_of(node), "is not linear in it"))
+            self.doubtful.append(Refusal("unknown", op_name(node), source_place(node), "is not linear in it"))
         return True
 
     def keeps_zero(self, node: Value, wrt: tuple[int, ...]) -> bool:

@@ -17,8 +17,8 @@ from ...ir import Graph
 from ...ir.errors import LoweringError
 from ...ir.passes.overlap import Overlap, overlap
 from ...ir.passes.recompute import Recompute, apply_choice, present, value_at
-from ...ir.program import Place, Program
-from ...ir.switches import allowed, is_on
+from ...ir.program import Program, ValueRef
+from ...ir.switches import is_on, watch_allows
 from ...tracer.trace import CaptureError
 from ..capture.captured import CapturedFunction
 from ..capture.captured_backward import BackwardEntry, predicted_kinds
@@ -34,7 +34,7 @@ def may_be_exchanged(captured: CapturedFunction) -> bool:
     forward = captured.forward
     if not (forward.hidden_count or captured.is_plain) or forward.tensor_attributes or forward.saved_for_forward:
         return False
-    return not forward.returns_hidden and not captured.shows_more and is_on(_pass_of(captured))
+    return not forward.returns_hidden and not captured.returns_input_memory and is_on(_pass_of(captured))
 
 
 def choose(
@@ -59,7 +59,7 @@ def _chosen(
     captured: CapturedFunction, backward: BackwardEntry, sizes: Mapping[sympy.Symbol, int]
 ) -> ResidualPlan | None:
     program = _program(captured, backward)
-    if not allowed(_pass_of(captured), captured.name):
+    if not watch_allows(_pass_of(captured), captured.name):
         return None
     if captured.is_plain:
         found = overlap(program, mask_of(predicted_kinds(captured)), sizes)
@@ -69,7 +69,7 @@ def _chosen(
 
 
 def _program(captured: CapturedFunction, backward: BackwardEntry) -> Program:
-    if backward.written:  # which has to be the memory that the user saved
+    if backward.written_inputs:  # which has to be the memory that the user saved
         raise CaptureError(reason="its backward writes to what it is given", where=captured.backward_place())
     if backward.opaque:
         raise CaptureError(reason="its backward has opaque nodes", where=backward.opaque[0].where)
@@ -94,8 +94,8 @@ class ResidualPlan:
 
     def __init__(
         self,
-        residuals: Sequence[Place | None],
-        places: Sequence[Place | None],
+        residuals: Sequence[ValueRef | None],
+        places: Sequence[ValueRef | None],
         programs: tuple[Program, Program] | Callable[[], tuple[Program, Program]],
         rebuild: Graph | None,
     ) -> None:

@@ -25,7 +25,7 @@ _made_up = ContextVar("fusegrad_made_up", default=False)
 
 @contextmanager
 def made_up_data() -> Iterator[None]:
-    """Within the block tensors hold what is no fit for a method: its own error says nothing of its capture."""
+    """Within the block tensors hold made-up data, unfit for a method: its own error says nothing of its capture."""
     token = _made_up.set(True)
     try:
         yield
@@ -34,12 +34,12 @@ def made_up_data() -> Iterator[None]:
 
 
 def is_made_up() -> bool:
-    """Whether data is that of nobody."""
+    """True if the data is made up, within `made_up_data`."""
     return _made_up.get()
 
 
 def differs(mine: Call, users: Call, args: Sequence[Any]) -> str | None:
-    """Why the captured graph is not the user's method on `args`; None where it is. Arguments are cloned for both."""
+    """The first difference of the captured graph from the user's method on `args`, or None; both get clones."""
     with torch.no_grad(), same_random_numbers(args) as rewind:
         theirs_in = [_copy(a) for a in args]
         theirs = list(users(theirs_in))
@@ -52,7 +52,7 @@ def differs(mine: Call, users: Call, args: Sequence[Any]) -> str | None:
     return next((fault for i, (a, b) in enumerate(pairs) if (fault := _difference(i, a, b))), None)
 
 
-# ------------------------------------------------------------------ memory that nobody wrote to
+# ------------------------------------------------------------------ memory that was never written to
 _EMPTY = frozenset(
     getattr(torch.ops.aten, name)
     for name in ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided")
@@ -60,7 +60,7 @@ _EMPTY = frozenset(
 
 
 def takes_memory(gm: torch.fx.GraphModule) -> bool:
-    """Whether a graph asks for memory without saying what is in it."""
+    """True if a graph asks for memory without saying what is in it."""
     return any(getattr(node.target, "overloadpacket", None) in _EMPTY for node in gm.graph.nodes)
 
 
@@ -68,8 +68,8 @@ class MemoryFilled(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Within the block such memory holds one odd number, so that what is left of it is no difference of two runs."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        return made.fill_(_odd(made.dtype)) if func.overloadpacket in _EMPTY else made
+        result = func(*args, **(kwargs or {}))
+        return result.fill_(_odd(result.dtype)) if func.overloadpacket in _EMPTY else result
 
 
 def _odd(dtype: torch.dtype) -> Any:

@@ -59,7 +59,7 @@ def _times(a: Fraction, b: Fraction) -> Fraction:
 
 
 def _is_of_roots(exponent: Any) -> bool:
-    """Whether a power is one of square roots."""
+    """True if a power is one of square roots."""
     return bool(exponent.is_number and exponent.is_real) and float(2 * exponent).is_integer()
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import sympy
 import torch
 
-from ...ir.once import once
-from ...ir.text.text import plain
+from ...ir.lazy_attribute import lazy_attribute
+from ...ir.text.text import plain_sympy
 from ...ir.types import Size
 from .exact_sizes import exact
 
@@ -30,7 +30,7 @@ def evaluate(expr: Any, sizes: Sizes) -> Any:
         return sizes[expr]
     values = [sizes[s] for s in _symbols(expr)]
     if any(isinstance(v, torch.SymInt) for v in values):  # of a capture that is under way
-        return exact(plain(expr), sizes)
+        return exact(plain_sympy(expr), sizes)
     value = _evaluator(expr)(*values)
     return value if isinstance(value, (int, float)) else float(value)
 
@@ -76,7 +76,7 @@ def traced_numbers(shape: Sequence[Any], sizes: Sizes) -> tuple[int, ...]:
 class BoundSizes(dict[sympy.Symbol, int]):
     """The symbols' values at one call; `key` is made once."""
 
-    @once
+    @lazy_attribute
     def key(self) -> tuple[int, ...]:
         return tuple(n for n in self.values() if type(n) is not float)
 

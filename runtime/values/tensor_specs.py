@@ -22,11 +22,11 @@ _ALIASES = {"float32": "f32", "float64": "f64", "float16": "f16", "bfloat16": "b
 
 def parse_spec(spec: str) -> tuple[torch.dtype, tuple[int, ...]]:
     """ "bf16[8192,4096]" -> (torch.bfloat16, (8192, 4096)). Raises SpecError."""
-    found = _SPEC.match(spec)
-    dtype = _ALIASES.get(found.group(1), found.group(1)) if found else ""
-    if found is None or dtype not in TO_TORCH:
+    match = _SPEC.match(spec)
+    dtype = _ALIASES.get(match.group(1), match.group(1)) if match else ""
+    if match is None or dtype not in TO_TORCH:
         raise SpecError(spec=spec)
-    sizes = [s for s in found.group(2).replace("_", "").split(",") if s.strip()]
+    sizes = [s for s in match.group(2).replace("_", "").split(",") if s.strip()]
     return TO_TORCH[dtype], tuple(int(s) for s in sizes)
 
 
@@ -59,5 +59,5 @@ def with_gradients_asked(args: Sequence[Any]) -> list[Any]:
 
 
 def is_spec(value: Any) -> bool:
-    """Whether an argument is a specification."""
+    """True if an argument is a specification."""
     return isinstance(value, str) and _SPEC.match(value) is not None

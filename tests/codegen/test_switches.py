@@ -12,7 +12,7 @@ from bodies import BODIES
 from harness import INTERPRET, MANY, SMALL, Input, K, M, N, T, agree, cat
 
 from fusegrad.codegen import Target
-from fusegrad.ir.switches import KERNELS, without
+from fusegrad.ir.switches import KERNELS, switched_off
 
 ROOM = replace(SMALL, packed=64)
 ODD, EVEN, WIDE = {M: 13, N: 50, K: 3}, {M: 6, N: 64, K: 2}, {M: 6, N: 48, K: 2}
@@ -64,14 +64,14 @@ def test_every_switch_has_a_witness() -> None:
 def test_other_kernels_and_the_same_numbers(switch: str) -> None:
     body, inputs, target, sizes = WITNESSES[switch]
     own = agree(body, sizes, target, slack=12, **inputs)
-    with without((switch,)):
+    with switched_off((switch,)):
         other = agree(body, sizes, target, slack=12, **inputs)
     assert own != other
 
 
 @pytest.mark.parametrize("target", [INTERPRET, SMALL, MANY], ids=["whole", "chunked", "tree"])
 def test_without_all_of_them(target: Target) -> None:
-    with without(KERNELS):
+    with switched_off(KERNELS):
         for name in ("rms_backward", "softmax", "group_backward", "cross_entropy", "swiglu"):
             function, inputs = BODIES[name]
             agree(function, ODD, target, slack=12, **inputs)

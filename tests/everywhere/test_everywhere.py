@@ -154,8 +154,8 @@ def test_a_hook_that_was_there_still_runs() -> None:
 
 
 def test_what_waits_for_more_calls_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fusegrad.runtime.specialize.budget._families", {})
-    monkeypatch.setattr("fusegrad.runtime.specialize.budget.FAMILY", 10)
+    monkeypatch.setattr("fusegrad.runtime.compiled.budget._families", {})
+    monkeypatch.setattr("fusegrad.runtime.compiled.budget.FAMILY", 10)
 
     def anew() -> Any:
         class Anew(Function):

@@ -14,7 +14,7 @@ import wrong
 from torch.export import Dim, export
 
 import fusegrad
-from fusegrad.ir.versions import numbers
+from fusegrad.ir.versions import version_numbers
 
 HERE = Path(__file__).parent
 ROWS = ({0: Dim("rows", min=2)},)
@@ -74,7 +74,7 @@ def test_a_derivative_inside_of_a_program_is_refused_by_name(strict) -> None:
         export(sound.Slope(), (sample(),), strict=strict)
 
 
-WRITES_VMAP = numbers(torch.__version__) >= (2, 12)
+WRITES_VMAP = version_numbers(torch.__version__) >= (2, 12)
 """torch.export.save of torch 2.11 writes no program with torch.func.vmap in it, of any operation."""
 LOADER = """
 import sys

@@ -17,7 +17,7 @@ from fusegrad.ir import Graph, TensorType, building, emit, provenance, verify
 from fusegrad.ir.errors import ParseError
 from fusegrad.ir.graph import Origin
 from fusegrad.ir.prims import Arg
-from fusegrad.ir.text.document import document, graph_from, size_of
+from fusegrad.ir.text.document import document, graph_from, size_from_document
 from fusegrad.ir.text.text import key, show, size_text
 
 s0 = sympy.Symbol("s0", integer=True, positive=True)
@@ -71,7 +71,7 @@ def test_numbers_come_back_exactly(number: Any) -> None:
     sympy.Mod(s0, 3), sympy.Max(s0, s1, 7), sympy.ceiling(s0 / 8) * 8, 0.25 * s0, 1 / sympy.sqrt(s0), s0**2,
 ], ids=str)  # fmt: skip
 def test_sizes_come_back_exactly(size: sympy.Expr) -> None:
-    assert size_of(size_text(size), SYMBOLS, "here") == size
+    assert size_from_document(size_text(size), SYMBOLS, "here") == size
 
 
 def test_what_has_no_form_is_refused_when_written() -> None:
@@ -92,7 +92,7 @@ HOSTILE_SIZES = [
 def test_hostile_sizes_are_refused_at_once(text: Any) -> None:
     began = time.perf_counter()
     with pytest.raises(ParseError):
-        size_of(text, SYMBOLS, "here")
+        size_from_document(text, SYMBOLS, "here")
     assert time.perf_counter() - began < 1
 
 

@@ -9,7 +9,7 @@ import sympy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fusegrad.ir import Graph, Place, Program, TensorType, Value, building, emit, provenance, show, verify
+from fusegrad.ir import Graph, Program, TensorType, Value, ValueRef, building, emit, provenance, show, verify
 from fusegrad.ir.graph import Origin
 from fusegrad.ir.passes.cost import estimate
 from fusegrad.ir.passes.overlap import overlap
@@ -24,7 +24,7 @@ F32 = TensorType((M, N), "f32")
 Build = Callable[..., list[Value]]
 
 
-def program(forward: Build, inputs: dict[str, TensorType], residuals: Sequence[Place], backward: Build) -> Program:
+def program(forward: Build, inputs: dict[str, TensorType], residuals: Sequence[ValueRef], backward: Build) -> Program:
     """forward(*inputs) -> [y, *hidden]; backward(*residuals, gradient) -> gradients."""
     graph = Graph("forward")
     values = [graph.input(t, n) for n, t in inputs.items()]
@@ -44,7 +44,7 @@ def backward_graph(made: Program, backward: Build) -> Graph:
     return verify(graph)
 
 
-def aval_of(made: Program, place: Place) -> TensorType:
+def aval_of(made: Program, place: ValueRef) -> TensorType:
     if place.kind == "input":
         return made.forward.inputs[place.index].aval
     return made.forward.outputs[place.index + (1 if place.kind == "hidden" else 0)].aval
@@ -100,7 +100,7 @@ def rms_backward(x: Value, w: Value, x_hat: Value, rstd: Value, y_bar: Value) ->
     return [x_bar, emit("sum", emit("mul", up(y_bar), x_hat), axes=(0,))]
 
 
-RMS = [Place("input", 0), Place("input", 1), Place("hidden", 0), Place("hidden", 1)]
+RMS = [ValueRef("input", 0), ValueRef("input", 1), ValueRef("hidden", 0), ValueRef("hidden", 1)]
 
 
 def rms() -> Program:
@@ -117,7 +117,7 @@ def test_rstd_is_saved_in_place_of_x_hat(run) -> None:
     after = Recompute()(before)
     assert saved(before) == ["x_hat", "rstd"]
     assert saved(after) == ["rstd"]
-    assert after.residuals == (Place("input", 0), Place("input", 1), Place("hidden", 0))
+    assert after.residuals == (ValueRef("input", 0), ValueRef("input", 1), ValueRef("hidden", 0))
     assert_same_gradients(before, after, run, arrays((3, N), (N,)))
 
 
@@ -151,7 +151,7 @@ def test_of_equal_cuts_the_one_nearest_to_backward_is_taken() -> None:
 def test_a_view_of_an_input_that_is_saved_as_it_is_stays_so() -> None:
     """x.view(x.shape) is x in the graph, and a hidden value all the same."""
     made = program(
-        lambda x: [emit("exp", x), x], {"x": F32}, [Place("hidden", 0)], lambda r, g: [emit("mul", g, r)]
+        lambda x: [emit("exp", x), x], {"x": F32}, [ValueRef("hidden", 0)], lambda r, g: [emit("mul", g, r)]
     )  # fmt: skip
     (kept,) = hidden_values(Recompute()(made))
     assert kept.prim == "input"
@@ -167,11 +167,11 @@ def test_a_saved_output_serves_backward(run) -> None:
     before = program(
         forward,
         {"x": F32},
-        [Place("output", 0), Place("hidden", 0)],
+        [ValueRef("output", 0), ValueRef("hidden", 0)],
         lambda y, d, g: [emit("mul", emit("add", d, y), g)],
     )
     after = Recompute()(before)
-    assert saved(after) == [] and after.residuals == (Place("output", 0),)
+    assert saved(after) == [] and after.residuals == (ValueRef("output", 0),)
     assert_same_gradients(before, after, run, arrays((3, N)))
 
 
@@ -182,7 +182,7 @@ def test_more_reading_than_saving_is_not_worth_it() -> None:
         total = emit("add", emit("add", xs[0], xs[1]), emit("add", xs[2], xs[3]))
         return [emit("exp", total), total]
 
-    places = [*(Place("input", i) for i in range(4)), Place("hidden", 0)]
+    places = [*(ValueRef("input", i) for i in range(4)), ValueRef("hidden", 0)]
     inputs = {f"x{i}": F32 for i in range(4)}
     lazy = program(forward, inputs, places, lambda a, b, c, d, total, g: [emit("mul", total, g)])
     assert Recompute()(lazy) is lazy
@@ -204,7 +204,7 @@ def test_a_random_mask_is_drawn_again(run) -> None:
     before = program(
         forward,
         {"x": F32, "seed": SEED, "offset": SEED},
-        [Place("input", 1), Place("input", 2), Place("hidden", 0)],
+        [ValueRef("input", 1), ValueRef("input", 2), ValueRef("hidden", 0)],
         lambda seed, offset, keep, g: [emit("where", keep, g, emit("full", value=0.0, shape=(M, N), dtype="f32"))],
     )
     after = Recompute()(before)
@@ -227,7 +227,7 @@ def test_what_is_dear_or_has_effects_is_not_done_twice(prim: str) -> None:
         return [x, kept]
 
     before = program(
-        forward, {"x": F32}, [Place("input", 0), Place("hidden", 0)], lambda x, kept, g: [emit("mul", kept, kept)]
+        forward, {"x": F32}, [ValueRef("input", 0), ValueRef("hidden", 0)], lambda x, kept, g: [emit("mul", kept, kept)]
     )
     assert Recompute()(before) is before
 
@@ -250,7 +250,7 @@ def test_without_a_choice_a_backward_is_kept_as_it_is() -> None:
 def test_a_residual_that_is_none_has_no_input() -> None:
     before = replace(rms(), residuals=(None, *RMS))
     after = Recompute()(before)
-    assert after.residuals == (None, Place("input", 0), Place("input", 1), Place("hidden", 0))
+    assert after.residuals == (None, ValueRef("input", 0), ValueRef("input", 1), ValueRef("hidden", 0))
     verify(after.backward[(True,)])
 
 
@@ -281,7 +281,7 @@ def test_a_derived_backward_takes_over_what_forward_had(run) -> None:
 
     before = program(
         lambda x, w: [emit("tanh", emit("sum", product(x, w), axes=(1,)))], {"x": square, "w": square},
-        [Place("input", 0), Place("input", 1)], backward,
+        [ValueRef("input", 0), ValueRef("input", 1)], backward,
     )  # fmt: skip
     found = overlap(before, (True,), {M: 64})
     assert found is not None and [v.aval for v in found.saved] == [vector]
@@ -299,10 +299,10 @@ def test_random_programs(grow, run, inputs_for, seed: int) -> None:
     rng = np.random.default_rng(seed)
     nodes = [v for v in forward.order() if v.prim != "full"]
     hidden = [nodes[i] for i in rng.choice(len(nodes), size=min(3, len(nodes)), replace=False)] if nodes else []
-    held = [Place("input", i) for i in range(len(forward.inputs)) if rng.random() < 0.7]
+    held = [ValueRef("input", i) for i in range(len(forward.inputs)) if rng.random() < 0.7]
     outputs = [o for o in forward.outputs if o is not None][:1]
     forward.returning([*outputs, *hidden])
-    before = Program("f", forward, (*held, *(Place("hidden", i) for i in range(len(hidden)))), len(outputs))
+    before = Program("f", forward, (*held, *(ValueRef("hidden", i) for i in range(len(hidden)))), len(outputs))
     before.backward[(True,)] = backward_graph(before, lambda *received: list(received[:-1]))
     after = Recompute()(before)
     assert bytes_saved(after) <= bytes_saved(before)

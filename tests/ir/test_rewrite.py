@@ -10,11 +10,11 @@ from fusegrad.ir.rewrite import (
     Op,
     X,
     Y,
-    between,
     copy_into,
     extract,
-    joined,
+    join_rules,
     make,
+    nodes_between,
     rebuild,
     rules,
     unique_names,
@@ -43,7 +43,7 @@ def test_patterns_bind_in_order_and_repeat() -> None:
 
 def test_a_rule_sees_rewritten_operands_and_builds_in_normal_form() -> None:
     """abs -> neg(neg), and neg(neg(x)) -> x: the second rule applies to what the first one builds."""
-    table = joined(
+    table = join_rules(
         rules((Op("neg", (Op("neg", (X,)),)), lambda x: x)),
         rules((Op("abs", (X,)), lambda x: make("neg", make("neg", x)))),
     )
@@ -55,7 +55,7 @@ def test_a_rule_sees_rewritten_operands_and_builds_in_normal_form() -> None:
 
 def test_earlier_tables_win_and_none_means_does_not_apply() -> None:
     never = {"abs": (lambda v: None,)}
-    table = joined(never, rules((Op("abs", (X,)), lambda x: x)), rules((Op("abs", (X,)), lambda x: make("neg", x))))
+    table = join_rules(never, rules((Op("abs", (X,)), lambda x: x)), rules((Op("abs", (X,)), lambda x: make("neg", x))))
     graph, x = one_input()
     with building(graph):
         graph.returning([emit("abs", x)])
@@ -108,7 +108,7 @@ def test_copy_into_continues_from_what_is_there() -> None:
     given = other.input(F32, "y")
     env = {y.id: given}
     with building(other):
-        copy_into(between([z], env), env)
+        copy_into(nodes_between([z], env), env)
     assert env[z.id].args == (given,)
 
 

@@ -33,7 +33,7 @@ MEANING = ("codegen", "ir/passes", "ir/transforms")
 PLANS = ("schedule", "strided_pairs", "rooflines", "op_counts", "place", "tuning_candidates", "loop_nests", "strips")
 """Modules that choose among right kernels: a slip there costs speed first of all. Counted apart."""
 RANDOM = "tests/codegen/test_random_graphs.py"
-DERIVED = ("tests/runtime/functorch/test_derive_jvp.py", "tests/runtime/specialize/test_derived_backward.py")
+DERIVED = ("tests/runtime/functorch/test_derive_jvp.py", "tests/runtime/compiled/test_derived_backward.py")
 NEAREST: dict[str, tuple[str, ...]] = {
     "ir/passes": ("tests/ir", RANDOM),
     "ir/transforms": ("tests/ir/transforms", *DERIVED),

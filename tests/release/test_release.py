@@ -35,12 +35,12 @@ def test_the_pinned_pair_is_one_that_was_tried_and_each_is_on_its_page() -> None
 @pytest.mark.parametrize(("found", "fits"), [("2.10.1", False), ("2.11.0", True), ("2.13.0+cpu", True), ("3.0.1", True),
                                              ("2.9.0a0+git1", False)])  # fmt: skip
 def test_what_is_too_old_is_refused_by_name(found: str, fits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(versions, "installed", lambda name: found if name == "torch" else None)
+    monkeypatch.setattr(versions, "installed_version", lambda name: found if name == "torch" else None)
     if fits:
-        versions.require()
+        versions.require_versions()
         return
     with pytest.raises(versions.VersionError, match=f"torch {re.escape(found)}: it is older than 2.11") as error:
-        versions.require()
+        versions.require_versions()
     assert isinstance(error.value, ImportError) and "torch 2.13.0 with triton 3.7.1" in str(error.value)
 
 
@@ -57,10 +57,11 @@ def test_importing_the_package_asks_first(tmp_path: Path) -> None:
 
 def test_a_failed_import_under_a_version_that_nobody_tried_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     error = ImportError("cannot import name 'x' from 'torch'")
-    monkeypatch.setattr(versions, "installed", lambda name: "2.13.0+cpu")
-    assert versions.unknown(error) is error
-    monkeypatch.setattr(versions, "installed", lambda name: "9.9.0")
-    assert "torch 9.9.0: this version was never tried, and the import failed: cannot" in str(versions.unknown(error))
+    monkeypatch.setattr(versions, "installed_version", lambda name: "2.13.0+cpu")
+    assert versions.explain_import_error(error) is error
+    monkeypatch.setattr(versions, "installed_version", lambda name: "9.9.0")
+    explained = str(versions.explain_import_error(error))
+    assert "torch 9.9.0: this version was never tried, and the import failed: cannot" in explained
 
 
 def test_the_matrix_reads_pairs_and_closing_lines() -> None:

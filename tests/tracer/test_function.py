@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.autograd.function import Function, once_differentiable
 
-from fusegrad.ir.program import Place
+from fusegrad.ir.program import ValueRef
 from fusegrad.tracer.capture.capture import Session
 from fusegrad.tracer.function import (
     ForwardCapture,
@@ -30,7 +30,7 @@ from fusegrad.tracer.methods import (
 from fusegrad.tracer.reads.reads import scan
 from fusegrad.tracer.trace import CaptureError
 
-INPUT, OUTPUT, HIDDEN = (lambda i, kind=kind: Place(kind, i) for kind in ("input", "output", "hidden"))
+INPUT, OUTPUT, HIDDEN = (lambda i, kind=kind: ValueRef(kind, i) for kind in ("input", "output", "hidden"))
 
 
 def function(forward: Any, **rules: Any) -> type:
@@ -196,7 +196,7 @@ def test_a_container_of_tensors_on_ctx_has_places() -> None:
         return a
 
     captured = capture(function(forward), x())
-    assert captured.tensor_attributes == {"parts[0]": Place("hidden", 0), "parts[1]": Place("input", 0)}
+    assert captured.tensor_attributes == {"parts[0]": ValueRef("hidden", 0), "parts[1]": ValueRef("input", 0)}
     assert put_together(captured.constants, {"parts[0]": 5, "parts[1]": 6}) == {"parts": [5, {"k": 6}]}
 
 

@@ -13,7 +13,7 @@ REVIEWED: dict[str, str] = {
     "runtime/dispatch/entry.py:applied.<locals>._fusegrad_apply": ENTRY,
     "runtime/dispatch/entry.py:function_shown.<locals>.compiled": ENTRY,
     "runtime/dispatch/plain_function.py:compile_function.<locals>.run": ENTRY,
-    "runtime/specialize/function_class.py:shown.<locals>.backward": ENTRY,
+    "runtime/compiled/function_class.py:shown.<locals>.backward": ENTRY,
     "runtime/autograd/node.py:_backward.<locals>.backward": ENTRY,
     "runtime/autograd/backward.py:backward": ENTRY,
     "runtime/functorch/function.py:FunctionRules.backward": ENTRY,

@@ -13,7 +13,7 @@ import trust_functions as functions
 
 import fusegrad
 from fusegrad.runtime.autograd import opaque_forward as opaque
-from fusegrad.runtime.specialize import compiled as function
+from fusegrad.runtime.compiled import compiled as function
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +39,7 @@ def test_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_numbers_that_are_new_at_every_call_are_neither_captured_nor_remembered_without_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("fusegrad.runtime.specialize.compiled.REMEMBERED", 128)  # 1,024 calls would take long
+    monkeypatch.setattr("fusegrad.runtime.compiled.compiled.REMEMBERED", 128)  # 1,024 calls would take long
     fast, x = fusegrad.compile(functions.Scale), torch.ones(3)
     for at in range(300):
         assert fast.apply(x, at / 7)[0].item() == torch.tensor(1.0).mul(at / 7).item()

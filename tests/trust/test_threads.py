@@ -9,7 +9,7 @@ import threads
 import torch
 from torch.autograd import forward_ad
 
-from fusegrad.ir.once import once
+from fusegrad.ir.lazy_attribute import lazy_attribute
 from fusegrad.tracer.torch_private import dual_level, plain_tensors
 
 
@@ -47,7 +47,7 @@ def test_an_attribute_is_made_without_a_lock_and_once_for_all() -> None:
     meet = threading.Barrier(2, timeout=10)
 
     class Slow:
-        @once
+        @lazy_attribute
         def value(self) -> object:
             meet.wait()
             return object()

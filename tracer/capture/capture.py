@@ -126,8 +126,8 @@ class Env(ShapeEnv):
 
     def replaced(self, expr: Any) -> Any:
         """`replace` that learns nothing: what one trace found out of sizes may contradict what another did."""
-        while known := {s: self.replacements[s] for s in expr.free_symbols if self.replacements.get(s, s) != s}:
-            expr = expr.xreplace(known)
+        while substitutions := {s: self.replacements[s] for s in expr.free_symbols if self.replacements.get(s, s) != s}:
+            expr = expr.xreplace(substitutions)
         return expr
 
     def _get_user_frame(self) -> types.FrameType | None:
@@ -146,16 +146,16 @@ def _youngest(symbol: sympy.Symbol) -> int:
     return sys.maxsize if symbol.name.startswith("u") else 0
 
 
-def assumed_of(fakes: Sequence[Any], known: Collection[sympy.Symbol]) -> tuple[sympy.Basic, ...]:
-    """The assumptions of the traces with these fakes so far about the sizes that are `known`."""
+def assumed_of(fakes: Sequence[Any], known_symbols: Collection[sympy.Symbol]) -> tuple[sympy.Basic, ...]:
+    """The assumptions of the traces with these fakes so far about the sizes that are `known_symbols`."""
     numbers = [n for f in fakes for n in ((*f.shape, *f.stride()) if isinstance(f, torch.Tensor) else (f,))]
     env = next((n.node.shape_env for n in numbers if isinstance(n, torch.SymInt)), None)
     if env is None:
         return ()
-    least = {s: env.var_to_range[s].lower for s in known if s in env.var_to_range}
+    least = {s: env.var_to_range[s].lower for s in known_symbols if s in env.var_to_range}
     telling = {s: int(n) for s, n in least.items() if n.is_Integer and n >= (2 if s.is_positive else 0)}
     ranges = [sympy.Ge(s, n, evaluate=False) for s, n in telling.items()]
-    relations = [g.expr for g in env.guards if g.expr is not sympy.true and g.expr.free_symbols <= set(known)]
+    relations = [g.expr for g in env.guards if g.expr is not sympy.true and g.expr.free_symbols <= set(known_symbols)]
     return tuple(dict.fromkeys((*ranges, *relations)))
 
 
@@ -230,13 +230,13 @@ class Session:
         for symbol in sorted({s for e in exprs for s in e.free_symbols} - set(self.env.age), key=str):
             self.env.age[symbol] = len(self.returned)
 
-    def conditions(self, known: Collection[sympy.Symbol], since: int = 0) -> tuple[sympy.Basic, ...]:
+    def conditions(self, known_symbols: Collection[sympy.Symbol], since: int = 0) -> tuple[sympy.Basic, ...]:
         """The assumptions of the traces about sizes, from guard number `since` on, over the symbols that are
-        `known`."""
-        assumed = (
-            g.expr if g.expr.free_symbols <= set(known) else self.env.replaced(g.expr) for g in self.env.guards[since:]
-        )
-        return tuple(dict.fromkeys(c for c in assumed if c is not sympy.true and c.free_symbols <= set(known)))
+        `known_symbols`."""
+        known = set(known_symbols)
+        guards = (g.expr for g in self.env.guards[since:])
+        assumed = (e if e.free_symbols <= known else self.env.replaced(e) for e in guards)
+        return tuple(dict.fromkeys(c for c in assumed if c is not sympy.true and c.free_symbols <= known))
 
     def fake_like(self, like: torch.Tensor, expanded: bool = False) -> torch.Tensor:
         """A fake gradient of a fake output: its shape, row-major, or every stride 0."""
@@ -372,10 +372,10 @@ class _Recording:
         return gm  # type: ignore[no-any-return]
 
     def _body(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        def body(*given: Any) -> Any:
+        def body(*inputs: Any) -> Any:
             recorder.begin()
             with Asked(self.calls.read) if self.answers_data else nullcontext():
-                returned = fn(*given)
+                returned = fn(*inputs)
             recorder.end()
             # Here, and not after the trace: make_fx keeps the nodes of what is returned, not the tensors.
             if (why := self.unmarked.why_not(returned)) is not None:
@@ -513,10 +513,10 @@ class _Provenance(TorchFunctionMode):
         return result
 
     def _run_operation(self, func: Any, args: Any, kwargs: Any) -> Any:
-        name, watching, known = operator_name(func), watcher(), history()
+        name, watching, followed_history = operator_name(func), watcher(), history()
         result = func(*args, **kwargs) if name is None or watching is None else watching(name, func, args, kwargs)
-        if known is not None:
-            known.note_result(result)
+        if followed_history is not None:
+            followed_history.note_result(result)
         return result
 
 
@@ -575,8 +575,8 @@ def _weights(outputs: Any, inputs: Any, grad_outputs: Any = None, *_: Any, **__:
 
 def _refuse_real_write(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     """A tensor from outside is no fake: a write to it would happen while tracing."""
-    written = kwargs.get("out", args[0] if args and _is_in_place(getattr(func, "__name__", "")) else None)
-    real = isinstance(written, torch.Tensor) and not is_fake(written)
+    target = kwargs.get("out", args[0] if args and _is_in_place(getattr(func, "__name__", "")) else None)
+    real = isinstance(target, torch.Tensor) and not is_fake(target)
     if real and (frame := user_frame()) is not None:
         place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
         raise CaptureError(reason="it writes to a tensor that is no argument", where=place)
@@ -589,9 +589,9 @@ def _refuse_resize() -> None:
 _DRAWS = "it draws from a torch.Generator, whose state no graph has"
 
 
-def _refuse_generator(given: Sequence[Any]) -> None:
+def _refuse_generator(arguments: Sequence[Any]) -> None:
     """A generator has a state of its own, which is another one at the next call."""
-    if any(isinstance(value, torch.Generator) for value in given) and (frame := user_frame()) is not None:
+    if any(isinstance(value, torch.Generator) for value in arguments) and (frame := user_frame()) is not None:
         raise CaptureError(reason=_DRAWS, where=f"{frame.f_code.co_filename}:{frame.f_lineno}")
 
 
@@ -600,8 +600,10 @@ _HISTORY = torch.Tensor.requires_grad.__get__  # type: ignore[attr-defined]
 
 def _answer_about_history(func: Any, args: Sequence[Any]) -> bool | None:
     """The answer to the user's question whether autograd follows a tensor, which is one per call."""
-    known = history() if func == _HISTORY else None
-    return known.ask(args[0], CUT, _user_line()) if known is not None and _is_asked_by_the_user() else None
+    followed_history = history() if func == _HISTORY else None
+    if followed_history is None or not _is_asked_by_the_user():
+        return None
+    return followed_history.ask(args[0], CUT, _user_line())
 
 
 def _is_asked_by_the_user() -> bool:
@@ -648,26 +650,26 @@ def _origin_of(frame: types.FrameType | None) -> tuple[str | None, str, str] | N
 class OpaqueMet(CaptureError):
     """The method calls what must not be captured: it can be, once its calls were recorded on real tensors.
 
-    `what` is the class, or the name of an operator; `why` the reason. Internal, as CaptureError is.
+    `callee` is the class, or the name of an operator; `why` the reason. Internal, as CaptureError is.
     """
 
-    def __init__(self, what: Any, why: Why, where: str) -> None:
-        super().__init__(reason=reason_of_caller(what, why), where=where)
-        self.what, self.why, self.where = what, why, where
+    def __init__(self, callee: Any, why: Why, location: str) -> None:
+        super().__init__(reason=reason_of_caller(callee, why), where=location)
+        self.what, self.why, self.where = callee, why, location
 
 
 class DataMet(OpaqueMet):
     """The method asks what is in a tensor: it can be captured, once the answers of a run on real tensors are known."""
 
-    def __init__(self, reason: str, where: str) -> None:
-        CaptureError.__init__(self, reason=reason, where=where)
-        self.what, self.why, self.where = "data", Why(reason, True), where
+    def __init__(self, reason: str, location: str) -> None:
+        CaptureError.__init__(self, reason=reason, where=location)
+        self.what, self.why, self.where = "data", Why(reason, True), location
 
 
 def as_data_read(error: CaptureError, tape: Tape | None) -> CaptureError:
     """The error itself, or that the method asks what is in a tensor, where no answers are on the tape yet."""
-    known = isinstance(error, OpaqueMet) or (tape is not None and tape.data)
-    asking = not known and code_of(error.facts["reason"]) in ("FG010", "FG011")
+    is_final = isinstance(error, OpaqueMet) or (tape is not None and tape.data)
+    asking = not is_final and code_of(error.facts["reason"]) in ("FG010", "FG011")
     return DataMet(error.facts["reason"], error.facts["where"]) if asking else error
 
 
@@ -687,30 +689,30 @@ class Calls:
         self.error: CaptureError | None = None  # the method may catch it
         self.follows = False  # the body is captured in grad mode only to see which results need a gradient
 
-    def __call__(self, what: Any, apply: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def __call__(self, callee: Any, apply: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
-            return self._route(what, apply, args, kwargs)
+            return self._route(callee, apply, args, kwargs)
         except CaptureError as error:
             if not self.depth and self.error is None:
                 self.error = error.bare()
             raise
 
-    def _route(self, what: Any, apply: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        mode, why = get_proxy_mode(), why_opaque(what)
+    def _route(self, callee: Any, apply: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        mode, why = get_proxy_mode(), why_opaque(callee)
         recorded = torch.is_grad_enabled() and not (self.follows and why is not None)
-        if self.depth or recorded or transforms_active() or mode is None or _is_of_a_transform(what):
-            return self._trace_inline(what, apply, args, kwargs, why)
-        taped = self.tape.take(what) if self.tape is not None else None
-        if why is None and kwargs and not isinstance(what, str):
-            return self._trace_inline(what, apply, args, kwargs, None)
+        if self.depth or recorded or transforms_active() or mode is None or _is_of_a_transform(callee):
+            return self._trace_inline(callee, apply, args, kwargs, why)
+        taped = self.tape.take(callee) if self.tape is not None else None
+        if why is None and kwargs and not isinstance(callee, str):
+            return self._trace_inline(callee, apply, args, kwargs, None)
         if why is None:
             try:
-                if isinstance(what, str):
+                if isinstance(callee, str):
                     return self._operator(apply, args, kwargs, mode)
-                return self._call_node(what, args, mode)
+                return self._call_node(callee, args, mode)
             except Exception as error:
-                why = self._why_no_fake_run(what, error)
-        return self._opaque_node(what, apply, args, kwargs, taped, why)
+                why = self._why_no_fake_run(callee, error)
+        return self._opaque_node(callee, apply, args, kwargs, taped, why)
 
     def read(self, func: Any, args: Any, kwargs: Any) -> Any:
         """An operation that says what is in a tensor: a node of its own, unless a nested body asks."""
@@ -721,24 +723,25 @@ class Calls:
             raise CaptureError(reason=f"it reads the data of a tensor too often (`{func}`)", where=_user_line())
         return self._opaque_node(str(func), func, args, kwargs, taped, why)
 
-    def unseen(self, what: Any) -> None:
+    def unseen(self, callee: Any) -> None:
         """Only where autograd records the nested backward by itself is there nothing to decide."""
-        if not torch.is_grad_enabled() or why_opaque(what) is not None:
-            reason = f"it calls `{name_of(what)}.apply` by a name that was bound before, which this torch does not show"
+        if not torch.is_grad_enabled() or why_opaque(callee) is not None:
+            name = name_of(callee)
+            reason = f"it calls `{name}.apply` by a name that was bound before, which this torch does not show"
             raise CaptureError(reason=reason, where=_user_line())
 
-    def _trace_inline(self, what: Any, apply: Any, args: Any, kwargs: Any, why: Why | None) -> Any:
+    def _trace_inline(self, callee: Any, apply: Any, args: Any, kwargs: Any, why: Why | None) -> Any:
         """The body itself is traced, or runs on fakes within another body."""
         if why is not None and self.depth:
-            raise OpaqueMet(what, why, _user_line())
+            raise OpaqueMet(callee, why, _user_line())
         if why is not None:
-            raise _nested_opaque_error(what, why)
+            raise _nested_opaque_error(callee, why)
         self.inlined += 1
         self.inlines = True
         try:
-            if isinstance(what, str):
+            if isinstance(callee, str):
                 return apply(*args, **kwargs)
-            return _with_its_copies(what, args, kwargs)
+            return _with_its_copies(callee, args, kwargs)
         finally:
             self.inlined -= 1
 
@@ -771,42 +774,42 @@ class Calls:
         proxy.node.meta["fusegrad_origin"] = _origin_of(user_frame())
         return track_tensor_tree(result, proxy, constant=None, tracer=mode.tracer)
 
-    def _why_no_fake_run(self, what: Any, error: Exception) -> Why:
+    def _why_no_fake_run(self, callee: Any, error: Exception) -> Why:
         """The reason why the body cannot run on fakes; raises the error where that is no reason to call it as it is."""
         if isinstance(error, Reached):
             go_on()
             return Why(f"is opaque: {error.effect.reason} ({error.effect.where})")
         if isinstance(error, OpaqueMet):
             return Why(error.facts["reason"].replace("it calls", "calls", 1), error.why.declared)
-        if isinstance(what, str) and not any(mark in str(error) + type(error).__name__ for mark in _NO_FAKE):
+        if isinstance(callee, str) and not any(mark in str(error) + type(error).__name__ for mark in _NO_FAKE):
             raise error
-        if not isinstance(what, str) and declarations(what, None)["forward"].value:
+        if not isinstance(callee, str) and declarations(callee, None)["forward"].value:
             raise error
-        if isinstance(what, str):
+        if isinstance(callee, str):
             return Why("has no fake implementation", True)
         place = where_raised(error)
         return Why(f"cannot be captured: {reason_of(error)} ({place})")
 
-    def _opaque_node(self, what: Any, apply: Any, args: Any, kwargs: Any, taped: Taped | None, why: Why) -> Any:
-        where = _user_line()
+    def _opaque_node(self, callee: Any, apply: Any, args: Any, kwargs: Any, taped: Taped | None, why: Why) -> Any:
+        location = _user_line()
         odd = None
-        if isinstance(what, Segment):
+        if isinstance(callee, Segment):
             odd = self.leaves.tracked_type(tensors_in(args)) or _no_constant(args, self.generators)
         if odd is not None:
-            what.apart |= {name for name, value in args[0].items() if _no_constant(value, self.generators)}
-            reason = f"{reason_of_caller(what, why)}, given a {odd}"
-            raise CaptureError(reason=reason, where=where).of(what)
+            callee.apart |= {name for name, value in args[0].items() if _no_constant(value, self.generators)}
+            reason = f"{reason_of_caller(callee, why)}, given a {odd}"
+            raise CaptureError(reason=reason, where=location).of(callee)
         if self.inlined:
-            raise _nested_opaque_error(what, why)
+            raise _nested_opaque_error(callee, why)
         if taped is None:
-            raise OpaqueMet(what, why, where)
+            raise OpaqueMet(callee, why, location)
         if taped.fault is not None:
-            if isinstance(what, Segment):
+            if isinstance(callee, Segment):
                 names, *_ = pytree.tree_unflatten(taped.leaves, taped.tree)
-                what.apart |= {name for name, value in names.items() if not is_given_on(value)}
-            reason = f"{reason_of_caller(what, why)} and {taped.fault}"
-            raise CaptureError(reason=reason, where=where).of(what)
-        node = OpaqueNode(what, apply, args, kwargs, taped, why, where)
+                callee.apart |= {name for name, value in names.items() if not is_given_on(value)}
+            reason = f"{reason_of_caller(callee, why)} and {taped.fault}"
+            raise CaptureError(reason=reason, where=location).of(callee)
+        node = OpaqueNode(callee, apply, args, kwargs, taped, why, location)
         tensors = tensors_in((args, kwargs))
         with disable_proxy_modes_tracing():
             node.leaves = self._stand_ins(taped, tensors, node.of_data)
@@ -871,14 +874,14 @@ def _no_constant(args: Any, generators: Sequence[Any]) -> str | None:
     return next((type(v).__qualname__ for v in refused), None)
 
 
-def _is_of_a_transform(what: Any) -> bool:
+def _is_of_a_transform(callee: Any) -> bool:
     """True if a class is one that torch.func makes of another, for one call."""
-    return getattr(what, "__module__", "").startswith("torch._functorch.")
+    return getattr(callee, "__module__", "").startswith("torch._functorch.")
 
 
-def _nested_opaque_error(what: Any, why: Why) -> CaptureError:
-    reason = f"it calls `{name_of(what)}` within something that is traced whole, which {why.reason}"
-    return CaptureError(reason=reason, where=_user_line()).of(what)
+def _nested_opaque_error(callee: Any, why: Why) -> CaptureError:
+    reason = f"it calls `{name_of(callee)}` within something that is traced whole, which {why.reason}"
+    return CaptureError(reason=reason, where=_user_line()).of(callee)
 
 
 _NO_FAKE = ("UnsupportedOperatorException", "no fake impl", "'Meta' backend", "fake impl")
@@ -1045,11 +1048,11 @@ def _refuse_late_writes(gm: torch.fx.GraphModule) -> None:
         schema = getattr(node.target, "_schema", None)
         if schema is None or not any(r.alias_info is not None for r in schema.returns):
             continue
-        written = [a for a in node.all_input_nodes if _writes(schema, node, a)]
-        if any(a in views for a in written) and not node.meta.get(UNRECORDED):
+        targets = [a for a in node.all_input_nodes if _writes(schema, node, a)]
+        if any(a in views for a in targets) and not node.meta.get(UNRECORDED):
             reason = "it writes to a view that it made while the grad mode was off"
             raise CaptureError(reason=reason, where=(node.meta.get("fusegrad_origin") or ("", "unknown"))[1])
-        if any(a in views for a in node.all_input_nodes) or (not written and _is_unrecorded_view(node)):
+        if any(a in views for a in node.all_input_nodes) or (not targets and _is_unrecorded_view(node)):
             views.add(node)
 
 
@@ -1114,5 +1117,5 @@ def _first_write(
 def _writes(schema: Any, node: torch.fx.Node, operand: torch.fx.Node) -> bool:
     operands = [*zip(schema.arguments, node.args, strict=False)]
     operands += [(a, node.kwargs[a.name]) for a in schema.arguments if a.name in node.kwargs]
-    written = [v for a, v in operands if a.alias_info is not None and a.alias_info.is_write]
-    return any(operand in (v if isinstance(v, list | tuple) else (v,)) for v in written)
+    targets = [v for a, v in operands if a.alias_info is not None and a.alias_info.is_write]
+    return any(operand in (v if isinstance(v, list | tuple) else (v,)) for v in targets)

@@ -74,11 +74,11 @@ def _switching() -> tuple[str | None, Any]:
     frame: types.FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code.co_name in _BETWEEN:
         frame = frame.f_back
-    found: tuple[str | None, Any] = (None, None)
+    method_and_manager: tuple[str | None, Any] = (None, None)
     while frame is not None and frame.f_code.co_filename == _OF_MANAGERS:
-        found = frame.f_code.co_name, frame.f_locals.get("self")
+        method_and_manager = frame.f_code.co_name, frame.f_locals.get("self")
         frame = frame.f_back
-    return found
+    return method_and_manager
 
 
 class Switches(TorchFunctionMode):

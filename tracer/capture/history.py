@@ -35,7 +35,7 @@ class History:
         self.about: set[str] = set()
         self.own: set[torch.fx.Node] = set()
 
-    def ask(self, tensor: Tensor, cut: str, where: str) -> bool | None:
+    def ask(self, tensor: Tensor, cut: str, location: str) -> bool | None:
         """The answer; None where the tensor itself knows."""
         if any(tensor is t for t in self.tensors) or tensor.requires_grad:
             return None
@@ -46,7 +46,7 @@ class History:
         inputs = set() if slot is None else _inputs_of(slot.node, lambda n: n.meta.get(cut))
         if tracer is None or (slot is not None and not inputs):
             return None
-        self.place = self.place or where
+        self.place = self.place or location
         self.about |= inputs
         return self.answer
 
@@ -109,10 +109,10 @@ def history() -> History | None:
 @contextmanager
 def known_history(tensors: Sequence[Any], answer: bool = False) -> Iterator[History]:
     """Within the block a method may ask of these tensors whether autograd follows them; of others it gets an answer."""
-    made = History(tensors, answer)
-    token = _known.set(made)
+    current = History(tensors, answer)
+    token = _known.set(current)
     try:
-        yield made
+        yield current
     finally:
         _known.reset(token)
 
@@ -120,12 +120,12 @@ def known_history(tensors: Sequence[Any], answer: bool = False) -> Iterator[Hist
 def text_of(gm: torch.fx.GraphModule) -> list[Any]:
     """The operations of a graph, to be compared with those of another."""
     names = {node: f"%{i}" for i, node in enumerate(gm.graph.nodes)}
-    found = []
+    operations = []
     for node in gm.graph.nodes:
         marks = sorted(key for key, mark in node.meta.items() if key.startswith("fusegrad_") and mark is True)
-        given = torch.fx.map_arg((node.args, node.kwargs), lambda n: names[n])
-        found.append((node.op, node.target, str(given), marks, _constant(gm, node)))
-    return found
+        operands = torch.fx.map_arg((node.args, node.kwargs), lambda n: names[n])
+        operations.append((node.op, node.target, str(operands), marks, _constant(gm, node)))
+    return operations
 
 
 def _constant(gm: torch.fx.GraphModule, node: torch.fx.Node) -> Any:

@@ -24,8 +24,8 @@ SET_FLAG: Any = inspect.getattr_static(Tensor, "requires_grad").__set__
 class OwnLeaves:
     """Tells the tensors that a method made from those that it was given."""
 
-    def __init__(self, given: Sequence[Any]) -> None:
-        self.given = {id(t): t for t in given if isinstance(t, Tensor)}
+    def __init__(self, arguments: Sequence[Any]) -> None:
+        self.given = {id(t): t for t in arguments if isinstance(t, Tensor)}
 
     def why_not(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> str | None:
         """The reason why what is asked of torch can be no part of a graph; None where it can."""
@@ -49,8 +49,8 @@ class OwnLeaves:
     ) -> str | None:  # fmt: skip
         if create_graph:
             return "it calls `.backward(create_graph=True)`"
-        whole = list(inputs) if isinstance(inputs, Sequence) else [inputs]
-        leaves = leaves_of(output) if inputs is None else whole
+        listed_inputs = list(inputs) if isinstance(inputs, Sequence) else [inputs]
+        leaves = leaves_of(output) if inputs is None else listed_inputs
         return None if all(map(self._is_own, leaves)) else "it adds to `.grad` of a tensor that is not its own"
 
 

@@ -41,12 +41,12 @@ def copied(tensor: Tensor) -> Tensor:
     source = tensor.detach()
     if source.layout is not torch.strided or source.is_quantized:
         return source.clone()
-    held = is_held(source)
-    if held and 0 in source.stride() and source.numel():
+    has_storage = is_held(source)
+    if has_storage and 0 in source.stride() and source.numel():
         distinct = source[tuple(slice(0, 1) if s == 0 else slice(None) for s in source.stride())]
         return distinct.clone().expand(source.shape)
     copy = torch.empty_strided(source.shape, source.stride(), dtype=source.dtype, device=source.device)
-    if held:
+    if has_storage:
         return copy.copy_(source)
     copy.untyped_storage().resize_(0)
     return copy

@@ -64,8 +64,8 @@ class Fakes(FakeTensorMode):  # type: ignore[no-untyped-call]
         if func is ASKS_DEVICE:
             return super().__torch_dispatch__(func, types, args, kwargs or {})
         func, args = LIKE.get(func, func), args[:2] if func in LIKE else args
-        made = self._made_shortly(func, args, kwargs or {})
-        return super().__torch_dispatch__(func, types, args, kwargs or {}) if made is None else made
+        fake = self._made_shortly(func, args, kwargs or {})
+        return super().__torch_dispatch__(func, types, args, kwargs or {}) if fake is None else fake
 
     def _made_shortly(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
         if is_exemplary(func):
@@ -73,8 +73,8 @@ class Fakes(FakeTensorMode):  # type: ignore[no-untyped-call]
         if not views_take_symbols or kwargs or not _is_simple_view(self, args):
             return None
         if (axes := AXES.get(func)) is not None:
-            found = axes(*args)
-            return None if found is None else view(self, aten.as_strided.default, (args[0], *found))
+            layout = axes(*args)
+            return None if layout is None else view(self, aten.as_strided.default, (args[0], *layout))
         return view(self, func, args) if func.name() in VIEWS else None
 
 
@@ -86,8 +86,8 @@ def is_exemplary(func: Any) -> bool:
     if func.namespace != "aten" or torch.Tag.nondeterministic_seeded in tags or torch.Tag.inplace_view in tags:
         return False
     one = len(returns) == 1 and str(returns[0].type) == "Tensor"
-    known = torch.Tag.pointwise in tags or (func.name() in SHAPED and not func._schema.is_mutable)
-    return one and known and not has_kernel(func.name(), "CompositeImplicitAutograd")
+    keeps_sizes = torch.Tag.pointwise in tags or (func.name() in SHAPED and not func._schema.is_mutable)
+    return one and keeps_sizes and not has_kernel(func.name(), "CompositeImplicitAutograd")
 
 
 def by_example(mode: Fakes, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
@@ -125,11 +125,11 @@ def _meet(tensors: Sequence[Tensor]) -> bool:
 
 def _fake_in_memory(mode: Fakes, answer: Pattern, lengths: Sequence[tuple[Any, Any]], device: torch.device) -> Tensor:
     key = (answer, *(lengths[-1 - n][0] for n in answer[1] if n < 0))
-    known = mode.memories.get(key) if memory_like is not None else None
-    if known is None:
-        known = mode.memories[key] = _memory(answer, [s for _, s in lengths])
-        return FakeTensor(mode, known, device)
-    return FakeTensor(mode, known if memory_like is None else memory_like(known), device)
+    memory = mode.memories.get(key) if memory_like is not None else None
+    if memory is None:
+        memory = mode.memories[key] = _memory(answer, [s for _, s in lengths])
+        return FakeTensor(mode, memory, device)
+    return FakeTensor(mode, memory if memory_like is None else memory_like(memory), device)
 
 
 def _memory(pattern: Pattern, lengths: Sequence[Any]) -> Tensor:
@@ -145,8 +145,8 @@ def view(mode: Fakes, func: Any, args: Sequence[Any]) -> Tensor:
     """A view as the kernel in C++ makes it, without torch's decomposition."""
     with within_kernel(mode):
         memory = func(*args)
-    made: Tensor = FakeTensor(mode, memory, args[0].device)
-    return made
+    fake: Tensor = FakeTensor(mode, memory, args[0].device)
+    return fake
 
 
 def _is_simple_view(mode: Fakes, args: Sequence[Any]) -> bool:
@@ -184,8 +184,8 @@ def _slice_layout(
 ) -> tuple[Any, ...] | None:
     """Sizes and strides of `t[start:end:step]` along an axis whose length is a number; None where it is not."""
     sizes, strides = list(t.shape), list(t.stride())
-    given = (dim, step, *(n for n in (start, end) if n is not None))
-    if not all(type(n) is int for n in given) or step < 1 or not -len(sizes) <= dim < len(sizes):
+    numbers = (dim, step, *(n for n in (start, end) if n is not None))
+    if not all(type(n) is int for n in numbers) or step < 1 or not -len(sizes) <= dim < len(sizes):
         return None
     if type(length := _length(sizes[dim])) is not int:
         return None
@@ -245,24 +245,26 @@ def _length(n: Any) -> Any:
 
 def _order(sizes: Sequence[Any], strides: Sequence[Any]) -> tuple[Any, ...] | None:
     """The axes from the innermost outwards, each step as long as what lies within it, or as it says."""
-    left, step = list(range(len(sizes)))[::-1], 1
+    axes_left, step = list(range(len(sizes)))[::-1], 1
     order: list[Any] = []
-    while left:
-        axis = next((i for i in left if strides[i] == step), None)
-        if axis is None and (axis := _beyond(left, strides, step)) is not None:
+    while axes_left:
+        axis = next((i for i in axes_left if strides[i] == step), None)
+        if axis is None and (axis := _beyond(axes_left, strides, step)) is not None:
             order.append((step := strides[axis],))
         if axis is None:
             break
-        left.remove(axis)
+        axes_left.remove(axis)
         order.append(axis)
         step = step * sizes[axis]
-    return None if any(strides[i] != 0 for i in left) else (*order, *(~i for i in left))
+    return None if any(strides[i] != 0 for i in axes_left) else (*order, *(~i for i in axes_left))
 
 
-def _beyond(left: Sequence[int], strides: Sequence[Any], step: Any) -> int | None:
+def _beyond(axes_left: Sequence[int], strides: Sequence[Any], step: Any) -> int | None:
     """The axis that lies next behind a gap, where both its step and what lies within it are numbers."""
-    known = [i for i in left if isinstance(strides[i], int) and strides[i] > step] if isinstance(step, int) else []
-    return min(known, key=strides.__getitem__, default=None)
+    if not isinstance(step, int):
+        return None
+    candidates = [i for i in axes_left if isinstance(strides[i], int) and strides[i] > step]
+    return min(candidates, key=strides.__getitem__, default=None)
 
 
 def _has_gaps(order: Sequence[Any]) -> bool:
@@ -297,29 +299,29 @@ WRITTEN = _Written()
 def _answer(func: Any, slots: Any, named: Any, default: torch.dtype) -> Pattern | _Written | None:
     """The result of an operation for such arguments; None where torch raises, or sizes come from elsewhere."""
     try:
-        found = {_result_at_primes(func, slots, named, primes) for primes in APART}
+        answers = {_result_at_primes(func, slots, named, primes) for primes in APART}
     except Exception:
         return None
-    return found.pop() if len(found) == 1 else None
+    return answers.pop() if len(answers) == 1 else None
 
 
 def _result_at_primes(func: Any, slots: Any, named: Any, primes: Sequence[int]) -> Pattern | _Written | None:
     args, kwargs = [_example(s, primes) for s in slots], {k: _example(s, primes) for k, s in named}
-    given = [(a.shape, a.stride(), a.dtype) for a in args if isinstance(a, Tensor)]
-    found = func(*args, **kwargs)
-    if found is args[0]:
-        return WRITTEN if given[0] == (found.shape, found.stride(), found.dtype) else None
-    whole = found.device.type == "meta" and found.layout is torch.strided and not found.storage_offset()
-    if not whole or found.is_neg() or found.is_conj() or found._is_view():
+    inputs = [(a.shape, a.stride(), a.dtype) for a in args if isinstance(a, Tensor)]
+    result = func(*args, **kwargs)
+    if result is args[0]:
+        return WRITTEN if inputs[0] == (result.shape, result.stride(), result.dtype) else None
+    fills_memory = result.device.type == "meta" and result.layout is torch.strided and not result.storage_offset()
+    if not fills_memory or result.is_neg() or result.is_conj() or result._is_view():
         return None
-    known = {n: -1 - k for k, n in enumerate(primes)}
-    constants = {1, *(n for shape, _, _ in given for n in shape if n not in known)}
-    order = _order(found.shape, found.stride())
+    number_of_prime = {n: -1 - k for k, n in enumerate(primes)}
+    constants = {1, *(n for shape, _, _ in inputs for n in shape if n not in number_of_prime)}
+    order = _order(result.shape, result.stride())
     if order is None or _has_gaps(order) or min(order, default=0) < 0:
         return None
-    if not all(n in known or n in constants for n in found.shape):
+    if not all(n in number_of_prime or n in constants for n in result.shape):
         return None
-    return found.dtype, tuple(known.get(n, n) for n in found.shape), order
+    return result.dtype, tuple(number_of_prime.get(n, n) for n in result.shape), order
 
 
 def _example(slot: Any, primes: Sequence[int]) -> Any:

@@ -47,9 +47,9 @@ class Recorder(ProxyMode):  # type: ignore[misc]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is ASKS_DEVICE:
             return super().__torch_dispatch__(func, types, args, kwargs)
-        given = self._traced_arguments(func, args, kwargs or {})
-        if given is not None:
-            return self._record_node(func, args, kwargs or {}, given)
+        operands = self._traced_arguments(func, args, kwargs or {})
+        if operands is not None:
+            return self._record_node(func, args, kwargs or {}, operands)
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def _traced_arguments(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -67,9 +67,9 @@ class Recorder(ProxyMode):  # type: ignore[misc]
         """A size that was learnt since is a number: the symbol that it was is all that has a node."""
         return super().__sym_dispatch__(func, types, tuple(map(_learnt, args)), kwargs)
 
-    def _record_node(self, func: Any, args: Any, kwargs: Any, given: Any) -> Any:
+    def _record_node(self, func: Any, args: Any, kwargs: Any, operands: Any) -> Any:
         graph = self.tracer.graph
-        node = graph.create_node("call_function", func, *given, name=_name(func))
+        node = graph.create_node("call_function", func, *operands, name=_name(func))
         result = func(*args, **kwargs)
         proxy = torch.fx.Proxy(node, self.tracer)
         if type(result) is not FakeTensor or not self._are_found(result.shape, result.stride()):
@@ -98,18 +98,18 @@ class Recorder(ProxyMode):  # type: ignore[misc]
             raise _Unknown
         return proxy.node  # type: ignore[no-any-return]
 
-    def _may_be_constant(self, func: Any, given: Sequence[Any]) -> bool:
+    def _may_be_constant(self, func: Any, operands: Sequence[Any]) -> bool:
         """True if torch's recorder follows the values: it knows all of them, or one of them is written to."""
-        known = [known_of(self.tracer, a)[1] is not None for a in tensors_in(given)]
-        return any(known) and (func._schema.is_mutable or all(known))
+        are_constants = [known_of(self.tracer, a)[1] is not None for a in tensors_in(operands)]
+        return any(are_constants) and (func._schema.is_mutable or all(are_constants))
 
     def _are_found(self, sizes: Sequence[Any], strides: Sequence[Any]) -> bool:
         """True if each is a number, a symbol, or a stride that another tensor has: what is new needs torch's proxy."""
         return all(map(_is_atom, sizes)) and all(_is_atom(n) or has_proxy(self.tracer, n) for n in strides)
 
-    def _keep_metadata(self, given: Sequence[Any]) -> None:
+    def _keep_metadata(self, operands: Sequence[Any]) -> None:
         """A copy for the node: what other operations do to a tensor's sizes must not show in the node that made it."""
-        for tensor in given:
+        for tensor in operands:
             if type(tensor) is FakeTensor and (proxy := known_of(self.tracer, tensor)[0]) is not None:
                 if proxy.node.meta.get("val") is tensor:
                     with plain_tensors():
@@ -127,9 +127,9 @@ def _is_atom(size: Any) -> bool:
     return isinstance(size, int) or size.node.expr.is_Atom
 
 
-def tensors_in(given: Sequence[Any]) -> list[Tensor]:
+def tensors_in(arguments: Sequence[Any]) -> list[Tensor]:
     """The tensors among the arguments of an operation, lists of them included."""
-    return [t for a in given for t in (a if isinstance(a, list | tuple) else (a,)) if isinstance(t, Tensor)]
+    return [t for a in arguments for t in (a if isinstance(a, list | tuple) else (a,)) if isinstance(t, Tensor)]
 
 
 @lru_cache(maxsize=2048)

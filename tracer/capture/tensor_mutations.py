@@ -21,15 +21,15 @@ Marks = tuple[dict[str, Any], int, bool]
 class Unmarked:
     """The attributes of the tensors that a method is given, before it runs."""
 
-    def __init__(self, given: Sequence[Any]) -> None:
-        self.before = [(t, _marks_of(t)) for t in given if isinstance(t, Tensor)]
+    def __init__(self, arguments: Sequence[Any]) -> None:
+        self.before = [(t, _marks_of(t)) for t in arguments if isinstance(t, Tensor)]
 
     def why_not(self, returned: Any) -> str | None:
         """The change that the method made to a tensor that it was given or returns; None where it made none."""
-        seen = {id(t) for t, _ in self.before}
-        fresh = [t for t in pytree.tree_leaves(returned) if isinstance(t, Tensor) and id(t) not in seen]
+        argument_ids = {id(t) for t, _ in self.before}
+        fresh = [t for t in pytree.tree_leaves(returned) if isinstance(t, Tensor) and id(t) not in argument_ids]
         all_of_them = [*self.before, *((t, ({}, 0, t.requires_grad)) for t in fresh)]
-        return next((why for t, old in all_of_them if (why := _difference(old, _marks_of(t)))), None)
+        return next((why for t, marks in all_of_them if (why := _difference(marks, _marks_of(t)))), None)
 
 
 def _marks_of(tensor: Tensor) -> Marks:
@@ -40,13 +40,13 @@ def _marks_of(tensor: Tensor) -> Marks:
     return attributes, hooks + tensor.retains_grad, tensor.requires_grad
 
 
-def _difference(old: Marks, new: Marks) -> str | None:
-    for name in {**new[0], **old[0]}:
-        if name not in new[0] or name not in old[0] or new[0][name] is not old[0][name]:
+def _difference(before: Marks, after: Marks) -> str | None:
+    for name in {**after[0], **before[0]}:
+        if name not in after[0] or name not in before[0] or after[0][name] is not before[0][name]:
             return f"it assigns `.{name}` of a tensor"
-    if new[1] != old[1]:
+    if after[1] != before[1]:
         return "it registers a hook on a tensor"
-    return None if new[2] == old[2] else "it assigns `.requires_grad` of a tensor"
+    return None if after[2] == before[2] else "it assigns `.requires_grad` of a tensor"
 
 
 @functools.cache

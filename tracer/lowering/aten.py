@@ -59,27 +59,27 @@ def lower(
     """
     gm = dense(gm)
     placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
-    given = [
+    inputs = [
         _fake_of(f, n) for f, n in zip([*fakes, *[None] * (len(placeholders) - len(fakes))], placeholders, strict=True)
     ]
-    mode = _fake_mode(gm, given)
+    mode = _fake_mode(gm, inputs)
     names = list(input_names or (str(n.target) for n in placeholders))
     for _ in range(_MOST_ATTEMPTS):
-        known = _renamings(mode)
-        graph = _lower_once(gm, given, mode, name, names)
-        if _renamings(mode) == known:
+        renamings = _renamings(mode)
+        graph = _lower_once(gm, inputs, mode, name, names)
+        if _renamings(mode) == renamings:
             break
     return numbers_as_tensors(graph)
 
 
 def _lower_once(
-    gm: fx.GraphModule, given: Sequence[Any], mode: FakeTensorMode, name: str, names: Sequence[str]
+    gm: fx.GraphModule, inputs: Sequence[Any], mode: FakeTensorMode, name: str, names: Sequence[str]
 ) -> Graph:
     graph = Graph(name)
-    lowering = Lowering(graph, given, names)
+    lowering = Lowering(graph, inputs, names)
     replay = _Replay(gm, lowering)
     with mode, torch.no_grad(), no_autocast(), enable_python_dispatcher(), building(graph), lowering:
-        outputs = torch.func.functionalize(lambda *args: replay.run(*args), remove="mutations")(*given)
+        outputs = torch.func.functionalize(lambda *args: replay.run(*args), remove="mutations")(*inputs)
     flat = pytree.tree_leaves(outputs, is_leaf=lambda x: x is None)
     _one_device([o for o in flat if isinstance(o, torch.Tensor)], lowering.device)
     with building(graph):
@@ -94,16 +94,16 @@ def _output_strides(gm: fx.GraphModule, values: Sequence[Value | None], sizes: S
     return [None if v is None else sizes.tree(n.meta["val"].stride()) for v, n in zip(values, nodes, strict=True)]
 
 
-def _fake_of(given: Any, placeholder: fx.Node) -> Any:
+def _fake_of(fake: Any, placeholder: fx.Node) -> Any:
     """The fake of an input: the caller's, or, where it gave none, the one that the capture recorded."""
-    if given is None or (isinstance(given, torch.Tensor) and not isinstance(given, FakeTensor)):
-        return placeholder.meta.get("val", given)
-    return given
+    if fake is None or (isinstance(fake, torch.Tensor) and not isinstance(fake, FakeTensor)):
+        return placeholder.meta.get("val", fake)
+    return fake
 
 
-def _fake_mode(gm: fx.GraphModule, given: Sequence[Any]) -> FakeTensorMode:
+def _fake_mode(gm: fx.GraphModule, inputs: Sequence[Any]) -> FakeTensorMode:
     metas = (n.meta.get("val") for n in gm.graph.nodes)
-    for item in pytree.tree_leaves([list(given), list(metas)]):
+    for item in pytree.tree_leaves([list(inputs), list(metas)]):
         if isinstance(item, FakeTensor):
             return item.fake_mode
     raise LoweringError("the graph has no tensors")
@@ -125,16 +125,16 @@ def _renamings(mode: FakeTensorMode) -> int:
 class Lowering(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees every functional op on fakes and adds what it computes to the graph. `latest` is the newest result."""
 
-    def __init__(self, graph: Graph, given: Sequence[Any], names: Sequence[str]) -> None:
+    def __init__(self, graph: Graph, inputs: Sequence[Any], names: Sequence[str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.graph, self.sizes = graph, Sizes()
-        self.device = _one_device([g for g in given if isinstance(g, torch.Tensor)])
+        self.device = _one_device([g for g in inputs if isinstance(g, torch.Tensor)])
         self.latest: Value | None = None
         self.read_by: Callable[[OpOverload, int], bool] = lambda op, index: True
         self._values: dict[int, Value] = {}
         self._alive: list[torch.Tensor] = []
         self._inputs: dict[int, int] = {}
-        for tensor, name in zip(given, names, strict=True):
+        for tensor, name in zip(inputs, names, strict=True):
             if isinstance(tensor, torch.Tensor):
                 self._add_input(tensor, name)
 
@@ -283,9 +283,9 @@ class _ArgumentSpec:
         return item
 
     def _same_device(self, device: torch.device) -> tuple[str, str]:
-        known = self.lowering.device or device
-        if device.type != known.type or device.index not in (None, known.index):
-            raise LoweringError(f"it works on {known} and on {device}")
+        graph_device = self.lowering.device or device
+        if device.type != graph_device.type or device.index not in (None, graph_device.index):
+            raise LoweringError(f"it works on {graph_device} and on {device}")
         return ("device", "")
 
 
@@ -338,12 +338,12 @@ def _fits(value: Value | None, aval: TensorType) -> bool:
     return value is None or (value.dtype == aval.dtype and same_shape(value.shape, aval.shape))
 
 
-def _one_device(tensors: Sequence[torch.Tensor], known: torch.device | None = None) -> torch.device | None:
+def _one_device(tensors: Sequence[torch.Tensor], device: torch.device | None = None) -> torch.device | None:
     for tensor in tensors:
-        if known is not None and tensor.device != known:
-            raise LoweringError(f"it works on {known} and on {tensor.device}")
-        known = tensor.device
-    return known
+        if device is not None and tensor.device != device:
+            raise LoweringError(f"it works on {device} and on {tensor.device}")
+        device = tensor.device
+    return device
 
 
 _MASKS = (torch.bool, torch.uint8)
@@ -477,11 +477,11 @@ _ASSIGNED = re.compile(r"^\s*([A-Za-z_]\w*)\s*(?::[^=]+)?[-+*/@&|^]?=[^=]")
 def _origins(gm: fx.GraphModule) -> Iterator[tuple[fx.Node, tuple[Origin, str | None]]]:
     """Each node's origin, and the user's name for its value on the last node of a line."""
     nodes = list(gm.graph.nodes)
-    found = [_place(n) for n in nodes]
-    for node, place, following in zip(nodes, found, [*found[1:], None], strict=True):
-        variable, where, line = place or (None, None, None)
+    places = [_place(n) for n in nodes]
+    for node, place, following in zip(nodes, places, [*places[1:], None], strict=True):
+        variable, location, line = place or (None, None, None)
         op = str(node.target) if node.op == "call_function" else None
-        yield node, (Origin(op=op, where=where, line=line), None if following == place else variable)
+        yield node, (Origin(op=op, where=location, line=line), None if following == place else variable)
 
 
 def _place(node: fx.Node) -> tuple[str | None, str | None, str | None] | None:

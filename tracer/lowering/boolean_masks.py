@@ -36,13 +36,13 @@ def dense(gm: fx.GraphModule) -> fx.GraphModule:
 
 def _merge_masks(graph: fx.Graph) -> None:
     """g[g > 0] = f(g[g > 0]) computes its mask twice: once will do where nothing is written in between."""
-    seen: dict[Any, fx.Node] = {}
+    earlier: dict[Any, fx.Node] = {}
     for node in list(graph.nodes):
         schema = getattr(node.target, "_schema", None)
         if schema is None or schema.is_mutable or torch.Tag.nondeterministic_seeded in node.target.tags:
-            seen.clear()
+            earlier.clear()
         elif isinstance(node.meta.get("val"), torch.Tensor) and node.meta["val"].dtype is torch.bool:
-            first = seen.setdefault((node.target, node.args, tuple(node.kwargs.items())), node)
+            first = earlier.setdefault((node.target, node.args, tuple(node.kwargs.items())), node)
             if first is not node:
                 node.replace_all_uses_with(first)
                 graph.erase_node(node)
@@ -110,8 +110,8 @@ def _ended(node: fx.Node, mask: fx.Node) -> fx.Node:
         zero = call(_ATEN.zeros_like.default, (node.args[0],))
         return call(_ATEN.sum.default, (call(_ATEN.where.self, (mask, node.args[0], zero)),))
     base, values = node.args[0], node.args[2]
-    chosen = call(_ATEN.where.self, (mask, values, base))
-    return call(_ATEN.copy_.default if node.target is _PUTS[0] else _ATEN.copy.default, (base, chosen))
+    merged = call(_ATEN.where.self, (mask, values, base))
+    return call(_ATEN.copy_.default if node.target is _PUTS[0] else _ATEN.copy.default, (base, merged))
 
 
 def _replace(node: fx.Node, make: Callable[[], fx.Node]) -> None:

@@ -24,18 +24,18 @@ def writes(gm: fx.GraphModule) -> bool:
     return any(getattr(getattr(n.target, "_schema", None), "is_mutable", False) for n in gm.graph.nodes)
 
 
-def without_writes(session: Session, trace: Trace, written: Collection[int]) -> fx.GraphModule:
-    """The graph, with what it makes of the inputs `written` as further results. Raises CaptureError."""
+def without_writes(session: Session, trace: Trace, written_inputs: Collection[int]) -> fx.GraphModule:
+    """The graph, with what it makes of the inputs `written_inputs` as further results. Raises CaptureError."""
     gm = trace.graph_module
     placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
     outside = [session.fake_again(n.meta["val"]) for n in placeholders[len(trace.fakes) :]]
 
-    def replayed(*given: Any) -> Any:
-        own = [g.clone() if i in written else g for i, g in enumerate(given)]
-        return (*_Replay(gm).run(*own), *(own[i] for i in sorted(written)))
+    def replayed(*inputs: Any) -> Any:
+        own = [g.clone() if i in written_inputs else g for i, g in enumerate(inputs)]
+        return (*_Replay(gm).run(*own), *(own[i] for i in sorted(written_inputs)))
 
-    def body(*given: Any) -> Any:
-        return torch.func.functionalize(replayed, remove="mutations")(*given)
+    def body(*inputs: Any) -> Any:
+        return torch.func.functionalize(replayed, remove="mutations")(*inputs)
 
     return session.trace(body, [*trace.fakes, *outside], from_source=False).graph_module
 
@@ -57,10 +57,10 @@ class _Replay(fx.Interpreter):
             return super().call_function(target, args, kwargs)
         mode: Any = get_proxy_mode()
         inner = pytree.tree_map_only(torch.Tensor, unwrapped, (tuple(args), dict(kwargs)))
-        given = pytree.tree_map_only(TRACED, mode.tracer.unwrap_proxy, inner)
+        operands = pytree.tree_map_only(TRACED, mode.tracer.unwrap_proxy, inner)
         with disable_proxy_modes_tracing():
             fresh = pytree.tree_map_only(torch.Tensor, _like, self.recorded)
-        proxy = mode.tracer.create_proxy("call_function", target, *given)
+        proxy = mode.tracer.create_proxy("call_function", target, *operands)
         track_tensor_tree(
             pytree.tree_map_only(torch.Tensor, unwrapped, fresh), proxy, constant=None, tracer=mode.tracer
         )

@@ -27,8 +27,9 @@ number_from_data.fusegrad_call = number_from_data  # type: ignore[attr-defined]
 
 def numbers_as_tensors(graph: Graph) -> Graph:
     """The graph with its constants that are made of numbers from data as results of a call."""
-    found = {v.id: partial(_tensor, v) for v in graph.order() if v.prim == "full" and _is_read(v.params["value"])}
-    return rebuild(graph, {}, found) if found else graph
+    constants = (v for v in graph.order() if v.prim == "full")
+    replacements = {v.id: partial(_tensor, v) for v in constants if _is_read(v.params["value"])}
+    return rebuild(graph, {}, replacements) if replacements else graph
 
 
 def _is_read(number: Any) -> bool:
@@ -37,5 +38,5 @@ def _is_read(number: Any) -> bool:
 
 def _tensor(constant: Value, _: Mapping[int, Value]) -> Value:
     spec = ((constant.params["value"], ("device", "")), ())
-    made = emit("call", target=number_from_data, spec=spec, avals=(TensorType((), "f64"),))
-    return expand(cast(made, constant.dtype), constant.shape)
+    number = emit("call", target=number_from_data, spec=spec, avals=(TensorType((), "f64"),))
+    return expand(cast(number, constant.dtype), constant.shape)

@@ -19,7 +19,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 
 from ...ir import Size, TensorType, Value, emit
-from ...ir.infer import equal, same_shape
+from ...ir.infer import same_shape, sizes_equal
 from ...ir.types import INTEGERS, LOW_FLOATS, product
 from ..dtypes import from_torch
 from ..sizes import hint_of
@@ -65,12 +65,12 @@ def overloads(names: str, namespace: str = "aten") -> Iterator[OpOverload]:
     """The overloads that `names` mean ("mul", "max.dim") in this version of torch; names it lacks mean none."""
     for name in names.split():
         packet, _, overload = name.partition(".")
-        found = getattr(getattr(torch.ops, namespace), packet, None)
-        if not isinstance(found, OpOverloadPacket):
+        operator = getattr(getattr(torch.ops, namespace), packet, None)
+        if not isinstance(operator, OpOverloadPacket):
             continue
-        for each in [overload] if overload else found.overloads():  # type: ignore[no-untyped-call]
-            if each in found.overloads():  # type: ignore[no-untyped-call]
-                yield getattr(found, each)
+        for each in [overload] if overload else operator.overloads():  # type: ignore[no-untyped-call]
+            if each in operator.overloads():  # type: ignore[no-untyped-call]
+                yield getattr(operator, each)
 
 
 def rule(names: str, namespace: str = "aten") -> Callable[[Rule], Rule]:
@@ -120,8 +120,8 @@ SATURATES = bool(torch.tensor(500.0).to(torch.float8_e4m3fn).float() == 448.0)
 def _nan_beyond(x: Value) -> Value:
     """x, with NaN where rounding to float8_e4m3fn leaves its range."""
     wide = cast(x, "f32")
-    beyond = emit("gt", emit("abs", wide), full(464.0, wide.aval))
-    return emit("where", beyond, full(math.nan, wide.aval), wide)
+    is_too_large = emit("gt", emit("abs", wide), full(464.0, wide.aval))
+    return emit("where", is_too_large, full(math.nan, wide.aval), wide)
 
 
 def broadcast(x: Value, shape: Sequence[Size], axes: Iterable[int]) -> Value:
@@ -171,7 +171,7 @@ def compare(prim: str, x: Value, y: Any) -> Value:
 
 def cut(x: Value, axis: int, start: Size, stop: Size, step: int = 1) -> Value:
     """x[..., start:stop:step, ...]"""
-    if step == 1 and equal(start, 0) and equal(stop, x.shape[axis]):
+    if step == 1 and sizes_equal(start, 0) and sizes_equal(stop, x.shape[axis]):
         return x
     return emit(
         "slice",

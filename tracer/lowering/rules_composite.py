@@ -142,14 +142,14 @@ def _log_sigmoid_forward(x: Any) -> Any:
 
 # ---------------------------------------------------------------------------------------------- statistics
 def _dims(x: Any, dim: Any) -> list[int]:
-    chosen = (
+    dims = (
         range(x.dim())
         if dim is None or (not isinstance(dim, int) and len(dim) == 0)
         else [dim]
         if isinstance(dim, int)
         else dim
     )
-    return sorted({d % x.dim() for d in chosen}) if x.dim() else []
+    return sorted({d % x.dim() for d in dims}) if x.dim() else []
 
 
 def _var_mean(
@@ -162,8 +162,8 @@ def _var_mean(
     centered = x - mean
     total = torch.sum(centered * centered, dims, keepdim=True) if dims else centered * centered
     if dims and compensated:
-        left = torch.sum(centered, dims, keepdim=True)
-        total = total - left * (left / n)
+        remainder = torch.sum(centered, dims, keepdim=True)
+        total = total - remainder * (remainder / n)
     free = n - (1 if correction is None else correction)
     free = max(free, 0) if isinstance(free, (int, float)) else free
     if keepdim or not dims:
@@ -295,14 +295,14 @@ def _nll_loss_backward(
 ) -> Any:
     """-g*w at the target's class, 0 elsewhere: a comparison with the class index, no scatter."""
     axis = 1 if x.dim() == 2 else 0
-    at, kept = target.unsqueeze(axis), (target != ignore_index).unsqueeze(axis)
+    at, is_counted = target.unsqueeze(axis), (target != ignore_index).unsqueeze(axis)
     classes = (
         torch.arange(x.shape[axis], device=x.device).unsqueeze(0) if axis else torch.arange(x.shape[0], device=x.device)
     )
     g = g / total_weight if reduction == 1 else g
     g = g.unsqueeze(axis) if g.dim() else g
     w = 1.0 if weight is None else weight.unsqueeze(0) if axis else weight
-    return torch.where((classes == at) & kept, -(g * w), 0.0).to(x.dtype)
+    return torch.where((classes == at) & is_counted, -(g * w), 0.0).to(x.dtype)
 
 
 # ---------------------------------------------------------------------------------------------- torch's own

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ...ir import Size, TensorType, Value, emit
-from ...ir.infer import drop, equal
+from ...ir.infer import drop_axes, sizes_equal
 from .rules import Call, Result, broadcast, cast, compare, fit, full, permute, positions, reshape, rule, where
 from .rules_reduce import at_one_index
 
@@ -24,7 +24,7 @@ def _gather(call: Call, x: Value, dim: int, index: Value, **_: Any) -> Result:
         return reshape(x, call.out.shape)
     axis, index = dim % x.ndim, cast(index, "i64")
     if index.shape[axis] == 1 and _one_per_line(call, axis):
-        return reshape(at_one_index(x, reshape(index, drop(index.shape, (axis,))), axis), call.out.shape)
+        return reshape(at_one_index(x, reshape(index, drop_axes(index.shape, (axis,))), axis), call.out.shape)
     return emit("gather", x, *grid(index, axis), axes=tuple(range(x.ndim)))
 
 
@@ -44,7 +44,7 @@ def _scatter(call: Call, x: Value, dim: int, index: Value, source: Any) -> Resul
         source = emit("slice", source, start=(0,) * x.ndim, stop=index.shape, step=(1,) * x.ndim)
     source = fit(source, TensorType(index.shape, x.dtype))
     if index.shape[axis] == 1 and _one_per_line(call, axis):
-        line = drop(index.shape, (axis,))
+        line = drop_axes(index.shape, (axis,))
         return put_at_one_index(x, reshape(index, line), reshape(source, line), axis, mode)
     return emit("scatter", x, source, *grid(index, axis), axes=tuple(range(x.ndim)), mode=mode)
 
@@ -54,10 +54,10 @@ def put_at_one_index(x: Value, index: Value, source: Value, axis: int, mode: str
 
     index, source: x.shape without the axis.
     """
-    others = [a for a in range(x.ndim) if a != axis]
-    here = emit("eq", positions(x.shape, axis), broadcast(index, x.shape, others))
-    source = broadcast(source, x.shape, others)
-    return emit("where", here, emit("add", x, source) if mode == "add" else source, x)
+    other_axes = [a for a in range(x.ndim) if a != axis]
+    is_at_index = emit("eq", positions(x.shape, axis), broadcast(index, x.shape, other_axes))
+    source = broadcast(source, x.shape, other_axes)
+    return emit("where", is_at_index, emit("add", x, source) if mode == "add" else source, x)
 
 
 @rule("index_select")
@@ -93,17 +93,17 @@ def common_shape(shapes: Sequence[Sequence[Size]]) -> tuple[Size, ...]:
     """The shape that the index tensors broadcast to."""
     ndim = max(map(len, shapes))
     padded = [(*(1,) * (ndim - len(s)), *s) for s in shapes]
-    return tuple(next((d for d in sizes if not equal(d, 1)), 1) for sizes in zip(*padded, strict=True))
+    return tuple(next((d for d in sizes if not sizes_equal(d, 1)), 1) for sizes in zip(*padded, strict=True))
 
 
 def indexed(x: Value, index: Sequence[Value | None]) -> tuple[list[int], list[Value]] | None:
     """The indexed axes and their index tensors, wrapped and of one shape; None where a mask is among them."""
     axes = [a for a, i in enumerate(index) if i is not None]
-    given = [i for i in index if i is not None]
-    if any(i.dtype in ("b1", "u8") for i in given):
+    indices = [i for i in index if i is not None]
+    if any(i.dtype in ("b1", "u8") for i in indices):
         return None
-    shape = common_shape([i.shape for i in given])
-    return axes, [fit(wrapped(i, x.shape[a]), TensorType(shape, "i64")) for a, i in zip(axes, given, strict=True)]
+    shape = common_shape([i.shape for i in indices])
+    return axes, [fit(wrapped(i, x.shape[a]), TensorType(shape, "i64")) for a, i in zip(axes, indices, strict=True)]
 
 
 def first_place(axes: Sequence[int]) -> int:
@@ -113,14 +113,14 @@ def first_place(axes: Sequence[int]) -> int:
 
 @rule("index.Tensor _unsafe_index.Tensor")
 def _index(call: Call, x: Value, index: Sequence[Value | None]) -> Result:
-    found = indexed(x, index)
-    if found is None:
+    indexing = indexed(x, index)
+    if indexing is None:
         return None
-    axes, given = found
-    if (axis := _line_axis(call, axes, given)) is not None:
-        return at_one_index(x, given[axis], axis)
-    picked = emit("gather", x, *given, axes=tuple(axes))
-    at, front = first_place(axes), given[0].ndim
+    axes, indices = indexing
+    if (axis := _line_axis(call, axes, indices)) is not None:
+        return at_one_index(x, indices[axis], axis)
+    picked = emit("gather", x, *indices, axes=tuple(axes))
+    at, front = first_place(axes), indices[0].ndim
     return permute(picked, [*range(front, front + at), *range(front), *range(front + at, picked.ndim)])
 
 
@@ -128,28 +128,28 @@ def _index(call: Call, x: Value, index: Sequence[Value | None]) -> Result:
 def _index_put(call: Call, x: Value, index: Sequence[Value | None], source: Value, accumulate: bool = False) -> Result:
     if (masked := _masked_put(call, x, index, source, accumulate)) is not None:
         return masked
-    found = indexed(x, index)
-    if found is None:
+    indexing = indexed(x, index)
+    if indexing is None:
         return None
-    axes, given = found
-    rest, at, front = drop(x.shape, axes), first_place(axes), given[0].ndim
+    axes, indices = indexing
+    other_sizes, at, front = drop_axes(x.shape, axes), first_place(axes), indices[0].ndim
     _source_fits(call, axes, at)
-    source = fit(source, TensorType((*rest[:at], *given[0].shape, *rest[at:]), x.dtype))
+    source = fit(source, TensorType((*other_sizes[:at], *indices[0].shape, *other_sizes[at:]), x.dtype))
     source = permute(source, [*range(at, at + front), *range(at), *range(at + front, source.ndim)])
-    if (axis := _line_axis(call, axes, given)) is not None:
-        return put_at_one_index(x, given[axis], source, axis, "add" if accumulate else "set")
-    return emit("scatter", x, source, *given, axes=tuple(axes), mode="add" if accumulate else "set")
+    if (axis := _line_axis(call, axes, indices)) is not None:
+        return put_at_one_index(x, indices[axis], source, axis, "add" if accumulate else "set")
+    return emit("scatter", x, source, *indices, axes=tuple(axes), mode="add" if accumulate else "set")
 
 
-def _line_axis(call: Call, axes: Sequence[int], given: Sequence[Value]) -> int | None:
+def _line_axis(call: Call, axes: Sequence[int], indices: Sequence[Value]) -> int | None:
     """The only axis that is indexed: x[arange(n), i] picks one element per row. None where that is not so."""
     rank = len(call.args[0].shape)
-    if list(axes) != list(range(rank)) or given[0].ndim != rank - 1:
+    if list(axes) != list(range(rank)) or indices[0].ndim != rank - 1:
         return None
     shape = torch.broadcast_shapes(*[i.shape for i in call.args[1]])  # type: ignore[no-untyped-call]
     for axis in reversed(axes):
-        others = [a for a in axes if a != axis]
-        if all(_walks(given[a], d) and call.agree(call.args[0].shape[a], shape[d]) for d, a in enumerate(others)):
+        other_axes = [a for a in axes if a != axis]
+        if all(_walks(indices[a], d) and call.agree(call.args[0].shape[a], shape[d]) for d, a in enumerate(other_axes)):
             return axis
     return None
 
@@ -162,17 +162,20 @@ def _walks(index: Value, axis: int) -> bool:
         return False
     (inner,) = index.args
     if index.prim == "reshape":
-        return inner.prim == "iota" and equal(index.shape[axis], inner.shape[0])
+        return inner.prim == "iota" and sizes_equal(index.shape[axis], inner.shape[0])
     axes = index.params["axes"]
-    return axis in axes and equal(inner.shape[axes.index(axis)], index.shape[axis]) and _walks(inner, axes.index(axis))
+    if axis not in axes:
+        return False
+    inside = axes.index(axis)
+    return sizes_equal(inner.shape[inside], index.shape[axis]) and _walks(inner, inside)
 
 
 def _source_fits(call: Call, axes: Sequence[int], at: int) -> None:
     """Guards that the source has the sizes of its place, which torch does not: those of the indices, then the rest."""
     x, index, source = call.args[:3]
     shape = torch.broadcast_shapes(*[i.shape for i in index if i is not None])  # type: ignore[no-untyped-call]
-    rest = drop(x.shape, axes)
-    place = (*rest[:at], *shape, *rest[at:])
+    other_sizes = drop_axes(x.shape, axes)
+    place = (*other_sizes[:at], *shape, *other_sizes[at:])
     for a, b in zip(reversed(place), reversed(source.shape), strict=False):
         call.agree(a, b)
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from ...ir import Size, Value, emit
 from ...ir.errors import LoweringError
-from ...ir.infer import drop, equal, same_shape
-from ...ir.types import INTEGERS, ITEMSIZE, contiguous_strides, simplest
+from ...ir.infer import drop_axes, same_shape, sizes_equal
+from ...ir.types import INTEGERS, ITEMSIZE, contiguous_strides, simplify_size
 from .rules import (
     Call,
     Result,
@@ -80,7 +80,7 @@ def _rolled(x: Value, axis: int, shift: Any) -> Value:
     size = x.shape[axis]
     if size == 0:
         return x
-    at = simplest((size - shift) % size)
+    at = simplify_size((size - shift) % size)
     return x if at == 0 else emit("cat", cut(x, axis, at, size), cut(x, axis, 0, at), axis=axis)
 
 
@@ -100,14 +100,15 @@ def _first(call: Call, argument: int, axis: int, start: Any) -> Size:
 
 def _span(call: Call, axis: int, start: Any, length: Size, step: int) -> tuple[Size, Size]:
     first = _first(call, 2, axis, start)
-    return first, first if length == 0 else simplest(first + (length - 1) * step + 1)
+    return first, first if length == 0 else simplify_size(first + (length - 1) * step + 1)
 
 
 @rule("slice.Tensor slice_copy.Tensor")
 def _slice(call: Call, x: Value, dim: int = 0, *_: Any, step: int = 1, **__: Any) -> Result:
     axis, step = dim % x.ndim, call.argument(4, step)
     size, start = call.out.shape[axis], call.argument(2) or 0
-    if step > 1 and isinstance(start, int) and 0 <= start < step and equal(simplest(size * step), x.shape[axis]):
+    is_phase = step > 1 and isinstance(start, int) and 0 <= start < step
+    if is_phase and sizes_equal(simplify_size(size * step), x.shape[axis]):
         return _phase(x, axis, size, step, start)
     first, last = _span(call, axis, call.argument(2), size, step)
     return cut(x, axis, first, last, step)
@@ -123,9 +124,9 @@ def _phase(x: Value, axis: int, size: Size, step: int, first: int) -> Value:
 @rule("view.dtype")
 def _view_dtype(call: Call, x: Value, dtype: Any) -> Result:
     """Integers of one width, read with and without sign: what a conversion between them does."""
-    found = call.out.dtype
-    integers = {found, x.dtype} <= set(INTEGERS) and ITEMSIZE[found] == ITEMSIZE[x.dtype]
-    return cast(x, found) if integers else None
+    target = call.out.dtype
+    integers = {target, x.dtype} <= set(INTEGERS) and ITEMSIZE[target] == ITEMSIZE[x.dtype]
+    return cast(x, target) if integers else None
 
 
 @rule("slice_scatter")
@@ -148,16 +149,16 @@ def _overwritten(x: Value, source: Value, axis: int, first: Size, last: Size, st
     """x with x[first:last:step] = source, as a choice between the padded source and x."""
     if same_shape(source.shape, x.shape):
         return source
-    rest = simplest(x.shape[axis] - last)
-    inside = place(full(True, source.aval.with_dtype("b1")), axis, first, rest, step)
-    return emit("where", inside, place(source, axis, first, rest, step), x)
+    behind = simplify_size(x.shape[axis] - last)
+    inside = place(full(True, source.aval.with_dtype("b1")), axis, first, behind, step)
+    return emit("where", inside, place(source, axis, first, behind, step), x)
 
 
 @rule("select.int select_copy.int")
 def _select(call: Call, x: Value, dim: int, index: Any) -> Result:
     axis = dim % x.ndim
     first = _first(call, 2, axis, call.args[2])
-    return reshape(cut(x, axis, first, simplest(first + 1)), call.out.shape)
+    return reshape(cut(x, axis, first, simplify_size(first + 1)), call.out.shape)
 
 
 @rule("select_scatter")
@@ -166,7 +167,7 @@ def _select_scatter(call: Call, x: Value, source: Value, dim: int, index: Any) -
     _one_shape(call, axis, dropped=True)
     first = _first(call, 3, axis, call.args[3])
     line = reshape(cast(source, x.dtype), (*x.shape[:axis], 1, *x.shape[axis + 1 :]))
-    return _overwritten(x, line, axis, first, simplest(first + 1), 1)
+    return _overwritten(x, line, axis, first, simplify_size(first + 1), 1)
 
 
 @rule(
@@ -175,7 +176,7 @@ def _select_scatter(call: Call, x: Value, source: Value, dim: int, index: Any) -
 def _split(call: Call, x: Value, sizes: Any, dim: int = 0) -> Result:
     axis, at, parts = dim % x.ndim, 0, []
     for aval in call.outs:
-        end = simplest(at + aval.shape[axis])
+        end = simplify_size(at + aval.shape[axis])
         parts.append(cut(x, axis, at, end))
         at = end
     return tuple(parts)
@@ -210,9 +211,9 @@ def _pad(call: Call, x: Value, pad: Sequence[Any], value: Any = 0) -> Result:
     if not all(isinstance(p, int) for p in pad):
         return None
     for axis, (lo, hi) in amounts.items():
-        x = cut(x, axis, max(-lo, 0), simplest(x.shape[axis] - max(-hi, 0)))
-    around = [(max(lo, 0), max(hi, 0)) for lo, hi in (amounts.get(a, (0, 0)) for a in range(x.ndim))]
-    lows, highs = (tuple(pair[side] for pair in around) for side in (0, 1))
+        x = cut(x, axis, max(-lo, 0), simplify_size(x.shape[axis] - max(-hi, 0)))
+    margins = [(max(lo, 0), max(hi, 0)) for lo, hi in (amounts.get(a, (0, 0)) for a in range(x.ndim))]
+    lows, highs = (tuple(pair[side] for pair in margins) for side in (0, 1))
     if not any(lows + highs):
         return x
     padded = emit("pad", x, lo=lows, hi=highs, inner=(0,) * x.ndim)
@@ -229,7 +230,7 @@ def _repeat(call: Call, x: Value, repeats: Sequence[Size]) -> Result:
     pairs = [part for r, n in zip(repeats, shape, strict=True) for part in (r, n)]
     if all(isinstance(r, int) and r == 1 for r in repeats):
         return reshape(x, shape)
-    if all(equal(n, 1) for n in shape):
+    if all(sizes_equal(n, 1) for n in shape):
         return expand(reshape(x, shape), call.out.shape)
     spread = broadcast(reshape(x, shape), pairs, range(1, 2 * len(shape), 2))
     return reshape(spread, call.out.shape)
@@ -258,20 +259,21 @@ def _as_strided(call: Call, x: Value, size: Sequence[Size], stride: Sequence[Siz
         raise LoweringError(
             f"`{call.op}` reads memory by strides, of a tensor that is not row-major or part of another"
         )
-    if not offset and tuple(stride) == contiguous_strides(size) and equal(x.aval.numel, call.out.numel):
+    if not offset and tuple(stride) == contiguous_strides(size) and sizes_equal(x.aval.numel, call.out.numel):
         return reshape(x, size)
-    where = full(offset or 0, call.out.with_dtype("i64"))
+    index = full(offset or 0, call.out.with_dtype("i64"))
     for axis, step in enumerate(stride):
         steps = emit("mul", iota(size[axis]), full(step, iota(size[axis]).aval))
-        where = emit("add", where, broadcast(steps, call.out.shape, (axis,)))
-    return emit("gather", reshape(x, (x.aval.numel,)), where, axes=(0,))
+        index = emit("add", index, broadcast(steps, call.out.shape, (axis,)))
+    return emit("gather", reshape(x, (x.aval.numel,)), index, axes=(0,))
 
 
 def _is_whole_memory(call: Call, x: Value) -> bool:
     fake = call.args[0]
     layout = tuple(call.sizes(s) for s in fake.stride())
-    held = call.sizes(fake.untyped_storage().nbytes())
-    return layout == contiguous_strides(x.shape) and fake.storage_offset() == 0 and equal(held, x.aval.nbytes)
+    if layout != contiguous_strides(x.shape) or fake.storage_offset() != 0:
+        return False
+    return sizes_equal(call.sizes(fake.untyped_storage().nbytes()), x.aval.nbytes)
 
 
 @rule("unfold")
@@ -284,8 +286,8 @@ def _unfold(call: Call, x: Value, dim: int, size: int, step: int) -> Result:
     starts = emit("mul", iota(windows[0]), full(step, iota(windows[0]).aval))
     index = emit("add", broadcast(starts, windows, (0,)), broadcast(iota(size), windows, (1,)))
     picked = emit("gather", x, index, axes=(axis,))
-    rest = range(2, picked.ndim)
-    return permute(picked, (*rest[:axis], 0, *rest[axis:], 1))
+    other_axes = range(2, picked.ndim)
+    return permute(picked, (*other_axes[:axis], 0, *other_axes[axis:], 1))
 
 
 @rule("tril triu")
@@ -304,5 +306,5 @@ def _diagonal_scatter(call: Call, x: Value, source: Value, offset: int = 0, dim1
     if rows > columns:
         rows, columns, index = columns, rows, index[::-1]
     lines = permute(cast(source, x.dtype), (source.ndim - 1, *range(source.ndim - 1)))
-    assert lines.shape[1:] == drop(x.shape, (rows, columns))
+    assert lines.shape[1:] == drop_axes(x.shape, (rows, columns))
     return emit("scatter", x, lines, *index, axes=(rows, columns), mode="set")

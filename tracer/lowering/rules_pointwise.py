@@ -128,12 +128,12 @@ def _clamp(call: Call, x: Value, lo: Any = None, hi: Any = None, **named: Any) -
     return x if hi is None else _bounded("gt", x, hi)
 
 
-def _bounded(beyond: str, x: Value, bound: Any) -> Value:
+def _bounded(comparison: str, x: Value, bound: Any) -> Value:
     """A NaN bound gives NaN."""
     if isinstance(bound, float) and bound != bound:
         return full(bound, x.aval)
     limit = fit(bound, x.aval)
-    past = emit(beyond, x, limit)
+    past = emit(comparison, x, limit)
     if isinstance(bound, Value) and x.aval.is_float:
         past = emit("or", past, emit("isnan", limit))
     return emit("where", past, limit, x)

@@ -45,8 +45,8 @@ def _any(call: Call, x: Value, dim: Any = None, keepdim: bool = False) -> Result
     """
     axes = axes_of(dim, x.ndim)
     bits = cast(cast(x, "b1"), "i32")
-    found = reduced("amax" if call.name == "any" else "amin", bits, axes)
-    return cast(reshape(_is_positive(found), call.out.shape), call.out.dtype)
+    extreme = reduced("amax" if call.name == "any" else "amin", bits, axes)
+    return cast(reshape(_is_positive(extreme), call.out.shape), call.out.dtype)
 
 
 def _is_positive(x: Value) -> Value:
@@ -79,18 +79,18 @@ def at_one_index(x: Value, index: Value, axis: int) -> Value:
 
     index: x.shape without the axis; so is the result.
     """
-    others = [a for a in range(x.ndim) if a != axis]
+    other_axes = [a for a in range(x.ndim) if a != axis]
     if x.prim == "input":
         grid = [broadcast(emit("iota", size=n, dtype="i64"), index.shape, (a,)) for a, n in enumerate(index.shape)]
         return emit("gather", x, *grid[:axis], index, *grid[axis:], axes=tuple(range(x.ndim)))
-    here = emit(
+    is_at_index = emit(
         "eq",
         broadcast(emit("iota", size=x.shape[axis], dtype="i64"), x.shape, (axis,)),
-        broadcast(index, x.shape, others),
+        broadcast(index, x.shape, other_axes),
     )
     if x.dtype == "b1":
-        return _is_positive(emit("amax", cast(emit("and", here, x), "i32"), axes=(axis,)))
-    return emit("sum", emit("where", here, x, full(0, x.aval)), axes=(axis,))
+        return _is_positive(emit("amax", cast(emit("and", is_at_index, x), "i32"), axes=(axis,)))
+    return emit("sum", emit("where", is_at_index, x, full(0, x.aval)), axes=(axis,))
 
 
 @rule("cumsum")
@@ -102,9 +102,9 @@ def _cumsum(call: Call, x: Value, dim: int, **_: Any) -> Result:
 # ---------------------------------------------------------------------------------------------- products
 def dot(x: Value, y: Value, labels: str) -> Value:
     """A two-operand einsum, "ik,kj->ij". Low floats accumulate in float32 and round once."""
-    left, right, out = labels.replace("->", ",").split(",")
-    number = {label: i for i, label in enumerate(sorted({*left, *right}))}
-    axes = [tuple(number[label] for label in part) for part in (left, right, out)]
+    x_labels, y_labels, out_labels = labels.replace("->", ",").split(",")
+    number = {label: i for i, label in enumerate(sorted({*x_labels, *y_labels}))}
+    axes = [tuple(number[label] for label in part) for part in (x_labels, y_labels, out_labels)]
     return emit("dot", x, y, x_axes=axes[0], y_axes=axes[1], out_axes=axes[2])
 
 

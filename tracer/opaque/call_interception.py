@@ -162,11 +162,11 @@ def _heard(cls: type, name: str) -> Any:
 
 
 def _bound(forward: Any, args: Any, kwargs: Any) -> Any:
-    found = _InC.before[0](forward, args, kwargs)
+    arguments = _InC.before[0](forward, args, kwargs)
     if _is_news(getattr(watching_now, "asked", _nobody)()) and not transforms_active():
         begin_transform()
         watching_now.begun = True
-    return found
+    return arguments
 
 
 def _called(cls: Any, args: Any, kwargs: Any) -> Any:
@@ -199,17 +199,18 @@ class _Body:
 class Recorder:
     """A run of the user's method on real tensors: every nested call goes on the tape, those on it are played back.
 
-    skip: the class whose own apply is the run. given: copies of what opaque bodies were given, for a comparison.
+    skip: the class whose own apply is the run.
+    compared_inputs: copies of what opaque bodies were given, for a comparison.
     """
 
-    def __init__(self, tape: Tape, skip: type | None = None, given: list[Any] | None = None) -> None:
-        self.tape, self.skip, self.given = tape, skip, given
+    def __init__(self, tape: Tape, skip: type | None = None, compared_inputs: list[Any] | None = None) -> None:
+        self.tape, self.skip, self.given = tape, skip, compared_inputs
 
-    def __call__(self, what: Any, apply: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if what is self.skip:
+    def __call__(self, callee: Any, apply: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if callee is self.skip:
             self.skip = None
             return apply(*args, **kwargs)
-        return self._once(_Body(apply), lambda body: self._called(what, body, args, kwargs), args, kwargs)
+        return self._once(_Body(apply), lambda body: self._called(callee, body, args, kwargs), args, kwargs)
 
     def _once(self, body: _Body, record: Callable[[_Body], Any], args: Any, kwargs: Any) -> Any:
         """The result of the body, which runs once whatever goes wrong around it; then the tape tells of that."""
@@ -224,11 +225,11 @@ class Recorder:
         with watched_by(None):
             return body.apply(*args, **kwargs)
 
-    def _called(self, what: Any, body: _Body, args: Any, kwargs: Any) -> Any:
-        taped = self.tape.take(what)
+    def _called(self, callee: Any, body: _Body, args: Any, kwargs: Any) -> Any:
+        taped = self.tape.take(callee)
         if taped is None:
             with watched_by(None), running(None), no_modes() if self.tape.data else contextlib.nullcontext():
-                result, taped = call_for_real(what, body, args, kwargs, True)
+                result, taped = call_for_real(callee, body, args, kwargs, True)
         else:
             result = self._played(taped, body, args, kwargs)
         self.tape.made.append(taped)
@@ -246,28 +247,28 @@ class Recorder:
             return func(*args, **kwargs)
         return self._once(_Body(func), lambda body: self._read(str(func), body, args, kwargs), args, kwargs)
 
-    def _read(self, what: str, body: _Body, args: Any, kwargs: Any) -> Any:
-        taped = self.tape.take(what)
+    def _read(self, operation: str, body: _Body, args: Any, kwargs: Any) -> Any:
+        taped = self.tape.take(operation)
         if taped is None:
-            result, taped = asked_for_real(what, body, args, kwargs)
+            result, taped = asked_for_real(operation, body, args, kwargs)
         else:
             result = self._played(taped, body, args, kwargs)
         self.tape.made.append(taped)
         return result
 
-    def unseen(self, what: Any) -> None:
+    def unseen(self, callee: Any) -> None:
         """It runs for real, as all of this does."""
 
 
 @contextlib.contextmanager
 def recording(
-    tape: Tape, skip: type | None = None, given: list[Any] | None = None, operators: bool = False
+    tape: Tape, skip: type | None = None, compared_inputs: list[Any] | None = None, operators: bool = False
 ) -> Iterator[None]:
     """Within the block the user's method runs, and `tape` plays back and records its nested calls.
 
     operators: those of custom operators too, as always once one of them turned out to be opaque.
     """
-    recorder, look = Recorder(tape, skip, given), operators or opaque_operators()
+    recorder, look = Recorder(tape, skip, compared_inputs), operators or opaque_operators()
     with contextlib.ExitStack() as stack:
         stack.enter_context(watched_by(recorder))
         if look:

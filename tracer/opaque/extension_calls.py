@@ -90,17 +90,17 @@ _recording = threading.local()
 def callees_as_nodes(callees: Sequence[Callee], origin: Origin) -> Iterator[None]:
     """Within the block this thread's calls of `callees` are recorded: they stand where the code finds them."""
     before = getattr(_recording, "origin", None)
-    put: list[tuple[Callee, Any]] = []
+    replaced: list[tuple[Callee, Any]] = []
     _recording.origin = origin
     try:
         for callee in callees:
             original = callee.get()
             callee.put(recorder_of(original, callee.name))
-            put.append((callee, original))
+            replaced.append((callee, original))
         yield
     finally:
         _recording.origin = before
-        for callee, original in reversed(put):
+        for callee, original in reversed(replaced):
             callee.put(original)
 
 
@@ -135,9 +135,9 @@ def _as_node(call: Callable[..., Any], function: Callable[..., Any], name: str, 
 
 def _kept(body: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
     """Calls a cached function for fakes; refused where it is drawn, which happens once for many calls."""
-    with _Drawing() as seen:  # type: ignore[no-untyped-call]
+    with _Drawing() as drawing:  # type: ignore[no-untyped-call]
         result = body(*args, **kwargs)
-    if seen.draws:
+    if drawing.draws:
         raise KeptDrawsError(callee=name)
     return result
 
@@ -166,8 +166,8 @@ def _is_seen_through(function: Callable[..., Any], args: Any, kwargs: Any) -> bo
     return is_differentiated and (not is_cached(function) or _has_tensors((args, kwargs)))
 
 
-def _has_tensors(given: Any) -> bool:
-    return any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(given))
+def _has_tensors(arguments: Any) -> bool:
+    return any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(arguments))
 
 
 def _recording_origin() -> Origin | None:
@@ -258,10 +258,10 @@ def _is_pure(node: torch.fx.Node) -> bool:
 
 def _without_effects(function: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
     """The function's result for fakes; refused where no node could stand for the call."""
-    given = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-    versions, memory = [t._version for t in given], {memory_of(t) for t in given}
+    tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+    versions, memory = [t._version for t in tensors], {memory_of(t) for t in tensors}
     result = function(*args, **kwargs)
-    if [t._version for t in given] != versions:
+    if [t._version for t in tensors] != versions:
         raise CompiledCallError(callee=name, detail="writes to its arguments")
     for leaf in pytree.tree_leaves(result):
         if not isinstance(leaf, Tensor | None):

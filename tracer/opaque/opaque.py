@@ -46,30 +46,30 @@ _operators: dict[str, Why] = {}
 _classes: weakref.WeakKeyDictionary[type, Why | None] = weakref.WeakKeyDictionary()
 
 
-def why_opaque(what: Any) -> Why | None:
+def why_opaque(callee: Any) -> Why | None:
     """The reason why a Function class, or an operator by its name, stays opaque; None where nothing speaks against a
     capture."""
-    if isinstance(what, str):
-        return _operators.get(what)
-    if isinstance(what, Segment):
-        return what.why  # type: ignore[no-any-return]
-    if what in _classes:
-        return _classes[what]
-    declared = declarations(what, None)["forward"]
+    if isinstance(callee, str):
+        return _operators.get(callee)
+    if isinstance(callee, Segment):
+        return callee.why  # type: ignore[no-any-return]
+    if callee in _classes:
+        return _classes[callee]
+    declared = declarations(callee, None)["forward"]
     if declared.value is not None:
         return None if declared.value else Why(declared.how.removeprefix("it "), True)
-    if what not in _classes:
-        effects = scan(what.forward, what.setup_context).certain()
-        _classes[what] = Why(f"is opaque: {effects[0][0]} ({effects[0][1]})") if effects else None
-    return _classes[what]
+    if callee not in _classes:
+        effects = scan(callee.forward, callee.setup_context).certain()
+        _classes[callee] = Why(f"is opaque: {effects[0][0]} ({effects[0][1]})") if effects else None
+    return _classes[callee]
 
 
-def remember(what: Any, why: Why) -> None:
-    """From now on calls of `what` are opaque."""
-    if isinstance(what, str):
-        _operators[what] = why
-    elif not isinstance(what, Segment):
-        _classes[what] = why
+def remember(callee: Any, why: Why) -> None:
+    """From now on calls of `callee` are opaque."""
+    if isinstance(callee, str):
+        _operators[callee] = why
+    elif not isinstance(callee, Segment):
+        _classes[callee] = why
 
 
 def opaque_operators() -> bool:
@@ -80,11 +80,11 @@ def opaque_operators() -> bool:
 _SAID = {"aten._local_scalar_dense.default": "item"}
 
 
-def name_of(what: Any) -> str:
+def name_of(callee: Any) -> str:
     """A class, a custom operator, or an operation of torch, as users call it."""
-    if not isinstance(what, str):
-        return str(what.__name__)
-    return _SAID.get(what, what.removeprefix("aten.").partition(".")[0] if what.startswith("aten.") else what)
+    if not isinstance(callee, str):
+        return str(callee.__name__)
+    return _SAID.get(callee, callee.removeprefix("aten.").partition(".")[0] if callee.startswith("aten.") else callee)
 
 
 def reason_alone(reason: str) -> str:
@@ -93,9 +93,11 @@ def reason_alone(reason: str) -> str:
     return reason.removeprefix(cannot) if reason.startswith(cannot) else f"it {reason}"
 
 
-def reason_of_caller(what: Any, why: Why) -> str:
-    """The same of what calls `what`: a segment is the method's own lines, and no name of the user's."""
-    return reason_alone(why.reason) if isinstance(what, Segment) else f"it calls `{name_of(what)}`, which {why.reason}"
+def reason_of_caller(callee: Any, why: Why) -> str:
+    """The same of what calls `callee`: a segment is the method's own lines, and no name of the user's."""
+    if isinstance(callee, Segment):
+        return reason_alone(why.reason)
+    return f"it calls `{name_of(callee)}`, which {why.reason}"
 
 
 # ------------------------------------------------------------------ calls that happened
@@ -122,31 +124,31 @@ class Taped:
     views: frozenset[int] = frozenset()
     unversioned: frozenset[int] = frozenset()
 
-    def compared(self, given: Sequence[Any]) -> list[Any]:
+    def compared(self, per_argument: Sequence[Any]) -> list[Any]:
         """Of something for each argument, that of the arguments whose content matters."""
-        return [value for i, value in enumerate(given) if i not in self.filled]
+        return [value for i, value in enumerate(per_argument) if i not in self.filled]
 
     def play(self, args: Any, kwargs: Any) -> Any:
         """The result once more, without the body."""
-        given = tensors_in((args, kwargs))
+        tensors = tensors_in((args, kwargs))
         with torch.no_grad():
             for index, after in self.written.items():
-                given[index].copy_(after)
-            leaves = [self._leaf(i, given) for i in range(len(self.leaves))]
+                tensors[index].copy_(after)
+            leaves = [self._leaf(i, tensors) for i in range(len(self.leaves))]
         return pytree.tree_unflatten(leaves, self.tree)
 
-    def _leaf(self, i: int, given: Sequence[Tensor]) -> Any:
+    def _leaf(self, i: int, tensors: Sequence[Tensor]) -> Any:
         leaf, alias = self.leaves[i], self.aliases[i]
         if alias is not None:
-            return shown(alias[0], given[alias[1]])
+            return shown(alias[0], tensors[alias[1]])
         if not isinstance(leaf, Tensor):
             return leaf
         return shown("view", copied(leaf)) if i in self.views else copied(leaf)
 
 
-def shown(kind: str, given: Tensor) -> Tensor:
+def shown(kind: str, tensor: Tensor) -> Tensor:
     """An argument as a result that shares its memory."""
-    return {"is": lambda: given, "view": lambda: given.view_as(given), "detached": given.detach}[kind]()
+    return {"is": lambda: tensor, "view": lambda: tensor.view_as(tensor), "detached": tensor.detach}[kind]()
 
 
 @dataclass
@@ -163,12 +165,12 @@ class Tape:
         if self.broken is not None:
             raise self.broken
 
-    def take(self, what: Any) -> Taped | None:
-        """The next recorded call of `what`."""
-        found = next((t for t in self.pending if t.what == what), None)
-        if found is not None:
-            self.pending = [t for t in self.pending if t is not found]
-        return found
+    def take(self, callee: Any) -> Taped | None:
+        """The next recorded call of `callee`."""
+        taped = next((t for t in self.pending if t.what == callee), None)
+        if taped is not None:
+            self.pending = [t for t in self.pending if t is not taped]
+        return taped
 
     def again(self) -> Tape:
         """A tape that plays back all that there was: what it has not come to again happened, too."""
@@ -183,37 +185,37 @@ def tensors_in(tree: Any) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
-def call_for_real(what: Any, apply: Callable[..., Any], args: Any, kwargs: Any, keep: bool) -> tuple[Any, Taped]:
+def call_for_real(callee: Any, apply: Callable[..., Any], args: Any, kwargs: Any, keep: bool) -> tuple[Any, Taped]:
     """Call the user's body; the result, and its record. keep: look for writes that torch does not see, copy results."""
-    given = tensors_in((args, kwargs))
-    before = [copied(t) for t in given] if keep else None
-    versions, held = list(map(version, given)), list(map(storage_bytes, given))
-    flags, gradients = tuple(t.requires_grad for t in given), list(map(_gradient, given))
-    with _receiving(what) as received:
+    tensors = tensors_in((args, kwargs))
+    before = [copied(t) for t in tensors] if keep else None
+    versions, storage_sizes = list(map(version, tensors)), list(map(storage_bytes, tensors))
+    flags, gradients = tuple(t.requires_grad for t in tensors), list(map(_gradient, tensors))
+    with _receiving(callee) as received:
         result = apply(*args, **kwargs)
     leaves, tree = pytree.tree_flatten(result)
-    changed = [i for i, (t, v) in enumerate(zip(given, versions, strict=True)) if version(t) != v]
-    filled = frozenset(i for i, t in enumerate(given) if any(t is r for r in received.outputs))
-    written = [*received.outputs, *received.changed]
-    changed = [i for i, t in enumerate(given) if i in changed or any(_shares(t, w) for w in written)]
-    known = frozenset(changed)
+    changed = [i for i, (t, v) in enumerate(zip(tensors, versions, strict=True)) if version(t) != v]
+    filled = frozenset(i for i, t in enumerate(tensors) if any(t is r for r in received.outputs))
+    communicated = [*received.outputs, *received.changed]
+    changed = [i for i, t in enumerate(tensors) if i in changed or any(_shares(t, w) for w in communicated)]
+    versioned = frozenset(changed)
     if before is not None:
-        changed = [i for i, (t, b) in enumerate(zip(given, before, strict=True)) if i in known or not same(t, b)]
-    aliases = [_alias(leaf, given) for leaf in leaves]
-    if isinstance(what, Segment) and _are_apart(changed, given, leaves):
-        fault = _fault(leaves, aliases, given, ()) or _history(leaves, aliases)
+        changed = [i for i, (t, b) in enumerate(zip(tensors, before, strict=True)) if i in versioned or not same(t, b)]
+    aliases = [_alias(leaf, tensors) for leaf in leaves]
+    if isinstance(callee, Segment) and _are_apart(changed, tensors, leaves):
+        fault = _fault(leaves, aliases, tensors, ()) or _history(leaves, aliases)
     else:
-        fault = _fault(leaves, aliases, given, changed)
-    if any(t.requires_grad != f or _gradient(t) is not g for t, f, g in zip(given, flags, gradients, strict=True)):
+        fault = _fault(leaves, aliases, tensors, changed)
+    if any(t.requires_grad != f or _gradient(t) is not g for t, f, g in zip(tensors, flags, gradients, strict=True)):
         fault = fault or "leaves a gradient on what it is given"  # which is another tensor where a graph calls it
-    if list(map(storage_bytes, given)) != held:
+    if list(map(storage_bytes, tensors)) != storage_sizes:
         fault = "resizes the storage of an argument"
     views = frozenset(i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf._is_view())
     if keep:
         leaves = [copied(v) if isinstance(v, Tensor) else v for v in leaves]
-    contents = {i: copied(given[i]) for i in changed}
-    unseen = frozenset(changed) - known
-    return result, Taped(what, flags, leaves, tree, aliases, contents, fault, filled, False, views, unseen)
+    contents = {i: copied(tensors[i]) for i in changed}
+    unseen = frozenset(changed) - versioned
+    return result, Taped(callee, flags, leaves, tree, aliases, contents, fault, filled, False, views, unseen)
 
 
 def _gradient(tensor: Tensor) -> Tensor | None:
@@ -221,9 +223,9 @@ def _gradient(tensor: Tensor) -> Tensor | None:
 
 
 @contextlib.contextmanager
-def _receiving(what: Any) -> Iterator[Received]:
+def _receiving(callee: Any) -> Iterator[Received]:
     """The tensors that collectives write to, within a call of what is known to communicate."""
-    why, received = why_opaque(what), Received()
+    why, received = why_opaque(callee), Received()
     with received if why is not None and COMMUNICATES in why.reason else contextlib.nullcontext():
         yield received
 
@@ -232,22 +234,22 @@ def _shares(a: Tensor, b: Tensor) -> bool:
     return _is_plain(a) and _is_plain(b) and overlap(a, b)
 
 
-def _are_apart(changed: Sequence[int], given: Sequence[Tensor], leaves: Sequence[Any]) -> bool:
+def _are_apart(changed: Sequence[int], tensors: Sequence[Tensor], leaves: Sequence[Any]) -> bool:
     """True if a graph can take the new content of what was written to as one more result."""
-    if not all(_is_plain(given[i]) and not given[i].requires_grad for i in changed):
+    if not all(_is_plain(tensors[i]) and not tensors[i].requires_grad for i in changed):
         return False
-    others = [[t for j, t in enumerate(given) if j != i] + tensors_in(leaves) for i in changed]
-    return not any(_shares(given[i], t) for i, rest in zip(changed, others, strict=True) for t in rest)
+    other_tensors = [[t for j, t in enumerate(tensors) if j != i] + tensors_in(leaves) for i in changed]
+    return not any(_shares(tensors[i], t) for i, group in zip(changed, other_tensors, strict=True) for t in group)
 
 
-def asked_for_real(what: str, func: Any, args: Any, kwargs: Any) -> tuple[Any, Taped]:
+def asked_for_real(operation: str, func: Any, args: Any, kwargs: Any) -> tuple[Any, Taped]:
     """An operation that says what is in a tensor: the result, and its record."""
     result = func(*args, **kwargs)
     leaves, tree = pytree.tree_flatten(result)
-    given = tensors_in((args, kwargs))
-    kept = [copied(v) if isinstance(v, Tensor) else v for v in leaves]
-    fault = _fault(leaves, [None] * len(leaves), given, ())
-    return result, Taped(what, tuple(False for _ in given), kept, tree, [None] * len(leaves), {}, fault)
+    tensors = tensors_in((args, kwargs))
+    copies = [copied(v) if isinstance(v, Tensor) else v for v in leaves]
+    fault = _fault(leaves, [None] * len(leaves), tensors, ())
+    return result, Taped(operation, tuple(False for _ in tensors), copies, tree, [None] * len(leaves), {}, fault)
 
 
 def version(value: Any) -> int:
@@ -264,11 +266,11 @@ def is_given_on(value: Any) -> bool:
     return all(_is_plain(v) if isinstance(v, Tensor) else isinstance(v, SCALARS) for v in pytree.tree_leaves(value))
 
 
-def _alias(leaf: Any, given: Sequence[Tensor]) -> tuple[str, int] | None:
+def _alias(leaf: Any, tensors: Sequence[Tensor]) -> tuple[str, int] | None:
     """The argument whose memory a result shows as it is."""
     if not _is_plain(leaf):
         return None
-    for index, argument in enumerate(given):
+    for index, argument in enumerate(tensors):
         if leaf is argument:
             return "is", index
         if _is_plain(argument) and overlap(leaf, argument) and _geometry(leaf) == _geometry(argument):
@@ -281,7 +283,7 @@ def _geometry(t: Tensor) -> tuple[Any, ...]:
 
 
 def _fault(
-    leaves: Sequence[Any], aliases: Sequence[Any], given: Sequence[Tensor], changed: Sequence[int]
+    leaves: Sequence[Any], aliases: Sequence[Any], tensors: Sequence[Tensor], changed: Sequence[int]
 ) -> str | None:
     """The reason why a graph cannot hold the call."""
     if changed:
@@ -292,7 +294,7 @@ def _fault(
         if not isinstance(leaf, (Tensor, *SCALARS)):
             return f"returns a {type(leaf).__name__}"
     own = [leaf for leaf, alias in zip(leaves, aliases, strict=True) if alias is None and isinstance(leaf, Tensor)]
-    if any(overlap(leaf, t) for leaf in own for t in given if _is_plain(t)):
+    if any(overlap(leaf, t) for leaf in own for t in tensors if _is_plain(t)):
         return "returns a view of an argument"
     if any(overlap(a, b) for i, a in enumerate(own) for b in own[:i]):
         return "returns the same memory twice"
@@ -317,11 +319,14 @@ class Mismatch(Exception):
 class Run:
     """One execution of a graph with opaque nodes: its tape, and the symbols' values, which grow as the nodes return.
 
-    laid_out: arguments get the strides that they were captured with. given: copies of them are kept for a comparison.
+    laid_out: arguments get the strides that they were captured with.
+    compared_inputs: copies of the arguments are kept for a comparison.
     """
 
-    def __init__(self, tape: Tape, sizes: Any, laid_out: bool = False, given: list[Tensor] | None = None) -> None:
-        self.tape, self.sizes, self.laid_out, self.given = tape, sizes, laid_out, given
+    def __init__(
+        self, tape: Tape, sizes: Any, laid_out: bool = False, compared_inputs: list[Tensor] | None = None
+    ) -> None:
+        self.tape, self.sizes, self.laid_out, self.given = tape, sizes, laid_out, compared_inputs
         self.autocasts = [(d, torch.get_autocast_dtype(d)) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)]
 
     @contextlib.contextmanager
@@ -353,10 +358,10 @@ class OpaqueNode:
     """
 
     def __init__(
-        self, what: Any, apply: Callable[..., Any], args: Any, kwargs: Any, taped: Taped, why: Why, where: str
+        self, callee: Any, apply: Callable[..., Any], args: Any, kwargs: Any, taped: Taped, why: Why, location: str
     ) -> None:
-        self.what, self.apply, self.why, self.where = what, apply, why, where
-        self.name = name_of(what)
+        self.what, self.apply, self.why, self.where = callee, apply, why, location
+        self.name = name_of(callee)
         self.constants, self.structure = pytree.tree_flatten((args, kwargs))
         self.slots = [i for i, leaf in enumerate(self.constants) if isinstance(leaf, TRACED)]
         self.given = [self.constants[i] for i in self.slots]
@@ -406,8 +411,8 @@ class OpaqueNode:
         if run is None:
             raise InternalError(f"the opaque node {self.name} runs outside a run of its graph")
         args, kwargs = self._arguments(run, values)
-        given = tensors_in((args, kwargs))
-        before = [copied(t) for t in given] if run.given is not None else []
+        tensors = tensors_in((args, kwargs))
+        before = [copied(t) for t in tensors] if run.given is not None else []
         taped = run.tape.take(self.what)
         if taped is None:
             with run.paused():
@@ -420,8 +425,8 @@ class OpaqueNode:
         if not self.fits(taped, run.sizes):
             raise Mismatch(self.name, run.tape)
         leaves = pytree.tree_leaves(result)
-        results = (leaf for leaf, known in zip(leaves, self.leaves, strict=True) if isinstance(known, TRACED))
-        return (*results, *(given[i] for i in self.written))
+        results = (leaf for leaf, captured in zip(leaves, self.leaves, strict=True) if isinstance(captured, TRACED))
+        return (*results, *(tensors[i] for i in self.written))
 
     def _called(self, args: Any, kwargs: Any) -> tuple[Any, Taped]:
         if self.of_data:
@@ -430,9 +435,9 @@ class OpaqueNode:
 
     def _arguments(self, run: Run, values: Sequence[Any]) -> Any:
         leaves, flags, numbers = list(self.constants), iter(self.flags), itertools.count()
-        for slot, given, value in zip(self.slots, self.given, values, strict=True):
+        for slot, fake, value in zip(self.slots, self.given, values, strict=True):
             if isinstance(value, Tensor):
-                value = _flagged(self._laid_out(run, given, value), next(flags))
+                value = _flagged(self._laid_out(run, fake, value), next(flags))
                 value = copied(value) if next(numbers) in self.written else value
             leaves[slot] = value
         return pytree.tree_unflatten(leaves, self.structure)
@@ -446,8 +451,8 @@ class OpaqueNode:
             any(s != t for s, t, n in zip(strides, value.stride(), value.shape, strict=True) if n > 1)
             and 0 not in strides
         ):
-            made = torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device)
-            return made.copy_(value)
+            copy = torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device)
+            return copy.copy_(value)
         return value
 
     # ------------------------------------------------------------------ what was captured still holds
@@ -466,10 +471,10 @@ class OpaqueNode:
             self._known[key] = self._bound(tensors, sizes, numbers)
             while len(self._known) > REMEMBERED:
                 self._known.popitem(last=False)
-        found = self._known[key]
-        if found:
-            sizes.learn(found)
-        return found is not None
+        bound = self._known[key]
+        if bound:
+            sizes.learn(bound)
+        return bound is not None
 
     def _bound(
         self, tensors: Sequence[Tensor], sizes: Mapping[sympy.Symbol, int], numbers: Sequence[Any] = ()
@@ -479,12 +484,12 @@ class OpaqueNode:
         dims = [pair for fake, t in zip(fakes, tensors, strict=True) for pair in _dims(fake, t)]
         values = [*(n for t in tensors for n in (*t.shape, *t.stride())), *numbers]
         pairs = zip(self.named, values, strict=True)
-        found = {e: n for e, n in pairs if isinstance(e, sympy.Symbol) and e not in sizes}
-        known = {**sizes, **found}
-        holds = all(_number(e, known) == n for e, n in dims) and all(self._in_range(s, n) for s, n in found.items())
-        own = set(found)
-        assumed = [c for c in self.conditions(set(known)) if c.free_symbols & own]
-        return found if holds and all(bool(c.xreplace(known)) for c in assumed) else None
+        bound = {e: n for e, n in pairs if isinstance(e, sympy.Symbol) and e not in sizes}
+        all_sizes = {**sizes, **bound}
+        holds = all(_number(e, all_sizes) == n for e, n in dims) and all(self._in_range(s, n) for s, n in bound.items())
+        own = set(bound)
+        assumed = [c for c in self.conditions(set(all_sizes)) if c.free_symbols & own]
+        return bound if holds and all(bool(c.xreplace(all_sizes)) for c in assumed) else None
 
     def _in_range(self, symbol: sympy.Symbol, n: int) -> bool:
         if isinstance(n, float):

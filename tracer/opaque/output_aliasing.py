@@ -29,8 +29,8 @@ def whole_tensors(own: Mapping[int, Tensor]) -> dict[int, int | Tensor]:
 def _whole_of_group(group: list[int], own: Mapping[int, Tensor]) -> dict[int, int | Tensor]:
     showing_all = sorted((n for n in group if has_all(own[n])), key=lambda n: own[n]._is_view())  # a base comes first
     if showing_all:
-        whole = showing_all[0]
-        return {n: whole for n in group if n != whole}
+        number = showing_all[0]
+        return {n: number for n in group if n != number}
     bases = (own[n]._base for n in group)
     base = next((b for b in bases if b is not None and has_all(b)), None)
     if base is None:
@@ -43,9 +43,9 @@ def has_all(tensor: Tensor) -> bool:
     bytes_shown = sympy.Integer(tensor.element_size())
     for n in tensor.shape:
         bytes_shown *= _expression(n)
-    held = _expression(tensor.untyped_storage().nbytes())
+    storage_bytes = _expression(tensor.untyped_storage().nbytes())
     begins = _expression(tensor.storage_offset()) == 0
-    return begins and not tensor.is_conj() and not tensor.is_neg() and sympy.expand(held - bytes_shown) == 0
+    return begins and not tensor.is_conj() and not tensor.is_neg() and sympy.expand(storage_bytes - bytes_shown) == 0
 
 
 def _expression(size: Any) -> Any:

@@ -67,11 +67,12 @@ class Left:
 class Segment:
     """Statements of one method: called with the method's locals, it runs them as the user wrote them.
 
-    Whoever watches nested calls decides about it as about a nested Function; `why` it is no part of a graph.
+    The watcher of nested calls decides about it as about a nested Function; `why`: the reason why it is no part of a
+    graph.
     """
 
-    def __init__(self, name: str, lines: tuple[int, int], where: str, why: Any) -> None:
-        self.__name__, self.lines, self.where, self.why = name, lines, where, why
+    def __init__(self, name: str, lines: tuple[int, int], location: str, why: Any) -> None:
+        self.__name__, self.lines, self.where, self.why = name, lines, location, why
         self.inputs: tuple[str, ...] = ()
         self.outputs: tuple[str, ...] = ()
         self.apart: set[str] = set()
@@ -82,26 +83,26 @@ class Segment:
         from .watching import watcher
 
         present = {**names, **of_ctx}
-        given = {name: present[name] for name in self.inputs if present.get(name, ABSENT) is not ABSENT}
+        values = {name: present[name] for name in self.inputs if present.get(name, ABSENT) is not ABSENT}
         watching = watcher()
         if watching is None:
-            return Left(*self.run(given))
-        names, exit, value, filled = watching(self, self.recorded, (given,), {})
+            return Left(*self.run(values))
+        names, exit, value, filled = watching(self, self.recorded, (values,), {})
         for name, content in filled.items():
-            _fill(given[name], content)
-        return Left({**names, **{n: given[n] for n in filled if n in names}}, exit, value)
+            _fill(values[name], content)
+        return Left({**names, **{n: values[n] for n in filled if n in names}}, exit, value)
 
-    def run(self, given: Mapping[str, Any]) -> tuple[dict[str, Any], str | None, Any]:
+    def run(self, values: Mapping[str, Any]) -> tuple[dict[str, Any], str | None, Any]:
         """The statements themselves."""
-        left = self.function(*[given.get(name, ABSENT) for name in self.inputs])
-        bound = {n: left.names[n] for n in self.outputs if left.names.get(n, ABSENT) is not ABSENT}
-        return bound, left.exit, left.value
+        result = self.function(*[values.get(name, ABSENT) for name in self.inputs])
+        bound = {n: result.names[n] for n in self.outputs if result.names.get(n, ABSENT) is not ABSENT}
+        return bound, result.exit, result.value
 
-    def recorded(self, given: Mapping[str, Any]) -> tuple[dict[str, Any], str | None, Any, dict[str, Any]]:
+    def recorded(self, values: Mapping[str, Any]) -> tuple[dict[str, Any], str | None, Any, dict[str, Any]]:
         """The same, and what the lists and dicts hold that were filled: a graph gives it to those of its caller."""
-        before = {name: _content(value) for name, value in given.items()}
-        names, exit, value = self.run(given)
-        filled = {name: value for name, value in given.items() if _content(value) != before[name]}
+        before = {name: _content(value) for name, value in values.items()}
+        names, exit, value = self.run(values)
+        filled = {name: value for name, value in values.items() if _content(value) != before[name]}
         return names, exit, value, filled
 
 
@@ -133,17 +134,17 @@ class Lines:
     up: dict[int, int] = field(default_factory=dict)
     whole: frozenset[str] = frozenset()
 
-    def and_those(self, others: Mapping[int, Any]) -> Lines:
+    def and_those(self, more: Mapping[int, Any]) -> Lines:
         """With more of them."""
-        return replace(self, why={**others, **self.why})
+        return replace(self, why={**more, **self.why})
 
     def and_all_of(self, names: Collection[str]) -> Lines:
         """With every statement that these names are in."""
         return replace(self, whole=self.whole | frozenset(names))
 
-    def further_up(self, within: tuple[int, int]) -> Lines:
+    def further_up(self, span: tuple[int, int]) -> Lines:
         """With what is around the statements of these lines."""
-        lines = [line for line in self.why if within[0] <= line <= within[1]]
+        lines = [line for line in self.why if span[0] <= line <= span[1]]
         return replace(self, up={**self.up, **{line: self.up.get(line, 0) + 1 for line in lines}})
 
 
@@ -157,15 +158,15 @@ def _tree_of(code: types.CodeType) -> ast.FunctionDef:
 def _tree_in(code: types.CodeType, filename: str) -> ast.FunctionDef:
     try:
         lines, first = inspect.getsourcelines(code)
-        (made,) = ast.parse(textwrap.dedent("".join(lines))).body
+        (definition,) = ast.parse(textwrap.dedent("".join(lines))).body
     except (OSError, TypeError, SyntaxError, ValueError, IndentationError) as error:
         raise UnfitError("its source is not known") from error
-    if not isinstance(made, ast.FunctionDef):
+    if not isinstance(definition, ast.FunctionDef):
         raise UnfitError("it is no plain function")
-    ast.increment_lineno(made, first - 1)
-    if not _is_same(_compiled(made, [], code), code):
+    ast.increment_lineno(definition, first - 1)
+    if not _is_same(_compiled(definition, [], code), code):
         raise UnfitError("its source is not what it was made of")
-    return made
+    return definition
 
 
 def _bare(function: ast.FunctionDef) -> ast.FunctionDef:
@@ -189,8 +190,8 @@ def _compiled(function: ast.FunctionDef, extra: Sequence[str], code: types.CodeT
     scope.type_params = []  # type: ignore[attr-defined]
     module = ast.fix_missing_locations(ast.Module([scope], []))
     flags = code.co_flags & _FUTURE
-    whole = compile(module, code.co_filename, "exec", flags=flags, dont_inherit=True)
-    return _nested(_nested(whole, "scope"), function.name)
+    compiled = compile(module, code.co_filename, "exec", flags=flags, dont_inherit=True)
+    return _nested(_nested(compiled, "scope"), function.name)
 
 
 _FUTURE = 0x1000000  # from __future__ import annotations
@@ -210,7 +211,7 @@ _SILENT = {"CACHE", "PRECALL", "PUSH_NULL", "NOP", "EXTENDED_ARG", "RESUME", "MA
 
 def _steps(code: types.CodeType) -> list[Any]:
     """The instructions of a code, one by one; the codes within it likewise."""
-    found: list[Any] = []
+    steps: list[Any] = []
     for step in dis.get_instructions(code):
         if step.opname in _SILENT:
             continue
@@ -218,8 +219,8 @@ def _steps(code: types.CodeType) -> list[Any]:
         value = None if jumps else step.argval
         inner = _steps(value) if isinstance(value, types.CodeType) else repr(value)
         line = step.positions.lineno if step.positions else None
-        found.append((step.opname.replace("LOAD_METHOD", "LOAD_ATTR"), inner, line))
-    return found
+        steps.append((step.opname.replace("LOAD_METHOD", "LOAD_ATTR"), inner, line))
+    return steps
 
 
 # ------------------------------------------------------------------ which statements
@@ -232,8 +233,8 @@ def _bodies(statement: ast.stmt) -> Iterator[Body]:
     if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return
     for name in _BODIES:
-        if found := getattr(statement, name, None):
-            yield found
+        if body := getattr(statement, name, None):
+            yield body
     yield from (case.body for case in getattr(statement, "cases", ()))
 
 
@@ -260,8 +261,8 @@ def _chosen(function: ast.FunctionDef, lines: Lines) -> list[tuple[Body, int, in
         body, index = path[len(path) - 1 - up]
         marked.setdefault(id(body), (body, set()))[1].add(index)
     for name in lines.whole:
-        body, found = _life(function.body, name)
-        marked.setdefault(id(body), (body, set()))[1].update(found)
+        body, positions = _life(function.body, name)
+        marked.setdefault(id(body), (body, set()))[1].update(positions)
     for body, indices in marked.values():
         _extend(body, indices)
         if lines.whole and body is function.body and len(indices) == len(body):
@@ -277,7 +278,7 @@ def _life(body: Body, name: str) -> tuple[Body, range]:
     if not having:
         return body, range(0)
     inner = list(_bodies(body[having[0]])) if len(having) == 1 else []
-    only = next((found for found in inner if _count(found, name) == _count([body[having[0]]], name)), None)
+    only = next((candidate for candidate in inner if _count(candidate, name) == _count([body[having[0]]], name)), None)
     return _life(only, name) if only is not None else (body, range(having[0], having[-1] + 1))
 
 
@@ -323,39 +324,39 @@ def _reads(statement: ast.stmt, names: Collection[str]) -> bool:
     return any(isinstance(n, ast.Name) and n.id in names for n in ast.walk(statement))
 
 
-def _foreign_names(statement: ast.stmt, known: set[str]) -> set[str]:
+def _foreign_names(statement: ast.stmt, foreign: set[str]) -> set[str]:
     """The names that a statement gives to what is no tensor."""
-    found: set[str] = set()
+    names: set[str] = set()
     for node in ast.walk(statement):
         if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign) and node.value is not None:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             for target in targets:
-                found |= _foreign_target(target, node.value, known | found)
-    return found
+                names |= _foreign_target(target, node.value, foreign | names)
+    return names
 
 
-def _foreign_target(target: ast.expr, value: ast.expr, known: set[str]) -> set[str]:
+def _foreign_target(target: ast.expr, value: ast.expr, foreign: set[str]) -> set[str]:
     if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
         pairs = zip(target.elts, value.elts, strict=True)
-        return {name for t, v in pairs for name in _foreign_target(t, v, known)}
-    if not _is_foreign(value, known):
+        return {name for t, v in pairs for name in _foreign_target(t, v, foreign)}
+    if not _is_foreign(value, foreign):
         return set()
     return {n.id for n in ast.walk(target) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
 
 
-def _is_foreign(value: ast.AST, known: set[str]) -> bool:
+def _is_foreign(value: ast.AST, foreign: set[str]) -> bool:
     """True if an expression is likely to be an array or a list: what was taken out of torch and did not come back."""
     if isinstance(value, ast.Name):
-        return value.id in known
+        return value.id in foreign
     if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
         name = value.func.attr
         if name in _COMES_BACK or _root(value.func) == "torch":
             return False
         if name in _STAYS:
-            return _is_foreign(value.func.value, known)
+            return _is_foreign(value.func.value, foreign)
         if name in _LEAVES_TORCH:
             return True
-    return any(_is_foreign(child, known) for child in ast.iter_child_nodes(value))
+    return any(_is_foreign(child, foreign) for child in ast.iter_child_nodes(value))
 
 
 def _root(value: ast.expr) -> str | None:
@@ -429,8 +430,8 @@ class _Exits(ast.NodeTransformer):
 
     def _exit(self, node: ast.stmt, name: str, value: ast.expr | None = None) -> ast.AST:
         self.found.add(name)
-        given: list[ast.expr] = [_call(LOCALS), ast.Constant(name), value or ast.Constant(None)]
-        return ast.copy_location(ast.Return(_call(LEFT, *given)), node)
+        arguments: list[ast.expr] = [_call(LOCALS), ast.Constant(name), value or ast.Constant(None)]
+        return ast.copy_location(ast.Return(_call(LEFT, *arguments)), node)
 
     def visit_Return(self, node: ast.Return) -> ast.AST:
         return self._exit(node, "return", node.value)
@@ -465,19 +466,19 @@ _NEVER = (ast.Yield, ast.YieldFrom, ast.Await, ast.AsyncFor, ast.AsyncWith, ast.
 
 def _stored_names(nodes: Sequence[ast.AST]) -> set[str]:
     """The names that statements bind."""
-    found: set[str] = set()
+    names: set[str] = set()
     for node in nodes:
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            found.add(node.id)
+            names.add(node.id)
         elif isinstance(node, ast.FunctionDef | ast.ClassDef):
-            found.add(node.name)
+            names.add(node.name)
         elif isinstance(node, ast.alias):
-            found.add((node.asname or node.name).split(".")[0])
+            names.add((node.asname or node.name).split(".")[0])
         elif isinstance(node, ast.MatchAs | ast.MatchStar) and node.name:
-            found.add(node.name)
+            names.add(node.name)
         elif isinstance(node, ast.MatchMapping) and node.rest:
-            found.add(node.rest)
-    return found
+            names.add(node.rest)
+    return names
 
 
 class _Cutter:
@@ -506,20 +507,20 @@ class _Cutter:
         rewritten = [exits.visit(of_ctx.visit(copy.deepcopy(s))) for s in statements]
         stored = _stored_names(nodes) & self.locals
         read = {n.id for n in nodes if isinstance(n, ast.Name)} & self.locals
-        kept = {n for n in stored if self._is_read_elsewhere(n, {id(n) for n in nodes}, statements)}
+        read_later = {n for n in stored if self._is_read_elsewhere(n, {id(n) for n in nodes}, statements)}
         segment = self._segment(statements)
         on_ctx = {ON_CTX + name for name in of_ctx.bound}
         segment.inputs = tuple(sorted((read | stored) - {self.ctx or ""})) + tuple(
             sorted(ON_CTX + name for name in of_ctx.given)
         )
-        segment.outputs = tuple(sorted(kept)) + tuple(sorted(on_ctx))
+        segment.outputs = tuple(sorted(read_later)) + tuple(sorted(on_ctx))
         if of_ctx.given & of_ctx.bound:
             raise UnfitError("it changes what is on ctx")
         self._define(segment, rewritten)
         body[first:behind] = self._call_of_segment(segment, statements, of_ctx, exits.found)
 
     def _is_read_elsewhere(self, name: str, own: set[int], statements: Body) -> bool:
-        if any(name in taken.inputs for taken in self.segments.values()):  # its own reads are gone from the tree
+        if any(name in segment.inputs for segment in self.segments.values()):  # its own reads are gone from the tree
             return True
         first, last = statements[0].lineno, statements[-1].end_lineno or 0
         loops = [n for n in ast.walk(self.tree) if isinstance(n, ast.For | ast.While)]
@@ -554,19 +555,19 @@ class _Cutter:
         name = f"__fusegrad_left_{number}"
         call = _call(f"__fusegrad_segment_{number}", _call(LOCALS))
         call.keywords = [ast.keyword(ON_CTX + a, _of(self.ctx, a)) for a in sorted(of_ctx.given)]
-        made: Body = [ast.Assign([ast.Name(name, ast.Store())], call)]
+        body: Body = [ast.Assign([ast.Name(name, ast.Store())], call)]
         for output in segment.outputs:
             attribute = output.removeprefix(ON_CTX)
             target = _on(self.ctx, attribute, ast.Store()) if output != attribute else ast.Name(output, ast.Store())
             value = ast.Subscript(ast.Name(name, ast.Load()), ast.Constant(output), ast.Load())
-            made.append(_if(_asked(name, "has", output), ast.Assign([target], value)))
+            body.append(_if(_asked(name, "has", output), ast.Assign([target], value)))
         for exit in sorted(exits):
-            made.append(_if(_asked(name, "by", exit), _leaving(exit, name)))
-        for statement in made:
+            body.append(_if(_asked(name, "by", exit), _leaving(exit, name)))
+        for statement in body:
             ast.copy_location(statement, statements[0])
             for node in ast.walk(statement):
                 ast.copy_location(node, statements[0])
-        return made
+        return body
 
 
 def _on(ctx: str | None, attribute: str, how: ast.expr_context) -> ast.Attribute:
@@ -614,10 +615,10 @@ def cut(
     for segment in cutter.segments.values():
         body = _compiled(cutter.bodies[segment.__name__], list(objects), cutter.code)
         segment.function = _function(body, function, cells)
-    made = _function(_compiled(cutter.tree, list(objects), cutter.code), function, cells)
-    made.__defaults__, made.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
-    made.__dict__.update(function.__dict__)
-    return made, list(cutter.segments.values())
+    rewritten = _function(_compiled(cutter.tree, list(objects), cutter.code), function, cells)
+    rewritten.__defaults__, rewritten.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+    rewritten.__dict__.update(function.__dict__)
+    return rewritten, list(cutter.segments.values())
 
 
 def _present(node: str, value: Any, name: str) -> Any:
@@ -630,9 +631,9 @@ def _present(node: str, value: Any, name: str) -> Any:
 def _function(code: types.CodeType, like: types.FunctionType, cells: Mapping[str, Any]) -> types.FunctionType:
     closure = tuple(cells[name] for name in code.co_freevars)
     code = code.replace(co_qualname=like.__code__.co_qualname)
-    made = types.FunctionType(code, like.__globals__, like.__name__, None, closure)
-    made.__qualname__, made.__module__, made.__doc__ = like.__qualname__, like.__module__, like.__doc__
-    return made
+    function = types.FunctionType(code, like.__globals__, like.__name__, None, closure)
+    function.__qualname__, function.__module__, function.__doc__ = like.__qualname__, like.__module__, like.__doc__
+    return function
 
 
 def innermost(method: Any) -> types.FunctionType | None:
@@ -651,12 +652,12 @@ def with_inner(method: Any, inner: types.FunctionType) -> Any:
         raise UnfitError("a decorator does not show what it decorates")
     again = types.CellType(with_inner(wrapped, inner))
     closure = tuple(again if i in places else cell for i, cell in enumerate(cells))
-    made = types.FunctionType(method.__code__, method.__globals__, method.__name__, method.__defaults__, closure)
-    made.__kwdefaults__ = method.__kwdefaults__
-    made.__dict__.update(method.__dict__)
-    made.__wrapped__ = again.cell_contents  # type: ignore[attr-defined]
-    made.__qualname__, made.__module__, made.__doc__ = method.__qualname__, method.__module__, method.__doc__
-    return made
+    wrapper = types.FunctionType(method.__code__, method.__globals__, method.__name__, method.__defaults__, closure)
+    wrapper.__kwdefaults__ = method.__kwdefaults__
+    wrapper.__dict__.update(method.__dict__)
+    wrapper.__wrapped__ = again.cell_contents  # type: ignore[attr-defined]
+    wrapper.__qualname__, wrapper.__module__, wrapper.__doc__ = method.__qualname__, method.__module__, method.__doc__
+    return wrapper
 
 
 # ------------------------------------------------------------------ which lines of a method
@@ -674,8 +675,8 @@ def lines_of(method: Any, place: str) -> list[int]:
     except UnfitError:
         return []
     calls = [n for n in ast.walk(tree) if isinstance(n, ast.Attribute | ast.Name)]
-    found = (n.lineno for n in calls if (f := _named(n, function)) is not None and _reaches(f, filename, line, set()))
-    return sorted(set(found))
+    lines = (n.lineno for n in calls if (f := _named(n, function)) is not None and _reaches(f, filename, line, set()))
+    return sorted(set(lines))
 
 
 def holds(code: types.CodeType, filename: str, line: int) -> bool:
@@ -716,11 +717,11 @@ def _names_in(body: Body, function: types.FunctionType) -> set[str]:
 
 def _named(node: ast.AST, function: types.FunctionType) -> Any:
     """The Python function that a name, or a chain of names, leads to."""
-    found = _value(node, function)
-    found = getattr(found, "__func__", found)
-    if isinstance(found, type):
-        return found
-    return inspect.unwrap(found) if isinstance(found, types.FunctionType) else None
+    value = _value(node, function)
+    value = getattr(value, "__func__", value)
+    if isinstance(value, type):
+        return value
+    return inspect.unwrap(value) if isinstance(value, types.FunctionType) else None
 
 
 def _value(node: ast.AST, function: types.FunctionType) -> Any:

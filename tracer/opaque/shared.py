@@ -1,6 +1,6 @@
 """Objects on ctx that the caller has, too: an argument, or what is in one. Eager's ctx holds the very object.
 
-Whoever looks at `grad_fn` has to see it, and a backward that was captured holds for what it was at forward.
+A look at `grad_fn` has to see it, and a backward that was captured holds for what it was at forward.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ class Shared:
 
     def of(self, args: Sequence[Any]) -> Any:
         """The object of a call with these arguments."""
-        found = args[self.argument]
+        value = args[self.argument]
         for key in self.keys:
-            found = found[key]
-        return found
+            value = value[key]
+        return value
 
 
 def shared_with(attributes: Mapping[str, Any], args: Sequence[Any]) -> tuple[Shared, ...]:
     """The attributes that are such objects."""
-    wanted = {name: value for name, value in attributes.items() if may_change(value)}
-    places = [(n, *place) for n, arg in enumerate(args) for place in _places(arg, (), DEPTH)] if wanted else []
-    found = {name: next(((n, keys) for n, keys, v in places if v is value), None) for name, value in wanted.items()}
-    return tuple(Shared(name, *place) for name, place in found.items() if place is not None)
+    changeable = {name: value for name, value in attributes.items() if may_change(value)}
+    places = [(n, *place) for n, arg in enumerate(args) for place in _places(arg, (), DEPTH)] if changeable else []
+    first_place = {id(value): (n, keys) for n, keys, value in reversed(places)}
+    return tuple(Shared(name, *first_place[id(v)]) for name, v in changeable.items() if id(v) in first_place)
 
 
 def may_change(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Who decides about nested calls in this thread."""
+"""The watcher of nested calls of this thread, which decides what becomes of each."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any, Protocol
 class Watcher(Protocol):
     """Decides what becomes of a nested call: `apply(*args, **kwargs)` runs it as it is."""
 
-    def __call__(self, what: Any, apply: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+    def __call__(self, callee: Any, apply: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any: ...
 
-    def unseen(self, what: Any) -> None:
+    def unseen(self, callee: Any) -> None:
         """A call runs already about which no watcher was asked; may raise, in the place of the call."""
 
 
 watching_now = threading.local()
-"""`watcher`: who decides in this thread."""
+"""`watcher`: the one of this thread."""
 
 
 def watcher() -> Watcher | None:
-    """Who watches in this thread."""
+    """The watcher of this thread; None without one."""
     return getattr(watching_now, "watcher", None)

@@ -43,10 +43,10 @@ def attribute(owner: Any, name: str) -> Any:
 
 def _of_module(module: Any, name: str) -> Any:
     """The values in a module's namespace; of torch's own modules also what they compute."""
-    found = object.__getattribute__(module, "__dict__")
-    if name in found:
-        return found[name]
-    return getattr(module, name, ABSENT) if is_torchs(found.get("__name__")) else ABSENT
+    namespace = object.__getattribute__(module, "__dict__")
+    if name in namespace:
+        return namespace[name]
+    return getattr(module, name, ABSENT) if is_torchs(namespace.get("__name__")) else ABSENT
 
 
 def _of_class(cls: Any, name: str) -> Any:
@@ -82,9 +82,9 @@ def _of_object(owner: Any, name: str) -> Any:
 def member(cls: type, name: str) -> Any:
     """The value under a name in a class or one that it inherits from, unbound; or ABSENT."""
     for owner in type.mro(cls) if cls is type else cls.__mro__:
-        found = type.__dict__["__dict__"].__get__(owner)
-        if name in found:
-            return found[name]
+        namespace = type.__dict__["__dict__"].__get__(owner)
+        if name in namespace:
+            return namespace[name]
     return ABSENT
 
 
@@ -93,10 +93,10 @@ def instance_dict(owner: Any) -> dict[str, Any]:
     if type(owner) is threading.local:
         return vars(owner)
     try:
-        found = object.__getattribute__(owner, "__dict__")
+        attributes = object.__getattribute__(owner, "__dict__")
     except Exception:
         return {}
-    return found if issubclass(type(found), dict) else {}
+    return attributes if issubclass(type(attributes), dict) else {}
 
 
 def has_instance_dict(cls: type) -> bool:
@@ -112,8 +112,8 @@ def bound_to(value: Any) -> Any:
 
 def module_of(value: Any) -> str:
     """The name of the module that something says to come from; empty where it says none."""
-    found = attribute(value, "__module__")
-    return found if type(found) is str else ""
+    name = attribute(value, "__module__")
+    return name if type(name) is str else ""
 
 
 def is_torchs(module: Any) -> bool:
@@ -127,8 +127,8 @@ def _runs_on_access(cls: type) -> bool:
 
 
 def _is_torchs_method(cls: type, name: str) -> bool:
-    found = member(cls, name)
-    return type(found) is types.FunctionType and is_torchs(found.__globals__.get("__name__"))
+    function = member(cls, name)
+    return type(function) is types.FunctionType and is_torchs(function.__globals__.get("__name__"))
 
 
 def _is_trusted(cls: type, raw: Any) -> bool:

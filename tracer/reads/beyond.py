@@ -23,19 +23,20 @@ class Crossing:
 
     def enter(self, frame: types.FrameType) -> list[Effect]:
         """The effects of the code that a graph would lose; its reads are copied before it runs."""
-        code, beyond = frame.f_code, self.reads.beyond
+        code, foreign = frame.f_code, self.reads.beyond
         if code in self.reads.scanned:
             return draws_of(code, frame.f_globals)
         first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
-        met = Met(code, frame.f_globals, first if is_a(first, type) else None)
-        found = scan_met_functions((met,), {code}, self.reads.skipped)
-        if not beyond.knows(code):
-            self.met.append(met)
-            found.entries = {path: read for path, read in found.entries.items() if path not in self.before}
-            self.soiled.add(found)
+        function = Met(code, frame.f_globals, first if is_a(first, type) else None)
+        function_reads = scan_met_functions((function,), {code}, self.reads.skipped)
+        if not foreign.knows(code):
+            self.met.append(function)
+            fresh = {path: read for path, read in function_reads.entries.items() if path not in self.before}
+            function_reads.entries = fresh
+            self.soiled.add(function_reads)
             self.soiled.add_globals(code, frame.f_globals)
-            self.before |= found.by_path()
-        return [*beyond.watched(found.effects), *draws_of(code, frame.f_globals)]
+            self.before |= function_reads.by_path()
+        return [*foreign.watched(function_reads.effects), *draws_of(code, frame.f_globals)]
 
     def leave(self) -> None:
         """From now on the reads of the functions are compared to which the capture came."""

@@ -22,12 +22,12 @@ def instructions_of(code: types.CodeType) -> tuple[dis.Instruction, ...]:
 @functools.lru_cache(maxsize=4096)
 def telling_of(code: types.CodeType) -> tuple[tuple[int, int, dis.Instruction], ...]:
     """Of the instructions, those that name something, store, or ask for identity: their number and line, and they."""
-    found, line = [], code.co_firstlineno
+    telling, line = [], code.co_firstlineno
     for at, instruction in enumerate(instructions_of(code)):
         line = line_of(instruction) or line
         if isinstance(instruction.argval, str) or instruction.opname.startswith(_TELLING):
-            found.append((at, line, instruction))
-    return tuple(found)
+            telling.append((at, line, instruction))
+    return tuple(telling)
 
 
 _TELLING = ("STORE_", "DELETE_", "IMPORT_", "LOAD_FAST", "IS_OP", "CONTAINS_OP", "POP_TOP")
@@ -39,9 +39,9 @@ def operand_before(code: types.CodeType, offset: int) -> int:
 
     The offset itself where a jump is among them.
     """
-    ran = [i for i in dis.get_instructions(code) if i.offset < offset]
+    executed = [i for i in dis.get_instructions(code) if i.offset < offset]
     depth = 0
-    for instruction in reversed(ran):
+    for instruction in reversed(executed):
         if instruction.opcode in _JUMPS:
             break
         depth += dis.stack_effect(instruction.opcode, instruction.arg)

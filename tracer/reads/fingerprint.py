@@ -140,7 +140,7 @@ class _Walk:
                 self._names(path, nested, env, cells)
 
     def _name(
-        self, path: str, load: dis.Instruction, rest: Sequence[dis.Instruction], env: dict[str, Any], cells: Any
+        self, path: str, load: dis.Instruction, following: Sequence[dis.Instruction], env: dict[str, Any], cells: Any
     ) -> None:
         name, is_global = load.argval, load.opname in ("LOAD_GLOBAL", "LOAD_NAME")
         if is_global and name not in env:
@@ -152,11 +152,11 @@ class _Walk:
             value = env[name] if is_global else cells[name].cell_contents
         except ValueError:
             raise NotKeyed(f"`{name}` has no value yet") from None
-        self._chain(f"{path} {name}", value, rest)
+        self._chain(f"{path} {name}", value, following)
 
-    def _chain(self, path: str, value: Any, rest: Sequence[dis.Instruction]) -> None:
+    def _chain(self, path: str, value: Any, following: Sequence[dis.Instruction]) -> None:
         """Follow `a.b.c` through modules and classes, then take what stands at the end."""
-        for instruction in rest:
+        for instruction in following:
             if instruction.opname not in _ATTRIBUTE or not _has_parts(value):
                 break
             path, value = f"{path}.{instruction.argval}", self._part(path, value, instruction.argval)
@@ -275,10 +275,10 @@ def _type_text(path: str, value: type) -> str:
 # ------------------------------------------------------------------ torch itself
 def require_torch_itself() -> None:
     """Raises NotKeyed where the user put functions of their own into torch."""
-    for where, names in torch_namespaces():
+    for namespace, names in torch_namespaces():
         for name, value in names.items():
             if _is_foreign(value):
-                raise NotKeyed(f"`{where}.{name}` is not torch's own")
+                raise NotKeyed(f"`{namespace}.{name}` is not torch's own")
 
 
 def _is_foreign(value: Any) -> bool:
@@ -292,14 +292,14 @@ def replaced_in_torch() -> dict[str, Any]:
     Operations are decomposed by Python code of torch's, which calls functions by name. `torch.nn.functional`, into
     which libraries put kernels of theirs, is not among what it calls; nor is a name that torch did not have.
     """
-    found = {}
-    for where, names in torch_namespaces():
-        for name, value in names.items() if where in _CALLED else ():
-            before = _OWN[where].get(name)
-            other = before is not None and before is not value and getattr(value, "__name__", None) != name
-            if other or (before is not None and _is_foreign(value)):
-                found[f"`{where}.{name}`"] = value
-    return found
+    replaced = {}
+    for namespace, names in torch_namespaces():
+        for name, value in names.items() if namespace in _CALLED else ():
+            before = _OWN[namespace].get(name)
+            is_other = before is not None and before is not value and getattr(value, "__name__", None) != name
+            if is_other or (before is not None and _is_foreign(value)):
+                replaced[f"`{namespace}.{name}`"] = value
+    return replaced
 
 
 _CALLED = ("torch", "torch.Tensor", "torch.special", "torch.linalg", "torch.fft")
@@ -323,10 +323,10 @@ def torch_flags() -> list[str]:
 
 def _other_names() -> Iterator[str]:
     """Where torch has a function under another name than its own: `Tensor.sigmoid = Tensor.tanh` adds one."""
-    for where, names in torch_namespaces():
+    for namespace, names in torch_namespaces():
         for name, value in names.items():
             if callable(value) and (own := getattr(value, "__name__", name)) != name:
-                yield f"{where}.{name} is {own}"
+                yield f"{namespace}.{name} is {own}"
 
 
 def sources_of_ours() -> Iterator[str]:
@@ -336,8 +336,8 @@ def sources_of_ours() -> Iterator[str]:
             folders[:] = sorted(f for f in folders if f != "__pycache__")
             for name in sorted(files):
                 if name.endswith(".py"):
-                    found = os.stat(os.path.join(folder, name))
-                    yield f"{folder}/{name} {found.st_size} {found.st_mtime_ns}"
+                    stat = os.stat(os.path.join(folder, name))
+                    yield f"{folder}/{name} {stat.st_size} {stat.st_mtime_ns}"
 
 
 def torch_installation() -> list[str]:

@@ -36,15 +36,15 @@ def home_of(value: Any) -> str:
 
 def homes_of(functions: Iterable[Any]) -> frozenset[str]:
     """The packages that functions are part of, and those of what they wrap."""
-    found = set()
+    homes = set()
     for function in functions:
         for _ in range(8):
-            found.add(home_of(function))
+            homes.add(home_of(function))
             inner = instance_dict(function).get("__wrapped__") if is_a(function, types.FunctionType) else None
             if inner is None:
                 break
             function = inner
-    return frozenset(found - {""})
+    return frozenset(homes - {""})
 
 
 def is_foreign(value: Any, homes: frozenset[str]) -> bool:

@@ -152,13 +152,13 @@ def _is_one(effect: Effect, frame: types.FrameType) -> bool:
 @functools.lru_cache(maxsize=1024)
 def _prefixes(code: types.CodeType) -> dict[int, int]:
     """Where instructions begin whose argument is long: with an EXTENDED_ARG, which may be all that is seen of them."""
-    found, first = dict[int, int](), None
+    prefixes, first = dict[int, int](), None
     for instruction in dis.get_instructions(code):
         if instruction.opname == "EXTENDED_ARG":
             first = instruction.offset if first is None else first
         elif first is not None:
-            found[instruction.offset], first = first, None
-    return found
+            prefixes[instruction.offset], first = first, None
+    return prefixes
 
 
 def _offsets(code: types.CodeType, offset: int) -> set[int]:

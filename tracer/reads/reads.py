@@ -197,18 +197,18 @@ class Reads:
         """Effects of functions that are given as arguments."""
         self.of_arguments |= {(effect.code, effect.offset): effect for effect in effects}
 
-    def merge(self, other: Reads) -> None:
+    def merge(self, scanned: Reads) -> None:
         """All that another scan found."""
-        self.effects += other.effects
-        self.entries = {**self.entries, **other.entries}  # exchanged as a whole: other threads may be reading them
-        self.keepalive += other.keepalive
-        self.callees |= other.callees
-        self.custom_attributes |= other.custom_attributes
-        self.compares_identity |= other.compares_identity
-        self.queries_layout |= other.queries_layout
-        self.calls_unknown |= other.calls_unknown
-        self.scanned |= other.scanned
-        self.skipped += other.skipped
+        self.effects += scanned.effects
+        self.entries = {**self.entries, **scanned.entries}  # exchanged as a whole: other threads may be reading them
+        self.keepalive += scanned.keepalive
+        self.callees |= scanned.callees
+        self.custom_attributes |= scanned.custom_attributes
+        self.compares_identity |= scanned.compares_identity
+        self.queries_layout |= scanned.queries_layout
+        self.calls_unknown |= scanned.calls_unknown
+        self.scanned |= scanned.scanned
+        self.skipped += scanned.skipped
 
     def widen(self) -> None:
         """Compares from now on what functions of other packages read, too, that captures came to."""
@@ -244,7 +244,7 @@ class Reads:
     def changed(self, before: Mapping[str, Any]) -> str | None:
         """The name of what is no longer as it was when `by_path` said `before`."""
         facts_now = self.by_path()
-        paths = (path for path, old in before.items() if path in facts_now and old != facts_now[path])
+        paths = (path for path, fact in before.items() if path in facts_now and fact != facts_now[path])
         return next((p.split(" in ")[0].split("@")[0] for p in paths), None)
 
     def has_object(self, value: Any) -> bool:
@@ -283,21 +283,21 @@ class Beyond:
 
     def watched(self, effects: Sequence[Effect]) -> list[Effect]:
         """Those that end a capture: changes show in what has changed, until there were too many of such."""
-        shown = self.failures < FAILURES
-        return [e for e in effects if not is_question(e.reason) and not (shown and is_shown(e.reason))]
+        are_shown = self.failures < FAILURES
+        return [e for e in effects if not is_question(e.reason) and not (are_shown and is_shown(e.reason))]
 
     def met_functions(self) -> Iterator[Met]:
         """All of them."""
-        return (met for batch in self.batches for met in batch)
+        return (function for batch in self.batches for function in batch)
 
     def knows(self, code: types.CodeType) -> bool:
         """True if an earlier capture came to this."""
-        return any(met.code is code for met in self.met_functions())
+        return any(function.code is code for function in self.met_functions())
 
     def reads(self, number: int, skipped: Sequence[tuple[types.FunctionType, _Root | None]]) -> Reads:
         """The reads of the functions of a batch, and of those of earlier batches that they call."""
-        known = {met.code for batch in self.batches[: number + 1] for met in batch}
-        return scan_met_functions(self.batches[number], known, skipped)
+        codes = {function.code for batch in self.batches[: number + 1] for function in batch}
+        return scan_met_functions(self.batches[number], codes, skipped)
 
 
 FAILURES = 3
@@ -313,18 +313,20 @@ class Met(NamedTuple):
 
 
 def scan_met_functions(
-    met: Sequence[Met], known: Collection[types.CodeType], skipped: Sequence[tuple[types.FunctionType, _Root | None]]
+    foreign: Sequence[Met],
+    codes: Collection[types.CodeType],
+    skipped: Sequence[tuple[types.FunctionType, _Root | None]],
 ) -> Reads:
-    """The reads of functions of other packages; of such, those of `known` are looked into where they are called.
+    """The reads of functions of other packages; of such, those of `codes` are looked into where they are called.
 
     skipped: functions that a scan came to and did not look into; one that runs has defaults, and what it closes over.
     """
-    plan, reads = _Plan(known), Reads()
+    plan, reads = _Plan(codes), Reads()
     search = _Search(reads, plan, frozenset())
     for function, of in list(skipped):
-        if function.__code__ in known:
+        if function.__code__ in codes:
             plan.add(_Task(search, function, False, of))
-    for code, env, cls in met:
+    for code, env, cls in foreign:
         get, path = partial(_itself, cls), f"{cls.__qualname__}@{id(cls)}" if cls is not None else ""
         me = None if cls is None else _Root(path, get, _cannot_rebind, ("is", cls))
         try:
@@ -334,7 +336,7 @@ def scan_met_functions(
     plan.scan_all()
     _add_names(reads)
     _add_custom_attributes(reads)
-    reads.keepalive += met
+    reads.keepalive += foreign
     return reads
 
 
@@ -430,11 +432,11 @@ def reads_of_class(cls: type, functions: Sequence[types.FunctionType]) -> Reads 
     anew; but for `super()` in a class that its module holds, which lives as long as that does.
     """
     body = tuple((f, f.__code__) for f in functions)
-    known, reads = _bodies.get(cls, (None, None))
-    if reads is None or known != body:
+    scanned_body, reads = _bodies.get(cls, (None, None))
+    if reads is None or scanned_body != body:
         reads = scan(*functions)
-        held = _is_held(cls)
-        if all(not f.__closure__ or (held and _holds_its_class_alone(f, cls)) for f in functions):
+        is_held = _is_held(cls)
+        if all(not f.__closure__ or (is_held and _holds_its_class_alone(f, cls)) for f in functions):
             _make_room(_bodies)
             _bodies[cls] = body, reads
     return reads if reads.is_whole else None
@@ -459,13 +461,13 @@ def _cell(function: types.FunctionType) -> Any:
         return ABSENT
 
 
-def scan(*functions: Callable[..., Any], beyond: Beyond | None = None) -> Reads:
+def scan(*functions: Callable[..., Any], foreign: Beyond | None = None) -> Reads:
     """The reads of `functions` and of every helper that they call by a name that can be resolved.
 
-    It calls nothing and raises nothing: what cannot be followed is an effect. beyond: functions of other packages that
+    It calls nothing and raises nothing: what cannot be followed is an effect. foreign: functions of other packages that
     captures came to, which are looked into as well.
     """
-    plan, reads = _Plan(), Reads(beyond=beyond if beyond is not None else Beyond())
+    plan, reads = _Plan(), Reads(beyond=foreign if foreign is not None else Beyond())
     top = _Search(reads, plan, homes_of(functions))
     for function in functions:
         top.add_source(function)
@@ -494,11 +496,11 @@ class _Task:
 class _Plan:
     """The tasks still to be scanned: a list, since code may call code to any depth.
 
-    met: code of other packages that is looked into as the user's own is; None where a scan begins with the user's.
+    foreign_codes: code of other packages that is scanned as the user's own; None where a scan begins with the user's.
     """
 
-    def __init__(self, met: Collection[types.CodeType] | None = None) -> None:
-        self.met, self.is_beyond = met or (), met is not None
+    def __init__(self, foreign_codes: Collection[types.CodeType] | None = None) -> None:
+        self.met, self.is_beyond = foreign_codes or (), foreign_codes is not None
         self.waiting: collections.deque[_Task] = collections.deque()
         self.seen: set[Any] = set()
         self.children: list[tuple[Reads, Reads, Callable[[Reads], bool]]] = []
@@ -519,8 +521,8 @@ class _Plan:
             task = self.waiting.popleft()
             reads, code = task.search.reads, task.function.__code__
             if len(self.seen) - len(self.waiting) > FUNCTIONS:
-                where = f"{code.co_filename}:{code.co_firstlineno}"
-                reads.effects.append(Effect(f"it can reach more than {FUNCTIONS} functions", where))
+                location = f"{code.co_filename}:{code.co_firstlineno}"
+                reads.effects.append(Effect(f"it can reach more than {FUNCTIONS} functions", location))
                 self.is_whole = False
                 break
             try:
@@ -533,8 +535,8 @@ class _Plan:
 
 
 def _unfollowed_effect(error: Exception, code: types.CodeType) -> Effect:
-    where = f"{code.co_filename}:{code.co_firstlineno}"
-    return Effect(f"what it reads cannot be followed: {type(error).__name__}", where)
+    location = f"{code.co_filename}:{code.co_firstlineno}"
+    return Effect(f"what it reads cannot be followed: {type(error).__name__}", location)
 
 
 @dataclass(frozen=True)
@@ -586,10 +588,10 @@ def _cannot_rebind(value: Any) -> None:
 def _add_names(reads: Reads) -> None:
     """One read for all names of a library's module: of many, that is faster than one for each."""
     for owner, names in reads.library.values():
-        label, known = getattr(owner, "__name__", "?"), sorted(names)
-        first, get = known[0], operator.attrgetter(*known, known[0])
-        path = f"{label}.{first}" if len(known) == 1 else f"{label}.({' '.join(known)})"
-        reads.entries[path] = Read(path, "names", partial(get, owner), (owner, *known))
+        label, ordered = getattr(owner, "__name__", "?"), sorted(names)
+        first, get = ordered[0], operator.attrgetter(*ordered, ordered[0])
+        path = f"{label}.{first}" if len(ordered) == 1 else f"{label}.({' '.join(ordered)})"
+        reads.entries[path] = Read(path, "names", partial(get, owner), (owner, *ordered))
 
 
 def _add_custom_attributes(reads: Reads) -> None:
@@ -600,10 +602,10 @@ def _add_custom_attributes(reads: Reads) -> None:
         reads.entries[path] = Read(path, "value", get)
 
 
-def _custom_attribute_values(get: Callable[[], Any], asked: frozenset[str]) -> dict[str, Any]:
+def _custom_attribute_values(get: Callable[[], Any], asked_names: frozenset[str]) -> dict[str, Any]:
     tensor = get()
     own = instance_dict(tensor) if is_tensor(tensor) else {}
-    return {name: value for name, value in own.items() if name in asked or ANY in asked}
+    return {name: value for name, value in own.items() if name in asked_names or ANY in asked_names}
 
 
 def backward_effects(method: Callable[..., Any]) -> list[Effect]:
@@ -621,23 +623,23 @@ def backward_effects(method: Callable[..., Any]) -> list[Effect]:
     return effects
 
 
-def _kept_on(code: types.CodeType, ran: Sequence[dis.Instruction]) -> str | None:
-    """The reason why the last of `ran` is seen by the next run: `ctx.k = ...`, `ctx.table[i] = ...`,
+def _kept_on(code: types.CodeType, executed: Sequence[dis.Instruction]) -> str | None:
+    """The reason why the last of `executed` is seen by the next run: `ctx.k = ...`, `ctx.table[i] = ...`,
     `ctx.seen.append(...)`."""
-    last, ctx = ran[-1], code.co_varnames[0]
+    last, ctx = executed[-1], code.co_varnames[0]
     if last.argval == "is_grad_enabled":
         return "it asks for the grad mode"
     if last.opname in ATTRIBUTE:
         if last.argval not in _CHANGES - {"add", "sort"}:  # which tensors have as well
             return None
-        owner, steps = _owner(code, ran[:-1])
+        owner, steps = _owner(code, executed[:-1])
     elif last.opname in _STORES:
-        owner, steps = _owner(code, _before_store(ran, code))
+        owner, steps = _owner(code, _before_store(executed, code))
     else:
         return None
     stored = last.opname in ("STORE_ATTR", "DELETE_ATTR") or (steps and steps[-1] != "saved_tensors")
     is_ctx = owner is not None and _loads(owner, ctx)
-    if (is_ctx and stored) or _is_augmented(ctx, last, ran):
+    if (is_ctx and stored) or _is_augmented(ctx, last, executed):
         return f"it changes what is on `{ctx}`, which its next run reads"
     return None
 
@@ -657,9 +659,9 @@ def _loads(instruction: dis.Instruction, name: str) -> bool:
     return instruction.opname.startswith("LOAD_FAST") and instruction.argval == name
 
 
-def _is_augmented(ctx: str, store: dis.Instruction, ran: Sequence[dis.Instruction]) -> bool:
+def _is_augmented(ctx: str, store: dis.Instruction, executed: Sequence[dis.Instruction]) -> bool:
     """True if a store ends `ctx.k += ...`: the object was loaded and copied before its attribute was read."""
-    triples = zip(ran, ran[1:], ran[2:], strict=False)
+    triples = zip(executed, executed[1:], executed[2:], strict=False)
     return store.opname == "STORE_ATTR" and any(
         _loads(a, ctx) and b.opname.startswith(("COPY", "DUP")) and c.opname in ATTRIBUTE and c.argval == store.argval
         for a, b, c in triples
@@ -699,7 +701,7 @@ _SEEN_THROUGH = ("torch/nn/functional.py", "torch/functional.py")
 
 
 def _scan_torchs(function: Any, reads: Reads) -> None:
-    """The operators that a function of torch's own calls in turn: someone may have replaced one of those."""
+    """The operators that a function of torch's own calls in turn: user code may have replaced one of those."""
     env = function.__globals__
     for load, attribute_ in pairwise(instructions_of(function.__code__)):
         owner = env.get(load.argval) if load.opname == "LOAD_GLOBAL" else None
@@ -715,8 +717,8 @@ _OPERATORS = (types.BuiltinFunctionType, types.FunctionType)
 
 def _name_method(name: str, reads: Reads) -> None:
     """A method of that name is called of something: if it is a tensor, of torch's own."""
-    found = getattr(torch.Tensor, name, None)
-    if callable(found) and not isinstance(found, type):
+    method = getattr(torch.Tensor, name, None)
+    if callable(method) and not isinstance(method, type):
         reads.add_library_name(torch.Tensor, name)
 
 
@@ -730,8 +732,8 @@ def _read_itself(function: types.FunctionType, reads: Reads) -> None:
     for name in ("__defaults__", "__kwdefaults__"):
         get = _attribute(lambda: function, name)
         for inner, fetch in _tensors_inside(get(), get, DEPTH):
-            where = f"{name} of {function.__qualname__}@{id(function)}{inner}"
-            reads.entries[where] = Read(where, "tensor", fetch)
+            tensor_path = f"{name} of {function.__qualname__}@{id(function)}{inner}"
+            reads.entries[tensor_path] = Read(tensor_path, "tensor", fetch)
 
 
 class _Place(NamedTuple):
@@ -744,8 +746,8 @@ class _Place(NamedTuple):
 
     def effect(self, reason: str, subject: str | None = None) -> Effect:
         """An effect there. subject: the name of what has to be a tensor, so that it is one."""
-        where = f"{self.code.co_filename}:{self.line}"
-        return Effect(reason, where, self.code, self.offset, self.always and subject is None, subject)
+        location = f"{self.code.co_filename}:{self.line}"
+        return Effect(reason, location, self.code, self.offset, self.always and subject is None, subject)
 
     def is_of_super(self) -> bool:
         """True if the loaded value is one of the two that `super` is called with."""
@@ -767,19 +769,20 @@ def _scan_code(names: _Names, search: _Search, is_method: bool) -> None:
         if instruction.opname.startswith("LOAD_FAST") and not names.bound:
             continue
         first = 0 if instruction.opname.startswith(_CHANGING) else max(0, at - _LOOK_BACK)
-        ran = instructions[first : at + 1]
+        executed = instructions[first : at + 1]
         reads.queries_layout |= isinstance(instruction.argval, str) and instruction.argval in LAYOUT
         by_name |= instruction.argval in ("getattr", "hasattr")
         place = _Place(code, line, instruction.offset, at < certain)
-        if (found := _effect(ran, names.env) or _outside_write(ran, names) or names.note_instruction(ran)) is not None:
-            reads.effects.append(place.effect(*(found if isinstance(found, tuple) else (found,))))
+        reason = _effect(executed, names.env) or _outside_write(executed, names) or names.note_instruction(executed)
+        if reason is not None:
+            reads.effects.append(place.effect(*(reason if isinstance(reason, tuple) else (reason,))))
         root = names.root(instruction)
         if instruction.argval == "super" and (me := names.self_root()) is not None:
             _Found(me.path, me.get, me.put, me.steps, me.value()).record(search, place)
         if root is not None:
             followed = at + _follow(root, instructions[at + 1 :], search, place)
         elif at > followed:
-            _note_question(ran, reads, by_name)
+            _note_question(executed, reads, by_name)
     for nested in code.co_consts:
         if isinstance(nested, types.CodeType):
             _scan_code(names.within(nested), search, False)
@@ -788,10 +791,10 @@ def _scan_code(names: _Names, search: _Search, is_method: bool) -> None:
 _CHANGING = ("STORE_", "DELETE_")
 
 
-def _note_question(ran: Sequence[dis.Instruction], reads: Reads, by_name: bool) -> None:
+def _note_question(executed: Sequence[dis.Instruction], reads: Reads, by_name: bool) -> None:
     """Notes a question about something that is known at the call alone: of a tensor, for an attribute that the user
     may have put on it."""
-    last, before = ran[-1], ran[-2]
+    last, before = executed[-1], executed[-2]
     if last.opname in ("IS_OP", "CONTAINS_OP") and before.opname != "LOAD_CONST":
         reads.compares_identity = True
     if last.opname in ATTRIBUTE:
@@ -808,7 +811,7 @@ def _note_question(ran: Sequence[dis.Instruction], reads: Reads, by_name: bool) 
 
 
 ANY = "*"
-"""In `Reads.asked`: whatever someone may have put on a tensor is asked for."""
+"""In `Reads.custom_attributes`: all that user code may have put on a tensor is asked for."""
 _USUAL = {n for kind in (torch.Tensor, list, dict, str, tuple, set, int, float, range) for n in dir(kind)}
 """Attributes that a tensor has, or what no tensor is."""
 
@@ -835,11 +838,11 @@ class _Names:
         inner.bound = {name: root for name, root in self.bound.items() if name in code.co_freevars}
         return inner
 
-    def note_instruction(self, ran: Sequence[dis.Instruction]) -> str | None:
+    def note_instruction(self, executed: Sequence[dis.Instruction]) -> str | None:
         """Follows an import; a reason where it cannot."""
-        last = ran[-1]
+        last = executed[-1]
         if last.opname == "IMPORT_NAME":
-            return self._begins(last.argval, ran[-3].argval, bool(ran[-2].argval))
+            return self._begins(last.argval, executed[-3].argval, bool(executed[-2].argval))
         if self.now is None:
             return None
         if last.opname == "IMPORT_FROM":
@@ -858,8 +861,8 @@ class _Names:
             importlib.import_module(path)
         except Exception:
             return f"it imports `{name}`"
-        held = path if takes_names else path.split(".")[0]
-        self.now = _Root(f"import {held}", lambda: sys.modules[held], _cannot_rebind, ("of", sys.modules, held))
+        module = path if takes_names else path.split(".")[0]
+        self.now = _Root(f"import {module}", lambda: sys.modules[module], _cannot_rebind, ("of", sys.modules, module))
         self.of = self.now if takes_names else None
         return None
 
@@ -891,11 +894,11 @@ def _rebinds(code: types.CodeType, name: str) -> bool:
     return own or any(_rebinds(c, name) for c in code.co_consts if isinstance(c, types.CodeType))
 
 
-def _effect(ran: Sequence[dis.Instruction], env: dict[str, Any]) -> str | tuple[str, str | None] | None:
-    """The reason why the last of `ran` does something that a captured graph would lose; of which local name, if it is
-    a tensor."""
-    instruction, name = ran[-1], ran[-1].argval
-    about = ran[-2].argval if len(ran) > 1 and ran[-2].opname.startswith("LOAD_FAST") else None
+def _effect(executed: Sequence[dis.Instruction], env: dict[str, Any]) -> str | tuple[str, str | None] | None:
+    """The reason why the last of `executed` is an effect that a graph would lose; of which local name, if it is a
+    tensor."""
+    instruction, name = executed[-1], executed[-1].argval
+    about = executed[-2].argval if len(executed) > 1 and executed[-2].opname.startswith("LOAD_FAST") else None
     if instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
         return f"it assigns the global `{name}`"
     if instruction.opname == "STORE_ATTR" and name in ("data", "grad"):
@@ -904,31 +907,30 @@ def _effect(ran: Sequence[dis.Instruction], env: dict[str, Any]) -> str | tuple[
         return "it registers a hook on a tensor", about
     if instruction.opname in ATTRIBUTE and name in NOT_IN_A_GRAPH:
         return f"it reads `.{name}` of a tensor", about
-    if instruction.opname in ATTRIBUTE and name in OF_GENERATORS and (about is not None or _is_part_of_local(ran)):
+    if instruction.opname in ATTRIBUTE and name in OF_GENERATORS and (about is not None or _is_part_of_local(executed)):
         return _STATE, about
     if instruction.opname == "LOAD_GLOBAL" and name in IMPURE_BUILTINS and name not in env and hasattr(builtins, name):
         return f"it calls `{name}`"
     return None
 
 
-def _is_part_of_local(ran: Sequence[dis.Instruction]) -> bool:
-    """True if the last of `ran` is an attribute of an attribute of a local name: `ctx.rng.manual_seed`."""
-    before = ran[:-1]
+def _is_part_of_local(executed: Sequence[dis.Instruction]) -> bool:
+    """True if the last of `executed` is an attribute of an attribute of a local name: `ctx.rng.manual_seed`."""
+    before = executed[:-1]
     while before and before[-1].opname in ATTRIBUTE:
         before = before[:-1]
-    return len(ran) - len(before) > 1 and bool(before) and before[-1].opname.startswith("LOAD_FAST")
+    return len(executed) - len(before) > 1 and bool(before) and before[-1].opname.startswith("LOAD_FAST")
 
 
-def _outside_write(ran: Sequence[dis.Instruction], names: _Names) -> str | None:
-    """The reason why the last of `ran` changes something outside the function: `nonlocal k`, `table[i] = ...`, `cfg.k
-    = ...`."""
-    last = ran[-1]
+def _outside_write(executed: Sequence[dis.Instruction], names: _Names) -> str | None:
+    """The reason why the last of `executed` changes something outside the function: `nonlocal k`, `table[i] = ...`."""
+    last = executed[-1]
     if last.opname in ("STORE_DEREF", "DELETE_DEREF"):
         is_nonlocal = last.argval in names.cells and last.argval in names.code.co_freevars
         return f"it assigns the nonlocal `{last.argval}`" if is_nonlocal else None
     if last.opname not in _STORES:
         return None
-    owner, steps = _owner(names.code, _before_store(ran, names.code))
+    owner, steps = _owner(names.code, _before_store(executed, names.code))
     if owner is None or (root := names.root(owner)) is None or _is_of_tensors(root.value(), bool(steps)):
         return None
     return f"it changes `{owner.argval}`, which is not its own"
@@ -939,19 +941,19 @@ _STORES = {"STORE_ATTR", "DELETE_ATTR", "STORE_SUBSCR", "DELETE_SUBSCR"}
 
 def _is_of_tensors(value: Any, parts: bool) -> bool:
     """True if a store into it, or into its parts, is one into a tensor: an operation of torch's."""
-    held = value.values() if type(value) is dict else value if type(value) in (list, tuple) else ()
-    return is_tensor(value) or (parts and any(map(is_tensor, held)))
+    items = value.values() if type(value) is dict else value if type(value) in (list, tuple) else ()
+    return is_tensor(value) or (parts and any(map(is_tensor, items)))
 
 
-def _before_store(ran: Sequence[dis.Instruction], code: types.CodeType) -> Sequence[dis.Instruction]:
-    """The instructions that computed the object to which the last of `ran` stores; `x.n += 1` loads it once, for
+def _before_store(executed: Sequence[dis.Instruction], code: types.CodeType) -> Sequence[dis.Instruction]:
+    """The instructions that computed the object to which the last of `executed` stores; `x.n += 1` loads it once, for
     reading as well."""
-    last, before = ran[-1], ran[:-1]
+    last, before = executed[-1], executed[:-1]
     if before and before[-1].opname == "SWAP":
         before = _before_augmented(last, before)
     if last.opname in ("STORE_ATTR", "DELETE_ATTR") or not before:
         return before
-    first = operand_before(code, ran[len(before)].offset)  # the index
+    first = operand_before(code, executed[len(before)].offset)  # the index
     return [i for i in before if i.offset < first]
 
 
@@ -983,15 +985,15 @@ class _Root(NamedTuple):
 def _root(instruction: dis.Instruction, env: dict[str, Any], cells: dict[str, Any]) -> _Root | None:
     name = instruction.argval
     if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-        where = f"in {env.get('__name__', '?')}@{id(env)}"
+        scope = f"in {env.get('__name__', '?')}@{id(env)}"
         if name not in env and hasattr(builtins, name):
             get = lambda: env[name] if name in env else getattr(builtins, name)  # noqa: E731
-            return _Root(f"builtin {name} {where}", get, partial(env.__setitem__, name), ("builtin", env, name))
-        return _Root(f"global {name} {where}", lambda: env[name], partial(env.__setitem__, name), ("of", env, name))
+            return _Root(f"builtin {name} {scope}", get, partial(env.__setitem__, name), ("builtin", env, name))
+        return _Root(f"global {name} {scope}", lambda: env[name], partial(env.__setitem__, name), ("of", env, name))
     if instruction.opname in ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF") and name in cells:
         cell = cells[name]
-        put = partial(setattr, cell, "cell_contents")
-        return _Root(f"closure {name}@{id(cell)}", lambda: cell.cell_contents, put, ("cell", cell))
+        replace = partial(setattr, cell, "cell_contents")
+        return _Root(f"closure {name}@{id(cell)}", lambda: cell.cell_contents, replace, ("cell", cell))
     return None
 
 
@@ -1001,7 +1003,7 @@ def _follow(root: _Root, instructions: Sequence[dis.Instruction], search: _Searc
     if value is ABSENT:  # a later call may put it there
         reads.entries.setdefault(root.path, Read(root.path, "identity", root.get, root.steps))
         return 0
-    at, done = _Found(root.path, root.get, root.put, root.steps, value), 0
+    at, loaded = _Found(root.path, root.get, root.put, root.steps, value), 0
     if root.steps[:1] == ("builtin",):
         reads.entries.setdefault(root.path, Read(root.path, "builtin", root.get, root.steps))
         return 0
@@ -1010,13 +1012,13 @@ def _follow(root: _Root, instructions: Sequence[dis.Instruction], search: _Searc
             break
         if at.is_of_a_library():
             reads.entries.setdefault(root.path, Read(root.path, "identity", root.get, root.steps))
-            return done + _follow_library(at.value, instructions[done:], search, place)
+            return loaded + _follow_library(at.value, instructions[loaded:], search, place)
         further = at.then(instruction.argval)
         if further is None:
             break
-        at, done = further, done + 1
+        at, loaded = further, loaded + 1
     at.record(search, place)
-    return done
+    return loaded
 
 
 class _Found(NamedTuple):
@@ -1037,9 +1039,9 @@ class _Found(NamedTuple):
         """The value under a name of it; None where that would have to be computed."""
         if is_tensor(self.value) or (value := attribute(self.value, name)) is ABSENT:
             return None
-        put = _replacing(self.value, name)
+        replace = _replacing(self.value, name)
         steps = _extend_steps(self.steps, name)
-        return _Found(f"{self.path}.{name}", _attribute(self.get, name), put, steps, value, self.value)
+        return _Found(f"{self.path}.{name}", _attribute(self.get, name), replace, steps, value, self.value)
 
     def record(self, search: _Search, place: _Place) -> None:
         value, owner, get = self.value, self.owner, self.get
@@ -1067,8 +1069,9 @@ class _Found(NamedTuple):
             return _STATE
         if (why := moves(value) or moves(owner)) is not None:
             return why
-        if _is_unseen_container(held := owner if is_a(value, types.MethodType | types.BuiltinMethodType) else value):
-            return f"it uses a {type(held).__name__} from outside, whose content is not compared"
+        container = owner if is_a(value, types.MethodType | types.BuiltinMethodType) else value
+        if _is_unseen_container(container):
+            return f"it uses a {type(container).__name__} from outside, whose content is not compared"
         if is_a(value, types.MethodType) and is_cached(value.__func__):
             return f"it calls `{value.__func__.__name__}`, which keeps what it returns for each object"
         is_users = is_a(value, types.ModuleType) and not _is_library_module(value) and not is_foreign(value, homes)
@@ -1087,14 +1090,14 @@ def _replacing(owner: Any, name: str) -> Callable[[Any], None]:
 
 def _follow_library(value: Any, instructions: Sequence[dis.Instruction], search: _Search, place: _Place) -> int:
     """A name within a library: what stands there, and what it tells of the process."""
-    owner, name, done, reads = value, "", 0, search.reads
-    for done, instruction in enumerate(instructions):
+    owner, name, loaded, reads = value, "", 0, search.reads
+    for loaded, instruction in enumerate(instructions):
         if instruction.opname not in ATTRIBUTE or not is_a(value, types.ModuleType | type):
             break
         owner, name = value, instruction.argval
         value = attribute(owner, name)
         if value is ABSENT:
-            return done
+            return loaded
     if (why := impure(value) or impure(owner) or effect_of(owner, name, value)) is not None:
         reads.effects.append(place.effect(why))
     reads.add_library_name(owner, name)
@@ -1105,7 +1108,7 @@ def _follow_library(value: Any, instructions: Sequence[dis.Instruction], search:
         search.add(value)
     elif not is_library(value) and not is_a(value, SCALARS) and callable(value):
         _record(path, get, value, search, ("is", owner, name), place)
-    return done
+    return loaded
 
 
 _CONTAINERS = (list, dict, set, bytearray, collections.deque)
@@ -1145,8 +1148,8 @@ def _record(
         reads.entries[path] = Read(path, "identity", get, steps)
         search.add(value, path, get)
         if _is_library_object(value):  # an optimiser, a schedule, a distribution
-            held = partial(_held_by_object, get)
-            _record(f"what {path} holds", held, held(), search, place=place)
+            get_state = partial(_held_by_object, get)
+            _record(f"what {path} holds", get_state, get_state(), search, place=place)
     elif (why := too_much(value)) is not None:
         reason = f"it reads `{_readable_path(path)}`, which {why}"
         reads.effects.append(Effect(reason, "unknown") if place is None else place.effect(reason))
@@ -1239,14 +1242,14 @@ def _scan_class(cls: type, search: _Search) -> None:
 
 def draws_of(code: types.CodeType, env: dict[str, Any]) -> list[Effect]:
     """Effects of a function of another package that no graph can hold: it draws numbers, looks at a clock, prints."""
-    names, found, line = _Names(code, env, {}), list[Effect](), code.co_firstlineno
+    names, effects, line = _Names(code, env, {}), list[Effect](), code.co_firstlineno
     instructions = instructions_of(code)
     for at, instruction in enumerate(instructions):
         line = line_of(instruction) or line
         root = names.root(instruction)
         if root is not None and (why := _draw_reason(root, instructions[at + 1 : at + 4])) is not None:
-            found.append(_Place(code, line, instruction.offset).effect(why))
-    return found
+            effects.append(_Place(code, line, instruction.offset).effect(why))
+    return effects
 
 
 def _draw_reason(root: _Root, instructions: Sequence[dis.Instruction]) -> str | None:
@@ -1279,15 +1282,15 @@ def _record_function_class(
     own = {name: getattr(cls, name, None) for name in FUNCTION_METHODS}
     own_methods = {name: method for name, method in own.items() if method is not getattr(torch.autograd.Function, name)}
 
-    def fits(found: Reads) -> bool:  # else it runs as written, and reads for itself
+    def fits(nested: Reads) -> bool:  # else it runs as written, and reads for itself
         declared = declarations(cls, None).values()
-        return not found.certain() and not any(d.value is False for d in declared)
+        return not nested.certain() and not any(d.value is False for d in declared)
 
     if (inner := search.nested_class(cls, homes_of(own_methods.values()), fits)) is None:
         return
     for name, method in own_methods.items():
-        where, fetch = f"{name} of {cls.__qualname__}@{id(cls)}", _attribute(lambda: cls, name)
-        inner.reads.entries[where] = Read(where, "identity", fetch, ("is", cls, name))
+        method_path, fetch = f"{name} of {cls.__qualname__}@{id(cls)}", _attribute(lambda: cls, name)
+        inner.reads.entries[method_path] = Read(method_path, "identity", fetch, ("is", cls, name))
         inner.add(method, is_method=True)
 
 
@@ -1296,10 +1299,10 @@ def _record_data_of_class(
 ) -> None:
     """Records the attributes of a Function class, where it is handed on itself: to `getattr`, to a function that
     looks at it."""
-    held = partial(_data_of_class, get)
-    if not (data := held()):
+    get_data = partial(_data_of_class, get)
+    if not (data := get_data()):
         return
-    _record(f"what {path} holds", held, data, search, place=place)
+    _record(f"what {path} holds", get_data, data, search, place=place)
 
 
 def _data_of_class(get: Callable[[], Any]) -> dict[str, Any]:

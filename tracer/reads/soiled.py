@@ -82,11 +82,11 @@ def _of_class(cls: Any) -> list[Any]:
 
 
 def _put_class(cls: Any, content: list[Any]) -> None:
-    before, now = _by_name(content), _by_name(_of_class(cls))
-    for name in now.keys() - before.keys():
+    before, current = _by_name(content), _by_name(_of_class(cls))
+    for name in current.keys() - before.keys():
         type.__delattr__(cls, name)
     for name, value in before.items():
-        if name not in now or now[name] is not value:
+        if name not in current or current[name] is not value:
             type.__setattr__(cls, name, value)
 
 
@@ -145,8 +145,8 @@ class Soiled:
         self.seen: set[int] = set()
         if reads is not None:
             self.add(reads)
-            for met in reads.beyond.met_functions():
-                self.add_globals(met.code, met.env)
+            for function in reads.beyond.met_functions():
+                self.add_globals(function.code, function.env)
 
     def add(self, reads: Reads) -> None:
         """Copies everything that can be reached by these reads, too."""
@@ -165,7 +165,7 @@ class Soiled:
         if is_a(container, functools._lru_cache_wrapper):
             self.caches.append((path, container, container.cache_info().misses))
             return
-        kind = next(kind for what, kind in _KINDS if is_a(container, what))
+        kind = next(kind for container_type, kind in _KINDS if is_a(container, container_type))
         try:
             content = kind.read(container)
         except ValueError:  # an empty cell
@@ -177,8 +177,8 @@ class Soiled:
         """Puts everything back; the path to the first thing that had changed."""
         changed = None
         for path, container, kind, before in self.before.values():
-            now = kind.read(container)
-            if len(now) != len(before) or not all(map(_same, now, before)):
+            current = kind.read(container)
+            if len(current) != len(before) or not all(map(_same, current, before)):
                 kind.put(container, before)
                 changed = changed or path
         for path, cache, misses in self.caches:
@@ -191,10 +191,10 @@ class Soiled:
         """True if tables grew and names got a value, and nothing else changed, by what a run in eager adds, too."""
         changed = False
         for _, container, kind, before in self.before.values():
-            now = kind.read(container)
-            if len(now) == len(before) and all(map(_same, now, before)):
+            current = kind.read(container)
+            if len(current) == len(before) and all(map(_same, current, before)):
                 continue
-            if not _is_filling(container, before, now):
+            if not _is_filling(container, before, current):
                 return False
             changed = True
         return changed
@@ -211,10 +211,10 @@ class Again(Exception):
         self.soiled, self.filled = soiled, filled
 
 
-def _is_filling(container: Any, before: Sequence[Any], now: Sequence[Any]) -> bool:
+def _is_filling(container: Any, before: Sequence[Any], current: Sequence[Any]) -> bool:
     if type(container) is _Global:
-        return before[0] in (None, ABSENT) and not holds_fakes(now)
-    return is_a(container, dict) and all(map(_same, now, before)) and not holds_fakes(now[len(before) :])
+        return before[0] in (None, ABSENT) and not holds_fakes(current)
+    return is_a(container, dict) and all(map(_same, current, before)) and not holds_fakes(current[len(before) :])
 
 
 def _forgets_fakes(cache: Any) -> bool:
@@ -239,15 +239,15 @@ def _same(a: Any, b: Any) -> bool:
     return a is b or (type(a) is type(b) and is_a(a, SCALARS) and a == b)
 
 
-def _containers_in(value: Any, depth: int, seen: set[int]) -> Iterator[Any]:
+def _containers_in(value: Any, depth: int, visited: set[int]) -> Iterator[Any]:
     """The things with a content within a value, itself first."""
-    if id(value) in seen or len(seen) > MOST or is_a(value, _NOT_LOOKED_INTO):
+    if id(value) in visited or len(visited) > MOST or is_a(value, _NOT_LOOKED_INTO):
         return
-    seen.add(id(value))
+    visited.add(id(value))
     if is_a(value, _WITH_CONTENT) and _can_be_kept(value):
         yield value
     for part in _parts(value)[:MOST] if depth else ():
-        yield from _containers_in(part, depth - 1, seen)
+        yield from _containers_in(part, depth - 1, visited)
 
 
 def _parts(value: Any) -> list[Any]:

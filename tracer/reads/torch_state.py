@@ -96,10 +96,10 @@ def moves(value: Any) -> str | None:
     Iterators that are written in Python show what they hold.
     """
     kind = type(value)
-    seen = kind is threading.local  # what it holds in this thread; a class of one's own runs code at the first look
-    told = not seen and is_a(value, (threading.local, contextvars.ContextVar))
+    is_visible = kind is threading.local  # what it holds in this thread; a subclass runs code at the first look
+    is_of_thread = not is_visible and is_a(value, (threading.local, contextvars.ContextVar))
     steps = getattr(kind, "__next__", None)
-    if told or (steps is not None and not is_a(steps, types.FunctionType) and not is_a(value, type)):
+    if is_of_thread or (steps is not None and not is_a(steps, types.FunctionType) and not is_a(value, type)):
         return f"it uses a {kind.__name__} from outside, whose state no graph has"
     return None
 

@@ -56,8 +56,8 @@ class Same:
         try:
             self._object: Callable[[], Any] = weakref.ref(value)
         except TypeError:
-            held = Same if value is None else value  # None is what a dead reference gives
-            self._object = lambda: held
+            target = Same if value is None else value  # None is what a dead reference gives
+            self._object = lambda: target
 
     def __hash__(self) -> int:
         return self._hash
@@ -265,8 +265,8 @@ def _memory(value: Any, depth: int) -> Any:
     """Numbers in memory that Python code may change: by content, where they are few."""
     if _bytes_of(value) > LARGEST:
         return ("large", _Unequal())
-    shown = getattr(value, "shape", len(value)), str(getattr(value, "dtype", getattr(value, "typecode", "")))
-    return (type(value), shown, value.tobytes() if hasattr(value, "tobytes") else bytes(value))
+    layout = getattr(value, "shape", len(value)), str(getattr(value, "dtype", getattr(value, "typecode", "")))
+    return (type(value), layout, value.tobytes() if hasattr(value, "tobytes") else bytes(value))
 
 
 def _bytes_of(value: Any) -> int:
@@ -334,23 +334,23 @@ def _visited(number: Any, once: bool = False) -> Iterator[bool]:
     would be walked; the order of a walk is always the same, so is what stands for the second visit.
     """
     own = _under_way.__dict__
-    seen, done = own.setdefault("numbers", set()), own.setdefault("done", set())
-    if not seen:
+    under_way, finished = own.setdefault("numbers", set()), own.setdefault("done", set())
+    if not under_way:
         own["count"] = own["code"] = 0
         own["facts"] = own["facts"] if own.get("together") else 0
     own["count"] += 1
-    first = number not in seen and number not in done
+    first = number not in under_way and number not in finished
     if first:
-        seen.add(number)
+        under_way.add(number)
     try:
         yield first
     finally:
         if first:
-            seen.discard(number)
+            under_way.discard(number)
             if once:
-                done.add(number)
-        if not seen:
-            done.clear()
+                finished.add(number)
+        if not under_way:
+            finished.clear()
 
 
 @contextmanager
@@ -384,7 +384,7 @@ def is_library(value: Any) -> bool:
 
 
 def is_standard(value: Any) -> bool:
-    """True if a class or a function is of Python's own library, whose code no one exchanges."""
+    """True if a class or a function is of Python's own library, whose code stays as it is."""
     return module_of(value).split(".")[0] in sys.stdlib_module_names
 
 
@@ -410,8 +410,8 @@ def _slots(cls: type) -> tuple[str, ...]:
     """The names in a class's own `__slots__`."""
     if "__slots__" not in vars(cls):
         return ()
-    found = _slotted.get(cls)
-    return _slotted.setdefault(cls, _named_slots(cls)) if found is None else found
+    slots = _slotted.get(cls)
+    return _slotted.setdefault(cls, _named_slots(cls)) if slots is None else slots
 
 
 _slotted: weakref.WeakKeyDictionary[type, tuple[str, ...]] = weakref.WeakKeyDictionary()
@@ -419,8 +419,8 @@ _slotted: weakref.WeakKeyDictionary[type, tuple[str, ...]] = weakref.WeakKeyDict
 
 def _named_slots(cls: type) -> tuple[str, ...]:
     named = vars(cls).get("__slots__", ())
-    given = (named,) if type(named) is str else tuple(named) if is_a(named, list | tuple | dict) else ()
-    return tuple(_mangled(cls, n) for n in given if n not in ("__dict__", "__weakref__"))
+    slot_names = (named,) if type(named) is str else tuple(named) if is_a(named, list | tuple | dict) else ()
+    return tuple(_mangled(cls, n) for n in slot_names if n not in ("__dict__", "__weakref__"))
 
 
 def _mangled(cls: type, name: str) -> str:

@@ -8,8 +8,8 @@ from typing import TypeAlias
 
 from ....ir.types import Size
 from ...kernel import Ref
-from ...schedule.axes import Axis, Index, Term
-from ...schedule.sizes import tidy
+from ...program.axes import Axis, Index, Term
+from ...program.sizes import tidy
 from ..context import Context
 from ..loops import Expr, Scope, binary, call, literal, name, sum_of, unary
 from .buffers import Buffers

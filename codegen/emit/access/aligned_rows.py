@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ...program.axes import Axis, Index, Term
 from ...schedule.alignment import Slide
-from ...schedule.axes import Axis, Index, Term
 from ..context import Context
 from ..loops import Expr, Scope, binary, call, literal, unary
 from .addresses import Addresses

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ....ir.types import Size
 from ...kernel import Buffer, Pointer, Ref
-from ...schedule.axes import Program
+from ...program.axes import Program
 from ..context import name_of
 from ..loops import Expr, name
 from ..names import Names, identifier

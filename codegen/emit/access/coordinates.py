@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from ...schedule.axes import Axis, Index
+from ...program.axes import Axis, Index
 from ..context import Context
 from ..loops import Expr, Let, Scope, binary, call, literal, name
 from .tile_axes import TileAxes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from ...schedule.axes import SCANS, Axis, Term
+from ...program.axes import SCANS, Axis, Term
 from ..context import FINISH, Context
 from .coordinates import Coordinates
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ....ir.types import FLOAT8
-from ...schedule.axes import Program, Term
+from ...program.axes import Program, Term
 from ..context import FINISH, Context
 from ..loops import Expr, Scope, call, literal, total
 from ..mathematics import FLOATING, number

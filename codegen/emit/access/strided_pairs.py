@@ -12,9 +12,9 @@ from typing import TypeVar
 
 from ....ir.switches import is_on
 from ...kernel import Ref
-from ...schedule.axes import Axis, Index, Sink, Term
+from ...program.axes import Axis, Index, Sink, Term
+from ...program.sizes import tidy
 from ...schedule.schedule import Schedule
-from ...schedule.sizes import tidy
 from ..context import FINISH, Context
 from ..loops import Expr, Scope, binary, call, literal
 from ..mathematics import loaded

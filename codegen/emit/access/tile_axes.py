@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
-from ...schedule.axes import Axis
+from ...program.axes import Axis
+from ...program.sizes import tidy
 from ...schedule.schedule import Schedule
-from ...schedule.sizes import tidy
 from ..context import Context
 from ..loops import Expr, Let, binary, call, literal, name
 from ..names import Names

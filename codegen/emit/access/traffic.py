@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ....ir.types import ITEMSIZE, Size, product
-from ...schedule.axes import Axis, Term
-from ...schedule.sizes import number, tidy
+from ...program.axes import Axis, Term
+from ...program.sizes import number, tidy
 from ..context import Context
 from .buffers import Buffers
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ....ir.types import product
-from ...schedule.sizes import blocks, tidy
+from ...program.sizes import blocks, tidy
 from ..access.buffers import Buffers
 from ..context import Context
 from ..loops import Expr, Let, Statement, add, binary, call, literal, name

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ....ir.types import Size, product
-from ...schedule.axes import Axis, Index, Term
-from ...schedule.sizes import number, power_of_two, tidy
+from ...program.axes import Axis, Index, Term
+from ...program.sizes import number, power_of_two, tidy
 from ..access.addresses import Addresses
 from ..context import Context
 from ..loops import Expr, For, Scope, Statement, Store, add, binary, call, literal, name, sum_of, total

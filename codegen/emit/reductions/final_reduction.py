@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ...schedule.axes import Term, below
+from ...program.axes import Term, below
 from ..access.aligned_rows import AlignedRows
 from ..context import FINISH, Context
 from ..loop_nests import LoopNests

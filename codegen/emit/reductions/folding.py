@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ...schedule.axes import Axis, Term
+from ...program.axes import Axis, Term
 from ..access.coordinates import Coordinates
 from ..access.loads import Loads
 from ..access.tile_axes import TileAxes

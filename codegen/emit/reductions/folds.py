@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...schedule.axes import Term
+from ...program.axes import Term
 from ..loops import Accumulate, Expr, binary, call, literal, method, name
 from ..mathematics import FLOATING, TL, held
 

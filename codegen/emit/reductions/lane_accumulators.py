@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from ...schedule.axes import Term
+from ...program.axes import Term
 from ..context import Context, default_name, name_of
 from ..loops import Accumulate, Expr, Let, Scope, binary, call, literal, name
 from ..mathematics import TL, held

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ....ir.types import product
-from ...schedule.axes import Axis, Term
-from ...schedule.sizes import tidy
+from ...program.axes import Axis, Term
+from ...program.sizes import tidy
 from ..access.addresses import Addresses
 from ..access.aligned_rows import AlignedRows
 from ..access.loads import Keywords

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ....ir.types import product
-from ...schedule.axes import Term
-from ...schedule.sizes import blocks, tidy
+from ...program.axes import Term
+from ...program.sizes import blocks, tidy
 from ..access.buffers import Buffers
 from ..access.tile_axes import TileAxes
 from ..context import Context

@@ -8,7 +8,7 @@ from typing import Any
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from ....ir.switches import takes
+from ....ir.switches import should_run
 from ....tracer.torch_private import operation
 from .buffer_reuse import ReusedBuffer, last_uses_of_memory, reusable_buffers
 from .unboxed_ops import bind_operations
@@ -19,7 +19,7 @@ def compile_fx(gm: GraphModule, name: str = "", reusing: bool = False) -> Callab
 
     reusing: results go into memory that is read no more, which is for plain tensors that autograd does not follow.
     """
-    writer = _Writer(gm, reusable_buffers(gm) if reusing else {}, takes("binding", name))
+    writer = _Writer(gm, reusable_buffers(gm) if reusing else {}, should_run("binding", name))
     for node in gm.graph.nodes:
         writer.write(node)
     return writer.function()

@@ -10,7 +10,7 @@ from ....codegen import TARGETS, Buffer, Kernel, Kernels, Pointer, Ref, Scalar
 from ....codegen import module as module_of
 from ....ir import Value
 from ....ir.passes.fuse import Group
-from ....ir.text.document import size, sizes
+from ....ir.text.document import size_document, sizes_document
 from ....ir.text.relations import relation_document, relations
 from ...kernels.cross_compile.pool import Binary, compile_for
 from ...kernels.triton_module import TRITON_DTYPE
@@ -97,11 +97,11 @@ def _step(
 
 def _memory(outer: Value, own: Value, strides: Any) -> dict[str, Any]:
     name = outer.params["name"] if outer.prim == "input" else outer.origin.name or f"v{outer.id}"
-    return {"name": name, "dtype": own.dtype, "shape": sizes(own.shape), "strides": sizes(strides)}
+    return {"name": name, "dtype": own.dtype, "shape": sizes_document(own.shape), "strides": sizes_document(strides)}
 
 
 def _buffer(buffer: Buffer) -> dict[str, Any]:
-    layout = {"shape": sizes(buffer.shape), "strides": sizes(buffer.strides)}
+    layout = {"shape": sizes_document(buffer.shape), "strides": sizes_document(buffer.strides)}
     return {"name": buffer.name, "dtype": buffer.dtype, **layout, "zeroed": buffer.zeroed}
 
 
@@ -110,7 +110,7 @@ def _kernel(exported: Gathered, kernel: Kernel, binary: Binary) -> dict[str, Any
     warp = TARGETS[exported.target].warp
     return {
         "symbol": kernel.name,
-        "grid": [size(kernel.grid), 1, 1],
+        "grid": [size_document(kernel.grid), 1, 1],
         "block": [kernel.num_warps * warp, 1, 1],
         "warps": kernel.num_warps,
         "stages": kernel.num_stages,
@@ -132,7 +132,7 @@ def _argument(argument: Pointer | Scalar) -> dict[str, Any]:
         case Pointer(name=name, buffer=Ref(kind=kind, index=index), dtype=dtype):
             return {"name": name, "type": f"*{TRITON_DTYPE[dtype]}", "memory": [kind, index]}
         case Scalar(name=name, value=value):
-            return {"name": name, "type": "i32", "value": size(value)}
+            return {"name": name, "type": "i32", "value": size_document(value)}
 
 
 def _hidden(kernel: Kernel, binary: Binary) -> int:

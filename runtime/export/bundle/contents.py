@@ -12,15 +12,15 @@ from typing import Any
 import sympy
 
 from ....ir import Graph
-from ....ir.program import Place
+from ....ir.program import ValueRef
 from ....ir.text.document import (
     Symbols,
+    document_error,
     index_from,
-    listed,
-    refuse,
-    size,
-    size_of,
-    sizes,
+    list_from,
+    size_document,
+    size_from_document,
+    sizes_document,
     sizes_from,
     symbols_document,
     symbols_from,
@@ -69,7 +69,7 @@ class Output:
         document: dict[str, Any] = {"kind": self.kind, "index": self.index}
         if self.view is not None:
             shape, strides, offset, tracked = self.view
-            document["view"] = [sizes(shape), sizes(strides), size(offset), tracked]
+            document["view"] = [sizes_document(shape), sizes_document(strides), size_document(offset), tracked]
         return {**document, "value": constant_document(self.value)} if self.kind == "object" else document
 
 
@@ -103,10 +103,10 @@ class Variant:
     assumptions: tuple[Condition, ...]
     outputs: tuple[Output, ...]
     is_tuple: bool
-    saved: tuple[Place | None, ...]
-    attributes: tuple[Place, ...]
-    dirty: tuple[Place, ...]
-    non_differentiable: tuple[Place, ...]
+    saved: tuple[ValueRef | None, ...]
+    attributes: tuple[ValueRef, ...]
+    dirty: tuple[ValueRef, ...]
+    non_differentiable: tuple[ValueRef, ...]
     materialize_grads: bool
     entries: tuple[Entry, ...]
 
@@ -114,7 +114,7 @@ class Variant:
         return {
             "needs_input_grad": list(self.needs),
             "forward": self.graph,
-            "tensors": [[sizes(shape), sizes(strides)] for shape, strides in self.tensors],
+            "tensors": [[sizes_document(shape), sizes_document(strides)] for shape, strides in self.tensors],
             "symbols": symbols_document(self.symbols.values()),
             "ranges": {name: list(span) for name, span in self.ranges.items()},
             "assumptions": [relation_document(c) for c in self.assumptions],
@@ -131,7 +131,7 @@ class Variant:
         return [o for o in self.outputs if o.kind != "object"]
 
     @property
-    def residuals(self) -> list[Place | None]:
+    def residuals(self) -> list[ValueRef | None]:
         """The places that backward's graphs read first."""
         return [*self.saved, *self.attributes]
 
@@ -172,7 +172,7 @@ class Function:
 _PLACES = ("saved", "attributes", "dirty", "non_differentiable")
 
 
-def _places(places: Sequence[Place | None]) -> list[Any]:
+def _places(places: Sequence[ValueRef | None]) -> list[Any]:
     return [None if p is None else [p.kind, p.index] for p in places]
 
 
@@ -182,34 +182,34 @@ def function_from(data: Any) -> Function:
     values = fields(
         data, "function", "name", "doc", "style", "derive_jvp", "autocast", "flags", "arguments", "defaults", "variants"
     )
-    arguments = tuple(_argument(a) for a in listed(values["arguments"], "arguments", MOST_ARGUMENTS))
+    arguments = tuple(_argument(a) for a in list_from(values["arguments"], "arguments", MOST_ARGUMENTS))
     name, doc = identifier(values["name"], "name"), values["doc"]
     if doc is not None and (not isinstance(doc, str) or len(doc) > 10_000):
-        raise refuse("the docstring is none", "doc")
+        raise document_error("the docstring is none", "doc")
     return Function(
         name=name, doc=doc, style=one_of(values["style"], STYLES, "style"),
         derive_jvp=one_of(values["derive_jvp"], ("backward", "forward", False), "derive_jvp"),
         autocast=_autocast(values["autocast"]),
-        flags=frozenset(one_of(f, FLAGS, "flags") for f in listed(values["flags"], "flags", len(FLAGS))),
+        flags=frozenset(one_of(f, FLAGS, "flags") for f in list_from(values["flags"], "flags", len(FLAGS))),
         arguments=arguments,
         defaults=tuple(
-            constant_from(d, {}, "defaults") for d in listed(values["defaults"], "defaults", len(arguments))
+            constant_from(d, {}, "defaults") for d in list_from(values["defaults"], "defaults", len(arguments))
         ),
-        variants=tuple(_variant(v, arguments) for v in listed(values["variants"], "variants", MOST_VARIANTS)),
+        variants=tuple(_variant(v, arguments) for v in list_from(values["variants"], "variants", MOST_VARIANTS)),
     )  # fmt: skip
 
 
 def fields(data: Any, at: str, *names: str) -> dict[str, Any]:
     """The data, which has to be a dict with exactly these fields."""
     if not isinstance(data, dict) or set(data) != set(names):
-        raise refuse(f"expected the fields {', '.join(names)}", at)
+        raise document_error(f"expected the fields {', '.join(names)}", at)
     return data
 
 
 def one_of(data: Any, known: Sequence[Any], at: str) -> Any:
     """The data, which has to be one of these values."""
     if not any(type(data) is type(k) and data == k for k in known):
-        raise refuse(f"{str(data)[:40]!r} is none of {', '.join(map(str, known))}", at)
+        raise document_error(f"{str(data)[:40]!r} is none of {', '.join(map(str, known))}", at)
     return data
 
 
@@ -217,7 +217,7 @@ def identifier(data: Any, at: str) -> str:
     """The data, which has to be a name."""
     name = text_from(data, at, 100)
     if not name.isidentifier():
-        raise refuse(f"{name[:40]!r} is no name", at)
+        raise document_error(f"{name[:40]!r} is no name", at)
     return name
 
 
@@ -226,7 +226,7 @@ def _flag(data: Any, at: str) -> bool:
 
 
 def _autocast(data: Any) -> tuple[str | None, str | None]:
-    cpu, cuda = (one_of(d, AUTOCAST, "autocast") for d in listed(data, "autocast", 2))
+    cpu, cuda = (one_of(d, AUTOCAST, "autocast") for d in list_from(data, "autocast", 2))
     return cpu, cuda
 
 
@@ -246,37 +246,37 @@ def _variant(data: Any, arguments: Sequence[Argument]) -> Variant:
                    "returns_tuple", "materialize_grads", *_PLACES, "backward")  # fmt: skip
     symbols = symbols_from(values["symbols"], at)
     tensors = sum(a.dtype is not None for a in arguments)
-    outputs = tuple(_output(o, symbols, tensors) for o in listed(values["outputs"], at, MOST_ARGUMENTS))
-    needs = tuple(_flag(n, at) for n in listed(values["needs_input_grad"], at, MOST_ARGUMENTS))
+    outputs = tuple(_output(o, symbols, tensors) for o in list_from(values["outputs"], at, MOST_ARGUMENTS))
+    needs = tuple(_flag(n, at) for n in list_from(values["needs_input_grad"], at, MOST_ARGUMENTS))
     if len(needs) != tensors:
-        raise refuse("not every tensor is said to need a gradient or not", at)
+        raise document_error("not every tensor is said to need a gradient or not", at)
     places = {name: _places_from(values[name], name) for name in _PLACES}
     return Variant(
         needs=needs, graph=text_from(values["forward"], at), symbols=symbols, ranges=_ranges(values["ranges"], symbols),
-        assumptions=tuple(relation_from(c, symbols, "assumptions") for c in listed(values["assumptions"], at, 2000)),
+        assumptions=tuple(relation_from(c, symbols, "assumptions") for c in list_from(values["assumptions"], at, 2000)),
         outputs=outputs, is_tuple=_flag(values["returns_tuple"], at), saved=places["saved"],
         materialize_grads=_flag(values["materialize_grads"], at), **{n: _present(places[n], n) for n in _PLACES[1:]},
         tensors=_tensors(values["tensors"], symbols, [a.rank for a in arguments if a.dtype is not None]),
         entries=tuple(
-            _entry(e, len(outputs), len(arguments)) for e in listed(values["backward"], "backward", MOST_VARIANTS)
+            _entry(e, len(outputs), len(arguments)) for e in list_from(values["backward"], "backward", MOST_VARIANTS)
         ),
     )  # fmt: skip
 
 
 def _tensors(data: Any, symbols: Symbols, ranks: Sequence[int]) -> tuple[Layout, ...]:
     at = "tensors"
-    pairs = (listed(pair, at, 2) for pair in listed(data, at, len(ranks)))
+    pairs = (list_from(pair, at, 2) for pair in list_from(data, at, len(ranks)))
     layouts = tuple((sizes_from(shape, symbols, at), sizes_from(strides, symbols, at)) for shape, strides in pairs)
     if [(len(shape), len(strides)) for shape, strides in layouts] != [(rank, rank) for rank in ranks]:
-        raise refuse("not every tensor has a shape and strides of its rank", at)
+        raise document_error("not every tensor has a shape and strides of its rank", at)
     return layouts
 
 
 def _ranges(data: Any, symbols: Symbols) -> dict[str, tuple[int, int | None]]:
     at = "ranges"
     if not isinstance(data, dict) or set(data) != set(symbols):
-        raise refuse("not every size has a range", at)
-    spans = {name: listed(span, at, 2) for name, span in data.items()}
+        raise document_error("not every size has a range", at)
+    spans = {name: list_from(span, at, 2) for name, span in data.items()}
     limit = 1 << 62
     return {n: (index_from(low, limit, at), None if high is None else index_from(high, limit, at))
             for n, (low, high) in spans.items()}  # fmt: skip
@@ -292,35 +292,35 @@ def _output(data: Any, symbols: Symbols, tensors: int) -> Output:
         return Output(kind, index, value=constant_from(values["value"], symbols, at))
     if kind not in VIEWS:
         return Output(kind, index)
-    shape, strides, offset, tracked = listed(values["view"], at, 4)
+    shape, strides, offset, tracked = list_from(values["view"], at, 4)
     shape, strides = sizes_from(shape, symbols, at), sizes_from(strides, symbols, at)
     if len(shape) != len(strides):
-        raise refuse("a view has a stride for each size", at)
-    return Output(kind, index, (shape, strides, size_of(offset, symbols, at), _flag(tracked, at)))
+        raise document_error("a view has a stride for each size", at)
+    return Output(kind, index, (shape, strides, size_from_document(offset, symbols, at), _flag(tracked, at)))
 
 
-def _places_from(data: Any, at: str) -> tuple[Place | None, ...]:
-    return tuple(None if p is None else _place(listed(p, at, 2), at) for p in listed(data, at, 2000))
+def _places_from(data: Any, at: str) -> tuple[ValueRef | None, ...]:
+    return tuple(None if p is None else _place(list_from(p, at, 2), at) for p in list_from(data, at, 2000))
 
 
-def _place(data: list[Any], at: str) -> Place:
+def _place(data: list[Any], at: str) -> ValueRef:
     kind, index = data
-    return Place(one_of(kind, ("input", "output", "hidden"), at), index_from(index, 2000, at))
+    return ValueRef(one_of(kind, ("input", "output", "hidden"), at), index_from(index, 2000, at))
 
 
-def _present(places: tuple[Place | None, ...], at: str) -> tuple[Place, ...]:
+def _present(places: tuple[ValueRef | None, ...], at: str) -> tuple[ValueRef, ...]:
     present = tuple(p for p in places if p is not None)
     if len(present) != len(places):
-        raise refuse("a place is missing", at)
+        raise document_error("a place is missing", at)
     return present
 
 
 def _entry(data: Any, outputs: int, arguments: int) -> Entry:
     values = fields(data, "backward", "gradients", "graph", "passed")
-    gradients = tuple(_flag(g, "backward") for g in listed(values["gradients"], "backward", MOST_ARGUMENTS))
+    gradients = tuple(_flag(g, "backward") for g in list_from(values["gradients"], "backward", MOST_ARGUMENTS))
     if len(gradients) != outputs:
-        raise refuse("not every output is said to have a gradient or not", "backward")
-    pairs = (listed(p, "backward", 2) for p in listed(values["passed"], "backward", MOST_ARGUMENTS))
+        raise document_error("not every output is said to have a gradient or not", "backward")
+    pairs = (list_from(p, "backward", 2) for p in list_from(values["passed"], "backward", MOST_ARGUMENTS))
     passed = tuple((index_from(a, arguments, "backward"), index_from(o, outputs, "backward")) for a, o in pairs)
     return Entry(gradients, text_from(values["graph"], "backward"), passed)
 
@@ -329,7 +329,7 @@ def _entry(data: Any, outputs: int, arguments: int) -> Entry:
 def require_fitting(function: Function, graphs: Mapping[str, Graph]) -> None:
     """The graphs take and give what the manifest says. Raises ParseError, or KeyError for a graph that is missing."""
     if not function.variants or len(function.defaults) > len(function.arguments):
-        raise refuse("there is nothing to call", "variants")
+        raise document_error("there is nothing to call", "variants")
     for variant in function.variants:
         _require_forward(function, variant, graphs[variant.graph])
         for entry in variant.entries:
@@ -340,40 +340,40 @@ def _require_forward(function: Function, variant: Variant, graph: Graph) -> None
     tensors = [function.arguments[i] for i in function.slots]
     inputs = [(v.dtype, v.ndim) for v in graph.inputs]
     if inputs != [(a.dtype, a.rank) for a in tensors]:
-        raise refuse("its inputs are not the tensors of the manifest", variant.graph)
+        raise document_error("its inputs are not the tensors of the manifest", variant.graph)
     symbols = {s for layout in variant.tensors for part in layout for s in part if isinstance(s, sympy.Symbol)}
     if symbols != set(variant.symbols.values()):
-        raise refuse("a size is not told by any argument", variant.graph)
+        raise document_error("a size is not told by any argument", variant.graph)
     visible = variant.tensor_outputs
     hidden = len(graph.outputs) - len(visible)
     if any(o.kind == "tensor" and v is None for o, v in zip(visible, graph.outputs, strict=False)):
-        raise refuse("an output is not computed", variant.graph)
+        raise document_error("an output is not computed", variant.graph)
     if any(o.kind == "same" and not o.index < at for at, o in enumerate(visible)):
-        raise refuse("an output is the same as one that comes later", variant.graph)
+        raise document_error("an output is the same as one that comes later", variant.graph)
     own = [at for at, o in enumerate(visible) if o.kind == "tensor"]
     limits: dict[str, Collection[int]] = {"part of output": own, "part of hidden": range(hidden)}
     if any(o.index not in limits[o.kind] for o in visible if o.kind in limits):
-        raise refuse("an output is part of something that is not made", variant.graph)
+        raise document_error("an output is part of something that is not made", variant.graph)
     counts = {"input": len(tensors), "output": len(visible), "hidden": hidden}
     places = [p for name in _PLACES for p in getattr(variant, name) if p is not None]
     if hidden < 0 or any(not p.index < counts[p.kind] for p in places) or None in graph.outputs[len(visible) :]:
-        raise refuse("a place is not among what forward makes", variant.graph)
+        raise document_error("a place is not among what forward makes", variant.graph)
     _require_bound(variant, graph, variant.graph)
 
 
 def _require_backward(function: Function, variant: Variant, entry: Entry, graph: Graph) -> None:
     expected = len([p for p in variant.residuals if p is not None]) + sum(entry.gradients)
     if len(graph.inputs) != expected or len(graph.outputs) != len(function.arguments):
-        raise refuse("it does not take what forward keeps, or gives no gradient per argument", entry.graph)
+        raise document_error("it does not take what forward keeps, or gives no gradient per argument", entry.graph)
     moving = {slot for slot, need in zip(function.slots, variant.needs, strict=True) if need}
     computed = [*(i for i, o in enumerate(graph.outputs) if o is not None), *(a for a, _ in entry.passed)]
     if not moving.issuperset(computed) or not all(entry.gradients[o] for _, o in entry.passed) or graph.mutations:
-        raise refuse("it gives a gradient that nobody asked for", entry.graph)
+        raise document_error("it gives a gradient that nobody asked for", entry.graph)
     if any(g and o.kind == "object" for g, o in zip(entry.gradients, variant.outputs, strict=True)):
-        raise refuse("it takes the gradient of something that is no tensor", entry.graph)
+        raise document_error("it takes the gradient of something that is no tensor", entry.graph)
     _require_bound(variant, graph, entry.graph)
 
 
 def _require_bound(variant: Variant, graph: Graph, name: str) -> None:
     if not symbols_in(graph) <= set(variant.symbols.values()):
-        raise refuse("it speaks of a size that no argument tells", name)
+        raise document_error("it speaks of a size that no argument tells", name)

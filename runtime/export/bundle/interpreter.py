@@ -15,7 +15,7 @@ import torch
 
 from ....ir import Graph, Value
 from ....ir.errors import FusegradError, users_line
-from ....ir.program import Place
+from ....ir.program import ValueRef
 from ....tracer.capture.capture import origin_overridden
 from ....tracer.dtypes import to_torch
 from ....tracer.torch_private import memory_of, no_autocast
@@ -67,7 +67,7 @@ class Result:
     outputs: list[Tensor]
     hidden: list[Tensor]
 
-    def at(self, place: Place | None) -> Tensor | None:
+    def at(self, place: ValueRef | None) -> Tensor | None:
         """The tensor at a place."""
         if place is None:
             return None

@@ -14,15 +14,15 @@ from ....ir.errors import LoweringError
 from ....ir.text.document import document
 from ....ir.text.relations import relations
 from ....ir.text.text import key
-from ....ir.types import contiguous_strides, simplest
+from ....ir.types import contiguous_strides, simplify_size
 from ....tracer.methods import backward_method
 from ....tracer.torch_private import expression_of
 from ....tracer.trace import CaptureError
 from ...capture.captured_backward import BackwardEntry, gradient_likes, predicted_kinds
 from ...capture.outputs import is_as_strided
+from ...compiled.compiled import Compiled
 from ...execution.pipeline import graph_of
 from ...persistence.literals import NoLiteral, constant_document
-from ...specialize.compiled import Compiled
 from ...specialize.specialization import Specialization
 from ...values.tensor_specs import fake_tensor
 from ..gather.gathered import apart, require_closed
@@ -105,7 +105,11 @@ def variant_of(compiler: Compiled, args: Sequence[Any], needs: tuple[bool, ...],
         dirty=tuple(captured.dirty), non_differentiable=tuple(captured.non_differentiable),
         materialize_grads=captured.materialize_grads,
         entries=tuple(
-            Entry(tuple(k is not None for k in kinds), graphs.add("backward", g), tuple(entries[kinds].passed.items()))
+            Entry(
+                tuple(k is not None for k in kinds),
+                graphs.add("backward", g),
+                tuple(entries[kinds].passed_gradients.items()),
+            )
             for kinds, g in backwards.items()
         ),
     )  # fmt: skip
@@ -122,7 +126,7 @@ def _forward_graph(spec: Specialization) -> Graph:
 def _backward_graph(spec: Specialization, entry: BackwardEntry) -> Graph:
     """backward; what is a gradient as it came is no output of its own."""
     graph = graph_of(entry.trace, f"{spec.captured.name}_backward")
-    graph.outputs = [None if i in entry.passed else o for i, o in enumerate(graph.outputs)]
+    graph.outputs = [None if i in entry.passed_gradients else o for i, o in enumerate(graph.outputs)]
     return graph
 
 
@@ -234,9 +238,9 @@ def _literal(compiler: Compiled, value: Any) -> Any:
 
 
 def _expressions(numbers: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple(n if isinstance(n, int) else simplest(n.node.expr) for n in numbers)
+    return tuple(n if isinstance(n, int) else simplify_size(n.node.expr) for n in numbers)
 
 
 def _offset(fake: Tensor) -> Any:
     offset = fake.storage_offset()
-    return offset if isinstance(offset, int) else simplest(expression_of(offset))
+    return offset if isinstance(offset, int) else simplify_size(expression_of(offset))

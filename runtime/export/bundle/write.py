@@ -20,9 +20,9 @@ from ....tracer.dtypes import from_torch
 from ....tracer.methods import backward_method, is_once_differentiable, parameter_names, uses_setup_context
 from ....tracer.trace import CaptureError
 from ...cache.entry_files import versions
+from ...compiled.compiled import Compiled
 from ...persistence.literals import NoLiteral
 from ...report.explain import compiler_of
-from ...specialize.compiled import Compiled
 from ...values.tensor_specs import fake_argument, with_gradients_asked
 from ..gather.gathered import apart, refused
 from .archive import canonical, sha256

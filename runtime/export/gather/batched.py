@@ -11,8 +11,8 @@ import sympy
 
 from ....ir import Graph, building
 from ....ir.errors import LoweringError
-from ....ir.transforms.batch import batch, lead
-from ....ir.transforms.extern import NoRuleError, no_rule
+from ....ir.transforms.batch import batch, with_batch_axis
+from ....ir.transforms.extern import NoRuleError, no_rule_error
 from ...execution.pipeline import optimize
 from ...functorch.batching.op_rules import OP_RULES
 from .gathered import Gathered, Part, Sizes, Source, apart, part_of
@@ -95,11 +95,11 @@ def _batched(found: Gathered, part: Part) -> Part:
 def _graph(lane: Graph) -> Graph:
     """Every input and every output has the lanes in front; what draws random numbers is refused."""
     if (drawn := next((v for v in lane.order() if v.prim == "aten_effect" and v.avals), None)) is not None:
-        raise no_rule("vmap", drawn, "draws random numbers")
+        raise no_rule_error("vmap", drawn, "draws random numbers")
     found = batch(lane, [True] * len(lane.inputs), LANES, OP_RULES)
     with building(found.graph):
         pairs = zip(found.graph.outputs, found.mapped, strict=True)
-        return optimize(found.graph.returning([None if o is None else lead(LANES, o, m) for o, m in pairs]))
+        return optimize(found.graph.returning([None if o is None else with_batch_axis(LANES, o, m) for o, m in pairs]))
 
 
 def _require_any_batch(found: Batched) -> None:

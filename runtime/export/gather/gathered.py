@@ -13,22 +13,22 @@ import torch
 from ....codegen import TARGETS, Kernels, Target
 from ....ir import Graph
 from ....ir.errors import FusegradError, LoweringError
-from ....ir.once import once
+from ....ir.lazy_attribute import lazy_attribute
 from ....ir.passes.fuse import Extern, Group, Step
-from ....ir.program import Place
+from ....ir.program import ValueRef
 from ....tracer.containers import holes
 from ....tracer.methods import backward_method, method_place, parameter_names, uses_setup_context
 from ....tracer.opaque.opaque import opaque_of
 from ....tracer.trace import CaptureError
 from ...capture.captured_backward import BackwardEntry, predicted_kinds
 from ...capture.guards import is_float
+from ...compiled.compiled import Compiled
 from ...dispatch.pytree import arguments
 from ...execution.pipeline import generate, graph_of, kernels_of
 from ...execution.targets import named_target
 from ...execution.variants import are_for_multiples, counterpart_sizes
 from ...report.explain import DEFAULT_TARGET, UnknownTargetError, compiler_of
 from ...settings.config import numerics
-from ...specialize.compiled import Compiled
 from ...specialize.specialization import Specialization, chosen_residuals, forward_graph
 from ...values.tensor_specs import fake_argument, with_gradients_asked
 from .tangents import NoTangents, tangents_of
@@ -76,9 +76,9 @@ class Gathered:
     sizes: Sizes
     forward: Part
     backward: Part | None
-    residuals: tuple[Place, ...]
+    residuals: tuple[ValueRef, ...]
     jvp: Part | None = None
-    jvp_reads: tuple[Place, ...] = ()
+    jvp_reads: tuple[ValueRef, ...] = ()
 
     @property
     def name(self) -> str:
@@ -108,7 +108,7 @@ class Gathered:
     def slots(self) -> list[int]:
         return self.specialization.captured.slots
 
-    @once
+    @lazy_attribute
     def ones(self) -> set[sympy.Symbol]:
         """The sizes that may be one, although they were captured as two or more."""
         kinds = self.sources.items()
@@ -177,14 +177,14 @@ def _gathered(compiler: Compiled, stand_ins: list[Any], target: str, derivatives
         kinds = predicted_kinds(spec.captured)
         after = graph_of(entry.trace, name) if chosen is None else chosen.backward_graph(kinds, entry, name)
         whole = after.copy()
-        after.outputs = [None if i in entry.passed else o for i, o in enumerate(after.outputs)]
+        after.outputs = [None if i in entry.passed_gradients else o for i, o in enumerate(after.outputs)]
         symbols = tuple(spec.captured.backward_symbols)
-        backward = part_of(compiler, after, "backward", target, sizes, entry.passed, symbols)
+        backward = part_of(compiler, after, "backward", target, sizes, entry.passed_gradients, symbols)
     skip = 0 if uses_setup_context(compiler.cls) else 1
     names = tuple(parameter_names(compiler.cls.forward, len(stand_ins), skip, "argument"))  # type: ignore[attr-defined]
     kept = tuple(p for p in places if p is not None)
     jvp: Part | None = None
-    reads: Sequence[Place] = ()
+    reads: Sequence[ValueRef] = ()
     if "jvp" in derivatives:
         pushing, reads = tangents_of(compiler, spec, whole, kept)
         jvp = part_of(compiler, pushing, "jvp", target, sizes, {}, ())

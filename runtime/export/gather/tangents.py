@@ -10,9 +10,9 @@ from typing import Any
 
 from ....ir import Graph, Value, building
 from ....ir.prims import PRIMS
-from ....ir.program import Place
+from ....ir.program import ValueRef
 from ....ir.transforms.linearity import NonLinearError
-from ....ir.transforms.ops import DIFFERENTIABLE, inlined, zeros
+from ....ir.transforms.ops import DIFFERENTIABLE, inline, zeros
 from ....ir.transforms.transpose import transpose
 from ....tracer.capture.context import BackwardContext
 from ....tracer.function import guarded_trace
@@ -20,9 +20,9 @@ from ....tracer.methods import as_tuple
 from ...capture.captured_backward import predicted_kinds
 from ...capture.guards import is_float
 from ...capture.user_methods import ctx_attributes
+from ...compiled.compiled import Compiled
 from ...execution.pipeline import graph_of, optimize
 from ...functorch.transposed_jvp import type_of
-from ...specialize.compiled import Compiled
 from ...specialize.linearity import require_linear
 from ...specialize.specialization import Specialization
 
@@ -48,8 +48,8 @@ def output_moves(spec: Specialization) -> list[bool]:
 
 
 def tangents_of(
-    compiler: Compiled, spec: Specialization, backward: Graph | None, kept: Sequence[Place]
-) -> tuple[Graph, Sequence[Place]]:
+    compiler: Compiled, spec: Specialization, backward: Graph | None, kept: Sequence[ValueRef]
+) -> tuple[Graph, Sequence[ValueRef]]:
     """(what jvp reads, tangents of the arguments) -> tangents of the outputs; and where it finds what it reads.
 
     backward: the graph that the file runs, over `kept`. Raises NoTangents, NonLinearBackward, CaptureError.
@@ -65,7 +65,7 @@ def tangents_of(
 
 
 # ------------------------------------------------------------------ the user's own
-def _own(spec: Specialization) -> tuple[Graph, Sequence[Place]]:
+def _own(spec: Specialization) -> tuple[Graph, Sequence[ValueRef]]:
     captured = spec.captured
     forward = captured.forward
     places = [*forward.saved_for_forward, *forward.tensor_attributes.values()]
@@ -84,7 +84,7 @@ def _own(spec: Specialization) -> tuple[Graph, Sequence[Place]]:
     return graph, present
 
 
-def _body(spec: Specialization, places: Sequence[Place | None], arguments: Sequence[int]) -> Any:
+def _body(spec: Specialization, places: Sequence[ValueRef | None], arguments: Sequence[int]) -> Any:
     captured = spec.captured
     present = sum(p is not None for p in places)
     n = len(captured.forward.saved_for_forward)
@@ -121,7 +121,7 @@ def _pushing(spec: Specialization, backward: Graph, kept: int) -> Graph:
     tangents = {i: out.input(type_of(spec, i), f"{spec.captured.names[i]}_dot") for i in moving(spec)}
     with building(out):
         still = [zeros(v.aval) for v in gradients if v.dtype not in DIFFERENTIABLE]
-        pushed = iter(inlined(transposed, [*residuals, *still, *(tangents[i] for i in given)]))
+        pushed = iter(inline(transposed, [*residuals, *still, *(tangents[i] for i in given)]))
         made = [_or_zeros(next(pushed), v) for v in gradients if v.dtype in DIFFERENTIABLE]
         return out.returning(_that_move(spec, made))
 

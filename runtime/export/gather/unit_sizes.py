@@ -21,8 +21,8 @@ from ....ir.transforms.ops import reshape
 from ....ir.types import TensorType
 from ....tracer.trace import CaptureError
 from ...capture.captured_backward import predicted_kinds
+from ...compiled.compiled import Compiled
 from ...execution.pipeline import graph_of, optimize
-from ...specialize.compiled import Compiled
 from ...specialize.pipeline import specialize
 from ...specialize.specialization import Specialization
 from ...values.sizes import traced_numbers

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ....ir.once import once
-from ....ir.program import Place
+from ....ir.lazy_attribute import lazy_attribute
+from ....ir.program import ValueRef
 from ...capture.captured_backward import predicted_kinds
 from ..gather.gathered import Gathered, Part
 from .scope import Scope, Symbols
@@ -32,12 +32,12 @@ class FunctionScopes:
         """The number of tensors that the user's forward returns."""
         return len(self.exported.specialization.captured.forward.fake_outputs)
 
-    @once
+    @lazy_attribute
     def gradient_kinds(self) -> list[Any]:
         """Of each output what backward is given; None for nothing."""
         return list(predicted_kinds(self.exported.specialization.captured))
 
-    def place_name(self, outputs: list[str], place: Place) -> str:
+    def place_name(self, outputs: list[str], place: ValueRef) -> str:
         """The name of an argument or of an output, hidden ones included."""
         if place.kind == "input":
             return self.tensors[place.index]

@@ -11,7 +11,7 @@ import sympy
 from ....codegen import Kernels, Scalar
 from ....codegen.emit.names import Names
 from ....ir import Value
-from ....ir.once import once
+from ....ir.lazy_attribute import lazy_attribute
 from ..gather.gathered import Gathered, Part
 from .expressions import Dialect, Expressions
 
@@ -94,7 +94,7 @@ class Scope:
         return text if len(text) < WIDTH - 10 else text.replace(" -> ", "\n    -> ") + "\n    "
 
     # ------------------------------------------------------------------ sizes
-    @once
+    @lazy_attribute
     def sources(self) -> dict[sympy.Symbol, str]:
         """The text that reads each symbol off a tensor's shape or strides."""
         places = self._places_in_arguments() if self.is_checked else self._places_in_inputs()

@@ -16,11 +16,11 @@ import torch
 
 from ....ir import Graph, building, emit
 from ....ir.errors import LoweringError
-from ....ir.once import once
-from ....ir.transforms.batch import batch, lead
+from ....ir.lazy_attribute import lazy_attribute
+from ....ir.transforms.batch import batch, with_batch_axis
 from ....ir.transforms.extern import NO_RULES, Batched, NoRuleError
 from ....ir.transforms.ops import DIFFERENTIABLE, permute
-from ....ir.types import Size, contiguous_strides, distinct, product
+from ....ir.types import Size, contiguous_strides, elements_in_memory, product
 from ....tracer.capture.capture import with_known_sizes
 from ....tracer.trace import Trace
 from ...execution.executable import Executable, Run, through_torch
@@ -60,13 +60,13 @@ class Lowered:
         """What the symbols are for values with their axes as told."""
         return self._binder(given)
 
-    @once
+    @lazy_attribute
     def _binder(self) -> Binder:
         binder = Binder(())
         binder.sources = self.sources
         return binder
 
-    @once
+    @lazy_attribute
     def _run(self) -> Run:
         executable = Executable(self.trace, self.name, self.backend, graph=self.graph)
         return executable.run if self.backend in KERNEL_BACKENDS else through_torch(self.graph, executable.binder)
@@ -152,7 +152,7 @@ def _placed(batched: Batched, size: Size, outs: Sequence[Any]) -> Graph | None:
     if any(o is not None and d == "sum" and o.dtype not in DIFFERENTIABLE for o, _, _, d in found):
         return None
     with building(graph):
-        values = [None if o is None else _at(lead(size, o, m), d) for o, _, m, d in found]
+        values = [None if o is None else _at(with_batch_axis(size, o, m), d) for o, _, m, d in found]
     pairs = zip(values, found, strict=True)
     strides = [None if v is None or s is None else _strides(v.shape, s, m, d) for v, (_, s, m, d) in pairs]
     return graph.returning(values, strides)
@@ -178,7 +178,7 @@ def _strides(shape: Sequence[Size], strides: Sequence[Size], mapped: bool, dim: 
     del behind[at]
     if not _has_no_gaps(behind, own):
         return contiguous_strides(shape)
-    own.insert(at, distinct(behind, own) if mapped else 0)
+    own.insert(at, elements_in_memory(behind, own) if mapped else 0)
     return tuple(own)
 
 

@@ -15,7 +15,7 @@ import torch
 
 from ....ir import Graph, Value
 from ....ir.errors import FusegradError
-from ....ir.transforms.extern import Batched, no_rule
+from ....ir.transforms.extern import Batched, no_rule_error
 from ....ir.types import Size, TensorType
 from ....tracer.capture.capture import Session
 from ....tracer.containers import with_those
@@ -105,7 +105,7 @@ def _rule(
     transform: str, node: Value, types: tuple[TensorType, ...], fn: Callable[..., Any], which: Any
 ) -> Graph:
     if node.prim != "aten":
-        raise no_rule(transform, node, "is no pure operation of torch's")
+        raise no_rule_error(transform, node, "is no pure operation of torch's")
     key = (transform, node.params["op"], node.params["spec"], node.avals, types, which)
     if key not in _known:
         if len(_known) >= MOST:
@@ -113,7 +113,7 @@ def _rule(
         _known[key] = _traced(transform, node, types, fn)
     found = _known[key]
     if isinstance(found, str):
-        raise no_rule(transform, node, found)
+        raise no_rule_error(transform, node, found)
     return found
 
 

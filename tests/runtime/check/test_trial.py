@@ -18,9 +18,9 @@ from fusegrad.runtime.autograd import node as runtime_node
 from fusegrad.runtime.capture import outputs
 from fusegrad.runtime.check.modes import MODES
 from fusegrad.runtime.check.subject import CheckArgumentError
+from fusegrad.runtime.compiled import backward
 from fusegrad.runtime.functorch import function as runtime_whole
 from fusegrad.runtime.functorch import unit as runtime_unit
-from fusegrad.runtime.specialize import backward
 from fusegrad.runtime.specialize.specialization import Specialization
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "suite"))

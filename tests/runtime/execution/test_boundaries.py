@@ -14,8 +14,8 @@ from torch.autograd import Function
 import fusegrad
 from fusegrad.benchmarks.suite import CASES
 from fusegrad.ir.codes import BY_CODE
+from fusegrad.runtime.compiled.variants import nearest
 from fusegrad.runtime.report.residuals import AGAIN
-from fusegrad.runtime.specialize.variants import nearest
 
 FIRST = list({case.function: case for case in CASES}.values())
 

@@ -14,9 +14,9 @@ from torch.autograd import Function
 import fusegrad
 from fusegrad.ir import show, switches
 from fusegrad.ir.switches import CALLS, GRAPHS, SWITCHES
+from fusegrad.runtime.compiled import budget
 from fusegrad.runtime.execution.executable import LARGE, Executable
 from fusegrad.runtime.settings import config
-from fusegrad.runtime.specialize import budget
 
 Tensor = torch.Tensor
 
@@ -259,17 +259,17 @@ def test_names_are_checked_and_meant_ones_suggested() -> None:
     with pytest.raises(config.ConfigError, match="did you mean 'algebra'"), config.patch(disable="algbra"):
         raise AssertionError
     with config.patch(disable="fuse, cse") as inner:
-        assert inner.disable == ("cse", "fuse") and switches.in_force().off == {"cse", "fuse"}
+        assert inner.disable == ("cse", "fuse") and switches.switch_state().off == {"cse", "fuse"}
         with config.patch(disable=()):
             assert switches.is_on("fuse")
         assert not switches.is_on("fuse")
-    assert not switches.in_force()
+    assert not switches.switch_state()
 
 
 def test_the_environment_leaves_out_for_the_process() -> None:
     code = (
         "from fusegrad.ir import switches; from fusegrad.runtime.settings import config; "
-        "print(config.settings().disable, sorted(switches.in_force().off))"
+        "print(config.settings().disable, sorted(switches.switch_state().off))"
     )
     found = _python(code, "cse,fuse")
     assert found.stdout.strip() == "('cse', 'fuse') ['cse', 'fuse']", found.stderr

@@ -17,12 +17,12 @@ from fusegrad.runtime.autograd import backward, node
 from fusegrad.runtime.capture import captured, first_call_check
 from fusegrad.runtime.capture.captured import CapturedFunction
 from fusegrad.runtime.capture.outputs import rebuild_output
+from fusegrad.runtime.compiled import compiled as function
 from fusegrad.runtime.execution.executable import Executable
 from fusegrad.runtime.fallback import answer as fallback
 from fusegrad.runtime.fast_path import entry_codegen as written
 from fusegrad.runtime.functorch import call, unit
 from fusegrad.runtime.functorch import function as whole
-from fusegrad.runtime.specialize import compiled as function
 
 Tensor = torch.Tensor
 BACKENDS = ("reference", "interpret")

@@ -6,7 +6,7 @@ from torch.autograd import Function
 from torch.func import grad, hessian, jacfwd, jvp, vmap
 
 import fusegrad
-from fusegrad.runtime.specialize.derived_backward import DeriveJvpError
+from fusegrad.runtime.compiled.derived_backward import DeriveJvpError
 from fusegrad.runtime.specialize.linearity import NonLinearBackward
 
 OPTIONS = ("backward", "forward", False)

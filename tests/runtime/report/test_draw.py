@@ -10,7 +10,7 @@ import xml.etree.ElementTree as ET
 import pytest
 import sympy
 
-from fusegrad.ir import Graph, Place, Program, TensorType, Value, building, emit, provenance
+from fusegrad.ir import Graph, Program, TensorType, Value, ValueRef, building, emit, provenance
 from fusegrad.ir.graph import Origin
 from fusegrad.runtime.report.graph_svg import CHAR, svg
 
@@ -35,7 +35,7 @@ def program() -> Program:
     y, g = backward.input(ROWS, "y"), backward.input(ROWS, "grad_output")
     with building(backward):
         backward.returning([emit("mul", y, g)])
-    return Program("Chain", forward, (Place("hidden", 0),), 1, {(True,): backward})
+    return Program("Chain", forward, (ValueRef("hidden", 0),), 1, {(True,): backward})
 
 
 def tangle(seed: int, nodes: int = 60) -> Graph:

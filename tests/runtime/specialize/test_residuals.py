@@ -8,7 +8,7 @@ from function_samples import LayerNorm, Partial, RMSNorm, Softmax, SwiGLU, as_tu
 from torch.autograd import Function
 
 import fusegrad
-from fusegrad.ir.program import Place
+from fusegrad.ir.program import ValueRef
 from fusegrad.tracer.torch_private import saved_tensors_of
 
 
@@ -34,7 +34,7 @@ def args_of(cls: type) -> tuple[torch.Tensor, ...]:
     return (leaf(6, 8), leaf(6, 8, seed=3)) if cls is SwiGLU else (leaf(6, 8),)
 
 
-def chosen(fast: type) -> list[Place] | None:
+def chosen(fast: type) -> list[ValueRef] | None:
     (specialization,) = [s for found in fast._fusegrad.known.values() for s in found]
     return None if specialization._chosen is None else [p for p in specialization._chosen.places if p is not None]
 

@@ -45,7 +45,7 @@ class Traceability:
 
     def take_out(self, role: str, error: CaptureError) -> bool:
         """Take out of a role what a capture failed at; whether it is worth another attempt."""
-        return self.may_segment(role) and self.segmented.without(self.sources_by_name(role), error)
+        return self.may_segment(role) and self.segmented.take_out(self.sources_by_name(role), error)
 
     def roles(self) -> Iterator[str]:
         """The roles that the user wrote a method for."""
@@ -58,11 +58,11 @@ class Traceability:
 
     def _scanned(self) -> Reads:
         tried = [role for role in self.roles() if self.declared[role].value is not False]
-        self.segmented.renew()
+        self.segmented.forget_exchanged()
         for role in filter(self.may_segment, tried):
-            self.segmented.without_effects(self.sources_by_name(role))
+            self.segmented.take_out_effects(self.sources_by_name(role))
         reads = self._scan(tried)
-        if self.segmented.clash(reads):
+        if self.segmented.give_up_clashing(reads):
             reads = self._scan(tried)
         if "backward" in tried and self.effects.get("backward") is None:
             seen = [e for method in self.sources("backward") for e in backward_effects(method)]
@@ -75,7 +75,7 @@ class Traceability:
         """What the methods of these roles read, but for those that have effects."""
         self.effects = {role: next(iter(certain_effects(*self.sources(role))), self._caught(role)) for role in tried}
         sources = (f for role in tried if self.effects[role] is None for f in self.sources(role))
-        return scan(*sources, beyond=self.beyond)
+        return scan(*sources, foreign=self.beyond)
 
     def _caught(self, role: str) -> Effect | None:
         places = (self.segmented.catches(name) for name in self.sources_by_name(role))

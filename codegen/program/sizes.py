@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import sympy
 
-from ...ir.types import Size, simplest
+from ...ir.types import Size, simplify_size
 
 Hints = Mapping[sympy.Symbol, int]
 
@@ -19,7 +19,7 @@ def tidy(size: Size | sympy.Basic) -> Size:
 
 @lru_cache(maxsize=65536)
 def _expanded(size: sympy.Expr) -> Size:
-    return simplest(sympy.expand(size))
+    return simplify_size(sympy.expand(size))
 
 
 def same(a: Size, b: Size) -> bool:
@@ -42,7 +42,7 @@ def _quotient(a: sympy.Expr, b: sympy.Expr) -> Size | None:
     whole = sympy.expand(top / bottom) if bottom.is_Integer else None
     if whole is None or not all(c.is_Integer for c in whole.as_coefficients_dict().values()):
         return None
-    return simplest(whole)
+    return simplify_size(whole)
 
 
 def nonnegative(size: Size) -> bool:
@@ -62,6 +62,11 @@ def positive(size: Size) -> bool:
     return isinstance(size, int) and size > 0
 
 
+def longer_than_one(size: Size) -> bool:
+    """Not provably 1 or 0: a symbol may be anything."""
+    return not isinstance(size, int) or size > 1
+
+
 def number(size: Size, hints: Hints) -> int:
     """The size at the current values of the symbols."""
     return size if isinstance(size, int) else int(sympy.sympify(size).subs(dict(hints)))
@@ -75,7 +80,7 @@ def blocks(size: Size, block: int) -> Size:
     """ceil(size / block)."""
     if block == 1:
         return size
-    return -(-size // block) if isinstance(size, int) else simplest(sympy.ceiling(size / block))
+    return -(-size // block) if isinstance(size, int) else simplify_size(sympy.ceiling(size / block))
 
 
 def power_of_two(n: int) -> int:

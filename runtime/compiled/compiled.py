@@ -16,7 +16,7 @@ from torch.autograd.function import Function
 
 from ...ir.codes import code_of
 from ...ir.errors import KeywordOnlyError, NotTraceableError, users_line
-from ...ir.once import once
+from ...ir.lazy_attribute import lazy_attribute
 from ...tracer.capture.capture import DataMet, OpaqueMet, capture_lock, is_capturing
 from ...tracer.containers import opened
 from ...tracer.declared import Option
@@ -38,14 +38,14 @@ from ...tracer.trace import CaptureError
 from ..capture.captured_backward import predicted_kinds
 from ..capture.guards import (
     argument_fact,
-    carried,
+    carried_attribute,
     exact_key,
     global_state,
+    has_duplicate,
     is_closure,
-    is_given_twice,
     is_meta,
     is_plain,
-    unseen_state,
+    unkeyed_state,
 )
 from ..fallback.answer import (
     UNDER_FUNC,
@@ -60,12 +60,12 @@ from ..fallback.records import Attempt, FallbackWarning, Later, NotCaptured, Opa
 from ..settings import logs
 from ..settings.config import backend_name, with_numerics
 from ..settings.counters import count
+from ..specialize.pipeline import require_equal, specialize
+from ..specialize.residuals import ResidualPlan
+from ..specialize.specialization import Specialization
 from .budget import VAIN, Budget, alike
 from .derived_backward import require_transposable, why_no_backward, with_derived_backward
 from .function_class import fits_a_graph, with_opaque_backward
-from .pipeline import require_equal, specialize
-from .residuals import ResidualPlan
-from .specialization import Specialization
 from .traceability import Traceability
 from .variants import log_captured_again, log_variant
 
@@ -263,7 +263,7 @@ class Compiled:
         cls = self.shown if is_capturing() else self.written
         return hand_over(apply_now(cls), *args, **kwargs)
 
-    @once
+    @lazy_attribute
     def shown(self) -> type:
         """The class as a capture around it sees it: opaque as a whole where one of its methods is declared so."""
         if not self.methods.declared_opaque():
@@ -318,9 +318,9 @@ class Compiled:
 
     def _unseen(self, args: Sequence[Any]) -> str | None:
         reads = self.reads_now()
-        if reads.compares_identity and is_given_twice(args):
+        if reads.compares_identity and has_duplicate(args):
             return "it may ask whether two arguments are one tensor, which they are"
-        name = carried(args, reads.custom_attributes)
+        name = carried_attribute(args, reads.custom_attributes)
         return None if name is None else f"an argument is a tensor that carries `{name}`"
 
     def reads_now(self) -> Reads:
@@ -509,7 +509,7 @@ class Compiled:
             raise CaptureError(reason=reason, where=users_line())
         if not all(is_plain(a) for a in args if isinstance(a, Tensor)):
             raise CaptureError(reason="an argument is a tensor subclass or not strided", where=users_line())
-        if (why := unseen_state(args)) is not None:
+        if (why := unkeyed_state(args)) is not None:
             raise CaptureError(reason=why, where=users_line())
         if (why := self._unseen(args)) is not None:
             raise CaptureError(reason=why, where=users_line())

@@ -14,7 +14,7 @@ import torch
 from torch.autograd.function import Function
 
 from ...ir.errors import FusegradError
-from ...ir.once import once
+from ...ir.lazy_attribute import lazy_attribute
 from ...tracer.capture.capture import capture_lock, is_capturing
 from ...tracer.declared import call_place
 from ...tracer.methods import as_tuple, backward_method, method_place, uses_setup_context
@@ -23,13 +23,20 @@ from ...tracer.trace import CaptureError
 from ..capture.captured_backward import predicted_kinds
 from ..capture.guards import is_float, is_plain, is_tracked
 from ..settings.config import settings
+from ..specialize.linearity import (
+    CoarsestEps,
+    IgnoreDetach,
+    NonLinearJvp,
+    not_transposed,
+    probe_tensor,
+    require_linear_jvp,
+)
 from ..values.tensors import zeros
 from .function_class import node_class
-from .linearity import CoarsestEps, IgnoreDetach, NonLinearJvp, not_transposed, probe_tensor, require_linear_jvp
 from .traceability import Traceability
 
 if TYPE_CHECKING:
-    from .specialization import Specialization
+    from ..specialize.specialization import Specialization
 
 Tensor = torch.Tensor
 
@@ -125,7 +132,7 @@ class _ReadOnce:
     def __init__(self, ctx: Any) -> None:
         self._ctx = ctx
 
-    @once
+    @lazy_attribute
     def saved_tensors(self) -> Any:
         return self._ctx.saved_tensors
 

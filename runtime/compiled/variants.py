@@ -15,7 +15,7 @@ from ...tracer.reads.reads import LASTING
 from ..settings import logs
 
 if TYPE_CHECKING:
-    from .specialization import Specialization
+    from ..specialize.specialization import Specialization
 
 
 

@@ -10,7 +10,7 @@ from torch.autograd import Function
 
 import fusegrad
 from fusegrad.ir.codes import code_of
-from fusegrad.runtime.specialize import budget
+from fusegrad.runtime.compiled import budget
 
 Tensor = torch.Tensor
 

@@ -1,6 +1,6 @@
-"""A value that an object makes when it is first asked for, without a lock: threads may make it twice, all get one.
+"""An attribute computed at its first read, without a lock: two threads may compute it, and all of them get one result.
 
-`functools.cached_property` of Python 3.11 makes it under one lock for all objects, which deadlocks with any other lock.
+`functools.cached_property` of Python 3.11 computes under one lock for all objects, which deadlocks with any other lock.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Any, Generic, TypeVar, overload
 T = TypeVar("T")
 
 
-class once(Generic[T]):
-    """`@once` before a method without arguments: an attribute that is computed once."""
+class lazy_attribute(Generic[T]):
+    """`@lazy_attribute` before a method without arguments: an attribute that is computed once."""
 
     def __init__(self, make: Callable[[Any], T]) -> None:
         self.make, self.name, self.__doc__ = make, make.__name__, make.__doc__
 
     @overload
-    def __get__(self, instance: None, owner: Any = None) -> once[T]: ...
+    def __get__(self, instance: None, owner: Any = None) -> lazy_attribute[T]: ...
     @overload
     def __get__(self, instance: object, owner: Any = None) -> T: ...
     def __get__(self, instance: Any, owner: Any = None) -> Any:

@@ -1,0 +1,257 @@
+"""An ir.Graph as a program over named axes: every value is a function of the axes it varies along, nothing else.
+
+    y = x - x.sum(1)      sink y[i, j] = sub(load x {i: N, j: 1}, sum over j of load x {i: N, j: 1})
+
+Layout primitives vanish into index arithmetic: a value is asked for *at an index*, one `Index` per dimension, and a
+permute, slice, flip or reshape asks its operand at another index. Equal questions have one answer (hash-consing), so
+what is shared in the mathematics is shared in the kernel. Merging two axes is a renaming: it is legal when no value
+varies along both, and it only ever decides how fast the kernel is, never what it computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from ...ir import Value
+from ...ir.types import Size
+from ..kernel import Ref
+from .sizes import divide, nonnegative, tidy
+
+REDUCTIONS = ("sum", "prod", "amax", "amin")
+SCANS = ("cumsum", "cumsum_reverse")
+
+
+class Materialize(Exception):
+    """These values have to be materialised before the kernel that wants them, or `otherwise` these, where they are."""
+
+    def __init__(self, nodes: Iterable[Value], otherwise: Iterable[Value] = ()) -> None:
+        self.nodes, self.otherwise = tuple(dict.fromkeys(nodes)), tuple(dict.fromkeys(otherwise))
+
+
+class Axis:
+    """A loop variable 0 .. size-1. Identity is identity; `order` makes every listing deterministic."""
+
+    __slots__ = ("name", "order", "size")
+
+    def __init__(self, size: Size, order: int) -> None:
+        self.size, self.order, self.name = size, order, ""
+
+    def __repr__(self) -> str:
+        return self.name or f"a{self.order}"
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """offset + sum of coefficient * axis + sum of coefficient * value: a place along a dimension, or in memory."""
+
+    terms: tuple[tuple[Axis, Size], ...] = ()
+    offset: Size = 0
+    values: tuple[tuple[Term, Size], ...] = ()
+
+    @staticmethod
+    def over(axis: Axis) -> Index:
+        return Index(((axis, 1),))
+
+    @staticmethod
+    def linear(index: Iterable[Index], strides: Iterable[Size]) -> Index:
+        """The place in memory of an index."""
+        place = Index()
+        for i, stride in zip(index, strides, strict=True):
+            place = place + i * stride
+        return place
+
+    @staticmethod
+    def row_major(index: Iterable[Index], shape: Iterable[Size]) -> Index:
+        """The number of an element, the last dimension fastest."""
+        place = Index()
+        for i, n in zip(index, shape, strict=True):
+            place = place * n + i
+        return place
+
+    def __add__(self, other: Index | Size) -> Index:
+        if not isinstance(other, Index):
+            return Index(self.terms, tidy(self.offset + other), self.values)
+        return Index(
+            _added(self.terms, other.terms), tidy(self.offset + other.offset), _added(self.values, other.values)
+        )
+
+    def __mul__(self, by: Size) -> Index:
+        if by == 0:
+            return Index()
+        terms = tuple((axis, tidy(c * by)) for axis, c in self.terms)
+        return Index(terms, tidy(self.offset * by), tuple((value, tidy(c * by)) for value, c in self.values))
+
+    @property
+    def axes(self) -> frozenset[Axis]:
+        return frozenset(self.walked).union(*(v.axes for v, _ in self.values))
+
+    @property
+    def walked(self) -> tuple[Axis, ...]:
+        """The axes of the affine part, in order."""
+        return tuple(a for a, _ in self.terms)
+
+    @property
+    def kind(self) -> Any:
+        """What stays the same when axes are renamed."""
+        return tuple((a.size, c) for a, c in self.terms), self.offset, self.values
+
+    def renamed(self, to: Mapping[Axis, Index]) -> Index:
+        """The same place with axes replaced; `values` are left alone."""
+        if not any(a in to for a, _ in self.terms):
+            return self
+        moved = Index((), self.offset, self.values)
+        for axis, coefficient in self.terms:
+            moved = moved + to.get(axis, Index.over(axis)) * coefficient
+        return moved
+
+    def bounds(self) -> tuple[Size, Size] | None:
+        """Smallest and largest place, or None where a value decides or a sign is unknown."""
+        low = high = self.offset
+        for axis, coefficient in self.terms:
+            reach = tidy(coefficient * (axis.size - 1))
+            if nonnegative(coefficient):
+                high = tidy(high + reach)
+            elif nonnegative(-coefficient):
+                low = tidy(low + reach)
+            else:
+                return None
+        return None if self.values else (low, high)
+
+    def within(self, size: Size) -> bool:
+        """Provably in 0 .. size-1 (an axis of size zero is never walked)."""
+        bounds = self.bounds()
+        return bounds is not None and nonnegative(bounds[0]) and nonnegative(tidy(size - 1 - bounds[1]))
+
+    def divmod(self, size: Size) -> tuple[Index, Index] | None:
+        """Quotient and remainder term by term, where the remainder provably stays below size."""
+        outer, inner = Index(), Index()
+        for axis, coefficient in self.terms:
+            quotient = divide(coefficient, size)
+            if quotient is not None:
+                outer = outer + Index.over(axis) * quotient
+            else:
+                inner = inner + Index.over(axis) * coefficient
+        quotient = divide(self.offset, size)
+        outer, inner = (outer + quotient, inner) if quotient is not None else (outer, inner + self.offset)
+        return (outer, inner) if inner.within(size) else None
+
+
+def _added(a: tuple[tuple[Any, Size], ...], b: tuple[tuple[Any, Size], ...]) -> tuple[tuple[Any, Size], ...]:
+    total = dict(a)
+    for what, coefficient in b:
+        total[what] = tidy(total.get(what, 0) + coefficient)
+    return tuple(sorted(((w, c) for w, c in total.items() if c != 0), key=lambda wc: wc[0].order))
+
+
+class Term:
+    """A value of the axis program.
+
+    op     load    param (ref, place, indirect)   args: the values in `place`, then the guards
+           index   param place                    an integer expression of axes
+           const   param number or sympy expression
+           spread  param axes                     the argument, made to vary along more axes
+           sum prod amax amin cumsum   param axes
+           random  param kind                     args: seed, counter
+           any elementwise primitive
+    """
+
+    __slots__ = ("args", "axes", "dtype", "node", "op", "order", "param")
+
+    def __init__(self, op: str, args: tuple[Term, ...], dtype: str, param: Any, order: int, node: Value | None) -> None:
+        self.op, self.args, self.dtype, self.param, self.order, self.node = op, args, dtype, param, order, node
+        self.axes = _axes(op, args, param)
+
+    def __repr__(self) -> str:
+        return f"{self.op}{self.order}"
+
+
+def _axes(op: str, args: tuple[Term, ...], param: Any) -> frozenset[Axis]:
+    below: frozenset[Axis] = frozenset().union(*(a.axes for a in args))
+    if op in REDUCTIONS:
+        return below - set(param)
+    if op in ("spread", *SCANS):
+        return below | set(param)
+    if op == "load":
+        return below | {a for a, _ in param.place.terms}
+    return below | {a for a, _ in param.terms} if op == "index" else below
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What a load reads: element `place` of a buffer. Its values are the load's first `indirect` arguments."""
+
+    ref: Ref
+    place: Index
+    indirect: tuple[Size, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Sink:
+    """A store of `value` to element `place` of a buffer, for every point of `axes`; "add" is an atomic addition."""
+
+    ref: Ref
+    value: Term
+    place: Index
+    axes: tuple[Axis, ...]
+    dtype: str
+    mode: Literal["store", "set", "add"]
+    node: Value
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        return (self.value, *(v for v, _ in self.place.values))
+
+    def of_terms(self, new: Mapping[Term, Term]) -> Sink:
+        """The sink of other terms."""
+        values = tuple((new[v], c) for v, c in self.place.values)
+        return replace(self, value=new[self.value], place=replace(self.place, values=values))
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Where a materialised value lives."""
+
+    ref: Ref
+    strides: tuple[Size, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """One thing that a kernel has to write: `node` into memory, or the contributions of a scatter `node`."""
+
+    node: Value
+    memory: Memory
+    scatter: bool = False
+
+
+class Program:
+    """The sinks of one kernel, over unified axes."""
+
+    def __init__(self, sinks: Sequence[Sink]) -> None:
+        self.sinks = tuple(sinks)
+        self.terms = below(t for s in self.sinks for t in s.terms)
+        found = {a for s in self.sinks for a in s.axes}.union(*(mentioned(t) for t in self.terms))
+        self.axes = tuple(sorted(found, key=lambda a: a.order))
+
+
+def mentioned(term: Term) -> set[Axis]:
+    return set(term.axes) | (set(term.param) if term.op in (*REDUCTIONS, *SCANS) else set())
+
+
+def below(roots: Iterable[Term]) -> tuple[Term, ...]:
+    """Every term under the roots, arguments first."""
+    done: dict[Term, None] = {}
+    todo = [(root, False) for root in reversed(list(roots))]
+    while todo:
+        term, ready = todo.pop()
+        if term in done:
+            continue
+        if ready:
+            done[term] = None
+        else:
+            todo.append((term, True))
+            todo.extend((a, False) for a in reversed(term.args) if a not in done)
+    return tuple(done)
