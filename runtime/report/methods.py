@@ -29,6 +29,7 @@ def method_records(compiler: Compiled) -> dict[str, Record]:
     own = {n: getattr(cls, n) is not getattr(Function, n) for n in ("jvp", "vmap")}
     reasons = {role: compiler.keys.opaque(role) for role in compiler.user.methods.roles()}
     opaque = {role: compiler.ledger.record_of(role, error) for role, error in reasons.items() if error is not None}
+    # The record of a captured class; then, over it, the methods that run as written, and calls that fell back.
     derived = {
         "forward": Record("compiled"),
         "setup_context": Record("compiled") if uses_setup_context(cls) else Record("derived", SPLIT),
@@ -42,7 +43,7 @@ def method_records(compiler: Compiled) -> dict[str, Record]:
 
 def _partly_opaque(compiler: Compiled, method: str, record: Record) -> Record:
     """A record that is of some arguments only, where the method is compiled for others."""
-    captured = [s for s in compiler.table]
+    captured = [s for specializations in compiler.table.by_facts.values() for s in specializations]
     serves = {"forward": bool(captured), "backward": any(s.backward.serves for s in captured)}
     if not serves.get(method):
         return record
