@@ -19,7 +19,7 @@ import sympy
 from ..ir import Graph, Value
 from ..ir.errors import Unfusible
 from ..ir.graph import building, emit, provenance
-from ..ir.passes.fuse import only_moves
+from ..ir.passes.node_kinds import only_moves
 from ..ir.prims import PRIMS
 from ..ir.switches import is_on
 from ..ir.types import COMPLEX, FLOAT8, LOW_FLOATS, Size, TensorType, contiguous_strides
@@ -106,9 +106,9 @@ def _expand_primitive(value: Value, x: Value) -> Value:
     hit = emit("eq", x, emit("broadcast", top, shape=x.shape, axes=axes))
     if x.aval.is_float:
         hit = emit("or", hit, emit("isnan", x))
-    counted = emit("broadcast", emit("iota", size=x.shape[axis], dtype="i64"), shape=x.shape, axes=(axis,))
-    beyond = emit("full", value=x.shape[axis], shape=x.shape, dtype="i64")
-    return emit("amin", emit("where", hit, counted, beyond), axes=(axis,))
+    position = emit("broadcast", emit("iota", size=x.shape[axis], dtype="i64"), shape=x.shape, axes=(axis,))
+    sentinel = emit("full", value=x.shape[axis], shape=x.shape, dtype="i64")
+    return emit("amin", emit("where", hit, position, sentinel), axes=(axis,))
 
 
 def _substituted(graph: Graph, pins: Mapping[sympy.Symbol, Size]) -> Graph:
@@ -166,20 +166,21 @@ class _Group:
         for _ in range(4 * len(self.order) + 8):
             try:
                 return self._attempt()
-            except Materialize as wanted:
-                self._materialize(wanted)
+            except Materialize as request:
+                self._materialize(request)
         raise Unfusible(self.order[-1], "no division into kernels was found")
 
-    def _materialize(self, wanted: Materialize) -> None:
-        for nodes in (wanted.nodes, wanted.otherwise):
+    def _materialize(self, request: Materialize) -> None:
+        for nodes in (request.nodes, request.otherwise):
             new = [n.id for n in nodes if n.id not in self.cut and n.prim != "input"]
             if new:
                 self.cut.update(dict.fromkeys(new))
                 return
-        told = {n.id for n in wanted.nodes} - self.alone
-        if not told:
-            raise Unfusible(wanted.nodes[0] if wanted.nodes else self.order[-1], "it cannot be computed by one kernel")
-        self.alone |= told
+        isolated = {n.id for n in request.nodes} - self.alone
+        if not isolated:
+            node = request.nodes[0] if request.nodes else self.order[-1]
+            raise Unfusible(node, "it cannot be computed by one kernel")
+        self.alone |= isolated
 
     # ------------------------------------------------------------------ memory
     def _memory(self) -> tuple[dict[int, Memory], list[Buffer]]:
@@ -209,7 +210,7 @@ class _Group:
 
     # ------------------------------------------------------------------ stages
     def _goals(self, memory: Mapping[int, Memory]) -> list[list[Goal]]:
-        """What to write, by stage: a value's stage is above those of the cut values that it reads."""
+        """The stores of each stage: a value's stage is above those of the cut values that it reads."""
         ready: dict[int, int] = {v.id: 0 for v in self.graph.inputs}
         goals: dict[int, list[Goal]] = {}
         for v in self.order:
@@ -228,27 +229,27 @@ class _Group:
             ref = Ref("output", position)
             if value.id not in memory or memory[value.id].ref != ref:
                 goals.setdefault(ready[value.id], []).append(Goal(value, Memory(ref, strides, value.dtype)))
-        wanted = [[g for g in goals[s] if not self._is_empty(g.node)] for s in sorted(goals)]
-        return [part for part in wanted if part]
+        stages = [[g for g in goals[s] if not self._is_empty(g.node)] for s in sorted(goals)]
+        return [part for part in stages if part]
 
     def _is_empty(self, value: Value) -> bool:
         return any(_substitute_param(n, self.empty) == 0 for n in value.shape)
 
     def _attempt(self) -> Kernels:
         memory, temporaries = self._memory()
-        found: list[Kernel] = []
+        kernels: list[Kernel] = []
         for goals in self._goals(memory):
             for part in self._parts(goals):
-                found += self._stage(part, memory, len(found))
-        if len(found) == 1:
-            found = [self._renamed(found[0], self.name)]
-        return Kernels(tuple(found), tuple(temporaries))
+                kernels += self._stage(part, memory, len(kernels))
+        if len(kernels) == 1:
+            kernels = [self._renamed(kernels[0], self.name)]
+        return Kernels(tuple(kernels), tuple(temporaries))
 
     def _parts(self, goals: Sequence[Goal]) -> list[list[Goal]]:
         """Goals that may share a kernel: scatters and values told apart get their own."""
         single = [g for g in goals if g.scatter or g.node.id in self.alone]
-        rest = [g for g in goals if g not in single]
-        return [*([rest] if rest else []), *([g] for g in single)]
+        together = [g for g in goals if g not in single]
+        return [*([together] if together else []), *([g] for g in single)]
 
     def _renamed(self, kernel: Kernel, label: str) -> Kernel:
         return replace(kernel, name=label, source=kernel.source.replace(f"def {kernel.name}(", f"def {label}(", 1))
@@ -282,13 +283,13 @@ class _Group:
             workload = Workload(Program(with_nested_sums(terms, sinks, nested)), self.target, self.hints)
         try:
             plan = schedule_of(workload)
-        except Separate as wanted:
-            refs = {s.ref for s in wanted.sinks}
+        except Separate as request:
+            refs = {s.ref for s in request.sinks}
             return [[g for g in goals if g.memory.ref not in refs], [g for g in goals if g.memory.ref in refs]]
         free = symbols(a.size for a in plan.pinned)
         if free:
-            chosen = {**pins, **{s: int(self.hints[s]) for s in sorted(free, key=str)}}
-            return self._kernel(goals, memory, chosen, label)
+            pinned = {**pins, **{s: int(self.hints[s]) for s in sorted(free, key=str)}}
+            return self._kernel(goals, memory, pinned, label)
         return replace(Emitter(workload.program, plan, self.target, self.hints, label).kernel_of(), pinned=pins)
 
 

@@ -70,11 +70,11 @@ class Index:
             place = place * n + i
         return place
 
-    def __add__(self, other: Index | Size) -> Index:
-        if not isinstance(other, Index):
-            return Index(self.terms, tidy(self.offset + other), self.values)
+    def __add__(self, addend: Index | Size) -> Index:
+        if not isinstance(addend, Index):
+            return Index(self.terms, tidy(self.offset + addend), self.values)
         return Index(
-            _added(self.terms, other.terms), tidy(self.offset + other.offset), _added(self.values, other.values)
+            _added(self.terms, addend.terms), tidy(self.offset + addend.offset), _added(self.values, addend.values)
         )
 
     def __mul__(self, by: Size) -> Index:
@@ -94,7 +94,7 @@ class Index:
 
     @property
     def kind(self) -> Any:
-        """What stays the same when axes are renamed."""
+        """The parts that stay the same when axes are renamed."""
         return tuple((a.size, c) for a, c in self.terms), self.offset, self.values
 
     def renamed(self, to: Mapping[Axis, Index]) -> Index:
@@ -119,7 +119,7 @@ class Index:
                 return None
         return None if self.values else (low, high)
 
-    def within(self, size: Size) -> bool:
+    def is_within(self, size: Size) -> bool:
         """Provably in 0 .. size-1 (an axis of size zero is never walked)."""
         bounds = self.bounds()
         return bounds is not None and nonnegative(bounds[0]) and nonnegative(tidy(size - 1 - bounds[1]))
@@ -135,13 +135,13 @@ class Index:
                 inner = inner + Index.over(axis) * coefficient
         quotient = divide(self.offset, size)
         outer, inner = (outer + quotient, inner) if quotient is not None else (outer, inner + self.offset)
-        return (outer, inner) if inner.within(size) else None
+        return (outer, inner) if inner.is_within(size) else None
 
 
 def _added(a: tuple[tuple[Any, Size], ...], b: tuple[tuple[Any, Size], ...]) -> tuple[tuple[Any, Size], ...]:
     total = dict(a)
-    for what, coefficient in b:
-        total[what] = tidy(total.get(what, 0) + coefficient)
+    for key, coefficient in b:
+        total[key] = tidy(total.get(key, 0) + coefficient)
     return tuple(sorted(((w, c) for w, c in total.items() if c != 0), key=lambda wc: wc[0].order))
 
 
@@ -180,7 +180,7 @@ def _axes(op: str, args: tuple[Term, ...], param: Any) -> frozenset[Axis]:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What a load reads: element `place` of a buffer. Its values are the load's first `indirect` arguments."""
+    """The source of a load: element `place` of a buffer. Its values are the load's first `indirect` arguments."""
 
     ref: Ref
     place: Index
@@ -233,8 +233,8 @@ class Program:
     def __init__(self, sinks: Sequence[Sink]) -> None:
         self.sinks = tuple(sinks)
         self.terms = below(t for s in self.sinks for t in s.terms)
-        found = {a for s in self.sinks for a in s.axes}.union(*(mentioned(t) for t in self.terms))
-        self.axes = tuple(sorted(found, key=lambda a: a.order))
+        axes = {a for s in self.sinks for a in s.axes}.union(*(mentioned(t) for t in self.terms))
+        self.axes = tuple(sorted(axes, key=lambda a: a.order))
 
 
 def mentioned(term: Term) -> set[Axis]:
@@ -243,15 +243,15 @@ def mentioned(term: Term) -> set[Axis]:
 
 def below(roots: Iterable[Term]) -> tuple[Term, ...]:
     """Every term under the roots, arguments first."""
-    done: dict[Term, None] = {}
+    ordered: dict[Term, None] = {}
     todo = [(root, False) for root in reversed(list(roots))]
     while todo:
         term, ready = todo.pop()
-        if term in done:
+        if term in ordered:
             continue
         if ready:
-            done[term] = None
+            ordered[term] = None
         else:
             todo.append((term, True))
-            todo.extend((a, False) for a in reversed(term.args) if a not in done)
-    return tuple(done)
+            todo.extend((a, False) for a in reversed(term.args) if a not in ordered)
+    return tuple(ordered)

@@ -109,11 +109,11 @@ def _alike(sinks: Sequence[Sink]) -> Iterator[tuple[list[Axis], list[Axis]]]:
     ranked = [(t.param.ref, _by_stride(t.param.place)) for t in loads]
     ranked += [(s.ref, _by_stride(s.place)) for s in sinks]
     pairs = [(x, y) for i, x in enumerate(ranked) for y in ranked[i + 1 :]]
-    for (ref, one), (other, two) in pairs:
-        if ref == other and [c for _, c in one] == [c for _, c in two]:
+    for (ref, one), (ref_two, two) in pairs:
+        if ref == ref_two and [c for _, c in one] == [c for _, c in two]:
             yield [a for a, _ in one], [a for a, _ in two]
-    for (ref, one), (other, two) in pairs:
-        if ref == other:
+    for (ref, one), (ref_two, two) in pairs:
+        if ref == ref_two:
             yield from (([a], [b]) for a, c in one for b, d in two if same(c, d) and same(a.size, b.size))
     for (_, one), (_, two) in pairs:
         if [c for _, c in one] == [c for _, c in two]:

@@ -31,7 +31,7 @@ class Slide:
     group: int
 
     def holds(self, place: Index, plain: bool) -> bool:
-        """Whether an access is one of these. `plain`: it has no indices or conditions of its own."""
+        """An access is one of these. `plain`: it has no indices or conditions of its own."""
         return plain and not place.values and _key(place, self.axis) == (self.terms, self.offset)
 
 

@@ -29,7 +29,7 @@ class ReductionPlan:
 
 
 def choose_walk(roles: AxisRoles, residency: Residency) -> tuple[Axis, ...]:
-    """What persistent programs walk: rows in chunks, too, so that few of them are in flight."""
+    """The axes that persistent programs walk; rows in chunks are walked, too, so that few of them are in flight."""
     return roles.outer if residency.chunked and not roles.final else roles.walk
 
 

@@ -33,26 +33,26 @@ def smaller_candidates(
     own: Kernels, target: Target, emitted: Callable[[Target], Kernels]
 ) -> Iterator[tuple[str, Kernels]]:
     """Versions that differ from the refused one and from each other, each emitted when it is asked for."""
-    seen = {_signature(own)}
+    signatures = {_signature(own)}
     for name, leaning in LEANER.items():
-        made = emitted(replace(target, leaning=leaning))
-        if (form := _signature(made)) not in seen:
-            seen.add(form)
-            yield name, made
+        version = emitted(replace(target, leaning=leaning))
+        if (form := _signature(version)) not in signatures:
+            signatures.add(form)
+            yield name, version
 
 
 def candidates(own: Kernels, target: Target, emitted: Callable[[Target], Kernels], most: int) -> dict[str, Kernels]:
     """The kernels as scheduled, then neighbours that differ from them and from each other: `most` in all."""
-    found = {OWN: own}
-    seen = {_signature(own)}
+    versions = {OWN: own}
+    signatures = {_signature(own)}
     for name, leaning in LEANINGS.items():
-        if len(found) == most:
+        if len(versions) == most:
             break
-        made = emitted(replace(target, leaning=leaning))
-        if (form := _signature(made)) not in seen:
-            seen.add(form)
-            found[name] = made
-    return found
+        version = emitted(replace(target, leaning=leaning))
+        if (form := _signature(version)) not in signatures:
+            signatures.add(form)
+            versions[name] = version
+    return versions
 
 
 def _signature(kernels: Kernels) -> tuple[object, ...]:

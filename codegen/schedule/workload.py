@@ -27,7 +27,7 @@ class Separate(Exception):
 
 @dataclass(frozen=True)
 class Budget:
-    """What one program may hold, in elements: `resident` in rows, `lanes` in a tile, `chunk` of a row.
+    """Elements that one program may hold: `resident` in rows, `lanes` in a tile, `chunk` of a row.
 
     Before its partial sums are worth their bytes, a program walks at least `turns` items and `walked` elements, and so
     many that the sums are at most the share `partials` of the bytes that it moves; but more than `long` of them only

@@ -28,26 +28,26 @@ def wide(shape: Shape) -> list[int]:
     return [i for i, size in enumerate(shape) if size != 1]
 
 
-def only_ones(old: Shape, new: Shape) -> bool:
-    """Whether the shapes differ in axes of size 1 only."""
-    return same_shape([old[i] for i in wide(old)], [new[i] for i in wide(new)])
+def only_ones(shape: Shape, target: Shape) -> bool:
+    """The shapes differ in axes of size 1 only."""
+    return same_shape([shape[i] for i in wide(shape)], [target[i] for i in wide(target)])
 
 
-def segments(old: Shape, new: Shape) -> list[tuple[list[int], list[int]]]:
+def segments(source: Shape, target: Shape) -> list[tuple[list[int], list[int]]]:
     """The finest runs of axes of two shapes that hold the same elements.
 
     [B, S, 6] and [B*S, 2, 3]  ->  [([0, 1], [0]), ([2], [1, 2])]
     """
     runs: list[tuple[list[int], list[int]]] = []
-    left, right = list(range(len(old))), list(range(len(new)))
+    left, right = list(range(len(source))), list(range(len(target)))
     while left and right:
         run: tuple[list[int], list[int]] = ([left.pop(0)], [right.pop(0)])
-        while not sizes_equal(*(sizes := (product(old[i] for i in run[0]), product(new[i] for i in run[1])))):
+        while not sizes_equal(*(sizes := (product(source[i] for i in run[0]), product(target[i] for i in run[1])))):
             side = 0 if _divides(*sizes) else 1
             if not (left, right)[side]:
                 side = 1 - side
             if not (left, right)[side]:
-                return [(list(range(len(old))), list(range(len(new))))]
+                return [(list(range(len(source))), list(range(len(target))))]
             run[side].append((left, right)[side].pop(0))
         runs.append(run)
     return _with_rest(runs, left, right)
@@ -65,7 +65,7 @@ def _with_rest(
 
 
 def _divides(small: Size, large: Size) -> bool:
-    """Whether `large` is provably a multiple of `small`."""
+    """`large` is provably a multiple of `small`."""
     if isinstance(small, int) and isinstance(large, int):
         return small < large
     quotient = sympy.cancel(sympy.sympify(large) / small)
@@ -118,7 +118,7 @@ def permute(value: Value) -> Value | None:
 
 
 def _permuted_broadcast(x: Value, value: Value) -> Value:
-    goes_to = {old: new for new, old in enumerate(value.params["perm"])}
+    goes_to = {axis: position for position, axis in enumerate(value.params["perm"])}
     places = [goes_to[a] for a in x.params["axes"]]
     order = sorted(range(len(places)), key=places.__getitem__)
     source = make("permute", x.args[0], perm=tuple(order))
@@ -136,8 +136,8 @@ def broadcast(value: Value) -> Value | None:
     if only_ones(x.shape, shape):
         return make("reshape", x, shape=shape)
     if 1 in x.shape:
-        kept = tuple(a for a, size in zip(axes, x.shape, strict=True) if size != 1)
-        return make("broadcast", squeezed(x), shape=shape, axes=kept)
+        wide_axes = tuple(a for a, size in zip(axes, x.shape, strict=True) if size != 1)
+        return make("broadcast", squeezed(x), shape=shape, axes=wide_axes)
     return None
 
 
@@ -162,8 +162,8 @@ def _sliced_broadcast(x: Value, value: Value) -> Value | None:
     axes, source = x.params["axes"], x.args[0]
     if 1 in source.shape:
         return None
-    taken = {k: tuple(value.params[k][a] for a in axes) for k in ("start", "stop", "step")}
-    return make("broadcast", make("slice", source, **taken), shape=value.shape, axes=axes)
+    bounds = {k: tuple(value.params[k][a] for a in axes) for k in ("start", "stop", "step")}
+    return make("broadcast", make("slice", source, **bounds), shape=value.shape, axes=axes)
 
 
 def flip(value: Value) -> Value | None:
@@ -229,12 +229,12 @@ def hoist(value: Value) -> Value | None:
     sources = [_spread(a) for a in value.args]
     if not value.args or all(a.prim == "full" for a in value.args) or any(s is None for s in sources):
         return None
-    kept = sorted({a for s in sources if s is not None for a in s})
-    if len(kept) == value.ndim:
+    filled = sorted({a for s in sources if s is not None for a in s})
+    if len(filled) == value.ndim:
         return None
-    shape = tuple(value.shape[a] for a in kept)
-    small = [_on(a, axes, kept, shape) for a, axes in zip(value.args, sources, strict=True) if axes is not None]
-    return make("broadcast", make(value.prim, *small, **value.params), shape=value.shape, axes=tuple(kept))
+    shape = tuple(value.shape[a] for a in filled)
+    small = [_on(a, axes, filled, shape) for a, axes in zip(value.args, sources, strict=True) if axes is not None]
+    return make("broadcast", make(value.prim, *small, **value.params), shape=value.shape, axes=tuple(filled))
 
 
 def _spread(x: Value) -> Axes | None:
@@ -248,11 +248,11 @@ def _spread(x: Value) -> Axes | None:
     return None
 
 
-def _on(x: Value, axes: Axes, kept: Sequence[int], shape: tuple[Size, ...]) -> Value:
+def _on(x: Value, axes: Axes, filled: Sequence[int], shape: tuple[Size, ...]) -> Value:
     """The source of x, brought to the small shape over the axes `kept`."""
     if x.prim == "full":
         return make("full", **(x.params | {"shape": shape}))
-    return make("broadcast", squeezed(x.args[0]), shape=shape, axes=tuple(kept.index(a) for a in axes))
+    return make("broadcast", squeezed(x.args[0]), shape=shape, axes=tuple(filled.index(a) for a in axes))
 
 
 # ------------------------------------------------------------------------------------------------------ reductions
@@ -278,8 +278,8 @@ def _of_reduction(value: Value, x: Value, axes: Axes) -> Value | None:
     if x.prim != value.prim or (x.prim in ("sum", "prod") and x.dtype in LOW_FLOATS):
         return None
     source = x.args[0]
-    left = [a for a in range(source.ndim) if a not in x.params["axes"]]
-    both = tuple(sorted({*x.params["axes"], *(left[a] for a in axes)}))
+    remaining = [a for a in range(source.ndim) if a not in x.params["axes"]]
+    both = tuple(sorted({*x.params["axes"], *(remaining[a] for a in axes)}))
     return make(value.prim, source, axes=both)
 
 
@@ -296,11 +296,11 @@ def _of_reshape(value: Value, x: Value, axes: Axes) -> Value | None:
     """sum(reshape(x, [B*S, N]), 0) -> sum(x [B, S, N], (0, 1)): where the axes are whole runs of axes of x"""
     source = x.args[0]
     gone: list[int] = []
-    for old, new in segments(source.shape, x.shape):
-        inside = {a in axes for a in new if x.shape[a] != 1}
+    for source_axes, axes_of_x in segments(source.shape, x.shape):
+        inside = {a in axes for a in axes_of_x if x.shape[a] != 1}
         if len(inside) == 2:
             return None
-        gone += old if True in inside else []
+        gone += source_axes if True in inside else []
     small = make(value.prim, source, axes=tuple(sorted(gone)))
     return make("reshape", small, shape=drop_axes(x.shape, axes))
 
