@@ -10,12 +10,12 @@ varies along both, and it only ever decides how fast the kernel is, never what i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from ...ir import Value
-from ...ir.types import Size
+from ...ir.types import ITEMSIZE, Size
 from ..kernel import Ref
 from .sizes import divide, nonnegative, tidy
 
@@ -227,6 +227,20 @@ class Goal:
     scatter: bool = False
 
 
+class Traffic(NamedTuple):
+    """A load or a store: elements of `place` that move, for every point of `axes`. `sink`: None for a load.
+
+    `plain`: it has no indices or conditions of its own.
+    """
+
+    ref: Ref
+    place: Index
+    axes: frozenset[Axis]
+    itemsize: int
+    plain: bool
+    sink: Sink | None = None
+
+
 class Program:
     """The sinks of one kernel, over unified axes."""
 
@@ -235,6 +249,14 @@ class Program:
         self.terms = below(t for s in self.sinks for t in s.terms)
         axes = {a for s in self.sinks for a in s.axes}.union(*(mentioned(t) for t in self.terms))
         self.axes = tuple(sorted(axes, key=lambda a: a.order))
+
+    def traffic(self) -> Iterator[Traffic]:
+        for t in self.terms:
+            if t.op == "load":
+                yield Traffic(t.param.ref, t.param.place, t.axes, ITEMSIZE[t.dtype], not t.args)
+        for s in self.sinks:
+            plain = not s.place.values and s.mode == "store"
+            yield Traffic(s.ref, s.place, frozenset(s.axes), ITEMSIZE[s.dtype], plain, s)
 
 
 def mentioned(term: Term) -> set[Axis]:

@@ -73,6 +73,11 @@ def _divides(small: Size, large: Size) -> bool:
 
 
 # ------------------------------------------------------------------------------------------------- one layout node
+def _of_shape(full: Value, shape: Shape) -> Value:
+    """The same constant in another shape."""
+    return make("full", **(full.params | {"shape": tuple(shape)}))
+
+
 def reshape(value: Value) -> Value | None:
     """reshape(reshape(x)) -> reshape(x); reshape(x) to its own shape -> x; reshape(broadcast(x)) -> broadcast(x)"""
     (x,) = value.args
@@ -81,7 +86,7 @@ def reshape(value: Value) -> Value | None:
     if x.prim == "reshape":
         return make("reshape", x.args[0], shape=value.shape)
     if x.prim == "full":
-        return make("full", **(x.params | {"shape": value.shape}))
+        return _of_shape(x, value.shape)
     if x.prim == "broadcast" and only_ones(x.shape, value.shape):
         return _rebroadcast(x, value.shape)
     return None
@@ -111,7 +116,7 @@ def permute(value: Value) -> Value | None:
     if x.prim == "permute":
         return make("permute", x.args[0], perm=tuple(x.params["perm"][i] for i in perm))
     if x.prim == "full":
-        return make("full", **(x.params | {"shape": value.shape}))
+        return _of_shape(x, value.shape)
     if x.prim == "broadcast":
         return _permuted_broadcast(x, value)
     return None
@@ -130,7 +135,7 @@ def broadcast(value: Value) -> Value | None:
     (x,) = value.args
     axes, shape = value.params["axes"], value.shape
     if x.prim == "full":
-        return make("full", **(x.params | {"shape": shape}))
+        return _of_shape(x, shape)
     if x.prim == "broadcast":
         return make("broadcast", x.args[0], shape=shape, axes=tuple(axes[a] for a in x.params["axes"]))
     if only_ones(x.shape, shape):
@@ -148,7 +153,7 @@ def slice_(value: Value) -> Value | None:
     if all(a == 0 and sizes_equal(b, n) and s == 1 for a, b, s, n in zip(start, stop, step, x.shape, strict=True)):
         return x
     if x.prim == "full":
-        return make("full", **(x.params | {"shape": value.shape}))
+        return _of_shape(x, value.shape)
     if x.prim == "slice" and all(s == 1 for s in x.params["step"]):
         base = x.params["start"]
         moved = (tuple(simplify_size(a + b) for a, b in zip(base, at, strict=True)) for at in (start, stop))
@@ -170,9 +175,7 @@ def flip(value: Value) -> Value | None:
     """flip(flip(x, a), b) -> flip(x, a xor b); axes of size 1 stay as they are"""
     (x,) = value.args
     axes = tuple(a for a in value.params["axes"] if x.shape[a] != 1)
-    if not axes:
-        return x
-    if x.prim == "full":
+    if not axes or x.prim == "full":
         return x
     if x.prim == "flip":
         return make("flip", x.args[0], axes=tuple(sorted(set(axes) ^ set(x.params["axes"]))))
@@ -195,7 +198,7 @@ def pad(value: Value) -> Value | None:
     if all(p == 0 for k in ("lo", "hi", "inner") for p in value.params[k]):
         return x
     if x.prim == "full" and repr(number_of(x)) in ("0", "0.0", "False"):
-        return make("full", **(x.params | {"shape": value.shape}))
+        return _of_shape(x, value.shape)
     return None
 
 
@@ -212,7 +215,7 @@ def cat(value: Value) -> Value | None:
     if len(flat) == 1:
         return flat[0]
     if all(p.prim == "full" and _same_number(p, flat[0]) for p in flat):
-        return make("full", **(flat[0].params | {"shape": value.shape}))
+        return _of_shape(flat[0], value.shape)
     return make("cat", *flat, axis=axis) if tuple(flat) != value.args else None
 
 
@@ -251,7 +254,7 @@ def _spread(x: Value) -> Axes | None:
 def _on(x: Value, axes: Axes, filled: Sequence[int], shape: tuple[Size, ...]) -> Value:
     """The source of x, brought to the small shape over the axes `kept`."""
     if x.prim == "full":
-        return make("full", **(x.params | {"shape": shape}))
+        return _of_shape(x, shape)
     return make("broadcast", squeezed(x.args[0]), shape=shape, axes=tuple(filled.index(a) for a in axes))
 
 
@@ -335,7 +338,7 @@ def _of_full(value: Value, x: Value, axes: Axes) -> Value | None:
     """sum(full(0)) -> full(0); amax(full(c)) -> full(c)"""
     zero = repr(number_of(x)) in ("0", "0.0", "False")
     constant = zero if value.prim == "sum" else value.prim in ("amax", "amin") and all(map(_positive, x.shape))
-    return make("full", **(x.params | {"shape": value.shape})) if constant else None
+    return _of_shape(x, value.shape) if constant else None
 
 
 of_layout: dict[str, Callable[[Value, Value, Axes], Value | None]] = {

@@ -25,7 +25,7 @@ class Overlap:
     def __init__(self, program: Program) -> None:
         self.program, self.joint = program, Graph(program.forward.name)
         forward = program.forward
-        env = {v.id: self.joint.input(v.aval, v.params["name"], v.params["strides"]) for v in forward.inputs}
+        env = {v.id: self.joint.input_like(v) for v in forward.inputs}
         with building(self.joint):
             copy_into(forward.order(), env)
         self.joint.returning([None if o is None else env[o.id] for o in forward.outputs], forward.output_strides)
@@ -72,17 +72,13 @@ class Overlap:
         in_joint, out = self.values_of(backward), Graph(backward.name)
         first = len(present(self.program))
         names = unique_names([*backward.inputs, *values])[len(backward.inputs) :]
-        env = {v.id: _again(out, v) for v in backward.inputs[:first]}
+        env = {v.id: out.input_like(v) for v in backward.inputs[:first]}
         received = {v.id: out.input(v.aval, name) for v, name in zip(values, names, strict=True)}
-        env |= {v.id: _again(out, v) for v in backward.inputs[first:]}
+        env |= {v.id: out.input_like(v) for v in backward.inputs[first:]}
         env |= {i: received[v.id] for i, v in in_joint.items() if v.id in received}
         with building(out):
             copy_into(backward.order(), env)
         return out.returning([None if o is None else env[o.id] for o in backward.outputs], backward.output_strides)
-
-
-def _again(out: Graph, source: Value) -> Value:
-    return out.input(source.aval, source.params["name"], source.params["strides"])
 
 
 def _is_worth_it(value: Value) -> bool:

@@ -194,9 +194,9 @@ def _receive(
     for source, place in zip(backward.inputs, places, strict=False):
         value = value_at(captured, place)
         if place.kind != "hidden" and value is not None:
-            env[source.id] = out.input(source.aval, source.params["name"], source.params["strides"])
+            env[source.id] = out.input_like(source)
             at_hand |= {value.id: env[source.id]} if value.id in user_saved else {}
     at_hand |= {v.id: out.input(v.aval, next(names)) for v in choice.saved}
     for source in backward.inputs[len(places) :]:
-        env[source.id] = out.input(source.aval, source.params["name"], source.params["strides"])
+        env[source.id] = out.input_like(source)
     return env, at_hand
