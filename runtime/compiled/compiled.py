@@ -52,6 +52,8 @@ class Compiled:
     fits_a_graph: bool
     sharding_rules: OrderedDict[Any, Any]
     pushes_below: bool
+    eager_forward: tuple[type, Callable[..., Any]] | None
+    """The class as it was when it was made, and forward as written before a backward that is captured by itself."""
 
     def __init__(self, cls: type, options: Options) -> None:
         vars(self).update(self._parts(cls, options))
@@ -74,6 +76,7 @@ class Compiled:
             "fits_a_graph": fits_a_graph(cls, user.methods),
             "sharding_rules": OrderedDict(),  # how DTensors are divided
             "pushes_below": False,  # its own jvp is not captured under two levels of forward mode
+            "eager_forward": None,
         }
 
     def begin_again(self, assigned: dict[str, Any]) -> type:

@@ -39,7 +39,6 @@ class Dispatcher(Compiled):
 
     def __init__(self, cls: type, options: Options) -> None:
         self.inline_cache = InlineCache(self)
-        self._eager_forward: tuple[type, Callable[..., Any]] | None = None
         super().__init__(cls, options)
 
     def stored(self, args: Sequence[Any]) -> tuple[Specialization | None, Any]:
@@ -89,20 +88,17 @@ class Dispatcher(Compiled):
             return self.user.run(*args, **kwargs)
         if "forward" in self.ledger.broken:
             return self.user.run(*args, **kwargs)
-        return self.eager_forward()(*args, **kwargs)
+        cls = self.user.cls  # another one once segments are taken out of its methods
+        if self.eager_forward is None or self.eager_forward[0] is not cls:
+            self.eager_forward = cls, self._make_eager_forward()
+        return self.eager_forward[1](*args, **kwargs)
 
     def on_parts(self, local: tuple[Any, ...], whole: Specialization | None) -> Any:
         """A call on the parts that this rank has, or by what was captured of it at the whole sizes."""
         return self(local, {}) if whole is None else self.run(whole, local, local, None)
 
-    def eager_forward(self) -> Callable[..., Any]:
-        """The class with its forward as it is and a backward that is captured, or just as it is."""
-        cls = self.user.cls  # another one once segments are taken out of its methods
-        if self._eager_forward is None or self._eager_forward[0] is not cls:
-            self._eager_forward = cls, self._make_eager_forward()
-        return self._eager_forward[1]
-
     def _make_eager_forward(self) -> Callable[..., Any]:
+        """The class with its forward as it is and a backward that is captured, or just as it is."""
         apply = None
         with recorded_faults(self, "backward"):
             apply = opaque_forward_of(self)

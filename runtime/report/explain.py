@@ -134,7 +134,8 @@ def _explain_class(compiler: Compiled, where: str) -> Explanation:
 
 def _backward_of_opaque_forward(compiler: Compiled) -> TransformableGraph | None:
     """The backward of a class whose forward runs as written, once it was captured."""
-    units = getattr(vars(compiler).get("eager_forward"), "units", {}).values()
+    _, forward = compiler.eager_forward or (None, None)
+    units = getattr(forward, "units", {}).values()
     return next((unit for unit in reversed(units) if unit.graphs), None)
 
 
