@@ -89,9 +89,10 @@ class Dispatcher(Compiled):
         if "forward" in self.ledger.broken:
             return self.user.run(*args, **kwargs)
         cls = self.user.cls  # another one once segments are taken out of its methods
-        if self.eager_forward is None or self.eager_forward[0] is not cls:
-            self.eager_forward = cls, self._make_eager_forward()
-        return self.eager_forward[1](*args, **kwargs)
+        entry = self.eager_forward
+        if entry is None or entry[0] is not cls:
+            entry = self.eager_forward = cls, self._make_eager_forward()
+        return entry[1](*args, **kwargs)
 
     def on_parts(self, local: tuple[Any, ...], whole: Specialization | None) -> Any:
         """A call on the parts that this rank has, or by what was captured of it at the whole sizes."""
