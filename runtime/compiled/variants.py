@@ -66,7 +66,7 @@ def variants_of(compiler: Captured) -> list[Variant]:
 
 # ------------------------------------------------------------------ facts by name
 def named_facts(compiler: Captured, key: Sequence[Any], names: Sequence[str]) -> dict[str, str]:
-    """The facts of a key (`Compiled.facts`): arguments, torch's state, what is read from outside."""
+    """The facts of a key (`Keys.facts`): arguments, torch's state, what is read from outside."""
     arguments = len(names)
     reads = compiler.keys.reads_now()
     states = key[arguments : arguments + len(STATES)]
