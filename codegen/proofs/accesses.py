@@ -21,7 +21,7 @@ from .bounds import World
 from .claims import Answer, Claim, Fault, Memory, Proof, Subject, is_multiple
 from .overlaps import overlaps
 from .polynomials import ONE, ZERO, Poly, TooLong
-from .reading import RULES, Access, Int, Need, Opaque, Reader, Unread, Value, parse_function
+from .reading import RULES, Access, Int, Need, Opaque, Reader, UnreadableText, Value, parse_function
 from .symbols import NoSize, Sizes
 
 LARGEST = 2**31 - 1
@@ -40,7 +40,7 @@ def prove_kernel(kernel: Kernel, graph: Graph, kernels: Kernels, apart: bool = T
     """Read its text, then ask for every claim. `apart`: that stores of different programs do not meet, too."""
     try:
         subject = read_kernel(kernel, graph, kernels)
-    except (Unread, NoSize, TooLong) as error:
+    except (UnreadableText, NoSize, TooLong) as error:
         return Proof(kernel.name, faults=(Fault("text", 0, str(error)),))
     # In range: without a proof, an access is a fault.
     claims = [_claim(subject, access) for access in subject.read.accesses]
@@ -68,7 +68,7 @@ def read_kernel(kernel: Kernel, graph: Graph, kernels: Kernels) -> Subject:
         sizes.assume(guard)
     pointers = [p for p in kernel.arguments if isinstance(p, Pointer)]
     memory = {p.name: _memory(p.buffer, graph, kernels, kernel, sizes) for p in pointers}
-    scalars = {s.name: sizes.whole(s.value) for s in kernel.arguments if isinstance(s, Scalar)}
+    scalars = {s.name: sizes.integer(s.value) for s in kernel.arguments if isinstance(s, Scalar)}
     programs = sizes(kernel.grid)
     _assume_programs(world, programs)
     # The function's arguments as values, and a walk through its body.
@@ -106,7 +106,7 @@ def _memory(ref: Ref, graph: Graph, kernels: Kernels, kernel: Kernel, sizes: Siz
 
 
 def memory_of(shape: Sequence[Size], strides: Sequence[Size], sizes: Sizes) -> Memory:
-    dims, steps = tuple(map(sizes.whole, shape)), tuple(map(sizes.whole, strides))
+    dims, steps = tuple(map(sizes.integer, shape)), tuple(map(sizes.integer, strides))
     extent = ONE
     for n, s in zip(dims, steps, strict=True):
         extent = extent + (n - 1) * s
@@ -135,11 +135,11 @@ def is_inside(world: World, offset: Poly, memory: Memory, facts: Sequence[Poly])
     return (
         world.holds(memory.extent - 1 - offset, facts)
         and world.holds(offset, facts)
-        and all(world.holds(n - 1, facts) or _empties(world, memory, n, facts) for n in memory.shape)
+        and all(world.holds(n - 1, facts) or _is_empty_without(world, memory, n, facts) for n in memory.shape)
     )
 
 
-def _empties(world: World, memory: Memory, n: Poly, facts: Sequence[Poly]) -> bool:
+def _is_empty_without(world: World, memory: Memory, n: Poly, facts: Sequence[Poly]) -> bool:
     """Where a dimension is zero, the extent is, too."""
     if not all(len(m) == 1 and c > 0 and m[0] in world.atoms.positive for m, c in n.terms.items()):
         return False

@@ -217,10 +217,10 @@ def both_forms(target: Any, backend: str) -> tuple[Any, dict[str, Any], Apply]:
 
     apply = compiler.cls.apply if compiler.derives_backward else compiler.users  # type: ignore[attr-defined]
 
-    def nested(*args: Any, **kwargs: Any) -> Any:
+    def call_nested(*args: Any, **kwargs: Any) -> Any:
         return call_flat(apply, bound(user, args, kwargs))
 
-    eager = (nested if options["pytree"] else apply) if is_class else user
+    eager = (call_nested if options["pytree"] else apply) if is_class else user
     return user, options, eager
 
 

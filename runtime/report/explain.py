@@ -34,9 +34,9 @@ from ..specialize.linearity import NonLinearJvp
 from ..specialize.pipeline import require_equal
 from ..specialize.residuals import ResidualPlan
 from ..specialize.specialization import Specialization, chosen_residuals, forward_graph
-from ..values.sizes import number
+from ..values.sizes import Sizes, number
 from ..values.tensor_specs import fake_argument, is_spec, with_gradients_asked
-from .directions import Sizes, aten_report, fake_bytes, kernels_report
+from .directions import aten_report, fake_bytes, kernels_report
 from .explanation import Explanation
 from .methods import NO_RULE, method_records, record_of_calls, without_rules_over_opaque
 from .residuals import residual_rows

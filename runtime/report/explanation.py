@@ -16,7 +16,8 @@ from ..fallback.records import OpaqueCall, Record, needs_a_fix
 from ..kernels.cross_compile.pool import Binary
 from ..kernels.proofs import proof_line, proofs_of
 from ..settings.config import settings
-from .directions import DirectionReport, KernelReport, Sizes
+from ..values.sizes import Sizes
+from .directions import DirectionReport, KernelReport
 from .residuals import ResidualRow
 
 SCHEMA = 2

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable
 
 from .reader import Reader
-from .values import Access, Int, Kind, Opaque, Pointer, Ticket, Truth, Unread, Value, names_in, union
+from .values import Access, Int, Kind, Opaque, Pointer, Ticket, Truth, UnreadableText, Value, names_in, union_of_needs
 
 WIDTHS = {"b1": 1, "i8": 8, "i16": 16, "i32": 32, "i64": 64, "u8": 8, "u16": 16, "u32": 32, "u64": 64}
 
@@ -15,14 +15,14 @@ def access(reader: Reader, kind: Kind, node: ast.Call) -> Pointer:
     """Record an access of the first argument, under the mask where there is one."""
     pointer = reader.value(node.args[0])
     if not isinstance(pointer, Pointer):
-        raise Unread(f"{ast.unparse(node)} is no access", node.lineno)
+        raise UnreadableText(f"{ast.unparse(node)} is no access", node.lineno)
     # The mask's facts hold where it touches memory; both the mask and the address have to be right in 32 bits.
     mask = next((k.value for k in node.keywords if k.arg == "mask"), None)
     truth = reader.value(mask) if mask is not None else Truth()
     facts, needs = reader.facts, pointer.needs
     if isinstance(truth, Truth):
         facts, needs = facts + truth.true, needs + truth.needs
-    needs = union(needs)
+    needs = union_of_needs(needs)
     reader.require(needs)
     stored = frozenset(names_in(node.args[1])) if kind == "store" else frozenset[str]()
     place, text = (pointer.name, pointer.offset), ast.unparse(node)

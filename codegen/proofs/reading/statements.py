@@ -8,7 +8,7 @@ from typing import Any
 
 from ..polynomials import ONE, ZERO, Poly
 from .reader import Reader
-from .values import Int, Opaque, Truth, Unread, combined, names_in
+from .values import Int, Opaque, Truth, UnreadableText, integer_result, names_in
 
 
 def assign(reader: Reader, node: ast.Assign) -> None:
@@ -18,7 +18,7 @@ def assign(reader: Reader, node: ast.Assign) -> None:
     elif isinstance(target, ast.Name):
         reader.bind(target.id, node.value)
     else:
-        raise Unread(ast.unparse(target), node.lineno)
+        raise UnreadableText(ast.unparse(target), node.lineno)
 
 
 def assign_parts(reader: Reader, targets: ast.Tuple, node: ast.expr) -> None:
@@ -26,7 +26,7 @@ def assign_parts(reader: Reader, targets: ast.Tuple, node: ast.expr) -> None:
     reader.value(node)
     for target in targets.elts:
         if not isinstance(target, ast.Name):
-            raise Unread(ast.unparse(targets), node.lineno)
+            raise UnreadableText(ast.unparse(targets), node.lineno)
         reader.variables[target.id] = Opaque()
         reader.made_of.setdefault(target.id, set()).update(names_in(node))
 
@@ -74,7 +74,7 @@ def loop(reader: Reader, node: ast.For) -> None:
     turn = reader.arithmetic.turns(f"{name}#" if step != ONE else name, length, step)
     variable = start.poly + turn * step
     reader.read.spans[turn.top], reader.read.steps[turn.top] = (start.poly, stop.poly), step
-    both = combined(start, stop, variable)
+    both = integer_result(start, stop, variable)
     with reader.assuming((length - 1,)):
         if both.width != 64:  # what ends the loop is computed, too
             reader.require([reader.need(stop.poly + step - 1, both.narrow, node.iter)])
@@ -95,7 +95,7 @@ def loop_range(reader: Reader, call: ast.Call) -> tuple[Int, Int, Poly]:
     for bound in bounds:
         reader.require(bound.needs)
     if not reader.world.holds(step.poly - 1):
-        raise Unread("a step that may not be positive", call.lineno)
+        raise UnreadableText("a step that may not be positive", call.lineno)
     return start, stop, step.poly
 
 
