@@ -115,18 +115,15 @@ def memory_of(shape: Sequence[Size], strides: Sequence[Size], sizes: Sizes) -> M
 
 # ------------------------------------------------------------------ claims
 def _claim(subject: Subject, access: Access) -> Claim:
-    memory = subject.memory[access.pointer]
-    answer, condition = _answer(subject, access, memory)
-    return Claim(access.line, access.text, access.kind, answer, condition)
-
-
-def _answer(subject: Subject, access: Access, memory: Memory) -> tuple[Answer, str]:
+    memory, condition = subject.memory[access.pointer], ""
+    answer: Answer = "unproved"
     if is_inside(subject.world, access.offset, memory, access.facts):
-        return "proved", ""
-    if access.kind == "load" and access.pointer in subject.kernel.aligned and _in_group(subject, access, memory):
-        return "group", ""
-    condition = _condition(subject, access, memory)
-    return ("data", condition) if condition else ("unproved", "")
+        answer = "proved"
+    elif access.kind == "load" and access.pointer in subject.kernel.aligned and _in_group(subject, access, memory):
+        answer = "group"
+    elif condition := _condition(subject, access, memory):
+        answer = "data"
+    return Claim(access.line, access.text, access.kind, answer, condition)
 
 
 def is_inside(world: World, offset: Poly, memory: Memory, facts: Sequence[Poly]) -> bool:

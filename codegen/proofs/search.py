@@ -54,13 +54,10 @@ class Budget:
         self._kernel -= 1
         return True
 
-    def refill(self) -> None:
-        self._question = STEPS
-
     @contextmanager
-    def for_question(self) -> Iterator[None]:
-        """Within the block: a question, which may be part of another one."""
-        outer = self._question
+    def question(self) -> Iterator[None]:
+        """Within the block: one question, which may be part of another one."""
+        outer, self._question = self._question, STEPS
         try:
             yield
         finally:
