@@ -189,7 +189,7 @@ def _check_error(report: Report, subject: Subject, case: Case, row: Row, first: 
         script,
         function=subject.name,
         mode=case.mode,
-        case=case.what if smaller is case else f"{case.what} (seen at {shapes(smaller.xs)} too)",
+        case=case.label if smaller is case else f"{case.label} (seen at {shapes(smaller.xs)} too)",
         backend=row.backend,
         difference=difference,
         where=method_place(method),

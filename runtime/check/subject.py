@@ -25,7 +25,7 @@ from .variations import copies_of, with_layout
 
 Tensor = torch.Tensor
 Apply = Callable[..., Any]
-KEPT_CAPTURES = 32  # then the class is compiled afresh: a user's class is not called in so many ways
+MOST_CAPTURES = 32  # then the class is compiled afresh: a user's class is not called in so many ways
 
 
 class CheckArgumentError(FusegradError, ValueError):
@@ -47,7 +47,7 @@ class Case:
     """One trial: a mode on tensors."""
 
     mode: str
-    what: str
+    label: str
     xs: tuple[Tensor, ...]
     weights: Weights = Weights()
 
@@ -78,7 +78,7 @@ class Subject:
 
     def renew(self) -> None:
         """A new compilation, once the old one has seen many kinds of calls."""
-        if len(self.compiler.known) > KEPT_CAPTURES:
+        if len(self.compiler.known) > MOST_CAPTURES:
             self.fast, self.compiler = self.compile_again()
 
     def on_tensors(self, apply: Apply) -> Apply:

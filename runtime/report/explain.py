@@ -73,24 +73,24 @@ def explain(target_class: Any, /, *args: Any, target: str | None = None) -> Expl
     ExplainedArgumentsError.
     """
     compiler, args = compiler_of(target_class), arguments(target_class, args)
-    where = target or DEFAULT_TARGET
-    if where != "cpu" and where not in TARGETS:
-        raise UnknownTargetError(target=where, known=", ".join(TARGETS))
+    target_name = target or DEFAULT_TARGET
+    if target_name != "cpu" and target_name not in TARGETS:
+        raise UnknownTargetError(target=target_name, known=", ".join(TARGETS))
     if (unfit := _binding_error(compiler, args)) is not None:
         if args:
             place = method_place(compiler.cls.forward)  # type: ignore[attr-defined]
             raise ExplainedArgumentsError(function=compiler.cls.__name__, detail=unfit, where=place)
-        return _explain_class(compiler, where)
+        return _explain_class(compiler, target_name)
     # The methods by their records first; capturing forward, then backward, says more of some.
     stand_ins = with_gradients_asked([fake_argument(a) for a in compiler.complete(args)])
     methods = method_records(compiler)
     specialization = _forward(compiler, stand_ins, args, methods)
-    explanation = Explanation(compiler.cls.__name__, where, methods, {}, 0, numerics=numerics(compiler.numerics))
+    explanation = Explanation(compiler.cls.__name__, target_name, methods, {}, 0, numerics=numerics(compiler.numerics))
     if specialization is not None:
-        hints, given = opaque_hints(specialization.backward), specialization.captured.sizes(stand_ins)
-        explanation.sizes = sizes = {**hints, **given}
+        hints, known_sizes = opaque_hints(specialization.backward), specialization.captured.sizes(stand_ins)
+        explanation.sizes = sizes = {**hints, **known_sizes}
         has_backward = _backward_is_captured(compiler, specialization, methods)
-        describe = _on_cpu if where == "cpu" else _on_gpu
+        describe = _on_cpu if target_name == "cpu" else _on_gpu
         describe(explanation, specialization, sizes, has_backward)
         explanation.opaque = opaque_calls(specialization, has_backward)
     elif (unit := _backward_of_opaque_forward(compiler)) is not None and methods["backward"].status == "compiled":
@@ -122,10 +122,10 @@ def _binding_error(compiler: Compiled, args: Sequence[Any]) -> str | None:
     return None
 
 
-def _explain_class(compiler: Compiled, where: str) -> Explanation:
+def _explain_class(compiler: Compiled, target: str) -> Explanation:
     """Explain a class by its calls so far, without arguments."""
     methods = {name: record_of_calls(compiler, name, record) for name, record in method_records(compiler).items()}
-    explanation = Explanation(compiler.cls.__name__, where, methods, {}, 0, numerics=numerics(compiler.numerics))
+    explanation = Explanation(compiler.cls.__name__, target, methods, {}, 0, numerics=numerics(compiler.numerics))
     explanation.opaque, explanation.variants = list(compiler.opaque_calls), variants_of(compiler)
     return explanation
 
@@ -183,17 +183,20 @@ def _forward(
 
 
 def _known_split(
-    compiler: Compiled, stand_ins: Sequence[Any], met: OpaqueMet, methods: dict[str, Record]
+    compiler: Compiled, stand_ins: Sequence[Any], opaque: OpaqueMet, methods: dict[str, Record]
 ) -> Specialization | None:
     """A method with opaque nodes, as its calls so far left it: explaining runs no opaque body."""
     tensors = [a for a in stand_ins if isinstance(a, Tensor)]
-    split = [s for found in compiler.known.values() for s in found if s.captured.opaque]
-    known = [s for s in split if s.captured.accepts(stand_ins)]
-    fitting = next((s for s in known if s.captured.guard(tensors)), None)
+    split = [s for specializations in compiler.known.values() for s in specializations if s.captured.opaque]
+    accepting = [s for s in split if s.captured.accepts(stand_ins)]
+    fitting = next((s for s in accepting if s.captured.guard(tensors)), None)
     if fitting is None:
-        reason = f"{met.facts['reason']}: its segments are known after a call"
-        methods["forward"] = Record("compiled", reason, met.where)
+        methods["forward"] = _known_after_a_call(opaque)
     return fitting
+
+
+def _known_after_a_call(opaque: OpaqueMet) -> Record:
+    return Record("compiled", f"{opaque.facts['reason']}: its segments are known after a call", opaque.where)
 
 
 def opaque_calls(specialization: Specialization, has_backward: bool) -> list[OpaqueCall]:
@@ -221,8 +224,7 @@ def _backward_is_captured(compiler: Compiled, specialization: Specialization, me
             methods["backward"] = Record("absent", *why_no_backward(compiler.user_class, error))
             return False
         if isinstance(error, OpaqueMet):
-            reason = f"{error.facts['reason']}: its segments are known after a call"
-            methods["backward"] = Record("compiled", reason, error.where)
+            methods["backward"] = _known_after_a_call(error)
             return False
         methods["backward"] = compiler.record_of("backward", error)
         without_rules_over_opaque(compiler, methods)

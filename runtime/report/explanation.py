@@ -98,8 +98,8 @@ class Explanation:
 
     def metrics(self, target: str | None = None) -> dict[str, dict[str, Any]]:
         """Registers, spills, shared memory and access widths per kernel, cross-compiled for `target`; needs no GPU."""
-        where = target or self.target
-        return {kernel: binary_figures(by_target[where]) for kernel, by_target in self.binaries(where).items()}
+        target = target or self.target
+        return {kernel: binary_figures(by_target[target]) for kernel, by_target in self.binaries(target).items()}
 
     def to_dict(self) -> dict[str, Any]:
         """The facts as plain values that json can write; keys are added, never renamed, within a schema."""
