@@ -78,7 +78,7 @@ def read_kernel(kernel: Kernel, graph: Graph, kernels: Kernels) -> Subject:
     dtypes = {p.name: p.dtype for p in pointers}
     reader = Reader(RULES, arithmetic, arguments, dtypes, programs, sizes.is_multiple)
     reader.block(parse_function(kernel.source).body)
-    return Subject(kernel, world, sizes, memory, scalars, reader)
+    return Subject(kernel, world, memory, scalars, reader)
 
 
 def _assume_programs(world: World, programs: Poly) -> None:
@@ -110,7 +110,7 @@ def memory_of(shape: Sequence[Size], strides: Sequence[Size], sizes: Sizes) -> M
     extent = ONE
     for n, s in zip(dims, steps, strict=True):
         extent = extent + (n - 1) * s
-    return Memory(extent, dims, steps)
+    return Memory(extent, dims)
 
 
 # ------------------------------------------------------------------ claims

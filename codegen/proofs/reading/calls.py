@@ -88,10 +88,6 @@ def width_of(dtype: ast.expr) -> int:
     return WIDTHS.get(dtype.attr, 0) if isinstance(dtype, ast.Attribute) else 0
 
 
-def cast(reader: Reader, node: ast.Call) -> Value:
-    return convert(reader, reader.value(node.args[0]), node.args[1], node)
-
-
 def zeros(reader: Reader, node: ast.Call) -> Value:
     """Integers of zero, or floats."""
     width = width_of(node.args[1])
@@ -101,10 +97,6 @@ def zeros(reader: Reader, node: ast.Call) -> Value:
 def full(reader: Reader, node: ast.Call) -> Value:
     width, value = width_of(node.args[2]), reader.value(node.args[1])
     return replace(value, width=width) if isinstance(value, Int) and width > 1 else Opaque()
-
-
-def broadcast_to(reader: Reader, node: ast.Call) -> Value:
-    return reader.value(node.args[0])
 
 
 def round_float(reader: Reader, node: ast.Call) -> Value:
@@ -187,8 +179,8 @@ def floor_division(part: int, reader: Reader, node: ast.Call) -> Value:
 CALLS: dict[str, Callable[[Reader, ast.Call], Value]] = {
     **MEMORY,
     "tl.arange": arange,
-    "tl.broadcast_to": broadcast_to,
-    "tl.cast": cast,
+    "tl.broadcast_to": lambda reader, node: reader.value(node.args[0]),
+    "tl.cast": lambda reader, node: convert(reader, reader.value(node.args[0]), node.args[1], node),
     "tl.cdiv": cdiv,
     "tl.full": full,
     "tl.maximum": partial(extremum, "max"),

@@ -13,22 +13,10 @@ from .reader import Reader
 from .values import Int, Opaque, Pointer, Truth, UnreadableText, Value, integer_result, union_of_needs
 
 
-def constant(reader: Reader, node: ast.Constant) -> Value:
-    return Int(Poly.of(node.value)) if type(node.value) is int else Opaque(node.value)
-
-
 def variable(reader: Reader, node: ast.Name) -> Value:
     if node.id not in reader.variables:
         raise UnreadableText(f"{node.id} is not defined", node.lineno)
     return reader.variables[node.id]
-
-
-def attribute(reader: Reader, node: ast.Attribute) -> Value:
-    return Opaque(node.attr)
-
-
-def sequence(reader: Reader, node: ast.List | ast.Tuple) -> Value:
-    return Opaque()
 
 
 def subscript(reader: Reader, node: ast.Subscript) -> Value:
@@ -118,11 +106,11 @@ def quotient(reader: Reader, a: Poly, b: Poly, node: ast.BinOp) -> Poly:
 
 
 EXPRESSIONS: dict[type[ast.expr], Callable[[Reader, Any], Value]] = {
-    ast.Constant: constant,
+    ast.Constant: lambda _, node: Int(Poly.of(node.value)) if type(node.value) is int else Opaque(node.value),
     ast.Name: variable,
-    ast.Attribute: attribute,
-    ast.List: sequence,
-    ast.Tuple: sequence,
+    ast.Attribute: lambda _, node: Opaque(node.attr),
+    ast.List: lambda _, node: Opaque(),
+    ast.Tuple: lambda _, node: Opaque(),
     ast.Subscript: subscript,
     ast.UnaryOp: unary,
     ast.Compare: compare,

@@ -23,7 +23,7 @@ from .values import Int, Need, Opaque, Read, Ticket, Truth, UnreadableText, Valu
 class Rules:
     """Rules by the kind of node: a statement changes the reader, an expression has a value."""
 
-    statements: Mapping[type[ast.stmt], Callable[[Reader, Any], None]]
+    statements: Mapping[type[ast.stmt], Callable[[Reader, Any], object]]
     expressions: Mapping[type[ast.expr], Callable[[Reader, Any], Value]]
 
 

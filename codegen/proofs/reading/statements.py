@@ -43,10 +43,6 @@ def assign_annotated(reader: Reader, node: ast.AnnAssign) -> None:
     reader.variables[node.target.id] = reader.value(node.value) if node.value else Opaque()
 
 
-def evaluate(reader: Reader, node: ast.Expr) -> None:
-    reader.value(node.value)
-
-
 def return_value(reader: Reader, node: ast.Return) -> None:
     reader.result = reader.value(node.value) if node.value else Opaque()
 
@@ -106,11 +102,11 @@ def assigned_names(body: Sequence[ast.stmt]) -> Iterator[str]:
                 yield node.id
 
 
-STATEMENTS: dict[type[ast.stmt], Callable[[Reader, Any], None]] = {
+STATEMENTS: dict[type[ast.stmt], Callable[[Reader, Any], object]] = {
     ast.Assign: assign,
     ast.AugAssign: assign_operation,
     ast.AnnAssign: assign_annotated,
-    ast.Expr: evaluate,
+    ast.Expr: lambda reader, node: reader.value(node.value),
     ast.Return: return_value,
     ast.If: branch,
     ast.For: loop,

@@ -84,7 +84,6 @@ class Access:
     pointer: str
     offset: Poly
     facts: Facts  # of the branches and loops around it, and of its mask
-    needs: tuple[Need, ...]
     tickets: tuple[Ticket, ...]
     line: int
     text: str
