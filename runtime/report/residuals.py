@@ -11,6 +11,7 @@ from ...ir import Value
 from ...ir.passes.recompute import CHOICE, Choice, hidden_values
 from ...ir.program import ValueRef
 from ...tracer.dtypes import TO_TORCH
+from ..capture.captured import name_at
 from ..specialize.residuals import DerivedResidualPlan, ResidualPlan
 from ..specialize.specialization import Specialization
 from ..values.sizes import Sizes, number
@@ -50,7 +51,7 @@ def _saved_row(spec: Specialization, place: ValueRef, sizes: Sizes) -> ResidualR
     fake: Any = spec.captured.forward.fake_at(place)
     shape = [n if isinstance(n, int) else number(n.node.expr, sizes) for n in fake.shape]
     kind = f"{SHORT[fake.dtype]}[{','.join(map(str, shape))}]"
-    return ResidualRow(spec.captured.name_at(place), kind, fake.element_size() * math.prod(shape), AS_WRITTEN)
+    return ResidualRow(name_at(spec.captured, place), kind, fake.element_size() * math.prod(shape), AS_WRITTEN)
 
 
 def _chosen_rows(plan: ResidualPlan, sizes: Sizes) -> Iterator[ResidualRow]:
