@@ -7,7 +7,7 @@ from ..kernel import Target
 from ..program.axes import Program, Sink, Term, below
 from ..program.sizes import Hints
 from ..schedule.schedule import Schedule
-from .loops import Expr, Let, Scope, call, literal, name
+from .statements import Expr, Let, Scope, call, literal, name
 from .mathematics import EXACT, TL, held
 from .names import LABELS, Names, SizeArguments, identifier
 from .prelude import HELPERS

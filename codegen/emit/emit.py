@@ -32,7 +32,7 @@ from .access.tile_axes import TileAxes, name_axes
 from .access.traffic import Traffic, traffic_of
 from .context import Context
 from .loop_nests import LoopNests
-from .loops import Accumulate, Expr, For, Let, Scope, Statement, binary, check, literal, name, prune, read_names, render
+from .statements import Accumulate, Expr, For, Let, Scope, Statement, binary, check, literal, name, prune, read_names, render
 from .names import Names
 from .prelude import HELPERS
 from .reductions.direct_partials import DirectPartials

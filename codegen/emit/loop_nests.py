@@ -11,7 +11,7 @@ from .access.aligned_rows import AlignedRows
 from .access.coordinates import Coord, Coordinates
 from .access.tile_axes import TileAxes
 from .context import FINISH, Context
-from .loops import Expr, For, Let, Scope, Statement, binary, call, literal, name
+from .statements import Expr, For, Let, Scope, Statement, binary, call, literal, name
 
 
 @dataclass(frozen=True, slots=True)

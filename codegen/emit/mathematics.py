@@ -12,7 +12,7 @@ import sympy
 
 from ...ir.errors import FusegradError
 from ...ir.types import FLOAT8, LOW_FLOATS, UNSIGNED
-from .loops import Expr, binary, call, literal, method, unary
+from .statements import Expr, binary, call, literal, method, unary
 
 TL = {
     "b1": "tl.int1", "i8": "tl.int8", "i16": "tl.int16", "i32": "tl.int32", "i64": "tl.int64", "u8": "tl.uint8",

@@ -17,7 +17,7 @@ from ...ir.types import Size
 from ..program.axes import Program
 from ..program.sizes import Hints, nonnegative, tidy
 from ..program.sizes import number as evaluated
-from .loops import Expr, literal, name
+from .statements import Expr, literal, name
 
 LABELS = {
     "PROGRAMS", "ITEMS", "TOTAL", "GROUP", "GROUPS", "FAN", "STRIPS", "PRECISION",

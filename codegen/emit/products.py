@@ -27,7 +27,7 @@ from .access.coordinates import Coord
 from .access.traffic import Traffic, add_bytes
 from .context import name_of
 from .emit import Emitter, assembled
-from .loops import Accumulate, Expr, For, Let, Scope, binary, call, literal, name, total
+from .statements import Accumulate, Expr, For, Let, Scope, binary, call, literal, name, total
 from .mathematics import narrowed
 from .names import Names
 from .product_schedule import Roles, Tile, refuse, roles_of, schedule_of, source_of, tile_of

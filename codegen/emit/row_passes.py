@@ -11,7 +11,7 @@ from .access.levels import Levels
 from .access.loads import Loads
 from .context import Context
 from .loop_nests import LoopNests
-from .loops import Accumulate, Statement, call
+from .statements import Accumulate, Statement, call
 from .reductions.final_reduction import FinalReductions
 from .reductions.lane_accumulators import LaneAccumulators
 from .stores import Stores

@@ -11,7 +11,7 @@ from .access.levels import Levels
 from .access.strided_pairs import StridedPairs
 from .access.tile_axes import TileAxes
 from .context import Context
-from .loops import Expr, If, Scope, Store, binary, call, total, unary
+from .statements import Expr, If, Scope, Store, binary, call, total, unary
 from .mathematics import FLOATING
 from .values import Values
 

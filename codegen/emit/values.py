@@ -20,7 +20,7 @@ from .access.loads import Loads
 from .access.strided_pairs import StridedPairs
 from .access.tile_axes import TileAxes
 from .context import Context, as_tensor, default_name, name_of
-from .loops import Expr, Let, Scope, call, literal, method, name
+from .statements import Expr, Let, Scope, call, literal, method, name
 from .mathematics import (
     NARROW,
     TL,

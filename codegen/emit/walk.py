@@ -12,7 +12,7 @@ from ..program.axes import Axis
 from ..program.sizes import blocks, same, tidy
 from .access.coordinates import Coord, Coordinates
 from .context import Context
-from .loops import Expr, Let, add, binary, call, literal, name
+from .statements import Expr, Let, add, binary, call, literal, name
 
 
 @dataclass(eq=False)

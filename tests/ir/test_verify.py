@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from fusegrad.ir import Graph, InvalidGraphError, TensorType, building, emit, verify
+from fusegrad.ir import Graph, InvalidGraphError, TensorType, building, emit
+from fusegrad.ir import verify
 
 
 def graph() -> Graph:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ...program.axes import Axis, Index, Term
 from ...schedule.alignment import Slide
 from ..context import Context
-from ..loops import Expr, Scope, binary, call, literal, unary
+from ..statements import Expr, Scope, binary, call, literal, unary
 from .addresses import Addresses
 from .coordinates import Coord, Coordinates, Groups
 from .tile_axes import TileAxes

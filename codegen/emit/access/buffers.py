@@ -8,7 +8,7 @@ from ....ir.types import Size
 from ...kernel import Buffer, Pointer, Ref
 from ...program.axes import Program
 from ..context import name_of
-from ..loops import Expr, name
+from ..statements import Expr, name
 from ..names import Names, identifier
 
 ORDER = {"input": 0, "temporary": 1, "output": 2, "scratch": 3}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ...program.axes import Axis, Index
 from ..context import Context
-from ..loops import Expr, Let, Scope, binary, call, literal, name
+from ..statements import Expr, Let, Scope, binary, call, literal, name
 from .tile_axes import TileAxes
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 from ....ir.types import FLOAT8
 from ...program.axes import Program, Term
 from ..context import FINISH, Context
-from ..loops import Expr, Scope, call, literal, total
+from ..statements import Expr, Scope, call, literal, total
 from ..mathematics import FLOATING, number
 from .addresses import Addresses, Indices
 from .buffers import Buffers

@@ -16,7 +16,7 @@ from ...program.axes import Axis, Index, Sink, Term
 from ...program.sizes import tidy
 from ...schedule.schedule import Schedule
 from ..context import FINISH, Context
-from ..loops import Expr, Scope, binary, call, literal
+from ..statements import Expr, Scope, binary, call, literal
 from ..mathematics import loaded
 from .addresses import Addresses
 from .coordinates import Coordinates

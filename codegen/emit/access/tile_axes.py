@@ -9,7 +9,7 @@ from ...program.axes import Axis
 from ...program.sizes import tidy
 from ...schedule.schedule import Schedule
 from ..context import Context
-from ..loops import Expr, Let, binary, call, literal, name
+from ..statements import Expr, Let, binary, call, literal, name
 from ..names import Names
 
 

@@ -11,7 +11,7 @@ from ....ir.types import product
 from ...program.sizes import blocks, tidy
 from ..access.buffers import Buffers
 from ..context import Context
-from ..loops import Expr, Let, Statement, add, binary, call, literal, name
+from ..statements import Expr, Let, Statement, add, binary, call, literal, name
 from ..walk import Walk
 
 FAN = 12

@@ -12,7 +12,7 @@ from ...program.axes import Axis, Index, Term
 from ...program.sizes import number, power_of_two, tidy
 from ..access.addresses import Addresses
 from ..context import Context
-from ..loops import Expr, For, Scope, Statement, Store, add, binary, call, literal, name, sum_of, total
+from ..statements import Expr, For, Scope, Statement, Store, add, binary, call, literal, name, sum_of, total
 from ..values import Values
 from ..walk import Walk
 from .arrivals import Level

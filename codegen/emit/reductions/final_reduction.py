@@ -9,7 +9,7 @@ from ...program.axes import Term, below
 from ..access.aligned_rows import AlignedRows
 from ..context import FINISH, Context
 from ..loop_nests import LoopNests
-from ..loops import Expr, If, Scope, call, name
+from ..statements import Expr, If, Scope, call, name
 from ..stores import Stores
 from .arrivals import Level, arrival_levels
 from .direct_partials import DirectPartials

@@ -10,7 +10,7 @@ from ..access.coordinates import Coordinates
 from ..access.loads import Loads
 from ..access.tile_axes import TileAxes
 from ..context import Context, as_tensor
-from ..loops import Accumulate, Expr, Let, Scope, binary, call, literal, name, total
+from ..statements import Accumulate, Expr, Let, Scope, binary, call, literal, name, total
 from ..mathematics import FLOATING, TL, held, lowest, number
 from .folds import accumulator_dtype, as_result, fold_function, to_own_width, widen_booleans
 

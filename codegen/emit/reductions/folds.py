@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...program.axes import Term
-from ..loops import Accumulate, Expr, binary, call, literal, method, name
+from ..statements import Accumulate, Expr, binary, call, literal, method, name
 from ..mathematics import FLOATING, TL, held
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ...program.axes import Term
 from ..context import Context, default_name, name_of
-from ..loops import Accumulate, Expr, Let, Scope, binary, call, literal, name
+from ..statements import Accumulate, Expr, Let, Scope, binary, call, literal, name
 from ..mathematics import TL, held
 from ..names import identifier
 from ..values import Values

@@ -11,7 +11,7 @@ from ..access.addresses import Addresses
 from ..access.aligned_rows import AlignedRows
 from ..access.loads import Keywords
 from ..context import Context
-from ..loops import Expr, For, Let, Scope, Store, add, binary, call, literal, name, sum_of, total
+from ..statements import Expr, For, Let, Scope, Store, add, binary, call, literal, name, sum_of, total
 from ..mathematics import lowest, number
 from .arrivals import Level
 from .folding import Folding

@@ -15,7 +15,7 @@ from ...program.sizes import blocks, tidy
 from ..access.buffers import Buffers
 from ..access.tile_axes import TileAxes
 from ..context import Context
-from ..loops import Accumulate, Expr, For, If, Let, Statement, Store, binary, call, literal, name, total
+from ..statements import Accumulate, Expr, For, If, Let, Statement, Store, binary, call, literal, name, total
 from ..walk import Walk
 from .lane_accumulators import LaneAccumulators
 
