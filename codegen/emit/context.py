@@ -7,10 +7,10 @@ from ..kernel import Target
 from ..program.axes import Program, Sink, Term, below
 from ..program.sizes import Hints
 from ..schedule.schedule import Schedule
-from .statements import Expr, Let, Scope, call, literal, name
-from .mathematics import EXACT, TL, held
+from .mathematics import EXACT, TL, register_dtype
 from .names import LABELS, Names, SizeArguments, identifier
 from .prelude import HELPERS
+from .statements import Expr, Let, Scope, call, literal, name
 
 FINISH = 100
 """The level of what the last program computes; 0 is the kernel, 1 the walk, 2 and up a pass over chunks."""
@@ -52,7 +52,7 @@ class Context:
             return not (term.args[0].dtype == "b1" or term.args[0].dtype == term.dtype)
         return not self.target.fast and term.op not in EXACT
 
-    def rounded_reduction(self, term: Term, value: Expr) -> Expr:
+    def round_reduction(self, term: Term, value: Expr) -> Expr:
         """A complete reduction as its dtype can hold it."""
         if term.dtype in LOW_FLOATS and self.needs_rounding(term):
             return call("rounded", value, literal(TL[term.dtype]))
@@ -79,4 +79,4 @@ def default_name(term: Term) -> str:
 def as_tensor(term: Term, value: Expr) -> Expr:
     """A value that no tensor stands beside: constants become tensors."""
     is_literal = term.op == "const" and not value.names
-    return call("tl.full", literal("[]"), value, literal(TL[held(term.dtype)])) if is_literal else value
+    return call("tl.full", literal("[]"), value, literal(TL[register_dtype(term.dtype)])) if is_literal else value

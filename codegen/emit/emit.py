@@ -32,7 +32,6 @@ from .access.tile_axes import TileAxes, name_axes
 from .access.traffic import Traffic, traffic_of
 from .context import Context
 from .loop_nests import LoopNests
-from .statements import Accumulate, Expr, For, Let, Scope, Statement, binary, check, literal, name, prune, read_names, render
 from .names import Names
 from .prelude import HELPERS
 from .reductions.direct_partials import DirectPartials
@@ -42,6 +41,21 @@ from .reductions.lane_accumulators import LaneAccumulators
 from .reductions.partial_slots import PartialSlots
 from .reductions.strips import RowWords
 from .row_passes import RowPasses
+from .statements import (
+    Accumulate,
+    Expr,
+    For,
+    Let,
+    Scope,
+    Statement,
+    binary,
+    check,
+    literal,
+    name,
+    prune,
+    read_names,
+    render,
+)
 from .stores import Stores
 from .values import Values
 from .walk import Walk
@@ -104,7 +118,7 @@ def kernel_of(program: Program, plan: Schedule, target: Target, hints: Hints, la
         _emit_grid(emitter)
     else:
         _emit_walk(emitter)
-    return assembled(emitter, emitter.traffic())
+    return assemble(emitter, emitter.traffic())
 
 
 # ------------------------------------------------------------------ the tree of the kernel
@@ -171,7 +185,7 @@ def _defined(context: Context, label: str, value: Expr) -> Expr:
 
 
 # ------------------------------------------------------------------ the text
-def assembled(emitter: Emitter, traffic: Traffic) -> Kernel:
+def assemble(emitter: Emitter, traffic: Traffic) -> Kernel:
     """The kernel of a complete tree: what no store needs is dropped, every name and mask is checked."""
     context, plan = emitter.context, emitter.context.plan
     sizes, label = context.sizes, context.label

@@ -32,11 +32,11 @@ class LoopNests:
     coords: Coordinates
     rows: AlignedRows
 
-    def open(self, axes: Sequence[Axis], around: Scope, level: int, deeper: int) -> list[Loop]:
+    def open(self, axes: Sequence[Axis], outer: Scope, level: int, deeper: int) -> list[Loop]:
         """A nest of loops along axes, outermost first; the first has this level, the others are `deeper` each."""
         nest: list[Loop] = []
         for axis in axes:
-            scope = Scope(level + deeper * len(nest), nest[-1].scope if nest else around)
+            scope = Scope(level + deeper * len(nest), nest[-1].scope if nest else outer)
             stages = 1 if axis is not axes[-1] or not deeper else self.context.plan.stages
             nest.append(self._loop_along(axis, scope, stages))
         return nest

@@ -13,8 +13,7 @@ import torch
 from ... import codegen
 from ...codegen import Kernels, Target
 from ...codegen.schedule.rooflines import machine_of
-from ...ir import Graph, Value
-from ...ir import verify
+from ...ir import Graph, Value, verify
 from ...ir.errors import LoweringError, Unfusible
 from ...ir.passes.contract import Contract
 from ...ir.passes.fuse import Fuse, Group, Step

@@ -11,8 +11,7 @@ import sympy
 import torch
 
 from fusegrad.codegen import TARGETS, Kernels, Pointer, Target, generate, module
-from fusegrad.ir import Graph, Size, TensorType, Value, building, emit, provenance
-from fusegrad.ir import verify
+from fusegrad.ir import Graph, Size, TensorType, Value, building, emit, provenance, verify
 from fusegrad.ir.graph import Origin
 from fusegrad.runtime.execution.aten import reference
 from fusegrad.runtime.kernels import interpreter as interpret

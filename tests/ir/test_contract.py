@@ -5,8 +5,7 @@ from collections.abc import Callable
 import pytest
 import sympy
 
-from fusegrad.ir import Graph, TensorType, Value, building, emit, show
-from fusegrad.ir import verify
+from fusegrad.ir import Graph, TensorType, Value, building, emit, show, verify
 from fusegrad.ir.passes.contract import Contract
 from fusegrad.ir.passes.cost import estimate
 from fusegrad.ir.passes.simplify import Simplify

@@ -13,8 +13,7 @@ import sympy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fusegrad.ir import Graph, TensorType, building, emit, provenance
-from fusegrad.ir import verify
+from fusegrad.ir import Graph, TensorType, building, emit, provenance, verify
 from fusegrad.ir.errors import ParseError
 from fusegrad.ir.graph import Origin
 from fusegrad.ir.prims import Arg

@@ -7,8 +7,7 @@ import sympy
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fusegrad.ir import Graph, TensorType, Value, building, emit, provenance, show
-from fusegrad.ir import verify
+from fusegrad.ir import Graph, TensorType, Value, building, emit, provenance, show, verify
 from fusegrad.ir.graph import Origin
 from fusegrad.ir.passes.cost import bytes_read, estimate, minimal_bytes
 from fusegrad.ir.passes.fuse import Extern, Fuse, Group, Step

@@ -9,8 +9,7 @@ import sympy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fusegrad.ir import Graph, Program, TensorType, Value, ValueRef, building, emit, provenance, show
-from fusegrad.ir import verify
+from fusegrad.ir import Graph, Program, TensorType, Value, ValueRef, building, emit, provenance, show, verify
 from fusegrad.ir.graph import Origin
 from fusegrad.ir.passes.cost import estimate
 from fusegrad.ir.passes.overlap import overlap

@@ -2,8 +2,7 @@
 
 import pytest
 
-from fusegrad.ir import Graph, InvalidGraphError, TensorType, Value, building, emit, provenance, show
-from fusegrad.ir import verify
+from fusegrad.ir import Graph, InvalidGraphError, TensorType, Value, building, emit, provenance, show, verify
 from fusegrad.ir.graph import Origin
 from fusegrad.ir.prims import Arg
 from fusegrad.ir.rewrite import (

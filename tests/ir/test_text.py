@@ -8,8 +8,7 @@ import sympy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fusegrad.ir import Graph, TensorType, building, emit, parse, provenance, show
-from fusegrad.ir import verify
+from fusegrad.ir import Graph, TensorType, building, emit, parse, provenance, show, verify
 from fusegrad.ir.errors import ParseError
 from fusegrad.ir.graph import Origin
 from fusegrad.ir.prims import Arg

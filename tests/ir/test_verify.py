@@ -4,8 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from fusegrad.ir import Graph, InvalidGraphError, TensorType, building, emit
-from fusegrad.ir import verify
+from fusegrad.ir import Graph, InvalidGraphError, TensorType, building, emit, verify
 
 
 def graph() -> Graph:

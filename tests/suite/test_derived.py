@@ -12,8 +12,7 @@ import pytest
 import torch
 
 import fusegrad
-from fusegrad.ir import Graph, Value
-from fusegrad.ir import verify
+from fusegrad.ir import Graph, Value, verify
 from fusegrad.ir.evaluate import evaluate
 from fusegrad.ir.prims import PRIMS
 from fusegrad.ir.transforms.linearize import linearize

@@ -12,8 +12,7 @@ from torch._dynamo.source import ConstantSource
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic
 
-from fusegrad.ir import Graph
-from fusegrad.ir import verify
+from fusegrad.ir import Graph, verify
 from fusegrad.ir.errors import LoweringError
 from fusegrad.ir.evaluate import evaluate
 from fusegrad.runtime.execution.aten import philox

@@ -32,7 +32,7 @@ class Groups:
     near: Expr
     whole: Expr
     edge: Expr | None = None
-    written: Expr | None = None
+    stored: Expr | None = None
     summed: Expr | None = None
 
 

@@ -9,8 +9,8 @@ from ...program.axes import Axis
 from ...program.sizes import tidy
 from ...schedule.schedule import Schedule
 from ..context import Context
-from ..statements import Expr, Let, binary, call, literal, name
 from ..names import Names
+from ..statements import Expr, Let, binary, call, literal, name
 
 
 def name_axes(plan: Schedule, names: Names) -> dict[Axis, str]:

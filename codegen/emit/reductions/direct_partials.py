@@ -18,7 +18,7 @@ from ..walk import Walk
 from .arrivals import Level
 from .folding import Folding
 from .folds import accumulator_dtype, take_in
-from .partial_slots import masked
+from .partial_slots import mask_keywords
 
 WIDE = 1024
 """Sums that the last program adds side by side."""
@@ -46,13 +46,13 @@ class DirectPartials:
     sums: list[Direct] = field(default_factory=list)
 
     # ------------------------------------------------------------------ in the pass
-    def accumulate(self, term: Term, around: Scope, chunk: Scope) -> list[Statement]:
+    def accumulate(self, term: Term, outer: Scope, chunk: Scope) -> list[Statement]:
         """Sum inside the loops over what is not kept; returns the statements that follow after them."""
-        value = self.values.reduced(term, chunk)
-        if around is not chunk:
+        value = self.values.argument_of_reduction(term, chunk)
+        if outer is not chunk:
             label = self.context.names.fresh(f"{self.context.name_of_final(term)}_acc")
             lanes = self.folding.tile.lanes(term.args[0].axes)
-            around.body.append(self.folding.accumulator(term, label, lanes))
+            outer.body.append(self.folding.accumulator(term, label, lanes))
             chunk.body.append(take_in(term, label, value, self.context.comment(term)))
             value = name(label)
         direct = self._allocate(term)
@@ -117,7 +117,7 @@ class DirectPartials:
         term = direct.term
         label = self.context.names.fresh(f"{self.context.name_of_final(term)}_total")
         scope.body.append(self.folding.accumulator(term, label, self.folding.tile.lanes(term.axes)))
-        keywords = masked(term, self._mask(direct))
+        keywords = mask_keywords(term, self._mask(direct))
         loaded = call("tl.load", self._address(direct, slot), **keywords, cache_modifier='".cg"')
         scope.body.append(For("k", over, [take_in(term, label, loaded)]))
         return name(label)

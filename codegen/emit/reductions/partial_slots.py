@@ -11,8 +11,8 @@ from ..access.addresses import Addresses
 from ..access.aligned_rows import AlignedRows
 from ..access.loads import Keywords
 from ..context import Context
-from ..statements import Expr, For, Let, Scope, Store, add, binary, call, literal, name, sum_of, total
 from ..mathematics import lowest, number
+from ..statements import Expr, For, Let, Scope, Store, add, binary, call, literal, name, sum_of, total
 from .arrivals import Level
 from .folding import Folding
 from .folds import accumulator_dtype, take_in
@@ -40,12 +40,12 @@ class PartialSlots:
     def partial(self, term: Term) -> Partial:
         """The accumulator of a final reduction, folded."""
         top, tile = self.context.top, self.folding.tile
-        label, kept = top.memo["acc", term].text, tile.lanes(term.axes)
-        if kept != tile.lanes(term.args[0].axes):
+        label, lanes = top.memo["acc", term].text, tile.lanes(term.axes)
+        if lanes != tile.lanes(term.args[0].axes):
             folded = self.folding.fold_lanes(term, name(label))
             label = self.context.names.fresh(label)
             top.body.append(Let(label, folded))
-        return Partial(term, label, kept)
+        return Partial(term, label, lanes)
 
     def store_own(self, partial: Partial) -> None:
         """This program's partial sum, in its slot."""
@@ -65,7 +65,7 @@ class PartialSlots:
         label = self.context.names.fresh(f"{self.context.name_of_final(partial.term)}_total")
         scope.body.append(self.folding.accumulator(partial.term, label, partial.lanes))
         offset = name("k") if level.step is None else binary("*", name("k"), level.step)
-        keywords = masked(partial.term, self._mask(partial))
+        keywords = mask_keywords(partial.term, self._mask(partial))
         address = self._address(partial, add(level.first, offset))
         loaded = call("tl.load", address, **keywords, cache_modifier='".cg"')
         scope.body.append(For("k", call("range", level.count), [take_in(partial.term, label, loaded)]))
@@ -105,7 +105,7 @@ class PartialSlots:
         return binary("-", lane, self.rows.shift()) if is_aligned else lane
 
 
-def masked(term: Term, mask: Expr | None) -> Keywords:
+def mask_keywords(term: Term, mask: Expr | None) -> Keywords:
     """Keywords of a load of partial sums: lanes outside are neutral."""
     if mask is None:
         return {}

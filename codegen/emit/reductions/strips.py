@@ -51,7 +51,7 @@ class RowWords:
         assert condition is not None
         body.body.append(If(condition, computing))
 
-    def cleared(self) -> list[Statement]:
+    def clearing_loops(self) -> list[Statement]:
         """Zeros for the next launch."""
         (axis,) = self.context.plan.row
         loops: list[Statement] = []

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from transform_samples import SIZES, B, M, N, Rules, call, f64, i64, run, split_op
 
-from fusegrad.ir import FusegradError, Graph, Value, building, emit, provenance, show
-from fusegrad.ir import verify
+from fusegrad.ir import FusegradError, Graph, Value, building, emit, provenance, show, verify
 from fusegrad.ir.graph import Origin
 from fusegrad.ir.transforms.batch import batch
 from fusegrad.ir.transforms.extern import NoRuleError

@@ -10,8 +10,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from transform_samples import Rules, run
 
-from fusegrad.ir import Graph, Value
-from fusegrad.ir import verify
+from fusegrad.ir import Graph, Value, verify
 from fusegrad.ir.rewrite import extract
 from fusegrad.ir.transforms.batch import batch
 from fusegrad.ir.transforms.linearity import why_not_linear

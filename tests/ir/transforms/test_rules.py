@@ -22,8 +22,7 @@ from transform_samples import (
     samples,
 )
 
-from fusegrad.ir import Graph
-from fusegrad.ir import verify
+from fusegrad.ir import Graph, verify
 from fusegrad.ir.prims import PRIMS
 from fusegrad.ir.transforms.batch import batch, batch_rules, unmapped
 from fusegrad.ir.transforms.linearity import bilinear, why_not_linear

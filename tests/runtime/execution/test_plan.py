@@ -9,8 +9,7 @@ from function_samples import Linear, RMSNorm, Softmax, assert_same, leaf
 from torch.autograd import Function
 
 import fusegrad
-from fusegrad.ir import building, emit, show
-from fusegrad.ir import verify
+from fusegrad.ir import building, emit, show, verify
 from fusegrad.ir.errors import UnsupportedBackendError
 from fusegrad.runtime.execution.executable import Executable, has_outer_product
 from fusegrad.runtime.execution.layouts import own_memory

@@ -12,8 +12,7 @@ import torch
 from torch.autograd import Function
 
 import fusegrad
-from fusegrad.ir import show
-from fusegrad.ir import switches
+from fusegrad.ir import show, switches
 from fusegrad.ir.switches import CALLS, GRAPHS, SWITCHES
 from fusegrad.runtime.compiled import budget
 from fusegrad.runtime.execution.executable import LARGE, Executable

@@ -9,8 +9,7 @@ import pytest
 import sympy
 import torch
 
-from fusegrad.ir import Graph, building, emit
-from fusegrad.ir import verify
+from fusegrad.ir import Graph, building, emit, verify
 from fusegrad.ir.prims import Arg
 from fusegrad.ir.transforms.batch import batch
 from fusegrad.ir.transforms.extern import NoRuleError

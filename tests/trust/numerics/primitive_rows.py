@@ -13,8 +13,7 @@ from harness import INTERPRET, Input, T, graph_of, run
 
 from fusegrad.codegen import Target, generate, module
 from fusegrad.codegen.emit.mathematics import rules
-from fusegrad.ir import emit
-from fusegrad.ir import evaluate
+from fusegrad.ir import emit, evaluate
 from fusegrad.ir.prims import PRIMS, UNARY
 from fusegrad.runtime.execution.aten import reference
 from fusegrad.tracer.dtypes import TO_TORCH
