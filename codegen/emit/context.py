@@ -10,10 +10,11 @@ from ..schedule.schedule import Schedule
 from .mathematics import EXACT, TL, register_dtype
 from .names import LABELS, Names, SizeArguments, identifier
 from .prelude import HELPERS
-from .statements import Expr, Let, Scope, call, literal, name
+from .statements import Expr, Scope, call, literal
 
 FINISH = 100
 """The level of what the last program computes; 0 is the kernel, 1 the walk, 2 and up a pass over chunks."""
+PROGRAM_ID = Expr("tl.program_id(0)", names=frozenset(["tl"]))
 VARIABLES = ("pid", "part", "strip", "group", "members", "k", "item")
 """Names that the text gives to the same things in all kernels."""
 
@@ -28,13 +29,15 @@ class Context:
         self.top = self.body = Scope(0)
         self._quoted: set[str] = set()
 
+    def number_program(self) -> Expr:
+        """The number of the program, under its name."""
+        return self.top.define("pid", PROGRAM_ID)
+
     def let(self, scope: Scope, wish: str, value: Expr) -> Expr:
         """The value under a name of its own, unless it is a name."""
         if value.text.isidentifier():
             return value
-        label = self.names.fresh(wish)
-        scope.body.append(Let(label, value))
-        return name(label)
+        return scope.define(self.names.fresh(wish), value)
 
     def comment(self, term: Term | Sink) -> str:
         """`file:line  text` of the user's source, the first time that a line is met."""

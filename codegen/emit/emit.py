@@ -30,7 +30,7 @@ from .access.loads import Loads, padding_of
 from .access.strided_pairs import StridedPairs
 from .access.tile_axes import TileAxes, name_axes
 from .access.traffic import Traffic, traffic_of
-from .context import Context
+from .context import PROGRAM_ID, Context
 from .loop_nests import LoopNests
 from .names import Names
 from .prelude import HELPERS
@@ -43,9 +43,7 @@ from .reductions.strips import RowWords
 from .row_passes import RowPasses
 from .statements import (
     Accumulate,
-    Expr,
     For,
-    Let,
     Scope,
     Statement,
     binary,
@@ -131,8 +129,8 @@ def _emit_grid(emitter: Emitter) -> None:
         emitter.walk.require_nonzero(a.size for a in plan.grid)
     axes = [a for a in plan.grid if not coords.is_one_block(a)]
     if axes:
-        pid = Expr("tl.program_id(0)", names=frozenset(["tl"]))
-        emitter.nests.set_from_flat(axes, pid if len(axes) == 1 else _defined(context, "pid", pid), context.top, 0)
+        pid = PROGRAM_ID if len(axes) == 1 else context.number_program()
+        emitter.nests.set_from_flat(axes, pid, context.top, 0)
     _set_aligned_rows(emitter, context.top)
     emitter.passes.emit()
 
@@ -177,11 +175,6 @@ def _set_aligned_rows(emitter: Emitter, scope: Scope) -> None:
     plan = emitter.context.plan
     for axis in () if plan.chunked else filter(emitter.rows.covers, plan.row):
         emitter.rows.set_row(axis, scope)
-
-
-def _defined(context: Context, label: str, value: Expr) -> Expr:
-    context.top.body.append(Let(label, value))
-    return name(label)
 
 
 # ------------------------------------------------------------------ the text

@@ -65,8 +65,7 @@ class LoopNests:
             if position:
                 number = binary("%", flat, self.tile.count(axis))
                 remaining = self.context.names.fresh("rest")
-                scope.body.append(Let(remaining, binary("//", flat, self.tile.count(axis))))
-                flat = name(remaining)
+                flat = scope.define(remaining, binary("//", flat, self.tile.count(axis)))
             if self.rows.covers(axis):
                 aligned = number
             elif axis in self.tile.dims:
@@ -94,11 +93,11 @@ class LoopNests:
         if is_aligned := self.rows.covers(axis) and scope.level < FINISH:
             shift = self.rows.shift()
             first, end = binary("-", first, shift), binary("+", length, shift)
-        scope.body.append(Let(label, first))
+        begin = scope.define(label, first)
         if is_aligned:
-            self.rows.set_chunk(axis, name(label), scope)
+            self.rows.set_chunk(axis, begin, scope)
         elif has_lanes:
-            self.coords.set_lanes(axis, label, scope, scope.level)
+            self.coords.set_lanes(axis, begin, scope, scope.level)
         else:
-            self.coords[axis] = Coord(name(label), None, None, scope.level)
+            self.coords[axis] = Coord(begin, None, None, scope.level)
         return Loop(variable, call("tl.range", literal(0), end, step, **pipelined), scope)

@@ -70,8 +70,7 @@ class ProductLoop:
         """The program's number as batch, row and column of tiles."""
         top, coords = self.context.top, self.emitter.coords
         axes = [a for a in (self.roles.row, self.roles.col) if not coords.is_one_block(a)]
-        top.body.append(Let("pid", Expr("tl.program_id(0)", names=frozenset(["tl"]))))
-        number_ = name("pid")
+        number_ = self.context.number_program()
         if self.roles.batch:
             number_ = self._set_batch(number_, total("*", [self.tile.count(a) for a in axes]))
         numbers = self._grouped(number_) if len(axes) == 2 else (number_,) * len(axes)

@@ -148,6 +148,11 @@ class Scope:
     memo: dict[object, Expr] = field(default_factory=dict)
     closed: bool = False
 
+    def define(self, label: str, value: Expr, comment: str = "") -> Expr:
+        """The value under a name, from here on."""
+        self.body.append(Let(label, value, comment))
+        return name(label)
+
     def find(self, key: object) -> Expr | None:
         scope: Scope | None = self
         while scope is not None:

@@ -36,7 +36,7 @@ from .mathematics import (
     widen,
 )
 from .reductions.folding import Folding
-from .statements import Expr, Let, Scope, call, literal, method, name
+from .statements import Expr, Scope, call, literal, method
 
 LONG = 72
 """A single use is written inline up to this many columns."""
@@ -142,16 +142,14 @@ class Values:
         if is_inline and len(value.text) <= (LONG_NAMED if user else LONG):
             return value
         label = self.context.names.fresh(user, default_name(term))
-        home.body.append(Let(label, value, self.context.comment(term)))
-        home.memo[term] = name(label)
+        home.memo[term] = home.define(label, value, self.context.comment(term))
         return home.memo[term]
 
     def _packed_row(self, term: Term, home: Scope) -> Expr:
         """A row as it is in memory."""
         if (tile := home.find(("tile", term))) is None:
             label = self.context.names.fresh(name_of(term), default_name(term))
-            tile = home.memo["tile", term] = name(label)
-            home.body.append(Let(label, self.read(term, home)))
+            tile = home.memo["tile", term] = home.define(label, self.read(term, home))
         return tile
 
     # ------------------------------------------------------------------ constants and operations

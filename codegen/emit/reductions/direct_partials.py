@@ -12,13 +12,13 @@ from ...program.axes import Axis, Index, Term
 from ...program.sizes import number, power_of_two, tidy
 from ..access.addresses import Addresses
 from ..context import Context
-from ..statements import Expr, For, Scope, Statement, Store, add, binary, call, literal, name, sum_of, total
+from ..statements import Expr, Scope, Statement, Store, add, binary, call, literal, name, sum_of, total
 from ..values import Values
 from ..walk import Walk
 from .arrivals import Level
 from .folding import Folding
 from .folds import accumulator_dtype, take_in
-from .partial_slots import mask_keywords
+from .partial_slots import add_slots, masked_store
 
 WIDE = 1024
 """Sums that the last program adds side by side."""
@@ -92,8 +92,7 @@ class DirectPartials:
 
     def store(self, direct: Direct, slot: Expr, value: Expr) -> Store:
         """A value in a slot."""
-        mask = self._mask(direct)
-        return Store(self._address(direct, slot), value, mask, mask.names if mask else frozenset())
+        return masked_store(self._address(direct, slot), value, self._mask(direct))
 
     def _mask(self, direct: Direct) -> Expr | None:
         return total("&", self.folding.coords.masks(direct.place.walked))
@@ -114,10 +113,5 @@ class DirectPartials:
 
     def sum_slots(self, direct: Direct, over: Expr, slot: Expr, scope: Scope) -> Expr:
         """The sum over slots, side by side for what is kept."""
-        term = direct.term
-        label = self.context.names.fresh(f"{self.context.name_of_final(term)}_total")
-        scope.body.append(self.folding.accumulator(term, label, self.folding.tile.lanes(term.axes)))
-        keywords = mask_keywords(term, self._mask(direct))
-        loaded = call("tl.load", self._address(direct, slot), **keywords, cache_modifier='".cg"')
-        scope.body.append(For("k", over, [take_in(term, label, loaded)]))
-        return name(label)
+        lanes, address = self.folding.tile.lanes(direct.term.axes), self._address(direct, slot)
+        return add_slots(self.folding, direct.term, lanes, over, address, self._mask(direct), scope)
