@@ -145,8 +145,8 @@ from fusegrad.runtime.dispatch.pytree import bound, call_flat
 
 
 def theirs(*args, **kwargs):  # the user's methods, uncompiled, around flat tensors
-    own = fast.__self__._fusegrad
-    return call_flat(own.cls.apply if own.derives_backward else own.users, bound(subject, args, kwargs))"""
+    user = fast.__self__._fusegrad.user
+    return call_flat(user.cls.apply if user.derives_backward else user.run, bound(subject, args, kwargs))"""
 
 
 def script(subject: Subject, case: Case, backend: str, difference: Difference) -> str:
