@@ -42,7 +42,7 @@ class Dispatcher(Compiled):
         super().__init__(cls, options)
 
     def stored(self, args: Sequence[Any]) -> tuple[Specialization | None, Any]:
-        """What another process captured for such a call, and what keeps this one's."""
+        """The capture of another process for such a call, and the keeper of this one's."""
         return find_stored(self, args)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
