@@ -204,7 +204,7 @@ class Compiled:
             return False
 
     def require_backward(self, specialization: Specialization) -> None:
-        """Require a transpose of a jvp that backward is derived of: NonLinearJvp, or torch's own error where it is opaque."""
+        """Raise NonLinearJvp where the jvp that backward is derived of has no transpose, torch's own error without a capture."""
         if not self.user.derives_backward or is_capturing():
             return
         try:
