@@ -109,7 +109,7 @@ def _recovered(compiler: Compiled, args: Sequence[Any], tape: Tape, fault: Fault
 
 
 def _goes_on(specialization: Specialization, args: Sequence[Any], tape: Tape) -> bool:
-    """Whether what opaque nodes returned in this call so far is what a graph was captured for."""
+    """True if a graph was captured for the values that opaque nodes returned in this call so far."""
     sizes, calls = specialization.captured.sizes(args), tape.again()
     for node in specialization.captured.opaque if calls.pending else ():
         if (taped := calls.take(node.what)) is None:
@@ -148,7 +148,7 @@ def _finished(compiler: Compiled, args: Sequence[Any], tape: Tape, met: OpaqueMe
 
 
 def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether something is read that is no longer as it was."""
+    """True if something is read that is no longer as it was."""
     return any(path in before and before[path] != fact for path, fact in now.items())
 
 
@@ -189,7 +189,7 @@ def _add(compiler: Compiled, args: Sequence[Any], tape: Tape) -> None:
 
 
 def _serves(specialization: Specialization, args: Sequence[Any], tape: Tape) -> bool:
-    """Whether a graph is for these arguments and for what the opaque nodes returned."""
+    """True if a graph is for these arguments and for the values that the opaque nodes returned."""
     captured = specialization.captured
     if not captured.guard([a for a in args if isinstance(a, Tensor)]):
         return False

@@ -48,7 +48,7 @@ def _is_named(value: Any) -> bool:
 
 
 def has_form(value: Any) -> bool:
-    """Whether a value is of plain containers, named tuples, tensors and constants."""
+    """True if a value is of plain containers, named tuples, tensors and constants."""
     if type(value) is dict:
         return all(isinstance(key, (str, int)) and has_form(inner) for key, inner in value.items())
     if type(value) is list or type(value) is tuple or _is_named(value):

@@ -41,13 +41,13 @@ def call_under_transform(compiler: Compiled, args: tuple[Any, ...]) -> Any:
     """A call while a transform or a dual level is active: functorch drives, our graphs run at the bottom."""
     if UNDER_FUNC in compiler.broken or any(compiler.opaque(role) is not None for role in compiler.methods.roles()):
         return compiler.users(*args)  # over an opaque method no rule is derived
-    given = opened(args)
-    plain = [example(a) for a in given]
+    flat_args = opened(args)
+    plain = [example(a) for a in flat_args]
     specialization, derivable, failed = None, False, None
     with plain_tensors(), torch.no_grad():
-        known = compiler.is_known(plain) or readable(plain, given)
+        is_known = compiler.is_known(plain) or readable(plain, flat_args)
         try:
-            with nullcontext() if known else made_up_data():
+            with nullcontext() if is_known else made_up_data():
                 specialization = compiler.specialization(plain)
             if specialization is not None and specialization.keeper is not None:
                 specialization.keeper.release()  # nothing is kept of a call under a transform
@@ -64,7 +64,7 @@ def call_under_transform(compiler: Compiled, args: tuple[Any, ...]) -> Any:
         compiler.leave_to_the_user("torch.func", why)
         return compiler.users(*args)
     function = functorch_function_of(compiler, specialization, compiler.backend_for(plain))
-    flat = [a if isinstance(a, Tensor) else None for a in given]  # the rest is a constant of the specialisation
-    outputs = custom_function_call(function, *flat) if transforms_active() else function.apply(*flat)
+    tensors = [a if isinstance(a, Tensor) else None for a in flat_args]  # the rest is a constant of the specialisation
+    outputs = custom_function_call(function, *tensors) if transforms_active() else function.apply(*tensors)
     captured = specialization.captured
-    return from_flat_outputs(captured, outputs, captured.tensors_of(given), captured.sizes(plain), args)
+    return from_flat_outputs(captured, outputs, captured.tensors_of(flat_args), captured.sizes(plain), args)

@@ -50,7 +50,7 @@ def functorch_function_of(compiler: Compiled, specialization: Specialization, ba
 
 
 def _has_no_place_for_tangents(spec: Specialization) -> bool:
-    """Whether some output is a view, or repeats elements: a tangent that is derived is no such thing."""
+    """True if some output is a view, or repeats elements: a tangent that is derived is no such thing."""
     captured = spec.captured
     results = (*captured.forward.fake_outputs, *captured.forward.fake_hidden)
     return bool(captured.skip) or any(isinstance(step, int) and step == 0 for o in results for step in o.stride())
@@ -105,9 +105,9 @@ class FunctorchFunction(FunctionRules):
 
     def _forward_again(self, *tensors: Any) -> Sequence[Any]:
         """The user's forward itself, over the same arguments."""
-        given = [t.clone() if i in self.written else t for i, t in enumerate(tensors)]
-        results = run_user_forward(self.spec.captured, self.spec.captured.with_tensors(given))
-        return (*results, *(given[i] for i in self.written))
+        copies = [t.clone() if i in self.written else t for i, t in enumerate(tensors)]
+        results = run_user_forward(self.spec.captured, self.spec.captured.with_tensors(copies))
+        return (*results, *(copies[i] for i in self.written))
 
     def _setup_body(self, *tensors: Any) -> Sequence[Any]:
         """setup_context alone: the values that it keeps, of the tensor arguments and outputs."""
