@@ -29,7 +29,7 @@ from ...tracer.torch_private import (
 from ...tracer.trace import CaptureError, Trace
 from ..capture.captured_backward import predicted_kinds
 from ..capture.graph_mode import outside_graph
-from ..capture.guards import is_tracked
+from ..capture.guards import is_float, is_tracked
 from ..capture.outputs import alias_outputs
 from ..functorch.backward_unit import BackwardUnit
 from ..functorch.batching.batched_unit import BatchedUnit
@@ -70,14 +70,10 @@ def example(value: Any) -> Any:
         return value
     shape, strides = [_hint(n) for n in value.shape], [_hint(n) for n in value.stride()]
     moves = transforms_active() or torch.compiler.is_exporting()  # who loads a program may differentiate it
-    differentiable = value.requires_grad or (moves and _is_float(value.dtype))
+    differentiable = value.requires_grad or (moves and is_float(value))
     with outside_graph():
         plain = torch.empty_strided(shape, strides, dtype=value.dtype, device=value.device).zero_()
         return plain.requires_grad_(differentiable)
-
-
-def _is_float(dtype: torch.dtype) -> bool:
-    return dtype.is_floating_point or dtype.is_complex
 
 
 def _hint(size: Any) -> int:

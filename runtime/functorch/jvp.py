@@ -18,7 +18,7 @@ from ...tracer.containers import with_those
 from ...tracer.opaque.extension_calls import Recorded
 from ...tracer.torch_private import own_leaves_allowed, sharing_dual_level
 from ..capture.guards import is_float, is_tracked
-from .vjp import tracked_alias
+from .vjp import tracked_alias, transposed
 
 Tensor = torch.Tensor
 Body = Callable[..., Sequence[Any]]
@@ -95,14 +95,4 @@ def _by_double_vjp(body: Body, inputs: Sequence[Any], tangents: Sequence[Any]) -
         pulled: Sequence[Any] = ()
         if live and moved:
             pulled = torch.autograd.grad(live, moved, cotangents, create_graph=True, allow_unused=True)
-        pairs = [(p, t) for p, t in zip(pulled, steps, strict=False) if is_tracked(p)]
-        pushed = [None] * len(cotangents)
-        if pairs:
-            arguments = [p for p, _ in pairs], cotangents, [t for _, t in pairs]
-            pushed = torch.autograd.grad(*arguments, allow_unused=True, create_graph=True)  # type: ignore[assignment]
-    supply = iter(pushed)
-    return [_zeros_if_none(next(supply), o) if d is not None else None for d, o in zip(duals, outputs, strict=True)]
-
-
-def _zeros_if_none(tangent: Any, output: Tensor) -> Tensor:
-    return torch.zeros_like(output) if tangent is None else tangent
+        return transposed(duals, pulled, steps, outputs)

@@ -86,3 +86,23 @@ def tracked_alias(value: Any) -> Any:
     if not is_float(value):
         return value
     return value.view_as(value) if value.requires_grad else value.detach().requires_grad_()
+
+
+def transposed(
+    probes: Sequence[Any], pulled: Sequence[Any], tangents: Sequence[Any], outputs: Sequence[Any]
+) -> list[Any]:
+    """One tangent per output: gradients at `probes`, which stand for cotangents, differentiated with tangents in hand.
+
+    pulled: one gradient per tangent. Zeros where no gradient depends on a probe; None where there is none to follow.
+    """
+    pairs = [(g, t) for g, t in zip(pulled, tangents, strict=False) if is_tracked(g) and t is not None]
+    leaves = [p for p in probes if is_tracked(p)]
+    pushed: Sequence[Any] = [None] * len(leaves)
+    if pairs and leaves:
+        pushed = torch.autograd.grad(
+            [g for g, _ in pairs], leaves, [t for _, t in pairs], allow_unused=True, create_graph=True
+        )
+    supply = iter(pushed)
+    results = [next(supply) if is_tracked(p) else None for p in probes]
+    triples = zip(results, probes, outputs, strict=True)
+    return [torch.zeros_like(o) if r is None and is_tracked(p) else r for r, p, o in triples]

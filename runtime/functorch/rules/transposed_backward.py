@@ -31,6 +31,7 @@ from ..batching.ir_rules import Lowered
 from ..graphs import GraphCache, present
 from ..transposed_jvp import has_transpose, tangent_of, transpose_to_jvp
 from ..unit import TransformableGraph, run_in_ir
+from ..vjp import transposed
 from .user_outputs import UserOutputs
 
 if TYPE_CHECKING:
@@ -178,20 +179,5 @@ def _transposed_by_autograd(
         with IgnoreDetach(probes):
             cotangents = gradients_per_output(captured, probes)
             gradients = run_user_backward(captured, residuals, sizes, cotangents, attached=True)
-        gradients = tuple(reduce_to_argument(captured, i, g, sizes) for i, g in enumerate(gradients))
-
-        # The gradient of backward, with tangents in the place of cotangents.
-        pairs = [
-            (g, t)
-            for g, t in zip(gradients, tangents, strict=True)
-            if g is not None and t is not None and g.requires_grad
-        ]
-        leaves = [p for p in probes if p.requires_grad]
-        pushed: Sequence[Any] = [None] * len(leaves)
-        if pairs and leaves:
-            pushed = torch.autograd.grad(
-                [g for g, _ in pairs], leaves, [t for _, t in pairs], allow_unused=True, create_graph=True
-            )
-    supply = iter(pushed)
-    results = [next(supply) if p.requires_grad else None for p in probes]
-    return [torch.zeros_like(o) if r is None and is_float(o) else r for r, o in zip(results, outputs, strict=True)]
+        pulled = [reduce_to_argument(captured, i, g, sizes) for i, g in enumerate(gradients)]
+        return transposed(probes, pulled, tangents, outputs)
