@@ -47,8 +47,6 @@ class CheckError(FusegradError, AssertionError):
 
 
 # ------------------------------------------------------------------ the report
-
-
 @dataclass
 class Report:
     """The result of `check`. Prints as a table."""
@@ -88,9 +86,6 @@ def _cells(row: Row) -> tuple[str, ...]:
     return (row.backend, row.mode, row.case, row.runs, *ulps, result)
 
 
-# ------------------------------------------------------------------ one case
-
-
 # ------------------------------------------------------------------ check
 def check(
     target: Any,
@@ -128,7 +123,7 @@ def check(
     report = Report(name_of(target))
     failure: tuple[Subject, Case, Row, Difference] | None = None
     with without_warnings(), torch.random.fork_rng(devices=[]):
-        for backend in valid_names(target, "backends", backends, BACKENDS, [compiler_of(target).backend]):
+        for backend in valid_names(target, "backends", backends, BACKENDS, [compiler_of(target).options.backend]):
             subject, own = examine(target, args, kwargs, backend, Tolerance(atol, rtol), seed)
             failing = _fill_report(report, Plan(subject, own, **options), backend, start)
             failure = failure or (failing and (subject, *failing))
@@ -175,8 +170,8 @@ def _fill_report(report: Report, plan: Plan, backend: str, start: float) -> Any:
     return first
 
 
-def valid_names(target: Any, option: str, chosen: Sequence[str] | None, valid: Any, default: Any = None) -> list[str]:
-    names = list(chosen if chosen is not None else default or valid)
+def valid_names(target: Any, option: str, names: Sequence[str] | None, valid: Any, default: Any = None) -> list[str]:
+    names = list(names if names is not None else default or valid)
     if unknown := [n for n in names if n not in valid]:
         detail = f"{option}: there is no {unknown[0]!r}"
         raise CheckArgumentError(function=name_of(target), detail=detail, fix=f"use some of {', '.join(valid)}")
@@ -186,7 +181,7 @@ def valid_names(target: Any, option: str, chosen: Sequence[str] | None, valid: A
 def _check_error(report: Report, subject: Subject, case: Case, row: Row, first: Difference) -> CheckError:
     from .reproducer import reproduce
 
-    cls = subject.compiler.cls
+    cls = subject.compiler.user.cls
     smaller, difference, script = reproduce(subject, case, row, first)
     method = (backward_method(cls) if case.mode != "forward" else None) or cls.forward  # type: ignore[attr-defined]
     return CheckError(
@@ -194,7 +189,7 @@ def _check_error(report: Report, subject: Subject, case: Case, row: Row, first: 
         script,
         function=subject.name,
         mode=case.mode,
-        case=case.what if smaller is case else f"{case.what} (seen at {shapes(smaller.xs)} too)",
+        case=case.label if smaller is case else f"{case.label} (seen at {shapes(smaller.xs)} too)",
         backend=row.backend,
         difference=difference,
         where=method_place(method),

@@ -36,7 +36,7 @@ def run_case(subject: Subject, case: Case) -> tuple[Row, Difference | None]:
     """Runs a case in both forms and compares."""
     gs = subject.gradients(case.xs, case.weights)
     subject.renew()
-    row = Row("", case.mode, case.what, "ok")
+    row = Row("", case.mode, case.label, "ok")
     if (reason := _inapplicable(case, gs)) is not None:
         return replace(row, result=reason[0], detail=reason[1]), None
     ours = subject.run(subject.fast, case.mode, case.xs, gs)
@@ -62,7 +62,7 @@ def _inapplicable(case: Case, gs: Sequence[Any]) -> tuple[str, str] | None:
 
 
 def _fallback_reasons(compiler: Compiled) -> str:
-    opaque = {m: r for m, r in compiler.records.items() if r.status == "opaque"}
+    opaque = {m: r for m, r in compiler.ledger.records.items() if r.status == "opaque"}
     return ", ".join(f"{m} as written: {r.reason}" for m, r in opaque.items()) or "compiled"
 
 
