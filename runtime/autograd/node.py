@@ -144,9 +144,9 @@ def _backward(
         return backward_of(compiler, spec, backend, chosen, ctx, gradients)
 
     def boxed(ctx: Any, gradients: list[Any]) -> Any:
-        given = tuple(gradients)
+        arguments = tuple(gradients)
         gradients.clear()
-        return backward_of(compiler, spec, backend, chosen, ctx, given)
+        return backward_of(compiler, spec, backend, chosen, ctx, arguments)
 
     if takes_boxed_gradients(compiler.user.cls):
         return shown(boxed)

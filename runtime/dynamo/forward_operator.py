@@ -258,8 +258,8 @@ class ForwardOnMemory:
     def _compare(self, args: Sequence[Any]) -> None:
         try:
             with ExitStack() as stack:  # a graph is made under autocast, and runs without it
-                for (device, enabled, dtype), now in zip(self.autocast, _autocast(), strict=True):
-                    if (device, enabled, dtype) != now:
+                for (device, enabled, dtype), current in zip(self.autocast, _autocast(), strict=True):
+                    if (device, enabled, dtype) != current:
                         stack.enter_context(torch.autocast(device, enabled=enabled, dtype=dtype))
                 require_equal(self.spec, args)
         except CaptureError as error:
@@ -321,7 +321,7 @@ def _row_major(shape: Sequence[Any]) -> tuple[Any, ...]:
 def draws(trace: Trace) -> bool:
     """True if a graph draws random numbers."""
     tags = (getattr(node.target, "tags", ()) for node in trace.graph_module.graph.nodes)
-    return any(torch.Tag.nondeterministic_seeded in known for known in tags)
+    return any(torch.Tag.nondeterministic_seeded in own for own in tags)
 
 
 def _meta(fake: Any) -> str:
