@@ -34,7 +34,7 @@ class Declared:
 def declarations(cls: type, option: Option | None) -> dict[str, Declared]:
     """The declaration of each role: the option of `compile`, else the class's `traceable`, else its `is_traceable`."""
     by_role = {role: Declared() for role in ROLES}
-    if (for_all := _whole(cls)) is not None:
+    if (for_all := _declared_for_all(cls)) is not None:
         by_role = dict.fromkeys(ROLES, Declared(for_all, f"it declares is_traceable = {for_all}"))
     for owner in reversed(cls.__mro__):
         if "traceable" in vars(owner):
@@ -48,7 +48,7 @@ def declarations(cls: type, option: Option | None) -> dict[str, Declared]:
     return by_role
 
 
-def _whole(cls: type) -> bool | None:
+def _declared_for_all(cls: type) -> bool | None:
     """The class's `is_traceable`, inherited: True, False, or None where it is not declared."""
     owner = next((c for c in cls.__mro__ if "is_traceable" in vars(c)), None)
     if owner is None:

@@ -18,20 +18,30 @@ import torch
 
 from ..ir.errors import FusegradError
 from ..ir.program import ValueRef
-from .arithmetic import computed
-from .capture.capture import Session, as_data_read, is_a_view, is_capturing, reason_of
+from .arithmetic import compute_number
+from .capture.capture import Session, as_data_read_error, is_a_view, is_capturing, reason_of
 from .capture.context import ForwardContext, attributes_of, backward_context
 from .capture.fake_leaks import holds_fakes
-from .capture.grad_mode import of_a_backward
+from .capture.grad_mode import following_grad_mode
 from .capture.history import ASKS, History, text_of
-from .containers import Hole, anew, closed, exchanged, filled, holds_tensors, holes, leaves, with_those
+from .containers import (
+    Hole,
+    close_containers,
+    copy_containers,
+    fill_holes,
+    holds_tensors,
+    holes,
+    leaves,
+    map_leaves,
+    with_replaced,
+)
 from .frames import where_raised
 from .methods import as_tuple, backward_method, is_once_differentiable, takes_boxed_gradients, uses_setup_context
 from .opaque.opaque import Tape
 from .opaque.output_aliasing import whole_tensors
 from .opaque.shared import Shared, shared_with
 from .reads.reads import Reads
-from .reads.soiled import Again, Soiled
+from .reads.soiled import CaptureAgain, Snapshot
 from .reads.value_keys import SCALARS, has_hidden_state, state_of
 from .torch_private import FakeTensor, expression_of, memory_of, sizes_as_keys
 from .trace import CaptureError, Trace
@@ -150,7 +160,7 @@ class ForwardCapture:
         return source[place.index]
 
 
-def users_own(method: Callable[..., Any], *args: Any) -> Any:
+def call_users_method(method: Callable[..., Any], *args: Any) -> Any:
     """Calls a method of the user's. An error that comes through here on real tensors is the user's own."""
     return method(*args)
 
@@ -158,9 +168,9 @@ def users_own(method: Callable[..., Any], *args: Any) -> Any:
 def call_forward(cls: type, ctx: Any, args: Sequence[Any]) -> Any:
     """The user's forward and, where there is one, setup_context, on whatever `args` are."""
     if not uses_setup_context(cls):
-        return users_own(cls.forward, ctx, *args)  # type: ignore[attr-defined]
-    output = users_own(cls.forward, *args)  # type: ignore[attr-defined]
-    users_own(cls.setup_context, ctx, tuple(args), output)  # type: ignore[attr-defined]
+        return call_users_method(cls.forward, ctx, *args)  # type: ignore[attr-defined]
+    output = call_users_method(cls.forward, *args)  # type: ignore[attr-defined]
+    call_users_method(cls.setup_context, ctx, tuple(args), output)  # type: ignore[attr-defined]
     return output
 
 
@@ -179,11 +189,11 @@ def capture_forward(
     recorded: dict[str, Any] = {}
 
     def whole(*tensors: Tensor) -> tuple[Any, ...]:
-        full = with_those(args, slots, tensors)
+        full = with_replaced(args, slots, tensors)
         ctx = ForwardContext(needs[:count])
-        user_args = closed(full, count)
+        user_args = close_containers(full, count)
         before = [leaves(a) for a in user_args]
-        objects = [o for group in before for leaf in group for o in _objects(leaf)]
+        objects = [o for group in before for leaf in group for o in _changeable_parts(leaf)]
         states = [(value, state_of(value)) for value in objects]
         output = call_forward(cls, ctx, user_args)
         _refuse_changed(before, user_args)
@@ -198,7 +208,7 @@ def capture_forward(
     trace = guarded_trace(session, whole, fakes, reads, tape=tape)
     results = (*recorded["fake_outputs"], *recorded["fake_hidden"])
     if any(has_unbacked(n) for t in results for n in (*t.shape, *t.stride()) if not isinstance(n, int)):
-        raise as_data_read(CaptureError(reason="it reads the data of a tensor (a size)", where="unknown"), tape)
+        raise as_data_read_error(CaptureError(reason="it reads the data of a tensor (a size)", where="unknown"), tape)
     recorded.pop("returned")
     on_fakes = {name: recorded.pop(name) for name in ("fake_outputs", "fake_hidden", "constants")}
     traced = ForwardTrace(session, trace, list(fakes), **on_fakes)
@@ -264,50 +274,50 @@ def guarded_trace(
 ) -> Trace:
     """`session.trace`, with whatever goes wrong in the user's code turned into a CaptureError with its place."""
     try:
-        return _traced(session, fn, fakes, reads, from_source, tape)
+        return _trace_with_sizes_as_keys(session, fn, fakes, reads, from_source, tape)
     except CaptureError as error:
-        if as_data_read(error.through(error), tape) is error:
+        if as_data_read_error(error.with_lines_of(error), tape) is error:
             raise  # an error that is its own cause is a cycle
-        raise as_data_read(error, tape) from error
+        raise as_data_read_error(error, tape) from error
     except (Exception, RecursionError) as error:
-        raise as_data_read(_captures(error), tape) from error  # no name here: a frame that holds its error is a cycle
+        raise as_data_read_error(_as_capture_error(error), tape) from error  # no name here: a frame that holds its error is a cycle
 
 
-def _traced(
+def _trace_with_sizes_as_keys(
     session: Session, fn: Callable[..., Any], fakes: Sequence[Any], reads: Reads | None, from_source: bool,
     tape: Tape | None,
 ) -> Trace:  # fmt: skip
     """`session.trace`, once more for one size alone where the method looks it up in a dict."""
     try:
-        return _traced_again(session, fn, fakes, reads, from_source, tape)
+        return _trace_with_caches_filled(session, fn, fakes, reads, from_source, tape)
     except TypeError as error:
         if not str(error).startswith(NO_KEY):
             raise
     with sizes_as_keys():
-        return _traced_again(session, fn, fakes, reads, from_source, None if tape is None else tape.again())
+        return _trace_with_caches_filled(session, fn, fakes, reads, from_source, None if tape is None else tape.rewound_tape())
 
 
-def _traced_again(
+def _trace_with_caches_filled(
     session: Session, fn: Callable[..., Any], fakes: Sequence[Any], reads: Reads | None, from_source: bool,
     tape: Tape | None,
 ) -> Trace:  # fmt: skip
     """`session.trace`, once more where it came to functions of other packages that change something, or fill caches."""
-    filled: list[Soiled] = []
+    filled: list[Snapshot] = []
     try:
         for _ in range(PASSES):
             try:
                 return session.trace(fn, fakes, reads, from_source, tape)
-            except Again as again:
+            except CaptureAgain as again:
                 filled += [again.soiled] if again.filled else []
             if len(filled) > 1:
                 break
-            tape = None if tape is None else tape.again()
+            tape = None if tape is None else tape.rewound_tape()
     except BaseException:
-        _put_back(filled)
+        _restore_all(filled)
         raise
     if reads is not None:
-        reads.beyond.failures += 1
-    changed = _put_back(filled) or "functions of other packages"
+        reads.foreign.failures += 1
+    changed = _restore_all(filled) or "functions of other packages"
     raise CaptureError(reason=f"it changes what it reaches by the {changed}", where="unknown")
 
 
@@ -315,9 +325,9 @@ PASSES = 4
 """Captures of one body: for what is met, what that comes to then, what is filled, and one that changes nothing."""
 
 
-def _put_back(filled: Sequence[Soiled]) -> str | None:
+def _restore_all(filled: Sequence[Snapshot]) -> str | None:
     """The content of caches before they were filled; the path to one of them."""
-    paths = [soiled.put_back() for soiled in reversed(filled)]
+    paths = [soiled.restore() for soiled in reversed(filled)]
     return next((path for path in paths if path is not None), None)
 
 
@@ -330,11 +340,11 @@ def require_no_difference(first_history: History, trace: Trace, second_history: 
         raise CaptureError(reason=ASKS, where=first_history.place)
 
 
-def _captures(error: BaseException) -> CaptureError:
-    return CaptureError(reason=reason_of(error), where=where_raised(error)).through(error)
+def _as_capture_error(error: BaseException) -> CaptureError:
+    return CaptureError(reason=reason_of(error), where=where_raised(error)).with_lines_of(error)
 
 
-def _objects(leaf: Any) -> list[Any]:
+def _changeable_parts(leaf: Any) -> list[Any]:
     """The parts of an argument that may change, where it is no container: itself, and the modules within a module."""
     if isinstance(leaf, torch.nn.Module):
         return list(leaf.modules())
@@ -354,7 +364,7 @@ def _classify(
     hidden: list[Tensor] = []
     _find_parts(described, positions, returned, hidden)
     places |= {id(t): ValueRef("hidden", i) for i, t in enumerate(hidden) if id(t) not in places}
-    described = [_plain(o, tensors, places, hidden) if o.kind == "object" else o for o in described]
+    described = [_describe_object(o, tensors, places, hidden) if o.kind == "object" else o for o in described]
     saved = [_place(t, places, hidden) for t in ctx.to_save]
     saved_for_forward = [_place(t, places, hidden) for t in ctx.saved_for_forward]
     tensor_attributes, constants = _split_attributes(attributes_of(ctx), places, hidden, argument_ids)
@@ -367,8 +377,8 @@ def _classify(
         "fake_hidden": hidden,
         "saved": saved,
         "saved_for_forward": saved_for_forward,
-        "dirty": _marked(ctx.dirty_tensors, places, "mark_dirty"),
-        "non_differentiable": _marked(ctx.non_differentiable, places, "mark_non_differentiable"),
+        "dirty": _places_of_marked(ctx.dirty_tensors, places, "mark_dirty"),
+        "non_differentiable": _places_of_marked(ctx.non_differentiable, places, "mark_non_differentiable"),
         "materialize_grads": ctx.materialize_grads,
         "materialize_non_diff_grads": ctx._materialize_non_diff_grads,
         "constants": constants,
@@ -392,7 +402,7 @@ def _describe_outputs(
         elif place is not None:
             described.append(Output("input", place.index))
         else:
-            described.append(_own_or_view(value, tensors))
+            described.append(_describe_new_tensor(value, tensors))
             places[id(value)] = ValueRef("output", len(returned))
         positions.append(position)
         returned.append(value)
@@ -412,14 +422,14 @@ def _find_parts(
         described[positions[number]] = Output(kind, at, own[number]._is_view())
 
 
-def _own_or_view(value: Tensor, tensors: Sequence[Tensor]) -> Output:
+def _describe_new_tensor(value: Tensor, tensors: Sequence[Tensor]) -> Output:
     for index, tensor in enumerate(tensors):
         if memory_of(value) == memory_of(tensor):
             return Output("view", index, is_a_view(value))
     return Output("tensor", value=is_a_view(value))
 
 
-def _plain(output: Output, inputs: Sequence[Tensor], places: dict[int, ValueRef], hidden: list[Tensor]) -> Output:
+def _describe_object(output: Output, inputs: Sequence[Tensor], places: dict[int, ValueRef], hidden: list[Tensor]) -> Output:
     """A Python value that goes back to the user as it is; sizes and tensors in it are those of each call."""
 
     def leaf(value: Any) -> Any:
@@ -433,7 +443,7 @@ def _plain(output: Output, inputs: Sequence[Tensor], places: dict[int, ValueRef]
             raise CaptureError(reason=f"it returns a {type(value).__name__} that holds tensors", where="unknown")
         return value
 
-    return Output("object", value=exchanged(output.value, leaf))
+    return Output("object", value=map_leaves(output.value, leaf))
 
 
 def _place_returned(
@@ -457,7 +467,7 @@ def _place(tensor: Tensor | None, places: dict[int, ValueRef], hidden: list[Tens
     return places[id(tensor)]
 
 
-def _marked(tensors: Sequence[Any], places: dict[int, ValueRef], call: str) -> list[ValueRef]:
+def _places_of_marked(tensors: Sequence[Any], places: dict[int, ValueRef], call: str) -> list[ValueRef]:
     unknown = [t for t in tensors if id(t) not in places]
     if unknown:
         raise CaptureError(reason=f"{call} is given something that is neither an input nor an output", where="unknown")
@@ -484,16 +494,16 @@ def _split_attributes(
         if isinstance(value, Tensor):
             placed(name, value)
         elif holds_tensors(value):
-            constants[name] = exchanged(value, _numbered(name, placed))
+            constants[name] = map_leaves(value, _hole_maker(name, placed))
         else:
-            constants[name] = anew(value)
+            constants[name] = copy_containers(value)
         for leaf in leaves(value):
             if id(leaf) not in argument_ids or holds_fakes(state_of(leaf)):
                 _refuse_leaf(name, leaf)
     return tensors, constants
 
 
-def _numbered(name: str, place_tensor: Callable[[str, Tensor], str]) -> Callable[[Any], Any]:
+def _hole_maker(name: str, place_tensor: Callable[[str, Tensor], str]) -> Callable[[Any], Any]:
     """Every tensor of `ctx.name` becomes the hole `name[i]`."""
     numbers = itertools.count()
     return lambda leaf: Hole(place_tensor(f"{name}[{next(numbers)}]", leaf)) if isinstance(leaf, Tensor) else leaf
@@ -504,10 +514,10 @@ def tensors_of_attributes(attributes: Mapping[str, Any]) -> list[Tensor]:
     return [leaf for value in attributes.values() for leaf in leaves(value) if isinstance(leaf, Tensor)]
 
 
-def put_together(constants: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, Any]:
+def merge_attributes(constants: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, Any]:
     """ctx attributes again: tensors, containers with their holes filled, constants."""
     hole_keys = {hole.key for value in constants.values() for hole in holes(value)}
-    complete = {k: filled(v, tensors) for k, v in constants.items()}
+    complete = {k: fill_holes(v, tensors) for k, v in constants.items()}
     return complete | {k: t for k, t in tensors.items() if k not in hole_keys}
 
 
@@ -545,7 +555,7 @@ def symbols_in(values: Iterable[Any]) -> set[sympy.Symbol]:
     return {s for e in exprs for s in e.free_symbols}
 
 
-def as_written(symbol: Any, known_symbols: Collection[sympy.Symbol]) -> Any:
+def expression_at_forward(symbol: Any, known_symbols: Collection[sympy.Symbol]) -> Any:
     """The expression over the symbols as forward had it: what a later trace learnt of them holds for its sizes only."""
     original = expression_of(symbol)
     for expr in (original, original.xreplace(getattr(symbol.node.shape_env, "equal", {}))):
@@ -556,11 +566,11 @@ def as_written(symbol: Any, known_symbols: Collection[sympy.Symbol]) -> Any:
 
 def rebind(value: Any, sizes: Mapping[sympy.Symbol, Any]) -> Any:
     """`value` with every session symbol replaced: by ints at run time, by another session's SymInts while tracing."""
-    return exchanged(value, lambda leaf: _rebound(leaf, sizes))
+    return map_leaves(value, lambda leaf: _rebound(leaf, sizes))
 
 def _rebound(leaf: Any, sizes: Mapping[sympy.Symbol, Any]) -> Any:
     if isinstance(leaf, torch.SymInt | torch.SymFloat | torch.SymBool):
-        return computed(as_written(leaf, sizes), sizes)
+        return compute_number(expression_at_forward(leaf, sizes), sizes)
     return torch.Size(tuple(_rebound(n, sizes) for n in leaf)) if _is_size(leaf) else leaf
 
 
@@ -601,18 +611,18 @@ def run_backward(
     if attached and is_once_differentiable(method):
         method = method.__wrapped__  # type: ignore[attr-defined]
     ctx = backward_context(cls.__name__)(saved, attributes, forward.needs_input_grad[:count])
-    before = _held_by(ctx) if is_capturing() and not may_change else None
-    with nullcontext() if is_once_differentiable(method) else of_a_backward():  # of which nothing is recorded
+    before = _identities_on(ctx) if is_capturing() and not may_change else None
+    with nullcontext() if is_once_differentiable(method) else following_grad_mode():  # of which nothing is recorded
         arguments = (list(gradients),) if takes_boxed_gradients(cls) else gradients
-        result = users_own(method, ctx, *arguments)
-    if before is not None and before != _held_by(ctx):
+        result = call_users_method(method, ctx, *arguments)
+    if before is not None and before != _identities_on(ctx):
         raise CaptureError(reason="it changes what is on ctx, which its next run reads", where="unknown")
     attributes.clear()
     attributes.update(ctx.left())
     return exact_gradients(cls, result, count)
 
 
-def _held_by(ctx: Any) -> dict[str, list[int]]:
+def _identities_on(ctx: Any) -> dict[str, list[int]]:
     return {k: [id(v), *map(id, leaves(v))] for k, v in vars(ctx).items()}
 
 

@@ -89,7 +89,7 @@ DETACHES: tuple[Any, ...] = (torch.ops.aten.detach.default, torch.ops.aten.alias
 2.14 on."""
 
 
-def two_by_two(graph: torch.fx.Graph) -> None:
+def split_long_sums(graph: torch.fx.Graph) -> None:
     """Products and sums of two: make_fx writes one of all its terms for a size that it did not see made."""
     for node in [n for n in graph.nodes if n.target in (operator.mul, operator.add)]:
         while len(node.args) > 2:
@@ -100,7 +100,7 @@ def two_by_two(graph: torch.fx.Graph) -> None:
             node.args = (inner, *more_operands)
 
 
-def detach_as_ever(graph: torch.fx.Graph) -> None:
+def normalize_detach(graph: torch.fx.Graph) -> None:
     """`alias` makes a view where it is run, `detach` none: what torch 2.14 records for `detach` is put down as that."""
     detach, alias = DETACHES
     if _DETACH_IS_ALIAS:
@@ -109,7 +109,7 @@ def detach_as_ever(graph: torch.fx.Graph) -> None:
                 node.target = detach
 
 
-def apply_now(cls: type) -> Callable[..., Any]:
+def torchs_apply(cls: type) -> Callable[..., Any]:
     """torch's own `Function.apply`, as it is now, bound to a class that may have another one.
 
     A method written in Python up to torch 2.13, in C from 2.14 on.
@@ -269,7 +269,7 @@ def dict_of_context(ctx: Any) -> dict[str, Any]:
 
 
 # ------------------------------------------------------------------ tensors
-def unwrapped(tensor: Tensor) -> Tensor:
+def unwrap_functorch(tensor: Tensor) -> Tensor:
     """The tensor behind all functorch wrappers."""
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
@@ -316,14 +316,14 @@ def is_fake(value: Any) -> bool:
     """True if a tensor has no data, behind all functorch wrappers; so has a subclass that is made of such."""
     if not isinstance(value, Tensor):
         return False
-    inner = unwrapped(value)
-    if not is_made_of_others(inner):
+    inner = unwrap_functorch(value)
+    if not is_wrapper_subclass(inner):
         return isinstance(inner, FakeTensor)
     names, _ = inner.__tensor_flatten__()  # type: ignore[attr-defined]
     return any(is_fake(getattr(inner, name)) for name in names)
 
 
-def is_taken_apart(value: Tensor) -> bool:
+def is_traced_by_aot(value: Tensor) -> bool:
     """True if AOTAutograd traces what a tensor subclass is made of, which no other tracer does."""
     from torch._subclasses.functional_tensor import FunctionalTensor
 
@@ -331,7 +331,7 @@ def is_taken_apart(value: Tensor) -> bool:
     return any(isinstance(getattr(value, name), FunctionalTensor) for name in names)
 
 
-def is_made_of_others(value: Any) -> bool:
+def is_wrapper_subclass(value: Any) -> bool:
     """True if the value is a tensor subclass that torch.compile takes apart: a DTensor, or a quantised tensor of a
     library."""
     return type(value) is not Tensor and is_traceable_wrapper_subclass(value)
@@ -451,7 +451,7 @@ def memory_of(tensor: Tensor) -> int:
 
 def share_memory(args: Sequence[Any]) -> bool:
     """True if two tensors look at the same memory."""
-    storages = [memory_of(unwrapped(a)) for a in args if isinstance(a, Tensor)]
+    storages = [memory_of(unwrap_functorch(a)) for a in args if isinstance(a, Tensor)]
     return len(set(storages)) < len(storages)
 
 
@@ -678,7 +678,7 @@ ProxyMode: Any = getattr(_proxies, "ProxyTorchDispatchMode", object) if _complet
 """The dispatch mode by which make_fx records; `object` where this torch has another."""
 
 
-def known_of(tracer: Any, tensor: Tensor) -> tuple[Any, Any]:
+def tracked_proxy(tracer: Any, tensor: Tensor) -> tuple[Any, Any]:
     """The proxy of a tensor in make_fx's tracer, and its value where that is a constant; None where it has none."""
     slot = tracer.tensor_tracker.get(tensor)
     return (None, None) if slot is None else (slot.proxy, slot.constant)
@@ -793,7 +793,6 @@ __all__ = [
     "is_fake",
     "is_traced_elsewhere",
     "jit_tracing",
-    "known_of",
     "memory_of",
     "neg_view",
     "no_autocast",
@@ -815,8 +814,9 @@ __all__ = [
     "symbol_node",
     "symbolic_python",
     "tensor_check",
+    "tracked_proxy",
     "transforms_active",
-    "unwrapped",
+    "unwrap_functorch",
     "without_address",
 ]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...ir.errors import users_line
-from ...tracer.capture.capture import OpaqueMet, is_capturing
+from ...tracer.capture.capture import OpaqueCallError, is_capturing
 from ...tracer.torch_private import has_tangent, is_batched, saved_tensors_of, transforms_active
 from ...tracer.trace import CaptureError
 from ..capture.ctx_attributes import REASON, is_assigned
@@ -108,7 +108,7 @@ def _is_captured(compiler: Compiled, spec: Specialization, call: BackwardCall) -
     a derivative would run it again, and it may have effects, or draw."""
     try:
         entry = spec.backward.entry(call.kinds)
-    except OpaqueMet as error:
+    except OpaqueCallError as error:
         compiler.derivative_refused(error)
         return False
     except CaptureError as error:
@@ -118,7 +118,7 @@ def _is_captured(compiler: Compiled, spec: Specialization, call: BackwardCall) -
         compiler.refuse("backward", error)
         return False
     for opaque in opaque_calls(entry):
-        compiler.derivative_refused(CaptureError(reason=opaque.told, where=opaque.where))
+        compiler.derivative_refused(CaptureError(reason=opaque.reason_of_method, where=opaque.where))
     if entry.written:  # a derivative would compute it again, on what is in that memory by then
         compiler.derivative_refused(CaptureError(reason=WRITES_GIVEN, where=spec.captured.backward_place()))
     return not (entry.opaque or entry.written)

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...ir.errors import FusegradError
-from ...tracer.capture.capture import DataMet, OpaqueMet, capture_lock
-from ...tracer.containers import opened
+from ...tracer.capture.capture import DataReadError, OpaqueCallError, capture_lock
+from ...tracer.containers import open_containers
 from ...tracer.methods import method_place
 from ...tracer.opaque.call_interception import recording
 from ...tracer.opaque.opaque import (
     Mismatch,
     Tape,
-    remember,
+    remember_opaque,
     tensors_in,
     version,
 )
@@ -56,14 +56,14 @@ class OpaqueWriteError(FusegradError):
 # ------------------------------------------------------------------ forward
 
 
-def first_call(compiler: Compiled, met: OpaqueMet, args: Sequence[Any]) -> Any:
+def first_call(compiler: Compiled, met: OpaqueCallError, args: Sequence[Any]) -> Any:
     """A call at which an opaque node was met: the user's own class, recorded, then the capture."""
     if _differentiates_its_body(compiler, args):
         result = compiler.users(*args)
-        if isinstance(met, DataMet):
+        if isinstance(met, DataReadError):
             compiler.refuse("forward", met)
         return result
-    return _finished(compiler, args, Tape(data=isinstance(met, DataMet)), met)
+    return _finished(compiler, args, Tape(data=isinstance(met, DataReadError)), met)
 
 
 @launching
@@ -71,7 +71,7 @@ def run(compiler: Compiled, specialization: Specialization, args: Sequence[Any])
     """A call of a specialisation with opaque nodes."""
     if _differentiates_its_body(compiler, args):
         return compiler.users(*args)
-    given = opened(args)
+    given = open_containers(args)
     backend, versions = compiler.backend_for(given), list(map(version, given))
     tape = Tape(data=any(node.of_data for node in specialization.captured.opaque))
     for candidate in _candidates(compiler, specialization, given):
@@ -81,7 +81,7 @@ def run(compiler: Compiled, specialization: Specialization, args: Sequence[Any])
         try:
             result = node_of(compiler, candidate, compiler.node_key(candidate, backend), given)(*args)
         except Mismatch:
-            tape = tape.again()
+            tape = tape.rewound_tape()
             _require_unwritten(compiler, given, versions)
             continue
         except Exception as error:
@@ -97,7 +97,7 @@ def run(compiler: Compiled, specialization: Specialization, args: Sequence[Any])
     else:
         return _finished(compiler, args, tape)
     _require_unwritten(compiler, given, versions)
-    return _recovered(compiler, args, tape.again(), fault)
+    return _recovered(compiler, args, tape.rewound_tape(), fault)
 
 
 def _recovered(compiler: Compiled, args: Sequence[Any], tape: Tape, fault: Fault) -> Any:
@@ -110,7 +110,7 @@ def _recovered(compiler: Compiled, args: Sequence[Any], tape: Tape, fault: Fault
 
 def _goes_on(specialization: Specialization, args: Sequence[Any], tape: Tape) -> bool:
     """Whether what opaque nodes returned in this call so far is what a graph was captured for."""
-    sizes, calls = specialization.captured.sizes(args), tape.again()
+    sizes, calls = specialization.captured.sizes(args), tape.rewound_tape()
     for node in specialization.captured.opaque if calls.pending else ():
         if (taped := calls.take(node.what)) is None:
             return True
@@ -132,7 +132,7 @@ def _candidates(compiler: Compiled, first: Specialization, args: Sequence[Any]) 
     yield from (s for s in known if s is not first and s.captured.guard(tensors))
 
 
-def _finished(compiler: Compiled, args: Sequence[Any], tape: Tape, met: OpaqueMet | None = None) -> Any:
+def _finished(compiler: Compiled, args: Sequence[Any], tape: Tape, met: OpaqueCallError | None = None) -> Any:
     """The user's own method for this call, then a graph for what its opaque nodes returned."""
     before = compiler.reads_now().by_path()
     with recording(tape, skip=compiler.cls, operators=_of_operators(met)):
@@ -143,7 +143,7 @@ def _finished(compiler: Compiled, args: Sequence[Any], tape: Tape, met: OpaqueMe
         if _has_own_lines(tape) and _changed(before, compiler.reads_now().by_path()):
             compiler.report_once("forward", CHANGES)
             return result
-        _add(compiler, opened(args), Tape(made=tape.made, data=tape.data))
+        _add(compiler, open_containers(args), Tape(completed=tape.completed, data=tape.data))
     return result
 
 
@@ -174,11 +174,11 @@ def _add(compiler: Compiled, args: Sequence[Any], tape: Tape) -> None:
         return
     try:
         specialization = compiler.capture_split(args, tape)
-    except OpaqueMet as error:  # one more opaque node, found only now: the next call records it
-        if isinstance(error, DataMet):
+    except OpaqueCallError as error:  # one more opaque node, found only now: the next call records it
+        if isinstance(error, DataReadError):
             compiler.met[compiler.facts(args)] = error
         else:
-            remember(error.what, error.why)
+            remember_opaque(error.callee, error.why)
         return
     except CaptureError as error:
         if not compiler.take_out("forward", error):
@@ -193,7 +193,7 @@ def _serves(specialization: Specialization, args: Sequence[Any], tape: Tape) -> 
     captured = specialization.captured
     if not captured.guard([a for a in args if isinstance(a, Tensor)]):
         return False
-    sizes, calls = captured.sizes(args), tape.again()
+    sizes, calls = captured.sizes(args), tape.rewound_tape()
     return all(node.fits(calls.take(node.what), sizes) for node in captured.opaque)
 
 

@@ -14,7 +14,7 @@ from ...ir.lazy_attribute import lazy_attribute
 from ...ir.program import ValueRef
 from ...ir.switches import switch_state, watch_allows
 from ...tracer.capture.capture import Session, unversioned_placeholders, written_placeholders
-from ...tracer.containers import anew
+from ...tracer.containers import copy_containers
 from ...tracer.function import ForwardCapture, capture_forward, rebind, symbols_in, user_count
 from ...tracer.methods import backward_method, method_place, parameter_names, uses_setup_context
 from ...tracer.opaque.opaque import Tape
@@ -58,7 +58,7 @@ class CapturedFunction:
         self.report = report or (lambda method, why: None)
         self.switches = switch_state()  # whatever is captured or generated later, is so under them
         self.slots = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
-        self.arguments = tuple(None if isinstance(a, Tensor) else anew(a) for a in args)
+        self.arguments = tuple(None if isinstance(a, Tensor) else copy_containers(a) for a in args)
         self.count = user_count(args)  # tensors from inside the user's containers stand behind the arguments
         self.names = argument_names(cls, len(args))
         self.forward, self.binder, self.opaque = forward, binder, opaque
@@ -195,7 +195,7 @@ def capture_function(
         raise not_in_place(captured.opaque[0])
     # The guard before anything else is asked of the session, which may learn more with every question.
     captured.guard = captured.current_guard()
-    captured.session.keep_equal()
+    captured.session.fix_equalities()
     captured.lifted = [captured.reads.tensor_path(t) for t in trace.lifted]
     captured.given = passthrough_inputs(captured) if captured.is_plain else ()
     captured.backward_symbols = unbound_symbols(captured)

@@ -163,7 +163,7 @@ def capture_backward(captured: CapturedFunction, kinds: tuple[Any, ...], tape: T
     gradients = ", ".join("absent" if k is None else str(k) for k in kinds)
     what = f"{captured.name}.backward for gradients {gradients}"
     with logs.capturing(what, lambda: trace, captured.backward_place()):
-        again = None if tape is None else tape.again()
+        again = None if tape is None else tape.rewound_tape()
         trace = guarded_trace(captured.session, body, [everything[i] for i in live], captured.reads, tape=tape)
         # Backward asked whether a saved tensor has a history, which a capture has not: both answers, and one graph.
         if histories[-1].place is not None:

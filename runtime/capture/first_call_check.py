@@ -18,7 +18,7 @@ from ...tracer.trace import CaptureError, Trace
 from ..execution.aten.replay import step_by_step
 from ..execution.intermediates import intermediate_bytes
 from ..settings.config import settings
-from ..values.bitwise import MemoryFilled, cut, differs, is_made_up, takes_memory
+from ..values.bitwise import MemoryFilled, bitwise_difference, cut_small, is_made_up, takes_memory
 from ..values.gradient_layouts import order_unlike
 from ..values.sizes import Binder, BoundSizes
 from .captured import CapturedFunction, output_kinds
@@ -123,7 +123,7 @@ def shrunk(
     """The values, cut down where the user's method would fill memory; None where no cut is legal."""
     if intermediate_bytes(trace.graph_module, sizes) <= settings().check_bytes:
         return list(values)
-    return cut(values, fakes, sizes, captured.session.conditions(sizes))
+    return cut_small(values, fakes, sizes, captured.session.conditions(sizes))
 
 
 def replay_forward(captured: CapturedFunction, args: Sequence[Any]) -> list[Any]:
@@ -146,11 +146,11 @@ def compared(
     """of: the graph, or the tape of its nested calls, which are not to be run again."""
     try:
         with functions_as_written():
-            why = differs(mine, users, arguments)
+            why = bitwise_difference(mine, users, arguments)
             if why is None or isinstance(of, Tape) or not takes_memory(of.graph_module):
                 return why
             with MemoryFilled():  # type: ignore[no-untyped-call]
-                return differs(mine, users, arguments)
+                return bitwise_difference(mine, users, arguments)
     except Exception:
         if cut_down or is_made_up():  # such data may be illegal for the method where the real data is not
             captured.unchecked = is_made_up()

@@ -20,7 +20,7 @@ from ...ir.switches import switch_state
 from ...tracer.capture.capture import Session
 from ...tracer.containers import DEPTH
 from ...tracer.reads.reads import ANY, Reads
-from ...tracer.reads.value_keys import freeze, unfit
+from ...tracer.reads.value_keys import freeze, why_unfit
 from ...tracer.torch_private import function_modes
 
 Guard = Callable[[Sequence[Any]], bool]
@@ -57,7 +57,7 @@ def is_meta(value: Any) -> bool:
 def unseen_state(args: Sequence[Any]) -> str | None:
     """Why no key can tell two states of an argument apart; None where one can."""
     others = [a for a in args if not isinstance(a, torch.Tensor)]
-    why = next((why for a in others if (why := unfit(a, DEPTH))), None)
+    why = next((why for a in others if (why := why_unfit(a, DEPTH))), None)
     unlike = next((a for a in others if freeze(a, DEPTH) != freeze(a, DEPTH)), None) if why is None else None
     if unlike is None:
         return why

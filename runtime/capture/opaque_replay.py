@@ -36,7 +36,7 @@ def replayed(call: Call, tape: Tape | None, sizes: Any) -> Call:
 
     def run(args: Sequence[Any]) -> list[Any]:
         given: list[Tensor] = []
-        with running(Run(Tape([t for t in tape.made if t.opaque]), sizes, compared_inputs=given)):
+        with running(Run(Tape([t for t in tape.completed if t.opaque]), sizes, compared_inputs=given)):
             return [*call(args), *given]
 
     return run

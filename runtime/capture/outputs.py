@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 
 from ...ir.program import ValueRef
-from ...tracer.containers import Hole, exchanged
+from ...tracer.containers import Hole, map_leaves
 from ...tracer.function import ForwardCapture, rebind
 from ...tracer.methods import as_tuple
 from ...tracer.opaque.output_aliasing import span
@@ -96,7 +96,7 @@ def rebuild_output(
         return tensor_at(value.key, inputs, outputs, hidden) if isinstance(value, Hole) else rebind(value, sizes)
 
     full = tuple(
-        exchanged(o.value, leaf) if o.kind == "object" else next(supply) for o in captured.forward.outputs
+        map_leaves(o.value, leaf) if o.kind == "object" else next(supply) for o in captured.forward.outputs
     )
     return full if captured.forward.is_tuple else full[0]
 

@@ -21,13 +21,13 @@ from ...tracer.opaque.segments import (
     Segment,
     UnfitError,
     cut,
+    decorate_again,
     holds,
-    innermost,
+    innermost_function,
     lines_of,
     lines_that_catch,
     names_reached,
     stores_items,
-    with_inner,
 )
 from ...tracer.reads.changes import is_change
 from ...tracer.reads.reads import Read, Reads, certain_effects, scan
@@ -78,7 +78,7 @@ class Segmented:
     def add_reads(self, reads: Reads) -> None:
         """A rewritten method is as good as the code of the user's."""
         for name in self.made:
-            function = innermost(getattr(self.original, name))
+            function = innermost_function(getattr(self.original, name))
             path = f"code of {self.original.__qualname__}.{name}@{id(function)}"
             reads.entries[path] = Read(path, "function", lambda function=function: function, ("is", function))  # type: ignore[misc]
             reads.keepalive.append(function)
@@ -107,18 +107,18 @@ class Segmented:
 
     def _caught(self, name: str) -> list[int]:
         """Where a method catches what torch raises for some data."""
-        function = innermost(getattr(self.original, name))
+        function = innermost_function(getattr(self.original, name))
         return [] if function is None or name in self.lines or name in self.failed else lines_that_catch(function)
 
     def catches(self, name: str) -> str | None:
         """The place where a method catches what torch raises for some data, once it cannot be taken out."""
-        function = innermost(getattr(self.original, name))
+        function = innermost_function(getattr(self.original, name))
         lines = lines_that_catch(function) if name in self.failed and function is not None else []
         return f"{function.__code__.co_filename}:{lines[0]}" if lines and function is not None else None
 
     def without(self, methods: Mapping[str, Callable[..., Any]], error: CaptureError) -> bool:
         """Take out of methods where a capture failed; whether anything changed."""
-        segment = error.what
+        segment = error.callee
         if isinstance(segment, Segment):
             return self._widen(segment)
         if error.facts["reason"] in WHOLE:
@@ -131,16 +131,16 @@ class Segmented:
         return False
 
     def _take(self, name: str, why: Mapping[int, Why]) -> bool:
-        return self._rewrite(name, self.lines.get(name, Lines()).and_those(why))
+        return self._rewrite(name, self.lines.get(name, Lines()).with_lines(why))
 
     def _widen(self, segment: Segment) -> bool:
         """More statements around, or behind, a segment that cannot be called by a graph as it is."""
         name = next((n for n, known in self.segments.items() if any(s is segment for s in known)), None)
         if name is None:
             return False
-        if segment.apart - self.lines[name].whole and self._rewrite(name, self.lines[name].and_all_of(segment.apart)):
+        if segment.apart - self.lines[name].confined and self._rewrite(name, self.lines[name].with_confined(segment.apart)):
             return True
-        return self._rewrite(name, self.lines[name].further_up(segment.lines)) or self._give_up(name)
+        return self._rewrite(name, self.lines[name].with_enclosing(segment.lines)) or self._give_up(name)
 
     def _give_up(self, name: str) -> bool:
         self._forget(name)
@@ -148,13 +148,13 @@ class Segmented:
         return False
 
     def _rewrite(self, name: str, lines: Lines) -> bool:
-        method, function = getattr(self.original, name), innermost(getattr(self.original, name))
+        method, function = getattr(self.original, name), innermost_function(getattr(self.original, name))
         self.attempts += 1
         if function is None or name in self.failed or self.attempts > ATTEMPTS or not _is_static(self.original, name):
             return False
         try:
             made, segments = cut(function, lines, self._ctx(name, function), f"{self.original.__name__}Backward")
-            around = with_inner(method, made)
+            around = decorate_again(method, made)
         except UnfitError:
             return False
         self.lines[name], self.codes[name], self.segments[name] = lines, _known(method), segments
@@ -181,7 +181,7 @@ def _is_static(cls: type, name: str) -> bool:
 
 def _known(method: Any) -> Any:
     """What a method was when it was rewritten."""
-    function = innermost(method)
+    function = innermost_function(method)
     return method, getattr(function, "__code__", None), getattr(function, "__defaults__", None)
 
 
@@ -206,7 +206,7 @@ def _why(reason: str) -> Why:
 
 def _lines_of_error(method: Any, error: CaptureError) -> list[int]:
     """The lines of a method that an error passed through, innermost call; else those that lead to its place."""
-    function = innermost(method)
+    function = innermost_function(method)
     if function is None:
         return []
     code = function.__code__

@@ -16,11 +16,11 @@ class Sharing:
 
     def __init__(self, shared: Sequence[Shared], args: Sequence[Any]) -> None:
         self.shared = shared
-        self.pictures = [picture(s.of(args)) for s in shared]
+        self.pictures = [picture(s.object_in(args)) for s in shared]
 
     def of(self, args: Sequence[Any]) -> Held:
         """The objects of a call."""
-        objects = [s.of(args) for s in self.shared]
+        objects = [s.object_in(args) for s in self.shared]
         return tuple([(value, tensors_of(value)) for value in objects])
 
     def named(self, held: Held) -> dict[str, Any]:

@@ -10,8 +10,8 @@ import torch
 
 from ...ir.program import ValueRef
 from ...tracer.capture.context import ForwardContext, attributes_of
-from ...tracer.containers import closed, leaves
-from ...tracer.function import call_forward, put_together, run_backward, tensors_of_attributes
+from ...tracer.containers import close_containers, leaves
+from ...tracer.function import call_forward, merge_attributes, run_backward, tensors_of_attributes
 from ...tracer.methods import as_tuple
 from ...tracer.torch_private import transforms_active
 from .captured import CapturedFunction
@@ -27,7 +27,7 @@ def ctx_attributes(
 ) -> dict[str, Any]:
     """ctx attributes for a run of the user's own body."""
     names = captured.forward.tensor_attributes
-    return put_together(captured.constants_at(sizes), dict(zip(names, tensors, strict=True)))
+    return merge_attributes(captured.constants_at(sizes), dict(zip(names, tensors, strict=True)))
 
 
 def run_user_backward(
@@ -78,7 +78,7 @@ def requires_grad_at(captured: CapturedFunction, place: ValueRef | None) -> bool
 def run_user_forward(captured: CapturedFunction, args: Sequence[Any]) -> list[Any]:
     """The user's own forward: his tensors, then the hidden ones."""
     ctx = ForwardContext(captured.forward.needs_input_grad[: captured.count])
-    output = call_forward(captured.cls, ctx, closed(args, captured.count))
+    output = call_forward(captured.cls, ctx, close_containers(args, captured.count))
     tensors = [o for o in as_tuple(output) if isinstance(o, Tensor)]
     return [*tensors, *hidden_tensors(captured, ctx, output, captured.tensors_of(args))]
 
@@ -86,7 +86,7 @@ def run_user_forward(captured: CapturedFunction, args: Sequence[Any]) -> list[An
 def hidden_of_user(captured: CapturedFunction, args: Sequence[Any], output: Any) -> list[Any]:
     """What the user's setup_context keeps besides arguments and outputs."""
     ctx = ForwardContext(captured.forward.needs_input_grad[: captured.count])
-    captured.cls.setup_context(ctx, tuple(closed(args, captured.count)), output)  # type: ignore[attr-defined]
+    captured.cls.setup_context(ctx, tuple(close_containers(args, captured.count)), output)  # type: ignore[attr-defined]
     return hidden_tensors(captured, ctx, output, captured.tensors_of(args))
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...ir.switches import is_on
-from ...tracer.capture.capture import OpaqueMet, operations_traced
+from ...tracer.capture.capture import OpaqueCallError, operations_traced
 from ...tracer.reads.value_keys import Same
 
 AT_ONCE = 16
@@ -132,7 +132,7 @@ class Budget:
         before, self.is_counting = operations_traced(), True
         try:
             yield
-        except OpaqueMet:
+        except OpaqueCallError:
             raise
         except BaseException:
             traced = operations_traced() - before

@@ -17,21 +17,21 @@ from torch.autograd.function import Function
 from ...ir.codes import code_of
 from ...ir.errors import KeywordOnlyError, NotTraceableError, users_line
 from ...ir.lazy_attribute import lazy_attribute
-from ...tracer.capture.capture import DataMet, OpaqueMet, capture_lock, is_capturing
-from ...tracer.containers import opened
+from ...tracer.capture.capture import DataReadError, OpaqueCallError, capture_lock, is_capturing
+from ...tracer.containers import open_containers
 from ...tracer.declared import Option
 from ...tracer.function import methods_now
 from ...tracer.locks import CLASS, lock_of
-from ...tracer.methods import backward_method, method_place, signed, uses_setup_context
+from ...tracer.methods import backward_method, method_place, signature_objects, uses_setup_context
 from ...tracer.opaque.opaque import Tape
 from ...tracer.reads.packages import home_of
 from ...tracer.reads.reads import Reads, each_closure_once
-from ...tracer.reads.value_keys import HOMES, one_allowance, suspects
+from ...tracer.reads.value_keys import HOMES, possible_effects, shared_allowance
 from ...tracer.torch_private import (
-    apply_now,
     hooks_are_active,
     observing_mode,
     share_memory,
+    torchs_apply,
     transforms_active,
 )
 from ...tracer.trace import CaptureError
@@ -131,8 +131,8 @@ class Compiled:
         self.known: OrderedDict[Any, list[Specialization]] = OrderedDict()
         self.refused: OrderedDict[Any, CaptureError] = OrderedDict()
         self.unbounded = False  # whether what is compared of a call was once more than can be
-        self.met: OrderedDict[Any, OpaqueMet] = OrderedDict()
-        self.split_kinds: OrderedDict[Any, OpaqueMet] = OrderedDict()  # the same, numbers and identities apart
+        self.met: OrderedDict[Any, OpaqueCallError] = OrderedDict()
+        self.split_kinds: OrderedDict[Any, OpaqueCallError] = OrderedDict()  # the same, numbers and identities apart
         self.budget = Budget(cls)
         self.rules: OrderedDict[Any, Any] = OrderedDict()  # how DTensors are divided
         self.opaque_calls: list[OpaqueCall] = []
@@ -212,7 +212,7 @@ class Compiled:
             raise
         with recorded_faults(self, "forward", args):
             self.refuse("forward", failed.error)
-            self.refused[failed.facts] = failed.error.bare()
+            self.refused[failed.facts] = failed.error.without_frames()
             self.exact[failed.key] = None
             self._forget_the_oldest()
         return result
@@ -224,7 +224,7 @@ class Compiled:
     def signature(self) -> inspect.Signature:
         """Of forward, in setup_context style: as it is now, defaults may be assigned."""
         forward = self.cls.forward  # type: ignore[attr-defined]
-        now = signed(forward)
+        now = signature_objects(forward)
         if self._signed is None or not all(map(operator.is_, now, self._signed[0])):
             self.ready.forms.clear()
             self._signed = now, inspect.signature(forward)
@@ -261,7 +261,7 @@ class Compiled:
         if (function := getattr(self.cls, "_fusegrad_sources", None)) is not None:
             return hand_over(function[0], *args, **kwargs)
         cls = self.shown if is_capturing() else self.written
-        return hand_over(apply_now(cls), *args, **kwargs)
+        return hand_over(torchs_apply(cls), *args, **kwargs)
 
     @lazy_attribute
     def shown(self) -> type:
@@ -301,13 +301,13 @@ class Compiled:
 
     def _key(self, args: Sequence[Any]) -> Any:
         reads = self.reads_now()
-        with one_allowance():
+        with shared_allowance():
             return (exact_key(args), global_state(), reads.version, reads.facts(), self._beyond(args))
 
     def facts(self, args: Sequence[Any]) -> Any:
         """What has to be equal for a specialisation to be used again, sizes and strides apart."""
         reads = self.reads_now()
-        with one_allowance() as is_spent:
+        with shared_allowance() as is_spent:
             facts = (*map(argument_fact, args), *global_state(), reads.version, *reads.facts(), self._beyond(args))
             self.unbounded = self.unbounded or is_spent()
         return facts
@@ -344,7 +344,7 @@ class Compiled:
         """The arguments with defaults filled in, where the class's style fills them in."""
         if self.setup_style and len(args) != len(self.parameters()):
             args = self.bound(tuple(args), {})
-        return opened(args)
+        return open_containers(args)
 
     def require_capturable(self) -> None:
         """Raises CaptureError where the class says, or its code shows, that it must not be captured."""
@@ -362,10 +362,10 @@ class Compiled:
             return True
         try:
             return not specialization.backward.entry(predicted_kinds(specialization.captured)).trace.opaque
-        except DataMet as error:
+        except DataReadError as error:
             self.derivative_refused(error)
             return False
-        except OpaqueMet:
+        except OpaqueCallError:
             return False
         except CaptureError as error:
             if not any(specialization.captured.forward.needs_input_grad):
@@ -410,7 +410,7 @@ class Compiled:
             tensors = [a for a in args if isinstance(a, Tensor)]
             found = next((s for s in self.known.get(facts, ()) if s.captured.guard(tensors)), None)
             if patient and found is None and (met := self.split_kinds.get(alike(facts))) is not None:
-                self.met.setdefault(facts, met.bare())  # it was in the way with another number: it would be again
+                self.met.setdefault(facts, met.without_frames())  # it was in the way with another number: it would be again
             tried = facts in self.refused or self._is_hopeless() or any(map(is_meta, args))
             if found is None and not tried:
                 if patient and facts in self.known:  # for other sizes
@@ -436,7 +436,7 @@ class Compiled:
                 return self._captured(key, facts, args), self._key(args)
             except NotCaptured as missing:
                 error = missing.attempt.error
-                if isinstance(error, OpaqueMet) or not self.take_out("forward", error):
+                if isinstance(error, OpaqueCallError) or not self.take_out("forward", error):
                     raise
                 self.refused.pop(facts, None)
                 key, facts = self._key(args), self.facts(args)
@@ -462,21 +462,21 @@ class Compiled:
     def _tried(self, facts: Any, args: Sequence[Any]) -> Specialization | CaptureError:
         try:
             if facts in self.met:
-                raise self.met[facts].bare()
+                raise self.met[facts].without_frames()
             log_captured_again(self, facts, args)
             with self.budget.attempt():
                 return self._capture(args)
         except CaptureError as error:
-            opaque = isinstance(error, OpaqueMet) and not isinstance(error, DataMet)
+            opaque = isinstance(error, OpaqueCallError) and not isinstance(error, DataReadError)
             if self.fullgraph if opaque else self.must_capture("forward"):
                 self.refuse("forward", error)
-            if isinstance(error, OpaqueMet):
-                self.met[facts] = self.split_kinds[alike(facts)] = error.bare()
+            if isinstance(error, OpaqueCallError):
+                self.met[facts] = self.split_kinds[alike(facts)] = error.without_frames()
                 _forget(self.met, REMEMBERED)
                 _forget(self.split_kinds, REMEMBERED)
             else:
-                self.refused[facts] = error.bare()  # at once: other threads wait for this attempt
-            return error.bare()
+                self.refused[facts] = error.without_frames()  # at once: other threads wait for this attempt
+            return error.without_frames()
 
     def capture_split(self, args: Sequence[Any], tape: Tape) -> Specialization:
         """A specialisation with opaque nodes, whose results are on the tape; chosen first from now on."""
@@ -496,7 +496,7 @@ class Compiled:
     def give_up(self, args: Sequence[Any], error: CaptureError) -> None:
         """Calls with arguments like these run as the user wrote them."""
         self.refuse("forward", error)
-        self.refused[self.facts(args)] = error.bare()
+        self.refused[self.facts(args)] = error.without_frames()
         self.exact[self._key(args)] = None
         self._forget_the_oldest()
 
@@ -540,7 +540,7 @@ class Compiled:
         reads = self.reads_now()
         if reads.facts() != reads.facts():
             raise CaptureError(reason="what it reads is more than can be compared at every call", where="unknown")
-        reads.add_argument_effects(suspects(args))
+        reads.add_argument_effects(possible_effects(args))
 
     def _captured_now(self, args: Sequence[Any], tape: Tape | None) -> Specialization:
         """forward traced, compared with the user's own, and prepared."""
@@ -561,7 +561,7 @@ class Compiled:
         try:
             specialization.backward.entry(predicted_kinds(specialization.captured))
         except CaptureError as error:
-            if self.fullgraph or isinstance(error, DataMet) or not isinstance(error, OpaqueMet):
+            if self.fullgraph or isinstance(error, DataReadError) or not isinstance(error, OpaqueCallError):
                 self.refuse("backward", error)
 
     def require_backward(self, specialization: Specialization) -> None:

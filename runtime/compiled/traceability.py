@@ -10,7 +10,15 @@ from typing import Any
 
 from ...tracer.declared import ROLES, Option, declarations
 from ...tracer.methods import method_place, methods
-from ...tracer.reads.reads import Beyond, Effect, Reads, backward_effects, certain_effects, each_method_once, scan
+from ...tracer.reads.reads import (
+    Effect,
+    ForeignFunctions,
+    Reads,
+    backward_effects,
+    certain_effects,
+    each_method_once,
+    scan,
+)
 from ...tracer.trace import CaptureError
 from ..capture.segmented import CATCHES, Segmented
 
@@ -22,7 +30,7 @@ class Traceability:
         self.segmented, self.option = Segmented(cls), option
         self.declared = declarations(cls, option)
         self.effects: dict[str, Effect | None] = {}
-        self.beyond = Beyond()
+        self.beyond = ForeignFunctions()
 
     @property
     def cls(self) -> type:

@@ -9,8 +9,8 @@ import torch
 
 from ...ir.lazy_attribute import lazy_attribute
 from ...ir.switches import should_run
-from ...tracer.capture.capture import OpaqueMet, capture_lock, is_capturing
-from ...tracer.opaque.opaque import Why, remember
+from ...tracer.capture.capture import OpaqueCallError, capture_lock, is_capturing
+from ...tracer.opaque.opaque import Why, remember_opaque
 from ...tracer.torch_private import dual_level, transforms_active
 from ..autograd.graph_breaks import first_call
 from ..autograd.graph_breaks import run as run_split
@@ -110,7 +110,7 @@ def _intercepted(dispatcher: Dispatcher, call: Call) -> Any:
     assert call.watching is not None
     declared = dispatcher.methods.declared["forward"]
     if declared.value is False:
-        remember(dispatcher.cls, Why(declared.how.removeprefix("it "), True))
+        remember_opaque(dispatcher.cls, Why(declared.how.removeprefix("it "), True))
     else:
         call.bind()
     return call.watching(dispatcher.cls, lambda *a, **k: dispatcher(a, k), call.args, call.kwargs)
@@ -142,7 +142,7 @@ def _refused(dispatcher: Dispatcher, call: Call) -> Any:
 
 
 def _first_split(dispatcher: Dispatcher, call: Call) -> Any:
-    assert isinstance(call.known, Attempt) and isinstance(call.known.error, OpaqueMet)
+    assert isinstance(call.known, Attempt) and isinstance(call.known.error, OpaqueCallError)
     return first_call(dispatcher, call.known.error, call.args)
 
 

@@ -19,7 +19,7 @@ import torch
 from ...ir.errors import FusegradError, InternalError, users_line
 from ...ir.sharding.rules import WHOLE
 from ...tracer.methods import as_tuple, parameter_names
-from ...tracer.torch_private import dual_level, transforms_active, unwrapped
+from ...tracer.torch_private import dual_level, transforms_active, unwrap_functorch
 from ...tracer.trace import CaptureError
 from ..capture.graph_mode import aside
 from .partition import ShardingPlan
@@ -78,7 +78,7 @@ def has_dtensors(args: Sequence[Any]) -> bool:
 
 
 def _is_dtensor(value: Tensor, kind: type) -> bool:
-    return isinstance(value, kind) or (type(value) is Tensor and isinstance(unwrapped(value), kind))
+    return isinstance(value, kind) or (type(value) is Tensor and isinstance(unwrap_functorch(value), kind))
 
 
 # ------------------------------------------------------------------ the call

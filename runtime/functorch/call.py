@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...tracer.capture.capture import DataMet, OpaqueMet
-from ...tracer.containers import opened
+from ...tracer.capture.capture import DataReadError, OpaqueCallError
+from ...tracer.containers import open_containers
 from ...tracer.torch_private import custom_function_call, plain_tensors, transforms_active
 from ..capture.outputs import from_flat_outputs
 from ..fallback.answer import UNDER_FUNC
@@ -26,7 +26,7 @@ Tensor = torch.Tensor
 def _as_written(compiler: Compiled, missing: Attempt, args: tuple[Any, ...]) -> Any:
     """The user's own class; where torch refuses that (a forward with ctx), with the reason why there is no other."""
     try:
-        if isinstance(missing.error, OpaqueMet):  # over an opaque node no rule is derived
+        if isinstance(missing.error, OpaqueCallError):  # over an opaque node no rule is derived
             return compiler.users(*args)
         return compiler.run_users(missing, args, compiler.users)
     except RuntimeError as refused:
@@ -40,7 +40,7 @@ def call_under_transform(compiler: Compiled, args: tuple[Any, ...]) -> Any:
     """A call while a transform or a dual level is active: functorch drives, our graphs run at the bottom."""
     if UNDER_FUNC in compiler.broken or any(compiler.opaque(role) is not None for role in compiler.methods.roles()):
         return compiler.users(*args)  # over an opaque method no rule is derived
-    given = opened(args)
+    given = open_containers(args)
     plain = [example(a) for a in given]
     specialization, derivable, failed = None, False, None
     with plain_tensors(), torch.no_grad():
@@ -54,7 +54,7 @@ def call_under_transform(compiler: Compiled, args: tuple[Any, ...]) -> Any:
         except NotCaptured as error:
             failed = error.attempt
     if failed is not None:
-        if isinstance(failed.error, DataMet):
+        if isinstance(failed.error, DataReadError):
             compiler.derivative_refused(failed.error)
         return _as_written(compiler, failed, args)
     if specialization is None or specialization.captured.opaque or not derivable:

@@ -17,7 +17,7 @@ from ...ir.errors import FusegradError
 from ...ir.program import ValueRef
 from ...tracer.capture.capture import capture_lock, is_capturing, writes_through_data
 from ...tracer.capture.context import BackwardContext
-from ...tracer.containers import Hole, closed
+from ...tracer.containers import Hole, close_containers
 from ...tracer.function import rebind
 from ...tracer.lowering.functional import without_writes, writes
 from ...tracer.methods import as_tuple, backward_method
@@ -620,7 +620,7 @@ class FunctorchFunction(FunctionRules):
         captured = self.spec.captured
         if not self.compiler.writes("vmap"):
             return super().vmap(info, in_dims, *args)
-        given = closed(captured.with_tensors(captured.tensors_of(args)), captured.count)
+        given = close_containers(captured.with_tensors(captured.tensors_of(args)), captured.count)
         dims = self._closed_dims(in_dims)
         result = self.compiler.cls.vmap(info, dims, *given)  # type: ignore[attr-defined]
         if not isinstance(result, tuple) or len(result) != 2:

@@ -9,13 +9,13 @@ import torch
 
 from ...ir.errors import FusegradError
 from ...tracer.capture.capture import Session
-from ...tracer.containers import with_those
+from ...tracer.containers import with_replaced
 from ...tracer.trace import CaptureError, Trace
 from ..execution.aten.replay import step_by_step
 from ..execution.executable import Executable
 from ..execution.intermediates import intermediate_bytes
 from ..settings.config import settings
-from ..values.bitwise import cut, differs
+from ..values.bitwise import bitwise_difference, cut_small
 from ..values.sizes import Binder
 from .unit import VALUES, Body, TransformableGraph
 
@@ -36,9 +36,9 @@ class UsersUnit(TransformableGraph):
             return
 
         def users(given: Sequence[Any]) -> Sequence[Any]:
-            return self.body(*with_those(args, live, given))
+            return self.body(*with_replaced(args, live, given))
 
-        why = differs(lambda given: step_by_step(trace.graph_module, *given, *lifted), users, values)
+        why = bitwise_difference(lambda given: step_by_step(trace.graph_module, *given, *lifted), users, values)
         if why is not None:
             raise CaptureError(reason=why, where="unknown")
 
@@ -84,4 +84,4 @@ def _light(session: Session, trace: Trace, values: list[Any]) -> list[Any] | Non
         return values
     if not all(isinstance(v, Tensor) for v in values):
         return None  # sizes are among them, and would have to be cut alike
-    return cut(values, trace.fakes, sizes, session.conditions(sizes))
+    return cut_small(values, trace.fakes, sizes, session.conditions(sizes))

@@ -19,7 +19,7 @@ from ...ir.errors import InternalError
 from ...tracer.capture.capture import Session, capture_lock, is_capturing
 from ...tracer.capture.context import ForwardContext
 from ...tracer.capture.debugging import without_anomaly_mode
-from ...tracer.containers import with_those
+from ...tracer.containers import with_replaced
 from ...tracer.function import guarded_trace
 from ...tracer.methods import uses_setup_context
 from ...tracer.reads.reads import Read, Reads
@@ -35,7 +35,7 @@ from ...tracer.torch_private import (
     memory_of,
     plain_tensors,
     transforms_active,
-    unwrapped,
+    unwrap_functorch,
 )
 from ...tracer.trace import CaptureError, Trace
 from ..capture.activity import independent, sources_of
@@ -78,7 +78,7 @@ def example(value: Any) -> Any:
     """
     if not isinstance(value, Tensor):
         return value
-    inner = unwrapped(value)
+    inner = unwrap_functorch(value)
     if inner is value and not value.requires_grad and dual_level() < 0:
         return value
     shape, strides, differentiable = tuple(value.shape), _strides(value), is_float(value) and is_differentiated(value)
@@ -258,7 +258,7 @@ class TransformableGraph:
         fakes = [session.fake(a) if isinstance(a := args[i], Tensor) else session.integer(a) for i in live]
 
         def run(*present: Any) -> tuple[Any, ...]:
-            return tuple(self.body(*with_those(args, live, present)))
+            return tuple(self.body(*with_replaced(args, live, present)))
 
         with logs.capturing(self.name, lambda: trace):
             trace = guarded_trace(session, run, fakes, self.reads, not isinstance(self, BatchedUnit))
@@ -371,7 +371,7 @@ class BatchedUnit(TransformableGraph):
         def one(*values: Any) -> Sequence[Any]:
             if self._here.lane is not None:
                 return self._lane_in_python(*values)  # type: ignore[no-any-return]
-            return self.parent.body(*with_those(args, present, values))
+            return self.parent.body(*with_replaced(args, present, values))
 
         results = present_under_vmap(one, dims, [args[i] for i in present], self.randomness)
         return self._all_placed(results)
@@ -381,7 +381,7 @@ class BatchedUnit(TransformableGraph):
         present = [i for i, a in enumerate(args) if isinstance(a, VALUES)]
 
         def one(*lanes: Any) -> Sequence[Any]:
-            return self.parent.as_written(with_those(args, present, lanes))
+            return self.parent.as_written(with_replaced(args, present, lanes))
 
         dims = tuple(self.in_dims[i] for i in present)
         results = present_under_vmap(one, dims, [args[i] for i in present], self.randomness)
@@ -551,7 +551,7 @@ def present_under_vmap(fn: Body, dims: tuple[int | None, ...], args: Sequence[An
         return tuple(outputs[i] for i in present)
 
     results = torch.vmap(only_tensors, dims, 0, randomness=randomness)(*args)
-    return with_those([None] * total, present, results)
+    return with_replaced([None] * total, present, results)
 
 
 def _copied(base: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
@@ -683,7 +683,7 @@ def _vjp_within(body: Body, inputs: Sequence[Any], cotangents: Sequence[Any], ne
     at = [i for i, x in enumerate(inputs) if is_float(x) and (needed is None or needed[i])]
 
     def of_asked(*given: Tensor) -> tuple[Tensor, ...]:
-        outputs = body(*with_those(inputs, at, given))
+        outputs = body(*with_replaced(inputs, at, given))
         return tuple(o for o, c in zip(outputs, cotangents, strict=True) if c is not None and is_float(o))
 
     full: list[Any] = [None] * len(inputs)
@@ -793,8 +793,8 @@ def as_made(results: Sequence[Any], args: Sequence[Any]) -> Sequence[Any]:
     views = [r for r in results if isinstance(r, Tensor) and r._is_view()]
     if not views or is_capturing() or any(t.layout is not torch.strided or is_batched(t) for t in tensors):
         return results
-    shown = Counter(memory_of(unwrapped(t)) for t in tensors)
-    alone = {id(v) for v in views if shown[memory_of(unwrapped(v))] == 1}
+    shown = Counter(memory_of(unwrap_functorch(t)) for t in tensors)
+    alone = {id(v) for v in views if shown[memory_of(unwrap_functorch(v))] == 1}
     return tuple(r.detach() if id(r) in alone else r for r in results)
 
 

@@ -23,7 +23,7 @@ from ...ir.switches import use_switch_state
 from ...ir.text.document import document, graph_from, symbols_document, symbols_from
 from ...ir.text.text import show
 from ...tracer.capture.capture import capture_lock
-from ...tracer.function import ForwardCapture, ForwardTrace, Output, as_written, methods_now
+from ...tracer.function import ForwardCapture, ForwardTrace, Output, expression_at_forward, methods_now
 from ...tracer.opaque.shared import Shared
 from ...tracer.reads.reads import Reads
 from ...tracer.torch_private import FakeTensorMode, plain_tensors
@@ -86,7 +86,7 @@ def _constants(captured: CapturedFunction) -> Doc | None:
     """What is on ctx and no tensor; None where a table cannot say it: then it is captured again when it is wanted."""
     known = set(captured.symbols)
     try:
-        found = {k: constant_document(v, lambda n: as_written(n, known)) for k, v in captured.forward.constants.items()}
+        found = {k: constant_document(v, lambda n: expression_at_forward(n, known)) for k, v in captured.forward.constants.items()}
         for value in found.values():
             constant_from(value, {s.name: s for s in known}, "constants")
     except (NoLiteral, ParseError):
@@ -172,7 +172,7 @@ def backward_document(spec: Specialization, entry: BackwardEntry, backend: str, 
 
 # ------------------------------------------------------------------ read
 def _binder(data: Sequence[Any], symbols: dict[str, sympy.Symbol]) -> Binder:
-    return Binder.reading({symbols[name]: (at, kind, axis) for name, at, kind, axis in data})
+    return Binder.from_sources({symbols[name]: (at, kind, axis) for name, at, kind, axis in data})
 
 
 class Stored:

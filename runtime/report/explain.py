@@ -12,7 +12,7 @@ import torch
 from ...codegen import TARGETS
 from ...ir import Graph
 from ...ir.errors import FusegradError, LoweringError
-from ...tracer.capture.capture import OpaqueMet, Session
+from ...tracer.capture.capture import OpaqueCallError, Session
 from ...tracer.methods import backward_method, method_place, uses_setup_context
 from ...tracer.trace import CaptureError
 from ..api import compile as compiled
@@ -172,7 +172,7 @@ def _forward(
             map(is_spec, real)
         ):
             require_equal(specialization, compiler.complete(real))
-    except OpaqueMet as met:
+    except OpaqueCallError as met:
         return _known_split(compiler, stand_ins, met, methods)
     except CaptureError as error:
         methods["forward"] = compiler.record_of("forward", error)
@@ -182,7 +182,7 @@ def _forward(
 
 
 def _known_split(
-    compiler: Compiled, stand_ins: Sequence[Any], met: OpaqueMet, methods: dict[str, Record]
+    compiler: Compiled, stand_ins: Sequence[Any], met: OpaqueCallError, methods: dict[str, Record]
 ) -> Specialization | None:
     """A method with opaque nodes, as its calls so far left it: explaining runs no opaque body."""
     tensors = [a for a in stand_ins if isinstance(a, Tensor)]
@@ -218,7 +218,7 @@ def _backward_is_captured(compiler: Compiled, specialization: Specialization, me
         if compiler.derives_backward:
             methods["backward"] = Record("absent", *why_no_backward(compiler.user_class, error))
             return False
-        if isinstance(error, OpaqueMet):
+        if isinstance(error, OpaqueCallError):
             reason = f"{error.facts['reason']}: its segments are known after a call"
             methods["backward"] = Record("compiled", reason, error.where)
             return False

@@ -11,7 +11,7 @@ import sympy
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...tracer.capture.memory import copied, is_held
+from ...tracer.capture.memory import copy_tensor, has_its_storage
 from .sizes import traced_numbers
 
 Tensor = torch.Tensor
@@ -38,7 +38,7 @@ def is_made_up() -> bool:
     return _made_up.get()
 
 
-def differs(mine: Call, users: Call, args: Sequence[Any]) -> str | None:
+def bitwise_difference(mine: Call, users: Call, args: Sequence[Any]) -> str | None:
     """The first difference of the captured graph from the user's method on `args`, or None; both get clones."""
     with torch.no_grad(), same_random_numbers(args) as rewind:
         theirs_in = [_copy(a) for a in args]
@@ -121,8 +121,8 @@ def _equal_bits(a: Tensor, b: Tensor) -> bool:
     if not _is_strided(a):
         parts = _parts_of(a), _parts_of(b)
         return len(parts[0]) == len(parts[1]) and all(map(_equal_parts, *parts))
-    if not (is_held(a) and is_held(b)):
-        return is_held(a) == is_held(b)
+    if not (has_its_storage(a) and has_its_storage(b)):
+        return has_its_storage(a) == has_its_storage(b)
     if a.is_complex():
         a, b = torch.view_as_real(a.resolve_conj()), torch.view_as_real(b.resolve_conj())
     same = (a == b) | ((a != a) & (b != b)) if a.is_floating_point() else a == b
@@ -136,7 +136,7 @@ def _equal_parts(a: Tensor, b: Tensor) -> bool:
 def _copy(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
-    return copied(value).requires_grad_(value.requires_grad)
+    return copy_tensor(value).requires_grad_(value.requires_grad)
 
 
 @contextmanager
@@ -153,7 +153,7 @@ def same_random_numbers(args: Sequence[Any]) -> Iterator[Callable[[], None]]:
         yield rewind
 
 
-def cut(
+def cut_small(
     values: Sequence[Any], fakes: Sequence[Any], sizes: Sizes, conditions: Sequence[sympy.Basic]
 ) -> list[Any] | None:
     """The values with every symbolic size a few elements long, where the conditions still hold; None if they never do.

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-from ..torch_private import known_of
+from ..torch_private import tracked_proxy
 
 Tensor = torch.Tensor
 _MOST = 1000
@@ -32,8 +32,8 @@ class History:
     def __init__(self, tensors: Sequence[Any], answer: bool) -> None:
         self.tensors, self.answer = tensors, answer
         self.place: str | None = None
-        self.about: set[str] = set()
-        self.own: set[torch.fx.Node] = set()
+        self.asked_inputs: set[str] = set()
+        self.own_leaves: set[torch.fx.Node] = set()
 
     def ask(self, tensor: Tensor, cut: str, location: str) -> bool | None:
         """The answer; None where the tensor itself knows."""
@@ -42,12 +42,12 @@ class History:
         if not (tensor.is_floating_point() or tensor.is_complex()):
             return None
         tracer: Any = getattr(get_proxy_mode(), "tracer", None)
-        slot = None if tracer is None else known_of(tracer, tensor)[0]
+        slot = None if tracer is None else tracked_proxy(tracer, tensor)[0]
         inputs = set() if slot is None else _inputs_of(slot.node, lambda n: n.meta.get(cut))
         if tracer is None or (slot is not None and not inputs):
             return None
         self.place = self.place or location
-        self.about |= inputs
+        self.asked_inputs |= inputs
         return self.answer
 
     def note_result(self, tensor: Any) -> None:
@@ -55,16 +55,16 @@ class History:
         tracer: Any = getattr(get_proxy_mode(), "tracer", None)
         if tracer is None or not isinstance(tensor, Tensor) or not (tensor.requires_grad and tensor.is_leaf):
             return
-        slot = known_of(tracer, tensor)[0]
-        if slot is not None and slot.node.op != "placeholder" and _is_made(slot.node):
-            self.own.add(slot.node)
+        slot = tracked_proxy(tracer, tensor)[0]
+        if slot is not None and slot.node.op != "placeholder" and _is_made_from_no_input(slot.node):
+            self.own_leaves.add(slot.node)
 
     def shows(self, gm: torch.fx.GraphModule) -> bool:
         """True if some result has a history for the sake of such a constant alone."""
         (output,) = gm.graph.find_nodes(op="output")
-        own = {node.name for node in self.own}
+        own = {node.name for node in self.own_leaves}
         joined = (r for r in output.all_input_nodes if own & {n.name for n in _behind(r, _never)})
-        return any(not self.about <= _inputs_of(r, lambda n: n.name in own or _cuts(n)) for r in joined)
+        return any(not self.asked_inputs <= _inputs_of(r, lambda n: n.name in own or _cuts(n)) for r in joined)
 
 
 def _behind(node: torch.fx.Node, ends: Callable[[torch.fx.Node], Any]) -> set[torch.fx.Node]:
@@ -81,7 +81,7 @@ def _never(node: torch.fx.Node) -> bool:
     return False
 
 
-def _is_made(node: torch.fx.Node) -> bool:
+def _is_made_from_no_input(node: torch.fx.Node) -> bool:
     """True if a value depends on no input by a way that a history could take."""
     return not _inputs_of(node, _cuts)
 

@@ -18,7 +18,7 @@ HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 Marks = tuple[dict[str, Any], int, bool]
 
 
-class Unmarked:
+class TensorMarks:
     """The attributes of the tensors that a method is given, before it runs."""
 
     def __init__(self, arguments: Sequence[Any]) -> None:

@@ -36,7 +36,7 @@ from ..dtypes import from_torch
 from ..sizes import SYMBOLIC, Sizes, hint_of
 from ..torch_private import FakeTensor, FakeTensorMode, enable_python_dispatcher, no_autocast
 from . import rules_composite, rules_index, rules_layout, rules_pointwise, rules_reduce  # noqa: F401  they fill the tables
-from .boolean_masks import dense
+from .boolean_masks import rewrite_masks
 from .numbers import numbers_as_tensors
 from .rules import Call, cast, composites, expand, full, iota, reshape, rules
 from .rules_composite import decompositions
@@ -57,7 +57,7 @@ def lower(
     order; sizes are expressions over the symbols of the mode, which the caller binds from shapes, strides and SymInts.
     Outputs that are no tensors are None. A guard that lowering adds may rename symbols: then it starts again.
     """
-    gm = dense(gm)
+    gm = rewrite_masks(gm)
     placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
     inputs = [
         _fake_of(f, n) for f, n in zip([*fakes, *[None] * (len(placeholders) - len(fakes))], placeholders, strict=True)
@@ -438,12 +438,12 @@ class _Replay(fx.Interpreter):
     def _call(self, target: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A nested autograd Function, or compiled code: one node, and fresh fakes like the ones that were recorded."""
         assert self.node is not None
-        inner = pytree.tree_map_only(torch.Tensor, unwrapped, (tuple(args), dict(kwargs)))
+        inner = pytree.tree_map_only(torch.Tensor, from_functional, (tuple(args), dict(kwargs)))
         recorded = self.node.meta["val"]
         fresh = pytree.tree_map_only(
             torch.Tensor, lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device), recorded
         )
-        self.lowering.call(target, inner, pytree.tree_map_only(torch.Tensor, unwrapped, fresh))
+        self.lowering.call(target, inner, pytree.tree_map_only(torch.Tensor, from_functional, fresh))
         return fresh
 
     def _is_read(self, op: OpOverload, index: int) -> bool:
@@ -461,7 +461,7 @@ def _is_number(recorded: Any) -> bool:
     return isinstance(recorded, (*SYMBOLIC, int, float, bool))
 
 
-def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
+def from_functional(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor that a functional tensor stands for at present."""
     if not torch._is_functional_tensor(tensor):
         return tensor

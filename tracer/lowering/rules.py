@@ -96,15 +96,15 @@ def composite(names: str) -> Callable[[Rule], Rule]:
 # ---------------------------------------------------------------------------------------------- emitting
 def full(value: Any, aval: TensorType) -> Value:
     """A constant of that type; the number is spelled as the dtype says."""
-    return emit("full", value=typed(value, aval.dtype), shape=aval.shape, dtype=aval.dtype)
+    return emit("full", value=number_of_dtype(value, aval.dtype), shape=aval.shape, dtype=aval.dtype)
 
 
-def typed(value: Any, dtype: str) -> Any:
+def number_of_dtype(value: Any, dtype: str) -> Any:
     if isinstance(value, sympy.Basic):
         return value
     if dtype == "b1":
         return bool(value)
-    return int(value) if dtype in INTEGERS else rounded(float(value), dtype)
+    return int(value) if dtype in INTEGERS else round_to_dtype(float(value), dtype)
 
 
 def cast(x: Value, dtype: str) -> Value:
@@ -225,7 +225,7 @@ def operand_dtype(call: Call) -> str:
     return from_torch(computed)
 
 
-def rounded(number: float, dtype: str) -> float:
+def round_to_dtype(number: float, dtype: str) -> float:
     """The number as a low float holds it: to nearest, ties to even, too large to infinity."""
     if number != number or dtype not in LOW_FLOATS:
         return number
@@ -241,7 +241,7 @@ def rounded(number: float, dtype: str) -> float:
 
 def is_exact(number: Any, dtype: str) -> bool:
     """True if a Python number survives being stored in that dtype; False for an expression."""
-    return isinstance(number, (int, float)) and (dtype not in LOW_FLOATS or rounded(number, dtype) == number)
+    return isinstance(number, (int, float)) and (dtype not in LOW_FLOATS or round_to_dtype(number, dtype) == number)
 
 
 LOW_TORCH = (torch.float16, torch.bfloat16)

@@ -70,13 +70,13 @@ def _roll(call: Call, x: Value, shifts: Any, dims: Any = ()) -> Result:
     shifts, dims = _tuple(shifts), _tuple(dims)
     if not dims:
         flat = reshape(x, (x.aval.numel,))
-        return reshape(_rolled(flat, 0, shifts[0]), x.shape)
+        return reshape(_roll_axis(flat, 0, shifts[0]), x.shape)
     for shift, dim in zip(shifts, dims, strict=True):
-        x = _rolled(x, dim % x.ndim, shift)
+        x = _roll_axis(x, dim % x.ndim, shift)
     return x
 
 
-def _rolled(x: Value, axis: int, shift: Any) -> Value:
+def _roll_axis(x: Value, axis: int, shift: Any) -> Value:
     size = x.shape[axis]
     if size == 0:
         return x
@@ -134,7 +134,7 @@ def _slice_scatter(call: Call, x: Value, source: Value, dim: int = 0, *_: Any, s
     axis, step = dim % x.ndim, call.argument(5, step)
     _one_shape(call, axis)
     first, last = _span(call, axis, call.argument(3), source.shape[axis], step)
-    return _overwritten(x, cast(source, x.dtype), axis, first, last, step)
+    return _overwrite(x, cast(source, x.dtype), axis, first, last, step)
 
 
 def _one_shape(call: Call, axis: int, dropped: bool = False) -> None:
@@ -145,7 +145,7 @@ def _one_shape(call: Call, axis: int, dropped: bool = False) -> None:
         call.agree(a, b)
 
 
-def _overwritten(x: Value, source: Value, axis: int, first: Size, last: Size, step: int) -> Value:
+def _overwrite(x: Value, source: Value, axis: int, first: Size, last: Size, step: int) -> Value:
     """x with x[first:last:step] = source, as a choice between the padded source and x."""
     if same_shape(source.shape, x.shape):
         return source
@@ -167,7 +167,7 @@ def _select_scatter(call: Call, x: Value, source: Value, dim: int, index: Any) -
     _one_shape(call, axis, dropped=True)
     first = _first(call, 3, axis, call.args[3])
     line = reshape(cast(source, x.dtype), (*x.shape[:axis], 1, *x.shape[axis + 1 :]))
-    return _overwritten(x, line, axis, first, simplify_size(first + 1), 1)
+    return _overwrite(x, line, axis, first, simplify_size(first + 1), 1)
 
 
 @rule(
@@ -241,14 +241,14 @@ def _repeat(call: Call, x: Value, repeats: Sequence[Size]) -> Result:
 def _diagonal(call: Call, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Result:
     rows, columns = dim1 % x.ndim, dim2 % x.ndim
     step = iota(call.out.shape[-1])
-    index = [_shifted(step, max(-offset, 0)), _shifted(step, max(offset, 0))]
+    index = [_shift(step, max(-offset, 0)), _shift(step, max(offset, 0))]
     if rows > columns:
         rows, columns, index = columns, rows, index[::-1]
     picked = emit("gather", x, *index, axes=(rows, columns))
     return permute(picked, (*range(1, picked.ndim), 0))
 
 
-def _shifted(x: Value, by: int) -> Value:
+def _shift(x: Value, by: int) -> Value:
     return x if by == 0 else emit("add", x, full(by, x.aval))
 
 
@@ -302,7 +302,7 @@ def _triangle(call: Call, x: Value, diagonal: Any = 0) -> Result:
 def _diagonal_scatter(call: Call, x: Value, source: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Result:
     rows, columns = dim1 % x.ndim, dim2 % x.ndim
     step = iota(source.shape[-1])
-    index = [_shifted(step, max(-offset, 0)), _shifted(step, max(offset, 0))]
+    index = [_shift(step, max(-offset, 0)), _shift(step, max(offset, 0))]
     if rows > columns:
         rows, columns, index = columns, rows, index[::-1]
     lines = permute(cast(source, x.dtype), (source.ndim - 1, *range(source.ndim - 1)))

@@ -9,7 +9,7 @@ from ...ir import TensorType, Value, emit
 from .rules import Call, Result, axes_of, broadcast, cast, compute_dtype, count, fit, full, reshape, rule
 
 
-def reduced(prim: str, x: Value, axes: Sequence[int]) -> Value:
+def reduce_axes(prim: str, x: Value, axes: Sequence[int]) -> Value:
     return emit(prim, x, axes=tuple(axes)) if axes else x
 
 
@@ -18,7 +18,7 @@ def reduction(prim: str) -> Any:
 
     def apply(call: Call, x: Value, dim: Any = None, keepdim: bool = False, **_: Any) -> Result:
         axes = axes_of(dim, x.ndim)
-        return reshape(reduced(prim, cast(x, call.out.dtype), axes), call.out.shape)
+        return reshape(reduce_axes(prim, cast(x, call.out.dtype), axes), call.out.shape)
 
     return apply
 
@@ -32,7 +32,7 @@ rule("amin min.default")(reduction("amin"))
 @rule("mean.default mean.dim")
 def _mean(call: Call, x: Value, dim: Any = None, keepdim: bool = False, **_: Any) -> Result:
     axes = axes_of(dim, x.ndim)
-    total = reduced("sum", cast(x, compute_dtype(call.out.dtype)), axes)
+    total = reduce_axes("sum", cast(x, compute_dtype(call.out.dtype)), axes)
     average = emit("div", total, full(count(x.shape, axes), total.aval))
     return cast(reshape(average, call.out.shape), call.out.dtype)
 
@@ -45,7 +45,7 @@ def _any(call: Call, x: Value, dim: Any = None, keepdim: bool = False) -> Result
     """
     axes = axes_of(dim, x.ndim)
     bits = cast(cast(x, "b1"), "i32")
-    extreme = reduced("amax" if call.name == "any" else "amin", bits, axes)
+    extreme = reduce_axes("amax" if call.name == "any" else "amin", bits, axes)
     return cast(reshape(_is_positive(extreme), call.out.shape), call.out.dtype)
 
 
@@ -69,7 +69,7 @@ def _extreme(call: Call, x: Value, dim: int, keepdim: bool = False) -> Result:
         return x, full(0, index)
     axis, name = dim % x.ndim, call.name
     if not call.reads(1):
-        return reshape(reduced(f"a{name}", x, (axis,)), value.shape), None
+        return reshape(reduce_axes(f"a{name}", x, (axis,)), value.shape), None
     at = emit(f"arg{name}", cast(x, "i32") if x.dtype == "b1" else x, axis=axis)
     return reshape(at_one_index(x, at, axis), value.shape), reshape(at, index.shape)
 
@@ -129,14 +129,14 @@ def sum_with_product(labels: str) -> Any:
 
     def apply(call: Call, c: Value, x: Value, y: Value, *, beta: Any = 1, alpha: Any = 1) -> Result:
         out = call.out.with_dtype(compute_dtype(call.out.dtype))
-        z = _scaled(cast(dot(x, y, labels), out.dtype), alpha, out)
-        z = z if beta == 0 else emit("add", _scaled(fit(c, out), beta, out), z)
+        z = _scale(cast(dot(x, y, labels), out.dtype), alpha, out)
+        z = z if beta == 0 else emit("add", _scale(fit(c, out), beta, out), z)
         return cast(z, call.out.dtype)
 
     return apply
 
 
-def _scaled(x: Value, factor: Any, aval: TensorType) -> Value:
+def _scale(x: Value, factor: Any, aval: TensorType) -> Value:
     return x if factor == 1 else emit("mul", x, full(factor, aval))
 
 

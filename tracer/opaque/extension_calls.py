@@ -95,13 +95,13 @@ def callees_as_nodes(callees: Sequence[Callee], origin: Origin) -> Iterator[None
     try:
         for callee in callees:
             original = callee.get()
-            callee.put(recorder_of(original, callee.name))
+            callee.replace(recorder_of(original, callee.name))
             replaced.append((callee, original))
         yield
     finally:
         _recording.origin = before
         for callee, original in reversed(replaced):
-            callee.put(original)
+            callee.replace(original)
 
 
 def recorder_of(function: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -111,29 +111,29 @@ def recorder_of(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         origin = _recording_origin()
         if origin is None or _is_seen_through(function, args, kwargs):
-            return _inlined(_computing(function), args, kwargs)
-        return _as_node(call_of(function, name), function, name, args, kwargs)
+            return _call_inline(_uncached(function), args, kwargs)
+        return _as_node(function_of_node(function, name), function, name, args, kwargs)
 
     return call
 
 
-def _computing(function: Callable[..., Any]) -> Callable[..., Any]:
+def _uncached(function: Callable[..., Any]) -> Callable[..., Any]:
     """During a capture what computes a result that Python keeps: no fake may come into a cache, nor be found there."""
     return inspect.unwrap(function) if is_cached(function) and _is_capturing() else function
 
 
 def _as_node(call: Callable[..., Any], function: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
     """The call as a node; of what Python keeps, numbers and names are told as the function's own lines tell them."""
-    body, origin = _computing(function), _recording_origin()
+    body, origin = _uncached(function), _recording_origin()
     with disable_proxy_modes_tracing():
-        run = _kept if is_cached(function) else _without_effects
+        run = _call_cached if is_cached(function) else _without_effects
         result = run(body, name, args, kwargs)
     if is_cached(function) and not all(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(result)):
-        return _inlined(body, args, kwargs)
+        return _call_inline(body, args, kwargs)
     return _node(call, args, kwargs, result, name, None if origin is None else origin())
 
 
-def _kept(body: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
+def _call_cached(body: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
     """Calls a cached function for fakes; refused where it is drawn, which happens once for many calls."""
     with _Drawing() as drawing:  # type: ignore[no-untyped-call]
         result = body(*args, **kwargs)
@@ -175,49 +175,49 @@ def _recording_origin() -> Origin | None:
     return getattr(_recording, "origin", None) if get_proxy_mode() is not None else None
 
 
-def _inlined(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def _call_inline(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """The call itself; the nodes that its operators leave, if any, are its line's."""
     origin, mode = _recording_origin(), get_proxy_mode()
     if origin is None or mode is None:
         return function(*args, **kwargs)
-    last = newest(mode.tracer.graph)
+    last = newest_node(mode.tracer.graph)
     result = function(*args, **kwargs)
-    for node in behind(last, mode.tracer.graph):
+    for node in nodes_after(last, mode.tracer.graph):
         node.meta.setdefault("fusegrad_origin", origin())
     return result
 
 
-def newest(graph: torch.fx.Graph) -> torch.fx.Node:
+def newest_node(graph: torch.fx.Graph) -> torch.fx.Node:
     """The last node so far; the root of an empty graph."""
     return next(iter(reversed(graph.nodes)), graph._root)  # torch 2.11 reverses to what is no iterator yet
 
 
-def behind(last: torch.fx.Node, graph: torch.fx.Graph) -> Iterator[torch.fx.Node]:
+def nodes_after(last: torch.fx.Node, graph: torch.fx.Graph) -> Iterator[torch.fx.Node]:
     """The nodes that were added since `last` was the newest."""
     while (last := last.next) is not graph._root:
         yield last
 
 
-class Recorded:
+class RecordedNodes:
     """The nodes that a capture records from now on."""
 
     def __init__(self, graph: torch.fx.Graph) -> None:
-        self.graph, self.last = graph, newest(graph)
+        self.graph, self.last = graph, newest_node(graph)
 
     @classmethod
-    def now(cls) -> Recorded | None:
+    def begin(cls) -> RecordedNodes | None:
         """None where nothing is captured."""
         mode = get_proxy_mode()
         return None if mode is None else cls(mode.tracer.graph)
 
     def names(self) -> set[str]:
         """The operations, as "aten::add"."""
-        targets = (n.target for n in behind(self.last, self.graph))
+        targets = (n.target for n in nodes_after(self.last, self.graph))
         return {str(t._schema.name) for t in targets if isinstance(t, OpOverload)}
 
     def undo(self) -> None:
         """Without what was computed since; sizes that it read stay, since others may know of them."""
-        _drop(self.graph, behind(self.last, self.graph))
+        _drop(self.graph, nodes_after(self.last, self.graph))
 
 
 def without_zeros(graph: torch.fx.Graph) -> None:
@@ -274,13 +274,13 @@ def _without_effects(function: Callable[..., Any], name: str, args: Any, kwargs:
 _calls: dict[int, Callable[..., Any]] = {}
 
 
-def call_of(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+def function_of_node(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     """The function that such a node runs: the same object for the same callee, so that nodes compare equal."""
     if id(function) not in _calls:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if get_proxy_mode() is None or not is_cached(function) or _has_tensors((args, kwargs)):
-                return _inlined(_computing(function), args, kwargs)
+                return _call_inline(_uncached(function), args, kwargs)
             return _as_node(call, function, name, args, kwargs)
 
         call.__name__ = call.__qualname__ = f"call_{name}"

@@ -86,20 +86,20 @@ class _Walk:
 
     def __init__(self) -> None:
         self.parts: list[str] = []
-        self.seen: dict[int, Any] = {}
+        self.visited: dict[int, Any] = {}
         self.files: set[str] = set()
 
     # ------------------------------------------------------------------ functions
     def function(self, path: str, function: Any) -> None:
         """A function with its code, defaults, attributes and what it reads."""
-        if id(function) in self.seen:
-            self.parts.append(f"{path}: function {list(self.seen).index(id(function))}")
+        if id(function) in self.visited:
+            self.parts.append(f"{path}: function {list(self.visited).index(id(function))}")
             return
         if not isinstance(function, types.FunctionType):
             raise NotKeyed(f"`{path}` is a {type(function).__name__}, no function")
         if getattr(function, "__builtins__", None) is not vars(builtins):
             raise NotKeyed(f"`{path}` has builtins of its own")
-        self.seen[id(function)] = function
+        self.visited[id(function)] = function
         code = function.__code__
         self.parts.append(f"{path}: {function.__module__}.{function.__qualname__} {code_sum(code)}")
         self.value(f"{path}.__defaults__", function.__defaults__)

@@ -35,10 +35,10 @@ import torch
 from ..containers import leaves
 from ..declared import declarations
 from .attributes import ABSENT, attribute, bound_to, has_instance_dict, instance_dict, is_a, is_tensor, module_of
-from .bytecode import ATTRIBUTE, instructions_of, line_of, operand_before, straight, telling_of
+from .bytecode import ATTRIBUTE, instructions_of, line_of, operand_before, straight_count, telling_instructions
 from .changes import is_question, is_shown
 from .packages import homes_of, is_cached, is_foreign, is_of_unknown
-from .torch_state import DRAWN, answer_of, effect_of, impure, moves
+from .torch_state import DRAWN, answer_of, effect_of, why_impure, why_moving
 from .value_keys import (
     DEPTH,
     LIBRARIES,
@@ -52,11 +52,11 @@ from .value_keys import (
     is_library,
     is_plain_object,
     items_of,
-    one_allowance,
-    scan_by,
+    set_scans,
+    shared_allowance,
     state_of,
     tensor_fact,
-    too_much,
+    why_too_much,
 )
 
 IMPURE_BUILTINS = {
@@ -132,7 +132,7 @@ def _function_fact(function: Any) -> Any:
     return ("function", Same(function.__code__), freeze(function.__defaults__), freeze(function.__kwdefaults__))
 
 
-def _named(value: Any) -> Any:
+def _name_fact(value: Any) -> Any:
     """The fact of a value under a name of a library: nearly always the same value at all times."""
     return value if type(value) in LASTING else freeze(value)
 
@@ -144,7 +144,7 @@ _FACTS: dict[str, Callable[[Any], Any]] = {
     "identity": identity,
     "builtin": identity,
     "function": _function_fact,
-    "names": lambda found: tuple(map(_named, found)),
+    "names": lambda found: tuple(map(_name_fact, found)),
 }
 
 
@@ -154,7 +154,7 @@ class Callee:
 
     name: str
     get: Callable[[], Any]
-    put: Callable[[Any], None]
+    replace: Callable[[Any], None]
 
 
 @dataclass
@@ -177,7 +177,7 @@ class Reads:
     generators: tuple[Callable[[], Any], ...] = ()  # that are arguments: a call with others has another key
     scanned: set[types.CodeType] = field(default_factory=set)
     skipped: list[tuple[types.FunctionType, _Root | None]] = field(default_factory=list)  # of other packages
-    beyond: Beyond = field(default_factory=lambda: Beyond())
+    foreign: ForeignFunctions = field(default_factory=lambda: ForeignFunctions())
     widened: int = 0  # batches of `beyond` that are among these reads
     origin: Reads | None = None  # what these are a copy of, for one call's arguments
 
@@ -185,7 +185,7 @@ class Reads:
         """A name of a library's is used."""
         self.library.setdefault(id(owner), (owner, set()))[1].add(name)
 
-    def certain(self) -> list[Effect]:
+    def certain_effects(self) -> list[Effect]:
         """The effects of every call."""
         return [effect for effect in self.effects if effect.certain]
 
@@ -214,15 +214,15 @@ class Reads:
         """Compares from now on what functions of other packages read, too, that captures came to."""
         if self.origin is not None:
             self.origin.widen()
-        for number in range(self.widened, len(self.beyond.batches)):
-            batch = self.beyond.reads(number, self.skipped)
+        for number in range(self.widened, len(self.foreign.batches)):
+            batch = self.foreign.reads(number, self.skipped)
             batch.entries = {path: read for path, read in batch.entries.items() if path not in self.entries}
-            batch.effects = self.beyond.watched(batch.effects)
+            batch.effects = self.foreign.capture_ending(batch.effects)
             self.merge(batch)
-        self.widened = len(self.beyond.batches)
+        self.widened = len(self.foreign.batches)
 
     def facts(self) -> tuple[Any, ...]:
-        with one_allowance():
+        with shared_allowance():
             return tuple([read.fact() for read in self.entries.values()])
 
     def signature(self) -> tuple[Any, ...]:
@@ -272,39 +272,39 @@ class Reads:
 
 
 @dataclass
-class Beyond:
+class ForeignFunctions:
     """Functions of other packages that captures of one class came to, by the capture, in the order of meeting.
 
     No scan looks into such a package, which may be large and of which a method uses little. What ran is little.
     """
 
-    batches: list[tuple[Met, ...]] = field(default_factory=list)
+    batches: list[tuple[ForeignFunction, ...]] = field(default_factory=list)
     failures: int = 0  # captures that changed something
 
-    def watched(self, effects: Sequence[Effect]) -> list[Effect]:
+    def capture_ending(self, effects: Sequence[Effect]) -> list[Effect]:
         """Those that end a capture: changes show in what has changed, until there were too many of such."""
         are_shown = self.failures < FAILURES
         return [e for e in effects if not is_question(e.reason) and not (are_shown and is_shown(e.reason))]
 
-    def met_functions(self) -> Iterator[Met]:
+    def functions(self) -> Iterator[ForeignFunction]:
         """All of them."""
         return (function for batch in self.batches for function in batch)
 
     def knows(self, code: types.CodeType) -> bool:
         """True if an earlier capture came to this."""
-        return any(function.code is code for function in self.met_functions())
+        return any(function.code is code for function in self.functions())
 
     def reads(self, number: int, skipped: Sequence[tuple[types.FunctionType, _Root | None]]) -> Reads:
         """The reads of the functions of a batch, and of those of earlier batches that they call."""
         codes = {function.code for batch in self.batches[: number + 1] for function in batch}
-        return scan_met_functions(self.batches[number], codes, skipped)
+        return scan_foreign_functions(self.batches[number], codes, skipped)
 
 
 FAILURES = 3
 """Captures that functions of other packages may spoil by what they change; then such changes are not tried any more."""
 
 
-class Met(NamedTuple):
+class ForeignFunction(NamedTuple):
     """A function that ran: its code, the names around it, the class whose class method it is."""
 
     code: types.CodeType
@@ -312,8 +312,8 @@ class Met(NamedTuple):
     cls: type | None = None
 
 
-def scan_met_functions(
-    foreign: Sequence[Met],
+def scan_foreign_functions(
+    foreign: Sequence[ForeignFunction],
     codes: Collection[types.CodeType],
     skipped: Sequence[tuple[types.FunctionType, _Root | None]],
 ) -> Reads:
@@ -399,10 +399,10 @@ def certain_effects(*functions: Callable[..., Any]) -> list[Effect]:
     """The effects of these functions at every call, which a graph would lose."""
     cached = getattr(_known, "certain", None)
     if cached is None:
-        return scan(*functions).certain()
+        return scan(*functions).certain_effects()
     key = tuple(map(id, functions))
     if key not in cached:
-        cached[key] = (functions, scan(*functions).certain())
+        cached[key] = (functions, scan(*functions).certain_effects())
     return cached[key][1]  # type: ignore[no-any-return]
 
 
@@ -461,18 +461,18 @@ def _cell(function: types.FunctionType) -> Any:
         return ABSENT
 
 
-def scan(*functions: Callable[..., Any], foreign: Beyond | None = None) -> Reads:
+def scan(*functions: Callable[..., Any], foreign: ForeignFunctions | None = None) -> Reads:
     """The reads of `functions` and of every helper that they call by a name that can be resolved.
 
     It calls nothing and raises nothing: what cannot be followed is an effect. foreign: functions of other packages that
     captures came to, which are looked into as well.
     """
-    plan, reads = _Plan(), Reads(beyond=foreign if foreign is not None else Beyond())
+    plan, reads = _Plan(), Reads(foreign=foreign if foreign is not None else ForeignFunctions())
     top = _Search(reads, plan, homes_of(functions))
     for function in functions:
         top.add_source(function)
     plan.scan_all()
-    reads.is_whole, reads.functions_scanned = plan.is_whole, len(plan.seen)
+    reads.is_whole, reads.functions_scanned = plan.is_whole, len(plan.planned)
     _add_names(reads)
     _add_custom_attributes(reads)
     reads.widen()
@@ -500,9 +500,9 @@ class _Plan:
     """
 
     def __init__(self, foreign_codes: Collection[types.CodeType] | None = None) -> None:
-        self.met, self.is_beyond = foreign_codes or (), foreign_codes is not None
+        self.foreign_codes, self.is_beyond = foreign_codes or (), foreign_codes is not None
         self.waiting: collections.deque[_Task] = collections.deque()
-        self.seen: set[Any] = set()
+        self.planned: set[Any] = set()
         self.children: list[tuple[Reads, Reads, Callable[[Reads], bool]]] = []
         self.classes: dict[type, Reads] = {}  # nested Functions, each looked at once
         self.is_whole = True
@@ -511,8 +511,8 @@ class _Plan:
     def add(self, task: _Task) -> None:
         function, me = task.function, task.me
         key = (id(task.search.reads), id(function), function.__code__, me and id(me.value()))
-        if key not in self.seen:
-            self.seen.add(key)
+        if key not in self.planned:
+            self.planned.add(key)
             self.waiting.append(task)
 
     def scan_all(self) -> None:
@@ -520,7 +520,7 @@ class _Plan:
         while self.waiting:
             task = self.waiting.popleft()
             reads, code = task.search.reads, task.function.__code__
-            if len(self.seen) - len(self.waiting) > FUNCTIONS:
+            if len(self.planned) - len(self.waiting) > FUNCTIONS:
                 location = f"{code.co_filename}:{code.co_firstlineno}"
                 reads.effects.append(Effect(f"it can reach more than {FUNCTIONS} functions", location))
                 self.is_whole = False
@@ -617,13 +617,13 @@ def backward_effects(method: Callable[..., Any]) -> list[Effect]:
     instructions = instructions_of(code)
     for at, instruction in enumerate(instructions):
         line = line_of(instruction) or line
-        if (why := _kept_on(code, instructions[: at + 1])) is not None:
-            always = at < straight(instructions)
+        if (why := _change_of_ctx(code, instructions[: at + 1])) is not None:
+            always = at < straight_count(instructions)
             effects.append(Effect(why, f"{code.co_filename}:{line}", code, instruction.offset, always))
     return effects
 
 
-def _kept_on(code: types.CodeType, executed: Sequence[dis.Instruction]) -> str | None:
+def _change_of_ctx(code: types.CodeType, executed: Sequence[dis.Instruction]) -> str | None:
     """The reason why the last of `executed` is seen by the next run: `ctx.k = ...`, `ctx.table[i] = ...`,
     `ctx.seen.append(...)`."""
     last, ctx = executed[-1], code.co_varnames[0]
@@ -674,7 +674,7 @@ def _scan_function(task: _Task) -> None:
     code, reads = function.__code__, search.reads
     reads.keepalive.append(function)
     cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=False))
-    if is_library(function) or (is_foreign(function, search.homes) and code not in search.plan.met):
+    if is_library(function) or (is_foreign(function, search.homes) and code not in search.plan.foreign_codes):
         reads.skipped.append((function, task.me))
         _scan_wrapped(function, cells, search)
         search.add(instance_dict(function).get("__wrapped__"))  # of a class that is compiled with pytree=True, say
@@ -728,7 +728,7 @@ def _read_itself(function: types.FunctionType, reads: Reads) -> None:
     reads.entries[path] = Read(path, "function", lambda: function, ("is", function))
     defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
     place = _Place(function.__code__, function.__code__.co_firstlineno, instructions_of(function.__code__)[0].offset)
-    reads.effects += [place.effect(why) for value in defaults if (why := moves(value)) is not None]
+    reads.effects += [place.effect(why) for value in defaults if (why := why_moving(value)) is not None]
     for name in ("__defaults__", "__kwdefaults__"):
         get = _attribute(lambda: function, name)
         for inner, fetch in _tensors_inside(get(), get, DEPTH):
@@ -763,9 +763,9 @@ def _scan_code(names: _Names, search: _Search, is_method: bool) -> None:
     code, reads = names.code, search.reads
     reads.scanned.add(code)
     instructions = instructions_of(code)
-    certain = straight(instructions) if is_method else 0
+    certain = straight_count(instructions) if is_method else 0
     followed, by_name = 0, False
-    for at, line, instruction in telling_of(code):
+    for at, line, instruction in telling_instructions(code):
         if instruction.opname.startswith("LOAD_FAST") and not names.bound:
             continue
         first = 0 if instruction.opname.startswith(_CHANGING) else max(0, at - _LOOK_BACK)
@@ -778,7 +778,7 @@ def _scan_code(names: _Names, search: _Search, is_method: bool) -> None:
             reads.effects.append(place.effect(*(reason if isinstance(reason, tuple) else (reason,))))
         root = names.root(instruction)
         if instruction.argval == "super" and (me := names.self_root()) is not None:
-            _Found(me.path, me.get, me.put, me.steps, me.value()).record(search, place)
+            _Link(me.path, me.get, me.replace, me.steps, me.value()).record(search, place)
         if root is not None:
             followed = at + _follow(root, instructions[at + 1 :], search, place)
         elif at > followed:
@@ -827,8 +827,8 @@ class _Names:
     ) -> None:
         self.code, self.env, self.cells = code, env, cells
         self.bound: dict[str, _Root] = {}
-        self.of: _Root | None = None  # where names are taken from
-        self.now: _Root | None = None  # what the next store binds
+        self.imported_from: _Root | None = None  # where names are taken from
+        self.imported: _Root | None = None  # what the next store binds
         if me is not None and code.co_argcount and not _rebinds(code, code.co_varnames[0]):
             self.bound[code.co_varnames[0]] = me
 
@@ -842,19 +842,19 @@ class _Names:
         """Follows an import; a reason where it cannot."""
         last = executed[-1]
         if last.opname == "IMPORT_NAME":
-            return self._begins(last.argval, executed[-3].argval, bool(executed[-2].argval))
-        if self.now is None:
+            return self._begin_import(last.argval, executed[-3].argval, bool(executed[-2].argval))
+        if self.imported is None:
             return None
         if last.opname == "IMPORT_FROM":
-            self.now = self._part(self.of or self.now, last.argval)
+            self.imported = self._part(self.imported_from or self.imported, last.argval)
         elif last.opname.startswith("STORE_"):
-            self.bound[last.argval] = self.now
-            self.now = self.of
-        elif last.opname == "POP_TOP" and self.of is not None:
-            self.now = self.of = None
+            self.bound[last.argval] = self.imported
+            self.imported = self.imported_from
+        elif last.opname == "POP_TOP" and self.imported_from is not None:
+            self.imported = self.imported_from = None
         return None
 
-    def _begins(self, name: str, level: int, takes_names: bool) -> str | None:
+    def _begin_import(self, name: str, level: int, takes_names: bool) -> str | None:
         package = self.env.get("__package__") or ""
         try:
             path = importlib.util.resolve_name("." * level + name, package) if level else name
@@ -862,8 +862,8 @@ class _Names:
         except Exception:
             return f"it imports `{name}`"
         module = path if takes_names else path.split(".")[0]
-        self.now = _Root(f"import {module}", lambda: sys.modules[module], _cannot_rebind, ("of", sys.modules, module))
-        self.of = self.now if takes_names else None
+        self.imported = _Root(f"import {module}", lambda: sys.modules[module], _cannot_rebind, ("of", sys.modules, module))
+        self.imported_from = self.imported if takes_names else None
         return None
 
     @staticmethod
@@ -971,7 +971,7 @@ class _Root(NamedTuple):
 
     path: str
     get: Callable[[], Any]
-    put: Callable[[Any], None]
+    replace: Callable[[Any], None]
     steps: tuple[Any, ...] = ()
 
     def value(self) -> Any:
@@ -1003,7 +1003,7 @@ def _follow(root: _Root, instructions: Sequence[dis.Instruction], search: _Searc
     if value is ABSENT:  # a later call may put it there
         reads.entries.setdefault(root.path, Read(root.path, "identity", root.get, root.steps))
         return 0
-    at, loaded = _Found(root.path, root.get, root.put, root.steps, value), 0
+    at, loaded = _Link(root.path, root.get, root.replace, root.steps, value), 0
     if root.steps[:1] == ("builtin",):
         reads.entries.setdefault(root.path, Read(root.path, "builtin", root.get, root.steps))
         return 0
@@ -1021,12 +1021,12 @@ def _follow(root: _Root, instructions: Sequence[dis.Instruction], search: _Searc
     return loaded
 
 
-class _Found(NamedTuple):
+class _Link(NamedTuple):
     """An object that a chain of names leads to, and the one before it."""
 
     path: str
     get: Callable[[], Any]
-    put: Callable[[Any], None]
+    replace: Callable[[Any], None]
     steps: tuple[Any, ...]
     value: Any
     owner: Any = None
@@ -1035,13 +1035,13 @@ class _Found(NamedTuple):
         of_class = is_a(self.value, type) and is_library(self.value)
         return _is_library_module(self.value) or (of_class and not _is_function_class(self.value))
 
-    def then(self, name: str) -> _Found | None:
+    def then(self, name: str) -> _Link | None:
         """The value under a name of it; None where that would have to be computed."""
         if is_tensor(self.value) or (value := attribute(self.value, name)) is ABSENT:
             return None
         replace = _replacing(self.value, name)
         steps = _extend_steps(self.steps, name)
-        return _Found(f"{self.path}.{name}", _attribute(self.get, name), replace, steps, value, self.value)
+        return _Link(f"{self.path}.{name}", _attribute(self.get, name), replace, steps, value, self.value)
 
     def record(self, search: _Search, place: _Place) -> None:
         value, owner, get = self.value, self.owner, self.get
@@ -1056,18 +1056,18 @@ class _Found(NamedTuple):
         if is_a(value, types.MethodType) and _has_state(owner) and not _is_scanned(value, search.homes):
             _record(f"{self.path}.__self__", lambda: get().__self__, owner, search, place=place)
         if is_compiled(value):
-            search.reads.callees.setdefault(self.path, Callee(value.__name__, get, self.put))
+            search.reads.callees.setdefault(self.path, Callee(value.__name__, get, self.replace))
 
     def _effect(self, homes: frozenset[str]) -> str | None:
         value, owner = self.value, self.owner
-        if (why := impure(value)) is not None:
+        if (why := why_impure(value)) is not None:
             return why
         changes = is_a(value, types.BuiltinMethodType) and value.__name__ in _CHANGES
         if changes and is_a(owner, _CONTAINERS):
             return f"it calls `{value.__name__}` of a {type(owner).__name__} from outside"
         if is_a(owner, torch.Generator) and getattr(value, "__name__", "") in OF_GENERATORS:
             return _STATE
-        if (why := moves(value) or moves(owner)) is not None:
+        if (why := why_moving(value) or why_moving(owner)) is not None:
             return why
         container = owner if is_a(value, types.MethodType | types.BuiltinMethodType) else value
         if _is_unseen_container(container):
@@ -1098,7 +1098,7 @@ def _follow_library(value: Any, instructions: Sequence[dis.Instruction], search:
         value = attribute(owner, name)
         if value is ABSENT:
             return loaded
-    if (why := impure(value) or impure(owner) or effect_of(owner, name, value)) is not None:
+    if (why := why_impure(value) or why_impure(owner) or effect_of(owner, name, value)) is not None:
         reads.effects.append(place.effect(why))
     reads.add_library_name(owner, name)
     path, get = f"{getattr(owner, '__name__', '?')}.{name}", _attribute(lambda: owner, name)
@@ -1150,7 +1150,7 @@ def _record(
         if _is_library_object(value):  # an optimiser, a schedule, a distribution
             get_state = partial(_held_by_object, get)
             _record(f"what {path} holds", get_state, get_state(), search, place=place)
-    elif (why := too_much(value)) is not None:
+    elif (why := why_too_much(value)) is not None:
         reason = f"it reads `{_readable_path(path)}`, which {why}"
         reads.effects.append(Effect(reason, "unknown") if place is None else place.effect(reason))
     else:
@@ -1262,7 +1262,7 @@ def _draw_reason(root: _Root, instructions: Sequence[dis.Instruction]) -> str | 
         if instruction is not None:
             if instruction.opname not in ATTRIBUTE or (value := attribute(value, instruction.argval)) is ABSENT:
                 return None
-        if not is_a(value, types.ModuleType) and (why := impure(value)) is not None:
+        if not is_a(value, types.ModuleType) and (why := why_impure(value)) is not None:
             return why if any(f"`{module}" in why for module in DRAWN) else None
     return None
 
@@ -1284,7 +1284,7 @@ def _record_function_class(
 
     def fits(nested: Reads) -> bool:  # else it runs as written, and reads for itself
         declared = declarations(cls, None).values()
-        return not nested.certain() and not any(d.value is False for d in declared)
+        return not nested.certain_effects() and not any(d.value is False for d in declared)
 
     if (inner := search.nested_class(cls, homes_of(own_methods.values()), fits)) is None:
         return
@@ -1363,4 +1363,4 @@ def _is_library_module(value: Any) -> bool:
     return is_a(value, types.ModuleType) and str(instance_dict(value).get("__name__")).split(".")[0] in LIBRARIES
 
 
-scan_by(Scans(reads_of, reads_of_class))
+set_scans(Scans(reads_of, reads_of_class))

@@ -33,7 +33,7 @@ class _Kind(NamedTuple):
     """Reads the content of a container of one type, and puts it back."""
 
     read: Callable[[Any], list[Any]]
-    put: Callable[[Any, list[Any]], None]
+    restore: Callable[[Any, list[Any]], None]
 
 
 def _put_dict(container: Any, content: list[Any]) -> None:
@@ -75,14 +75,14 @@ def _put_cell(container: Any, content: list[Any]) -> None:
     container.cell_contents = content[0]
 
 
-def _of_class(cls: Any) -> list[Any]:
+def _content_of_class(cls: Any) -> list[Any]:
     """Its own attributes; not what is noted there of its compiled twin, which a capture may make."""
     own = [(name, value) for name, value in list(vars(cls).items()) if not name.startswith("_fusegrad")]
     return [part for item in own for part in item]
 
 
 def _put_class(cls: Any, content: list[Any]) -> None:
-    before, current = _by_name(content), _by_name(_of_class(cls))
+    before, current = _by_name(content), _by_name(_content_of_class(cls))
     for name in current.keys() - before.keys():
         type.__delattr__(cls, name)
     for name, value in before.items():
@@ -108,7 +108,7 @@ _KINDS: tuple[tuple[Any, _Kind], ...] = (
     (array.array, _Kind(lambda held: [held.tobytes()], _put_array)),
     (Memory, _Kind(lambda held: [held.tobytes()], _put_memory)),
     (types.CellType, _Kind(lambda held: [held.cell_contents], _put_cell)),
-    (type, _Kind(_of_class, _put_class)),
+    (type, _Kind(_content_of_class, _put_class)),
 )
 
 
@@ -120,7 +120,7 @@ class _Global(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1024)
-def _assigned(code: types.CodeType) -> tuple[str, ...]:
+def _globals_assigned(code: types.CodeType) -> tuple[str, ...]:
     names = {i.argval for i in dis.get_instructions(code) if i.opname in ("STORE_GLOBAL", "DELETE_GLOBAL")}
     return tuple(sorted(names))
 
@@ -135,33 +135,33 @@ def _put_global(variable: _Global, content: list[Any]) -> None:
 _OF_GLOBAL = _Kind(lambda held: [held.env.get(held.name, ABSENT)], _put_global)
 
 
-class Soiled:
+class Snapshot:
     """A copy of everything that a method can reach by its reads, as it is now."""
 
     def __init__(self, reads: Reads | None) -> None:
         self.before: dict[int, tuple[str, Any, _Kind, list[Any]]] = {}
         self.caches: list[tuple[str, Any, int]] = []
         self.is_partial = False  # whether some of it was found only as the method came to it
-        self.seen: set[int] = set()
+        self.visited: set[int] = set()
         if reads is not None:
             self.add(reads)
-            for function in reads.beyond.met_functions():
+            for function in reads.foreign.functions():
                 self.add_globals(function.code, function.env)
 
     def add(self, reads: Reads) -> None:
         """Copies everything that can be reached by these reads, too."""
         for path, value in reads.present_values():
-            for container in _containers_in(value, DEPTH, self.seen):
+            for container in _containers_in(value, DEPTH, self.visited):
                 if len(self.before) < MOST and id(container) not in self.before:
-                    self._keep(path, container)
+                    self._add_container(path, container)
 
     def add_globals(self, code: types.CodeType, env: dict[str, Any]) -> None:
         """Copies the globals to which a function gives new values, by `global`."""
-        for name in _assigned(code):
+        for name in _globals_assigned(code):
             variable = _Global(env, name)
             self.before[id(variable)] = (f"global {name}", variable, _OF_GLOBAL, _OF_GLOBAL.read(variable))
 
-    def _keep(self, path: str, container: Any) -> None:
+    def _add_container(self, path: str, container: Any) -> None:
         if is_a(container, functools._lru_cache_wrapper):
             self.caches.append((path, container, container.cache_info().misses))
             return
@@ -173,21 +173,21 @@ class Soiled:
         if len(content) <= 2 * MOST:
             self.before[id(container)] = (path, container, kind, content)
 
-    def put_back(self) -> str | None:
+    def restore(self) -> str | None:
         """Puts everything back; the path to the first thing that had changed."""
         changed = None
         for path, container, kind, before in self.before.values():
             current = kind.read(container)
             if len(current) != len(before) or not all(map(_same, current, before)):
-                kind.put(container, before)
+                kind.restore(container, before)
                 changed = changed or path
         for path, cache, misses in self.caches:
-            if cache.cache_info().misses != misses and _forgets_fakes(cache):
+            if cache.cache_info().misses != misses and _drop_fakes(cache):
                 changed = changed or path
         return changed
 
 
-    def only_filled(self) -> bool:
+    def has_only_filled(self) -> bool:
         """True if tables grew and names got a value, and nothing else changed, by what a run in eager adds, too."""
         changed = False
         for _, container, kind, before in self.before.values():
@@ -200,15 +200,15 @@ class Soiled:
         return changed
 
 
-class Again(Exception):
+class CaptureAgain(Exception):
     """A capture is to be made once more (internal): it came to functions that were not known, or it filled a cache.
 
     With all of them known from the start, it has to change nothing; of one that filled caches, these stay full.
     """
 
-    def __init__(self, soiled: Soiled, filled: bool) -> None:
+    def __init__(self, snapshot: Snapshot, filled: bool) -> None:
         super().__init__()
-        self.soiled, self.filled = soiled, filled
+        self.soiled, self.filled = snapshot, filled
 
 
 def _is_filling(container: Any, before: Sequence[Any], current: Sequence[Any]) -> bool:
@@ -217,7 +217,7 @@ def _is_filling(container: Any, before: Sequence[Any], current: Sequence[Any]) -
     return is_a(container, dict) and all(map(_same, current, before)) and not holds_fakes(current[len(before) :])
 
 
-def _forgets_fakes(cache: Any) -> bool:
+def _drop_fakes(cache: Any) -> bool:
     """Drops from a `functools.cache` what is of a capture: later calls would be given it. Whether there was any.
 
     What it keeps besides is what the same call keeps in eager. Of one with a bound, which may drop what it likes, all.
@@ -263,7 +263,7 @@ def _is_librarys_callable(value: Any) -> bool:
     return own and callable(value)
 
 
-def _of_function(function: types.FunctionType) -> list[Any]:
+def _parts_of_function(function: types.FunctionType) -> list[Any]:
     """The values in a function: defaults, and the objects that it wraps."""
     if is_library(function):
         return []
@@ -283,7 +283,7 @@ _WITH_CONTENT = (*(kind for kind, _ in _KINDS), functools._lru_cache_wrapper)
 _PARTS: tuple[tuple[Any, Callable[[Any], list[Any]]], ...] = (
     (types.MethodType, lambda v: [v.__func__, v.__self__]),
     (types.BuiltinMethodType, lambda v: [v.__self__]),  # of a module's function that is the module
-    (types.FunctionType, _of_function),
+    (types.FunctionType, _parts_of_function),
     ((staticmethod, classmethod), lambda v: [v.__func__]),
     (functools._lru_cache_wrapper, lambda v: [v.__wrapped__]),
     (functools.partial, lambda v: [v.func, *v.args, *v.keywords.values()]),

@@ -21,7 +21,7 @@ from torch._decomp import decomposition_table
 from torch.autograd.function import Function
 
 from ....tracer.sizes import hint_of
-from ....tracer.torch_private import is_batched_here, unwrapped
+from ....tracer.torch_private import is_batched_here, unwrap_functorch
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -130,7 +130,7 @@ def _filled_by(fill: Any) -> Callable[..., Any]:
 @functools.cache
 def _followed(op: Any) -> Callable[..., Any]:
     if op in _ASSERTIONS:
-        return _named(lambda value, *message: op(unwrapped(value).all(), *message), op)
+        return _named(lambda value, *message: op(unwrap_functorch(value).all(), *message), op)
     if op in DECOMPOSED:
         return _named(lambda *args, **options: decomposition_table[op](*args, **options), op)
     declared = op._schema.arguments
