@@ -734,7 +734,7 @@ CODES = (
         "Please report it with that file. is_traceable = False, or backend='reference', is a way around.",
         ("InternalError", "InvalidGraphError", "TypeRuleError", "ParseError", "LoweringError", "KernelCompileError",
          "KernelFaultError", "Unfusible", "CompiledCallError", "KeptDrawsError", "FusegradError",
-         "CaptureError", "OpaqueMet", "DataMet"),
+         "CaptureError", "OpaqueCallError", "DataReadError"),
     ),
     Code(
         "FG901", "RMSNorm.forward: internal error: KeyError: u0 (please report it)",

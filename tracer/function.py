@@ -41,7 +41,7 @@ from .opaque.opaque import Tape
 from .opaque.output_aliasing import whole_tensors
 from .opaque.shared import Shared, shared_with
 from .reads.reads import Reads
-from .reads.soiled import CaptureAgain, Snapshot
+from .reads.snapshot import CaptureAgain, Snapshot
 from .reads.value_keys import SCALARS, has_hidden_state, state_of
 from .torch_private import FakeTensor, expression_of, memory_of, sizes_as_keys
 from .trace import CaptureError, Trace
@@ -280,7 +280,8 @@ def guarded_trace(
             raise  # an error that is its own cause is a cycle
         raise as_data_read_error(error, tape) from error
     except (Exception, RecursionError) as error:
-        raise as_data_read_error(_as_capture_error(error), tape) from error  # no name here: a frame that holds its error is a cycle
+        # No name for the new error here: a frame that holds its error is a cycle.
+        raise as_data_read_error(_as_capture_error(error), tape) from error
 
 
 def _trace_with_sizes_as_keys(
@@ -294,7 +295,8 @@ def _trace_with_sizes_as_keys(
         if not str(error).startswith(NO_KEY):
             raise
     with sizes_as_keys():
-        return _trace_with_caches_filled(session, fn, fakes, reads, from_source, None if tape is None else tape.rewound_tape())
+        rewound = None if tape is None else tape.rewound_tape()
+        return _trace_with_caches_filled(session, fn, fakes, reads, from_source, rewound)
 
 
 def _trace_with_caches_filled(
@@ -308,7 +310,7 @@ def _trace_with_caches_filled(
             try:
                 return session.trace(fn, fakes, reads, from_source, tape)
             except CaptureAgain as again:
-                filled += [again.soiled] if again.filled else []
+                filled += [again.snapshot] if again.filled else []
             if len(filled) > 1:
                 break
             tape = None if tape is None else tape.rewound_tape()
@@ -327,7 +329,7 @@ PASSES = 4
 
 def _restore_all(filled: Sequence[Snapshot]) -> str | None:
     """The content of caches before they were filled; the path to one of them."""
-    paths = [soiled.restore() for soiled in reversed(filled)]
+    paths = [snapshot.restore() for snapshot in reversed(filled)]
     return next((path for path in paths if path is not None), None)
 
 
@@ -429,7 +431,9 @@ def _describe_new_tensor(value: Tensor, tensors: Sequence[Tensor]) -> Output:
     return Output("tensor", value=is_a_view(value))
 
 
-def _describe_object(output: Output, inputs: Sequence[Tensor], places: dict[int, ValueRef], hidden: list[Tensor]) -> Output:
+def _describe_object(
+    output: Output, inputs: Sequence[Tensor], places: dict[int, ValueRef], hidden: list[Tensor]
+) -> Output:
     """A Python value that goes back to the user as it is; sizes and tensors in it are those of each call."""
 
     def leaf(value: Any) -> Any:

@@ -58,7 +58,9 @@ def _ageless(expr: Any) -> int:
     return 0
 
 
-def solve_equations(equations: Sequence[sympy.Eq], age_of: Callable[[Any], int] = _ageless) -> dict[sympy.Basic, sympy.Basic]:
+def solve_equations(
+    equations: Sequence[sympy.Eq], age_of: Callable[[Any], int] = _ageless
+) -> dict[sympy.Basic, sympy.Basic]:
     """The divisions and symbols that the equations determine, each in terms of what is left, and is not younger.
 
     s1 // 2 == s0, s1 - s1 // 2 == s0   ->   s1 // 2: s0, s1: 2 * s0

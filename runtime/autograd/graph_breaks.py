@@ -112,7 +112,7 @@ def _goes_on(specialization: Specialization, args: Sequence[Any], tape: Tape) ->
     """Whether what opaque nodes returned in this call so far is what a graph was captured for."""
     sizes, calls = specialization.captured.sizes(args), tape.rewound_tape()
     for node in specialization.captured.opaque if calls.pending else ():
-        if (taped := calls.take(node.what)) is None:
+        if (taped := calls.take(node.callee)) is None:
             return True
         if not node.fits(taped, sizes):
             return False
@@ -194,7 +194,7 @@ def _serves(specialization: Specialization, args: Sequence[Any], tape: Tape) -> 
     if not captured.guard([a for a in args if isinstance(a, Tensor)]):
         return False
     sizes, calls = captured.sizes(args), tape.rewound_tape()
-    return all(node.fits(calls.take(node.what), sizes) for node in captured.opaque)
+    return all(node.fits(calls.take(node.callee), sizes) for node in captured.opaque)
 
 
 def _differentiates_its_body(compiler: Compiled, args: Sequence[Any]) -> bool:

@@ -138,7 +138,8 @@ class Segmented:
         name = next((n for n, known in self.segments.items() if any(s is segment for s in known)), None)
         if name is None:
             return False
-        if segment.apart - self.lines[name].confined and self._rewrite(name, self.lines[name].with_confined(segment.apart)):
+        lines = self.lines[name]
+        if segment.apart - lines.confined and self._rewrite(name, lines.with_confined(segment.apart)):
             return True
         return self._rewrite(name, self.lines[name].with_enclosing(segment.lines)) or self._give_up(name)
 

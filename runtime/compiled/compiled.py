@@ -410,7 +410,8 @@ class Compiled:
             tensors = [a for a in args if isinstance(a, Tensor)]
             found = next((s for s in self.known.get(facts, ()) if s.captured.guard(tensors)), None)
             if patient and found is None and (met := self.split_kinds.get(alike(facts))) is not None:
-                self.met.setdefault(facts, met.without_frames())  # it was in the way with another number: it would be again
+                # It was in the way with another number: it would be again.
+                self.met.setdefault(facts, met.without_frames())
             tried = facts in self.refused or self._is_hopeless() or any(map(is_meta, args))
             if found is None and not tried:
                 if patient and facts in self.known:  # for other sizes

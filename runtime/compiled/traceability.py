@@ -30,7 +30,7 @@ class Traceability:
         self.segmented, self.option = Segmented(cls), option
         self.declared = declarations(cls, option)
         self.effects: dict[str, Effect | None] = {}
-        self.beyond = ForeignFunctions()
+        self.foreign = ForeignFunctions()
 
     @property
     def cls(self) -> type:
@@ -83,7 +83,7 @@ class Traceability:
         """What the methods of these roles read, but for those that have effects."""
         self.effects = {role: next(iter(certain_effects(*self.sources(role))), self._caught(role)) for role in tried}
         sources = (f for role in tried if self.effects[role] is None for f in self.sources(role))
-        return scan(*sources, foreign=self.beyond)
+        return scan(*sources, foreign=self.foreign)
 
     def _caught(self, role: str) -> Effect | None:
         places = (self.segmented.catches(name) for name in self.sources_by_name(role))
@@ -108,4 +108,4 @@ class Traceability:
 
 def switches_grad_mode(cls: type) -> bool:
     """Whether a class was made of a plain function that does."""
-    return hasattr(cls, "_fusegrad_switches") and cls._fusegrad_switches.met
+    return hasattr(cls, "_fusegrad_switches") and cls._fusegrad_switches.is_unrecorded

@@ -86,7 +86,8 @@ def _constants(captured: CapturedFunction) -> Doc | None:
     """What is on ctx and no tensor; None where a table cannot say it: then it is captured again when it is wanted."""
     known = set(captured.symbols)
     try:
-        found = {k: constant_document(v, lambda n: expression_at_forward(n, known)) for k, v in captured.forward.constants.items()}
+        constants = captured.forward.constants
+        found = {k: constant_document(v, lambda n: expression_at_forward(n, known)) for k, v in constants.items()}
         for value in found.values():
             constant_from(value, {s.name: s for s in known}, "constants")
     except (NoLiteral, ParseError):

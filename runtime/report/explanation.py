@@ -115,7 +115,10 @@ class Explanation:
             "kept": [k.to_dict() for k in self.kept],
             "groups": {d: [g.to_dict() for g in report.groups] for d, report in self.directions.items()},
             "cuts": {d: [c.to_dict() for c in report.cuts] for d, report in self.directions.items()},
-            "opaque": [{**vars(o), "code": code_of(o.reason_of_method), "fix": fix_of(o.reason_of_method)} for o in self.opaque],
+            "opaque": [
+                {**vars(o), "code": code_of(o.reason_of_method), "fix": fix_of(o.reason_of_method)}
+                for o in self.opaque
+            ],
             "products": {d: report.products for d, report in self.directions.items()},
             "segments": {d: report.segments for d, report in self.directions.items()},
             "variants": [v.to_dict() for v in self.variants],

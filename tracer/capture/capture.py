@@ -66,11 +66,11 @@ from ..opaque.opaque import (
 )
 from ..opaque.segments import Segment
 from ..opaque.watching import watcher
-from ..reads.beyond import Crossing
+from ..reads.foreign import Crossing
 from ..reads.packages import is_cached
 from ..reads.reached import Reached, resume_watch, watching_effects
 from ..reads.reads import Reads
-from ..reads.soiled import CaptureAgain, Snapshot
+from ..reads.snapshot import CaptureAgain, Snapshot
 from ..reads.value_keys import SCALARS, Handle, is_a_value
 from ..torch_private import (
     DETACHES,
@@ -305,25 +305,25 @@ class Session:
         from_source: every operation has to come from a line of Python; not so where a captured graph is batched.
         tape: the nested calls of a run of `fn` on real tensors; without one, an opaque call raises OpaqueMet.
         """
-        soiled = Snapshot(reads)
+        snapshot = Snapshot(reads)
         try:
             # Within this thread: the engine's thread of a device may be waiting for the lock that is held here.
             with torch.autograd.set_multithreading_enabled(False):
-                recording = _Recording(self, fakes, reads, tape, soiled)
+                recording = _Recording(self, fakes, reads, tape, snapshot)
                 trace = recording.trace_of(recording.graph_of(fn), from_source)
         except CaptureAgain as again:
             # The caches of the user's that were filled stay so: the trace begins again, and finds them full.
             if not again.filled:
-                soiled.restore()
+                snapshot.restore()
             raise
         except BaseException:
-            soiled.restore()
+            snapshot.restore()
             raise
         # All is put back as it was before the method ran; what had to be put back, no graph would do at each call.
-        if (changed := soiled.restore()) is not None and reads is not None:
+        if (changed := snapshot.restore()) is not None and reads is not None:
             # It came to functions that were not known when all was copied: once more, with these known, too.
-            if soiled.is_partial:
-                raise CaptureAgain(soiled, filled=False)
+            if snapshot.is_partial:
+                raise CaptureAgain(snapshot, filled=False)
             reads.foreign.failures += 1
         if changed is not None:
             raise CaptureError(reason=f"it changes what it reaches by the {changed}", where="unknown")
@@ -334,13 +334,13 @@ class _Recording:
     """One run of a method under the tracer: what is watched while it runs, and the checks of the graph that it left."""
 
     def __init__(
-        self, session: Session, fakes: Sequence[Any], reads: Reads | None, tape: Tape | None, soiled: Snapshot
+        self, session: Session, fakes: Sequence[Any], reads: Reads | None, tape: Tape | None, snapshot: Snapshot
     ) -> None:
-        self.session, self.fakes, self.reads, self.soiled = session, fakes, reads, soiled
+        self.session, self.fakes, self.reads, self.snapshot = session, fakes, reads, snapshot
         self.answers_data = tape is not None and bool(tape.data)
         # The present values, before the method runs: `_refuse_changed_reads` compares what it leaves with them.
         self.before = reads.by_path() if reads is not None else {}
-        self.crossing = Crossing(reads, soiled, self.before) if reads is not None and reads.calls_unknown else None
+        self.crossing = Crossing(reads, snapshot, self.before) if reads is not None and reads.calls_unknown else None
         self.leaves, self.unmarked = OwnLeaves(fakes), TensorMarks(fakes)
         generators = [] if reads is None else [get() for get in reads.generators]
         self.calls = Calls(session, tape, self.leaves, generators)
@@ -410,8 +410,8 @@ class _Recording:
         """A method that changes what it also reads would find it changed at the next call, and the graph would not."""
         if self.reads is None or (changed := self.reads.changed(self.before)) is None:
             return
-        if self.soiled.is_partial:
-            raise CaptureAgain(self.soiled, filled=False)
+        if self.snapshot.is_partial:
+            raise CaptureAgain(self.snapshot, filled=False)
         self.reads.foreign.failures += 1
         raise CaptureError(reason=f"it changes the {changed}, which it also reads", where="unknown")
 

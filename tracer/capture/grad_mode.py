@@ -37,9 +37,9 @@ class GradMode:
     """Follows the switches of one run of a method, and marks the nodes that it leaves while the mode is off."""
 
     def __init__(self, graph: torch.fx.Graph) -> None:
-        self.graph, self.on, self.last = graph, True, newest_node(graph)
+        self.graph, self.is_on, self.last = graph, True, newest_node(graph)
         self.inference = torch.is_inference_mode_enabled()
-        self.mode_before: dict[int, tuple[Any, bool]] = {}  # by the manager, which is kept: the mode that it goes back to
+        self.mode_before: dict[int, tuple[Any, bool]] = {}  # by the manager, held: the mode that it goes back to
 
     def note_switch(self, is_on: bool) -> str | None:
         """The grad mode is switched by the user's code; why that cannot be followed, if it cannot."""
@@ -48,16 +48,16 @@ class GradMode:
         if manager is None and not is_on:
             return "it turns the grad mode off by a private name of torch"
         if method in ("__exit__", "__call__"):
-            self.on = self.mode_before.get(id(manager), (None, is_on))[1]
+            self.is_on = self.mode_before.get(id(manager), (None, is_on))[1]
             return None
         if method == "__init__" or (manager is not None and not isinstance(manager, _KEEPS_AT_ONCE)):
-            self.mode_before[id(manager)] = manager, self.on
-        self.on = is_on
+            self.mode_before[id(manager)] = manager, self.is_on
+        self.is_on = is_on
         return None
 
     def settle(self) -> None:
         """The nodes since the last switch belong to the mode that it began."""
-        for node in () if self.on else nodes_after(self.last, self.graph):
+        for node in () if self.is_on else nodes_after(self.last, self.graph):
             node.meta[UNRECORDED] = True
         self.last = newest_node(self.graph)
 

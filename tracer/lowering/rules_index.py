@@ -103,7 +103,8 @@ def indexed_axes(x: Value, index: Sequence[Value | None]) -> tuple[list[int], li
     if any(i.dtype in ("b1", "u8") for i in indices):
         return None
     shape = common_shape([i.shape for i in indices])
-    return axes, [fit(wrap_negative(i, x.shape[a]), TensorType(shape, "i64")) for a, i in zip(axes, indices, strict=True)]
+    positive = [wrap_negative(i, x.shape[a]) for a, i in zip(axes, indices, strict=True)]
+    return axes, [fit(i, TensorType(shape, "i64")) for i in positive]
 
 
 def first_place(axes: Sequence[int]) -> int:

@@ -120,7 +120,7 @@ class _InC:
     """Another attribute `apply`; and for names that are bound to the one in C, what that calls on its way.
 
         f(x)  ->  cls.forward  ->  _bind_default_args  ->  is a transform active?  ->  _call_custom_function_call
-                  _heard: cls      _bound: begins one      so it is                    _called: ends it, and asks
+             _note_class: cls  _bind_arguments: begins one  so it is        _call_function: ends it, and asks
     """
 
     META: Any = type(Function)

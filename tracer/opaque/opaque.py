@@ -200,7 +200,8 @@ def call_for_real(callee: Any, apply: Callable[..., Any], args: Any, kwargs: Any
     changed = [i for i, t in enumerate(tensors) if i in changed or any(_shares(t, w) for w in communicated)]
     versioned = frozenset(changed)
     if before is not None:
-        changed = [i for i, (t, b) in enumerate(zip(tensors, before, strict=True)) if i in versioned or not has_same_content(t, b)]
+        pairs = enumerate(zip(tensors, before, strict=True))
+        changed = [i for i, (t, b) in pairs if i in versioned or not has_same_content(t, b)]
     aliases = [_alias(leaf, tensors) for leaf in leaves]
     if isinstance(callee, Segment) and _can_be_results(changed, tensors, leaves):
         fault = _fault(leaves, aliases, tensors, ()) or _fault_of_history(leaves, aliases)
@@ -367,7 +368,7 @@ class OpaqueNode:
         self.inputs = [self.constants[i] for i in self.slots]
         self.constants = [None if i in self.slots else c for i, c in enumerate(self.constants)]
         self.flags, self.tree, self.aliases = taped.flags, taped.tree, taped.aliases
-        self.written_inputs = sorted(taped.written_inputs)  # of the tensors that it takes: their new content is its last results
+        self.written_inputs = sorted(taped.written_inputs)  # of its tensors: their new content is its last results
         self.of_data = isinstance(apply, torch._ops.OpOverload)  # what is in a tensor: its numbers are symbols
         self.facts = [leaf_fact(leaf, self.of_data) for leaf in taped.leaves]
         self.leaves: list[Any] = []

@@ -27,9 +27,9 @@ def whole_tensors(own: Mapping[int, Tensor]) -> dict[int, int | Tensor]:
 
 
 def _whole_of_group(group: list[int], own: Mapping[int, Tensor]) -> dict[int, int | Tensor]:
-    showing_all = sorted((n for n in group if shows_all_memory(own[n])), key=lambda n: own[n]._is_view())  # a base comes first
+    showing_all = [n for n in group if shows_all_memory(own[n])]
     if showing_all:
-        number = showing_all[0]
+        number = min(showing_all, key=lambda n: own[n]._is_view())  # a base comes first
         return {n: number for n in group if n != number}
     bases = (own[n]._base for n in group)
     base = next((b for b in bases if b is not None and shows_all_memory(b)), None)

@@ -558,7 +558,8 @@ class _Cutter:
         body: Body = [ast.Assign([ast.Name(name, ast.Store())], call)]
         for output in segment.outputs:
             attribute = output.removeprefix(ON_CTX)
-            target = _ctx_attribute(self.ctx, attribute, ast.Store()) if output != attribute else ast.Name(output, ast.Store())
+            is_on_ctx, how = output != attribute, ast.Store()
+            target = _ctx_attribute(self.ctx, attribute, how) if is_on_ctx else ast.Name(output, how)
             value = ast.Subscript(ast.Name(name, ast.Load()), ast.Constant(output), ast.Load())
             body.append(_if(_method_call(name, "has", output), ast.Assign([target], value)))
         for exit in sorted(exits):
@@ -608,7 +609,8 @@ def cut(
     """
     cutter = _Cutter(function, lines, ctx)
     cutter.cut()
-    own = {LOCALS: locals, LEFT: SegmentResult, ABSENCE: ABSENT, OF_CTX: getattr, ON_IT: functools.partial(_read_of_ctx, node)}
+    read = functools.partial(_read_of_ctx, node)
+    own = {LOCALS: locals, LEFT: SegmentResult, ABSENCE: ABSENT, OF_CTX: getattr, ON_IT: read}
     objects: dict[str, Any] = {**own, **cutter.segments}
     cells = dict(zip(cutter.code.co_freevars, function.__closure__ or (), strict=True))
     cells |= {name: types.CellType(value) for name, value in objects.items()}
@@ -674,9 +676,9 @@ def lines_of(method: Any, place: str) -> list[int]:
         tree = _tree_of(function.__code__)
     except UnfitError:
         return []
-    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Attribute | ast.Name)]
-    lines = (n.lineno for n in calls if (f := _function_named(n, function)) is not None and _reaches(f, filename, line, set()))
-    return sorted(set(lines))
+    names = [n for n in ast.walk(tree) if isinstance(n, ast.Attribute | ast.Name)]
+    calls = ((n.lineno, f) for n in names if (f := _function_named(n, function)) is not None)
+    return sorted({number for number, f in calls if _reaches(f, filename, line, set())})
 
 
 def holds(code: types.CodeType, filename: str, line: int) -> bool:
@@ -711,8 +713,9 @@ def _is_broad(handler: ast.ExceptHandler) -> bool:
 def _names_in(body: Body, function: types.FunctionType) -> set[str]:
     nodes = list(_all_of(body))
     names = {n.attr if isinstance(n, ast.Attribute) else n.id for n in nodes if isinstance(n, ast.Attribute | ast.Name)}
-    called = (f for n in nodes if isinstance(f := _function_named(n, function), types.FunctionType) and not is_library(f))
-    return names.union(*map(names_reached, called))
+    called = (_function_named(n, function) for n in nodes)
+    users = (f for f in called if isinstance(f, types.FunctionType) and not is_library(f))
+    return names.union(*map(names_reached, users))
 
 
 def _function_named(node: ast.AST, function: types.FunctionType) -> Any:

@@ -862,7 +862,8 @@ class _Names:
         except Exception:
             return f"it imports `{name}`"
         module = path if takes_names else path.split(".")[0]
-        self.imported = _Root(f"import {module}", lambda: sys.modules[module], _cannot_rebind, ("of", sys.modules, module))
+        steps = ("of", sys.modules, module)
+        self.imported = _Root(f"import {module}", lambda: sys.modules[module], _cannot_rebind, steps)
         self.imported_from = self.imported if takes_names else None
         return None
 

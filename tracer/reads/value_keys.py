@@ -473,7 +473,8 @@ def _body(cls: type, depth: int) -> tuple[Any, ...]:
         if not first:
             return ()
         members = _members(cls)
-        own = [f for _, v in members if is_a(f := function_within(v), types.FunctionType) and not _counts_by_identity(f)]
+        functions = (f for _, v in members if is_a(f := function_within(v), types.FunctionType))
+        own = [f for f in functions if not _counts_by_identity(f)]
         return (*[(n, _member(v, depth)) for n, v in members], _read_in(cls, own))
 
 
@@ -553,7 +554,7 @@ def has_hidden_state(value: Any) -> bool:
 
 def _why_unfit(value: Any, inner: list[Any] | None, depth_left: int) -> str | None:
     if is_a(value, types.FunctionType):
-        certain = [] if _counts_by_identity(value) else _reads(value).certain()
+        certain = [] if _counts_by_identity(value) else _reads(value).certain_effects()
         return certain[0].reason if certain else None
     if inner is None or depth_left == 0:
         return None if inner is None and is_a_value(value) else f"an argument holds a {type(value).__qualname__}"

@@ -11,14 +11,14 @@ from typing import Any
 
 from .attributes import is_a
 from .reads import Effect, ForeignFunction, Reads, draws_of, scan_foreign_functions
-from .soiled import CaptureAgain, Snapshot
+from .snapshot import CaptureAgain, Snapshot
 
 
 class Crossing:
     """One capture: told of each function of another package before it runs."""
 
-    def __init__(self, reads: Reads, soiled: Snapshot, before: dict[str, Any]) -> None:
-        self.reads, self.soiled, self.before = reads, soiled, before
+    def __init__(self, reads: Reads, snapshot: Snapshot, before: dict[str, Any]) -> None:
+        self.reads, self.snapshot, self.before = reads, snapshot, before
         self.functions: list[ForeignFunction] = []
 
     def enter(self, frame: types.FrameType) -> list[Effect]:
@@ -33,16 +33,16 @@ class Crossing:
             self.functions.append(function)
             fresh = {path: read for path, read in function_reads.entries.items() if path not in self.before}
             function_reads.entries = fresh
-            self.soiled.add(function_reads)
-            self.soiled.add_globals(code, frame.f_globals)
+            self.snapshot.add(function_reads)
+            self.snapshot.add_globals(code, frame.f_globals)
             self.before |= function_reads.by_path()
         return [*foreign.capture_ending(function_reads.effects), *draws_of(code, frame.f_globals)]
 
     def leave(self) -> None:
         """From now on the reads of the functions are compared to which the capture came."""
-        self.soiled.is_partial = bool(self.functions)
+        self.snapshot.is_partial = bool(self.functions)
         if self.functions:
             self.reads.foreign.batches.append(tuple(self.functions))
             self.reads.widen()
-        if self.soiled.has_only_filled():
-            raise CaptureAgain(self.soiled, filled=True)
+        if self.snapshot.has_only_filled():
+            raise CaptureAgain(self.snapshot, filled=True)

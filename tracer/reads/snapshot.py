@@ -208,7 +208,7 @@ class CaptureAgain(Exception):
 
     def __init__(self, snapshot: Snapshot, filled: bool) -> None:
         super().__init__()
-        self.soiled, self.filled = snapshot, filled
+        self.snapshot, self.filled = snapshot, filled
 
 
 def _is_filling(container: Any, before: Sequence[Any], current: Sequence[Any]) -> bool:
