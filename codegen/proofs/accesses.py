@@ -16,28 +16,21 @@ from ...ir import Graph
 from ...ir.types import ITEMSIZE, Size
 from ..kernel import Kernel, Kernels, Pointer, Ref, Scalar
 from . import reading
+from .arithmetic import Arithmetic
 from .bounds import World
-from .claims import Answer, Claim, Fault, Memory, Proof, Subject, multiple
+from .claims import Answer, Claim, Fault, Memory, Proof, Subject, is_multiple
+from .overlaps import overlaps
 from .polynomials import ONE, ZERO, Poly, TooLong
-from .reading import Access, Int, Need, Other, Reader, Value, origins, parsed
+from .reading import RULES, Access, Int, Need, Opaque, Reader, Unread, Value, parse_function
 from .symbols import NoSize, Sizes
 
-NARROW = 2**31 - 1
+LARGEST = 2**31 - 1
+"""The largest integer of 32 bits."""
 GROUP = 16
 """Bytes that are read at once, at a multiple of as many."""
 
 
-def memory_of(shape: Sequence[Size], strides: Sequence[Size], sizes: Sizes) -> Memory:
-    dims, steps = tuple(map(sizes.whole, shape)), tuple(map(sizes.whole, strides))
-    extent = ONE
-    for n, s in zip(dims, steps, strict=True):
-        extent = extent + (n - 1) * s
-    return Memory(extent, dims, steps)
-
-
 # ------------------------------------------------------------------ one kernel
-
-
 def prove(graph: Graph, kernels: Kernels) -> list[Proof]:
     """What can be proved of each kernel."""
     return [prove_kernel(kernel, graph, kernels) for kernel in kernels.kernels]
@@ -45,21 +38,21 @@ def prove(graph: Graph, kernels: Kernels) -> list[Proof]:
 
 def prove_kernel(kernel: Kernel, graph: Graph, kernels: Kernels, apart: bool = True) -> Proof:
     """Read its text, then ask for every claim. `apart`: that stores of different programs do not meet, too."""
-    from .overlaps import overlaps
-
     try:
         subject = read_kernel(kernel, graph, kernels)
-    except (reading.Unread, NoSize, TooLong) as error:
+    except (Unread, NoSize, TooLong) as error:
         return Proof(kernel.name, faults=(Fault("text", 0, str(error)),))
+    # In range: without a proof, an access is a fault.
     claims = [_claim(subject, access) for access in subject.read.accesses]
-    for claim in claims:
-        if claim.answer == "unproved":
-            subject.faults.append(Fault("range", claim.line, claim.text))
+    subject.faults += [Fault("range", claim.line, claim.text) for claim in claims if claim.answer == "unproved"]
+    # Arithmetic: 32 bits hold it, and what is divided is not negative.
     narrow = sum(_fits(subject, need) for need in subject.read.needs)
     subject.faults += [Fault("division", line, text) for text, line in subject.read.divisions]
+    # Promises to the compiler.
     for hint in subject.read.hints:
-        if not multiple(subject.world, hint.value, hint.factor):
+        if not is_multiple(subject.world, hint.value, hint.factor):
             subject.faults.append(Fault("hint", hint.line, hint.text))
+    # Programs apart: last, since it adds atoms for loops walked in another order.
     count, shared = overlaps(subject) if apart else (0, [])
     subject.faults += shared
     return Proof(kernel.name, tuple(claims), tuple(dict.fromkeys(subject.faults)), narrow, count)
@@ -67,35 +60,37 @@ def prove_kernel(kernel: Kernel, graph: Graph, kernels: Kernels, apart: bool = T
 
 def read_kernel(kernel: Kernel, graph: Graph, kernels: Kernels) -> Subject:
     world = World()
+    arithmetic = Arithmetic(world)
+    # Sizes, and what the guards say about them; then memory and the number of programs, which are made of sizes.
     dimensions = [n for v in (*graph.inputs, *graph.order()) for t in v.avals for n in t.shape]
-    sizes = Sizes(world, kernel.pinned, dimensions, kernel.guards)
+    sizes = Sizes(arithmetic, kernel.pinned, dimensions, kernel.guards)
     for guard in kernel.guards:
         sizes.assume(guard)
-    memory = {
-        p.name: _memory(p.buffer, graph, kernels, kernel, sizes) for p in kernel.arguments if isinstance(p, Pointer)
-    }
+    pointers = [p for p in kernel.arguments if isinstance(p, Pointer)]
+    memory = {p.name: _memory(p.buffer, graph, kernels, kernel, sizes) for p in pointers}
     scalars = {s.name: sizes.whole(s.value) for s in kernel.arguments if isinstance(s, Scalar)}
     programs = sizes(kernel.grid)
-    _some(world, programs)
-    env: dict[str, Value] = {name: reading.Pointer(name) for name in memory}
-    env |= {name: Int(value, 32, frozenset([name])) for name, value in scalars.items()}
-    env |= {n: Int(Poly.of(v)) if type(v) is int else Other(v) for n, v in kernel.constants.items()}
-    dtypes = {p.name: p.dtype for p in kernel.arguments if isinstance(p, Pointer)}
-    reader = Reader(world, env, dtypes, programs, sizes.is_multiple)
-    reader.block(parsed(kernel.source.removeprefix("@triton.jit\n")).body)
+    _assume_programs(world, programs)
+    # The function's arguments as values, and a walk through its body.
+    arguments: dict[str, Value] = {name: reading.Pointer(name) for name in memory}
+    arguments |= {name: Int(value, 32, frozenset([name])) for name, value in scalars.items()}
+    arguments |= {n: Int(Poly.of(v)) if type(v) is int else Opaque(v) for n, v in kernel.constants.items()}
+    dtypes = {p.name: p.dtype for p in pointers}
+    reader = Reader(RULES, arithmetic, arguments, dtypes, programs, sizes.is_multiple)
+    reader.block(parse_function(kernel.source).body)
     return Subject(kernel, world, sizes, memory, scalars, reader)
 
 
-def _some(world: World, programs: Poly) -> None:
+def _assume_programs(world: World, programs: Poly) -> None:
     """There is a program: of a product, every factor is at least one; so is what a ceiling of one is of."""
-    world.assume(programs - 1)
-    world.assume(Poly.of(NARROW) - programs)  # no device takes more
+    world.atoms.assume(programs - 1)
+    world.atoms.assume(Poly.of(LARGEST) - programs)  # no device takes more
     if len(programs.terms) == 1:
         for atom in programs.atoms:
             world.bound_below(atom, ONE, ONE)
-            for bound in [*world.known.lowers(atom)]:
+            for bound in [*world.atoms.bounds.lowers(atom)]:
                 if bound.value.number is None and len(bound.value.atoms) == 1:
-                    world.assume(bound.value - 1)
+                    world.atoms.assume(bound.value - 1)
 
 
 def _memory(ref: Ref, graph: Graph, kernels: Kernels, kernel: Kernel, sizes: Sizes) -> Memory:
@@ -108,6 +103,14 @@ def _memory(ref: Ref, graph: Graph, kernels: Kernels, kernel: Kernel, sizes: Siz
         return memory_of(output.shape, strides, sizes)
     buffer = (kernels.temporaries if ref.kind == "temporary" else kernel.scratch)[ref.index]
     return memory_of(buffer.shape, buffer.strides, sizes)
+
+
+def memory_of(shape: Sequence[Size], strides: Sequence[Size], sizes: Sizes) -> Memory:
+    dims, steps = tuple(map(sizes.whole, shape)), tuple(map(sizes.whole, strides))
+    extent = ONE
+    for n, s in zip(dims, steps, strict=True):
+        extent = extent + (n - 1) * s
+    return Memory(extent, dims, steps)
 
 
 # ------------------------------------------------------------------ claims
@@ -132,22 +135,25 @@ def is_inside(world: World, offset: Poly, memory: Memory, facts: Sequence[Poly])
     return (
         world.holds(memory.extent - 1 - offset, facts)
         and world.holds(offset, facts)
-        and all(world.holds(n - 1, facts) or _is_nothing(world, memory, n, facts) for n in memory.shape)
+        and all(world.holds(n - 1, facts) or _empties(world, memory, n, facts) for n in memory.shape)
     )
 
 
-def _is_nothing(world: World, memory: Memory, n: Poly, facts: Sequence[Poly]) -> bool:
+def _empties(world: World, memory: Memory, n: Poly, facts: Sequence[Poly]) -> bool:
     """Where a dimension is zero, the extent is, too."""
-    if not all(len(m) == 1 and c > 0 and m[0] in world.positive for m, c in n.terms.items()):
+    if not all(len(m) == 1 and c > 0 and m[0] in world.atoms.positive for m, c in n.terms.items()):
         return False
-    return world.holds(-memory.extent.replaced(dict.fromkeys(n.atoms, ZERO)), tuple(facts))
+    extent = memory.extent
+    for atom in n.atoms:
+        extent = extent.with_atom(atom, ZERO)
+    return world.holds(-extent, tuple(facts))
 
 
 def _in_group(subject: Subject, access: Access, memory: Memory) -> bool:
     """The first element of the group of 16 bytes lies inside, and the group begins at a multiple."""
     world = subject.world
     dtype = next(p.dtype for p in subject.kernel.arguments if isinstance(p, Pointer) and p.name == access.pointer)
-    for q, division in world.divisions.items():
+    for q, division in world.atoms.divisions.items():
         number, lane = division.d.number, division.x
         if (
             division.kind != "/"
@@ -156,10 +162,10 @@ def _in_group(subject: Subject, access: Access, memory: Memory) -> bool:
             or number * ITEMSIZE[dtype] > GROUP
         ):
             continue
-        (atom, *others) = lane.atoms
-        if not others and atom in access.offset.atoms and lane == Poly.atom(atom):
+        atom = lane.top
+        if lane == Poly.atom(atom) and atom in access.offset.atoms:
             first = access.offset.with_atom(atom, Poly.atom(q) * number)
-            if multiple(world, first, number) and is_inside(world, first, memory, access.facts):
+            if is_multiple(world, first, number) and is_inside(world, first, memory, access.facts):
                 return True
     return False
 
@@ -172,18 +178,19 @@ STEPS_OF_DATA = 6_000
 
 
 def _condition(subject: Subject, access: Access, memory: Memory) -> str:
-    """The ranges of what was loaded under which the access is inside; nothing where there are none."""
-    world = subject.world
-    atoms = sorted(a for a in origins(world, access.offset) if a in world.data)
+    """The ranges of what was loaded under which the access is inside; "" where there are none."""
+    world, data = subject.world, subject.world.atoms.data
+    atoms = sorted(a for a in world.atoms.origins(access.offset) if a in data)
     ranges = list(_ranges(memory))
     if not atoms or len(atoms) > 4:
         return ""
-    with world.at_most(STEPS_OF_DATA):
+    with world.budget.at_most(STEPS_OF_DATA):
         for chosen in islice(product(ranges, repeat=len(atoms)), CHOICES):
             pairs = [*zip(atoms, chosen, strict=True)]
             facts = [f for a, (low, high) in pairs for f in (Poly.atom(a) - low, high - Poly.atom(a))]
             if is_inside(world, access.offset, memory, (*access.facts, *facts)):
-                texts = (f"{world.data[a]} in {world.text(low)} .. {world.text(high)}" for a, (low, high) in pairs)
+                text = world.atoms.text
+                texts = (f"{data[a]} in {text(low)} .. {text(high)}" for a, (low, high) in pairs)
                 return ", ".join(dict.fromkeys(texts))
     return ""
 
@@ -201,13 +208,13 @@ def _fits(subject: Subject, need: Need) -> bool:
     """A value that is computed in 32 bits while these arguments are 32 bits wide."""
     world = subject.world
     passed = [subject.scalars[name] for name in sorted(need.narrow)]
-    facts = (*need.facts, *(end for p in passed for end in _ends(p)))
-    if all(world.holds(end, need.facts) or world.holds(end, facts) for end in _ends(need.value)):
+    facts = (*need.facts, *(margin for p in passed for margin in _margins(p)))
+    if all(world.holds(margin, need.facts) or world.holds(margin, facts) for margin in _margins(need.value)):
         return True
     subject.faults.append(Fault("width", need.line, f"{need.text} in 32 bits"))
     return False
 
 
-def _ends(value: Poly) -> tuple[Poly, Poly]:
+def _margins(value: Poly) -> tuple[Poly, Poly]:
     """Not negative where 32 bits hold the value."""
-    return -value + NARROW, value + NARROW + 1
+    return -value + LARGEST, value + LARGEST + 1

@@ -1,4 +1,4 @@
-"""What is claimed of a kernel's accesses, and what is known of a kernel while that is looked for."""
+"""Claims about a kernel's accesses, and the kernel as it was read while proofs of them are looked for."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ..kernel import Kernel
-from . import reading
 from .bounds import World
-from .polynomials import Poly
-from .reading import Reader
+from .polynomials import Poly, exact_quotient
+from .reading import Read, Reader
 from .symbols import Sizes
 
 Answer = Literal["proved", "group", "data", "unproved"]
@@ -17,7 +16,7 @@ Answer = Literal["proved", "group", "data", "unproved"]
 
 @dataclass(frozen=True)
 class Claim:
-    """One access and whether it stays in its tensor. `condition`: what the values of an index have to be for that."""
+    """One access, and the answer whether it stays in its tensor; `condition`: of the values of an index, for that."""
 
     line: int
     text: str
@@ -40,7 +39,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Proof:
-    """What is known of one kernel."""
+    """The claims about one kernel, and the faults: all that was not proved."""
 
     kernel: str
     claims: tuple[Claim, ...] = ()
@@ -78,25 +77,21 @@ class Subject:
     faults: list[Fault] = field(default_factory=list)
 
     @property
-    def read(self) -> reading.Read:
+    def read(self) -> Read:
         return self.reader.read
 
 
-def multiple(world: World, value: Poly, factor: int, depth: int = 6) -> bool:
-    """Provably a multiple: with choices made and remainders written out."""
-    if value.divided(Poly.of(factor)) is not None:
+def is_multiple(world: World, value: Poly, factor: int, depth: int = 6) -> bool:
+    """Provably a multiple: with choices made and remainders as x - d * (x // d)."""
+    if exact_quotient(value, Poly.of(factor)) is not None:
         return True
-    open_ = [a for a in value.atoms if a in world.cases or (a in world.divisions and world.divisions[a].kind == "%")]
-    if not open_ or not depth:
+    cases, divisions = world.atoms.cases, world.atoms.divisions
+    composed = [a for a in value.atoms if a in cases or (a in divisions and divisions[a].kind == "%")]
+    if not composed or not depth:
         return False
-    atom = max(open_)
-    cases = [c.value for c in world.cases[atom][1]] if atom in world.cases else [_remainder(world, atom)]
-    return all(multiple(world, value.with_atom(atom, c), factor, depth - 1) for c in cases)
-
-
-def _remainder(world: World, atom: int) -> Poly:
-    """x % d  ->  x - d * (x // d)"""
-    division = world.divisions[atom]
-    found = world.divided(division.x, division.d)
-    assert found is not None
-    return division.x - division.d * found[0]
+    atom = max(composed)
+    if atom in cases:
+        values = [c.value for c in cases[atom][1]]
+    else:
+        values = [divisions[atom].x - divisions[atom].d * Poly.atom(divisions[atom].quotient)]
+    return all(is_multiple(world, value.with_atom(atom, v), factor, depth - 1) for v in values)

@@ -9,13 +9,15 @@ place has to tell the counter. Atomic additions are meant to meet; so are words 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from .bounds import LANES, World
-from .claims import Fault, Subject, multiple
+from .atoms import LANES
+from .bounds import World
+from .claims import Fault, Subject, is_multiple
 from .polynomials import ONE, ZERO, Poly
-from .reading import Access, origins, parts_of
+from .reading import Access
 
 
 def overlaps(subject: Subject) -> tuple[int, list[Fault]]:
@@ -38,23 +40,20 @@ def overlaps(subject: Subject) -> tuple[int, list[Fault]]:
 def _are_apart(subject: Subject, group: Sequence[Access]) -> bool:
     """The places of all of these stores tell the program, by the same digits; or else what is stored there."""
     varying = Varying(subject)
-    numbers = [varying.digits(a) for a in group]
-    if any(n is None for n in numbers):
+    numbers = [n for a in group if (n := varying.digits(a)) is not None]
+    if len(numbers) < len(group) or any(set(n.steps.values()) != set(numbers[0].steps.values()) for n in numbers):
         return False
-    found = [n for n in numbers if n is not None]
-    if any(set(n.steps.values()) != set(found[0].steps.values()) for n in found):
-        return False
-    while (step := _told_next(subject.world, found)) is not None:
-        for n in found:
-            n.tell(varying, step)
-    pairs = list(zip(found, group, strict=True))
-    if all(varying.tells_program(n, access) for n, access in pairs):
+    while (step := _longest_step(subject.world, numbers)) is not None:
+        for number in numbers:
+            number.determine(varying, step)
+    pairs = list(zip(numbers, group, strict=True))
+    if all(varying.determines_program(number, store) for number, store in pairs):
         return True
-    (number, store), *others = pairs
-    return not others and not number.open and varying.tells_value(number, store)
+    number, store = pairs[0]
+    return len(pairs) == 1 and not number.open and varying.determines_value(number, store)
 
 
-def _told_next(world: World, numbers: Sequence[Number]) -> Poly | None:
+def _longest_step(world: World, numbers: Sequence[Number]) -> Poly | None:
     """A step that is longer than all that is below it, in each of the numbers."""
     steps = dict.fromkeys(numbers[0].open.values())
     for step in sorted(steps, key=lambda s: len(s.atoms), reverse=True):
@@ -65,52 +64,55 @@ def _told_next(world: World, numbers: Sequence[Number]) -> Poly | None:
 
 @dataclass
 class Number:
-    """rest + sum of step * atom: steps and rest are the same in all programs, or known."""
+    """constant + sum of step * atom: steps and constant are the same in all programs, or determined."""
 
     access: Access
-    rest: Poly
+    constant: Poly
     steps: dict[int, Poly]  # by atom, positive
     signs: dict[int, int]
-    known: set[int]
-    open: dict[int, Poly]  # not yet told
+    determined: set[int]
+    open: dict[int, Poly]  # not yet determined
 
     def is_longest(self, world: World, step: Poly) -> bool:
         """0 <= everything else < step, from a place that is the same for all."""
         if list(self.open.values()).count(step) != 1:
             return False
-        others = ZERO
-        for atom, own in self.open.items():
-            if own != step:
-                others = others + own * Poly.atom(atom) * self.signs[atom]
-        told = ZERO
-        for atom in set(self.steps) - set(self.open):
-            told = told + self.steps[atom] * Poly.atom(atom) * self.signs[atom]
-        for below in dict.fromkeys((others, others + told, others + self.rest, others + self.rest + told)):
-            for place in (below, below + step - 1):
+        below = self._sum(a for a, own in self.open.items() if own != step)
+        above = self._sum(set(self.steps) - set(self.open))
+        sums = (below, below + above, below + self.constant, below + self.constant + above)
+        for total in dict.fromkeys(sums):
+            for place in (total, total + step - 1):
                 if world.holds(place, self.access.facts) and world.holds(step - 1 - place, self.access.facts):
                     return True
         return False
 
-    def tell(self, varying: Varying, step: Poly) -> None:
-        self.known |= {a for a, s in self.open.items() if s == step}
-        varying.close(self.known)
-        self.open = {a: s for a, s in self.open.items() if a not in self.known}
+    def _sum(self, atoms: Iterable[int]) -> Poly:
+        total = ZERO
+        for atom in atoms:
+            total = total + self.steps[atom] * Poly.atom(atom) * self.signs[atom]
+        return total
+
+    def determine(self, varying: Varying, step: Poly) -> None:
+        """The place determines the digit of this step, and with it what follows from the digit."""
+        self.determined |= {a for a, s in self.open.items() if s == step}
+        varying.close(self.determined)
+        self.open = {a: s for a, s in self.open.items() if a not in self.determined}
 
 
 class Varying:
-    """Which atoms differ between programs, turns and lanes, and what tells what."""
+    """Which atoms differ between programs, turns and lanes, and which atoms determine which."""
 
     def __init__(self, subject: Subject) -> None:
-        self.subject, self.world, self.program = subject, subject.world, subject.read.program
+        self.subject, self.world, self.atoms = subject, subject.world, subject.world.atoms
         self.items: dict[int, Poly] = {}  # an item, as start + step * a number of its own
         self.access: Access | None = None  # whose facts hold
-        self._inside: set[Poly] = set()
+        self._inside: set[Poly] = set()  # dividends of which the digits are looked at
 
     def is_varying(self, atom: int) -> bool:
         """A program, a turn, a lane, or made of them."""
-        first = {self.program, *self.subject.read.spans}
-        own = origins(self.world, Poly.atom(atom))
-        return any(a in first or a in self.world.data or a >= LANES // 2 for a in own)
+        first = {self.subject.read.program, *self.subject.read.spans}
+        origins = self.atoms.origins(Poly.atom(atom))
+        return any(a in first or a in self.atoms.data or a >= LANES // 2 for a in origins)
 
     # ------------------------------------------------------------------ numbers
     def digits(self, access: Access) -> Number | None:
@@ -118,119 +120,119 @@ class Varying:
         self.access = access
         offset = self._in_turns(access.offset, access)
         varying = {a for a in offset.atoms if self.is_varying(a)}
-        rest, steps, signs = offset, dict[int, Poly](), dict[int, int]()
+        remainder, steps, signs = offset, dict[int, Poly](), dict[int, int]()
         for atom in varying:
-            parted = rest.linear(atom)
+            parted = remainder.linear(atom)
             if parted is None or parted[0].atoms & varying:
                 return None
-            step, rest = parted
+            step, remainder = parted
             sign = 1 if self.world.holds(step) else -1
             if not self.world.holds(step * sign):
                 return None
             steps[atom], signs[atom] = step * sign, sign
-        return Number(access, rest, steps, signs, set(), dict(steps))
+        return Number(access, remainder, steps, signs, set(), dict(steps))
 
     def _in_turns(self, offset: Poly, access: Access) -> Poly:
         """An item that is one of a loop's, in another order: start + step * a number of its own."""
+        read = self.subject.read
         for atom in sorted(offset.atoms, reverse=True):
-            if atom not in self.world.cases or not self.is_varying(atom):
+            if atom not in self.atoms.cases or not self.is_varying(atom):
                 continue
-            for turn, (start, stop) in self.subject.read.spans.items():
-                step = self.subject.read.steps[turn]
-                if turn in origins(self.world, Poly.atom(atom)) and self._is_turn(atom, start, stop, step, access):
-                    name = f"{self.world.names[atom]}'"
-                    own = self.world.atom(name, lambda s, _, t=turn: s[t], 0)  # type: ignore[misc]
-                    self.world.bound_above(own.top, step, stop - start - 1)
-                    self.items[atom] = start + own * step
-                    offset = offset.with_atom(atom, self.items[atom])
-                    self.subject.read.spans[own.top] = start, stop
-                    self.subject.read.steps[own.top] = step
-                    return offset
+            for turn, (start, stop) in read.spans.items():
+                step = read.steps[turn]
+                if turn in self.atoms.origins(Poly.atom(atom)) and self._is_turn(atom, start, stop, step, access):
+                    name = f"{self.atoms.names[atom]}'"
+                    number = self.world.atom(name, lambda s, _, t=turn: s[t], 0)  # type: ignore[misc]
+                    self.world.bound_above(number.top, step, stop - start - 1)
+                    self.items[atom] = start + number * step
+                    read.spans[number.top], read.steps[number.top] = (start, stop), step
+                    return offset.with_atom(atom, self.items[atom])
         return offset
 
     def _is_turn(self, atom: int, start: Poly, stop: Poly, step: Poly, access: Access) -> bool:
         value, n = Poly.atom(atom), step.number
         inside = self.world.holds(value - start, access.facts) and self.world.holds(stop - 1 - value, access.facts)
-        return inside and isinstance(n, int) and multiple(self.world, value - start, n)
+        return inside and isinstance(n, int) and is_multiple(self.world, value - start, n)
 
-    # ------------------------------------------------------------------ what tells what
-    def close(self, known: set[int]) -> None:
-        """Add what follows from what is known."""
+    # ------------------------------------------------------------------ what follows from determined atoms
+    def close(self, determined: set[int]) -> None:
+        """Add what follows from what is determined."""
         while True:
-            more = {a for a in self.world.names if a not in known and self._follows(a, known)}
-            more |= self._dividends(known) - known
+            more = {a for a in self.atoms.names if a not in determined and self._follows(a, determined)}
+            more |= self._dividends(determined) - determined
             if not more:
                 return
-            known |= more
+            determined |= more
 
-    def _same(self, poly: Poly, known: set[int]) -> bool:
-        return all(a in known or not self.is_varying(a) for a in poly.atoms)
+    def _is_same(self, poly: Poly, determined: set[int]) -> bool:
+        return all(a in determined or not self.is_varying(a) for a in poly.atoms)
 
-    def _follows(self, atom: int, known: set[int]) -> bool:
-        """Made of what is known."""
+    def _follows(self, atom: int, determined: set[int]) -> bool:
+        """Made of what is determined."""
         if atom in self.items:
-            return self._same(self.items[atom], known)
-        if (division := self.world.divisions.get(atom)) is not None:
-            return self._same(division.x, known) and self._same(division.d, known)
-        cases = self.world.cases.get(atom, ("", ()))[1]
-        return bool(cases) and all(self._same(p, known) for c in cases for p in (c.value, *c.facts))
+            return self._is_same(self.items[atom], determined)
+        if (division := self.atoms.divisions.get(atom)) is not None:
+            return self._is_same(division.x, determined) and self._is_same(division.d, determined)
+        cases = self.atoms.cases.get(atom, ("", ()))[1]
+        return bool(cases) and all(self._is_same(p, determined) for c in cases for p in (c.value, *c.facts))
 
-    def _dividends(self, known: set[int]) -> set[int]:
-        """Quotient and remainder tell what was divided, and with it the one atom of it that was unknown."""
-        found: set[int] = set()
-        pairs: dict[tuple[Poly, Poly], int] = {}
-        for atom, division in self.world.divisions.items():
-            if atom in known and self._same(division.d, known):
-                pairs[division.x, division.d] = pairs.get((division.x, division.d), 0) + 1
-        for (x, _), count in pairs.items():
-            left = [a for a in x.atoms if a not in known and self.is_varying(a)]
-            if count == 2 and len(left) == 1 and (parted := x.linear(left[0])) is not None:
-                found |= {left[0]} if self._same(parted[0], known) and self.world.holds(parted[0] - 1) else set()
-            elif count == 2 and left and x not in self._inside:
-                found |= self._told_by(x, known)
-        return found
+    def _dividends(self, determined: set[int]) -> set[int]:
+        """Quotient and remainder determine what was divided, and with it the one atom of it that was open."""
+        divisions = ((a, d) for a, d in self.atoms.divisions.items() if a in determined)
+        pairs = Counter((d.x, d.d) for _, d in divisions if self._is_same(d.d, determined))
+        atoms: set[int] = set()
+        for x in (x for (x, _), count in pairs.items() if count == 2):
+            open_ = [a for a in x.atoms if a not in determined and self.is_varying(a)]
+            if len(open_) == 1 and (parted := x.linear(open_[0])) is not None:
+                exact = self._is_same(parted[0], determined) and self.world.holds(parted[0] - 1)
+                atoms |= {open_[0]} if exact else set()
+            elif open_ and x not in self._inside:
+                atoms |= self._digits_of(x)
+        return atoms
 
-    def _told_by(self, x: Poly, known: set[int]) -> set[int]:
-        """What a known number tells, digit by digit."""
+    def _digits_of(self, x: Poly) -> set[int]:
+        """The atoms that a number determines, digit by digit."""
         assert self.access is not None
         self._inside.add(x)
         number = self.digits(replace(self.access, offset=x))
         if number is not None:
-            while (step := _told_next(self.world, [number])) is not None:
-                number.tell(self, step)
+            while (step := _longest_step(self.world, [number])) is not None:
+                number.determine(self, step)
         self._inside.discard(x)
-        return number.known if number is not None else set()
+        return number.determined if number is not None else set()
 
-    def tells_program(self, number: Number, access: Access) -> bool:
-        """The program, or behind a counter which one it is, is known."""
-        known = set(number.known)
-        self.close(known)
+    # ------------------------------------------------------------------ answers
+    def determines_program(self, number: Number, access: Access) -> bool:
+        """The program, or behind a counter which one it is, is determined."""
+        determined = set(number.determined)
+        self.close(determined)
         if access.tickets:
-            return self._same(access.tickets[-1].offset, known)
-        return self.program is not None and self.program in known
+            return self._is_same(access.tickets[-1].offset, determined)
+        program = self.subject.read.program
+        return program is not None and program in determined
 
-    def tells_value(self, number: Number, store: Access) -> bool:
-        """Whoever stores there stores the same: what the value is made of is known, over lanes and turns that are."""
-        known = set(number.known)
-        self.close(known)
+    def determines_value(self, number: Number, store: Access) -> bool:
+        """All programs that store there store the same: the value is made of determined atoms, over lanes and turns."""
+        determined = set(number.determined)
+        self.close(determined)
         stem = store.pointer.removesuffix("_ptr")  # a word that is there already is this one
-        known |= {a for a, name in self.world.data.items() if name == stem}
+        determined |= {a for a, name in self.atoms.data.items() if name == stem}
         reader, names, todo = self.subject.reader, set[str](), list(store.stored)
         while todo:
             if (name := todo.pop()) in names:
                 continue
             names.add(name)
             atoms = reader.places.get(name, set())
-            if not all(self._is_alike(a, known) for a in atoms):
+            if not all(self._is_alike(a, determined) for a in atoms):
                 return False
             todo += () if atoms else reader.made_of.get(name, ())
         return True
 
-    def _is_alike(self, atom: int, known: set[int]) -> bool:
+    def _is_alike(self, atom: int, determined: set[int]) -> bool:
         """The same in every program, or one of what every program goes through."""
-        if atom in known or not self.is_varying(atom):
+        if atom in determined or not self.is_varying(atom):
             return True
         if (span := self.subject.read.spans.get(atom)) is not None:
-            return all(self._same(p, known) for p in span)
-        own = parts_of(self.world, atom)
-        return atom >= LANES or (bool(own) and all(self._is_alike(a, known) for a in own))
+            return all(self._is_same(p, determined) for p in span)
+        parts = self.atoms.parts(atom)
+        return atom >= LANES or (bool(parts) and all(self._is_alike(a, determined) for a in parts))

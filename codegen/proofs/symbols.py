@@ -11,8 +11,8 @@ from random import Random
 import sympy
 
 from ...ir.types import Size
-from .bounds import Sample, World, at
-from .polynomials import ONE, ZERO, Poly
+from .arithmetic import Arithmetic
+from .polynomials import ONE, ZERO, Poly, Sample, divide_terms, is_integral, value_at
 
 
 class NoSize(Exception):
@@ -24,41 +24,41 @@ class Sizes:
 
     def __init__(
         self,
-        world: World,
+        arithmetic: Arithmetic,
         pinned: Mapping[sympy.Symbol, int],
         dimensions: Iterable[Size],
         guards: Iterable[sympy.Basic] = (),
     ) -> None:
-        self.world = world
+        self.arithmetic, self.world = arithmetic, arithmetic.world
         self.pinned = dict(pinned)
-        self.symbols: dict[sympy.Symbol, Poly] = {}
-        self._known: dict[sympy.Basic, Poly] = {}
-        self._wholes: dict[Poly, Poly] = {}
-        dimensions = [*dimensions]
-        self._parts = _parts(dimensions, guards)
-        self._natural = {n for n in dimensions if isinstance(n, sympy.Symbol)}  # sizes of tensors, whatever is said
         self.multiples: list[tuple[Poly, int]] = []  # sizes that are multiples, by the guards
+        dimensions = [*dimensions]
+        self._divisors = _divisors(dimensions, guards)
+        self._natural = {n for n in dimensions if isinstance(n, sympy.Symbol)}  # sizes of tensors, whatever is said
+        self._polynomials: dict[sympy.Basic, Poly] = {}
+        self._wholes: dict[Poly, Poly] = {}
 
     def __call__(self, size: Size) -> Poly:
         if isinstance(size, int):
             return Poly.of(size)
-        if size not in self._known:
-            self._known[size] = self._read(size)
-        return self._known[size]
+        if size not in self._polynomials:
+            self._polynomials[size] = self._read(size)
+        return self._polynomials[size]
 
     def whole(self, size: Size) -> Poly:
         """A size that is an integer: of s0 * s1 / 4 nothing is known but that it is one, and four times it s0 * s1."""
-        found = self(size)
-        if found.integral or (found := found.over(1)).integral:
-            return found
-        if found not in self._wholes:
-            number = math.lcm(*(Fraction(c).denominator for c in found.terms.values()))
-            least = 0 if self.world.holds(found) else None
-            made = self.world.atom(self.world.text(found), lambda s, _: int(at(found, s)), least)
-            self.world.bound_below(made.top, Poly.of(number), (found * number).over(1))
-            self.world.bound_above(made.top, Poly.of(number), (found * number).over(1))
-            self._wholes[found] = made
-        return self._wholes[found]
+        poly = self(size)
+        if is_integral(poly) or is_integral(poly := divide_terms(poly, 1)):
+            return poly
+        if poly not in self._wholes:
+            number = math.lcm(*(Fraction(c).denominator for c in poly.terms.values()))
+            least = 0 if self.world.holds(poly) else None
+            atom = self.world.atom(self.world.atoms.text(poly), lambda s, _: int(value_at(poly, s)), least)
+            numerator = divide_terms(poly * number, 1)
+            self.world.bound_below(atom.top, Poly.of(number), numerator)
+            self.world.bound_above(atom.top, Poly.of(number), numerator)
+            self._wholes[poly] = atom
+        return self._wholes[poly]
 
     def _read(self, size: sympy.Expr) -> Poly:
         if size.is_Integer:
@@ -78,34 +78,35 @@ class Sizes:
     def _symbol(self, symbol: sympy.Symbol) -> Poly:
         if symbol in self.pinned:
             return Poly.of(self.pinned[symbol])
-        part, rest = self._parts.get(symbol, (1, 0))
-        name = str(symbol) if part == 1 else f"{symbol}/{part}" if not rest else f"({symbol}-{rest})/{part}"
-        least = (1 if rest == 0 else 0) if symbol.is_positive else self._least(symbol)
-        self.symbols[symbol] = self.world.atom(name, _drawn, least) * part + rest
-        return self.symbols[symbol]
-
-    def _least(self, symbol: sympy.Symbol) -> int | None:
-        return 0 if symbol in self._natural or symbol.is_nonnegative else None
+        divisor, remainder = self._divisors.get(symbol, (1, 0))
+        base = f"({symbol}-{remainder})" if remainder else str(symbol)
+        name = str(symbol) if divisor == 1 else f"{base}/{divisor}"
+        least = None
+        if symbol.is_positive:
+            least = 1 if remainder == 0 else 0
+        elif symbol in self._natural or symbol.is_nonnegative:
+            least = 0
+        return self.world.atom(name, _draw_size, least) * divisor + remainder
 
     def _function(self, size: sympy.Expr) -> Poly:
         name = type(size).__name__
         if name in ("Min", "Max"):
-            return reduce(lambda a, b: self.world.extremum(name.lower(), a, b), map(self, size.args))
-        found = None
+            return reduce(lambda a, b: self.arithmetic.extremum(name.lower(), a, b), map(self, size.args))
+        poly = None
         if name in ("ceiling", "floor"):
             x, d = map(self, size.args[0].as_numer_denom())
-            quotient = self.world.divided(x, d) if name == "floor" else None
-            found = quotient[0] if quotient else self.world.ceiling(x, d) if name == "ceiling" else None
+            quotients = self.arithmetic.divide(x, d) if name == "floor" else None
+            poly = quotients[0] if quotients else self.arithmetic.ceiling(x, d) if name == "ceiling" else None
         elif name in ("FloorDiv", "CleanDiv", "Mod", "PythonMod"):
-            divided = self.world.divided(*map(self, size.args))
-            found = divided and divided["Mod" in name]
-        if found is None:
+            quotients = self.arithmetic.divide(*map(self, size.args))
+            poly = quotients and quotients["Mod" in name]
+        if poly is None:
             raise NoSize(f"{size}")
-        return found
+        return poly
 
     # ------------------------------------------------------------------ guards
     def assume(self, guard: sympy.Basic) -> None:
-        """What a condition says; one that is not understood says nothing."""
+        """Take a condition as true; one that is not understood says nothing."""
         if isinstance(guard, sympy.And):
             for part in guard.args:
                 self.assume(part)
@@ -118,41 +119,39 @@ class Sizes:
 
     def _assume(self, guard: sympy.core.relational.Relational) -> None:
         if isinstance(guard, sympy.Eq):
-            if (found := _multiple(guard)) is not None:
-                size, number = self(found[0]), found[1]
+            if (multiple := _multiple(guard)) is not None:
+                size, number = self(multiple[0]), multiple[1]
                 self.multiples.append((size, number))
-                self.world.known.samples = [s for s in self.world.samples if at(size, s) % number == 0]
+                self.world.atoms.keep_samples(lambda s: value_at(size, s) % number == 0)
             else:
-                self._between(self(guard.lhs - guard.rhs))
+                difference = self(guard.lhs - guard.rhs)
+                self.world.atoms.assume(difference)
+                self.world.atoms.assume(-difference)
             return
         difference = self(guard.gts - guard.lts)
-        self.world.assume(difference - (1 if isinstance(guard, (sympy.Gt, sympy.Lt)) else 0))
-
-    def _between(self, nothing: Poly) -> None:
-        self.world.assume(nothing)
-        self.world.assume(-nothing)
+        self.world.atoms.assume(difference - (1 if isinstance(guard, (sympy.Gt, sympy.Lt)) else 0))
 
     def is_multiple(self, size: Poly, of: int) -> bool:
         return any(size == x and n % of == 0 for x, n in self.multiples)
 
 
-def _parts(dimensions: Iterable[Size], guards: Iterable[sympy.Basic]) -> dict[sympy.Symbol, tuple[int, int]]:
-    """What is known of a symbol's remainder, (divisor, remainder): a dimension is s0 / 32, Mod(s0 + 15, 16) == 0."""
-    found: dict[sympy.Symbol, tuple[int, int]] = {}
+def _divisors(dimensions: Iterable[Size], guards: Iterable[sympy.Basic]) -> dict[sympy.Symbol, tuple[int, int]]:
+    """(divisor, remainder) of symbols: a dimension is s0 / 32, or Mod(s0 + 15, 16) == 0."""
+    divisors: dict[sympy.Symbol, tuple[int, int]] = {}
     whole = [(size, 1) for size in dimensions] + [m for g in guards if (m := _multiple(g)) is not None]
     for size, multiple in whole:
         if not isinstance(size, sympy.Basic) or (line := _line(size)) is None:
             continue
         symbol, slope, constant = line
-        if (known := _remainder(slope, constant, multiple)) is not None:
-            found[symbol] = _both(found.get(symbol, (1, 0)), known)
-    return found
+        if (own := _remainder(slope, constant, multiple)) is not None:
+            divisors[symbol] = _both(divisors.get(symbol, (1, 0)), own)
+    return divisors
 
 
 def _line(size: sympy.Expr) -> tuple[sympy.Symbol, Fraction, Fraction] | None:
     """slope * symbol + constant"""
-    constant, rest = size.as_coeff_Add()
-    slope, symbol = rest.as_coeff_Mul()
+    constant, product = size.as_coeff_Add()
+    slope, symbol = product.as_coeff_Mul()
     if not symbol.is_Symbol or not slope.is_Rational or not constant.is_Rational:
         return None
     return symbol, Fraction(int(slope.p), int(slope.q)), Fraction(int(constant.p), int(constant.q))
@@ -179,11 +178,11 @@ def _multiple(guard: sympy.Basic) -> tuple[sympy.Expr, int] | None:
     """Mod(s0, 16) == 0, 2 * Mod(s0, 8) == 0  ->  (s0, 16), (s0, 8)"""
     if not isinstance(guard, sympy.Eq) or guard.rhs != 0:
         return None
-    _, rest = guard.lhs.as_coeff_Mul()
-    return (rest.args[0], int(rest.args[1])) if isinstance(rest, sympy.Mod) and rest.args[1].is_Integer else None
+    _, mod = guard.lhs.as_coeff_Mul()
+    return (mod.args[0], int(mod.args[1])) if isinstance(mod, sympy.Mod) and mod.args[1].is_Integer else None
 
 
-def _drawn(sample: Sample, random: Random) -> int:
+def _draw_size(sample: Sample, random: Random) -> int:
     """A size: many are multiples of much, some are odd, few are huge."""
     unit = sample.setdefault(-1, random.choice((4096, 4096, 4096, 1, 1)))
     kind = random.random()

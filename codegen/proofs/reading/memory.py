@@ -1,0 +1,71 @@
+"""Rules for loads, stores and atomic operations."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+
+from .reader import Reader
+from .values import Access, Int, Kind, Opaque, Pointer, Ticket, Truth, Unread, Value, names_in, union
+
+WIDTHS = {"b1": 1, "i8": 8, "i16": 16, "i32": 32, "i64": 64, "u8": 8, "u16": 16, "u32": 32, "u64": 64}
+
+
+def access(reader: Reader, kind: Kind, node: ast.Call) -> Pointer:
+    """Record an access of the first argument, under the mask where there is one."""
+    pointer = reader.value(node.args[0])
+    if not isinstance(pointer, Pointer):
+        raise Unread(f"{ast.unparse(node)} is no access", node.lineno)
+    mask = next((k.value for k in node.keywords if k.arg == "mask"), None)
+    truth = reader.value(mask) if mask is not None else Truth()
+    facts, needs = reader.facts, pointer.needs
+    if isinstance(truth, Truth):
+        facts, needs = facts + truth.true, needs + truth.needs
+    needs = union(needs)
+    reader.require(needs)
+    stored = frozenset(names_in(node.args[1])) if kind == "store" else frozenset[str]()
+    place, text = (pointer.name, pointer.offset), ast.unparse(node)
+    reader.read.accesses.append(Access(kind, *place, facts, needs, reader.tickets, node.lineno, text, stored))
+    return pointer
+
+
+def content(reader: Reader, pointer: Pointer) -> Value:
+    """The value in memory: nothing is known of it but its dtype."""
+    width = WIDTHS.get(reader.dtypes[pointer.name], 0)
+    if width == 1:
+        return Truth()
+    return Int(reader.datum(pointer.name.removesuffix("_ptr")), width) if width else Opaque()
+
+
+def load(reader: Reader, node: ast.Call) -> Value:
+    return content(reader, access(reader, "load", node))
+
+
+def store(reader: Reader, node: ast.Call) -> Value:
+    reader.value(node.args[1])
+    access(reader, "store", node)
+    return Opaque()
+
+
+def atomic_add(reader: Reader, node: ast.Call) -> Value:
+    reader.value(node.args[1])
+    return content(reader, access(reader, "atomic", node))
+
+
+def atomic_load(reader: Reader, node: ast.Call) -> Value:
+    return content(reader, access(reader, "atomic", node))
+
+
+def last_to_arrive(reader: Reader, node: ast.Call) -> Value:
+    counter = access(reader, "atomic", node)
+    reader.require(reader.integer(node.args[1]).needs)
+    return Truth(ticket=Ticket(counter.name, counter.offset))
+
+
+MEMORY: dict[str, Callable[[Reader, ast.Call], Value]] = {
+    "tl.load": load,
+    "tl.store": store,
+    "tl.atomic_add": atomic_add,
+    "known": atomic_load,
+    "last_to_arrive": last_to_arrive,
+}

@@ -1,0 +1,134 @@
+"""A walk through one function, by rules for each kind of node.
+
+Nothing here knows how the text was made. A value is as wide as Triton computes it: 32 bits where all its operands are,
+and a size argument is as long as it fits. What is read from memory is an atom of its own, about which nothing is known.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from ..arithmetic import Arithmetic
+from ..atoms import Facts
+from ..polynomials import Poly
+from .values import Int, Need, Opaque, Read, Ticket, Truth, Unread, Value, atoms_of, combined, names_in
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How a statement changes a reader, and the value of an expression; by the kind of node."""
+
+    statements: Mapping[type[ast.stmt], Callable[[Reader, Any], None]]
+    expressions: Mapping[type[ast.expr], Callable[[Reader, Any], Value]]
+
+
+@lru_cache(maxsize=512)
+def parse_function(source: str) -> ast.FunctionDef:
+    """The function of which the text is that, with its decorator."""
+    (function,) = ast.parse(source.removeprefix("@triton.jit\n")).body
+    assert isinstance(function, ast.FunctionDef)
+    return function
+
+
+class Reader:
+    """The state of a walk through one function; `arguments` are its values by name."""
+
+    def __init__(
+        self, rules: Rules, arithmetic: Arithmetic, arguments: Mapping[str, Value], dtypes: Mapping[str, str],
+        programs: Poly, is_multiple: Callable[[Poly, int], bool],
+    ) -> None:  # fmt: skip
+        self.rules, self.arithmetic, self.world = rules, arithmetic, arithmetic.world
+        self.dtypes, self.programs, self.is_multiple = dtypes, programs, is_multiple
+        self.variables = dict(arguments)
+        self.made_of: dict[str, set[str]] = {}  # a name: those that it was made of, ever
+        self.places: dict[str, set[int]] = {}  # a name: atoms that are in it, ever
+        self.facts: Facts = ()
+        self.tickets: tuple[Ticket, ...] = ()
+        self.lanes = 0  # blocks of lanes up to here
+        self.result: Value = Opaque()
+        self.read = Read()
+
+    # ------------------------------------------------------------------ nodes
+    def block(self, body: Sequence[ast.stmt]) -> None:
+        for statement in body:
+            if (rule := self.rules.statements.get(type(statement))) is None:
+                raise Unread(type(statement).__name__, statement.lineno)
+            rule(self, statement)
+
+    def value(self, node: ast.expr) -> Value:
+        if (rule := self.rules.expressions.get(type(node))) is None:
+            raise Unread(ast.unparse(node), node.lineno)
+        return rule(self, node)
+
+    def integer(self, node: ast.expr) -> Int:
+        value = self.value(node)
+        if not isinstance(value, Int):
+            raise Unread(f"{ast.unparse(node)} is no integer", node.lineno)
+        return value
+
+    # ------------------------------------------------------------------ variables and facts
+    def bind(self, name: str, node: ast.expr) -> None:
+        self.variables[name] = value = self.value(node)
+        self.made_of.setdefault(name, set()).update(names_in(node))
+        self.places.setdefault(name, set()).update(atoms_of(value))
+
+    def forget(self, names: Iterable[str], before: Mapping[str, Value]) -> None:
+        """These are unknown around the block that assigns them, but for their kind."""
+        for name in names:
+            if name in before:
+                self.variables[name] = self.unknown_like(before[name], name)
+            else:
+                self.variables.pop(name, None)
+
+    @contextmanager
+    def assuming(self, facts: Facts, ticket: Ticket | None = None) -> Iterator[None]:
+        """Within the block of text that runs only where these hold."""
+        outer = self.facts, self.tickets
+        self.facts += facts
+        self.tickets += (ticket,) if ticket else ()
+        try:
+            yield
+        finally:
+            self.facts, self.tickets = outer
+
+    # ------------------------------------------------------------------ unknown values
+    def datum(self, name: str) -> Poly:
+        """A new atom of which nothing is known."""
+        poly = self.world.atom(name, lambda s, r: r.randint(0, 1))
+        self.world.atoms.data[poly.top] = name
+        return poly
+
+    def is_data(self, poly: Poly) -> bool:
+        """What memory holds decides, so that wrapping around is what was asked for."""
+        return not self.world.atoms.data.keys().isdisjoint(self.world.atoms.origins(poly))
+
+    def unknown_like(self, value: Value, name: str) -> Value:
+        """A value of which only the kind is known."""
+        if isinstance(value, Int):
+            return Int(self.datum(name), value.width or 32)
+        return Truth() if isinstance(value, Truth) else Opaque()
+
+    def unknown_result(self, like: Value, node: ast.expr, *operands: Value) -> Value:
+        """The result of an operation of which only the kind is known."""
+        return Opaque() if any(isinstance(o, Opaque) for o in operands) else self.unknown_like(like, ast.unparse(node))
+
+    # ------------------------------------------------------------------ 32 bits
+    def need(self, value: Poly, narrow: frozenset[str], node: ast.expr) -> Need:
+        return Need(value, narrow, self.facts, node.lineno, ast.unparse(node))
+
+    def require(self, needs: Iterable[Need]) -> None:
+        self.read.needs.update(dict.fromkeys(needs))
+
+    def checked(self, result: Poly, a: Int, b: Int, node: ast.expr) -> Int:
+        """The result of an operation that may not fit into 32 bits."""
+        both = combined(a, b, result)
+        if both.width in (0, 64):
+            return both
+        if self.is_data(result):
+            return Int(self.datum("sum"), 32, both.narrow, both.needs) if both.width == 32 else both
+        return Int(result, both.width, both.narrow, (*both.needs, self.need(result, both.narrow, node)))
